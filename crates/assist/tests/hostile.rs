@@ -9,6 +9,7 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 
 use impresario_assist::manager::{Handle, Manager, Options};
+use impresario_base::random::Random;
 use impresario_ring::message::ToManager;
 use impresario_ring::{HEADER_BYTES, Op, Producer, SLOTS, ring_bytes};
 use proptest::prelude::*;
@@ -291,10 +292,9 @@ fn a_program_that_is_never_done_leaves_time_for_others() {
             scope.spawn(|| {
                 let mut program = Program::start(manager.socket());
                 let number = program.register(&file);
-                let mut n = 0u64;
+                let mut random = Random::new(0);
                 while !stop.load(std::sync::atomic::Ordering::Relaxed) {
-                    n = n.wrapping_mul(6364136223846793005).wrapping_add(1);
-                    let _ = program.ring.push(access(number, Op::Read, n >> 1 & 0xfff_ffff, 4096, 1));
+                    let _ = program.ring.push(access(number, Op::Read, random.below(1 << 28), 4096, 1));
                     let _ = rustix::io::write(&program.event, &1u64.to_ne_bytes());
                 }
             });

@@ -7,12 +7,6 @@ pub fn line_column(text: &str, byte: usize) -> (usize, usize) {
     (before.matches('\n').count() + 1, before[line_start..].chars().count() + 1)
 }
 
-/// A TOML reader's message with its line if known: `line 3: …`, on one line.
-pub fn at_line(text: &str, byte: Option<usize>, message: &str) -> String {
-    let what = message.trim().replace('\n', "; ");
-    byte.map_or_else(|| what.clone(), |byte| format!("line {}: {what}", line_column(text, byte).0))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -22,7 +16,5 @@ mod tests {
         let text = "a\nbü = c\n";
         assert_eq!((line_column(text, 0), line_column(text, 2), line_column(text, 6)), ((1, 1), (2, 1), (2, 4)));
         assert_eq!(line_column(text, 99), (3, 1), "behind the end");
-        assert_eq!(at_line(text, Some(3), "no\nnumber\n"), "line 2: no; number");
-        assert_eq!(at_line(text, None, "not TOML"), "not TOML");
     }
 }

@@ -336,20 +336,20 @@ fn run_fuzz(args: &FuzzArgs) -> Result<ExitCode> {
         (since.as_secs() << 20) & (u64::MAX >> 1)
     });
     let start = Instant::now();
-    let line = Mutex::new((Progress::new(), Instant::now()));
+    let (mut line, mut shown) = (Progress::new(), Instant::now());
     let every = if std::io::stderr().is_terminal() { Duration::from_millis(200) } else { Duration::from_secs(10) };
-    let enough = |tally: fuzz::Tally| {
-        if let Some(mut line) = line.try_lock().filter(|line| line.1.elapsed() >= every) {
-            line.1 = Instant::now();
+    let mut enough = |tally: fuzz::Tally| {
+        if shown.elapsed() >= every {
+            shown = Instant::now();
             let left = show_seconds(args.time.saturating_sub(start.elapsed()).as_secs_f64());
-            line.0.show(&format!("{} scenarios, {} faults, {left} left", tally.scenarios, tally.faults));
+            line.show(&format!("{} scenarios, {} faults, {left} left", tally.scenarios, tally.faults));
         }
         stop.is_set() || start.elapsed() >= args.time
     };
     // What is not done some time after the end is given up.
     let go_on = || !stop.is_set() && start.elapsed() < args.time + Duration::from_secs(10);
     let judge = |s: &Scenario| fuzz::judge_while(s, &go_on).map(Option::unwrap_or_default);
-    let (tally, found) = fuzz::hunt(seed, threads(args.threads), &judge, &enough);
+    let (tally, found) = fuzz::hunt(seed, threads(args.threads), &judge, &mut enough);
     drop(line);
     if let Some(found) = found {
         return tell(&found, args, &stop);

@@ -4,6 +4,7 @@ use std::fmt;
 use std::path::{Path, PathBuf};
 
 use impresario_base::place::line_column;
+use serde::de::DeserializeOwned;
 use toml::{Table, Value};
 
 use crate::Calibration;
@@ -112,6 +113,23 @@ pub(crate) fn text_of(path: &Path, max_bytes: u64, what: &str, remedy: &str) -> 
         return Err(refuse(format!("has {} bytes; the limit of {what} is {max_bytes}", meta.len())));
     }
     std::fs::read_to_string(path).map_err(|e| refuse(format!("cannot be read: {e}")))
+}
+
+/// Reads a text that belongs to no file; the error is one line with all mistakes, each with its line.
+pub fn read_text<T: DeserializeOwned>(text: &str) -> Result<T, String> {
+    let one = |complaint: Complaint| match complaint.at {
+        Some((line, _)) => format!("line {line}: {}", complaint.message),
+        None => complaint.message,
+    };
+    let tree = Tree::parse(text).map_err(one)?;
+    let mut mistakes = Mistakes::default();
+    match read(tree.values.clone(), &KeyPath::default(), |_| None, &mut mistakes) {
+        Some(read) if mistakes.0.is_empty() => Ok(read),
+        _ => {
+            let complaints = ConfigErrors::of(Path::new(""), text, &tree, mistakes).complaints;
+            Err(complaints.into_iter().map(one).collect::<Vec<_>>().join("; "))
+        }
+    }
 }
 
 fn parse(text: &str, file: &Path) -> Result<(Config, Tree), ConfigErrors> {

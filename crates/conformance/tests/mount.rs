@@ -1,50 +1,16 @@
 //! The checks of a mount: a correct file system passes them, and each defect is found by the check that names it.
 
 mod fake;
+mod support;
 
-use std::ffi::OsString;
 use std::path::Path;
-use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
 use fake::{Defect, Fake, RESTART};
 use impresario_conformance::{Error, Options, Outcome, Report, run};
 use impresario_fuse::{MountOptions, Mounted, mount_file_system};
 use impresario_testing::require;
-
-/// Tells the process of a test program that it is an agent.
-const AGENT: &str = "IMPRESARIO_CONFORMANCE_AGENT";
-/// For servers that answer: only a bound, however busy the machine is.
-const PATIENCE: Duration = Duration::from_secs(60);
-
-/// Not a test by itself: the checker runs it as its agents.
-#[test]
-#[ignore = "run by other tests as a process"]
-fn agent_process() {
-    if std::env::var_os(AGENT).is_some() {
-        impresario_conformance::serve_agent().unwrap();
-    }
-}
-
-fn options(target: &Path) -> Options {
-    let exe = std::env::current_exe().unwrap().into_os_string();
-    let mut agent: Vec<OsString> = vec!["env".into(), format!("{AGENT}=1").into(), exe];
-    agent.extend(["agent_process", "--exact", "--ignored", "--nocapture", "--test-threads=1"].map(OsString::from));
-    Options {
-        target: target.into(),
-        seed: 7,
-        duration: Duration::ZERO,
-        only: Vec::new(),
-        patience: PATIENCE,
-        below: None,
-        restart: None,
-        export: String::new(),
-        overwrite: false,
-        agent,
-        stop: Arc::new(AtomicBool::new(false)),
-    }
-}
+use support::{PATIENCE, options};
 
 struct Bed {
     _mounted: Mounted,

@@ -1,5 +1,6 @@
 //! The disk against figures worked out by hand from its parameters, and against properties of any requests.
 
+use impresario_base::random::Random;
 use impresario_device::{DeviceParams, DeviceQueue, Disk, Io, LinearCost, Op, Order, Served};
 use proptest::prelude::*;
 
@@ -16,12 +17,8 @@ fn plain() -> DeviceParams {
 
 /// Deterministic random addresses on the disk.
 fn places(count: usize) -> Vec<u64> {
-    let mut state = 1u64;
-    let mut draw = || {
-        state = state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
-        ((u128::from(state) * 244_000_000) >> 64) as u64 * 4096
-    };
-    (0..count).map(|_| draw()).collect()
+    let mut random = Random::new(1);
+    (0..count).map(|_| random.below(244_000_000) * 4096).collect()
 }
 
 /// Serves requests back to back.

@@ -1,5 +1,6 @@
 //! What is predicted of loads as a data server sees them, and what hostile ones can make it waste.
 
+use impresario_base::random::Random;
 use proptest::prelude::*;
 
 use super::*;
@@ -9,18 +10,6 @@ use crate::file::strides::READERS_OF_ALL;
 const KIB: u64 = 1 << 10;
 const MIB: u64 = 1 << 20;
 const MS: u64 = 1_000_000;
-
-/// A generator for tests (Marsaglia's xorshift64).
-struct Random(u64);
-
-impl Random {
-    fn below(&mut self, n: u64) -> u64 {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        self.0 % n
-    }
-}
 
 /// Reads, a millisecond apart; the bytes among them that were predicted before.
 fn run(predictor: &mut Predictor, reads: impl IntoIterator<Item = (u64, u64, u64)>) -> Totals {
@@ -74,7 +63,7 @@ fn misses(
     at: impl Fn(u64, u64) -> u64,
     bytes: u64,
 ) -> (u64, u64) {
-    let mut random = Random(*clock_ns + 5);
+    let mut random = Random::new(*clock_ns + 5);
     let mut waiting: Vec<(u64, u64)> = (0..32).map(|who| (who, 0)).collect();
     let (mut missed, mut sum) = (0, 0);
     while !waiting.is_empty() {
@@ -145,7 +134,7 @@ fn the_clients_need_not_be_told_apart() {
 #[test]
 fn processes_in_turns_are_one_stream() {
     // Each of 16 processes reads every 16th block of 16 KiB; those of one round arrive in any order.
-    let mut random = Random(9);
+    let mut random = Random::new(9);
     let mut reads = Vec::new();
     for round in 0..256u64 {
         let mut ranks: Vec<u64> = (0..16).collect();
@@ -178,7 +167,7 @@ fn two_readers_with_strides_of_their_own() {
 
 #[test]
 fn random_reads_are_left_alone() {
-    let mut random = Random(77);
+    let mut random = Random::new(77);
     let t = run(&mut predictor(), (0..5000).map(|i| (i % 8, random.below(1 << 20) * 16 * KIB, 16 * KIB)));
     assert_eq!(t.predicted_bytes, 0, "{t:?}");
     // In a file so small that half of it is read, neighbours are common.
@@ -315,7 +304,7 @@ fn a_hundred_thousand_streams() {
 fn short_streams_waste_little() {
     for in_a_row in [3, 4, 6, 10, 30] {
         let mut p = predictor();
-        let mut random = Random(in_a_row);
+        let mut random = Random::new(in_a_row);
         let reads = (0..40_000 / in_a_row).flat_map(|_| {
             let start = random.below(1 << 20) * MIB;
             (0..in_a_row).map(move |i| (1, start + i * 64 * KIB, 64 * KIB))
@@ -328,7 +317,7 @@ fn short_streams_waste_little() {
 #[test]
 fn a_stream_that_comes_back_is_predicted_again() {
     let mut p = predictor();
-    let mut random = Random(3);
+    let mut random = Random::new(3);
     let hostile = (0..4000).flat_map(|_| {
         let start = random.below(1 << 20) * MIB;
         (0..3).map(move |i| (1, start + i * 64 * KIB, 64 * KIB))
@@ -420,7 +409,7 @@ fn passes(load: &Load, len: u64, end: u64) -> Vec<(u64, u64)> {
 
 #[test]
 fn loads_as_programs_make_them_in_several_passes() {
-    let mut random = Random(7);
+    let mut random = Random::new(7);
     let mut ranks = [0u64; 32];
     let mut loosely_together: Load = Vec::new();
     while let Some(slowest) = ranks.iter().min().copied().filter(|n| *n < 512) {
@@ -490,7 +479,7 @@ fn many_slow_streams_share_the_budget() {
     for (n, missed_later_percent) in [(8, 20), (32, 8)] {
         let (mut p, mut clock_ns, len) = (predictor(), 0u64, 128 * KIB);
         for pass in 0..3 {
-            let mut random = Random(pass + 5);
+            let mut random = Random::new(pass + 5);
             let mut waiting: Vec<(u64, u64)> = (0..128).map(|who| (who, 0)).collect();
             let mut missed = 0;
             while !waiting.is_empty() {

@@ -2,6 +2,7 @@
 
 pub mod allocation;
 pub mod append;
+pub mod credits;
 mod dispatch;
 pub mod grants;
 pub mod locks;

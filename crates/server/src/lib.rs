@@ -21,8 +21,8 @@ pub mod payload;
 pub mod process;
 mod readiness;
 mod request_trace;
-mod workers;
 
+use impresario_engine::workers;
 pub use impresario_transport::BindError;
 pub use process::{StartError, Started, run, start, until_signal};
 

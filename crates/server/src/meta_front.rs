@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use impresario_wire::{Answer, Call, Fault, LockCall, MetaCall, Target};
+use impresario_wire::{Answer, Call, Fault};
 
 use crate::connection::{Connection, Reply};
 use crate::listener::{Incoming, Service, Vitals};
@@ -30,28 +30,6 @@ impl MetaFront {
     }
 }
 
-/// True for calls that may make something durable or ask data servers: on the connection's own thread they would delay
-/// the calls behind them.
-fn may_wait(call: &MetaCall) -> bool {
-    match call {
-        MetaCall::GetAttr { target: Target::Handle(_) }
-        | MetaCall::Create { .. }
-        | MetaCall::Open { write: true, .. }
-        | MetaCall::Reopen { .. }
-        | MetaCall::Close { .. }
-        | MetaCall::Append { .. }
-        | MetaCall::Exchange { .. }
-        | MetaCall::Fsync { .. }
-        | MetaCall::FsyncDir { .. }
-        | MetaCall::Statfs
-        | MetaCall::Examine(_) => true,
-        // A lease begins.
-        MetaCall::Lock(LockCall { lease: 0, .. }) => true,
-        MetaCall::SetAttr { set, .. } => set.size.is_some(),
-        _ => false,
-    }
-}
-
 impl Service for MetaFront {
     type Session = SessionId;
 
@@ -62,7 +40,7 @@ impl Service for MetaFront {
     fn serve(&self, session: &mut SessionId, request: Incoming, reply: Reply) {
         let session = *session;
         match request.call {
-            Call::Meta { who, call } if may_wait(&call) => {
+            Call::Meta { who, call } if self.meta.may_wait(&call) => {
                 let meta = self.meta.clone();
                 self.threads.run(Box::new(move || reply.send(&meta.call_from(session, who, call))));
             }

@@ -14,6 +14,7 @@ use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use impresario_config::Protect;
+use impresario_node::credits::Progress;
 use impresario_transport::Session;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::{SendAncillaryBuffer, SendFlags, Shutdown};
@@ -22,12 +23,6 @@ use crate::payload::{PayloadPool, Slice};
 use crate::readiness::{Readiness, unsent_bytes};
 use impresario_base::lock::{Condvar, Mutex, MutexGuard};
 
-/// A reader that takes nothing for this long is given up.
-const STALL_MAX: Duration = Duration::from_secs(30);
-/// The same while others wait for the memory that its replies hold.
-const STALL_MAX_WHEN_SHORT: Duration = Duration::from_secs(3);
-/// What a reader must take of a long frame meanwhile, bytes.
-const PROGRESS_BYTES: usize = 64 << 10;
 /// How often a socket that is writable is asked how much it still holds.
 const WATCH_PAUSE: Duration = Duration::from_millis(1);
 /// A writer thread without work ends after this time.
@@ -448,7 +443,8 @@ impl Outbox {
     /// Sends a whole frame, waiting for the peer as long as is fair. A frame comes back when
     /// `yield_to_requests` is set and the peer sends something before it has read it all.
     fn finish(&self, mut frame: OutFrame, yield_to_requests: bool) -> Option<OutFrame> {
-        let mut progress = (frame.sent, Instant::now());
+        let began = Instant::now();
+        let mut progress = Progress::new(frame.sent as u64, Duration::ZERO);
         loop {
             match frame.push(self.socket.as_fd(), self.session.get()) {
                 Ok(true) => return None,
@@ -458,16 +454,8 @@ impl Outbox {
                     return None;
                 }
             }
-            // Less is none: a reader that takes a byte now and then would hold the memory as long as it likes.
-            if frame.sent >= progress.0 + PROGRESS_BYTES {
-                progress = (frame.sent, Instant::now());
-            }
-            let stalled = progress.1.elapsed();
-            if stalled >= STALL_MAX || (stalled >= STALL_MAX_WHEN_SHORT && self.pool.is_short()) {
-                tracing::warn!(
-                    seconds = stalled.as_secs(),
-                    "a client reads its replies too slowly; its connection is closed"
-                );
+            if progress.is_too_slow(frame.sent as u64, began.elapsed(), self.pool.is_short()) {
+                tracing::warn!("a client reads its replies too slowly; its connection is closed");
                 self.close();
                 return None;
             }

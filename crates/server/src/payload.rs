@@ -1,26 +1,20 @@
 //! Bounded payload memory: how many bytes of requests and replies a server holds, and where they lie.
 //!
-//! Two things are kept apart. A [`Reservation`] is *permission*: it is taken before a request is accepted,
-//! for the bytes it carries (a write) or asks for (a read), and given back when its reply has left. The sum
-//! of reservations never exceeds the limit, whatever clients do. A [`Buffer`] is *storage*, recycled by
-//! size so that the data path neither faults in fresh pages nor zeroes memory for each request.
-//!
-//! The bytes of a write are reserved as they come, in slices ([`Reservation::grow`]): who only announces them holds little.
-//! Writes that all have a part and wait for more would wait for ever; so a headroom of the longest write is kept for one of
-//! them at a time (the banker's algorithm with one customer), which can thus always be completed.
+//! Two things are kept apart. A [`Reservation`] is *permission*: [`impresario_node::credits`] says who has it, and here
+//! threads wait for it. A [`Buffer`] is *storage*, recycled by size so that the data path neither faults in fresh pages nor
+//! zeroes memory for each request.
 
-use impresario_base::lock::Mutex;
-use std::collections::VecDeque;
 use std::ops::{Deref, DerefMut, Range};
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::thread::Thread;
 use std::time::{Duration, Instant};
 
-/// Smallest recycled buffer, bytes; also the least that a reservation counts.
-const CLASS_MIN_BYTES: usize = 512;
-/// The bytes of a long write are reserved in slices of this length.
-pub(crate) const SLICE_BYTES: u64 = 256 << 10;
+use impresario_base::lock::Mutex;
+use impresario_node::credits::{CREDIT_MIN_BYTES, Credits, Ticket};
+use rustc_hash::FxHashMap;
+
+/// Smallest recycled buffer, bytes.
+const CLASS_MIN_BYTES: usize = CREDIT_MIN_BYTES as usize;
 /// How often a request that waits for memory asks for relief.
 const RELIEF_EVERY: Duration = Duration::from_millis(500);
 /// Number of size classes: 512 B, 1 KiB … 64 MiB.
@@ -29,31 +23,21 @@ const CLASSES: usize = 18;
 /// The payload memory of one server.
 pub struct PayloadPool {
     limit_bytes: u64,
-    /// Of the limit, kept for the one write that is to be completed.
-    headroom_bytes: u64,
     /// Called now and then while requests wait: connections that hold memory without using it are to be closed.
     relief: OnceLock<Box<dyn Fn() + Send + Sync>>,
     account: Mutex<Account>,
     idle: Mutex<Idle>,
 }
 
-#[derive(Default)]
 struct Account {
-    used_bytes: u64,
-    peak_bytes: u64,
-    /// Served strictly in order, so that a large request is not starved by small ones.
-    waiters: VecDeque<Arc<Waiter>>,
-    /// Some write may use the headroom.
-    completing: bool,
+    credits: Credits,
+    /// The threads of requests that wait.
+    waiting: FxHashMap<Ticket, Arc<Waiter>>,
 }
 
 struct Waiter {
-    bytes: u64,
-    /// It has a part and may use the headroom.
-    grows: bool,
-    granted: AtomicBool,
-    /// It was given the headroom.
-    completes: AtomicBool,
+    /// Whether it was given the headroom, once it has its credit.
+    completes: OnceLock<bool>,
     thread: Thread,
 }
 
@@ -71,9 +55,10 @@ impl PayloadPool {
 
     /// A pool with a headroom for a write of at most `write_max_bytes`, if it is large enough for one.
     pub fn with_headroom(limit_bytes: u64, write_max_bytes: u64) -> Arc<PayloadPool> {
-        let headroom_bytes = if write_max_bytes <= limit_bytes / 2 { write_max_bytes } else { 0 };
-        let (account, idle, relief) = Default::default();
-        Arc::new(PayloadPool { limit_bytes, headroom_bytes, relief, account, idle })
+        let credits = Credits::new(limit_bytes, write_max_bytes);
+        let account = Mutex::new(Account { credits, waiting: FxHashMap::default() });
+        let (idle, relief) = Default::default();
+        Arc::new(PayloadPool { limit_bytes, relief, account, idle })
     }
 
     /// Names what closes connections that hold memory without using it, once.
@@ -83,64 +68,50 @@ impl PayloadPool {
 
     /// The bytes of a write that are to be reserved first; the rest as they come.
     pub(crate) fn first_slice_bytes(&self, len: u64) -> u64 {
-        if self.headroom_bytes == 0 { len } else { len.min(SLICE_BYTES) }
+        self.account.lock().credits.first_slice_bytes(len)
     }
 
-    /// Permission for `len` bytes; waits its turn, at most `patience`. More than the whole limit is granted
-    /// when nothing else is held, so that a large request cannot wait for ever.
+    /// Permission for `len` bytes; waits its turn, at most `patience`.
     pub fn reserve(self: &Arc<Self>, len: u64, patience: Duration) -> Option<Reservation> {
-        let bytes = len.max(CLASS_MIN_BYTES as u64).min(self.limit_bytes - self.headroom_bytes);
-        self.wait_for(bytes, false, patience)?;
-        Some(Reservation { pool: self.clone(), bytes, completing: false })
+        let mut account = self.account.lock();
+        let bytes = account.credits.bytes_for(len);
+        if let Err(ticket) = account.credits.ask(bytes) {
+            let waiter = account.enter(ticket);
+            drop(account);
+            self.wait_for(ticket, &waiter, patience)?;
+        }
+        Some(Reservation { pool: self.clone(), bytes, completes: false })
     }
 
     /// Permission for bytes that are here already: it may exceed the limit, and then others wait.
     pub(crate) fn charge(self: &Arc<Self>, bytes: u64) -> Reservation {
-        self.account.lock().take(bytes);
-        Reservation { pool: self.clone(), bytes, completing: false }
+        self.account.lock().credits.charge(bytes);
+        Reservation { pool: self.clone(), bytes, completes: false }
     }
 
-    /// Takes the bytes; waits its turn, at most `patience`. Says whether the headroom came with them.
-    fn wait_for(&self, bytes: u64, grows: bool, patience: Duration) -> Option<bool> {
-        let waiter = {
-            let mut account = self.account.lock();
-            // What grows does not wait for those that have nothing yet.
-            let first = grows || account.waiters.is_empty();
-            if first && account.used_bytes + bytes <= self.limit_bytes - self.headroom_bytes {
-                account.take(bytes);
-                return Some(false);
-            }
-            let thread = std::thread::current();
-            let (granted, completes) = Default::default();
-            let waiter = Arc::new(Waiter { bytes, grows, granted, completes, thread });
-            let before =
-                if grows { account.waiters.iter().take_while(|other| other.grows).count() } else { usize::MAX };
-            let at = before.min(account.waiters.len());
-            account.waiters.insert(at, waiter.clone());
-            account.grant(self);
-            waiter
-        };
+    /// Waits for credit, at most `patience`; says whether the headroom came with it.
+    fn wait_for(&self, ticket: Ticket, waiter: &Waiter, patience: Duration) -> Option<bool> {
         let deadline = Instant::now() + patience;
-        while !waiter.granted.load(Ordering::Acquire) {
+        loop {
+            if let Some(completes) = waiter.completes.get() {
+                return Some(*completes);
+            }
             let left = deadline.saturating_duration_since(Instant::now());
             if left.is_zero() {
                 let mut account = self.account.lock();
-                if waiter.granted.load(Ordering::Acquire) {
-                    break;
+                if account.waiting.remove(&ticket).is_some() {
+                    account.credits.give_up(ticket);
+                    account.grant();
                 }
-                account.waiters.retain(|w| !Arc::ptr_eq(w, &waiter));
-                // The one that gave up may have held back smaller ones behind it.
-                account.grant(self);
-                return None;
+                return waiter.completes.get().copied();
             }
             std::thread::park_timeout(left.min(RELIEF_EVERY));
-            if !waiter.granted.load(Ordering::Acquire)
+            if waiter.completes.get().is_none()
                 && let Some(relief) = self.relief.get()
             {
                 relief();
             }
         }
-        Some(waiter.completes.load(Ordering::Acquire))
     }
 
     /// Storage for `len` bytes. Its content is unspecified (what an earlier request left there).
@@ -163,23 +134,22 @@ impl PayloadPool {
 
     /// Bytes reserved now, most ever, limit.
     pub fn usage_bytes(&self) -> (u64, u64, u64) {
-        let account = self.account.lock();
-        (account.used_bytes, account.peak_bytes, self.limit_bytes)
+        self.account.lock().credits.usage_bytes()
     }
 
     /// True when answers that were not reserved beforehand have exceeded the limit.
     pub(crate) fn is_over(&self) -> bool {
-        self.account.lock().used_bytes > self.limit_bytes
+        self.account.lock().credits.is_over()
     }
 
     /// True while a request waits for memory: then no peer may hold memory without progress.
     pub fn is_short(&self) -> bool {
-        !self.account.lock().waiters.is_empty()
+        self.account.lock().credits.is_short()
     }
 
     /// Gives idle buffers of other sizes back to the system when, with what is in use, they would exceed the limit.
     fn make_room(&self) {
-        let used_bytes = self.account.lock().used_bytes;
+        let used_bytes = self.usage_bytes().0;
         let mut idle = self.idle.lock();
         if idle.bytes + used_bytes > self.limit_bytes {
             let given_back = std::mem::take(&mut *idle);
@@ -191,7 +161,7 @@ impl PayloadPool {
     fn recycle(&self, bytes: Vec<u8>) {
         // At most a quarter of the limit is kept for reuse, and nothing when what is in use comes near the limit
         // anyway; the rest goes back to the system.
-        let room = self.limit_bytes.saturating_sub(self.account.lock().used_bytes).min(self.limit_bytes / 4);
+        let room = self.limit_bytes.saturating_sub(self.usage_bytes().0).min(self.limit_bytes / 4);
         let Some(class) = class_of(bytes.len()).filter(|class| CLASS_MIN_BYTES << class == bytes.len()) else { return };
         let mut idle = self.idle.lock();
         if idle.bytes + bytes.len() as u64 <= room {
@@ -204,26 +174,20 @@ impl PayloadPool {
 }
 
 impl Account {
-    fn take(&mut self, bytes: u64) {
-        self.used_bytes += bytes;
-        self.peak_bytes = self.peak_bytes.max(self.used_bytes);
+    /// This thread waits.
+    fn enter(&mut self, ticket: Ticket) -> Arc<Waiter> {
+        let waiter = Arc::new(Waiter { completes: OnceLock::new(), thread: std::thread::current() });
+        self.waiting.insert(ticket, waiter.clone());
+        self.grant();
+        waiter
     }
 
-    fn grant(&mut self, pool: &PayloadPool) {
-        while let Some(first) = self.waiters.front() {
-            if self.used_bytes + first.bytes > pool.limit_bytes - pool.headroom_bytes {
-                // Only one write that is to be completed goes beyond, and no other until it is.
-                if !first.grows || self.completing {
-                    return;
-                }
-                self.completing = true;
-                first.completes.store(true, Ordering::Release);
-            }
-            let first = first.clone();
-            self.waiters.pop_front();
-            self.take(first.bytes);
-            first.granted.store(true, Ordering::Release);
-            first.thread.unpark();
+    /// Wakes those that need not wait any longer.
+    fn grant(&mut self) {
+        while let Some(grant) = self.credits.next_grant() {
+            let Some(waiter) = self.waiting.remove(&grant.ticket) else { continue };
+            let _ = waiter.completes.set(grant.completes);
+            waiter.thread.unpark();
         }
     }
 }
@@ -239,21 +203,21 @@ fn class_of(len: usize) -> Option<usize> {
 pub struct Reservation {
     pool: Arc<PayloadPool>,
     bytes: u64,
-    /// It may use the headroom.
-    completing: bool,
+    /// It has the headroom.
+    completes: bool,
 }
 
 impl Reservation {
     /// Permission for `more` bytes of a write of which this is a part; waits its turn, at most `patience`. False when time
     /// was up: then the write is to be given up, with what it has.
     pub(crate) fn grow(&mut self, more: u64, patience: Duration) -> bool {
-        if self.completing {
-            self.pool.account.lock().take(more);
-            self.bytes += more;
-            return true;
+        let mut account = self.pool.account.lock();
+        if let Err(ticket) = account.credits.grow(more, self.completes) {
+            let waiter = account.enter(ticket);
+            drop(account);
+            let Some(completes) = self.pool.wait_for(ticket, &waiter, patience) else { return false };
+            self.completes = completes;
         }
-        let Some(completing) = self.pool.wait_for(more, true, patience) else { return false };
-        self.completing = completing;
         self.bytes += more;
         true
     }
@@ -262,11 +226,8 @@ impl Reservation {
 impl Drop for Reservation {
     fn drop(&mut self) {
         let mut account = self.pool.account.lock();
-        account.used_bytes -= self.bytes;
-        if self.completing {
-            account.completing = false;
-        }
-        account.grant(&self.pool);
+        account.credits.give_back(self.bytes, self.completes);
+        account.grant();
     }
 }
 
@@ -327,6 +288,7 @@ impl Deref for Slice {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use impresario_node::credits::SLICE_BYTES;
 
     #[test]
     fn the_limit_holds_and_waiters_are_served_in_order() {
@@ -342,7 +304,7 @@ mod tests {
                     tx.send(bytes).unwrap();
                     drop(reservation);
                 });
-                while pool.account.lock().waiters.len() < if bytes == 4000 { 1 } else { 2 } {
+                while pool.account.lock().waiting.len() < if bytes == 4000 { 1 } else { 2 } {
                     std::thread::sleep(Duration::from_millis(1));
                 }
             }
@@ -354,20 +316,6 @@ mod tests {
         });
         assert_eq!(pool.usage_bytes().0, 0);
         assert!(pool.usage_bytes().1 <= 4096);
-    }
-
-    #[test]
-    fn one_that_gives_up_does_not_hold_back_those_behind_it() {
-        let pool = PayloadPool::new(4096);
-        let _held = pool.reserve(3000, Duration::ZERO).unwrap();
-        std::thread::scope(|scope| {
-            let large = scope.spawn(|| pool.reserve(4096, Duration::from_millis(100)).is_none());
-            while !pool.is_short() {
-                std::thread::sleep(Duration::from_millis(1));
-            }
-            let small = scope.spawn(|| pool.reserve(600, Duration::from_secs(10)).is_some());
-            assert!(large.join().unwrap() && small.join().unwrap());
-        });
     }
 
     #[test]
@@ -402,15 +350,6 @@ mod tests {
             move || drop(held.lock().take())
         });
         assert!(pool.reserve(600, Duration::from_secs(60)).is_some());
-    }
-
-    #[test]
-    fn more_than_the_limit_is_granted_alone() {
-        let pool = PayloadPool::new(4096);
-        let all = pool.reserve(1 << 30, Duration::ZERO).unwrap();
-        assert!(pool.reserve(1, Duration::ZERO).is_none());
-        drop(all);
-        assert!(pool.reserve(1, Duration::ZERO).is_some());
     }
 
     #[test]

@@ -66,27 +66,58 @@ fn cycle(client: &Arc<Client>, name: &str) {
     assert_eq!(client.stat(name).unwrap().size, 3);
 }
 
-#[test]
-fn files_on_other_servers_are_served_while_64_callers_wait_for_a_hung_one() {
-    const CALLERS: usize = 64;
-    const CYCLES: usize = 500;
+/// Two data servers; the metadata server sees the second one through what can be stopped.
+fn start() -> (Cluster, Stoppable, impresario_server::Started) {
     let mut cluster = Cluster::start(2, |config| config.cluster.request_timeout_ms = 40_000);
     let hung = Stoppable::to(cluster.address(1));
     let mut seen_by_meta = cluster.config.clone();
     seen_by_meta.data[1].address = hung.address.clone();
     let meta = impresario_server::start(&seen_by_meta, "meta").unwrap();
     cluster.config.meta.address = meta.address().to_string();
+    (cluster, hung, meta)
+}
 
+/// A file on the second data server, written and open.
+fn written(client: &Arc<Client>, name: &str) -> impresario_client::File {
     let layout = LayoutRequest { base: Some(1), pcount: Some(1), ssize_bytes: None };
-    let waiting: Vec<_> = (0..CALLERS)
-        .map(|n| {
-            let client = connect(&cluster);
-            let options = CreateOptions { layout: Some(layout), ..Default::default() };
-            let file = client.create(format!("waits.{n}"), options).unwrap();
-            file.write_at(b"x", 0).unwrap();
-            file
-        })
-        .collect();
+    let file = client.create(name, CreateOptions { layout: Some(layout), ..Default::default() }).unwrap();
+    file.write_at(b"x", 0).unwrap();
+    file
+}
+
+/// The length of a file that is being written is asked from its data servers, by handle or by name.
+#[test]
+fn a_call_that_waits_for_a_hung_server_delays_no_other_of_its_connection() {
+    let (cluster, hung, _meta) = start();
+    let client = connect(&cluster);
+    let file = written(&client, "waits");
+    hung.stopped.store(true, Ordering::SeqCst);
+    let ended = AtomicUsize::new(0);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let _ = client.stat("waits");
+            ended.fetch_add(1, Ordering::SeqCst);
+        });
+        scope.spawn(|| {
+            let _ = file.attr();
+            ended.fetch_add(1, Ordering::SeqCst);
+        });
+        std::thread::sleep(Duration::from_millis(200));
+        let made =
+            std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| client.mkdir("beside", 0o755, 0, 0).unwrap()));
+        let had_ended = ended.load(Ordering::SeqCst);
+        hung.stopped.store(false, Ordering::SeqCst);
+        made.unwrap();
+        assert_eq!(had_ended, 0, "both calls wait still");
+    });
+}
+
+#[test]
+fn files_on_other_servers_are_served_while_64_callers_wait_for_a_hung_one() {
+    const CALLERS: usize = 64;
+    const CYCLES: usize = 500;
+    let (cluster, hung, _meta) = start();
+    let waiting: Vec<_> = (0..CALLERS).map(|n| written(&connect(&cluster), &format!("waits.{n}"))).collect();
     let client = connect(&cluster);
     let began = Instant::now();
     (0..CYCLES).for_each(|n| cycle(&client, &format!("before.{n}")));

@@ -42,7 +42,7 @@ fn calls_that_may_wait_are_told_beforehand() {
         (MetaCall::SetAttr { target: at("f"), set: size(0) }, true, true),
         (unlink("f"), false, false),
         (link("f", "h"), true, false),
-        (create("f"), false, false),
+        (create("f"), true, true),
     ] {
         assert_eq!(s.service.may_wait(&call), idle, "{call:?} while no client writes");
         let opened = s.create("g");

@@ -8,14 +8,14 @@ mod generate;
 mod judge;
 mod shrink;
 
-use std::sync::Mutex;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 
 pub use generate::scenario;
 pub use judge::{Failure, Judged, Kind, judge, judge_while};
 pub use shrink::{Shrunk, shrink};
 
 use crate::model::Scenario;
+use crate::sweep::side_by_side;
 
 /// A seed whose scenario fails.
 #[derive(Clone, PartialEq, Debug)]
@@ -37,50 +37,34 @@ pub struct Tally {
     pub faults: u64,
 }
 
-/// Tries seeds from `first` on until `enough` is true, on the given number of threads, and stops at a failing scenario
-/// (the lowest failing seed found). `enough` is called after each scenario, from any thread.
+/// Tries seeds from `first` on until `enough` is true, on the given number of threads, and stops at the first failing
+/// scenario. `enough` is called after each scenario.
 pub fn hunt(
     first: u64,
     threads: usize,
     judge: &(dyn Fn(&Scenario) -> Result<Judged, Failure> + Sync),
-    enough: &(dyn Fn(Tally) -> bool + Sync),
+    enough: &mut dyn FnMut(Tally) -> bool,
 ) -> (Tally, Option<Found>) {
-    let (next, over) = (AtomicU64::new(first), AtomicBool::new(false));
-    let shared: Mutex<(Tally, Option<Found>)> = Mutex::new((Tally::default(), None));
-    let work = || {
-        while !over.load(Ordering::Relaxed) {
-            // Seeds must be TOML integers.
-            let seed = next.fetch_add(1, Ordering::Relaxed) & (u64::MAX >> 1);
-            let judged = judge(&scenario(seed));
-            let Ok(mut shared) = shared.lock() else { return };
-            let (tally, found) = &mut *shared;
-            tally.scenarios += 1;
-            match judged {
-                Ok(judged) => {
-                    tally.operations += judged.operations;
-                    tally.faults += judged.faults;
-                }
-                Err(failure) => {
-                    if found.as_ref().is_none_or(|f| seed < f.seed) {
-                        *found = Some(Found { seed, failure });
-                    }
-                    over.store(true, Ordering::Relaxed);
-                }
-            }
-            let tally = *tally;
-            drop(shared);
-            if enough(tally) {
-                over.store(true, Ordering::Relaxed);
-            }
+    let over = AtomicBool::new(false);
+    let (mut tally, mut found) = (Tally::default(), None);
+    // Seeds must be TOML integers.
+    let seed = |nth: usize| first.wrapping_add(nth as u64) & (u64::MAX >> 1);
+    let work = |nth| (!over.load(Ordering::Relaxed)).then(|| judge(&scenario(seed(nth))));
+    side_by_side(usize::MAX, threads, work, |nth, judged| {
+        if over.load(Ordering::Relaxed) {
+            return;
         }
-    };
-    std::thread::scope(|scope| {
-        for _ in 0..threads.clamp(1, 1024) {
-            scope.spawn(work);
+        tally.scenarios += 1;
+        match judged {
+            Ok(judged) => {
+                tally.operations += judged.operations;
+                tally.faults += judged.faults;
+            }
+            Err(failure) => found = Some(Found { seed: seed(nth), failure }),
         }
+        over.store(found.is_some() || enough(tally), Ordering::Relaxed);
     });
-    // A judge catches its own panics; a panic of `enough` leaves the scope.
-    shared.into_inner().unwrap_or_else(std::sync::PoisonError::into_inner)
+    (tally, found)
 }
 
 #[cfg(test)]

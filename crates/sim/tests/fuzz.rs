@@ -21,7 +21,7 @@ fn random_scenarios_keep_every_law() {
     let judge = |s: &Scenario| {
         fuzz::judge_while(s, &|| start.elapsed() < time + Duration::from_secs(10)).map(Option::unwrap_or_default)
     };
-    let (tally, found) = fuzz::hunt(first, threads, &judge, &|_| start.elapsed() >= time);
+    let (tally, found) = fuzz::hunt(first, threads, &judge, &mut |_| start.elapsed() >= time);
     println!("fuzz: {tally:?} in {seconds} s from seed {first} (IMPRESARIO_SIM_FUZZ_SEED={first} repeats it)");
     if let Some(found) = found {
         let begin = Instant::now();

@@ -16,6 +16,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use impresario_base::lock::{Mutex, MutexGuard};
+use impresario_base::random::Random;
 
 use rustix::io::Errno;
 
@@ -124,12 +125,8 @@ impl Forgetful {
     /// A power failure: of what is not durable, each name, length and block survives or not as a random draw from
     /// `seed` decides.
     pub fn crash_partly(&self, seed: u64) {
-        let mut state = seed;
-        let mut survives = || {
-            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-            state >> 63 == 1
-        };
-        self.lock().crash(&mut survives);
+        let mut random = Random::new(seed);
+        self.lock().crash(|| random.below(2) == 1);
     }
 
     /// Makes every sync of a file with something to write fail with EIO, and every sync of a directory, or ends that.

@@ -5,6 +5,7 @@ use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
+use impresario_base::random::Random;
 use impresario_config::{Address, Cluster, Config, Data, Meta, Protect, Security};
 use impresario_transport::{
     Access, FrameReader, Guest, HandshakeError, HelloError, Host, Keyring, Keys, Membership, Pace, Stream,
@@ -341,13 +342,12 @@ fn nonsense_and_halves_end_a_connection_without_a_panic() {
         encode(&impresario_wire::KeyOffer { version: 3, ..offer }),
         frame::encode(Kind::Welcome, 1, &Answer::Fault(Fault { errno: 1, message: String::new() }), 0).unwrap(),
     ];
-    let mut noise = 1u64;
+    let mut random = Random::new(1);
     for _ in 0..50 {
         let mut bytes = unknown.clone();
         for byte in bytes.iter_mut().skip(4) {
-            noise = noise.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
-            if noise >> 61 == 0 {
-                *byte = (noise >> 40) as u8;
+            if random.below(8) == 0 {
+                *byte = random.below(256) as u8;
             }
         }
         cases.push(bytes);

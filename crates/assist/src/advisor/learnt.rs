@@ -129,6 +129,7 @@ impl Learnt {
 mod tests {
     use std::sync::Arc;
 
+    use impresario_base::random::Random;
     use impresario_foresight::{Anchor, Repeat, Sample, ShapePiece, ShapeStep};
 
     use super::*;
@@ -197,10 +198,9 @@ mod tests {
         let shape = Arc::new(Shape::learn(&[&a, &b]));
         let mut learnt = Learnt::new(&shape, GEOMETRY, 1 << 30).unwrap();
         let mut bytes = brought(&learnt.opened(1, &mut |_| true));
-        let mut at = 7u64;
+        let mut random = Random::new(7);
         for _ in 0..100 {
-            at = at.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-            let start = (at >> 33) % (1 << 30) / 4096 * 4096;
+            let start = random.below(1 << 18) * 4096;
             if let Some((_, actions)) = learnt.read(reader(1), &(start..start + 4096), &mut |_| true) {
                 bytes += brought(&actions);
             }

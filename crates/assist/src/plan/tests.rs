@@ -2,6 +2,7 @@
 
 use std::path::Path;
 
+use impresario_base::random::Random;
 use impresario_sched::{FileId, LinearCost, Nanos};
 use impresario_trace::{Builder, FileInfo, Header, Origin, Record};
 use proptest::prelude::*;
@@ -234,12 +235,8 @@ fn what_came_from_memory_gets_nothing_unless_asked() {
 /// 4 KiB reads anywhere in 32 MiB of a large file: the region is brought in as a whole.
 #[test]
 fn random_reads_in_a_hot_region() {
-    let mut seed = 7u64;
-    let mut next = || {
-        seed = seed.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
-        seed >> 33
-    };
-    let steps: Vec<Step> = (0..4000).map(|_| (1, 0, 512 * MIB + next() % 8192 * 4096, 4096, 300)).collect();
+    let mut random = Random::new(7);
+    let steps: Vec<Step> = (0..4000).map(|_| (1, 0, 512 * MIB + random.below(8192) * 4096, 4096, 300)).collect();
     let plan = planned(&[4096 * MIB], &steps, &Device::limited(200, 200));
     let entry = &plan.hints.file[0];
     let region = entry.will_need[0].bytes();
@@ -252,12 +249,8 @@ fn random_reads_in_a_hot_region() {
 /// Random reads all over a file that fits nowhere: only their order could help, and it does when it is known.
 #[test]
 fn random_reads_all_over() {
-    let mut seed = 11u64;
-    let mut next = || {
-        seed = seed.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
-        seed >> 33
-    };
-    let steps: Vec<Step> = (0..1000).map(|_| (1, 0, next() % (1 << 24) * 4096, 64 * KIB, 5000)).collect();
+    let mut random = Random::new(11);
+    let steps: Vec<Step> = (0..1000).map(|_| (1, 0, random.below(1 << 24) * 4096, 64 * KIB, 5000)).collect();
     let plan = planned(&[1 << 37], &steps, &Device::disk());
     match plan.hints.file.first() {
         Some(entry) => {
@@ -315,10 +308,9 @@ fn several_processes_share_what_is_brought_in() {
 #[test]
 fn regions_and_phases() {
     let mut steps: Vec<Step> = (0..200).map(|i| (1, 0, i * 500 * KIB, 250 * KIB, 500)).collect();
-    let mut seed = 3u64;
+    let mut random = Random::new(3);
     for _ in 0..800 {
-        seed = seed.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
-        steps.push((1, 0, 200 * MIB + (seed >> 33) % (100 * 256) * 4096, 4096, 100));
+        steps.push((1, 0, 200 * MIB + random.below(100 * 256) * 4096, 4096, 100));
     }
     steps.extend((0..500).map(|i| (1, 0, 400 * MIB + i * 64 * KIB, 64 * KIB, 500)));
     let plan = planned(&[440 * MIB], &steps, &Device::limited(200, 200));

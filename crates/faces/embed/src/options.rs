@@ -2,7 +2,6 @@
 
 use std::time::Duration;
 
-use impresario_base::place::at_line;
 use impresario_engine::EngineConfig;
 use impresario_sched::{CostCurve, CostModel, LinearCost, Nanos, OpCost, PolicySpec, Table, policy};
 use serde::Deserialize;
@@ -108,8 +107,7 @@ impl Options {
 
     /// Applies `text` (TOML); `doc/EMBEDDING.md` documents every key. Missing keys leave the options unchanged.
     pub fn read(mut self, text: &str) -> Result<Options, String> {
-        let file: File =
-            toml::from_str(text).map_err(|e| at_line(text, e.span().map(|span| span.start), e.message()))?;
+        let file: File = impresario_config::read_text(text)?;
         if let Some(policy) = file.policy {
             self.policy = match policy {
                 PolicyText::Text(text) => parse_policy(&text)?,
@@ -155,14 +153,14 @@ pub fn parse_policy(text: &str) -> Result<PolicySpec, String> {
 }
 
 #[derive(Deserialize)]
-#[serde(untagged, expecting = "policy must be text such as \"mlf\", or a table with name and parameters")]
+#[serde(untagged, expecting = "must be text such as \"mlf\", or a table with name and parameters")]
 enum PolicyText {
     Text(String),
     Table(PolicySpec),
 }
 
 #[derive(Deserialize)]
-#[serde(untagged, expecting = "dispatch_threads must be a number, \"auto\" or \"inline\"")]
+#[serde(untagged, expecting = "must be a number, \"auto\" or \"inline\"")]
 enum Threads {
     Number(u32),
     Word(String),
@@ -246,10 +244,11 @@ mod tests {
     #[test]
     fn mistakes_are_one_line_that_names_them() {
         for (text, wants) in [
-            ("lanes = 1\nlans = 2", &["line 2", "lans"][..]),
+            ("lanes = 1\nlans = 2", &["line 2", "lans", "did you mean lanes"][..]),
+            ("node_rank = -1\nlans = 2", &["line 1: node_rank", "; line 2: unknown"]),
             ("lanes = 70000", &["line 1", "70000"]),
             ("lanes = ", &["line 1"]),
-            ("policy = 3", &["policy must be text"]),
+            ("policy = 3", &["policy: must be text"]),
             ("policy = 'mlf quantum'", &["\"quantum\"", "key=value"]),
             ("dispatch_threads = 'many'", &["\"many\"", "inline"]),
             ("[read_cost]\nfixed_ns = 1", &["read_cost", "ps_per_byte"]),

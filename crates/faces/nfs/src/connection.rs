@@ -299,7 +299,7 @@ impl Connection {
 
     /// Serves it, on a thread of its own, until it ends.
     pub fn serve(self: &Arc<Connection>, budget: &Arc<Budget>) {
-        let mut records = Records::new(self.id, self.limits.record_max_bytes, budget.clone());
+        let mut records = Records::new(self.limits.record_max_bytes, budget.clone());
         if let Err(why) = self.converse(&mut records)
             && !matches!(why, Ended::Peer)
         {

@@ -11,12 +11,12 @@ use std::sync::{Arc, Weak};
 use std::time::SystemTime;
 
 use impresario_backend::{Attr, Errno, SetAttr};
+use impresario_engine::workers::Workers;
 use impresario_engine::{Executor, Outcome, PagedFile, ReadAhead, Started, Work, now};
 use impresario_foresight::ALONE_MAX;
 use impresario_sched::{Extent, Op, Request};
 
 use crate::handles::file_key;
-use crate::pool::Pool;
 use crate::procedures::{fail, set_attr};
 use crate::protocol::{Change, Stability, Status, procedure, write_after, write_change};
 use crate::reply::Reply;
@@ -81,9 +81,9 @@ impl Executor<Queued> for Data {
         let here = service.clone();
         match &service.ahead {
             Some(ahead) if work.parts.iter().all(|(_, queued)| matches!(queued, Queued::Ahead(_))) => {
-                ahead.threads.run(0, Box::new(move || read_ahead(&here, work)));
+                ahead.threads.run(Box::new(move || read_ahead(&here, work)));
             }
-            _ => service.data.run(0, Box::new(move || perform(&here, work))),
+            _ => service.data.run(Box::new(move || perform(&here, work))),
         }
         Started::Pending
     }
@@ -133,7 +133,7 @@ fn perform(service: &Arc<Service>, work: Work<Queued>) {
     if let (Some((request, node)), Some(ahead)) = (along, &service.ahead) {
         let (here, extent) = (service.clone(), request.extent.lane_offset..request.extent.end());
         // What was asked for is answered; nothing waits for the rest.
-        ahead.threads.run(0, Box::new(move || here.read_along(&node, extent, reading_begun)));
+        ahead.threads.run(Box::new(move || here.read_along(&node, extent, reading_begun)));
     }
 }
 
@@ -168,14 +168,14 @@ impl Service {
 /// Reads ahead of the clients, and the threads that wait for it.
 pub struct Ahead {
     pub reading: ReadAhead,
-    pub threads: Pool,
+    pub threads: Workers,
 }
 
 impl Ahead {
     /// At most so many bytes are read ahead and not yet asked for.
     pub fn new(budget_bytes: u64) -> Ahead {
         let threads = 2 * ALONE_MAX as usize;
-        Ahead { reading: ReadAhead::new(budget_bytes), threads: Pool::new("nfs-ahead", threads, threads) }
+        Ahead { reading: ReadAhead::new(budget_bytes), threads: Workers::new("nfs-ahead", threads) }
     }
 }
 

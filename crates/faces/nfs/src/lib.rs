@@ -11,7 +11,6 @@ mod data;
 pub mod exports;
 pub mod handles;
 mod mount;
-mod pool;
 mod portmap;
 mod procedures;
 pub mod protocol;

@@ -54,11 +54,9 @@ pub struct Record {
 /// The receiving side of a connection.
 pub struct Records {
     record_max_bytes: usize,
-    holder: u32,
     buffer: Box<[u8]>,
     at: usize,
     end: usize,
-    budget: Arc<Budget>,
     /// The record so far.
     record: Vec<u8>,
     held: Reservation,
@@ -73,16 +71,14 @@ pub struct Records {
 }
 
 impl Records {
-    /// Of the connection with that number; no record is longer than `record_max_bytes`.
-    pub fn new(holder: u32, record_max_bytes: usize, budget: Arc<Budget>) -> Records {
+    /// Of one connection; no record is longer than `record_max_bytes`.
+    pub fn new(record_max_bytes: usize, budget: Arc<Budget>) -> Records {
         Records {
             record_max_bytes,
-            holder,
             buffer: vec![0; BUFFER_BYTES].into(),
             at: 0,
             end: 0,
-            held: budget.nothing(),
-            budget,
+            held: Reservation::nothing(budget),
             record: Vec::new(),
             missing_bytes: 0,
             last_fragment: false,
@@ -145,7 +141,7 @@ impl Records {
     /// More space for the record: as much as it has, but no more than the fragment needs.
     fn make_space(&mut self) -> bool {
         let more = self.missing_bytes.min(self.record.capacity().max(STEP_BYTES));
-        self.short = !self.held.grow(self.holder, more as u64);
+        self.short = !self.held.grow(more as u64);
         if !self.short {
             self.record.reserve_exact(more);
         }
@@ -186,7 +182,7 @@ impl Records {
             if self.last_fragment {
                 self.fragments = 0;
                 let bytes = std::mem::take(&mut self.record);
-                let held = std::mem::replace(&mut self.held, self.budget.nothing());
+                let held = self.held.take();
                 return Ok(Some(Record { bytes, held }));
             }
         }
@@ -196,6 +192,7 @@ impl Records {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::budget::budget;
     use proptest::prelude::*;
     use std::io::Write;
     use std::os::unix::net::UnixStream;
@@ -221,7 +218,7 @@ mod tests {
         let (mut here, there) = UnixStream::pair().unwrap();
         here.set_nonblocking(true).unwrap();
         there.set_nonblocking(true).unwrap();
-        let mut records = Records::new(1, MAX, budget.clone());
+        let mut records = Records::new(MAX, budget.clone());
         let (mut all, mut sent) = (Vec::new(), 0);
         loop {
             if sent < stream.len() {
@@ -249,20 +246,20 @@ mod tests {
         ) {
             let sent: Vec<Vec<u8>> = lens.iter().map(|len| (0..*len).map(|n| (n * 7 + len) as u8).collect()).collect();
             let stream: Vec<u8> = sent.iter().flat_map(|bytes| marked(bytes, &cuts)).collect();
-            let budget = Budget::new(1 << 30);
+            let budget = budget(1 << 30);
             prop_assert_eq!(receive_all(&stream, &budget, chunk.max(stream.len() / 500)).unwrap(), sent);
-            prop_assert_eq!(budget.usage_bytes().0, 0);
+            prop_assert_eq!(budget.lock().usage_bytes().0, 0);
         }
 
         #[test]
         fn any_bytes_end_in_records_or_an_error(bytes in proptest::collection::vec(any::<u8>(), 0..300)) {
-            let _ = receive_all(&bytes, &Budget::new(1 << 20), 300);
+            let _ = receive_all(&bytes, &budget(1 << 20), 300);
         }
     }
 
     #[test]
     fn what_is_too_long_or_in_crumbs_is_refused_before_it_comes() {
-        let budget = Budget::new(1 << 20);
+        let budget = budget(1 << 20);
         let long = ((MAX + 1) as u32 | 1 << 31).to_be_bytes();
         assert_eq!(receive_all(&long, &budget, 4), Err(BadStream::TooLong(MAX as u64 + 1)));
         let crumbs = [0u8; 4 * (FRAGMENTS_MAX as usize + 1)];
@@ -272,28 +269,28 @@ mod tests {
     /// A length alone takes no space.
     #[test]
     fn space_is_taken_when_bytes_come() {
-        let budget = Budget::new(1 << 20);
+        let budget = budget(1 << 20);
         let (mut here, there) = UnixStream::pair().unwrap();
         there.set_nonblocking(true).unwrap();
-        let mut records = Records::new(1, MAX, budget.clone());
+        let mut records = Records::new(MAX, budget.clone());
         here.write_all(&(MAX as u32 | 1 << 31).to_be_bytes()).unwrap();
         assert_eq!(records.receive(&there), Ok(Received::Bytes));
         assert!(records.take().unwrap().is_none() && records.has_begun());
-        assert_eq!(budget.usage_bytes().0, 0);
+        assert_eq!(budget.lock().usage_bytes().0, 0);
         here.write_all(&[1; 1000]).unwrap();
         assert_eq!(records.receive(&there), Ok(Received::Bytes));
         assert!(records.take().unwrap().is_none());
-        assert!((1000..=STEP_BYTES as u64).contains(&budget.usage_bytes().0));
+        assert!((1000..=STEP_BYTES as u64).contains(&budget.lock().usage_bytes().0));
     }
 
     #[test]
     fn without_memory_it_waits() {
-        let budget = Budget::new(1000);
-        let mut other = budget.nothing();
-        assert!(other.grow(9, 2000));
+        let budget = budget(1000);
+        let mut other = Reservation::nothing(budget.clone());
+        assert!(other.grow(2000));
         let (mut here, there) = UnixStream::pair().unwrap();
         there.set_nonblocking(true).unwrap();
-        let mut records = Records::new(1, MAX, budget.clone());
+        let mut records = Records::new(MAX, budget.clone());
         here.write_all(&marked(&[5; 40], &[])).unwrap();
         assert_eq!(records.receive(&there), Ok(Received::Bytes));
         assert!(records.take().unwrap().is_none() && records.is_short());

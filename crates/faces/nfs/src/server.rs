@@ -8,6 +8,7 @@ use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use impresario_base::lock::{Condvar, Mutex};
+use impresario_engine::workers::Workers;
 use impresario_engine::{CachedReads, Engine, EngineConfig};
 use impresario_foresight::ALONE_MAX;
 use impresario_sched::{PolicySpec, policy};
@@ -16,12 +17,11 @@ use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
 use rustix::fd::OwnedFd;
 use serde_json::{Value, json};
 
-use crate::budget::Budget;
+use crate::budget::budget;
 use crate::connection::{Connection, Limits, Receiver};
 use crate::data::{Ahead, Data, Queued};
 use crate::exports::{ExportSettings, Exports};
 use crate::handles::HandleKey;
-use crate::pool::Pool;
 use crate::portmap::Registered;
 use crate::service::Service;
 use crate::statistics::Statistics;
@@ -138,11 +138,11 @@ pub fn start(settings: Settings) -> Result<Running, String> {
         replay: Default::default(),
         mounts: Default::default(),
         statistics: Statistics::default(),
-        budget: Budget::new(settings.memory_bytes),
+        budget: budget(settings.memory_bytes),
         transfer_bytes: TRANSFER_BYTES,
         // One connection leaves a quarter to the others.
-        names: Pool::new("nfs-names", name_threads, name_threads - name_threads.div_ceil(4)),
-        data: Pool::new("nfs-data", in_flight as usize, in_flight as usize),
+        names: Workers::fair("nfs-names", name_threads, name_threads - name_threads.div_ceil(4)),
+        data: Workers::new("nfs-data", in_flight as usize),
         engine: OnceLock::new(),
         ahead: (settings.read_ahead_bytes > 0).then(|| Ahead::new(settings.read_ahead_bytes)),
         foresees: AtomicBool::new(policy::speculates(&settings.policy)),
@@ -348,7 +348,7 @@ impl Drop for Running {
 
 fn status(shared: &Shared) -> Value {
     let service = &shared.service;
-    let (used, peak, limit) = service.budget.usage_bytes();
+    let (used, peak, limit) = service.budget.lock().usage_bytes();
     let (answers, repeated) = service.replay.counts();
     let (open, calls, unsent): (usize, u64, u64) = {
         let connections = shared.connections.lock();

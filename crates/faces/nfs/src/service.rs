@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 
 use impresario_backend::{Caller, Handle, SetAttr};
 use impresario_base::lock::Mutex;
+use impresario_engine::workers::Workers;
 use impresario_engine::{CachedReads, Engine, Refused, Submission};
 use impresario_foresight::Prediction;
 use impresario_sched::{ConnId, LaneId, Op};
@@ -20,7 +21,6 @@ use crate::data::{Ahead, Item, Queued, What};
 use crate::exports::{Export, Exports};
 use crate::handles::HandleKey;
 use crate::mount::Mounts;
-use crate::pool::Pool;
 use crate::procedures::{self, fail};
 use crate::protocol::{
     Answer, HANDLE_MAX_BYTES, MOUNT_PROGRAM, NFS_PROGRAM, PROCEDURES, Stability, Status, VERSION, procedure, read_set,
@@ -55,9 +55,9 @@ pub struct Service {
     /// Largest READ and WRITE, bytes.
     pub(crate) transfer_bytes: u32,
     /// Threads for names and attributes.
-    pub(crate) names: Pool,
+    pub(crate) names: Workers,
     /// Threads for what the scheduler has released.
-    pub(crate) data: Pool,
+    pub(crate) data: Workers,
     pub(crate) engine: OnceLock<Arc<Engine<Queued>>>,
     /// Reads ahead of the clients, if it is to.
     pub(crate) ahead: Option<Ahead>,
@@ -204,7 +204,7 @@ impl Service {
         }
         let of = reply.connection.id;
         let service = self.clone();
-        self.names.run(
+        self.names.run_for(
             of,
             Box::new(move || {
                 let asker = Asker { service: &service, peer: reply.connection.peer, credential: &head.credential };
@@ -313,7 +313,7 @@ impl Service {
         if op.is_data() && len == 0 || beyond {
             // Nothing to schedule: a batch is never empty, and no file reaches so far.
             let (service, of) = (self.clone(), item.reply.connection.id);
-            return self.names.run(of, Box::new(move || crate::data::answer_empty(&service, offset, item)));
+            return self.names.run_for(of, Box::new(move || crate::data::answer_empty(&service, offset, item)));
         }
         let Some(engine) = self.engine.get() else { return };
         let predictions = self.foresee(&submission, &item.node);
@@ -399,7 +399,7 @@ impl Receiver for Service {
         let at = record.bytes.len() - reader.rest().len();
         let answer_bytes = self.answer_bytes(&head, reader);
         let mut record = record;
-        let room = record.held.grow(connection.id, answer_bytes);
+        let room = record.held.grow(answer_bytes);
         if !room && patient {
             return Some(record);
         }

@@ -157,6 +157,7 @@ fn repeating(pieces: &[Range<u64>], len: usize, size_bytes: u64) -> Option<Serie
 #[cfg(test)]
 mod tests {
     use super::*;
+    use impresario_base::random::Random;
     use proptest::prelude::*;
 
     type Line = (u64, Vec<(i64, u64)>, i64, u64);
@@ -198,10 +199,10 @@ mod tests {
     fn nothing_and_disorder_are_no_sample() {
         assert_eq!(Sample::of(1000, []), None);
         assert_eq!(Sample::of(1000, std::iter::once(2000..3000)), None);
-        let mut at = 1u64;
+        let mut random = Random::new(1);
         let anywhere = (0..5000).map(|_| {
-            at = at.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-            (at >> 24)..(at >> 24) + 7
+            let at = random.below(1 << 40);
+            at..at + 7
         });
         assert_eq!(Sample::of(1 << 41, anywhere), None);
     }

@@ -1,5 +1,6 @@
 use std::ops::Range;
 
+use impresario_base::random::Random;
 use proptest::prelude::*;
 
 use super::*;
@@ -80,12 +81,8 @@ fn columns_lie_at_shares_of_the_size() {
 fn what_differs_from_file_to_file_is_left_out() {
     // A footer, then pieces whose places only the footer tells.
     let read = |size: u64| {
-        let mut state = size | 1;
-        let mut anywhere = move || {
-            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-            state >> 33
-        };
-        let piece = |_| (anywhere() % (size - MIB) / 8192 * 8192, 4096 + size % 7 * 1000);
+        let mut random = Random::new(size);
+        let piece = |_| (random.below(size - MIB) / 8192 * 8192, 4096 + size % 7 * 1000);
         [vec![(size - 8, 8), (size - 65_544, 65_536)], (0..50).map(piece).collect()].concat()
     };
     let (words, score) = generalises(&[40 * MIB, 53 * MIB + 8192], 81 * MIB, read);

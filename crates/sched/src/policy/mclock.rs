@@ -31,17 +31,17 @@
 
 mod params;
 
-use std::any::Any;
+use smallvec::{SmallVec, smallvec};
 
-use super::parts::class_flows::{ClassFlows, Flight};
-use super::parts::classes::Classes;
+use super::parts::by_class::{ByClass, ClassRule, Queues};
+use super::parts::class_flows::Flight;
+use super::parts::classes::{Class, Classes};
+use super::parts::limits::Cost;
 use super::parts::rules;
 use super::parts::shares::{Share, shares, span};
 use super::parts::tags::{Filed, Phase, TagOrder, Tags};
-use super::parts::turns::Turns;
-use super::{Choice, Conduct, Done, Params, Policy, PolicyInfo, Setup, View, WaitBound, WaitReason};
+use super::{Conduct, Params, PolicyInfo, Setup, View, WaitBound};
 use crate::names::Who;
-use crate::spec::PolicySpec;
 use crate::table::Slot;
 use crate::types::Nanos;
 
@@ -59,212 +59,140 @@ pub(super) const INFO: PolicyInfo = PolicyInfo {
         )
     },
     params: params::PARAMS,
-    build: |params, setup| Ok(Box::new(Mclock::new(params, setup).map_err(|e| params.refuse("rules", e))?)),
+    build: ByClass::<Mclock>::build,
 };
 
 struct Mclock {
-    params: Params,
     in_device_time: bool,
-    /// A batch in flight records whether it used a reservation.
-    queues: ClassFlows<Tags, Filed>,
     /// By rule; the last is for requests without a matching rule.
     shares: Vec<Share>,
     order: TagOrder,
-    turns: Turns,
     guard_batches: u64,
 }
 
 impl Mclock {
-    fn new(params: &Params, setup: &Setup) -> Result<Mclock, String> {
-        let classes = Classes::parse(params, "rules", &["reservation", "weight", "limit"])?;
-        let shares = shares(&classes)?;
-        let in_device_time = params.text("unit") == "device";
-        Ok(Mclock {
-            in_device_time,
-            queues: ClassFlows::new(params, setup, classes, in_device_time),
-            shares,
-            order: TagOrder::new(setup.lanes),
-            turns: Turns::default(),
-            guard_batches: params.integer("guard_batches"),
-            params: params.clone(),
-        })
+    fn share(&self, class: &Class<Tags>) -> Share {
+        self.shares[class.rule]
     }
 
-    fn share(&self, class: u32) -> Share {
-        self.shares[self.queues.classes.get(class).rule]
+    fn limited_until(&self, class: &Class<Tags>) -> Nanos {
+        self.share(class).limited_until(&class.account)
     }
 
-    fn tags(&self, flow: u32) -> &Tags {
-        &self.queues.classes.get(self.queues.flows.key(flow).1).account
-    }
-
-    /// Updates a flow's position after its class's tags or its oldest request changed, or closes it.
-    fn refile(&mut self, view: &View<'_>, flow: u32) {
-        let (group, class) = self.queues.flows.key(flow);
-        let (share, tags) = (self.share(class), self.queues.classes.get(class).account);
-        let oldest = self.queues.flows.oldest(view, flow);
-        let oldest = oldest.map(|oldest| (view.table.arrival(oldest), view.table.seq(oldest)));
-        self.order.refile(view.now, group, flow, self.queues.flows.data(flow), (&share, &tags), oldest);
-        if oldest.is_none() {
-            self.queues.flows.close(flow);
-        }
-    }
-
-    /// The flow of a group that sends next and its phase, or when there will be one. A flow's place may be out of date,
-    /// since its class sent in another group; each iteration updates one.
-    fn next(&mut self, view: &View<'_>, group: usize) -> Result<(u32, Phase), Nanos> {
-        while let Some((_, flow)) = self.order.first_limited(group).filter(|first| first.0 <= view.now) {
-            self.refile(view, flow);
-        }
-        while let Some(flow) = self.order.first_left_out(group, self.guard_batches) {
-            if self.share(self.queues.flows.key(flow).1).limited_until(self.tags(flow)) <= view.now {
-                return Ok((flow, Phase::Weight));
-            }
-            self.refile(view, flow);
-        }
-        let mut reserved = None;
-        let mut until = self.order.first_limited(group).map_or(Nanos::MAX, |first| first.0);
-        while let Some((tag, flow)) = self.order.first_reservation(group) {
-            if self.tags(flow).reservation > tag {
-                self.refile(view, flow);
-            } else if tag <= view.now {
-                if !self.order.weights_are_due(group, self.guard_batches) {
-                    return Ok((flow, Phase::Constraint));
-                }
-                reserved = Some(flow);
-                break;
-            } else {
-                until = until.min(tag);
-                break;
-            }
-        }
-        while let Some((tag, flow)) = self.order.first_weight(group) {
-            let limit = self.share(self.queues.flows.key(flow).1).limit;
-            if self.tags(flow).weight > tag || (limit > 0.0 && self.tags(flow).limit > view.now) {
-                self.refile(view, flow);
-            } else {
-                return Ok((flow, Phase::Weight));
-            }
-        }
-        if let Some(flow) = reserved {
-            return Ok((flow, Phase::Constraint)); // the guard counted waiters that have gone
-        }
-        Err(until.min(self.order.first_limited(group).map_or(Nanos::MAX, |first| first.0)))
-    }
-
-    fn cost(&self, requests: u64, device: Nanos) -> f64 {
-        if self.in_device_time { device.as_secs_f64() } else { requests as f64 }
-    }
-
-    /// Sends a flow's next batch in the given phase.
-    fn serve(&mut self, view: &View<'_>, flow: u32, phase: Phase, batch: &mut Vec<Slot>) -> Option<Choice> {
-        let first = self.queues.flows.first(view, flow)?;
-        if !view.open(view.table.lane(first)) {
-            return Some(Choice::until_event(WaitReason::LanesBusy));
-        }
-        let (group, class) = self.queues.flows.key(flow);
-        let due = self.order.due(self.queues.flows.data(flow), view.now);
-        let taken = self.queues.take(view, first, batch);
-        let (cost, share) = (self.cost(taken.requests, taken.estimate), self.share(class));
-        let tags = &mut self.queues.classes.get_mut(class).account;
-        tags.charge(&share, cost, view.now, (phase == Phase::Constraint).then_some(due.reservation));
-        tags.weight = self.order.sent(group, flow, phase, &due, tags.weight) + share.weighed(cost);
-        let flight = Flight { class, on_account: phase == Phase::Constraint, estimate: taken.estimate };
-        self.queues.flows.depart(batch[0], flight);
-        self.refile(view, flow);
-        Some(Choice::Serve)
+    fn cost(&self, cost: Cost) -> f64 {
+        if self.in_device_time { cost.device.as_secs_f64() } else { cost.requests as f64 }
     }
 }
 
-impl Policy for Mclock {
-    fn spec(&self) -> PolicySpec {
-        self.params.spec()
+impl ClassRule for Mclock {
+    type Account = Tags;
+    type Filed = Filed;
+    type Phase = Phase;
+    const SETTINGS: &[&str] = &["reservation", "weight", "limit"];
+
+    fn new(params: &Params, setup: &Setup, classes: &Classes<Tags>) -> Result<Mclock, String> {
+        Ok(Mclock {
+            in_device_time: params.text("unit") == "device",
+            shares: shares(classes)?,
+            order: TagOrder::new(setup.lanes),
+            guard_batches: params.integer("guard_batches"),
+        })
     }
 
-    fn enqueue(&mut self, view: &View<'_>, slot: Slot) {
-        let order = &self.order;
-        let class = self.queues.class_of(view, slot, |c| {
-            c.account.reservation <= view.now && c.account.limit <= view.now && order.is_past(c.account.weight)
-        });
-        if let Some(flow) = self.queues.push(view, class, slot, self.share(class).limit == 0.0) {
-            self.refile(view, flow);
+    fn corrects(&self) -> bool {
+        self.in_device_time
+    }
+
+    fn is_new(&self, tags: &Tags, now: Nanos) -> bool {
+        tags.reservation <= now && tags.limit <= now && self.order.is_past(tags.weight)
+    }
+
+    fn is_guarded(&self, class: &Class<Tags>) -> bool {
+        self.share(class).limit == 0.0
+    }
+
+    fn withheld_until(&self, classes: &Classes<Tags>, class: u32) -> Nanos {
+        self.limited_until(classes.get(class))
+    }
+
+    fn file(&mut self, queues: &mut Queues<Self>, view: &View<'_>, flow: u32, oldest: Option<Slot>) {
+        let (lane, class) = queues.flows.key(flow);
+        let class = queues.classes.get(class);
+        let oldest = oldest.map(|oldest| (view.table.arrival(oldest), view.table.seq(oldest)));
+        let by = (&self.share(class), &class.account);
+        self.order.refile(view.now, lane, flow, queues.flows.data(flow), by, oldest);
+    }
+
+    fn next(&mut self, queues: &mut Queues<Self>, view: &View<'_>, lane: usize) -> Result<(u32, Phase), Nanos> {
+        let (now, guard) = (view.now, self.guard_batches);
+        let limited = self.first(queues, view, |r| r.order.first_limited(lane), |_, _, until| until <= now);
+        let is_limited = |r: &Self, class: &Class<Tags>| r.limited_until(class) > now;
+        let left_out = |r: &Self| r.order.first_left_out(lane, guard);
+        if let Some((_, flow)) = self.first(queues, view, left_out, |r, class, _| is_limited(r, class)) {
+            return Ok((flow, Phase::Weight));
         }
-    }
-
-    fn dequeue(&mut self, view: &View<'_>, slot: Slot) {
-        if let Some(flow) = self.queues.remove(view, slot) {
-            self.refile(view, flow);
+        let reservation = |r: &Self| r.order.first_reservation(lane);
+        let reserved = self.first(queues, view, reservation, |_, class, tag| class.account.reservation > tag);
+        let due = reserved.filter(|(tag, _)| *tag <= now).map(|(_, flow)| (flow, Phase::Constraint));
+        if let Some(due) = due.filter(|_| !self.order.weights_are_due(lane, guard)) {
+            return Ok(due);
         }
+        let is_late = |r: &Self, class: &Class<Tags>, tag| class.account.weight > tag || is_limited(r, class);
+        if let Some((_, flow)) = self.first(queues, view, |r| r.order.first_weight(lane), is_late) {
+            return Ok((flow, Phase::Weight));
+        }
+        // The guard may have counted waiters that have gone.
+        let instants = [limited, reserved, self.order.first_limited(lane)].into_iter().flatten();
+        due.ok_or_else(|| instants.map(|first| first.0).min().unwrap_or(Nanos::MAX))
     }
 
-    fn select(&mut self, view: &View<'_>, batch: &mut Vec<Slot>) -> Choice {
-        let mut turns = std::mem::take(&mut self.turns);
-        let choice = turns.round_robin_lanes(view, |group| {
-            if let Some(flow) = self.queues.flows.due(view, group) {
-                return self.serve(view, flow, Phase::Weight, batch);
-            }
-            match self.next(view, group) {
-                Ok((flow, phase)) => self.serve(view, flow, phase, batch),
-                Err(until) => (until < Nanos::MAX).then_some(Choice::Wait { until, reason: WaitReason::Rate }),
-            }
-        });
-        self.turns = turns;
-        choice
+    fn charge(&mut self, queues: &mut Queues<Self>, view: &View<'_>, flow: u32, phase: Phase, cost: Cost) -> bool {
+        let (lane, class) = queues.flows.key(flow);
+        let due = self.order.due(queues.flows.data(flow), view.now);
+        let class = queues.classes.get_mut(class);
+        let (cost, share) = (self.cost(cost), self.share(class));
+        let (tags, by_reservation) = (&mut class.account, phase == Phase::Constraint);
+        tags.charge(&share, cost, view.now, by_reservation.then_some(due.reservation));
+        tags.weight = self.order.sent(lane, flow, phase, &due, tags.weight) + share.weighed(cost);
+        by_reservation
     }
 
-    fn is_withheld(&self, view: &View<'_>, slot: Slot) -> bool {
-        let until = |class| self.share(class).limited_until(&self.queues.classes.get(class).account);
-        self.queues.class(slot).is_some_and(|class| until(class) > view.now)
+    fn correct(&mut self, queues: &mut Queues<Self>, _: Nanos, flight: Flight, service: Nanos) -> SmallVec<[u32; 2]> {
+        if !self.in_device_time {
+            return SmallVec::new();
+        }
+        let class = queues.classes.get_mut(flight.class);
+        let (more, less) = (service - flight.estimate, flight.estimate - service);
+        let share = self.share(class);
+        class.account.correct(&share, more, less, flight.on_account);
+        if less > Nanos::ZERO { smallvec![flight.class] } else { SmallVec::new() }
     }
 
-    fn wait_bound(&self, view: &View<'_>, slot: Slot) -> WaitBound {
-        let Some(class) = self.queues.class(slot) else { return WaitBound::of_batches(0) };
-        let (share, guarded) = (self.share(class), self.queues.flows.guarded_wait(view, slot));
-        if share.limit == 0.0 {
+    fn wait_bound(&self, queues: &Queues<Self>, view: &View<'_>, slot: Slot, class: u32) -> WaitBound {
+        let class = queues.classes.get(class);
+        let (limit, guarded) = (self.share(class).limit, queues.flows.guarded_wait(view, slot));
+        if limit == 0.0 {
             return WaitBound::of_batches(guarded);
         }
-        let longest = self.cost(self.queues.longest.0, self.queues.longest_device(view));
-        let paid = span(longest, share.limit).0.saturating_mul(self.queues.paying(view, slot));
-        let limited_until = share.limited_until(&self.queues.classes.get(class).account);
-        let idle = Nanos(paid) + limited_until.since(view.now);
+        let paid = span(self.cost(queues.longest(view)), limit).0.saturating_mul(queues.paying(view, slot));
+        let idle = Nanos(paid) + self.limited_until(class).since(view.now);
         // The guards for classes with and without limits alternate.
         WaitBound { batches: guarded.saturating_mul(2), idle, by_rule: true }
     }
 
-    fn completed(&mut self, view: &View<'_>, done: &Done<'_>) {
-        let Some(Flight { class, on_account: by_reservation, estimate }) = self.queues.returned(done) else { return };
-        if !self.in_device_time {
-            return;
-        }
-        let share = self.share(class);
-        let (more, less) = (done.service - estimate, estimate - done.service);
-        self.queues.classes.get_mut(class).account.correct(&share, more, less, by_reservation);
-        if less > Nanos::ZERO {
-            for flow in self.queues.flows.of_party(class) {
-                self.refile(view, flow);
-            }
-        }
-    }
-
-    fn explain(&self, who: &Who, _: Nanos) -> Option<String> {
-        let (rule, class) = self.queues.classes.matching(who);
-        let name = self.queues.classes.rules.get(rule).map_or("no rule fits".into(), |r| format!("rule {}", r.name));
+    fn explain(&self, classes: &Classes<Tags>, who: &Who, _: Nanos) -> String {
+        let (rule, class) = classes.matching(who);
+        let name = classes.rules.get(rule).map_or("no rule fits".into(), |r| format!("rule {}", r.name));
         let share = self.shares[rule].phrase(self.in_device_time);
-        let (each, held) = (self.queues.classes.each(rule).phrase(), class.map_or(0, |c| c.held));
-        Some(format!("{name}: {share}{each}, {held} requests queued or in flight"))
+        let (each, held) = (classes.each(rule).phrase(), class.map_or(0, |c| c.held));
+        format!("{name}: {share}{each}, {held} requests queued or in flight")
     }
 
     /// Classes whose rule keeps its name keep their tags.
-    fn take_over(&mut self, _: &View<'_>, old: Box<dyn Any>) {
-        let Ok(old) = old.downcast::<Mclock>() else { return };
-        if old.in_device_time != self.in_device_time {
-            return;
-        }
-        self.order.take_over(&old.order);
-        for class in old.queues.classes.all() {
-            if let Some(mine) = self.queues.classes.counterpart(&old.queues.classes, class) {
-                self.queues.classes.get_mut(mine).account = class.account;
-            }
+    fn take_over(&mut self, mine: &mut Classes<Tags>, old: &Mclock, theirs: &Classes<Tags>, _: Nanos) {
+        if old.in_device_time == self.in_device_time {
+            self.order.take_over(&old.order);
+            mine.take_over(theirs);
         }
     }
 }

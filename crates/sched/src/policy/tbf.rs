@@ -39,18 +39,17 @@
 
 mod params;
 
-use std::any::Any;
+use smallvec::SmallVec;
 
 use super::parts::bucket_order::{BucketOrder, Filed, Turn};
-use super::parts::class_flows::{ClassFlows, Flight, Taken};
+use super::parts::by_class::{ByClass, ClassRule, Queues};
+use super::parts::class_flows::Flight;
 use super::parts::classes::{Class, Classes};
 use super::parts::limits::{Account, Cost, Limits, is_hard};
 use super::parts::rules;
-use super::parts::turns::Turns;
-use super::{Choice, Conduct, Done, Params, Policy, PolicyInfo, Setup, View, WaitBound, WaitReason};
+use super::{Conduct, Params, PolicyInfo, Setup, View, WaitBound};
 use crate::limited::{Limited, Portions};
 use crate::names::Who;
-use crate::spec::PolicySpec;
 use crate::table::Slot;
 use crate::types::Nanos;
 
@@ -66,174 +65,112 @@ pub(super) const INFO: PolicyInfo = PolicyInfo {
         )
     },
     params: params::PARAMS,
-    build: |params, setup| Ok(Box::new(Tbf::new(params, setup).map_err(|e| params.refuse("rules", e))?)),
+    build: ByClass::<Tbf>::build,
 };
 
 struct Tbf {
-    params: Params,
-    /// A batch in flight records whether it was paid for.
-    queues: ClassFlows<Account, Filed>,
     limits: Limits,
     order: BucketOrder,
-    turns: Turns,
     capacity: u64,
 }
 
 impl Tbf {
-    fn new(params: &Params, setup: &Setup) -> Result<Tbf, String> {
-        let known = ["requests_per_s", "bytes_per_s", "device", "burst", "borrow", "under", "over"];
-        let classes = Classes::parse(params, "rules", &known)?;
-        let limits = Limits::new(&classes)?;
-        Ok(Tbf {
-            queues: ClassFlows::new(params, setup, classes, limits.change()),
-            order: BucketOrder::new(setup.lanes, limits.parents()),
-            limits,
-            turns: Turns::default(),
-            capacity: u64::from(setup.capacity),
-            params: params.clone(),
-        })
+    /// The flow of a lane whose oldest request has been allowed to go the longest, or when there will be one.
+    fn allowed(&mut self, queues: &mut Queues<Self>, view: &View<'_>, lane: usize) -> Result<u32, Nanos> {
+        let (mut best, mut until): (Option<(Turn, u32)>, Nanos) = (None, Nanos::MAX);
+        for parent in 0..=self.limits.parents() {
+            let is_late = |r: &Self, class: &Class<Account>, turn: Turn| r.limits.ready_at(class) > turn.0;
+            let Some(first) = self.first(queues, view, |r| r.order.first(lane, parent), is_late) else { continue };
+            match first.0.0.max(self.limits.above_ready_at(&queues.classes, parent)) {
+                from if from > view.now => until = until.min(from),
+                _ => best = Some(best.map_or(first, |best| best.min(first))),
+            }
+        }
+        best.map(|best| best.1).ok_or(until)
+    }
+}
+
+impl ClassRule for Tbf {
+    type Account = Account;
+    type Filed = Filed;
+    type Phase = ();
+    const SETTINGS: &[&str] = &["requests_per_s", "bytes_per_s", "device", "burst", "borrow", "under", "over"];
+
+    fn new(_: &Params, setup: &Setup, classes: &Classes<Account>) -> Result<Tbf, String> {
+        let limits = Limits::new(classes)?;
+        let order = BucketOrder::new(setup.lanes, limits.parents());
+        Ok(Tbf { limits, order, capacity: u64::from(setup.capacity) })
     }
 
-    /// Updates a flow's position after its bucket or its oldest request changed, or closes it.
-    fn refile(&mut self, view: &View<'_>, flow: u32) {
-        let (group, class) = self.queues.flows.key(flow);
-        let class = self.queues.classes.get(class);
+    fn corrects(&self) -> bool {
+        self.limits.change()
+    }
+
+    fn is_new(&self, account: &Account, now: Nanos) -> bool {
+        account.bucket.is_full(now)
+    }
+
+    fn is_guarded(&self, class: &Class<Account>) -> bool {
+        self.limits.is_soft(class)
+    }
+
+    fn withheld_until(&self, classes: &Classes<Account>, class: u32) -> Nanos {
+        if self.limits.is_soft(classes.get(class)) { Nanos::ZERO } else { self.limits.pays_at(classes, class) }
+    }
+
+    fn file(&mut self, queues: &mut Queues<Self>, view: &View<'_>, flow: u32, oldest: Option<Slot>) {
+        let (lane, class) = queues.flows.key(flow);
+        let class = queues.classes.get(class);
         let limit = self.limits.of(class);
         let mut fresh = Filed { parent: limit.map_or(0, |l| l.parent), ..Filed::default() };
-        let oldest = self.queues.flows.oldest(view, flow);
         if let Some(oldest) = oldest {
             let ready_at = self.limits.ready_at(class);
             fresh.turn = (ready_at.max(view.table.arrival(oldest).min(view.now)), view.table.seq(oldest));
             if limit.is_some() && self.limits.is_soft(class) {
-                fresh.borrow = class.account.borrowed.max(self.order.virtual_now(group));
+                fresh.borrow = class.account.borrowed.max(self.order.virtual_now(lane));
             }
         }
-        self.order.refile(group, flow, self.queues.flows.data(flow), fresh);
-        if oldest.is_none() {
-            self.queues.flows.close(flow);
-        }
+        self.order.refile(lane, flow, queues.flows.data(flow), fresh);
     }
 
-    /// The flow of a group whose oldest request has been allowed to go the longest, or when there will be one.
-    fn allowed(&mut self, view: &View<'_>, group: usize) -> Result<u32, Nanos> {
-        let (mut best, mut until): (Option<(Turn, u32)>, Nanos) = (None, Nanos::MAX);
-        for parent in 0..=self.limits.parents() {
-            // Another group may have emptied a bucket since a flow was filed; each iteration updates one.
-            let first = loop {
-                let Some((turn, flow)) = self.order.first(group, parent) else { break None };
-                if self.limits.ready_at(self.class_of(flow)) <= turn.0 {
-                    break Some((turn, flow));
-                }
-                self.refile(view, flow);
-            };
-            let Some((turn, flow)) = first else { continue };
-            match turn.0.max(self.limits.above_ready_at(&self.queues.classes, parent)) {
-                from if from > view.now => until = until.min(from),
-                _ => best = Some(best.map_or((turn, flow), |b| b.min((turn, flow)))),
-            }
-        }
-        best.map(|b| b.1).ok_or(until)
-    }
-
-    fn class_of(&self, flow: u32) -> &Class<Account> {
-        self.queues.classes.get(self.queues.flows.key(flow).1)
-    }
-
-    /// Refiles the flows of a class that may go earlier.
-    fn refile_all(&mut self, view: &View<'_>, class: u32) {
-        for flow in self.queues.flows.of_party(class) {
-            self.refile(view, flow);
-        }
-    }
-
-    /// The flow of a group that borrows next.
-    fn borrower(&mut self, view: &View<'_>, group: usize) -> Option<u32> {
-        loop {
-            let (tag, flow) = self.order.first_borrower(group)?;
-            if self.class_of(flow).account.borrowed <= tag {
-                return Some(flow);
-            }
-            self.refile(view, flow);
-        }
-    }
-
-    /// Sends a flow's next batch, paid for or borrowed.
-    fn serve(&mut self, view: &View<'_>, flow: u32, batch: &mut Vec<Slot>) -> Option<Choice> {
-        let first = self.queues.flows.first(view, flow)?;
-        if !view.open(view.table.lane(first)) {
-            return Some(Choice::until_event(WaitReason::LanesBusy));
-        }
-        let (group, class) = self.queues.flows.key(flow);
-        let paid = self.limits.pays_at(&self.queues.classes, class) <= view.now;
-        let Taken { requests, bytes, estimate } = self.queues.take(view, first, batch);
-        let cost = Cost { requests, bytes, device: estimate };
-        if paid {
-            self.limits.pay(&mut self.queues.classes, class, view.now, cost);
-        } else if let Some(limit) = self.limits.of(self.queues.classes.get(class)) {
-            let account = &mut self.queues.classes.get_mut(class).account;
-            account.borrowed = self.order.borrow(group, account.borrowed, limit.span(cost));
-        }
-        self.queues.flows.depart(batch[0], Flight { class, on_account: paid, estimate });
-        self.refile(view, flow);
-        Some(Choice::Serve)
-    }
-}
-
-impl Policy for Tbf {
-    fn spec(&self) -> PolicySpec {
-        self.params.spec()
-    }
-
-    fn enqueue(&mut self, view: &View<'_>, slot: Slot) {
-        let class = self.queues.class_of(view, slot, |c| c.account.bucket.is_full(view.now));
-        let soft = self.limits.is_soft(self.queues.classes.get(class));
-        if let Some(flow) = self.queues.push(view, class, slot, soft) {
-            self.refile(view, flow);
-        }
-    }
-
-    fn dequeue(&mut self, view: &View<'_>, slot: Slot) {
-        if let Some(flow) = self.queues.remove(view, slot) {
-            self.refile(view, flow);
-        }
-    }
-
-    fn select(&mut self, view: &View<'_>, batch: &mut Vec<Slot>) -> Choice {
-        let mut turns = std::mem::take(&mut self.turns);
-        let choice = turns.round_robin_lanes(view, |group| {
-            if let Some(flow) = self.queues.flows.due(view, group) {
-                return self.serve(view, flow, batch);
-            }
-            let until = match self.allowed(view, group) {
-                Ok(flow) => return self.serve(view, flow, batch),
-                Err(until) => until,
-            };
-            if let Some(flow) = self.borrower(view, group) {
-                return self.serve(view, flow, batch);
-            }
-            (until < Nanos::MAX).then_some(Choice::Wait { until, reason: WaitReason::Rate })
+    fn next(&mut self, queues: &mut Queues<Self>, view: &View<'_>, lane: usize) -> Result<(u32, ()), Nanos> {
+        let is_late = |_: &Self, class: &Class<Account>, tag| class.account.borrowed > tag;
+        let next = self.allowed(queues, view, lane).or_else(|until| {
+            let borrower = self.first(queues, view, |r| r.order.first_borrower(lane), is_late);
+            borrower.map(|first| first.1).ok_or(until)
         });
-        self.turns = turns;
-        choice
+        next.map(|flow| (flow, ()))
     }
 
-    fn is_withheld(&self, view: &View<'_>, slot: Slot) -> bool {
-        let classes = &self.queues.classes;
-        let Some(class) = self.queues.class(slot) else { return false };
-        !self.limits.is_soft(classes.get(class)) && self.limits.pays_at(classes, class) > view.now
+    /// It pays, or borrows if it cannot.
+    fn charge(&mut self, queues: &mut Queues<Self>, view: &View<'_>, flow: u32, (): (), cost: Cost) -> bool {
+        let (lane, class) = queues.flows.key(flow);
+        let pays = self.limits.pays_at(&queues.classes, class) <= view.now;
+        if pays {
+            self.limits.pay(&mut queues.classes, class, view.now, cost);
+        } else if let Some(limit) = self.limits.of(queues.classes.get(class)) {
+            let account = &mut queues.classes.get_mut(class).account;
+            account.borrowed = self.order.borrow(lane, account.borrowed, limit.span(cost));
+        }
+        pays
     }
 
-    fn wait_bound(&self, view: &View<'_>, slot: Slot) -> WaitBound {
-        let Some(class) = self.queues.class(slot) else { return WaitBound::of_batches(0) };
-        if self.limits.is_soft(self.queues.classes.get(class)) {
-            return WaitBound::of_batches(self.queues.flows.guarded_wait(view, slot));
+    fn correct(&mut self, queues: &mut Queues<Self>, now: Nanos, flight: Flight, service: Nanos) -> SmallVec<[u32; 2]> {
+        if !flight.on_account {
+            return SmallVec::new();
+        }
+        self.limits.correct(&mut queues.classes, flight.class, now, (flight.estimate, service))
+    }
+
+    fn wait_bound(&self, queues: &Queues<Self>, view: &View<'_>, slot: Slot, class: u32) -> WaitBound {
+        if self.limits.is_soft(queues.classes.get(class)) {
+            return WaitBound::of_batches(queues.flows.guarded_wait(view, slot));
         }
         // Its bucket's older requests pay before it; meanwhile, those on other lanes may pay too.
-        let paying = self.queues.paying(view, slot);
-        let ((requests, bytes), device) = (self.queues.longest, self.queues.longest_device(view));
-        let longest = Cost { requests, bytes, device };
-        let idle = self.limits.payers(class, &self.queues.classes).enumerate().map(|(above, (limit, payer))| {
-            let account = &self.queues.classes.get(payer).account;
+        let paying = queues.paying(view, slot);
+        let longest = queues.longest(view);
+        let idle = self.limits.payers(class, &queues.classes).enumerate().map(|(above, (limit, payer))| {
+            let account = &queues.classes.get(payer).account;
             let (debt, longest) = (account.ready_at(&limit).since(view.now), account.span(&limit, longest).0);
             // While its own bucket fills, others may queue up for the bucket above.
             let before = if above == 0 { paying } else { paying.saturating_mul(self.capacity + 1) };
@@ -244,29 +181,20 @@ impl Policy for Tbf {
         WaitBound { batches, idle: Nanos(idle.fold(0, u64::saturating_add)), by_rule: true }
     }
 
-    fn completed(&mut self, view: &View<'_>, done: &Done<'_>) {
-        let Some(Flight { class, on_account: true, estimate }) = self.queues.returned(done) else { return };
-        let payers = self.limits.correct(&mut self.queues.classes, class, view.now, (estimate, done.service));
-        payers.into_iter().for_each(|payer| self.refile_all(view, payer));
+    fn explain(&self, classes: &Classes<Account>, who: &Who, now: Nanos) -> String {
+        self.limits.explain(classes, who, now)
     }
 
-    fn explain(&self, who: &Who, now: Nanos) -> Option<String> {
-        Some(self.limits.explain(&self.queues.classes, who, now))
+    fn limited(&self, classes: &Classes<Account>, now: Nanos) -> Vec<Limited> {
+        self.limits.limited(classes, now)
     }
 
-    fn limited(&self, now: Nanos) -> Vec<Limited> {
-        self.limits.limited(&self.queues.classes, now)
-    }
-
-    fn set_portions(&mut self, view: &View<'_>, portions: &Portions) {
-        let changed = self.limits.set_portions(&mut self.queues.classes, portions, view.now);
-        changed.into_iter().for_each(|class| self.refile_all(view, class));
+    fn set_portions(&mut self, classes: &mut Classes<Account>, portions: &Portions, now: Nanos) -> Vec<u32> {
+        self.limits.set_portions(classes, portions, now)
     }
 
     /// A bucket whose rule keeps its name and unit keeps its tokens.
-    fn take_over(&mut self, view: &View<'_>, old: Box<dyn Any>) {
-        if let Ok(old) = old.downcast::<Tbf>() {
-            self.limits.take_over(&mut self.queues.classes, &old.limits, &old.queues.classes, view.now);
-        }
+    fn take_over(&mut self, mine: &mut Classes<Account>, old: &Tbf, theirs: &Classes<Account>, now: Nanos) {
+        self.limits.take_over(mine, &old.limits, theirs, now);
     }
 }

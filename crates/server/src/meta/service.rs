@@ -175,16 +175,21 @@ impl MetaService {
         answer.unwrap_or_else(Answer::Fault)
     }
 
-    /// Whether a call may wait for the disk or the data servers now; other calls take microseconds.
+    /// Whether a call may wait for the disk or the data servers now: on a connection's own thread it would delay the calls
+    /// behind it. Other calls take microseconds.
     pub fn may_wait(&self, call: &MetaCall) -> bool {
         match call {
-            MetaCall::Open { write, .. } | MetaCall::Reopen { write, .. } if *write => true,
-            MetaCall::Append { .. } => true,
+            MetaCall::Create { .. }
+            | MetaCall::Open { write: true, .. }
+            | MetaCall::Reopen { write: true, .. }
+            | MetaCall::Append { .. }
+            | MetaCall::Exchange { .. }
+            | MetaCall::Fsync { .. }
+            | MetaCall::FsyncDir { .. }
+            | MetaCall::Statfs
+            | MetaCall::Examine(_) => true,
             // A lease begins.
             MetaCall::Lock(LockCall { lease: 0, .. }) => true,
-            MetaCall::Fsync { .. } | MetaCall::FsyncDir { .. } | MetaCall::Statfs | MetaCall::Examine(_) => true,
-            // A file that already exists is opened for writing.
-            MetaCall::Create { exclusive, .. } => !exclusive,
             MetaCall::SetAttr { set, .. } if set.size.is_some() => true,
             // Data servers are asked only about files that are being written.
             MetaCall::GetAttr { .. }

@@ -1,3 +1,4 @@
+use impresario_base::random::Random;
 use proptest::prelude::*;
 
 use super::*;
@@ -65,15 +66,14 @@ fn bytes_per_record(records: &[Record]) -> f64 {
 /// One process with `next` of a request's offset and length, half a millisecond of computing, a busy disk.
 fn synchronous(n: u64, next: impl Fn(u64) -> (u64, u64)) -> Vec<Record> {
     let mut at = 1_000_000_000;
-    let mut noise = 12345u64;
+    let mut random = Random::new(12345);
     (0..n)
         .map(|i| {
-            noise = noise.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
             let (offset, len) = next(i);
-            let took = 5_000_000 + (noise >> 40) % 3_000_000;
+            let took = 5_000_000 + random.below(3_000_000);
             let record =
                 Record { duration: Some(Nanos(took)), ..Record::new(TraceOp::Read, FileId(0), offset, len, Nanos(at)) };
-            at += took + 500_000 + (noise >> 20) % 4_000;
+            at += took + 500_000 + random.below(4_000);
             record
         })
         .collect()

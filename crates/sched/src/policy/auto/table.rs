@@ -5,7 +5,7 @@
 
 use std::collections::BTreeMap;
 
-use impresario_base::place::at_line;
+use impresario_base::place::line_column;
 use serde::{Deserialize, Serialize};
 
 use super::observe::{DeviceClass, FEATURES, Feature, Observation};
@@ -192,8 +192,10 @@ pub struct DecisionTable {
 impl DecisionTable {
     /// Parses and validates a table; the error is one line.
     pub fn parse(text: &str) -> Result<DecisionTable, String> {
-        let table: DecisionTable =
-            toml::from_str(text).map_err(|e| at_line(text, e.span().map(|span| span.start), e.message()))?;
+        let table: DecisionTable = toml::from_str(text).map_err(|e| {
+            let line = e.span().map(|span| format!("line {}: ", line_column(text, span.start).0));
+            line.unwrap_or_default() + &e.message().trim().replace('\n', "; ")
+        })?;
         table.check()?;
         Ok(table)
     }

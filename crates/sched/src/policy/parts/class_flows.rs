@@ -1,8 +1,8 @@
-//! Flows of classes, by lane: the common part of `tbf` and `mclock`. The policy keeps an account per class and decides
-//! which flow sends.
+//! Flows of classes, by lane. The policy keeps an account per class and decides which flow sends.
 
 use super::classes::{Class, Classes};
 use super::flows::{Flows, hull_bytes};
+use super::limits::Cost;
 use crate::policy::{Done, Params, Setup, View};
 use crate::table::Slot;
 use crate::types::{Nanos, Op};
@@ -17,21 +17,13 @@ pub(in crate::policy) struct Flight {
     pub estimate: Nanos,
 }
 
-/// A batch taken out of a flow.
-pub(in crate::policy) struct Taken {
-    pub requests: u64,
-    pub bytes: u64,
-    /// Its estimated device time.
-    pub estimate: Nanos,
-}
-
 /// Classes with accounts `A`, and their flows with policy data `D`.
 pub(in crate::policy) struct ClassFlows<A, D> {
     pub classes: Classes<A>,
     pub flows: Flows<u32, D, Flight>,
     lanes: u64,
     /// The largest batch so far in requests and in bytes: a single request may exceed the limit.
-    pub longest: (u64, u64),
+    longest: (u64, u64),
 }
 
 impl<A: Default, D: Default> ClassFlows<A, D> {
@@ -72,19 +64,24 @@ impl<A: Default, D: Default> ClassFlows<A, D> {
         Some(flow)
     }
 
+    /// The class of a flow.
+    pub fn class_of_flow(&self, flow: u32) -> &Class<A> {
+        self.classes.get(self.flows.key(flow).1)
+    }
+
     /// The class of a queued request.
     pub fn class(&self, slot: Slot) -> Option<u32> {
         self.flows.of(slot).map(|flow| self.flows.key(flow).1)
     }
 
-    /// Moves the batch at the head of a flow into `batch`.
+    /// Moves the batch at the head of a flow into `batch`; its cost, by estimated device time.
     #[inline]
-    pub fn take(&mut self, view: &View<'_>, first: Slot, batch: &mut Vec<Slot>) -> Taken {
+    pub fn take(&mut self, view: &View<'_>, first: Slot, batch: &mut Vec<Slot>) -> Cost {
         self.flows.take(view, first, batch);
-        Taken {
+        Cost {
             requests: batch.len() as u64,
             bytes: batch.iter().map(|s| view.table.len_bytes(*s)).fold(0, u64::saturating_add),
-            estimate: view.cost.ttp(view.table.op(first), hull_bytes(view, batch)),
+            device: view.cost.ttp(view.table.op(first), hull_bytes(view, batch)),
         }
     }
 
@@ -97,9 +94,10 @@ impl<A: Default, D: Default> ClassFlows<A, D> {
         Some(flight)
     }
 
-    /// Upper bound of a batch's device time.
-    pub fn longest_device(&self, view: &View<'_>) -> Nanos {
-        view.cost.ttp(Op::Read, self.longest.1).max(view.cost.ttp(Op::Write, self.longest.1))
+    /// Upper bound of a batch's cost.
+    pub fn longest(&self, view: &View<'_>) -> Cost {
+        let (requests, bytes) = self.longest;
+        Cost { requests, bytes, device: view.cost.ttp(Op::Read, bytes).max(view.cost.ttp(Op::Write, bytes)) }
     }
 
     /// How many batches of its class may pay before it: one per lane while each of its older requests does.

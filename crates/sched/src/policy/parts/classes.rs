@@ -181,6 +181,18 @@ impl<A: Default> Classes<A> {
         let same = (self.each(rule) == Each::Rule) == other.key.is_none();
         same.then(|| other.key.map_or(rule as u32, |key| self.named(rule, key, |_| false)))
     }
+
+    /// Classes whose rule keeps its name keep their accounts.
+    pub fn take_over(&mut self, others: &Classes<A>)
+    where
+        A: Copy,
+    {
+        for class in others.all() {
+            if let Some(mine) = self.counterpart(others, class) {
+                self.get_mut(mine).account = class.account;
+            }
+        }
+    }
 }
 
 #[cfg(test)]

@@ -5,6 +5,7 @@ pub(crate) mod arrivals;
 pub(super) mod backlog;
 pub(super) mod bucket;
 pub(super) mod bucket_order;
+pub(super) mod by_class;
 pub(super) mod class_flows;
 pub(super) mod classes;
 pub(super) mod file_turns;

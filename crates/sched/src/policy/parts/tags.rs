@@ -70,9 +70,10 @@ pub(in crate::policy) struct Due {
 }
 
 /// The two phases of mClock.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub(in crate::policy) enum Phase {
     Constraint,
+    #[default]
     Weight,
 }
 
@@ -139,10 +140,11 @@ impl TagOrder {
         self.groups[group].limited.first().map(|((tag, _), flow)| (tag, flow))
     }
 
-    /// The flow with the oldest request among limited classes within their limits, if `guard` batches passed over it.
-    pub fn first_left_out(&self, group: usize, guard: u64) -> Option<u32> {
+    /// The flow with the oldest request among limited classes within their limits, if `guard` batches passed over it;
+    /// and that request.
+    pub fn first_left_out(&self, group: usize, guard: u64) -> Option<(u64, u32)> {
         let g = &self.groups[group];
-        g.allowed.first().filter(|_| guard > 0 && g.left_out >= guard).map(|first| first.1)
+        g.allowed.first().filter(|_| guard > 0 && g.left_out >= guard)
     }
 
     /// The flow with the earliest reservation tag.

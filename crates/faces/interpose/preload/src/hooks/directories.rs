@@ -358,7 +358,7 @@ macro_rules! scandirs {
             path: *const c_char, list: *mut *mut *mut dirent64, select: Select, compare: Compare,
         ) -> c_int {
             // SAFETY: the caller's path.
-            if unsafe { super::names::is_inside(path) } {
+            if unsafe { super::temporary::is_inside(path) } {
                 // SAFETY: the caller's arguments.
                 return unsafe { scan(path, list, select, compare) };
             }

@@ -18,4 +18,7 @@ mod reads;
 mod sandbox;
 mod stdio;
 pub mod streams;
+mod temporary;
+mod times;
 mod writes;
+mod xattrs;

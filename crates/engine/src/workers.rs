@@ -1,7 +1,10 @@
-//! A few threads for work that may wait for a device or another server: made on demand, gone when idle.
+//! Threads for work that may wait for a device, a file system or another server: made on demand, gone when idle.
 //!
-//! The queue before them is not bounded here: what is put in was admitted by something that is (the
-//! engine's queue, a connection's slots).
+//! The queue before them is not bounded here: what is put in was admitted by something that is (the engine's queue, a
+//! connection's slots).
+//!
+//! **A party that hangs leaves threads to others.** Jobs may be put in for parties, such as connections ([`Workers::fair`]).
+//! Parties take turns, and none has more than a share of the threads at once.
 //!
 //! **A hung server holds no thread of a pool.** A thread that waits for another server says so ([`waiting_elsewhere`]). Once
 //! it has waited for [`STUCK_AFTER`], it no longer counts against the pool's limit, so that work for other servers goes on;
@@ -14,14 +17,16 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use crate::outbox::STACK_BYTES;
 use impresario_base::lock::{Condvar, Mutex};
+use rustc_hash::FxHashMap;
 
 /// A thread without work ends after this time.
 const LINGER: Duration = Duration::from_secs(10);
+/// Stack of a thread; a file system's library may be called on it.
+const STACK_BYTES: usize = 512 << 10;
 
 /// How long a stopping server waits for the requests that its threads are at.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(5);
+pub const PATIENCE: Duration = Duration::from_secs(5);
 
 /// A thread that has waited so long for another server is stuck: it works again sooner or later, but not soon.
 const STUCK_AFTER: Duration = Duration::from_millis(20);
@@ -34,7 +39,7 @@ thread_local! {
 }
 
 /// Runs what waits for another server. If this thread is one of a pool and gets stuck, the pool does without it.
-pub(crate) fn waiting_elsewhere<T>(wait: impl FnOnce() -> T) -> T {
+pub fn waiting_elsewhere<T>(wait: impl FnOnce() -> T) -> T {
     struct Waiting(Arc<Shared>, u64);
     impl Drop for Waiting {
         fn drop(&mut self) {
@@ -50,25 +55,39 @@ pub(crate) fn waiting_elsewhere<T>(wait: impl FnOnce() -> T) -> T {
 }
 
 /// Something to do; dropped undone when the pool is stopped.
-pub(crate) type Job = Box<dyn FnOnce() + Send>;
+pub type Job = Box<dyn FnOnce() + Send>;
 
 /// The threads.
-pub(crate) struct Workers {
+pub struct Workers {
     shared: Arc<Shared>,
 }
 
 struct Shared {
     name: &'static str,
     threads_max: usize,
+    /// Threads that one party may have at once.
+    share_max: usize,
     state: Mutex<State>,
     wake: Condvar,
     /// A thread has ended.
     fewer: Condvar,
 }
 
+/// The jobs of one party.
+#[derive(Default)]
+struct Line {
+    jobs: VecDeque<Job>,
+    running: usize,
+    has_turn: bool,
+}
+
 #[derive(Default)]
 struct State {
-    jobs: VecDeque<Job>,
+    lines: FxHashMap<u32, Line>,
+    /// The parties whose turn it is, in order: they have jobs and less than their share of threads.
+    turns: VecDeque<u32>,
+    /// Jobs that wait for a thread.
+    waiting: usize,
     threads: usize,
     idle: usize,
     /// Threads beyond the limit that may run now, see [`Workers::allow`].
@@ -82,23 +101,56 @@ struct State {
 }
 
 impl State {
+    /// Puts a party among those whose turn it is, if it belongs there.
+    fn line_up(&mut self, party: u32, share_max: usize) {
+        let Some(line) = self.lines.get_mut(&party) else { return };
+        if line.jobs.is_empty() && line.running == 0 {
+            self.lines.remove(&party);
+        } else if !line.has_turn && !line.jobs.is_empty() && line.running < share_max {
+            line.has_turn = true;
+            self.turns.push_back(party);
+        }
+    }
+
+    fn next(&mut self, share_max: usize) -> Option<(u32, Job)> {
+        let party = self.turns.pop_front()?;
+        let line = self.lines.get_mut(&party)?;
+        line.has_turn = false;
+        let job = line.jobs.pop_front()?;
+        line.running += 1;
+        self.waiting -= 1;
+        self.line_up(party, share_max);
+        Some((party, job))
+    }
+
+    fn done(&mut self, party: u32, share_max: usize) {
+        if let Some(line) = self.lines.get_mut(&party) {
+            line.running -= 1;
+        }
+        self.line_up(party, share_max);
+    }
+
+    /// The jobs that wait, to be dropped without the lock.
+    fn give_up(&mut self) -> Vec<VecDeque<Job>> {
+        self.turns.clear();
+        self.waiting = 0;
+        let jobs_of = |line: &mut Line| {
+            line.has_turn = false;
+            std::mem::take(&mut line.jobs)
+        };
+        self.lines.values_mut().map(jobs_of).collect()
+    }
+
     /// Threads that may run now, with those that are stuck.
     fn threads_max(&self, usual: usize) -> usize {
         let stuck = self.waits.iter().filter(|(_, since)| since.elapsed() >= STUCK_AFTER).count();
         usual + self.extra + stuck.min(STUCK_MAX)
     }
 
-    /// Counts a thread in that is to be started for a queued job.
-    fn may_start(&mut self, usual: usize) -> bool {
-        let may = self.idle < self.jobs.len() && self.threads < self.threads_max(usual);
-        self.threads += usize::from(may);
-        may
-    }
-
     /// Counts in the threads that queued jobs need and the limit allows; how many.
-    fn may_start_several(&mut self, usual: usize) -> usize {
+    fn may_start(&mut self, usual: usize) -> usize {
         let mut starts = 0;
-        while self.threads < self.threads_max(usual) && starts + self.idle < self.jobs.len() {
+        while self.threads < self.threads_max(usual) && starts + self.idle < self.waiting {
             self.threads += 1;
             starts += 1;
         }
@@ -107,7 +159,7 @@ impl State {
 
     /// Counts in a thread that watches, if one is needed.
     fn may_watch(&mut self) -> bool {
-        let may = !self.is_watched && !self.stopped && !self.waits.is_empty() && self.idle < self.jobs.len();
+        let may = !self.is_watched && !self.stopped && !self.waits.is_empty() && self.idle < self.waiting;
         self.is_watched |= may;
         may
     }
@@ -115,55 +167,61 @@ impl State {
 
 impl Workers {
     /// At most `threads_max` threads (at least one).
-    pub(crate) fn new(name: &'static str, threads_max: usize) -> Workers {
-        let shared = Shared {
-            name,
-            threads_max: threads_max.max(1),
-            state: Mutex::default(),
-            wake: Condvar::new(),
-            fewer: Condvar::new(),
-        };
+    pub fn new(name: &'static str, threads_max: usize) -> Workers {
+        Workers::fair(name, threads_max, usize::MAX)
+    }
+
+    /// The same; one party has `share_max` of them at most (at least one).
+    pub fn fair(name: &'static str, threads_max: usize, share_max: usize) -> Workers {
+        let (state, wake, fewer) = (Mutex::default(), Condvar::new(), Condvar::new());
+        let shared = Shared { name, threads_max: threads_max.max(1), share_max: share_max.max(1), state, wake, fewer };
         Workers { shared: Arc::new(shared) }
     }
 
     /// Has a job done soon, by another thread.
-    pub(crate) fn run(&self, job: Job) {
+    pub fn run(&self, job: Job) {
+        self.run_for(0, job);
+    }
+
+    /// The same for a party.
+    pub fn run_for(&self, party: u32, job: Job) {
         let mut state = self.shared.state.lock();
         if state.stopped {
             drop(state);
             return;
         }
-        state.jobs.push_back(job);
+        state.waiting += 1;
+        state.lines.entry(party).or_default().jobs.push_back(job);
+        state.line_up(party, self.shared.share_max);
         let (starts, idle) = (state.may_start(self.shared.threads_max), state.idle > 0);
-        let watches = !starts && state.may_watch();
+        let watches = starts == 0 && state.may_watch();
         drop(state);
-        if starts {
-            self.shared.start();
-        } else if idle {
+        if starts == 0 && idle {
             self.shared.wake.notify_one();
         }
+        self.shared.start(starts);
         if watches {
             self.shared.watch();
         }
     }
 
     /// Lets `extra` threads, which are known to be stuck, run beyond the limit until another number is set.
-    pub(crate) fn allow(&self, extra: usize) {
+    pub fn allow(&self, extra: usize) {
         let mut state = self.shared.state.lock();
         state.extra = extra;
-        let starts = if state.stopped { 0 } else { state.may_start_several(self.shared.threads_max) };
+        let starts = if state.stopped { 0 } else { state.may_start(self.shared.threads_max) };
         drop(state);
-        (0..starts).for_each(|_| self.shared.start());
+        self.shared.start(starts);
     }
 
     /// Jobs that wait for a thread.
-    pub(crate) fn waiting(&self) -> usize {
-        self.shared.state.lock().jobs.len()
+    pub fn waiting(&self) -> usize {
+        self.shared.state.lock().waiting
     }
 
     /// Takes no more, gives up what waits, and waits until the threads have ended with the job they are at, for at
     /// most `patience`. Not for a thread of the pool itself.
-    pub(crate) fn stop(&self, patience: Duration) {
+    pub fn stop(&self, patience: Duration) {
         self.give_up();
         let state = self.shared.state.lock();
         let ended = self.shared.fewer.wait_timeout_while(state, patience, |state| state.threads > 0);
@@ -176,7 +234,7 @@ impl Workers {
     fn give_up(&self) {
         let mut state = self.shared.state.lock();
         state.stopped = true;
-        let lost = std::mem::take(&mut state.jobs);
+        let lost = state.give_up();
         drop(state);
         drop(lost);
         self.shared.wake.notify_all();
@@ -190,8 +248,12 @@ impl Drop for Workers {
 }
 
 impl Shared {
-    /// Starts a thread that is counted already.
-    fn start(self: &Arc<Self>) {
+    /// Starts threads that are counted already.
+    fn start(self: &Arc<Self>, threads: usize) {
+        (0..threads).for_each(|_| self.start_one());
+    }
+
+    fn start_one(self: &Arc<Self>) {
         let shared = self.clone();
         let thread = std::thread::Builder::new().name(shared.name.into()).stack_size(STACK_BYTES);
         let work = move || {
@@ -204,7 +266,7 @@ impl Shared {
             let mut state = self.state.lock();
             state.threads -= 1;
             // Without any thread the jobs would wait forever: give them up, which answers them.
-            let lost = if state.threads == 0 { std::mem::take(&mut state.jobs) } else { VecDeque::new() };
+            let lost = if state.threads == 0 { state.give_up() } else { Vec::new() };
             drop(state);
             drop(lost);
         }
@@ -217,11 +279,11 @@ impl Shared {
         let watching = move || loop {
             std::thread::sleep(STUCK_AFTER);
             let mut state = shared.state.lock();
-            let starts = state.may_start_several(shared.threads_max);
-            let is_needed = !state.stopped && !state.jobs.is_empty() && !state.waits.is_empty();
+            let starts = state.may_start(shared.threads_max);
+            let is_needed = !state.stopped && state.waiting > 0 && !state.waits.is_empty();
             state.is_watched = is_needed;
             drop(state);
-            (0..starts).for_each(|_| shared.start());
+            shared.start(starts);
             if !is_needed {
                 return;
             }
@@ -253,12 +315,13 @@ impl Shared {
             if state.threads > self.threads_max && state.threads > state.threads_max(self.threads_max) {
                 break;
             }
-            if let Some(job) = state.jobs.pop_front() {
+            if let Some((party, job)) = state.next(self.share_max) {
                 drop(state);
                 if catch_unwind(AssertUnwindSafe(job)).is_err() {
                     tracing::error!(pool = self.name, "a request panicked; it was answered with an I/O error");
                 }
                 state = self.state.lock();
+                state.done(party, self.share_max);
                 continue;
             }
             if state.stopped {
@@ -268,7 +331,7 @@ impl Shared {
             let (next, timed_out) = self.wake.wait_timeout(state, LINGER);
             state = next;
             state.idle -= 1;
-            if timed_out && state.jobs.is_empty() {
+            if timed_out && state.turns.is_empty() {
                 break;
             }
         }
@@ -362,5 +425,36 @@ mod tests {
         let tell = Tell(tx);
         workers.run(Box::new(move || drop(tell)));
         rx.recv_timeout(Duration::from_secs(5)).unwrap();
+    }
+
+    #[test]
+    fn a_party_whose_jobs_hang_leaves_threads_to_others() {
+        let workers = Workers::fair("test", 4, 2);
+        let (hang, gate) = mpsc::channel::<()>();
+        let gate = Arc::new(Mutex::new(gate));
+        for _ in 0..10 {
+            let gate = gate.clone();
+            workers.run_for(
+                1,
+                Box::new(move || {
+                    let _ = gate.lock().recv();
+                }),
+            );
+        }
+        let (tell, told) = mpsc::channel();
+        for n in 0..20 {
+            let tell = tell.clone();
+            workers.run_for(2 + n % 3, Box::new(move || tell.send(n).unwrap()));
+        }
+        let mut done: Vec<u32> = (0..20).map(|_| told.recv_timeout(PATIENCE).unwrap()).collect();
+        done.sort_unstable();
+        assert_eq!(done, (0..20).collect::<Vec<_>>());
+        assert_eq!(workers.waiting(), 8);
+        // Those that wait are given up, those under way end.
+        drop(hang);
+        workers.stop(PATIENCE);
+        let state = workers.shared.state.lock();
+        assert!(state.lines.is_empty());
+        assert_eq!((state.waiting, state.threads), (0, 0));
     }
 }

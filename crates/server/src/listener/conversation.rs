@@ -1,0 +1,304 @@
+//! The life of one connection: the hand-shake, its calls as they come, and what it is told when it ends.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use impresario_node::credits::SLICE_BYTES;
+use impresario_transport::{FrameReader, HelloError, Host, Pace, Stream, TransportError, receive_hello};
+use impresario_wire::{Answer, Call, Fault, Kind, Limits, PROTOCOL_VERSION, Welcome, frame, may_send};
+use rustc_hash::FxHashMap;
+use rustix::net::Shutdown;
+
+use super::{Incoming, SETTLE_MAX, Service, Settings, Shared};
+use crate::connection::{self, Connection, Denied, Reply};
+use crate::outbox::{self, Bulk, OutFrame};
+
+/// The hand-shake must be over after this time.
+const GREETING_MAX: Duration = Duration::from_secs(5);
+/// Enough for the header, body and payload of a 16 KiB write; larger payloads mostly bypass the buffer, bytes.
+const BUFFER_BYTES: usize = 20 << 10;
+/// How fast a peer must send a frame that it has begun.
+pub(super) const PACE: Pace = Pace { stall: Duration::from_secs(10), frame: Duration::from_secs(120) };
+/// How often a connection that is used is asked whether its key is still accepted.
+const KEY_CHECK_EVERY: Duration = Duration::from_secs(1);
+/// A refused peer has this time to read why.
+const FAREWELL_MAX: Duration = Duration::from_millis(300);
+
+impl Shared {
+    /// The whole life of a connection.
+    pub(super) fn converse<S: Service>(
+        &self,
+        service: &S,
+        connection: &Arc<Connection>,
+        stream: Arc<Stream>,
+        refusal: Option<String>,
+    ) {
+        outbox::serve_on_this_thread(Some(connection.outbox.clone()));
+        let limits = Limits { max_payload_bytes: self.settings.max_payload_bytes };
+        let mut receiver = Receiver { stream, reader: FrameReader::new(BUFFER_BYTES), limits };
+        let greeted = self.greet(&mut receiver, connection, refusal);
+        let session = greeted.and_then(|()| service.open(connection).map_err(|fault| Farewell::Fault(0, fault)));
+        let mut session = match session {
+            Ok(session) => session,
+            Err(farewell) => return self.farewell(farewell, &mut receiver, connection),
+        };
+        let farewell = loop {
+            if self.stopping.load(Ordering::Acquire) || connection.has_ended() {
+                break Farewell::Silent;
+            }
+            let next = AssertUnwindSafe(|| self.next_call(service, &mut session, &mut receiver, connection));
+            match catch_unwind(next) {
+                Ok(Ok(())) => {}
+                Ok(Err(farewell)) => break farewell,
+                Err(_) => {
+                    tracing::error!(peer = connection.peer(), "serving a call panicked; its connection is closed");
+                    break Farewell::Silent;
+                }
+            }
+            connection.outbox.drain_own();
+        };
+        if self.stopping.load(Ordering::Acquire) {
+            // Replies made from here on must not wait for this thread.
+            outbox::serve_on_this_thread(None);
+            connection.settle(Instant::now() + SETTLE_MAX);
+        }
+        service.close(session);
+        self.farewell(farewell, &mut receiver, connection);
+    }
+
+    /// Hello and welcome.
+    fn greet(&self, receiver: &mut Receiver, connection: &Connection, refusal: Option<String>) -> Result<(), Farewell> {
+        let settings = &self.settings;
+        let keys = settings.keys.as_deref().map(|keys| (keys, settings.protect));
+        let host = Host { name: &settings.name, role: settings.role, membership: &settings.membership, keys };
+        let Receiver { stream, reader, limits } = receiver;
+        let received = receive_hello(stream, reader, host, limits, Instant::now() + GREETING_MAX);
+        // A refusal is protected too, once both sides have keys.
+        stream.session().inspect(|session| connection.outbox.protect((*session).clone()));
+        let (id, hello, guest) = match received {
+            Ok(hello) => hello,
+            Err(HelloError::Broken(error)) => return Err(Farewell::Broken(error)),
+            Err(HelloError::Refused(id, fault)) => return Err(Farewell::Fault(id, fault)),
+        };
+        if let Some(message) = refusal {
+            return Err(Farewell::Fault(id, Fault { errno: libc::EUSERS, message }));
+        }
+        let name: String = hello.name.chars().filter(|c| !c.is_control()).take(256).collect();
+        tracing::debug!(peer = connection.peer(), name, job = hello.who.job, "connected");
+        connection.introduce(name, hello.who, guest);
+        let welcome = Welcome {
+            version: PROTOCOL_VERSION,
+            name: settings.name.clone(),
+            incarnation: self.incarnation,
+            max_payload_bytes: settings.max_payload_bytes,
+            cluster: settings.membership.cluster(),
+            store: settings.store,
+        };
+        let head = frame::encode(Kind::Welcome, id, &welcome, 0).map_err(TransportError::from)?;
+        connection.outbox.send(OutFrame::new(head, Bulk::None, None));
+        connection.outbox.drain_own();
+        Ok(())
+    }
+
+    /// Reads one call and has it served.
+    fn next_call<S: Service>(
+        &self,
+        service: &S,
+        session: &mut S::Session,
+        receiver: &mut Receiver,
+        connection: &Arc<Connection>,
+    ) -> Result<(), Farewell> {
+        let Receiver { stream, reader, limits } = receiver;
+        let (header, body) = reader.next_frame_paced(stream, limits, &PACE)?;
+        let refuse = |errno, message: String| Farewell::Fault(header.id, Fault { errno, message });
+        if header.kind != Kind::Call {
+            return Err(refuse(libc::EPROTO, format!("only calls are expected here, not {:?}", header.kind)));
+        }
+        let call: Call = frame::decode_body(body)
+            .map_err(|e| refuse(libc::EPROTO, format!("this is no call that version {PROTOCOL_VERSION} knows: {e}")))?;
+        self.check_key(connection)?;
+        if let Err(fault) = self.check_right(connection, &call) {
+            reader.skip_payload_paced(stream, header.payload_len as usize, &PACE)?;
+            return self.refuse(connection, header.id, &fault);
+        }
+        let bytes = match &call {
+            Call::Write { .. } | Call::WriteMerged { .. } | Call::FileWrite { .. } => u64::from(header.payload_len),
+            _ if header.payload_len > 0 => {
+                return Err(refuse(libc::EPROTO, "only writes carry a payload".into()));
+            }
+            Call::ReadList { extents, .. } => match extents.check(self.settings.max_payload_bytes.into()) {
+                Ok(bytes) => bytes,
+                Err(bad) => {
+                    let fault = Fault { errno: libc::EINVAL, message: bad.to_string() };
+                    return self.refuse(connection, header.id, &fault);
+                }
+            },
+            call => call.answer_bytes().unwrap_or(0),
+        };
+        let max = self.settings.max_payload_bytes;
+        if bytes > u64::from(max) {
+            let message = format!("{bytes} bytes were asked for at once; at most {max} (max_payload_bytes) are given");
+            return self.refuse(connection, header.id, &Fault { errno: libc::EINVAL, message });
+        }
+        self.calls.fetch_add(1, Ordering::Relaxed);
+        connection.note_call();
+        let patience = self.settings.payload_patience;
+        let is_write = matches!(call, Call::Write { .. } | Call::WriteMerged { .. } | Call::FileWrite { .. });
+        let first = if is_write { self.pool.first_slice_bytes(bytes) } else { bytes };
+        let mut slot = match connection.admit(first, patience) {
+            Ok(slot) => slot,
+            Err(_) if connection.has_ended() || connection.outbox.peer_is_gone() => return Err(Farewell::Silent),
+            Err(denied) => {
+                reader.skip_payload_paced(stream, header.payload_len as usize, &PACE)?;
+                let fault = if denied == Denied::Address { self.busy_with(connection.host()) } else { self.busy() };
+                return self.refuse(connection, header.id, &fault);
+            }
+        };
+        let mut payload = None;
+        if is_write {
+            let mut buffer = self.pool.buffer(header.payload_len as usize);
+            let (mut from, mut to) = (0, first as usize);
+            loop {
+                connection.note_owing(true);
+                let slice = buffer.get_mut(from..to).unwrap_or(&mut []);
+                let received = reader.read_payload_paced(stream, slice, &PACE);
+                connection.note_owing(false);
+                received?;
+                if to == buffer.len() {
+                    break;
+                }
+                (from, to) = (to, buffer.len().min(to + SLICE_BYTES as usize));
+                if !slot.grow((to - from) as u64, patience) {
+                    let left = buffer.len() - from;
+                    drop((buffer, slot));
+                    reader.skip_payload_paced(stream, left, &PACE)?;
+                    return self.refuse(connection, header.id, &self.busy());
+                }
+            }
+            payload = Some(buffer);
+        }
+        let reply = Reply::new(header.id, slot);
+        service.serve(session, Incoming { call, payload }, reply);
+        Ok(())
+    }
+
+    /// Ends a connection whose key has been replaced and is no longer accepted. Its client comes back with the present one.
+    fn check_key(&self, connection: &Connection) -> Result<(), Farewell> {
+        let Some(ring) = &self.settings.keys else { return Ok(()) };
+        let Some(key) = connection.guest().and_then(|guest| guest.key) else { return Ok(()) };
+        if !connection.is_due(KEY_CHECK_EVERY) || ring.accepts(key) {
+            return Ok(());
+        }
+        let name = &self.settings.name;
+        let message =
+            format!("{name}: key {key:016x} was replaced and is no longer accepted; use the present key file");
+        Err(Farewell::Fault(0, Fault { errno: libc::EKEYEXPIRED, message }))
+    }
+
+    /// Whether the peer may send the call.
+    fn check_right(&self, connection: &Connection, call: &Call) -> Result<(), Fault> {
+        let Some(guest) = connection.guest() else { return Ok(()) };
+        if let Some(role) = guest.role {
+            may_send(role, connection.who().client, call).map_err(|why| {
+                let name = &self.settings.name;
+                let message = match guest.key {
+                    Some(_) => format!("{name}: {why}"),
+                    None => format!("{name}: {why}, as its user is neither the server's nor root"),
+                };
+                Fault { errno: libc::EPERM, message }
+            })?;
+        }
+        Ok(())
+    }
+
+    /// Answers a call that is not served. The answer takes a slot as every other does: a peer that reads none of them is
+    /// given no further call.
+    fn refuse(&self, connection: &Arc<Connection>, id: u64, fault: &Fault) -> Result<(), Farewell> {
+        let Some(slot) = connection.admit_answer() else { return Err(Farewell::Silent) };
+        Reply::new(id, slot).send(&Answer::Fault(fault.clone()));
+        Ok(())
+    }
+
+    /// The last words to a peer.
+    fn answer_unadmitted(&self, connection: &Connection, id: u64, fault: Fault) {
+        if let Ok(head) = connection::encode(id, &Answer::Fault(fault), 0) {
+            connection.outbox.send(OutFrame::new(head, Bulk::None, None));
+        }
+    }
+
+    /// Says why, where that is possible, and closes.
+    fn farewell(&self, farewell: Farewell, receiver: &mut Receiver, connection: &Connection) {
+        let (id, fault) = match farewell {
+            Farewell::Silent | Farewell::Broken(TransportError::Closed | TransportError::Io(_)) => {
+                return connection.close();
+            }
+            Farewell::Broken(broken) => {
+                (0, Fault { errno: libc::EPROTO, message: format!("{}: {broken}", self.settings.name) })
+            }
+            Farewell::Fault(id, fault) => (id, fault),
+        };
+        let peer = connection.peer();
+        self.complaints.about(connection.host(), || {
+            tracing::warn!(peer, name = connection.name(), reason = fault.message, "closing a connection");
+        });
+        self.answer_unadmitted(connection, id, fault);
+        connection.outbox.drain_own();
+        connection.outbox.shutdown(Shutdown::Write);
+        receiver.reader.drain(&receiver.stream, Instant::now() + FAREWELL_MAX);
+        connection.close();
+    }
+
+    /// Why a request is not taken: memory is short, and whose requests hold most of it.
+    fn busy(&self) -> Fault {
+        let connections: Vec<_> = self.connections.lock().values().cloned().collect();
+        let mut held: FxHashMap<&str, (u64, u32)> = FxHashMap::default();
+        for connection in &connections {
+            let (bytes, count) = held.entry(connection.host()).or_default();
+            *bytes += connection.bytes_under_way();
+            *count += 1;
+        }
+        let most = held.iter().max_by_key(|(_, held)| **held);
+        let whose = most.map_or_else(String::new, |(host, (bytes, count))| {
+            format!("; {host} with {count} connections has {} KiB of it", bytes / 1024)
+        });
+        let name = &self.settings.name;
+        let message = format!("{name} is busy: it has no memory for this request{whose}; raise payload_bytes");
+        Fault { errno: libc::EBUSY, message }
+    }
+
+    /// The same where the peer's address has its share.
+    fn busy_with(&self, host: &str) -> Fault {
+        let Settings { name, payload_bytes_per_address, .. } = &self.settings;
+        let message = format!(
+            "{name} is busy: {host} has the {} KiB of requests and answers under way that an address may have \
+             (payload_percent_per_address)",
+            payload_bytes_per_address / 1024
+        );
+        Fault { errno: libc::EBUSY, message }
+    }
+}
+
+/// The receiving end of a connection.
+struct Receiver {
+    stream: Arc<Stream>,
+    reader: FrameReader,
+    limits: Limits,
+}
+
+/// Why a connection is ended by us.
+enum Farewell {
+    /// Without a message.
+    Silent,
+    /// Receiving failed.
+    Broken(TransportError),
+    /// With a message to the peer.
+    Fault(u64, Fault),
+}
+
+impl From<TransportError> for Farewell {
+    fn from(broken: TransportError) -> Farewell {
+        Farewell::Broken(broken)
+    }
+}
