@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use impresario_config::{Config, META_NAME};
 use impresario_layout::Layout;
 use impresario_transport::Access;
-use impresario_wire::{Answer, Call, FileKey, KeyRole, MetaCall, ObjectInfo, Role};
+use impresario_wire::{Answer, Call, FileKey, KeyRole, MetaCall, ObjectInfo, Role, SeekTo, Sought, SpaceChange};
 
 use crate::error::ClientError;
 use crate::identity::{Identity, TrafficCount};
@@ -303,6 +303,46 @@ impl Client {
             }
         }
         Ok(bytes.len())
+    }
+
+    /// Changes the space of a range (offset, length) of a file. When it fails, some of it may have been done, but the end has
+    /// not moved.
+    pub fn change_space(
+        &self,
+        file: FileKey,
+        layout: &Layout,
+        change: SpaceChange,
+        (offset, len): (u64, u64),
+    ) -> Result<(), ClientError> {
+        let who = self.identity.who();
+        match &self.data {
+            DataPath::Direct(striped) => striped.change_own_space(&who, file, layout, change, (offset, len)),
+            DataPath::IoNode { .. } => {
+                let call = Call::FileChangeSpace { who, file, layout: *layout, change, offset, len };
+                let reply = self.io(call)?;
+                let Answer::FileWritten { lanes, .. } = &reply.answer else { return Err(unexpected(&reply)) };
+                lanes.iter().for_each(|lane| self.unsynced.note_write(file, *lane));
+                Ok(())
+            }
+        }
+    }
+
+    /// Looks in a file, which is known to have the objects `made`, for data or a hole.
+    pub fn seek(
+        &self,
+        file: FileKey,
+        layout: &Layout,
+        made: u64,
+        from: u64,
+        to: SeekTo,
+    ) -> Result<Sought, ClientError> {
+        match &self.data {
+            DataPath::Direct(striped) => striped.seek(file, layout, made, from, to),
+            DataPath::IoNode { .. } => {
+                let reply = self.io(Call::FileSeek { file, layout: *layout, made, from, to })?;
+                if let Answer::Sought(sought) = reply.answer { Ok(sought) } else { Err(unexpected(&reply)) }
+            }
+        }
     }
 
     /// Tells the data servers that `len` bytes of a file from `offset` on will be read. Returns how many of them are, or are

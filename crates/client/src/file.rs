@@ -5,7 +5,9 @@ use std::time::{Duration, Instant};
 
 use impresario_base::lock::Mutex;
 use impresario_layout::Layout;
-use impresario_wire::{Answer, Attr, Call, Fault, FileKey, MetaCall, Opened, SetAttr, Target, XattrMode};
+use impresario_wire::{
+    Answer, Attr, Call, Fault, FileKey, MetaCall, Opened, SeekTo, SetAttr, SpaceChange, Target, XattrMode,
+};
 
 use crate::client::Client;
 use crate::error::{ClientError, Errno};
@@ -95,13 +97,8 @@ impl File {
     /// [`sync`](File::sync). While the metadata server is away, writing fails after the cluster's timeout: it must know
     /// of every writer.
     pub fn write_at(&self, bytes: &[u8], offset: u64) -> Result<usize, ClientError> {
-        if !self.inner.write {
-            return Err(ClientError::System {
-                what: "writing a file that is open for reading".into(),
-                errno: Errno(libc::EBADF),
-            });
-        }
         let deadline = self.inner.client.deadline();
+        self.inner.check_writable()?;
         let OpenFile { client, key, layout, .. } = &*self.inner;
         let written = self.inner.known(|| client.write(*key, layout, offset, bytes))?;
         self.inner.stay_registered(deadline)?;
@@ -120,6 +117,24 @@ impl File {
             Err(error) => return Err(error),
         };
         self.write_at(bytes, offset).map(|written| Some((offset, written)))
+    }
+
+    /// Changes the space that `len` bytes from `offset` on take: has storage for them, makes a hole of them, or zeros. What a
+    /// server refuses for want of space is ENOSPC, and the file is as long as before; what its file system cannot do is
+    /// EOPNOTSUPP. Durable it is after [`sync`](File::sync).
+    pub fn change_space(&self, change: SpaceChange, offset: u64, len: u64) -> Result<(), ClientError> {
+        let deadline = self.inner.client.deadline();
+        self.inner.check_writable()?;
+        let OpenFile { client, key, layout, .. } = &*self.inner;
+        self.inner.known(|| client.change_space(*key, layout, change, (offset, len)))?;
+        self.inner.stay_registered(deadline)
+    }
+
+    /// The first byte from `from` on that is data, or in a hole; behind the last byte there is a hole. `None`: there is
+    /// none, or `from` is not before the end. What a hole holds are zeros; zeros may also be data.
+    pub fn seek(&self, from: u64, to: SeekTo) -> Result<Option<u64>, ClientError> {
+        let OpenFile { client, key, layout, made, .. } = &*self.inner;
+        self.inner.known(|| client.seek(*key, layout, *made, from, to)).map(|sought| sought.at)
     }
 
     /// Says that `len` bytes from `offset` on will be read soon, so that the data servers read them into memory meanwhile;
@@ -227,6 +242,16 @@ impl std::fmt::Debug for File {
 }
 
 impl OpenFile {
+    fn check_writable(&self) -> Result<(), ClientError> {
+        match self.write {
+            true => Ok(()),
+            false => Err(ClientError::System {
+                what: "writing a file that is open for reading".into(),
+                errno: Errno(libc::EBADF),
+            }),
+        }
+    }
+
     /// Registers the file with the metadata server's present session, if it is not; returns session and handle.
     pub(crate) fn register(&self, deadline: Instant) -> Result<(u64, u64), ClientError> {
         let link = self.client.meta_link();

@@ -2,6 +2,7 @@
 
 mod list;
 mod mtime;
+mod space;
 
 use std::io::{IoSlice, IoSliceMut};
 use std::sync::Arc;
@@ -175,24 +176,27 @@ impl Striped {
 
     /// Length, last modification and storage used of a file, as its objects tell them.
     pub fn stat(&self, file: FileKey, layout: &Layout) -> Result<ObjectInfo, ClientError> {
-        let (mut all, mut missing) = (ObjectInfo::default(), 0);
-        let mut mtimes = Vec::with_capacity(usize::from(layout.pcount));
-        for ((server, reply), k) in self.on_all_lanes(layout, |_| Call::ObjectStat { file })?.into_iter().zip(0u32..) {
+        let mut objects = Vec::with_capacity(usize::from(layout.pcount));
+        for (_, reply) in self.on_all_lanes(layout, |_| Call::ObjectStat { file })? {
             let Answer::Object(info) = reply.answer else { return Err(unexpected(&reply)) };
-            let len = layout.position_of(server).map_or(0, |k| layout.file_len(k, info.size));
-            all.size = all.size.max(len);
-            *(if info.made == 0 { &mut missing } else { &mut all.made }) |= 1 << (k % 64);
-            mtimes.push(info.mtime);
-            all.used_bytes += info.used_bytes;
+            objects.push(info);
         }
-        all.made &= !missing;
-        all.mtime = joint_mtime(&mtimes);
-        Ok(all)
+        Ok(file_info(layout, &objects))
     }
 
     /// The same of a file that is known to have the objects `made`.
     pub fn stat_made(&self, file: FileKey, layout: &Layout, made: u64) -> Result<ObjectInfo, ClientError> {
-        let info = self.stat(file, layout)?;
+        self.none_lost(file, layout, made, self.stat(file, layout)?)
+    }
+
+    /// Checks that a file in this state has the objects that it is known to have.
+    fn none_lost(
+        &self,
+        file: FileKey,
+        layout: &Layout,
+        made: u64,
+        info: ObjectInfo,
+    ) -> Result<ObjectInfo, ClientError> {
         match made & !info.made {
             0 => Ok(info),
             lost => {
@@ -416,6 +420,21 @@ impl Cut<IoSliceMut<'_>> {
         self.lane_offset += got as u64;
         self.len -= got.min(self.len);
     }
+}
+
+/// The state of a file with these objects, in the order of its ring.
+fn file_info(layout: &Layout, objects: &[ObjectInfo]) -> ObjectInfo {
+    let (mut all, mut missing) = (ObjectInfo::default(), 0);
+    let mut mtimes = Vec::with_capacity(objects.len());
+    for (info, k) in objects.iter().zip(0u16..) {
+        all.size = all.size.max(layout.file_len(k, info.size));
+        *(if info.made == 0 { &mut missing } else { &mut all.made }) |= 1 << (k % 64);
+        mtimes.push(info.mtime);
+        all.used_bytes += info.used_bytes;
+    }
+    all.made &= !missing;
+    all.mtime = joint_mtime(&mtimes);
+    all
 }
 
 fn read(reply: &Reply) -> Result<usize, ClientError> {

@@ -6,8 +6,10 @@ pub mod frame;
 pub mod list;
 pub mod message;
 pub mod rights;
+pub mod space;
 
 pub use frame::{FrameError, FrameHeader, HEADER_BYTES, Kind, Limits, decode_body, encode_frame};
 pub use list::{BadList, Extents, LIST_EXTENTS_MAX};
 pub use message::*;
 pub use rights::{Right, may_send};
+pub use space::{SeekTo, Sought, SpaceChange};

@@ -4,9 +4,10 @@ use impresario_layout::Layout;
 use serde::{Deserialize, Serialize};
 
 use crate::list::Extents;
+use crate::space::{SeekTo, Sought, SpaceChange};
 
 /// Version of the protocol; both sides must speak the same.
-pub const PROTOCOL_VERSION: u32 = 6;
+pub const PROTOCOL_VERSION: u32 = 7;
 
 /// A file's stable key: names its objects on the data servers for ever.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Debug, Serialize, Deserialize)]
@@ -379,6 +380,56 @@ pub enum Call {
     },
     /// I/O node or data server: what it granted under limits over all servers. Answer: [`Answer::Grants`].
     Grants,
+    /// Data server: change the space that a range of an object takes. Answer: [`Answer::Written`] of no bytes.
+    ChangeSpace {
+        /// Sender.
+        who: Who,
+        /// File.
+        file: FileKey,
+        /// How.
+        change: SpaceChange,
+        /// Offset in the object, bytes.
+        lane_offset: u64,
+        /// Length of the range, bytes.
+        len: u64,
+    },
+    /// I/O node: the same of a file. Answer: [`Answer::FileWritten`] of no bytes.
+    FileChangeSpace {
+        /// Sender.
+        who: Who,
+        /// File.
+        file: FileKey,
+        /// Its layout.
+        layout: Layout,
+        /// How.
+        change: SpaceChange,
+        /// Offset in the file, bytes.
+        offset: u64,
+        /// Length of the range, bytes.
+        len: u64,
+    },
+    /// Data server: where an object has data or a hole, unscheduled. Answer: [`Answer::Sought`].
+    ObjectSeek {
+        /// File.
+        file: FileKey,
+        /// Where to begin.
+        from: u64,
+        /// What is looked for.
+        to: SeekTo,
+    },
+    /// I/O node: the same of a file. Answer: [`Answer::Sought`].
+    FileSeek {
+        /// File.
+        file: FileKey,
+        /// Its layout.
+        layout: Layout,
+        /// The objects that it is known to have, as in [`ObjectInfo::made`].
+        made: u64,
+        /// Where to begin.
+        from: u64,
+        /// What is looked for.
+        to: SeekTo,
+    },
 }
 
 impl Call {
@@ -402,6 +453,8 @@ impl Call {
             | Call::FileSync { who, .. }
             | Call::Prefetch { who, .. }
             | Call::FilePrefetch { who, .. }
+            | Call::ChangeSpace { who, .. }
+            | Call::FileChangeSpace { who, .. }
             | Call::Meta { who, .. } => Some(who),
             _ => None,
         }
@@ -418,6 +471,8 @@ impl Call {
             | Call::FileSync { who, .. }
             | Call::Prefetch { who, .. }
             | Call::FilePrefetch { who, .. }
+            | Call::ChangeSpace { who, .. }
+            | Call::FileChangeSpace { who, .. }
             | Call::Meta { who, .. } => Some(who),
             _ => None,
         }
@@ -790,6 +845,8 @@ pub struct Attr {
     pub gid: u32,
     /// Length, bytes.
     pub size: u64,
+    /// Storage used, bytes.
+    pub used_bytes: u64,
     /// Last access.
     pub atime: Time,
     /// Last modification.
@@ -1024,6 +1081,8 @@ pub enum Answer {
         /// These are all its limits that are in use.
         is_whole: bool,
     },
+    /// Where an object or file has data or a hole.
+    Sought(Sought),
 }
 
 /// What a server granted of a limit over all servers.

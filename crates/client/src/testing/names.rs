@@ -232,7 +232,8 @@ impl FakeNames {
         state.next += 1;
         let time = Time { secs: 1, nanos: 0 };
         let (ino, size) = (state.next, says.len() as u64);
-        let attr = Attr { ino, kind, mode, nlink: 1, uid, gid, size, atime: time, mtime: time, ctime: time };
+        let attr =
+            Attr { ino, kind, mode, nlink: 1, uid, gid, size, used_bytes: size, atime: time, mtime: time, ctime: time };
         let servers = self.data.len().max(1) as u16;
         let layout = Layout { base: (ino % u64::from(servers)) as u16, pcount: servers, ssize_bytes: 4096, servers };
         state.nodes.insert(path.to_vec(), Node { attr, key: FileKey(ino), layout, target: says.to_vec() });

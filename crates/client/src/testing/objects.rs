@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 
 use impresario_base::lock::Mutex;
-use impresario_wire::{Answer, Call, ClientKey, Fault, FileKey, ObjectInfo, Time, Who};
+use impresario_wire::{Answer, Call, ClientKey, Fault, FileKey, ObjectInfo, SpaceChange, Time, Who};
 
 use super::{Flow, Serve, refuse};
 
@@ -100,6 +100,20 @@ impl FakeObjects {
                     state.objects.entry(*file).or_default().resize(*len as usize, 0);
                 }
                 Answer::Done
+            }
+            Call::ChangeSpace { file, change, lane_offset, len, .. } => {
+                let (start, end) = (*lane_offset as usize, (lane_offset + len) as usize);
+                if change.extends() {
+                    let object = state.objects.entry(*file).or_default();
+                    object.resize(object.len().max(end), 0);
+                }
+                if let (Some(object), false) =
+                    (state.objects.get_mut(file), matches!(change, SpaceChange::Allocate { .. }))
+                {
+                    let within = start.min(object.len())..end.min(object.len());
+                    object.get_mut(within).into_iter().for_each(|bytes| bytes.fill(0));
+                }
+                Answer::Written(0)
             }
             Call::Unlink { file, .. } => {
                 state.objects.remove(file);

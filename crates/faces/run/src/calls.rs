@@ -610,6 +610,7 @@ fn meta(attr: &Attr) -> Meta {
         uid: attr.uid,
         gid: attr.gid,
         size: attr.size,
+        used_bytes: attr.used_bytes,
         rdev,
         times: [attr.atime, attr.mtime, attr.ctime].map(|time| (time.secs, time.nanos)),
     }

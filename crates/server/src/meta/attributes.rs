@@ -38,7 +38,7 @@ impl Meta {
             return Err(Errno::OPNOTSUPP).explain("set the mode of the link", path);
         }
         self.set_plain(&node, set).explain(doing, path)?;
-        self.attr_by(path, || rustix::fs::fstat(&node))
+        self.attr_by(path, || rustix::fs::fstat(&node), |_| self.noted_of(&node))
     }
 
     /// Changes attributes of a pinned file.

@@ -215,7 +215,7 @@ impl Meta {
         Ok(match call {
             MetaCall::GetAttr { target: Target::Path(path) } => Answer::Attr(match self.dir.entry(&path) {
                 Ok(Some(place)) => self.attr_at(&place)?,
-                Ok(None) => self.attr_by(&path, || rustix::fs::fstat(&self.dir.names))?,
+                Ok(None) => self.attr_by(&path, || rustix::fs::fstat(&self.dir.names), |_| None)?,
                 Err(errno) => return Err(errno).explain("get the attributes of", &path),
             }),
             MetaCall::GetAttr { target: Target::Handle(handle) } => {

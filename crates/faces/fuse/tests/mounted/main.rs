@@ -8,5 +8,6 @@ mod links;
 mod mounting;
 mod names;
 mod nodes;
+mod space;
 mod tools;
 mod tree;

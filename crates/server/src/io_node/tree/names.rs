@@ -62,6 +62,7 @@ fn attr_of(node: &Node) -> Attr {
         uid: node.uid,
         gid: node.gid,
         size: node.size_bytes,
+        used_bytes: node.used_bytes,
         atime: time(node.atime),
         mtime: time(node.mtime),
         ctime: time(node.ctime),
