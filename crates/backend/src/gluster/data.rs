@@ -149,6 +149,13 @@ impl Shared {
         if len_bytes == 0 {
             return Ok(());
         }
+        let keeps_size = match change {
+            SpaceChange::Allocate { keep_size } | SpaceChange::Zero { keep_size } => keep_size,
+            SpaceChange::Punch => false,
+        };
+        if keeps_size && self.bricks.in_shards() {
+            return Err(Errno(libc::EOPNOTSUPP));
+        }
         open.unsynced.store(true, Ordering::Release);
         let _alone = self.bricks.in_shards().then(|| node.fd.writing.lock());
         self.observe(node, || {
