@@ -16,6 +16,7 @@ mod error;
 mod file;
 mod identity;
 mod landing;
+mod length;
 mod link;
 pub mod names;
 mod opens;

@@ -286,7 +286,7 @@ fn may_repeat(call: &Call, ours: bool) -> bool {
             MetaCall::Close { .. } | MetaCall::Fsync { .. } | MetaCall::Append { .. } => false,
             MetaCall::Mkdir { .. } | MetaCall::Rmdir { .. } | MetaCall::Unlink { .. } => false,
             MetaCall::Rename { .. } | MetaCall::Symlink { .. } | MetaCall::Mknod { .. } => false,
-            MetaCall::Link { .. } | MetaCall::Exchange { .. } => false,
+            MetaCall::Link { .. } | MetaCall::Exchange { .. } | MetaCall::CutBack { .. } => false,
         },
         Call::Read { .. } | Call::ReadList { .. } | Call::FileRead { .. } => true,
         Call::ObjectSeek { .. } | Call::FileSeek { .. } => true,

@@ -40,6 +40,7 @@ fn may_wait(call: &MetaCall) -> bool {
         | MetaCall::Reopen { .. }
         | MetaCall::Close { .. }
         | MetaCall::Append { .. }
+        | MetaCall::CutBack { .. }
         | MetaCall::Exchange { .. }
         | MetaCall::Fsync { .. }
         | MetaCall::FsyncDir { .. }

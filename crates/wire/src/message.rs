@@ -713,6 +713,16 @@ pub enum MetaCall {
     },
     /// Looks at what the metadata server knows, for a check of the cluster; changes nothing. Answer: [`Answer::Examined`].
     Examine(Examine),
+    /// A write up to `end` has failed: cuts the file to `len`, unless it ends elsewhere, or another open may have written it
+    /// while this one did. EOPNOTSUPP: the server does not know. Answer: [`Answer::Done`], also when nothing was cut.
+    CutBack {
+        /// From [`Opened`].
+        handle: u64,
+        /// The length without what the write added.
+        len: u64,
+        /// Where the write ended.
+        end: u64,
+    },
 }
 
 /// Names of one node. File systems below take 65,000 at least, and a metadata server needs some for itself.
@@ -779,6 +789,7 @@ impl MetaCall {
             MetaCall::Mkdir { .. } | MetaCall::Rmdir { .. } | MetaCall::Symlink { .. } => true,
             MetaCall::Unlink { .. } | MetaCall::Rename { .. } | MetaCall::Mknod { .. } => true,
             MetaCall::SetXattr { .. } | MetaCall::Link { .. } | MetaCall::Exchange { .. } => true,
+            MetaCall::CutBack { .. } => true,
             MetaCall::GetXattr { .. } | MetaCall::ListXattr { .. } => false,
             MetaCall::Open { .. } | MetaCall::Reopen { .. } | MetaCall::Close { .. } => false,
             MetaCall::Fsync { .. } | MetaCall::FsyncDir { .. } | MetaCall::Append { .. } => false,

@@ -83,6 +83,7 @@ fn right_for_meta(call: &MetaCall) -> (Right, &'static str) {
         | MetaCall::Rmdir { .. }
         | MetaCall::Unlink { .. }
         | MetaCall::Append { .. }
+        | MetaCall::CutBack { .. }
         | MetaCall::Rename { .. }
         | MetaCall::Exchange { .. }
         | MetaCall::Symlink { .. }

@@ -123,7 +123,7 @@ impl FakeNames {
                 _ => return Err(libc::ESTALE),
             },
             MetaCall::Close { handle } => session.open.remove(handle).map(|_| Answer::Done).ok_or(libc::EBADF)?,
-            MetaCall::Append { .. } => return Err(libc::EOPNOTSUPP),
+            MetaCall::Append { .. } | MetaCall::CutBack { .. } => return Err(libc::EOPNOTSUPP),
             MetaCall::Fsync { handle } => session.open.get(handle).map(|_| Answer::Done).ok_or(libc::EBADF)?,
             MetaCall::Mkdir { path, .. } | MetaCall::Symlink { path, .. } | MetaCall::Mknod { path, .. }
                 if state.nodes.contains_key(path) =>

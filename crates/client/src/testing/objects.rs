@@ -19,6 +19,8 @@ struct State {
     epochs: HashMap<ClientKey, u32>,
     log: Vec<Call>,
     syncs: usize,
+    /// Writes fail so; 0: they do not.
+    refuses: i32,
     /// The last loss of each object, and whether its next sync fails.
     losses: HashMap<FileKey, (u32, bool)>,
 }
@@ -39,6 +41,11 @@ impl FakeObjects {
         let mut state = self.state.lock();
         let loss = state.losses.len() as u32 + 1;
         state.losses.insert(file, (loss, true));
+    }
+
+    /// From now on all writes fail with this errno, or with 0 none.
+    pub fn refuse_writes(&self, errno: i32) {
+        self.state.lock().refuses = errno;
     }
 
     /// Syncs that were done.
@@ -72,6 +79,9 @@ impl FakeObjects {
                 let from = (*lane_offset).min(object.len() as u64) as usize;
                 let to = (from + *len as usize).min(object.len());
                 return (Answer::Data, object.get(from..to).unwrap_or(&[]).to_vec());
+            }
+            Call::Write { .. } | Call::WriteMerged { .. } if state.refuses != 0 => {
+                refuse(state.refuses, "it was told to")
             }
             Call::Write { file, lane_offset, .. } | Call::WriteMerged { file, lane_offset, .. } => {
                 let (from, to) = (*lane_offset as usize, *lane_offset as usize + payload.len());

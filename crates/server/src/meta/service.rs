@@ -163,7 +163,7 @@ impl MetaService {
     pub fn may_wait(&self, call: &MetaCall) -> bool {
         match call {
             MetaCall::Open { write, .. } | MetaCall::Reopen { write, .. } if *write => true,
-            MetaCall::Append { .. } => true,
+            MetaCall::Append { .. } | MetaCall::CutBack { .. } => true,
             MetaCall::Fsync { .. } | MetaCall::FsyncDir { .. } | MetaCall::Statfs | MetaCall::Examine(_) => true,
             // A file that already exists is opened for writing.
             MetaCall::Create { exclusive, .. } => !exclusive,
@@ -260,6 +260,12 @@ impl Meta {
                 session.check_writes(handle)?;
                 let pin = self.pin_handle(session, handle)?;
                 Answer::Assigned { offset: self.assign(who, &pin, len_bytes)? }
+            }
+            MetaCall::CutBack { handle, len, end } => {
+                session.check_writes(handle)?;
+                let pin = self.pin_handle(session, handle)?;
+                self.cut_back(who, &pin, len, end)?;
+                Answer::Done
             }
             MetaCall::FsyncDir { path } => {
                 self.changes.sync(&self.dir).and_then(|()| self.sync_directories(&path)).explain("sync", &path)?;
@@ -374,6 +380,7 @@ fn paths_of(call: &MetaCall) -> impl Iterator<Item = &[u8]> {
         | MetaCall::Close { .. }
         | MetaCall::Fsync { .. }
         | MetaCall::Append { .. }
+        | MetaCall::CutBack { .. }
         | MetaCall::Statfs => (None, None),
     };
     one.into_iter().chain(other).map(Vec::as_slice)

@@ -350,6 +350,33 @@ impl Meta {
             return Err(Errno::FBIG).explain(doing, path);
         }
         let gate = self.enter(pin, doing, path)?;
+        self.truncate_held(who, pin, len_bytes, path, &gate)
+    }
+
+    /// Cuts off what a failed write up to `end` has added behind `len_bytes`, if the caller's open is the only writer's.
+    pub(super) fn cut_back(&self, who: &Who, pin: &Pin<'_>, len_bytes: u64, end: u64) -> Outcome<()> {
+        let (doing, path) = ("take back a failed write to", self.opens.path_of(pin.ino));
+        let gate = self.enter(pin, doing, &path)?;
+        // No writer is admitted while the gate is held.
+        if !self.opens.has_one_writer(pin.ino) {
+            return Ok(());
+        }
+        let objects = self.ask(pin).map_err(|error| data_fault(&error, doing, &path))?;
+        match objects.size > len_bytes && objects.size <= end {
+            true => self.truncate_held(who, pin, len_bytes, &path, &gate),
+            false => Ok(()),
+        }
+    }
+
+    fn truncate_held(
+        &self,
+        who: &Who,
+        pin: &Pin<'_>,
+        len_bytes: u64,
+        path: &[u8],
+        gate: &MutexGuard<'_, ()>,
+    ) -> Outcome<()> {
+        let doing = "set the length of";
         let stat = rustix::fs::fstat(&pin.fd).explain(doing, path)?;
         if self.opens.mark_of(pin.ino).is_none() && stat.st_size == 0 && len_bytes == 0 {
             return self.dir.disk.set_times(&pin.fd, None, Some(SetTime::Now)).explain(doing, path);
@@ -373,7 +400,7 @@ impl Meta {
         }
         // The objects have their new length, and the mark says so. If they cannot be asked now, the next access asks
         // them.
-        if let Err(failure) = self.settle_held(pin, &gate) {
+        if let Err(failure) = self.settle_held(pin, gate) {
             tracing::warn!(path = show(path), ?failure, "the new length will be settled later");
         }
         Ok(())

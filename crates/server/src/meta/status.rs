@@ -9,7 +9,7 @@ use serde_json::{Map, Value, json};
 
 use super::service::Meta;
 
-const KINDS: [&str; 27] = [
+const KINDS: [&str; 28] = [
     "getattr",
     "setattr",
     "create",
@@ -37,6 +37,7 @@ const KINDS: [&str; 27] = [
     "link",
     "exchange",
     "append",
+    "cutback",
 ];
 
 /// The kind of a call, as an index of [`Operations`].
@@ -67,6 +68,7 @@ pub(super) fn kind_of(call: &MetaCall) -> usize {
         MetaCall::Link { .. } => 24,
         MetaCall::Exchange { .. } => 25,
         MetaCall::Append { .. } => 26,
+        MetaCall::CutBack { .. } => 27,
     }
 }
 

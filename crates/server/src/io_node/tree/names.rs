@@ -171,6 +171,10 @@ impl Tree {
                 let message = "a folder of a file system knows no ranges for appends of several nodes";
                 return Err(Fault { errno: libc::EOPNOTSUPP, message: message.into() });
             }
+            MetaCall::CutBack { .. } => {
+                let message = "a folder of a file system does not tell who else has written a file";
+                return Err(Fault { errno: libc::EOPNOTSUPP, message: message.into() });
+            }
             MetaCall::FsyncDir { path } => {
                 self.find(&path).and_then(|(handle, _)| backend.sync(&handle)).explain("sync", &path)?;
                 Answer::Done
