@@ -6,7 +6,7 @@ use std::os::fd::AsRawFd;
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::Path;
 use std::process::Command;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use impresario_base::random::Random;
 use impresario_fuse::MountOptions;
@@ -383,4 +383,43 @@ fn allocation_of_more_than_there_is_fails_and_leaves_the_length() {
     let mut start = vec![0; 100_000];
     file.read_exact_at(&mut start, 0).unwrap();
     assert!(start == pattern(1, 100_000));
+}
+
+#[test]
+fn a_write_that_fails_half_way_is_short_and_makes_the_file_no_longer() {
+    let Some((_small, node)) = with_a_small_server("size=2m") else { return };
+    for (name, direct_io) in [("f", false), ("direct", true)] {
+        let node = node.second(MountOptions { direct_io, ..MountOptions::default() });
+        let file = create(node.at(name));
+        let bytes = pattern(8, 16 << 20);
+        let mut written = 0;
+        let error = loop {
+            match file.write_at(&bytes[written..], written as u64) {
+                Ok(more) => written += more,
+                Err(error) => break error,
+            }
+        };
+        assert_eq!(error.raw_os_error(), Some(libc::ENOSPC));
+        assert!((1 << 20..12 << 20).contains(&written), "{written}");
+        assert_eq!(file.metadata().unwrap().len(), written as u64);
+        assert_eq!(node.stat_past_the_mount(name).size, written as u64);
+        file.sync_all().unwrap();
+        drop(file);
+        let other = node.second(MountOptions::default());
+        assert!(fs::read(other.at(name)).unwrap() == bytes[..written]);
+        fs::remove_file(node.at(name)).unwrap();
+        // The space comes back a little later.
+        let began = Instant::now();
+        while !node.cluster().objects().is_empty() {
+            assert!(began.elapsed() < Duration::from_secs(30), "the objects stay");
+            std::thread::sleep(Duration::from_millis(10));
+        }
+    }
+    // As a program sees it.
+    let local = tempfile::tempdir().unwrap();
+    fs::write(local.path().join("f"), pattern(9, 16 << 20)).unwrap();
+    let copied = Command::new("cp").arg(local.path().join("f")).arg(node.at("copy")).output().unwrap();
+    assert!(String::from_utf8_lossy(&copied.stderr).contains("No space left on device"));
+    let copy = fs::read(node.at("copy")).unwrap();
+    assert!(!copy.is_empty() && copy == pattern(9, 16 << 20)[..copy.len()]);
 }
