@@ -176,11 +176,8 @@ impl Shared {
         let changed = match change {
             SpaceChange::Allocate { keep_size } => change_as(keeps(keep_size)),
             SpaceChange::Punch => change_as(punch),
-            SpaceChange::Zero { keep_size } => match change_as(FallocateFlags::ZERO_RANGE | keeps(keep_size)) {
-                // Some file systems, tmpfs for one, have only the two halves of it.
-                Err(Number::OPNOTSUPP) => change_as(punch).and_then(|()| change_as(keeps(keep_size))),
-                changed => changed,
-            },
+            // In its two halves: tmpfs does not have it as one, and a mount of GlusterFS takes it for an allocation.
+            SpaceChange::Zero { keep_size } => change_as(punch).and_then(|()| change_as(keeps(keep_size))),
         };
         Ok(changed?)
     }
