@@ -69,6 +69,23 @@ pub struct Caller {
     pub groups: Vec<u32>,
 }
 
+/// What is done to the space of a range; all of it leaves the bytes around the range alone.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum SpaceChange {
+    /// Every byte gets storage; the end moves to that of the range if it lies before it, unless `keep_size`.
+    Allocate {
+        /// The end stays.
+        keep_size: bool,
+    },
+    /// The bytes become zeros without storage; the end stays.
+    Punch,
+    /// The bytes become zeros and keep or get storage; the end as with `Allocate`.
+    Zero {
+        /// The end stays.
+        keep_size: bool,
+    },
+}
+
 /// Why a call failed: the number that POSIX gives for it (`ENOENT`, `ESTALE` for a node that is gone, …).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("{}", std::io::Error::from_raw_os_error(*.0))]
@@ -308,6 +325,20 @@ pub trait Backend: Send + Sync + 'static {
     /// Writes all of `bytes` at `offset`, or fails; what a failed write left is undefined. With `stable` they and the
     /// metadata that reading them needs are on stable storage when the call returns.
     fn write(&self, caller: &Caller, file: &Handle, offset: u64, bytes: &[u8], stable: bool) -> Result<()>;
+
+    /// Changes the space that `len_bytes` of a file from `offset` on take. `EOPNOTSUPP` where the file system cannot.
+    fn change_space(
+        &self,
+        caller: &Caller,
+        file: &Handle,
+        change: SpaceChange,
+        offset: u64,
+        len_bytes: u64,
+    ) -> Result<()>;
+
+    /// The first byte of a file from `from` on that is data or, where `data` is false, in a hole, of which the end is one.
+    /// `None`: there is none, or the file is not that long. A file system that knows of no holes has data up to the end.
+    fn seek(&self, caller: &Caller, file: &Handle, from: u64, data: bool) -> Result<Option<u64>>;
 
     /// Puts what was written to a file, and its metadata, on stable storage; of a directory its names. An error of writing back is told by each
     /// call until the server restarts: bytes that may be lost are never called stable.

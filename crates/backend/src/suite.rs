@@ -42,6 +42,7 @@ impl Suite<'_> {
             ("strange", names::strange_handles),
             ("bytes", data::read_and_written),
             ("holes", data::holes_and_ends),
+            ("space", data::space_changed),
             ("stable", data::stable),
             ("concurrent", data::concurrent),
             ("list", listing::listed),

@@ -7,7 +7,7 @@ use impresario_base::lock::Mutex;
 use impresario_config::{Config, META_NAME};
 use impresario_layout::Layout;
 use impresario_transport::Access;
-use impresario_wire::{Answer, Call, FileKey, KeyRole, MetaCall, ObjectInfo, Role};
+use impresario_wire::{Answer, Call, FileKey, KeyRole, MetaCall, ObjectInfo, Role, SeekTo, Sought, SpaceChange};
 
 use crate::error::ClientError;
 use crate::identity::{Identity, TrafficCount};
@@ -15,7 +15,7 @@ use crate::link::{Link, LinkOptions};
 use crate::locks::Orders;
 use crate::opens::Opens;
 use crate::pending::{Op, Reply, exchange};
-use crate::striped::{ROUND_BYTES, Striped, accepted, check_list, check_range, unexpected};
+use crate::striped::{ROUND_BYTES, Striped, Written, accepted, check_list, check_range, unexpected};
 use crate::told::Told;
 use crate::unsynced::Unsynced;
 use crate::will_need::Hints;
@@ -288,12 +288,25 @@ impl Client {
 
     /// Writes all bytes into a file's data. When it fails, some of them may have been written.
     pub fn write(&self, file: FileKey, layout: &Layout, offset: u64, bytes: &[u8]) -> Result<usize, ClientError> {
+        let written = self.write_some(file, layout, offset, bytes)?;
+        written.error.map_or(Ok(written.bytes), Err)
+    }
+
+    /// The same; tells how many bytes are good.
+    pub(crate) fn write_some(
+        &self,
+        file: FileKey,
+        layout: &Layout,
+        offset: u64,
+        bytes: &[u8],
+    ) -> Result<Written, ClientError> {
         let piece_max = match &self.data {
-            DataPath::Direct(striped) => return striped.write(&self.identity.who(), file, layout, offset, bytes),
+            DataPath::Direct(striped) => return striped.write_some(&self.identity.who(), file, layout, offset, bytes),
             DataPath::IoNode { piece_max_bytes } => *piece_max_bytes,
         };
         check_range(offset, bytes.len())?;
         let mut at = offset;
+        let mut good = 0;
         for round in bytes.chunks(ROUND_BYTES) {
             let deadline = self.deadline();
             let pieces: Vec<_> = round.chunks(piece_max).map(|piece| [std::io::IoSlice::new(piece)]).collect();
@@ -302,17 +315,67 @@ impl Client {
                 at += piece.iter().map(|p| p.len() as u64).sum::<u64>();
                 Op { link: &self.meta, call, payload: piece, into: None }
             });
+            // Every answer is taken: what was written is to be synced, whatever became of the rest.
+            let mut failed = None;
             for (reply, [piece]) in exchange(ops.collect(), deadline).into_iter().zip(&pieces) {
-                let reply = reply?;
-                match &reply.answer {
+                let written = reply.and_then(|reply| match &reply.answer {
                     Answer::FileWritten { bytes, lanes } if *bytes as usize == piece.len() => {
                         lanes.iter().for_each(|lane| self.unsynced.note_write(file, *lane));
+                        Ok(piece.len())
                     }
-                    _ => return Err(unexpected(&reply)),
+                    _ => Err(unexpected(&reply)),
+                });
+                match written {
+                    Ok(len) if failed.is_none() => good += len,
+                    Ok(_) => {}
+                    Err(error) => failed = failed.or(Some(error)),
                 }
             }
+            if failed.is_some() {
+                return Ok(Written { bytes: good, error: failed });
+            }
         }
-        Ok(bytes.len())
+        Ok(Written { bytes: good, error: None })
+    }
+
+    /// Changes the space of a range (offset, length) of a file. When it fails, some of it may have been done, but the end has
+    /// not moved.
+    pub fn change_space(
+        &self,
+        file: FileKey,
+        layout: &Layout,
+        change: SpaceChange,
+        (offset, len): (u64, u64),
+    ) -> Result<(), ClientError> {
+        let who = self.identity.who();
+        match &self.data {
+            DataPath::Direct(striped) => striped.change_own_space(&who, file, layout, change, (offset, len)),
+            DataPath::IoNode { .. } => {
+                let call = Call::FileChangeSpace { who, file, layout: *layout, change, offset, len };
+                let reply = self.io(call)?;
+                let Answer::FileWritten { lanes, .. } = &reply.answer else { return Err(unexpected(&reply)) };
+                lanes.iter().for_each(|lane| self.unsynced.note_write(file, *lane));
+                Ok(())
+            }
+        }
+    }
+
+    /// Looks in a file, which is known to have the objects `made`, for data or a hole.
+    pub fn seek(
+        &self,
+        file: FileKey,
+        layout: &Layout,
+        made: u64,
+        from: u64,
+        to: SeekTo,
+    ) -> Result<Sought, ClientError> {
+        match &self.data {
+            DataPath::Direct(striped) => striped.seek(file, layout, made, from, to),
+            DataPath::IoNode { .. } => {
+                let reply = self.io(Call::FileSeek { file, layout: *layout, made, from, to })?;
+                if let Answer::Sought(sought) = reply.answer { Ok(sought) } else { Err(unexpected(&reply)) }
+            }
+        }
     }
 
     /// Tells the data servers that `len` bytes of a file from `offset` on will be read. Returns how many of them are, or are

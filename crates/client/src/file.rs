@@ -5,11 +5,15 @@ use std::time::{Duration, Instant};
 
 use impresario_base::lock::Mutex;
 use impresario_layout::Layout;
-use impresario_wire::{Answer, Attr, Call, Fault, FileKey, MetaCall, Opened, SetAttr, Target, XattrMode};
+use impresario_wire::{
+    Answer, Attr, Call, Fault, FileKey, MetaCall, Opened, SeekTo, SetAttr, SpaceChange, Target, XattrMode,
+};
 
 use crate::client::Client;
 use crate::error::{ClientError, Errno};
+use crate::length::Length;
 use crate::paths::Paths;
+use crate::striped::Written;
 use crate::will_need::Hint;
 
 /// A file that is dropped without being closed waits at most so long for the metadata server.
@@ -31,6 +35,7 @@ pub(crate) struct OpenFile {
     /// Its objects that must be there.
     made: u64,
     write: bool,
+    length: Length,
     registration: Mutex<Registration>,
     /// The last loss of data of the file that was told to who has it open.
     told: Mutex<u64>,
@@ -57,6 +62,7 @@ impl File {
             layout: opened.layout,
             made: opened.made,
             write,
+            length: Length::of(opened.attr.size),
             registration: Mutex::new(registration),
             told: Mutex::new(client.told.last(opened.file)),
             losses: client.identity().leases.losses(),
@@ -98,25 +104,51 @@ impl File {
 
     /// Writes all bytes at `offset`. They are with the data servers when it returns; durable they are after
     /// [`sync`](File::sync). While the metadata server is away, writing fails after the cluster's timeout: it must know
-    /// of every writer.
+    /// of every writer. When a data server fails the write, some of the bytes may have been written.
     pub fn write_at(&self, bytes: &[u8], offset: u64) -> Result<usize, ClientError> {
-        if !self.inner.write {
-            return Err(ClientError::System {
-                what: "writing a file that is open for reading".into(),
-                errno: Errno(libc::EBADF),
-            });
+        let written = self.write_counted(bytes, offset)?;
+        written.error.map_or(Ok(written.bytes), Err)
+    }
+
+    /// The same, but when a data server fails the write, and bytes from its start on are with the others, gives the number of
+    /// these. The file is then as long as they make it, unless it was longer before or others may have changed it meanwhile;
+    /// what was in the rest of the range may have been overwritten.
+    pub fn write_some_at(&self, bytes: &[u8], offset: u64) -> Result<usize, ClientError> {
+        let written = self.write_counted(bytes, offset)?;
+        match written.error {
+            Some(error) if written.bytes == 0 => Err(error),
+            _ => Ok(written.bytes),
         }
+    }
+
+    fn write_counted(&self, bytes: &[u8], offset: u64) -> Result<Written, ClientError> {
         let deadline = self.inner.client.deadline();
-        let OpenFile { client, key, layout, losses, .. } = &*self.inner;
+        self.inner.check_writable()?;
+        let OpenFile { client, key, layout, length, losses, .. } = &*self.inner;
         let _entered = client.identity().leases.enter(*key, *losses, deadline)?;
-        let written = self.inner.known(|| client.write(*key, layout, offset, bytes))?;
+        let (number, written) = length.change(|number| {
+            let written = self.inner.known(|| match client.write_some(*key, layout, offset, bytes)? {
+                Written { bytes: 0, error: Some(error) } if error.errno() == libc::EBADF => Err(error),
+                written => Ok(written),
+            });
+            let end = |written: &Written| offset.saturating_add(written.bytes as u64);
+            written.iter().filter(|written| written.bytes > 0).for_each(|written| length.reaches(end(written)));
+            (number, written)
+        });
+        let written = written?;
+        // A server that does not answer would be waited for once more; behind I/O nodes the time tells.
+        let is_answered = deadline.saturating_duration_since(Instant::now()) > client.timeout() / 2;
+        if let (Some(ClientError::Fault { .. }), true) = (&written.error, is_answered) {
+            self.inner.take_back(number, offset.saturating_add(written.bytes as u64), offset + bytes.len() as u64);
+        }
         self.inner.stay_registered(deadline)?;
         Ok(written)
     }
 
-    /// Writes all bytes behind the end of the file, whoever else appends to it; returns where they went, and how many.
-    /// Appends never overlap. `None`: the server cannot assign ranges (a folder of another file system), and nothing was
-    /// written. When the write fails, its range is zeros once something is appended behind it.
+    /// Writes behind the end of the file, whoever else appends to it; returns where the bytes went, and how many, as
+    /// [`write_some_at`](File::write_some_at) does. Appends never overlap. `None`: the server cannot assign ranges (a folder of
+    /// another file system), and nothing was written. When the write fails, its range is zeros once something is appended
+    /// behind it.
     pub fn append(&self, bytes: &[u8]) -> Result<Option<(u64, usize)>, ClientError> {
         let len_bytes = bytes.len() as u64;
         let offset = match self.inner.ask(|handle| MetaCall::Append { handle, len_bytes }) {
@@ -125,7 +157,33 @@ impl File {
             Err(ClientError::Fault { fault: Fault { errno: libc::EOPNOTSUPP, .. }, .. }) => return Ok(None),
             Err(error) => return Err(error),
         };
-        self.write_at(bytes, offset).map(|written| Some((offset, written)))
+        self.write_some_at(bytes, offset).map(|written| Some((offset, written)))
+    }
+
+    /// Changes the space that `len` bytes from `offset` on take: has storage for them, makes a hole of them, or zeros. What a
+    /// server refuses for want of space is ENOSPC, and the file is as long as before; what its file system cannot do is
+    /// EOPNOTSUPP. Durable it is after [`sync`](File::sync).
+    pub fn change_space(&self, change: SpaceChange, offset: u64, len: u64) -> Result<(), ClientError> {
+        let deadline = self.inner.client.deadline();
+        self.inner.check_writable()?;
+        let OpenFile { client, key, layout, length, losses, .. } = &*self.inner;
+        let _entered = client.identity().leases.enter(*key, *losses, deadline)?;
+        length.change(|_| {
+            self.inner.known(|| client.change_space(*key, layout, change, (offset, len)))?;
+            if change.extends() {
+                length.reaches(offset.saturating_add(len));
+            }
+            Ok::<_, ClientError>(())
+        })?;
+        self.inner.stay_registered(deadline)
+    }
+
+    /// The first byte from `from` on that is data, or in a hole; behind the last byte there is a hole. `None`: there is
+    /// none, or `from` is not before the end. What a hole holds are zeros; zeros may also be data.
+    pub fn seek(&self, from: u64, to: SeekTo) -> Result<Option<u64>, ClientError> {
+        let OpenFile { client, key, layout, made, losses, .. } = &*self.inner;
+        client.identity().leases.may_read(*key, *losses)?;
+        self.inner.known(|| client.seek(*key, layout, *made, from, to)).map(|sought| sought.at)
     }
 
     /// Says that `len` bytes from `offset` on will be read soon, so that the data servers read them into memory meanwhile;
@@ -170,12 +228,11 @@ impl File {
 
     /// Changes attributes.
     pub fn set_attr(&self, set: &SetAttr) -> Result<Attr, ClientError> {
-        let OpenFile { client, key, losses, .. } = &*self.inner;
-        let _entered = match set.size {
-            Some(_) => client.identity().leases.enter(*key, *losses, client.deadline())?,
-            None => None,
-        };
-        self.inner.attr(|handle| MetaCall::SetAttr { target: Target::Handle(handle), set: set.clone() })
+        let ask = || self.inner.attr(|handle| MetaCall::SetAttr { target: Target::Handle(handle), set: set.clone() });
+        let Some(len) = set.size else { return ask() };
+        let OpenFile { client, key, length, losses, .. } = &*self.inner;
+        let _entered = client.identity().leases.enter(*key, *losses, client.deadline())?;
+        length.change(|_| ask().inspect(|_| length.is(len)))
     }
 
     /// Attributes as they are now.
@@ -247,6 +304,16 @@ impl std::fmt::Debug for File {
 }
 
 impl OpenFile {
+    fn check_writable(&self) -> Result<(), ClientError> {
+        match self.write {
+            true => Ok(()),
+            false => Err(ClientError::System {
+                what: "writing a file that is open for reading".into(),
+                errno: Errno(libc::EBADF),
+            }),
+        }
+    }
+
     /// Registers the file with the metadata server's present session, if it is not; returns session and handle.
     pub(crate) fn register(&self, deadline: Instant) -> Result<(u64, u64), ClientError> {
         let link = self.client.meta_link();
@@ -257,6 +324,7 @@ impl OpenFile {
             let call = Call::Meta { who: self.client.identity().who(), call };
             match link.call_in(session, call, deadline)?.answer {
                 Answer::Opened(opened) if opened.file == self.key => {
+                    self.length.reaches(opened.attr.size);
                     tracing::debug!(file = self.key.0, session, "registered an open file anew");
                     (registration.session, registration.handle) = (session, opened.handle);
                 }
@@ -273,6 +341,18 @@ impl OpenFile {
         // Waits for another thread that is registering it just now.
         let is_registered = Some(self.registration.lock().session) == session;
         if is_registered { Ok(()) } else { self.register(deadline).map(drop) }
+    }
+
+    /// Change `number` failed with bytes up to `good` written: what it may have added up to `end` is cut off, if this open is
+    /// the only one that writes. That it was not is not told: the change has failed anyway.
+    fn take_back(&self, number: u64, good: u64, end: u64) {
+        self.length.take_back(number, good, |len| {
+            if len < end
+                && let Err(error) = self.ask(|handle| MetaCall::CutBack { handle, len, end })
+            {
+                tracing::debug!(file = self.key.0, %error, "what a failed write has added stays");
+            }
+        });
     }
 
     /// Reads, writes or syncs. An I/O node in front of a folder knows the files that are open there: one that does not know

@@ -17,6 +17,7 @@ mod file;
 mod identity;
 mod landing;
 mod leases;
+mod length;
 mod link;
 mod locks;
 pub mod names;

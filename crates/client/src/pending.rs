@@ -268,10 +268,13 @@ fn rights(call: &Call, link: &Link, bound: bool) -> Rights {
             | Call::WriteMerged { .. }
             | Call::FileRead { .. }
             | Call::FileWrite { .. }
+            | Call::ChangeSpace { .. }
+            | Call::FileChangeSpace { .. }
             | Call::Meta { .. }
     );
     let changes = match call {
         Call::Write { .. } | Call::WriteMerged { .. } | Call::FileWrite { .. } => true,
+        Call::ChangeSpace { .. } | Call::FileChangeSpace { .. } => true,
         Call::Truncate { .. } | Call::Unlink { .. } | Call::SetAside { .. } => true,
         // A copy that comes late would take or give up what its client has asked for anew.
         Call::Meta { call, .. } => call.is_change() || matches!(call, MetaCall::Lock(_)),
@@ -285,6 +288,7 @@ fn may_repeat(call: &Call, ours: bool) -> bool {
     match call {
         Call::Write { .. } | Call::FileWrite { .. } | Call::Truncate { .. } => ours,
         Call::Unlink { .. } | Call::SetAside { .. } => ours,
+        Call::ChangeSpace { .. } | Call::FileChangeSpace { .. } => ours,
         // Its other senders decide for themselves.
         Call::WriteMerged { .. } => false,
         // The metadata server recognises the copies by their sequence.
@@ -302,9 +306,10 @@ fn may_repeat(call: &Call, ours: bool) -> bool {
             MetaCall::Close { .. } | MetaCall::Fsync { .. } | MetaCall::Append { .. } => false,
             MetaCall::Mkdir { .. } | MetaCall::Rmdir { .. } | MetaCall::Unlink { .. } => false,
             MetaCall::Rename { .. } | MetaCall::Symlink { .. } | MetaCall::Mknod { .. } => false,
-            MetaCall::Link { .. } | MetaCall::Exchange { .. } => false,
+            MetaCall::Link { .. } | MetaCall::Exchange { .. } | MetaCall::CutBack { .. } => false,
         },
         Call::Read { .. } | Call::ReadList { .. } | Call::FileRead { .. } => true,
+        Call::ObjectSeek { .. } | Call::FileSeek { .. } => true,
         Call::ObjectStat { .. } | Call::FileStat { .. } | Call::ListObjects { .. } | Call::Scrub { .. } => true,
         Call::Prefetch { .. } | Call::FilePrefetch { .. } => true,
         Call::Sync { .. } | Call::FileSync { .. } => true,

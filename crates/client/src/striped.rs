@@ -2,6 +2,7 @@
 
 mod list;
 mod mtime;
+mod space;
 
 use std::io::{IoSlice, IoSliceMut};
 use std::sync::Arc;
@@ -22,6 +23,15 @@ use mtime::joint_mtime;
 pub(crate) const ROUND_BYTES: usize = 64 << 20;
 /// Longest extent in which a hint is told, bytes; with as many as a list may have, a hint reaches 2 TiB of an object.
 const HINT_EXTENT_BYTES: u32 = 2 << 30;
+
+/// What became of a write.
+#[derive(Debug)]
+pub(crate) struct Written {
+    /// That many bytes from its start on are with the data servers.
+    pub(crate) bytes: usize,
+    /// Why it is not all. Of the bytes behind some may have been written, too.
+    pub(crate) error: Option<ClientError>,
+}
 
 /// The data servers of a cluster.
 pub struct Striped {
@@ -86,9 +96,22 @@ impl Striped {
         offset: u64,
         bytes: &[u8],
     ) -> Result<usize, ClientError> {
-        let lanes = self.write_merged(std::slice::from_ref(who), file, layout, offset, bytes)?;
+        let written = self.write_some(who, file, layout, offset, bytes)?;
+        written.error.map_or(Ok(written.bytes), Err)
+    }
+
+    /// The same; tells how many bytes are good. When a data server fails, others may have written bytes behind these.
+    pub(crate) fn write_some(
+        &self,
+        who: &Who,
+        file: FileKey,
+        layout: &Layout,
+        offset: u64,
+        bytes: &[u8],
+    ) -> Result<Written, ClientError> {
+        let (lanes, written) = self.write_rounds(std::slice::from_ref(who), file, layout, offset, bytes)?;
         lanes.into_iter().for_each(|lane| self.unsynced.note_write(file, lane));
-        Ok(bytes.len())
+        Ok(written)
     }
 
     /// Writes touching bytes of several clients, which are sent in the name of the first. Gives the states of the data
@@ -101,6 +124,19 @@ impl Striped {
         offset: u64,
         bytes: &[u8],
     ) -> Result<Vec<LaneState>, ClientError> {
+        let (lanes, written) = self.write_rounds(whos, file, layout, offset, bytes)?;
+        written.error.map_or(Ok(lanes), Err)
+    }
+
+    /// Writes round by round until one fails.
+    fn write_rounds(
+        &self,
+        whos: &[Who],
+        file: FileKey,
+        layout: &Layout,
+        offset: u64,
+        bytes: &[u8],
+    ) -> Result<(Vec<LaneState>, Written), ClientError> {
         self.check(layout, offset, bytes.len())?;
         let mut at = offset;
         let mut lanes = Vec::with_capacity(1);
@@ -112,15 +148,26 @@ impl Striped {
                 let call = write_call(whos, file, *lane_offset);
                 ops.push(Op { link: self.server(*server)?, call, payload: slices, into: None });
             }
+            // Every answer is taken: what was written is to be synced, whatever became of the rest.
+            let mut failed: Option<(u64, ClientError)> = None;
             for (reply, cut) in exchange(ops, deadline).into_iter().zip(&cuts) {
-                let lane = self.written(cut.server, reply, cut.len)?;
-                if !lanes.contains(&lane) {
-                    lanes.push(lane);
+                match self.written(cut.server, reply, cut.len) {
+                    Ok(lane) if lanes.contains(&lane) => {}
+                    Ok(lane) => lanes.push(lane),
+                    Err(error) => {
+                        let start = layout.file_offset(layout.position_of(cut.server).unwrap_or(0), cut.lane_offset);
+                        if failed.as_ref().is_none_or(|(first, _)| start < *first) {
+                            failed = Some((start, error));
+                        }
+                    }
                 }
+            }
+            if let Some((start, error)) = failed {
+                return Ok((lanes, Written { bytes: (start - offset) as usize, error: Some(error) }));
             }
             at += part.len() as u64;
         }
-        Ok(lanes)
+        Ok((lanes, Written { bytes: bytes.len(), error: None }))
     }
 
     /// Tells the data servers that a range of a file will be read, as far as there is a file. Returns how many bytes they
@@ -175,24 +222,27 @@ impl Striped {
 
     /// Length, last modification and storage used of a file, as its objects tell them.
     pub fn stat(&self, file: FileKey, layout: &Layout) -> Result<ObjectInfo, ClientError> {
-        let (mut all, mut missing) = (ObjectInfo::default(), 0);
-        let mut mtimes = Vec::with_capacity(usize::from(layout.pcount));
-        for ((server, reply), k) in self.on_all_lanes(layout, |_| Call::ObjectStat { file })?.into_iter().zip(0u32..) {
+        let mut objects = Vec::with_capacity(usize::from(layout.pcount));
+        for (_, reply) in self.on_all_lanes(layout, |_| Call::ObjectStat { file })? {
             let Answer::Object(info) = reply.answer else { return Err(unexpected(&reply)) };
-            let len = layout.position_of(server).map_or(0, |k| layout.file_len(k, info.size));
-            all.size = all.size.max(len);
-            *(if info.made == 0 { &mut missing } else { &mut all.made }) |= 1 << (k % 64);
-            mtimes.push(info.mtime);
-            all.used_bytes += info.used_bytes;
+            objects.push(info);
         }
-        all.made &= !missing;
-        all.mtime = joint_mtime(&mtimes);
-        Ok(all)
+        Ok(file_info(layout, &objects))
     }
 
     /// The same of a file that is known to have the objects `made`.
     pub fn stat_made(&self, file: FileKey, layout: &Layout, made: u64) -> Result<ObjectInfo, ClientError> {
-        let info = self.stat(file, layout)?;
+        self.none_lost(file, layout, made, self.stat(file, layout)?)
+    }
+
+    /// Checks that a file in this state has the objects that it is known to have.
+    fn none_lost(
+        &self,
+        file: FileKey,
+        layout: &Layout,
+        made: u64,
+        info: ObjectInfo,
+    ) -> Result<ObjectInfo, ClientError> {
         match made & !info.made {
             0 => Ok(info),
             lost => {
@@ -416,6 +466,21 @@ impl Cut<IoSliceMut<'_>> {
         self.lane_offset += got as u64;
         self.len -= got.min(self.len);
     }
+}
+
+/// The state of a file with these objects, in the order of its ring.
+fn file_info(layout: &Layout, objects: &[ObjectInfo]) -> ObjectInfo {
+    let (mut all, mut missing) = (ObjectInfo::default(), 0);
+    let mut mtimes = Vec::with_capacity(objects.len());
+    for (info, k) in objects.iter().zip(0u16..) {
+        all.size = all.size.max(layout.file_len(k, info.size));
+        *(if info.made == 0 { &mut missing } else { &mut all.made }) |= 1 << (k % 64);
+        mtimes.push(info.mtime);
+        all.used_bytes += info.used_bytes;
+    }
+    all.made &= !missing;
+    all.mtime = joint_mtime(&mtimes);
+    all
 }
 
 fn read(reply: &Reply) -> Result<usize, ClientError> {

@@ -54,7 +54,8 @@ pub enum Op {
     Write,
     /// Makes everything acknowledged before in the extent durable; a barrier for it.
     Sync,
-    /// Cuts or extends the file; a barrier for everything from `lane_offset` on.
+    /// Changes the extent without moving data: cuts or extends the file, which is a barrier for everything from `lane_offset`
+    /// on, or punches, zeroes or allocates a range, which is one for that range.
     Truncate,
     /// Removes the file; a barrier for all of it.
     Unlink,

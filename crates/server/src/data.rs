@@ -16,7 +16,7 @@ use std::time::Duration;
 use impresario_engine::{Engine, EngineConfig, Refused, Submission};
 use impresario_foresight::{ALONE_MAX, Prediction};
 use impresario_sched::{ConnId, LaneId, Op, PolicySpec, PredictedQueues, policy};
-use impresario_wire::{Answer, Call, Extents, Fault, FileKey, Who};
+use impresario_wire::{Answer, Call, Extents, Fault, FileKey, SpaceChange, Who};
 
 use crate::connection::{Connection, Reply};
 use crate::earlier_runs::EarlierRuns;
@@ -39,6 +39,8 @@ const DRAIN_MAX: Duration = Duration::from_secs(5);
 pub(crate) struct Item {
     pub(crate) file: FileKey,
     pub(crate) payload: Option<Slice>,
+    /// Of an [`Op::Truncate`] that leaves the bytes behind its range alone.
+    change: Option<SpaceChange>,
     owed: Owed,
 }
 
@@ -153,7 +155,7 @@ impl DataServer {
             at += len;
             let submission = submission(conn, who, Op::Read, file, (offset, len));
             let ahead = self.foresee(Op::Read, file, (offset, len), who);
-            let waits = self.pass(&submission, Item { file, payload: None, owed }, &mut passed);
+            let waits = self.pass(&submission, Item { file, payload: None, change: None, owed }, &mut passed);
             requests.extend(waits.map(|item| (submission, item)));
             requests.extend(ahead.into_iter().map(|prediction| speculation(&submission, prediction.extent)));
         }
@@ -194,6 +196,7 @@ impl DataServer {
     fn serve_unscheduled(&self, call: Call, reply: Reply) {
         match call {
             Call::ObjectStat { file } => self.disk.stat(file, reply),
+            Call::ObjectSeek { file, from, to } => self.disk.seek(file, from, to, reply),
             Call::ListObjects { from, max } => self.disk.list(from, max, reply),
             Call::Scrub { file, offset, max_bytes } => self.disk.scrub(file, offset, max_bytes, reply),
             Call::SetAside { who, file } => match self.ledger.admit(self.disk.store(), who).map(drop) {
@@ -242,7 +245,7 @@ impl Service for DataServer {
     fn serve(&self, conn: &mut ConnId, request: Incoming, reply: Reply) {
         let Incoming { call, payload } = request;
         let payload_bytes = payload.as_ref().map_or(0, |p| p.len() as u64);
-        let mut others = Vec::new();
+        let (mut others, mut change) = (Vec::new(), None);
         let (who, file, op, range) = match call {
             Call::ReadList { who, file, extents } => {
                 // Reads change nothing: they need not be with the scheduler before their client's next epoch.
@@ -260,6 +263,11 @@ impl Service for DataServer {
             }
             Call::Sync { who, file } => (who, file, Op::Sync, (0, u64::MAX)),
             Call::Truncate { who, file, len } => (who, file, Op::Truncate, (len, u64::MAX)),
+            // Conflicts with what it covers, as every change does, and passes policies by: it moves no data.
+            Call::ChangeSpace { who, file, change: how, lane_offset, len } => {
+                change = Some(how);
+                (who, file, Op::Truncate, (lane_offset, len))
+            }
             Call::Unlink { who, file } => {
                 self.callers.removed(self.disk.store().removals());
                 (who, file, Op::Unlink, (0, u64::MAX))
@@ -268,7 +276,7 @@ impl Service for DataServer {
         };
         let checked = match op {
             Op::Read | Op::Write => check_range(range.0, range.1),
-            Op::Truncate => check_range(range.0, 0),
+            Op::Truncate => check_range(range.0, if change.is_some() { range.1 } else { 0 }),
             Op::Sync | Op::Unlink => Ok(()),
         };
         if let Err(fault) = checked {
@@ -281,11 +289,11 @@ impl Service for DataServer {
         match (op, range.1) {
             // Nothing to schedule, and a batch is never empty.
             (Op::Read, 0) => reply.send_data(Bulk::None),
-            (Op::Write, 0) => reply.send(&Answer::Written(0)),
+            (Op::Write | Op::Truncate, 0) => reply.send(&Answer::Written(0)),
             _ => {
                 let payload = payload.map(|buffer| Slice::new(Arc::new(buffer), 0..payload_bytes as usize));
                 let owed = Owed::Whole { reply, len: range.1, reads: op == Op::Read };
-                self.submit(*conn, who, op, range, Item { file, payload, owed });
+                self.submit(*conn, who, op, range, Item { file, payload, change, owed });
             }
         }
         drop(passing);
@@ -326,7 +334,7 @@ fn submission(conn: ConnId, who: Who, op: Op, file: FileKey, (offset, len): (u64
 
 /// The read of a predicted extent, on the heels of a request or hint.
 fn speculation(after: &Submission, extent: Range<u64>) -> (Submission, Item) {
-    (after.ahead(extent), Item { file: FileKey(after.file), payload: None, owed: Owed::Nothing })
+    (after.ahead(extent), Item { file: FileKey(after.file), payload: None, change: None, owed: Owed::Nothing })
 }
 
 /// Refuses a range that no file can have.

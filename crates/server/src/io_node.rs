@@ -19,7 +19,7 @@ use impresario_layout::Piece;
 use impresario_node::session::Fence;
 use impresario_node::{core_requests, whole_request};
 use impresario_sched::{ConnId, LaneId, Op, PolicySpec};
-use impresario_wire::{Answer, Call, Fault, FileKey, Who};
+use impresario_wire::{Answer, Call, Fault, FileKey, SpaceChange, Who};
 
 use crate::connection::{Connection, Reply};
 use crate::data::check_range;
@@ -60,6 +60,8 @@ pub(crate) struct Item {
     server: u16,
     /// The objects that the file is known to have.
     made: u64,
+    /// Of an [`Op::Truncate`], which is all that an I/O node has of these: what is done to the space of (offset, length).
+    change: Option<(SpaceChange, (u64, u64))>,
     /// Of a write: the bytes, in the order of the lane.
     payload: Bulk,
     answer: Answering,
@@ -145,6 +147,7 @@ struct FileRequest {
     striping: Striping,
     made: u64,
     op: Op,
+    change: Option<SpaceChange>,
     offset: u64,
     len: u64,
 }
@@ -211,7 +214,9 @@ impl IoNode {
         }
         match (request.op, self.split) {
             (Op::Read, _) if request.len == 0 => reply.send_data(Bulk::None),
-            (Op::Write, _) if request.len == 0 => reply.send(&Answer::FileWritten { bytes: 0, lanes: Vec::new() }),
+            (Op::Write | Op::Truncate, _) if request.len == 0 => {
+                reply.send(&Answer::FileWritten { bytes: 0, lanes: Vec::new() })
+            }
             (_, false) => self.submit_whole(&request, payload, reply),
             (Op::Read | Op::Write, true) => self.submit_pieces(&request, payload, reply),
             (_, true) => self.submit_barriers(&request, reply),
@@ -237,7 +242,7 @@ impl IoNode {
     }
 
     fn check(&self, request: &FileRequest) -> Result<(), Fault> {
-        if request.op.is_data() {
+        if request.op != Op::Sync {
             check_range(request.offset, request.len)?;
         }
         match self.fence.lock().admit(request.who.client.0, request.who.epoch) {
@@ -292,7 +297,9 @@ impl IoNode {
             speculative: false,
         };
         let FileRequest { who, file, ref striping, made, .. } = *request;
-        let item = Item { who, file, striping: striping.clone(), server: extent.server, made, payload, answer };
+        let (striping, server) = (striping.clone(), extent.server);
+        let change = request.change.map(|change| (change, (request.offset, request.len)));
+        let item = Item { who, file, striping, server, made, change, payload, answer };
         let (item, errno, why) = match self.engine.submit(submission, item) {
             Ok(_) => return,
             Err(Refused::Busy(item)) => (item, libc::EBUSY, "has a queue that stayed full; raise queue_requests"),
@@ -308,6 +315,14 @@ impl IoNode {
                 let storage = self.storage.clone();
                 self.unscheduled.run(Box::new(move || match waiting_elsewhere(|| storage.stat(file, &layout)) {
                     Ok(info) => reply.send(&Answer::Object(info)),
+                    Err(fault) => reply.send(&Answer::Fault(fault)),
+                }));
+            }
+            Call::FileSeek { file, layout, made, from, to } => {
+                let storage = self.storage.clone();
+                let sought = move || waiting_elsewhere(|| storage.seek(file, &layout, made, from, to));
+                self.unscheduled.run(Box::new(move || match sought() {
+                    Ok(sought) => reply.send(&Answer::Sought(sought)),
                     Err(fault) => reply.send(&Answer::Fault(fault)),
                 }));
             }
@@ -370,6 +385,7 @@ impl Service for IoNode {
             Call::FileRead { file, layout, .. }
             | Call::FileWrite { file, layout, .. }
             | Call::FileSync { file, layout, .. }
+            | Call::FileChangeSpace { file, layout, .. }
             | Call::FilePrefetch { file, layout, .. } => self.storage.striping(*file, *layout),
             Call::Meta { .. } => return self.serve_names(session, call, reply),
             _ => return self.serve_unscheduled(call, reply),
@@ -380,18 +396,24 @@ impl Service for IoNode {
         };
         let request = match call {
             Call::FileRead { who, file, made, offset, len, .. } => {
-                FileRequest { conn, who, file, striping, made, op: Op::Read, offset, len: u64::from(len) }
+                FileRequest { conn, who, file, striping, made, op: Op::Read, change: None, offset, len: u64::from(len) }
             }
             Call::FileWrite { who, file, offset, .. } => {
                 let len = payload.as_ref().map_or(0, |p| p.len() as u64);
-                FileRequest { conn, who, file, striping, made: 0, op: Op::Write, offset, len }
+                FileRequest { conn, who, file, striping, made: 0, op: Op::Write, change: None, offset, len }
             }
             Call::FileSync { who, file, .. } => {
-                FileRequest { conn, who, file, striping, made: 0, op: Op::Sync, offset: 0, len: u64::MAX }
+                FileRequest { conn, who, file, striping, made: 0, op: Op::Sync, change: None, offset: 0, len: u64::MAX }
+            }
+            // A change that moves no data: it conflicts with what it covers, and passes the policy by.
+            Call::FileChangeSpace { who, file, change, offset, len, .. } => {
+                let change = Some(change);
+                FileRequest { conn, who, file, striping, made: 0, op: Op::Truncate, change, offset, len }
             }
             Call::FilePrefetch { who, file, offset, len, .. } => {
                 let len = len.min((i64::MAX as u64).saturating_sub(offset));
-                let request = FileRequest { conn, who, file, striping, made: 0, op: Op::Read, offset, len };
+                let request =
+                    FileRequest { conn, who, file, striping, made: 0, op: Op::Read, change: None, offset, len };
                 return self.pass_hint(request, reply);
             }
             call => return self.serve_unscheduled(call, reply),

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use impresario_sched::PolicySpec;
 use impresario_sched::policy::POLICIES;
-use impresario_wire::{Answer, Call, Extents, Fault, FileKey, Role, Who};
+use impresario_wire::{Answer, Call, Extents, Fault, FileKey, Role, SeekTo, Sought, SpaceChange, Who};
 use support::{Cluster, Peer, cold_object, eventually, fault, pattern, who};
 
 fn sync(file: u64) -> Call {
@@ -130,6 +130,73 @@ fn requests_that_overlap_keep_the_order_in_which_they_were_sent() {
     }
 }
 
+fn change(change: SpaceChange, lane_offset: u64, len: u64) -> Call {
+    Call::ChangeSpace { who: who(1), file: FileKey(1), change, lane_offset, len }
+}
+
+/// With one request on the device the others queue, and the policy may choose; under each the result is the same.
+#[test]
+fn changes_of_space_keep_the_order_in_which_they_were_sent() {
+    let cluster = Cluster::start(1, |config| config.data[0].in_flight_requests = 1);
+    let mut peer = cluster.peer(0, 1);
+    for (round, policy) in POLICIES.iter().map(|policy| policy.name).enumerate() {
+        let switched = peer.call(&set_policy(policy), &[]).0;
+        if switched != Answer::Done {
+            continue; // one that needs parameters
+        }
+        let fill = round as u8 + 1;
+        for version in [0, fill] {
+            for at in (0..200_000).step_by(10_000) {
+                let write = Call::Write { who: who(1), file: FileKey(1), lane_offset: at };
+                peer.send(&write, &[version.max(1); 10_000]);
+            }
+        }
+        peer.send(&change(SpaceChange::Punch, 15_000, 100_000), &[]);
+        let between = peer.send(&Call::Read { who: who(1), file: FileKey(1), lane_offset: 0, len: 200_000 }, &[]);
+        peer.send(&Call::Write { who: who(1), file: FileKey(1), lane_offset: 50_000 }, &[fill; 10_000]);
+        peer.send(&change(SpaceChange::Zero { keep_size: true }, 190_000, 50_000), &[]);
+        let mut read = Vec::new();
+        for _ in 0..44 {
+            let (id, answer, bytes) = peer.answer().unwrap();
+            assert!(!matches!(answer, Answer::Fault(_)), "{policy}: {answer:?}");
+            read = if id == between { bytes } else { read };
+        }
+        let mut wanted = vec![fill; 200_000];
+        wanted[15_000..115_000].fill(0);
+        assert!(read == wanted, "{policy}");
+        wanted[50_000..60_000].fill(fill);
+        wanted[190_000..].fill(0);
+        assert!(peer.read(1, 1, 0, 300_000) == wanted, "{policy}");
+    }
+}
+
+#[test]
+fn holes_are_found_and_what_is_used_is_told() {
+    let cluster = Cluster::start(1, |_| {});
+    let mut peer = cluster.peer(0, 1);
+    let seek = |peer: &mut Peer, from, to| match peer.call(&Call::ObjectSeek { file: FileKey(1), from, to }, &[]).0 {
+        Answer::Sought(Sought { at, .. }) => at,
+        other => panic!("{other:?}"),
+    };
+    assert_eq!((seek(&mut peer, 7, SeekTo::Data), seek(&mut peer, 7, SeekTo::Hole)), (None, Some(7)), "no object");
+    assert_eq!(peer.write(1, 1, 0, &[1; 1 << 20]), Answer::Written(1 << 20));
+    let full = stat(&mut peer, 1).used_bytes;
+    assert_eq!(peer.call(&change(SpaceChange::Punch, 256 << 10, 512 << 10), &[]).0, Answer::Written(0));
+    assert_eq!(stat(&mut peer, 1).used_bytes, full - (512 << 10));
+    assert_eq!(seek(&mut peer, 5, SeekTo::Hole), Some(256 << 10));
+    assert_eq!(seek(&mut peer, 300 << 10, SeekTo::Data), Some(768 << 10));
+    assert_eq!(seek(&mut peer, 768 << 10, SeekTo::Hole), Some(1 << 20));
+    assert_eq!(seek(&mut peer, 1 << 20, SeekTo::Data), None);
+    let allocate = change(SpaceChange::Allocate { keep_size: false }, 0, 2 << 20);
+    assert_eq!(peer.call(&allocate, &[]).0, Answer::Written(0));
+    assert!(stat(&mut peer, 1).used_bytes >= 2 << 20 && stat(&mut peer, 1).size == 2 << 20);
+    // Nothing, and more than there can be.
+    assert_eq!(peer.call(&change(SpaceChange::Punch, 0, 0), &[]).0, Answer::Written(0));
+    assert_eq!(fault(peer.call(&change(SpaceChange::Punch, u64::MAX - 5, 10), &[]).0).0, libc::EFBIG);
+    let more = change(SpaceChange::Allocate { keep_size: true }, 0, 1 << 60);
+    assert!([libc::ENOSPC, libc::EFBIG].contains(&fault(peer.call(&more, &[]).0).0));
+}
+
 #[test]
 fn a_restarted_data_server_refuses_what_it_refused_before() {
     let mut cluster = Cluster::start(1, |_| {});
@@ -156,6 +223,8 @@ fn older_epochs_are_fenced() {
     assert!(message.contains("epoch 1"), "{message}");
     assert_eq!(again.read(7, 1, 0, 10), b"two", "the late write was not applied");
     assert_eq!(fault(peer.call(&Call::Truncate { who: who(1), file: FileKey(1), len: 0 }, &[]).0).0, Fault::FENCED);
+    assert_eq!(fault(peer.call(&change(SpaceChange::Punch, 0, 3), &[]).0).0, Fault::FENCED);
+    assert_eq!(again.read(7, 1, 0, 10), b"two");
     assert_eq!(peer.call(&Call::Write { who: who(2), file: FileKey(1), lane_offset: 0 }, b"o").0, Answer::Written(1));
 }
 
@@ -749,6 +818,8 @@ fn every_operation_works_on_the_modelled_device() {
     let bytes = pattern(4, 600_000);
     assert_eq!(peer.write(1, 1, 5000, &bytes), Answer::Written(600_000));
     assert!(peer.read(1, 1, 5000, 600_000) == bytes);
+    assert_eq!(peer.call(&change(SpaceChange::Punch, 300_000, 50_000), &[]).0, Answer::Written(0));
+    assert_eq!(peer.read(1, 1, 299_999, 3), [bytes[294_999], 0, 0]);
     assert_eq!(peer.call(&sync(1), &[]).0, Answer::Done);
     assert_eq!(peer.status()["device"]["flushes"], 1);
     let cut = Call::Truncate { who: who(1), file: FileKey(1), len: 10_000 };

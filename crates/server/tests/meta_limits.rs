@@ -222,9 +222,9 @@ fn files_put_there_by_hand_do_no_harm() {
     s.done(unlink("pipe"));
     assert_eq!(s.stat("by-hand").size, 10);
     // A record of a later version is ignored.
-    let mut bytes = [0; 40];
+    let mut bytes = [0; 48];
     rustix::fs::getxattr(names.join("by-hand"), "user.impresario.file", &mut bytes[..]).unwrap();
-    bytes[0] = 3;
+    bytes[0] = 4;
     let flags = rustix::fs::XattrFlags::empty();
     rustix::fs::setxattr(names.join("by-hand"), "user.impresario.file", &bytes, flags).unwrap();
     for call in [MetaCall::Open { path: path("by-hand"), write: false }, unlink("by-hand")] {

@@ -12,7 +12,7 @@ use std::time::Duration;
 use impresario_base::lock::Mutex;
 use impresario_client::{Client, ClientOptions, CreateOptions, Via};
 use impresario_server::Started;
-use impresario_wire::{Answer, Call, ClientKey, Fault, MetaCall, NodeKind, Role, Who, XattrMode};
+use impresario_wire::{Answer, Call, ClientKey, Fault, MetaCall, NodeKind, Role, SpaceChange, Who, XattrMode};
 use support::{Cluster, Peer, eventually, fault};
 
 /// A link that can get stuck: what a client sends is then held back, and delivered when the link heals, whether or not
@@ -179,6 +179,19 @@ fn a_delayed_unlink_does_not_remove_a_file_made_since() {
     bed.write_new("f", b"made since");
     bed.link.heal();
     bed.assert_holds("f", b"made since");
+}
+
+#[test]
+fn a_delayed_punch_does_not_take_what_was_written_since() {
+    let bed = Bed::start();
+    let file = bed.client.create("f", CreateOptions::default()).unwrap();
+    file.write_at(&[1; 200_000], 0).unwrap();
+    bed.link.stick();
+    file.change_space(SpaceChange::Punch, 50_000, 100_000).unwrap();
+    file.write_at(&[2; 100_000], 50_000).unwrap();
+    bed.link.heal();
+    drop(file);
+    bed.assert_holds("f", &[[1; 50_000].as_slice(), &[2; 100_000], &[1; 50_000]].concat());
 }
 
 #[test]

@@ -29,6 +29,13 @@ pub trait FileSystem: Send + Sync + 'static {
     /// Sets the length of a file; added bytes are zeros.
     fn set_len(&self, file: &Self::File, len: u64) -> io::Result<()>;
 
+    /// Gives every byte of a range storage, so that writing it needs no more; ENOSPC if there is not enough. With
+    /// `keep_size` the length stays, else it becomes at least the end of the range. What is added is zeros.
+    fn allocate(&self, file: &Self::File, range: Range<u64>, keep_size: bool) -> io::Result<()>;
+
+    /// Makes a range zeros and releases its storage as far as that is done in whole blocks. The length stays.
+    fn punch(&self, file: &Self::File, range: Range<u64>) -> io::Result<()>;
+
     /// Returns when the content and length of the file are durable. Its name is not: see [`FileSystem::sync_dir`].
     fn sync(&self, file: &Self::File) -> io::Result<()>;
 
@@ -44,6 +51,9 @@ pub trait FileSystem: Send + Sync + 'static {
     fn next_data(&self, file: &Self::File, offset: u64) -> io::Result<Option<u64>> {
         Ok((offset < self.stat(file)?.size).then_some(offset))
     }
+
+    /// The first byte from `offset` on, which lies before the end, that is in a hole, or the end if none is known to be.
+    fn next_hole(&self, file: &Self::File, offset: u64) -> io::Result<u64>;
 
     /// Length, time and use of a file.
     fn stat(&self, file: &Self::File) -> io::Result<FileState>;

@@ -16,6 +16,7 @@ mod objects;
 mod real;
 mod removed;
 mod replace;
+mod space;
 pub mod testing;
 mod verify;
 

@@ -404,7 +404,7 @@ impl<F: FileSystem> ObjectStore<F> {
         })
     }
 
-    fn existing_or_new(&self, key: u64) -> io::Result<Arc<F::File>> {
+    pub(crate) fn existing_or_new(&self, key: u64) -> io::Result<Arc<F::File>> {
         let file = self.handles.get_or_open(key, || match self.fs.open(&self.path(key), false) {
             Ok(file) => Ok(Some(file)),
             Err(e) if e.kind() == io::ErrorKind::NotFound => {
@@ -457,6 +457,6 @@ fn offset_fits(offset: u64, done: usize) -> bool {
 }
 
 /// EFBIG, as the kernel reports it.
-fn too_large() -> io::Error {
+pub(crate) fn too_large() -> io::Error {
     rustix::io::Errno::FBIG.into()
 }

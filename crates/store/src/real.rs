@@ -9,7 +9,9 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use impresario_device::device_limits;
-use rustix::fs::{Advice, AtFlags, Dir, FileType, FlockOperation, Mode, OFlags, ResolveFlags, SeekFrom};
+use rustix::fs::{
+    Advice, AtFlags, Dir, FallocateFlags, FileType, FlockOperation, Mode, OFlags, ResolveFlags, SeekFrom,
+};
 use rustix::io::{Errno, ReadWriteFlags};
 
 use crate::error::StoreError;
@@ -174,6 +176,15 @@ impl FileSystem for Real {
         retry(|| rustix::fs::ftruncate(file, len))
     }
 
+    fn allocate(&self, file: &OwnedFd, range: Range<u64>, keep_size: bool) -> io::Result<()> {
+        let flags = if keep_size { FallocateFlags::KEEP_SIZE } else { FallocateFlags::empty() };
+        change_space(file, flags, range)
+    }
+
+    fn punch(&self, file: &OwnedFd, range: Range<u64>) -> io::Result<()> {
+        change_space(file, FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE, range)
+    }
+
     fn sync(&self, file: &OwnedFd) -> io::Result<()> {
         // Not fdatasync: an object's modification time is reported as its file's.
         retry(|| rustix::fs::fsync(file))
@@ -195,6 +206,14 @@ impl FileSystem for Real {
             Err(Errno::NXIO) => Ok(None),
             // The file system knows of no holes.
             Err(_) => Ok((offset < self.stat(file)?.size).then_some(offset)),
+        }
+    }
+
+    fn next_hole(&self, file: &OwnedFd, offset: u64) -> io::Result<u64> {
+        match rustix::fs::seek(file, SeekFrom::Hole(offset)) {
+            Ok(at) => Ok(at),
+            // The file system knows of no holes, or the file has become shorter.
+            Err(_) => Ok(self.stat(file)?.size.max(offset)),
         }
     }
 
@@ -263,6 +282,14 @@ fn state_of(stat: &rustix::fs::Stat) -> FileState {
         mtime_secs: stat.st_mtime,
         mtime_nanos: stat.st_mtime_nsec as u32,
         used_bytes: stat.st_blocks as u64 * 512,
+    }
+}
+
+/// The kernel's offsets are signed; an empty range is no error here.
+fn change_space(file: &OwnedFd, flags: FallocateFlags, range: Range<u64>) -> io::Result<()> {
+    match range.end.saturating_sub(range.start) {
+        0 => Ok(()),
+        len => retry(|| rustix::fs::fallocate(file, flags, range.start, len)),
     }
 }
 

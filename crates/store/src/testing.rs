@@ -11,6 +11,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::{self, IoSlice, IoSliceMut};
+use std::ops::Range;
 use std::panic::Location;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -65,6 +66,8 @@ struct Inode {
     durable: Vec<u8>,
     /// Blocks that a sync has to write.
     dirty: BTreeSet<usize>,
+    /// Blocks that have storage, also behind the end; the others are holes.
+    stored: BTreeSet<usize>,
     /// Failed syncs, and how many some open file has been told of.
     failures: u64,
     seen: u64,
@@ -86,6 +89,20 @@ impl Inode {
         if start < end {
             self.dirty.extend(start / BLOCK_BYTES..end.div_ceil(BLOCK_BYTES));
         }
+    }
+
+    fn store(&mut self, start: usize, end: usize) {
+        if start < end {
+            self.stored.extend(start / BLOCK_BYTES..end.div_ceil(BLOCK_BYTES));
+        }
+    }
+
+    /// The first byte from `offset` on whose block has storage, or has none.
+    fn next(&self, offset: u64, stored: bool) -> Option<u64> {
+        let blocks = self.now.len().div_ceil(BLOCK_BYTES);
+        let first = usize::try_from(offset).ok().filter(|offset| *offset < self.now.len())? / BLOCK_BYTES;
+        let found = (first..blocks).find(|block| self.stored.contains(block) == stored)?;
+        Some(offset.max((found * BLOCK_BYTES) as u64))
     }
 }
 
@@ -237,6 +254,8 @@ impl State {
                 }
             }
             (inode.now, inode.durable) = (content.clone(), content);
+            // A hole that did not survive, or came back, says nothing of what it holds.
+            inode.stored = (0..inode.now.len().div_ceil(BLOCK_BYTES)).collect();
         }
     }
 }
@@ -308,6 +327,7 @@ impl FileSystem for Forgetful {
         let bytes = bufs.iter().flat_map(|buf| buf.iter().copied()).take(len);
         // A hole below a write is zeros on the device too, whatever was there before the file was cut.
         inode.soil(before.min(at), at + len);
+        inode.store(at, at + len);
         inode.now[at..at + len].iter_mut().zip(bytes).for_each(|(to, from)| *to = from);
         inode.mtime_secs = ticks;
         Ok(len)
@@ -325,8 +345,54 @@ impl FileSystem for Forgetful {
         inode.now.resize(len as usize, 0);
         // The end of the last block that stays is zeroed, and what is added.
         inode.soil(before.min(len as usize) / BLOCK_BYTES * BLOCK_BYTES, len as usize);
+        inode.stored.split_off(&(len as usize).div_ceil(BLOCK_BYTES));
         inode.mtime_secs = ticks;
         Ok(())
+    }
+
+    fn allocate(&self, file: &ForgetfulFile, range: Range<u64>, keep_size: bool) -> io::Result<()> {
+        let mut state = self.lock();
+        state.change()?;
+        let (room, ticks) = (state.room(), state.ticks);
+        let inode = state.inode(file)?;
+        if range.end > inode.now.len() as u64 + room {
+            return Err(Errno::NOSPC.into());
+        }
+        let (start, end, before) = (range.start as usize, range.end as usize, inode.now.len());
+        inode.store(start, end);
+        if !keep_size && end > before {
+            inode.now.resize(end, 0);
+            inode.soil(before, end);
+        }
+        inode.mtime_secs = ticks;
+        Ok(())
+    }
+
+    /// Zeros, like those of a write, become durable in any order of blocks.
+    fn punch(&self, file: &ForgetfulFile, range: Range<u64>) -> io::Result<()> {
+        let mut state = self.lock();
+        state.change()?;
+        let ticks = state.ticks;
+        let inode = state.inode(file)?;
+        let len = inode.now.len();
+        let within = |at: u64| usize::try_from(at).map_or(len, |at| at.min(len));
+        let (start, end) = (within(range.start), within(range.end));
+        inode.now.get_mut(start..end).into_iter().for_each(|bytes| bytes.fill(0));
+        inode.soil(start, end);
+        let whole = range.start.div_ceil(BLOCK_BYTES as u64)..range.end / BLOCK_BYTES as u64;
+        inode.stored.retain(|block| !whole.contains(&(*block as u64)));
+        inode.mtime_secs = ticks;
+        Ok(())
+    }
+
+    fn next_data(&self, file: &ForgetfulFile, offset: u64) -> io::Result<Option<u64>> {
+        Ok(self.lock().inode(file)?.next(offset, true))
+    }
+
+    fn next_hole(&self, file: &ForgetfulFile, offset: u64) -> io::Result<u64> {
+        let mut state = self.lock();
+        let inode = state.inode(file)?;
+        Ok(inode.next(offset, false).unwrap_or((inode.now.len() as u64).max(offset)))
     }
 
     #[track_caller]
@@ -361,7 +427,8 @@ impl FileSystem for Forgetful {
         let mut state = self.lock();
         let inode = state.inode(file)?;
         let size = inode.now.len() as u64;
-        Ok(FileState { size, mtime_secs: inode.mtime_secs, mtime_nanos: 0, used_bytes: size.next_multiple_of(512) })
+        let used_bytes = (inode.stored.len() * BLOCK_BYTES) as u64;
+        Ok(FileState { size, mtime_secs: inode.mtime_secs, mtime_nanos: 0, used_bytes })
     }
 
     fn unlink(&self, path: &str) -> io::Result<()> {
@@ -508,6 +575,42 @@ mod tests {
         fs.sync(&file).unwrap();
         fs.crash();
         assert_eq!(get(&fs, "f").unwrap(), "\0".repeat(100));
+    }
+
+    #[test]
+    fn a_punched_range_is_zeros_and_takes_nothing_and_is_durable_only_when_synced() {
+        let fs = Forgetful::default();
+        let file = put(&fs, "f", &"x".repeat(3000));
+        fs.sync(&file).unwrap();
+        fs.sync_dir("").unwrap();
+        let punched = |fs: &Forgetful, file: &ForgetfulFile| {
+            let mut back = vec![1; 3000];
+            fs.read(file, 0, &mut [IoSliceMut::new(&mut back)]).unwrap();
+            back.iter().enumerate().filter(|(_, byte)| **byte == 0).map(|(at, _)| at).collect::<Vec<_>>()
+        };
+        fs.punch(&file, 700..2000).unwrap();
+        assert_eq!(punched(&fs, &file), (700..2000).collect::<Vec<_>>());
+        assert_eq!(fs.stat(&file).unwrap().used_bytes, 5 * 512, "block 2 is gone");
+        assert_eq!((fs.next_hole(&file, 0).unwrap(), fs.next_data(&file, 1100).unwrap()), (1024, Some(1536)));
+        assert_eq!((fs.next_hole(&file, 1100).unwrap(), fs.next_hole(&file, 1600).unwrap()), (1100, 3000));
+        fs.crash();
+        let file = fs.open("f", false).unwrap();
+        assert_eq!(punched(&fs, &file), [0; 0], "it was not synced");
+        fs.punch(&file, 700..2000).unwrap();
+        fs.sync(&file).unwrap();
+        fs.crash();
+        assert_eq!(punched(&fs, &fs.open("f", false).unwrap()), (700..2000).collect::<Vec<_>>());
+    }
+
+    #[test]
+    fn storage_is_had_before_it_is_written() {
+        let fs = Forgetful::new(4096);
+        let file = put(&fs, "f", "x");
+        fs.allocate(&file, 1024..2048, true).unwrap();
+        assert_eq!((fs.stat(&file).unwrap().size, fs.stat(&file).unwrap().used_bytes), (1, 3 * 512));
+        fs.allocate(&file, 0..2000, false).unwrap();
+        assert_eq!((fs.stat(&file).unwrap().size, fs.stat(&file).unwrap().used_bytes), (2000, 4 * 512));
+        assert_eq!(fs.allocate(&file, 0..5000, true).unwrap_err().raw_os_error(), Some(libc::ENOSPC));
     }
 
     #[test]

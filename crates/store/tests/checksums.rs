@@ -94,6 +94,13 @@ enum Step {
         key: u64,
         len: u64,
     },
+    /// Zeroed, with storage or without.
+    Zero {
+        key: u64,
+        offset: u64,
+        len: u64,
+        stored: bool,
+    },
     Unlink {
         key: u64,
     },
@@ -132,6 +139,8 @@ fn any_step() -> impl Strategy<Value = Step> {
         8 => (key(), offset(), lens(), any::<u8>())
             .prop_map(|(key, offset, lens, fill)| Step::Write { key, offset, lens, fill }),
         2 => (key(), 0u64..50_000).prop_map(|(key, len)| Step::Truncate { key, len }),
+        2 => (key(), offset(), 0u64..20_000, any::<bool>())
+            .prop_map(|(key, offset, len, stored)| Step::Zero { key, offset, len, stored }),
         1 => (2u64..4).prop_map(|key| Step::Unlink { key }),
         4 => key().prop_map(|key| Step::Sync { key }),
         1 => Just(Step::SettleAll),
@@ -221,6 +230,21 @@ fn run(steps: &[Step]) -> Result<(), TestCaseError> {
                 store.truncate(*key, *len).map(|()| {
                     if *len > 0 || model.objects.contains_key(key) {
                         model.objects.entry(*key).or_default().resize(*len as usize, 0);
+                    }
+                })
+            }
+            Step::Zero { key, .. } if model.removed.contains(key) => Ok(()),
+            Step::Zero { key, offset, len, stored } => {
+                model.settled.remove(key);
+                let (start, end) = (*offset as usize, (offset + len) as usize);
+                let done = match stored {
+                    false => store.punch(*key, *offset..offset + len),
+                    true => store.zero(*key, *offset..offset + len, true),
+                };
+                done.map(|()| {
+                    if let Some(object) = model.objects.get_mut(key) {
+                        let within = start.min(object.len())..end.min(object.len());
+                        object[within].fill(0);
                     }
                 })
             }

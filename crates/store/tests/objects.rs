@@ -63,12 +63,41 @@ fn content<F: FileSystem>(store: &ObjectStore<F>, key: u64) -> Vec<u8> {
 
 #[derive(Clone, Debug)]
 enum Step {
-    Write { key: u64, offset: u64, lens: Vec<usize>, fill: u8 },
-    Read { key: u64, offset: u64, lens: Vec<usize> },
-    Truncate { key: u64, len: u64 },
-    Unlink { key: u64 },
-    Sync { key: u64 },
-    Crash { seed: Option<u64> },
+    Write {
+        key: u64,
+        offset: u64,
+        lens: Vec<usize>,
+        fill: u8,
+    },
+    Read {
+        key: u64,
+        offset: u64,
+        lens: Vec<usize>,
+    },
+    Truncate {
+        key: u64,
+        len: u64,
+    },
+    /// `change`: punched, zeroed with or without the end kept, allocated likewise.
+    Space {
+        key: u64,
+        change: u8,
+        offset: u64,
+        len: u64,
+    },
+    Seek {
+        key: u64,
+        offset: u64,
+    },
+    Unlink {
+        key: u64,
+    },
+    Sync {
+        key: u64,
+    },
+    Crash {
+        seed: Option<u64>,
+    },
 }
 
 /// Keys that share a directory and keys that do not.
@@ -84,6 +113,9 @@ fn any_step() -> impl Strategy<Value = Step> {
             .prop_map(|(key, offset, lens, fill)| Step::Write { key, offset, lens, fill }),
         3 => (any_key(), offset(), lens()).prop_map(|(key, offset, lens)| Step::Read { key, offset, lens }),
         1 => (any_key(), 0u64..50_000).prop_map(|(key, len)| Step::Truncate { key, len }),
+        2 => (any_key(), 0u8..5, offset(), 0u64..20_000)
+            .prop_map(|(key, change, offset, len)| Step::Space { key, change, offset, len }),
+        1 => (any_key(), offset()).prop_map(|(key, offset)| Step::Seek { key, offset }),
         1 => any_key().prop_map(|key| Step::Unlink { key }),
         2 => any_key().prop_map(|key| Step::Sync { key }),
     ]
@@ -115,6 +147,47 @@ fn apply<F: FileSystem>(store: &ObjectStore<F>, model: &mut Model, step: &Step) 
         }
         Step::Truncate { key, len } if removed.contains(key) && *len > 0 => {
             prop_assert_eq!(store.truncate(*key, *len).unwrap_err().raw_os_error(), Some(libc::EIDRM));
+        }
+        Step::Space { key, change, offset, len } if removed.contains(key) && *change > 0 => {
+            let error = store.allocate(*key, *offset..offset + len, true).unwrap_err();
+            prop_assert_eq!(error.raw_os_error(), Some(libc::EIDRM));
+        }
+        Step::Space { key, change, offset, len } => {
+            let (start, end) = (*offset as usize, (offset + len) as usize);
+            let (range, keeps) = (*offset..offset + len, change % 2 == 0);
+            match change {
+                0 => store.punch(*key, range).unwrap(),
+                1 | 2 => store.zero(*key, range, keeps).unwrap(),
+                _ => store.allocate(*key, range, keeps).unwrap(),
+            }
+            if *change > 0 {
+                model.entry(*key).or_default();
+            }
+            if let Some(object) = model.get_mut(key) {
+                // Nothing is allocated of no bytes.
+                if !keeps && start < end {
+                    object.resize(object.len().max(end), 0);
+                }
+                let within = start.min(object.len())..end.min(object.len());
+                if *change < 3 {
+                    object[within].fill(0);
+                }
+            }
+        }
+        Step::Seek { key, offset } => {
+            let object = model.get(key).map_or(&[][..], |object| object);
+            let (data, state) = store.seek(*key, *offset, true).unwrap();
+            let hole = store.seek(*key, *offset, false).unwrap().0.unwrap();
+            prop_assert!(state.is_some() || !model.contains_key(key));
+            let size = object.len() as u64;
+            let zeros = |range: std::ops::Range<u64>| {
+                object[range.start.min(size) as usize..range.end.min(size) as usize].iter().all(|byte| *byte == 0)
+            };
+            prop_assert!(data.is_none_or(|at| (*offset..size).contains(&at)), "{:?} of {}", data, size);
+            prop_assert!(zeros(*offset..data.unwrap_or(size)), "data at {} passed over for {:?}", offset, data);
+            prop_assert!((*offset..=size.max(*offset)).contains(&hole));
+            let until = store.seek(*key, hole, true).unwrap().0.unwrap_or(size);
+            prop_assert!(zeros(hole..until), "a hole at {} that has data before {}", hole, until);
         }
         Step::Write { key, offset, lens, fill } => {
             let bytes = pattern(lens.iter().sum(), *fill);
@@ -197,7 +270,7 @@ proptest! {
                 Step::Sync { key } => {
                     synced.insert(*key, (model.objects.get(key).cloned().unwrap_or_default(), false));
                 }
-                Step::Write { key, .. } | Step::Truncate { key, .. } => {
+                Step::Write { key, .. } | Step::Truncate { key, .. } | Step::Space { key, .. } => {
                     synced.entry(*key).or_default().1 = !model.removed.contains(key);
                 }
                 // For good.
@@ -218,10 +291,34 @@ proptest! {
                     model.objects.retain(|_, object| !object.is_empty());
                     synced.retain(|_, (_, touched)| !*touched);
                 }
-                Step::Read { .. } => {}
+                Step::Read { .. } | Step::Seek { .. } => {}
             }
         }
     }
+}
+
+#[test]
+fn a_hole_takes_no_storage_and_what_was_allocated_does() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = open(dir.path());
+    let used = || store.stat(1).unwrap().used_bytes;
+    write(&store, 1, 0, &[7; 1 << 20]);
+    store.sync(1).unwrap();
+    let full = used();
+    assert!(full >= 1 << 20, "{full}");
+    store.punch(1, 128 << 10..896 << 10).unwrap();
+    assert!(used() <= full - (768 << 10), "{} of {full}", used());
+    assert_eq!(store.seek(1, 0, false).unwrap().0, Some(128 << 10));
+    assert_eq!(store.seek(1, 128 << 10, true).unwrap().0, Some(896 << 10));
+    store.zero(1, 128 << 10..2 << 20, true).unwrap();
+    assert_eq!(store.stat(1).unwrap().size, 1 << 20);
+    assert!(used() >= 2 << 20, "{}", used());
+    store.allocate(1, 0..3 << 20, false).unwrap();
+    assert_eq!(store.stat(1).unwrap().size, 3 << 20);
+    store.punch(2, 0..1 << 20).unwrap();
+    assert_eq!(store.look(2).unwrap(), None, "a hole makes no object");
+    let beyond = store.punch(1, 0..u64::MAX).unwrap_err();
+    assert_eq!(beyond.raw_os_error(), Some(libc::EFBIG));
 }
 
 #[test]

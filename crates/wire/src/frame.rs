@@ -418,6 +418,10 @@ mod tests {
                 offset,
                 len,
             }),
+            (who(), any::<u64>(), any::<u64>(), any::<bool>()).prop_map(|(who, lane_offset, len, keep_size)| {
+                let change = crate::SpaceChange::Zero { keep_size };
+                Call::ChangeSpace { who, file: FileKey(7), change, lane_offset, len }
+            }),
             (who(), any::<u64>(), any::<u64>()).prop_map(move |(who, f, offset)| Call::FileWrite {
                 who,
                 file: FileKey(f),
@@ -450,6 +454,7 @@ mod tests {
             (any::<u64>(), any::<i64>(), 0u32..1_000_000_000).prop_map(|(size, secs, nanos)| {
                 Answer::Object(ObjectInfo { size, mtime: Time { secs, nanos }, used_bytes: size, made: size })
             }),
+            any::<Option<u64>>().prop_map(|at| Answer::Sought(crate::Sought { at, object: ObjectInfo::default() })),
             bytes().prop_map(Answer::Link),
             ("[ -~]{0,40}", any::<i32>()).prop_map(|(message, errno)| Answer::Fault(Fault { errno, message })),
         ]

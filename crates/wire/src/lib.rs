@@ -7,9 +7,11 @@ pub mod list;
 pub mod locks;
 pub mod message;
 pub mod rights;
+pub mod space;
 
 pub use frame::{FrameError, FrameHeader, HEADER_BYTES, Kind, Limits, decode_body, encode_frame};
 pub use list::{BadList, Extents, LIST_EXTENTS_MAX};
 pub use locks::{FileLock, LockAnswer, LockCall, LockSaid, LockWish};
 pub use message::*;
 pub use rights::{Right, may_send};
+pub use space::{SeekTo, Sought, SpaceChange};

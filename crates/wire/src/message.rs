@@ -5,6 +5,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::list::Extents;
 use crate::locks::{LockAnswer, LockCall};
+use crate::space::{SeekTo, Sought, SpaceChange};
 
 /// Version of the protocol; both sides must speak the same.
 pub const PROTOCOL_VERSION: u32 = 7;
@@ -380,6 +381,56 @@ pub enum Call {
     },
     /// I/O node or data server: what it granted under limits over all servers. Answer: [`Answer::Grants`].
     Grants,
+    /// Data server: change the space that a range of an object takes. Answer: [`Answer::Written`] of no bytes.
+    ChangeSpace {
+        /// Sender.
+        who: Who,
+        /// File.
+        file: FileKey,
+        /// How.
+        change: SpaceChange,
+        /// Offset in the object, bytes.
+        lane_offset: u64,
+        /// Length of the range, bytes.
+        len: u64,
+    },
+    /// I/O node: the same of a file. Answer: [`Answer::FileWritten`] of no bytes.
+    FileChangeSpace {
+        /// Sender.
+        who: Who,
+        /// File.
+        file: FileKey,
+        /// Its layout.
+        layout: Layout,
+        /// How.
+        change: SpaceChange,
+        /// Offset in the file, bytes.
+        offset: u64,
+        /// Length of the range, bytes.
+        len: u64,
+    },
+    /// Data server: where an object has data or a hole, unscheduled. Answer: [`Answer::Sought`].
+    ObjectSeek {
+        /// File.
+        file: FileKey,
+        /// Where to begin.
+        from: u64,
+        /// What is looked for.
+        to: SeekTo,
+    },
+    /// I/O node: the same of a file. Answer: [`Answer::Sought`].
+    FileSeek {
+        /// File.
+        file: FileKey,
+        /// Its layout.
+        layout: Layout,
+        /// The objects that it is known to have, as in [`ObjectInfo::made`].
+        made: u64,
+        /// Where to begin.
+        from: u64,
+        /// What is looked for.
+        to: SeekTo,
+    },
 }
 
 impl Call {
@@ -403,6 +454,8 @@ impl Call {
             | Call::FileSync { who, .. }
             | Call::Prefetch { who, .. }
             | Call::FilePrefetch { who, .. }
+            | Call::ChangeSpace { who, .. }
+            | Call::FileChangeSpace { who, .. }
             | Call::Meta { who, .. } => Some(who),
             _ => None,
         }
@@ -419,6 +472,8 @@ impl Call {
             | Call::FileSync { who, .. }
             | Call::Prefetch { who, .. }
             | Call::FilePrefetch { who, .. }
+            | Call::ChangeSpace { who, .. }
+            | Call::FileChangeSpace { who, .. }
             | Call::Meta { who, .. } => Some(who),
             _ => None,
         }
@@ -661,6 +716,16 @@ pub enum MetaCall {
     Examine(Examine),
     /// Locks of byte ranges. EOPNOTSUPP: the server keeps none. Answer: [`Answer::Lock`].
     Lock(LockCall),
+    /// A write up to `end` has failed: cuts the file to `len`, unless it ends elsewhere, or another open may have written it
+    /// while this one did. EOPNOTSUPP: the server does not know. Answer: [`Answer::Done`], also when nothing was cut.
+    CutBack {
+        /// From [`Opened`].
+        handle: u64,
+        /// The length without what the write added.
+        len: u64,
+        /// Where the write ended.
+        end: u64,
+    },
 }
 
 /// Names of one node. File systems below take 65,000 at least, and a metadata server needs some for itself.
@@ -727,6 +792,7 @@ impl MetaCall {
             MetaCall::Mkdir { .. } | MetaCall::Rmdir { .. } | MetaCall::Symlink { .. } => true,
             MetaCall::Unlink { .. } | MetaCall::Rename { .. } | MetaCall::Mknod { .. } => true,
             MetaCall::SetXattr { .. } | MetaCall::Link { .. } | MetaCall::Exchange { .. } => true,
+            MetaCall::CutBack { .. } => true,
             MetaCall::GetXattr { .. } | MetaCall::ListXattr { .. } => false,
             MetaCall::Open { .. } | MetaCall::Reopen { .. } | MetaCall::Close { .. } => false,
             MetaCall::Fsync { .. } | MetaCall::FsyncDir { .. } | MetaCall::Append { .. } => false,
@@ -795,6 +861,8 @@ pub struct Attr {
     pub gid: u32,
     /// Length, bytes.
     pub size: u64,
+    /// Storage used, bytes.
+    pub used_bytes: u64,
     /// Last access.
     pub atime: Time,
     /// Last modification.
@@ -1031,6 +1099,8 @@ pub enum Answer {
     },
     /// Of locks.
     Lock(LockAnswer),
+    /// Where an object or file has data or a hole.
+    Sought(Sought),
 }
 
 /// What a server granted of a limit over all servers.

@@ -37,6 +37,10 @@ pub fn right_for(call: &Call) -> (Right, &'static str) {
         Call::Read { .. } => (Right::Anyone, "reading an object"),
         Call::ReadList { .. } => (Right::Anyone, "reading extents of an object"),
         Call::Write { .. } => (Right::Anyone, "writing into an object"),
+        Call::ChangeSpace { .. } => (Right::Anyone, "changing the space of an object"),
+        Call::ObjectSeek { .. } => (Right::Anyone, "looking for holes of an object"),
+        Call::FileChangeSpace { .. } => (Right::Anyone, "changing the space of a file"),
+        Call::FileSeek { .. } => (Right::Anyone, "looking for holes of a file"),
         Call::Sync { .. } => (Right::Anyone, "syncing an object"),
         Call::ObjectStat { .. } => (Right::Anyone, "looking at an object"),
         Call::Prefetch { .. } => (Right::Anyone, "hinting at an object"),
@@ -79,6 +83,7 @@ fn right_for_meta(call: &MetaCall) -> (Right, &'static str) {
         | MetaCall::Rmdir { .. }
         | MetaCall::Unlink { .. }
         | MetaCall::Append { .. }
+        | MetaCall::CutBack { .. }
         | MetaCall::Rename { .. }
         | MetaCall::Exchange { .. }
         | MetaCall::Symlink { .. }
@@ -120,7 +125,7 @@ pub fn may_send(role: KeyRole, client: crate::ClientKey, call: &Call) -> Result<
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{ClientKey, Examine, Extents, FileKey, LockCall, LockWish, Who};
+    use crate::{ClientKey, Examine, Extents, FileKey, LockCall, LockWish, SeekTo, SpaceChange, Who};
     use impresario_layout::Layout;
 
     const OWN: ClientKey = ClientKey(7);
@@ -155,6 +160,10 @@ mod tests {
             ("a", Call::ResetStatistics),
             ("a", Call::SetDiskOrder { order: "arrival".into() }),
             ("a", Call::Trace { on: true }),
+            ("cas", Call::ChangeSpace { who, file, change: SpaceChange::Punch, lane_offset: 0, len: 1 }),
+            ("cas", Call::FileChangeSpace { who, file, layout, change: SpaceChange::Punch, offset: 0, len: 1 }),
+            ("cas", Call::ObjectSeek { file, from: 0, to: SeekTo::Hole }),
+            ("cas", Call::FileSeek { file, layout, made: 0, from: 0, to: SeekTo::Data }),
             ("cas", Call::Prefetch { who, file, extents }),
             ("cas", Call::FilePrefetch { who, file, layout, offset: 0, len: 1 }),
             ("a", Call::EarlierRuns { runs: None }),

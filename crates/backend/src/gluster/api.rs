@@ -123,6 +123,9 @@ functions! {
     pwrite_async, c"glfs_pwrite_async", c"GFAPI_6.0":
         fn(*mut Fd, *const c_void, c_int, off_t, c_int, Done, *mut c_void) -> c_int;
     ftruncate, c"glfs_ftruncate", c"GFAPI_6.0": fn(*mut Fd, off_t, *mut c_void, *mut c_void) -> c_int;
+    fallocate, c"glfs_fallocate", c"GFAPI_3.5.0": fn(*mut Fd, c_int, off_t, size_t) -> c_int;
+    discard, c"glfs_discard", c"GFAPI_3.5.0": fn(*mut Fd, off_t, size_t) -> c_int;
+    lseek, c"glfs_lseek", c"GFAPI_3.4.0": fn(*mut Fd, off_t, c_int) -> off_t;
     fsync, c"glfs_fsync", c"GFAPI_6.0": fn(*mut Fd, *mut c_void, *mut c_void) -> c_int;
     readdirplus_r, c"glfs_readdirplus_r", c"GFAPI_3.4.0":
         fn(*mut Fd, *mut stat, *mut dirent, *mut *mut dirent) -> c_int;

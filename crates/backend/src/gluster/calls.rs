@@ -7,7 +7,9 @@ use super::volume::{New, Object};
 use super::{GlusterVolume, Node, Shared, api, stale};
 use crate::nodes::Use;
 use crate::rules::{MAKE_TRIES, checked, proper, seconds_of};
-use crate::{Attr, Backend, Caller, DirEntry, Errno, Handle, Kind, Make, Placement, Result, SetAttr, SetTime, Space};
+use crate::{
+    Attr, Backend, Caller, DirEntry, Errno, Handle, Kind, Make, Placement, Result, SetAttr, SetTime, Space, SpaceChange,
+};
 
 /// The way from the root to a directory, as its brick tells it.
 const ANCESTRY: &std::ffi::CStr = c"glusterfs.ancestry.path";
@@ -402,6 +404,23 @@ impl Backend for GlusterVolume {
     fn write(&self, caller: &Caller, file: &Handle, offset: u64, bytes: &[u8], stable: bool) -> Result<()> {
         let node = self.shared.node(file)?;
         self.shared.write(caller, &node, offset, bytes, stable)
+    }
+
+    fn change_space(
+        &self,
+        caller: &Caller,
+        file: &Handle,
+        change: SpaceChange,
+        offset: u64,
+        len_bytes: u64,
+    ) -> Result<()> {
+        let node = self.shared.node(file)?;
+        self.shared.change_space(caller, &node, change, (offset, len_bytes))
+    }
+
+    fn seek(&self, caller: &Caller, file: &Handle, from: u64, data: bool) -> Result<Option<u64>> {
+        let node = self.shared.node(file)?;
+        self.shared.seek(caller, &node, from, data)
     }
 
     fn sync(&self, file: &Handle) -> Result<()> {

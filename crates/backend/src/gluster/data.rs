@@ -8,7 +8,7 @@ use super::volume::Descriptor;
 use super::{Files, Node, Open, Shared, stale};
 use crate::nodes::{Descriptors, Use};
 use crate::rules::may_by_mode;
-use crate::{Caller, Errno, Kind, Result};
+use crate::{Caller, Errno, Kind, Result, SpaceChange};
 
 /// GlusterFS answers EIO to a call that meets another one's making of the same shard: these are tried again after so long.
 const SHARD_DELAYS: [Duration; 3] = [Duration::from_millis(5), Duration::from_millis(20), Duration::from_millis(80)];
@@ -133,6 +133,62 @@ impl Shared {
         open.unsynced.store(true, Ordering::Release);
         let _alone = self.bricks.in_shards().then(|| node.fd.writing.lock());
         self.observe(node, || open.fd.truncate(size))
+    }
+
+    /// A volume in shards knows of no holes, and of allocation without a new end neither.
+    pub(super) fn change_space(
+        &self,
+        caller: &Caller,
+        node: &Node,
+        change: SpaceChange,
+        (offset, len_bytes): (u64, u64),
+    ) -> Result<()> {
+        let end = offset.checked_add(len_bytes).filter(|end| i64::try_from(*end).is_ok());
+        end.ok_or(Errno(libc::EFBIG))?;
+        let open = self.open_for(caller, node, Use::Write)?;
+        if len_bytes == 0 {
+            return Ok(());
+        }
+        let keeps_size = match change {
+            SpaceChange::Allocate { keep_size } | SpaceChange::Zero { keep_size } => keep_size,
+            SpaceChange::Punch => false,
+        };
+        if keeps_size && self.bricks.in_shards() {
+            return Err(Errno(libc::EOPNOTSUPP));
+        }
+        open.unsynced.store(true, Ordering::Release);
+        let _alone = self.bricks.in_shards().then(|| node.fd.writing.lock());
+        self.observe(node, || {
+            if !matches!(change, SpaceChange::Allocate { .. }) {
+                open.fd.discard(offset, len_bytes)?;
+            }
+            match change {
+                SpaceChange::Allocate { keep_size } | SpaceChange::Zero { keep_size } => {
+                    open.fd.allocate(keep_size, offset, len_bytes)
+                }
+                SpaceChange::Punch => Ok(()),
+            }
+        })
+    }
+
+    pub(super) fn seek(&self, caller: &Caller, node: &Node, from: u64, data: bool) -> Result<Option<u64>> {
+        let open = self.open_for(caller, node, Use::Read)?;
+        let size = u64::try_from(open.fd.stat()?.st_size).unwrap_or(0);
+        if from >= size {
+            return Ok(None);
+        }
+        let no_holes = Ok(Some(if data { from } else { size }));
+        if self.bricks.in_shards() {
+            return no_holes;
+        }
+        // The library answers from the descriptor's position, which all callers share.
+        let _alone = node.fd.writing.lock();
+        match self.observe(node, || open.fd.seek_data(from, if data { libc::SEEK_DATA } else { libc::SEEK_HOLE })) {
+            Ok(at) => Ok(Some(at)),
+            Err(Errno(libc::ENXIO)) => Ok(None),
+            Err(Errno(libc::EINVAL | libc::EOPNOTSUPP)) => no_holes,
+            Err(error) => Err(error),
+        }
     }
 
     /// Makes a call that may be repeated. After a descriptor did not survive what happened to its brick, the next call opens

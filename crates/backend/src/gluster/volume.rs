@@ -549,6 +549,27 @@ impl Descriptor {
         check(unsafe { (api.ftruncate)(fd, size_bytes, ptr::null_mut(), ptr::null_mut()) })
     }
 
+    /// Gives a range storage.
+    pub(super) fn allocate(&self, keep_size: bool, offset: u64, len_bytes: u64) -> Result<()> {
+        let (fd, api) = self.at()?;
+        // SAFETY: numbers only, here and below; they fit, as the caller has checked.
+        check(unsafe { (api.fallocate)(fd, keep_size.into(), offset as i64, len_bytes as usize) })
+    }
+
+    /// Makes a range zeros without storage.
+    pub(super) fn discard(&self, offset: u64, len_bytes: u64) -> Result<()> {
+        let (fd, api) = self.at()?;
+        // SAFETY: as above.
+        check(unsafe { (api.discard)(fd, offset as i64, len_bytes as usize) })
+    }
+
+    /// Looks for data or a hole, as `lseek` does. It moves the position of the descriptor, which no other call uses.
+    pub(super) fn seek_data(&self, from: u64, whence: c_int) -> Result<u64> {
+        let (fd, api) = self.at()?;
+        // SAFETY: as above.
+        u64::try_from(unsafe { (api.lseek)(fd, from as i64, whence) }).map_err(|_| last_error())
+    }
+
     /// Puts what was written on stable storage.
     pub(super) fn sync(&self) -> Result<()> {
         let (fd, api) = self.at()?;

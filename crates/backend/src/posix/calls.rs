@@ -12,7 +12,9 @@ use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags, RawDir, RenameFlags, Seek
 use super::{NAMING, Node, PosixTree, Shared, proc_path};
 use crate::nodes::Use;
 use crate::rules::{MAKE_TRIES, checked, once_times, proper};
-use crate::{Attr, Backend, Caller, DirEntry, Errno, Handle, Kind, Make, Placement, Result, SetAttr, SetTime, Space};
+use crate::{
+    Attr, Backend, Caller, DirEntry, Errno, Handle, Kind, Make, Placement, Result, SetAttr, SetTime, Space, SpaceChange,
+};
 
 /// Bytes of names that one system call lists.
 const LISTING_BYTES: usize = 64 * 1024;
@@ -349,6 +351,23 @@ impl Backend for PosixTree {
     fn write(&self, caller: &Caller, file: &Handle, offset: u64, bytes: &[u8], stable: bool) -> Result<()> {
         let node = self.shared.node(file)?;
         self.shared.write(caller, &node, offset, bytes, stable)
+    }
+
+    fn change_space(
+        &self,
+        caller: &Caller,
+        file: &Handle,
+        change: SpaceChange,
+        offset: u64,
+        len_bytes: u64,
+    ) -> Result<()> {
+        let node = self.shared.node(file)?;
+        self.shared.change_space(caller, &node, change, (offset, len_bytes))
+    }
+
+    fn seek(&self, caller: &Caller, file: &Handle, from: u64, data: bool) -> Result<Option<u64>> {
+        let node = self.shared.node(file)?;
+        self.shared.seek(caller, &node, from, data)
     }
 
     fn sync(&self, file: &Handle) -> Result<()> {

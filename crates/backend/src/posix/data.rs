@@ -7,13 +7,13 @@ use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use rustix::fs::{Advice, Mode, OFlags};
+use rustix::fs::{Advice, FallocateFlags, Mode, OFlags, SeekFrom};
 use rustix::io::{Errno as Number, ReadWriteFlags};
 
 use super::metadata::may;
 use super::{Files, Node, Open, Shared, proc_path};
 use crate::nodes::{Descriptors, Use};
-use crate::{Caller, Errno, Kind, Result};
+use crate::{Caller, Errno, Kind, Result, SpaceChange};
 
 impl Shared {
     /// A descriptor of a node for this use, opened as the caller unless there is one.
@@ -152,6 +152,50 @@ impl Shared {
         let open = self.open_for(caller, node, Use::Write)?;
         open.unsynced.store(true, Ordering::Release);
         Ok(rustix::io::retry_on_intr(|| rustix::fs::ftruncate(&open.fd, size_bytes))?)
+    }
+
+    pub(super) fn change_space(
+        &self,
+        caller: &Caller,
+        node: &Node,
+        change: SpaceChange,
+        (offset, len_bytes): (u64, u64),
+    ) -> Result<()> {
+        let end = offset.checked_add(len_bytes).filter(|end| i64::try_from(*end).is_ok());
+        end.ok_or(Errno(libc::EFBIG))?;
+        let open = self.open_for(caller, node, Use::Write)?;
+        if len_bytes == 0 {
+            return Ok(());
+        }
+        open.unsynced.store(true, Ordering::Release);
+        let change_as = |flags: FallocateFlags| {
+            rustix::io::retry_on_intr(|| rustix::fs::fallocate(&open.fd, flags, offset, len_bytes))
+        };
+        let keeps = |keep_size| if keep_size { FallocateFlags::KEEP_SIZE } else { FallocateFlags::empty() };
+        let punch = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+        let changed = match change {
+            SpaceChange::Allocate { keep_size } => change_as(keeps(keep_size)),
+            SpaceChange::Punch => change_as(punch),
+            // In its two halves: tmpfs does not have it as one, and a mount of GlusterFS takes it for an allocation.
+            SpaceChange::Zero { keep_size } => change_as(punch).and_then(|()| change_as(keeps(keep_size))),
+        };
+        Ok(changed?)
+    }
+
+    pub(super) fn seek(&self, caller: &Caller, node: &Node, from: u64, data: bool) -> Result<Option<u64>> {
+        let open = self.open_for(caller, node, Use::Read)?;
+        let size = rustix::fs::fstat(&open.fd)?.st_size as u64;
+        if from >= size {
+            return Ok(None);
+        }
+        // Nobody else goes by the position of the descriptor.
+        match rustix::fs::seek(&open.fd, if data { SeekFrom::Data(from) } else { SeekFrom::Hole(from) }) {
+            Ok(at) => Ok(Some(at)),
+            Err(Number::NXIO) => Ok(None),
+            // The file system knows of no holes.
+            Err(Number::INVAL | Number::OPNOTSUPP) => Ok(Some(if data { from } else { size })),
+            Err(error) => Err(error.into()),
+        }
     }
 
     pub(super) fn sync(&self, node: &Node) -> Result<()> {

@@ -3,7 +3,7 @@
 use std::time::{Duration, SystemTime};
 
 use super::{Suite, refuses};
-use crate::{Errno, Handle, Make, SetAttr, SetTime};
+use crate::{Errno, Handle, Make, SetAttr, SetTime, SpaceChange};
 
 pub(super) fn read_and_written(suite: &Suite<'_>, dir: &Handle) {
     let Suite { backend, caller, .. } = suite;
@@ -61,6 +61,57 @@ pub(super) fn holes_and_ends(suite: &Suite<'_>, dir: &Handle) {
     let inner = suite.folder(dir, "inner");
     let set = SetAttr { size_bytes: Some(0), ..SetAttr::default() };
     refuses(backend.set_attr(caller, &inner, &set), libc::EISDIR);
+}
+
+/// Changes of space, where the file system has them; data and holes in any.
+pub(super) fn space_changed(suite: &Suite<'_>, dir: &Handle) {
+    let Suite { backend, caller, .. } = suite;
+    let mut content = vec![7; 1 << 20];
+    let file = suite.file(dir, "file", &content);
+    let change = |change, offset, len| backend.change_space(caller, &file, change, offset, len);
+    let size = || backend.attr(&file).unwrap().size_bytes;
+    let seek = |from, data| backend.seek(caller, &file, from, data);
+    for keep_size in [true, false] {
+        refuses(change(SpaceChange::Allocate { keep_size }, u64::MAX, 2), libc::EFBIG);
+    }
+    let kinds = [
+        SpaceChange::Punch,
+        SpaceChange::Zero { keep_size: true },
+        SpaceChange::Zero { keep_size: false },
+        SpaceChange::Allocate { keep_size: true },
+        SpaceChange::Allocate { keep_size: false },
+    ];
+    for (kind, start) in kinds.into_iter().zip((100_000usize..).step_by(150_000)) {
+        let len = if matches!(kind, SpaceChange::Allocate { .. }) { 1 << 20 } else { 130_000 };
+        match change(kind, start as u64, len as u64) {
+            Ok(()) => {}
+            Err(Errno(libc::EOPNOTSUPP)) => continue,
+            Err(error) => panic!("{kind:?}: {error}"),
+        }
+        match kind {
+            SpaceChange::Allocate { keep_size: false } => content.resize(content.len().max(start + len), 0),
+            SpaceChange::Allocate { keep_size: true } => {}
+            _ => content[start..start + len].fill(0),
+        }
+        assert_eq!(size(), content.len() as u64, "{kind:?}");
+        let mut found = vec![1; content.len()];
+        assert_eq!(backend.read(caller, &file, 0, &mut found), Ok(content.len()), "{kind:?}");
+        let wrong = found.iter().zip(&content).position(|(found, wanted)| found != wanted);
+        assert_eq!(wrong, None, "{kind:?} from {start}: this byte differs");
+    }
+    let end = content.len() as u64;
+    for from in [0, 100_000, 131_072, 240_000] {
+        let zeros =
+            |range: std::ops::Range<u64>| content[range.start as usize..range.end as usize].iter().all(|b| *b == 0);
+        let (data, hole) = (seek(from, true).unwrap(), seek(from, false).unwrap().expect("the end is one"));
+        assert!(zeros(from..data.unwrap_or(end)), "{data:?} from {from}");
+        assert!((from..=end).contains(&hole), "{hole} from {from}");
+        let next = seek(hole, true).unwrap().unwrap_or(end);
+        assert!(hole == end || zeros(hole..next), "a hole from {hole} to {next}");
+    }
+    assert_eq!((seek(end, true), seek(end, false), seek(u64::MAX, true)), (Ok(None), Ok(None), Ok(None)));
+    let inner = suite.folder(dir, "inner");
+    refuses(backend.change_space(caller, &inner, SpaceChange::Punch, 0, 1), libc::EISDIR);
 }
 
 pub(super) fn attributes(suite: &Suite<'_>, dir: &Handle) {

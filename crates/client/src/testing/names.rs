@@ -123,7 +123,7 @@ impl FakeNames {
                 _ => return Err(libc::ESTALE),
             },
             MetaCall::Close { handle } => session.open.remove(handle).map(|_| Answer::Done).ok_or(libc::EBADF)?,
-            MetaCall::Append { .. } => return Err(libc::EOPNOTSUPP),
+            MetaCall::Append { .. } | MetaCall::CutBack { .. } => return Err(libc::EOPNOTSUPP),
             MetaCall::Fsync { handle } => session.open.get(handle).map(|_| Answer::Done).ok_or(libc::EBADF)?,
             MetaCall::Mkdir { path, .. } | MetaCall::Symlink { path, .. } | MetaCall::Mknod { path, .. }
                 if state.nodes.contains_key(path) =>
@@ -233,7 +233,8 @@ impl FakeNames {
         state.next += 1;
         let time = Time { secs: 1, nanos: 0 };
         let (ino, size) = (state.next, says.len() as u64);
-        let attr = Attr { ino, kind, mode, nlink: 1, uid, gid, size, atime: time, mtime: time, ctime: time };
+        let attr =
+            Attr { ino, kind, mode, nlink: 1, uid, gid, size, used_bytes: size, atime: time, mtime: time, ctime: time };
         let servers = self.data.len().max(1) as u16;
         let layout = Layout { base: (ino % u64::from(servers)) as u16, pcount: servers, ssize_bytes: 4096, servers };
         state.nodes.insert(path.to_vec(), Node { attr, key: FileKey(ino), layout, target: says.to_vec() });

@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 
 use impresario_base::lock::Mutex;
-use impresario_wire::{Answer, Call, ClientKey, Fault, FileKey, ObjectInfo, Time, Who};
+use impresario_wire::{Answer, Call, ClientKey, Fault, FileKey, ObjectInfo, SpaceChange, Time, Who};
 
 use super::{Flow, Serve, refuse};
 
@@ -19,6 +19,8 @@ struct State {
     epochs: HashMap<ClientKey, u32>,
     log: Vec<Call>,
     syncs: usize,
+    /// Writes fail so; 0: they do not.
+    refuses: i32,
     /// The last loss of each object, and whether its next sync fails.
     losses: HashMap<FileKey, (u32, bool)>,
 }
@@ -39,6 +41,11 @@ impl FakeObjects {
         let mut state = self.state.lock();
         let loss = state.losses.len() as u32 + 1;
         state.losses.insert(file, (loss, true));
+    }
+
+    /// From now on all writes fail with this errno, or with 0 none.
+    pub fn refuse_writes(&self, errno: i32) {
+        self.state.lock().refuses = errno;
     }
 
     /// Syncs that were done.
@@ -73,6 +80,9 @@ impl FakeObjects {
                 let to = (from + *len as usize).min(object.len());
                 return (Answer::Data, object.get(from..to).unwrap_or(&[]).to_vec());
             }
+            Call::Write { .. } | Call::WriteMerged { .. } if state.refuses != 0 => {
+                refuse(state.refuses, "it was told to")
+            }
             Call::Write { file, lane_offset, .. } | Call::WriteMerged { file, lane_offset, .. } => {
                 let (from, to) = (*lane_offset as usize, *lane_offset as usize + payload.len());
                 let object = state.objects.entry(*file).or_default();
@@ -100,6 +110,20 @@ impl FakeObjects {
                     state.objects.entry(*file).or_default().resize(*len as usize, 0);
                 }
                 Answer::Done
+            }
+            Call::ChangeSpace { file, change, lane_offset, len, .. } => {
+                let (start, end) = (*lane_offset as usize, (lane_offset + len) as usize);
+                if change.extends() {
+                    let object = state.objects.entry(*file).or_default();
+                    object.resize(object.len().max(end), 0);
+                }
+                if let (Some(object), false) =
+                    (state.objects.get_mut(file), matches!(change, SpaceChange::Allocate { .. }))
+                {
+                    let within = start.min(object.len())..end.min(object.len());
+                    object.get_mut(within).into_iter().for_each(|bytes| bytes.fill(0));
+                }
+                Answer::Written(0)
             }
             Call::Unlink { file, .. } => {
                 state.objects.remove(file);

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use impresario_layout::Layout;
-use impresario_wire::FileKey;
+use impresario_wire::{FileKey, SpaceChange};
 use proptest::prelude::*;
 
 use super::*;
@@ -39,6 +39,9 @@ fn bed(servers: usize, call_max: u32, piece_max: Option<u32>) -> Bed {
 enum Step {
     Write(u64, usize),
     Read(u64, usize),
+    /// On a server that refuses it.
+    HalfWrite(u64, usize, usize),
+    Space(SpaceChange, u64, u64),
     Truncate(u64),
     Sync,
     Unlink,
@@ -48,6 +51,16 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
     let step = prop_oneof![
         4 => (0u64..60_000, 0usize..30_000).prop_map(|(offset, len)| Step::Write(offset, len)),
         5 => (0u64..90_000, 0usize..60_000).prop_map(|(offset, len)| Step::Read(offset, len)),
+        2 => (0u64..60_000, 0usize..30_000, 0usize..4).prop_map(|(offset, len, bad)| Step::HalfWrite(offset, len, bad)),
+        2 => (0u8..5, 0u64..60_000, 0u64..30_000).prop_map(|(kind, offset, len)| {
+            let keep_size = kind % 2 == 0;
+            let change = match kind {
+                0 | 1 => SpaceChange::Allocate { keep_size },
+                2 | 3 => SpaceChange::Zero { keep_size },
+                _ => SpaceChange::Punch,
+            };
+            Step::Space(change, offset, len)
+        }),
         2 => (0u64..80_000).prop_map(Step::Truncate),
         1 => Just(Step::Sync),
         1 => Just(Step::Unlink),
@@ -88,6 +101,45 @@ proptest! {
                     let to = reference.len().min(offset as usize + len);
                     prop_assert_eq!(got, to - from);
                     prop_assert!(bytes[..got] == reference[from..to]);
+                }
+                Step::HalfWrite(offset, len, bad) => {
+                    let bytes: Vec<u8> = (0..len).map(|i| (i * 5 + number * 37 + 1) as u8).collect();
+                    bed.objects[bad].refuse_writes(libc::EROFS);
+                    let written = bed.striped.write_some(who, file, &layout, offset, &bytes).unwrap();
+                    bed.objects[bad].refuse_writes(0);
+                    // Up to the first strip of the server that refuses.
+                    let good = layout.pieces(offset, len as u64).take_while(|piece| usize::from(piece.server) != bad);
+                    prop_assert_eq!(written.bytes as u64, good.map(|piece| piece.len).sum::<u64>());
+                    prop_assert_eq!(written.error.is_some(), written.bytes < len);
+                    prop_assert!(written.error.is_none_or(|error| error.errno() == libc::EROFS));
+                    // Others hold their strips: what the range has behind the good part is theirs or is as before.
+                    let end = offset as usize + written.bytes;
+                    if written.bytes > 0 {
+                        reference.resize(reference.len().max(end), 0);
+                        reference[offset as usize..end].copy_from_slice(&bytes[..written.bytes]);
+                    }
+                    let size = bed.striped.stat(file, &layout).unwrap().size as usize;
+                    prop_assert!(size <= reference.len().max(offset as usize + len) && size >= reference.len());
+                    let mut rest = vec![0; size];
+                    bed.striped.read(who, file, &layout, 0, 0, &mut rest).unwrap();
+                    let before = reference.len();
+                    reference.resize(size, 0);
+                    for at in 0..size {
+                        let is_new = (end..offset as usize + len).contains(&at) && rest[at] == bytes[at - offset as usize];
+                        prop_assert!(rest[at] == reference[at] || is_new, "byte {} of {}, {}", at, size, before);
+                    }
+                    reference = rest;
+                }
+                Step::Space(change, offset, len) => {
+                    bed.striped.change_own_space(who, file, &layout, change, (offset, len)).unwrap();
+                    let (start, end) = (offset as usize, (offset + len) as usize);
+                    if change.extends() && len > 0 {
+                        reference.resize(reference.len().max(end), 0);
+                    }
+                    if !matches!(change, SpaceChange::Allocate { .. }) {
+                        let within = start.min(reference.len())..end.min(reference.len());
+                        reference[within].fill(0);
+                    }
                 }
                 Step::Truncate(len) => {
                     bed.striped.truncate(who, file, &layout, len).unwrap();

@@ -51,7 +51,7 @@ pub(crate) fn file_attr(number: u64, attr: &Attr) -> FileAttr {
     FileAttr {
         ino: INodeNo(number),
         size: attr.size,
-        blocks: attr.size.div_ceil(512),
+        blocks: attr.used_bytes.div_ceil(512),
         atime: system_time(attr.atime),
         mtime: system_time(attr.mtime),
         ctime: system_time(attr.ctime),
@@ -172,6 +172,7 @@ mod tests {
             uid: 3,
             gid: 4,
             size: 513,
+            used_bytes: 1000,
             atime: Time::default(),
             mtime: Time { secs: 12, nanos: 34 },
             ctime: Time::default(),

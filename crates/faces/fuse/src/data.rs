@@ -73,8 +73,18 @@ impl OpenFile {
 }
 
 impl OpenFile {
-    /// Writes; returns where and how many bytes.
-    fn write(&self, file: &File, offset: u64, bytes: &[u8], append: bool) -> Result<(u64, usize), ClientError> {
+    /// Writes; returns where and how many bytes. `cached`: pages of the kernel, which does not look at the number: all or none.
+    fn write(
+        &self,
+        file: &File,
+        offset: u64,
+        bytes: &[u8],
+        append: bool,
+        cached: bool,
+    ) -> Result<(u64, usize), ClientError> {
+        if cached {
+            return file.write_at(bytes, offset).map(|written| (offset, written));
+        }
         let appended = match append && self.appends.load(Relaxed) {
             true => file.append(bytes)?,
             false => None,
@@ -85,7 +95,7 @@ impl OpenFile {
         }
         let (at, written) = match appended {
             Some(appended) => appended,
-            None => (offset, file.write_at(bytes, offset)?),
+            None => (offset, file.write_some_at(bytes, offset)?),
         };
         Ok((at, written.min(bytes.len())))
     }
@@ -262,7 +272,7 @@ impl Face {
         let open = self.open_by(handle)?;
         let file = open.file()?;
         open.fresh.write_begins();
-        let written = open.write(file, offset, bytes, append && !flags.contains(WriteFlags::FUSE_WRITE_CACHE));
+        let written = open.write(file, offset, bytes, append, flags.contains(WriteFlags::FUSE_WRITE_CACHE));
         let end = |at: u64, written: usize| at.saturating_add(written as u64);
         match &written {
             Ok((at, written)) if *at == offset => open.fresh.write_ended(Some(end(offset, *written))),

@@ -488,12 +488,24 @@ impl Filesystem for Face {
         reply.error(Errno::ENOSYS);
     }
 
-    fn fallocate(&self, _: &Request, _: INodeNo, _: FileHandle, _: u64, _: u64, _: i32, reply: ReplyEmpty) {
-        reply.error(Errno::ENOSYS);
+    fn fallocate(
+        &self,
+        request: &Request,
+        _: INodeNo,
+        handle: FileHandle,
+        offset: u64,
+        len: u64,
+        mode: i32,
+        reply: ReplyEmpty,
+    ) {
+        reply_empty(reply, self.change_space(handle.0, (offset, len), mode, request.uid()));
     }
 
-    fn lseek(&self, _: &Request, _: INodeNo, _: FileHandle, _: i64, _: i32, reply: ReplyLseek) {
-        reply.error(Errno::ENOSYS);
+    fn lseek(&self, _: &Request, _: INodeNo, handle: FileHandle, offset: i64, whence: i32, reply: ReplyLseek) {
+        match self.seek(handle.0, offset, whence) {
+            Ok(at) => reply.offset(at),
+            Err(errno) => reply.error(errno),
+        }
     }
 
     fn copy_file_range(

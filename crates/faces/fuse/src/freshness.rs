@@ -104,7 +104,7 @@ impl Freshness {
         self.size.fetch_max(end.unwrap_or(0), Relaxed);
     }
 
-    /// An append ended elsewhere than the kernel believes, which adjusts its size to `end`.
+    /// An append ended elsewhere than the kernel believes, or storage was allocated up to `end`, to which it adjusts its size.
     pub(crate) fn append_ended(&self, end: u64) {
         self.write_ended(None);
         self.size.fetch_max(end, Relaxed);
@@ -150,12 +150,14 @@ impl Freshness {
         mark.begun == mark.ended && self.begun.load(Relaxed) == mark.begun
     }
 
-    /// The server's attributes, at most `age_max` old, with the size updated by this mount's writes since. Their times
-    /// are not updated, so callers may use the size only.
+    /// The server's attributes, at most `age_max` old, with the size updated by this mount's writes since, and the storage
+    /// by what the file has grown. Their times are not updated, so callers may use these only.
     pub(crate) fn recent(&self, now: Instant, age_max: Duration) -> Option<Attr> {
         let view = (*self.view.lock())?;
         let young = now.saturating_duration_since(view.at) < age_max;
-        young.then(|| Attr { size: view.attr.size.max(view.end), ..view.attr })
+        let grown = view.end.saturating_sub(view.attr.size);
+        let (size, used_bytes) = (view.attr.size + grown, view.attr.used_bytes.saturating_add(grown));
+        young.then_some(Attr { size, used_bytes, ..view.attr })
     }
 
     /// Permission bits last sent to the kernel.
@@ -216,6 +218,7 @@ mod tests {
             uid: 1,
             gid: 2,
             size,
+            used_bytes: size,
             atime: Time::default(),
             mtime: Time { secs: mtime_secs, nanos: 0 },
             ctime: Time::default(),

@@ -381,6 +381,7 @@ impl Inodes {
             uid: node.fresh.uid(),
             gid: node.fresh.gid(),
             size: 0,
+            used_bytes: 0,
             atime: at,
             mtime: at,
             ctime: at,

@@ -18,6 +18,7 @@ mod mount;
 mod mountpoint;
 mod names;
 mod options;
+mod space;
 mod striping;
 
 pub use mount::{MountError, Mounted, mount, mount_file_system};

@@ -457,6 +457,7 @@ fn directory_attr() -> Attr {
         uid: 0,
         gid: 0,
         size: 0,
+        used_bytes: 0,
         atime: Default::default(),
         mtime: Default::default(),
         ctime: Default::default(),

@@ -376,7 +376,7 @@ impl Calls {
         if offset.checked_add(data.len() as u64).is_none_or(|end| end > i64::MAX as u64) {
             return Err(libc::EFBIG.into());
         }
-        let len = file.write_at(data, offset)?;
+        let len = file.write_some_at(data, offset)?;
         if let Some(position) = &mut position {
             **position = offset + len as u64;
         }
@@ -610,6 +610,7 @@ fn meta(attr: &Attr) -> Meta {
         uid: attr.uid,
         gid: attr.gid,
         size: attr.size,
+        used_bytes: attr.used_bytes,
         rdev,
         times: [attr.atime, attr.mtime, attr.ctime].map(|time| (time.secs, time.nanos)),
     }

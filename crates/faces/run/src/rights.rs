@@ -77,7 +77,7 @@ mod tests {
 
     fn node(kind: NodeKind, mode: u32, uid: u32, gid: u32) -> Attr {
         let (atime, mtime, ctime) = Default::default();
-        Attr { ino: 1, kind, mode, nlink: 1, uid, gid, size: 0, atime, mtime, ctime }
+        Attr { ino: 1, kind, mode, nlink: 1, uid, gid, size: 0, used_bytes: 0, atime, mtime, ctime }
     }
 
     #[test]

@@ -17,7 +17,7 @@ use impresario_engine::{CachedReads, Executor, ReadAhead, Started, Work, now};
 use impresario_foresight::ALONE_MAX;
 use impresario_sched::{Extent, Nanos, Op, Request};
 use impresario_store::{Job, ModelledDevice, ObjectStore, Timing};
-use impresario_wire::{Answer, FileKey};
+use impresario_wire::{Answer, FileKey, SpaceChange};
 use serde_json::{Map, Value, json};
 
 use self::ahead::{Object, take_speculation};
@@ -197,7 +197,14 @@ impl Disk {
                 },
                 Err(error) => Done::AfterLoss(self.lost(file, &error), errno_of(&error)),
             }),
-            Op::Truncate => self.store.truncate(file, extent.lane_offset).map(|()| Done::Barrier),
+            Op::Truncate => match first.change {
+                None => self.store.truncate(file, extent.lane_offset).map(|()| Done::Barrier),
+                Some(change) => {
+                    // Before it, as for a write.
+                    let loss = self.losses.of(file);
+                    self.change_space(file, change, extent.lane_offset..extent.end()).map(|()| Done::Changed(loss))
+                }
+            },
             Op::Unlink => self.store.unlink(file).map(|()| Done::Barrier),
         }
     }
@@ -219,6 +226,14 @@ impl Disk {
         };
         self.store.relieve(|key, error| _ = self.lost(key, &error));
         Ok(written)
+    }
+
+    fn change_space(&self, file: u64, change: SpaceChange, range: Range<u64>) -> io::Result<()> {
+        match change {
+            SpaceChange::Allocate { keep_size } => self.store.allocate(file, range, keep_size),
+            SpaceChange::Punch => self.store.punch(file, range),
+            SpaceChange::Zero { keep_size } => self.store.zero(file, range, keep_size),
+        }
     }
 
     /// A sync has failed; gives the number of the loss.
@@ -295,7 +310,7 @@ impl Executor<Item> for Disk {
 
     fn piece(&self, item: &mut Item, from: u64, len: u64, _last: bool) -> Item {
         let payload = item.payload.as_ref().map(|p| p.part(from as usize..(from + len) as usize));
-        Item { file: item.file, payload, owed: item.owed.piece(from, len) }
+        Item { file: item.file, payload, change: item.change, owed: item.owed.piece(from, len) }
     }
 }
 
@@ -312,7 +327,7 @@ impl Disk {
             Op::Write => device::Op::Write,
             op => {
                 if op != Op::Sync {
-                    self.memory.iter().for_each(|memory| memory.release(file, &(extent.start..u64::MAX)));
+                    self.memory.iter().for_each(|memory| memory.release(file, &extent));
                 }
                 // A sync empties the drive's cache; what is done to names costs the model nothing.
                 let this = self.this.clone();

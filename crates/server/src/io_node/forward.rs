@@ -338,6 +338,7 @@ impl Forwarder {
         let failed = match request.op {
             Op::Read => self.read(&target, start, end, parts, forwarded),
             Op::Write => self.write(&target, start, end, parts),
+            Op::Truncate => self.change_space(&target, parts),
             _ => self.sync(&target, parts),
         };
         if let Some(errno) = failed {
@@ -421,6 +422,24 @@ impl Forwarder {
             }
         }
         None
+    }
+
+    /// What moves no data is never merged: there is one part.
+    fn change_space(&self, target: &Target, parts: Vec<(Request, Item)>) -> Option<i32> {
+        let mut failed = None;
+        for (_, item) in parts {
+            let Some((change, range)) = item.change else { continue };
+            match (self.storage.change_space(target, change, range), item.answer) {
+                (Ok(lanes), Answering::Whole(reply)) => reply.send(&Answer::FileWritten { bytes: 0, lanes }),
+                // Before, the barrier has made a whole of the last part.
+                (Ok(_), Answering::Part(..)) => {}
+                (Err(fault), answer) => {
+                    answer.fail(&fault);
+                    failed = Some(fault.errno);
+                }
+            }
+        }
+        failed
     }
 
     fn sync(&self, target: &Target, parts: Vec<(Request, Item)>) -> Option<i32> {

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use impresario_client::Striped;
 use impresario_layout::Layout;
-use impresario_wire::{Fault, FileKey, LaneState, ObjectInfo, Who};
+use impresario_wire::{Fault, FileKey, LaneState, ObjectInfo, SeekTo, Sought, SpaceChange, Who};
 
 use crate::payload::{Buffer, PayloadPool};
 
@@ -51,6 +51,12 @@ pub(crate) trait Storage: Send + Sync + 'static {
 
     /// Makes a file's data durable. Gives what tells whether they may have been lost, and how the sync failed, or 0.
     fn sync(&self, target: &Target) -> Result<(Vec<LaneState>, i32), Fault>;
+
+    /// Changes the space of a range (offset, length) of a file. Gives what a write does.
+    fn change_space(&self, target: &Target, change: SpaceChange, range: (u64, u64)) -> Result<Vec<LaneState>, Fault>;
+
+    /// Looks for data or a hole of a file that is known to have the objects `made`.
+    fn seek(&self, file: FileKey, layout: &Layout, made: u64, from: u64, to: SeekTo) -> Result<Sought, Fault>;
 
     /// Length and times of a file.
     fn stat(&self, file: FileKey, layout: &Layout) -> Result<ObjectInfo, Fault>;
@@ -125,6 +131,15 @@ impl Storage for Cluster {
 
     fn sync(&self, target: &Target) -> Result<(Vec<LaneState>, i32), Fault> {
         self.striped.sync_lanes(&target.who, target.file, &target.layout).map_err(|error| error.to_fault())
+    }
+
+    fn change_space(&self, target: &Target, change: SpaceChange, range: (u64, u64)) -> Result<Vec<LaneState>, Fault> {
+        let Target { who, file, layout, .. } = target;
+        self.striped.change_space(who, *file, layout, change, range).map_err(|error| error.to_fault())
+    }
+
+    fn seek(&self, file: FileKey, layout: &Layout, made: u64, from: u64, to: SeekTo) -> Result<Sought, Fault> {
+        self.striped.seek(file, layout, made, from, to).map_err(|error| error.to_fault())
     }
 
     fn stat(&self, file: FileKey, layout: &Layout) -> Result<ObjectInfo, Fault> {

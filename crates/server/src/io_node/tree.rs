@@ -20,7 +20,7 @@ use impresario_backend::{Backend, Caller, Errno};
 use impresario_base::lock::Mutex;
 use impresario_client::Identity;
 use impresario_layout::Layout;
-use impresario_wire::{Answer, Call, Fault, FileKey, LaneState, ObjectInfo, Time, Who};
+use impresario_wire::{Answer, Call, Fault, FileKey, LaneState, ObjectInfo, SeekTo, Sought, SpaceChange, Time, Who};
 use rustc_hash::FxHashMap;
 
 use super::storage::{Storage, Striping, Target, joined};
@@ -209,6 +209,30 @@ impl Storage for Tree {
             Err(error @ Errno(libc::ESTALE | libc::EBADF)) => Err(self.failed(error, "syncing")),
             Err(Errno(errno)) => Ok((self.state(), errno)),
         }
+    }
+
+    fn change_space(
+        &self,
+        target: &Target,
+        change: SpaceChange,
+        (offset, len): (u64, u64),
+    ) -> Result<Vec<LaneState>, Fault> {
+        let file = self.file(target.file)?;
+        let change = match change {
+            SpaceChange::Allocate { keep_size } => impresario_backend::SpaceChange::Allocate { keep_size },
+            SpaceChange::Punch => impresario_backend::SpaceChange::Punch,
+            SpaceChange::Zero { keep_size } => impresario_backend::SpaceChange::Zero { keep_size },
+        };
+        let changed = self.backend().change_space(&self.settings.caller, &file.handle, change, offset, len);
+        changed.map_err(|error| self.failed(error, "changing the space"))?;
+        Ok(self.state())
+    }
+
+    fn seek(&self, key: FileKey, layout: &Layout, _: u64, from: u64, to: SeekTo) -> Result<Sought, Fault> {
+        let file = self.file(key)?;
+        let at = self.backend().seek(&self.settings.caller, &file.handle, from, to == SeekTo::Data);
+        let at = at.map_err(|error| self.failed(error, "looking for holes"))?;
+        Ok(Sought { at, object: self.stat(key, layout)? })
     }
 
     fn stat(&self, file: FileKey, _: &Layout) -> Result<ObjectInfo, Fault> {

@@ -23,6 +23,10 @@ impl Meta {
         if kind == NodeKind::File && through_table {
             let entry = self.dir.entry(path).and_then(|entry| entry.ok_or(Errno::ISDIR)).explain(doing, path)?;
             let pin = self.pin_at(&entry, doing)?;
+            if set.size.is_some() {
+                // It is no open, but changes what those who have it open for writing know of its length.
+                self.opens.note_other_writer(pin.ino);
+            }
             self.set_attr_of(who, &pin, set, path)?;
             return self.attr_of(&pin, path);
         }
@@ -38,7 +42,7 @@ impl Meta {
             return Err(Errno::OPNOTSUPP).explain("set the mode of the link", path);
         }
         self.set_plain(&node, set).explain(doing, path)?;
-        self.attr_by(path, || rustix::fs::fstat(&node))
+        self.attr_by(path, || rustix::fs::fstat(&node), |_| self.noted_of(&node))
     }
 
     /// Changes attributes of a pinned file.

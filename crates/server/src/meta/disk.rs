@@ -9,8 +9,8 @@ use std::sync::{Arc, RwLockReadGuard, RwLockWriteGuard};
 use impresario_base::lock::{Mutex, RwLock};
 use impresario_wire::message::{SetTime, Time};
 use rustix::fs::{
-    AtFlags, CWD, FileType, Gid, Mode, OFlags, RenameFlags, Stat, Timespec, Timestamps, UTIME_NOW, UTIME_OMIT, Uid,
-    XattrFlags,
+    AtFlags, CWD, FallocateFlags, FileType, Gid, Mode, OFlags, RenameFlags, Stat, Timespec, Timestamps, UTIME_NOW,
+    UTIME_OMIT, Uid, XattrFlags,
 };
 use rustix::io::{Errno, Result};
 use rustix::path::Arg;
@@ -189,6 +189,14 @@ impl Disk {
     pub(super) fn set_len(&self, file: impl AsFd, len_bytes: u64) -> Result<()> {
         self.step("set_len");
         rustix::fs::ftruncate(file, len_bytes)
+    }
+
+    /// Gives a file a block of its own, whatever its length, or takes it away; see [`super::tree::has_used_bytes`].
+    pub(super) fn set_block(&self, file: impl AsFd, has: bool) -> Result<()> {
+        self.step("set_block");
+        let punch = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+        let flags = if has { FallocateFlags::KEEP_SIZE } else { punch };
+        rustix::fs::fallocate(file, flags, 0, if has { 1 } else { 4096 })
     }
 
     /// Sets the times of a node, which may be open with `O_PATH` only.

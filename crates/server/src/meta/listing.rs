@@ -12,13 +12,14 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use impresario_base::lock::Mutex;
-use impresario_wire::message::{Attr, Entry, NodeKind};
-use rustix::fs::{AtFlags, Stat};
+use impresario_wire::message::{Entry, NodeKind};
+use rustix::fs::AtFlags;
 use rustix::io::Errno;
 
 use super::fault::{Explain, Outcome};
 use super::opens::SessionId;
 use super::service::Meta;
+use super::sizes::with_used_bytes;
 use super::tree::local_attr;
 
 /// Largest snapshot, bytes.
@@ -30,7 +31,7 @@ const SNAPSHOT_AGE_MAX: Duration = Duration::from_secs(10);
 /// Encoded entries of one answer, bytes; below the limit of a frame's body.
 const ANSWER_MAX_BYTES: usize = 850 << 10;
 /// Largest encoded entry without its name, bytes.
-const ENTRY_BYTES: usize = 112;
+const ENTRY_BYTES: usize = 122;
 /// Largest number of files whose size one call asks from data servers; then the slice ends.
 const SIZE_QUERIES_MAX: usize = 64;
 
@@ -156,7 +157,7 @@ impl Meta {
         let max = usize::try_from(max).unwrap_or(usize::MAX).max(1);
         let mut slice = Slice::default();
         let listed = self.names_after(session, path, after, |directory, name| {
-            slice.add(directory, name, |attr, look| self.names_of(attr, look))?;
+            slice.add(self, directory, name)?;
             Ok(!slice.is_full(max))
         });
         listed.explain("list", path)?;
@@ -253,13 +254,8 @@ impl Slice {
         self.entries.len() >= max || self.bytes + ENTRY_BYTES + 255 > ANSWER_MAX_BYTES
     }
 
-    /// Adds a name, unless it is gone or not a kind of node that a name space holds. `count` counts the names of a file.
-    fn add(
-        &mut self,
-        directory: &OwnedFd,
-        name: &[u8],
-        count: impl FnOnce(&Attr, &dyn Fn() -> rustix::io::Result<Stat>) -> u32,
-    ) -> rustix::io::Result<()> {
+    /// Adds a name, unless it is gone or not a kind of node that a name space holds.
+    fn add(&mut self, meta: &Meta, directory: &OwnedFd, name: &[u8]) -> rustix::io::Result<()> {
         let look = || rustix::fs::statat(directory, name, AtFlags::SYMLINK_NOFOLLOW);
         let stat = match look() {
             Err(Errno::NOENT) => return Ok(()),
@@ -267,8 +263,9 @@ impl Slice {
         };
         if let Ok(mut attr) = local_attr(&stat) {
             if attr.kind == NodeKind::File && attr.nlink > 1 {
-                attr.nlink = count(&attr, &look);
+                attr.nlink = meta.names_of(&attr, look);
             }
+            let attr = with_used_bytes(attr, &stat, |ino| meta.noted_at(directory, name, ino));
             self.bytes += name.len() + ENTRY_BYTES;
             self.entries.push(Entry { name: name.to_vec(), attr });
         }

@@ -50,6 +50,8 @@ struct Slot {
     pins: u32,
     readers: u32,
     writers: u32,
+    /// Writers that were admitted since there was none.
+    admitted: u32,
     /// It has lost its last name in the name space.
     removed: bool,
     /// Its objects are being removed: no new open is admitted.
@@ -119,6 +121,7 @@ impl Meta {
             pins: 0,
             readers: 0,
             writers: 0,
+            admitted: 0,
             removed,
             reaping: false,
             linger: false,
@@ -164,6 +167,7 @@ impl Meta {
             pins: 1,
             readers: 0,
             writers: 0,
+            admitted: 0,
             removed: true,
             reaping: true,
             linger: false,
@@ -223,6 +227,7 @@ impl Opens {
         *(if write { &mut table.writers } else { &mut table.readers }) += 1;
         if let Some(slot) = table.slots.get_mut(&ino) {
             *(if write { &mut slot.writers } else { &mut slot.readers }) += 1;
+            slot.admitted = slot.admitted.saturating_add(write.into());
             slot.linger = false;
         }
         Ok(())
@@ -236,6 +241,9 @@ impl Opens {
         if let Some(slot) = table.slots.get_mut(&ino) {
             let count = if write { &mut slot.writers } else { &mut slot.readers };
             *count = count.saturating_sub(1);
+            if slot.writers == 0 {
+                slot.admitted = 0;
+            }
             slot.linger |= vanished;
         }
     }
@@ -243,6 +251,18 @@ impl Opens {
     /// Number of writers of a file.
     pub(super) fn writers_of(&self, ino: u64) -> u32 {
         self.table.lock().slots.get(&ino).map_or(0, |slot| slot.writers)
+    }
+
+    /// Whether the one writer of a file has been the only one since it came.
+    pub(super) fn has_one_writer(&self, ino: u64) -> bool {
+        self.table.lock().slots.get(&ino).is_some_and(|slot| (slot.writers, slot.admitted) == (1, 1))
+    }
+
+    /// Something else than a writer changes the length of a file.
+    pub(super) fn note_other_writer(&self, ino: u64) {
+        if let Some(slot) = self.table.lock().slots.get_mut(&ino) {
+            slot.admitted = slot.admitted.saturating_add(u32::from(slot.writers > 0));
+        }
     }
 
     /// The key of a file whose size only the data servers know.

@@ -17,12 +17,16 @@ pub(super) const FILE_ATTRIBUTE: &str = "user.impresario.file";
 pub(super) const LAYOUT_ATTRIBUTE: &str = "user.impresario.layout";
 
 const VERSION: u16 = 1;
-/// Of a record with `made`.
-const RECORD_VERSION: u16 = 2;
+/// Of a record with `made` and `used_bytes`.
+const RECORD_VERSION: u16 = 3;
 /// Bytes of an encoded [`Record`].
-pub(super) const RECORD_BYTES: usize = 40;
-/// Bytes of a [`Record`] of version 1.
-const RECORD_1_BYTES: usize = 32;
+pub(super) const RECORD_BYTES: usize = 48;
+/// Of a record without `used_bytes`, and its bytes.
+const RECORD_2: (usize, u16) = (40, 2);
+/// Of a record without `made` too.
+const RECORD_1: (usize, u16) = (32, VERSION);
+/// `used_bytes` of a file that has no note of it.
+const NOT_NOTED: u64 = u64::MAX;
 /// Bytes of an encoded default layout.
 pub(super) const LAYOUT_REQUEST_BYTES: usize = 12;
 
@@ -47,6 +51,9 @@ pub(super) struct Seen {
     ///
     /// [`ObjectInfo::made`]: impresario_wire::ObjectInfo::made
     pub(super) made: u64,
+    /// Storage that they use, bytes, when the size was settled. `None`: what its size says, since it has no holes worth
+    /// speaking of and nothing allocated beside its bytes.
+    pub(super) used_bytes: Option<u64>,
 }
 
 /// Why an attribute is not usable.
@@ -73,14 +80,16 @@ impl Record {
         out.put(&self.key.0.to_le_bytes());
         out.put(&self.seen.mtime.secs.to_le_bytes());
         out.put(&self.seen.made.to_le_bytes());
+        out.put(&self.seen.used_bytes.unwrap_or(NOT_NOTED).to_le_bytes());
         bytes
     }
 
     pub(super) fn decode(bytes: &[u8]) -> Option<Record> {
         let mut from = Reader(bytes);
-        let has_made = match (bytes.len(), u16::from_le_bytes(from.take()?)) {
-            (RECORD_BYTES, RECORD_VERSION) => true,
-            (RECORD_1_BYTES, VERSION) => false,
+        let (has_made, has_used) = match (bytes.len(), u16::from_le_bytes(from.take()?)) {
+            (RECORD_BYTES, RECORD_VERSION) => (true, true),
+            RECORD_2 => (true, false),
+            RECORD_1 => (false, false),
             _ => return None,
         };
         let (base, pcount) = (u16::from_le_bytes(from.take()?), u16::from_le_bytes(from.take()?));
@@ -91,7 +100,9 @@ impl Record {
         let secs = i64::from_le_bytes(from.take()?);
         let layout = Layout::new(base, pcount, ssize_bytes, servers).ok()?;
         let made = if has_made { u64::from_le_bytes(from.take()?) } else { 0 };
-        Some(Record { key, layout, seen: Seen { mtime: Time { secs, nanos }, made } })
+        let used_bytes = if has_used { u64::from_le_bytes(from.take()?) } else { NOT_NOTED };
+        let used_bytes = Some(used_bytes).filter(|used| *used != NOT_NOTED);
+        Some(Record { key, layout, seen: Seen { mtime: Time { secs, nanos }, made, used_bytes } })
     }
 
     /// The record of an open file.
@@ -167,19 +178,23 @@ mod tests {
         let record = Record {
             key: FileKey(0x1234_5678_9abc_def0),
             layout: Layout::new(3, 2, 65536, 5).unwrap(),
-            seen: Seen { mtime: Time { secs: -7, nanos: 999_999_999 }, made: 5 },
+            seen: Seen { mtime: Time { secs: -7, nanos: 999_999_999 }, made: 5, used_bytes: Some(8192) },
         };
         let bytes = record.encode();
         assert_eq!(Record::decode(&bytes), Some(record));
         assert_eq!(Record::decode(&bytes[..31]), None);
         assert_eq!(Record::decode(&bytes[..32]), None);
         let mut older = bytes;
+        older[0] = 2;
+        let unknown = Record { seen: Seen { used_bytes: None, ..record.seen }, ..record };
+        assert_eq!(Record::decode(&older[..40]), Some(unknown), "of a version that did not note the storage used");
+        assert_eq!(Record::decode(&unknown.encode()), Some(unknown));
         older[0] = 1;
-        let unknown = Record { seen: Seen { made: 0, ..record.seen }, ..record };
+        let unknown = Record { seen: Seen { made: 0, ..unknown.seen }, ..record };
         assert_eq!(Record::decode(&older[..32]), Some(unknown), "of a version that did not remember objects");
         assert_eq!(Record::decode(&[]), None);
         let mut newer = bytes;
-        newer[0] = 3;
+        newer[0] = 4;
         assert_eq!(Record::decode(&newer), None);
         let mut no_servers = bytes;
         no_servers[6..8].fill(0);

@@ -183,6 +183,7 @@ impl MetaService {
             | MetaCall::Open { write: true, .. }
             | MetaCall::Reopen { write: true, .. }
             | MetaCall::Append { .. }
+            | MetaCall::CutBack { .. }
             | MetaCall::Exchange { .. }
             | MetaCall::Fsync { .. }
             | MetaCall::FsyncDir { .. }
@@ -239,7 +240,7 @@ impl Meta {
         Ok(match call {
             MetaCall::GetAttr { target: Target::Path(path) } => Answer::Attr(match self.dir.entry(&path) {
                 Ok(Some(place)) => self.attr_at(&place)?,
-                Ok(None) => self.attr_by(&path, || rustix::fs::fstat(&self.dir.names))?,
+                Ok(None) => self.attr_by(&path, || rustix::fs::fstat(&self.dir.names), |_| None)?,
                 Err(errno) => return Err(errno).explain("get the attributes of", &path),
             }),
             MetaCall::GetAttr { target: Target::Handle(handle) } => {
@@ -284,6 +285,12 @@ impl Meta {
                 session.check_writes(handle)?;
                 let pin = self.pin_handle(session, handle)?;
                 Answer::Assigned { offset: self.assign(who, &pin, len_bytes)? }
+            }
+            MetaCall::CutBack { handle, len, end } => {
+                session.check_writes(handle)?;
+                let pin = self.pin_handle(session, handle)?;
+                self.cut_back(who, &pin, len, end)?;
+                Answer::Done
             }
             MetaCall::FsyncDir { path } => {
                 self.changes.sync(&self.dir).and_then(|()| self.sync_directories(&path)).explain("sync", &path)?;
@@ -399,6 +406,7 @@ fn paths_of(call: &MetaCall) -> impl Iterator<Item = &[u8]> {
         | MetaCall::Close { .. }
         | MetaCall::Fsync { .. }
         | MetaCall::Append { .. }
+        | MetaCall::CutBack { .. }
         | MetaCall::Statfs => (None, None),
     };
     one.into_iter().chain(other).map(Vec::as_slice)

@@ -14,28 +14,33 @@
 //!
 //! While a file is marked, its local length is the end of the ranges that were assigned to appends ([`super::append`]).
 //!
+//! A file that uses about as much storage as its size says has no note of it; of others the record has the number
+//! ([`Seen::used_bytes`]), as it was when the size was settled.
+//!
 //! The local modification time holds while the objects' time equals the noted one. So a time set by hand stays until
 //! the next write, whatever clocks the data servers have.
 //!
 //! [`Disk::ordered`]: super::disk::Disk::ordered
 
 use std::io;
+use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
 
 use impresario_base::lock::MutexGuard;
 use impresario_wire::message::{Attr, Fault, FileKey, NodeKind, ObjectInfo, SetTime, Who};
-use rustix::fs::{AtFlags, Stat};
+use rustix::fs::{AtFlags, Mode, Stat};
 use rustix::io::Errno;
 
 use super::background::Failure;
 use super::directory::key_name;
+use super::disk::PATH_FLAGS;
 use super::disk::mtime_of;
 use super::fault::{Explain, Outcome, data_fault, fault, show};
 use super::opens::{Found, OpenFile, Pin};
 use super::record::{FILE_ATTRIBUTE, Record, Seen};
 use super::removal::{bad_record, read_in};
 use super::service::Meta;
-use super::tree::{EntryRef, local_attr};
+use super::tree::{EntryRef, full_bytes, has_used_bytes, local_attr};
 
 /// See [`Meta::enter`].
 const GATE_PATIENCE: Duration = Duration::from_secs(1);
@@ -159,16 +164,31 @@ impl Meta {
             disk.set_len(&file.fd, len_bytes)?;
         }
         let written = objects.mtime != seen.mtime;
-        if cut || written {
+        let used_bytes = noted_bytes(file, objects);
+        let has_block = if cut { rustix::fs::fstat(&file.fd)?.st_blocks } else { stat.st_blocks } > 0;
+        let wants_block = match used_bytes {
+            Some(_) => true,
+            // Any other is that of its attributes.
+            None => has_block && seen.used_bytes.is_none(),
+        };
+        // Where the local file system cannot, the file is taken to use what its size says.
+        if has_block != wants_block
+            && let Err(errno) = disk.set_block(&file.fd, wants_block)
+        {
+            tracing::debug!(key = file.key.0, %errno, "what a file uses cannot be shown");
+        }
+        if cut || written || has_block != wants_block {
             let mtime = if written { objects.mtime } else { mtime_of(&stat) };
             disk.set_times(&file.fd, None, Some(SetTime::At(mtime)))?;
         }
-        if written || objects.made != seen.made { self.note_seen(file, objects) } else { Ok(()) }
+        let is_other = objects.made != seen.made || used_bytes != seen.used_bytes;
+        if written || is_other { self.note_seen(file, objects) } else { Ok(()) }
     }
 
     /// Records the objects' current time: from now on the local time holds.
     fn note_seen(&self, file: &OpenFile, objects: &ObjectInfo) -> rustix::io::Result<()> {
-        self.remember(file, Seen { mtime: objects.mtime, made: objects.made })
+        let used_bytes = noted_bytes(file, objects);
+        self.remember(file, Seen { mtime: objects.mtime, made: objects.made, used_bytes })
     }
 
     fn remember(&self, file: &OpenFile, seen: Seen) -> rustix::io::Result<()> {
@@ -213,17 +233,36 @@ impl Meta {
 
     /// Attributes of an entry, asked from the data servers when they know better.
     pub(super) fn attr_at(&self, entry: &EntryRef<'_>) -> Outcome<Attr> {
-        self.attr_by(entry.path, || entry.stat())
+        self.attr_by(entry.path, || entry.stat(), |ino| self.noted_at(entry.directory(), entry.name, ino))
     }
 
-    /// The same, for the node that `look` examines.
-    pub(super) fn attr_by(&self, path: &[u8], look: impl Fn() -> rustix::io::Result<Stat>) -> Outcome<Attr> {
+    /// What the record of a file notes of the storage it uses, if the name is still that of this node.
+    pub(super) fn noted_at(&self, directory: impl AsFd, name: &[u8], ino: u64) -> Option<u64> {
+        let node = rustix::fs::openat(directory, name, PATH_FLAGS, Mode::empty()).ok()?;
+        let is_same = rustix::fs::fstat(&node).is_ok_and(|stat| stat.st_ino == ino);
+        if is_same { self.noted_of(node) } else { None }
+    }
+
+    /// The same of a node that is open, with `O_PATH` at least.
+    pub(super) fn noted_of(&self, node: impl AsFd) -> Option<u64> {
+        Record::of(&self.dir.disk, node).ok()?.seen.used_bytes
+    }
+
+    /// The same, for the node that `look` examines; `noted` reads what is noted of the storage used by a file.
+    pub(super) fn attr_by(
+        &self,
+        path: &[u8],
+        look: impl Fn() -> rustix::io::Result<Stat>,
+        noted: impl Fn(u64) -> Option<u64>,
+    ) -> Outcome<Attr> {
         // The file may be settled or marked between two attempts, but not for ever.
         for _ in 0..100 {
-            let attr = look().and_then(|stat| local_attr(&stat)).explain("get the attributes of", path)?;
+            let doing = "get the attributes of";
+            let stat = look().explain(doing, path)?;
+            let attr = local_attr(&stat).explain(doing, path)?;
             let Some(key) = self.opens.mark_of(attr.ino) else {
                 if attr.kind != NodeKind::File || attr.nlink == 1 {
-                    return Ok(attr);
+                    return Ok(with_used_bytes(attr, &stat, noted));
                 }
                 // A second name may be one of ours that is being added or removed.
                 match self.pin(attr.ino, false) {
@@ -235,7 +274,7 @@ impl Meta {
                     local_attr(&stat).is_ok_and(|again| (again.ino, again.nlink) == (attr.ino, attr.nlink))
                 };
                 if look().is_ok_and(same) {
-                    return Ok(attr);
+                    return Ok(with_used_bytes(attr, &stat, noted));
                 }
                 continue;
             };
@@ -265,7 +304,7 @@ impl Meta {
         let objects = self.ask(pin).map_err(|error| data_fault(&error, "get the attributes of", path))?;
         let seen = *pin.seen.lock();
         let mut attr = self.local_attr_of(pin, path)?;
-        attr.size = objects.size;
+        (attr.size, attr.used_bytes) = (objects.size, objects.used_bytes);
         if objects.mtime != seen.mtime {
             attr.mtime = objects.mtime;
             attr.ctime = attr.ctime.max(objects.mtime);
@@ -291,6 +330,7 @@ impl Meta {
         let mut attr = stat.and_then(|stat| local_attr(&stat)).explain("get the attributes of", path)?;
         let ours = u32::from(self.opens.mark_of(pin.ino).is_some());
         attr.nlink = if self.opens.is_removed(pin.ino) { 0 } else { attr.nlink.saturating_sub(ours).max(1) };
+        attr.used_bytes = pin.seen.lock().used_bytes.unwrap_or(attr.used_bytes);
         Ok(attr)
     }
 
@@ -310,6 +350,33 @@ impl Meta {
             return Err(Errno::FBIG).explain(doing, path);
         }
         let gate = self.enter(pin, doing, path)?;
+        self.truncate_held(who, pin, len_bytes, path, &gate)
+    }
+
+    /// Cuts off what a failed write up to `end` has added behind `len_bytes`, if the caller's open is the only writer's.
+    pub(super) fn cut_back(&self, who: &Who, pin: &Pin<'_>, len_bytes: u64, end: u64) -> Outcome<()> {
+        let (doing, path) = ("take back a failed write to", self.opens.path_of(pin.ino));
+        let gate = self.enter(pin, doing, &path)?;
+        // No writer is admitted while the gate is held.
+        if !self.opens.has_one_writer(pin.ino) {
+            return Ok(());
+        }
+        let objects = self.ask(pin).map_err(|error| data_fault(&error, doing, &path))?;
+        match objects.size > len_bytes && objects.size <= end {
+            true => self.truncate_held(who, pin, len_bytes, &path, &gate),
+            false => Ok(()),
+        }
+    }
+
+    fn truncate_held(
+        &self,
+        who: &Who,
+        pin: &Pin<'_>,
+        len_bytes: u64,
+        path: &[u8],
+        gate: &MutexGuard<'_, ()>,
+    ) -> Outcome<()> {
+        let doing = "set the length of";
         let stat = rustix::fs::fstat(&pin.fd).explain(doing, path)?;
         if self.opens.mark_of(pin.ino).is_none() && stat.st_size == 0 && len_bytes == 0 {
             return self.dir.disk.set_times(&pin.fd, None, Some(SetTime::Now)).explain(doing, path);
@@ -333,7 +400,7 @@ impl Meta {
         }
         // The objects have their new length, and the mark says so. If they cannot be asked now, the next access asks
         // them.
-        if let Err(failure) = self.settle_held(pin, &gate) {
+        if let Err(failure) = self.settle_held(pin, gate) {
             tracing::warn!(path = show(path), ?failure, "the new length will be settled later");
         }
         Ok(())
@@ -405,6 +472,21 @@ impl Meta {
             }
         }
     }
+}
+
+/// Attributes of a file that is not being written, with the storage that it uses; `noted` reads the record.
+pub(super) fn with_used_bytes(attr: Attr, stat: &Stat, noted: impl FnOnce(u64) -> Option<u64>) -> Attr {
+    let used_bytes = if has_used_bytes(stat) { noted(attr.ino) } else { None };
+    Attr { used_bytes: used_bytes.unwrap_or(attr.used_bytes), ..attr }
+}
+
+/// What is noted of the storage used; nothing where it is what the size says, give or take what data servers round up or
+/// need beside the bytes.
+fn noted_bytes(file: &OpenFile, objects: &ObjectInfo) -> Option<u64> {
+    let (full, used) = (full_bytes(objects.size), objects.used_bytes);
+    let slack = 4096 * u64::from(file.layout.pcount) + full / 128;
+    let is_empty = used == 0 && objects.size > 0;
+    (full.abs_diff(used) > slack || is_empty).then_some(used)
 }
 
 fn failed(failure: Failure, path: &[u8]) -> super::Fault {

@@ -9,7 +9,7 @@ use serde_json::{Map, Value, json};
 
 use super::service::Meta;
 
-const KINDS: [&str; 28] = [
+const KINDS: [&str; 29] = [
     "getattr",
     "setattr",
     "create",
@@ -38,6 +38,7 @@ const KINDS: [&str; 28] = [
     "exchange",
     "append",
     "lock",
+    "cutback",
 ];
 
 /// The kind of a call, as an index of [`Operations`].
@@ -69,6 +70,7 @@ pub(super) fn kind_of(call: &MetaCall) -> usize {
         MetaCall::Exchange { .. } => 25,
         MetaCall::Append { .. } => 26,
         MetaCall::Lock(_) => 27,
+        MetaCall::CutBack { .. } => 28,
     }
 }
 

@@ -140,16 +140,33 @@ pub(super) fn kind_of(stat: &Stat) -> Option<NodeKind> {
     })
 }
 
-/// Attributes as the local file system has them.
+/// Storage of a file that has no holes: what a file without a note of it is taken to use.
+pub(super) fn full_bytes(size: u64) -> u64 {
+    size.checked_next_multiple_of(4096).unwrap_or(u64::MAX)
+}
+
+/// The file's record tells what it uses ([`super::record::Seen::used_bytes`]). So that most records need not be read, the
+/// local file of such a file has a block of its own, and others have none.
+pub(super) fn has_used_bytes(stat: &Stat) -> bool {
+    stat.st_blocks > 0 && FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile
+}
+
+/// Attributes as the local file system has them; of a file with [`has_used_bytes`] it does not have the storage used.
 pub(super) fn local_attr(stat: &Stat) -> Result<Attr> {
+    let kind = kind_of(stat).ok_or(Errno::OPNOTSUPP)?;
+    let size = u64::try_from(stat.st_size).unwrap_or(0);
     Ok(Attr {
         ino: stat.st_ino,
-        kind: kind_of(stat).ok_or(Errno::OPNOTSUPP)?,
+        kind,
         mode: stat.st_mode & 0o7777,
         nlink: u32::try_from(stat.st_nlink).unwrap_or(u32::MAX),
         uid: stat.st_uid,
         gid: stat.st_gid,
-        size: u64::try_from(stat.st_size).unwrap_or(0),
+        size,
+        used_bytes: match kind {
+            NodeKind::File => full_bytes(size),
+            _ => u64::try_from(stat.st_blocks).unwrap_or(0).saturating_mul(512),
+        },
         atime: Time { secs: stat.st_atime, nanos: stat.st_atime_nsec as u32 },
         mtime: mtime_of(stat),
         ctime: Time { secs: stat.st_ctime, nanos: stat.st_ctime_nsec as u32 },

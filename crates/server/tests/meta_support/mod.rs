@@ -276,9 +276,9 @@ pub fn check_directory(dir: &Path, objects: &MemoryObjects) {
 
 /// What a file's record says, read independently of the server.
 pub fn record(file: &Path) -> (FileKey, Layout) {
-    let mut bytes = [0; 40];
+    let mut bytes = [0; 48];
     let len = rustix::fs::getxattr(file, "user.impresario.file", &mut bytes[..]).unwrap();
-    assert_eq!((len, bytes[0]), (40, 2), "{file:?}");
+    assert_eq!((len, bytes[0]), (48, 3), "{file:?}");
     let u16_at = |i: usize| u16::from_le_bytes(bytes[i..i + 2].try_into().unwrap());
     let ssize = u32::from_le_bytes(bytes[8..12].try_into().unwrap());
     let key = FileKey(u64::from_le_bytes(bytes[16..24].try_into().unwrap()));

@@ -12,6 +12,7 @@ fn attr(ino: u64, kind: NodeKind) -> Attr {
         uid: 0,
         gid: 0,
         size: 0,
+        used_bytes: 0,
         atime: Default::default(),
         mtime: Default::default(),
         ctime: Default::default(),

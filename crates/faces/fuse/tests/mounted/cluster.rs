@@ -135,6 +135,11 @@ impl Cluster {
         all.filter(|path| fs::metadata(path).unwrap().len() > 0).collect()
     }
 
+    /// The folder of a data server.
+    pub fn data_folder(&self, index: usize) -> PathBuf {
+        self.config.data[index].dir.clone()
+    }
+
     pub fn stop_data_server(&self, index: usize) {
         self.stop(&format!("data.{index}"));
     }

@@ -9,5 +9,6 @@ mod locks;
 mod mounting;
 mod names;
 mod nodes;
+mod space;
 mod tools;
 mod tree;

@@ -707,10 +707,6 @@ fn what_is_not_there_says_so() {
         }
     }
     assert_eq!(errno(get_xattr(&node.at("f"), "security.capability")), libc::ENODATA);
-    let file = File::options().write(true).open(node.at("f")).unwrap();
-    use std::os::fd::AsRawFd;
-    // SAFETY: a plain call on an open descriptor.
-    assert_eq!(errno_of(unsafe { libc::fallocate(file.as_raw_fd(), 0, 0, 1 << 20) }), libc::EOPNOTSUPP);
     assert_eq!(fs::copy(node.at("f"), node.at("copy")).unwrap(), 4, "which tries copy_file_range");
     assert_eq!(fs::read_to_string(node.at("copy")).unwrap(), "text");
     assert_eq!(errno(OpenOptions::new().read(true).custom_flags(libc::O_DIRECTORY).open(node.at("f"))), libc::ENOTDIR);
@@ -721,9 +717,4 @@ fn what_is_not_there_says_so() {
     assert_eq!(errno(File::create(node.at("d"))), libc::EISDIR);
     fs::write(node.at("d/x"), "").unwrap();
     assert_eq!(errno(fs::remove_dir(node.at("d"))), libc::ENOTEMPTY);
-}
-
-fn errno_of(result: i32) -> i32 {
-    assert_eq!(result, -1);
-    std::io::Error::last_os_error().raw_os_error().unwrap()
 }

@@ -360,7 +360,7 @@ pub fn to_stat(meta: &Meta) -> libc::stat {
     stat.st_rdev = meta.rdev;
     stat.st_size = meta.size as i64;
     stat.st_blksize = BLOCK_BYTES as _;
-    stat.st_blocks = meta.size.div_ceil(512) as i64;
+    stat.st_blocks = meta.used_bytes.div_ceil(512) as i64;
     let [atime, mtime, ctime] = meta.times;
     (stat.st_atime, stat.st_atime_nsec) = (atime.0, atime.1.into());
     (stat.st_mtime, stat.st_mtime_nsec) = (mtime.0, mtime.1.into());
@@ -380,7 +380,7 @@ pub fn to_statx(meta: &Meta) -> libc::statx {
     statx.stx_mode = meta.mode as u16;
     statx.stx_ino = meta.ino;
     statx.stx_size = meta.size;
-    statx.stx_blocks = meta.size.div_ceil(512);
+    statx.stx_blocks = meta.used_bytes.div_ceil(512);
     let mut places = [&mut statx.stx_atime, &mut statx.stx_mtime, &mut statx.stx_ctime];
     for (place, (secs, nanos)) in places.iter_mut().zip(meta.times) {
         (place.tv_sec, place.tv_nsec) = (secs, nanos);

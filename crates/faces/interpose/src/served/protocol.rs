@@ -247,6 +247,8 @@ pub struct Meta {
     pub gid: u32,
     /// Bytes.
     pub size: u64,
+    /// Storage used, bytes.
+    pub used_bytes: u64,
     /// A device's number.
     pub rdev: u64,
     /// Access, modification and change: seconds and nanoseconds.
@@ -273,6 +275,7 @@ impl Meta {
             m.1.into(),
             c.0 as u64,
             c.1.into(),
+            self.used_bytes,
         ])
     }
 
@@ -289,6 +292,7 @@ impl Meta {
             size: word(bytes, 3),
             rdev: word(bytes, 4),
             times: [time(5), time(7), time(9)],
+            used_bytes: word(bytes, 11),
         }
     }
 }
@@ -335,7 +339,7 @@ mod tests {
         let reply = Reply { result: -5, data_len: 9, is_outside: true };
         assert_eq!(Reply::decode(&reply.encode()), reply);
         let times = [(-1, 5), (7, 999_999_999), (i64::MAX, 0)];
-        let meta = Meta { ino: 1, mode: 2, nlink: 3, uid: 4, gid: 5, size: u64::MAX, rdev: 6, times };
+        let meta = Meta { ino: 1, mode: 2, nlink: 3, uid: 4, gid: 5, size: u64::MAX, used_bytes: 7, rdev: 6, times };
         assert_eq!(Meta::decode(&meta.encode()), meta);
     }
 

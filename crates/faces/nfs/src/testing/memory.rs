@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::SystemTime;
 
 use impresario_backend::{
-    Attr, Backend, Caller, DirEntry, Errno, Handle, Kind, Make, Placement, Result, SetAttr, SetTime, Space,
+    Attr, Backend, Caller, DirEntry, Errno, Handle, Kind, Make, Placement, Result, SetAttr, SetTime, Space, SpaceChange,
 };
 use impresario_base::lock::{Condvar, Mutex};
 
@@ -595,6 +595,43 @@ impl Backend for MemoryTree {
             node.stable[offset as usize..end].copy_from_slice(bytes);
         }
         Ok(())
+    }
+
+    fn change_space(
+        &self,
+        caller: &Caller,
+        file: &Handle,
+        change: SpaceChange,
+        offset: u64,
+        len_bytes: u64,
+    ) -> Result<()> {
+        let end = offset.checked_add(len_bytes).filter(|end| *end <= CAPACITY_BYTES).ok_or(Errno(libc::EFBIG))?;
+        let (zeros, keep_size) = match change {
+            SpaceChange::Allocate { keep_size } => (false, keep_size),
+            SpaceChange::Punch => (true, true),
+            SpaceChange::Zero { keep_size } => (true, keep_size),
+        };
+        // An empty write checks the rights.
+        self.write(caller, file, offset, &[], false)?;
+        let mut state = self.on(file, true);
+        let id = state.id(file)?;
+        let node = state.node(id)?;
+        let size = node.bytes.len();
+        let within = size.min(offset as usize)..size.min(end as usize);
+        if zeros {
+            node.bytes[within].fill(0);
+        }
+        if !keep_size && size < end as usize {
+            node.resize(end as usize);
+        }
+        node.touch();
+        Ok(())
+    }
+
+    fn seek(&self, caller: &Caller, file: &Handle, from: u64, data: bool) -> Result<Option<u64>> {
+        self.read(caller, file, 0, &mut [])?;
+        let size = self.attr(file)?.size_bytes;
+        Ok((from < size).then_some(if data { from } else { size }))
     }
 
     fn sync(&self, file: &Handle) -> Result<()> {

@@ -21,6 +21,8 @@ pub(in crate::data) enum Done {
     /// The bytes from the start of the batch; if not all, why; and the object's last loss.
     Written(u64, Option<io::Error>, u32),
     Barrier,
+    /// The space of a range was changed; the object's last loss.
+    Changed(u32),
     /// A sync of an object that has lost data, and how it failed.
     AfterLoss(u32, i32),
 }
@@ -76,6 +78,7 @@ fn answer_part((from, len): (u64, u64), mut item: Item, result: &io::Result<Done
                 return len;
             }
         },
+        Ok(Done::Changed(loss)) => item.owed.fulfil(Came::Written(0, *loss)),
         Ok(Done::AfterLoss(loss, errno)) => item.owed.fulfil(Came::AfterLoss(*loss, *errno)),
         Ok(Done::Barrier | Done::Apart(_)) => item.owed.fulfil(Came::Done),
         Err(error) => item.owed.fulfil(Came::Failed(fault_of(error))),

@@ -6,7 +6,7 @@ use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use impresario_store::{FileState, ObjectPage};
-use impresario_wire::{Answer, FileKey, ObjectEntry, ObjectInfo, ScrubbedPiece, Time};
+use impresario_wire::{Answer, FileKey, ObjectEntry, ObjectInfo, ScrubbedPiece, SeekTo, Sought, Time};
 
 use super::Disk;
 use super::answers::fault_of;
@@ -58,15 +58,17 @@ impl Disk {
     /// Answers with the state of an object.
     pub(crate) fn stat(&self, file: FileKey, reply: Reply) {
         match self.store.look(file.0) {
-            Ok(state) => {
-                let made = u64::from(state.is_some());
-                let state = state.unwrap_or_default();
-                let mtime = Time { secs: state.mtime_secs, nanos: state.mtime_nanos };
-                let info = ObjectInfo { size: state.size, mtime, used_bytes: state.used_bytes, made };
-                reply.send(&Answer::Object(info));
-            }
+            Ok(state) => reply.send(&Answer::Object(info_of(state))),
             Err(error) => reply.send(&Answer::Fault(fault_of(&error))),
         }
+    }
+
+    /// Answers where an object has data or a hole. Its map may have to be read from the device.
+    pub(crate) fn seek(&self, file: FileKey, from: u64, to: SeekTo, reply: Reply) {
+        self.on_a_thread(move |disk| match disk.store.seek(file.0, from, to == SeekTo::Data) {
+            Ok((at, state)) => reply.send(&Answer::Sought(Sought { at, object: info_of(state) })),
+            Err(error) => reply.send(&Answer::Fault(fault_of(&error))),
+        });
     }
 
     /// Answers with a page of the objects.
@@ -131,4 +133,11 @@ impl Disk {
             Err(error) => reply.send(&Answer::Fault(fault_of(&error))),
         });
     }
+}
+
+fn info_of(state: Option<FileState>) -> ObjectInfo {
+    let made = u64::from(state.is_some());
+    let state = state.unwrap_or_default();
+    let mtime = Time { secs: state.mtime_secs, nanos: state.mtime_nanos };
+    ObjectInfo { size: state.size, mtime, used_bytes: state.used_bytes, made }
 }

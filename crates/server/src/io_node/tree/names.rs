@@ -62,6 +62,7 @@ fn attr_of(node: &Node) -> Attr {
         uid: node.uid,
         gid: node.gid,
         size: node.size_bytes,
+        used_bytes: node.used_bytes,
         atime: time(node.atime),
         mtime: time(node.mtime),
         ctime: time(node.ctime),
@@ -168,6 +169,10 @@ impl Tree {
             }
             MetaCall::Append { .. } => {
                 let message = "a folder of a file system knows no ranges for appends of several nodes";
+                return Err(Fault { errno: libc::EOPNOTSUPP, message: message.into() });
+            }
+            MetaCall::CutBack { .. } => {
+                let message = "a folder of a file system does not tell who else has written a file";
                 return Err(Fault { errno: libc::EOPNOTSUPP, message: message.into() });
             }
             MetaCall::FsyncDir { path } => {
