@@ -52,7 +52,10 @@ impl Striping {
 
     /// Gives it to a new file.
     pub(super) fn give(&self, file: &Inode) -> Result<()> {
-        file.set_attribute(c"ceph.file.layout", self.text().as_bytes())
+        file.set_attribute(c"ceph.file.layout", self.text().as_bytes())?;
+        // The metadata server withholds the right to write the file until its journal has the striping, which it writes every
+        // few seconds unless somebody waits for it.
+        file.sync()
     }
 }
 
