@@ -80,7 +80,7 @@ impl CephCluster {
              [mgr]\nmgr data = {dir}/mgr\nmgr initial modules =\nmgr stats period = 1\n\
              [mds]\nmds data = {dir}/mds\nmds beacon interval = 0.5\n\
              [osd]\nosd data = {dir}/osd$id\nosd objectstore = memstore\nmemstore device bytes = 4294967296\n\
-             osd fast shutdown = true\nosd pg stat report interval max = 2\n"
+             osd fast shutdown = false\nosd pg stat report interval max = 2\n"
         )
     }
 
@@ -106,6 +106,21 @@ impl CephCluster {
         process.kill().and_then(|()| process.wait()).expect("a process");
     }
 
+    /// Ends a daemon in order: an OSD then writes its memory into its folder, and has it again when it is started.
+    ///
+    /// # Panics
+    /// Where there is none, or it does not end.
+    pub fn stop(&mut self, kind: &str, id: &str) {
+        let process = &mut self.find(kind, id).process;
+        let pid = rustix::process::Pid::from_child(process);
+        rustix::process::kill_process(pid, rustix::process::Signal::TERM).expect("a process");
+        let deadline = Instant::now() + PATIENCE;
+        while process.try_wait().expect("a process").is_none() {
+            assert!(Instant::now() < deadline, "{kind}.{id} does not end");
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    }
+
     /// Stops a daemon in its tracks, or lets it go on.
     ///
     /// # Panics
@@ -116,7 +131,7 @@ impl CephCluster {
         rustix::process::kill_process(pid, signal).expect("a process");
     }
 
-    /// Starts a daemon that was killed. An OSD that was killed has lost its memory: it begins anew, empty.
+    /// Starts a daemon that was ended. An OSD that was killed has lost its memory, and does not start again.
     ///
     /// # Panics
     /// When it does not start.

@@ -4,13 +4,15 @@
 //! of an object follows from its name by a calculation that the library makes from its map of the cluster: asking for one
 //! takes a microsecond and no message.
 
+use std::ops::Range;
+
 use super::mount::Inode;
 use super::{Node, Shared, api};
 use crate::{Errno, Placement, Result};
 use impresario_layout::Layout;
 
 /// Units and objects are multiples of this (`CEPH_MIN_STRIPE_UNIT`).
-const UNIT_BYTES: u32 = 64 << 10;
+pub(super) const UNIT_BYTES: u32 = 64 << 10;
 /// Blocks whose OSDs are asked for at most; the file's first ones stand for those beyond.
 const BLOCKS_MAX: u64 = 1024;
 /// And at least, where a file may grow.
@@ -85,16 +87,33 @@ fn random() -> u64 {
     }
 }
 
-/// Bytes and number of the blocks whose OSDs tell where a file of this length lies.
-fn blocks(layout: &api::FileLayout, size_bytes: u64) -> Option<(u32, u16)> {
+/// Length of the blocks of a file that each lie in one object; `None` where the layout makes no sense.
+pub(super) fn block_bytes(layout: &api::FileLayout) -> Option<u32> {
     let (unit, count, object) = (layout.stripe_unit, layout.stripe_count, layout.object_size);
     if unit == 0 || count == 0 || object == 0 || object % unit != 0 {
         return None;
     }
+    // With one object at a time, it is the objects that follow one another.
+    Some(if count == 1 { object } else { unit })
+}
+
+/// The parts of a range of a file that lie in different blocks: the offset of each, and its place in the range.
+pub(super) fn pieces(block_bytes: u64, offset: u64, len: usize) -> impl Iterator<Item = (u64, Range<usize>)> {
+    let mut done = 0;
+    std::iter::from_fn(move || {
+        let at = offset.checked_add(done as u64).filter(|_| done < len)?;
+        let piece = usize::try_from(block_bytes - at % block_bytes).unwrap_or(usize::MAX).min(len - done);
+        done += piece;
+        Some((at, done - piece..done))
+    })
+}
+
+/// Bytes and number of the blocks whose OSDs tell where a file of this length lies.
+fn blocks(layout: &api::FileLayout, size_bytes: u64) -> Option<(u32, u16)> {
+    let block = block_bytes(layout)?.min(Layout::SSIZE_MAX_BYTES);
+    let (unit, count, object) = (layout.stripe_unit, layout.stripe_count, layout.object_size);
     let blocks = |number: u64| u16::try_from(number).ok();
     if count == 1 {
-        // Whole objects follow one another.
-        let block = object.min(Layout::SSIZE_MAX_BYTES);
         return Some((block, blocks(size_bytes.div_ceil(block.into()).clamp(BLOCKS_MIN, BLOCKS_MAX))?));
     }
     let count = u64::from(count);
@@ -170,6 +189,16 @@ mod tests {
         for (unit, count, object) in [(u32::MAX, u32::MAX, u32::MAX), (1, u32::MAX, u32::MAX), (1 << 31, 2, 1 << 31)] {
             let _ = blocks(&layout(unit, count, object), u64::MAX);
         }
+    }
+
+    #[test]
+    fn pieces_end_where_blocks_do() {
+        let of = |offset, len| pieces(100, offset, len).collect::<Vec<_>>();
+        assert_eq!(of(250, 0), []);
+        assert_eq!(of(250, 50), [(250, 0..50)]);
+        assert_eq!(of(250, 51), [(250, 0..50), (300, 50..51)]);
+        assert_eq!(of(0, 300), [(0, 0..100), (100, 100..200), (200, 200..300)]);
+        assert_eq!(pieces(u64::MAX, 5, 7).collect::<Vec<_>>(), [(5, 0..7)]);
     }
 
     #[test]
