@@ -191,6 +191,8 @@ impl Mount {
             ("client_oc", "false"),
             // Rights are those of each call's caller, by mode and lists of access control, and the library checks them.
             ("fuse_default_permissions", "false"),
+            // The length of a directory changes when its names do, not some time after files below it have.
+            ("client_dirsize_rbytes", "false"),
             ("rados_osd_op_timeout", &timeout),
             ("rados_mon_op_timeout", &timeout),
             ("client_mount_timeout", &timeout),
