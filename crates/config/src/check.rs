@@ -188,7 +188,7 @@ impl Config {
             }
             return;
         };
-        if unit % UNIT_BYTES != 0 {
+        if !unit.is_multiple_of(UNIT_BYTES) {
             found.add(
                 at,
                 "stripe_bytes",
@@ -196,7 +196,7 @@ impl Config {
             );
         }
         let object = tree.object_bytes.unwrap_or(Tree::OBJECT_DEFAULT_BYTES);
-        if object == 0 || object % unit != 0 {
+        if object == 0 || !object.is_multiple_of(unit) {
             let message = format!("object_bytes, {object}, is not a multiple of stripe_bytes, {unit}");
             found.add(at, "object_bytes", message);
         }

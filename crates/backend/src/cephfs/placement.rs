@@ -35,13 +35,13 @@ impl Striping {
     /// Checks it; the error says what Ceph wants.
     pub fn check(&self) -> std::result::Result<(), String> {
         let Striping { unit_bytes, count, object_bytes } = *self;
-        if unit_bytes == 0 || unit_bytes % UNIT_BYTES != 0 {
+        if unit_bytes == 0 || !unit_bytes.is_multiple_of(UNIT_BYTES) {
             return Err(format!("a stripe unit of {unit_bytes} bytes is not a multiple of {UNIT_BYTES}"));
         }
         if count == 0 {
             return Err("files cannot be striped over no object; give at least 1".into());
         }
-        if object_bytes == 0 || object_bytes % unit_bytes != 0 {
+        if object_bytes == 0 || !object_bytes.is_multiple_of(unit_bytes) {
             return Err(format!("objects of {object_bytes} bytes are not a multiple of the stripe unit, {unit_bytes}"));
         }
         Ok(())
@@ -90,7 +90,7 @@ fn random() -> u64 {
 /// Length of the blocks of a file that each lie in one object; `None` where the layout makes no sense.
 pub(super) fn block_bytes(layout: &api::FileLayout) -> Option<u32> {
     let (unit, count, object) = (layout.stripe_unit, layout.stripe_count, layout.object_size);
-    if unit == 0 || count == 0 || object == 0 || object % unit != 0 {
+    if unit == 0 || count == 0 || object == 0 || !object.is_multiple_of(unit) {
         return None;
     }
     // With one object at a time, it is the objects that follow one another.
