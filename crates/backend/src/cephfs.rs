@@ -25,7 +25,8 @@ mod placement;
 mod watch;
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
 use impresario_base::lock::{Mutex, RwLock};
@@ -146,8 +147,8 @@ struct Shared {
     source: Source,
     options: Options,
     mount: RwLock<Arc<Mount>>,
-    /// Held while mounting anew; when that last failed.
-    mounting: Mutex<Option<Instant>>,
+    /// Held while mounting anew.
+    mounting: Mutex<Mounting>,
     mounts: AtomicUsize,
     root: Handle,
     root_number: u64,
@@ -165,7 +166,11 @@ impl CephTree {
         if let Some(striping) = &options.striping {
             striping.check().map_err(failed)?;
         }
-        let mount = Arc::new(Mount::open(source, &options, own()).map_err(failed)?);
+        let begun = begin_mount(source, &options).map_err(OpenError::Thread)?;
+        let mount = begun.recv_timeout(mount_max(&options)).unwrap_or_else(|_| {
+            Err(format!("no metadata server answers within {:?}; see `ceph status`", mount_max(&options)))
+        });
+        let mount = Arc::new(mount.map_err(failed)?);
         let unreadable = |error: Errno| failed(format!("its root cannot be read: {error}"));
         let root = Arc::new(mount.root().map_err(unreadable)?);
         let stat = root.stat().map_err(unreadable)?;
@@ -191,11 +196,10 @@ impl CephTree {
             options,
         });
         let idle = IdleThread::start("cephfs idle", shared.options.idle, {
-            let shared = shared.clone();
+            let (shared, asking) = (shared.clone(), Arc::new(AtomicBool::new(false)));
             move || {
                 shared.nodes.close_idle(shared.options.idle);
-                // A session that is lost is found, and a new one begun, also when nobody asks.
-                let _ = shared.look(|| shared.mount()?.root()?.stat());
+                ask_for_session(&shared, &asking);
             }
         });
         Ok(CephTree { _idle: idle.map_err(OpenError::Thread)?, shared })
@@ -225,6 +229,48 @@ impl CephTree {
     pub fn close_all(&self) {
         self.shared.nodes.close_all();
     }
+}
+
+/// Finds a session that is lost, and begins a new one, also when no call does: in a thread of its own, for metadata servers
+/// that do not answer must not keep the tree from ending.
+fn ask_for_session(shared: &Arc<Shared>, asking: &Arc<AtomicBool>) {
+    if asking.swap(true, Ordering::AcqRel) {
+        return;
+    }
+    let (shared, asks) = (shared.clone(), asking.clone());
+    let thread = std::thread::Builder::new().name("cephfs session".into()).spawn(move || {
+        let _ = shared.look(|| shared.mount()?.root()?.stat()); // what it finds is noted
+        asks.store(false, Ordering::Release);
+    });
+    if thread.is_err() {
+        asking.store(false, Ordering::Release);
+    }
+}
+
+/// Mounting anew.
+#[derive(Default)]
+struct Mounting {
+    /// When it last failed, or was not done in time.
+    failed: Option<Instant>,
+    /// What was begun and may still succeed.
+    begun: Option<Begun>,
+}
+
+type Begun = mpsc::Receiver<std::result::Result<Mount, String>>;
+
+/// Begins to mount, in a thread of its own: the library waits for some answers for ever.
+fn begin_mount(source: &Source, options: &Options) -> std::io::Result<Begun> {
+    let (send, begun) = mpsc::channel();
+    let (source, options) = (source.clone(), options.clone());
+    std::thread::Builder::new().name("cephfs mount".into()).spawn(move || {
+        let _ = send.send(Mount::open(&source, &options, own())); // who waited may have given up: it is unmounted again
+    })?;
+    Ok(begun)
+}
+
+/// A mount is waited for so long: a monitor and a metadata server answer it.
+fn mount_max(options: &Options) -> Duration {
+    2 * options.timeout + Duration::from_secs(1)
 }
 
 /// Who this process is.
@@ -273,29 +319,38 @@ impl Shared {
         if let Some(mount) = current() {
             return Ok(mount);
         }
-        let mut failed = self.mounting.lock();
+        let mut mounting = self.mounting.lock();
         if let Some(mount) = current() {
             return Ok(mount);
         }
-        if failed.is_some_and(|failed| failed.elapsed() < AGAIN_AFTER) {
+        if mounting.failed.is_some_and(|failed| failed.elapsed() < AGAIN_AFTER) {
             return Err(Errno(libc::EIO));
         }
-        match Mount::open(&self.source, &self.options, own()) {
-            Ok(mount) => {
+        let (begun, wait) = match mounting.begun.take() {
+            // The one who began it has waited.
+            Some(begun) => (begun, Duration::ZERO),
+            None => (begin_mount(&self.source, &self.options)?, mount_max(&self.options)),
+        };
+        let why = match begun.recv_timeout(wait) {
+            Ok(Ok(mount)) => {
                 let mount = Arc::new(mount);
                 let old = std::mem::replace(&mut *self.mount.write(), mount.clone());
                 drop(old); // nodes that were in use may keep it for a while
-                *failed = None;
+                *mounting = Mounting::default();
                 self.mounts.fetch_add(1, Ordering::Relaxed);
                 tracing::warn!("CephFS is mounted anew");
-                Ok(mount)
+                return Ok(mount);
             }
-            Err(why) => {
-                *failed = Some(Instant::now());
-                tracing::warn!(why, "CephFS cannot be mounted anew");
-                Err(Errno(libc::EIO))
+            Ok(Err(why)) => why,
+            Err(mpsc::RecvTimeoutError::Timeout) => {
+                mounting.begun = Some(begun);
+                "no metadata server answers yet".into()
             }
-        }
+            Err(mpsc::RecvTimeoutError::Disconnected) => "its thread ended".into(),
+        };
+        mounting.failed = Some(Instant::now());
+        tracing::warn!(why, "CephFS cannot be mounted anew");
+        Err(Errno(libc::EIO))
     }
 
     /// Makes a call that asks metadata servers and changes nothing: a second time where the first found the session lost.

@@ -262,6 +262,7 @@ fn a_metadata_server_that_hangs_takes_few_threads(cluster: &mut CephCluster) {
     let (caller, root) = (root(), tree.root().unwrap());
     let busy = file(&tree, "busy", b"bytes");
     tree.sync(&busy).unwrap();
+    let idle = open(cluster, Options { idle: Duration::from_millis(200), ..Options::default() });
     cluster.pause("mds", "a", true);
     let (ended, name) = (AtomicUsize::new(0), |n: usize| format!("asked for {n}").into_bytes());
     std::thread::scope(|scope| {
@@ -283,6 +284,13 @@ fn a_metadata_server_that_hangs_takes_few_threads(cluster: &mut CephCluster) {
         // OSDs serve what is open.
         assert_eq!(contents(&tree, &busy).unwrap(), b"bytes");
         assert_eq!(ended.load(Ordering::Relaxed), 0);
+        // Nothing waits for it for ever: neither a start nor an end.
+        let started = Instant::now();
+        let named = Options { identity: Some("io.2".into()), ..quick(Duration::from_secs(1)) };
+        let refused = CephTree::open(&source(cluster), named).err().unwrap().to_string();
+        assert!(refused.contains("no metadata server answers"), "{refused}");
+        drop(idle);
+        assert!(started.elapsed() < Duration::from_secs(20), "{:?}", started.elapsed());
         cluster.pause("mds", "a", false);
     });
     assert_eq!(tree.hung(), 0);
@@ -311,7 +319,11 @@ fn osds_that_hang_or_restart_lose_nothing(cluster: &mut CephCluster) {
     assert_eq!(tree.write(&root(), &still, 0, &[7; 300_000], false), Err(Errno(libc::EIO)));
     assert!(started.elapsed() < Duration::from_secs(12), "{:?}", started.elapsed());
     osds.iter().for_each(|osd| cluster.pause("osd", osd, false));
-    until("OSDs that go on are used", || contents(&tree, &still).as_deref() == Ok(&[7; 300_000][..]));
+    until("OSDs that go on are used", || {
+        let now = contents(&tree, &still);
+        if now.as_deref() != Ok(&[7; 300_000][..]) { println!("{:?} {} {}", now.as_ref().map(|b| (b.len(), b.iter().position(|x| *x != 7))), tree.mounts(), tree.losses()); }
+        now.as_deref() == Ok(&[7; 300_000][..])
+    });
 
     // Writers rewrite their files while an OSD goes and comes back; what fails is tried again.
     let files: Vec<Handle> = (0..WRITERS).map(|writer| file(&tree, &format!("load {writer}"), b"")).collect();
