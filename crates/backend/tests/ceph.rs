@@ -319,11 +319,21 @@ fn osds_that_hang_or_restart_lose_nothing(cluster: &mut CephCluster) {
     assert_eq!(tree.write(&root(), &still, 0, &[7; 300_000], false), Err(Errno(libc::EIO)));
     assert!(started.elapsed() < Duration::from_secs(12), "{:?}", started.elapsed());
     osds.iter().for_each(|osd| cluster.pause("osd", osd, false));
-    until("OSDs that go on are used", || {
+    let deadline = Instant::now() + PATIENCE;
+    loop {
         let now = contents(&tree, &still);
-        if now.as_deref() != Ok(&[7; 300_000][..]) { println!("{:?} {} {}", now.as_ref().map(|b| (b.len(), b.iter().position(|x| *x != 7))), tree.mounts(), tree.losses()); }
-        now.as_deref() == Ok(&[7; 300_000][..])
-    });
+        if now.as_deref() == Ok(&[7; 300_000][..]) {
+            break;
+        }
+        let seen = now.map(|bytes| (bytes.len(), bytes.iter().position(|byte| *byte != 7)));
+        let state = (tree.mounts(), tree.hung());
+        assert!(
+            Instant::now() < deadline,
+            "OSDs that go on are not used: {seen:?} {state:?}\n{}",
+            cluster.ceph(&["-s"])
+        );
+        std::thread::sleep(Duration::from_millis(50));
+    }
 
     // Writers rewrite their files while an OSD goes and comes back; what fails is tried again.
     let files: Vec<Handle> = (0..WRITERS).map(|writer| file(&tree, &format!("load {writer}"), b"")).collect();
