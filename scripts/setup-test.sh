@@ -10,8 +10,8 @@ trap 'rm -rf "$folder"' EXIT
 failures=0
 
 base=(bash sh awk cat chmod cp dirname env grep head mkdir mktemp rm sed sha256sum sort tail uname)
-present=(c++ valgrind pkg-config make git fusermount3 fio getfattr glusterfsd glusterfs openssl ip rsync nfs-cp sqlite3 zstd musl-gcc)
-headers=(nfsc/libnfs.h glusterfs/xlator.h multiarch/urcu.h acl/libacl.h uuid/uuid.h)
+present=(c++ valgrind pkg-config make git fusermount3 fio getfattr glusterfsd glusterfs ceph-mon ceph-mgr ceph-osd ceph-mds ceph openssl ip rsync nfs-cp sqlite3 zstd musl-gcc)
+headers=(nfsc/libnfs.h cephfs/libcephfs.h glusterfs/xlator.h multiarch/urcu.h acl/libacl.h uuid/uuid.h)
 modules=(numpy h5py)
 loaders=(lib32/ld-linux.so.2)
 

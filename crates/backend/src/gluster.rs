@@ -27,13 +27,12 @@ mod placement;
 mod volume;
 
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use impresario_base::lock::{Mutex, RwLock};
+use impresario_base::lock::Mutex;
 use impresario_base::siphash::siphash;
-use rustc_hash::FxHashMap;
 
+use crate::callers::Callers;
 use crate::idle::IdleThread;
 use crate::losses::Losses;
 use crate::nodes::{self, Descriptors};
@@ -44,8 +43,6 @@ use volume::{Descriptor, Gfid, Object, Volume};
 
 /// First byte of a handle, which no other backend uses.
 const HANDLE: u8 = 3;
-/// Callers with different users and groups that are told apart by number at once.
-const CALLERS_MAX: usize = 16_384;
 /// `/.shard` and what is being removed of it, whose names are the same in every volume.
 const HIDDEN: [u128; 2] = [0xbe318638_e8a0_4c6d_977d_7a937aa84806, 0x77dd5a45_dbf5_4592_b31b_b440382302e9];
 /// The last of the names that GlusterFS keeps for itself; the first of them is the root.
@@ -134,8 +131,7 @@ struct Shared {
     fsid: u64,
     nodes: nodes::Nodes<Files>,
     losses: Arc<Losses>,
-    callers: RwLock<FxHashMap<Caller, u64>>,
-    next_caller: std::sync::atomic::AtomicU64,
+    callers: Callers,
     options: Options,
 }
 
@@ -167,8 +163,7 @@ impl GlusterVolume {
             fsid: siphash(&[0; 16], name.as_bytes()),
             nodes: nodes::Nodes::new(options.descriptors_max.max(16), losses.clone()),
             losses,
-            callers: RwLock::default(),
-            next_caller: Default::default(),
+            callers: Callers::default(),
             options,
         });
         let idle = IdleThread::start("volume idle", shared.options.idle, {
@@ -227,19 +222,6 @@ fn stale(error: Errno) -> Errno {
 }
 
 impl Shared {
-    /// The number that stands for a caller in the keys of descriptors.
-    fn caller_number(&self, caller: &Caller) -> u64 {
-        if let Some(&number) = self.callers.read().get(caller) {
-            return number;
-        }
-        let mut callers = self.callers.write();
-        if callers.len() >= CALLERS_MAX {
-            // Numbers are never used again: descriptors of the callers that are forgotten here close when idle.
-            callers.clear();
-        }
-        *callers.entry(caller.clone()).or_insert_with(|| self.next_caller.fetch_add(1, Ordering::Relaxed))
-    }
-
     /// The node of a handle.
     fn node(&self, handle: &Handle) -> Result<Arc<Node>> {
         if let Some(node) = self.nodes.get(handle) {

@@ -5,8 +5,11 @@
 //! the thread that makes them and may be made from many threads at once; who schedules requests decides which thread
 //! that is. Every call says on whose behalf it is made; the backend checks that user's rights, not the server's.
 
+mod callers;
+pub mod cephfs;
 pub mod gluster;
 mod idle;
+mod loader;
 mod losses;
 mod nodes;
 pub mod posix;
@@ -16,6 +19,7 @@ pub mod suite;
 use std::sync::Arc;
 use std::time::SystemTime;
 
+pub use cephfs::CephTree;
 pub use gluster::GlusterVolume;
 pub use impresario_layout::Layout;
 pub use posix::PosixTree;

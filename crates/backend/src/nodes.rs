@@ -26,6 +26,11 @@ pub(crate) trait Descriptors: 'static {
 
     /// Puts what was written through a descriptor on stable storage.
     fn sync(open: &Self::Open) -> Result<()>;
+
+    /// Says before a descriptor is closed whether bytes that were written through it are lost, where closing it forgets that.
+    fn settle(open: &Self::Open) -> Result<()> {
+        Self::sync(open)
+    }
 }
 
 /// A node in use.
@@ -96,7 +101,7 @@ impl Drop for Counted {
 impl<D: Descriptors> Drop for Open<D> {
     fn drop(&mut self) {
         if self.unsynced.load(Ordering::Acquire) {
-            self.losses.settle(&self.handle, || D::sync(&self.fd));
+            self.losses.settle(&self.handle, || D::settle(&self.fd));
         }
     }
 }

@@ -21,24 +21,21 @@ mod placement;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use impresario_base::lock::RwLock;
 use impresario_device::device_limits;
 use impresario_layout::Layout;
-use rustc_hash::FxHashMap;
 use rustix::fs::{Mode, OFlags, ResolveFlags, Statx, StatxFlags};
 
+use crate::callers::Callers;
 use crate::idle::IdleThread;
 use crate::losses::Losses;
 use crate::nodes::{self, Descriptors};
-use crate::{Attr, Caller, Errno, Handle, Result};
+use crate::{Attr, Errno, Handle, Result};
 use handles::{Born, Found, Key, Table};
 use identity::Identity;
 
-/// Callers with different users and groups that are told apart by number at once.
-const CALLERS_MAX: usize = 16_384;
 /// `TMPFS_MAGIC` and `RAMFS_MAGIC` of Linux, statfs(2).
 const MEMORY_FILE_SYSTEMS: [u64; 2] = [0x0102_1994, 0x8584_58f6];
 /// Opens a node without the right to read or write it.
@@ -129,8 +126,7 @@ struct Shared {
     table: Table,
     nodes: nodes::Nodes<Files>,
     losses: Arc<Losses>,
-    callers: RwLock<FxHashMap<Caller, u64>>,
-    next_caller: AtomicU64,
+    callers: Callers,
     /// What the process's mask takes from the mode of new nodes.
     umask: u32,
     placements: placement::Source,
@@ -213,8 +209,7 @@ impl Shared {
             table: Table::new(options.table_max),
             nodes: nodes::Nodes::new(descriptors, losses.clone()),
             losses,
-            callers: RwLock::default(),
-            next_caller: AtomicU64::new(0),
+            callers: Callers::default(),
             umask: umask(),
             placements: placement::Source::new(statfs.f_type as u64, options.data_servers),
             in_memory: MEMORY_FILE_SYSTEMS.contains(&(statfs.f_type as u64 & 0xffff_ffff)),
@@ -223,19 +218,6 @@ impl Shared {
         };
         shared.root = shared.handle_of(shared.folder.as_fd(), born(&stat));
         Ok(shared)
-    }
-
-    /// The number that stands for a caller in the keys of descriptors.
-    fn caller_number(&self, caller: &Caller) -> u64 {
-        if let Some(&number) = self.callers.read().get(caller) {
-            return number;
-        }
-        let mut callers = self.callers.write();
-        if callers.len() >= CALLERS_MAX {
-            // Numbers are never used again: descriptors of the callers that are forgotten here close when idle.
-            callers.clear();
-        }
-        *callers.entry(caller.clone()).or_insert_with(|| self.next_caller.fetch_add(1, Ordering::Relaxed))
     }
 
     /// The handle of an open node.

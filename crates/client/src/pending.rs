@@ -62,6 +62,7 @@ impl<'a> Pending<'a> {
         }
         let under = match &call {
             Call::Write { file, .. } | Call::FileWrite { file, .. } => Some(*file),
+            Call::ChangeSpace { file, .. } | Call::FileChangeSpace { file, .. } => Some(*file),
             _ => None,
         };
         Pending {

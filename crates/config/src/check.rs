@@ -133,6 +133,7 @@ impl Config {
         match tree.backend {
             TreeBackend::Posix => Self::check_folder(tree, &at, found),
             TreeBackend::Glusterfs => Self::check_volume(tree, &at, found),
+            TreeBackend::Cephfs => Self::check_cephfs(tree, &at, found),
         }
         let most = SERVERS_MAX as u64;
         found.range(&at, "data_servers", tree.data_servers.into(), (1, most), "");
@@ -152,10 +153,55 @@ impl Config {
         if tree.folder.as_os_str().is_empty() {
             found.add(at, "folder", "folder is missing or empty; name a folder of the file system");
         }
-        let others =
-            [("volume", tree.volume.is_some()), ("server", tree.server.is_some()), ("volfile", tree.volfile.is_some())];
-        for (key, _) in others.into_iter().filter(|(_, given)| *given) {
-            found.add(at, key, format!("{key} is for backend = \"glusterfs\"; set that, or remove the key"));
+        Self::check_others(tree, at, found);
+    }
+
+    /// Keys of other backends than the tree's.
+    fn check_others(tree: &Tree, at: &KeyPath, found: &mut Findings) {
+        let gluster = [("volume", tree.volume.is_some()), ("server", tree.server.is_some())];
+        let gluster = gluster.into_iter().chain([("volfile", tree.volfile.is_some())]);
+        let ceph = [("ceph_config", tree.ceph_config.is_some()), ("user", tree.user.is_some())];
+        let ceph = ceph
+            .into_iter()
+            .chain([("filesystem", tree.filesystem.is_some()), ("object_bytes", tree.object_bytes.is_some())]);
+        let keys = gluster
+            .map(|key| (key, TreeBackend::Glusterfs, "glusterfs"))
+            .chain(ceph.map(|key| (key, TreeBackend::Cephfs, "cephfs")));
+        for ((key, given), backend, called) in keys {
+            if given && tree.backend != backend {
+                found.add(at, key, format!("{key} is for backend = \"{called}\"; set that, or remove the key"));
+            }
+        }
+    }
+
+    fn check_cephfs(tree: &Tree, at: &KeyPath, found: &mut Findings) {
+        Self::check_others(tree, at, found);
+        for (key, value) in [("user", &tree.user), ("filesystem", &tree.filesystem)] {
+            if value.as_ref().is_some_and(|value| value.is_empty()) {
+                found.add(at, key, format!("{key} is empty; name it, or remove the key"));
+            }
+        }
+        if tree.user.as_ref().is_some_and(|user| user.starts_with("client.")) {
+            found.add(at, "user", "user is given without \"client.\"");
+        }
+        const UNIT_BYTES: u32 = 64 << 10;
+        let Some(unit) = tree.stripe_bytes.filter(|unit| *unit > 0) else {
+            if tree.object_bytes.is_some() {
+                found.add(at, "object_bytes", "object_bytes needs stripe_bytes; add it");
+            }
+            return;
+        };
+        if !unit.is_multiple_of(UNIT_BYTES) {
+            found.add(
+                at,
+                "stripe_bytes",
+                format!("Ceph wants a multiple of {UNIT_BYTES} for stripe_bytes, not {unit}"),
+            );
+        }
+        let object = tree.object_bytes.unwrap_or(Tree::OBJECT_DEFAULT_BYTES);
+        if object == 0 || !object.is_multiple_of(unit) {
+            let message = format!("object_bytes, {object}, is not a multiple of stripe_bytes, {unit}");
+            found.add(at, "object_bytes", message);
         }
     }
 
@@ -178,6 +224,7 @@ impl Config {
             }
             _ => {}
         }
+        Self::check_others(tree, at, found);
         if !tree.folder.as_os_str().is_empty() {
             found.add(at, "folder", "folder is for backend = \"posix\"; a volume is served as a whole: remove the key");
         }
@@ -477,6 +524,38 @@ mod tests {
         for bad in ["", ":1", "h:", "h:0", "h:65536"] {
             assert_eq!(server(bad).volume_server(), None, "{bad}");
         }
+    }
+
+    #[test]
+    fn a_ceph_file_system_is_described() {
+        let ceph = |change: fn(&mut Tree)| {
+            move |c: &mut Config| {
+                let mut tree = Tree { backend: TreeBackend::Cephfs, data_servers: 4, ..Tree::default() };
+                change(&mut tree);
+                (c.meta, c.data, c.tree) = (Meta::default(), Vec::new(), Some(tree));
+            }
+        };
+        let mut config = good();
+        ceph(|_| {})(&mut config);
+        assert_eq!(config.check(), []);
+        let all = |tree: &mut Tree| {
+            (tree.ceph_config, tree.folder) = (Some("/etc/ceph/b.conf".into()), "/scratch".into());
+            (tree.user, tree.filesystem) = (Some("scratch".into()), Some("fs".into()));
+            (tree.stripe_bytes, tree.stripe_count, tree.object_bytes) = (Some(1 << 20), Some(4), Some(8 << 20));
+        };
+        ceph(all)(&mut config);
+        assert_eq!(config.check(), []);
+        refused(ceph(|tree| tree.volume = Some("v".into())), "tree.volume", "glusterfs");
+        refused(ceph(|tree| tree.user = Some("client.x".into())), "tree.user", "without");
+        refused(ceph(|tree| tree.filesystem = Some("".into())), "tree.filesystem", "is empty");
+        refused(ceph(|tree| tree.object_bytes = Some(1 << 22)), "tree.object_bytes", "needs stripe_bytes");
+        refused(ceph(|tree| tree.stripe_bytes = Some(1 << 15)), "tree.stripe_bytes", "multiple of 65536");
+        refused(ceph(|tree| tree.stripe_bytes = Some(3 << 16)), "tree.object_bytes", "multiple of stripe_bytes");
+        let folder = |c: &mut Config| {
+            ceph(|tree| (tree.backend, tree.folder) = (TreeBackend::Posix, "/mnt".into()))(c);
+            c.tree.as_mut().unwrap().user = Some("x".into());
+        };
+        refused(folder, "tree.user", "cephfs");
     }
 
     #[test]

@@ -106,15 +106,16 @@ pub enum Protect {
     All = 3,
 }
 
-/// A file system that is there already: a folder that every I/O node has mounted, or a volume that they reach by its own
-/// client library.
+/// A file system that is there already: a folder that every I/O node has mounted, or one that they reach by its own client
+/// library.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Tree {
     /// How the file system is reached.
     #[serde(default)]
     pub backend: TreeBackend,
-    /// Of `posix`: the folder, on every I/O node; relative to the configuration file.
+    /// Of `posix`: the folder, on every I/O node; relative to the configuration file. Of `cephfs`: the folder of the file
+    /// system that is served, from its root on; absent: all of it.
     #[serde(default, skip_serializing_if = "is_empty")]
     pub folder: PathBuf,
     /// Of `glusterfs`: the volume's name.
@@ -126,16 +127,28 @@ pub struct Tree {
     /// Of `glusterfs`, instead of `server`: a volume file on every I/O node; relative to the configuration file.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub volfile: Option<PathBuf>,
+    /// Of `cephfs`: Ceph's configuration file on every I/O node; relative to this one. Absent: where Ceph looks for it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ceph_config: Option<PathBuf>,
+    /// Of `cephfs`: the user, `x` of `client.x`; absent: `admin`. Its key is where Ceph's configuration says.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub user: Option<String>,
+    /// Of `cephfs`: the file system's name; absent: the cluster's default one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub filesystem: Option<String>,
     /// Data servers of the file system (1 to 1024): each is a lane of the schedulers.
     #[serde(default = "one")]
     pub data_servers: u16,
     /// Strip size of files whose striping the file system does not report, bytes (512 to 1 GiB). Absent: such a file
-    /// counts as lying on one data server.
+    /// counts as lying on one data server. Of `cephfs`: that of new files.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub stripe_bytes: Option<u32>,
     /// Data servers of such a file (1 to `data_servers`); absent: all. Needs `stripe_bytes`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub stripe_count: Option<u16>,
+    /// Of `cephfs`: length of the objects of new files, bytes; absent: 4 MiB. Needs `stripe_bytes`, and is a multiple of it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub object_bytes: Option<u32>,
 }
 
 impl Default for Tree {
@@ -146,9 +159,13 @@ impl Default for Tree {
             volume: None,
             server: None,
             volfile: None,
+            ceph_config: None,
+            user: None,
+            filesystem: None,
             data_servers: 1,
             stripe_bytes: None,
             stripe_count: None,
+            object_bytes: None,
         }
     }
 }
@@ -158,6 +175,15 @@ impl std::fmt::Display for Tree {
         match self.backend {
             TreeBackend::Posix => write!(f, "the folder {}", self.folder.display()),
             TreeBackend::Glusterfs => write!(f, "the GlusterFS volume {}", self.volume.as_deref().unwrap_or_default()),
+            TreeBackend::Cephfs => {
+                write!(f, "CephFS")?;
+                self.filesystem.as_ref().map_or(Ok(()), |name| write!(f, " {name}"))?;
+                if self.folder.as_os_str().is_empty() {
+                    Ok(())
+                } else {
+                    write!(f, ", folder {}", self.folder.display())
+                }
+            }
         }
     }
 }
@@ -175,9 +201,14 @@ pub enum TreeBackend {
     Posix,
     /// By GlusterFS's client library, without a mount.
     Glusterfs,
+    /// By Ceph's client library, without a mount.
+    Cephfs,
 }
 
 impl Tree {
+    /// Length of the objects of new files of `cephfs` where `stripe_bytes` is given and `object_bytes` is not: Ceph's own.
+    pub const OBJECT_DEFAULT_BYTES: u32 = 4 << 20;
+
     /// The management daemon of a volume: host, and port or 0.
     pub fn volume_server(&self) -> Option<(&str, u16)> {
         let server = self.server.as_deref()?;
@@ -391,8 +422,10 @@ impl Config {
         let data = self.data.iter_mut().map(|data| (&mut data.cost, &mut data.trace, &mut data.earlier_runs));
         let io = self.io.iter_mut().map(|io| (&mut io.cost, &mut io.trace, &mut io.earlier_runs));
         let folder = self.tree.as_mut().into_iter().flat_map(|tree| {
-            let folder = Some(&mut tree.folder).filter(|folder| !is_empty(folder));
-            folder.into_iter().chain(&mut tree.volfile)
+            // A folder of CephFS is no folder of this machine.
+            let is_here = tree.backend != TreeBackend::Cephfs && !is_empty(&tree.folder);
+            let folder = is_here.then_some(&mut tree.folder);
+            folder.into_iter().chain(&mut tree.volfile).chain(&mut tree.ceph_config)
         });
         let servers = data.chain(io).flat_map(|(cost, trace, runs)| cost.iter_mut().chain(trace).chain(runs));
         servers.chain(folder).chain(std::iter::once(&mut self.cluster.key_dir))

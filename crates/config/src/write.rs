@@ -132,7 +132,8 @@ fn optional<T: PartialEq + std::fmt::Display>(
 }
 
 fn write_tree(out: &mut String, tree: &Tree) -> std::fmt::Result {
-    let Tree { backend, folder, volume, server, volfile, data_servers, stripe_bytes, stripe_count } = tree;
+    let Tree { backend, folder, volume, server, volfile, ceph_config, user, filesystem, .. } = tree;
+    let Tree { data_servers, stripe_bytes, stripe_count, object_bytes, .. } = tree;
     match backend {
         TreeBackend::Posix => {
             writeln!(out, "\n# A folder of a file system that every I/O node has mounted.")?;
@@ -149,19 +150,37 @@ fn write_tree(out: &mut String, tree: &Tree) -> std::fmt::Result {
                 writeln!(out, "volfile = {}", path(file))?;
             }
         }
+        TreeBackend::Cephfs => {
+            writeln!(out, "\n# A CephFS file system.\n[tree]\nbackend = \"cephfs\"")?;
+            if let Some(file) = ceph_config {
+                writeln!(out, "ceph_config = {}", path(file))?;
+            }
+            for (key, value) in [("user", user), ("filesystem", filesystem)] {
+                if let Some(value) = value {
+                    writeln!(out, "{key} = {}", path(Path::new(value)))?;
+                }
+            }
+            if !folder.as_os_str().is_empty() {
+                writeln!(out, "folder = {}", path(folder))?;
+            }
+        }
     }
     writeln!(
         out,
         "# Data servers of the file system: each is a lane of the schedulers.\ndata_servers = {data_servers}"
     )?;
     if let Some(bytes) = stripe_bytes {
-        writeln!(
-            out,
-            "# Of files of which the file system does not tell how they are striped.\nstripe_bytes = {bytes}"
-        )?;
+        let which = match backend {
+            TreeBackend::Cephfs => "# Of new files.",
+            _ => "# Of files of which the file system does not tell how they are striped.",
+        };
+        writeln!(out, "{which}\nstripe_bytes = {bytes}")?;
     }
-    match stripe_count {
-        Some(count) => writeln!(out, "stripe_count = {count}"),
+    if let Some(count) = stripe_count {
+        writeln!(out, "stripe_count = {count}")?;
+    }
+    match object_bytes {
+        Some(bytes) => writeln!(out, "object_bytes = {bytes}"),
         None => Ok(()),
     }
 }
@@ -310,7 +329,20 @@ mod tests {
         let (meta, data) = (Meta::default(), Vec::new());
         let alone = Config { tree: Some(tree), meta, data, ..config.clone() };
         assert_eq!(Config::parse(&alone.to_toml(), Path::new("/c.toml")).unwrap(), alone);
-        for tree in [volume, file] {
+        let ceph = Tree {
+            backend: TreeBackend::Cephfs,
+            ceph_config: Some("/etc/ceph/\"b\".conf".into()),
+            user: Some("scratch".into()),
+            filesystem: Some("fs".into()),
+            folder: "/projects".into(),
+            data_servers: 4,
+            stripe_bytes: Some(1 << 20),
+            stripe_count: Some(4),
+            object_bytes: Some(8 << 20),
+            ..Tree::default()
+        };
+        let least = Tree { backend: TreeBackend::Cephfs, ..Tree::default() };
+        for tree in [volume, file, ceph, least] {
             let alone = Config { tree: Some(tree), ..alone.clone() };
             assert_eq!(Config::parse(&alone.to_toml(), Path::new("/c.toml")).unwrap(), alone);
         }

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use impresario_backend::gluster::Source;
-use impresario_backend::{Backend, Caller, GlusterVolume, Layout, PosixTree};
+use impresario_backend::{Backend, Caller, CephTree, GlusterVolume, Layout, PosixTree, cephfs};
 use impresario_client::Vet;
 use impresario_config::{Calibration, Config, Data, Io, META_NAME, Server as Configured, TreeBackend, read_table};
 use impresario_engine::EngineConfig;
@@ -263,7 +263,7 @@ fn start_io(config: &Config, index: usize, io: &Io) -> Result<Started, StartErro
     let peers = Peers::io(config, index, membership.clone());
     let data = DataServers::of(config, &io.name, membership.clone(), None).map_err(|e| unsuitable(e.to_string()))?;
     let below = match &config.tree {
-        Some(tree) => start_tree(&server, io, tree, data)?,
+        Some(tree) => start_tree(&server, config, io, tree, data)?,
         None => {
             let (address, timeout) = (config.meta.address.clone(), upstream_timeout(config));
             let (via, access) = (io.name.clone(), Access::of(config, KeyRole::Server));
@@ -308,6 +308,7 @@ type OpenedTree = (Arc<dyn Backend>, Box<dyn Fn() -> serde_json::Value + Send + 
 /// The file system that an I/O node serves.
 fn start_tree(
     server: &Server,
+    config: &Config,
     io: &Io,
     tree: &impresario_config::Tree,
     data: DataServers,
@@ -316,6 +317,7 @@ fn start_tree(
     let (backend, describe) = match tree.backend {
         TreeBackend::Posix => open_folder(&name, tree)?,
         TreeBackend::Glusterfs => open_volume(&name, tree)?,
+        TreeBackend::Cephfs => open_cephfs(config, io, tree)?,
     };
     let groups = rustix::process::getgroups().unwrap_or_default().into_iter().map(rustix::process::Gid::as_raw);
     let (uid, gid) = (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw());
@@ -384,6 +386,48 @@ fn open_volume(name: &str, tree: &impresario_config::Tree) -> Result<OpenedTree,
         })
     });
     Ok((volume, describe))
+}
+
+fn open_cephfs(config: &Config, io: &Io, tree: &impresario_config::Tree) -> Result<OpenedTree, StartError> {
+    let source = cephfs::Source {
+        config: tree.ceph_config.clone(),
+        user: tree.user.clone(),
+        filesystem: tree.filesystem.clone(),
+        folder: tree.folder.clone(),
+    };
+    let striping = tree.stripe_bytes.map(|unit_bytes| cephfs::Striping {
+        unit_bytes,
+        count: tree.stripe_count.unwrap_or(tree.data_servers),
+        object_bytes: tree.object_bytes.unwrap_or(impresario_config::Tree::OBJECT_DEFAULT_BYTES),
+    });
+    // Nothing else has this name and address, and after a restart it is the same.
+    let host = rustix::system::uname();
+    let identity =
+        format!("impresario {} {} {} {}", host.nodename().to_string_lossy(), config.cluster.name, io.name, io.address);
+    let options = cephfs::Options {
+        // A call that takes longer is of no use to the client, which has given it up.
+        timeout: Duration::from_millis(config.cluster.request_timeout_ms),
+        striping,
+        identity: Some(identity),
+        ..Default::default()
+    };
+    let ceph = CephTree::open(&source, options)
+        .map_err(|error| StartError::Tree { name: io.name.clone(), source: error.into() })?;
+    let ceph = Arc::new(ceph);
+    let (described, filesystem, folder) = (ceph.clone(), tree.filesystem.clone(), tree.folder.display().to_string());
+    let describe = Box::new(move || {
+        serde_json::json!({
+            "backend": "cephfs",
+            "filesystem": filesystem,
+            "folder": folder,
+            "permanent_handles": true,
+            "descriptors": described.descriptors(),
+            "files_with_losses": described.losses(),
+            "hung_calls": described.hung(),
+            "mounts": described.mounts(),
+        })
+    });
+    Ok((ceph, describe))
 }
 
 /// The keys that a server's peers must prove; `None` where they need none.

@@ -16,6 +16,7 @@
 //! # a_test_that_mounts();
 //! ```
 
+pub mod ceph;
 pub mod gluster;
 pub mod page_cache;
 

@@ -9,6 +9,8 @@ use std::ffi::{CStr, c_char, c_int, c_uchar, c_void};
 
 use libc::{dev_t, dirent, gid_t, mode_t, off_t, size_t, ssize_t, stat, statvfs, uid_t};
 
+use crate::loader::functions;
+
 /// A volume.
 #[repr(C)]
 pub(super) struct Fs {
@@ -43,30 +45,6 @@ pub(super) const SET_MTIME: c_int = 0x20;
 
 /// Names of the library.
 pub(super) const LIBRARY: &CStr = c"libgfapi.so.0";
-
-/// Declares the table: each function with the version of its symbol.
-macro_rules! functions {
-    ($($name:ident, $symbol:literal, $version:literal: fn($($argument:ty),*) $(-> $answer:ty)?;)*) => {
-        /// The functions, each as the header documents it.
-        pub(super) struct Api {
-            $(pub(super) $name: unsafe extern "C" fn($($argument),*) $(-> $answer)?,)*
-        }
-
-        impl Api {
-            fn look_up(library: *mut c_void) -> Result<Api, String> {
-                Ok(Api {
-                    $($name: {
-                        let found = symbol(library, $symbol, $version)?;
-                        // SAFETY: the function of that name and version has this signature.
-                        unsafe {
-                            std::mem::transmute::<*mut c_void, unsafe extern "C" fn($($argument),*) $(-> $answer)?>(found)
-                        }
-                    },)*
-                })
-            }
-        }
-    };
-}
 
 functions! {
     new, c"glfs_new", c"GFAPI_3.4.0": fn(*const c_char) -> *mut Fs;
@@ -133,28 +111,8 @@ functions! {
 }
 
 impl Api {
-    /// Loads the library, which stays loaded: it starts threads of its own that nothing ends for certain.
+    /// Loads the library.
     pub(super) fn load(name: &CStr) -> Result<Api, String> {
-        // SAFETY: loading runs the library's constructors; the configuration that names a volume consents to that.
-        let library = unsafe { libc::dlopen(name.as_ptr(), libc::RTLD_NOW | libc::RTLD_LOCAL) };
-        if library.is_null() {
-            return Err(loader_says());
-        }
-        Api::look_up(library)
+        Api::look_up(crate::loader::load(name)?)
     }
-}
-
-fn symbol(library: *mut c_void, name: &CStr, version: &CStr) -> Result<*mut c_void, String> {
-    // SAFETY: a library that is loaded, and terminated strings.
-    let found = unsafe { libc::dlvsym(library, name.as_ptr(), version.as_ptr()) };
-    if found.is_null() { Err(loader_says()) } else { Ok(found) }
-}
-
-fn loader_says() -> String {
-    // SAFETY: the loader's message is a string that is valid until its next call in this thread.
-    let text = unsafe {
-        let text = libc::dlerror();
-        (!text.is_null()).then(|| CStr::from_ptr(text).to_string_lossy().into_owned())
-    };
-    text.unwrap_or_else(|| "the loader does not say why".into())
 }

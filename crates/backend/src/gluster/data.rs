@@ -16,7 +16,7 @@ const SHARD_DELAYS: [Duration; 3] = [Duration::from_millis(5), Duration::from_mi
 impl Shared {
     /// A descriptor of a node for this use, opened as the caller unless there is one.
     pub(super) fn open_for(&self, caller: &Caller, node: &Node, what: Use) -> Result<Arc<Open>> {
-        let number = self.caller_number(caller);
+        let number = self.callers.number(caller);
         if let Some(open) = node.open_for(number, what, self.nodes.now_ms()) {
             return Ok(open);
         }

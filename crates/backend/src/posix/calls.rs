@@ -148,7 +148,7 @@ impl Shared {
         };
         let (node, attr) = self.enter(&dir.handle, name, fd)?;
         if let Some(file) = opened {
-            self.nodes.add_open(&node, file, self.caller_number(caller), (true, true));
+            self.nodes.add_open(&node, file, self.callers.number(caller), (true, true));
         }
         let (uid, gid) = (set.uid.filter(|uid| *uid != attr.uid), set.gid.filter(|gid| *gid != attr.gid));
         let lacking = SetAttr {

@@ -18,7 +18,7 @@ use crate::{Caller, Errno, Kind, Result, SpaceChange};
 impl Shared {
     /// A descriptor of a node for this use, opened as the caller unless there is one.
     pub(super) fn open_for(&self, caller: &Caller, node: &Node, what: Use) -> Result<Arc<Open>> {
-        let number = self.caller_number(caller);
+        let number = self.callers.number(caller);
         if let Some(open) = node.open_for(number, what, self.nodes.now_ms()) {
             return Ok(open);
         }
@@ -91,7 +91,7 @@ impl Shared {
         offset: u64,
         into: &mut [u8],
     ) -> Option<Result<usize>> {
-        let open = node.open_for(self.caller_number(caller), Use::Read, self.nodes.now_ms())?;
+        let open = node.open_for(self.callers.number(caller), Use::Read, self.nodes.now_ms())?;
         i64::try_from(offset).ok()?;
         let (wanted, mut slices) = (into.len(), [IoSliceMut::new(into)]);
         let read =

@@ -51,6 +51,20 @@ impl Cluster {
         Cluster::over_tree(Tree { backend, volume, volfile, data_servers: 4, ..Tree::default() }, io_nodes, |_| {})
     }
 
+    /// I/O nodes in front of a CephFS file system that a configuration file of Ceph's leads to, nothing else.
+    pub fn over_cephfs(config: &Path, io_nodes: usize) -> Option<Arc<Cluster>> {
+        let tree = Tree {
+            backend: TreeBackend::Cephfs,
+            ceph_config: Some(config.into()),
+            data_servers: 4,
+            stripe_bytes: Some(64 << 10),
+            stripe_count: Some(4),
+            object_bytes: Some(1 << 20),
+            ..Tree::default()
+        };
+        Cluster::over_tree(tree, io_nodes, |_| {})
+    }
+
     fn over_tree(tree: Tree, io_nodes: usize, adjust: impl Fn(&mut Io)) -> Option<Arc<Cluster>> {
         if !impresario_testing::require("fuse") {
             return None;

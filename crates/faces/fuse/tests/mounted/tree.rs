@@ -8,6 +8,7 @@ use std::process::Command;
 use std::sync::Arc;
 
 use impresario_fuse::MountOptions;
+use impresario_testing::ceph::CephCluster;
 use impresario_testing::gluster::{GlusterBricks, GlusterVolume};
 
 use crate::cluster::{Cluster, Node};
@@ -22,14 +23,18 @@ fn nodes(cluster: &Arc<Cluster>) -> (Node, Node) {
 /// shows it.
 fn programs(folder: &Path, cluster: &Arc<Cluster>) {
     let (one, two) = nodes(cluster);
-    tools::copies_are_the_same(&one, &two);
-    tools::archives_are_the_same(&two);
-    tools::hard_links_are_the_same(&two, &one);
+    programs_on(&one, &two, folder);
+}
+
+fn programs_on(one: &Node, two: &Node, folder: &Path) {
+    tools::copies_are_the_same(one, two);
+    tools::archives_are_the_same(two);
+    tools::hard_links_are_the_same(two, one);
     tools::run(Command::new("diff").args(["-r", "--no-dereference"]).arg(two.at("tree")).arg(folder.join("tree")));
     if impresario_testing::require("fio") {
-        tools::fio(&one, "random", &["--rw=randwrite", "--bs=4k", "--size=2m", "--numjobs=4"]);
-        tools::fio(&two, "odd", &["--rw=randwrite", "--bsrange=512-70k", "--bs_unaligned=1", "--size=3m"]);
-        tools::fio(&one, "mapped", &["--rw=randwrite", "--ioengine=mmap", "--bs=4k", "--size=2m"]);
+        tools::fio(one, "random", &["--rw=randwrite", "--bs=4k", "--size=2m", "--numjobs=4"]);
+        tools::fio(two, "odd", &["--rw=randwrite", "--bsrange=512-70k", "--bs_unaligned=1", "--size=3m"]);
+        tools::fio(one, "mapped", &["--rw=randwrite", "--ioengine=mmap", "--bs=4k", "--size=2m"]);
     }
 }
 
@@ -163,4 +168,36 @@ fn programs_use_a_glusterfs_volume_with_shards() {
         assert!(std::time::Instant::now() < deadline, "the bricks that came back are not used");
         std::thread::sleep(std::time::Duration::from_millis(100));
     }
+}
+
+#[test]
+fn programs_use_a_cephfs_file_system() {
+    if !impresario_testing::require("fuse") {
+        return;
+    }
+    let Some(mut ceph) = CephCluster::start(4) else { return };
+    let Some(cluster) = Cluster::over_cephfs(&ceph.config(), 2) else { return };
+    let (one, two) = nodes(&cluster);
+    // This machine has no client of CephFS but the I/O nodes.
+    programs_on(&one, &two, &one.at(""));
+    let bytes = pattern(5, 30_000_000);
+    fs::write(one.at("large"), &bytes).unwrap();
+    assert!(fs::read(two.at("large")).unwrap() == bytes);
+    // Programs go on writing while an OSD restarts.
+    let file = OpenOptions::new().write(true).create_new(true).open(one.at("over a restart")).unwrap();
+    let written = std::thread::scope(|scope| {
+        let writer = scope.spawn(|| {
+            for piece in 0..300 {
+                file.write_all_at(&pattern(piece, 10_000), piece * 10_000).unwrap();
+                std::thread::sleep(std::time::Duration::from_millis(5));
+            }
+            file.sync_all()
+        });
+        ceph.stop("osd", "1");
+        ceph.restart("osd", "1");
+        writer.join().unwrap()
+    });
+    written.unwrap();
+    let want: Vec<u8> = (0..300).flat_map(|piece| pattern(piece, 10_000)).collect();
+    assert!(fs::read(two.at("over a restart")).unwrap() == want);
 }

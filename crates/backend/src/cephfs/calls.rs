@@ -1,0 +1,434 @@
+//! The calls of the contract on a file system: names and attributes here, bytes in [`super::data`].
+
+use std::sync::Arc;
+
+use super::mount::{Inode, New};
+use super::{CephTree, Node, Shared, api, outward, stale};
+use crate::nodes::Use;
+use crate::rules::{MAKE_TRIES, checked, may_by_mode, once_times, proper, seconds_of};
+use crate::{Attr, Backend, Caller, DirEntry, Errno, Handle, Kind, Make, Placement, Result, SetAttr, SetTime, Space};
+
+/// Hard links that a node may have: Ceph counts them in 32 bits and sets no limit.
+const LINKS_MAX: u32 = i32::MAX as u32;
+
+/// A directory, and its node in the mount of now.
+type Dir = (Arc<Node>, Arc<Inode>);
+
+impl Shared {
+    fn lookup(&self, caller: &Caller, dir: &Handle, name: &[u8]) -> Result<(Handle, Attr)> {
+        checked(name)?;
+        let at = self.directory(dir)?;
+        if name == b"." || name == b".." {
+            return self.lookup_dots(caller, &at, name);
+        }
+        if name == at.1.mount().snapshots() {
+            return Err(Errno(libc::ENOENT));
+        }
+        let (inode, stat) = self.below(&at, at.1.lookup(caller, name))?;
+        let (node, attr) = self.enter(Arc::new(inode), &stat, Some((&at.0, name)))?;
+        Ok((node.handle, attr))
+    }
+
+    /// What was found in a directory. Nothing is found in one that is gone.
+    fn below<T>(&self, dir: &Dir, found: Result<T>) -> Result<T> {
+        match found {
+            Err(Errno(libc::ENOENT)) if self.is_removed(dir) => Err(Errno(libc::ESTALE)),
+            found => found,
+        }
+    }
+
+    fn is_removed(&self, dir: &Dir) -> bool {
+        match dir.1.stat() {
+            Ok(stat) => stat.links == 0,
+            Err(Errno(errno)) => errno == libc::ENOENT || errno == libc::ESTALE,
+        }
+    }
+
+    fn lookup_dots(&self, caller: &Caller, at: &Dir, name: &[u8]) -> Result<(Handle, Attr)> {
+        let attr = self.see(&at.0)?;
+        if !may_by_mode(caller, &attr, libc::X_OK) {
+            return Err(Errno(libc::EACCES));
+        }
+        if name == b"." || at.0.handle == self.root {
+            return Ok((at.0.handle, attr));
+        }
+        let (inode, stat) = at.1.lookup(at.1.mount().own(), b"..").map_err(stale)?;
+        let (node, attr) = self.enter(Arc::new(inode), &stat, None)?;
+        Ok((node.handle, attr))
+    }
+
+    /// A name that may be given in a directory.
+    fn givable(&self, dir: &Dir, name: &[u8], dots: i32) -> Result<()> {
+        proper(name, dots)?;
+        if name == dir.1.mount().snapshots() { Err(Errno(libc::EPERM)) } else { Ok(()) }
+    }
+
+    fn make(
+        &self,
+        caller: &Caller,
+        dir: &Handle,
+        name: &[u8],
+        what: Make<'_>,
+        set: &SetAttr,
+    ) -> Result<(Handle, Attr)> {
+        proper(name, libc::EEXIST)?;
+        let at = self.directory(dir)?;
+        self.givable(&at, name, libc::EEXIST)?;
+        let once = if let Make::FileOnce(verifier) = what { Some(once_times(verifier)) } else { None };
+        let set = match once {
+            Some((atime, mtime)) => SetAttr {
+                atime: Some(SetTime::To(atime)),
+                mtime: Some(SetTime::To(mtime)),
+                mode: Some(0o600),
+                ..SetAttr::default()
+            },
+            None => set.clone(),
+        };
+        let mode = set.mode.unwrap_or(if what == Make::Directory { 0o755 } else { 0o644 }) & 0o7777;
+        let new = match what {
+            Make::File | Make::FileIfNone | Make::FileOnce(_) => New::File,
+            Make::Directory => New::Directory,
+            Make::Symlink([]) => return Err(Errno(libc::ENOENT)),
+            Make::Symlink(text) => New::Symlink(text),
+            Make::Fifo => New::Special(libc::S_IFIFO, 0),
+            Make::Socket => New::Special(libc::S_IFSOCK, 0),
+            Make::Block(major, minor) => New::Special(libc::S_IFBLK, libc::makedev(major, minor)),
+            Make::Character(major, minor) => New::Special(libc::S_IFCHR, libc::makedev(major, minor)),
+        };
+        if matches!(what, Make::Block(..) | Make::Character(..)) && caller.uid != 0 {
+            return Err(Errno(libc::EPERM)); // the library does not look
+        }
+        for _ in 0..MAKE_TRIES {
+            match self.below(&at, at.1.make(caller, name, &new, mode)) {
+                Ok((inode, stat, open)) => {
+                    // Before the first byte: a file that has some keeps its striping.
+                    let striping = self.options.striping.filter(|_| open.is_some());
+                    let striped = striping.map_or(Ok(()), |striping| striping.give(&inode));
+                    let (node, attr) = self.enter(inode, &stat, Some((&at.0, name)))?;
+                    if let Err(error) = striped {
+                        tracing::warn!(%error, "a new file cannot be striped as the configuration says, and is removed");
+                        self.unmake(&at, name, &node);
+                        return Err(error);
+                    }
+                    if let Some(open) = open {
+                        self.nodes.add_open(&node, open, self.callers.number(caller), (true, true));
+                    }
+                    return self.finish(caller, (&at, name), &node, attr, mode, &set);
+                }
+                Err(error) if error != Errno(libc::EEXIST) => return Err(error),
+                Err(_) if once.is_none() && what != Make::FileIfNone => return Err(Errno(libc::EEXIST)),
+                Err(_) => {}
+            }
+            // It is there: it may be the one that is meant.
+            let (handle, attr) = match self.lookup(caller, dir, name) {
+                Err(Errno(libc::ENOENT)) => continue,
+                found => found?,
+            };
+            let meant = once.is_none_or(|times| attr.size_bytes == 0 && (attr.atime, attr.mtime) == times);
+            return match attr.kind {
+                Kind::File if meant => Ok((handle, attr)),
+                Kind::Directory if once.is_none() => Err(Errno(libc::EISDIR)),
+                _ => Err(Errno(libc::EEXIST)),
+            };
+        }
+        Err(Errno(libc::EEXIST))
+    }
+
+    /// Removes a node that was just made and could not be made as wanted.
+    fn unmake(&self, dir: &Dir, name: &[u8], node: &Node) {
+        let _ = dir.1.unlink(dir.1.mount().own(), name, node.kind == Kind::Directory); // the first error is told
+        self.nodes.set_gone(node.fileid);
+    }
+
+    /// Gives a new node the attributes that its making did not, or removes it again.
+    fn finish(
+        &self,
+        caller: &Caller,
+        (dir, name): (&Dir, &[u8]),
+        node: &Node,
+        attr: Attr,
+        mode: u32,
+        set: &SetAttr,
+    ) -> Result<(Handle, Attr)> {
+        let (uid, gid) = (set.uid.filter(|uid| *uid != attr.uid), set.gid.filter(|gid| *gid != attr.gid));
+        // A change of the owner takes set-user and set-group.
+        let taken = (uid.is_some() || gid.is_some()) && mode & 0o6000 != 0;
+        let lacks = attr.kind != Kind::Symlink && (attr.mode & mode != mode || attr.mode & 0o777 != mode & 0o777);
+        let lacking = SetAttr {
+            mode: (lacks || taken).then_some(mode),
+            uid,
+            gid,
+            size_bytes: set.size_bytes.filter(|size| *size != 0 && attr.kind == Kind::File),
+            ..set.clone()
+        };
+        if lacking == SetAttr::default() {
+            return Ok((node.handle, attr));
+        }
+        if let Err(error) = self.set(caller, node, &lacking) {
+            self.unmake(dir, name, node);
+            return Err(error);
+        }
+        Ok((node.handle, self.see(node)?))
+    }
+
+    /// Changes attributes as the caller. First what is most likely to be refused, last the times, which the others change.
+    fn set(&self, caller: &Caller, node: &Node, set: &SetAttr) -> Result<()> {
+        if set.uid == Some(u32::MAX) || set.gid == Some(u32::MAX) {
+            return Err(Errno(libc::EINVAL)); // chown(2) takes it for "as it is"
+        }
+        let inode = self.inode(node)?;
+        let flag = |given: bool, flag: i32| if given { flag } else { 0 };
+        let owner = flag(set.uid.is_some(), api::SET_UID) | flag(set.gid.is_some(), api::SET_GID);
+        if owner != 0 {
+            let (uid, gid) = (set.uid.unwrap_or(0), set.gid.unwrap_or(0));
+            inode.set_stat(caller, owner, |stat| (stat.uid, stat.gid) = (uid, gid)).map_err(stale)?;
+        }
+        if let Some(mode) = set.mode {
+            inode.set_stat(caller, api::SET_MODE, |stat| stat.mode = (mode & 0o7777) as u16).map_err(stale)?;
+        }
+        if owner != 0 || set.mode.is_some() {
+            // Who has the file open must have the rights that it gives now.
+            node.close_opens();
+        }
+        if let Some(size_bytes) = set.size_bytes {
+            self.truncate(caller, node, size_bytes)?;
+        }
+        let time = |time: Option<SetTime>, at: i32, now: i32| match time {
+            None => (0, (0, 0)),
+            Some(SetTime::Now) => (at | now, seconds_of(std::time::SystemTime::now())),
+            Some(SetTime::To(time)) => (at, seconds_of(time)),
+        };
+        let (atime, accessed) = time(set.atime, api::SET_ATIME, api::SET_ATIME_NOW);
+        let (mtime, modified) = time(set.mtime, api::SET_MTIME, api::SET_MTIME_NOW);
+        if atime | mtime != 0 {
+            let spec = |(tv_sec, tv_nsec): (i64, i64)| libc::timespec { tv_sec, tv_nsec };
+            let times = |stat: &mut api::Statx| (stat.atime, stat.mtime) = (spec(accessed), spec(modified));
+            inode.set_stat(caller, atime | mtime, times).map_err(stale)?;
+        }
+        Ok(())
+    }
+
+    /// What has a name of a directory, and its number if that is its last name.
+    fn named(&self, caller: &Caller, dir: &Dir, name: &[u8]) -> Result<(Attr, Option<u64>)> {
+        if name == dir.1.mount().snapshots() {
+            return Err(Errno(libc::ENOENT));
+        }
+        let (_, stat) = self.below(dir, dir.1.lookup(caller, name))?;
+        let attr = self.attr_of(&stat)?;
+        let last = attr.kind == Kind::Directory || attr.links == 1;
+        let fileid = last.then_some(attr.fileid);
+        Ok((attr, fileid))
+    }
+
+    fn unlink(&self, caller: &Caller, dir: &Handle, name: &[u8], directory: bool) -> Result<()> {
+        proper(name, libc::EINVAL)?;
+        let dir = self.directory(dir)?;
+        let (attr, last) = self.named(caller, &dir, name)?;
+        match (attr.kind == Kind::Directory, directory) {
+            (true, false) => return Err(Errno(libc::EISDIR)),
+            (false, true) => return Err(Errno(libc::ENOTDIR)),
+            _ => {}
+        }
+        dir.1.unlink(caller, name, directory)?;
+        if let Some(fileid) = last {
+            self.nodes.set_gone(fileid);
+        }
+        Ok(())
+    }
+
+    fn rename(&self, caller: &Caller, from: (&Handle, &[u8]), to: (&Handle, &[u8])) -> Result<()> {
+        let (from, to) = ((self.directory(from.0)?, from.1), (self.directory(to.0)?, to.1));
+        self.givable(&to.0, to.1, libc::EINVAL)?;
+        let (moved, _) = self.named(caller, &from.0, from.1)?;
+        let replaced = match self.named(caller, &to.0, to.1) {
+            Err(Errno(libc::ENOENT)) => None,
+            named => Some(named?),
+        };
+        if let Some((there, _)) = &replaced {
+            if there.fileid == moved.fileid {
+                return Ok(()); // two names of one node, or one
+            }
+            match (moved.kind == Kind::Directory, there.kind == Kind::Directory) {
+                (true, false) => return Err(Errno(libc::ENOTDIR)),
+                (false, true) => return Err(Errno(libc::EISDIR)),
+                _ => {}
+            }
+        }
+        from.0.1.rename(caller, from.1, &to.0.1, to.1)?;
+        if let Some(fileid) = replaced.and_then(|(_, last)| last) {
+            self.nodes.set_gone(fileid);
+        }
+        Ok(())
+    }
+
+    fn link(&self, caller: &Caller, node: &Handle, dir: &Handle, name: &[u8]) -> Result<Attr> {
+        proper(name, libc::EEXIST)?;
+        let (node, dir) = (self.node(node)?, self.directory(dir)?);
+        self.givable(&dir, name, libc::EEXIST)?;
+        if node.kind == Kind::Directory {
+            return Err(Errno(libc::EPERM));
+        }
+        self.below(&dir, self.inode(&node)?.link(caller, &dir.1, name))?;
+        self.see(&node)
+    }
+
+    fn list(&self, caller: &Caller, dir: &Handle, cookie: u64, most: usize) -> Result<(Vec<DirEntry>, bool)> {
+        let (node, inode) = self.directory(dir)?;
+        let open = self.open_for(caller, &node, Use::List)?;
+        let mut position = open.position.lock();
+        let mut entries = Vec::new();
+        // Unknown, should a call below fail.
+        let at = std::mem::replace(&mut *position, u64::MAX);
+        // A new listing starts over: what the library keeps of the directory may be old.
+        if at != cookie || cookie == 0 {
+            open.fd.seek(cookie)?;
+        }
+        while entries.len() < most {
+            let Some(entry) = open.fd.next()? else { return Ok((entries, true)) };
+            let fileid = match &entry.name[..] {
+                b"." => node.fileid,
+                b".." if node.handle == self.root => node.fileid,
+                b".." => inode.lookup(inode.mount().own(), b"..").map_or(entry.fileid, |(_, stat)| stat.ino),
+                _ => entry.fileid,
+            };
+            entries.push(DirEntry { name: entry.name, fileid, cookie: entry.cookie });
+        }
+        if let Some(last) = entries.last() {
+            *position = last.cookie;
+        }
+        Ok((entries, false))
+    }
+
+    fn space(&self, node: &Handle) -> Result<Space> {
+        let space = self.inode(&*self.node(node)?)?.space().map_err(stale)?;
+        let bytes = |blocks: u64| blocks.saturating_mul(space.f_frsize);
+        Ok(Space {
+            total_bytes: bytes(space.f_blocks),
+            free_bytes: bytes(space.f_bfree),
+            available_bytes: bytes(space.f_bavail),
+            total_files: space.f_files,
+            free_files: space.f_ffree,
+            name_max_bytes: u32::try_from(space.f_namemax).unwrap_or(u32::MAX),
+            links_max: LINKS_MAX,
+        })
+    }
+}
+
+impl Backend for CephTree {
+    fn root(&self) -> Result<Handle> {
+        Ok(self.shared.root)
+    }
+
+    fn lookup(&self, caller: &Caller, dir: &Handle, name: &[u8]) -> Result<(Handle, Attr)> {
+        self.shared.look(|| self.shared.lookup(caller, dir, name))
+    }
+
+    fn attr(&self, node: &Handle) -> Result<Attr> {
+        self.shared.look(|| self.shared.see(&*self.shared.node(node)?))
+    }
+
+    fn set_attr(&self, caller: &Caller, node: &Handle, set: &SetAttr) -> Result<Attr> {
+        self.shared.change(|| {
+            let node = self.shared.node(node)?;
+            self.shared.set(caller, &node, set)?;
+            self.shared.see(&node)
+        })
+    }
+
+    fn access(&self, caller: &Caller, node: &Handle, wanted: u32) -> Result<u32> {
+        let attr = self.attr(node)?;
+        let granted =
+            [libc::R_OK, libc::W_OK, libc::X_OK].into_iter().filter(|right| may_by_mode(caller, &attr, *right));
+        Ok(granted.map(|right| right as u32).sum::<u32>() & wanted)
+    }
+
+    fn make(
+        &self,
+        caller: &Caller,
+        dir: &Handle,
+        name: &[u8],
+        what: Make<'_>,
+        set: &SetAttr,
+    ) -> Result<(Handle, Attr)> {
+        self.shared.change(|| self.shared.make(caller, dir, name, what, set))
+    }
+
+    fn link(&self, caller: &Caller, node: &Handle, dir: &Handle, name: &[u8]) -> Result<Attr> {
+        self.shared.change(|| self.shared.link(caller, node, dir, name))
+    }
+
+    fn remove(&self, caller: &Caller, dir: &Handle, name: &[u8]) -> Result<()> {
+        self.shared.change(|| self.shared.unlink(caller, dir, name, false))
+    }
+
+    fn remove_dir(&self, caller: &Caller, dir: &Handle, name: &[u8]) -> Result<()> {
+        self.shared.change(|| self.shared.unlink(caller, dir, name, true))
+    }
+
+    fn rename(&self, caller: &Caller, from: (&Handle, &[u8]), to: (&Handle, &[u8])) -> Result<()> {
+        proper(from.1, libc::EINVAL)?;
+        proper(to.1, libc::EINVAL)?;
+        self.shared.change(|| self.shared.rename(caller, from, to))
+    }
+
+    fn rename_new(&self, _caller: &Caller, from: (&Handle, &[u8]), to: (&Handle, &[u8])) -> Result<()> {
+        proper(from.1, libc::EINVAL)?;
+        proper(to.1, libc::EINVAL)?;
+        Err(Errno(libc::EINVAL)) // the library has no such call
+    }
+
+    fn read_link(&self, caller: &Caller, node: &Handle) -> Result<Vec<u8>> {
+        self.shared.look(|| {
+            let node = self.shared.node(node)?;
+            if node.kind != Kind::Symlink {
+                return Err(Errno(libc::EINVAL));
+            }
+            self.shared.inode(&node)?.read_link(caller).map_err(stale)
+        })
+    }
+
+    fn read_dir(&self, caller: &Caller, dir: &Handle, cookie: u64, most: usize) -> Result<(Vec<DirEntry>, bool)> {
+        self.shared.look(|| self.shared.list(caller, dir, cookie, most))
+    }
+
+    fn read(&self, caller: &Caller, file: &Handle, offset: u64, into: &mut [u8]) -> Result<usize> {
+        let node = self.shared.node(file).map_err(outward)?;
+        self.shared.read(caller, &node, offset, into)
+    }
+
+    fn write(&self, caller: &Caller, file: &Handle, offset: u64, bytes: &[u8], stable: bool) -> Result<()> {
+        let node = self.shared.node(file).map_err(outward)?;
+        self.shared.write(caller, &node, offset, bytes, stable).map_err(outward)
+    }
+
+    fn sync(&self, file: &Handle) -> Result<()> {
+        let node = self.shared.node(file).map_err(outward)?;
+        self.shared.sync(&node)
+    }
+
+    /// What is held is known to the library, which keeps it at the metadata servers also without a name.
+    fn hold(&self, node: &Handle) -> Result<()> {
+        self.shared.look(|| {
+            self.shared.nodes.hold(&self.shared.node(node)?);
+            Ok(())
+        })
+    }
+
+    fn release(&self, handle: &Handle) {
+        self.shared.nodes.release(handle);
+    }
+
+    fn space(&self, node: &Handle) -> Result<Space> {
+        self.shared.look(|| self.shared.space(node))
+    }
+
+    fn placement(&self, file: &Handle) -> Result<Placement> {
+        self.shared.look(|| {
+            let node = self.shared.node(file)?;
+            if node.kind != Kind::File {
+                return Err(Errno(libc::EINVAL));
+            }
+            self.shared.placed(&node)
+        })
+    }
+}

@@ -1,0 +1,142 @@
+//! The bytes of files: opening on a caller's behalf, reading, writing, cutting, syncing.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use super::mount::{Descriptor, is_lost};
+use super::{Files, Node, Open, Shared, api, outward, stale};
+use crate::nodes::{Descriptors, Use};
+use crate::rules::may_by_mode;
+use crate::{Caller, Errno, Kind, Result};
+
+impl Shared {
+    /// A descriptor of a node for this use, opened as the caller unless there is one.
+    pub(super) fn open_for(&self, caller: &Caller, node: &Node, what: Use) -> Result<Arc<Open>> {
+        // First, for it closes what a lost mount has left.
+        let inode = self.inode(node)?;
+        let number = self.callers.number(caller);
+        if let Some(open) = node.open_for(number, what, self.nodes.now_ms()) {
+            return Ok(open);
+        }
+        match (what, node.kind) {
+            (Use::List, Kind::Directory) | (Use::Read | Use::Write, Kind::File) => {}
+            (Use::List, _) => return Err(Errno(libc::ENOTDIR)),
+            (_, Kind::Directory) => return Err(Errno(libc::EISDIR)),
+            // Devices, pipes and sockets are the client's own machine's matter.
+            _ => return Err(Errno(libc::EINVAL)),
+        }
+        let (descriptor, rights) = match what {
+            Use::List => (inode.open_directory(caller).map_err(stale)?, (true, false)),
+            Use::Read | Use::Write => self.open_checked(caller, node, what)?,
+        };
+        Ok(self.nodes.add_open(node, descriptor, number, rights))
+    }
+
+    fn open_checked(&self, caller: &Caller, node: &Node, what: Use) -> Result<(Descriptor, (bool, bool))> {
+        let inode = self.inode(node)?;
+        let tries: &[(i32, (bool, bool))] = match what {
+            Use::Write => &[(libc::O_RDWR, (true, true)), (libc::O_WRONLY, (false, true))],
+            Use::Read | Use::List => &[(libc::O_RDONLY, (true, false))],
+        };
+        for (flags, rights) in tries {
+            match inode.open(caller, *flags) {
+                Ok(opened) => return Ok((opened, *rights)),
+                Err(Errno(libc::EACCES)) => {}
+                Err(error) => return Err(stale(error)),
+            }
+        }
+        // The owner opened it when its mode allowed that, or a program is about to be run: the server opens it.
+        let attr = self.see(node)?;
+        let owns = attr.uid == caller.uid;
+        let executes = what == Use::Read && may_by_mode(caller, &attr, libc::X_OK);
+        let flags = if owns { libc::O_RDWR } else { libc::O_RDONLY };
+        match owns || executes {
+            true => Ok((inode.open(inode.mount().own(), flags).map_err(stale)?, (true, owns))),
+            false => Err(Errno(libc::EACCES)),
+        }
+    }
+
+    pub(super) fn read(&self, caller: &Caller, node: &Node, offset: u64, into: &mut [u8]) -> Result<usize> {
+        // Beyond the largest offset there is nothing.
+        let room = usize::try_from((i64::MAX as u64).saturating_sub(offset)).unwrap_or(usize::MAX);
+        let len = into.len().min(room);
+        let mut read = || {
+            let open = self.open_for(caller, node, Use::Read)?;
+            if len == 0 { Ok(0) } else { observe(node, open.fd.read(offset, &mut into[..len])) }
+        };
+        let got = match read() {
+            Err(error) if is_lost(error) => read(),
+            got => got,
+        };
+        got.map_err(outward)
+    }
+
+    pub(super) fn write(&self, caller: &Caller, node: &Node, offset: u64, bytes: &[u8], stable: bool) -> Result<()> {
+        let end = offset.checked_add(bytes.len() as u64).filter(|end| i64::try_from(*end).is_ok());
+        end.ok_or(Errno(libc::EFBIG))?;
+        let open = self.open_for(caller, node, Use::Write)?;
+        if !bytes.is_empty() {
+            // Before the first byte: what becomes of it must be asked from then on.
+            open.unsynced.store(true, Ordering::Release);
+            observe(node, open.fd.write(offset, bytes)).map_err(outward)?;
+        }
+        if !stable {
+            return Ok(());
+        }
+        let _syncing = node.syncing.lock();
+        self.losses.check(&node.handle)?;
+        // The descriptor stays marked: what others wrote through it meanwhile may need another sync.
+        self.losses.observe(&node.handle, Files::sync(&open.fd))
+    }
+
+    pub(super) fn truncate(&self, caller: &Caller, node: &Node, size_bytes: u64) -> Result<()> {
+        i64::try_from(size_bytes).map_err(|_| Errno(libc::EFBIG))?;
+        // Who may write it, or could when it was opened, may cut it: the library looks at the mode alone.
+        let open = self.open_for(caller, node, Use::Write)?;
+        open.unsynced.store(true, Ordering::Release);
+        let inode = self.inode(node)?;
+        let cut = inode.set_stat(inode.mount().own(), api::SET_SIZE, |stat| stat.size = size_bytes);
+        cut.map_err(stale)
+    }
+
+    pub(super) fn sync(&self, node: &Node) -> Result<()> {
+        let _syncing = node.syncing.lock();
+        self.losses.check(&node.handle)?;
+        let unsynced = node.unsynced();
+        for open in &unsynced {
+            // Before the sync: a write that comes meanwhile needs another.
+            open.unsynced.store(false, Ordering::Release);
+        }
+        let mut synced = Ok(());
+        for open in &unsynced {
+            synced = self
+                .losses
+                .observe(&node.handle, Files::sync(&open.fd))
+                .inspect_err(|_| open.unsynced.store(true, Ordering::Release))
+                .and(synced);
+        }
+        // The attributes; of a directory its names.
+        synced.and_then(|()| self.look_at(node))
+    }
+
+    fn look_at(&self, node: &Node) -> Result<()> {
+        let sync = || self.inode(node)?.sync().map_err(stale);
+        let synced = match sync() {
+            // Nothing that was written is lost: it was synced above. A new session knows what the servers know.
+            Err(error) if is_lost(error) => sync(),
+            synced => synced,
+        };
+        synced.map_err(outward)
+    }
+}
+
+/// After a descriptor did not survive, the next call opens the file anew.
+fn observe<T>(node: &Node, answer: Result<T>) -> Result<T> {
+    match answer {
+        Err(Errno(libc::EBADF)) => {
+            node.close_opens();
+            Err(Errno(libc::EIO))
+        }
+        answer => answer,
+    }
+}
