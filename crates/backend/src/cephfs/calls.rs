@@ -6,7 +6,9 @@ use super::mount::{Inode, New};
 use super::{CephTree, Node, Shared, api, outward, stale};
 use crate::nodes::Use;
 use crate::rules::{MAKE_TRIES, checked, may_by_mode, once_times, proper, seconds_of};
-use crate::{Attr, Backend, Caller, DirEntry, Errno, Handle, Kind, Make, Placement, Result, SetAttr, SetTime, Space};
+use crate::{
+    Attr, Backend, Caller, DirEntry, Errno, Handle, Kind, Make, Placement, Result, SetAttr, SetTime, Space, SpaceChange,
+};
 
 /// Hard links that a node may have: Ceph counts them in 32 bits and sets no limit.
 const LINKS_MAX: u32 = i32::MAX as u32;
@@ -399,6 +401,22 @@ impl Backend for CephTree {
     fn write(&self, caller: &Caller, file: &Handle, offset: u64, bytes: &[u8], stable: bool) -> Result<()> {
         let node = self.shared.node(file).map_err(outward)?;
         self.shared.write(caller, &node, offset, bytes, stable).map_err(outward)
+    }
+
+    /// CephFS allocates nothing ahead, and holes are not punched here.
+    fn change_space(&self, _: &Caller, file: &Handle, _: SpaceChange, offset: u64, len_bytes: u64) -> Result<()> {
+        let end = offset.checked_add(len_bytes).filter(|end| i64::try_from(*end).is_ok());
+        end.ok_or(Errno(libc::EFBIG))?;
+        match self.attr(file)?.kind {
+            Kind::Directory => Err(Errno(libc::EISDIR)),
+            _ => Err(Errno(libc::EOPNOTSUPP)),
+        }
+    }
+
+    /// The library knows of no holes.
+    fn seek(&self, _: &Caller, file: &Handle, from: u64, data: bool) -> Result<Option<u64>> {
+        let size_bytes = self.attr(file)?.size_bytes;
+        Ok((from < size_bytes).then_some(if data { from } else { size_bytes }))
     }
 
     fn sync(&self, file: &Handle) -> Result<()> {
