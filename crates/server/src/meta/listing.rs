@@ -156,12 +156,13 @@ impl Meta {
     pub(super) fn readdir(&self, session: SessionId, path: &[u8], after: &[u8], max: u32) -> Outcome<Vec<Entry>> {
         let max = usize::try_from(max).unwrap_or(usize::MAX).max(1);
         let mut slice = Slice::default();
+        let before = self.opens.unmarkings();
         let listed = self.names_after(session, path, after, |directory, name| {
             slice.add(self, directory, name)?;
             Ok(!slice.is_full(max))
         });
         listed.explain("list", path)?;
-        self.ask_sizes(path, &mut slice.entries);
+        self.ask_sizes(path, &mut slice.entries, before);
         Ok(slice.entries)
     }
 
@@ -213,12 +214,16 @@ impl Meta {
 
     /// Replaces the attributes of files being written with what the data servers report. A listing does not fail
     /// because a data server does not answer: it shows the last known size, and a request for that file alone fails.
-    fn ask_sizes(&self, path: &[u8], entries: &mut Vec<Entry>) {
-        let marked = self.opens.marked_among(entries.iter().map(|entry| entry.attr.ino));
+    /// `before` is from before the entries were looked at: a file whose size was settled meanwhile is looked at again.
+    fn ask_sizes(&self, path: &[u8], entries: &mut Vec<Entry>, before: u64) {
+        let marked = self.opens.marked_since(before, entries.iter().map(|entry| entry.attr.ino));
         let mut asked = 0;
         let mut answering = !self.background.is_paused();
         for i in 0..marked.len() {
             let (Some(entry), Some(true)) = (entries.get_mut(i), marked.get(i)) else { continue };
+            if entry.attr.kind != NodeKind::File {
+                continue;
+            }
             if asked == SIZE_QUERIES_MAX {
                 entries.truncate(i);
                 return;

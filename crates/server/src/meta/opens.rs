@@ -3,6 +3,7 @@
 //! A file is in the table while a client has it open or an operation needs it to stay (a *pin*). The table's lock is
 //! held for look-ups only, never across a system call that may wait, let alone a call to data servers.
 
+use std::collections::VecDeque;
 use std::ops::Deref;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -68,12 +69,18 @@ pub(super) struct Opens {
     table: Mutex<Table>,
 }
 
+/// Files remembered whose marks are gone.
+const UNMARKED_MAX: usize = 64;
+
 #[derive(Default)]
 struct Table {
     slots: FxHashMap<u64, Slot>,
     /// Files with a name in `writers/`, whose sizes only the data servers know. Keyed by inode, which the file system
     /// cannot reuse while that name exists.
     marks: FxHashMap<u64, Mark>,
+    /// The files whose marks went last, and how many marks have gone.
+    unmarked: VecDeque<u64>,
+    unmarkings: u64,
     readers: usize,
     writers: usize,
 }
@@ -270,12 +277,24 @@ impl Opens {
         self.table.lock().marks.get(&ino).map(|mark| mark.key)
     }
 
-    /// Which of these are marked.
-    pub(super) fn marked_among(&self, inos: impl Iterator<Item = u64>) -> Vec<bool> {
+    /// How many marks have gone; for [`marked_since`](Opens::marked_since).
+    pub(super) fn unmarkings(&self) -> u64 {
+        self.table.lock().unmarkings
+    }
+
+    /// Which of these are marked, or were at some time since `unmarkings` was asked for: what was seen of their local size
+    /// meanwhile may be older than the mark's end.
+    pub(super) fn marked_since(&self, unmarkings: u64, inos: impl Iterator<Item = u64>) -> Vec<bool> {
         let table = self.table.lock();
-        match table.marks.is_empty() {
-            true => Vec::new(),
-            false => inos.map(|ino| table.marks.contains_key(&ino)).collect(),
+        let gone = usize::try_from(table.unmarkings - unmarkings).unwrap_or(usize::MAX);
+        match (gone, table.marks.is_empty()) {
+            (0, true) => Vec::new(),
+            // Too many to know.
+            _ if gone > table.unmarked.len() => inos.map(|_| true).collect(),
+            _ => {
+                let recent = |ino: &u64| table.unmarked.iter().rev().take(gone).any(|gone| gone == ino);
+                inos.map(|ino| table.marks.contains_key(&ino) || recent(&ino)).collect()
+            }
         }
     }
 
@@ -317,7 +336,14 @@ impl Opens {
 
     /// Records that a file's name in `writers/` is gone.
     pub(super) fn clear_mark(&self, ino: u64) {
-        self.table.lock().marks.remove(&ino);
+        let mut table = self.table.lock();
+        if table.marks.remove(&ino).is_some() {
+            table.unmarkings += 1;
+            table.unmarked.push_back(ino);
+            if table.unmarked.len() > UNMARKED_MAX {
+                table.unmarked.pop_front();
+            }
+        }
     }
 
     /// Records that a pinned file has lost its last name.
@@ -347,7 +373,7 @@ impl Opens {
     /// Counts of open files.
     pub(super) fn counts(&self) -> OpenCounts {
         let table = self.table.lock();
-        let Table { slots, marks, readers, writers } = &*table;
+        let Table { slots, marks, readers, writers, .. } = &*table;
         OpenCounts { files: slots.len(), readers: *readers, writers: *writers, marked: marks.len() }
     }
 }
@@ -501,5 +527,31 @@ impl Meta {
             self.opens.put_off_settling(pin.ino, self.options.grace);
         }
         Some(pin)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_file_whose_mark_went_meanwhile_is_looked_at_again() {
+        let opens = Opens::default();
+        assert!(opens.marked_since(opens.unmarkings(), [1].into_iter()).is_empty());
+        opens.set_mark(1, FileKey(10));
+        opens.set_mark(2, FileKey(20));
+        let before = opens.unmarkings();
+        assert_eq!(opens.marked_since(before, [1, 2, 3].into_iter()), [true, true, false]);
+        opens.clear_mark(1);
+        opens.clear_mark(1);
+        assert_eq!(opens.marked_since(before, [1, 2, 3].into_iter()), [true, true, false]);
+        opens.clear_mark(2);
+        assert_eq!(opens.marked_since(before, [1, 2, 3].into_iter()), [true, true, false]);
+        assert!(opens.marked_since(opens.unmarkings(), [1, 2, 3].into_iter()).is_empty());
+        for ino in 100..=100 + UNMARKED_MAX as u64 {
+            opens.set_mark(ino, FileKey(ino));
+            opens.clear_mark(ino);
+        }
+        assert_eq!(opens.marked_since(before, [1, 3].into_iter()), [true, true], "too many to know");
     }
 }
