@@ -3,9 +3,12 @@
 use std::io;
 use std::sync::Arc;
 use std::thread::JoinHandle;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use impresario_base::lock::{Condvar, Mutex};
+
+/// How long its end waits for work under way.
+const STOP_MAX: Duration = Duration::from_secs(5);
 
 /// Ends its thread when it is dropped.
 pub(crate) struct IdleThread {
@@ -39,8 +42,15 @@ impl Drop for IdleThread {
     fn drop(&mut self) {
         *self.stop.0.lock() = true;
         self.stop.1.notify_all();
-        if let Some(thread) = self.thread.take() {
-            let _ = thread.join(); // it does not panic; if it did, that was reported
+        let Some(thread) = self.thread.take() else { return };
+        // A file system that hangs must not keep the server from ending.
+        let until = Instant::now() + STOP_MAX;
+        while !thread.is_finished() {
+            if Instant::now() > until {
+                return;
+            }
+            std::thread::sleep(Duration::from_millis(1));
         }
+        let _ = thread.join(); // it does not panic; if it did, that was reported
     }
 }

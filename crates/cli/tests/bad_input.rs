@@ -15,8 +15,8 @@ fn config_check_names_every_mistake_and_exits_2() {
     assert!(ran.out.contains("good: 2 data servers, 1 I/O nodes"), "{ran:?}");
 
     let text = std::fs::read_to_string(&cluster.path).unwrap();
-    let bad =
-        text.replace("stripe_bytes = 65536", "stripe_byte = 65536").replace("policy = \"fifo\"", "policy = \"fido\"");
+    let bad = text.replace("stripe_bytes = 65536", "stripe_byte = 65536");
+    let bad = bad.replacen("policy = \"auto\"", "policy = \"fido\"", 1);
     std::fs::write(&cluster.path, bad).unwrap();
     let ran = run(["config".as_ref(), "check".as_ref(), cluster.path.as_os_str()]);
     assert_eq!((ran.code, ran.err.lines().count()), (2, 2), "{ran:?}");
