@@ -1,10 +1,11 @@
-//! Rules of POSIX that backends apply themselves: names that may be asked for, exclusive creates, rights by mode.
+//! Rules of POSIX that backends apply themselves: names and ranges that may be asked for, exclusive creates, what a new node
+//! still lacks, which kinds replace which, rights by mode.
 
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
 use std::time::{Duration, SystemTime};
 
-use crate::{Attr, Caller, Errno, Kind, Result};
+use crate::{Attr, Caller, Errno, Kind, Make, Result, SetAttr, Space};
 
 /// A name that comes and goes while it is being made is tried again so often.
 pub(crate) const MAKE_TRIES: usize = 16;
@@ -26,6 +27,88 @@ pub(crate) fn once_times(verifier: [u8; 8]) -> (SystemTime, SystemTime) {
     let half = |at: usize| u32::from_be_bytes(std::array::from_fn(|n| verifier[at + n])) & 0x7fff_ffff;
     let time = |secs: u32| SystemTime::UNIX_EPOCH + Duration::from_secs(secs.into());
     (time(half(0)), time(half(4)))
+}
+
+/// A range that no file can have is `EFBIG`.
+pub(crate) fn check_range(offset: u64, len_bytes: u64) -> Result<()> {
+    let end = offset.checked_add(len_bytes).filter(|end| i64::try_from(*end).is_ok());
+    end.map(drop).ok_or(Errno(libc::EFBIG))
+}
+
+/// What a new node is, for a client library.
+pub(crate) enum New<'a> {
+    File,
+    Directory,
+    Symlink(&'a [u8]),
+    /// Kind (`S_IFIFO` and so on) and device number.
+    Special(u32, u64),
+}
+
+/// What is to be made; devices are for root alone, at which client libraries and their servers do not look.
+pub(crate) fn new_node<'a>(caller: &Caller, what: Make<'a>) -> Result<New<'a>> {
+    Ok(match what {
+        Make::File | Make::FileIfNone | Make::FileOnce(_) => New::File,
+        Make::Directory => New::Directory,
+        Make::Symlink([]) => return Err(Errno(libc::ENOENT)),
+        Make::Symlink(text) => New::Symlink(text),
+        Make::Fifo => New::Special(libc::S_IFIFO, 0),
+        Make::Socket => New::Special(libc::S_IFSOCK, 0),
+        Make::Block(..) | Make::Character(..) if caller.uid != 0 => return Err(Errno(libc::EPERM)),
+        Make::Block(major, minor) => New::Special(libc::S_IFBLK, libc::makedev(major, minor)),
+        Make::Character(major, minor) => New::Special(libc::S_IFCHR, libc::makedev(major, minor)),
+    })
+}
+
+/// What of `set` the making of a node with `mode` did not give it; the default if nothing.
+pub(crate) fn lacking(attr: &Attr, mode: u32, set: &SetAttr) -> SetAttr {
+    let (uid, gid) = (set.uid.filter(|uid| *uid != attr.uid), set.gid.filter(|gid| *gid != attr.gid));
+    // A change of the owner takes set-user and set-group.
+    let taken = (uid.is_some() || gid.is_some()) && mode & 0o6000 != 0;
+    let lacks = attr.kind != Kind::Symlink && (attr.mode & mode != mode || attr.mode & 0o777 != mode & 0o777);
+    SetAttr {
+        mode: (lacks || taken).then_some(mode),
+        uid,
+        gid,
+        size_bytes: set.size_bytes.filter(|size| *size != 0 && attr.kind == Kind::File),
+        ..set.clone()
+    }
+}
+
+/// Whether a node may be removed by the call for directories, or by the one for all others.
+pub(crate) fn check_removal(kind: Kind, directory: bool) -> Result<()> {
+    match (kind == Kind::Directory, directory) {
+        (true, false) => Err(Errno(libc::EISDIR)),
+        (false, true) => Err(Errno(libc::ENOTDIR)),
+        _ => Ok(()),
+    }
+}
+
+/// Whether a node may take another's name.
+pub(crate) fn check_replacement(moved: Kind, there: Kind) -> Result<()> {
+    match (moved == Kind::Directory, there == Kind::Directory) {
+        (true, false) => Err(Errno(libc::ENOTDIR)),
+        (false, true) => Err(Errno(libc::EISDIR)),
+        _ => Ok(()),
+    }
+}
+
+/// The number of a node that goes with one more of its names; `None` if it has others.
+pub(crate) fn goes_with_a_name(attr: &Attr) -> Option<u64> {
+    (attr.kind == Kind::Directory || attr.links == 1).then_some(attr.fileid)
+}
+
+/// Space as a client library tells it.
+pub(crate) fn space_of(space: &libc::statvfs, links_max: u32) -> Space {
+    let bytes = |blocks: u64| blocks.saturating_mul(space.f_frsize);
+    Space {
+        total_bytes: bytes(space.f_blocks),
+        free_bytes: bytes(space.f_bfree),
+        available_bytes: bytes(space.f_bavail),
+        total_files: space.f_files,
+        free_files: space.f_ffree,
+        name_max_bytes: u32::try_from(space.f_namemax).unwrap_or(u32::MAX),
+        links_max,
+    }
 }
 
 /// Kind of a node by its mode.

@@ -216,7 +216,7 @@ fn of_device(counts: Counts) -> Moved {
 }
 
 /// Requests that reached the modelled disks below the kernel: counts by the kernel, times by the model.
-fn observe_kernel_disks(disks: &[KernelDisk], seen: &mut Observation) -> Result<()> {
+pub fn observe_kernel_disks(disks: &[KernelDisk], seen: &mut Observation) -> Result<()> {
     seen.at_disk = Moved::default();
     let mut device = DeviceObservation::default();
     for disk in disks {

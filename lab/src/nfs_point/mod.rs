@@ -16,7 +16,7 @@ use impresario_base::Random;
 use impresario_base::statistics::{Interval, median};
 use impresario_base::units::{parse_positive_bytes, show_bytes, show_seconds};
 use impresario_device::DeviceParams;
-use impresario_workload::access::{DeviceObservation, Observation};
+use impresario_workload::access::Observation;
 use impresario_workload::children::Children;
 use impresario_workload::cpu::MachineTimes;
 use impresario_workload::kernel_disk::{KernelDisk, remove_stale, tool};
@@ -24,6 +24,7 @@ use impresario_workload::programs::drop_caches;
 use impresario_workload::progress::{Progress, catch_signals, write_json};
 use impresario_workload::result::why_not;
 use impresario_workload::stop::Stop;
+use impresario_workload::storage::observe_kernel_disks;
 use serde::Serialize;
 use serde_json::json;
 
@@ -116,25 +117,19 @@ impl Bed {
         let before = MachineTimes::now();
         let said = self.clients(&server.url, &load.lines(generation), stop)?;
         let idle = before.and_then(|before| MachineTimes::now()?.idle_since(&before));
-        let counts = self.disk.counts()?;
-        let status = self.disk.status();
-        let device = DeviceObservation {
-            requests: status.transfers,
-            mean_service_us: status.service_mean_ms * 1e3,
-            lateness_p99_us: status.lateness.p99_us,
-        };
+        let mut seen = Observation::default();
+        observe_kernel_disks(std::slice::from_ref(&self.disk), &mut seen)?;
         load.verify(&self.export, generation)?;
         let (makespan_s, application_s) = times(&said, load.applications.len())?;
-        let requests = counts.reads + counts.writes;
         Ok(Run {
             load: 0,
             system: 0,
             pair: 0,
             makespan_s,
             application_s,
-            disk_requests: requests,
-            disk_request_bytes: (counts.read_bytes + counts.write_bytes) as f64 / requests.max(1) as f64,
-            does_not_count: why_not(&Observation { device: Some(device), ..Observation::default() }, idle),
+            disk_requests: seen.at_disk.requests,
+            disk_request_bytes: seen.at_disk.mean_bytes().unwrap_or(0.0),
+            does_not_count: why_not(&seen, idle),
         })
     }
 

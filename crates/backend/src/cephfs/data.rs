@@ -6,7 +6,7 @@ use std::sync::atomic::Ordering;
 use super::mount::{Descriptor, is_lost};
 use super::{Files, Node, Open, Shared, api, outward, stale};
 use crate::nodes::{Descriptors, Use};
-use crate::rules::may_by_mode;
+use crate::rules::{check_range, may_by_mode};
 use crate::{Caller, Errno, Kind, Result};
 
 impl Shared {
@@ -72,8 +72,7 @@ impl Shared {
     }
 
     pub(super) fn write(&self, caller: &Caller, node: &Node, offset: u64, bytes: &[u8], stable: bool) -> Result<()> {
-        let end = offset.checked_add(bytes.len() as u64).filter(|end| i64::try_from(*end).is_ok());
-        end.ok_or(Errno(libc::EFBIG))?;
+        check_range(offset, bytes.len() as u64)?;
         let open = self.open_for(caller, node, Use::Write)?;
         if !bytes.is_empty() {
             // Before the first byte: what becomes of it must be asked from then on.

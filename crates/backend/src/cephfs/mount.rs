@@ -13,6 +13,7 @@ use std::time::Duration;
 
 use super::api::{self, Api, Statx};
 use super::{Options, placement};
+use crate::rules::New;
 use crate::{Caller, Errno, Result};
 
 /// Longest single read or write: lengths are counted in an `int`.
@@ -398,15 +399,6 @@ impl Drop for Descriptor {
             }
         };
     }
-}
-
-/// What a new node is.
-pub(super) enum New<'a> {
-    File,
-    Directory,
-    Symlink(&'a [u8]),
-    /// Kind (`S_IFIFO` and so on) and device number.
-    Special(u32, u64),
 }
 
 impl Inode {

@@ -65,7 +65,7 @@ impl Striping {
 pub(super) fn try_striping(root: &Inode, striping: &Striping) -> std::result::Result<(), String> {
     let own = root.mount().own().clone();
     let name = format!(".impresario-striping-{:016x}", random());
-    let made = root.make(&own, name.as_bytes(), &super::mount::New::File, 0o600);
+    let made = root.make(&own, name.as_bytes(), &crate::rules::New::File, 0o600);
     let (file, ..) = made.map_err(|error| format!("no file can be made in it: {error}"))?;
     let given = striping.give(&file);
     let _ = root.unlink(&own, name.as_bytes(), false); // what matters is the answer above

@@ -3,10 +3,13 @@
 use std::sync::Arc;
 use std::time::SystemTime;
 
-use super::volume::{New, Object};
+use super::volume::Object;
 use super::{GlusterVolume, Node, Shared, api, stale};
 use crate::nodes::Use;
-use crate::rules::{MAKE_TRIES, checked, proper, seconds_of};
+use crate::rules::{
+    MAKE_TRIES, check_removal, check_replacement, checked, goes_with_a_name, lacking, new_node, proper, seconds_of,
+    space_of,
+};
 use crate::{
     Attr, Backend, Caller, DirEntry, Errno, Handle, Kind, Make, Placement, Result, SetAttr, SetTime, Space, SpaceChange,
 };
@@ -77,19 +80,7 @@ impl Shared {
             None => set.clone(),
         };
         let mode = set.mode.unwrap_or(if what == Make::Directory { 0o755 } else { 0o644 }) & 0o7777;
-        let new = match what {
-            Make::File | Make::FileIfNone | Make::FileOnce(_) => New::File,
-            Make::Directory => New::Directory,
-            Make::Symlink([]) => return Err(Errno(libc::ENOENT)),
-            Make::Symlink(text) => New::Symlink(text),
-            Make::Fifo => New::Special(libc::S_IFIFO, 0),
-            Make::Socket => New::Special(libc::S_IFSOCK, 0),
-            Make::Block(major, minor) => New::Special(libc::S_IFBLK, libc::makedev(major, minor)),
-            Make::Character(major, minor) => New::Special(libc::S_IFCHR, libc::makedev(major, minor)),
-        };
-        if matches!(what, Make::Block(..) | Make::Character(..)) && caller.uid != 0 {
-            return Err(Errno(libc::EPERM)); // bricks do not look
-        }
+        let new = new_node(caller, what)?;
         for _ in 0..MAKE_TRIES {
             match self.below(&at, at.fd.object.make(caller, name, &new, mode)) {
                 // Where the directory is there, this is what a brick says of too long a way.
@@ -144,17 +135,7 @@ impl Shared {
         mode: u32,
         set: &SetAttr,
     ) -> Result<(Handle, Attr)> {
-        let (uid, gid) = (set.uid.filter(|uid| *uid != attr.uid), set.gid.filter(|gid| *gid != attr.gid));
-        // A change of the owner takes set-user and set-group.
-        let taken = (uid.is_some() || gid.is_some()) && mode & 0o6000 != 0;
-        let lacks = attr.kind != Kind::Symlink && (attr.mode & mode != mode || attr.mode & 0o777 != mode & 0o777);
-        let lacking = SetAttr {
-            mode: (lacks || taken).then_some(mode),
-            uid,
-            gid,
-            size_bytes: set.size_bytes.filter(|size| *size != 0 && attr.kind == Kind::File),
-            ..set.clone()
-        };
+        let lacking = lacking(&attr, mode, set);
         if lacking == SetAttr::default() {
             return Ok((node.handle, attr));
         }
@@ -226,8 +207,7 @@ impl Shared {
     fn named(&self, caller: &Caller, dir: &Node, name: &[u8]) -> Result<(Attr, Option<u64>)> {
         let (_, stat) = self.below(dir, dir.fd.object.lookup(caller, name))?;
         let attr = self.attr_of(&stat)?;
-        let last = attr.kind == Kind::Directory || attr.links == 1;
-        let fileid = last.then_some(attr.fileid);
+        let fileid = goes_with_a_name(&attr);
         Ok((attr, fileid))
     }
 
@@ -236,11 +216,7 @@ impl Shared {
         let dir = self.directory(dir)?;
         let (attr, last) = self.named(caller, &dir, name)?;
         // The library removes whatever has the name.
-        match (attr.kind == Kind::Directory, directory) {
-            (true, false) => return Err(Errno(libc::EISDIR)),
-            (false, true) => return Err(Errno(libc::ENOTDIR)),
-            _ => {}
-        }
+        check_removal(attr.kind, directory)?;
         dir.fd.object.unlink(caller, name).map_err(|error| self.sticky(caller, &dir, error))?;
         if let Some(fileid) = last {
             self.nodes.set_gone(fileid);
@@ -266,11 +242,7 @@ impl Shared {
             if there.fileid == moved.fileid {
                 return Ok(()); // two names of one node, or one
             }
-            match (moved.kind == Kind::Directory, there.kind == Kind::Directory) {
-                (true, false) => return Err(Errno(libc::ENOTDIR)),
-                (false, true) => return Err(Errno(libc::EISDIR)),
-                _ => {}
-            }
+            check_replacement(moved.kind, there.kind)?;
         }
         let renamed = from.0.fd.object.rename(caller, from.1, &to.0.fd.object, to.1);
         renamed.map_err(|error| self.sticky(caller, &from.0, self.sticky(caller, &to.0, error)))?;
@@ -444,16 +416,7 @@ impl Backend for GlusterVolume {
     fn space(&self, node: &Handle) -> Result<Space> {
         let node = self.shared.node(node)?;
         let space = node.fd.object.space().map_err(stale)?;
-        let bytes = |blocks: u64| blocks.saturating_mul(space.f_frsize);
-        Ok(Space {
-            total_bytes: bytes(space.f_blocks),
-            free_bytes: bytes(space.f_bfree),
-            available_bytes: bytes(space.f_bavail),
-            total_files: space.f_files,
-            free_files: space.f_ffree,
-            name_max_bytes: u32::try_from(space.f_namemax).unwrap_or(u32::MAX),
-            links_max: LINKS_MAX,
-        })
+        Ok(space_of(&space, LINKS_MAX))
     }
 
     fn placement(&self, file: &Handle) -> Result<Placement> {

@@ -7,7 +7,7 @@ use std::time::Duration;
 use super::volume::Descriptor;
 use super::{Files, Node, Open, Shared, stale};
 use crate::nodes::{Descriptors, Use};
-use crate::rules::may_by_mode;
+use crate::rules::{check_range, may_by_mode};
 use crate::{Caller, Errno, Kind, Result, SpaceChange};
 
 /// GlusterFS answers EIO to a call that meets another one's making of the same shard: these are tried again after so long.
@@ -109,8 +109,7 @@ impl Shared {
     }
 
     pub(super) fn write(&self, caller: &Caller, node: &Node, offset: u64, bytes: &[u8], stable: bool) -> Result<()> {
-        let end = offset.checked_add(bytes.len() as u64).filter(|end| i64::try_from(*end).is_ok());
-        end.ok_or(Errno(libc::EFBIG))?;
+        check_range(offset, bytes.len() as u64)?;
         let open = self.open_for(caller, node, Use::Write)?;
         if !bytes.is_empty() {
             // Before the first byte: what becomes of it must be asked from then on.
@@ -143,8 +142,7 @@ impl Shared {
         change: SpaceChange,
         (offset, len_bytes): (u64, u64),
     ) -> Result<()> {
-        let end = offset.checked_add(len_bytes).filter(|end| i64::try_from(*end).is_ok());
-        end.ok_or(Errno(libc::EFBIG))?;
+        check_range(offset, len_bytes)?;
         let open = self.open_for(caller, node, Use::Write)?;
         if len_bytes == 0 {
             return Ok(());

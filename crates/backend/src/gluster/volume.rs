@@ -11,6 +11,7 @@ use impresario_base::lock::{Condvar, Mutex};
 
 use super::api::{self, Api, GFID_BYTES};
 use super::graph::Caches;
+use crate::rules::New;
 use crate::{Caller, Errno, Result};
 
 /// What the library itself says, on the standard error stream: `GF_LOG_ERROR` while the volume is opened, so that the log
@@ -289,15 +290,6 @@ impl Drop for Descriptor {
         // SAFETY: it is closed once.
         unsafe { if self.directory { (api.closedir)(self.fd.as_ptr()) } else { (api.close)(self.fd.as_ptr()) } };
     }
-}
-
-/// What a new node is.
-pub(super) enum New<'a> {
-    File,
-    Directory,
-    Symlink(&'a [u8]),
-    /// Kind (`S_IFIFO` and so on) and device number.
-    Special(u32, u64),
 }
 
 impl Object {

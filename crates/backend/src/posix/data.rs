@@ -13,6 +13,7 @@ use rustix::io::{Errno as Number, ReadWriteFlags};
 use super::metadata::may;
 use super::{Files, Node, Open, Shared, proc_path};
 use crate::nodes::{Descriptors, Use};
+use crate::rules::check_range;
 use crate::{Caller, Errno, Kind, Result, SpaceChange};
 
 impl Shared {
@@ -123,8 +124,7 @@ impl Shared {
     }
 
     pub(super) fn write(&self, caller: &Caller, node: &Node, offset: u64, bytes: &[u8], stable: bool) -> Result<()> {
-        let end = offset.checked_add(bytes.len() as u64).filter(|end| i64::try_from(*end).is_ok());
-        end.ok_or(Errno(libc::EFBIG))?;
+        check_range(offset, bytes.len() as u64)?;
         let open = self.open_for(caller, node, Use::Write)?;
         let mut done = 0;
         while done < bytes.len() {
@@ -161,8 +161,7 @@ impl Shared {
         change: SpaceChange,
         (offset, len_bytes): (u64, u64),
     ) -> Result<()> {
-        let end = offset.checked_add(len_bytes).filter(|end| i64::try_from(*end).is_ok());
-        end.ok_or(Errno(libc::EFBIG))?;
+        check_range(offset, len_bytes)?;
         let open = self.open_for(caller, node, Use::Write)?;
         if len_bytes == 0 {
             return Ok(());
