@@ -2,11 +2,12 @@
 //!
 //! A *run* is a range read lately without gaps, by any reader. Requests extend runs; runs that meet become one. So a
 //! sequential reader is a run that grows at its end, 32 of them are 32 runs, and processes that read a file in turns
-//! (each every n-th block, in whatever order they arrive) are one run with a few islands before it. A run that keeps
-//! growing is predicted to grow on, up to the next run. What does not grow is left to the readers' [`Detector`](crate::Detector)s.
+//! (each every n-th block, in whatever order they arrive) are one run with islands before it. A run that keeps
+//! growing is predicted to grow on beyond its islands, up to the next run. What does not grow is left to the readers' [`Detector`](crate::Detector)s.
 
 mod following;
 mod ledger;
+mod runs;
 pub(crate) mod strides;
 
 use std::collections::BTreeMap;
@@ -20,6 +21,7 @@ use crate::phases::{NextPhase, Phases};
 use crate::predictor::{Prediction, Shared, Source};
 use following::Following;
 use ledger::{Ledger, WINDOW_BYTES_MIN};
+use runs::Run;
 use strides::Strides;
 
 /// Runs of one file: of any file, and as long as all files together are below [`RUNS_OF_ALL`].
@@ -28,12 +30,6 @@ const RUNS_MAX: (usize, usize) = (64, 1024);
 pub(crate) const RUNS_OF_ALL: usize = 32 << 10;
 /// Runs among which the one that was touched longest ago makes room.
 const SAMPLED: usize = 8;
-/// What is read again so far behind a run's end, or farther, begins a new one; of the old one this much is left, in
-/// case its own reader goes on.
-const AGAIN: (u64, u64) = (1 << 20, 64 << 10);
-/// A run that was not extended for this long is over: what is read again of it begins a new one wherever it is, and its
-/// bytes may be predicted again, ns.
-const OVER_AFTER_NS: u64 = 1_000_000_000;
 /// Times that a run must have grown: where as many runs do not and fewer do, neighbours may be there by chance.
 const GROWN_MIN: u32 = 1;
 const GROWN_MIN_BY_CHANCE: u32 = 3;
@@ -43,27 +39,6 @@ const LATE_NS: u64 = 1_000_000_000;
 /// The same where the stream's pace is not known yet.
 const LATE_UNKNOWN_NS: u64 = 4_000_000_000;
 
-/// A range read lately without gaps; it begins at its key in the map.
-#[derive(Clone, Debug)]
-struct Run {
-    end: u64,
-    stream: u32,
-    /// Times that it has grown.
-    grown: u32,
-    /// When a request touched it last.
-    touched_ns: u64,
-    /// Predicted up to here.
-    predicted_to: u64,
-    /// The run that was read here before ended here: no farther is predicted before this one is read farther.
-    ended: Option<u64>,
-}
-
-impl Run {
-    fn is_over(&self, at_ns: u64) -> bool {
-        at_ns.saturating_sub(self.touched_ns) >= OVER_AFTER_NS
-    }
-}
-
 /// One file.
 #[derive(Debug, Default)]
 pub(crate) struct FileStreams {
@@ -71,7 +46,9 @@ pub(crate) struct FileStreams {
     used: bool,
     len_bytes: Option<u64>,
     runs: BTreeMap<u64, Run>,
-    /// Of these, how many grow.
+    /// Ranges that they consist of.
+    ranges: usize,
+    /// Runs that grow.
     growing: usize,
     /// Where the next runs are sampled.
     hand: u64,
@@ -103,8 +80,7 @@ impl FileStreams {
         self.credit(shared, &extent);
         let mut predictions = Vec::new();
         let run = self.extend_run(shared, &extent, at_ns);
-        let lone = self.runs.len() - self.growing;
-        let grown_min = if lone > LONE_RUNS.max(self.growing) { GROWN_MIN_BY_CHANCE } else { GROWN_MIN };
+        let grown_min = if self.is_chancy() { GROWN_MIN_BY_CHANCE } else { GROWN_MIN };
         let grows = self.runs.get(&run).is_some_and(|r| r.grown >= grown_min);
         let strided = self.observe_stride(shared, source.reader, &extent, at_ns, !grows);
         let follows = self.follow(shared, source.file, &extent, at_ns);
@@ -125,78 +101,96 @@ impl FileStreams {
         predictions
     }
 
+    /// So many runs do not grow that others may by chance.
+    fn is_chancy(&self) -> bool {
+        self.runs.len() - self.growing > LONE_RUNS.max(self.growing)
+    }
+
     /// The run that a request extends or begins, by its first byte.
     fn extend_run(&mut self, shared: &mut Shared, extent: &Range<u64>, at_ns: u64) -> u64 {
+        let bytes = extent.end - extent.start;
         let touched = self.runs.range(..=extent.start).next_back();
-        let mut touched = touched.filter(|(_, run)| run.end >= extent.start).map(|(start, _)| *start);
-        let mut ended = None;
+        let touched = touched.filter(|(_, run)| run.reaches() >= extent.start).map(|(start, _)| *start);
+        let (mut found, mut ended) = (None, None);
         if let Some(start) = touched
-            && let Some(left) = self.runs.get(&start).and_then(|run| Self::left_of(run, extent, at_ns))
-            && let Some(run) = self.take_run(shared, start)
+            && let Some(mut run) = self.take_run(shared, start)
         {
-            match left < run.end {
-                true => self.put_run(shared, left, run),
-                false => {
+            match run.left_of(extent, at_ns) {
+                None if extent.start > run.end && run.is_over(at_ns) => {
+                    run.leave_islands();
+                    self.put_run(shared, start, run);
+                }
+                None => found = Some((start, run)),
+                Some(left) if left < run.end => self.put_run(shared, left, run),
+                Some(_) => {
                     ended = Some(run.end);
                     self.end_stream(shared, run.stream);
                 }
             }
-            touched = None;
         }
-        let (start, mut run) = match touched.and_then(|start| Some((start, self.take_run(shared, start)?))) {
-            Some(found) => found,
+        let (start, mut run) = match found {
+            Some((start, mut run)) => {
+                run.read(extent);
+                (start, self.take_in_reach(shared, (start, run), bytes, at_ns))
+            }
             None => {
-                let stream = self.new_stream();
-                let opening = extent.start == 0 && shared.openings.pays();
-                if let Some(ledger) = self.ledgers.get_mut(&stream).filter(|_| opening) {
-                    ledger.opening = true;
+                let mut run = Run::new(extent.start, self.new_stream(), at_ns);
+                if extent.start == 0 && shared.openings.pays() {
+                    run.grown = GROWN_MIN;
+                    if let Some(ledger) = self.ledgers.get_mut(&run.stream) {
+                        ledger.opening = true;
+                    }
                 }
-                let grown = if opening { GROWN_MIN } else { 0 };
-                (extent.start, Run { end: extent.start, stream, grown, touched_ns: at_ns, predicted_to: 0, ended })
+                (run.end, run.ended) = (extent.end, ended);
+                (extent.start, self.take_in_reach(shared, (extent.start, run), bytes, at_ns))
             }
         };
-        if touched.is_some() && extent.end > run.end {
-            run.grown = run.grown.saturating_add(1);
-        }
-        run.end = run.end.max(extent.end);
-        while let Some((&next, _)) = self.runs.range(start..=run.end).next() {
-            let Some(other) = self.take_run(shared, next) else { break };
-            run.end = run.end.max(other.end);
-            run.predicted_to = run.predicted_to.max(other.predicted_to);
-            // One with predictions outstanding keeps its number.
-            let (keep, gone) = match self.outstanding_of(run.stream) >= self.outstanding_of(other.stream) {
-                true => (run.stream, other.stream),
-                false => (other.stream, run.stream),
-            };
-            self.join(keep, gone);
-            run.stream = keep;
-            run.grown = run.grown.max(other.grown);
-            run.ended = run.ended.max(other.ended);
-        }
         run.touched_ns = at_ns;
         if let Some(ledger) = self.ledgers.get_mut(&run.stream) {
             if run.grown >= GROWN_MIN {
-                shared.stream_lives(ledger.last_ns, at_ns);
+                shared.stream_lives(&mut ledger.lives, at_ns);
             }
-            ledger.account.demanded(extent.end - extent.start);
-            ledger.request(extent.end - extent.start, at_ns);
+            ledger.account.demanded(bytes);
+            ledger.request(bytes, at_ns);
         }
-        if self.runs.len() >= RUNS_MAX.1 || self.runs.len() >= RUNS_MAX.0 && shared.runs >= RUNS_OF_ALL {
+        if self.ranges >= RUNS_MAX.1 || self.ranges >= RUNS_MAX.0 && shared.runs >= RUNS_OF_ALL {
             self.drop_a_run(shared);
         }
         self.put_run(shared, start, run);
         start
     }
 
+    /// A run that a request of `bytes` has extended takes in those that it reaches now.
+    fn take_in_reach(&mut self, shared: &mut Shared, (start, mut run): (u64, Run), bytes: u64, at_ns: u64) -> Run {
+        while let Some((&next, _)) = self.runs.range(start..=run.reaches()).next() {
+            let Some(mut other) = self.take_run(shared, next) else { break };
+            if next > run.end && other.is_over(at_ns) {
+                self.end_stream(shared, other.stream);
+                continue;
+            }
+            run.take(next, &mut other, bytes);
+            // One with predictions outstanding keeps its number.
+            let (keep, gone) = match self.outstanding_of(run.stream) >= self.outstanding_of(other.stream) {
+                true => (run.stream, other.stream),
+                false => (other.stream, run.stream),
+            };
+            self.join(shared, keep, gone);
+            run.stream = keep;
+        }
+        run
+    }
+
     fn take_run(&mut self, shared: &mut Shared, start: u64) -> Option<Run> {
         let run = self.runs.remove(&start)?;
-        shared.runs -= 1;
+        shared.runs -= run.ranges();
+        self.ranges -= run.ranges();
         self.growing -= usize::from(run.grown >= GROWN_MIN);
         Some(run)
     }
 
     fn put_run(&mut self, shared: &mut Shared, start: u64, run: Run) {
-        shared.runs += 1;
+        shared.runs += run.ranges();
+        self.ranges += run.ranges();
         self.growing += usize::from(run.grown >= GROWN_MIN);
         self.runs.insert(start, run);
     }
@@ -213,30 +207,34 @@ impl FileStreams {
         }
     }
 
-    /// Where the rest of a run begins of which a request is a new pass; its end: there is no rest.
-    fn left_of(run: &Run, extent: &Range<u64>, at_ns: u64) -> Option<u64> {
-        match extent.end <= run.end {
-            true if run.is_over(at_ns) => Some(run.end),
-            true => (extent.end + AGAIN.0 <= run.end).then(|| run.end - AGAIN.1),
-            false => None,
-        }
-    }
-
     /// What a growing run will read next and is not predicted yet, in whole requests as long as the last one.
     fn run_ahead(&self, shared: &Shared, start: u64, request_bytes: u64, at_ns: u64) -> Vec<(u32, Range<u64>)> {
         let len = self.len_bytes;
         let Some(run) = self.runs.get(&start) else { return Vec::new() };
-        let (wanted, part) = (self.ledgers.get(&run.stream).map_or(0, |l| l.window_bytes), shared.part(self.growing));
+        let Some(ledger) = self.ledgers.get(&run.stream) else { return Vec::new() };
+        let (wanted, part) = (ledger.window_bytes, shared.part(self.growing));
+        // Islands may be there by chance, until predictions beyond them have come true.
+        let has_front = run.has_front() && !self.is_chancy();
+        let is_proven = !has_front || ledger.account.hit_bytes >= WINDOW_BYTES_MIN;
+        let wanted = if is_proven { wanted } else { wanted.min(4 * request_bytes) };
         let window = (wanted.min(part) / request_bytes).max(1).saturating_mul(request_bytes);
+        let front = if has_front { run.predicts_from() } else { run.end };
         let from = run.predicted_to.max(run.end);
         // Before the stream waits for it; but where there is too little room for all, one long piece beats two short ones.
         let left_max = if part < wanted { 0 } else { window / 2 };
-        if from - run.end > left_max {
+        if from.saturating_sub(front) > left_max {
             return Vec::new();
         }
-        let to = from.saturating_add(window).min(len.unwrap_or(u64::MAX));
+        let to = from.max(front).saturating_add(window).min(len.unwrap_or(u64::MAX));
         let to = run.ended.filter(|ended| run.end <= *ended).map_or(to, |ended| to.min(ended));
-        let to = self.next_run(run.end..to, at_ns).unwrap_or(to);
+        // What does not grow itself is others' on the same way.
+        let in_the_way = |other: &Run| !has_front || other.grown >= GROWN_MIN_BY_CHANCE;
+        let to = run.next_island(front..to.max(front)).unwrap_or(to);
+        let to = self
+            .runs
+            .range(front..to.max(front))
+            .find(|(_, r)| !r.is_over(at_ns) && in_the_way(r))
+            .map_or(to, |(s, _)| *s);
         if from >= to {
             return Vec::new();
         }
@@ -260,10 +258,10 @@ impl FileStreams {
                 at = end;
                 continue;
             }
-            let next_run = self.next_run(at..extent.end, at_ns);
+            let next_read = self.next_read(at..extent.end, at_ns);
             let next_prediction = self.outstanding.first_within(at..extent.end);
             let end = extent.end.min(at.saturating_add(shared.limits.piece_bytes));
-            let end = end.min(next_run.unwrap_or(end)).min(next_prediction.unwrap_or(end));
+            let end = end.min(next_read.unwrap_or(end)).min(next_prediction.unwrap_or(end));
             let bytes = end - at;
             let Some(ledger) = self.ledgers.get_mut(&stream) else { return at };
             let hit = ledger.account.hit_bytes;
@@ -300,10 +298,17 @@ impl FileStreams {
         self.runs.range(within).find(|(_, run)| !run.is_over(at_ns)).map(|(start, _)| *start)
     }
 
+    /// The first byte of the first run of these bytes that is not over, or of the first island.
+    fn next_read(&self, within: Range<u64>, at_ns: u64) -> Option<u64> {
+        let before = self.runs.range(..within.start).next_back().map(|(_, run)| run);
+        let island = before.filter(|run| !run.is_over(at_ns)).and_then(|run| run.next_island(within.clone()));
+        island.or_else(|| self.next_run(within, at_ns))
+    }
+
     /// Where the run or the prediction ends that holds this byte.
     fn known_until(&self, byte: u64, at_ns: u64) -> Option<u64> {
         let run = self.runs.range(..=byte).next_back().map(|(_, run)| run).filter(|run| !run.is_over(at_ns));
-        let run = run.map(|run| run.end);
+        let run = run.and_then(|run| run.known_until(byte));
         let predicted = self.outstanding.last_end(byte);
         run.max(predicted).filter(|end| *end > byte)
     }
@@ -418,12 +423,13 @@ impl FileStreams {
     }
 
     /// Two streams have met and are one.
-    fn join(&mut self, keep: u32, gone: u32) {
+    fn join(&mut self, shared: &mut Shared, keep: u32, gone: u32) {
         let Some(other) = self.ledgers.remove(&gone) else { return };
         if other.outstanding_bytes > 0 {
             self.outstanding.join(keep, gone);
         }
         if let Some(ledger) = self.ledgers.get_mut(&keep) {
+            shared.streams_meet(&ledger.lives, &other.lives);
             ledger.account.join(&other.account);
             ledger.outstanding_bytes += other.outstanding_bytes;
             ledger.window_bytes = ledger.window_bytes.max(other.window_bytes);
@@ -450,7 +456,7 @@ impl FileStreams {
 
     /// It counts no longer among all files.
     pub(crate) fn leave(&self, shared: &mut Shared) {
-        shared.runs -= self.runs.len();
+        shared.runs -= self.ranges;
         shared.readers -= self.readers.len();
         shared.followed -= usize::from(self.following.agrees);
     }
@@ -476,7 +482,7 @@ impl FileStreams {
 
     #[cfg(test)]
     pub(crate) fn runs_and_readers(&self) -> (usize, usize) {
-        (self.runs.len(), self.readers.len())
+        (self.ranges, self.readers.len())
     }
 
     #[cfg(test)]
@@ -484,8 +490,10 @@ impl FileStreams {
         let outstanding = self.outstanding.check();
         assert_eq!(outstanding, self.ledgers.values().map(|l| l.outstanding_bytes).sum::<u64>());
         let disjoint = |(a, b): ((&u64, u64), (&u64, u64))| a.1 <= *b.0;
-        let runs = || self.runs.iter().map(|(s, r)| (s, r.end));
+        self.runs.values().for_each(Run::check);
+        let runs = || self.runs.iter().map(|(s, r)| (s, r.front()));
         assert!(runs().zip(runs().skip(1)).all(disjoint));
+        assert_eq!(self.ranges, self.runs.values().map(Run::ranges).sum::<usize>());
         assert!(self.runs.len() <= RUNS_MAX.1 && self.readers.len() <= strides::READERS_MAX.1);
         assert_eq!(self.growing, self.runs.values().filter(|run| run.grown >= GROWN_MIN).count());
         assert!(self.ledgers.len() <= self.runs.len() + self.readers.len() * crate::detector::STREAMS_MAX + 1);

@@ -133,14 +133,24 @@ impl Shared {
         (SLACK_BYTES + self.totals.hit_bytes).min(self.limits.budget_bytes)
     }
 
-    /// A stream that is predicted was seen at `at_ns`, and before that at `last_ns`.
-    pub(crate) fn stream_lives(&mut self, last_ns: u64, at_ns: u64) {
+    /// A stream that is predicted is seen: it counts once in each interval. `lives`: the last one in which it did, and one more.
+    pub(crate) fn stream_lives(&mut self, lives: &mut u64, at_ns: u64) {
         let beat = at_ns / BEAT_NS;
         if beat != self.beat {
             self.streams = (0, if beat == self.beat + 1 { self.streams.0 } else { 0 });
             self.beat = beat;
         }
-        self.streams.0 += usize::from(last_ns / BEAT_NS != beat || last_ns == 0);
+        if *lives != beat + 1 {
+            *lives = beat + 1;
+            self.streams.0 += 1;
+        }
+    }
+
+    /// Two streams have met and are one.
+    pub(crate) fn streams_meet(&mut self, lives: &u64, other: &u64) {
+        if lives == other && *lives == self.beat + 1 {
+            self.streams.0 = self.streams.0.saturating_sub(1);
+        }
     }
 
     /// What one stream may have outstanding, so that the others get their part, bytes; `growing`: streams of its

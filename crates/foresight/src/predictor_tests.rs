@@ -148,6 +148,54 @@ fn processes_in_turns_are_one_stream() {
     assert!(t.wasted_bytes == 0 && t.outstanding_bytes <= 6 * MIB, "one window and a half: {t:?}");
 }
 
+/// Processes that take a file apart in turns of `len`, each with one request at a time, answered in any order; of all
+/// requests, the percentage that was predicted whole, and the mean length of predictions, bytes.
+fn decomposed(processes: u64, len: u64, bytes: u64, seed: u64) -> (u64, u64) {
+    let mut random = Random::new(seed);
+    let (mut p, mut at_ns) = (predictor(), 0);
+    let mut waiting: Vec<(u64, u64)> = (0..processes).map(|rank| (rank, rank * len)).collect();
+    let (mut whole, mut sum, mut predictions, mut predicted) = (0, 0, 0, 0);
+    while !waiting.is_empty() {
+        // None is more than three rounds ahead of the last.
+        let last = waiting.iter().map(|(_, start)| start / (processes * len)).min().unwrap_or(0);
+        let mut next = random.below(waiting.len() as u64) as usize;
+        while waiting[next].1 / (processes * len) > last + 3 {
+            next = random.below(waiting.len() as u64) as usize;
+        }
+        let (rank, start) = waiting.swap_remove(next);
+        at_ns += MS / 4;
+        let before = p.totals().hit_bytes;
+        for prediction in p.observe(Source { file: 1, reader: 1 }, start..start + len, at_ns) {
+            let (from, to) = (prediction.extent.start, prediction.extent.end.min(bytes).max(prediction.extent.start));
+            p.declined(1, to..prediction.extent.end);
+            predicted += to - from;
+            predictions += u64::from(to > from);
+        }
+        p.ends_at(1, bytes);
+        check(&p);
+        whole += u64::from(p.totals().hit_bytes - before == len);
+        sum += 1;
+        if start + processes * len < bytes {
+            waiting.push((rank, start + processes * len));
+        }
+    }
+    let t = p.totals();
+    assert!(t.wasted_bytes * 50 <= t.demand_bytes, "{t:?}");
+    (whole * 100 / sum, predicted / predictions.max(1))
+}
+
+#[test]
+fn a_file_that_many_take_apart_is_one_stream() {
+    for processes in [8, 16, 32, 64] {
+        for len in [8 * KIB, 64 * KIB, 128 * KIB, 256 * KIB] {
+            let (whole, mean_bytes) = decomposed(processes, len, 128 * MIB, processes + len);
+            // What lies so far beyond the first gap is not taken for a part of it.
+            let whole_min = if processes * len > 8 * MIB { 40 } else { 85 };
+            assert!(whole >= whole_min && mean_bytes >= 512 * KIB, "{processes} × {len}: {whole} %, {mean_bytes}");
+        }
+    }
+}
+
 #[test]
 fn a_stride_with_large_gaps() {
     for backward in [false, true] {

@@ -15,6 +15,8 @@ const AWAKE_READS: u32 = 512;
 /// A device that gives bytes as fast as this, 1/s, has neither seeks nor long latencies to save: copying is the bound, and what
 /// the kernel reads ahead by itself comes in larger pages than what it is asked for.
 const FAST_BYTES_PER_S: u64 = 800_000_000;
+/// The same of a piece that is read alone, whose first byte takes its time, 1/s.
+const FAST_ALONE_BYTES_PER_S: u64 = 500_000_000;
 /// Bytes that were read ahead, by which the device's speed is judged; two judgements in a row must agree.
 const JUDGED_BYTES: u64 = 16 << 20;
 /// Bytes that requests read from a fast device before its speed is judged again: at first, and at most.
@@ -33,47 +35,74 @@ pub struct ReadingAhead {
     speed: Speed,
 }
 
-/// How fast the device is, and for how long nothing is read ahead because it is fast.
+/// How fast the device is, and for how long nothing is read ahead because it is fast. It is judged by the rate at which bytes come,
+/// and, as one client may request less than the device gives, by the time that pieces take.
 #[derive(Debug)]
 struct Speed {
-    /// Since the last judgement, or the first bytes.
-    since_ns: Option<u64>,
-    /// Bytes that came since then.
-    bytes: u64,
-    was_fast: bool,
+    /// When bytes came last.
+    came_ns: Option<u64>,
+    coming: Judge,
+    fetching: Judge,
     /// Bytes that requests still read from the device before it is judged again; 0: reading ahead goes on.
     pause_bytes: u64,
     next_pause_bytes: u64,
 }
 
+/// Whether bytes come fast: two judgements in a row.
+#[derive(Clone, Copy, Debug, Default)]
+struct Judge {
+    bytes: u64,
+    took_ns: u64,
+    was_fast: bool,
+}
+
+impl Judge {
+    /// Bytes that took so long; the judgement when there are enough.
+    fn add(&mut self, bytes: u64, took_ns: u64, fast_bytes_per_s: u64) -> Option<bool> {
+        self.bytes = self.bytes.saturating_add(bytes);
+        self.took_ns = self.took_ns.saturating_add(took_ns);
+        if self.bytes < JUDGED_BYTES {
+            return None;
+        }
+        let is_fast = u128::from(self.bytes) * 1_000_000_000 > u128::from(fast_bytes_per_s) * u128::from(self.took_ns);
+        let twice = is_fast && self.was_fast;
+        *self = Judge { was_fast: is_fast, ..Judge::default() };
+        Some(twice)
+    }
+}
+
 impl Speed {
     fn new() -> Speed {
-        Speed { since_ns: None, bytes: 0, was_fast: false, pause_bytes: 0, next_pause_bytes: PAUSE_BYTES.0 }
+        let (coming, fetching) = (Judge::default(), Judge::default());
+        Speed { came_ns: None, coming, fetching, pause_bytes: 0, next_pause_bytes: PAUSE_BYTES.0 }
     }
 
     /// Bytes have come from the device that were read ahead; true if a pause begins.
     fn came(&mut self, bytes: u64, at_ns: u64) -> bool {
-        let Some(since_ns) = self.since_ns else {
+        let Some(came_ns) = self.came_ns.replace(at_ns) else {
             // How long these took is not known.
-            self.since_ns = Some(at_ns);
             return false;
         };
-        self.bytes = self.bytes.saturating_add(bytes);
-        if self.bytes < JUDGED_BYTES {
+        let judged = self.coming.add(bytes, at_ns.saturating_sub(came_ns), FAST_BYTES_PER_S);
+        self.pauses(judged)
+    }
+
+    /// A piece was read alone in so much time; true if a pause begins.
+    fn fetched(&mut self, bytes: u64, took_ns: u64) -> bool {
+        let judged = self.fetching.add(bytes, took_ns, FAST_ALONE_BYTES_PER_S);
+        self.pauses(judged)
+    }
+
+    fn pauses(&mut self, judged: Option<bool>) -> bool {
+        if judged != Some(true) {
+            if !self.coming.was_fast && !self.fetching.was_fast && judged.is_some() {
+                self.next_pause_bytes = PAUSE_BYTES.0;
+            }
             return false;
         }
-        let took_ns = u128::from(at_ns.saturating_sub(since_ns));
-        let is_fast = u128::from(self.bytes) * 1_000_000_000 > u128::from(FAST_BYTES_PER_S) * took_ns;
-        let pauses = is_fast && self.was_fast;
-        *self =
-            Speed { since_ns: Some(at_ns), was_fast: is_fast, next_pause_bytes: self.next_pause_bytes, ..Speed::new() };
-        if pauses {
-            let pause_bytes = self.next_pause_bytes;
-            *self = Speed { pause_bytes, next_pause_bytes: (pause_bytes * 2).min(PAUSE_BYTES.1), ..Speed::new() };
-        } else if !is_fast {
-            self.next_pause_bytes = PAUSE_BYTES.0;
-        }
-        pauses
+        let pause_bytes = self.next_pause_bytes;
+        *self = Speed { pause_bytes, next_pause_bytes: (pause_bytes * 2).min(PAUSE_BYTES.1), ..Speed::new() };
+        true
     }
 }
 
@@ -172,11 +201,16 @@ impl ReadingAhead {
 
     /// Predicted bytes were read alone from the device in so much time.
     pub fn fetched(&mut self, file: u64, extent: &Range<u64>, took_ns: u64) {
+        let bytes = extent.end.saturating_sub(extent.start);
         if self.speed.pause_bytes == 0 {
             self.awake_reads = AWAKE_READS;
         }
         self.predictor.arrived(file, extent);
-        self.predictor.fetched(extent.end.saturating_sub(extent.start), took_ns);
+        self.predictor.fetched(bytes, took_ns);
+        if !self.sleeps() && self.speed.fetched(bytes, took_ns) {
+            self.awake_reads = 0;
+            self.predictor.rest();
+        }
     }
 
     /// Sums since the beginning.
@@ -241,7 +275,7 @@ mod tests {
             let extent = i * MIB / 4..(i + 1) * MIB / 4;
             for p in ahead.read(SOURCE, extent.clone(), i * 1_000_000) {
                 read_bytes += p.extent.end - p.extent.start;
-                ahead.fetched(1, &p.extent, 1000);
+                ahead.fetched(1, &p.extent, 10_000_000);
             }
             ahead.device_read(1, &extent, |_| false);
         }
@@ -280,7 +314,7 @@ mod tests {
         for i in 0..reads {
             let extent = i * MIB / 4..(i + 1) * MIB / 4;
             for p in ahead.read(SOURCE, extent.clone(), i * 1_000_000) {
-                ahead.fetched(1, &p.extent, 1000);
+                ahead.fetched(1, &p.extent, 10_000_000);
             }
             if i % 6 == 0 {
                 let before = ahead.totals().wasted_bytes;
@@ -334,7 +368,13 @@ mod tests {
     }
 
     /// Reads 256 KiB after 256 KiB at a rate; gives the bytes that were read ahead.
-    fn at_rate(ahead: &mut ReadingAhead, from_ns: u64, bytes_per_s: u64, asked_bytes: u64, is_cached: bool) -> u64 {
+    fn at_rate(
+        ahead: &mut ReadingAhead,
+        from_ns: u64,
+        (bytes_per_s, device_bytes_per_s): (u64, u64),
+        asked_bytes: u64,
+        is_cached: bool,
+    ) -> u64 {
         let (step, mut read_bytes) = (MIB / 4, 0);
         for i in 0..asked_bytes / step {
             let extent = i * step..(i + 1) * step;
@@ -345,7 +385,8 @@ mod tests {
                     ahead.was_there(1, p.extent);
                 } else {
                     read_bytes += p.extent.end - p.extent.start;
-                    ahead.fetched(1, &p.extent, 1000);
+                    let bytes = p.extent.end - p.extent.start;
+                    ahead.fetched(1, &p.extent, bytes * 1_000_000_000 / device_bytes_per_s);
                 }
             }
             if !is_cached && !ahead.sleeps() {
@@ -361,25 +402,32 @@ mod tests {
     #[test]
     fn a_fast_device_is_left_to_the_kernel() {
         let mut ahead = ReadingAhead::new(64 * MIB);
-        let mut read_bytes = at_rate(&mut ahead, 0, 2_000_000_000, 512 * MIB, false);
+        let mut read_bytes = at_rate(&mut ahead, 0, (2_000_000_000, 2_000_000_000), 512 * MIB, false);
         assert!((MIB..=6 * JUDGED_BYTES).contains(&read_bytes) && ahead.sleeps(), "{read_bytes}");
         // It is judged again after ever longer pauses.
-        read_bytes = at_rate(&mut ahead, 1 << 40, 2_000_000_000, 16 << 30, false);
+        read_bytes = at_rate(&mut ahead, 1 << 40, (2_000_000_000, 2_000_000_000), 16 << 30, false);
         assert!((JUDGED_BYTES..=6 * 6 * JUDGED_BYTES).contains(&read_bytes), "{read_bytes}");
         // It has become slow, or another one is read.
-        at_rate(&mut ahead, 1 << 42, 100_000_000, 20 << 30, false);
+        at_rate(&mut ahead, 1 << 42, (100_000_000, 100_000_000), 20 << 30, false);
         assert!(!ahead.sleeps());
-        let more = at_rate(&mut ahead, 1 << 44, 100_000_000, 1 << 30, false);
+        let more = at_rate(&mut ahead, 1 << 44, (100_000_000, 100_000_000), 1 << 30, false);
         assert!(more > 900 * MIB, "{more}");
+    }
+
+    #[test]
+    fn a_device_is_fast_though_its_client_is_not() {
+        let mut ahead = ReadingAhead::new(64 * MIB);
+        let read_bytes = at_rate(&mut ahead, 0, (100_000_000, 2_000_000_000), 256 * MIB, false);
+        assert!((MIB..=3 * JUDGED_BYTES).contains(&read_bytes) && ahead.sleeps(), "{read_bytes}");
     }
 
     #[test]
     fn disks_and_memory_are_not_taken_for_fast_devices() {
         let mut ahead = ReadingAhead::new(64 * MIB);
-        let read_bytes = at_rate(&mut ahead, 0, 300_000_000, 4 << 30, false);
+        let read_bytes = at_rate(&mut ahead, 0, (300_000_000, 300_000_000), 4 << 30, false);
         assert!(read_bytes > 4000 * MIB, "{read_bytes}");
         let mut ahead = ReadingAhead::new(64 * MIB);
-        at_rate(&mut ahead, 0, 5_000_000_000, 100 * MIB, true);
+        at_rate(&mut ahead, 0, (5_000_000_000, 5_000_000_000), 100 * MIB, true);
         assert_eq!(ahead.speed.pause_bytes, 0);
     }
 

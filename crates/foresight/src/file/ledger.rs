@@ -14,6 +14,8 @@ pub(super) struct Ledger {
     pub(super) window_bytes: u64,
     pub(super) hit_in_window: u64,
     pub(super) last_ns: u64,
+    /// The interval in which it was counted last, and one more; 0: none.
+    pub(super) lives: u64,
     /// Nothing but the beginning of the file speaks for it so far.
     pub(super) opening: bool,
     /// A moving average of the time between requests by their bytes, ps a byte.

@@ -108,7 +108,7 @@ impl FileStreams {
         };
         let Some(ledger) = self.ledgers.get_mut(&stream) else { return Vec::new() };
         if counts {
-            shared.stream_lives(ledger.last_ns, at_ns);
+            shared.stream_lives(&mut ledger.lives, at_ns);
         }
         ledger.account.demanded(extent.end - extent.start);
         ledger.request(extent.end - extent.start, at_ns);
