@@ -59,7 +59,7 @@ pub struct Args {
     /// Batches that the file system has at once at most [default: 16]
     #[arg(long, value_name = "N")]
     in_flight: Option<u32>,
-    /// How far to read ahead of the clients; 0: not at all (see read_ahead_bytes in doc/CONFIGURATION.md) [default: 0]
+    /// How far to read ahead of the clients; 0: not at all (see read_ahead_bytes in doc/CONFIGURATION.md) [default: 64m]
     #[arg(long, value_name = "SIZE", value_parser = parse_bytes)]
     read_ahead: Option<u64>,
     /// Also schedule reads that the page cache has; else they are answered at once

@@ -14,6 +14,7 @@ use crate::check::{READ_AHEAD_MIN_BYTES, policy_complaint};
 use crate::document::{KeyPath, Tree};
 use crate::load::{ConfigErrors, FILE_MAX_BYTES, text_of};
 use crate::mistake::{Mistakes, policies, read};
+use crate::model::Data;
 use crate::table::{set_base, without_table_file};
 
 /// Maximum exports of one server.
@@ -29,8 +30,7 @@ pub struct Nfs {
     pub policy: PolicySpec,
     /// Maximum batches in flight to the file system (1 to 256).
     pub in_flight_requests: u32,
-    /// Bytes that the server reads ahead of its clients at most (4 MiB to 64 GiB; 0, the default: not at all, the kernel's
-    /// own reading ahead serves small reads faster). Only from folders on a device: not from memory.
+    /// Bytes that the server reads ahead of its clients at most (4 MiB to 64 GiB; 0: not at all). Only from folders on a device: not from memory.
     pub read_ahead_bytes: u64,
     /// Also schedule reads that the page cache has; else they are answered at once, unless the policy is about who gets how
     /// much.
@@ -119,7 +119,7 @@ impl Default for Nfs {
             listen: vec!["127.0.0.1:2049".into()],
             policy: PolicySpec::named("auto"),
             in_flight_requests: 16,
-            read_ahead_bytes: 0,
+            read_ahead_bytes: Data::READ_AHEAD_BYTES,
             schedule_cached_reads: false,
             name_threads: 16,
             max_connections: 1024,

@@ -19,12 +19,12 @@ pub struct System {
 /// The systems.
 pub const SYSTEMS: [System; 8] = [
     System { name: "none", options: Some(&["--policy", "none"]) },
-    System { name: "one at a time", options: Some(&["--policy", "fifo", "--in-flight", "1"]) },
-    System { name: "auto", options: Some(&[]) },
-    System { name: "auto, reads ahead", options: Some(&["--read-ahead", "64m"]) },
-    System { name: "aioli", options: Some(&["--policy", "aioli", "--in-flight", "1"]) },
-    System { name: "mlf", options: Some(&["--policy", "mlf", "--in-flight", "1"]) },
-    System { name: "mlf, reads ahead", options: Some(&["--policy", "mlf", "--read-ahead", "64m"]) },
+    System { name: "one at a time", options: Some(&["--policy", "fifo", "--in-flight", "1", "--read-ahead", "0"]) },
+    System { name: "default", options: Some(&[]) },
+    System { name: "auto alone", options: Some(&["--read-ahead", "0"]) },
+    System { name: "aioli", options: Some(&["--policy", "aioli", "--in-flight", "1", "--read-ahead", "0"]) },
+    System { name: "mlf", options: Some(&["--policy", "mlf", "--in-flight", "1", "--read-ahead", "0"]) },
+    System { name: "mlf with foresight", options: Some(&["--policy", "mlf", "--read-ahead", "64m"]) },
     System { name: "nfs-ganesha", options: None },
 ];
 
