@@ -49,7 +49,7 @@ pub struct MountArgs {
     /// Bypass the page cache: every read and write goes to the servers as it is
     #[arg(long)]
     direct_io: bool,
-    /// Keep fcntl locks in this machine's kernel: they exclude the programs of this mount only, and cost nothing
+    /// Keep fcntl locks and flock in this machine's kernel: they exclude the programs of this mount only, and cost nothing
     #[arg(long)]
     local_locks: bool,
     /// How long names and attributes may be cached, such as 1s

@@ -299,7 +299,7 @@ impl Face {
     pub(crate) fn close_file(&self, handle: u64) {
         if let Some(open) = self.files.take(handle) {
             self.inodes.closed(open.number, handle);
-            // Those of an open file description (F_OFD_SETLK) end with it. Those of processes ended when they closed it.
+            // Those of an open file description (`flock`, F_OFD_SETLK) end with it. Those of processes ended when they closed it.
             for owner in std::mem::take(&mut *open.lockers.lock()) {
                 if let Ok(file) = open.file()
                     && let Err(error) = file.unlock(owner, 0, LOCK_END)

@@ -24,8 +24,8 @@ const REQUESTED: [(InitFlags, &str); 8] = [
 /// Configures the connection. Never asks for the write-back cache: a reply to a write means that the data servers hold
 /// the bytes.
 pub(crate) fn agree(options: &MountOptions, locks: bool, config: &mut KernelConfig) {
-    // Not those of `flock`: requests do not say which kind of lock is meant.
-    if locks && config.add_capabilities(InitFlags::FUSE_POSIX_LOCKS).is_err() {
+    // Requests do not say which kind of lock is meant: `flock` locks the whole file, as on NFS.
+    if locks && config.add_capabilities(InitFlags::FUSE_POSIX_LOCKS | InitFlags::FUSE_FLOCK_LOCKS).is_err() {
         tracing::warn!("this kernel keeps file locks to itself: they hold among the programs of this mount only");
     }
     for (flag, meaning) in REQUESTED {

@@ -1,4 +1,4 @@
-//! Locks of byte ranges (`fcntl`), which the metadata server keeps for all mounts.
+//! Locks of byte ranges (`fcntl`) and of files (`flock`), which the metadata server keeps for all mounts. `flock` locks all bytes.
 //!
 //! A lock that is granted makes the node see what others wrote before: what the kernel has cached of the file is dropped,
 //! its pages only when another node may have changed them. The thread that does that serves no requests, because dropping

@@ -1,4 +1,4 @@
-//! Locks of byte ranges between nodes.
+//! Locks between nodes.
 
 use std::fs::{self, File, OpenOptions};
 use std::io;
@@ -439,6 +439,83 @@ fn locks_outlast_a_restarted_metadata_server() {
     gets_it_when(&two, || lock(&a, UNLOCK, 0, 0).unwrap());
 }
 
+/// `flock` without waiting.
+fn flock(file: &File, operation: i32) -> io::Result<()> {
+    // SAFETY: an open descriptor.
+    match unsafe { libc::flock(file.as_raw_fd(), operation | libc::LOCK_NB) } {
+        0 => Ok(()),
+        _ => Err(io::Error::last_os_error()),
+    }
+}
+
+#[test]
+fn flock_excludes_across_nodes() {
+    use libc::{LOCK_EX, LOCK_SH, LOCK_UN};
+    let Some((one, two)) = two_nodes() else { return };
+    let (a, b, also_a) = (open(&one.at("f")), open(&two.at("f")), open(&one.at("f")));
+    flock(&a, LOCK_SH).unwrap();
+    flock(&b, LOCK_SH).unwrap();
+    assert_eq!(errno(flock(&b, LOCK_EX)), libc::EAGAIN);
+    flock(&a, LOCK_UN).unwrap();
+    flock(&b, LOCK_EX).unwrap();
+    assert_eq!(errno(flock(&a, LOCK_SH)), libc::EAGAIN);
+    flock(&b, LOCK_SH).unwrap();
+    flock(&a, LOCK_SH).unwrap();
+    flock(&b, LOCK_UN).unwrap();
+    assert_eq!(errno(flock(&also_a, LOCK_EX)), libc::EAGAIN, "another open of the same process");
+    assert_eq!(errno(lock(&b, WRITE, 100, 1)), libc::EAGAIN, "as on NFS it is one kind of lock with fcntl");
+    // What was written under the lock is seen by who has it next.
+    flock(&a, LOCK_EX).unwrap();
+    for turn in 0..20u8 {
+        let (from, to) = if turn % 2 == 0 { (&a, &b) } else { (&b, &a) };
+        from.write_all_at(&[turn; 5000], 0).unwrap();
+        flock(from, LOCK_UN).unwrap();
+        flock(to, LOCK_EX).unwrap();
+        let mut seen = [0; 5000];
+        to.read_exact_at(&mut seen, 0).unwrap();
+        assert_eq!(seen, [turn; 5000]);
+    }
+    drop((a, b, also_a));
+}
+
+#[test]
+fn flock_ends_with_the_last_descriptor_of_an_open_file() {
+    let Some((one, two)) = two_nodes() else { return };
+    let a = open(&one.at("f"));
+    flock(&a, libc::LOCK_EX).unwrap();
+    let copy = a.try_clone().unwrap();
+    // A child shares the open file; other opens of the file are closed meanwhile.
+    let child = in_child(|| {
+        // SAFETY: waits to be killed.
+        unsafe { libc::pause() }
+    });
+    drop(File::open(one.at("f")).unwrap());
+    drop(a);
+    let b = open(&two.at("f"));
+    assert_eq!(errno(flock(&b, libc::LOCK_SH)), libc::EAGAIN, "a copy and a child have it");
+    drop(copy);
+    assert_eq!(errno(flock(&b, libc::LOCK_SH)), libc::EAGAIN, "a child has it");
+    let waiter = std::thread::spawn(move || {
+        // SAFETY: an open descriptor.
+        assert_eq!(unsafe { libc::flock(b.as_raw_fd(), libc::LOCK_EX) }, 0);
+        b
+    });
+    sleep_ms(100);
+    assert!(!waiter.is_finished());
+    kill(child, libc::SIGKILL);
+    end_of(child);
+    eventually("the child is gone, and the waiter does not get the lock", || waiter.is_finished());
+    let b = waiter.join().unwrap();
+    // flock(1) in scripts: on the other node it waits, and is killed while it does.
+    let mut script = Command::new("flock").arg(one.at("f")).arg("true").stdin(Stdio::null()).spawn().unwrap();
+    sleep_ms(100);
+    assert!(script.try_wait().unwrap().is_none());
+    kill(script.id() as libc::pid_t, libc::SIGTERM);
+    eventually("a waiting flock cannot be ended", || script.try_wait().unwrap().is_some());
+    flock(&b, libc::LOCK_UN).unwrap();
+    assert!(Command::new("flock").arg("-n").arg(one.at("f")).arg("true").status().unwrap().success());
+}
+
 #[test]
 fn locks_may_stay_on_one_node() {
     let Some(cluster) = Cluster::start(Duration::from_secs(20)) else { return };
@@ -449,5 +526,8 @@ fn locks_may_stay_on_one_node() {
     lock(&b, WRITE, 0, 0).unwrap();
     let child = in_child(|| i32::from(lock(&a, READ, 0, 1).is_ok()));
     assert_eq!(end_of(child), 0, "another process of the node");
+    flock(&a, libc::LOCK_EX).unwrap();
+    flock(&b, libc::LOCK_EX).unwrap();
+    assert_eq!(errno(flock(&open(&one.at("f")), libc::LOCK_EX)), libc::EAGAIN);
     fs::remove_file(one.at("f")).unwrap();
 }
