@@ -82,12 +82,14 @@ impl FileStreams {
         let run = self.extend_run(shared, &extent, at_ns);
         let grown_min = if self.is_chancy() { GROWN_MIN_BY_CHANCE } else { GROWN_MIN };
         let grows = self.runs.get(&run).is_some_and(|r| r.grown >= grown_min);
-        let strided = self.observe_stride(shared, source.reader, &extent, at_ns, !grows);
+        let (strided, is_nested) = self.observe_stride(shared, source.reader, &extent, at_ns, !grows);
         let follows = self.follow(shared, source.file, &extent, at_ns);
         if follows {
             self.foretell(shared, source.file, at_ns, &mut predictions);
         } else if self.account.pays() {
-            let extents = match grows {
+            // A series that ends soon is contiguous, too; but where others fill the gaps, it is all read.
+            let is_run = grows && !(is_nested && self.runs.get(&run).is_some_and(|r| !r.has_front()));
+            let extents = match is_run {
                 true => self.run_ahead(shared, run, extent.end - extent.start, at_ns),
                 false => strided,
             };

@@ -2,6 +2,8 @@
 
 use std::ops::Range;
 
+use crate::stream::LAGS;
+
 /// What a stream will read next.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Forecast {
@@ -24,6 +26,11 @@ impl Forecast {
     /// Whether gaps are read too.
     pub fn is_dense(&self) -> bool {
         self.dense
+    }
+
+    /// Whether a round is a whole series of reads.
+    pub(crate) fn is_nested(&self) -> bool {
+        self.round.len() > LAGS
     }
 
     /// Rounds predicted from the last one on: 4 at first, doubled each time the forecast proves right.

@@ -6,7 +6,7 @@ use std::ops::Range;
 use crate::reading_ahead::is_there;
 
 /// Predicted extents of one file.
-const OUTSTANDING_MAX: usize = 512;
+const OUTSTANDING_MAX: usize = 4096;
 /// Predicted parts of a file's requests between their arrival and their service.
 const EXPECTED_MAX: usize = 64;
 

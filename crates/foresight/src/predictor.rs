@@ -35,7 +35,7 @@ pub struct Limits {
     pub stream_bytes: u64,
     /// The same of all streams together. Default: 64 MiB.
     pub budget_bytes: u64,
-    /// Files remembered; the one idle longest is forgotten first. Together they take up to 30 MiB, when many are read in
+    /// Files remembered; the one idle longest is forgotten first. Together they take up to 60 MiB, when many are read in
     /// strides by many readers each. Default: 512.
     pub files: usize,
     /// Bytes that may be wasted of a hundred demanded, beyond a constant of 32 MiB; streams that were

@@ -9,7 +9,7 @@ use crate::majority::majority;
 /// Reads remembered: 16 strides to the 4th read before.
 const REMEMBERED: usize = 20;
 /// Streams interleaved within one at most.
-const LAGS: usize = 4;
+pub(crate) const LAGS: usize = 4;
 /// Windows of strides that may agree, shortest first.
 const WINDOWS: [usize; 3] = [4, 8, 16];
 /// Consecutive reads against the forecast that end it.
@@ -66,6 +66,18 @@ impl Stream {
             let rounds = (apart % stride == 0).then_some(apart / stride)?;
             (1..=i128::from(SKIPPED)).contains(&rounds).then_some((i, rounds as i64))
         })
+    }
+
+    /// What comes next is not known any more.
+    pub(crate) fn forget(&mut self) {
+        self.forecast = None;
+    }
+
+    /// Takes a read that shows what comes next.
+    pub(crate) fn nest(&mut self, forecast: Forecast, bytes: &Range<u64>, now: u64) {
+        *self =
+            Stream { forecast: Some(forecast), last_read: now, low: bytes.start, high: bytes.end, ..Stream::default() };
+        self.remember(bytes);
     }
 
     /// Takes a read; whether it changed the forecast.

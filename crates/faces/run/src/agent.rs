@@ -4,7 +4,7 @@
 use std::io::{IoSlice, Read, Write};
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::PermissionsExt;
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::Path;
 use std::sync::Arc;
@@ -14,14 +14,22 @@ use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 use impresario_client::Client;
 use impresario_interpose::served::peer_uid;
 use impresario_interpose::served::protocol::{DIRECTORIES, REQUEST_BYTES, Reply, Request, SOCKET};
-use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags};
+use rustix::io::Errno;
+use rustix::net::{
+    AddressFamily, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags, SocketType,
+    connect, socket_with,
+};
 
 use crate::calls::{Asked, Calls, Done, Stop};
-use crate::mirror::Mirror;
+use crate::mirror::{Mirror, open_all};
 
 /// Connections of all programs at most.
 const CONNECTIONS_MAX: usize = 4096;
 const STACK_BYTES: usize = 256 << 10;
+/// What the names of runs' folders begin with.
+const PREFIX: &str = "impresario-run-";
+/// Folders of other runs that a run looks at before it starts.
+const STALE_MAX: usize = 64;
 
 /// Why there is no agent.
 #[derive(Debug, thiserror::Error)]
@@ -50,7 +58,9 @@ struct Shared {
 impl Agent {
     /// Starts to serve the cluster of `client` to programs that know it as `at`.
     pub fn start(client: Arc<Client>, at: &Path) -> Result<Agent, AgentError> {
-        let folder = private_folder(&std::env::temp_dir()).map_err(failed("making the run's folder"))?;
+        let place = std::env::temp_dir();
+        remove_stale(&place);
+        let folder = private_folder(&place).map_err(failed("making the run's folder"))?;
         let mut random = [0; 8];
         getrandom::fill(&mut random)
             .map_err(|error| failed("drawing the run's token")(std::io::Error::other(error.to_string())))?;
@@ -89,7 +99,31 @@ fn private_folder(place: &Path) -> std::io::Result<tempfile::TempDir> {
     // The kernel tells a working directory without symbolic links, and it is compared with this folder.
     let place = place.canonicalize()?;
     let only_ours = std::fs::Permissions::from_mode(0o700);
-    tempfile::Builder::new().prefix("impresario-run-").permissions(only_ours).tempdir_in(place)
+    tempfile::Builder::new().prefix(PREFIX).permissions(only_ours).tempdir_in(place)
+}
+
+/// Removes folders of this user's runs that were killed: nobody accepts connections there any more.
+fn remove_stale(place: &Path) {
+    let me = rustix::process::geteuid().as_raw();
+    let entries = std::fs::read_dir(place).into_iter().flatten().flatten();
+    let runs = entries.filter(|entry| entry.file_name().as_bytes().starts_with(PREFIX.as_bytes()));
+    for folder in runs.map(|entry| entry.path()).take(STALE_MAX) {
+        let is_ours = folder.symlink_metadata().is_ok_and(|about| about.is_dir() && about.uid() == me);
+        if is_ours && is_refused(&folder.join(SOCKET)) {
+            open_all(&folder);
+            let _ = std::fs::remove_dir_all(&folder);
+        }
+    }
+}
+
+/// Whether a socket has no listener. Does not wait for one that has.
+fn is_refused(path: &Path) -> bool {
+    let connected = || {
+        let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
+        let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
+        connect(&socket, &SocketAddrUnix::new(path)?)
+    };
+    connected() == Err(Errno::CONNREFUSED)
 }
 
 impl Drop for Agent {
@@ -227,6 +261,21 @@ mod tests {
         std::os::unix::fs::symlink(".", &link).unwrap();
         let folder = private_folder(&link).unwrap();
         assert_eq!(folder.path(), folder.path().canonicalize().unwrap());
+    }
+
+    #[test]
+    fn folders_of_killed_runs_are_removed() {
+        let place = tempfile::tempdir().unwrap();
+        let at = |name: &str| place.path().join(format!("{PREFIX}{name}"));
+        for name in ["killed", "running", "starting"] {
+            std::fs::create_dir(at(name)).unwrap();
+        }
+        std::fs::create_dir_all(at("killed").join(DIRECTORIES).join("closed")).unwrap();
+        std::fs::set_permissions(at("killed").join(DIRECTORIES), std::fs::Permissions::from_mode(0o100)).unwrap();
+        drop(UnixListener::bind(at("killed").join(SOCKET)).unwrap());
+        let _listener = UnixListener::bind(at("running").join(SOCKET)).unwrap();
+        remove_stale(place.path());
+        assert!(!at("killed").exists() && at("running").exists() && at("starting").exists());
     }
 
     #[test]

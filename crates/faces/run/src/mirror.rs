@@ -46,12 +46,17 @@ impl Mirror {
     /// Lets the folders be removed.
     pub(crate) fn open(&self) {
         let _making = self.making.lock();
-        let mut folders = vec![self.root.clone()];
-        while let Some(folder) = folders.pop() {
-            let _ = std::fs::set_permissions(&folder, Permissions::from_mode(OPEN));
-            let below = std::fs::read_dir(&folder).into_iter().flatten().flatten();
-            folders.extend(below.filter(|e| e.file_type().is_ok_and(|kind| kind.is_dir())).map(|e| e.path()));
-        }
+        open_all(&self.root);
+    }
+}
+
+/// Lets a folder and those below be removed.
+pub(crate) fn open_all(root: &Path) {
+    let mut folders = vec![root.to_path_buf()];
+    while let Some(folder) = folders.pop() {
+        let _ = std::fs::set_permissions(&folder, Permissions::from_mode(OPEN));
+        let below = std::fs::read_dir(&folder).into_iter().flatten().flatten();
+        folders.extend(below.filter(|e| e.file_type().is_ok_and(|kind| kind.is_dir())).map(|e| e.path()));
     }
 }
 

@@ -9,7 +9,7 @@ use crate::predictor::Shared;
 
 /// Readers whose strides are looked for: of any file, and as long as all files together are below [`READERS_OF_ALL`].
 pub(super) const READERS_MAX: (usize, usize) = (8, 64);
-/// Readers of all files beyond which a file with more than its part gives one up for a new one. They take up to 5 KiB each.
+/// Readers of all files beyond which a file with more than its part gives one up for a new one. They take up to 8 KiB each.
 pub(crate) const READERS_OF_ALL: usize = 4 << 10;
 /// Rounds that a stride's forecast must reach: it was right at least once.
 const ROUNDS_MIN: u64 = 8;
@@ -42,8 +42,8 @@ struct Stride {
 }
 
 impl FileStreams {
-    /// Lets the reader's detector see a request; what its stride will read next and is not predicted yet. It `counts` as a
-    /// stream unless a run is predicted in its place.
+    /// Lets the reader's detector see a request; what its stride will read next and is not predicted yet, and whether that is
+    /// [nested](crate::forecast::Forecast::is_nested). It `counts` as a stream unless a run is predicted in its place.
     pub(super) fn observe_stride(
         &mut self,
         shared: &mut Shared,
@@ -51,7 +51,7 @@ impl FileStreams {
         extent: &Range<u64>,
         at_ns: u64,
         counts: bool,
-    ) -> Vec<(u32, Range<u64>)> {
+    ) -> (Vec<(u32, Range<u64>)>, bool) {
         let at = match self.readers.iter().position(|r| r.reader == reader) {
             Some(at) => at,
             None => {
@@ -85,9 +85,10 @@ impl FileStreams {
             && let Some(gone) = strides.streams[number].take()
         {
             self.end_stream(shared, gone.stream);
-            return Vec::new();
+            return Default::default();
         }
-        let Some(forecast) = seen.forecast.filter(|f| f.rounds() >= ROUNDS_MIN) else { return Vec::new() };
+        let Some(forecast) = seen.forecast.filter(|f| f.rounds() >= ROUNDS_MIN) else { return Default::default() };
+        let is_nested = forecast.is_nested();
         let forward = forecast.stride_bytes() > 0;
         let stride_bytes = forecast.stride_bytes().unsigned_abs();
         let nothing = if forward { 0 } else { u64::MAX };
@@ -106,7 +107,7 @@ impl FileStreams {
                 (self.next_stream, nothing)
             }
         };
-        let Some(ledger) = self.ledgers.get_mut(&stream) else { return Vec::new() };
+        let Some(ledger) = self.ledgers.get_mut(&stream) else { return Default::default() };
         if counts {
             shared.stream_lives(&mut ledger.lives, at_ns);
         }
@@ -115,7 +116,11 @@ impl FileStreams {
         let window = ledger.window_bytes.min(shared.part(self.growing));
         let reach = match forecast.is_dense() {
             true => window,
-            false => stride_bytes.saturating_mul((window / forecast.round_bytes().max(1)).clamp(1, ROUNDS_AHEAD_MAX)),
+            // No farther than the forecast goes: what is predicted up to somewhere is not predicted again.
+            false => {
+                let rounds = (window / forecast.round_bytes().max(1)).min(forecast.rounds());
+                stride_bytes.saturating_mul(rounds.clamp(1, ROUNDS_AHEAD_MAX))
+            }
         };
         let (ahead, to) = match forward {
             true => {
@@ -130,12 +135,12 @@ impl FileStreams {
         strides.streams[number] = Some(Stride { stream, predicted_to, last: extent.start });
         // Half of the reach at least, so that predictions are long and rare.
         if ahead.start >= ahead.end || (ahead.end - ahead.start) * 2 < reach {
-            return Vec::new();
+            return (Vec::new(), is_nested);
         }
         let pieces = forecast.within(ahead);
         if !pieces.is_empty() {
             strides.streams[number] = Some(Stride { stream, predicted_to: to, last: extent.start });
         }
-        pieces.into_iter().map(|piece| (stream, piece)).collect()
+        (pieces.into_iter().map(|piece| (stream, piece)).collect(), is_nested)
     }
 }
