@@ -229,7 +229,7 @@ impl Library {
             return self.serve_directly(identity, identifier, sink);
         }
         let arrival = if self.stamps { now() } else { Nanos::ZERO };
-        let request = NewRequest { identity, identifier, arrival, queue, sink: sink.map(Box::new) };
+        let request = NewRequest { identity, identifier, arrival, queue, sink };
         match self.shared.inbox.send(Message::Request(request), ADD_PATIENCE) {
             Ok(()) => Ok(()),
             Err(NotSent::Full(_)) => Err(format!("the library is full ({CAPACITY} requests); release some first")),
