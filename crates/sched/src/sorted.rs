@@ -81,7 +81,7 @@ impl<K: Ord + Copy> SortedSet<K> {
     pub fn remove(&mut self, key: &K) -> bool {
         match &mut self.keys {
             Keys::Few(few) => {
-                let Ok(at) = few.binary_search(key) else { return false };
+                let Some(at) = position(few, key) else { return false };
                 if at + 1 == few.len() {
                     few.pop(); // most sets have one key
                 } else {
@@ -217,7 +217,7 @@ fn remove<K: Ord + Copy>(chunks: &mut Vec<Chunk<K>>, key: &K) -> bool {
     // Orders of arrival shrink at their start.
     let c = if chunks.first().is_some_and(|first| first.first == *key) { 0 } else { chunk_for(chunks, key) };
     let Some(chunk) = chunks.get_mut(c) else { return false };
-    let Ok(at) = chunk.keys.binary_search(key) else { return false };
+    let Some(at) = position(&chunk.keys, key) else { return false };
     chunk.keys.remove(at);
     match chunk.keys.first().copied() {
         None => {
@@ -234,6 +234,12 @@ fn remove<K: Ord + Copy>(chunks: &mut Vec<Chunk<K>>, key: &K) -> bool {
         }
     }
     true
+}
+
+/// Where a key is; most that are removed are the first.
+#[inline]
+fn position<K: Ord>(keys: &[K], key: &K) -> Option<usize> {
+    if keys.first() == Some(key) { Some(0) } else { keys.binary_search(key).ok() }
 }
 
 /// The chunk that holds `key`, or would: the last whose first key is not above it.

@@ -172,7 +172,10 @@ impl Library {
             if let Some(recorder) = &recorder {
                 shared.inbox.tell(Message::Observe(recorder.clone()));
             }
-            let owner = Owner::new(Arc::clone(&shared));
+            // Neither the time nor what arrives later changes their decisions.
+            let merges = config.policy.params.get("merge").is_some_and(|merge| merge == "on");
+            let untimed = matches!(policy, "to" | "fifo") && !merges && recorder.is_none();
+            let owner = Owner::new(Arc::clone(&shared), untimed);
             let _quiet = guard::Quiet::new(); // the thread inherits it
             let thread = std::thread::Builder::new().name("agios".into()).spawn(move || owner.run());
             Some(thread.map_err(|e| format!("its thread cannot be started ({e}); raise the limit of threads"))?)

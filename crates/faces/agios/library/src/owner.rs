@@ -58,6 +58,9 @@ const SPIN: Nanos = Nanos(20_000);
 const SERVED_PER_LOOK: u32 = 64;
 const LOOK_AFTER: Nanos = Nanos(30_000);
 
+/// Batches between two looks at the clock, where only the order of arrival counts.
+const SERVED_PER_CLOCK: u32 = 4;
+
 /// Maximum age of a shared-time sample.
 const CLOCK_REFRESH: Nanos = Nanos(100_000_000);
 
@@ -313,6 +316,8 @@ pub struct Owner {
     shared_time: SharedTime,
     clock_due: Nanos,
     spins: bool,
+    /// Decisions do not depend on the time.
+    untimed: bool,
     /// There was nothing to serve.
     idled: bool,
     /// The batch that is being served, where it ends when its callbacks have returned.
@@ -322,8 +327,8 @@ pub struct Owner {
 }
 
 impl Owner {
-    /// For a desk without requests.
-    pub fn new(shared: Arc<Shared>) -> Owner {
+    /// For a desk without requests; `untimed`: decisions do not depend on the time, nor does anything record it.
+    pub fn new(shared: Arc<Shared>, untimed: bool) -> Owner {
         let shared_time = SharedTime::sample(&SystemClocks);
         shared.desk.lock().core.event(now(), clock_event(&shared_time));
         Owner {
@@ -331,6 +336,7 @@ impl Owner {
             shared_time,
             clock_due: Nanos::ZERO,
             spins: false,
+            untimed,
             idled: true,
             returned: None,
             calls: Vec::new(),
@@ -352,7 +358,10 @@ impl Owner {
             match self.step(at, look) {
                 Step::Serve => {
                     self.call();
-                    (at, self.idled) = (now(), false);
+                    self.idled = false;
+                    if !self.untimed || unread % SERVED_PER_CLOCK == 0 {
+                        at = now();
+                    }
                 }
                 Step::Wait(until) => {
                     (at, self.idled) = (self.idle(until), true);
