@@ -1,8 +1,28 @@
-//! Tables of short-lived values: [`Slab`] gives each a unique key, [`Rows`] only a number.
+//! Tables of short-lived values: [`Slab`] gives each a unique key, [`Rows`] only a number; [`extend`] is for tables by
+//! the numbers of another.
 
 use std::ops::{Index, IndexMut};
 
 use crate::prefetch::fetch;
+
+/// Lengthens a table to at least `len` rows. Like [`Rows`], it grows by an eighth, not double, so that its memory follows
+/// its use.
+#[cold]
+pub fn extend<T>(rows: &mut Vec<T>, len: usize, row: impl FnMut() -> T) {
+    if let Some(more) = len.checked_sub(rows.len()) {
+        if rows.capacity() < len {
+            make_room(rows, more);
+        }
+        rows.resize_with(len, row);
+    }
+}
+
+/// Room for `more` rows and some to spare.
+#[cold]
+fn make_room<T>(rows: &mut Vec<T>, more: usize) {
+    const LEAST: usize = 4;
+    rows.reserve_exact(more + (rows.len() / 8).max(LEAST));
+}
 
 /// The key of a value in a [`Slab`]; stale once the value is removed.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
@@ -173,6 +193,9 @@ impl<T> Rows<T> {
                 number
             }
             None => {
+                if self.rows.len() == self.rows.capacity() {
+                    make_room(&mut self.rows, 1);
+                }
                 self.rows.push(row(None));
                 self.rows.len() as u32 - 1
             }
@@ -237,6 +260,17 @@ mod tests {
         rows[1] = 'e';
         assert_eq!((rows.get(1), rows.get(9)), (Some(&'e'), None));
         assert_eq!(rows.iter().collect::<String>(), "dec");
+    }
+
+    #[test]
+    fn a_table_is_extended_with_little_to_spare() {
+        let mut rows = Vec::new();
+        for len in 1..=1000 {
+            extend(&mut rows, len, || len);
+            assert!(rows.len() == len && rows.capacity() <= len + (len / 8).max(4), "{len}");
+        }
+        extend(&mut rows, 10, || 0);
+        assert_eq!((rows.len(), rows[0], rows[999]), (1000, 1, 1000));
     }
 
     #[test]

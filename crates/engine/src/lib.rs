@@ -28,7 +28,7 @@ use impresario_sched::{Cancelled, ConnId, Core, CoreConfig, Ended, Event, FileId
 
 pub use cached::CachedReads;
 pub use clock::{Clocks, SharedTime, SystemClocks};
-pub use inbox::{Inbox, NotSent};
+pub use inbox::{Inbox, Mail, NotSent};
 pub use interface::{EngineConfig, Executor, Outcome, Refused, Started, Submission, Work};
 use intern::Interner;
 pub use pump::Ticket;

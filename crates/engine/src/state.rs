@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use impresario_base::slab::extend;
 use impresario_sched::{
     Batch, ClientId, Core, Extent, FileId, JobId, Nanos, Observer, PolicySpec, Request, RequestId, UserId,
 };
@@ -98,7 +99,7 @@ impl<T: Send + 'static> State<T> {
         };
         let slot = id.0 as u32 as usize;
         if self.held.len() <= slot {
-            self.held.resize_with(slot + 1, || None);
+            extend(&mut self.held, slot + 1, || None);
         }
         self.held[slot] = Some(Held { context, names });
         Ok(id)

@@ -61,6 +61,10 @@ fn longest(class: u8) -> u64 {
     1u64.checked_shl(2 * u32::from(class) + 1).map_or(u64::MAX, |n| n - 1)
 }
 
+fn file_key(shared_space: bool, table: &Table, slot: Slot) -> (FileId, LaneId) {
+    (table.file(slot), if shared_space { LaneId(0) } else { table.lane(slot) })
+}
+
 fn key_of(table: &Table, slot: Slot) -> Key {
     (table.start(slot), table.arrival_order(slot))
 }
@@ -102,6 +106,12 @@ impl FileIndex {
         }
     }
 
+    /// The older request for which a request must wait, if there is one.
+    fn blocker(&self, table: &Table, slot: Slot) -> Option<Slot> {
+        let (start, end, seq) = (table.start(slot), table.end(slot), table.seq(slot));
+        self.older_conflict(table, Kind::of(table.op(slot)), start, end, seq)
+    }
+
     /// Some range older than `seq` that conflicts with `kind` on `start..end`: among those with one start, the
     /// youngest.
     fn older_conflict(&self, table: &Table, kind: Kind, start: u64, end: u64, seq: u64) -> Option<Slot> {
@@ -129,16 +139,12 @@ impl Conflicts {
         Conflicts { shared_space, ..Conflicts::default() }
     }
 
-    fn file_key(&self, table: &Table, slot: Slot) -> (FileId, LaneId) {
-        (table.file(slot), if self.shared_space { LaneId(0) } else { table.lane(slot) })
-    }
-
     /// Adds a request; true if an older one blocks it.
     pub(crate) fn enter(&mut self, table: &Table, slot: Slot) -> bool {
-        let file = self.file_key(table, slot);
-        let blocker = self.blocker(table, slot);
+        let index = self.files.entry(file_key(self.shared_space, table, slot)).or_default();
+        let blocker = index.blocker(table, slot);
         let (class, key) = (class_of(table.len_bytes(slot)), key_of(table, slot));
-        self.files.entry(file).or_default().insert(Kind::of(table.op(slot)), class, key);
+        index.insert(Kind::of(table.op(slot)), class, key);
         if let Some(blocker) = blocker {
             self.waiters.entry(blocker).or_default().push((slot, table.seq(slot)));
         }
@@ -148,7 +154,7 @@ impl Conflicts {
     /// Removes a request that completed or was cancelled, before its slot is freed; appends the requests that nothing
     /// blocks any more to `released`.
     pub(crate) fn leave(&mut self, table: &Table, slot: Slot, released: &mut Vec<Slot>) {
-        let file = self.file_key(table, slot);
+        let file = file_key(self.shared_space, table, slot);
         if let Some(index) = self.files.get_mut(&file) {
             if index.len == 1 {
                 self.files.remove(&file);
@@ -164,7 +170,8 @@ impl Conflicts {
             if table.state(waiter) != State::Blocked || table.seq(waiter) != seq {
                 continue;
             }
-            match self.blocker(table, waiter) {
+            let index = self.files.get(&file_key(self.shared_space, table, waiter));
+            match index.and_then(|index| index.blocker(table, waiter)) {
                 Some(next) => self.waiters.entry(next).or_default().push((waiter, seq)),
                 None => released.push(waiter),
             }
@@ -197,12 +204,6 @@ impl Conflicts {
     pub(crate) fn changes(&self, table: &Table, file: FileId, lane: LaneId, range: Range<u64>) -> bool {
         let index = self.files.get(&(file, if self.shared_space { LaneId(0) } else { lane }));
         index.is_some_and(|i| i.older_conflict(table, Kind::Read, range.start, range.end, u64::MAX).is_some())
-    }
-
-    fn blocker(&self, table: &Table, slot: Slot) -> Option<Slot> {
-        let index = self.files.get(&self.file_key(table, slot))?;
-        let (start, end, seq) = (table.start(slot), table.end(slot), table.seq(slot));
-        index.older_conflict(table, Kind::of(table.op(slot)), start, end, seq)
     }
 }
 

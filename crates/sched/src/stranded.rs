@@ -56,7 +56,7 @@ impl Stranded {
 }
 
 fn arrivals_of_queued(view: &View<'_>) -> Arrivals {
-    let mut arrivals = Arrivals::new(view.lanes.len(), view.table.capacity());
+    let mut arrivals = Arrivals::new(view.lanes.len());
     let queued = view.table.in_state(|state| state == State::Queued).into_iter();
     for slot in queued.filter(|slot| view.table.op(*slot).is_data()) {
         arrivals.insert(view.table, view.table.lane(slot).index(), slot);

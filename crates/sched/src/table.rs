@@ -2,6 +2,7 @@
 
 use crate::types::{ClientId, ConnId, Extent, FileId, JobId, LaneId, Nanos, Op, Request, RequestId, UserId};
 use impresario_base::prefetch::fetch;
+use impresario_base::slab::extend;
 
 /// An index into the table; valid while its request is outstanding.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
@@ -26,20 +27,19 @@ impl Slot {
 pub(crate) struct BySlot<T> {
     things: Vec<T>,
     nothing: T,
-    capacity: usize,
 }
 
 impl<T: Copy> BySlot<T> {
-    /// For at most `capacity` requests, all with the value `nothing`.
-    pub fn new(capacity: u32, nothing: T) -> BySlot<T> {
-        BySlot { things: Vec::new(), nothing, capacity: capacity as usize }
+    /// All with the value `nothing`.
+    pub fn new(nothing: T) -> BySlot<T> {
+        BySlot { things: Vec::new(), nothing }
     }
 
     /// Sets the value of a request.
     #[inline]
     pub fn set(&mut self, slot: Slot, thing: T) {
         if self.things.len() <= slot.index() {
-            self.grow(slot.index() + 1);
+            extend(&mut self.things, slot.index() + 1, || self.nothing);
         }
         self.things[slot.index()] = thing;
     }
@@ -48,15 +48,6 @@ impl<T: Copy> BySlot<T> {
     #[inline]
     pub fn get(&self, slot: Slot) -> T {
         self.things.get(slot.index()).copied().unwrap_or(self.nothing)
-    }
-
-    #[cold]
-    fn grow(&mut self, len: usize) {
-        if self.things.capacity() < len {
-            let roomy = (len + len / 2).min(self.capacity).max(len); // by a half, not double
-            self.things.reserve_exact(roomy - self.things.len());
-        }
-        self.things.resize(len, self.nothing);
     }
 }
 
@@ -126,29 +117,34 @@ pub(crate) enum State {
     InFlight,
 }
 
-/// 72 bytes per outstanding request, packed.
+/// What decisions and searches look at. Many of them miss the CPU's caches, hence apart from [`Details`].
 #[derive(Clone, Copy)]
 struct Entry {
-    arrival: Nanos,
-    file_offset: u64,
     lane_offset: u64,
     len: u64,
     /// Order of arrival at this core.
     seq: u64,
     file: FileId,
-    client: ClientId,
-    conn: ConnId,
-    job: JobId,
-    user: UserId,
-    generation: u32,
     lane: LaneId,
     op: Op,
     state: State,
 }
 
-/// The outstanding requests.
+/// The rest of a request.
+#[derive(Clone, Copy)]
+struct Details {
+    arrival: Nanos,
+    file_offset: u64,
+    client: ClientId,
+    conn: ConnId,
+    job: JobId,
+    user: UserId,
+}
+
+/// The outstanding requests, 64 bytes each.
 pub struct Table {
     entries: Vec<Entry>,
+    details: Vec<Details>,
     free: Vec<Slot>,
     capacity: u32,
     next_seq: u64,
@@ -162,7 +158,7 @@ impl Table {
 
     pub(crate) fn new(capacity: u32) -> Table {
         let capacity = capacity.clamp(1, Self::CAPACITY_MAX);
-        Table { entries: Vec::new(), free: Vec::new(), capacity, next_seq: 0 }
+        Table { entries: Vec::new(), details: Vec::new(), free: Vec::new(), capacity, next_seq: 0 }
     }
 
     /// Requests outstanding.
@@ -191,39 +187,22 @@ impl Table {
     }
 
     pub(crate) fn insert(&mut self, request: &Request) -> Option<Slot> {
-        let seq = self.next_seq;
         let slot = match self.free.pop() {
             Some(slot) => slot,
             None if self.entries.len() < self.capacity as usize => {
-                if self.entries.len() == self.entries.capacity() {
-                    // Grow by a half, not double, so that memory follows the queue.
-                    let grow = (self.entries.len() / 2).max(64).min(self.capacity as usize - self.entries.len());
-                    self.entries.reserve_exact(grow);
-                }
-                self.entries.push(Entry::free());
-                Slot(self.entries.len() as u32 - 1)
+                let slot = Slot(self.entries.len() as u32);
+                extend(&mut self.entries, slot.index() + 1, || Entry::FREE);
+                extend(&mut self.details, slot.index() + 1, || Details::NONE);
+                slot
             }
             None => return None,
         };
+        let Request { extent, arrival, client, conn, job, user, op, .. } = *request;
+        let Extent { file, lane, file_offset, lane_offset, len } = extent;
+        let seq = self.next_seq;
         self.next_seq += 1;
-        let e = &mut self.entries[slot.index()];
-        let generation = e.generation.wrapping_add(1);
-        *e = Entry {
-            arrival: request.arrival,
-            file_offset: request.extent.file_offset,
-            lane_offset: request.extent.lane_offset,
-            len: request.extent.len,
-            seq,
-            file: request.extent.file,
-            client: request.client,
-            conn: request.conn,
-            job: request.job,
-            user: request.user,
-            generation,
-            lane: request.extent.lane,
-            op: request.op,
-            state: State::Queued,
-        };
+        self.entries[slot.index()] = Entry { lane_offset, len, seq, file, lane, op, state: State::Queued };
+        self.details[slot.index()] = Details { arrival, file_offset, client, conn, job, user };
         Some(slot)
     }
 
@@ -232,41 +211,33 @@ impl Table {
         self.free.push(slot);
     }
 
-    /// The identity that the core gave the request: its slot and the slot's generation.
+    /// The identity that the core gave the request: its slot, and its place among the last 2^32 requests.
     pub fn id(&self, slot: Slot) -> RequestId {
-        RequestId(u64::from(self.entries[slot.index()].generation) << 32 | u64::from(slot.0))
+        RequestId((self.seq(slot) + 1) << 32 | u64::from(slot.0))
     }
 
     pub(crate) fn find(&self, id: RequestId) -> Option<Slot> {
         let slot = Slot(id.0 as u32);
-        let e = self.entries.get(slot.index())?;
-        (e.state != State::Free && u64::from(e.generation) == id.0 >> 32).then_some(slot)
+        let outstanding = self.entries.get(slot.index())?.state != State::Free;
+        (outstanding && self.id(slot) == id).then_some(slot)
     }
 
-    /// Prefetches an entry into the CPU cache.
+    /// Prefetches a request into the CPU cache.
     pub(crate) fn fetch(&self, slot: Slot) {
         self.entries.get(slot.index()).inspect(|entry| fetch(*entry));
+        self.details.get(slot.index()).inspect(|details| fetch(*details));
     }
 
     /// The whole request.
     pub fn request(&self, slot: Slot) -> Request {
-        let e = &self.entries[slot.index()];
-        Request {
-            id: self.id(slot),
-            extent: self.extent(slot),
-            arrival: e.arrival,
-            client: e.client,
-            conn: e.conn,
-            job: e.job,
-            user: e.user,
-            op: e.op,
-        }
+        let Details { arrival, client, conn, job, user, .. } = self.details[slot.index()];
+        Request { id: self.id(slot), extent: self.extent(slot), arrival, client, conn, job, user, op: self.op(slot) }
     }
 
     /// The extent it acts on.
     pub fn extent(&self, slot: Slot) -> Extent {
-        let e = &self.entries[slot.index()];
-        Extent { file: e.file, lane: e.lane, file_offset: e.file_offset, lane_offset: e.lane_offset, len: e.len }
+        let Entry { lane_offset, len, file, lane, .. } = self.entries[slot.index()];
+        Extent { file, lane, file_offset: self.details[slot.index()].file_offset, lane_offset, len }
     }
 
     /// Start in the lane's space, bytes.
@@ -302,7 +273,7 @@ impl Table {
 
     /// When it first arrived.
     pub fn arrival(&self, slot: Slot) -> Nanos {
-        self.entries[slot.index()].arrival
+        self.details[slot.index()].arrival
     }
 
     /// Its number in the order of arrival at this core.
@@ -324,36 +295,37 @@ impl Table {
 
     /// Its connection.
     pub fn conn(&self, slot: Slot) -> ConnId {
-        self.entries[slot.index()].conn
+        self.details[slot.index()].conn
     }
 
     /// Its client.
     pub fn client(&self, slot: Slot) -> ClientId {
-        self.entries[slot.index()].client
+        self.details[slot.index()].client
     }
 
     /// Its application.
     pub fn job(&self, slot: Slot) -> JobId {
-        self.entries[slot.index()].job
+        self.details[slot.index()].job
     }
 
     /// Its user.
     pub fn user(&self, slot: Slot) -> UserId {
-        self.entries[slot.index()].user
+        self.details[slot.index()].user
     }
 
     /// Cuts off the first `len` bytes of a request, which are dispatched.
     pub(crate) fn advance(&mut self, slot: Slot, len: u64) {
+        self.details[slot.index()].file_offset += len;
         let e = &mut self.entries[slot.index()];
         e.lane_offset += len;
-        e.file_offset += len;
         e.len -= len;
     }
 
     /// Restores the original extent of a request.
     pub(crate) fn restore(&mut self, slot: Slot, whole: &Extent) {
+        self.details[slot.index()].file_offset = whole.file_offset;
         let e = &mut self.entries[slot.index()];
-        (e.lane_offset, e.file_offset, e.len) = (whole.lane_offset, whole.file_offset, whole.len);
+        (e.lane_offset, e.len) = (whole.lane_offset, whole.len);
     }
 
     /// Lengths of the requests that arrived earlier and are not in flight, on the same lane or (`any_lane`) on any.
@@ -381,24 +353,19 @@ impl Table {
 }
 
 impl Entry {
-    fn free() -> Entry {
-        Entry {
-            arrival: Nanos::ZERO,
-            file_offset: 0,
-            lane_offset: 0,
-            len: 0,
-            seq: 0,
-            file: FileId(0),
-            client: ClientId(0),
-            conn: ConnId(0),
-            job: JobId(0),
-            user: UserId(0),
-            generation: 0,
-            lane: LaneId(0),
-            op: Op::Read,
-            state: State::Free,
-        }
-    }
+    const FREE: Entry =
+        Entry { lane_offset: 0, len: 0, seq: 0, file: FileId(0), lane: LaneId(0), op: Op::Read, state: State::Free };
+}
+
+impl Details {
+    const NONE: Details = Details {
+        arrival: Nanos::ZERO,
+        file_offset: 0,
+        client: ClientId(0),
+        conn: ConnId(0),
+        job: JobId(0),
+        user: UserId(0),
+    };
 }
 
 #[cfg(test)]
@@ -406,7 +373,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_entry_is_72_bytes() {
-        assert_eq!(std::mem::size_of::<Entry>(), 72);
+    fn half_a_cache_line_each() {
+        assert_eq!((size_of::<Entry>(), size_of::<Details>()), (32, 32));
     }
 }

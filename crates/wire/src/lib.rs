@@ -3,9 +3,11 @@
 
 pub mod exercise;
 pub mod frame;
+mod hello;
 pub mod list;
 pub mod locks;
 pub mod message;
+mod names;
 pub mod rights;
 pub mod space;
 

@@ -27,6 +27,9 @@ const STRIDE_BYTES: u64 = 32_768;
 const LEN_BYTES: u64 = 16_384;
 /// Requests that producers have pending at most.
 const WINDOW: u64 = 20_000;
+/// How long a producer that is ahead by the window pauses: briefly beside the time that a window takes, and seldom enough
+/// that waking producers is not what is measured.
+const PAUSE: Duration = Duration::from_micros(500);
 /// A measurement ends after this time with the results so far.
 const PATIENCE: Duration = Duration::from_secs(8);
 
@@ -159,7 +162,7 @@ fn producers(threads: u64, requests: u64) -> Result<Measured> {
                 for k in 0..share {
                     if k % 64 == 0 {
                         while k * threads > SERVED.load(Relaxed) + WINDOW && begun.elapsed() < PATIENCE {
-                            std::thread::sleep(Duration::from_micros(20));
+                            std::thread::sleep(PAUSE);
                         }
                         if begun.elapsed() >= PATIENCE {
                             return;

@@ -24,7 +24,7 @@ pub(super) const INFO: PolicyInfo = PolicyInfo {
         BATCH_BYTES,
     ],
     build: |params, setup| {
-        let backlog = Backlog::new(usize::from(setup.lanes), params.on("merge"), params, setup);
+        let backlog = Backlog::new(usize::from(setup.lanes), params.on("merge"), params);
         Ok(Box::new(Fifo { params: params.clone(), backlog, turns: Turns::default() }))
     },
 };

@@ -27,7 +27,7 @@ pub(super) const INFO: PolicyInfo = PolicyInfo {
         ParamInfo { doc: "Bytes per batch at most.", ..BATCH_BYTES },
     ],
     build: |params, setup| {
-        let runs = Runs::new(params.integer("quantum_requests"), params.integer("batch_bytes"), setup.capacity);
+        let runs = Runs::new(params.integer("quantum_requests"), params.integer("batch_bytes"));
         Ok(Box::new(FileTurns::new(params, setup, runs, Order::Oldest)))
     },
 };

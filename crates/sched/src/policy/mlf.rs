@@ -77,7 +77,7 @@ pub(super) fn build(
     Ok(Box::new(Mlf {
         levels: levels.map_err(|why| params.refuse("weights", format!("in the form of rules: {why}")))?,
         tenure: Tenure::new(params, setup, foreseen),
-        guards: Guards::new(guard, setup.lanes.into(), setup.capacity),
+        guards: Guards::new(guard, setup.lanes.into()),
         turns: Turns::default(),
         params: params.clone(),
     }))

@@ -35,7 +35,7 @@ pub(super) const INFO: PolicyInfo = PolicyInfo {
         ParamInfo { doc: "Batches of a queue that may pass over its oldest request; 0: any number.", ..GUARD_BATCHES },
     ],
     build: |params, setup| {
-        let runs = Runs::new(params.integer("batch_requests"), params.integer("batch_bytes"), setup.capacity);
+        let runs = Runs::new(params.integer("batch_requests"), params.integer("batch_bytes"));
         let order = Order::Sweep { guard_batches: params.integer("guard_batches") };
         Ok(Box::new(FileTurns::new(params, setup, runs, order)))
     },

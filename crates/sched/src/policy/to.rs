@@ -37,7 +37,7 @@ pub(super) const AGGREGATING: PolicyInfo = PolicyInfo {
 };
 
 fn build(aggregate: bool, params: &Params, setup: &Setup) -> Result<Box<dyn Policy>, PolicyError> {
-    let backlog = Backlog::new(usize::from(setup.lanes), aggregate, params, setup);
+    let backlog = Backlog::new(usize::from(setup.lanes), aggregate, params);
     Ok(Box::new(TimeOrder { params: params.clone(), backlog }))
 }
 

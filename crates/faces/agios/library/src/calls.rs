@@ -33,14 +33,14 @@ fn with_library<R>(body: impl FnOnce(Option<&Library>) -> R) -> R {
     let mut body = Some(body);
     let seen = SEEN.try_with(|seen| {
         let changes = CHANGES.load(Ordering::Acquire);
-        if seen.try_borrow().is_ok_and(|seen| seen.0 != changes)
-            && let Ok(mut seen) = seen.try_borrow_mut()
-        {
-            *seen = (changes, LIBRARY.read().clone());
+        let mut now = seen.try_borrow().ok()?;
+        if now.0 != changes {
+            drop(now);
+            // In a callback within a call of this thread it stays borrowed.
+            *seen.try_borrow_mut().ok()? = (changes, LIBRARY.read().clone());
+            now = seen.try_borrow().ok()?;
         }
-        // A call from a callback within a call of this thread finds the same library.
-        let seen = seen.try_borrow().ok().filter(|seen| seen.0 == changes)?;
-        body.take().map(|body| body(seen.1.as_deref()))
+        body.take().map(|body| body(now.1.as_deref()))
     });
     match (seen, body) {
         (Ok(Some(answer)), _) => answer,

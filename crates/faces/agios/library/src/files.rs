@@ -45,9 +45,12 @@ fn digest(name: &[u8], secret: u64) -> u64 {
     for word in &mut words {
         state = fold(state, u64::from_le_bytes(word.try_into().unwrap_or_default())).wrapping_add(secret);
     }
-    let mut last = [0; 8];
-    last[..words.remainder().len()].copy_from_slice(words.remainder());
-    fold(fold(state, u64::from_le_bytes(last)), secret)
+    // The last eight bytes, some of them again, or all of a shorter name.
+    let last = match name.last_chunk::<8>() {
+        Some(last) => u64::from_le_bytes(*last),
+        None => name.iter().fold(0, |word, byte| word << 8 | u64::from(*byte)),
+    };
+    fold(fold(state, last), secret)
 }
 
 impl FileName {

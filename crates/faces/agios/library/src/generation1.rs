@@ -7,13 +7,13 @@ use impresario_embed::guard;
 use crate::calls::{self, Points, named, points, run, zero_if};
 use crate::library::Starting;
 use crate::say;
-use crate::sink::{Many, One, Sink};
+use crate::sink::{AllDataFn, DataFn, Sink};
 
 /// `struct client`. Its data are words that hold a number or a pointer.
 #[repr(C)]
 pub struct Client {
-    process_request: Option<unsafe extern "C" fn(i64)>,
-    process_requests: Option<unsafe extern "C" fn(*mut i64, i32)>,
+    process_request: Option<DataFn>,
+    process_requests: Option<AllDataFn>,
     is_dev_idle: Option<unsafe extern "C" fn() -> c_int>,
 }
 
@@ -22,7 +22,7 @@ pub struct Client {
 unsafe fn sink_of(client: *const Client) -> Option<Sink> {
     // SAFETY: as the caller promises.
     let client = unsafe { client.as_ref() }?;
-    Some(Sink { one: client.process_request.map(One::Data), many: client.process_requests.map(Many::Data) })
+    Some(Sink::Data(client.process_request, client.process_requests))
 }
 
 /// Starts the library: 0, or -1.

@@ -5,7 +5,7 @@ use std::ffi::c_char;
 use crate::calls::{self, Points, named, points, run};
 use crate::library::Starting;
 use crate::say;
-use crate::sink::{IdentifierFn, IdentifiersFn, Many, One, Sink};
+use crate::sink::{IdentifierFn, IdentifiersFn, Sink};
 
 /// The callbacks of an init of version 2 or 3; `None` for those of a program of version 1.
 pub(crate) fn sink(one: Option<IdentifierFn>, many: Option<IdentifiersFn>, this: &str) -> Option<Sink> {
@@ -18,7 +18,7 @@ pub(crate) fn sink(one: Option<IdentifierFn>, many: Option<IdentifiersFn>, this:
     match one.map(|one| points(one as usize)) {
         Some(Points::Data) => wrong("the first argument points to data"),
         Some(Points::Nowhere) => wrong("the first argument points nowhere"),
-        _ => return Some(Sink { one: one.map(One::Identifier), many: many.map(Many::Identifiers) }),
+        _ => return Some(Sink::Identifiers(one, many)),
     }
     None
 }

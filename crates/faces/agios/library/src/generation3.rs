@@ -8,7 +8,7 @@ use crate::calls::{self, Points, named, points, run};
 use crate::generation2;
 use crate::library::Starting;
 use crate::metrics::MetricsC;
-use crate::sink::{IdentifierFn, IdentifiersFn, One, OwnFn, Sink};
+use crate::sink::{IdentifierFn, IdentifiersFn, OwnFn, Sink};
 
 /// Starts the library; callbacks may be NULL.
 ///
@@ -41,9 +41,9 @@ pub unsafe fn add_request(
     callback: Option<OwnFn>,
     argument: *mut c_void,
 ) -> bool {
-    let one = callback.map(|f| One::Own(f, argument));
+    let own = callback.map(|f| Sink::Own(f, argument));
     // SAFETY: as this function's caller promises.
-    unsafe { add(file_id, kind, (offset, len), identifier, queue_id, one) }
+    unsafe { add(file_id, kind, (offset, len), identifier, queue_id, own) }
 }
 
 /// Adds a request with its own callback, which gets no argument: an earlier state of the development branch.
@@ -59,8 +59,9 @@ pub unsafe fn add_request_without_argument(
     queue_id: i32,
     callback: Option<IdentifierFn>,
 ) -> bool {
+    let own = callback.map(|f| Sink::Identifiers(Some(f), None));
     // SAFETY: as this function's caller promises.
-    unsafe { add(file_id, kind, (offset, len), identifier, queue_id, callback.map(One::Identifier)) }
+    unsafe { add(file_id, kind, (offset, len), identifier, queue_id, own) }
 }
 
 /// # Safety
@@ -71,10 +72,10 @@ unsafe fn add(
     (offset, len): (i64, i64),
     identifier: i64,
     queue_id: i32,
-    one: Option<One>,
+    own: Option<Sink>,
 ) -> bool {
     run("agios_add_request", |library| {
-        if let Some(One::Own(f, _)) = one
+        if let Some(Sink::Own(f, _)) = own
             && !may_be_called(f as usize)
         {
             return Err(
@@ -85,7 +86,7 @@ unsafe fn add(
         }
         // SAFETY: as this function's caller promises.
         let named = unsafe { named(file_id, kind, offset, len) }?;
-        library.add(&named, identifier, queue_id, one.map(|one| Sink { one: Some(one), many: None }))
+        library.add(&named, identifier, queue_id, own)
     })
 }
 

@@ -172,7 +172,10 @@ impl Library {
             if let Some(recorder) = &recorder {
                 shared.inbox.tell(Message::Observe(recorder.clone()));
             }
-            let owner = Owner::new(Arc::clone(&shared));
+            // Neither the time nor what arrives later changes their decisions.
+            let merges = config.policy.params.get("merge").is_some_and(|merge| merge == "on");
+            let untimed = matches!(policy, "to" | "fifo") && !merges && recorder.is_none();
+            let owner = Owner::new(Arc::clone(&shared), untimed);
             let _quiet = guard::Quiet::new(); // the thread inherits it
             let thread = std::thread::Builder::new().name("agios".into()).spawn(move || owner.run());
             Some(thread.map_err(|e| format!("its thread cannot be started ({e}); raise the limit of threads"))?)
@@ -229,7 +232,7 @@ impl Library {
             return self.serve_directly(identity, identifier, sink);
         }
         let arrival = if self.stamps { now() } else { Nanos::ZERO };
-        let request = NewRequest { identity, identifier, arrival, queue, sink: sink.map(Box::new) };
+        let request = NewRequest { identity, identifier, arrival, queue, sink };
         match self.shared.inbox.send(Message::Request(request), ADD_PATIENCE) {
             Ok(()) => Ok(()),
             Err(NotSent::Full(_)) => Err(format!("the library is full ({CAPACITY} requests); release some first")),

@@ -7,8 +7,8 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use impresario_base::slab::Rows;
-use impresario_engine::{SharedTime, SystemClocks, now};
+use impresario_base::slab::{Rows, extend};
+use impresario_engine::{Mail, SharedTime, SystemClocks, now};
 use impresario_sched::{
     Batch, BatchId, Cancelled, Completion, Core, Ended, Event, Extent, JobId, LaneId, Nanos, Next, Observer, Op,
     PredictedQueues, Request,
@@ -47,7 +47,7 @@ pub struct NewRequest {
     /// Server or application.
     pub queue: u32,
     /// Its own callbacks, if any.
-    pub sink: Option<Box<Sink>>,
+    pub sink: Option<Sink>,
 }
 
 /// How long the thread polls for messages before it sleeps, if earlier messages arrived that fast: sleeping and waking
@@ -55,13 +55,16 @@ pub struct NewRequest {
 const SPIN: Nanos = Nanos(20_000);
 
 /// Batches between two checks for messages, unless their callbacks took [`LOOK_AFTER`]: each check costs the senders.
-const SERVED_PER_LOOK: u32 = 16;
-const LOOK_AFTER: Nanos = Nanos(10_000);
+const SERVED_PER_LOOK: u32 = 64;
+const LOOK_AFTER: Nanos = Nanos(30_000);
+
+/// Batches between two looks at the clock, where only the order of arrival counts.
+const SERVED_PER_CLOCK: u32 = 4;
 
 /// Maximum age of a shared-time sample.
 const CLOCK_REFRESH: Nanos = Nanos(100_000_000);
 
-/// Completed requests before senders are told that there is room.
+/// Processed messages before their room is free for senders.
 const RETIRED_MAX: u64 = 512;
 
 /// A batch that the program holds until its requests are released.
@@ -78,7 +81,7 @@ pub struct Desk {
     /// By slot of the core: the request's identifier and its own callbacks.
     identifiers: Vec<i64>,
     /// The same table, grown as needed.
-    sinks: Vec<Option<Box<Sink>>>,
+    sinks: Vec<Option<Sink>>,
     flights: Rows<Option<Flight>>,
     observer: Option<Arc<dyn Observer>>,
     metrics: Metrics,
@@ -88,9 +91,9 @@ pub struct Desk {
     /// The program requests metrics of files.
     counts: bool,
     stopping: bool,
-    /// Completed items not yet reported to senders.
+    /// Processed messages whose room is not yet free for senders.
     retired: u64,
-    mail: Vec<Message>,
+    mail: Mail<Message>,
 }
 
 impl Desk {
@@ -110,19 +113,20 @@ impl Desk {
             counts,
             stopping: false,
             retired: 0,
-            mail: Vec::new(),
+            mail: Mail::default(),
         }
     }
 
-    /// Processes the messages of other threads.
-    fn read(&mut self, shared: &Shared, at: Nanos) {
+    /// Processes the messages of other threads; not `patient`: later, if one of them is interrupted while it sends.
+    fn read(&mut self, shared: &Shared, at: Nanos, patient: bool) {
         let mut mail = std::mem::take(&mut self.mail);
-        shared.inbox.read(&mut mail);
-        mail.drain(..).for_each(|message| self.take(message, at));
+        shared.inbox.read(&mut mail, patient, |message| self.take(message, at));
         self.mail = mail;
     }
 
     fn take(&mut self, message: Message, at: Nanos) {
+        // A request's room is free when it has been served.
+        self.retired += u64::from(!matches!(message, Message::Request(_)));
         match message {
             Message::Request(request) => self.queue(request, at),
             Message::Released(flight) => self.released(flight),
@@ -150,15 +154,12 @@ impl Desk {
         self.files.enter(file);
         let slot = id.0 as u32 as usize;
         if self.identifiers.len() <= slot {
-            if self.identifiers.capacity() <= slot {
-                self.identifiers.reserve_exact(slot + 1 + slot / 4 - self.identifiers.len());
-            }
-            self.identifiers.resize(slot + 1, 0);
+            extend(&mut self.identifiers, slot + 1, || 0);
         }
         self.identifiers[slot] = new.identifier;
         if let Some(sink) = new.sink {
             if self.sinks.len() <= slot {
-                self.sinks.resize_with(slot + 1, || None);
+                extend(&mut self.sinks, slot + 1, || None);
             }
             self.sinks[slot] = Some(sink);
         }
@@ -204,7 +205,7 @@ impl Desk {
 
     /// Metrics since the start or the last reset; a reset starts new ones.
     pub fn metrics(&mut self, shared: &Shared, reset: bool) -> Metrics {
-        self.read(shared, now());
+        self.read(shared, now(), true);
         let mut metrics = self.metrics.clone();
         self.files.all().for_each(|file| metrics.keep(&file.patterns));
         metrics.span_ns = self.last_arrival.since(self.first_arrival).0;
@@ -218,7 +219,7 @@ impl Desk {
     /// Cancels the youngest queued request with an identity; false if there is none.
     pub fn cancel(&mut self, shared: &Shared, identity: &Identity) -> bool {
         let at = now();
-        self.read(shared, at);
+        self.read(shared, at, true);
         let Identity { offset, len, write, .. } = *identity;
         let (file, op) = (self.file(identity.file), if write { Op::Write } else { Op::Read });
         let found = self.core.youngest_queued(file, op, offset, len);
@@ -296,7 +297,7 @@ impl Desk {
 /// A request to be delivered.
 struct Call {
     identifier: i64,
-    sink: Option<Box<Sink>>,
+    sink: Option<Sink>,
 }
 
 /// What the thread does next.
@@ -315,6 +316,10 @@ pub struct Owner {
     shared_time: SharedTime,
     clock_due: Nanos,
     spins: bool,
+    /// Decisions do not depend on the time.
+    untimed: bool,
+    /// There was nothing to serve.
+    idled: bool,
     /// The batch that is being served, where it ends when its callbacks have returned.
     returned: Option<Completion>,
     calls: Vec<Call>,
@@ -322,8 +327,8 @@ pub struct Owner {
 }
 
 impl Owner {
-    /// For a desk without requests.
-    pub fn new(shared: Arc<Shared>) -> Owner {
+    /// For a desk without requests; `untimed`: decisions do not depend on the time, nor does anything record it.
+    pub fn new(shared: Arc<Shared>, untimed: bool) -> Owner {
         let shared_time = SharedTime::sample(&SystemClocks);
         shared.desk.lock().core.event(now(), clock_event(&shared_time));
         Owner {
@@ -331,6 +336,8 @@ impl Owner {
             shared_time,
             clock_due: Nanos::ZERO,
             spins: false,
+            untimed,
+            idled: true,
             returned: None,
             calls: Vec::new(),
             identifiers: Vec::new(),
@@ -351,10 +358,13 @@ impl Owner {
             match self.step(at, look) {
                 Step::Serve => {
                     self.call();
-                    at = now();
+                    self.idled = false;
+                    if !self.untimed || unread % SERVED_PER_CLOCK == 0 {
+                        at = now();
+                    }
                 }
                 Step::Wait(until) => {
-                    at = self.idle(until);
+                    (at, self.idled) = (self.idle(until), true);
                     unread = SERVED_PER_LOOK;
                 }
                 Step::End => break,
@@ -377,7 +387,7 @@ impl Owner {
         }
         if look {
             if shared.inbox.is_filled() {
-                desk.read(shared, at);
+                desk.read(shared, at, self.idled);
             }
             if at >= self.clock_due {
                 let sample = SharedTime::sample(&SystemClocks);
@@ -409,13 +419,12 @@ impl Owner {
     fn call(&mut self) {
         let Owner { shared, calls, identifiers, .. } = self;
         let default = &shared.default;
+        let sink_of = |call: &Call| call.sink.unwrap_or(*default);
         if let [call] = &calls[..] {
-            call.sink.as_deref().unwrap_or(default).call_one(call.identifier);
-            return;
+            return sink_of(call).call_one(call.identifier);
         }
-        let Some(sink) = calls.first().map(|call| call.sink.as_deref().unwrap_or(default)) else { return };
-        let many = |call: &Call| call.sink.as_deref().unwrap_or(default).many;
-        if sink.many.is_some() && calls.iter().all(|call| many(call) == sink.many) {
+        let Some(sink) = calls.first().map(sink_of) else { return };
+        if calls.iter().all(|call| sink.goes_with(&sink_of(call))) {
             identifiers.clear();
             identifiers.extend(calls.iter().map(|call| call.identifier));
             for some in identifiers.chunks_mut(shared.together_max) {
@@ -425,7 +434,7 @@ impl Owner {
                 }
             }
         } else {
-            calls.iter().for_each(|call| call.sink.as_deref().unwrap_or(default).call_one(call.identifier));
+            calls.iter().for_each(|call| sink_of(call).call_one(call.identifier));
         }
     }
 

@@ -32,9 +32,9 @@ const EMPTY: List = List { oldest: Slot::NONE, newest: Slot::NONE, late: Slot::N
 const LATE: Slot = Slot(u32::MAX - 1);
 
 impl Arrivals {
-    /// `lists` lists of at most `capacity` requests together.
-    pub fn new(lists: usize, capacity: u32) -> Arrivals {
-        let links = BySlot::new(capacity, Links { older: Slot::NONE, newer: Slot::NONE });
+    /// `lists` empty lists.
+    pub fn new(lists: usize) -> Arrivals {
+        let links = BySlot::new(Links { older: Slot::NONE, newer: Slot::NONE });
         Arrivals { lists: vec![EMPTY; lists], links, late: SortedSet::default() }
     }
 
@@ -121,8 +121,8 @@ pub(crate) struct Guards {
 
 impl Guards {
     /// For `groups` groups; `batches` batches (0: any number) may pass over a group's oldest request.
-    pub fn new(batches: u64, groups: usize, capacity: u32) -> Guards {
-        Guards { arrivals: Arrivals::new(groups, capacity), left_out: vec![0; groups], batches }
+    pub fn new(batches: u64, groups: usize) -> Guards {
+        Guards { arrivals: Arrivals::new(groups), left_out: vec![0; groups], batches }
     }
 
     /// Adds a queued request.
@@ -200,7 +200,7 @@ mod tests {
         /// Requests enter and leave in any order, some late: each list equals a sorted set.
         #[test]
         fn lists_are_in_order_of_arrival(steps in proptest::collection::vec((0usize..3, 0usize..4, 0usize..64), 0..300)) {
-            let (mut table, mut arrivals) = (Table::new(1000), Arrivals::new(3, 1000));
+            let (mut table, mut arrivals) = (Table::new(1000), Arrivals::new(3));
             let extent = Extent { file: FileId(0), lane: LaneId(0), file_offset: 0, lane_offset: 0, len: 1 };
             let mut held_back = Vec::new();
             let mut expected = vec![BTreeSet::new(); 3];

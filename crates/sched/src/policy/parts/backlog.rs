@@ -6,7 +6,7 @@ use rustc_hash::FxHashMap;
 
 use super::arrivals::Arrivals;
 use super::runs::{RunQueue, Runs};
-use crate::policy::{Params, Setup, View};
+use crate::policy::{Params, View};
 use crate::table::{Arrival, Slot};
 use crate::types::{FileId, Op};
 
@@ -24,10 +24,10 @@ struct Merging {
 
 impl Backlog {
     /// `queues` queues; `merge` allows batches up to `batch_requests` and `batch_bytes`.
-    pub fn new(queues: usize, merge: bool, params: &Params, setup: &Setup) -> Backlog {
-        let runs = || Runs::new(params.integer("batch_requests"), params.integer("batch_bytes"), setup.capacity);
+    pub fn new(queues: usize, merge: bool, params: &Params) -> Backlog {
+        let runs = || Runs::new(params.integer("batch_requests"), params.integer("batch_bytes"));
         Backlog {
-            queues: Arrivals::new(queues, setup.capacity),
+            queues: Arrivals::new(queues),
             merging: merge.then(|| Merging { runs: runs(), by_key: FxHashMap::default(), queues: Rows::default() }),
         }
     }

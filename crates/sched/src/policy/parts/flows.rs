@@ -56,11 +56,11 @@ impl<P: Copy + Eq + Hash, D: Default, F: Copy> Flows<P, D, F> {
             by_key: FxHashMap::default(),
             flows: Rows::default(),
             by_party: None,
-            of_slot: BySlot::new(setup.capacity, NOBODY),
+            of_slot: BySlot::new(NOBODY),
             flights: Rows::default(),
-            backlog: Backlog::new(0, params.on("merge"), params, setup),
+            backlog: Backlog::new(0, params.on("merge"), params),
             by_lane: false,
-            guards: Guards::new(guard_batches, setup.lanes.into(), setup.capacity),
+            guards: Guards::new(guard_batches, setup.lanes.into()),
         }
     }
 

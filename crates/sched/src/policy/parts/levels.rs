@@ -69,7 +69,7 @@ impl Levels {
         Ok(Levels {
             quanta: Quanta::new(params)?,
             passes: Passes::new(Nanos::from_micros(params.integer("pass_us")), setup.lanes.into()),
-            runs: Runs::new(params.integer("batch_requests"), params.integer("batch_bytes"), setup.capacity),
+            runs: Runs::new(params.integer("batch_requests"), params.integer("batch_bytes")),
             reads_ahead: params.integer("reads_ahead_requests"),
             guard: params.integer("guard_batches"),
             longest_bytes: params.integer("batch_bytes"),

@@ -54,12 +54,12 @@ impl<K: Hash + Eq + Copy, R: Ord + Copy> Ranked<K, R> {
         let most = if params.on("merge") { params.integer("batch_requests") } else { 1 };
         Ranked {
             rank_of,
-            runs: Runs::new(most, params.integer("batch_bytes"), setup.capacity),
+            runs: Runs::new(most, params.integer("batch_bytes")),
             queues: Rows::default(),
             by_key: FxHashMap::default(),
-            queue_of: BySlot::new(setup.capacity, 0),
+            queue_of: BySlot::new(0),
             orders: vec![SortedSet::default(); setup.lanes.into()],
-            guards: Guards::new(params.integer("guard_batches"), setup.lanes.into(), setup.capacity),
+            guards: Guards::new(params.integer("guard_batches"), setup.lanes.into()),
         }
     }
 
@@ -168,6 +168,11 @@ impl<K: Hash + Eq + Copy, R: Ord + Copy> Ranked<K, R> {
         let q = self.queue_of[first];
         let queue = &mut self.queues[q];
         self.runs.take_from(&mut queue.runs, view.table, first, batch, |_| 0);
+        // In a long queue the next request is not cached any more.
+        if let Some(next) = queue.runs.next_ready(0) {
+            view.table.fetch(next);
+            self.runs.fetch(next);
+        }
         self.guards.sent(view.table, queue.group as usize, batch);
         for &slot in &*batch {
             queue.bytes -= counted(view, slot);

@@ -5,8 +5,10 @@
 //! without quanta use pass 0). Ready and waiting runs are each kept in offset order, so that the first ready one is
 //! found at once and neighbours are found in both.
 
-use std::cmp::Reverse;
+use std::cmp::{Ordering, Reverse};
 use std::collections::BinaryHeap;
+
+use impresario_base::prefetch::fetch;
 
 use crate::sorted::SortedSet;
 use crate::table::{BySlot, Numbered, Slot, Table};
@@ -50,8 +52,50 @@ const EMPTY: Node = Node {
     ready: false,
 };
 
-/// (start, head)
-type Key = (u64, u32);
+/// Waiting runs for which a queue keeps memory.
+const PENDING_SPARE: usize = 16;
+
+/// A run in offset order: its start, in halves, so that a key takes 12 bytes and not 16; and its head.
+#[derive(Clone, Copy, PartialEq, Eq)]
+struct Key {
+    start: [u32; 2],
+    head: u32,
+}
+
+impl Key {
+    #[inline]
+    fn new(start: u64, head: u32) -> Key {
+        Key { start: [(start >> 32) as u32, start as u32], head }
+    }
+
+    /// Below all keys behind the start of a request.
+    fn behind(table: &Table, slot: Slot) -> Key {
+        Key::new(table.start(slot).saturating_add(1), 0)
+    }
+
+    fn of(table: &Table, head: Slot) -> Key {
+        Key::new(table.start(head), head.0)
+    }
+
+    fn head(self) -> Slot {
+        Slot(self.head)
+    }
+}
+
+impl Ord for Key {
+    #[inline]
+    fn cmp(&self, other: &Key) -> Ordering {
+        let order = |key: &Key| (u64::from(key.start[0]) << 32 | u64::from(key.start[1]), key.head);
+        order(self).cmp(&order(other))
+    }
+}
+
+impl PartialOrd for Key {
+    #[inline]
+    fn partial_cmp(&self, other: &Key) -> Option<Ordering> {
+        Some(self.cmp(other))
+    }
+}
 
 /// The runs of one file, operation and lane.
 #[derive(Default)]
@@ -90,7 +134,7 @@ impl RunQueue {
 
     /// Head of the first ready run at or after `offset`, or else of the first ready run.
     pub fn next_ready(&self, offset: u64) -> Option<Slot> {
-        self.ready.at_or_after(&(offset, 0)).or_else(|| self.ready.first()).map(|k| Slot(k.1))
+        self.ready.at_or_after(&Key::new(offset, 0)).or_else(|| self.ready.first()).map(Key::head)
     }
 }
 
@@ -104,10 +148,10 @@ pub(crate) struct Runs {
 }
 
 impl Runs {
-    /// For at most `capacity` outstanding requests.
-    pub fn new(max_requests: u64, max_bytes: u64, capacity: u32) -> Runs {
+    /// Batches have at most `max_requests` requests and `max_bytes`.
+    pub fn new(max_requests: u64, max_bytes: u64) -> Runs {
         Runs {
-            nodes: BySlot::new(capacity, EMPTY),
+            nodes: BySlot::new(EMPTY),
             max_requests: max_requests.clamp(1, u64::from(u16::MAX)) as u16,
             max_bytes: max_bytes.min(u64::from(u32::MAX)),
             scratch: Vec::new(),
@@ -118,6 +162,11 @@ impl Runs {
     pub fn run(&self, head: Slot) -> Run {
         let n = &self.nodes[head];
         Run { count: u64::from(n.count), len: u64::from(n.len), pass_sum: n.pass_sum }
+    }
+
+    /// Prefetches the figures of a run into the CPU cache.
+    pub fn fetch(&self, head: Slot) {
+        fetch(&self.nodes[head]);
     }
 
     /// The requests of a run, in offset order.
@@ -155,11 +204,10 @@ impl Runs {
 
     /// Merges a one-request run with its neighbours and files the result.
     fn place(&mut self, q: &mut RunQueue, table: &Table, slot: Slot, pass: u64, ready_at: impl Fn(&Run) -> u64) {
-        let start = table.start(slot);
-        let below = (start.saturating_add(1), 0);
+        let below = Key::behind(table, slot);
         let (ready, waiting) = (q.ready.around(&below), q.waiting.around(&below));
-        let first_of = |keys: [Option<Key>; 2]| keys.into_iter().flatten().min().map(|k| Slot(k.1));
-        let left = ready.0.max(waiting.0).map(|k| Slot(k.1));
+        let first_of = |keys: [Option<Key>; 2]| keys.into_iter().flatten().min().map(Key::head);
+        let left = ready.0.max(waiting.0).map(Key::head);
         let mut right = first_of([ready.1, waiting.1]);
         let left = left.filter(|l| self.may_join(table, *l, slot));
         if let Some(left) = left {
@@ -175,7 +223,7 @@ impl Runs {
             }
             self.unfile(q, table, next);
             self.append(table, head, next);
-            let from = (table.start(next).saturating_add(1), 0);
+            let from = Key::behind(table, next);
             right = first_of([q.ready.at_or_after(&from), q.waiting.at_or_after(&from)]);
         }
         self.file(q, table, (head, left.is_some()), pass, ready_at);
@@ -239,7 +287,7 @@ impl Runs {
                 self.unfile(q, table, head);
             }
             let order = if ready { &mut q.ready } else { &mut q.waiting };
-            order.insert((table.start(head), head.0));
+            order.insert(Key::of(table, head));
             q.waiting_len += u32::from(!ready);
             self.nodes[head].ready = ready;
         }
@@ -261,7 +309,7 @@ impl Runs {
     }
 
     fn unfile(&mut self, q: &mut RunQueue, table: &Table, head: Slot) {
-        let key = (table.start(head), head.0);
+        let key = Key::of(table, head);
         if self.nodes[head].ready {
             q.ready.remove(&key);
         } else if q.waiting.remove(&key) {
@@ -275,18 +323,22 @@ impl Runs {
             q.pending.pop();
             let head = Slot(due.whose());
             let n = self.nodes[head];
-            if n.count == 0 || n.ready || !q.waiting.remove(&(table.start(head), head.0)) {
+            if n.count == 0 || n.ready || !q.waiting.remove(&Key::of(table, head)) {
                 continue; // stale
             }
             let ready_pass = ready_at(&self.run(head));
             if ready_pass <= pass {
                 self.nodes[head].ready = true;
-                q.ready.insert((table.start(head), head.0));
+                q.ready.insert(Key::of(table, head));
                 q.waiting_len -= 1;
             } else {
-                q.waiting.insert((table.start(head), head.0));
+                q.waiting.insert(Key::of(table, head));
                 q.pending.push(Reverse(Numbered::new(ready_pass, head.0)));
             }
+        }
+        // After a flood the heap would stay as large as the queue ever was.
+        if q.pending.capacity() > 4 * (q.pending.len() + PENDING_SPARE) {
+            q.pending.shrink_to(q.pending.len() + PENDING_SPARE);
         }
     }
 
@@ -429,7 +481,7 @@ mod tests {
     /// A reused queue has no pending runs of its predecessor.
     #[test]
     fn a_renewed_queue_has_nothing_due() {
-        let (mut table, mut runs, mut q) = (Table::new(4), Runs::new(8, 1 << 20, 4), RunQueue::default());
+        let (mut table, mut runs, mut q) = (Table::new(4), Runs::new(8, 1 << 20), RunQueue::default());
         let extent = Extent { file: FileId(0), lane: LaneId(0), file_offset: 0, lane_offset: 0, len: 1 };
         let slot = table.insert(&Request::new(Op::Read, extent)).unwrap();
         runs.insert(&mut q, &table, slot, 0, |_| 7);

@@ -36,7 +36,7 @@ impl ServerQueues {
     /// From the parameters `merge`, `batch_requests`, `batch_bytes` and `guard_batches`.
     pub fn new(by_offset: bool, params: &Params, setup: &Setup) -> ServerQueues {
         if !by_offset {
-            return ServerQueues::Arrival(Backlog::new(setup.lanes.into(), params.on("merge"), params, setup));
+            return ServerQueues::Arrival(Backlog::new(setup.lanes.into(), params.on("merge"), params));
         }
         let queues = Ranked::new(params, setup, |key, _| key);
         let stands = vec![Stand { file_key: 0, op: Op::Read, offset: 0 }; setup.lanes.into()];

@@ -1,0 +1,135 @@
+//! The bytes of messages under [`PROTOCOL_VERSION`] 7, recorded: whoever changes them changes the version too.
+
+use impresario_layout::Layout;
+use impresario_wire::frame::encode;
+use impresario_wire::*;
+
+fn who() -> Who {
+    Who { client: ClientKey(300), epoch: 2, sequence: 70_000, since: 1, job: 9, user: 1000 }
+}
+
+fn lock() -> FileLock {
+    FileLock { owner: 5, pid: 77, start: 0, end: u64::MAX, exclusive: true }
+}
+
+/// The body of a frame in hexadecimal digits.
+fn body(kind: Kind, message: &impl serde::Serialize) -> String {
+    encode(kind, 1, message, 0).unwrap()[HEADER_BYTES..].iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+fn call(call: Call) -> String {
+    let body_of = body(Kind::Call, &call);
+    let frame = encode(Kind::Call, 1, &call, 0).unwrap();
+    assert_eq!(decode_body::<Call>(&frame[HEADER_BYTES..]), Ok(call));
+    body_of
+}
+
+fn meta(call_of: MetaCall) -> String {
+    call(Call::Meta { who: who(), call: call_of })
+}
+
+fn answer(answer: Answer) -> String {
+    body(Kind::Answer, &answer)
+}
+
+#[test]
+fn the_bytes_of_messages_stay_those_of_the_version() {
+    assert_eq!(PROTOCOL_VERSION, 7, "record the new version's bytes");
+    let layout = Layout::new(1, 3, 65536, 4).unwrap();
+    let file = FileKey(600);
+    let time = Time { secs: -3, nanos: 500 };
+    let attr = Attr {
+        ino: 8,
+        kind: NodeKind::Character(Device { major: 4, minor: 1 }),
+        mode: 0o4755,
+        nlink: 2,
+        uid: 10,
+        gid: 11,
+        size: 1 << 40,
+        used_bytes: 4096,
+        atime: time,
+        mtime: Time { secs: 1, nanos: 2 },
+        ctime: Time { secs: 3, nanos: 4 },
+    };
+    let object = ObjectInfo { size: 1000, mtime: time, used_bytes: 4096, made: 5 };
+    let hello = Hello { version: 7, who: who(), role: Role::Io, name: "cli".into(), cluster: ClusterId(400) };
+    let welcome = Welcome {
+        version: 7,
+        name: "data-1".into(),
+        incarnation: 1 << 33,
+        max_payload_bytes: 1 << 20,
+        cluster: ClusterId(400),
+        store: 12,
+    };
+    let offer = KeyOffer { version: 7, key: 1, role: KeyRole::Server, noise: vec![1, 2, 3] };
+    let seen = [
+        body(Kind::Hello, &hello),
+        body(Kind::Welcome, &welcome),
+        body(Kind::Key, &offer),
+        call(Call::ChangeSpace {
+            who: who(),
+            file,
+            change: SpaceChange::Allocate { keep_size: true },
+            lane_offset: 128,
+            len: 5000,
+        }),
+        call(Call::FileChangeSpace { who: who(), file, layout, change: SpaceChange::Punch, offset: 1, len: 2 }),
+        call(Call::ObjectSeek { file, from: 300, to: SeekTo::Hole }),
+        call(Call::FileSeek { file, layout, made: 5, from: 300, to: SeekTo::Data }),
+        meta(MetaCall::Create {
+            path: b"a/b".to_vec(),
+            mode: 0o644,
+            uid: 1,
+            gid: 2,
+            exclusive: true,
+            layout: Some(LayoutRequest { base: None, pcount: Some(3), ssize_bytes: Some(4096) }),
+        }),
+        meta(MetaCall::SetAttr {
+            target: Target::Handle(9),
+            set: SetAttr {
+                size: Some(300),
+                mtime: Some(SetTime::At(time)),
+                atime: Some(SetTime::Now),
+                ..SetAttr::default()
+            },
+        }),
+        meta(MetaCall::Examine(Examine::Unnamed { removed: true, after: b"x".to_vec(), max: 10 })),
+        meta(MetaCall::Lock(LockCall { lease: 4, wish: LockWish::Set { file, lock: lock(), wait: true } })),
+        meta(MetaCall::Lock(LockCall { lease: 0, wish: LockWish::Restore { file, owner: 5, locks: vec![lock()] } })),
+        meta(MetaCall::CutBack { handle: 3, len: 100, end: 200 }),
+        answer(Answer::Attr(attr)),
+        answer(Answer::Opened(Opened { handle: 1, file, layout, made: 1, attr })),
+        answer(Answer::Lock(LockAnswer {
+            lease: 4,
+            lease_ms: 30_000,
+            said: LockSaid::Held { lock: lock(), own: false },
+        })),
+        answer(Answer::Sought(Sought { at: Some(700), object })),
+        answer(Answer::Statfs(Statfs { total_bytes: 1, free_bytes: 2, files: 3, files_free: 4 })),
+        answer(Answer::Fault(Fault { errno: Fault::FENCED, message: "late".into() })),
+    ];
+    let seen: Vec<&str> = seen.iter().map(String::as_str).collect();
+    assert_eq!(seen, RECORDED);
+}
+
+const RECORDED: &[&str] = &[
+    "07ac0202f0a2040109e8070203636c699003",
+    "0706646174612d31808080802080804090030c",
+    "07010203010203",
+    "1aac0202f0a2040109e807d804000180018827",
+    "1bac0202f0a2040109e807d804010380800404010102",
+    "1cd804ac0201",
+    "1dd80401038080040405ac0200",
+    "0cac0202f0a2040109e8070203612f62a40301020101000103018020",
+    "0cac0202f0a2040109e80701010900000001ac020100010105f403",
+    "0cac0202f0a2040109e80718020101780a",
+    "0cac0202f0a2040109e807190400d804054d00ffffffffffffffffff010101",
+    "0cac0202f0a2040109e807190003d8040501054d00ffffffffffffffffff0101",
+    "0cac0202f0a2040109e8071a0364c801",
+    "0908050401ed13020a0b808080808020802005f40302020604",
+    "0a01d8040103808004040108050401ed13020a0b808080808020802005f40302020604",
+    "1704b0ea0101054d00ffffffffffffffffff010100",
+    "1801bc05e80705f403802005",
+    "0f01020304",
+    "11e801046c617465",
+];
