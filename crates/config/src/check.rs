@@ -81,6 +81,7 @@ impl Config {
         self.check_data(&mut found);
         self.check_io(&mut found);
         self.check_apart(&mut found);
+        self.check_moves(&mut found);
         found.0
     }
 
@@ -305,6 +306,35 @@ impl Config {
         } else if payload_bytes > PAYLOAD_MAX_BYTES {
             let why = format!("payload_bytes is {payload_bytes}; it must be at most {PAYLOAD_MAX_BYTES} bytes");
             found.add(at, "payload_bytes", why);
+        }
+    }
+
+    /// A server moves to a place of its own, which may have its present address or its present directory but not both.
+    fn check_moves(&self, found: &mut Findings) {
+        for (i, data) in self.data.iter().enumerate() {
+            let Some(to) = &data.moves_to else { continue };
+            let at = KeyPath::default().key("data").index(i).key("moves_to");
+            match to.address.parse::<Address>() {
+                Err(why) => found.add(&at, "address", format!("{:?} is not an address: {why}", to.address)),
+                Ok(_) => {
+                    let mut others = self.servers().filter(|server| server.name() != data.name);
+                    if let Some(other) = others.find(|server| server.address() == to.address) {
+                        let why = format!("{} is already the address of {}", to.address, other.name());
+                        found.add(&at, "address", why);
+                    }
+                }
+            }
+            if to.dir.as_os_str().is_empty() {
+                found.add(&at, "dir", "dir is empty; name a directory for the server's objects");
+            }
+            let mut others = self.servers().filter(|server| server.name() != data.name);
+            if let Some(other) = others.find(|server| server.dir() == Some(&*to.dir)) {
+                let why = format!("{} is already the directory of {}", to.dir.display(), other.name());
+                found.add(&at, "dir", why);
+            }
+            if (&to.address, &to.dir) == (&data.address, &data.dir) {
+                found.add(&at, "dir", format!("{} is there already; name another directory or address", data.name));
+            }
         }
     }
 

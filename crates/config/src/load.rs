@@ -100,7 +100,10 @@ fn load(path: &Path) -> Result<(Config, Tree, String), ConfigErrors> {
     // An absolute path, so that servers and clients use the same directories wherever they are started.
     let full = std::path::absolute(path).map_err(|e| ConfigErrors::whole(path, format!("cannot be found: {e}")))?;
     match parse(&text, &full) {
-        Ok((config, tree)) => Ok((config, tree, text)),
+        Ok((mut config, tree)) => {
+            config.cluster.file = full;
+            Ok((config, tree, text))
+        }
         Err(errors) => Err(ConfigErrors { file: path.into(), ..errors }),
     }
 }
@@ -157,7 +160,12 @@ fn parse(text: &str, file: &Path) -> Result<(Config, Tree), ConfigErrors> {
             if !config.meta.is_none() {
                 config.meta.dir = base.join(&config.meta.dir);
             }
-            config.data.iter_mut().for_each(|data| data.dir = base.join(&data.dir));
+            for data in &mut config.data {
+                data.dir = base.join(&data.dir);
+                if let Some(to) = &mut data.moves_to {
+                    to.dir = base.join(&to.dir);
+                }
+            }
             config.data.iter_mut().for_each(|data| set_base(&mut data.policy, base));
             config.io.iter_mut().for_each(|io| set_base(&mut io.policy, base));
             config.paths_mut().for_each(|path| *path = base.join(&*path));

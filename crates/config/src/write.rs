@@ -189,7 +189,11 @@ fn write_data(out: &mut String, data: &Data, explain: bool) -> std::fmt::Result 
     let default = Data::new("", "", "");
     let note = |text| explain.then_some(text);
     writeln!(out, "\n[[data]]\nname = {}\naddress = {}", text(&data.name), text(&data.address))?;
-    writeln!(out, "dir = {}\npolicy = {}", path(&data.dir), policy(&data.policy))?;
+    writeln!(out, "dir = {}", path(&data.dir))?;
+    if let Some(to) = &data.moves_to {
+        writeln!(out, "moves_to = {{ address = {}, dir = {} }}", text(&to.address), path(&to.dir))?;
+    }
+    writeln!(out, "policy = {}", policy(&data.policy))?;
     let depth = ("in_flight_requests", data.in_flight_requests, default.in_flight_requests);
     optional(out, depth, note("requests in flight below the scheduler; 0: the policy's choice"))?;
     optional(out, ("queue_requests", data.queue_requests, default.queue_requests), note("capacity of the queue"))?;

@@ -6,6 +6,7 @@ pub mod frame;
 pub mod list;
 pub mod locks;
 pub mod message;
+pub mod moving;
 pub mod rights;
 pub mod space;
 
@@ -13,5 +14,6 @@ pub use frame::{FrameError, FrameHeader, HEADER_BYTES, Kind, Limits, decode_body
 pub use list::{BadList, Extents, LIST_EXTENTS_MAX};
 pub use locks::{FileLock, LockAnswer, LockCall, LockSaid, LockWish};
 pub use message::*;
+pub use moving::{MoveAnswer, MoveCall};
 pub use rights::{Right, may_send};
 pub use space::{SeekTo, Sought, SpaceChange};

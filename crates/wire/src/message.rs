@@ -5,6 +5,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::list::Extents;
 use crate::locks::{LockAnswer, LockCall};
+use crate::moving::{MoveAnswer, MoveCall};
 use crate::space::{SeekTo, Sought, SpaceChange};
 
 /// Version of the protocol; both sides must speak the same.
@@ -431,6 +432,8 @@ pub enum Call {
         /// What is looked for.
         to: SeekTo,
     },
+    /// Data server: a step of its move to another folder or machine. Answer: [`Answer::Move`].
+    Move(MoveCall),
 }
 
 impl Call {
@@ -1101,6 +1104,8 @@ pub enum Answer {
     Lock(LockAnswer),
     /// Where an object or file has data or a hole.
     Sought(Sought),
+    /// Of a move.
+    Move(MoveAnswer),
 }
 
 /// What a server granted of a limit over all servers.
