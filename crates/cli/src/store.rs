@@ -84,6 +84,9 @@ pub enum Command {
         /// `impresario store show` tells where the old folder is
         #[arg(long, value_name = "NUMBER", value_parser = parse_number)]
         left: Option<u64>,
+        /// Give up a move that has begun: the server stays where it is, and the new folder is emptied
+        #[arg(long, conflicts_with_all = ["then", "left", "rate"])]
+        give_up: bool,
         /// Tell on standard error how far it is, also when that is not a terminal
         #[arg(long)]
         progress: bool,
@@ -132,7 +135,15 @@ pub fn run(command: Command) -> anyhow::Result<ExitCode> {
             print(format!("the folder of {name} is of cluster {cluster} now\n").as_bytes())
         }
         Command::Adopt { config, .. } => adopt_all(&load(&config)?),
-        Command::Move { config, name, rate, then, left, progress } => {
+        Command::Move { config, name, give_up: true, .. } => {
+            let config = named(&config, &name)?;
+            let told = match moving::give_up(&config, &name).map_err(judged)? {
+                true => format!("the move of {name} is given up; remove moves_to from the configuration\n"),
+                false => format!("no move of {name} to here is under way\n"),
+            };
+            print(told.as_bytes())
+        }
+        Command::Move { config, name, rate, then, left, progress, give_up: false } => {
             let config = named(&config, &name)?;
             let is_told = progress || std::io::stderr().is_terminal();
             move_server(&config, &MoveOptions { name, rate_bytes: rate, left }, then.as_deref(), is_told)
@@ -214,6 +225,14 @@ impl Watcher for Teller {
     }
 }
 
+/// What is wrong with the command line or the configuration is told apart.
+fn judged(error: MoveError) -> anyhow::Error {
+    match error {
+        MoveError::Unsuitable(why) => usage(why),
+        error => error.into(),
+    }
+}
+
 fn move_server(config: &Config, options: &MoveOptions, then: Option<&str>, is_told: bool) -> anyhow::Result<ExitCode> {
     let stop = Arc::new(AtomicBool::new(false));
     for signal in [signal_hook::consts::SIGINT, signal_hook::consts::SIGTERM] {
@@ -221,10 +240,7 @@ fn move_server(config: &Config, options: &MoveOptions, then: Option<&str>, is_to
     }
     let name = &options.name;
     let mut teller = Teller { name: name.clone(), is_told, stop };
-    let has_moved = match moving::move_server(config, options, &mut teller) {
-        Err(MoveError::Unsuitable(why)) => return Err(usage(why)),
-        moved => moved?,
-    };
+    let has_moved = moving::move_server(config, options, &mut teller).map_err(judged)?;
     let to = config.data.iter().find(|data| data.name == *name).and_then(|data| data.moves_to.as_ref());
     let (address, dir) = to.map(|to| (to.address.clone(), to.dir.display().to_string())).unwrap_or_default();
     if let Some(command) = then.filter(|_| has_moved) {

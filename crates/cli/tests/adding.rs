@@ -25,7 +25,7 @@ fn servers_of(client: &Arc<Client>, name: &str) -> (u16, u16) {
 
 /// The procedure of doc/DEPLOYING.md, with clients that were there before and go on.
 fn is_added_while_clients_write(io: usize) {
-    let mut cluster = Cluster::start(2, io, |_| {});
+    let mut cluster = Cluster::start(2, io, |config| config.cluster.request_timeout_ms = 20_000);
     let old = pattern(1, 1, 0, 700_000);
     let before = client(&cluster.config, 1);
     write_file(&before, "old", &old);
@@ -95,7 +95,7 @@ fn a_data_server_is_added_while_clients_write_through_io_nodes() {
 
 #[test]
 fn a_client_whose_configuration_is_older_than_a_file_is_told_so() {
-    let mut cluster = Cluster::start(1, 1, |_| {});
+    let mut cluster = Cluster::start(1, 1, |config| config.cluster.request_timeout_ms = 20_000);
     let old = cluster.config.clone();
     let address = format!("127.0.0.1:{}", free_ports(1)[0]);
     cluster.config.data.push(Data::new("data.1", address, cluster.dir.path().join("data.1")));

@@ -4,6 +4,7 @@
 mod support;
 
 use std::fs;
+use std::io::Write;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -12,7 +13,7 @@ use std::time::{Duration, Instant};
 
 use impresario_base::Random;
 use impresario_client::{Client, ClientError, Identity, Link, LinkOptions};
-use impresario_config::{Config, MovesTo};
+use impresario_config::{Config, MovesTo, Security};
 use impresario_server::moving::{MoveOptions, Step, Watcher, move_server};
 use impresario_wire::{Answer, Call, MoveAnswer, MoveCall, Role};
 use support::{
@@ -21,6 +22,21 @@ use support::{
 
 const NAME: &str = "data.1";
 const FILE_BYTES: usize = 1 << 20;
+
+/// Two data servers; clients are patient, as the machine may be busy. With I/O nodes also with keys.
+fn start(io: usize, checksums: bool) -> Cluster {
+    let mut cluster = Cluster::describe(2, io, |config| {
+        config.cluster.request_timeout_ms = 20_000;
+        config.cluster.security = if io > 0 { Security::Key } else { Security::Auto };
+        config.data[1].checksums = checksums;
+    });
+    assert_eq!(run(["key", "new", cluster.path.to_str().unwrap()]).code, 0);
+    impresario_server::folders::make_all(&cluster.config).unwrap();
+    let names: Vec<String> = cluster.config.servers().map(|server| server.name().to_string()).collect();
+    names.iter().for_each(|name| cluster.launch(name));
+    names.iter().for_each(|name| cluster.await_answer(name));
+    cluster
+}
 
 /// Writes where the server moves to into the configuration file, as an administrator does while everything runs.
 fn announce(cluster: &mut Cluster) -> MovesTo {
@@ -141,7 +157,7 @@ fn check(config: &Config, writers: Vec<(u64, Vec<u8>)>) {
 }
 
 fn moves_while_clients_write(io: usize, checksums: bool) {
-    let mut cluster = Cluster::start(2, io, |config| config.data[1].checksums = checksums);
+    let mut cluster = start(io, checksums);
     let before = pattern(1, 1, 0, 3_000_000);
     write_file(&client(&cluster.config, 1), "before", &before);
     client(&cluster.config, 1).create(b"empty", new_file(0o600)).unwrap().close().unwrap();
@@ -187,7 +203,7 @@ fn a_data_server_moves_while_clients_write_through_an_io_node() {
 
 #[test]
 fn a_move_goes_on_after_copier_and_server_were_killed() {
-    let mut cluster = Cluster::start(2, 0, |_| {});
+    let mut cluster = start(0, false);
     for i in 0..20 {
         write_file(&client(&cluster.config, 1), &format!("f{i}"), &pattern(i, 1, 0, 300_000));
     }
@@ -207,6 +223,19 @@ fn a_move_goes_on_after_copier_and_server_were_killed() {
         let ran = run(["serve", cluster.path.to_str().unwrap(), "--name", NAME]);
         assert!(ran.code == 1 && ran.err.contains("in use"), "{ran:?}");
     }
+    let status = cluster.state(NAME);
+    assert_eq!(status["move"], "serving", "{status}");
+    // A move is given up, and another one begun.
+    let ran = move_it(&cluster, &["--give-up"]);
+    assert!(ran.code == 0 && ran.out.contains("is given up"), "{ran:?}");
+    let ran = move_it(&cluster, &["--give-up"]);
+    assert!(ran.code == 0 && ran.out.contains("no move of data.1"), "{ran:?}");
+    assert!(objects_of(&to.dir).is_empty());
+    let words = move_words(&cluster).into_iter().chain(["--rate", "1m"].map(String::from));
+    let mut copier = Process::start(words, &log);
+    std::thread::sleep(Duration::from_millis(1500));
+    copier.signal(rustix::process::Signal::INT);
+    assert!(!copier.wait(PATIENCE).success() && copier.log().contains("run the command again"), "{}", copier.log());
     let ran = move_it(&cluster, &["--rate", "0"]);
     assert!(ran.code == 0 && ran.err.contains("from where an earlier run was"), "{ran:?}");
     start_at(&mut cluster, &to);
@@ -235,7 +264,7 @@ impl Watcher for DiesAt {
 
 #[test]
 fn a_copier_that_dies_at_the_switch_loses_nothing() {
-    let mut cluster = Cluster::start(2, 0, |_| {});
+    let mut cluster = start(0, false);
     let data = pattern(1, 1, 0, 500_000);
     let writing = client(&cluster.config, 1);
     write_file(&writing, "a", &data);
@@ -285,9 +314,50 @@ fn a_copier_that_dies_at_the_switch_loses_nothing() {
     assert!(cluster.state(NAME)["incarnation"].as_str().unwrap().starts_with("000004d2"));
 }
 
+/// Files of programs on a mount, with the kernel between.
+#[test]
+fn programs_on_a_mount_notice_only_the_wait() {
+    if !impresario_testing::require("fuse") {
+        return;
+    }
+    let mut cluster = start(0, false);
+    let mnt = cluster.dir.path().join("mnt");
+    fs::create_dir(&mnt).unwrap();
+    let ran = run(["mount".as_ref(), "-d".as_ref(), cluster.path.as_os_str(), mnt.as_os_str()]);
+    assert_eq!(ran.code, 0, "{ran:?}");
+    let stop = Arc::new(AtomicBool::new(false));
+    let (until, dir) = (stop.clone(), mnt.clone());
+    let program = std::thread::spawn(move || {
+        let mut rounds = 0;
+        while !until.load(Ordering::Relaxed) {
+            let (name, data) = (dir.join(format!("f{}", rounds % 30)), pattern(rounds, 1, 0, 300_000));
+            let mut file = fs::File::create(&name)?;
+            file.write_all(&data)?;
+            file.sync_all()?;
+            drop(file);
+            if fs::read(&name)? != data {
+                return Err(std::io::Error::other(format!("other bytes in round {rounds}")));
+            }
+            rounds += 1;
+        }
+        Ok(rounds)
+    });
+    let to = announce(&mut cluster);
+    let ran = move_it(&cluster, &[]);
+    assert_eq!(ran.code, 0, "{ran:?}");
+    start_at(&mut cluster, &to);
+    std::thread::sleep(Duration::from_millis(500));
+    stop.store(true, Ordering::Relaxed);
+    let written = program.join().unwrap();
+    let ran = run(["umount".as_ref(), mnt.as_os_str()]);
+    assert_eq!(ran.code, 0, "{ran:?}");
+    assert!(written.as_ref().is_ok_and(|rounds| *rounds > 5), "{written:?}");
+    finish(&mut cluster, &to);
+}
+
 #[test]
 fn what_cannot_be_read_is_named_and_stops_the_move() {
-    let mut cluster = Cluster::start(2, 0, |config| config.data[1].checksums = true);
+    let mut cluster = start(0, true);
     let writing = client(&cluster.config, 1);
     for name in ["good", "bad"] {
         write_file(&writing, name, &pattern(1, 1, 0, 500_000));
@@ -318,6 +388,9 @@ fn what_cannot_be_read_is_named_and_stops_the_move() {
 
 fn objects_of(dir: &std::path::Path) -> Vec<PathBuf> {
     let list = |dir: PathBuf| fs::read_dir(dir).unwrap().map(|entry| entry.unwrap().path());
+    if !dir.join("objects").exists() {
+        return Vec::new();
+    }
     let all = list(dir.join("objects")).flat_map(list);
     all.filter(|path| path.extension().is_none()).collect()
 }

@@ -421,7 +421,7 @@ mod tests {
     use impresario_device::DeviceParams;
 
     use super::*;
-    use crate::model::{Cluster, Data, Io, Meta};
+    use crate::model::{Cluster, Data, Io, Meta, MovesTo};
 
     fn good() -> Config {
         Config {
@@ -448,6 +448,24 @@ mod tests {
     #[test]
     fn a_good_one_passes() {
         assert_eq!(good().check(), []);
+    }
+
+    #[test]
+    fn a_server_moves_to_a_place_of_its_own() {
+        let to = |address: &str, dir: &str| Some(MovesTo { address: address.into(), dir: dir.into() });
+        for (address, dir) in [("h:7101", "/d/data.1"), ("other:7101", "/c/data.1"), ("other:1", "/d")] {
+            let mut config = good();
+            config.data[1].moves_to = to(address, dir);
+            assert_eq!(config.check(), [], "{address} {dir}");
+            let known = config.addresses("data.1");
+            assert_eq!((known[0].as_str(), known.last().unwrap().as_str()), ("h:7101", address));
+        }
+        let (at_address, at_dir) = ("data[1].moves_to.address", "data[1].moves_to.dir");
+        refused(|c| c.data[1].moves_to = to("h:7101", "/c/data.1"), at_dir, "data.1 is there already");
+        refused(|c| c.data[1].moves_to = to("h", "/d"), at_address, "is not an address");
+        refused(|c| c.data[1].moves_to = to("h:7102", "/d"), at_address, "already the address of data.2");
+        refused(|c| c.data[1].moves_to = to("other:1", "/c/meta"), at_dir, "already the directory of meta");
+        refused(|c| c.data[1].moves_to = to("other:1", ""), at_dir, "name a directory");
     }
 
     #[test]

@@ -296,7 +296,7 @@ mod tests {
     use impresario_device::DeviceParams;
 
     use super::*;
-    use crate::model::{Cluster, Meta};
+    use crate::model::{Cluster, Meta, MovesTo};
 
     #[test]
     fn what_is_written_reads_back_the_same() {
@@ -353,6 +353,7 @@ mod tests {
 
         config.data[2].device = Some("a disk, fast".into());
         config.data[1].queue_requests = 77;
+        config.data[2].moves_to = Some(MovesTo { address: "127.0.0.1:7999".into(), dir: "moved \"2\"".into() });
         config.data[1].policy = PolicySpec::named("hbrr");
         config.data[2].in_flight_requests = 3;
         config.data[2].payload_bytes = 64 << 20;
@@ -382,6 +383,7 @@ mod tests {
         config.meta.dir = "/etc/impresario/meta".into();
         for (i, data) in config.data.iter_mut().enumerate() {
             data.dir = format!("/etc/impresario/data.{i}").into();
+            data.moves_to.iter_mut().for_each(|to| to.dir = "/etc/impresario/moved \"2\"".into());
         }
         assert_eq!(read, config, "{written}");
         // The comments name every optional key once.

@@ -61,7 +61,7 @@ pub struct Changed {
 impl Changes {
     fn note(&self, key: u64, range: Range<u64>) {
         // Ordered with `ObjectStore::watch`: who does not see the watch had ended its change before the watch began.
-        if !self.is_on.load(Ordering::SeqCst) || range.is_empty() {
+        if range.is_empty() || !self.is_on.load(Ordering::SeqCst) {
             return;
         }
         if let Some(watch) = &mut *self.watch.lock() {
@@ -208,9 +208,10 @@ mod tests {
         assert_eq!(ranges(&store, 1).len(), 3, "the batch is the same");
         assert_eq!(ranges(&store, 2), [(1, G + 5..u64::MAX), (2, 0..u64::MAX)]);
         store.punch(1, 10..20).unwrap();
-        store.allocate(3, 0..G, false).unwrap();
+        store.punch(1, 10..i64::MAX as u64).unwrap();
+        store.allocate(3, 0..9 * G, false).unwrap();
         store.set_aside(1).unwrap();
-        assert_eq!(ranges(&store, 3), [(1, 0..u64::MAX), (3, 0..G)]);
+        assert_eq!(ranges(&store, 3), [(1, 0..u64::MAX), (3, 8 * G..9 * G)]);
         assert_eq!(ranges(&store, 4), []);
         assert_eq!((store.watch(8), store.watched(7, 5, 0, 9)), (None, None), "another watch ends it");
         store.end_watch(8);

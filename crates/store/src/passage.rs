@@ -14,7 +14,7 @@ use std::path::Path;
 
 use crate::error::StoreError;
 use crate::filesystem::FileSystem;
-use crate::folder::{self, FolderIdentity, FolderState};
+use crate::folder::{self, FORMAT_FILE, FolderIdentity, FolderState};
 use crate::objects::{OBJECTS, ObjectStore, StoreOptions};
 use crate::real::Real;
 use crate::replace::{read_all, replace_file};
@@ -201,6 +201,19 @@ pub fn begin_arrival(dir: &Path, identity: &FolderIdentity, arriving: &Arriving)
     Ok(())
 }
 
+/// Empties a folder whose filling is given up.
+pub fn abandon_arrival(dir: &Path) -> Result<(), StoreError> {
+    let failed = |source| StoreError::Io { dir: dir.into(), source };
+    let fs = Real::open(dir)?;
+    if mark(&fs, ARRIVING, Arriving::parse).map_err(failed)?.is_none() {
+        return Ok(());
+    }
+    empty(dir).map_err(failed)?;
+    // Last the mark: what an interruption leaves is no server's.
+    let unlinked = fs.unlink(FORMAT_FILE).and_then(|()| fs.sync_dir("")).and_then(|()| fs.unlink(ARRIVING));
+    unlinked.and_then(|()| fs.sync_dir("")).map_err(failed)
+}
+
 /// Removes what a copy has made.
 fn empty(dir: &Path) -> io::Result<()> {
     let missing_is_well = |removed: io::Result<()>| match removed {
@@ -294,6 +307,8 @@ mod tests {
         let copy = ObjectStore::open_arriving(dir, "data.0", options()).unwrap();
         copy.truncate(5, 100).unwrap();
         drop(copy);
+        abandon_arrival(dir).unwrap();
+        assert_eq!(folder::examine(dir).unwrap(), FolderState::Blank);
         begin_arrival(dir, &identity(), &under_way(None)).unwrap();
         let copy = ObjectStore::open_arriving(dir, "data.0", options()).unwrap();
         assert_eq!(copy.look(5).unwrap(), None, "it began anew");

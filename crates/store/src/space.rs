@@ -16,7 +16,8 @@ impl<F: FileSystem> ObjectStore<F> {
         check(&range)?;
         // No byte changes, and zeros at the end change no checksum.
         let allocated = self.fs.allocate(&*self.existing_or_new(key)?, range.clone(), keep_size);
-        self.note_change(key, range);
+        // Who copies the object sees its length change at most, which any note tells.
+        self.note_change(key, range.end.saturating_sub(1)..range.end);
         allocated
     }
 
@@ -25,7 +26,9 @@ impl<F: FileSystem> ObjectStore<F> {
         check(&range)?;
         let Some(file) = self.existing(key)? else { return Ok(()) };
         let punched = self.punch_file(key, &file, range.clone());
-        self.note_change(key, range);
+        // Behind the end nothing is to be seen of it.
+        let end = self.fs.stat(&file).map_or(range.end, |state| range.end.min(state.size));
+        self.note_change(key, range.start..end);
         punched
     }
 

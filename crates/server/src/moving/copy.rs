@@ -28,6 +28,7 @@ pub(super) struct Copier<'a> {
     rate_bytes: u64,
     since: (Instant, u64),
     told: Instant,
+    deadline: Option<Instant>,
     objects: u64,
     /// Bytes copied.
     pub(super) bytes: u64,
@@ -54,11 +55,17 @@ impl<'a> Copier<'a> {
             rate_bytes,
             since: (now, 0),
             told: now,
+            deadline: None,
             objects: 0,
             bytes: 0,
             unsynced: Vec::new(),
             unreadable: Vec::new(),
         }
+    }
+
+    /// Copies no longer than until then: later it fails with [`MoveError::Busy`].
+    pub(super) fn set_deadline(&mut self, deadline: Option<Instant>) {
+        self.deadline = deadline;
     }
 
     pub(super) fn set_rate(&mut self, rate_bytes: u64) {
@@ -70,15 +77,8 @@ impl<'a> Copier<'a> {
         let answer = self.source.call(Call::ListObjects { from: FileKey(from), max })?;
         let Answer::Objects { objects, next, .. } = answer else { return Err(self.source.unexpected().into()) };
         for entry in objects {
-            if watcher.is_stopped() {
-                return Err(MoveError::Stopped);
-            }
-            self.object(entry.file.0, std::slice::from_ref(&(0..u64::MAX)))?;
+            self.object(entry.file.0, std::slice::from_ref(&(0..u64::MAX)), watcher)?;
             self.objects += 1;
-            if self.told.elapsed() >= TELL_EVERY {
-                self.told = Instant::now();
-                watcher.tell(Step::Copying { objects: self.objects, bytes: self.bytes });
-            }
         }
         self.sync()?;
         Ok(next.map(|key| key.0))
@@ -91,8 +91,13 @@ impl<'a> Copier<'a> {
     }
 
     /// Brings ranges of an object to the state of the server's. A range with the end `u64::MAX` was cut off first.
-    pub(super) fn object(&mut self, key: u64, ranges: &[Range<u64>]) -> Result<(), MoveError> {
-        match self.try_object(key, ranges) {
+    pub(super) fn object(
+        &mut self,
+        key: u64,
+        ranges: &[Range<u64>],
+        watcher: &mut dyn Watcher,
+    ) -> Result<(), MoveError> {
+        match self.try_object(key, ranges, watcher) {
             Err(MoveError::Server(ClientError::Fault { fault: Fault { errno: libc::EIO, message }, .. })) => {
                 if self.unreadable.len() < NAMED_MAX {
                     self.unreadable.push(format!("object {key:016x} ({message})"));
@@ -103,7 +108,8 @@ impl<'a> Copier<'a> {
         }
     }
 
-    fn try_object(&mut self, key: u64, ranges: &[Range<u64>]) -> Result<(), MoveError> {
+    fn try_object(&mut self, key: u64, ranges: &[Range<u64>], watcher: &mut dyn Watcher) -> Result<(), MoveError> {
+        self.check(watcher)?;
         let write = failed_to_write(self.to);
         let (_, object) = self.seek(key, 0, SeekTo::Data)?;
         let had = self.here.look(key).map_err(&write)?;
@@ -124,13 +130,13 @@ impl<'a> Copier<'a> {
         }
         self.here.truncate(key, object.size).map_err(&write)?;
         for range in ranges {
-            self.range(key, range.start..range.end.min(object.size), kept)?;
+            self.range(key, range.start..range.end.min(object.size), kept, watcher)?;
         }
         self.here.set_mtime(key, object.mtime.secs, object.mtime.nanos).map_err(&write)
     }
 
     /// Copies the data of a range; what lies behind `kept` is a hole here.
-    fn range(&mut self, key: u64, range: Range<u64>, kept: u64) -> Result<(), MoveError> {
+    fn range(&mut self, key: u64, range: Range<u64>, kept: u64, watcher: &mut dyn Watcher) -> Result<(), MoveError> {
         let mut at = range.start;
         while at < range.end {
             let data = self.seek(key, at, SeekTo::Data)?.0.unwrap_or(range.end).min(range.end);
@@ -141,14 +147,14 @@ impl<'a> Copier<'a> {
                 return Ok(());
             }
             let hole = self.seek(key, data, SeekTo::Hole)?.0.unwrap_or(range.end).min(range.end);
-            self.data(key, data..hole)?;
+            self.data(key, data..hole, watcher)?;
             at = hole.max(data + 1);
         }
         Ok(())
     }
 
     /// Copies a range that has data.
-    fn data(&mut self, key: u64, range: Range<u64>) -> Result<(), MoveError> {
+    fn data(&mut self, key: u64, range: Range<u64>, watcher: &mut dyn Watcher) -> Result<(), MoveError> {
         let piece = u64::from(self.piece_bytes);
         let mut buffers = vec![vec![0; piece as usize]; PIECES.min((range.end - range.start).div_ceil(piece) as usize)];
         let mut at = range.start;
@@ -182,9 +188,28 @@ impl<'a> Copier<'a> {
                 }
                 at = start + *len as u64;
             }
+            let mut unsettled = Ok(());
+            self.here.relieve(|_, error| unsettled = Err(error));
+            unsettled.map_err(failed_to_write(self.to))?;
             self.pace();
+            self.check(watcher)?;
         }
         Ok(())
+    }
+
+    /// Tells how far it is now and then; an error when it is to stop.
+    fn check(&mut self, watcher: &mut dyn Watcher) -> Result<(), MoveError> {
+        if self.told.elapsed() >= TELL_EVERY {
+            self.told = Instant::now();
+            watcher.tell(Step::Copying { objects: self.objects, bytes: self.bytes });
+        }
+        if watcher.is_stopped() {
+            return Err(MoveError::Stopped);
+        }
+        match self.deadline {
+            Some(deadline) if Instant::now() >= deadline => Err(MoveError::Busy(self.source.link.peer().name)),
+            _ => Ok(()),
+        }
     }
 
     fn pace(&self) {

@@ -21,8 +21,8 @@ use impresario_base::lock::Mutex;
 use impresario_client::{ClientError, Identity, Link, LinkOptions, Vet};
 use impresario_config::{Config, Data, MovesTo, Server};
 use impresario_store::{
-    Arrived, Arriving, FolderIdentity, FolderState, Note, ObjectStore, StoreError, StoreOptions, arrived, arriving,
-    begin_arrival, departed,
+    Arrived, Arriving, FolderIdentity, FolderState, Note, ObjectStore, StoreError, StoreOptions, abandon_arrival,
+    arrived, arriving, begin_arrival, departed,
 };
 use impresario_transport::Access;
 use impresario_wire::frame::ANSWER_BODY_MAX_BYTES;
@@ -175,6 +175,23 @@ pub fn move_server(config: &Config, options: &MoveOptions, watcher: &mut dyn Wat
         going_on = false;
     }
     Err(MoveError::Busy(data.name.clone()))
+}
+
+/// Gives up a move that has begun: the server notes no changes any more, and the new folder is emptied, so that its copy cannot be
+/// taken for a good one later. False: there is no copy.
+pub fn give_up(config: &Config, name: &str) -> Result<bool, MoveError> {
+    let (data, to) = places(config, name)?;
+    let Some(found) = arriving(&to.dir)? else { return Ok(false) };
+    if found.is_complete {
+        // An answer proves that the server has not left for here.
+        let source = Source::connect(config, data)?;
+        source.step(MoveCall::End { number: found.number }).map_err(|error| doubtful(error, data, &found))?;
+    } else if let Ok(source) = Source::connect(config, data) {
+        // What it has noted is lost with a restart, too.
+        let _ = source.step(MoveCall::End { number: found.number });
+    }
+    abandon_arrival(&to.dir)?;
+    Ok(true)
 }
 
 /// The server, and where it moves to.
@@ -393,7 +410,7 @@ impl Mover<'_> {
         here: &ObjectStore,
         state: &mut Arriving,
         deadline: Option<Instant>,
-        watcher: &dyn Watcher,
+        watcher: &mut dyn Watcher,
     ) -> Result<Round, MoveError> {
         let (began, before) = (Instant::now(), copier.bytes);
         let (number, batch) = (state.number, state.batch + 1);
@@ -413,16 +430,15 @@ impl Mover<'_> {
                 Err(error) => return Err(error.into()),
             }
         }
+        copier.set_deadline(deadline);
         for of_object in ranges.chunk_by(|a, b| a.0 == b.0) {
-            if deadline.is_some_and(|deadline| Instant::now() >= deadline) {
-                return Ok(Round::Late);
-            }
-            if watcher.is_stopped() {
-                return Err(MoveError::Stopped);
-            }
             let FileKey(key) = of_object.first().map_or(FileKey(0), |range| range.0);
             let parts: Vec<_> = of_object.iter().map(|(_, start, end)| *start..*end).collect();
-            copier.object(key, &parts)?;
+            match copier.object(key, &parts, watcher) {
+                // The same batch is had again.
+                Err(MoveError::Busy(_)) => return Ok(Round::Late),
+                done => done?,
+            }
         }
         self.check_readable(copier)?;
         copier.sync()?;
