@@ -233,13 +233,14 @@ impl Link {
                     let made = self.attempt(&ways, route, instant(until));
                     state = self.state.lock();
                     if let Err(error) = made {
+                        state = self.look_again(state);
+                        let is_same = Arc::ptr_eq(&ways, &state.ways);
                         let is_hopeless = is_final(&error) || !self.options.keep_trying;
-                        refusals = if is_hopeless { refusals + 1 } else { 0 };
+                        refusals = if is_hopeless && is_same { refusals + 1 } else { 0 };
                         // Every route refused for good: trying again does not help.
                         if refusals >= state.ways.len() {
                             return Err(error);
                         }
-                        state = self.look_again(state);
                     }
                     continue;
                 }

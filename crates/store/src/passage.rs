@@ -201,17 +201,24 @@ pub fn begin_arrival(dir: &Path, identity: &FolderIdentity, arriving: &Arriving)
     Ok(())
 }
 
-/// Empties a folder whose filling is given up.
-pub fn abandon_arrival(dir: &Path) -> Result<(), StoreError> {
+/// Empties a folder whose filling is given up, if `may_be`, which is asked while nobody else can fill it, does not fail. False: it
+/// is not being filled.
+pub fn abandon_arrival<E: From<StoreError>>(
+    dir: &Path,
+    may_be: impl FnOnce(&Arriving) -> Result<(), E>,
+) -> Result<bool, E> {
+    if arriving(dir)?.is_none() {
+        return Ok(false);
+    }
     let failed = |source| StoreError::Io { dir: dir.into(), source };
     let fs = Real::open(dir)?;
-    if mark(&fs, ARRIVING, Arriving::parse).map_err(failed)?.is_none() {
-        return Ok(());
-    }
+    let Some(found) = mark(&fs, ARRIVING, Arriving::parse).map_err(failed)? else { return Ok(false) };
+    may_be(&found)?;
     empty(dir).map_err(failed)?;
     // Last the mark: what an interruption leaves is no server's.
     let unlinked = fs.unlink(FORMAT_FILE).and_then(|()| fs.sync_dir("")).and_then(|()| fs.unlink(ARRIVING));
-    unlinked.and_then(|()| fs.sync_dir("")).map_err(failed)
+    unlinked.and_then(|()| fs.sync_dir("")).map_err(failed)?;
+    Ok(true)
 }
 
 /// Removes what a copy has made.
@@ -307,7 +314,10 @@ mod tests {
         let copy = ObjectStore::open_arriving(dir, "data.0", options()).unwrap();
         copy.truncate(5, 100).unwrap();
         drop(copy);
-        abandon_arrival(dir).unwrap();
+        let refused = abandon_arrival(dir, |_| Err(StoreError::Blank { dir: dir.into() }));
+        assert!(refused.is_err() && arriving(dir).unwrap().is_some());
+        assert!(abandon_arrival::<StoreError>(dir, |_| Ok(())).unwrap());
+        assert!(!abandon_arrival::<StoreError>(dir, |_| Ok(())).unwrap());
         assert_eq!(folder::examine(dir).unwrap(), FolderState::Blank);
         begin_arrival(dir, &identity(), &under_way(None)).unwrap();
         let copy = ObjectStore::open_arriving(dir, "data.0", options()).unwrap();

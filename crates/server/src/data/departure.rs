@@ -101,10 +101,22 @@ impl Departure {
             return None;
         }
         match &*self.state.lock() {
-            State::Left(Departed { address, .. }) => {
-                Some(Fault { errno: libc::ESHUTDOWN, message: format!("{name} has moved to {address}") })
-            }
+            State::Left(departed) => Some(has_moved(name, departed)),
             _ => None,
+        }
+    }
+
+    /// Ends a hold for another copier, whose call to leave may still be on its way and must fail then. An error if the server
+    /// has left, also if it is leaving just now.
+    fn end_other_hold(&self, conn: ConnId, name: &str) -> Result<(), Fault> {
+        let mut state = self.state.lock();
+        match &*state {
+            State::Left(departed) => Err(has_moved(name, departed)),
+            State::Held { copier, .. } if *copier != conn => {
+                self.release(&mut state, "there is another copier");
+                Ok(())
+            }
+            _ => Ok(()),
         }
     }
 
@@ -140,6 +152,7 @@ impl DataServer {
         match call {
             MoveCall::Begin { number: 0 } => Err(unknown()),
             MoveCall::Begin { number } => {
+                self.departure.end_other_hold(conn, self.vitals.name())?;
                 let batch = store.watch(number);
                 tracing::info!(number, goes_on = batch.is_some(), "a copy for a move begins");
                 Ok(MoveAnswer::Begun { batch })
@@ -170,6 +183,7 @@ impl DataServer {
             }
             MoveCall::Leave { number, address } => self.leave(conn, number, address),
             MoveCall::End { number } => {
+                self.departure.end_other_hold(conn, self.vitals.name())?;
                 store.end_watch(number);
                 Ok(MoveAnswer::Done)
             }
@@ -300,6 +314,10 @@ impl DataServer {
     pub(crate) fn departure(&self) -> &Arc<Departure> {
         &self.departure
     }
+}
+
+fn has_moved(name: &str, Departed { address, .. }: &Departed) -> Fault {
+    Fault { errno: libc::ESHUTDOWN, message: format!("{name} has moved to {address}") }
 }
 
 fn too_late() -> Fault {

@@ -181,17 +181,15 @@ pub fn move_server(config: &Config, options: &MoveOptions, watcher: &mut dyn Wat
 /// taken for a good one later. False: there is no copy.
 pub fn give_up(config: &Config, name: &str) -> Result<bool, MoveError> {
     let (data, to) = places(config, name)?;
-    let Some(found) = arriving(&to.dir)? else { return Ok(false) };
-    if found.is_complete {
-        // An answer proves that the server has not left for here.
-        let source = Source::connect(config, data)?;
-        source.step(MoveCall::End { number: found.number }).map_err(|error| doubtful(error, data, &found))?;
-    } else if let Ok(source) = Source::connect(config, data) {
-        // What it has noted is lost with a restart, too.
-        let _ = source.step(MoveCall::End { number: found.number });
-    }
-    abandon_arrival(&to.dir)?;
-    Ok(true)
+    abandon_arrival(&to.dir, |found| {
+        let ended = Source::connect(config, data)?.step(MoveCall::End { number: found.number });
+        match ended {
+            // An answer proves that the server has not left for here, and will not.
+            Err(error) if found.is_complete => Err(doubtful(error, data, found)),
+            // What a server that does not run has noted is lost anyway.
+            _ => Ok(()),
+        }
+    })
 }
 
 /// The server, and where it moves to.
@@ -220,7 +218,8 @@ fn has_left(data: &Data, to: &MovesTo, number: u64, left: Option<u64>) -> Result
 
 /// A complete copy whose server does not answer may be the server's only good folder.
 fn doubtful(error: ClientError, data: &Data, found: &Arriving) -> MoveError {
-    if !found.is_complete || matches!(error, ClientError::Fault { .. }) {
+    let has_stayed = matches!(&error, ClientError::Fault { fault, .. } if fault.errno != libc::ESHUTDOWN);
+    if !found.is_complete || has_stayed {
         return error.into();
     }
     let Data { name, dir, .. } = data;
