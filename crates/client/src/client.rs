@@ -468,7 +468,7 @@ fn growth(config: &Config, whereabouts: Whereabouts, identity: Arc<Identity>, op
         let mut names = names.lock();
         let now: Vec<&String> = config.data.iter().map(|data| &data.name).collect();
         if names.len() != count || !names.iter().eq(now.iter().take(count).copied()) {
-            let file = config.cluster.file.display();
+            let file = config.cluster.file.path().display();
             return Err(ClientError::invalid(format!(
                 "the data servers in {file} are not in the order that they had; add new ones behind the others"
             )));

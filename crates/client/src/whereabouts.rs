@@ -4,9 +4,8 @@
 //! configuration file has changed, and goes on with the addresses that it has then. A file that cannot be read, or has
 //! mistakes, changes nothing: it may be half written.
 
-use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::{Duration, Instant, SystemTime};
+use std::time::{Duration, Instant};
 
 use impresario_base::lock::Mutex;
 use impresario_config::Config;
@@ -16,36 +15,24 @@ const LOOK_EVERY: Duration = Duration::from_millis(200);
 
 /// The addresses of a cluster's servers; shared by all links of a client.
 #[derive(Clone, Debug)]
-pub struct Whereabouts(Arc<Shared>);
-
-#[derive(Debug)]
-struct Shared {
-    file: PathBuf,
-    known: Mutex<Known>,
-}
+pub struct Whereabouts(Arc<Mutex<Known>>);
 
 #[derive(Debug)]
 struct Known {
     /// `None`: the file was not looked at yet.
     looked: Option<Instant>,
-    stamp: Option<Stamp>,
     config: Arc<Config>,
 }
 
-/// Changes whenever the file does.
-type Stamp = (SystemTime, u64, u64);
-
 impl Whereabouts {
-    /// As this configuration says, and later the file that it was read from.
+    /// As this configuration says, until the file changes that it was read from.
     pub fn of(config: &Config) -> Whereabouts {
-        let file = config.cluster.file.clone();
-        let known = Known { looked: None, stamp: None, config: Arc::new(config.clone()) };
-        Whereabouts(Arc::new(Shared { file, known: Mutex::new(known) }))
+        Whereabouts(Arc::new(Mutex::new(Known { looked: None, config: Arc::new(config.clone()) })))
     }
 
     /// The newest configuration that is known.
     pub fn config(&self) -> Arc<Config> {
-        self.0.known.lock().config.clone()
+        self.0.lock().config.clone()
     }
 
     /// The addresses of a server, after a look at the file if that is due.
@@ -56,36 +43,27 @@ impl Whereabouts {
 
     /// Reads the file if it has changed, and was not looked at just now.
     pub fn look(&self) {
-        let Shared { file, known } = &*self.0;
-        if file.as_os_str().is_empty() {
-            return;
-        }
         // Held while the file is read: who comes meanwhile waits for what it says.
-        let mut known = known.lock();
+        let mut known = self.0.lock();
         let now = Instant::now();
         if known.looked.is_some_and(|looked| now.duration_since(looked) < LOOK_EVERY) {
             return;
         }
         known.looked = Some(now);
-        let Some(stamp) = stamp(file).filter(|stamp| known.stamp != Some(*stamp)) else { return };
-        match Config::load(file) {
+        let file = &known.config.cluster.file;
+        if !file.has_changed() {
+            return;
+        }
+        match Config::load(file.path()) {
             Ok(config) => {
-                if *known.config != config {
-                    tracing::info!(file = %file.display(), "the configuration has changed; its addresses are used");
-                }
-                (known.stamp, known.config) = (Some(stamp), Arc::new(config));
+                tracing::info!(file = %file.path().display(), "the configuration has changed; its addresses are used");
+                known.config = Arc::new(config);
             }
             Err(error) => {
                 tracing::warn!(%error, "the configuration has changed, but cannot be used; the one before is")
             }
         }
     }
-}
-
-fn stamp(file: &Path) -> Option<Stamp> {
-    use std::os::unix::fs::MetadataExt;
-    let meta = std::fs::metadata(file).ok()?;
-    Some((meta.modified().ok()?, meta.len(), meta.ino()))
 }
 
 #[cfg(test)]
@@ -111,10 +89,17 @@ mod tests {
         std::fs::write(&file, config.to_toml()).unwrap();
         let whereabouts = Whereabouts::of(&Config::load(&file).unwrap());
         let again = || {
-            whereabouts.0.known.lock().looked = None;
+            whereabouts.0.lock().looked = None;
             whereabouts.addresses("data.0")
         };
         assert_eq!(again(), ["127.0.0.1:7100"]);
+        let mut other = Config::load(&file).unwrap();
+        other.data[0].address = "127.0.0.1:1".into();
+        assert_eq!(
+            Whereabouts::of(&other).addresses("data.0"),
+            ["127.0.0.1:1"],
+            "what a program set counts until then"
+        );
         config.data[0].moves_to = Some(MovesTo { address: "127.0.0.1:7101".into(), dir: "other".into() });
         std::fs::write(&file, config.to_toml()).unwrap();
         assert_eq!(again(), ["127.0.0.1:7100", "127.0.0.1:7101"]);

@@ -11,6 +11,7 @@ use crate::Calibration;
 use crate::document::{KeyPath, Tree};
 use crate::mistake::{Mistakes, policies, read};
 use crate::model::Config;
+use crate::seen::FileSeen;
 use crate::table::set_base;
 
 /// One mistake in a file.
@@ -96,12 +97,13 @@ impl Config {
 
 /// The configuration, and its text for positions.
 fn load(path: &Path) -> Result<(Config, Tree, String), ConfigErrors> {
-    let text = text_of(path, FILE_MAX_BYTES, "a configuration", "`impresario up --dir D` writes D/impresario.toml")?;
     // An absolute path, so that servers and clients use the same directories wherever they are started.
     let full = std::path::absolute(path).map_err(|e| ConfigErrors::whole(path, format!("cannot be found: {e}")))?;
+    let seen = FileSeen::now(&full);
+    let text = text_of(path, FILE_MAX_BYTES, "a configuration", "`impresario up --dir D` writes D/impresario.toml")?;
     match parse(&text, &full) {
         Ok((mut config, tree)) => {
-            config.cluster.file = full;
+            config.cluster.file = seen;
             Ok((config, tree, text))
         }
         Err(errors) => Err(ConfigErrors { file: path.into(), ..errors }),

@@ -8,6 +8,8 @@ use impresario_device::DeviceParams;
 use impresario_sched::PolicySpec;
 use serde::{Deserialize, Serialize};
 
+use crate::seen::FileSeen;
+
 /// Name of the metadata server, which has no `name` key because there is only one.
 pub const META_NAME: &str = "meta";
 
@@ -60,9 +62,9 @@ pub struct Cluster {
     pub security: Security,
     /// What keys protect; the stricter of the server's and the client's setting applies.
     pub protect: Protect,
-    /// The file that it was read from; empty for one made by a program. Who uses the servers looks there for new addresses.
+    /// The file that it was read from. Who uses the servers looks there for new addresses when it has changed.
     #[serde(skip)]
-    pub file: PathBuf,
+    pub file: FileSeen,
     /// Folder of the key files, `client.key`, `admin.key` and `server.key`; each machine has those that it needs.
     /// Relative to the configuration file.
     pub key_dir: PathBuf,
@@ -484,7 +486,7 @@ impl Default for Cluster {
             payload_percent_per_address: 75,
             security: Security::default(),
             protect: Protect::default(),
-            file: PathBuf::new(),
+            file: FileSeen::default(),
             key_dir: "keys".into(),
         }
     }

@@ -197,10 +197,8 @@ impl FileSystem for Real {
 
     fn set_mtime(&self, file: &OwnedFd, secs: i64, nanos: u32) -> io::Result<()> {
         let time = |tv_sec, tv_nsec| Timespec { tv_sec, tv_nsec };
-        let times = Timestamps {
-            last_access: time(0, rustix::fs::UTIME_OMIT.into()),
-            last_modification: time(secs, nanos.into()),
-        };
+        let times =
+            Timestamps { last_access: time(0, rustix::fs::UTIME_OMIT), last_modification: time(secs, nanos.into()) };
         retry(|| rustix::fs::futimens(file, &times))
     }
 
