@@ -1,16 +1,22 @@
-//! `impresario store`: the folders of a cluster's servers: made, shown, adopted from older versions.
+//! `impresario store`: the folders of a cluster's servers: made, shown, moved, adopted from older versions.
 
-use std::path::PathBuf;
+use std::io::{IsTerminal, Write};
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
+use anyhow::Context;
 use clap::Subcommand;
+use impresario_base::units::{parse_bytes, show_bytes};
 use impresario_config::Config;
-use impresario_server::folders::{self, Folder, State};
+use impresario_server::folders::{self, Folder, Passage, State};
+use impresario_server::moving::{self, MoveError, MoveOptions, Step, Watcher};
 use impresario_wire::ClusterId;
 
 use crate::{print, usage};
 
-/// Make, show or adopt the folders of a cluster's servers
+/// Make, show, move or adopt the folders of a cluster's servers
 ///
 /// Each folder says of which cluster and server it is, and a server opens no other: a disk that is not mounted, or mounted in
 /// the wrong place, stops the server instead of giving zeros for data. `impresario up` makes the folders of a new cluster
@@ -49,6 +55,41 @@ pub enum Command {
         /// The cluster's identity, where its metadata server cannot be asked
         #[arg(long, value_name = "ID", requires = "name")]
         cluster: Option<ClusterId>,
+    },
+    /// Move a data server to another folder or another machine while clients work
+    ///
+    /// The server's section in the configuration says where it moves to: moves_to = { address = "HOST:PORT", dir = "DIR" }; put
+    /// this into the file of every machine first. Run the command where the new folder is, with the admin key where keys are
+    /// used. The server goes on serving while its objects are copied. Then its clients wait, for a third of request_timeout_ms at
+    /// most, the rest is copied, and the server ends. From that moment the new folder is the server's: start it there, by
+    /// `impresario serve` with the same file, within the rest of request_timeout_ms (--then does it at once). Clients go on there.
+    /// The old folder is never served again. A copy that was interrupted goes on where it was when the command is run again;
+    /// until the server has ended, nothing has changed for it. Ctrl-C stops the copy.
+    #[command(after_long_help = "Examples:
+  impresario store move impresario.toml --name data.1 --then 'systemctl start impresario-data@data.1'
+  impresario store move impresario.toml --name data.1 --rate 50m --then 'systemctl restart impresario-data@data.1'")]
+    Move {
+        /// The configuration file of the cluster
+        config: PathBuf,
+        /// The data server
+        #[arg(long)]
+        name: String,
+        /// Bytes that are copied in a second at most, until what changes is caught up with; 0: no limit
+        #[arg(long, value_name = "BYTES", value_parser = parse_bytes, default_value = "64m")]
+        rate: u64,
+        /// A command for the shell that starts the server at its new place, run as soon as it may be started
+        #[arg(long, value_name = "COMMAND")]
+        then: Option<String>,
+        /// The old server has left for here but the command was interrupted just then: the number of the move, which
+        /// `impresario store show` tells where the old folder is
+        #[arg(long, value_name = "NUMBER", value_parser = parse_number)]
+        left: Option<u64>,
+        /// Give up a move that has begun: the server stays where it is, and the new folder is emptied
+        #[arg(long, conflicts_with_all = ["then", "left", "rate"])]
+        give_up: bool,
+        /// Tell on standard error how far it is, also when that is not a terminal
+        #[arg(long)]
+        progress: bool,
     },
     /// Show of which cluster and server each folder on this machine is
     ///
@@ -94,12 +135,25 @@ pub fn run(command: Command) -> anyhow::Result<ExitCode> {
             print(format!("the folder of {name} is of cluster {cluster} now\n").as_bytes())
         }
         Command::Adopt { config, .. } => adopt_all(&load(&config)?),
+        Command::Move { config, name, give_up: true, .. } => {
+            let config = named(&config, &name)?;
+            let told = match moving::give_up(&config, &name).map_err(judged)? {
+                true => format!("the move of {name} is given up; remove moves_to from the configuration\n"),
+                false => format!("no move of {name} to here is under way\n"),
+            };
+            print(told.as_bytes())
+        }
+        Command::Move { config, name, rate, then, left, progress, give_up: false } => {
+            let config = named(&config, &name)?;
+            let is_told = progress || std::io::stderr().is_terminal();
+            move_server(&config, &MoveOptions { name, rate_bytes: rate, left }, then.as_deref(), is_told)
+        }
         Command::Show { config, json } => show(&load(&config)?, json),
     }
 }
 
 /// The configuration, of a cluster whose servers have folders.
-fn load(path: &std::path::Path) -> anyhow::Result<Config> {
+fn load(path: &Path) -> anyhow::Result<Config> {
     let config = crate::load(path)?;
     match &config.tree {
         None => Ok(config),
@@ -110,7 +164,7 @@ fn load(path: &std::path::Path) -> anyhow::Result<Config> {
     }
 }
 
-fn named(path: &std::path::Path, name: &str) -> anyhow::Result<Config> {
+fn named(path: &Path, name: &str) -> anyhow::Result<Config> {
     let config = load(path)?;
     config.server(name).map_err(usage)?;
     Ok(config)
@@ -131,6 +185,82 @@ fn adopt_all(config: &Config) -> anyhow::Result<ExitCode> {
     print(text.as_bytes())
 }
 
+fn parse_number(text: &str) -> Result<u64, String> {
+    u64::from_str_radix(text, 16)
+        .map_err(|_| format!("{text:?} is no number of a move, which has 16 hexadecimal digits"))
+}
+
+/// Tells how far a move is, and stops it at Ctrl-C.
+struct Teller {
+    name: String,
+    is_told: bool,
+    stop: Arc<AtomicBool>,
+}
+
+impl Watcher for Teller {
+    fn tell(&mut self, step: Step) {
+        let name = &self.name;
+        let told = match step {
+            Step::Begun { goes_on: false } => format!("copying {name}"),
+            Step::Begun { goes_on: true } => format!("copying {name}, from where an earlier run was"),
+            Step::Copying { objects, bytes } => format!("copied {objects} objects, {}", show_bytes(bytes as f64)),
+            Step::CaughtUp { round, bytes } => {
+                format!("copied what had changed: round {round}, {}", show_bytes(bytes as f64))
+            }
+            Step::Anew => {
+                format!("{name} was restarted, or more has changed than it can note: everything is copied anew")
+            }
+            Step::Holding => format!("clients of {name} wait"),
+            Step::Complete => "everything is copied".into(),
+            Step::Left => format!("{name} has left its old folder"),
+        };
+        if self.is_told {
+            // The move goes on though nobody reads how far it is.
+            let _ = writeln!(std::io::stderr(), "{told}");
+        }
+    }
+
+    fn is_stopped(&self) -> bool {
+        self.stop.load(Ordering::Relaxed)
+    }
+}
+
+/// What is wrong with the command line or the configuration is told apart.
+fn judged(error: MoveError) -> anyhow::Error {
+    match error {
+        MoveError::Unsuitable(why) => usage(why),
+        error => error.into(),
+    }
+}
+
+fn move_server(config: &Config, options: &MoveOptions, then: Option<&str>, is_told: bool) -> anyhow::Result<ExitCode> {
+    let stop = Arc::new(AtomicBool::new(false));
+    for signal in [signal_hook::consts::SIGINT, signal_hook::consts::SIGTERM] {
+        signal_hook::flag::register(signal, stop.clone()).context("cannot catch signals")?;
+    }
+    let name = &options.name;
+    let mut teller = Teller { name: name.clone(), is_told, stop };
+    let has_moved = moving::move_server(config, options, &mut teller).map_err(judged)?;
+    let to = config.data.iter().find(|data| data.name == *name).and_then(|data| data.moves_to.as_ref());
+    let (address, dir) = to.map(|to| (to.address.clone(), to.dir.display().to_string())).unwrap_or_default();
+    if let Some(command) = then.filter(|_| has_moved) {
+        let status = std::process::Command::new("sh").args(["-c", command]).status();
+        if !status.as_ref().is_ok_and(std::process::ExitStatus::success) {
+            let why = status.map_or_else(|error| error.to_string(), |status| status.to_string());
+            anyhow::bail!("{name} has moved to {dir}, but the command to start it there failed ({why}): start it now");
+        }
+    }
+    let start = if then.is_some() && has_moved { "" } else { "start it there if it does not run; " };
+    let before = if has_moved { "has moved" } else { "had moved before" };
+    print(
+        format!(
+            "{name} {before} to {dir}, at {address}; {start}then write these for its address and dir in the configuration, and \
+             remove moves_to\n"
+        )
+        .as_bytes(),
+    )
+}
+
 fn show(config: &Config, json: bool) -> anyhow::Result<ExitCode> {
     let (mut rows, mut lines, mut good) = (Vec::new(), String::new(), true);
     for Folder { name, dir, state } in folders::survey(config) {
@@ -139,7 +269,17 @@ fn show(config: &Config, json: bool) -> anyhow::Result<ExitCode> {
             Ok(State::Older) => ("older", None, None, "of an older version; see `impresario store adopt`".into()),
             Ok(State::Made { cluster, server, store }) if *server == name => {
                 let number = store.map(|store| format!(", folder {store:016x}")).unwrap_or_default();
-                ("made", Some(cluster.to_string()), *store, format!("cluster {cluster}{number}"))
+                let (kind, told) = match folders::passage(&name, &dir)? {
+                    None => ("made", String::new()),
+                    Some(Passage::Departed { number, address }) => {
+                        ("departed", format!("; its server has moved to {address} (move {number:016x})"))
+                    }
+                    Some(Passage::Arriving { number, is_complete }) => {
+                        let done = if is_complete { "complete" } else { "not complete" };
+                        ("arriving", format!("; a copy, {done}, of move {number:016x}: see `impresario store move`"))
+                    }
+                };
+                (kind, Some(cluster.to_string()), *store, format!("cluster {cluster}{number}{told}"))
             }
             Ok(State::Made { cluster, server, store }) => {
                 let told = format!("made for {server} of cluster {cluster}; see `impresario store adopt`");

@@ -15,9 +15,10 @@ use crate::link::{Link, LinkOptions};
 use crate::locks::Orders;
 use crate::opens::Opens;
 use crate::pending::{Op, Reply, exchange};
-use crate::striped::{ROUND_BYTES, Striped, Written, accepted, check_list, check_range, unexpected};
+use crate::striped::{Growth, ROUND_BYTES, Striped, Written, accepted, check_list, check_range, unexpected};
 use crate::told::Told;
 use crate::unsynced::Unsynced;
+use crate::whereabouts::Whereabouts;
 use crate::will_need::Hints;
 
 /// Which way a client's requests go.
@@ -100,8 +101,10 @@ impl Client {
         let identity = Arc::new(Identity::draw(options.job, options.user)?);
         let timeout = Duration::from_millis(config.cluster.request_timeout_ms);
         let access = Access::of(config, options.role);
+        let whereabouts = Whereabouts::of(config);
         let link_options = |role| LinkOptions {
             access: access.clone(),
+            whereabouts: Some(whereabouts.clone()),
             who: identity.who(),
             name: options.name.clone(),
             timeout,
@@ -135,12 +138,13 @@ impl Client {
                 (link, DataPath::IoNode { piece_max_bytes })
             }
             None => {
-                let link = |role, name, address| {
-                    Link::new(&[(name, address)], identity.clone(), link_options(role)).map(Arc::new)
-                };
-                let meta = link(Role::Meta, META_NAME, &config.meta.address)?;
-                let servers = config.data.iter().map(|data| link(Role::Data, &data.name, &data.address));
+                let link =
+                    |role, name: &str| Link::to(config, name, identity.clone(), link_options(role)).map(Arc::new);
+                let meta = link(Role::Meta, META_NAME)?;
+                let servers = config.data.iter().map(|data| link(Role::Data, &data.name));
                 let striped = Striped::new(servers.collect::<Result<_, _>>()?, timeout);
+                let growth = growth(config, whereabouts.clone(), identity.clone(), link_options(Role::Data));
+                let striped = striped.with_growth(growth);
                 (meta, DataPath::Direct(striped.with_piece_max(options.wire_max_bytes)))
             }
         };
@@ -452,6 +456,29 @@ impl Client {
     fn io(&self, call: Call) -> Result<Reply, ClientError> {
         self.meta.call(call, &[], None, self.deadline())
     }
+}
+
+/// Finds data servers that were added to the configuration behind those that it had.
+fn growth(config: &Config, whereabouts: Whereabouts, identity: Arc<Identity>, options: LinkOptions) -> Box<Growth> {
+    let names: Vec<String> = config.data.iter().map(|data| data.name.clone()).collect();
+    let names = Mutex::new(names);
+    Box::new(move |count| {
+        whereabouts.look();
+        let config = whereabouts.config();
+        let mut names = names.lock();
+        let now: Vec<&String> = config.data.iter().map(|data| &data.name).collect();
+        if names.len() != count || !names.iter().eq(now.iter().take(count).copied()) {
+            let file = config.cluster.file.path().display();
+            return Err(ClientError::invalid(format!(
+                "the data servers in {file} are not in the order that they had; add new ones behind the others"
+            )));
+        }
+        let more = config.data.iter().skip(count);
+        let links = more.map(|data| Link::to(&config, &data.name, identity.clone(), options.clone()).map(Arc::new));
+        let links = links.collect::<Result<Vec<_>, _>>()?;
+        names.extend(config.data.iter().skip(count).map(|data| data.name.clone()));
+        Ok(links)
+    })
 }
 
 impl std::fmt::Debug for Client {

@@ -33,6 +33,7 @@ mod tests;
 mod told;
 mod turn;
 mod unsynced;
+mod whereabouts;
 mod will_need;
 
 pub use client::{Client, ClientOptions, Via};
@@ -44,3 +45,4 @@ pub use locks::{Locked, Other};
 pub use names::CreateOptions;
 pub use pending::{Buffers, Op, Pending, Reply, exchange};
 pub use striped::Striped;
+pub use whereabouts::Whereabouts;

@@ -12,8 +12,8 @@ use std::io::IoSlice;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use impresario_base::lock::{Condvar, Mutex};
-use impresario_config::Address;
+use impresario_base::lock::{Condvar, Mutex, MutexGuard};
+use impresario_config::{Address, Config};
 use impresario_node::session::{Next, Patience, Routes};
 use impresario_transport::Access;
 use impresario_wire::{Call, ClusterId, FileKey, Hello, PROTOCOL_VERSION, Role, Welcome, Who};
@@ -23,6 +23,7 @@ use crate::connection::{Connection, Greeting};
 use crate::error::{ClientError, Peer};
 use crate::identity::Identity;
 use crate::pending::{Buffers, Pending, Reply};
+use crate::whereabouts::Whereabouts;
 
 /// A further check of a server's welcome; the error is what is wrong, with the remedy.
 #[derive(Clone)]
@@ -56,6 +57,8 @@ pub struct LinkOptions {
     pub vet: Option<Vet>,
     /// The keys that it shows to servers that want one.
     pub access: Access,
+    /// Where the server of a link is looked up when it is not where it was; `None`: nowhere.
+    pub whereabouts: Option<Whereabouts>,
 }
 
 impl LinkOptions {
@@ -63,19 +66,22 @@ impl LinkOptions {
     pub fn new(role: Role, max_payload_bytes: u32) -> LinkOptions {
         let timeout = Duration::from_secs(10);
         let (who, name, access) = (Who::default(), String::new(), Access::default());
-        LinkOptions { role, who, name, timeout, max_payload_bytes, keep_trying: true, vet: None, access }
+        let (vet, whereabouts) = (None, None);
+        LinkOptions { role, who, name, timeout, max_payload_bytes, keep_trying: true, vet, access, whereabouts }
     }
 }
 
 /// A reconnecting connection that many threads share.
 pub struct Link {
-    routes: Vec<Route>,
     options: LinkOptions,
     hello: Hello,
     identity: Arc<Identity>,
     state: Mutex<State>,
     changed: Condvar,
 }
+
+/// The ways to a service: what is found out about them is valid while they are the same.
+type Ways = Arc<[Route]>;
 
 struct Route {
     peer: Peer,
@@ -84,6 +90,7 @@ struct Route {
 
 struct State {
     connection: Option<Arc<Connection>>,
+    ways: Ways,
     routes: Routes,
     /// Why the last connection or attempt came to nothing.
     cause: String,
@@ -93,21 +100,24 @@ impl Link {
     /// A link to a service behind `(name, address)` routes, of which the first is tried first. Nothing is connected
     /// yet. An empty name accepts whatever server answers there.
     pub fn new(routes: &[(&str, &str)], identity: Arc<Identity>, options: LinkOptions) -> Result<Link, ClientError> {
-        let routes = routes.iter().map(|(name, address)| {
-            let peer = Peer { name: name.to_string(), address: address.to_string() };
-            let parsed = address.parse().map_err(|error| ClientError::invalid(format!("{peer}: {error}")));
-            parsed.map(|address| Route { peer, address })
-        });
-        let routes: Vec<Route> = routes.collect::<Result<_, _>>()?;
-        if routes.is_empty() {
+        let ways: Ways = routes.iter().map(|(name, address)| route_to(name, address)).collect::<Result<_, _>>()?;
+        if ways.is_empty() {
             return Err(ClientError::invalid("a link needs the address of at least one server"));
         }
         let mut name = options.name.clone();
         name.truncate((0..=256.min(name.len())).rev().find(|at| name.is_char_boundary(*at)).unwrap_or(0));
         let (version, cluster) = (PROTOCOL_VERSION, ClusterId::default());
         let hello = Hello { version, who: options.who, role: options.role, name, cluster };
-        let state = State { connection: None, routes: Routes::new(routes.len(), 0), cause: String::new() };
-        Ok(Link { routes, options, hello, identity, state: Mutex::new(state), changed: Condvar::new() })
+        let routes = Routes::new(ways.len(), 0);
+        let state = State { connection: None, ways, routes, cause: String::new() };
+        Ok(Link { options, hello, identity, state: Mutex::new(state), changed: Condvar::new() })
+    }
+
+    /// A link to the server of that name in a configuration, wherever that says it may be.
+    pub fn to(config: &Config, name: &str, identity: Arc<Identity>, options: LinkOptions) -> Result<Link, ClientError> {
+        let addresses = config.addresses(name);
+        let routes: Vec<(&str, &str)> = addresses.iter().map(|address| (name, address.as_str())).collect();
+        Link::new(&routes, identity, options)
     }
 
     /// The server that the link speaks to, or would speak to next.
@@ -115,8 +125,9 @@ impl Link {
         let state = self.state.lock();
         match &state.connection {
             Some(connection) => connection.peer.clone(),
-            None => self
-                .route(state.routes.at())
+            None => state
+                .ways
+                .get(state.routes.at())
                 .map(|route| route.peer.clone())
                 .unwrap_or(Peer { name: String::new(), address: String::new() }),
         }
@@ -210,20 +221,24 @@ impl Link {
                 state.routes.lost(nanos(Instant::now()), answered);
                 state.cause = broken.cause.to_string();
                 state.connection = None;
+                state = self.look_again(state);
             }
             let now = Instant::now();
             let until = match state.routes.next(nanos(now), nanos(deadline), span(self.options.timeout)) {
                 Next::Late => return Err(self.unreachable(&state, started)),
                 Next::Wait { until } => instant(until),
                 Next::Connect { route, until } => {
+                    let ways = state.ways.clone();
                     drop(state);
-                    let made = self.attempt(route, instant(until));
+                    let made = self.attempt(&ways, route, instant(until));
                     state = self.state.lock();
                     if let Err(error) = made {
+                        state = self.look_again(state);
+                        let is_same = Arc::ptr_eq(&ways, &state.ways);
                         let is_hopeless = is_final(&error) || !self.options.keep_trying;
-                        refusals = if is_hopeless { refusals + 1 } else { 0 };
+                        refusals = if is_hopeless && is_same { refusals + 1 } else { 0 };
                         // Every route refused for good: trying again does not help.
-                        if refusals >= self.routes.len() {
+                        if refusals >= state.ways.len() {
                             return Err(error);
                         }
                     }
@@ -235,8 +250,8 @@ impl Link {
     }
 
     /// One attempt at a route, by the one thread that connects.
-    fn attempt(&self, at: usize, deadline: Instant) -> Result<(), ClientError> {
-        let made = self.route(at).ok_or_else(|| ClientError::invalid("no such server")).and_then(|route| {
+    fn attempt(&self, ways: &Ways, at: usize, deadline: Instant) -> Result<(), ClientError> {
+        let made = ways.get(at).ok_or_else(|| ClientError::invalid("no such server")).and_then(|route| {
             let silence = span(self.options.timeout / 2);
             let greeting = Greeting {
                 peer: &route.peer,
@@ -244,7 +259,7 @@ impl Link {
                 deadline,
                 tick: (self.options.timeout / 20).clamp(Duration::from_millis(5), Duration::from_millis(500)),
                 max_payload_bytes: self.options.max_payload_bytes,
-                patience: Patience { silence, has_other_ways: self.routes.len() > 1 },
+                patience: Patience { silence, has_other_ways: ways.len() > 1 },
                 vet: self.options.vet.as_ref(),
                 access: &self.options.access,
             };
@@ -273,8 +288,25 @@ impl Link {
         made
     }
 
-    fn route(&self, at: usize) -> Option<&Route> {
-        self.routes.get(at)
+    /// Looks up where the server is, if there is a place to look; no other thread is connecting.
+    fn look_again<'a>(&'a self, state: MutexGuard<'a, State>) -> MutexGuard<'a, State> {
+        let (Some(whereabouts), Some(name)) = (&self.options.whereabouts, one_name(&state.ways)) else { return state };
+        let before = state.ways.clone();
+        // Reading a file takes its time.
+        drop(state);
+        let addresses = whereabouts.addresses(&name);
+        let mut state = self.state.lock();
+        let is_same = addresses.iter().eq(before.iter().map(|route| &route.peer.address));
+        if is_same || addresses.is_empty() || !Arc::ptr_eq(&before, &state.ways) || state.routes.is_connecting() {
+            return state;
+        }
+        // The configuration was checked.
+        if let Ok(ways) = addresses.iter().map(|address| route_to(&name, address)).collect::<Result<Ways, _>>() {
+            tracing::info!(server = name, ?addresses, "the server has other addresses now");
+            state.routes = Routes::new(ways.len(), 0);
+            state.ways = ways;
+        }
+        state
     }
 
     fn unreachable(&self, state: &State, started: Instant) -> ClientError {
@@ -282,24 +314,38 @@ impl Link {
             "" => "no connection came about",
             cause => cause,
         };
-        self.unreachable_because(state.routes.at(), started, cause.into())
+        unreachable_because(&state.ways, state.routes.at(), started, cause.into())
     }
 
     /// The error of a call whose time is up.
     pub(crate) fn late(&self, peer: &Peer, started: Instant, cause: &str) -> ClientError {
-        let at = self.routes.iter().position(|route| route.peer == *peer).unwrap_or(0);
-        self.unreachable_because(at, started, cause.into())
+        let ways = self.state.lock().ways.clone();
+        let at = ways.iter().position(|route| route.peer == *peer).unwrap_or(0);
+        unreachable_because(&ways, at, started, cause.into())
     }
+}
 
-    fn unreachable_because(&self, route: usize, started: Instant, cause: String) -> ClientError {
-        let names: Vec<&str> = self.routes.iter().map(|route| route.peer.name.as_str()).collect();
-        let address = self.route(route).map(|route| route.peer.address.clone()).unwrap_or_default();
-        let server = match names.as_slice() {
-            [""] => "the server".into(),
-            several => several.join(", "),
-        };
-        ClientError::Unreachable { server, address, waited: started.elapsed(), cause }
-    }
+fn route_to(name: &str, address: &str) -> Result<Route, ClientError> {
+    let peer = Peer { name: name.to_string(), address: address.to_string() };
+    let parsed = address.parse().map_err(|error| ClientError::invalid(format!("{peer}: {error}")));
+    parsed.map(|address| Route { peer, address })
+}
+
+/// The name of the one server that all ways lead to.
+fn one_name(ways: &Ways) -> Option<String> {
+    let name = &ways.first()?.peer.name;
+    (!name.is_empty() && ways.iter().all(|route| route.peer.name == *name)).then(|| name.clone())
+}
+
+fn unreachable_because(ways: &Ways, route: usize, started: Instant, cause: String) -> ClientError {
+    let mut names: Vec<&str> = ways.iter().map(|route| route.peer.name.as_str()).collect();
+    names.dedup();
+    let address = ways.get(route).map(|route| route.peer.address.clone()).unwrap_or_default();
+    let server = match names.as_slice() {
+        [""] => "the server".into(),
+        several => several.join(", "),
+    };
+    ClientError::Unreachable { server, address, waited: started.elapsed(), cause }
 }
 
 /// True when a server's refusal will not change by itself.

@@ -322,6 +322,8 @@ fn may_repeat(call: &Call, ours: bool) -> bool {
         | Call::SetDiskOrder { .. } => true,
         // Begun or ended already, the second copy would be refused.
         Call::Trace { .. } | Call::EarlierRuns { .. } => false,
+        // Who moves a server decides itself.
+        Call::Move(_) => false,
     }
 }
 

@@ -1,5 +1,6 @@
 //! Files over data servers: every call cut by striping, all its parts sent before any answer is awaited.
 
+mod grown;
 mod list;
 mod mtime;
 mod space;
@@ -16,6 +17,8 @@ use crate::error::ClientError;
 use crate::link::Link;
 use crate::pending::{Op, Reply, exchange};
 use crate::unsynced::Unsynced;
+pub(crate) use grown::Growth;
+use grown::Servers;
 pub(crate) use list::check_list;
 use mtime::joint_mtime;
 
@@ -35,7 +38,9 @@ pub(crate) struct Written {
 
 /// The data servers of a cluster.
 pub struct Striped {
-    servers: Vec<Arc<Link>>,
+    servers: Servers,
+    /// Finds servers that were added.
+    growth: Option<Box<Growth>>,
     timeout: Duration,
     call_max_bytes: usize,
     piece_max_bytes: Option<usize>,
@@ -47,7 +52,15 @@ impl Striped {
     pub fn new(servers: Vec<Arc<Link>>, timeout: Duration) -> Striped {
         let call_max_bytes = servers.iter().map(|link| link.options().max_payload_bytes).min().unwrap_or(1);
         let call_max_bytes = (call_max_bytes as usize).max(1);
-        Striped { servers, timeout, call_max_bytes, piece_max_bytes: None, unsynced: Unsynced::default() }
+        let (servers, growth, piece_max_bytes, unsynced) = (Servers::new(servers), None, None, Unsynced::default());
+        Striped { servers, growth, timeout, call_max_bytes, piece_max_bytes, unsynced }
+    }
+
+    /// With servers that are added to the cluster while it is used: `growth` is asked for them when a file lies on more than are
+    /// known.
+    pub(crate) fn with_growth(mut self, growth: Box<Growth>) -> Striped {
+        self.growth = Some(growth);
+        self
     }
 
     /// With requests cut into pieces of at most `bytes` before they are dealt to servers, all sent at once, as
@@ -57,9 +70,9 @@ impl Striped {
         self
     }
 
-    /// The link to each data server.
+    /// The link to each data server that was known from the start.
     pub fn servers(&self) -> &[Arc<Link>] {
-        &self.servers
+        self.servers.first()
     }
 
     /// Reads from `offset` on. Short only at the end of the file; holes are zeros. Of a file that is known to have the
@@ -422,7 +435,7 @@ impl Striped {
     }
 
     fn server(&self, server: u16) -> Result<&Link, ClientError> {
-        self.servers.get(usize::from(server)).map(|link| &**link).ok_or_else(|| {
+        self.servers.get(usize::from(server)).ok_or_else(|| {
             let count = self.servers.len();
             ClientError::invalid(format!("data server {server} is not in the configuration, which has {count}"))
         })
@@ -431,9 +444,16 @@ impl Striped {
     fn check(&self, layout: &Layout, offset: u64, len: usize) -> Result<(), ClientError> {
         layout.check().map_err(|error| ClientError::invalid(format!("the file's layout is damaged: {error}")))?;
         check_range(offset, len)?;
-        if usize::from(layout.servers) > self.servers.len() {
+        let wanted = usize::from(layout.servers);
+        if wanted > self.servers.len()
+            && let Some(growth) = &self.growth
+        {
+            self.servers.grow(wanted, growth)?;
+        }
+        if wanted > self.servers.len() {
             return Err(ClientError::invalid(format!(
-                "the file was made for {} data servers, the configuration has {}; data servers must not be taken out of it",
+                "the file was made for {} data servers, the configuration here has {}; where servers were added, copy the present \
+                 configuration to this machine, and none must be taken out of it",
                 layout.servers,
                 self.servers.len()
             )));

@@ -81,6 +81,7 @@ impl Config {
         self.check_data(&mut found);
         self.check_io(&mut found);
         self.check_apart(&mut found);
+        self.check_moves(&mut found);
         found.0
     }
 
@@ -308,6 +309,35 @@ impl Config {
         }
     }
 
+    /// A server moves to a place of its own, which may have its present address or its present directory but not both.
+    fn check_moves(&self, found: &mut Findings) {
+        for (i, data) in self.data.iter().enumerate() {
+            let Some(to) = &data.moves_to else { continue };
+            let at = KeyPath::default().key("data").index(i).key("moves_to");
+            match to.address.parse::<Address>() {
+                Err(why) => found.add(&at, "address", format!("{:?} is not an address: {why}", to.address)),
+                Ok(_) => {
+                    let mut others = self.servers().filter(|server| server.name() != data.name);
+                    if let Some(other) = others.find(|server| server.address() == to.address) {
+                        let why = format!("{} is already the address of {}", to.address, other.name());
+                        found.add(&at, "address", why);
+                    }
+                }
+            }
+            if to.dir.as_os_str().is_empty() {
+                found.add(&at, "dir", "dir is empty; name a directory for the server's objects");
+            }
+            let mut others = self.servers().filter(|server| server.name() != data.name);
+            if let Some(other) = others.find(|server| server.dir() == Some(&*to.dir)) {
+                let why = format!("{} is already the directory of {}", to.dir.display(), other.name());
+                found.add(&at, "dir", why);
+            }
+            if (&to.address, &to.dir) == (&data.address, &data.dir) {
+                found.add(&at, "dir", format!("{} is there already; name another directory or address", data.name));
+            }
+        }
+    }
+
     /// Names, addresses and directories must be unique.
     fn check_apart(&self, found: &mut Findings) {
         let root = KeyPath::default();
@@ -391,7 +421,7 @@ mod tests {
     use impresario_device::DeviceParams;
 
     use super::*;
-    use crate::model::{Cluster, Data, Io, Meta};
+    use crate::model::{Cluster, Data, Io, Meta, MovesTo};
 
     fn good() -> Config {
         Config {
@@ -418,6 +448,24 @@ mod tests {
     #[test]
     fn a_good_one_passes() {
         assert_eq!(good().check(), []);
+    }
+
+    #[test]
+    fn a_server_moves_to_a_place_of_its_own() {
+        let to = |address: &str, dir: &str| Some(MovesTo { address: address.into(), dir: dir.into() });
+        for (address, dir) in [("h:7101", "/d/data.1"), ("other:7101", "/c/data.1"), ("other:1", "/d")] {
+            let mut config = good();
+            config.data[1].moves_to = to(address, dir);
+            assert_eq!(config.check(), [], "{address} {dir}");
+            let known = config.addresses("data.1");
+            assert_eq!((known[0].as_str(), known.last().unwrap().as_str()), ("h:7101", address));
+        }
+        let (at_address, at_dir) = ("data[1].moves_to.address", "data[1].moves_to.dir");
+        refused(|c| c.data[1].moves_to = to("h:7101", "/c/data.1"), at_dir, "data.1 is there already");
+        refused(|c| c.data[1].moves_to = to("h", "/d"), at_address, "is not an address");
+        refused(|c| c.data[1].moves_to = to("h:7102", "/d"), at_address, "already the address of data.2");
+        refused(|c| c.data[1].moves_to = to("other:1", "/c/meta"), at_dir, "already the directory of meta");
+        refused(|c| c.data[1].moves_to = to("other:1", ""), at_dir, "name a directory");
     }
 
     #[test]

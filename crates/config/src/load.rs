@@ -11,6 +11,7 @@ use crate::Calibration;
 use crate::document::{KeyPath, Tree};
 use crate::mistake::{Mistakes, policies, read};
 use crate::model::Config;
+use crate::seen::FileSeen;
 use crate::table::set_base;
 
 /// One mistake in a file.
@@ -96,11 +97,15 @@ impl Config {
 
 /// The configuration, and its text for positions.
 fn load(path: &Path) -> Result<(Config, Tree, String), ConfigErrors> {
-    let text = text_of(path, FILE_MAX_BYTES, "a configuration", "`impresario up --dir D` writes D/impresario.toml")?;
     // An absolute path, so that servers and clients use the same directories wherever they are started.
     let full = std::path::absolute(path).map_err(|e| ConfigErrors::whole(path, format!("cannot be found: {e}")))?;
+    let seen = FileSeen::now(&full);
+    let text = text_of(path, FILE_MAX_BYTES, "a configuration", "`impresario up --dir D` writes D/impresario.toml")?;
     match parse(&text, &full) {
-        Ok((config, tree)) => Ok((config, tree, text)),
+        Ok((mut config, tree)) => {
+            config.cluster.file = seen;
+            Ok((config, tree, text))
+        }
         Err(errors) => Err(ConfigErrors { file: path.into(), ..errors }),
     }
 }
@@ -157,7 +162,12 @@ fn parse(text: &str, file: &Path) -> Result<(Config, Tree), ConfigErrors> {
             if !config.meta.is_none() {
                 config.meta.dir = base.join(&config.meta.dir);
             }
-            config.data.iter_mut().for_each(|data| data.dir = base.join(&data.dir));
+            for data in &mut config.data {
+                data.dir = base.join(&data.dir);
+                if let Some(to) = &mut data.moves_to {
+                    to.dir = base.join(&to.dir);
+                }
+            }
             config.data.iter_mut().for_each(|data| set_base(&mut data.policy, base));
             config.io.iter_mut().for_each(|io| set_base(&mut io.policy, base));
             config.paths_mut().for_each(|path| *path = base.join(&*path));

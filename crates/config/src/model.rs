@@ -8,6 +8,8 @@ use impresario_device::DeviceParams;
 use impresario_sched::PolicySpec;
 use serde::{Deserialize, Serialize};
 
+use crate::seen::FileSeen;
+
 /// Name of the metadata server, which has no `name` key because there is only one.
 pub const META_NAME: &str = "meta";
 
@@ -60,6 +62,9 @@ pub struct Cluster {
     pub security: Security,
     /// What keys protect; the stricter of the server's and the client's setting applies.
     pub protect: Protect,
+    /// The file that it was read from. Who uses the servers looks there for new addresses when it has changed.
+    #[serde(skip)]
+    pub file: FileSeen,
     /// Folder of the key files, `client.key`, `admin.key` and `server.key`; each machine has those that it needs.
     /// Relative to the configuration file.
     pub key_dir: PathBuf,
@@ -253,6 +258,9 @@ pub struct Data {
     pub address: String,
     /// Directory of the objects; relative to the configuration file.
     pub dir: PathBuf,
+    /// Where the server is going to move, or has moved (`impresario store move`); absent: nowhere.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub moves_to: Option<MovesTo>,
     /// Scheduling policy.
     #[serde(default = "default_policy")]
     pub policy: PolicySpec,
@@ -300,6 +308,16 @@ pub struct Data {
     /// Address of its metrics for Prometheus, `ip:port`: `http://ip:port/metrics`. Absent: none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub metrics: Option<SocketAddr>,
+}
+
+/// Where a data server moves to.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct MovesTo {
+    /// `host:port` or `unix:/path`; that of the server where only the directory changes.
+    pub address: String,
+    /// Directory of the objects; relative to the configuration file.
+    pub dir: PathBuf,
 }
 
 /// An I/O node.
@@ -417,6 +435,17 @@ impl Config {
         })
     }
 
+    /// The addresses at which the server of that name may be found, the first one first.
+    pub fn addresses(&self, name: &str) -> Vec<String> {
+        let Ok(server) = self.server(name) else { return Vec::new() };
+        let more = match server {
+            Server::Data(_, data) => data.moves_to.as_ref().map(|to| to.address.clone()),
+            _ => None,
+        };
+        let first = server.address().to_string();
+        std::iter::once(first.clone()).chain(more.filter(|more| *more != first)).collect()
+    }
+
     /// The files and folders that are relative to the configuration file, beside the servers' directories.
     pub(crate) fn paths_mut(&mut self) -> impl Iterator<Item = &mut PathBuf> {
         let data = self.data.iter_mut().map(|data| (&mut data.cost, &mut data.trace, &mut data.earlier_runs));
@@ -457,6 +486,7 @@ impl Default for Cluster {
             payload_percent_per_address: 75,
             security: Security::default(),
             protect: Protect::default(),
+            file: FileSeen::default(),
             key_dir: "keys".into(),
         }
     }
@@ -472,6 +502,7 @@ impl Data {
             name: name.into(),
             address: address.into(),
             dir: dir.into(),
+            moves_to: None,
             policy: default_policy(),
             in_flight_requests: 0,
             queue_requests: default_queue(),

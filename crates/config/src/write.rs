@@ -189,7 +189,11 @@ fn write_data(out: &mut String, data: &Data, explain: bool) -> std::fmt::Result 
     let default = Data::new("", "", "");
     let note = |text| explain.then_some(text);
     writeln!(out, "\n[[data]]\nname = {}\naddress = {}", text(&data.name), text(&data.address))?;
-    writeln!(out, "dir = {}\npolicy = {}", path(&data.dir), policy(&data.policy))?;
+    writeln!(out, "dir = {}", path(&data.dir))?;
+    if let Some(to) = &data.moves_to {
+        writeln!(out, "moves_to = {{ address = {}, dir = {} }}", text(&to.address), path(&to.dir))?;
+    }
+    writeln!(out, "policy = {}", policy(&data.policy))?;
     let depth = ("in_flight_requests", data.in_flight_requests, default.in_flight_requests);
     optional(out, depth, note("requests in flight below the scheduler; 0: the policy's choice"))?;
     optional(out, ("queue_requests", data.queue_requests, default.queue_requests), note("capacity of the queue"))?;
@@ -292,7 +296,7 @@ mod tests {
     use impresario_device::DeviceParams;
 
     use super::*;
-    use crate::model::{Cluster, Meta};
+    use crate::model::{Cluster, Meta, MovesTo};
 
     #[test]
     fn what_is_written_reads_back_the_same() {
@@ -349,6 +353,7 @@ mod tests {
 
         config.data[2].device = Some("a disk, fast".into());
         config.data[1].queue_requests = 77;
+        config.data[2].moves_to = Some(MovesTo { address: "127.0.0.1:7999".into(), dir: "moved \"2\"".into() });
         config.data[1].policy = PolicySpec::named("hbrr");
         config.data[2].in_flight_requests = 3;
         config.data[2].payload_bytes = 64 << 20;
@@ -378,6 +383,7 @@ mod tests {
         config.meta.dir = "/etc/impresario/meta".into();
         for (i, data) in config.data.iter_mut().enumerate() {
             data.dir = format!("/etc/impresario/data.{i}").into();
+            data.moves_to.iter_mut().for_each(|to| to.dir = "/etc/impresario/moved \"2\"".into());
         }
         assert_eq!(read, config, "{written}");
         // The comments name every optional key once.

@@ -1,6 +1,7 @@
 //! The data server: calls become scheduled requests on one lane, batches become reads and writes of objects.
 
 mod callers;
+mod departure;
 mod disk;
 mod ledger;
 mod losses;
@@ -27,6 +28,7 @@ use crate::payload::Slice;
 use crate::readiness::Asked;
 use crate::request_trace::{RequestTrace, TraceSettings};
 use callers::Callers;
+pub(crate) use departure::Departure;
 pub(crate) use disk::Disk;
 use ledger::Ledger;
 pub(crate) use ledger::stale;
@@ -57,10 +59,12 @@ pub struct DataServer {
     trace: RequestTrace<Item>,
     runs: Arc<EarlierRuns>,
     limits: Exchange,
+    departure: Arc<Departure>,
 }
 
 impl DataServer {
-    /// A server of `store`, scheduled as `engine` says; with a device model, `disk` has it in front.
+    /// A server of `store`, scheduled as `engine` says; with a device model, `disk` has it in front. Clients wait for
+    /// `hold_max` at most for the end of a move.
     pub(crate) fn new(
         vitals: Vitals,
         disk: Arc<Disk>,
@@ -68,6 +72,7 @@ impl DataServer {
         trace: TraceSettings,
         earlier_runs: Vec<PathBuf>,
         peers: Peers,
+        hold_max: Duration,
     ) -> Result<Arc<DataServer>, String> {
         let asked = Asked::new(&engine.policy);
         let lane_speculations = if disk.reads_ahead() { ALONE_MAX } else { 0 };
@@ -92,7 +97,10 @@ impl DataServer {
         let trace = RequestTrace::new(vitals.name(), trace, engine.clone());
         let callers = Callers::default();
         let limits = Exchange::new(vitals.name(), peers, &engine, &policy).map_err(|e| e.to_string())?;
-        Ok(Arc::new(DataServer { vitals, engine, disk, ledger, callers, asked, foresees, trace, runs, limits }))
+        let departure = Arc::new(Departure::new(hold_max));
+        let server =
+            DataServer { vitals, engine, disk, ledger, callers, asked, foresees, trace, runs, limits, departure };
+        Ok(Arc::new(server))
     }
 
     /// Ends what is under way, for a bounded time; what is still queued is answered with EIO.
@@ -193,14 +201,18 @@ impl DataServer {
         }
     }
 
-    fn serve_unscheduled(&self, call: Call, reply: Reply) {
+    fn serve_unscheduled(&self, conn: ConnId, call: Call, reply: Reply) {
         match call {
+            Call::Move(step) => reply.send(&self.step_of_move(conn, step)),
             Call::ObjectStat { file } => self.disk.stat(file, reply),
             Call::ObjectSeek { file, from, to } => self.disk.seek(file, from, to, reply),
             Call::ListObjects { from, max } => self.disk.list(from, max, reply),
             Call::Scrub { file, offset, max_bytes } => self.disk.scrub(file, offset, max_bytes, reply),
-            Call::SetAside { who, file } => match self.ledger.admit(self.disk.store(), who).map(drop) {
-                Ok(()) => self.disk.set_aside(file, reply),
+            Call::SetAside { who, file } => match self.ledger.admit(self.disk.store(), who) {
+                Ok(_passing) if self.departure.holds(conn) => {
+                    reply.fault(libc::EBUSY, format!("{} is moving; try again", self.vitals.name()));
+                }
+                Ok(_passing) => self.disk.set_aside(file, reply),
                 Err(fault) => reply.send(&Answer::Fault(fault)),
             },
             Call::Grants => reply.send(&self.limits.report()),
@@ -237,6 +249,9 @@ impl Service for DataServer {
     type Session = ConnId;
 
     fn open(&self, connection: &Arc<Connection>) -> Result<ConnId, Fault> {
+        if let Some(fault) = self.departure.refusal(self.vitals.name()) {
+            return Err(fault);
+        }
         connection.report_readiness(&self.engine, &self.asked);
         self.callers.add(connection, self.disk.store().removals().0);
         Ok(connection.id())
@@ -244,6 +259,10 @@ impl Service for DataServer {
 
     fn serve(&self, conn: &mut ConnId, request: Incoming, reply: Reply) {
         let Incoming { call, payload } = request;
+        let is_apart = matches!(call, Call::Move(_) | Call::Status);
+        if !is_apart && self.departure.holds(*conn) && !self.departure.wait(*conn) {
+            return reply.forget();
+        }
         let payload_bytes = payload.as_ref().map_or(0, |p| p.len() as u64);
         let (mut others, mut change) = (Vec::new(), None);
         let (who, file, op, range) = match call {
@@ -272,7 +291,7 @@ impl Service for DataServer {
                 self.callers.removed(self.disk.store().removals());
                 (who, file, Op::Unlink, (0, u64::MAX))
             }
-            call => return self.serve_unscheduled(call, reply),
+            call => return self.serve_unscheduled(*conn, call, reply),
         };
         let checked = match op {
             Op::Read | Op::Write => check_range(range.0, range.1),
@@ -282,9 +301,19 @@ impl Service for DataServer {
         if let Err(fault) = checked {
             return reply.send(&Answer::Fault(fault));
         }
-        let passing = match self.ledger.admit_all(self.disk.store(), who, &others) {
-            Ok(passing) => (op != Op::Read).then_some(passing),
-            Err(fault) => return reply.send(&Answer::Fault(fault)),
+        let passing = loop {
+            let passing = match self.ledger.admit_all(self.disk.store(), who, &others) {
+                Ok(passing) => (op != Op::Read).then_some(passing),
+                Err(fault) => return reply.send(&Answer::Fault(fault)),
+            };
+            // Again: a hold counts on all that it does not see here being with the scheduler.
+            if !self.departure.holds(*conn) {
+                break passing;
+            }
+            drop(passing);
+            if !self.departure.wait(*conn) {
+                return reply.forget();
+            }
         };
         match (op, range.1) {
             // Nothing to schedule, and a batch is never empty.
@@ -309,6 +338,7 @@ impl Service for DataServer {
         status.insert("engine".into(), crate::json(&self.engine.status()));
         status.insert("loads".into(), crate::json(&self.engine.who_loads()));
         status.insert("limits".into(), self.limits.status());
+        status.insert("move".into(), self.departure.describe().into());
         status.insert("trace".into(), self.trace.status());
         status.insert("earlier_runs".into(), self.runs.status());
         self.disk.describe(&mut status);

@@ -4,7 +4,7 @@ use std::io;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use impresario_client::{ClientError, Identity, Link, LinkOptions, Op, Striped, Vet, exchange};
+use impresario_client::{ClientError, Identity, Link, LinkOptions, Op, Striped, Vet, Whereabouts, exchange};
 use impresario_config::Config;
 use impresario_layout::Layout;
 use impresario_transport::{Access, Membership};
@@ -41,10 +41,11 @@ impl DataServers {
             timeout,
             vet,
             access: Access::of(config, KeyRole::Server),
+            whereabouts: Some(Whereabouts::of(config)),
             ..LinkOptions::new(Role::Data, config.cluster.max_payload_bytes)
         };
         let link = |data: &impresario_config::Data| {
-            Link::new(&[(&data.name, &data.address)], identity.clone(), options.clone()).map(Arc::new)
+            Link::to(config, &data.name, identity.clone(), options.clone()).map(Arc::new)
         };
         let links = config.data.iter().map(link).collect::<Result<Vec<_>, _>>()?;
         Ok(DataServers { striped: Arc::new(Striped::new(links, timeout)), identity, timeout })

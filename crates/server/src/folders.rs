@@ -68,16 +68,48 @@ pub struct Folder {
     pub state: Result<State, FolderError>,
 }
 
-/// The folders of a configuration as they are on this machine, the metadata server's first. Servers of a tree have none.
+/// What part a data server's folder has in a move.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Passage {
+    /// It is being filled.
+    Arriving {
+        /// Number of the move.
+        number: u64,
+        /// All is there, but its server may not have left its old folder.
+        is_complete: bool,
+    },
+    /// Its server has left.
+    Departed {
+        /// Number of the move.
+        number: u64,
+        /// Where the server is now.
+        address: String,
+    },
+}
+
+/// What part a folder has in a move; `None`: none any more.
+pub fn passage(name: &str, dir: &Path) -> Result<Option<Passage>, FolderError> {
+    let failed = |source| FolderError::Data { name: name.into(), source };
+    if let Some(departed) = impresario_store::departed(dir).map_err(failed)? {
+        return Ok(Some(Passage::Departed { number: departed.number, address: departed.address }));
+    }
+    let arriving = impresario_store::arriving(dir).map_err(failed)?;
+    Ok(arriving.map(|found| Passage::Arriving { number: found.number, is_complete: found.is_complete }))
+}
+
+/// The folders of a configuration as they are on this machine, the metadata server's first. Of a data server that moves also the
+/// one to which it moves, once there is something. Servers of a tree have none.
 pub fn survey(config: &Config) -> Vec<Folder> {
     if config.tree.is_some() {
         return Vec::new();
     }
     let meta = Folder { name: META_NAME.into(), dir: config.meta.dir.clone(), state: meta_state(&config.meta.dir) };
-    let data = config.data.iter().map(|data| Folder {
-        name: data.name.clone(),
-        dir: data.dir.clone(),
-        state: data_state(&data.name, &data.dir),
+    let data = config.data.iter().flat_map(|data| {
+        let folder =
+            |dir: &PathBuf| Folder { name: data.name.clone(), dir: dir.clone(), state: data_state(&data.name, dir) };
+        let to = data.moves_to.as_ref().map(|to| &to.dir).filter(|dir| **dir != data.dir);
+        let to = to.map(folder).filter(|folder| !matches!(folder.state, Ok(State::Blank)));
+        std::iter::once(folder(&data.dir)).chain(to)
     });
     std::iter::once(meta).chain(data).collect()
 }

@@ -9,7 +9,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use impresario_base::lock::{Condvar, Mutex};
-use impresario_client::{ClientError, Identity, Link, LinkOptions};
+use impresario_client::{ClientError, Identity, Link, LinkOptions, Whereabouts};
 use impresario_config::Config;
 use impresario_engine::{Engine, now};
 use impresario_node::grants::{Grant, Grants};
@@ -39,19 +39,30 @@ pub(crate) struct Peers {
     pub(crate) role: Role,
     pub(crate) membership: Arc<Membership>,
     pub(crate) access: Access,
+    pub(crate) whereabouts: Whereabouts,
 }
 
 impl Peers {
     /// The data servers of a cluster, as the one of this number.
     pub(crate) fn data(config: &Config, me: usize, membership: Arc<Membership>) -> Peers {
         let servers = config.data.iter().map(|data| (data.name.clone(), data.address.clone())).collect();
-        Peers { me, servers, role: Role::Data, membership, access: Access::of(config, KeyRole::Server) }
+        Peers::of(config, (me, servers), Role::Data, membership)
     }
 
     /// The I/O nodes of a cluster, as the one of this number.
     pub(crate) fn io(config: &Config, me: usize, membership: Arc<Membership>) -> Peers {
         let servers = config.io.iter().map(|io| (io.name.clone(), io.address.clone())).collect();
-        Peers { me, servers, role: Role::Io, membership, access: Access::of(config, KeyRole::Server) }
+        Peers::of(config, (me, servers), Role::Io, membership)
+    }
+
+    fn of(
+        config: &Config,
+        (me, servers): (usize, Vec<(String, String)>),
+        role: Role,
+        membership: Arc<Membership>,
+    ) -> Peers {
+        let (access, whereabouts) = (Access::of(config, KeyRole::Server), Whereabouts::of(config));
+        Peers { me, servers, role, membership, access, whereabouts }
     }
 }
 
@@ -118,7 +129,7 @@ impl Exchange {
         engine: &Arc<Engine<T>>,
         policy: &PolicySpec,
     ) -> Result<Exchange, ClientError> {
-        let Peers { me, servers, role, membership, access } = peers;
+        let Peers { me, servers, role, membership, access, whereabouts } = peers;
         let identity = Arc::new(Identity::draw(0, 0)?.with_membership(membership));
         let options = LinkOptions {
             who: identity.who(),
@@ -126,6 +137,7 @@ impl Exchange {
             timeout: ANSWER_MAX,
             keep_trying: false,
             access,
+            whereabouts: Some(whereabouts),
             ..LinkOptions::new(role, ANSWER_BODY_MAX_BYTES)
         };
         let grants = Grants::new(me, servers.len());

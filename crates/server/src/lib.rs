@@ -16,6 +16,7 @@ mod io_node;
 pub mod listener;
 pub mod meta;
 mod meta_front;
+pub mod moving;
 pub mod outbox;
 pub mod payload;
 pub mod process;

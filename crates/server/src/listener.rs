@@ -83,6 +83,9 @@ pub struct Settings {
     pub membership: Arc<Membership>,
     /// Number of its folder; 0 without one.
     pub store: u64,
+    /// The boot that it speaks of in the place of this machine's: of the machine that its folder came from, whose last writes
+    /// are durable here.
+    pub boot: Option<u32>,
     /// The keys of which peers must prove one; `None`: they need none.
     pub keys: Option<Arc<Keyring>>,
     /// What of the frames is protected where keys are used.
@@ -104,6 +107,7 @@ impl Settings {
             payload_patience: Duration::from_millis(cluster.request_timeout_ms / 2),
             membership: Arc::default(),
             store: 0,
+            boot: None,
             keys: None,
             protect: cluster.protect,
         }
@@ -208,6 +212,10 @@ impl Server {
             .map_err(|e| fail("the system gives no event descriptor; raise its limits".into(), Some(e.into())))?;
         let incarnation = impresario_transport::new_incarnation()
             .map_err(|e| fail("the system gives no random numbers".into(), Some(e)))?;
+        let incarnation = match settings.boot {
+            Some(boot) => u64::from(boot) << 32 | incarnation & 0xffff_ffff,
+            None => incarnation,
+        };
         let shared = Shared {
             address: listening.address(),
             incarnation,

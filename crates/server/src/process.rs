@@ -16,10 +16,11 @@ use impresario_store::{ModelledDevice, ObjectStore, StoreOptions};
 use impresario_trace::Space;
 use impresario_transport::{Access, BindError, KeyError, Keyring, Membership};
 use impresario_wire::{ClusterId, KeyRole, Role};
+use rustix::process::{Signal, getpid, kill_process};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 
-use crate::data::{DataServer, Disk};
+use crate::data::{DataServer, Departure, Disk};
 use crate::data_servers::{DataServers, upstream_timeout};
 use crate::grants::Peers;
 use crate::io_node::{Below, IoNode, IoSettings, Tree, TreeSettings, Upstream};
@@ -100,6 +101,8 @@ pub struct Started {
     front: Running,
     metrics: Option<Endpoint>,
     end: Option<Box<dyn FnOnce() + Send>>,
+    /// Of a data server.
+    departure: Option<Arc<Departure>>,
 }
 
 impl Started {
@@ -116,6 +119,13 @@ impl Started {
     /// The address at which its metrics are; with port 0 in the configuration, the port that was taken.
     pub fn metrics_address(&self) -> Option<SocketAddr> {
         self.metrics.as_ref().map(Endpoint::address)
+    }
+
+    /// Has this called when the server has moved to another folder or machine.
+    pub fn on_leaving(&self, then: impl FnOnce() + Send + 'static) {
+        if let Some(departure) = &self.departure {
+            departure.on_leaving(then);
+        }
     }
 
     /// Stops: accepts nothing more, finishes what is in flight for a bounded time, closes.
@@ -143,13 +153,17 @@ pub fn start(config: &Config, name: &str) -> Result<Started, StartError> {
     }
 }
 
-/// Runs the server of that name until SIGTERM or SIGINT; calls `ready` with its address once it answers. On SIGHUP it reads
-/// its keys again, or ends if it has none.
+/// Runs the server of that name until SIGTERM or SIGINT, or until it has moved elsewhere; calls `ready` with its address once it
+/// answers. On SIGHUP it reads its keys again, or ends if it has none.
 pub fn run(config: &Config, name: &str, ready: impl FnOnce(&str)) -> Result<(), StartError> {
     let start = || {
         let server = start(config, name)?;
         tracing::info!(name, address = server.address(), pid = std::process::id(), "serving");
         ready(server.address());
+        // As if it was told to stop: it ends in order.
+        server.on_leaving(|| {
+            let _ = kill_process(getpid(), Signal::TERM); // it has a handler for it
+        });
         Ok(server)
     };
     let no_signals = |error| system(name, "handling signals", error);
@@ -210,6 +224,7 @@ fn start_meta(config: &Config) -> Result<Started, StartError> {
 }
 
 fn start_data(config: &Config, index: usize, data: &Data) -> Result<Started, StartError> {
+    let data = &place_of(data)?;
     let unsuitable = |reason| StartError::Unsuitable { name: data.name.clone(), reason };
     let options = StoreOptions { checksums: Some(data.checksums), ..StoreOptions::default() };
     let store = ObjectStore::open(&data.dir, &data.name, options);
@@ -218,6 +233,7 @@ fn start_data(config: &Config, index: usize, data: &Data) -> Result<Started, Sta
     let settings = Settings {
         membership: membership.clone(),
         store: store.identity().store,
+        boot: boot_of(data)?,
         keys: keys(config, &data.name, &data.address)?,
         ..Settings::new(&data.name, Role::Data, &config.cluster, data.payload_bytes)
     };
@@ -246,8 +262,38 @@ fn start_data(config: &Config, index: usize, data: &Data) -> Result<Started, Sta
     let trace = TraceSettings { folder: data.trace.clone(), at_start: data.trace_at_start, space: Space::Lane };
     let runs = data.earlier_runs.clone();
     let peers = Peers::data(config, index, membership);
-    let service = DataServer::new(server.vitals(), disk, engine, trace, runs, peers).map_err(unsuitable)?;
-    begin(&data.name, data.metrics, server, service, |service| service.stop())
+    // Less than clients wait for an answer, and than after which they give up a silent server.
+    let hold_max = Duration::from_millis(config.cluster.request_timeout_ms) / 3;
+    let service = DataServer::new(server.vitals(), disk, engine, trace, runs, peers, hold_max).map_err(unsuitable)?;
+    let departure = service.departure().clone();
+    let mut started = begin(&data.name, data.metrics, server, service, |service| service.stop())?;
+    started.departure = Some(departure);
+    Ok(started)
+}
+
+/// Where a data server runs: where it has moved to, once its objects are there, else where it was.
+fn place_of(data: &Data) -> Result<Data, StartError> {
+    let store_error = |source| StartError::Store { name: data.name.clone(), source };
+    let Some(to) = &data.moves_to else { return Ok(data.clone()) };
+    match impresario_store::arrived(&to.dir).map_err(store_error)? {
+        Some(arrived) if arrived.address == to.address => {
+            Ok(Data { address: to.address.clone(), dir: to.dir.clone(), moves_to: None, ..data.clone() })
+        }
+        _ => Ok(data.clone()),
+    }
+}
+
+/// The boot that a server speaks of whose folder came from another machine, until this one restarts.
+fn boot_of(data: &Data) -> Result<Option<u32>, StartError> {
+    let arrived = impresario_store::arrived(&data.dir);
+    let arrived = arrived.map_err(|source| StartError::Store { name: data.name.clone(), source })?;
+    let here = this_boot().map_err(|source| system(&data.name, "finding out the boot of this machine", source))?;
+    Ok(arrived.filter(|arrived| arrived.boot.0 == here).map(|arrived| arrived.boot.1))
+}
+
+/// Names the boot of this machine, as incarnations do.
+pub(crate) fn this_boot() -> std::io::Result<u32> {
+    Ok((impresario_transport::new_incarnation()? >> 32) as u32)
 }
 
 fn start_io(config: &Config, index: usize, io: &Io) -> Result<Started, StartError> {
@@ -449,7 +495,13 @@ fn begin<S: Service>(
     let front = server.start(service.clone()).map_err(|source| system(name, "starting to accept", source))?;
     // Before the metrics: when their address cannot be had, the server that has begun is stopped in order.
     let observed = service.clone();
-    let mut started = Started { name: name.into(), front, metrics: None, end: Some(Box::new(move || end(&service))) };
+    let mut started = Started {
+        name: name.into(),
+        front,
+        metrics: None,
+        end: Some(Box::new(move || end(&service))),
+        departure: None,
+    };
     let metrics = metrics.map(|address| Endpoint::open(address, name, move || observed.status()));
     started.metrics = metrics.transpose().map_err(|source| StartError::Metrics { name: name.into(), source })?;
     Ok(started)

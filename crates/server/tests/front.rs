@@ -71,6 +71,7 @@ fn settings() -> Settings {
         payload_patience: Duration::from_millis(200),
         membership: Arc::default(),
         store: 0,
+        boot: None,
         keys: None,
         protect: impresario_config::Protect::Headers,
     }

@@ -68,6 +68,22 @@ pub enum StoreError {
         /// The server that was to use it.
         server: String,
     },
+    /// The directory is being filled with the objects of a server that moves.
+    #[error("the directory {} is a copy that is not complete; finish it with `impresario store move`", dir.display())]
+    Arriving {
+        /// The directory.
+        dir: PathBuf,
+    },
+    /// The directory's server has moved away.
+    #[error("the server of the directory {} has moved to {address} (move {number:016x}) and must not serve from here again: its newer data are there; start it there, with a configuration that names the new place, and delete this directory when it is not needed", dir.display())]
+    Departed {
+        /// The directory.
+        dir: PathBuf,
+        /// Where the server is now.
+        address: String,
+        /// Number of the move.
+        number: u64,
+    },
     /// The directory was written by a version with another format.
     #[error("the directory {} was written by another version: its file `format` says {found:?}, this version reads {known:?}", dir.display())]
     Version {

@@ -58,6 +58,11 @@ pub trait FileSystem: Send + Sync + 'static {
     /// Length, time and use of a file.
     fn stat(&self, file: &Self::File) -> io::Result<FileState>;
 
+    /// Sets the time of the last modification. A file system whose times nothing depends on may leave it.
+    fn set_mtime(&self, _file: &Self::File, _secs: i64, _nanos: u32) -> io::Result<()> {
+        Ok(())
+    }
+
     /// Removes a name.
     fn unlink(&self, path: &str) -> io::Result<()>;
 

@@ -12,6 +12,7 @@ use crate::error::StoreError;
 use crate::examine::SET_ASIDE;
 use crate::filesystem::FileSystem;
 use crate::objects::OBJECTS;
+use crate::passage::{ARRIVING, MARKS};
 use crate::real::Real;
 use crate::removed::{REMOVED, REMOVED_OLD};
 use crate::replace::replace_file;
@@ -22,7 +23,7 @@ const FORMAT_1: &str = "impresario objects 1";
 pub(crate) const FORMAT_FILE: &str = "format";
 const FORMAT_NEW: &str = "format.new";
 /// Names that a data server's directory may hold at its top level.
-const KNOWN_NAMES: [&str; 5] = [FORMAT_FILE, FORMAT_NEW, OBJECTS, "lock", "lost+found"];
+const KNOWN_NAMES: [&str; 7] = [FORMAT_FILE, FORMAT_NEW, OBJECTS, "lock", "lost+found", ARRIVING, "arriving.new"];
 /// Longest file `format`, bytes: names of servers have 64 characters at most.
 const FORMAT_MAX_BYTES: usize = 512;
 
@@ -135,10 +136,10 @@ pub(crate) fn open<F: FileSystem>(fs: &F, dir: &Path, server: &str) -> Result<Fo
 pub(crate) fn is_known(name: &str) -> bool {
     const MORE: [&str; 8] =
         ["notes", "notes.new", REMOVED, REMOVED_OLD, SET_ASIDE, CHECKSUMS, CHECKSUMS_OFF, CHECKSUMS_NEW];
-    KNOWN_NAMES.contains(&name) || MORE.contains(&name)
+    KNOWN_NAMES.contains(&name) || MORE.contains(&name) || MARKS.contains(&name)
 }
 
-fn whose(identity: &FolderIdentity) -> String {
+pub(crate) fn whose(identity: &FolderIdentity) -> String {
     format!("{} of cluster {:016x}", identity.server, identity.cluster)
 }
 

@@ -4,6 +4,7 @@
 //! forgets everything unsynced ([`testing::Forgetful`]). [`ModelledDevice`] makes requests take the time of a modelled
 //! disk in real time; it runs the work it is given and knows nothing of objects.
 
+mod changes;
 mod checks;
 mod error;
 mod examine;
@@ -13,6 +14,7 @@ mod handles;
 mod modelled;
 mod notes;
 mod objects;
+mod passage;
 mod real;
 mod removed;
 mod replace;
@@ -20,6 +22,7 @@ mod space;
 pub mod testing;
 mod verify;
 
+pub use changes::Changed;
 pub use checks::{BLOCK_BYTES, ChecksState, Corrupt};
 pub use error::{StoreError, WriteError};
 pub use examine::{ObjectPage, SET_ASIDE};
@@ -28,5 +31,6 @@ pub use folder::{FolderIdentity, FolderState, adopt, any_key, examine, make, mak
 pub use modelled::{DeviceStatus, Job, Lateness, ModelledDevice, Timing, monotonic_ns};
 pub use notes::Note;
 pub use objects::{ObjectStore, StoreOptions};
+pub use passage::{Arrived, Arriving, Departed, abandon_arrival, arrived, arriving, begin_arrival, departed};
 pub use real::{Real, lock_soon};
 pub use verify::Scrubbed;

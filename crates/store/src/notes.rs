@@ -77,6 +77,13 @@ impl<F: FileSystem> ObjectStore<F> {
         Ok(found)
     }
 
+    /// All notes so far, oldest first.
+    pub fn all_notes(&self) -> io::Result<Vec<Note>> {
+        let _open = self.notes.file.lock();
+        let bytes = read_all(&self.fs, NOTES)?.unwrap_or_default();
+        Ok(bytes.chunks_exact(NOTE_BYTES).map_while(Note::decode).collect())
+    }
+
     /// Takes a note. On an error nothing was noted.
     pub fn note(&self, note: Note) -> io::Result<()> {
         let mut open = self.notes.file.lock();

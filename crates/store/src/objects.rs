@@ -7,6 +7,7 @@
 //! - `lock`: held by the server that has the directory open; its text is only for people.
 //! - `notes`, `notes.new`: what the server must know after a restart; see `notes.rs`.
 //! - `removed`, `removed.old`: the keys of removed objects, which are never made again; see `removed.rs`.
+//! - `arriving`, `arrived`, `departed`: marks of a move of the server; see `passage.rs`.
 //! - `set-aside/<kkkkkkkkkkkkkkkk>`: objects that belonged to no file, moved there by a check of the cluster.
 //! - `objects/<xx>/<kkkkkkkkkkkkkkkk>`: the object of the file with key k (16 hexadecimal digits, lower case), in the
 //!   directory named by the lowest byte of the key. Byte n of the object is byte n of the server's lane of the file; a
@@ -31,12 +32,14 @@ use std::sync::Arc;
 
 use impresario_base::Durable;
 
+use crate::changes::Changes;
 use crate::checks::{self, Checks, ChecksState, SUMS};
 use crate::error::{StoreError, WriteError};
 use crate::filesystem::{FileState, FileSystem, SpaceState};
 use crate::folder::{self, FolderIdentity};
 use crate::handles::Handles;
 use crate::notes::Notes;
+use crate::passage;
 use crate::real::Real;
 use crate::removed::{Removed, is_removed};
 
@@ -71,6 +74,7 @@ pub struct ObjectStore<F: FileSystem = Real> {
     pub(crate) notes: Notes<F::File>,
     pub(crate) removed: Removed<F::File>,
     pub(crate) checks: Option<Checks<F::File>>,
+    pub(crate) changes: Changes,
     identity: FolderIdentity,
     handles: Handles<F::File>,
     directories: Vec<Directory>,
@@ -94,6 +98,20 @@ impl ObjectStore<Real> {
 impl<F: FileSystem> ObjectStore<F> {
     /// Opens a store over a directory of any file system; `dir` is its name in messages.
     pub fn over(fs: F, dir: &Path, server: &str, options: StoreOptions) -> Result<ObjectStore<F>, StoreError> {
+        let found = folder::state_of(&fs, dir)?;
+        if let folder::FolderState::Made(_) = found {
+            passage::check(&fs, dir)?;
+        }
+        ObjectStore::over_any(fs, dir, server, options)
+    }
+
+    /// The same of a folder that is being filled.
+    pub(crate) fn over_any(
+        fs: F,
+        dir: &Path,
+        server: &str,
+        options: StoreOptions,
+    ) -> Result<ObjectStore<F>, StoreError> {
         let identity = folder::open(&fs, dir, server)?;
         make_folders(&fs, dir)?;
         let failed = |source: io::Error| StoreError::Io { dir: dir.into(), source };
@@ -106,6 +124,7 @@ impl<F: FileSystem> ObjectStore<F> {
             notes: Notes::default(),
             removed,
             checks: era.map(|era| Checks::new(era, options.open_files, options.unsettled_blocks)),
+            changes: Changes::default(),
             handles: Handles::new(options.open_files),
             directories: (0..FOLDERS).map(directory).collect(),
         };
@@ -270,10 +289,12 @@ impl<F: FileSystem> ObjectStore<F> {
             return Err(WriteError { written: 0, source: too_large() });
         }
         let file = self.existing_or_new(key).map_err(|source| WriteError { written: 0, source })?;
-        match &self.checks {
+        let written = match &self.checks {
             Some(checks) => self.write_checked(checks, (key, &file), offset, bufs, wanted),
             None => self.write_plain(&file, offset, bufs, wanted),
-        }
+        };
+        self.note_change(key, offset..offset + wanted as u64);
+        written
     }
 
     pub(crate) fn write_plain(
@@ -327,10 +348,12 @@ impl<F: FileSystem> ObjectStore<F> {
         }
         let file = if len > 0 { Some(self.existing_or_new(key)?) } else { self.existing(key)? };
         let Some(file) = file else { return Ok(()) };
-        match &self.checks {
+        let cut = match &self.checks {
             Some(checks) => self.change_checked(checks, (key, &file), len..u64::MAX, || self.fs.set_len(&file, len)),
             None => self.fs.set_len(&file, len),
-        }
+        };
+        self.note_change(key, len..u64::MAX);
+        cut
     }
 
     /// Removes the object for ever, durably; succeeds if there is none. From now on a write or truncation that would make
@@ -340,6 +363,7 @@ impl<F: FileSystem> ObjectStore<F> {
         match self.handles.remove(key, || self.fs.unlink(&self.path(key))) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => {}
             removed => {
+                self.note_change(key, 0..u64::MAX);
                 self.directory(key).names.changed();
                 removed?;
             }
@@ -356,7 +380,9 @@ impl<F: FileSystem> ObjectStore<F> {
 
     /// Renames an object to a path outside the objects.
     pub(crate) fn move_away(&self, key: u64, to: &str) -> io::Result<()> {
-        self.handles.remove(key, || self.fs.rename(&self.path(key), to))?;
+        let moved = self.handles.remove(key, || self.fs.rename(&self.path(key), to));
+        self.note_change(key, 0..u64::MAX);
+        moved?;
         self.directory(key).names.changed();
         Ok(())
     }
@@ -369,6 +395,11 @@ impl<F: FileSystem> ObjectStore<F> {
     /// The state of the object, if there is one.
     pub fn look(&self, key: u64) -> io::Result<Option<FileState>> {
         self.existing(key)?.map(|file| self.fs.stat(&file)).transpose()
+    }
+
+    /// Sets the modification time of an object; nothing where there is none.
+    pub fn set_mtime(&self, key: u64, secs: i64, nanos: u32) -> io::Result<()> {
+        self.existing(key)?.map_or(Ok(()), |file| self.fs.set_mtime(&file, secs, nanos))
     }
 
     /// Space for objects.

@@ -10,7 +10,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use impresario_device::device_limits;
 use rustix::fs::{
-    Advice, AtFlags, Dir, FallocateFlags, FileType, FlockOperation, Mode, OFlags, ResolveFlags, SeekFrom,
+    Advice, AtFlags, Dir, FallocateFlags, FileType, FlockOperation, Mode, OFlags, ResolveFlags, SeekFrom, Timespec,
+    Timestamps,
 };
 use rustix::io::{Errno, ReadWriteFlags};
 
@@ -192,6 +193,13 @@ impl FileSystem for Real {
 
     fn sync_data(&self, file: &OwnedFd) -> io::Result<()> {
         retry(|| rustix::fs::fdatasync(file))
+    }
+
+    fn set_mtime(&self, file: &OwnedFd, secs: i64, nanos: u32) -> io::Result<()> {
+        let time = |tv_sec, tv_nsec| Timespec { tv_sec, tv_nsec };
+        let times =
+            Timestamps { last_access: time(0, rustix::fs::UTIME_OMIT), last_modification: time(secs, nanos.into()) };
+        retry(|| rustix::fs::futimens(file, &times))
     }
 
     fn forget(&self, file: &OwnedFd, range: Range<u64>) {

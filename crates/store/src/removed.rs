@@ -140,6 +140,24 @@ impl<F: FileSystem> ObjectStore<F> {
         }
     }
 
+    /// The keys of all removed objects that are remembered, those first that will be forgotten first.
+    pub fn removed_keys(&self) -> Vec<u64> {
+        let keys = self.removed.keys.read();
+        keys.old.iter().chain(&keys.young).copied().collect()
+    }
+
+    /// Remembers objects as removed that were removed elsewhere, durably.
+    pub fn remember_all_removed(&self, keys: &[u64]) -> io::Result<()> {
+        for key in keys {
+            self.remember_removed(*key)?;
+        }
+        let is_noted = self.removed.file.lock().unnoted.is_empty();
+        if !is_noted {
+            return Err(io::ErrorKind::StorageFull.into());
+        }
+        self.sync_removed()
+    }
+
     /// Makes the notes so far durable.
     pub(crate) fn sync_removed(&self) -> io::Result<()> {
         self.removed.durable.sync(|| {

@@ -15,23 +15,34 @@ impl<F: FileSystem> ObjectStore<F> {
     pub fn allocate(&self, key: u64, range: Range<u64>, keep_size: bool) -> io::Result<()> {
         check(&range)?;
         // No byte changes, and zeros at the end change no checksum.
-        self.fs.allocate(&*self.existing_or_new(key)?, range, keep_size)
+        let allocated = self.fs.allocate(&*self.existing_or_new(key)?, range.clone(), keep_size);
+        // Who copies the object sees its length change at most, which any note tells.
+        self.note_change(key, range.end.saturating_sub(1)..range.end);
+        allocated
     }
 
     /// Makes a range zeros that take no storage. A missing object has none.
     pub fn punch(&self, key: u64, range: Range<u64>) -> io::Result<()> {
         check(&range)?;
         let Some(file) = self.existing(key)? else { return Ok(()) };
-        let Some(checks) = &self.checks else { return self.fs.punch(&file, range) };
-        let end = self.fs.stat(&file)?.size.clamp(range.start, range.end);
+        let punched = self.punch_file(key, &file, range.clone());
+        // Behind the end nothing is to be seen of it.
+        let end = self.fs.stat(&file).map_or(range.end, |state| range.end.min(state.size));
+        self.note_change(key, range.start..end);
+        punched
+    }
+
+    fn punch_file(&self, key: u64, file: &F::File, range: Range<u64>) -> io::Result<()> {
+        let Some(checks) = &self.checks else { return self.fs.punch(file, range) };
+        let end = self.fs.stat(file)?.size.clamp(range.start, range.end);
         let mut at = range.start;
         while at < end {
             let next = end.min((at / PUNCH_BYTES + 1) * PUNCH_BYTES);
-            self.change_checked(checks, (key, &file), at..next, || self.fs.punch(&file, at..next))?;
+            self.change_checked(checks, (key, file), at..next, || self.fs.punch(file, at..next))?;
             at = next;
         }
         // Behind the end there are no bytes, but there may be storage.
-        self.fs.punch(&file, at..range.end)
+        self.fs.punch(file, at..range.end)
     }
 
     /// Makes a range zeros that have storage.

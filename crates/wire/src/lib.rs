@@ -7,6 +7,7 @@ mod hello;
 pub mod list;
 pub mod locks;
 pub mod message;
+pub mod moving;
 mod names;
 pub mod rights;
 pub mod space;
@@ -15,5 +16,6 @@ pub use frame::{FrameError, FrameHeader, HEADER_BYTES, Kind, Limits, decode_body
 pub use list::{BadList, Extents, LIST_EXTENTS_MAX};
 pub use locks::{FileLock, LockAnswer, LockCall, LockSaid, LockWish};
 pub use message::*;
+pub use moving::{MoveAnswer, MoveCall};
 pub use rights::{Right, may_send};
 pub use space::{SeekTo, Sought, SpaceChange};

@@ -6,6 +6,7 @@ use serde::{Deserialize, Serialize};
 pub use crate::hello::*;
 use crate::list::Extents;
 use crate::locks::LockAnswer;
+use crate::moving::{MoveAnswer, MoveCall};
 pub use crate::names::*;
 use crate::space::{SeekTo, Sought, SpaceChange};
 
@@ -281,6 +282,8 @@ pub enum Call {
         /// What is looked for.
         to: SeekTo,
     },
+    /// Data server: a step of its move to another folder or machine. Answer: [`Answer::Move`].
+    Move(MoveCall),
 }
 
 impl Call {
@@ -492,6 +495,8 @@ pub enum Answer {
     Lock(LockAnswer),
     /// Where an object or file has data or a hole.
     Sought(Sought),
+    /// Of a move.
+    Move(MoveAnswer),
 }
 
 /// What a server granted of a limit over all servers.

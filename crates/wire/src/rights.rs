@@ -57,6 +57,7 @@ pub fn right_for(call: &Call) -> (Right, &'static str) {
         // A check of the cluster is an administrator's.
         Call::ListObjects { .. } => (Right::NotClients, "listing objects"),
         Call::Scrub { .. } => (Right::Admin, "scrubbing an object"),
+        Call::Move(_) => (Right::Admin, "moving the server"),
         Call::SetAside { .. } => (Right::NotClients, "setting an object aside"),
         Call::Grants => (Right::NotClients, "asking what limits granted"),
         // It names the epochs of several clients.
@@ -125,7 +126,7 @@ pub fn may_send(role: KeyRole, client: crate::ClientKey, call: &Call) -> Result<
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{ClientKey, Examine, Extents, FileKey, LockCall, LockWish, SeekTo, SpaceChange, Who};
+    use crate::{ClientKey, Examine, Extents, FileKey, LockCall, LockWish, MoveCall, SeekTo, SpaceChange, Who};
     use impresario_layout::Layout;
 
     const OWN: ClientKey = ClientKey(7);
@@ -167,6 +168,7 @@ mod tests {
             ("cas", Call::Prefetch { who, file, extents }),
             ("cas", Call::FilePrefetch { who, file, layout, offset: 0, len: 1 }),
             ("a", Call::EarlierRuns { runs: None }),
+            ("a", Call::Move(MoveCall::End { number: 1 })),
         ]
     }
 

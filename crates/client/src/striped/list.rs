@@ -91,7 +91,7 @@ impl Striped {
     fn list_calls<'a>(&self, layout: &Layout, chunks: Vec<Chunk<'a>>) -> Vec<ListCall<'a>> {
         let mut calls: Vec<ListCall<'a>> = Vec::new();
         // The present call of each server.
-        let mut open = vec![None; self.servers.len()];
+        let mut open = vec![None; usize::from(layout.servers)];
         for Chunk { offset, into, .. } in chunks {
             let mut rest = into;
             for strip in layout.pieces(offset, rest.len() as u64) {

@@ -53,6 +53,11 @@ impl Routes {
         self.at as usize
     }
 
+    /// Whether a thread is connecting, and will report.
+    pub fn is_connecting(&self) -> bool {
+        self.connecting
+    }
+
     /// Whether there is another route.
     pub fn are_several(&self) -> bool {
         self.count > 1

@@ -10,6 +10,8 @@ use std::sync::{Arc, Weak};
 
 use impresario_base::lock::Mutex;
 
+use impresario_sched::ConnId;
+
 use crate::connection::Connection;
 
 /// The open connections.
@@ -29,6 +31,13 @@ impl Callers {
             open.retain(|(_, connection)| connection.strong_count() > 0);
         }
         open.push((removals, Arc::downgrade(connection)));
+    }
+
+    /// Ends all connections but one.
+    pub(super) fn end_all_but(&self, conn: ConnId) {
+        let open = std::mem::take(&mut *self.open.lock());
+        let open = open.into_iter().filter_map(|(_, connection)| connection.upgrade());
+        open.filter(|connection| connection.id() != conn).for_each(|connection| connection.close());
     }
 
     /// Something was removed. Ends the connections that are too old for the store to forget more.

@@ -7,6 +7,7 @@ mod objects;
 
 use std::io::{self, IoSlice};
 use std::ops::Range;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::mpsc::Sender;
 use std::sync::{Arc, Weak};
 use std::thread::JoinHandle;
@@ -53,6 +54,8 @@ pub(crate) struct Disk {
     settling: Mutex<Option<(Sender<()>, JoinHandle<()>)>>,
     /// Held while a piece of an object is scrubbed.
     scrubbing: Mutex<()>,
+    /// Objects that are being set aside.
+    setting_aside: AtomicU32,
 }
 
 impl Disk {
@@ -84,12 +87,18 @@ impl Disk {
             memory,
             settling: Mutex::new(None),
             scrubbing: Mutex::new(()),
+            setting_aside: AtomicU32::new(0),
         })
     }
 
     /// The folder of objects.
     pub(super) fn store(&self) -> &ObjectStore {
         &self.store
+    }
+
+    /// An object is being set aside, which the scheduler does not know of.
+    pub(super) fn is_setting_aside(&self) -> bool {
+        self.setting_aside.load(Ordering::SeqCst) > 0
     }
 
     /// Which objects have lost data.

@@ -71,6 +71,11 @@ impl Ledger {
         }
     }
 
+    /// Returns when all that was admitted before is with the scheduler.
+    pub(super) fn barrier(&self) {
+        drop(self.fence.write());
+    }
+
     fn raise(&self, store: &ObjectStore, client: ClientKey, epoch: u32) -> Result<(), Fault> {
         let mut fence = self.fence.write();
         if fence.passage(client.0, epoch) == Passage::Raised {

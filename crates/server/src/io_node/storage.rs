@@ -89,11 +89,12 @@ impl Storage for Cluster {
     fn striping(&self, _: FileKey, layout: Layout) -> Result<Striping, Fault> {
         let fault = |message| Fault { errno: libc::EINVAL, message };
         layout.check().map_err(|e| fault(format!("the file's layout is damaged: {e}")))?;
-        if layout.servers != self.servers {
+        // A file of a time when there were fewer keeps its servers.
+        if layout.servers > self.servers {
             let (theirs, ours) = (layout.servers, self.servers);
             return Err(fault(format!(
                 "the file is striped in a cluster of {theirs} data servers, {} knows {ours}; \
-                 use the same configuration everywhere",
+                 restart it with the present configuration",
                 self.name
             )));
         }

@@ -2,6 +2,7 @@
 //! settling of checksums.
 
 use std::io;
+use std::sync::atomic::Ordering;
 use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
@@ -125,12 +126,17 @@ impl Disk {
 
     /// Moves an object out of the way.
     pub(crate) fn set_aside(&self, file: FileKey, reply: Reply) {
-        self.on_a_thread(move |disk| match disk.store.set_aside(file.0) {
-            Ok(()) => {
-                tracing::warn!(key = file.0, "an object that belongs to no file was set aside");
-                reply.send(&Answer::Done);
+        self.setting_aside.fetch_add(1, Ordering::SeqCst);
+        self.on_a_thread(move |disk| {
+            let done = disk.store.set_aside(file.0);
+            disk.setting_aside.fetch_sub(1, Ordering::SeqCst);
+            match done {
+                Ok(()) => {
+                    tracing::warn!(key = file.0, "an object that belongs to no file was set aside");
+                    reply.send(&Answer::Done);
+                }
+                Err(error) => reply.send(&Answer::Fault(fault_of(&error))),
             }
-            Err(error) => reply.send(&Answer::Fault(fault_of(&error))),
         });
     }
 }
