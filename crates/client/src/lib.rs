@@ -33,6 +33,7 @@ mod tests;
 mod told;
 mod turn;
 mod unsynced;
+mod way;
 mod will_need;
 
 pub use client::{Client, ClientOptions, Via};

@@ -39,7 +39,7 @@ pub struct Striped {
     timeout: Duration,
     call_max_bytes: usize,
     piece_max_bytes: Option<usize>,
-    unsynced: Unsynced,
+    unsynced: Arc<Unsynced>,
 }
 
 impl Striped {
@@ -47,13 +47,19 @@ impl Striped {
     pub fn new(servers: Vec<Arc<Link>>, timeout: Duration) -> Striped {
         let call_max_bytes = servers.iter().map(|link| link.options().max_payload_bytes).min().unwrap_or(1);
         let call_max_bytes = (call_max_bytes as usize).max(1);
-        Striped { servers, timeout, call_max_bytes, piece_max_bytes: None, unsynced: Unsynced::default() }
+        Striped { servers, timeout, call_max_bytes, piece_max_bytes: None, unsynced: Arc::default() }
     }
 
     /// With requests cut into pieces of at most `bytes` before they are dealt to servers, all sent at once, as
     /// clients of other file systems do.
     pub fn with_piece_max(mut self, bytes: Option<u32>) -> Striped {
         self.piece_max_bytes = bytes.map(|bytes| (bytes as usize).max(1));
+        self
+    }
+
+    /// With the records of a client that also writes on other ways.
+    pub(crate) fn with_unsynced(mut self, unsynced: &Arc<Unsynced>) -> Striped {
+        self.unsynced = unsynced.clone();
         self
     }
 

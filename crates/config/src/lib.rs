@@ -4,6 +4,7 @@
 //! makes the same checks for a configuration built by a program.
 
 mod address;
+mod allocation;
 pub mod calibration;
 mod check;
 pub mod document;
@@ -15,6 +16,7 @@ mod table;
 mod write;
 
 pub use address::Address;
+pub use allocation::{Allocation, AllocationRule, Placed, Spread};
 pub use calibration::Calibration;
 pub use check::{device_key, missing_device, policy_complaint};
 pub use document::KeyPath;

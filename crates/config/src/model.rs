@@ -8,6 +8,8 @@ use impresario_device::DeviceParams;
 use impresario_sched::PolicySpec;
 use serde::{Deserialize, Serialize};
 
+use crate::allocation::Allocation;
+
 /// Name of the metadata server, which has no `name` key because there is only one.
 pub const META_NAME: &str = "meta";
 
@@ -30,6 +32,9 @@ pub struct Config {
     /// The I/O nodes (0 to 1024); without any, clients send requests directly to the data servers.
     #[serde(default)]
     pub io: Vec<Io>,
+    /// Which I/O nodes clients use.
+    #[serde(default, skip_serializing_if = "Allocation::is_default")]
+    pub allocation: Allocation,
     /// Device models by name, for `device` of a data server.
     #[serde(default)]
     pub device: BTreeMap<String, DeviceParams>,

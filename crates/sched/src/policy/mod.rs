@@ -480,5 +480,6 @@ pub fn build(spec: &PolicySpec, setup: &Setup) -> Result<Box<dyn Policy>, Policy
 /// Checks a policy for a server with `lanes` lanes without keeping it.
 pub fn check(spec: &PolicySpec, lanes: u16) -> Result<(), PolicyError> {
     let started = Nanos::ZERO;
-    build(spec, &Setup { lanes, shared_space: false, node_rank: 0, started, capacity: 1, sorted_below: false }).map(|_| ())
+    build(spec, &Setup { lanes, shared_space: false, node_rank: 0, started, capacity: 1, sorted_below: false })
+        .map(|_| ())
 }
