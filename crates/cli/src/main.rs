@@ -6,6 +6,7 @@ use std::process::ExitCode;
 use clap::{CommandFactory, Parser, Subcommand};
 use impresario_workload::usage::{Usage, usage};
 
+mod allocate;
 mod assist;
 mod bench;
 mod calibrate;
@@ -72,6 +73,8 @@ enum Command {
     Scrub(scrub::Args),
     #[command(subcommand)]
     Policy(policy::Command),
+    #[command(subcommand)]
+    Allocate(allocate::Command),
     #[command(subcommand)]
     Config(config_command::Command),
     #[command(subcommand)]
@@ -141,6 +144,7 @@ fn run(command: Command) -> anyhow::Result<ExitCode> {
         Command::Fsck(args) => fsck::run(&args),
         Command::Scrub(args) => scrub::run(&args),
         Command::Policy(command) => policy::run(command),
+        Command::Allocate(command) => allocate::run(command),
         Command::Config(command) => config_command::run(command),
         Command::Key(command) => key::run(command),
         Command::Store(command) => store::run(command),

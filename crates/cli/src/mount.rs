@@ -43,7 +43,7 @@ pub struct MountArgs {
     /// Number of the job (application) to which the scheduler assigns the requests
     #[arg(long, value_name = "N", default_value_t = 0)]
     job: u64,
-    /// Path to the data: auto (evenly over the I/O nodes), direct (bypassing them), or an I/O node's name
+    /// Path to the data: auto (as the configuration allocates I/O nodes), direct (bypassing them), or an I/O node's name
     #[arg(long, default_value = "auto")]
     via: String,
     /// Bypass the page cache: every read and write goes to the servers as it is
@@ -104,6 +104,7 @@ pub fn mount(args: MountArgs) -> anyhow::Result<ExitCode> {
             .with_context(|| {
                 format!("cannot reach the cluster of {}; see `impresario status`", args.config.display())
             })?;
+    client.follow(&args.config);
     let defaults = MountOptions::default();
     let options = MountOptions {
         allow_other: args.allow_other,

@@ -43,7 +43,7 @@ pub struct Args {
     /// Number of the job (application) to which the scheduler assigns the requests
     #[arg(long, value_name = "N", default_value_t = 0)]
     job: u64,
-    /// Path to the data: auto (evenly over the I/O nodes), direct (bypassing them), or an I/O node's name
+    /// Path to the data: auto (as the configuration allocates I/O nodes), direct (bypassing them), or an I/O node's name
     #[arg(long, default_value = "auto")]
     via: String,
     /// The program and its arguments
@@ -67,6 +67,7 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
     let library = library::find()?;
     let client = Client::connect(&config, ClientOptions { job: args.job, via, ..ClientOptions::default() })
         .with_context(|| format!("cannot reach the cluster of {}; see `impresario status`", args.config.display()))?;
+    client.follow(&args.config);
     // The agent has a descriptor for each open file of all programs.
     let files_limit = raise_file_limit();
     let agent = Agent::start(client, &at)?;

@@ -358,6 +358,7 @@ mod tests {
             meta: impresario_config::Meta { address: "h:1".into(), dir: "m".into(), ..Default::default() },
             data: vec![],
             io: vec![],
+            allocation: Default::default(),
             device: Default::default(),
         };
         let engine = json!({"engine": {

@@ -182,3 +182,61 @@ fn a_foreground_mount_ends_with_ctrl_c_and_an_unreachable_cluster_is_told() {
     }
     assert!(!mounted(&keep));
 }
+
+/// Programs go on while their job's I/O nodes change.
+#[test]
+fn a_mount_follows_the_allocation_of_its_job() {
+    let cluster = Cluster::start(2, 3, |_| {});
+    let allocate = |words: &[&str]| {
+        let mut command = Command::new(IMPRESARIO);
+        run_command(command.args(["allocate", words[0]]).arg(&cluster.path).args(&words[1..]), PATIENCE)
+    };
+    let done = |words: &[&str]| {
+        let ran = allocate(words);
+        assert_eq!((ran.code, ran.err.as_str()), (0, ""), "{words:?}: {ran:?}");
+        ran.out
+    };
+    // Without the connection that asks.
+    let connections = |io: &str| cluster.state(io)["connections"]["open"].as_u64().unwrap() - 1;
+    let goes = |wanted: [u64; 3]| {
+        eventually(&format!("connections are {wanted:?}"), PATIENCE, || {
+            (["io.0", "io.1", "io.2"].map(connections) == wanted).then_some(())
+        });
+    };
+    done(&["set", "--job", "7", "--node", "io.1"]);
+    assert_eq!(done(&["show", "--job", "7"]), "io.1\n");
+    let Some(mount) = Mount::detached(&cluster, &["--job", "7"]) else { return };
+    goes([0, 1, 0]);
+    let (mnt, stop) = (mount.dir.to_str().unwrap(), cluster.dir.path().join("stop"));
+    let script = format!(
+        "cd {mnt}; exec 3>>log; n=0; while [ ! -e {} ]; do n=$((n+1)); echo $n >&3; seq $n > f.new; mv f.new f; \
+         [ $(tail -n1 f) = $n ]; mkdir d; rmdir d; done; seq $n | cmp - log",
+        stop.display()
+    );
+    let mut program = Command::new("bash");
+    program.args(["-euo", "pipefail", "-c", &script]);
+    let mut program = Process::start_command(&mut program, &cluster.dir.path().join("program.log"));
+    done(&["set", "--job", "7", "--direct"]);
+    goes([0, 0, 0]);
+    done(&["set", "--host", "*", "--node", "io.0"]);
+    done(&["clear", "--job", "7"]);
+    goes([1, 0, 0]);
+    let measured = cluster.dir.path().join("measured.toml");
+    std::fs::write(&measured, "[[job]]\njob = 7\nbandwidth = { 0 = 10.0, 1 = 30.0, 2 = 40.0 }\n").unwrap();
+    let planned = done(&["plan", measured.to_str().unwrap(), "--apply"]);
+    assert_eq!(planned, "job 7: io.0, io.1 (40)\nsum of the bandwidths: 40\n");
+    assert_eq!(
+        done(&["show"]),
+        "job 7: io.0, io.1\nmachine *: io.0\nall others: io.0, io.1, io.2\nClients are spread over their nodes by client.\n"
+    );
+    std::fs::write(&stop, "").unwrap();
+    let ended = program.wait(LONG);
+    assert!(ended.success(), "{ended}: {}", program.log());
+    mount.umount();
+
+    let ran = allocate(&["set", "--job", "7", "--node", "oi.0"]);
+    assert!(ran.code == 2 && ran.err.contains("did you mean io.0?"), "{ran:?}");
+    let ran = allocate(&["clear", "--job", "8"]);
+    assert!(ran.code == 2 && ran.err.contains("no such rule"), "{ran:?}");
+    assert_eq!(allocate(&["set", "--job", "8"]).code, 2, "neither nodes nor --direct");
+}

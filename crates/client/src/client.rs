@@ -3,28 +3,27 @@
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
-use impresario_base::lock::Mutex;
-use impresario_config::{Config, META_NAME};
+use impresario_base::lock::{Mutex, RwLock};
+use impresario_config::Config;
 use impresario_layout::Layout;
-use impresario_transport::Access;
-use impresario_wire::{Answer, Call, FileKey, KeyRole, MetaCall, ObjectInfo, Role, SeekTo, Sought, SpaceChange};
+use impresario_wire::{Answer, Call, FileKey, KeyRole, MetaCall, ObjectInfo, SeekTo, Sought, SpaceChange};
 
 use crate::error::ClientError;
 use crate::identity::{Identity, TrafficCount};
-use crate::link::{Link, LinkOptions};
+use crate::link::Link;
 use crate::locks::Orders;
 use crate::opens::Opens;
 use crate::pending::{Op, Reply, exchange};
-use crate::striped::{Growth, ROUND_BYTES, Striped, Written, accepted, check_list, check_range, unexpected};
+use crate::striped::{ROUND_BYTES, Written, accepted, check_list, check_range, unexpected};
 use crate::told::Told;
 use crate::unsynced::Unsynced;
-use crate::whereabouts::Whereabouts;
+use crate::way::{DataPath, Way};
 use crate::will_need::Hints;
 
 /// Which way a client's requests go.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub enum Via {
-    /// Through the I/O node that [`ClientOptions::placement_seed`] picks; directly where the cluster has none.
+    /// Through the I/O nodes that the configuration gives it (`[allocation]`); directly where it gives it none.
     #[default]
     Auto,
     /// Straight to the metadata server and the data servers.
@@ -47,7 +46,7 @@ pub struct ClientOptions {
     /// Largest request on the wire, bytes: what an application asks for is cut into such pieces, all sent at once.
     /// `None`: as large as the servers take.
     pub wire_max_bytes: Option<u32>,
-    /// Spreads clients over the I/O nodes: consecutive numbers go to consecutive nodes.
+    /// Spreads clients over the I/O nodes, where nothing else does: consecutive numbers go to consecutive nodes.
     pub placement_seed: u64,
     /// Which key it shows to servers that want one.
     pub role: KeyRole,
@@ -70,14 +69,16 @@ impl Default for ClientOptions {
 
 /// A client of a cluster; many threads may use it at once.
 pub struct Client {
-    identity: Arc<Identity>,
+    pub(crate) identity: Arc<Identity>,
     timeout: Duration,
-    meta: Arc<Link>,
-    data: DataPath,
+    pub(crate) options: ClientOptions,
+    pub(crate) is_of_tree: bool,
+    /// The way of new requests.
+    pub(crate) way: RwLock<Arc<Way>>,
     pub(crate) opens: Opens,
     pub(crate) hints: Hints,
-    /// Of what went through I/O nodes; the data servers' links have their own.
-    unsynced: Unsynced,
+    /// Of what was written, whichever way it went.
+    pub(crate) unsynced: Arc<Unsynced>,
     pub(crate) told: Told,
     pub(crate) lock_orders: Orders,
     /// Held while a lease begins or is given up.
@@ -86,77 +87,24 @@ pub struct Client {
     pub(crate) own: Weak<Client>,
 }
 
-enum DataPath {
-    Direct(Striped),
-    /// Data go the way of metadata.
-    IoNode {
-        piece_max_bytes: usize,
-    },
-}
-
 impl Client {
     /// Connects to the metadata server, or to an I/O node and through it; fails after the cluster's
     /// `request_timeout_ms`. Data servers are connected when they are needed.
     pub fn connect(config: &Config, options: ClientOptions) -> Result<Arc<Client>, ClientError> {
         let identity = Arc::new(Identity::draw(options.job, options.user)?);
         let timeout = Duration::from_millis(config.cluster.request_timeout_ms);
-        let access = Access::of(config, options.role);
-        let whereabouts = Whereabouts::of(config);
-        let link_options = |role| LinkOptions {
-            access: access.clone(),
-            whereabouts: Some(whereabouts.clone()),
-            who: identity.who(),
-            name: options.name.clone(),
-            timeout,
-            ..LinkOptions::new(role, config.cluster.max_payload_bytes)
-        };
-        let first = match options.via {
-            Via::Direct if config.tree.is_some() => {
-                return Err(ClientError::invalid(
-                    "a folder of a file system is served by I/O nodes only; go through one",
-                ));
-            }
-            Via::Direct => None,
-            Via::Auto if config.io.is_empty() => None,
-            Via::Auto => Some((options.placement_seed % config.io.len() as u64) as usize),
-            Via::IoNode(index) if index < config.io.len() => Some(index),
-            Via::IoNode(index) => {
-                let count = config.io.len();
-                return Err(ClientError::invalid(format!(
-                    "I/O node {index} is not in the configuration, which has {count}"
-                )));
-            }
-        };
-        let (meta, data) = match first {
-            Some(first) => {
-                let (before, from) = config.io.split_at(first);
-                let routes: Vec<_> =
-                    from.iter().chain(before).map(|io| (io.name.as_str(), io.address.as_str())).collect();
-                let link = Arc::new(Link::new(&routes, identity.clone(), link_options(Role::Io))?);
-                let most = config.cluster.max_payload_bytes;
-                let piece_max_bytes = options.wire_max_bytes.unwrap_or(most).clamp(1, most.max(1)) as usize;
-                (link, DataPath::IoNode { piece_max_bytes })
-            }
-            None => {
-                let link =
-                    |role, name: &str| Link::to(config, name, identity.clone(), link_options(role)).map(Arc::new);
-                let meta = link(Role::Meta, META_NAME)?;
-                let servers = config.data.iter().map(|data| link(Role::Data, &data.name));
-                let striped = Striped::new(servers.collect::<Result<_, _>>()?, timeout);
-                let growth = growth(config, whereabouts.clone(), identity.clone(), link_options(Role::Data));
-                let striped = striped.with_growth(growth);
-                (meta, DataPath::Direct(striped.with_piece_max(options.wire_max_bytes)))
-            }
-        };
-        meta.session(Instant::now() + timeout)?;
+        let unsynced = Arc::default();
+        let way = Way::new(config, &options, &identity, &unsynced)?;
+        way.meta.session(Instant::now() + timeout)?;
         let client = Arc::new_cyclic(|own| Client {
             identity,
             timeout,
-            meta,
-            data,
+            options,
+            is_of_tree: config.tree.is_some(),
+            way: RwLock::new(Arc::new(way)),
             opens: Opens::default(),
             hints: Hints::default(),
-            unsynced: Unsynced::default(),
+            unsynced,
             told: Told::default(),
             lock_orders: Orders::default(),
             beginning_lease: Mutex::default(),
@@ -185,7 +133,8 @@ impl Client {
         offset: u64,
         into: &mut [u8],
     ) -> Result<usize, ClientError> {
-        let piece_max = match &self.data {
+        let way = self.way();
+        let piece_max = match &way.data {
             DataPath::Direct(striped) => {
                 return striped.read(&self.identity.who(), file, layout, made, offset, into);
             }
@@ -203,7 +152,7 @@ impl Client {
                 let len = piece.iter().map(|p| p.len()).sum::<usize>() as u32;
                 let call = Call::FileRead { who: self.identity.who(), file, layout: *layout, made, offset: at, len };
                 at += u64::from(len);
-                Op { link: &self.meta, call, payload: &[], into: Some(piece) }
+                Op { link: &way.meta, call, payload: &[], into: Some(piece) }
             });
             let mut got = 0;
             let mut has_ended = false;
@@ -248,7 +197,8 @@ impl Client {
         extents: &[(u64, usize)],
         into: &mut [u8],
     ) -> Result<Vec<usize>, ClientError> {
-        let piece_max = match &self.data {
+        let way = self.way();
+        let piece_max = match &way.data {
             DataPath::Direct(striped) => {
                 return striped.read_list(&self.identity.who(), file, layout, made, extents, into);
             }
@@ -272,7 +222,7 @@ impl Client {
             let ops = round.iter_mut().map(|(_, offset, len, piece)| {
                 let (who, layout, offset, len) = (self.identity.who(), *layout, *offset, *len as u32);
                 let call = Call::FileRead { who, file, layout, made, offset, len };
-                Op { link: &self.meta, call, payload: &[], into: Some(piece) }
+                Op { link: &way.meta, call, payload: &[], into: Some(piece) }
             });
             for (reply, (index, len)) in exchange(ops.collect(), deadline).into_iter().zip(places) {
                 let reply = reply?;
@@ -304,7 +254,8 @@ impl Client {
         offset: u64,
         bytes: &[u8],
     ) -> Result<Written, ClientError> {
-        let piece_max = match &self.data {
+        let way = self.way();
+        let piece_max = match &way.data {
             DataPath::Direct(striped) => return striped.write_some(&self.identity.who(), file, layout, offset, bytes),
             DataPath::IoNode { piece_max_bytes } => *piece_max_bytes,
         };
@@ -317,7 +268,7 @@ impl Client {
             let ops = pieces.iter().map(|piece| {
                 let call = Call::FileWrite { who: self.identity.who(), file, layout: *layout, offset: at };
                 at += piece.iter().map(|p| p.len() as u64).sum::<u64>();
-                Op { link: &self.meta, call, payload: piece, into: None }
+                Op { link: &way.meta, call, payload: piece, into: None }
             });
             // Every answer is taken: what was written is to be synced, whatever became of the rest.
             let mut failed = None;
@@ -352,7 +303,7 @@ impl Client {
         (offset, len): (u64, u64),
     ) -> Result<(), ClientError> {
         let who = self.identity.who();
-        match &self.data {
+        match &self.way().data {
             DataPath::Direct(striped) => striped.change_own_space(&who, file, layout, change, (offset, len)),
             DataPath::IoNode { .. } => {
                 let call = Call::FileChangeSpace { who, file, layout: *layout, change, offset, len };
@@ -373,7 +324,7 @@ impl Client {
         from: u64,
         to: SeekTo,
     ) -> Result<Sought, ClientError> {
-        match &self.data {
+        match &self.way().data {
             DataPath::Direct(striped) => striped.seek(file, layout, made, from, to),
             DataPath::IoNode { .. } => {
                 let reply = self.io(Call::FileSeek { file, layout: *layout, made, from, to })?;
@@ -386,7 +337,7 @@ impl Client {
     /// going to be, in their memory; see [`File::prefetch`](crate::File::prefetch).
     pub fn prefetch(&self, file: FileKey, layout: &Layout, offset: u64, len: u64) -> Result<u64, ClientError> {
         let who = self.identity.who();
-        match &self.data {
+        match &self.way().data {
             DataPath::Direct(striped) => striped.prefetch(&who, file, layout, offset, len),
             DataPath::IoNode { .. } => {
                 accepted(&self.io(Call::FilePrefetch { who, file, layout: *layout, offset, len })?)
@@ -397,7 +348,7 @@ impl Client {
     /// Makes a file's data durable. Its size and name are the metadata server's: see [`File::sync`](crate::File::sync).
     pub fn sync_data(&self, file: FileKey, layout: &Layout) -> Result<(), ClientError> {
         let who = self.identity.who();
-        let synced = match &self.data {
+        let synced = match &self.way().data {
             DataPath::Direct(striped) => striped.sync(&who, file, layout),
             DataPath::IoNode { .. } => {
                 let reply = self.io(Call::FileSync { who, file, layout: *layout })?;
@@ -413,7 +364,7 @@ impl Client {
 
     /// Length, last modification and storage used of a file, as its objects have them.
     pub fn stat_data(&self, file: FileKey, layout: &Layout) -> Result<ObjectInfo, ClientError> {
-        match &self.data {
+        match &self.way().data {
             DataPath::Direct(striped) => striped.stat(file, layout),
             DataPath::IoNode { .. } => {
                 let reply = self.io(Call::FileStat { file, layout: *layout })?;
@@ -422,12 +373,9 @@ impl Client {
         }
     }
 
-    /// The data servers, when this client speaks to them itself.
-    pub fn striped(&self) -> Option<&Striped> {
-        match &self.data {
-            DataPath::Direct(striped) => Some(striped),
-            DataPath::IoNode { .. } => None,
-        }
+    /// Whether its requests go straight to the servers now.
+    pub fn is_direct(&self) -> bool {
+        matches!(self.way().data, DataPath::Direct(_))
     }
 
     /// Who this client is.
@@ -445,8 +393,13 @@ impl Client {
         self.timeout
     }
 
-    pub(crate) fn meta_link(&self) -> &Arc<Link> {
-        &self.meta
+    /// The way that a new request takes, to its end.
+    pub(crate) fn way(&self) -> Arc<Way> {
+        self.way.read().clone()
+    }
+
+    pub(crate) fn meta_link(&self) -> Arc<Link> {
+        self.way.read().meta.clone()
     }
 
     pub(crate) fn deadline(&self) -> Instant {
@@ -454,35 +407,12 @@ impl Client {
     }
 
     fn io(&self, call: Call) -> Result<Reply, ClientError> {
-        self.meta.call(call, &[], None, self.deadline())
+        self.meta_link().call(call, &[], None, self.deadline())
     }
-}
-
-/// Finds data servers that were added to the configuration behind those that it had.
-fn growth(config: &Config, whereabouts: Whereabouts, identity: Arc<Identity>, options: LinkOptions) -> Box<Growth> {
-    let names: Vec<String> = config.data.iter().map(|data| data.name.clone()).collect();
-    let names = Mutex::new(names);
-    Box::new(move |count| {
-        whereabouts.look();
-        let config = whereabouts.config();
-        let mut names = names.lock();
-        let now: Vec<&String> = config.data.iter().map(|data| &data.name).collect();
-        if names.len() != count || !names.iter().eq(now.iter().take(count).copied()) {
-            let file = config.cluster.file.path().display();
-            return Err(ClientError::invalid(format!(
-                "the data servers in {file} are not in the order that they had; add new ones behind the others"
-            )));
-        }
-        let more = config.data.iter().skip(count);
-        let links = more.map(|data| Link::to(&config, &data.name, identity.clone(), options.clone()).map(Arc::new));
-        let links = links.collect::<Result<Vec<_>, _>>()?;
-        names.extend(config.data.iter().skip(count).map(|data| data.name.clone()));
-        Ok(links)
-    })
 }
 
 impl std::fmt::Debug for Client {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Client").field("server", &self.meta.peer()).finish_non_exhaustive()
+        f.debug_struct("Client").field("server", &self.meta_link().peer()).finish_non_exhaustive()
     }
 }

@@ -439,8 +439,8 @@ impl OpenFile {
 
     fn close(&self, deadline: Instant) -> Result<(), ClientError> {
         self.client.opens.remove(self.number);
-        let link = self.client.meta_link();
         let closed = loop {
+            let link = self.client.meta_link();
             let (session, handle, is_current) = {
                 let registration = self.registration.lock();
                 let is_current = link.session_now() == Some(registration.session);
@@ -454,7 +454,7 @@ impl OpenFile {
             let registered = if is_current { Ok((session, handle)) } else { self.register(deadline) };
             let asked = registered.and_then(|(session, handle)| {
                 let call = Call::Meta { who: self.client.identity().who(), call: MetaCall::Close { handle } };
-                link.call_in(session, call, deadline)
+                self.client.meta_link().call_in(session, call, deadline)
             });
             match asked.map(|reply| reply.answer) {
                 Ok(Answer::Done) => break Ok(()),

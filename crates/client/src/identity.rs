@@ -151,6 +151,10 @@ pub fn whoami() -> (u32, String) {
     let program = std::env::current_exe().ok();
     let program =
         program.as_deref().and_then(|path| path.file_name()).map_or("?".into(), |name| name.to_string_lossy());
-    let host = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
-    (rustix::process::getuid().as_raw(), format!("{program}[{}]@{}", std::process::id(), host.trim()))
+    (rustix::process::getuid().as_raw(), format!("{program}[{}]@{}", std::process::id(), host()))
+}
+
+/// The name of this machine.
+pub(crate) fn host() -> String {
+    std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default().trim().to_owned()
 }

@@ -33,6 +33,7 @@ mod tests;
 mod told;
 mod turn;
 mod unsynced;
+mod way;
 mod whereabouts;
 mod will_need;
 

@@ -66,7 +66,7 @@ impl Opens {
         self.all().iter().for_each(|file| file.note_unlink(path));
     }
 
-    fn all(&self) -> Vec<Arc<OpenFile>> {
+    pub(crate) fn all(&self) -> Vec<Arc<OpenFile>> {
         self.table.lock().files.values().filter_map(Weak::upgrade).collect()
     }
 

@@ -44,7 +44,7 @@ pub struct Striped {
     timeout: Duration,
     call_max_bytes: usize,
     piece_max_bytes: Option<usize>,
-    unsynced: Unsynced,
+    unsynced: Arc<Unsynced>,
 }
 
 impl Striped {
@@ -52,7 +52,7 @@ impl Striped {
     pub fn new(servers: Vec<Arc<Link>>, timeout: Duration) -> Striped {
         let call_max_bytes = servers.iter().map(|link| link.options().max_payload_bytes).min().unwrap_or(1);
         let call_max_bytes = (call_max_bytes as usize).max(1);
-        let (servers, growth, piece_max_bytes, unsynced) = (Servers::new(servers), None, None, Unsynced::default());
+        let (servers, growth, piece_max_bytes, unsynced) = (Servers::new(servers), None, None, Arc::default());
         Striped { servers, growth, timeout, call_max_bytes, piece_max_bytes, unsynced }
     }
 
@@ -67,6 +67,12 @@ impl Striped {
     /// clients of other file systems do.
     pub fn with_piece_max(mut self, bytes: Option<u32>) -> Striped {
         self.piece_max_bytes = bytes.map(|bytes| (bytes as usize).max(1));
+        self
+    }
+
+    /// With the records of a client that also writes on other ways.
+    pub(crate) fn with_unsynced(mut self, unsynced: &Arc<Unsynced>) -> Striped {
+        self.unsynced = unsynced.clone();
         self
     }
 

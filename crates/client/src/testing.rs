@@ -281,6 +281,7 @@ impl FakeCluster {
             meta: Meta { address: meta.address().into(), dir: "unused".into(), ..Default::default() },
             data: data_config.collect(),
             io: Vec::new(),
+            allocation: Default::default(),
             device: Default::default(),
         };
         let mut io = Vec::new();

@@ -83,6 +83,7 @@ mod tests {
             data: vec![Data::new("data.0", "127.0.0.1:7100", "data.0")],
             io: vec![],
             device: Default::default(),
+            allocation: Default::default(),
         };
         let program = Whereabouts::of(&config);
         assert_eq!(program.addresses("data.0"), ["127.0.0.1:7100"], "there is no file");

@@ -9,6 +9,7 @@ use std::path::{Path, PathBuf};
 use impresario_layout::Layout;
 use impresario_sched::{PolicyError, PolicySpec, policy};
 
+use crate::allocation::{NAMES_MAX, RULES_MAX};
 use crate::document::KeyPath;
 use crate::model::{Config, META_NAME, Tree, TreeBackend};
 use crate::table::without_table_file;
@@ -80,6 +81,7 @@ impl Config {
         self.check_tree(&mut found);
         self.check_data(&mut found);
         self.check_io(&mut found);
+        self.check_allocation(&mut found);
         self.check_apart(&mut found);
         self.check_moves(&mut found);
         found.0
@@ -296,6 +298,39 @@ impl Config {
         }
     }
 
+    fn check_allocation(&self, found: &mut Findings) {
+        let (at, rules) = (KeyPath::default().key("allocation"), &self.allocation.rules);
+        if rules.len() > RULES_MAX {
+            found.add(&at, "rule", format!("there are {} rules; at most {RULES_MAX} are allowed", rules.len()));
+        }
+        for (i, rule) in rules.iter().enumerate().take(RULES_MAX) {
+            let at = at.key("rule").index(i);
+            for (key, count) in [("jobs", rule.jobs.len()), ("hosts", rule.hosts.len())] {
+                if count > NAMES_MAX {
+                    found.add(&at, key, format!("there are {count} {key}; at most {NAMES_MAX} are allowed in a rule"));
+                }
+            }
+            if rule.hosts.iter().any(String::is_empty) {
+                found.add(&at, "hosts", "a machine has no name; write \"*\" for any");
+            }
+            if rule.nodes.is_empty() && self.tree.is_some() {
+                let why =
+                    "nodes is empty: without I/O nodes a folder of a file system is not reached; name at least one";
+                found.add(&at, "nodes", why);
+            }
+            for (nth, name) in rule.nodes.iter().enumerate() {
+                if rule.nodes.iter().take(nth).any(|other| other == name) {
+                    found.add(&at, "nodes", format!("{name:?} is named twice"));
+                } else if !self.io.iter().any(|io| io.name == *name) {
+                    let near = nearest(name, self.io.iter().map(|io| io.name.as_str()));
+                    let remedy =
+                        near.map_or("add a section [[io]] or remove it".into(), |n| format!("did you mean {n}?"));
+                    found.add(&at, "nodes", format!("there is no I/O node {name:?}; {remedy}"));
+                }
+            }
+        }
+    }
+
     fn check_payload(&self, at: &KeyPath, payload_bytes: u64, found: &mut Findings) {
         let least = u64::from(self.cluster.max_payload_bytes);
         if payload_bytes < least {
@@ -430,6 +465,7 @@ mod tests {
             meta: Meta { address: "127.0.0.1:7000".into(), dir: "/c/meta".into(), ..Meta::default() },
             data: (0..4).map(|i| Data::new(format!("data.{i}"), format!("h:710{i}"), format!("/c/data.{i}"))).collect(),
             io: (0..2).map(|i| Io::new(format!("io.{i}"), format!("h:720{i}"))).collect(),
+            allocation: Default::default(),
             device: BTreeMap::new(),
         }
     }

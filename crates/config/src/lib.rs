@@ -4,6 +4,7 @@
 //! makes the same checks for a configuration built by a program.
 
 mod address;
+mod allocation;
 pub mod calibration;
 mod check;
 pub mod document;
@@ -16,6 +17,7 @@ mod table;
 mod write;
 
 pub use address::Address;
+pub use allocation::{Allocation, AllocationRule, Placed, Spread};
 pub use calibration::Calibration;
 pub use check::{device_key, missing_device, policy_complaint};
 pub use document::KeyPath;

@@ -8,6 +8,7 @@ use impresario_device::DeviceParams;
 use impresario_sched::PolicySpec;
 use serde::{Deserialize, Serialize};
 
+use crate::allocation::Allocation;
 use crate::seen::FileSeen;
 
 /// Name of the metadata server, which has no `name` key because there is only one.
@@ -32,6 +33,9 @@ pub struct Config {
     /// The I/O nodes (0 to 1024); without any, clients send requests directly to the data servers.
     #[serde(default)]
     pub io: Vec<Io>,
+    /// Which I/O nodes clients use.
+    #[serde(default, skip_serializing_if = "Allocation::is_default")]
+    pub allocation: Allocation,
     /// Device models by name, for `device` of a data server.
     #[serde(default)]
     pub device: BTreeMap<String, DeviceParams>,

@@ -5,6 +5,7 @@ use std::path::Path;
 
 use impresario_sched::PolicySpec;
 
+use crate::allocation::{Allocation, AllocationRule};
 use crate::model::{Config, Data, Io, Protect, Security, Tree, TreeBackend};
 
 impl Config {
@@ -88,6 +89,9 @@ impl Config {
         for (i, io) in self.io.iter().enumerate() {
             write_io(out, io, i == 0)?;
         }
+        if !self.allocation.is_default() {
+            write_allocation(out, &self.allocation)?;
+        }
         for (name, device) in &self.device {
             writeln!(out, "\n# A device model: its times are modelled, whatever the directory lies on.")?;
             writeln!(out, "[device.{}]", toml_edit::Key::new(name.as_str()))?;
@@ -95,6 +99,23 @@ impl Config {
         }
         Ok(())
     }
+}
+
+fn write_allocation(out: &mut String, allocation: &Allocation) -> std::fmt::Result {
+    writeln!(out, "\n# Which I/O nodes clients use. Clients look at this section again while they run.")?;
+    writeln!(out, "[allocation]\nspread = {:?}", allocation.spread.name())?;
+    let list = |texts: Vec<String>| texts.join(", ");
+    for AllocationRule { jobs, hosts, nodes } in &allocation.rules {
+        writeln!(out, "\n[[allocation.rule]]")?;
+        if !jobs.is_empty() {
+            writeln!(out, "jobs = [{}]", list(jobs.iter().map(u64::to_string).collect()))?;
+        }
+        if !hosts.is_empty() {
+            writeln!(out, "hosts = [{}]", list(hosts.iter().map(|host| text(host)).collect()))?;
+        }
+        writeln!(out, "nodes = [{}]", list(nodes.iter().map(|node| text(node)).collect()))?;
+    }
+    Ok(())
 }
 
 /// Default values are written as comments.
@@ -296,6 +317,7 @@ mod tests {
     use impresario_device::DeviceParams;
 
     use super::*;
+    use crate::allocation::Spread;
     use crate::model::{Cluster, Meta, MovesTo};
 
     #[test]
@@ -308,6 +330,7 @@ mod tests {
             meta: Meta { address: "[::1]:7000".into(), dir: "meta".into(), ..Meta::default() },
             data: (0..3).map(data).collect(),
             io: (0..2).map(io).collect(),
+            allocation: Allocation::default(),
             device: BTreeMap::from([
                 ("disk".into(), DeviceParams::default()),
                 ("a disk, fast".into(), DeviceParams { rpm: 15_000, seek_average_ms: 8.25, ..DeviceParams::default() }),
@@ -376,6 +399,13 @@ mod tests {
         config.io[1].merge_requests = 2;
         config.io[1].dispatch_requests = 9;
         config.io[1].in_flight_requests = 8;
+        config.allocation = Allocation {
+            spread: Spread::Host,
+            rules: vec![
+                AllocationRule { jobs: vec![7, 8], hosts: vec!["n*".into()], nodes: vec!["io.1".into()] },
+                AllocationRule { nodes: vec!["io.0".into(), "io.1".into()], ..AllocationRule::default() },
+            ],
+        };
         let written = config.to_toml();
         let base = Path::new("/etc/impresario/impresario.toml");
         let read = Config::parse(&written, base).unwrap_or_else(|e| panic!("{e}\n{written}"));

@@ -70,6 +70,7 @@ impl<T: Send + 'static> Engine<T> {
             sorted_below: config.sorted_below,
             lane_speculations: config.lane_speculations,
             node_rank: config.node_rank,
+            started: now(),
             capacity: config.queue_requests,
             cost: config.cost,
             pieces: config.pieces,

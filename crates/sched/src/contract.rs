@@ -23,6 +23,8 @@ pub struct CoreConfig {
     pub total_requests: u32,
     /// Rank of this node among nodes of its kind, from 0.
     pub node_rank: u32,
+    /// When the node started, on its own clock: where timers begin that follow no shared clock.
+    pub started: Nanos,
     /// Maximum outstanding requests, 1 to [`Table::CAPACITY_MAX`](crate::Table::CAPACITY_MAX).
     pub capacity: u32,
     /// Cost model: the time to process a request, by operation and size; corrected by completions if it says so.
@@ -50,6 +52,7 @@ impl CoreConfig {
             lane_bytes: u64::MAX,
             total_requests: u32::MAX,
             node_rank: 0,
+            started: Nanos::ZERO,
             capacity,
             cost: CostModel::default(),
             sorted_below: false,

@@ -112,6 +112,7 @@ impl Core {
             lanes: config.lanes.max(1),
             shared_space: config.shared_space,
             node_rank: config.node_rank,
+            started: config.started,
             capacity: table.capacity(),
             sorted_below: config.sorted_below,
         };

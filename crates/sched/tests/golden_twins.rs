@@ -90,6 +90,60 @@ fn the_next_look_is_at_the_next_window_with_work() {
     assert_eq!(serve(&mut core, at(130, 1)), [(130, 1, 0, 1)]);
 }
 
+/// A node with the paper's timer and order of servers.
+fn as_published(lanes: u16, node_rank: u32, started: Nanos) -> Core {
+    let config = CoreConfig { lanes, node_rank, started, ..CoreConfig::single_lane(256) };
+    let mut core = Core::new(config, &twins().with("timer", "local").with("order", "permutation")).unwrap();
+    // The time of day is of no consequence to it.
+    core.event(started, Event::SharedClock { offset_ns: 7_345_678_901_234, error_ns: 0 });
+    core
+}
+
+/// The server that a node serves at an instant at which all of its servers have requests.
+fn served_at(core: &mut Core, lanes: u16, now: Nanos) -> u16 {
+    (0..lanes).for_each(|lane| push(core, now, &[(lane, 1, now.0 % 1_000_000 * 4)]));
+    let mut servers: Vec<u16> = serve(core, now).iter().map(|served| served.0).collect();
+    servers.dedup();
+    let [server] = servers[..] else { panic!("{servers:?} at {now}") };
+    server
+}
+
+/// Algorithm 1 with the translation of IV-B. The first window begins when the node starts (lines 1 and 3), lasts for
+/// `windowSize` (line 4), is waited through although others have work (line 9), and is followed by that of the next
+/// server (lines 12 and 3); the N-th node goes through the N-th permutation of the servers.
+#[test]
+fn the_papers_timer_and_permutation_give_its_windows() {
+    let permutations = [[0, 1, 2], [0, 2, 1], [1, 0, 2], [1, 2, 0], [2, 0, 1], [2, 1, 0], [0, 1, 2]];
+    for (rank, order) in permutations.into_iter().enumerate() {
+        let started = Nanos(rank as u64 * 123_456_789 + 17);
+        let mut core = as_published(3, rank as u32, started);
+        for window in 0..9 {
+            let begins = started.0 + window * MS;
+            for now in [begins, begins + MS / 2, begins + MS - 1] {
+                assert_eq!(
+                    served_at(&mut core, 3, Nanos(now)),
+                    order[window as usize % 3],
+                    "window {window} of {rank}"
+                );
+                assert_eq!(wait(&mut core, Nanos(now)), (Nanos(begins + MS), WaitReason::Window));
+            }
+        }
+    }
+}
+
+/// The paper's example: of two nodes, the first goes through S0, S1, the second through S1, S0. Started together they are at
+/// different servers in every window; started half a window apart, half of the time at the same one.
+#[test]
+fn nodes_with_timers_of_their_own_are_as_far_apart_as_their_starts() {
+    let together = |apart: u64| {
+        let mut nodes = [as_published(2, 0, Nanos(5 * MS)), as_published(2, 1, Nanos(5 * MS + apart))];
+        let at = |nth: u64| Nanos(20 * MS + nth * MS / 10);
+        let servers = |now| nodes.each_mut().map(|core| served_at(core, 2, now));
+        (0..40).map(at).map(servers).filter(|[a, b]| a == b).count()
+    };
+    assert_eq!([together(0), together(MS / 2), together(MS)], [0, 20, 40]);
+}
+
 /// Two nodes whose clocks differ by hours are at different servers in every window, and switch at the same instant.
 #[test]
 fn nodes_are_aligned_by_the_shared_clock() {

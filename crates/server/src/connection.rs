@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use impresario_base::lock::{Condvar, Mutex, MutexGuard};
 use impresario_engine::Engine;
 use impresario_sched::ConnId;
-use impresario_transport::Guest;
+use impresario_transport::{Guest, Stream};
 use impresario_wire::{Answer, Fault, FrameError, Kind, Who, frame};
 
 use crate::addresses::{Share, Tenancy};
@@ -18,7 +18,7 @@ use crate::readiness::{Asked, Listener};
 /// Most calls of one connection that are accepted and whose replies have not yet left.
 const CALLS_MAX: u32 = 4096;
 
-/// Answers with bodies from this length on are counted as memory, bytes; shorter ones are bounded by [`CALLS_MAX`].
+/// Frames with bodies from this length on are counted as memory, bytes; shorter ones are bounded by [`CALLS_MAX`].
 const BODY_CHARGED_BYTES: u64 = 4096;
 
 /// A client's connection.
@@ -148,6 +148,13 @@ impl Connection {
     pub(crate) fn report_readiness<T: Send + 'static>(&self, engine: &Arc<Engine<T>>, asked: &Arc<Asked>) {
         let listener = Scheduler { engine: Arc::downgrade(engine), conn: self.id };
         self.outbox.readiness.listen(asked.clone(), Box::new(listener));
+    }
+
+    /// An outbox for calls that are passed on in the client's name.
+    pub(crate) fn outbox_to(&self, stream: Arc<Stream>) -> Arc<Outbox> {
+        let outbox = Outbox::new(stream.clone(), self.pool.clone());
+        stream.session().inspect(|session| outbox.protect((*session).clone()));
+        outbox
     }
 
     /// Number of the connection, unique while the server runs (until four thousand million have come).
@@ -285,8 +292,8 @@ impl Slot {
     }
 }
 
-/// The memory of an answer's body until it has left. Bodies are not reserved beforehand, as their lengths are not known: a
-/// connection with many of them unread is given no further call, and a server with many of them admits no more payload.
+/// The memory of an answer's body, or of a call's that is passed on, until it has left. Bodies are not reserved beforehand, as
+/// their lengths are not known: a connection with many of them unread is given no further call, and a server with many of them admits no more payload.
 struct Body {
     slot: Arc<Slot>,
     bytes: u64,
@@ -359,6 +366,11 @@ impl Reply {
         }
     }
 
+    /// What a copy of its call holds, which is passed on, until it has left.
+    pub(crate) fn hold(&self, bytes: usize) -> Option<Hold> {
+        self.slot.clone().map(|slot| hold(slot, bytes))
+    }
+
     /// Takes the answer over; what is left behind says nothing.
     pub(crate) fn take(&mut self) -> Reply {
         Reply { id: self.id, slot: self.slot.take() }
@@ -394,11 +406,16 @@ fn post(id: u64, answer: &Answer, bulk: Bulk, slot: Arc<Slot>) {
             (encode(id, &fault, 0).unwrap_or_default(), Bulk::None)
         }
     };
-    let hold: Hold = match head.len() as u64 {
+    let hold = hold(slot, head.len());
+    outbox.send(OutFrame::new(head, bulk, Some(hold)));
+}
+
+/// What a frame with a body of this length holds.
+fn hold(slot: Arc<Slot>, bytes: usize) -> Hold {
+    match bytes as u64 {
         0..BODY_CHARGED_BYTES => slot,
         bytes => Arc::new(Body::new(slot, bytes)),
-    };
-    outbox.send(OutFrame::new(head, bulk, Some(hold)));
+    }
 }
 
 /// The header and body of an answer.

@@ -354,7 +354,7 @@ impl IoNode {
             Names::Tree(tree) => NamesSession::Tree(TreeSession::new(tree)),
         });
         match names {
-            NamesSession::Proxy(proxy) => proxy.pass_on(call, reply),
+            NamesSession::Proxy(proxy) => proxy.pass_on(&call, reply),
             NamesSession::Tree(tree) => tree.serve(call, reply),
         }
     }

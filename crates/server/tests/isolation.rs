@@ -6,8 +6,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use impresario_client::{Client, ClientOptions, CreateOptions, Via};
-use impresario_wire::LayoutRequest;
+use impresario_client::{Client, ClientOptions, CreateOptions, Locked, Via};
+use impresario_wire::{FileLock, LayoutRequest};
 use support::Cluster;
 
 /// A proxy that stops to pass anything on, as a stopped process does: connections stay, and new ones are accepted.
@@ -66,9 +66,15 @@ fn cycle(client: &Arc<Client>, name: &str) {
     assert_eq!(client.stat(name).unwrap().size, 3);
 }
 
+/// How long locks are kept for a client that does not renew them: long for a busy machine, short for a test.
+const LEASE: Duration = Duration::from_millis(1500);
+
 /// Two data servers; the metadata server sees the second one through what can be stopped.
 fn start() -> (Cluster, Stoppable, impresario_server::Started) {
-    let mut cluster = Cluster::start(2, |config| config.cluster.request_timeout_ms = 40_000);
+    let mut cluster = Cluster::start(2, |config| {
+        config.cluster.request_timeout_ms = 40_000;
+        config.meta.lock_lease_ms = Some(LEASE.as_millis() as u64);
+    });
     let hung = Stoppable::to(cluster.address(1));
     let mut seen_by_meta = cluster.config.clone();
     seen_by_meta.data[1].address = hung.address.clone();
@@ -109,6 +115,47 @@ fn a_call_that_waits_for_a_hung_server_delays_no_other_of_its_connection() {
         hung.stopped.store(false, Ordering::SeqCst);
         made.unwrap();
         assert_eq!(had_ended, 0, "both calls wait still");
+    });
+}
+
+/// The same through an I/O node, which passes the calls of a client on over one connection.
+#[test]
+fn a_call_that_waits_behind_an_io_node_delays_no_other_and_no_renewal_of_a_lease() {
+    let (mut cluster, hung, _meta) = start();
+    let _io = cluster.start_io(|_| {});
+    let connect = || Client::connect(&cluster.config, ClientOptions { via: Via::IoNode(0), ..Default::default() });
+    let (client, other) = (connect().unwrap(), connect().unwrap());
+    let beside = LayoutRequest { base: Some(0), pcount: Some(1), ssize_bytes: None };
+    let beside = CreateOptions { layout: Some(beside), ..CreateOptions::default() };
+    let (_waits, locked) = (written(&client, "waits"), client.create("locked", beside).unwrap());
+    let lock = FileLock { owner: 1, pid: 1, start: 0, end: 9, exclusive: true };
+    let soon = || Instant::now() + Duration::from_secs(10);
+    assert!(matches!(locked.lock(lock, false, soon()).unwrap(), Locked::Granted { .. }));
+    hung.stopped.store(true, Ordering::SeqCst);
+    let ended = AtomicUsize::new(0);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let _ = client.stat("waits");
+            ended.fetch_add(1, Ordering::SeqCst);
+        });
+        std::thread::sleep(Duration::from_millis(200));
+        let beside = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+            let began = Instant::now();
+            client.mkdir("beside", 0o755, 0, 0).unwrap();
+            assert!(began.elapsed() < Duration::from_secs(2), "{:?}", began.elapsed());
+            while began.elapsed() < 2 * LEASE {
+                std::thread::sleep(LEASE / 10);
+                locked.write_at(b"locked", 0).unwrap();
+            }
+            let seen = other.open("locked", true).unwrap();
+            let lock = FileLock { owner: 2, ..lock };
+            assert!(matches!(seen.lock(lock, false, soon()).unwrap(), Locked::Held(_)), "the lease was renewed");
+            assert!(!locked.is_lost());
+        }));
+        let had_ended = ended.load(Ordering::SeqCst);
+        hung.stopped.store(false, Ordering::SeqCst);
+        beside.unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+        assert_eq!(had_ended, 0, "the first call waits still");
     });
 }
 

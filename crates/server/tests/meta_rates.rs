@@ -3,6 +3,7 @@
 //! (default: the directory for temporary files).
 
 mod meta_support;
+mod support;
 
 use std::time::Instant;
 
@@ -112,5 +113,35 @@ fn a_directory_of_100_000_names() {
         }
         assert_eq!(listed, NAMES);
         println!("{listed} names in {slices} slices: {:.3} s", began.elapsed().as_secs_f64());
+    }
+}
+
+/// Creates and stats a second of the threads of one client through an I/O node, over loopback; rounds alternate.
+#[test]
+#[ignore = "a measurement"]
+fn through_an_io_node() {
+    use impresario_client::{Client, ClientOptions, CreateOptions, Via};
+    let mut cluster = support::Cluster::start(1, |_| {});
+    let meta = impresario_server::start(&cluster.config, "meta").unwrap();
+    cluster.config.meta.address = meta.address().to_string();
+    let _io = cluster.start_io(|_| {});
+    let client = Client::connect(&cluster.config, ClientOptions { via: Via::IoNode(0), ..Default::default() }).unwrap();
+    let measure = |threads: usize, count: usize, act: &(dyn Fn(usize) + Sync)| {
+        let began = Instant::now();
+        std::thread::scope(|scope| {
+            for t in 0..threads {
+                scope.spawn(move || (0..count / threads).for_each(|i| act(t * count + i)));
+            }
+        });
+        count as f64 / began.elapsed().as_secs_f64()
+    };
+    for round in 0..5 {
+        for threads in [1, 16] {
+            let name = |i: usize| format!("f.{round}.{threads}.{i}");
+            let create = |i: usize| client.create(&name(i), CreateOptions::default()).unwrap().close().unwrap();
+            let creates = measure(threads, 4_000, &create);
+            let stats = measure(threads, 16_000, &|_| assert_eq!(client.stat(&name(0)).unwrap().size, 0));
+            println!("{threads:>2} threads: {creates:>7.0} creates and closes/s, {stats:>7.0} stats/s");
+        }
     }
 }

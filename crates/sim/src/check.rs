@@ -142,6 +142,7 @@ impl Scenario {
         c.whole("io_nodes.dispatch_requests", n.dispatch_requests.into(), 1, 1 << 20);
         c.real("io_nodes.cpu_us", n.cpu_us, 0.0, 1e6);
         c.real("io_nodes.clock_skew_us", n.clock_skew_us, 0.0, 1e9);
+        c.real("io_nodes.started_within_us", n.started_within_us, 0.0, 1e9);
         if let Err(refusal) = policy::check(&n.policy, self.servers.count.max(1)) {
             c.say("io_nodes.policy", policy_complaint(&refusal));
         }

@@ -299,7 +299,7 @@ impl Simulation {
         n.dispatch = DispatchQueue::new(threads, merge, MERGE_BYTES);
         n.called = 0;
         n.fence = Fence::new(FENCED_CLIENTS);
-        let result = n.station.restart();
+        let result = n.station.restart(self.now);
         let queued = f64::from(std::mem::take(&mut n.station.queued));
         self.recorder.change(self.now, |r| &mut r.io_queue, -queued);
         let gone: Vec<Key> = self.forwards.iter().filter(|(_, f)| f.node == node).map(|(key, _)| key).collect();

@@ -130,6 +130,8 @@ pub struct IoNodes {
     pub handover_us: f64,
     /// Their clocks differ by up to this, µs (default 0).
     pub clock_skew_us: f64,
+    /// They were started within this time, µs (default 0): timers of their own (`timer = "local"` of twins) began then.
+    pub started_within_us: f64,
     /// A timer fires late by a uniform time below this, µs (default 0): windows of two nodes that open at the same instant
     /// are not used at the same instant.
     pub timer_late_us: f64,
@@ -423,6 +425,7 @@ impl Default for IoNodes {
             cpu_us: 10.0,
             handover_us: 0.0,
             clock_skew_us: 0.0,
+            started_within_us: 0.0,
             timer_late_us: 0.0,
         }
     }

@@ -581,7 +581,7 @@ impl Simulation {
             *busy = false;
             serving.clear();
         }
-        let result = s.station.restart();
+        let result = s.station.restart(self.now);
         let queued = f64::from(std::mem::take(&mut s.station.queued));
         self.lose_copies_at(self.first_server + u32::from(server));
         self.recorder.change(self.now, |r| &mut r.peers, -peers);

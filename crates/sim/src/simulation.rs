@@ -322,8 +322,11 @@ impl Simulation {
         let unlimited = |n: u32| if n == 0 { u32::MAX } else { n };
         if let Some(n) = &self.scenario.io_nodes {
             for rank in 0..n.count {
+                let mut within = |us: f64| if us > 0.0 { random.below(micros(us) + 1) } else { 0 };
+                let (skew, started) = (within(n.clock_skew_us), within(n.started_within_us));
                 let config = CoreConfig {
                     lanes: self.scenario.servers.count,
+                    started: Nanos(started),
                     shared_space: !n.split,
                     lane_requests: u32::MAX,
                     total_requests: n.dispatch_requests,
@@ -332,7 +335,6 @@ impl Simulation {
                     statistics: false,
                     ..CoreConfig::single_lane(Table::CAPACITY_MAX)
                 };
-                let skew = if n.clock_skew_us > 0.0 { random.below(micros(n.clock_skew_us) + 1) } else { 0 };
                 self.io.push(IoNode {
                     station: Station::new(config, &n.policy, skew as i64, self.checks)?,
                     released: Slab::default(),

@@ -113,8 +113,9 @@ impl Station {
     }
 
     /// The node loses its memory; the totals are kept.
-    pub(crate) fn restart(&mut self) -> Result<(), PolicyError> {
+    pub(crate) fn restart(&mut self, now: u64) -> Result<(), PolicyError> {
         let checked = self.laws.is_some();
+        self.config.started = Nanos(now);
         let fresh = Station::new(self.config.clone(), &self.spec, self.clock_offset_ns, checked)?;
         let old = std::mem::replace(self, fresh);
         self.foresee(old.foretold);

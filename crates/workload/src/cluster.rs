@@ -252,7 +252,7 @@ impl Plan {
             key_dir: dir.join("keys"),
             ..Cluster::default()
         };
-        let config = Config { cluster, tree: None, meta, data, io, device };
+        let config = Config { cluster, tree: None, meta, data, io, allocation: Default::default(), device };
         match config.check().as_slice() {
             [] => Ok(config),
             complaints => {

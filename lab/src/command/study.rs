@@ -22,7 +22,7 @@ use crate::{print, usage};
   impresario-lab study policies --set network.jitter_us=0
   impresario-lab study twins-options --set io_nodes.count=4")]
 pub struct Args {
-    /// policies (what mlf, hbrr and merging gain over arrival order and the elevator), twins-windows, twins-options or io-nodes
+    /// policies (what mlf, hbrr and merging gain over arrival order and the elevator), twins-windows, twins-options, twins-timer or io-nodes
     #[arg(value_name = "STUDY")]
     study: String,
     /// Runs of each system in each situation [default: the study's own]

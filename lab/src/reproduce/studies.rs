@@ -18,7 +18,7 @@ macro_rules! files {
     };
 }
 
-files!("policies", "twins-windows", "twins-options", "io-nodes");
+files!("policies", "twins-windows", "twins-options", "twins-timer", "io-nodes");
 
 /// Names of all studies.
 pub fn names() -> impl Iterator<Item = &'static str> {

@@ -160,6 +160,7 @@ impl Cluster {
             meta: Meta { address: address(), dir: "meta".into(), ..Meta::default() },
             data: (0..data).map(|i| Data::new(format!("data.{i}"), address(), format!("data.{i}"))).collect(),
             io: (0..io).map(|i| Io::new(format!("io.{i}"), address())).collect(),
+            allocation: Default::default(),
             device: Default::default(),
         };
         config.cluster.request_timeout_ms = 5_000;

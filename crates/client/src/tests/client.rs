@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use impresario_config::AllocationRule;
 use impresario_wire::{MetaCall, NodeKind, SetAttr};
 
 use super::*;
@@ -49,7 +50,7 @@ fn names_and_data_work_directly_and_through_an_io_node() {
         client.rmdir("dir").unwrap();
         assert!(client.statfs().unwrap().total_bytes > 0);
         client.sync_dir("").unwrap();
-        assert_eq!(client.striped().is_some(), via == Via::Direct);
+        assert_eq!(client.is_direct(), via == Via::Direct);
     }
     let error = Client::connect(cluster.config(), ClientOptions { via: Via::IoNode(2), ..ClientOptions::default() });
     assert!(error.unwrap_err().to_string().contains("which has 2"));
@@ -265,23 +266,39 @@ fn ways() -> [(usize, Via); 2] {
 
 #[test]
 fn data_lost_by_a_data_server_are_told_of_whichever_way_the_sync_goes() {
-    let mut cluster = FakeCluster::start(1, 2, 3_000).unwrap();
-    let options = ClientOptions { via: Via::IoNode(0), ..ClientOptions::default() };
-    let client = Client::connect(cluster.config(), options).unwrap();
-    let file = client.create("f", CreateOptions::default()).unwrap();
-    file.write_at(b"acknowledged", 0).unwrap();
-    // The first I/O node is lost, and the data server's machine restarts.
-    drop(cluster.io.remove(0));
-    let address = cluster.data[0].address().to_string();
-    drop(cluster.data.remove(0));
-    let objects = cluster.objects[0].clone();
-    let greeting = FakeGreeting { incarnation: 9 << 32, ..FakeGreeting::of("data.0") };
-    cluster.data.push(FakeServer::start_at(&address, greeting, move || objects.serve()).unwrap());
-    let error = file.sync().unwrap_err();
-    assert_eq!(error.errno(), libc::EIO, "{error}");
-    assert!(error.to_string().contains("restarted before a sync"), "{error}");
-    file.write_at(b"written again", 0).unwrap();
-    file.sync().unwrap();
+    for way in ["another I/O node", "straight", "an I/O node instead"] {
+        let mut cluster = FakeCluster::start(1, 2, 3_000).unwrap();
+        let straight = AllocationRule { jobs: vec![1], ..AllocationRule::default() };
+        let job = u64::from(way == "an I/O node instead");
+        let mut config = cluster.config().clone();
+        config.allocation.rules.push(straight.clone());
+        let client =
+            Client::connect(&config, ClientOptions { job, placement_seed: 0, ..ClientOptions::default() }).unwrap();
+        let file = client.create("f", CreateOptions::default()).unwrap();
+        file.write_at(b"acknowledged", 0).unwrap();
+        match way {
+            "another I/O node" => drop(cluster.io.remove(0)),
+            "straight" => {
+                config.allocation.rules = vec![AllocationRule::default()];
+                assert!(client.reallocate(&config).unwrap() && client.is_direct());
+            }
+            _ => {
+                config.allocation.rules.clear();
+                assert!(client.reallocate(&config).unwrap() && !client.is_direct());
+            }
+        }
+        // The data server's machine restarts.
+        let address = cluster.data[0].address().to_string();
+        drop(cluster.data.remove(0));
+        let objects = cluster.objects[0].clone();
+        let greeting = FakeGreeting { incarnation: 9 << 32, ..FakeGreeting::of("data.0") };
+        cluster.data.push(FakeServer::start_at(&address, greeting, move || objects.serve()).unwrap());
+        let error = file.sync().unwrap_err();
+        assert_eq!(error.errno(), libc::EIO, "{way}: {error}");
+        assert!(error.to_string().contains("restarted before a sync"), "{way}: {error}");
+        file.write_at(b"written again", 0).unwrap();
+        file.sync().unwrap();
+    }
 }
 
 #[test]

@@ -89,6 +89,7 @@ impl SharedState {
             lanes: self.lanes.len() as u16,
             shared_space: self.config.shared_space,
             node_rank: self.config.node_rank,
+            started: self.config.started,
             capacity: self.table.capacity(),
             sorted_below: self.config.sorted_below,
         }

@@ -76,6 +76,7 @@ pub(super) fn specs() -> Vec<(PolicySpec, u16)> {
         (p("twins").with("window_us", 40).with("work_conserving", "idle").with("anticipation_us", 30), 2),
         (p("twins").with("window_us", 20), 4),
         (p("twins").with("window_us", 35).with("order", "permutation"), 3),
+        (p("twins").with("window_us", 30).with("order", "permutation").with("timer", "local"), 3),
         (p("crr"), 1),
         (p("crr").with("quantum_requests", 2).with("merge", "on").with("batch_requests", 3), 3),
         (p("orr"), 1),
@@ -184,6 +185,7 @@ impl Script {
             lane_requests: 1 + rng.below(3) as u32,
             total_requests: if rng.below(2) == 0 { u32::MAX } else { 2 },
             node_rank: rng.below(9) as u32,
+            started: Nanos(seed.wrapping_mul(7919) & 0xffff_ffff),
             lane_speculations: rng.below(3) as u32,
             ..CoreConfig::single_lane(64)
         };

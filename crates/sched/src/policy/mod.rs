@@ -361,6 +361,8 @@ pub struct Setup {
     pub shared_space: bool,
     /// Rank of this node among nodes of its kind, from 0.
     pub node_rank: u32,
+    /// When the node started; see [`CoreConfig::started`](crate::CoreConfig::started).
+    pub started: Nanos,
     /// Maximum outstanding requests.
     pub capacity: u32,
     /// The layer below sorts; see [`CoreConfig::sorted_below`](crate::CoreConfig::sorted_below).
@@ -477,5 +479,7 @@ pub fn build(spec: &PolicySpec, setup: &Setup) -> Result<Box<dyn Policy>, Policy
 
 /// Checks a policy for a server with `lanes` lanes without keeping it.
 pub fn check(spec: &PolicySpec, lanes: u16) -> Result<(), PolicyError> {
-    build(spec, &Setup { lanes, shared_space: false, node_rank: 0, capacity: 1, sorted_below: false }).map(|_| ())
+    let started = Nanos::ZERO;
+    build(spec, &Setup { lanes, shared_space: false, node_rank: 0, started, capacity: 1, sorted_below: false })
+        .map(|_| ())
 }

@@ -2,10 +2,15 @@
 //!
 //! One queue per data server, in order of arrival. Time is divided into windows of `window_us`; in each, only one
 //! server's queue is served, and when that is empty the scheduler waits for requests to that server until the window
-//! ends, even if others have work. Node N visits the servers in its own order: the rotation by N by default
-//! (lexicographic permutations, which the paper's wording suggests, start the first (n-1)! nodes at the same server;
-//! `order=permutation` gives them). Windows are computed from the shared clock, never ticked, so that nodes stay in
-//! step. Each of n servers has every n-th window; every queue has a server.
+//! ends, even if others have work. Node N visits the servers in its own order. Windows are computed, never ticked. Each of
+//! n servers has every n-th window; every queue has a server.
+//!
+//! Two things differ from the paper by default, and `timer=local order=permutation` is the paper's rule:
+//! - `timer`: by default windows follow the shared clock, so that nodes stay in step. The paper's nodes each reset a timer
+//!   of their own at the end of a window (Algorithm 1, line 3), and the first one starts with the node (line 1): `local`.
+//!   A switch of the policy does not start it anew.
+//! - `order`: the rotation by N by default. The paper's "N-th permutation of the servers list" (IV-B) is taken to be the
+//!   lexicographic one, counted from 0: `permutation`. It starts the first (n-1)! nodes at the same server.
 //!
 //! A request belongs to the server of its first byte, unsplit, as in the paper; an I/O node's `split` option is ours.
 //! Refused with a single lane: there is nothing to coordinate.
@@ -37,7 +42,7 @@ mod params;
 
 use std::any::Any;
 
-use super::parts::rounds::{Rounds, permutation, rotation};
+use super::parts::rounds::{Rounds, Timer, permutation, rotation};
 use super::parts::server_holds::ServerHolds;
 use super::parts::server_queues::ServerQueues;
 use super::{Choice, Conduct, Done, Params, Policy, PolicyError, PolicyInfo, Setup, View, WaitBound, WaitReason};
@@ -75,8 +80,12 @@ fn build(params: &Params, setup: &Setup) -> Result<Box<dyn Policy>, PolicyError>
         "permutation" => permutation(setup.lanes, setup.node_rank),
         _ => rotation(setup.lanes, setup.node_rank),
     };
+    let timer = match params.text("timer") {
+        "local" => Timer::Own(setup.started),
+        _ => Timer::Shared,
+    };
     Ok(Box::new(Twins {
-        rounds: Rounds::new(Nanos::from_micros(params.integer("window_us")), order),
+        rounds: Rounds::new(Nanos::from_micros(params.integer("window_us")), timer, order),
         queues,
         lane_requests: u32::try_from(params.integer("in_flight_per_server")).ok().filter(|n| *n > 0),
         holds: ServerHolds::new(params, setup),

@@ -1,23 +1,33 @@
 //! Metadata calls through an I/O node. Each client has its own connection to the metadata server, so that its opens are
-//! closed there when it disconnects. Its calls pass in order, beside its data.
+//! closed there when it disconnects.
+//!
+//! Calls leave in the order in which they came, and each is answered when the metadata server answers it: a call that
+//! waits there, for a data server that hangs, delays no other call of its client, and no renewal of its lease. What of
+//! their order matters, epochs and sequences decide at the metadata server, as for a client that is connected to it
+//! directly.
+//!
+//! Bounds: a client has as many calls under way as its connection has slots, and the bytes of long ones count as its
+//! payload until they have left.
 
 use std::sync::Arc;
-use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use impresario_base::lock::Mutex;
+use impresario_base::lock::{Condvar, Mutex};
 use impresario_config::META_NAME;
-use impresario_transport::{Access, FrameReader, Membership, Stream, TransportError, say_hello, send_frame};
+use impresario_node::session::{Patience, Sign, Silence};
+use impresario_sched::Nanos;
+use impresario_transport::{Access, FrameReader, Membership, Stream, TransportError, say_hello};
 use impresario_wire::{Answer, Call, ClusterId, Hello, Kind, Limits, PROTOCOL_VERSION, Role, frame};
+use rustc_hash::FxHashMap;
 
 use crate::connection::{Connection, Reply};
-use crate::outbox::STACK_BYTES;
+use crate::outbox::{Bulk, OutFrame, Outbox, STACK_BYTES};
 
 /// First and longest pause between attempts to connect.
 const BACK_OFF: (Duration, Duration) = (Duration::from_millis(20), Duration::from_millis(500));
-
-/// How often a waiting thread checks its deadline.
-const TICK: Duration = Duration::from_millis(500);
+/// Shortest and longest time between two looks at the clock of a thread that receives.
+const TICK: (Duration, Duration) = (Duration::from_millis(5), Duration::from_millis(500));
 /// Metadata calls carry no payload.
 const NO_PAYLOAD: Limits = Limits { max_payload_bytes: 0 };
 
@@ -25,7 +35,7 @@ const NO_PAYLOAD: Limits = Limits { max_payload_bytes: 0 };
 pub(crate) struct Upstream {
     /// `host:port` or `unix:/path`.
     pub(crate) address: String,
-    /// A call without an answer after this time fails.
+    /// How long a metadata server that cannot be reached, or says nothing, is waited for.
     pub(crate) timeout: Duration,
     /// Name of this I/O node, for the metadata server's log.
     pub(crate) via: String,
@@ -36,97 +46,210 @@ pub(crate) struct Upstream {
 }
 
 /// A client's connection to the metadata server. Dropping it ends its thread and closes the connection.
-pub(super) struct MetaProxy {
-    calls: Option<Sender<(Call, Reply)>>,
-    link: Arc<Mutex<Link>>,
+pub(super) struct MetaProxy(Arc<Passing>);
+
+/// What the client's own thread, which sends, and the proxy's thread, which connects and receives, share.
+struct Passing {
+    upstream: Arc<Upstream>,
+    client: Arc<Connection>,
+    last_id: AtomicU64,
+    state: Mutex<State>,
+    /// A call waits for a connection, or the proxy has ended.
+    changed: Condvar,
 }
 
-/// The connection, so that the owner can end the proxy while its thread waits on it.
 #[derive(Default)]
-struct Link {
-    stream: Option<Arc<Stream>>,
+struct State {
+    /// Where calls leave, once there is a connection.
+    outbox: Option<Arc<Outbox>>,
+    /// Calls that came before.
+    unsent: Vec<(u64, OutFrame)>,
+    /// The calls that have no answer yet.
+    waiting: FxHashMap<u64, Waiting>,
     ended: bool,
+}
+
+struct Waiting {
+    reply: Reply,
+    since: Nanos,
 }
 
 impl MetaProxy {
     /// Starts the proxy of a client's connection; it connects at the first call.
     pub(super) fn new(upstream: &Arc<Upstream>, client: &Arc<Connection>) -> MetaProxy {
-        let (sender, inbox) = channel();
-        let link = Arc::new(Mutex::new(Link::default()));
-        let passing = Passing { upstream: upstream.clone(), client: client.clone(), link: link.clone(), session: None };
+        let (upstream, client) = (upstream.clone(), client.clone());
+        let (last_id, state, changed) = Default::default();
+        let passing = Arc::new(Passing { upstream, client, last_id, state, changed });
+        let here = passing.clone();
         let thread = std::thread::Builder::new().name("metadata".into()).stack_size(STACK_BYTES);
-        // Without a thread the inbox is dropped here, and calls are answered with EIO.
-        if let Err(error) = thread.spawn(move || passing.run(&inbox)) {
+        if let Err(error) = thread.spawn(move || here.run()) {
             tracing::warn!(%error, "no thread to forward a client's metadata calls; raise its limit (ulimit -u)");
+            passing.state.lock().ended = true;
         }
-        MetaProxy { calls: Some(sender), link }
+        MetaProxy(passing)
     }
 
-    /// Forwards a call after those before it. The connection's slots bound the number that wait.
-    pub(super) fn pass_on(&self, call: Call, reply: Reply) {
-        if let Some(calls) = &self.calls {
-            // When the thread has ended the reply is dropped unanswered, which is EIO.
-            let _ = calls.send((call, reply));
-        }
+    /// Sends a call on, and answers it when its answer comes. Never waits.
+    pub(super) fn pass_on(&self, call: &Call, reply: Reply) {
+        self.0.pass_on(call, reply);
     }
 }
 
 impl Drop for MetaProxy {
     fn drop(&mut self) {
-        self.calls = None;
-        let mut link = self.link.lock();
-        link.ended = true;
-        link.stream.iter().for_each(|stream| stream.shut_down());
+        self.0.end();
     }
-}
-
-/// The proxy's thread.
-struct Passing {
-    upstream: Arc<Upstream>,
-    client: Arc<Connection>,
-    link: Arc<Mutex<Link>>,
-    session: Option<Session>,
-}
-
-/// A connection to the metadata server after its handshake.
-struct Session {
-    stream: Arc<Stream>,
-    reader: FrameReader,
-    next_id: u64,
 }
 
 impl Passing {
-    fn run(mut self, inbox: &Receiver<(Call, Reply)>) {
-        while let Ok((call, reply)) = inbox.recv() {
-            if self.client.has_ended() {
-                reply.forget();
-                continue;
+    fn pass_on(&self, call: &Call, reply: Reply) {
+        let (id, frame) = match self.frame(call, &reply) {
+            Ok(framed) => framed,
+            Err(error) => return reply.fault(libc::EMSGSIZE, format!("{}: {error}", self.upstream.via)),
+        };
+        let mut state = self.state.lock();
+        if state.ended {
+            // Without a thread the reply is dropped, which is EIO; a client that has gone hears nothing.
+            return;
+        }
+        state.waiting.insert(id, Waiting { reply, since: impresario_engine::now() });
+        match &state.outbox {
+            Some(outbox) => {
+                let outbox = outbox.clone();
+                drop(state);
+                outbox.send(frame);
             }
-            self.pass(call, reply);
+            None => {
+                state.unsent.push((id, frame));
+                drop(state);
+                self.changed.notify_one();
+            }
         }
     }
 
-    fn pass(&mut self, call: Call, reply: Reply) {
-        let deadline = Instant::now() + self.upstream.timeout;
-        if self.session.is_none() {
-            match self.connect(deadline) {
-                Ok(session) => self.session = Some(session),
-                Err(reason) => return reply.fault(libc::EIO, self.complaint(&reason)),
+    fn frame(&self, call: &Call, reply: &Reply) -> Result<(u64, OutFrame), frame::FrameError> {
+        let id = self.last_id.fetch_add(1, Ordering::Relaxed) + 1;
+        let head = frame::encode(Kind::Call, id, call, 0)?;
+        let hold = reply.hold(head.len());
+        Ok((id, OutFrame::new(head, Bulk::None, hold)))
+    }
+
+    /// The proxy's thread.
+    fn run(&self) {
+        while let Some(since) = self.wait_for_a_call() {
+            match self.connect(since) {
+                Ok(link) => return self.serve(link),
+                Err(_) if self.client.has_ended() => return self.end(),
+                Err(reason) => self.refuse_late(&reason),
             }
         }
-        let Some(session) = &mut self.session else { return };
-        match session.call(call, deadline) {
-            Ok(answer) => reply.send(&answer),
-            Err(broken) => {
-                // The metadata server has forgotten what this client had open. The client learns it as if it were
-                // connected there directly: its connection ends.
-                tracing::warn!(client = self.client.peer(), reason = %broken, "lost the metadata server; the client must reconnect");
-                self.session = None;
-                self.link.lock().stream = None;
-                reply.forget();
-                self.client.close();
+    }
+
+    /// Since when the oldest call waits; `None` once the proxy has ended.
+    fn wait_for_a_call(&self) -> Option<Nanos> {
+        let state = self.state.lock();
+        let state = self.changed.wait_while(state, |state| state.waiting.is_empty() && !state.ended);
+        state.oldest().filter(|_| !state.ended)
+    }
+
+    /// Answers the calls whose time is up.
+    fn refuse_late(&self, reason: &str) {
+        let now = impresario_engine::now();
+        let late: Vec<Waiting> = {
+            let mut state = self.state.lock();
+            let timeout = self.upstream.timeout;
+            let is_late = |waiting: &Waiting| Duration::from_nanos(now.since(waiting.since).0) + BACK_OFF.1 >= timeout;
+            let late: Vec<u64> =
+                state.waiting.iter().filter(|(_, waiting)| is_late(waiting)).map(|(id, _)| *id).collect();
+            state.unsent.retain(|(id, _)| !late.contains(id));
+            late.iter().filter_map(|id| state.waiting.remove(id)).collect()
+        };
+        late.into_iter().for_each(|waiting| waiting.reply.fault(libc::EIO, self.complaint(reason)));
+    }
+
+    /// Serves the client over a connection, until that ends. The metadata server has then forgotten what the client had
+    /// open, and the client learns it as if it were connected there directly: its connection ends.
+    fn serve(&self, link: Link) {
+        let Link { stream, mut reader } = link;
+        let outbox = self.client.outbox_to(stream.clone());
+        {
+            let mut state = self.state.lock();
+            if state.ended {
+                return stream.shut_down();
+            }
+            std::mem::take(&mut state.unsent).into_iter().for_each(|(_, frame)| outbox.send(frame));
+            state.outbox = Some(outbox.clone());
+        }
+        let broken = self.receive(&stream, &mut reader, &outbox);
+        if !self.state.lock().ended {
+            let client = self.client.peer();
+            tracing::warn!(client, reason = %broken, "lost the metadata server; the client must reconnect");
+        }
+        self.end();
+        self.client.close();
+    }
+
+    /// Hands out answers; why there are no more.
+    fn receive(&self, stream: &Stream, reader: &mut FrameReader, outbox: &Arc<Outbox>) -> TransportError {
+        let timeout = self.upstream.timeout;
+        // The metadata server answers a status call at once, whatever its other calls wait for.
+        let patience = Patience { silence: span(timeout), has_other_ways: true };
+        let mut silence = Silence::new(impresario_engine::now());
+        loop {
+            match reader.next_frame(stream, &NO_PAYLOAD, Instant::now() + 2 * tick(timeout)) {
+                Ok((header, body)) => {
+                    silence.heard(impresario_engine::now());
+                    let answer =
+                        header.expect(Kind::Answer).and_then(|header| Ok((header.id, frame::decode_body(body)?)));
+                    let handed =
+                        answer.map_err(TransportError::from).and_then(|(id, answer)| self.hand_out(id, &answer));
+                    if let Err(broken) = handed {
+                        return broken;
+                    }
+                }
+                Err(TransportError::TimedOut) => {
+                    let Some(since) = self.state.lock().oldest() else { continue };
+                    match silence.judge(impresario_engine::now(), since, false, &patience) {
+                        Sign::Wait => {}
+                        Sign::Ping => self.ping(outbox),
+                        Sign::GiveUp(_) => return TransportError::TimedOut,
+                    }
+                }
+                Err(broken) => return broken,
             }
         }
+    }
+
+    fn hand_out(&self, id: u64, answer: &Answer) -> Result<(), TransportError> {
+        let waiting = self.state.lock().waiting.remove(&id);
+        match (waiting, answer) {
+            (Some(waiting), answer) => waiting.reply.send(answer),
+            // A fault that answers no call is the reason for which the server closes the connection.
+            (None, Answer::Fault(fault)) if id == 0 => return Err(TransportError::Farewell(fault.clone())),
+            // Of a ping.
+            (None, _) => {}
+        }
+        Ok(())
+    }
+
+    fn ping(&self, outbox: &Arc<Outbox>) {
+        let id = self.last_id.fetch_add(1, Ordering::Relaxed) + 1;
+        if let Ok(head) = frame::encode(Kind::Call, id, &Call::Status, 0) {
+            outbox.send(OutFrame::new(head, Bulk::None, None));
+        }
+    }
+
+    /// Ends the connection, and forgets the calls: the client's connection has ended, or is about to.
+    fn end(&self) {
+        let (outbox, waiting, unsent) = {
+            let mut state = self.state.lock();
+            state.ended = true;
+            (state.outbox.take(), std::mem::take(&mut state.waiting), std::mem::take(&mut state.unsent))
+        };
+        drop(unsent);
+        outbox.iter().for_each(|outbox| outbox.close());
+        waiting.into_values().for_each(|waiting| waiting.reply.forget());
+        self.changed.notify_all();
     }
 
     fn complaint(&self, reason: &str) -> String {
@@ -134,16 +257,14 @@ impl Passing {
         format!("{via} did not reach the metadata server at {address} within {} ms: {reason}", timeout.as_millis())
     }
 
-    /// Connects and shakes hands, with retries until the deadline.
-    fn connect(&self, deadline: Instant) -> Result<Session, String> {
+    /// Connects and shakes hands, with retries until the time of the call that waits since then is up.
+    fn connect(&self, since: Nanos) -> Result<Link, String> {
+        let spent = Duration::from_nanos(impresario_engine::now().since(since).0);
+        let deadline = Instant::now() + self.upstream.timeout.saturating_sub(spent);
         let mut pause = BACK_OFF.0;
         loop {
             let reason = match self.connect_once(deadline) {
-                Ok(session) => {
-                    let mut link = self.link.lock();
-                    link.stream = Some(session.stream.clone());
-                    return if link.ended { Err("the client has disconnected".into()) } else { Ok(session) };
-                }
+                Ok(link) => return Ok(link),
                 Err(reason) => reason,
             };
             let left = deadline.saturating_duration_since(Instant::now());
@@ -155,10 +276,10 @@ impl Passing {
         }
     }
 
-    fn connect_once(&self, deadline: Instant) -> Result<Session, String> {
+    fn connect_once(&self, deadline: Instant) -> Result<Link, String> {
         let address = self.upstream.address.parse()?;
         let left = deadline.saturating_duration_since(Instant::now());
-        let stream = Stream::connect(&address, left, TICK).map_err(|e| e.to_string())?;
+        let stream = Stream::connect(&address, left, tick(self.upstream.timeout)).map_err(|e| e.to_string())?;
         let mut reader = FrameReader::default();
         let name: String = format!("{} via {}", self.client.name(), self.upstream.via).chars().take(256).collect();
         let hello =
@@ -167,23 +288,28 @@ impl Passing {
         let server = (META_NAME, &address);
         say_hello(&stream, &mut reader, &hello, server, access, membership, &NO_PAYLOAD, deadline)
             .map_err(|e| e.to_string())?;
-        Ok(Session { stream: Arc::new(stream), reader, next_id: 1 })
+        Ok(Link { stream: Arc::new(stream), reader })
     }
 }
 
-impl Session {
-    fn call(&mut self, call: Call, deadline: Instant) -> Result<Answer, TransportError> {
-        let id = self.next_id;
-        self.next_id += 1;
-        send_frame(&self.stream, &frame::encode(Kind::Call, id, &call, 0)?, &[], deadline)?;
-        loop {
-            let (header, body) = self.reader.next_frame(&self.stream, &NO_PAYLOAD, deadline)?;
-            match (header.expect(Kind::Answer)?.id, frame::decode_body(body)?) {
-                (answered, answer) if answered == id => return Ok(answer),
-                // A fault that answers no call is the reason for which the server closes the connection.
-                (_, Answer::Fault(fault)) => return Err(TransportError::Farewell(fault)),
-                _ => {}
-            }
-        }
+impl State {
+    /// Since when the oldest call waits.
+    fn oldest(&self) -> Option<Nanos> {
+        self.waiting.values().map(|waiting| waiting.since).min()
     }
+}
+
+/// A connection to the metadata server after its handshake.
+struct Link {
+    stream: Arc<Stream>,
+    reader: FrameReader,
+}
+
+/// How often a receiving thread looks at the clock.
+fn tick(timeout: Duration) -> Duration {
+    (timeout / 20).clamp(TICK.0, TICK.1)
+}
+
+fn span(duration: Duration) -> Nanos {
+    Nanos(u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX))
 }

@@ -243,6 +243,7 @@ impl Cluster {
             meta: Meta { address: "127.0.0.1:0".into(), dir: dir.path().join("meta"), ..Meta::default() },
             data: data.collect(),
             io: Vec::new(),
+            allocation: Default::default(),
             device: Default::default(),
         };
         adjust(&mut config);

@@ -205,6 +205,7 @@ fn io_nodes(choices: &mut Choices, servers: u16) -> IoNodes {
         split: choices.often(2),
         cpu_us: choices.pick(&[0.0, 10.0, 300.0]),
         clock_skew_us: choices.pick(&[0.0, 0.0, 100.0, 5000.0]),
+        started_within_us: 0.0,
         timer_late_us: choices.pick(&[0.0, 0.0, 100.0, 3000.0]),
     }
 }

@@ -145,6 +145,7 @@ impl Library {
             lane_bytes: u64::MAX,
             total_requests: if complete_on_return { 1 } else { u32::MAX },
             cost: CostModel::default(),
+            started: now(),
             statistics: false,
             ..CoreConfig::single_lane(CAPACITY)
         };

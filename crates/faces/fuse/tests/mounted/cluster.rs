@@ -75,7 +75,7 @@ impl Cluster {
         let mut io: Vec<Io> = (0..io_nodes).map(|i| Io::new(format!("io.{i}"), socket(&format!("io.{i}")))).collect();
         io.iter_mut().for_each(adjust);
         let (cluster, meta, data, device) = (Common::default(), Meta::default(), Vec::new(), Default::default());
-        let config = Config { cluster, tree: Some(tree), meta, data, io, device };
+        let config = Config { cluster, tree: Some(tree), meta, data, io, allocation: Default::default(), device };
         let running =
             config.servers().map(|server| impresario_server::start(&config, server.name()).unwrap()).collect();
         Some(Arc::new(Cluster { config, running: Mutex::new(running), _dir: dir }))
@@ -108,6 +108,7 @@ impl Cluster {
             },
             data: data.collect(),
             io: io.collect(),
+            allocation: Default::default(),
             device: Default::default(),
         };
         impresario_server::folders::make_all(&config).unwrap();

@@ -261,7 +261,14 @@ fn check_rule(rule: &Rule) -> Result<(), String> {
         }
         // Policies that need several lanes are for I/O nodes.
         let lanes = if rule.place == Some(Place::IoNode) { 4 } else { 1 };
-        let setup = Setup { lanes, shared_space: false, node_rank: 0, capacity: 1, sorted_below: false };
+        let setup = Setup {
+            lanes,
+            shared_space: false,
+            node_rank: 0,
+            started: crate::Nanos::ZERO,
+            capacity: 1,
+            sorted_below: false,
+        };
         if let Err(e) = policy::build(&spec, &setup) {
             return refuse(e.to_string());
         }

@@ -1,13 +1,23 @@
 //! Time windows that cycle through the data servers (twins-2017, IV): which server has the current one, computed from
-//! the shared clock.
+//! the shared clock, or from a timer of the node's own.
 
 use crate::occupied::Occupied;
 use crate::policy::View;
 use crate::types::{LaneId, Nanos};
 
+/// What the windows follow.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(in crate::policy) enum Timer {
+    /// The clock that the nodes share: their windows begin at the same instants.
+    Shared,
+    /// The node's own: the first window begins at this instant of its clock, whatever other nodes do.
+    Own(Nanos),
+}
+
 /// The windows of one node.
 pub(in crate::policy) struct Rounds {
     window: Nanos,
+    timer: Timer,
     /// The servers in this node's order.
     order: Vec<LaneId>,
     /// Each server's position in that order.
@@ -18,16 +28,23 @@ pub(in crate::policy) struct Rounds {
 
 impl Rounds {
     /// Windows of a given length in a given order of servers.
-    pub fn new(window: Nanos, order: Vec<LaneId>) -> Rounds {
+    pub fn new(window: Nanos, timer: Timer, order: Vec<LaneId>) -> Rounds {
         let mut place_of = vec![0; order.len()];
         (0..).zip(&order).for_each(|(place, server)| place_of[server.index()] = place);
-        Rounds { window, occupied: Occupied::new(order.len()), order, place_of }
+        Rounds { window, timer, occupied: Occupied::new(order.len()), order, place_of }
     }
 
     /// The server of the current window, and the window's end on the local clock.
     pub fn current(&self, view: &View<'_>) -> (LaneId, Nanos) {
-        let window = view.shared_now.0 / self.window.0;
-        let left = self.window.0 - view.shared_now.0 % self.window.0;
+        let time = match self.timer {
+            Timer::Shared => view.shared_now.0,
+            // A node that started later than now is one that started some rounds earlier.
+            Timer::Own(started) => {
+                let round = self.windows(self.order.len() as u64).0;
+                view.now.0.saturating_add(round - started.0 % round)
+            }
+        };
+        let (window, left) = (time / self.window.0, self.window.0 - time % self.window.0);
         (self.order[(window % self.order.len() as u64) as usize], view.now + Nanos(left))
     }
 

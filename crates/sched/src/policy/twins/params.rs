@@ -11,6 +11,12 @@ pub(super) const PARAMS: &[ParamInfo] = &[
         doc: "Length of a window, microseconds.",
     },
     ParamInfo {
+        name: "timer",
+        default: "shared",
+        range: Range::Choice(&["shared", "local"]),
+        doc: "What windows follow: the time of day, which nodes share, or each node's own timer from its start.",
+    },
+    ParamInfo {
         name: "order",
         default: "rotation",
         range: Range::Choice(&["rotation", "permutation"]),

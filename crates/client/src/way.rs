@@ -1,0 +1,198 @@
+//! The way of a client's requests, through I/O nodes or straight to the servers, and its change while the client runs.
+//!
+//! A change loses nothing and repeats nothing: calls under way end on the way on which they began, new ones take the new
+//! way, and the old connection ends with its last call. Both are one client to every server, with one epoch and one sequence
+//! of changes, so what holds after the loss of a connection holds here. The files that are open are registered over the new
+//! way before the old one is given up, so that the metadata server knows them at any time.
+
+use std::path::Path;
+use std::sync::{Arc, Weak};
+use std::time::{Duration, Instant};
+
+use impresario_base::lock::Mutex;
+use impresario_config::{Config, FileSeen, META_NAME, Placed};
+use impresario_transport::Access;
+use impresario_wire::Role;
+
+use crate::client::{Client, ClientOptions, Via};
+use crate::error::ClientError;
+use crate::identity::{Identity, host};
+use crate::link::{Link, LinkOptions};
+use crate::striped::{Growth, Striped};
+use crate::unsynced::Unsynced;
+use crate::whereabouts::Whereabouts;
+
+/// How often a client looks whether its configuration file has changed.
+const LOOK_EVERY: Duration = Duration::from_secs(2);
+
+/// Where a client's requests go.
+pub(crate) struct Way {
+    /// To the metadata server, or to an I/O node and through it.
+    pub(crate) meta: Arc<Link>,
+    pub(crate) data: DataPath,
+    /// Names and addresses of the I/O nodes in the order in which they are tried; none: straight.
+    nodes: Vec<(String, String)>,
+}
+
+pub(crate) enum DataPath {
+    Direct(Striped),
+    /// Data go the way of metadata.
+    IoNode {
+        piece_max_bytes: usize,
+    },
+}
+
+impl Way {
+    /// The way of a client; nothing is connected yet.
+    pub(crate) fn new(
+        config: &Config,
+        options: &ClientOptions,
+        identity: &Arc<Identity>,
+        unsynced: &Arc<Unsynced>,
+    ) -> Result<Way, ClientError> {
+        let timeout = Duration::from_millis(config.cluster.request_timeout_ms);
+        let access = Access::of(config, options.role);
+        let whereabouts = Whereabouts::of(config);
+        let link_options = |role| LinkOptions {
+            access: access.clone(),
+            whereabouts: Some(whereabouts.clone()),
+            who: identity.who(),
+            name: options.name.clone(),
+            timeout,
+            ..LinkOptions::new(role, config.cluster.max_payload_bytes)
+        };
+        let nodes = io_nodes(config, options)?;
+        let nodes: Vec<_> = nodes.iter().filter_map(|index| config.io.get(*index)).collect();
+        let nodes: Vec<_> = nodes.into_iter().map(|io| (io.name.clone(), io.address.clone())).collect();
+        if !nodes.is_empty() {
+            let routes: Vec<_> = nodes.iter().map(|(name, address)| (name.as_str(), address.as_str())).collect();
+            let meta = Arc::new(Link::new(&routes, identity.clone(), link_options(Role::Io))?);
+            let most = config.cluster.max_payload_bytes;
+            let piece_max_bytes = options.wire_max_bytes.unwrap_or(most).clamp(1, most.max(1)) as usize;
+            return Ok(Way { meta, data: DataPath::IoNode { piece_max_bytes }, nodes });
+        }
+        let link = |role, name: &str| Link::to(config, name, identity.clone(), link_options(role)).map(Arc::new);
+        let meta = link(Role::Meta, META_NAME)?;
+        let servers = config.data.iter().map(|data| link(Role::Data, &data.name));
+        let growth = growth(config, whereabouts.clone(), identity.clone(), link_options(Role::Data));
+        let striped = Striped::new(servers.collect::<Result<_, _>>()?, timeout).with_growth(growth);
+        let striped = striped.with_piece_max(options.wire_max_bytes).with_unsynced(unsynced);
+        Ok(Way { meta, data: DataPath::Direct(striped), nodes })
+    }
+
+    fn is_same(&self, other: &Way) -> bool {
+        self.nodes == other.nodes
+    }
+}
+
+/// The I/O nodes of a client by their index, in the order in which they are tried.
+fn io_nodes(config: &Config, options: &ClientOptions) -> Result<Vec<usize>, ClientError> {
+    let count = config.io.len();
+    match options.via {
+        Via::Direct if config.tree.is_some() => {
+            Err(ClientError::invalid("a folder of a file system is served by I/O nodes only; go through one"))
+        }
+        Via::Direct => Ok(Vec::new()),
+        Via::Auto => {
+            let client = Placed { job: options.job, host: &host(), number: options.placement_seed };
+            Ok(config.io_nodes_of(&client))
+        }
+        Via::IoNode(first) if first < count => Ok((first..count).chain(0..first).collect()),
+        Via::IoNode(index) => {
+            Err(ClientError::invalid(format!("I/O node {index} is not in the configuration, which has {count}")))
+        }
+    }
+}
+
+/// Finds data servers that were added to the configuration behind those that it had.
+fn growth(config: &Config, whereabouts: Whereabouts, identity: Arc<Identity>, options: LinkOptions) -> Box<Growth> {
+    let names: Vec<String> = config.data.iter().map(|data| data.name.clone()).collect();
+    let names = Mutex::new(names);
+    Box::new(move |count| {
+        whereabouts.look();
+        let config = whereabouts.config();
+        let mut names = names.lock();
+        let now: Vec<&String> = config.data.iter().map(|data| &data.name).collect();
+        if names.len() != count || !names.iter().eq(now.iter().take(count).copied()) {
+            let file = config.cluster.file.path().display();
+            return Err(ClientError::invalid(format!(
+                "the data servers in {file} are not in the order that they had; add new ones behind the others"
+            )));
+        }
+        let more = config.data.iter().skip(count);
+        let links = more.map(|data| Link::to(&config, &data.name, identity.clone(), options.clone()).map(Arc::new));
+        let links = links.collect::<Result<Vec<_>, _>>()?;
+        names.extend(config.data.iter().skip(count).map(|data| data.name.clone()));
+        Ok(links)
+    })
+}
+
+impl Client {
+    /// Goes the way that the configuration says now; true if that is another one. A client that was given its way
+    /// ([`Via::Direct`], [`Via::IoNode`]) keeps it, and so does one of a folder of a file system: what it has written is
+    /// with its I/O node. When this fails, it goes on as before.
+    pub fn reallocate(&self, config: &Config) -> Result<bool, ClientError> {
+        if self.options.via != Via::Auto || config.tree.is_some() || self.is_of_tree {
+            return Ok(false);
+        }
+        let next = Way::new(config, &self.options, &self.identity, &self.unsynced)?;
+        if next.is_same(&self.way()) {
+            return Ok(false);
+        }
+        next.meta.session(Instant::now() + next.meta.options().timeout)?;
+        let way = next.nodes.first().map_or("the data servers", |(name, _)| name.as_str());
+        tracing::info!(way, "the allocation of I/O nodes has changed; requests go another way");
+        let next = Arc::new(next);
+        let old = std::mem::replace(&mut *self.way.write(), next);
+        for file in self.opens.all() {
+            if let Err(error) = file.register(self.deadline()) {
+                tracing::debug!(%error, "an open file could not be registered over the new way; it will be");
+                break;
+            }
+        }
+        drop(old);
+        Ok(true)
+    }
+
+    /// Follows a configuration file: whenever it changes, the client goes the way that it says then, after two seconds or so.
+    /// A file with mistakes changes nothing.
+    pub fn follow(&self, file: &Path) {
+        if self.options.via != Via::Auto || self.is_of_tree {
+            return;
+        }
+        // The program may go to another folder.
+        let (client, file) = (self.own.clone(), std::path::absolute(file).unwrap_or_else(|_| file.to_owned()));
+        let thread = std::thread::Builder::new().name("allocation".into()).stack_size(256 << 10);
+        if let Err(error) = thread.spawn(move || follow(&client, &file)) {
+            tracing::warn!(%error, "no thread to follow the allocation of I/O nodes; raise its limit (ulimit -u)");
+        }
+    }
+}
+
+/// Ends with the client.
+fn follow(client: &Weak<Client>, file: &Path) {
+    // The file may have changed since the client was made: it is read once more.
+    let mut seen = FileSeen::unread(file);
+    loop {
+        let until = Instant::now() + LOOK_EVERY;
+        while let Some(left) = until.checked_duration_since(Instant::now()).filter(|left| !left.is_zero()) {
+            if client.strong_count() == 0 {
+                return;
+            }
+            std::thread::sleep(left.min(Duration::from_millis(500)));
+        }
+        if !seen.has_changed() {
+            continue;
+        }
+        let now = FileSeen::now(file);
+        let Some(client) = client.upgrade() else { return };
+        match Config::load(file).map(|config| client.reallocate(&config)) {
+            Ok(Ok(_)) => seen = now,
+            Ok(Err(error)) => tracing::warn!(%error, "the I/O nodes that are allocated now cannot be used yet"),
+            Err(mistakes) => {
+                tracing::warn!(%mistakes, "the configuration has changed and has mistakes; nothing changes here");
+                seen = now;
+            }
+        }
+    }
+}
