@@ -79,6 +79,47 @@ fn programs_see_the_same_with_and_without_the_translator() {
     }
 }
 
+/// Compiles a program of the tests.
+fn compiled(machine: &Machine, source: &str) -> String {
+    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join(source);
+    let program = machine.path(source.file_stem().unwrap().to_str().unwrap());
+    succeed(Command::new("cc").args(["-O1", "-w", "-pthread", "-o"]).arg(&program).arg(source));
+    program.to_str().unwrap().to_string()
+}
+
+#[test]
+fn system_calls_do_the_same_with_and_without_the_translator() {
+    if impresario_testing::require("cc") {
+        apart("inside_system_calls_do_the_same");
+    }
+}
+
+#[test]
+#[ignore = "run by another test as a process"]
+fn inside_system_calls_do_the_same() {
+    let machine = Machine::new();
+    let corners = compiled(&machine, "../../crates/cli/tests/run/corners.c");
+    let exercise = compiled(&machine, "../../crates/testing/c/exercise.c");
+    let mut expected = None;
+    for (name, place) in [("as-it-comes", Place::None), ("above", Place::Above), ("instead", Place::Instead)] {
+        let mut volume = Volume::start(&machine, name, 4, place, &[("policy", "mlf"), ("depth", "1")][..]);
+        let (shards, whole) = (volume.mount(&[]), volume.mount_whole_files());
+        let seen = [(&shards, "a"), (&whole, "b")]
+            .map(|(mount, folder)| script(&mount.path, &format!("mkdir {folder}; {corners} {folder}")));
+        let expected = expected.get_or_insert_with(|| seen.clone());
+        for (seen, expected) in seen.iter().zip(expected.iter()) {
+            assert!(seen == expected, "{name}: {:#?}", differences(seen, expected));
+        }
+        // Several files at a time, each with its own order.
+        let run = format!(
+            "for seed in 1 2 3 4; do {exercise} file$seed$holes 400 $seed m$holes & jobs+=($!); done; \
+             for job in ${{jobs[@]}}; do wait $job; done"
+        );
+        assert_eq!(script(&shards.path, &format!("holes=; {run}")).matches("good").count(), 4, "{name}");
+        assert_eq!(script(&whole.path, &format!("holes=h; {run}")).matches("good").count(), 4, "{name}");
+    }
+}
+
 #[test]
 #[ignore = "run by another test as a process"]
 fn inside_programs_see_the_same() {

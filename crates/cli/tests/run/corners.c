@@ -292,6 +292,46 @@ int main(int argc, char **argv)
 	SHOW(remove(temporary));
 	close(fd);
 
+	/* Space. */
+	fd = open("space", O_RDWR | O_CREAT, 0600);
+	memset(bytes, 'x', sizeof bytes);
+	for (int i = 0; i < 700; i++)
+		write(fd, bytes, 200);
+	SHOW(fallocate(fd, 0, 150000, 5000));
+	SHOW(fallocate(fd, FALLOC_FL_KEEP_SIZE, 200000, 5000));
+	attributes("space");
+	SHOW(fallocate(fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, 4096, 8192));
+	SHOW(lseek(fd, 0, SEEK_HOLE));
+	SHOW(lseek(fd, 4100, SEEK_HOLE));
+	SHOW(lseek(fd, 4100, SEEK_DATA));
+	SHOW(lseek(fd, 0, SEEK_CUR));
+	SHOW(lseek(fd, 1 << 20, SEEK_DATA));
+	SHOW(lseek(fd, 1 << 20, SEEK_HOLE));
+	SHOW(lseek(fd, -1, SEEK_HOLE));
+	SHOW(fallocate(fd, FALLOC_FL_ZERO_RANGE, 100, 70000));
+	SHOW(pread(fd, bytes, 300, 69900));
+	SHOW(strspn(bytes, "x") + (bytes[199] << 8) + (bytes[200] << 16));
+	SHOW(fallocate(fd, FALLOC_FL_ZERO_RANGE | FALLOC_FL_KEEP_SIZE, 154000, 70000));
+	attributes("space");
+	SHOW(fallocate(fd, FALLOC_FL_PUNCH_HOLE, 0, 1));
+	SHOW(fallocate(fd, 0, 0, 0));
+	SHOW(fallocate(fd, 0, -1, 5));
+	SHOW(fallocate(fd, 0, 0x7fffffffffffffff, 5));
+	errno = 0;
+	SHOW(posix_fallocate(fd, 300000, 1000));
+	SHOW(posix_fallocate(fd, 0, 0));
+	SHOW(errno);
+	attributes("space");
+	other = open("space", O_RDONLY);
+	SHOW(fallocate(other, 0, 0, 1));
+	SHOW(posix_fallocate(other, 0, 1));
+	close(other);
+	close(fd);
+	other = open(".", O_RDONLY);
+	SHOW(fallocate(other, 0, 0, 1));
+	close(other);
+	SHOW(unlink("space"));
+
 	/* Maps, readiness, threads. */
 	fd = open("stream", O_RDWR);
 	char *map = mmap(NULL, 100, PROT_READ | PROT_WRITE, MAP_PRIVATE, fd, 0);
