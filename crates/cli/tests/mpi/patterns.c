@@ -3,6 +3,7 @@
  * shared pointers and atomicity. Each rank finds the files in one of the folders that are the arguments. All that is read is
  * checked; the files are left for comparison.
  */
+#include <errno.h>
 #include <mpi.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -22,12 +23,12 @@ static void fail(const char *what, int line)
 static void check(int code, const char *what, int line)
 {
 	char text[MPI_MAX_ERROR_STRING];
-	int len;
+	int len, last = errno;
 
 	if (code == MPI_SUCCESS)
 		return;
 	MPI_Error_string(code, text, &len);
-	fprintf(stderr, "%s\n", text);
+	fprintf(stderr, "%s (the last error of a call: %s)\n", text, strerror(last));
 	fail(what, line);
 }
 
@@ -279,6 +280,7 @@ static void atomic(int number)
 	CHECK(MPI_File_get_size(file, &size));
 	if (size != 200000)
 		fail("the size after preallocation", __LINE__);
+	MPI_Barrier(MPI_COMM_WORLD);
 	CHECK(MPI_File_set_size(file, 77777));
 	settle(file);
 	CHECK(MPI_File_get_size(file, &size));

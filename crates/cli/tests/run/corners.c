@@ -3,6 +3,7 @@
  * prints the same. Numbers that differ between file systems (nodes, times) are not printed.
  */
 #define _GNU_SOURCE
+#include <aio.h>
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
@@ -331,6 +332,38 @@ int main(int argc, char **argv)
 	SHOW(fallocate(other, 0, 0, 1));
 	close(other);
 	SHOW(unlink("space"));
+
+	/* Asynchronous calls. */
+	fd = open("aio", O_RDWR | O_CREAT, 0600);
+	struct aiocb first = { .aio_fildes = fd, .aio_buf = "asynchronous", .aio_nbytes = 12, .aio_offset = 3 };
+	struct aiocb second = { .aio_fildes = fd, .aio_buf = bytes, .aio_nbytes = 50 };
+	const struct aiocb *waited[1] = { &first };
+	first.aio_sigevent.sigev_notify = second.aio_sigevent.sigev_notify = SIGEV_NONE;
+	SHOW(aio_write(&first));
+	SHOW(aio_suspend(waited, 1, NULL));
+	SHOW(aio_error(&first));
+	SHOW(aio_return(&first));
+	struct aiocb *blocks[3] = { &first, NULL, &second };
+	first.aio_offset = 20;
+	first.aio_lio_opcode = LIO_WRITE;
+	second.aio_lio_opcode = LIO_NOP;
+	SHOW(lio_listio(LIO_WAIT, blocks, 3, NULL));
+	SHOW(aio_return(&first));
+	SHOW(aio_read(&second));
+	waited[0] = &second;
+	SHOW(aio_suspend(waited, 1, NULL));
+	SHOW(aio_return(&second));
+	SHOW(memcmp(bytes, "\0\0\0asynchronous\0\0\0\0\0asynchronous", 32));
+	close(fd);
+	fd = open("aio", O_RDONLY);
+	first.aio_fildes = fd;
+	SHOW(aio_write(&first));
+	waited[0] = &first;
+	SHOW(aio_suspend(waited, 1, NULL));
+	SHOW(aio_error(&first));
+	SHOW(aio_return(&first));
+	close(fd);
+	SHOW(unlink("aio"));
 
 	/* Maps, readiness, threads. */
 	fd = open("stream", O_RDWR);
