@@ -56,10 +56,15 @@ lab-reports: lab ## Write the reports on the papers and on policies to target/la
 bench: lab ## Print the benchmarks that the documentation quotes
 	@scripts/bench.sh $(TARGET_DIR)/release
 
-soak: setup ## Kill servers under load for SOAK_S seconds and verify every byte; then as long random simulations
+soak: setup ## Kill servers under load for SOAK_S seconds and verify every byte; then suites for file systems, and as long random simulations
 	IMPRESARIO_SOAK_S=$(SOAK_S) $(CARGO) test --release --locked -p impresario-cli --test soak -- --ignored --nocapture
 	$(CARGO) test --release --locked -p impresario-cli --test assist -- --ignored --nocapture
 	$(CARGO) test --release --locked -p impresario-fuse --test mounted -- --ignored --nocapture sqlite
+	$(CARGO) install --locked --root $(TARGET_DIR)/suites pjdfstest@0.2.2 fsx@0.3.2
+	PATH="$(abspath $(TARGET_DIR))/suites/bin:$$PATH" $(CARGO) test --release --locked -p impresario-fuse --test mounted -- \
+	  --ignored --nocapture --test-threads 1 suites::
+	PATH="$(abspath $(TARGET_DIR))/suites/bin:$$PATH" $(CARGO) test --release --locked -p impresario-glusterfs --test content -- \
+	  --ignored --nocapture --exact suites_find_the_same_with_and_without_the_translator
 	IMPRESARIO_SIM_FUZZ_S=$(SOAK_S) $(CARGO) test --release --locked -p impresario-sim --test fuzz -- --nocapture
 	$(CARGO) run --release --locked -p impresario-lab -- reproduce --sweep
 

@@ -39,6 +39,11 @@ needs=(
   "include/nfsc/libnfs.h:libnfs-dev:measuring NFS servers"
   "lib/python3/dist-packages/numpy:python3-numpy:the programs that guided I/O is measured with"
   "lib/python3/dist-packages/h5py:python3-h5py:the programs that guided I/O is measured with"
+  "mpirun.openmpi:openmpi-bin:the tests of MPI-IO"
+  "mpicc.openmpi:libopenmpi-dev:the tests of MPI-IO"
+  "mpirun.mpich:mpich:the tests of MPI-IO"
+  "mpicc.mpich:libmpich-dev:the tests of MPI-IO"
+  "lib/python3/dist-packages/h5py/_debian_h5py_mpi:python3-h5py-mpi:the tests of parallel HDF5"
   "sqlite3:sqlite3:the programs that guided I/O is measured with"
   "zstd:zstd:the programs that guided I/O is measured with"
 )

@@ -101,6 +101,26 @@ fn the_programs_of_libnfs_list_copy_and_show() {
     assert_eq!(tool("nfs-cat", &[&served.url("/sub/text")]), "what it says");
 }
 
+#[test]
+fn random_calls_of_libnfs_give_what_memory_holds() {
+    if !require("cc") {
+        return;
+    }
+    if !std::path::Path::new("/usr/include/nfsc/libnfs.h").exists() {
+        return skip("libnfs-dev", "/usr/include/nfsc/libnfs.h is missing");
+    }
+    let served = served(&AS_WE_ARE);
+    let program = served.folder.with_file_name("exercise");
+    let source = concat!(env!("CARGO_MANIFEST_DIR"), "/../testing/c/exercise.c");
+    tool("cc", &["-O1", "-w", "-DNFS", "-o", program.to_str().unwrap(), source, "-lnfs"]);
+    std::thread::scope(|scope| {
+        for seed in ["1", "2", "3", "4"] {
+            let (program, url) = (program.to_str().unwrap(), served.url(""));
+            scope.spawn(move || assert_eq!(tool(program, &[&url, "500", seed]), "good\n"));
+        }
+    });
+}
+
 /// Each of many clients writes its places of one file, unstable, and commits; the server is killed and started again
 /// under way. What a client believes to be committed is there, byte by byte.
 #[test]

@@ -156,6 +156,211 @@ print("good")
 }
 
 #[test]
+fn random_calls_give_what_memory_holds() {
+    let cluster = Cluster::start(3, 2, |_| {});
+    if !impresario_testing::require("cc") {
+        return;
+    }
+    let program = cluster.dir.path().join("exercise");
+    let source = concat!(env!("CARGO_MANIFEST_DIR"), "/../testing/c/exercise.c");
+    let ran = run_command(Command::new("cc").args(["-O1", "-w", "-o"]).arg(&program).arg(source), LONG);
+    assert_eq!(ran.code, 0, "{ran:?}");
+    // Files of one process each, and one that two processes change in turn, with locks.
+    let program = program.display();
+    let script = format!(
+        "jobs=(); for seed in 1 2 3; do {program} {AT}/$seed 500 $seed ha & jobs+=($!); done; \
+         {program} {AT}/both 250 4 ha {AT}/both & jobs+=($!); for job in ${{jobs[@]}}; do wait $job; done"
+    );
+    assert_eq!(shell(&cluster, &script), "good\n".repeat(4));
+}
+
+/// Locks exclude programs of a run, of other runs and of other clients, and end with their processes.
+#[test]
+fn locks_exclude_programs_of_all_runs() {
+    if !impresario_testing::require("python3") {
+        return;
+    }
+    let cluster = Cluster::start(2, 1, |_| {});
+    let script = format!(
+        r#"
+import os, signal, struct, subprocess, sys, time
+from fcntl import *
+path = "{AT}/f"
+f = open(path, "w+b")
+f.write(b"x" * 100)
+f.flush()
+lockf(f, LOCK_EX, 10, 20)
+
+def forked(work):
+    pid = os.fork()
+    if pid == 0:
+        try:
+            work()
+            os._exit(0)
+        except BaseException as error:
+            print(repr(error), error.__traceback__.tb_next and error.__traceback__.tb_next.tb_lineno, flush=True)
+            os._exit(1)
+    return pid
+
+def ends_well(pid):
+    assert os.waitpid(pid, 0)[1] == 0
+
+def refused(g, *where):
+    try:
+        lockf(g, *where)
+        assert False
+    except BlockingIOError:
+        pass
+
+parent = os.getpid()
+def other():
+    g = open(path, "r+b")
+    refused(g, LOCK_EX | LOCK_NB, 1, 25)
+    refused(g, LOCK_SH | LOCK_NB, 0, 0)
+    lockf(g, LOCK_EX | LOCK_NB, 10, 30)
+    held = fcntl(g, F_GETLK, struct.pack("hhqqi", F_WRLCK, os.SEEK_SET, 0, 0, 0))
+    assert struct.unpack("hhqqi", held) == (F_WRLCK, os.SEEK_SET, 20, 10, parent), held
+    free = fcntl(g, F_GETLK, struct.pack("hhqqi", F_WRLCK, os.SEEK_END, -10, 0, 0))
+    assert struct.unpack("hhqqi", free)[0] == F_UNLCK, free
+    # A wait is interrupted where the handler wants that, and goes on where it does not.
+    def rings(*_):
+        raise TimeoutError
+    signal.signal(signal.SIGALRM, rings)
+    signal.setitimer(signal.ITIMER_REAL, 0.2)
+    try:
+        lockf(g, LOCK_EX, 1, 25)
+        assert False
+    except TimeoutError:
+        pass
+    signal.signal(signal.SIGALRM, lambda *_: None)
+    signal.siginterrupt(signal.SIGALRM, False)
+    signal.setitimer(signal.ITIMER_REAL, 0.1, 0.1)
+    os.write(ready[1], b"x")
+    lockf(g, LOCK_EX, 1, 25)
+ready = os.pipe()
+child = forked(other)
+os.read(ready[0], 1)
+time.sleep(0.3)
+assert os.waitpid(child, os.WNOHANG) == (0, 0)
+# Closing any descriptor of the file ends all locks of the process.
+open(path, "rb").close()
+ends_well(child)
+
+# A process that is killed has no locks any more, and one that waited is in nobody's way.
+def holds():
+    lockf(f, LOCK_EX)
+    os.write(ready[1], b"x")
+    time.sleep(100)
+def waits():
+    os.write(ready[1], b"x")
+    lockf(f, LOCK_EX)
+    os._exit(3)
+holder = forked(holds)
+os.read(ready[0], 1)
+waiter = forked(waits)
+os.read(ready[0], 1)
+time.sleep(0.2)
+refused(f, LOCK_EX | LOCK_NB)
+for process in (waiter, holder):
+    os.kill(process, signal.SIGKILL)
+    os.waitpid(process, 0)
+before = time.monotonic()
+lockf(f, LOCK_EX)
+assert time.monotonic() - before < 3, time.monotonic() - before
+lockf(f, LOCK_UN)
+
+# A lock of the open file is shared by who shares that, and excludes this process's own others.
+OFD_SETLK = 37
+whole = struct.pack("hhqqi4x", F_WRLCK, os.SEEK_SET, 0, 0, 0)
+fcntl(f, OFD_SETLK, whole)
+g = open(path, "r+b")
+try:
+    fcntl(g, OFD_SETLK, whole)
+    assert False
+except BlockingIOError:
+    pass
+ends_well(forked(lambda: fcntl(f, OFD_SETLK, whole)))
+f.close()
+fcntl(g, OFD_SETLK, whole)
+fcntl(g, OFD_SETLK, struct.pack("hhqqi4x", F_UNLCK, os.SEEK_SET, 0, 0, 0))
+
+# flock, among the programs of the run.
+flock(g, LOCK_SH)
+def shares():
+    h = open(path, "rb")
+    flock(h, LOCK_SH)
+    try:
+        flock(h, LOCK_EX | LOCK_NB)
+        assert False
+    except BlockingIOError:
+        pass
+    os.write(ready[1], b"x")
+    flock(h, LOCK_EX)
+child = forked(shares)
+os.read(ready[0], 1)
+time.sleep(0.2)
+assert os.waitpid(child, os.WNOHANG) == (0, 0)
+flock(g, LOCK_UN)
+ends_well(child)
+flock(g, LOCK_EX | LOCK_NB)
+lockf(g, LOCK_EX, 1, 99)
+print("good", flush=True)
+time.sleep(float(sys.argv[1]))
+"#
+    );
+    let ran = under(&cluster, &["python3", "-c", &script, "0"]);
+    assert_eq!((ran.code, ran.out.as_str()), (0, "good\n"), "{ran:?}");
+
+    // What one run holds, another client does not get until the run has ended.
+    let mut command = Command::new(IMPRESARIO);
+    command.args(["run", "--at", AT]).arg(&cluster.path).args(["--", "python3", "-c", &script, "100"]);
+    command.env("IMPRESARIO_ASSIST_LIBRARY", library::library());
+    let mut other = support::Process::start_command(&mut command, &cluster.dir.path().join("run.log"));
+    support::eventually("the lock", LONG, || other.log().contains("good").then_some(()));
+    let script = format!(
+        "import fcntl\nf = open('{AT}/f', 'r+b')\nfcntl.lockf(f, fcntl.LOCK_EX | fcntl.LOCK_NB, 99, 0)\n\
+         try:\n fcntl.lockf(f, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, 99)\nexcept BlockingIOError: print('held')"
+    );
+    let ran = under(&cluster, &["python3", "-c", &script]);
+    assert_eq!((ran.code, ran.out.as_str()), (0, "held\n"), "{ran:?}");
+    other.signal(rustix::process::Signal::TERM);
+    other.wait(support::PATIENCE);
+}
+
+#[test]
+fn sqlite_in_two_runs_loses_no_transaction() {
+    if !impresario_testing::require("python3") {
+        return;
+    }
+    let cluster = Cluster::start(2, 1, |_| {});
+    let script = format!(
+        r#"
+import sqlite3, sys
+db = sqlite3.connect("{AT}/db", timeout=60, isolation_level=None)
+db.execute("create table if not exists t (who text, n integer)")
+for n in range(40):
+    db.execute("begin immediate")
+    db.execute("insert into t values (?, ?)", (sys.argv[1], n))
+    db.execute("commit")
+print(db.execute("pragma integrity_check").fetchone()[0])
+"#
+    );
+    std::thread::scope(|scope| {
+        let runs = ["a", "b"].map(|who| {
+            let (cluster, script) = (&cluster, &script);
+            scope.spawn(move || under(cluster, &["python3", "-c", script, who]))
+        });
+        for run in runs {
+            let ran = run.join().unwrap();
+            assert_eq!((ran.code, ran.out.as_str()), (0, "ok\n"), "{ran:?}");
+        }
+    });
+    let count =
+        format!("import sqlite3; print(sqlite3.connect('{AT}/db').execute('select count(*) from t').fetchone())");
+    assert_eq!(under(&cluster, &["python3", "-c", &count]).out, "(80,)\n");
+}
+
+#[test]
 fn a_copy_goes_on_when_its_io_node_is_killed() {
     let mut cluster = Cluster::start(2, 2, |_| {});
     let from = cluster.dir.path().join("from");

@@ -13,6 +13,7 @@ mod clock;
 mod connection;
 mod cut;
 mod error;
+mod fallocate;
 mod file;
 mod identity;
 mod landing;
@@ -39,6 +40,7 @@ mod will_need;
 
 pub use client::{Client, ClientOptions, Via};
 pub use error::{ClientError, Errno, Peer};
+pub use fallocate::{seek_to, space_change};
 pub use file::File;
 pub use identity::{Identity, Traffic, TrafficCount, whoami};
 pub use link::{Check, Link, LinkOptions, Vet};

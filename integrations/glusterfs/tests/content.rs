@@ -4,10 +4,13 @@
 mod support;
 
 use std::fs;
+use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::process::Command;
+use std::time::Duration;
 
-use support::{Machine, Place, Volume, apart, script, succeed};
+use impresario_testing::suites::{Fsx, Outcome, pjdfstest};
+use support::{Machine, Place, Volume, apart, apart_within, script, succeed};
 
 /// What programs do to files. Ends with a list of all names, sizes and sums.
 const PROGRAMS: &str = r#"
@@ -76,6 +79,86 @@ fn verified_loads(folder: &Path) {
 fn programs_see_the_same_with_and_without_the_translator() {
     if impresario_testing::require("fio") && impresario_testing::require("openssl") {
         apart("inside_programs_see_the_same");
+    }
+}
+
+/// Compiles a program of the tests.
+fn compiled(machine: &Machine, source: &str) -> String {
+    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join(source);
+    let program = machine.path(source.file_stem().unwrap().to_str().unwrap());
+    succeed(Command::new("cc").args(["-O1", "-w", "-pthread", "-o"]).arg(&program).arg(source));
+    program.to_str().unwrap().to_string()
+}
+
+#[test]
+fn system_calls_do_the_same_with_and_without_the_translator() {
+    if impresario_testing::require("cc") {
+        apart("inside_system_calls_do_the_same");
+    }
+}
+
+#[test]
+#[ignore = "run by another test as a process"]
+fn inside_system_calls_do_the_same() {
+    let machine = Machine::new();
+    let corners = compiled(&machine, "../../crates/cli/tests/run/corners.c");
+    let exercise = compiled(&machine, "../../crates/testing/c/exercise.c");
+    let mut expected = None;
+    for (name, place) in [("as-it-comes", Place::None), ("above", Place::Above), ("instead", Place::Instead)] {
+        let mut volume = Volume::start(&machine, name, 4, place, &[("policy", "mlf"), ("depth", "1")][..]);
+        let (shards, whole) = (volume.mount(&[]), volume.mount_whole_files());
+        // Times that are set are those of the moment here, with and without the translator.
+        let corners = format!("{corners} $folder | grep -v st_mtim");
+        let seen = [(&shards, "a"), (&whole, "b")]
+            .map(|(mount, folder)| script(&mount.path, &format!("folder={folder}; mkdir $folder; {corners}")));
+        let expected = expected.get_or_insert_with(|| seen.clone());
+        for (seen, expected) in seen.iter().zip(expected.iter()) {
+            assert!(seen == expected, "{name}: {:#?}", differences(seen, expected));
+        }
+        // Several files at a time, each with its own order.
+        let run = format!(
+            "for seed in 1 2 3 4; do {exercise} file$seed$holes 400 $seed m$holes & jobs+=($!); done; \
+             for job in ${{jobs[@]}}; do wait $job; done"
+        );
+        assert_eq!(script(&shards.path, &format!("holes=; {run}")).matches("good").count(), 4, "{name}");
+        assert_eq!(script(&whole.path, &format!("holes=h; {run}")).matches("good").count(), 4, "{name}");
+    }
+}
+
+#[test]
+#[ignore = "takes minutes: make soak"]
+fn suites_find_the_same_with_and_without_the_translator() {
+    if impresario_testing::require("pjdfstest") && impresario_testing::require("fsx") {
+        apart_within("inside_suites_find_the_same", Duration::from_secs(1800));
+    }
+}
+
+#[test]
+#[ignore = "run by another test as a process"]
+fn inside_suites_find_the_same() {
+    let machine = Machine::new();
+    let mut expected = None;
+    for (name, place) in [("as-it-comes", Place::None), ("above", Place::Above), ("instead", Place::Instead)] {
+        let mut volume = Volume::start(&machine, name, 4, place, &[("policy", "mlf"), ("depth", "1")][..]);
+        let (shards, whole) = (volume.mount(&[]), volume.mount_whole_files());
+        fs::set_permissions(&shards.path, fs::Permissions::from_mode(0o755)).unwrap();
+        let outcomes = pjdfstest(&shards.path);
+        let count = |outcome| outcomes.values().filter(|found| **found == outcome).count();
+        let (passed, failed, skipped) = (count(Outcome::Passed), count(Outcome::Failed), count(Outcome::Skipped));
+        println!("{name}: pjdfstest: {passed} passed, {failed} failed, {skipped} skipped");
+        let expected = expected.get_or_insert_with(|| outcomes.clone());
+        let differing: Vec<_> =
+            outcomes.iter().filter(|(test, outcome)| expected.get(*test) != Some(outcome)).collect();
+        assert!(differing.is_empty(), "{name}: not as without the translator: {differing:?}");
+        std::thread::scope(|scope| {
+            for seed in 1..=2 {
+                let files = [shards.path.join(format!("s{seed}")), whole.path.join(format!("w{seed}"))];
+                let [shards, whole] = files;
+                scope.spawn(move || Fsx { maps: true, space: false, copies: true }.run(&shards, seed, 2000));
+                scope.spawn(move || Fsx { maps: true, space: true, copies: true }.run(&whole, seed, 2000));
+            }
+        });
+        println!("{name}: fsx: 4 runs of 2000 calls passed");
     }
 }
 

@@ -3,6 +3,7 @@
  * prints the same. Numbers that differ between file systems (nodes, times) are not printed.
  */
 #define _GNU_SOURCE
+#include <aio.h>
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
@@ -291,6 +292,78 @@ int main(int argc, char **argv)
 	SHOW(fd >= 0 && strlen(temporary) == 10);
 	SHOW(remove(temporary));
 	close(fd);
+
+	/* Space. */
+	fd = open("space", O_RDWR | O_CREAT, 0600);
+	memset(bytes, 'x', sizeof bytes);
+	for (int i = 0; i < 700; i++)
+		write(fd, bytes, 200);
+	SHOW(fallocate(fd, 0, 150000, 5000));
+	SHOW(fallocate(fd, FALLOC_FL_KEEP_SIZE, 200000, 5000));
+	attributes("space");
+	SHOW(fallocate(fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, 4096, 8192));
+	SHOW(lseek(fd, 0, SEEK_HOLE));
+	SHOW(lseek(fd, 4100, SEEK_HOLE));
+	SHOW(lseek(fd, 4100, SEEK_DATA));
+	SHOW(lseek(fd, 0, SEEK_CUR));
+	SHOW(lseek(fd, 1 << 20, SEEK_DATA));
+	SHOW(lseek(fd, 1 << 20, SEEK_HOLE));
+	SHOW(lseek(fd, -1, SEEK_HOLE));
+	SHOW(fallocate(fd, FALLOC_FL_ZERO_RANGE, 100, 70000));
+	SHOW(pread(fd, bytes, 300, 69900));
+	SHOW(strspn(bytes, "x") + (bytes[199] << 8) + (bytes[200] << 16));
+	SHOW(fallocate(fd, FALLOC_FL_ZERO_RANGE | FALLOC_FL_KEEP_SIZE, 154000, 70000));
+	attributes("space");
+	SHOW(fallocate(fd, FALLOC_FL_PUNCH_HOLE, 0, 1));
+	SHOW(fallocate(fd, 0, 0, 0));
+	SHOW(fallocate(fd, 0, -1, 5));
+	SHOW(fallocate(fd, 0, 0x7fffffffffffffff, 5));
+	errno = 0;
+	SHOW(posix_fallocate(fd, 300000, 1000));
+	SHOW(posix_fallocate(fd, 0, 0));
+	SHOW(errno);
+	attributes("space");
+	other = open("space", O_RDONLY);
+	SHOW(fallocate(other, 0, 0, 1));
+	SHOW(posix_fallocate(other, 0, 1));
+	close(other);
+	close(fd);
+	other = open(".", O_RDONLY);
+	SHOW(fallocate(other, 0, 0, 1));
+	close(other);
+	SHOW(unlink("space"));
+
+	/* Asynchronous calls. */
+	fd = open("aio", O_RDWR | O_CREAT, 0600);
+	struct aiocb first = { .aio_fildes = fd, .aio_buf = "asynchronous", .aio_nbytes = 12, .aio_offset = 3 };
+	struct aiocb second = { .aio_fildes = fd, .aio_buf = bytes, .aio_nbytes = 50 };
+	const struct aiocb *waited[1] = { &first };
+	first.aio_sigevent.sigev_notify = second.aio_sigevent.sigev_notify = SIGEV_NONE;
+	SHOW(aio_write(&first));
+	SHOW(aio_suspend(waited, 1, NULL));
+	SHOW(aio_error(&first));
+	SHOW(aio_return(&first));
+	struct aiocb *blocks[3] = { &first, NULL, &second };
+	first.aio_offset = 20;
+	first.aio_lio_opcode = LIO_WRITE;
+	second.aio_lio_opcode = LIO_NOP;
+	SHOW(lio_listio(LIO_WAIT, blocks, 3, NULL));
+	SHOW(aio_return(&first));
+	SHOW(aio_read(&second));
+	waited[0] = &second;
+	SHOW(aio_suspend(waited, 1, NULL));
+	SHOW(aio_return(&second));
+	SHOW(memcmp(bytes, "\0\0\0asynchronous\0\0\0\0\0asynchronous", 32));
+	close(fd);
+	fd = open("aio", O_RDONLY);
+	first.aio_fildes = fd;
+	SHOW(aio_write(&first));
+	waited[0] = &first;
+	SHOW(aio_suspend(waited, 1, NULL));
+	SHOW(aio_error(&first));
+	SHOW(aio_return(&first));
+	close(fd);
+	SHOW(unlink("aio"));
 
 	/* Maps, readiness, threads. */
 	fd = open("stream", O_RDWR);

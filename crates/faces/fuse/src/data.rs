@@ -121,14 +121,21 @@ impl Face {
     /// The kernel looked a name up before and opens what it found. By now the name may mean another file, or the file
     /// may have another size than the kernel believes. ESTALE makes the kernel look the name up again and retry the
     /// open, but only once. So a name that is replaced all the time must be opened as it is on the second attempt.
-    pub(crate) fn open_file(&self, number: u64, flags: i32, write: bool, uid: u32) -> Outcome<(u64, FopenFlags)> {
+    pub(crate) fn open_file(
+        &self,
+        number: u64,
+        flags: i32,
+        write: bool,
+        uid: u32,
+        thread: u32,
+    ) -> Outcome<(u64, FopenFlags)> {
         // The kernel does not say which of several names it means: the latest, or the one that it looks up next.
         let entries = self.inodes.entries(number);
         let entry = entries.first().ok_or(Errno::ESTALE)?;
-        let spared = entries.iter().filter(|entry| self.inodes.is_spared(entry)).count() > 0;
+        let spared = self.inodes.is_spared(thread, &entries);
         self.open_as_found(number, entry, spared, flags, write, uid).map_err(|errno| match errno {
             Errno::ENOENT | Errno::ENOTDIR | Errno::ESTALE if !spared => {
-                entries.iter().for_each(|entry| self.inodes.spare(entry.clone()));
+                self.inodes.spare(thread, entries.clone());
                 Errno::ESTALE
             }
             other => other,
@@ -202,10 +209,11 @@ impl Face {
         mode: u32,
         flags: i32,
         maker: Maker,
+        thread: u32,
     ) -> Outcome<(Entered, Attr, u64, FopenFlags)> {
         let (file, entered, attr) = match self.make_file(parent, name, mode, maker) {
             Err(Errno::EEXIST) if flags & libc::O_EXCL == 0 => {
-                self.inodes.spare((parent, name.into()));
+                self.inodes.spare(thread, vec![(parent, name.into())]);
                 return Err(Errno::ESTALE);
             }
             made => made?,

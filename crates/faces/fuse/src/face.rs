@@ -144,9 +144,9 @@ impl Filesystem for Face {
         Ok(())
     }
 
-    fn lookup(&self, _: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEntry) {
+    fn lookup(&self, request: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEntry) {
         let valid = self.name_time(parent, name.as_bytes());
-        self.reply_entry_for(valid, reply, self.look_up(parent.0, name.as_bytes()));
+        self.reply_entry_for(valid, reply, self.look_up(parent.0, name.as_bytes(), request.pid()));
     }
 
     fn forget(&self, _: &Request, ino: INodeNo, lookups: u64) {
@@ -245,7 +245,7 @@ impl Filesystem for Face {
 
     fn open(&self, request: &Request, ino: INodeNo, flags: OpenFlags, reply: ReplyOpen) {
         let write = flags.acc_mode() != OpenAccMode::O_RDONLY;
-        match self.open_file(ino.0, flags.0, write, request.uid()) {
+        match self.open_file(ino.0, flags.0, write, request.uid(), request.pid()) {
             Ok((handle, flags)) => reply.opened(FileHandle(handle), flags),
             Err(errno) => reply.error(errno),
         }
@@ -261,7 +261,7 @@ impl Filesystem for Face {
         flags: i32,
         reply: ReplyCreate,
     ) {
-        match self.create_file(parent.0, name.as_bytes(), mode, flags, maker(request)) {
+        match self.create_file(parent.0, name.as_bytes(), mode, flags, maker(request), request.pid()) {
             Ok((entered, attr, handle, flags)) => {
                 let (shown, generation) = (file_attr(entered.number, &attr), Generation(entered.generation));
                 reply.created(&self.name_time(parent, name.as_bytes()), &shown, generation, FileHandle(handle), flags);

@@ -32,7 +32,7 @@ const PATH_MAX_BYTES: usize = 1 << 16;
 /// Stand-ins count up from here: no file system below a metadata server numbers its files so high.
 const STAND_INS: u64 = 1 << 62;
 
-/// Largest number of names marked as spared at a time.
+/// Largest number of opens marked as spared at a time.
 const SPARED_MAX: usize = 64;
 
 /// Largest number of names known of one file besides the latest.
@@ -41,6 +41,15 @@ const OTHERS_MAX: usize = 15;
 /// The kernel's number for a server's number unless it has a stand-in: only 0 and 1 have a special meaning to the kernel.
 fn number_of(server_ino: u64) -> u64 {
     if server_ino <= ROOT { server_ino | 1 << 63 } else { server_ino }
+}
+
+/// An open that the kernel retries.
+#[derive(Debug)]
+struct Spared {
+    /// The thread that opens.
+    thread: u32,
+    /// The names by one of which it does.
+    entries: Vec<EntryKey>,
 }
 
 /// The reply to a look-up.
@@ -101,8 +110,8 @@ struct Table {
     stand_ins: FxHashMap<u64, u64>,
     stand_ins_drawn: u64,
     changes: u64,
-    /// Names whose next open follows a retry that we forced: the kernel retries only once.
-    spared: VecDeque<EntryKey>,
+    /// Opens that we made the kernel retry: it retries only once.
+    spared: VecDeque<Spared>,
 }
 
 /// The table of inode numbers.
@@ -331,22 +340,24 @@ impl Inodes {
         latest.into_iter().chain(node.others.iter().rev()).cloned().collect()
     }
 
-    /// The kernel is made to look this name up again: the next open of what it finds must not be refused.
-    pub(crate) fn spare(&self, entry: EntryKey) {
+    /// The kernel is made to look one of these names up again: the open of what this thread then finds must not be refused.
+    pub(crate) fn spare(&self, thread: u32, entries: Vec<EntryKey>) {
         let mut table = self.table.lock();
-        if !table.spared.contains(&entry) {
-            table.spared.push_back(entry);
-        }
+        table.spared.push_back(Spared { thread, entries });
         if table.spared.len() > SPARED_MAX {
             table.spared.pop_front();
         }
     }
 
-    /// Whether the name is spared, and clears the mark.
-    pub(crate) fn is_spared(&self, entry: &EntryKey) -> bool {
+    /// Whether this is the retry of such an open; it then has been made, or finds nothing to open. The retry is the same
+    /// thread's: others that open the name at this moment have one of their own to come.
+    pub(crate) fn is_spared(&self, thread: u32, entries: &[EntryKey]) -> bool {
         let mut table = self.table.lock();
-        let found = table.spared.iter().position(|spared| spared == entry);
-        found.is_some_and(|found| table.spared.remove(found).is_some())
+        let before = table.spared.len();
+        table
+            .spared
+            .retain(|spared| spared.thread != thread || !spared.entries.iter().any(|entry| entries.contains(entry)));
+        table.spared.len() < before
     }
 
     /// Records that `handle` opened a number, although its name means another file by now.

@@ -94,9 +94,12 @@ impl Face {
         Err(Errno::ESTALE)
     }
 
-    pub(crate) fn look_up(&self, parent: u64, name: &[u8]) -> Outcome<(Entered, Attr)> {
+    pub(crate) fn look_up(&self, parent: u64, name: &[u8], thread: u32) -> Outcome<(Entered, Attr)> {
         let asked = self.inodes.changes();
-        let attr = self.at_name(parent, name, |path| self.client.stat(path))?;
+        let attr = self.at_name(parent, name, |path| self.client.stat(path)).inspect_err(|_| {
+            // There is nothing to open. The next open of the name is none that we made the kernel retry.
+            self.inodes.is_spared(thread, &[(parent, name.into())]);
+        })?;
         Ok((self.inodes.enter(parent, name, &attr, asked), attr))
     }
 

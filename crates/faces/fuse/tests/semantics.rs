@@ -4,7 +4,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 /// Directories of the letters in the document.
-const PLACES: [(&str, &str); 8] = [
+const PLACES: [(&str, &str); 9] = [
     ("F", "crates/faces/fuse/tests/mounted"),
     ("U", "crates/faces/fuse/src"),
     ("S", "crates/server/tests"),
@@ -13,6 +13,7 @@ const PLACES: [(&str, &str); 8] = [
     ("C", "crates/client"),
     ("L", "crates/cli/tests"),
     ("N", "crates/faces/nfs/tests"),
+    ("G", "integrations/glusterfs/tests"),
 ];
 
 fn root() -> PathBuf {

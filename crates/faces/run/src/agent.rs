@@ -12,8 +12,8 @@ use std::sync::atomic::AtomicUsize;
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 
 use impresario_client::Client;
-use impresario_interpose::served::peer_uid;
 use impresario_interpose::served::protocol::{DIRECTORIES, REQUEST_BYTES, Reply, Request, SOCKET};
+use impresario_interpose::served::{peer_pid, peer_uid};
 use rustix::io::Errno;
 use rustix::net::{
     AddressFamily, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags, SocketType,
@@ -21,6 +21,7 @@ use rustix::net::{
 };
 
 use crate::calls::{Asked, Calls, Done, Stop};
+use crate::locks::Peer;
 use crate::mirror::{Mirror, open_all};
 
 /// Connections of all programs at most.
@@ -194,6 +195,7 @@ fn keep_little(buffer: &mut Vec<u8>) {
 
 fn serve(mut stream: UnixStream, calls: &Calls) -> std::io::Result<()> {
     let (mut body, mut out) = (Vec::new(), Vec::new());
+    let pid = peer_pid(&stream);
     loop {
         let mut head = [0; REQUEST_BYTES];
         match stream.read_exact(&mut head) {
@@ -207,7 +209,8 @@ fn serve(mut stream: UnixStream, calls: &Calls) -> std::io::Result<()> {
         let (path, rest) = body.split_at(lens[0]);
         let (other, data) = rest.split_at(lens[1]);
         out.clear();
-        let done = calls.call(&Asked { numbers, path, other, data }, &mut out);
+        let peer = Peer { pid, stream: &stream };
+        let done = calls.call(&Asked { peer: &peer, numbers, path, other, data }, &mut out);
         let (result, fd, is_outside) = match done {
             Ok(Done { result, fd }) => (result, fd, false),
             Err(Stop::Errno(errno)) => {

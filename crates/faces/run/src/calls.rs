@@ -4,10 +4,11 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use impresario_base::lock::Mutex;
-use impresario_client::{Client, ClientError, CreateOptions};
+use impresario_client::{Client, ClientError, CreateOptions, seek_to, space_change};
 use impresario_interpose::served::protocol::{AT_POSITION, Entries, Meta, Op, Request};
 use impresario_wire::{Attr, Device, NodeKind, SetAttr, SetTime, Time, XattrMode};
 
+use crate::locks::Peer;
 use crate::mirror::Mirror;
 use crate::open::{Node, Open, Opens};
 use crate::rights::User;
@@ -52,6 +53,7 @@ impl From<i64> for Done {
 
 /// A request with what came with it.
 pub(crate) struct Asked<'a> {
+    pub(crate) peer: &'a Peer<'a>,
     pub(crate) numbers: Request,
     pub(crate) path: &'a [u8],
     pub(crate) other: &'a [u8],
@@ -96,6 +98,7 @@ impl Calls {
                 out.extend(meta(&self.attr(&self.target(asked, follow)?)?).encode());
                 0
             }
+            Op::Space => self.change_space(asked)?,
             Op::Truncate => self.truncate(asked, u64::try_from(a).map_err(|_| libc::EINVAL)?)?,
             Op::Sync => {
                 let open = self.opens.get(asked.numbers.open)?;
@@ -105,7 +108,10 @@ impl Calls {
                 }
                 0
             }
+            Op::Lock => self.opens.lock(asked, out)?,
+            Op::Flock => self.opens.locks.flock(asked, &*self.opens.get(asked.numbers.open)?)?,
             Op::Closed => {
+                self.opens.drop_locks(asked.numbers.open, asked.peer.pid);
                 self.opens.settle(asked.numbers.open)?;
                 0
             }
@@ -367,6 +373,13 @@ impl Calls {
         }
         let mut position = (at == AT_POSITION).then(|| open.position.lock());
         let is_append = *open.flags.lock() & libc::O_APPEND != 0;
+        if is_append && let Some((at, len)) = file.append(data)? {
+            if let Some(position) = &mut position {
+                **position = at + len as u64;
+            }
+            return Ok(len as i64);
+        }
+        // What cannot say where an append goes (a folder of another file system) has the end that it says.
         let _turn = is_append.then(|| self.appends.get(open.ino as usize % APPENDS).map(Mutex::lock));
         let offset = match &position {
             _ if is_append => file.attr()?.size,
@@ -400,18 +413,32 @@ impl Calls {
             libc::SEEK_SET => offset,
             libc::SEEK_CUR => (*position as i64).checked_add(offset).ok_or(libc::EOVERFLOW)?,
             libc::SEEK_END => size()?.checked_add(offset).ok_or(libc::EOVERFLOW)?,
-            // All of the file counts as data, as POSIX allows.
-            whence @ (libc::SEEK_DATA | libc::SEEK_HOLE) => {
-                let size = size()?;
-                if !(0..size).contains(&offset) {
-                    return Err(libc::ENXIO.into());
-                }
-                if whence == libc::SEEK_DATA { offset } else { size }
+            whence => {
+                let to = seek_to(whence).ok_or(libc::EINVAL)?;
+                let Node::File(file) = &open.node else { return Err(libc::EINVAL.into()) };
+                let from = u64::try_from(offset).map_err(|_| libc::ENXIO)?;
+                file.seek(from, to)?.and_then(|at| i64::try_from(at).ok()).ok_or(libc::ENXIO)?
             }
-            _ => return Err(libc::EINVAL.into()),
         };
         *position = u64::try_from(now).map_err(|_| libc::EINVAL)?;
         Ok(now)
+    }
+
+    fn change_space(&self, asked: &Asked<'_>) -> Result<i64, Stop> {
+        let Request { open, a: offset, b: len, c: mode, .. } = asked.numbers;
+        let open = self.opens.get(open)?;
+        let (Ok(offset), Ok(len @ 1..)) = (u64::try_from(offset), u64::try_from(len)) else {
+            return Err(libc::EINVAL.into());
+        };
+        let change = i32::try_from(mode).ok().and_then(space_change).ok_or(libc::EOPNOTSUPP)?;
+        if !open.may_write() {
+            return Err(libc::EBADF.into());
+        }
+        if offset.checked_add(len).is_none_or(|end| end > i64::MAX as u64) {
+            return Err(libc::EFBIG.into());
+        }
+        open.file()?.change_space(change, offset, len)?;
+        Ok(0)
     }
 
     fn truncate(&self, asked: &Asked<'_>, size: u64) -> Result<i64, Stop> {

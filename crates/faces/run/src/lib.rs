@@ -7,6 +7,7 @@
 
 mod agent;
 mod calls;
+mod locks;
 mod mirror;
 mod open;
 mod rights;

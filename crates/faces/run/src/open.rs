@@ -12,6 +12,8 @@ use rustc_hash::FxHashMap;
 use rustix::event::{PollFd, PollFlags, Timespec, epoll, poll};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 
+use crate::locks::{Locks, OTHER_KIND};
+
 /// Files that a run has open at most.
 const OPENS_MAX: usize = 1 << 16;
 
@@ -35,6 +37,8 @@ pub(crate) struct Open {
     pub(crate) flags: Mutex<i32>,
     /// By which it was opened, from the root, kept up with renames of this run.
     pub(crate) path: Mutex<Vec<u8>>,
+    /// Owners that took `fcntl` locks through it.
+    pub(crate) lockers: Mutex<Vec<u64>>,
     /// Hangs up when no program has a descriptor of it any more.
     hold: OwnedFd,
 }
@@ -45,13 +49,14 @@ pub(crate) struct Opens {
     next: AtomicU64,
     table: Mutex<FxHashMap<u64, Arc<Open>>>,
     epoll: OwnedFd,
+    pub(crate) locks: Locks,
 }
 
 impl Opens {
     pub(crate) fn new(token: &str) -> std::io::Result<Opens> {
         let name = [NAME, token.as_bytes(), b"/"].concat();
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
-        Ok(Opens { name, next: AtomicU64::new(1), table: Mutex::default(), epoll })
+        Ok(Opens { name, next: AtomicU64::new(1), table: Mutex::default(), epoll, locks: Locks::default() })
     }
 
     /// Enters an open file; returns its placeholder for the program.
@@ -67,6 +72,7 @@ impl Opens {
             position: Mutex::default(),
             flags: Mutex::new(flags),
             path: Mutex::new(path),
+            lockers: Mutex::default(),
             hold,
         });
         self.table.lock().insert(number, open.clone());
@@ -108,14 +114,21 @@ impl Opens {
         if !open.is_given_up() {
             return Ok(());
         }
+        self.locks.closes(number, &open);
         drop(open);
         let Some(open) = self.table.lock().remove(&number) else { return Ok(()) };
         let _ = epoll::delete(&self.epoll, &open.hold);
+        self.locks.closed(number, &open);
         // A call in another thread may still use it; then the file is closed when that ends.
         match Arc::into_inner(open).map(|open| open.node) {
             Some(Node::File(file)) => file.close(),
             _ => Ok(()),
         }
+    }
+
+    /// Tells of files that programs gave up, and of the end of programs.
+    pub(crate) fn epoll(&self) -> &OwnedFd {
+        &self.epoll
     }
 
     /// Closes what programs gave up without a word, as at their end. Never returns.
@@ -132,6 +145,10 @@ impl Opens {
             };
             for event in space.iter().take(count) {
                 let number = event.data.u64();
+                if number & OTHER_KIND != 0 {
+                    self.process_ended((number & !OTHER_KIND) as u32);
+                    continue;
+                }
                 if let Err(error) = self.settle(number) {
                     tracing::warn!(%error, "closing a file that its programs gave up");
                 }

@@ -57,6 +57,11 @@ fn built() -> &'static Path {
 
 /// Runs an ignored test of this program in a machine of its own; skipped without what that needs.
 pub fn apart(test: &str) {
+    apart_within(test, Duration::from_secs(150));
+}
+
+/// The same, for a test that takes longer.
+pub fn apart_within(test: &str, limit: Duration) {
     if !(require("root") && require("fuse") && require("glusterfsd") && require("gluster") && require("unshare")) {
         return;
     }
@@ -73,8 +78,9 @@ pub fn apart(test: &str) {
     command.args(["bash", "-c", "\"$0\" \"$@\"; exit $?"]);
     command.arg(std::env::current_exe().unwrap()).args(["--ignored", "--exact", "--nocapture", test]);
     command.env(TRANSLATORS, folder.join("xlator"));
-    let said = succeed_within(&mut command, Duration::from_secs(150));
+    let said = succeed_within(&mut command, limit);
     assert!(said.contains("1 passed"), "{test} did not run:\n{said}");
+    said.lines().filter(|line| line.contains(": ")).for_each(|line| println!("{line}"));
 }
 
 /// Removes what [`built`] made for test programs that have ended.

@@ -519,3 +519,17 @@ proptest! {
         prop_assert_eq!(inodes.len(), 1);
     }
 }
+
+#[test]
+fn the_retry_of_an_open_is_that_of_its_thread() {
+    let inodes = Inodes::new();
+    let name = |name: &str| -> EntryKey { (ROOT, name.as_bytes().into()) };
+    inodes.spare(7, vec![name("f"), name("g")]);
+    assert!(!inodes.is_spared(8, &[name("f")]) && !inodes.is_spared(7, &[name("h")]));
+    assert!(inodes.is_spared(7, &[name("h"), name("g")]), "by any of its names");
+    assert!(!inodes.is_spared(7, &[name("f")]), "there is one retry");
+    for thread in 0..2 * SPARED_MAX as u32 {
+        inodes.spare(thread, vec![name("f")]);
+    }
+    assert!(!inodes.is_spared(0, &[name("f")]) && inodes.is_spared(2 * SPARED_MAX as u32 - 1, &[name("f")]));
+}

@@ -10,5 +10,6 @@ mod mounting;
 mod names;
 mod nodes;
 mod space;
+mod suites;
 mod tools;
 mod tree;

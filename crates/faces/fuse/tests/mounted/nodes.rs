@@ -34,6 +34,22 @@ fn close_to_open() {
     }
 }
 
+/// The kernel opens what it has cached. What another node has removed meanwhile is made again, each time, whoever else
+/// does the same at that moment.
+#[test]
+fn a_name_removed_elsewhere_is_made_again() {
+    let Some((one, two)) = two_nodes() else { return };
+    for round in 0..12u64 {
+        let write = || fs::write(one.at("f"), pattern(round, 1000));
+        std::thread::scope(|scope| {
+            let writers: Vec<_> = (0..1 + round % 4).map(|_| scope.spawn(write)).collect();
+            writers.into_iter().for_each(|writer| writer.join().unwrap().unwrap_or_else(|e| panic!("{round}: {e}")));
+        });
+        assert!(fs::read(two.at("f")).unwrap() == pattern(round, 1000), "round {round}");
+        fs::remove_file(two.at("f")).unwrap();
+    }
+}
+
 #[test]
 fn a_change_without_another_size_is_seen_at_the_next_open() {
     let Some((one, two)) = two_nodes() else { return };

@@ -3,10 +3,11 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
+use std::time::Duration;
 
 use impresario_fuse::MountOptions;
 
-use crate::cluster::{Node, mounted, mounted_with};
+use crate::cluster::{Cluster, Node, mounted, mounted_with};
 
 /// Runs a program that must succeed without any complaint.
 pub fn run(command: &mut Command) -> Output {
@@ -285,4 +286,52 @@ fn figures() {
             println!("direct_io={direct_io} {name}: {} IOPS", fields.split(';').nth(7).unwrap_or("?"));
         }
     }
+}
+
+/// Random calls, checked against memory: files of one process each, and one that processes of two nodes change in turn, by
+/// locks.
+fn random_calls_on(one: &Node, two: &Node, what: &str, is_shared: bool) {
+    let local = tempfile::tempdir().unwrap();
+    let program = local.path().join("exercise");
+    let source = concat!(env!("CARGO_MANIFEST_DIR"), "/../../testing/c/exercise.c");
+    run(Command::new("cc").args(["-O1", "-w", "-o"]).arg(&program).arg(source));
+    let exercise = |path: PathBuf, steps: &str, seed: &str, other: Option<PathBuf>| {
+        let mut command = Command::new(&program);
+        command.arg(path).args([steps, seed, what]).args(other);
+        assert_eq!(run(&mut command).stdout, b"good\n");
+    };
+    std::thread::scope(|scope| {
+        let exercise = &exercise;
+        for (seed, node) in [("1", one), ("2", one), ("3", two)] {
+            scope.spawn(move || exercise(node.at(seed), "600", seed, None));
+        }
+        if is_shared {
+            scope.spawn(move || exercise(one.at("both"), "250", "4", Some(two.at("both"))));
+        }
+    });
+}
+
+#[test]
+fn random_calls_give_what_memory_holds() {
+    if !impresario_testing::require("cc") {
+        return;
+    }
+    for (io_nodes, direct_io) in [(0, false), (2, true)] {
+        let Some(cluster) = Cluster::with_io_nodes(Duration::from_secs(20), io_nodes) else { return };
+        let options = || MountOptions { direct_io, ..MountOptions::default() };
+        let (one, two) = (cluster.mount_through(0, options()), cluster.mount_through(1, options()));
+        random_calls_on(&one, &two, "mha", true);
+    }
+}
+
+#[test]
+fn random_calls_give_what_memory_holds_in_a_folder_behind_io_nodes() {
+    if !impresario_testing::require("cc") {
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let Some(cluster) = Cluster::over(folder.path(), 2, |_| {}) else { return };
+    let (one, two) =
+        (cluster.mount_through(0, MountOptions::default()), cluster.mount_through(1, MountOptions::default()));
+    random_calls_on(&one, &two, "mha", false);
 }

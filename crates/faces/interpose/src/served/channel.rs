@@ -54,7 +54,7 @@ pub struct Got {
     pub fd: Option<OwnedFd>,
 }
 
-/// A connection for one call, of a process that is not the one that began here: a child of `vfork`, which runs in its
+/// A connection for one call: of one that waits for other programs, of a process that is not the one that began here: a child of `vfork`, which runs in its
 /// parent's memory, or of a system call that no handler of `fork` saw, which has a copy of it. Or of a process that became
 /// another user, for the agent to refuse.
 struct Stranger(Own);
@@ -140,7 +140,7 @@ impl Channels {
             Request { path_len: len(path)?, other_len: len(other)?, data_len: len(data)?, room: len(into)?, ..request };
         let head = request.encode();
         let stranger = Stranger(Own::new());
-        let (own, _busy) = if who() == self.owner.load(Acquire) {
+        let (own, _busy) = if who() == self.owner.load(Acquire) && !request.may_wait() {
             let (own, busy) = self.free();
             (own, Some(busy))
         } else {
@@ -148,11 +148,11 @@ impl Channels {
         };
         // The program may have closed the connection behind the C library's back: then a new one is made.
         let mut parts = [IoSlice::new(&head), IoSlice::new(path), IoSlice::new(other), IoSlice::new(data)];
-        let done = match own.with(|fd| exchange(fd, &mut parts, into)) {
+        let done = match own.with(|fd| exchange(fd, &request, &mut parts, into)) {
             Some(done) => done,
             None => {
                 own.put(self.connect()?).ok_or(libc::EMFILE)?;
-                own.with(|fd| exchange(fd, &mut parts, into)).ok_or(libc::EIO)?
+                own.with(|fd| exchange(fd, &request, &mut parts, into)).ok_or(libc::EIO)?
             }
         };
         let (reply, fd) = done.inspect_err(|_| own.close())?;
@@ -186,6 +186,15 @@ impl Channels {
 
 /// The user of the process at the other end of a Unix socket; `None`: the kernel does not say.
 pub fn peer_uid(socket: impl AsFd) -> Option<u32> {
+    peer(socket).map(|peer| peer.uid)
+}
+
+/// The number of the process at the other end of a Unix socket; `None`: the kernel does not say.
+pub fn peer_pid(socket: impl AsFd) -> Option<u32> {
+    peer(socket).and_then(|peer| u32::try_from(peer.pid).ok()).filter(|pid| *pid != 0)
+}
+
+fn peer(socket: impl AsFd) -> Option<libc::ucred> {
     let mut peer = libc::ucred { pid: 0, uid: 0, gid: 0 };
     let mut len = size_of::<libc::ucred>() as libc::socklen_t;
     // SAFETY: the kernel writes at most `len` bytes of a structure of numbers.
@@ -194,12 +203,13 @@ pub fn peer_uid(socket: impl AsFd) -> Option<u32> {
         libc::getsockopt(socket.as_fd().as_raw_fd(), level, option, (&raw mut peer).cast(), &raw mut len)
     };
     // Of a socket without a peer it gives -1.
-    (result == 0 && len as usize == size_of::<libc::ucred>() && peer.uid != u32::MAX).then_some(peer.uid)
+    (result == 0 && len as usize == size_of::<libc::ucred>() && peer.uid != u32::MAX).then_some(peer)
 }
 
 /// One request and its reply.
 fn exchange(
     fd: BorrowedFd<'_>,
+    request: &Request,
     mut parts: &mut [IoSlice<'_>],
     into: &mut [u8],
 ) -> Result<(Reply, Option<OwnedFd>), i32> {
@@ -215,6 +225,7 @@ fn exchange(
     let mut opened = None;
     let mut got = 0;
     let mut len = REPLY_BYTES;
+    let mut may_end = request.may_wait();
     while got < len {
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
         let mut control = RecvAncillaryBuffer::new(&mut space);
@@ -222,7 +233,13 @@ fn exchange(
         let mut places = [IoSliceMut::new(head_rest), IoSliceMut::new(data_rest)];
         match rustix::net::recvmsg(fd, &mut places, &mut control, RecvFlags::CMSG_CLOEXEC) {
             Ok(message) if message.bytes > 0 => got += message.bytes,
-            Err(Errno::INTR) => continue,
+            // The kernel goes on by itself where the signal's handler was installed so.
+            Err(Errno::INTR) => {
+                if std::mem::take(&mut may_end) {
+                    let _ = rustix::net::shutdown(fd, rustix::net::Shutdown::Write);
+                }
+                continue;
+            }
             _ => return Err(libc::EIO),
         }
         for message in control.drain() {

@@ -16,7 +16,7 @@ use std::sync::atomic::AtomicU8;
 use std::sync::atomic::Ordering::Relaxed;
 
 use channel::Channels;
-pub use channel::{Got, peer_uid};
+pub use channel::{Got, peer_pid, peer_uid};
 pub use place::{Place, Room};
 use protocol::{NAME, TOKEN_BYTES};
 

@@ -65,10 +65,17 @@ pub enum Op {
     Statfs,
     /// Makes a pipe or socket node `path` with the mode `a`.
     Mknod,
+    /// Changes the space of `b` bytes from `a` on, as `fallocate` does with the mode `c`.
+    Space,
+    /// Does with a lock what `fcntl` does with the command `c`: first byte `a`, bytes `b`, and in the data kind and whence, two
+    /// words. What is in the way is said as four words: kind, first byte, bytes, process.
+    Lock,
+    /// Does what `flock` does with the operation `a`.
+    Flock,
 }
 
 /// All of them, for decoding.
-const OPS: [Op; 30] = [
+const OPS: [Op; 33] = [
     Op::Open,
     Op::Read,
     Op::Write,
@@ -99,6 +106,9 @@ const OPS: [Op; 30] = [
     Op::RemoveXattr,
     Op::Statfs,
     Op::Mknod,
+    Op::Space,
+    Op::Lock,
+    Op::Flock,
 ];
 
 /// The offset that means the file's position.
@@ -169,6 +179,16 @@ impl Request {
     /// A request without paths and data.
     pub const fn new(op: Op) -> Request {
         Request { op, open: 0, a: 0, b: 0, c: 0, path_len: 0, other_len: 0, data_len: 0, room: 0 }
+    }
+
+    /// Whether the reply may be long in coming, until another program gives up a lock. Such a request has a connection of
+    /// its own, and is given up when the program closes that for writing: the reply is then EINTR, or says that it was done.
+    pub fn may_wait(&self) -> bool {
+        match self.op {
+            Op::Lock => matches!(self.c as i32, libc::F_SETLKW | libc::F_OFD_SETLKW),
+            Op::Flock => self.a as i32 & libc::LOCK_NB == 0,
+            _ => false,
+        }
     }
 
     /// As bytes.

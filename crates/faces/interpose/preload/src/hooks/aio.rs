@@ -1,4 +1,5 @@
-//! POSIX asynchronous I/O and libaio: told when submitted, with the length that was asked for.
+//! POSIX asynchronous I/O and libaio: told when submitted, with the length that was asked for. POSIX asynchronous I/O of files of
+//! a cluster is done when it is submitted.
 
 use std::ffi::{c_int, c_long, c_void};
 
@@ -8,7 +9,80 @@ use libc::{aiocb, iovec, sigevent};
 
 use crate::around::{set_errno, tell, wanted};
 use crate::real::missing;
+use crate::served::{self, SERVED};
 use crate::{TABLE, real};
+
+/// The C library's control block, with the fields that `aio_error` and `aio_return` look at.
+#[repr(C)]
+struct Block {
+    fd: c_int,
+    opcode: c_int,
+    priority: c_int,
+    buffer: *mut c_void,
+    len: libc::size_t,
+    event: sigevent,
+    next: *mut Block,
+    absolute: c_int,
+    policy: c_int,
+    error: c_int,
+    result: libc::ssize_t,
+    offset: libc::off_t,
+    rest: [u8; 32],
+}
+
+const _: () = assert!(
+    size_of::<Block>() == size_of::<aiocb>()
+        && std::mem::offset_of!(Block, offset) == std::mem::offset_of!(aiocb, aio_offset)
+        && std::mem::offset_of!(Block, event) == std::mem::offset_of!(aiocb, aio_sigevent)
+);
+
+/// Tells a program that something is done; false: in a way that is not known here.
+fn notify(event: &sigevent, tell: bool) -> bool {
+    match event.sigev_notify {
+        libc::SIGEV_NONE => {}
+        libc::SIGEV_SIGNAL if event.sigev_signo == 0 => {}
+        libc::SIGEV_SIGNAL if tell => {
+            // SAFETY: sends a signal to this process.
+            unsafe { libc::sigqueue(libc::getpid(), event.sigev_signo, event.sigev_value) };
+        }
+        libc::SIGEV_SIGNAL => {}
+        _ => return false,
+    }
+    true
+}
+
+/// Does at once what a block asks of a file of the cluster; `None`: its file is another one.
+///
+/// # Safety
+/// As `aio_read`: null, or a block with a buffer of its length.
+unsafe fn serve(block: *mut aiocb, op: Option<Op>) -> Option<c_int> {
+    if block.is_null() || !SERVED.is_active() {
+        return None;
+    }
+    // SAFETY: the caller's promise; the layout is the C library's.
+    let block = unsafe { &mut *block.cast::<Block>() };
+    SERVED.open_file(block.fd)?;
+    if !notify(&block.event, false) {
+        return Some(served::fail(libc::ENOSYS) as c_int);
+    }
+    let before = crate::around::errno();
+    let done = match op.or(match block.opcode {
+        libc::LIO_READ => Some(Op::Read),
+        libc::LIO_WRITE => Some(Op::Write),
+        _ => None,
+    }) {
+        // SAFETY: the caller's promise.
+        Some(Op::Read) => unsafe { served::read(block.fd, block.buffer, block.len, Some(block.offset)) },
+        // SAFETY: as above.
+        Some(_) => unsafe { served::write(block.fd, block.buffer, block.len, Some(block.offset)) },
+        None => Some(0),
+    };
+    block.result = done.unwrap_or(-1);
+    block.error = if block.result < 0 { crate::around::errno() } else { 0 };
+    set_errno(before);
+    notify(&block.event, true);
+    Some(0)
+}
 
 fn submitted(fd: c_int, op: Op, offset: i64, len_bytes: u64, start_ns: u64, end_ns: u64) {
     if let Some(watched) = wanted(fd, op).filter(|_| len_bytes > 0) {
@@ -35,6 +109,10 @@ macro_rules! singles {
     ($($name:ident $op:expr;)*) => { $(
         #[unsafe(no_mangle)]
         pub unsafe extern "C-unwind" fn $name(block: *mut aiocb) -> c_int {
+            // SAFETY: the caller's argument.
+            if let Some(done) = unsafe { serve(block, Some($op)) } {
+                return done;
+            }
             let Some(real) = real::$name.get() else { return missing() };
             let wish = wish(block, Some($op));
             let start_ns = if wish.is_some() { now_ns() } else { 0 };
@@ -68,6 +146,10 @@ macro_rules! lists {
             signal: *mut sigevent,
         ) -> c_int {
             let Some(real) = real::$name.get() else { return missing() };
+            // SAFETY: the caller's arguments.
+            if let Some(done) = unsafe { serve_list(mode, list, count, signal, |list, count| real(mode, list, count, signal)) } {
+                return done;
+            }
             // Told before they are submitted: when the call returns, the blocks may be gone.
             if !list.is_null() && TABLE.consumer().generation() != 0 {
                 quietly(|| {
@@ -87,6 +169,46 @@ macro_rules! lists {
 }
 
 lists! { lio_listio lio_listio64 }
+
+/// Does those of a list at once that are of files of the cluster, and has the others done; `None`: none is.
+///
+/// # Safety
+/// As `lio_listio`.
+unsafe fn serve_list(
+    mode: c_int,
+    list: *const *mut aiocb,
+    count: c_int,
+    signal: *const sigevent,
+    real: impl FnOnce(*const *mut aiocb, c_int) -> c_int,
+) -> Option<c_int> {
+    if list.is_null() || count <= 0 || !SERVED.is_active() {
+        return None;
+    }
+    // SAFETY: the caller's promise.
+    let blocks = unsafe { std::slice::from_raw_parts(list, count as usize) };
+    // SAFETY: the same.
+    let fd = |block: &*mut aiocb| unsafe { block.as_ref() }.map(|block| block.aio_fildes);
+    let is_served = |block: &&*mut aiocb| fd(block).is_some_and(|fd| SERVED.open_file(fd).is_some());
+    blocks.iter().find(is_served)?;
+    let others: Vec<*mut aiocb> = blocks.iter().filter(|block| !is_served(block)).copied().collect();
+    let mut failed = false;
+    for block in blocks.iter().filter(is_served) {
+        // SAFETY: the same.
+        let done = unsafe { serve(*block, None) };
+        // SAFETY: the same.
+        failed |= done != Some(0) || unsafe { (*block.cast::<Block>()).error } != 0;
+    }
+    if !others.is_empty() {
+        let result = real(others.as_ptr(), others.len() as c_int);
+        if result != 0 {
+            return Some(result);
+        }
+    // SAFETY: the same.
+    } else if let (libc::LIO_NOWAIT, Some(event)) = (mode, unsafe { signal.as_ref() }) {
+        notify(event, true);
+    }
+    Some(if failed && mode == libc::LIO_WAIT { served::fail(libc::EIO) as c_int } else { 0 })
+}
 
 /// Of a list given to `io_submit`, at most this many blocks are reported; the stack has room for that many copies.
 const COPIED_MAX: usize = 128;

@@ -5,35 +5,22 @@ use std::ffi::{c_char, c_int, c_long};
 use impresario_interpose::served::protocol::{Op, Request};
 use libc::{off_t, pollfd, timeval};
 
+use crate::around::{errno, set_errno};
 use crate::real;
 use crate::real::missing;
-use crate::served::{SERVED, attributes, fail, named, open_file, with};
+use crate::served::{SERVED, attributes, named, open_file, with};
 
-/// Lengthens a file; room itself is not set aside, which the servers do not do.
-fn lengthen(fd: c_int, offset: off_t, len: off_t) -> Option<c_int> {
-    SERVED.open_file(fd)?;
-    let end = match offset.checked_add(len) {
-        Some(end) if offset >= 0 && len > 0 => end,
-        _ => return Some(libc::EINVAL),
-    };
-    match attributes(fd)? {
-        Ok(meta) if (meta.size as i64) < end => {
-            let done = open_file(fd, with(Op::Truncate, end), b"", b"", &mut [])?;
-            Some(if done < 0 { crate::around::errno() } else { 0 })
-        }
-        Ok(_) => Some(0),
-        Err(errno) => Some(errno),
-    }
+/// `fallocate` of a file of the cluster.
+fn change_space(fd: c_int, mode: c_int, offset: off_t, len: off_t) -> Option<c_long> {
+    open_file(fd, Request { b: len, c: mode.into(), ..with(Op::Space, offset) }, b"", b"", &mut [])
 }
 
 macro_rules! fallocates {
     ($($name:ident)*) => { $(
         #[unsafe(no_mangle)]
         pub unsafe extern "C-unwind" fn $name(fd: c_int, mode: c_int, offset: off_t, len: off_t) -> c_int {
-            if SERVED.open_file(fd).is_some() {
-                // Room cannot be set aside, nor holes be made.
-                let _ = (mode, offset, len);
-                return fail(libc::EOPNOTSUPP) as c_int;
+            if let Some(done) = change_space(fd, mode, offset, len) {
+                return done as c_int;
             }
             let Some(real) = real::$name.get() else { return missing() };
             // SAFETY: the caller's arguments.
@@ -44,11 +31,36 @@ macro_rules! fallocates {
 
 fallocates! { fallocate fallocate64 }
 
+/// `posix_fallocate` of a file of the cluster: the errno. The C library writes zeros where the file system cannot allocate
+/// (a folder of another one); here the file is lengthened then, which is all that can be had of it without reading.
+fn allocate(fd: c_int, offset: off_t, len: off_t) -> Option<c_int> {
+    let before = errno();
+    let done = change_space(fd, 0, offset, len)?;
+    let result = match errno() {
+        _ if done == 0 => 0,
+        libc::EOPNOTSUPP => lengthen(fd, offset.saturating_add(len)).unwrap_or(libc::EBADF),
+        refused => refused,
+    };
+    set_errno(before);
+    Some(result)
+}
+
+fn lengthen(fd: c_int, end: off_t) -> Option<c_int> {
+    match attributes(fd)? {
+        Ok(meta) if (meta.size as i64) < end => {
+            let done = open_file(fd, with(Op::Truncate, end), b"", b"", &mut [])?;
+            Some(if done < 0 { errno() } else { 0 })
+        }
+        Ok(_) => Some(0),
+        Err(errno) => Some(errno),
+    }
+}
+
 macro_rules! posix_fallocates {
     ($($name:ident)*) => { $(
         #[unsafe(no_mangle)]
         pub unsafe extern "C-unwind" fn $name(fd: c_int, offset: off_t, len: off_t) -> c_int {
-            if let Some(errno) = lengthen(fd, offset, len) {
+            if let Some(errno) = allocate(fd, offset, len) {
                 return errno;
             }
             let Some(real) = real::$name.get() else { return libc::ENOSYS };

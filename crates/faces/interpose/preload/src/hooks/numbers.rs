@@ -81,6 +81,41 @@ fn noted(fd: c_int, command: c_int, result: c_int) -> c_int {
     result
 }
 
+/// What `fcntl` does with locks of a file of a cluster.
+fn lock(open: u64, command: c_int, argument: c_ulong) -> c_int {
+    let place = argument as *mut libc::flock;
+    if place.is_null() {
+        return served::fail(libc::EFAULT) as c_int;
+    }
+    // SAFETY: with these commands the caller's argument is its structure.
+    let asked = unsafe { *place };
+    let is_of_open = matches!(command, libc::F_OFD_GETLK | libc::F_OFD_SETLK | libc::F_OFD_SETLKW);
+    if is_of_open && asked.l_pid != 0 {
+        return served::fail(libc::EINVAL) as c_int;
+    }
+    let mut words = [0; 16];
+    words[..8].copy_from_slice(&i64::from(asked.l_type).to_ne_bytes());
+    words[8..].copy_from_slice(&i64::from(asked.l_whence).to_ne_bytes());
+    let mut held = [0; 32];
+    let request = Request { open, a: asked.l_start, b: asked.l_len, c: command.into(), ..Request::new(Op::Lock) };
+    let got = match SERVED.call(request, b"", b"", &words, &mut held) {
+        Ok(got) => got.len,
+        Err(errno) => return served::fail(errno) as c_int,
+    };
+    if matches!(command, libc::F_GETLK | libc::F_OFD_GETLK) {
+        let word = |at: usize| held[at * 8..][..8].try_into().map_or(0, i64::from_ne_bytes);
+        // SAFETY: as above.
+        let place = unsafe { &mut *place };
+        if got == held.len() {
+            (place.l_type, place.l_whence) = (word(0) as _, libc::SEEK_SET as _);
+            (place.l_start, place.l_len, place.l_pid) = (word(1), word(2), word(3) as _);
+        } else {
+            place.l_type = libc::F_UNLCK as _;
+        }
+    }
+    0
+}
+
 /// What `fcntl` does with a file of a cluster; `None`: what it does with any number.
 fn of_cluster(fd: c_int, command: c_int, argument: c_ulong) -> Option<c_int> {
     if matches!(command, libc::F_DUPFD | libc::F_DUPFD_CLOEXEC | libc::F_GETFD | libc::F_SETFD) {
@@ -90,10 +125,8 @@ fn of_cluster(fd: c_int, command: c_int, argument: c_ulong) -> Option<c_int> {
     let request = match command {
         libc::F_GETFL => Request::new(Op::Flags),
         libc::F_SETFL => served::with(Op::SetFlags, argument as i64),
-        libc::F_GETLK | libc::F_SETLK | libc::F_SETLKW => return Some(served::fail(libc::ENOLCK) as c_int),
-        libc::F_OFD_GETLK | libc::F_OFD_SETLK | libc::F_OFD_SETLKW => {
-            return Some(served::fail(libc::ENOLCK) as c_int);
-        }
+        libc::F_GETLK | libc::F_SETLK | libc::F_SETLKW => return Some(lock(open, command, argument)),
+        libc::F_OFD_GETLK | libc::F_OFD_SETLK | libc::F_OFD_SETLKW => return Some(lock(open, command, argument)),
         _ => return Some(served::fail(libc::EINVAL) as c_int),
     };
     Some(match SERVED.call(Request { open, ..request }, b"", b"", b"", &mut []) {
@@ -124,8 +157,8 @@ fcntls! { fcntl fcntl64 __fcntl }
 #[unsafe(no_mangle)]
 pub unsafe extern "C-unwind" fn flock(fd: c_int, operation: c_int) -> c_int {
     let Some(real) = real::flock.get() else { return missing() };
-    if SERVED.open_file(fd).is_some() {
-        return served::fail(libc::ENOLCK) as c_int;
+    if let Some(done) = served::open_file(fd, served::with(Op::Flock, operation.into()), b"", b"", &mut []) {
+        return done as c_int;
     }
     if operation & (libc::LOCK_SH | libc::LOCK_EX) != 0 {
         locked(fd);
@@ -134,13 +167,34 @@ pub unsafe extern "C-unwind" fn flock(fd: c_int, operation: c_int) -> c_int {
     unsafe { real(fd, operation) }
 }
 
+/// `lockf`, which is `fcntl` from the position on.
+fn lockf_of_cluster(open: u64, operation: c_int, len: libc::off_t) -> c_int {
+    // SAFETY: a structure of numbers.
+    let mut asked: libc::flock = unsafe { std::mem::zeroed() };
+    (asked.l_whence, asked.l_len) = (libc::SEEK_CUR as _, len);
+    let (kind, command) = match operation {
+        libc::F_ULOCK => (libc::F_UNLCK, libc::F_SETLK),
+        libc::F_LOCK => (libc::F_WRLCK, libc::F_SETLKW),
+        libc::F_TLOCK => (libc::F_WRLCK, libc::F_SETLK),
+        // A lock of the process itself is in nobody's way.
+        libc::F_TEST => (libc::F_RDLCK, libc::F_GETLK),
+        _ => return served::fail(libc::EINVAL) as c_int,
+    };
+    asked.l_type = kind as _;
+    let result = lock(open, command, (&raw mut asked) as c_ulong);
+    if result == 0 && operation == libc::F_TEST && asked.l_type != libc::F_UNLCK as libc::c_short {
+        return served::fail(libc::EACCES) as c_int;
+    }
+    result
+}
+
 macro_rules! lockfs {
     ($($name:ident)*) => { $(
         #[unsafe(no_mangle)]
         pub unsafe extern "C-unwind" fn $name(fd: c_int, operation: c_int, len: libc::off_t) -> c_int {
             let Some(real) = real::$name.get() else { return missing() };
-            if SERVED.open_file(fd).is_some() {
-                return served::fail(libc::ENOLCK) as c_int;
+            if let Some(open) = SERVED.open_file(fd) {
+                return lockf_of_cluster(open, operation, len);
             }
             locking();
             // SAFETY: the caller's arguments.
