@@ -107,6 +107,7 @@ impl Unrelated {
             len: 8192,
             arrival_ns: i * 1000,
             completed_ns: Some(i * 1000 + 100_000),
+            source: 0,
         };
         Arc::new(PredictedQueues::new((0..PredictedQueues::REQUESTS_MAX as u64).map(request)))
     }

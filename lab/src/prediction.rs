@@ -3,15 +3,18 @@
 //!
 //! The scenario is that of the paper's Fig. 6 (`lab/papers/agios-2013-fig6.toml`): four applications, four data
 //! servers, client requests of 8 KiB, four access patterns. Policies with a trace get the mean of some earlier runs,
-//! which had other delays. Gains are 1 − T/T(base) of the makespan, arithmetic means over the cases.
+//! which had other delays. Gains are 1 − T/T(base) of the makespan, paired by seed, arithmetic means over the cases; the
+//! 95 % intervals are over the seeds. *Losses* are cases whose whole interval is below zero.
 
 use std::collections::BTreeMap;
 use std::process::ExitCode;
 
 use anyhow::Result;
+use impresario_base::statistics::{Interval, mean};
 use impresario_sched::PolicySpec;
 use impresario_sim::Scenario;
 use impresario_sim::model::{Operation, Pattern};
+use impresario_sim::outcome::Outcome;
 use impresario_sim::sweep::side_by_side;
 
 use crate::reproduce::papers::figure;
@@ -22,6 +25,9 @@ pub struct Args {
     /// Seeds of each case
     #[arg(long, default_value_t = 2, value_name = "N")]
     seeds: u64,
+    /// The first seed; tune on some and show the result on others
+    #[arg(long, default_value_t = 0, value_name = "N")]
+    first_seed: u64,
     /// Processes of each of the four applications
     #[arg(long, value_delimiter = ',', default_values_t = [8, 32], value_name = "N")]
     processes: Vec<u32>,
@@ -64,7 +70,9 @@ const PATTERNS: [(&str, Pattern, u64, u64); 4] = [
     ("strided large", Pattern::Strided, 256 << 10, 8),
 ];
 
-#[derive(Clone)]
+/// Depth, jitter in µs, pattern, write, processes, policy.
+type Key = (u32, u64, usize, bool, u32, usize);
+
 struct Case {
     depth: u32,
     jitter_us: f64,
@@ -73,6 +81,33 @@ struct Case {
     processes: u32,
     policy: usize,
     seed: u64,
+}
+
+impl Case {
+    fn key(&self) -> Key {
+        (self.depth, self.jitter_us as u64, self.pattern, self.write, self.processes, self.policy)
+    }
+}
+
+/// What is shown of a run.
+#[derive(Default)]
+struct Run {
+    makespan_s: f64,
+    batch_kib: f64,
+    access_ms: f64,
+    busy: f64,
+}
+
+impl Run {
+    fn of(outcome: &Outcome) -> Run {
+        let layers = &outcome.layers;
+        Run {
+            makespan_s: outcome.makespan_s,
+            batch_kib: layers.batches.mean_bytes() / 1024.0,
+            access_ms: layers.access_mean_ms,
+            busy: layers.device_busy,
+        }
+    }
 }
 
 pub fn run(args: &Args) -> Result<ExitCode> {
@@ -90,7 +125,7 @@ pub fn run(args: &Args) -> Result<ExitCode> {
                     for &processes in &args.processes {
                         for policy in 0..policies.len() {
                             let of = |seed| Case { depth, jitter_us, pattern, write, processes, policy, seed };
-                            cases.extend((0..args.seeds).map(of));
+                            cases.extend((args.first_seed..args.first_seed + args.seeds).map(of));
                         }
                     }
                 }
@@ -114,63 +149,90 @@ pub fn run(args: &Args) -> Result<ExitCode> {
         scenario
     };
     let threads = std::thread::available_parallelism().map_or(1, |n| n.get());
-    let mut times: Vec<Result<f64>> = Vec::new();
-    times.resize_with(cases.len(), || Ok(0.0));
-    let one = |nth: usize| Some(impresario_sim::run(&make(&cases[nth])).map(|o| o.makespan_s));
-    side_by_side(cases.len(), threads, one, |nth, time| times[nth] = time.map_err(Into::into));
-    // Means over the seeds, by everything else.
-    let mut sums: BTreeMap<(u32, u64, usize, bool, u32, usize), f64> = BTreeMap::new();
-    for (case, time) in cases.iter().zip(times) {
-        let Case { depth, jitter_us, pattern, write, processes, policy, .. } = *case;
-        *sums.entry((depth, jitter_us as u64, pattern, write, processes, policy)).or_default() += time?;
+    let mut runs: Vec<Result<Run>> = Vec::new();
+    runs.resize_with(cases.len(), || Ok(Run::default()));
+    let one = |nth: usize| Some(impresario_sim::run(&make(&cases[nth])).map(|o| Run::of(&o)));
+    side_by_side(cases.len(), threads, one, |nth, run| runs[nth] = run.map_err(Into::into));
+    // The runs of each case, in order of seeds.
+    let mut by_case: BTreeMap<Key, Vec<Run>> = BTreeMap::new();
+    for (case, run) in cases.iter().zip(runs) {
+        by_case.entry(case.key()).or_default().push(run?);
     }
     for &depth in &args.depths {
         for &jitter_us in &args.jitters_us {
             let shown = if depth == 0 { "unbounded".into() } else { depth.to_string() };
             println!("\nhand-off {shown}, jitter {} ms ({} seeds)", jitter_us / 1000.0, args.seeds);
             println!(
-                "{:<48} {:>9} {:>9} {:>9} {:>9} {:>9}",
-                "gain, %", "over base", "3 pattern", "worst", "over none", "worst"
+                "{:<48} {:>15} {:>15} {:>15} {:>9} {:>15} {:>9}",
+                "gain, % (± half of the 95 % interval)",
+                "over base",
+                "3 patterns",
+                "worst case",
+                "losses",
+                "over none",
+                "worst"
             );
             for policy in 1..policies.len() {
-                let (mut over, mut three, mut none, mut lines) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
-                for pattern in 0..PATTERNS.len() {
-                    for write in [true, false] {
-                        for &processes in &args.processes {
-                            let of = |policy| sums[&(depth, jitter_us as u64, pattern, write, processes, policy)];
-                            let (gain, total) = (1.0 - of(policy) / of(base), 1.0 - of(policy) / of(0));
-                            over.push(gain);
-                            none.push(total);
-                            if pattern > 0 {
-                                three.push(gain);
-                            }
-                            let op = if write { "write" } else { "read" };
-                            lines.push(format!(
-                                "    {:<18} {op:<5} {processes:>3}: {:>8.3} s {:>+7.1} % over base {:>+7.1} % over none",
-                                PATTERNS[pattern].0,
-                                of(policy) / args.seeds as f64,
-                                gain * 100.0,
-                                total * 100.0
-                            ));
-                        }
-                    }
-                }
-                let mean = |v: &[f64]| 100.0 * v.iter().sum::<f64>() / v.len().max(1) as f64;
-                let worst = |v: &[f64]| 100.0 * v.iter().copied().fold(f64::INFINITY, f64::min);
+                let of = |(pattern, write, processes), policy| {
+                    &by_case[&(depth, jitter_us as u64, pattern, write, processes, policy)][..]
+                };
+                let all = || {
+                    let ops = (0..PATTERNS.len()).flat_map(|pattern| [(pattern, true), (pattern, false)]);
+                    ops.flat_map(|(pattern, write)| args.processes.iter().map(move |&p| (pattern, write, p)))
+                };
+                let over: Vec<Vec<f64>> = all().map(|case| gains(of(case, policy), of(case, base))).collect();
+                let none: Vec<Vec<f64>> = all().map(|case| gains(of(case, policy), of(case, 0))).collect();
+                let helped = over.iter().zip(all()).filter(|(_, case)| case.0 > 0).map(|(gains, _)| gains);
+                let each: Vec<Interval> = over.iter().map(|gains| Interval::of(gains)).collect();
+                let worst = each.iter().copied().min_by(|a, b| a.mean.total_cmp(&b.mean));
+                let worst_none = none.iter().map(|gains| mean(gains)).fold(f64::INFINITY, f64::min);
                 println!(
-                    "{:<48} {:>+9.1} {:>+9.1} {:>+9.1} {:>+9.1} {:>+9.1}",
+                    "{:<48} {:>15} {:>15} {:>15} {:>9} {:>15} {:>+9.1}",
                     args.policies[policy - 1],
-                    mean(&over),
-                    mean(&three),
-                    worst(&over),
-                    mean(&none),
-                    worst(&none)
+                    percent(&mean_of_cases(over.iter())),
+                    percent(&mean_of_cases(helped)),
+                    worst.as_ref().map_or_else(String::new, percent),
+                    each.iter().filter(|gain| gain.high < 0.0).count(),
+                    percent(&mean_of_cases(none.iter())),
+                    100.0 * worst_none,
                 );
                 if args.cases {
-                    lines.iter().for_each(|line| println!("{line}"));
+                    for ((case, over), none) in all().zip(&each).zip(&none) {
+                        let runs = of(case, policy);
+                        let of_runs = |what: fn(&Run) -> f64| mean(&runs.iter().map(what).collect::<Vec<_>>());
+                        println!(
+                            "    {:<18} {:<5} {:>3}: {:>8.3} s {:>15} over base {:>+6.1} over none; batches of {:>5.1} KiB, \
+                             device accesses of {:>5.2} ms, busy {:>3.0} %",
+                            PATTERNS[case.0].0,
+                            if case.1 { "write" } else { "read" },
+                            case.2,
+                            of_runs(|run| run.makespan_s),
+                            percent(over),
+                            100.0 * mean(none),
+                            of_runs(|run| run.batch_kib),
+                            of_runs(|run| run.access_ms),
+                            of_runs(|run| 100.0 * run.busy),
+                        );
+                    }
                 }
             }
         }
     }
     Ok(ExitCode::SUCCESS)
+}
+
+/// Gains of runs over others of the same seeds.
+fn gains(runs: &[Run], base: &[Run]) -> Vec<f64> {
+    runs.iter().zip(base).map(|(run, base)| 1.0 - run.makespan_s / base.makespan_s).collect()
+}
+
+/// The mean over cases, with the interval over seeds.
+fn mean_of_cases<'a>(cases: impl Iterator<Item = &'a Vec<f64>> + Clone) -> Interval {
+    let seeds = cases.clone().map(Vec::len).min().unwrap_or(0);
+    let of_seed = |seed: usize| mean(&cases.clone().map(|gains| gains[seed]).collect::<Vec<_>>());
+    Interval::of(&(0..seeds).map(of_seed).collect::<Vec<_>>())
+}
+
+fn percent(gain: &Interval) -> String {
+    format!("{:+.1} ± {:.1}", 100.0 * gain.mean, 100.0 * (gain.high - gain.mean))
 }

@@ -18,6 +18,7 @@ fn follower(blocks: &[u64]) -> Follower {
         len: 16 * KIB,
         arrival_ns: n as u64 * MS,
         completed_ns: None,
+        source: 0,
     };
     let queues = PredictedQueues::new(blocks.iter().enumerate().map(read));
     let earlier = EarlierReads::of(&queues);
@@ -149,6 +150,7 @@ fn recorded(reads: &[(u64, u64, u64)]) -> Arc<EarlierReads> {
         len: BLOCK,
         arrival_ns: n as u64 * 4 * MS,
         completed_ns: None,
+        source: 0,
     };
     Arc::new(EarlierReads::of(&PredictedQueues::new(reads.iter().enumerate().map(read))))
 }

@@ -11,7 +11,8 @@
 //! - [`ReadingAhead`]: what a data server makes of its predictions: which it acts on, and when it sleeps.
 //! - [`Detector`]: strides of one reader in one file; its [`Forecast`] says which bytes come next.
 //! - [`ReadingOrder`]: a file whose extents are read in an order that a recorded run has shown.
-//! - [`PredictedQueues`]: the requests of a recorded run as a scheduler will queue them, and their [`Aggregations`].
+//! - [`PredictedQueues`]: the requests of a recorded run as a scheduler will queue them, and their [`Aggregations`];
+//!   [`Triggers`] say what each of them followed.
 //! - [`Shape`]: how files of one kind are read, whatever their size, learnt from several [`Sample`]s.
 //! - [`Tracks`]: a file whose own index tells which extents belong together and in which order.
 //! - [`Run`]: a recorded run; [`replay()`] replays it against any model of storage; [`Pattern`] describes how it reads one
@@ -36,6 +37,7 @@ mod run;
 mod shape;
 mod stream;
 mod tracks;
+mod triggers;
 
 pub use account::Account;
 pub use detector::{Detector, STREAMS_MAX, Seen};
@@ -44,7 +46,7 @@ pub use forecast::Forecast;
 pub use hints::{HINT_PIECE_BYTES, HintTotals, Hints};
 pub use pattern::{Kind, Part, Pattern, Phase};
 pub use phases::{NextPhase, Phases};
-pub use predicted::{Aggregations, Group, GroupLimits, PredictedId, PredictedQueues, Recorded, Rule, part_key};
+pub use predicted::{Aggregations, Group, GroupLimits, PredictedId, PredictedQueues, Recorded, part_key};
 pub use predictor::{Limits, Prediction, Predictor, Source, Totals};
 pub use reading_ahead::{ALONE_MAX, ReadingAhead, is_there};
 pub use reading_order::ReadingOrder;
@@ -52,6 +54,7 @@ pub use replay::{Elapsed, ReadEnd, Storage, replay};
 pub use run::{Access, Reader, RecordedRead, Run, Thread};
 pub use shape::{Anchor, PREDICTED_MAX, Repeat, Sample, Score, Series, Shape, ShapePiece, ShapeStep, held_out};
 pub use tracks::{EXTENTS_MAX, NextOnTrack, Tracks};
+pub use triggers::{Trigger, Triggers};
 
 use std::ops::Range;
 

@@ -1,15 +1,9 @@
 //! Predicted queues: the requests of a recorded run as a scheduler would queue them, the aggregations that it could make
 //! of them, and the link from a request that arrives to its prediction (agios-2013, IV).
 //!
-//! Two rules say which neighbours belong together:
-//!
-//! - [`Rule::Worth`], the paper's (IV.B): in offset order, two at a time, R1 and R2 are aggregated if
-//!   TTP(S1) + TTP(S2) > TTP(S1 + S2) + |AT2 − AT1| × (1 − α), where α is the part of a wait that other queues use. The
-//!   result is a virtual request that is compared with the next neighbour. Its arrival is that of its last part (the
-//!   paper does not say): until then it cannot be complete.
-//! - [`Rule::Causal`], ours: R2 also must have arrived before R1 had completed, and R1 before R2 had. A synchronous
-//!   process sends its next request when it has the answer to the last one, so a scheduler that waits for what its own
-//!   answer causes waits in vain.
+//! In offset order, two at a time, R1 and R2 are aggregated if TTP(S1) + TTP(S2) > TTP(S1 + S2) + |AT2 − AT1| × (1 − α),
+//! where α is the part of a wait that other queues use (IV.B). The result is a virtual request that is compared with the
+//! next neighbour. Its arrival is that of its last part (the paper does not say): until then it cannot be complete.
 //!
 //! A run that reads a range several times has several requests of one place. They are told apart by *round*: the nth
 //! request of a place is in round n, and only requests of one round are aggregated.
@@ -35,6 +29,8 @@ pub struct Recorded {
     pub arrival_ns: u64,
     /// When it was done; `None` where that is not known.
     pub completed_ns: Option<u64>,
+    /// Its process, client or thread; 0 where that is not known.
+    pub source: u32,
 }
 
 /// The key of what one lane (a server) holds of a file, where each lane has offsets of its own. That of lane 0 is the
@@ -45,18 +41,13 @@ pub fn part_key(file: u64, lane: u16) -> u64 {
 
 /// A predicted request, by its place in the predicted queues.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-pub struct PredictedId(u32);
+pub struct PredictedId(pub(crate) u32);
 
-/// Which neighbours are aggregated.
-#[derive(Clone, Copy, PartialEq, Debug)]
-pub enum Rule {
-    /// The paper's: if it takes less time, the wait included, of which the part `overlap` (α, 0 to 1) costs nothing.
-    Worth {
-        /// α.
-        overlap: f64,
-    },
-    /// The same without the cost of waiting, for requests of which none can have caused the other.
-    Causal,
+impl PredictedId {
+    /// Its place among all predicted requests, from 0.
+    pub fn index(self) -> usize {
+        self.0 as usize
+    }
 }
 
 /// Limits of a virtual request.
@@ -83,8 +74,6 @@ pub struct Group {
     pub first_ns: u64,
     /// When its last one arrived, on the same clock.
     pub last_ns: u64,
-    /// When the first of its requests had completed, on the same clock.
-    completed_ns: u64,
     /// First byte after it.
     end: u64,
 }
@@ -106,8 +95,10 @@ struct Predicted {
     offset: u64,
     len: u64,
     since_first_ns: u64,
+    /// `u64::MAX`: not known.
     completed_ns: u64,
     round: u32,
+    source: u32,
 }
 
 /// A predicted queue.
@@ -149,7 +140,14 @@ impl PredictedQueues {
             let since_first_ns = r.arrival_ns - first_ns;
             all.push((
                 (r.file, r.write),
-                Predicted { offset: r.offset, len: r.len, since_first_ns, completed_ns, round: *round },
+                Predicted {
+                    offset: r.offset,
+                    len: r.len,
+                    since_first_ns,
+                    completed_ns,
+                    round: *round,
+                    source: r.source,
+                },
             ));
             *round += 1;
         }
@@ -227,20 +225,52 @@ impl PredictedQueues {
         })
     }
 
+    /// By file and source: arrivals and completions in order of time, as (ns since the first of the file, request,
+    /// whether it completed).
+    pub(crate) fn events(&self) -> FxHashMap<(u64, u32), Vec<(u64, u32, bool)>> {
+        let mut all: FxHashMap<(u64, u32), Vec<(u64, u32, bool)>> = FxHashMap::default();
+        for ((file, _), queue) in &self.queues {
+            for at in queue.range.clone() {
+                let p = &self.requests[at as usize];
+                let events = all.entry((*file, p.source)).or_default();
+                events.push((p.since_first_ns, at, false));
+                if p.completed_ns < u64::MAX {
+                    events.push((p.completed_ns, at, true));
+                }
+            }
+        }
+        // Of two events at one instant the completion is the cause.
+        all.values_mut().for_each(|events| events.sort_unstable_by_key(|(at, id, completed)| (*at, !completed, *id)));
+        all
+    }
+
+    /// By request: whether the one after it is of the same queue and round and begins where it ends.
+    pub(crate) fn continued(&self) -> Vec<bool> {
+        let mut continued = vec![false; self.requests.len()];
+        for Queue { range, .. } in self.queues.values() {
+            for at in range.start as usize..(range.end as usize).saturating_sub(1) {
+                let (a, b) = (&self.requests[at], &self.requests[at + 1]);
+                continued[at] = a.round == b.round && a.offset.saturating_add(a.len) == b.offset;
+            }
+        }
+        continued
+    }
+
     /// When a predicted request arrived, ns since the first of its file.
     pub fn arrival_ns(&self, id: PredictedId) -> u64 {
         self.requests[id.0 as usize].since_first_ns
     }
 }
 
-/// The aggregations of predicted queues under one rule, computed queue by queue when they are asked for.
+/// The aggregations of predicted queues for one α, computed queue by queue when they are asked for.
 #[derive(Debug)]
 pub struct Aggregations {
     limits: GroupLimits,
-    rule: Rule,
-    /// Raised with each change of the rule.
+    /// α, 0 to 1.
+    overlap: f64,
+    /// Raised with each change of α.
     generation: u32,
-    /// By queue: with which rule its groups were made.
+    /// By queue: with which α its groups were made.
     made: FxHashMap<(u64, bool), u32>,
     /// By predicted request: its group's place in `groups` + 1.
     group_of: Vec<u32>,
@@ -249,10 +279,10 @@ pub struct Aggregations {
 
 impl Aggregations {
     /// For predicted queues.
-    pub fn new(queues: &PredictedQueues, rule: Rule, limits: GroupLimits) -> Aggregations {
+    pub fn new(queues: &PredictedQueues, overlap: f64, limits: GroupLimits) -> Aggregations {
         Aggregations {
             limits,
-            rule,
+            overlap,
             generation: 1,
             made: FxHashMap::default(),
             group_of: vec![0; queues.len()],
@@ -260,19 +290,19 @@ impl Aggregations {
         }
     }
 
-    /// Another rule, or another α.
-    pub fn set_rule(&mut self, rule: Rule) {
-        if rule != self.rule {
-            self.rule = rule;
+    /// Another α.
+    pub fn set_overlap(&mut self, overlap: f64) {
+        if overlap != self.overlap {
+            self.overlap = overlap;
             self.generation += 1;
             self.groups.clear();
             self.made.clear();
         }
     }
 
-    /// The rule in force.
-    pub fn rule(&self) -> Rule {
-        self.rule
+    /// α.
+    pub fn overlap(&self) -> f64 {
+        self.overlap
     }
 
     /// The aggregation that a predicted request is part of; a group of one when it is better served alone. `ttp_ns` is the
@@ -301,7 +331,6 @@ impl Aggregations {
                 bytes: p.len,
                 first_ns: p.since_first_ns,
                 last_ns: p.since_first_ns,
-                completed_ns: p.completed_ns,
                 end: p.offset.saturating_add(p.len),
             }
         };
@@ -314,7 +343,6 @@ impl Aggregations {
                     bytes: next.end.max(group.end) - (group.end - group.bytes),
                     first_ns: group.first_ns.min(next.first_ns),
                     last_ns: group.last_ns.max(next.last_ns),
-                    completed_ns: group.completed_ns.min(next.completed_ns),
                     end: group.end.max(next.end),
                     ..group
                 },
@@ -356,13 +384,8 @@ impl Aggregations {
         }
         let apart = ttp_ns(group.bytes).saturating_add(ttp_ns(next.bytes));
         let together = ttp_ns(bytes);
-        match self.rule {
-            Rule::Worth { overlap } => {
-                let wait = next.first_ns.abs_diff(group.last_ns) as f64 * (1.0 - overlap);
-                apart as f64 > together as f64 + wait
-            }
-            Rule::Causal => apart > together && next.first_ns < group.completed_ns && group.last_ns < next.completed_ns,
-        }
+        let wait = next.first_ns.abs_diff(group.last_ns) as f64 * (1.0 - self.overlap);
+        apart as f64 > together as f64 + wait
     }
 }
 
@@ -389,13 +412,14 @@ mod tests {
             len: 8 * KIB,
             arrival_ns: arrival_ms * MS,
             completed_ns: Some(completed_ms * MS),
+            source: 0,
         }
     }
 
     /// The groups of file 1's reads as (first KiB, KiB).
-    fn groups(run: &[Recorded], rule: Rule, limits: GroupLimits) -> Vec<(u64, u64)> {
+    fn groups(run: &[Recorded], overlap: f64, limits: GroupLimits) -> Vec<(u64, u64)> {
         let queues = PredictedQueues::new(run.iter().copied());
-        let mut all = Aggregations::new(&queues, rule, limits);
+        let mut all = Aggregations::new(&queues, overlap, limits);
         let start = run.iter().map(|r| r.arrival_ns).min().unwrap();
         let mut seen: Vec<(u64, u64, u64)> = Vec::new();
         for r in run {
@@ -411,36 +435,19 @@ mod tests {
     /// Worked by hand: two requests of 8 KiB take 10.125 ms each and 10.25 ms together: worth a wait below 10 ms.
     #[test]
     fn neighbours_are_aggregated_while_that_is_worth_the_wait() {
-        let worth = |overlap| Rule::Worth { overlap };
         let run = |apart_ms| [recorded(0, 0, 50), recorded(8, apart_ms, 50), recorded(24, 1, 50)];
-        assert_eq!(groups(&run(9), worth(0.0), LIMITS), [(0, 16), (24, 8)], "a hole is no neighbour");
-        assert_eq!(groups(&run(10), worth(0.0), LIMITS), [(0, 8), (24, 8), (8, 8)]);
-        assert_eq!(groups(&run(19), worth(0.5), LIMITS), [(0, 16), (24, 8)], "half of the wait is used by others");
-        assert_eq!(groups(&run(21), worth(0.5), LIMITS), [(0, 8), (24, 8), (8, 8)]);
-        assert_eq!(groups(&run(9000), worth(1.0), LIMITS), [(0, 16), (24, 8)]);
+        assert_eq!(groups(&run(9), 0.0, LIMITS), [(0, 16), (24, 8)], "a hole is no neighbour");
+        assert_eq!(groups(&run(10), 0.0, LIMITS), [(0, 8), (24, 8), (8, 8)]);
+        assert_eq!(groups(&run(19), 0.5, LIMITS), [(0, 16), (24, 8)], "half of the wait is used by others");
+        assert_eq!(groups(&run(21), 0.5, LIMITS), [(0, 8), (24, 8), (8, 8)]);
+        assert_eq!(groups(&run(9000), 1.0, LIMITS), [(0, 16), (24, 8)]);
         // A virtual request goes on with the next; where it is refused, the refused one goes on.
         let chain: Vec<_> = (0..8).map(|i| recorded(i * 8, if i < 4 { i } else { 100 + i }, 500)).collect();
-        assert_eq!(groups(&chain, worth(0.0), LIMITS), [(0, 32), (32, 32)]);
+        assert_eq!(groups(&chain, 0.0, LIMITS), [(0, 32), (32, 32)]);
         let few = GroupLimits { requests: 3, ..LIMITS };
-        assert_eq!(groups(&chain[..4], worth(0.0), few), [(0, 24), (24, 8)]);
+        assert_eq!(groups(&chain[..4], 0.0, few), [(0, 24), (24, 8)]);
         let small = GroupLimits { bytes: 16 * KIB, ..LIMITS };
-        assert_eq!(groups(&chain[..4], worth(0.0), small), [(0, 16), (16, 16)]);
-    }
-
-    /// Of two synchronous processes that each read two neighbours one after the other, the first ones belong together, the
-    /// second ones too, but no answer waits for what it causes.
-    #[test]
-    fn causes_are_not_waited_for() {
-        let run = [recorded(0, 0, 20), recorded(8, 21, 40), recorded(16, 1, 21), recorded(24, 22, 41)];
-        assert_eq!(groups(&run, Rule::Causal, LIMITS), [(0, 8), (16, 8), (8, 8), (24, 8)]);
-        let worth = Rule::Worth { overlap: 1.0 };
-        assert_eq!(groups(&run, worth, LIMITS), [(0, 32)], "the paper's rule waits for them");
-        let strided = [recorded(0, 0, 20), recorded(8, 1, 21), recorded(16, 22, 40), recorded(24, 23, 41)];
-        assert_eq!(groups(&strided, Rule::Causal, LIMITS), [(0, 16), (16, 16)]);
-        let short = GroupLimits { span_ns: MS / 2, ..LIMITS };
-        assert_eq!(groups(&strided, Rule::Causal, short).len(), 4);
-        let unknown = strided.map(|r| Recorded { completed_ns: None, ..r });
-        assert_eq!(groups(&unknown, Rule::Causal, LIMITS), [(0, 32)]);
+        assert_eq!(groups(&chain[..4], 0.0, small), [(0, 16), (16, 16)]);
     }
 
     /// A file that is read twice: the second time's requests are not aggregated with the first one's.
@@ -448,7 +455,7 @@ mod tests {
     fn rounds_are_kept_apart() {
         let twice: Vec<_> =
             (0..2).flat_map(|n| (0..4).map(move |i| recorded(i * 8, n * 1000 + i, n * 1000 + 50))).collect();
-        assert_eq!(groups(&twice, Rule::Worth { overlap: 0.0 }, LIMITS), [(0, 32), (0, 32)]);
+        assert_eq!(groups(&twice, 0.0, LIMITS), [(0, 32), (0, 32)]);
     }
 
     #[test]
@@ -479,7 +486,7 @@ mod tests {
         use proptest::prelude::*;
         let request = (0u64..3, any::<bool>(), 0u64..64, 1u64..4, 0u64..1000, 0u64..100);
         let run = proptest::collection::vec(request, 1..200);
-        proptest!(|(run in run, causal in any::<bool>(), overlap in 0.0..1.0f64)| {
+        proptest!(|(run in run, overlap in 0.0..1.0f64)| {
             let run: Vec<Recorded> = run
                 .into_iter()
                 .map(|(file, write, block, blocks, at, took)| Recorded {
@@ -489,13 +496,13 @@ mod tests {
                     len: blocks * 4096,
                     arrival_ns: at * MS / 10,
                     completed_ns: (took > 5).then_some((at + took) * MS / 10),
+                    source: 0,
                 })
                 .collect();
             let queues = PredictedQueues::new(run.iter().copied());
             prop_assert_eq!(queues.len(), run.len());
-            let rule = if causal { Rule::Causal } else { Rule::Worth { overlap } };
             let limits = GroupLimits { requests: 5, bytes: 32 * KIB, span_ns: 20 * MS };
-            let mut all = Aggregations::new(&queues, rule, limits);
+            let mut all = Aggregations::new(&queues, overlap, limits);
             for (queue, Queue { range, bytes }) in &queues.queues {
                 let requests = &queues.requests[range.start as usize..range.end as usize];
                 prop_assert_eq!(*bytes, requests.iter().map(|r| r.len).sum::<u64>());

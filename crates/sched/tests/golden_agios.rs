@@ -93,6 +93,7 @@ fn srtf_serves_the_file_with_the_fewest_bytes_to_come() {
             len: 4 << 10,
             arrival_ns: i,
             completed_ns: None,
+            source: 0,
         };
         (0..kib / 4).map(request)
     };

@@ -9,7 +9,7 @@ use impresario_base::random::mix;
 use impresario_foresight::PredictedQueues;
 use impresario_sched::{Ended, Nanos};
 use impresario_trace::predict::{mean_of, predicted_queues_by};
-use impresario_trace::{Builder, FileInfo, Header, Origin, OriginId, Outcome, Record, Trace};
+use impresario_trace::{Builder, FileInfo, Header, Origin, Outcome, Record, Trace};
 
 use crate::model::{Scenario, Servers};
 use crate::simulation::{Budget, SimError, Simulation};
@@ -38,13 +38,13 @@ pub(crate) fn foretold(scenario: &Scenario) -> Result<Vec<Arc<PredictedQueues>>,
 fn trace(ended: &[Ended]) -> Trace {
     let mut builder = Builder::new(Header::default());
     // A simulated run is within the limits of a trace; anything beyond is left out.
-    let _ = builder.origin(Origin::default());
     for e in ended.iter().filter(|e| e.op.is_data()) {
         let Ok(file) = builder.file(FileInfo { key: e.file + 1, ..FileInfo::default() }) else { continue };
+        let Ok(origin) = builder.origin(Origin { process: e.client as u32, ..Origin::default() }) else { continue };
         let _ = builder.push(Record {
             op: e.op.into(),
             file,
-            origin: OriginId(0),
+            origin,
             lane: e.lane,
             offset: e.offset,
             len: e.len,

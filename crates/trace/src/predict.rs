@@ -32,6 +32,7 @@ pub fn predicted_queues_by(trace: &Trace, key: impl Fn(&FileInfo) -> u64) -> Pre
         len: r.len,
         arrival_ns: r.arrival.0,
         completed_ns: r.completion().map(|c| c.0),
+        source: r.origin.0,
     }))
 }
 

@@ -158,6 +158,7 @@ fn recorded_run(rng: &mut Random) -> Arc<PredictedQueues> {
             len: [512, 1024, 1024, 1024, 4096][rng.below(5) as usize],
             arrival_ns,
             completed_ns: (rng.below(8) > 0).then(|| arrival_ns + rng.below(100_000)),
+            source: rng.below(4) as u32,
         }
     };
     Arc::new(PredictedQueues::new((0..400).map(request)))

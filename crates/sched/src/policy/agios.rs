@@ -6,9 +6,11 @@
 //! instant a request still matches its prediction; `wait_us` and `bound_percent` do.
 //!
 //! `agios-causal` is ours, for shallow hand-offs below the scheduler, where the paper's rule waits for requests that
-//! cannot arrive before others are served. It has the windows and anticipation of `mlf` and waits only for requests
-//! that did not cause each other in the recorded run, for `wait_us` at most. It keeps the lane during a wait in the
-//! file's window, and an account per file stops waiting where it does not pay.
+//! cannot arrive before others are served. It has the windows of `mlf` and waits only for requests that are due: what
+//! they followed in the recorded run has just happened (`parts/due.rs`). It waits where the last batch ended, in place
+//! of `mlf`'s anticipation, and for the neighbours of the virtual request that goes next; for `wait_us` at most before
+//! each batch; and only where measurements show that this pays (`parts/worth.rs`). Lanes that share one space wait for
+//! nothing.
 //!
 //! Without a recorded run, and for files and requests outside it, both equal `mlf` with these parameters.
 //!
@@ -16,10 +18,11 @@
 
 use super::mlf::{self, params};
 use super::params::Range;
+use super::parts::due::Due;
 use super::parts::foreseen::Foreseen;
-use super::{Conduct, ParamInfo, PolicyInfo};
+use super::parts::tenure::Foresight;
+use super::{Conduct, ParamInfo, Params, PolicyInfo};
 use crate::types::Nanos;
-use impresario_foresight::Rule;
 
 pub(super) const INFO: PolicyInfo = PolicyInfo {
     name: "agios",
@@ -29,17 +32,22 @@ pub(super) const INFO: PolicyInfo = PolicyInfo {
     params: LITERAL_PARAMS,
     build: |given, setup| {
         let overlap = given.integer("overlap_percent") as f64 / 100.0;
-        mlf::build(given, setup, Some(foreseen(given, setup, Rule::Worth { overlap })))
+        let limits = (given.integer("batch_requests"), given.integer("batch_bytes"));
+        let foreseen = Foreseen::new(overlap, wait(given), limits, bound_part(given), setup.lanes.into());
+        mlf::build(given, setup, Foresight::Aggregations(foreseen))
     },
 };
 
 pub(super) const CAUSAL: PolicyInfo = PolicyInfo {
     name: "agios-causal",
-    summary: "mlf that waits briefly for predicted requests that do not depend on a reply, where that pays.",
+    summary: "mlf that waits briefly for predicted requests whose causes have happened, where that pays.",
     source: "ours, after agios-2013, IV",
     conduct: CONDUCT,
     params: CAUSAL_PARAMS,
-    build: |given, setup| mlf::build(given, setup, Some(foreseen(given, setup, Rule::Causal))),
+    build: |given, setup| {
+        let due = Due::new(wait(given), given.integer("batch_requests"), bound_part(given), setup.lanes.into());
+        mlf::build(given, setup, Foresight::Due(due))
+    },
 };
 
 const CONDUCT: Conduct = Conduct {
@@ -85,9 +93,10 @@ const fn causal_params() -> [ParamInfo; 14] {
     [a, b, c, d, e, f, g, h, i, j, k, l, ParamInfo { default: "2000", ..WAIT }, BOUND]
 }
 
-fn foreseen(given: &super::Params, setup: &super::Setup, rule: Rule) -> Foreseen {
-    let wait = Nanos::from_micros(given.integer("wait_us"));
-    let limits = (given.integer("batch_requests"), given.integer("batch_bytes"));
-    let bound = given.integer("bound_percent") as f64 / 100.0;
-    Foreseen::new(rule, wait, limits, bound, setup.lanes.into())
+fn wait(given: &Params) -> Nanos {
+    Nanos::from_micros(given.integer("wait_us"))
+}
+
+fn bound_part(given: &Params) -> f64 {
+    given.integer("bound_percent") as f64 / 100.0
 }

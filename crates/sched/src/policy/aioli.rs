@@ -6,6 +6,7 @@
 
 use super::PolicyInfo;
 use super::mlf::{self, params};
+use super::parts::tenure::Foresight;
 
 pub(super) const INFO: PolicyInfo = PolicyInfo {
     name: "aioli",
@@ -13,5 +14,5 @@ pub(super) const INFO: PolicyInfo = PolicyInfo {
     source: "aioli-2006, part 2; defaults of the public library",
     conduct: mlf::CONDUCT,
     params: &params("65536", "on", "900"),
-    build: |params, setup| mlf::build(params, setup, None),
+    build: |params, setup| mlf::build(params, setup, Foresight::None),
 };

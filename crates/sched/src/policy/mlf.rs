@@ -38,9 +38,8 @@ use impresario_foresight::PredictedQueues;
 pub(super) use params::params;
 
 use super::parts::arrivals::Guards;
-use super::parts::foreseen::Foreseen;
 use super::parts::levels::{Levels, key_of};
-use super::parts::tenure::Tenure;
+use super::parts::tenure::{Foresight, Tenure};
 use super::parts::turns::Turns;
 use super::parts::windows::WINDOW_BATCHES;
 use super::{Choice, Conduct, Done, Params, Policy, PolicyError, PolicyInfo, Setup, View, WaitBound, WaitReason};
@@ -55,7 +54,7 @@ pub(super) const INFO: PolicyInfo = PolicyInfo {
     source: "agios-2013, III (algorithm of aioli-2006)",
     conduct: CONDUCT,
     params: &params("8192", "off", "0"),
-    build: |params, setup| build(params, setup, None),
+    build: |params, setup| build(params, setup, Foresight::None),
 };
 
 pub(super) const CONDUCT: Conduct = Conduct {
@@ -66,17 +65,13 @@ pub(super) const CONDUCT: Conduct = Conduct {
     ..Conduct::conserving("(older requests of the lane + 1) × (256 × guard_batches + 1) batches")
 };
 
-/// Builds from the parameters; `foreseen`: with holds for predicted requests.
-pub(super) fn build(
-    params: &Params,
-    setup: &Setup,
-    foreseen: Option<Foreseen>,
-) -> Result<Box<dyn Policy>, PolicyError> {
+/// Builds from the parameters.
+pub(super) fn build(params: &Params, setup: &Setup, foresight: Foresight) -> Result<Box<dyn Policy>, PolicyError> {
     let levels = Levels::new(params, setup);
     let guard = params.integer("guard_batches").saturating_mul(WINDOW_BATCHES);
     Ok(Box::new(Mlf {
         levels: levels.map_err(|why| params.refuse("weights", format!("in the form of rules: {why}")))?,
-        tenure: Tenure::new(params, setup, foreseen),
+        tenure: Tenure::new(params, setup, foresight),
         guards: Guards::new(guard, setup.lanes.into()),
         turns: Turns::default(),
         params: params.clone(),
@@ -116,8 +111,7 @@ impl Mlf {
             let hold = if may_hold { self.tenure.hold(view, &self.levels, q, head) } else { None };
             match hold {
                 None => break self.send_if_open(view, q, head, batch),
-                // Within a window, a short wait costs less than a seek to another file and back.
-                Some(hold) if window.is_some() && self.tenure.is_causal() => break hold,
+                Some(hold) if self.tenure.keeps_lane() => break hold,
                 Some(hold) => held = Some(held.map_or(hold, |held| held.sooner(hold))),
             }
             self.tenure.put_aside(view, &mut self.levels, q);

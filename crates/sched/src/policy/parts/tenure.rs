@@ -1,10 +1,11 @@
 //! How long a queue of `mlf` keeps its lane, and what its lane waits for: dedicated windows (`windows.rs`), short runs held
-//! for their neighbours (`holds.rs`), predicted requests (`foreseen.rs`).
+//! for their neighbours (`holds.rs`), predicted requests (`foreseen.rs`, `due.rs`).
 
 use std::sync::Arc;
 
 use impresario_foresight::PredictedQueues;
 
+use super::due::Due;
 use super::foreseen::Foreseen;
 use super::holds::{FileOp, Holds};
 use super::levels::{Levels, Queue, key_of};
@@ -17,26 +18,35 @@ use crate::types::{LaneId, Nanos};
 /// Maximum queues skipped in one decision because their runs are held.
 const ASIDE_MAX: usize = 8;
 
+/// What is made of a recorded run.
+pub(in crate::policy) enum Foresight {
+    /// Nothing.
+    None,
+    /// Waits for predicted aggregations.
+    Aggregations(Foreseen),
+    /// Waits for requests that are due.
+    Due(Due),
+}
+
 /// Of all queues.
 pub(in crate::policy) struct Tenure {
     windows: Windows,
     holds: Holds,
-    /// Only in policies that use recorded runs.
-    foreseen: Option<Foreseen>,
+    foresight: Foresight,
     /// Queues that the current decision skips; empty between decisions.
     aside: Vec<u32>,
 }
 
 impl Tenure {
-    /// From the parameters of `mlf`; `foreseen`: with holds for predicted requests.
-    pub fn new(params: &Params, setup: &Setup, foreseen: Option<Foreseen>) -> Tenure {
+    /// From the parameters of `mlf`.
+    pub fn new(params: &Params, setup: &Setup, foresight: Foresight) -> Tenure {
         let micros = |name| Nanos::from_micros(params.integer(name));
         // If lanes share one space, a queue's next request may be for any of them, so no lane is held.
         let hold = if setup.shared_space { Nanos::ZERO } else { micros("anticipation_us") };
         Tenure {
             windows: Windows::new(micros("window_us"), hold, params.integer("batch_bytes"), setup.lanes),
             holds: Holds::new(micros("hold_us")),
-            foreseen,
+            foresight,
             aside: Vec::new(),
         }
     }
@@ -48,10 +58,23 @@ impl Tenure {
         levels: &mut Levels,
         lane: usize,
     ) -> Result<(u32, Option<u64>), Choice> {
+        if let Foresight::Due(due) = &mut self.foresight
+            && let Some((key, end)) = self.windows.current(view, lane)
+        {
+            let stream = (LaneId(lane as u16), view.names.file(key.1), key.2);
+            if let Some(until) = due.next(view, stream, levels.find(&key).is_none()) {
+                return Err(Choice::Wait { until: until.min(end), reason: WaitReason::Hold });
+            }
+        }
         match self.windows.at(view, lane, |key| levels.find(key)) {
             Dedicated::To(q, offset) if !self.aside.contains(&q) => return Ok((q, Some(offset))),
             Dedicated::To(..) | Dedicated::No => {}
-            Dedicated::Held(until) => return Err(Choice::Wait { until, reason: WaitReason::Hold }),
+            Dedicated::Held(until) => {
+                if let Foresight::Due(due) = &mut self.foresight {
+                    due.idles(view, lane);
+                }
+                return Err(Choice::Wait { until, reason: WaitReason::Hold });
+            }
             Dedicated::Over(q) => levels.end_turn(view, q),
         }
         levels.next(view, lane).map(|q| (q, None))
@@ -63,7 +86,11 @@ impl Tenure {
             return None;
         }
         let queue = levels.queue(q);
-        let foreseen = self.foreseen.as_mut().and_then(|f| f.hold(view, levels.runs(), queue.stream(), head));
+        let foreseen = match &mut self.foresight {
+            Foresight::None => None,
+            Foresight::Aggregations(foreseen) => foreseen.hold(view, levels.runs(), queue.stream(), head),
+            Foresight::Due(due) => due.neighbours(view, levels.runs(), queue.stream(), head),
+        };
         let until = foreseen.or_else(|| {
             let (requests, first, newest) = self.holds.any().then(|| levels.run(view, q, head))?;
             self.holds.until(view.now, queue.file_op(), requests, first, newest)
@@ -71,9 +98,9 @@ impl Tenure {
         Some(Choice::Wait { until, reason: WaitReason::Hold })
     }
 
-    /// Whether a queue whose run is held keeps its lane within its window.
-    pub fn is_causal(&self) -> bool {
-        self.foreseen.as_ref().is_some_and(Foreseen::is_causal)
+    /// Whether a queue whose run is held keeps its lane: a short wait costs less than a seek to another file and back.
+    pub fn keeps_lane(&self) -> bool {
+        matches!(self.foresight, Foresight::Due(_))
     }
 
     /// Skips a queue for the rest of this decision.
@@ -92,15 +119,19 @@ impl Tenure {
         if new {
             self.windows.arrived(view, queue.stream(), view.table.start(slot));
         }
-        if let Some(foreseen) = &mut self.foreseen {
-            foreseen.arrived(view, slot);
+        match &mut self.foresight {
+            Foresight::None => {}
+            Foresight::Aggregations(foreseen) => foreseen.arrived(view, slot),
+            Foresight::Due(due) => due.arrived(view, queue.stream(), new, slot),
         }
     }
 
     /// A request was cancelled; `emptied`: the last one of its queue.
     pub fn cancelled(&mut self, slot: Slot, emptied: Option<FileOp>) {
-        if let Some(foreseen) = &mut self.foreseen {
-            foreseen.cancelled(slot);
+        match &mut self.foresight {
+            Foresight::None => {}
+            Foresight::Aggregations(foreseen) => foreseen.cancelled(slot),
+            Foresight::Due(due) => due.cancelled(slot),
         }
         if let Some(file_op) = emptied {
             self.holds.cancelled(file_op);
@@ -110,8 +141,10 @@ impl Tenure {
     /// A queue sent a batch that ended at an offset; whether it keeps its lane.
     pub fn sent(&mut self, view: &View<'_>, queue: &Queue, batch: &[Slot], end: u64) -> bool {
         self.holds.sent(queue.file_op(), batch.len());
-        if let Some(foreseen) = &mut self.foreseen {
-            foreseen.sent(view, queue.stream(), batch);
+        match &mut self.foresight {
+            Foresight::None => {}
+            Foresight::Aggregations(foreseen) => foreseen.sent(view, queue.stream(), batch),
+            Foresight::Due(due) => due.sent(view, queue.stream(), batch),
         }
         self.windows.sent(view, queue.key, queue.weight, end)
     }
@@ -119,42 +152,59 @@ impl Tenure {
     /// A batch ended.
     pub fn completed(&mut self, view: &View<'_>, levels: &Levels, done: &Done<'_>) {
         let Some(&slot) = done.slots.first() else { return };
-        if let Some(foreseen) = &mut self.foreseen {
-            let (group, file) = (view.group(slot) as u16, view.names.file(view.table.file(slot)));
-            foreseen.completed((LaneId(group), file, done.op), done.service);
+        let key = key_of(view, slot);
+        let stream = (LaneId(key.0 as u16), view.names.file(key.1), key.2);
+        let empty = levels.find(&key).is_none();
+        match &mut self.foresight {
+            Foresight::None => {}
+            Foresight::Aggregations(foreseen) => foreseen.completed(stream, done.service),
+            Foresight::Due(due) => {
+                due.completed(view, stream, empty, done);
+                if !due.may_stay(stream.0.index()) {
+                    return;
+                }
+            }
         }
-        if !self.windows.expects() {
-            return;
-        }
-        let (key, lane) = (key_of(view, slot), view.table.lane(slot));
-        if levels.find(&key).is_none() {
-            self.windows.ended(view, key, (lane, view.names.file(key.1), key.2), done);
+        if self.windows.expects() && empty {
+            self.windows.ended(view, key, (view.table.lane(slot), stream.1, stream.2), done);
         }
     }
 
     /// The longest time that a lane idles before one batch.
     pub fn longest_hold(&self) -> Nanos {
-        let foreseen = self.foreseen.as_ref().map_or(Nanos::ZERO, Foreseen::longest);
+        let foreseen = match &self.foresight {
+            Foresight::None => Nanos::ZERO,
+            Foresight::Aggregations(foreseen) => foreseen.longest(),
+            Foresight::Due(due) => due.longest(),
+        };
         self.holds.longest() + self.windows.longest_hold() + foreseen
     }
 
     /// Sets or clears the prediction from a recorded run.
     pub fn foresee(&mut self, queues: Option<Arc<PredictedQueues>>) {
-        if let Some(foreseen) = &mut self.foreseen {
-            foreseen.foresee(queues);
+        match &mut self.foresight {
+            Foresight::None => {}
+            Foresight::Aggregations(foreseen) => foreseen.foresee(queues),
+            Foresight::Due(due) => due.foresee(queues),
         }
     }
 
     /// How many requests matched the recorded run.
     pub fn linked(&self) -> Option<Linked> {
-        self.foreseen.as_ref().map(Foreseen::linked)
+        match &self.foresight {
+            Foresight::None => None,
+            Foresight::Aggregations(foreseen) => Some(foreseen.linked()),
+            Foresight::Due(due) => Some(due.linked()),
+        }
     }
 
     /// Takes over another instance's windows, histories and accounts after a change of parameters.
     pub fn take_over(&mut self, view: &View<'_>, other: Tenure) {
         self.holds.take_over(other.holds);
-        if let (Some(mine), Some(theirs)) = (&mut self.foreseen, other.foreseen) {
-            mine.take_over(theirs);
+        match (&mut self.foresight, other.foresight) {
+            (Foresight::Aggregations(mine), Foresight::Aggregations(theirs)) => mine.take_over(theirs),
+            (Foresight::Due(mine), Foresight::Due(theirs)) => mine.take_over(theirs),
+            _ => {}
         }
         self.windows.take_over(view, other.windows);
     }

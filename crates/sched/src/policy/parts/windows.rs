@@ -24,6 +24,12 @@ struct Window {
     offset: u64,
 }
 
+impl Window {
+    fn lasts(&self, view: &View<'_>) -> bool {
+        view.now < self.end && self.batches < WINDOW_BATCHES
+    }
+}
+
 /// What a window means for its lane at present.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(in crate::policy) enum Dedicated {
@@ -63,12 +69,17 @@ impl Windows {
         self.anticipation.as_ref().map_or(Nanos::ZERO, |a| a.longest().min(self.length))
     }
 
+    /// The queue to which a lane is dedicated at present, whether or not it has requests, and until when.
+    pub fn current(&self, view: &View<'_>, lane: usize) -> Option<(Key, Nanos)> {
+        self.lanes[lane].filter(|window| window.lasts(view)).map(|window| (window.key, window.end))
+    }
+
     /// What a lane is dedicated to; `queue_of` finds the queue of a key if it has requests. Drops windows that have
     /// ended.
     pub fn at(&mut self, view: &View<'_>, lane: usize, queue_of: impl FnOnce(&Key) -> Option<u32>) -> Dedicated {
         let Some(window) = self.lanes[lane] else { return Dedicated::No };
-        let (queue, lasts) = (queue_of(&window.key), view.now < window.end && window.batches < WINDOW_BATCHES);
-        if lasts {
+        let queue = queue_of(&window.key);
+        if window.lasts(view) {
             if let Some(queue) = queue {
                 return Dedicated::To(queue, window.offset);
             }
