@@ -31,6 +31,8 @@ pub use folder::{FolderIdentity, FolderState, adopt, any_key, examine, make, mak
 pub use modelled::{DeviceStatus, Job, Lateness, ModelledDevice, Timing, monotonic_ns};
 pub use notes::Note;
 pub use objects::{ObjectStore, StoreOptions};
-pub use passage::{Arrived, Arriving, Departed, abandon_arrival, arrived, arriving, begin_arrival, departed};
+pub use passage::{
+    Arrived, Arriving, Departed, abandon_arrival, arrived, arriving, begin_arrival, departed, unmark_over,
+};
 pub use real::{Real, lock_soon};
 pub use verify::Scrubbed;

@@ -215,10 +215,16 @@ pub fn abandon_arrival<E: From<StoreError>>(
     let Some(found) = mark(&fs, ARRIVING, Arriving::parse).map_err(failed)? else { return Ok(false) };
     may_be(&found)?;
     empty(dir).map_err(failed)?;
-    // Last the mark: what an interruption leaves is no server's.
-    let unlinked = fs.unlink(FORMAT_FILE).and_then(|()| fs.sync_dir("")).and_then(|()| fs.unlink(ARRIVING));
-    unlinked.and_then(|()| fs.sync_dir("")).map_err(failed)?;
+    unmark_over(&fs).map_err(failed)?;
     Ok(true)
+}
+
+/// Makes an emptied folder no server's, over any file system. Last goes the mark: neither an interruption nor a power failure
+/// leaves a folder that a server would open.
+pub fn unmark_over<F: FileSystem>(fs: &F) -> io::Result<()> {
+    fs.unlink(FORMAT_FILE)?;
+    fs.sync_dir("")?;
+    fs.unlink(ARRIVING)
 }
 
 /// Removes what a copy has made.

@@ -9,7 +9,10 @@ use std::path::Path;
 use std::time::Duration;
 
 use impresario_store::testing::{Forgetful, SyncSite};
-use impresario_store::{FileSystem, FolderIdentity, Note, ObjectStore, StoreError, StoreOptions, make_over};
+use impresario_store::{
+    Arrived, Arriving, Departed, FileSystem, FolderIdentity, Note, ObjectStore, StoreError, StoreOptions, make_over,
+    unmark_over,
+};
 
 type Store = ObjectStore<Forgetful>;
 type Outcome = Result<(), String>;
@@ -250,7 +253,46 @@ fn checksums_of_a_lost_object_do_not_count(bench: &mut Bench) -> Outcome {
     Ok(())
 }
 
+fn arriving() -> Arriving {
+    let arrived = Arrived { address: "here:7".into(), boot: (1, 2) };
+    Arriving { number: 9, next: None, batch: 1, is_complete: true, arrived }
+}
+
+fn a_folder_that_arrived_is_served(bench: &mut Bench) -> Outcome {
+    let fs = bench.fs();
+    let store = open(&fs, false)?;
+    io(store.note_arriving(&arriving()))?;
+    io(store.arrive(&arriving().arrived))?;
+    fs.crash();
+    open(&fs, false).map(drop)
+}
+
+fn a_server_that_could_not_leave_stays(bench: &mut Bench) -> Outcome {
+    let fs = bench.fs();
+    let store = open(&fs, false)?;
+    io(store.depart(&Departed { number: 9, address: "there:7".into() }))?;
+    io(store.stay())?;
+    fs.crash();
+    open(&fs, false).map(drop)
+}
+
+fn a_copy_that_was_given_up_is_never_served(bench: &mut Bench) -> Outcome {
+    for seed in 0..200u64 {
+        let fs = bench.fs();
+        io(open(&fs, false)?.note_arriving(&arriving()))?;
+        io(unmark_over(&fs))?;
+        fs.crash_partly(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15));
+        let opened = ObjectStore::over(fs, Path::new("forgetful"), "data.0", StoreOptions::default());
+        ensure(opened.is_err(), "a copy that was given up is served")?;
+    }
+    Ok(())
+}
+
 fn all(bench: &mut Bench) -> Outcome {
+    a_folder_that_arrived_is_served(bench)?;
+    a_server_that_could_not_leave_stays(bench)?;
+    a_copy_that_was_given_up_is_never_served(bench)?;
+
     a_folder_stays_made(bench)?;
     what_was_synced_is_there(bench, false)?;
     what_was_synced_is_there(bench, true)?;
