@@ -66,7 +66,7 @@ fn a_job_changes_its_nodes_under_load_without_losing_a_request() {
     let bed = start();
     let client = bed.client(&bed.with(&[0]));
     let files: Vec<_> =
-        (0..WRITERS).map(|n| client.create(&format!("f{n}"), CreateOptions::default()).unwrap()).collect();
+        (0..WRITERS).map(|n| client.create(format!("f{n}"), CreateOptions::default()).unwrap()).collect();
     let lock = FileLock { owner: 1, pid: 1, start: 0, end: 9, exclusive: true };
     let until = std::time::Instant::now() + Duration::from_secs(10);
     assert!(matches!(files[0].lock(lock, false, until).unwrap(), Locked::Granted { .. }));
@@ -93,8 +93,8 @@ fn a_job_changes_its_nodes_under_load_without_losing_a_request() {
                         // Done twice, the second would find it there, or gone.
                         let name = format!("d{writer}.{count}");
                         client.mkdir(&name, 0o755, 0, 0).unwrap();
-                        client.rename(&name, &format!("{name}.renamed"), true).unwrap();
-                        client.rmdir(&format!("{name}.renamed")).unwrap();
+                        client.rename(&name, format!("{name}.renamed"), true).unwrap();
+                        client.rmdir(format!("{name}.renamed")).unwrap();
                         if count % 64 == 0 {
                             file.sync().unwrap();
                         }

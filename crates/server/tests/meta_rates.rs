@@ -138,9 +138,9 @@ fn through_an_io_node() {
     for round in 0..5 {
         for threads in [1, 16] {
             let name = |i: usize| format!("f.{round}.{threads}.{i}");
-            let create = |i: usize| client.create(&name(i), CreateOptions::default()).unwrap().close().unwrap();
+            let create = |i: usize| client.create(name(i), CreateOptions::default()).unwrap().close().unwrap();
             let creates = measure(threads, 4_000, &create);
-            let stats = measure(threads, 16_000, &|_| assert_eq!(client.stat(&name(0)).unwrap().size, 0));
+            let stats = measure(threads, 16_000, &|_| assert_eq!(client.stat(name(0)).unwrap().size, 0));
             println!("{threads:>2} threads: {creates:>7.0} creates and closes/s, {stats:>7.0} stats/s");
         }
     }

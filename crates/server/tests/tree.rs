@@ -34,7 +34,7 @@ impl Bed {
             adjust(&mut tree, io);
         });
         let (cluster, meta, data, device) = (Default::default(), Meta::default(), Vec::new(), Default::default());
-        let config = Config { cluster, tree: Some(tree), meta, data, io, device, allocation: Default::default() };
+        let config = Config { cluster, tree: Some(tree), meta, data, io, allocation: Default::default(), device };
         let mut bed = Bed { config, nodes: Vec::new(), folder };
         for index in 0..nodes {
             let started = impresario_server::start(&bed.config, &format!("io.{index}")).unwrap();

@@ -133,7 +133,7 @@ address = "127.0.0.1:7201"
         let (first, second) = (rule(&[7], &[], &["io.0"]), rule(&[8, 9], &["n*"], &[]));
         let text = first.put_into(FILE).unwrap();
         assert!(text.starts_with(FILE), "{text}");
-        assert_eq!(allocation(&text).rules, [first.clone()]);
+        assert_eq!(allocation(&text).rules, std::slice::from_ref(&first));
         let text = second.put_into(&text).unwrap();
         assert_eq!(allocation(&text).rules, [second.clone(), first.clone()], "the newest goes first");
         let changed = rule(&[7], &[], &["io.1", "io.0"]);
