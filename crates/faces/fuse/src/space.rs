@@ -1,6 +1,6 @@
 //! The space of open files: `fallocate`, and `lseek` to data and holes.
 
-use fuser::Errno;
+use fuser::{Errno, INodeNo};
 use impresario_client::{seek_to, space_change};
 use impresario_wire::SetAttr;
 
@@ -25,8 +25,18 @@ impl Face {
         if let Some(mode) = without_set_id(uid, open.fresh().mode()) {
             let attr = file.set_attr(&SetAttr { mode: Some(mode), ..SetAttr::default() }).map_err(fault)?;
             open.fresh().set_mode(attr.mode);
+            self.show_attributes_anew(open.number());
         }
         Ok(())
+    }
+
+    /// The kernel asks for the attributes of a file the next time that they are wanted. Where locks are its own there is no way to
+    /// tell it, and it shows what it has for the time for which it may. It drops no pages, so this waits for nothing.
+    fn show_attributes_anew(&self, number: u64) {
+        let kernel = self.locks.as_ref().and_then(|locks| locks.notifier.get());
+        if let Some(Err(error)) = kernel.map(|kernel| kernel.inval_inode(INodeNo(number), -1, 0)) {
+            tracing::debug!(%error, number, "the kernel did not drop the attributes of a file");
+        }
     }
 
     /// Where data or a hole begins from `offset` on.

@@ -459,6 +459,10 @@ fn set_user_id_goes_on_write() {
     assert!(as_user(4321, "echo x 1<> \"$1\"", &node.at("f")));
     assert_eq!((mode(), shown()), (0o777, 0o777), "by writing");
     set();
+    assert_eq!(shown(), 0o6777);
+    assert!(as_user(4321, "fallocate -l 99 \"$1\"", &node.at("f")));
+    assert_eq!((mode(), shown()), (0o777, 0o777), "by allocating");
+    set();
     assert!(as_user(4321, ": > \"$1\"", &node.at("f")));
     assert_eq!(mode(), 0o777, "by an open that truncates");
     set();
