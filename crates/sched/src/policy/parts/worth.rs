@@ -243,26 +243,26 @@ impl Worths {
 
     /// A visit moved so many bytes in so much device time, waits included.
     pub fn visited(&mut self, stream: Stream, stayed: bool, bytes: u64, spent: Nanos) {
-        self.of(stream, Wait::Stay).map(|worth| {
+        for worth in self.of(stream, Wait::Stay) {
             let rate = if stayed { &mut worth.stayed } else { &mut worth.turned };
             rate.add(bytes, spent);
-        });
+        }
     }
 
     /// A wait lasted so long and gained so many of the requests that it expected.
     pub fn settle(&mut self, stream: Stream, kind: Wait, gained: (u64, u64), lasted: Nanos) {
         let longest = self.longest;
-        self.of(stream, kind).map(|worth| worth.settle(gained, lasted, longest));
+        self.of(stream, kind).into_iter().for_each(|worth| worth.settle(gained, lasted, longest));
     }
 
     /// The device time of a request that was not waited for.
     pub fn late(&mut self, stream: Stream, kind: Wait, service: Nanos) {
-        self.of(stream, kind).map(|worth| worth.late.add(service.0 as f64));
+        self.of(stream, kind).into_iter().for_each(|worth| worth.late.add(service.0 as f64));
     }
 
     /// The device time of a request that was waited for.
     pub fn joined(&mut self, stream: Stream, kind: Wait, service: Nanos) {
-        self.of(stream, kind).map(|worth| worth.joined.add(service.0 as f64));
+        self.of(stream, kind).into_iter().for_each(|worth| worth.joined.add(service.0 as f64));
     }
 
     /// The device served a batch of a stream.
@@ -273,7 +273,9 @@ impl Worths {
             let add = |worth: &mut Worth| worth.credit_ns += may_lose.min(most - worth.credit_ns).max(0);
             if let Some(own) = self.streams.get_mut(&(stream, kind)) {
                 add(own);
-                self.servers.get_mut(&(stream.0, stream.2, kind)).map(add);
+                if let Some(server) = self.servers.get_mut(&(stream.0, stream.2, kind)) {
+                    add(server);
+                }
             }
         }
     }
