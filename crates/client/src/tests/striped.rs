@@ -248,7 +248,7 @@ fn impossible_requests_are_refused() {
     let (who, file) = (&bed.who, FileKey(1));
     let layout = Layout::over_all(2).unwrap();
     let error = bed.striped.read(who, file, &Layout { servers: 3, pcount: 3, ..layout }, 0, 0, &mut [0]).unwrap_err();
-    assert!(error.to_string().contains("3 data servers, the configuration has 2"), "{error}");
+    assert!(error.to_string().contains("3 data servers, the configuration here has 2"), "{error}");
     let error = bed.striped.read(who, file, &Layout { pcount: 0, ..layout }, 0, 0, &mut [0]).unwrap_err();
     assert!(error.to_string().contains("damaged"), "{error}");
     assert_eq!(bed.striped.write(who, file, &layout, i64::MAX as u64, b"ab").unwrap_err().errno(), libc::EFBIG);
