@@ -90,6 +90,9 @@ impl Group {
     }
 }
 
+/// An event of a recorded run: ns since the first of the file, the request, and whether it completed then; else it arrived.
+pub(crate) type RunEvent = (u64, u32, bool);
+
 #[derive(Clone, Copy, Debug)]
 struct Predicted {
     offset: u64,
@@ -225,10 +228,9 @@ impl PredictedQueues {
         })
     }
 
-    /// By file and source: arrivals and completions in order of time, as (ns since the first of the file, request,
-    /// whether it completed).
-    pub(crate) fn events(&self) -> FxHashMap<(u64, u32), Vec<(u64, u32, bool)>> {
-        let mut all: FxHashMap<(u64, u32), Vec<(u64, u32, bool)>> = FxHashMap::default();
+    /// By file and source: arrivals and completions in order of time.
+    pub(crate) fn events(&self) -> FxHashMap<(u64, u32), Vec<RunEvent>> {
+        let mut all: FxHashMap<(u64, u32), Vec<RunEvent>> = FxHashMap::default();
         for ((file, _), queue) in &self.queues {
             for at in queue.range.clone() {
                 let p = &self.requests[at as usize];
@@ -248,9 +250,10 @@ impl PredictedQueues {
     pub(crate) fn continued(&self) -> Vec<bool> {
         let mut continued = vec![false; self.requests.len()];
         for Queue { range, .. } in self.queues.values() {
-            for at in range.start as usize..(range.end as usize).saturating_sub(1) {
-                let (a, b) = (&self.requests[at], &self.requests[at + 1]);
-                continued[at] = a.round == b.round && a.offset.saturating_add(a.len) == b.offset;
+            let range = range.start as usize..range.end as usize;
+            for (pair, continued) in self.requests[range.clone()].windows(2).zip(&mut continued[range]) {
+                let (a, b) = (&pair[0], &pair[1]);
+                *continued = a.round == b.round && a.offset.saturating_add(a.len) == b.offset;
             }
         }
         continued

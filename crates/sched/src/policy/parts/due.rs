@@ -357,7 +357,7 @@ impl Due {
         let price = lane.price.take().filter(|_| done.errno == 0);
         if let Some(visit) = lane.visit.as_mut().filter(|visit| visit.stream == stream) {
             visit.bytes = visit.bytes.saturating_add(done.len_bytes);
-            visit.spent = visit.spent + done.service;
+            visit.spent += done.service;
             lane.stay = if empty { self.worths.stays(stream) } else { None };
         }
         if let Some(kind) = price {
