@@ -104,7 +104,7 @@ pub fn mount(args: MountArgs) -> anyhow::Result<ExitCode> {
             .with_context(|| {
                 format!("cannot reach the cluster of {}; see `impresario status`", args.config.display())
             })?;
-    client.follow(&args.config);
+    client.follow(&config);
     let defaults = MountOptions::default();
     let options = MountOptions {
         allow_other: args.allow_other,

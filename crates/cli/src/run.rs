@@ -67,7 +67,7 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
     let library = library::find()?;
     let client = Client::connect(&config, ClientOptions { job: args.job, via, ..ClientOptions::default() })
         .with_context(|| format!("cannot reach the cluster of {}; see `impresario status`", args.config.display()))?;
-    client.follow(&args.config);
+    client.follow(&config);
     // The agent has a descriptor for each open file of all programs.
     let files_limit = raise_file_limit();
     let agent = Agent::start(client, &at)?;

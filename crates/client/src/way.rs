@@ -5,12 +5,11 @@
 //! of changes, so what holds after the loss of a connection holds here. The files that are open are registered over the new
 //! way before the old one is given up, so that the metadata server knows them at any time.
 
-use std::path::Path;
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 use impresario_base::lock::Mutex;
-use impresario_config::{Config, FileSeen, META_NAME, Placed};
+use impresario_config::{Config, META_NAME, Placed};
 use impresario_transport::Access;
 use impresario_wire::Role;
 
@@ -154,25 +153,23 @@ impl Client {
         Ok(true)
     }
 
-    /// Follows a configuration file: whenever it changes, the client goes the way that it says then, after two seconds or so.
-    /// A file with mistakes changes nothing.
-    pub fn follow(&self, file: &Path) {
+    /// Follows the file of its configuration: whenever that changes, the client goes the way that it says then, after two seconds
+    /// or so. A file with mistakes changes nothing.
+    pub fn follow(&self, config: &Config) {
         if self.options.via != Via::Auto || self.is_of_tree {
             return;
         }
-        // The program may go to another folder.
-        let (client, file) = (self.own.clone(), std::path::absolute(file).unwrap_or_else(|_| file.to_owned()));
+        let (client, whereabouts) = (self.own.clone(), Whereabouts::of(config));
         let thread = std::thread::Builder::new().name("allocation".into()).stack_size(256 << 10);
-        if let Err(error) = thread.spawn(move || follow(&client, &file)) {
+        if let Err(error) = thread.spawn(move || follow(&client, &whereabouts)) {
             tracing::warn!(%error, "no thread to follow the allocation of I/O nodes; raise its limit (ulimit -u)");
         }
     }
 }
 
 /// Ends with the client.
-fn follow(client: &Weak<Client>, file: &Path) {
-    // The file may have changed since the client was made: it is read once more.
-    let mut seen = FileSeen::unread(file);
+fn follow(client: &Weak<Client>, whereabouts: &Whereabouts) {
+    let mut followed = whereabouts.config();
     loop {
         let until = Instant::now() + LOOK_EVERY;
         while let Some(left) = until.checked_duration_since(Instant::now()).filter(|left| !left.is_zero()) {
@@ -181,18 +178,15 @@ fn follow(client: &Weak<Client>, file: &Path) {
             }
             std::thread::sleep(left.min(Duration::from_millis(500)));
         }
-        if !seen.has_changed() {
+        whereabouts.look();
+        let config = whereabouts.config();
+        if Arc::ptr_eq(&config, &followed) {
             continue;
         }
-        let now = FileSeen::now(file);
         let Some(client) = client.upgrade() else { return };
-        match Config::load(file).map(|config| client.reallocate(&config)) {
-            Ok(Ok(_)) => seen = now,
-            Ok(Err(error)) => tracing::warn!(%error, "the I/O nodes that are allocated now cannot be used yet"),
-            Err(mistakes) => {
-                tracing::warn!(%mistakes, "the configuration has changed and has mistakes; nothing changes here");
-                seen = now;
-            }
+        match client.reallocate(&config) {
+            Ok(_) => followed = config,
+            Err(error) => tracing::warn!(%error, "the I/O nodes that are allocated now cannot be used yet"),
         }
     }
 }

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use impresario_base::lock::Mutex;
-use impresario_config::Config;
+use impresario_config::{Config, FileSeen};
 
 /// The file is looked at no more often than this.
 const LOOK_EVERY: Duration = Duration::from_millis(200);
@@ -21,13 +21,16 @@ pub struct Whereabouts(Arc<Mutex<Known>>);
 struct Known {
     /// `None`: the file was not looked at yet.
     looked: Option<Instant>,
+    /// What could not be used, and was told of.
+    refused: FileSeen,
     config: Arc<Config>,
 }
 
 impl Whereabouts {
     /// As this configuration says, until the file changes that it was read from.
     pub fn of(config: &Config) -> Whereabouts {
-        Whereabouts(Arc::new(Mutex::new(Known { looked: None, config: Arc::new(config.clone()) })))
+        let config = Arc::new(config.clone());
+        Whereabouts(Arc::new(Mutex::new(Known { looked: None, refused: FileSeen::default(), config })))
     }
 
     /// The newest configuration that is known.
@@ -54,14 +57,17 @@ impl Whereabouts {
         if !file.has_changed() {
             return;
         }
+        let seen = FileSeen::now(file.path());
         match Config::load(file.path()) {
             Ok(config) => {
                 tracing::info!(file = %file.path().display(), "the configuration has changed; its addresses are used");
                 known.config = Arc::new(config);
             }
-            Err(error) => {
-                tracing::warn!(%error, "the configuration has changed, but cannot be used; the one before is")
+            Err(error) if known.refused != seen => {
+                tracing::warn!(%error, "the configuration has changed, but cannot be used; the one before is");
+                known.refused = seen;
             }
+            Err(_) => {}
         }
     }
 }

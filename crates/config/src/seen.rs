@@ -19,11 +19,6 @@ impl FileSeen {
         FileSeen { path: path.into(), stamp: stamp(path) }
     }
 
-    /// One that was not read yet.
-    pub fn unread(path: &Path) -> FileSeen {
-        FileSeen { path: path.into(), stamp: None }
-    }
-
     /// Where it is; empty where there is none.
     pub fn path(&self) -> &Path {
         &self.path

@@ -189,7 +189,7 @@ fn a_client_follows_its_file_and_mistakes_change_nothing() {
     write(&bed.with(&[0]).to_toml());
     let config = Config::load(Path::new(&file)).unwrap();
     let client = bed.client(&config);
-    client.follow(&file);
+    client.follow(&config);
     write(&bed.with(&[]).to_toml());
     eventually("it goes straight", || client.is_direct());
     write("[allocation]\nspread = \"nonsense\"\n");
