@@ -9,9 +9,9 @@
 //! pieces when the gaps between them are large, and everything when reading the gaps costs less than a request for each
 //! piece.
 //!
-//! Strides of two levels, such as the rows of a part of an array, plane by plane, are *series* of reads that follow one another.
-//! When a third one begins as far from the second as that was from the first, both of the same reads, what comes is the rest of the series
-//! and then the next ones.
+//! Strides of two levels, such as the rows of a part of an array, plane by plane, are *series* of reads that follow one
+//! another. When a third one begins as far from the second as that was from the first, both of the same reads, what
+//! comes is the rest of the series and then the next ones.
 
 use std::ops::Range;
 
@@ -21,8 +21,8 @@ use crate::stream::{LAGS, Stream};
 /// Streams of one reader in one file; one more replaces the one idle longest.
 pub const STREAMS_MAX: usize = 8;
 
-/// Reads of a series that others of the same length follow at equal distances, such as the rows of a part of an array; fewer are
-/// found as [interleaved](crate::stream) streams.
+/// Reads of a series that others of the same length follow at equal distances, such as the rows of a part of an array;
+/// fewer are found as [interleaved](crate::stream) streams.
 const SERIES: std::ops::RangeInclusive<u64> = LAGS as u64 + 1..=128;
 
 /// Series predicted at first.
@@ -106,19 +106,16 @@ impl Detector {
     pub fn observe(&mut self, bytes: &Range<u64>, gap_bytes: u64) -> Seen<'_> {
         self.reads += 1;
         let (stream, fresh) = self.stream_of(bytes);
-        if let Some(nested) = self.nested(bytes) {
+        let changed = if let Some(nested) = self.nested(bytes) {
             // A reader has one such forecast, which is longer than others.
             self.streams.iter_mut().filter(|s| s.forecast().is_some_and(Forecast::is_nested)).for_each(Stream::forget);
             self.streams[stream].nest(nested, bytes, self.reads);
-            return Seen { stream, fresh, changed: true, forecast: self.streams[stream].forecast() };
-        }
-        let is_wide = fresh && self.wide.read(bytes, gap_bytes, self.reads) && self.wide.forecast().is_some();
-        let changed = match is_wide {
-            true => {
-                self.streams[stream] = std::mem::take(&mut self.wide);
-                true
-            }
-            false => self.streams[stream].read(bytes, gap_bytes, self.reads),
+            true
+        } else if fresh && self.wide.read(bytes, gap_bytes, self.reads) && self.wide.forecast().is_some() {
+            self.streams[stream] = std::mem::take(&mut self.wide);
+            true
+        } else {
+            self.streams[stream].read(bytes, gap_bytes, self.reads)
         };
         Seen { stream, fresh, changed, forecast: self.streams[stream].forecast() }
     }

@@ -3,7 +3,8 @@
 //! A *run* is a range read lately without gaps, by any reader. Requests extend runs; runs that meet become one. So a
 //! sequential reader is a run that grows at its end, 32 of them are 32 runs, and processes that read a file in turns
 //! (each every n-th block, in whatever order they arrive) are one run with islands before it. A run that keeps
-//! growing is predicted to grow on beyond its islands, up to the next run. What does not grow is left to the readers' [`Detector`](crate::Detector)s.
+//! growing is predicted to grow on beyond its islands, up to the next run. What does not grow is left to the readers'
+//! [`Detector`](crate::Detector)s.
 
 mod following;
 mod ledger;
@@ -81,15 +82,14 @@ impl FileStreams {
         let mut predictions = Vec::new();
         let run = self.extend_run(shared, &extent, at_ns);
         let grown_min = if self.is_chancy() { GROWN_MIN_BY_CHANCE } else { GROWN_MIN };
-        let grows = self.runs.get(&run).is_some_and(|r| r.grown >= grown_min);
+        let (grows, has_front) = self.runs.get(&run).map_or((false, false), |r| (r.grown >= grown_min, r.has_front()));
         let (strided, is_nested) = self.observe_stride(shared, source.reader, &extent, at_ns, !grows);
         let follows = self.follow(shared, source.file, &extent, at_ns);
         if follows {
             self.foretell(shared, source.file, at_ns, &mut predictions);
         } else if self.account.pays() {
             // A series that ends soon is contiguous, too; but where others fill the gaps, it is all read.
-            let is_run = grows && !(is_nested && self.runs.get(&run).is_some_and(|r| !r.has_front()));
-            let extents = match is_run {
+            let extents = match grows && (has_front || !is_nested) {
                 true => self.run_ahead(shared, run, extent.end - extent.start, at_ns),
                 false => strided,
             };
@@ -431,7 +431,7 @@ impl FileStreams {
             self.outstanding.join(keep, gone);
         }
         if let Some(ledger) = self.ledgers.get_mut(&keep) {
-            shared.streams_meet(&ledger.lives, &other.lives);
+            shared.streams_meet(ledger.lives, other.lives);
             ledger.account.join(&other.account);
             ledger.outstanding_bytes += other.outstanding_bytes;
             ledger.window_bytes = ledger.window_bytes.max(other.window_bytes);

@@ -147,8 +147,8 @@ impl Shared {
     }
 
     /// Two streams have met and are one.
-    pub(crate) fn streams_meet(&mut self, lives: &u64, other: &u64) {
-        if lives == other && *lives == self.beat + 1 {
+    pub(crate) fn streams_meet(&mut self, lives: u64, other: u64) {
+        if lives == other && lives == self.beat + 1 {
             self.streams.0 = self.streams.0.saturating_sub(1);
         }
     }

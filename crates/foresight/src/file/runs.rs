@@ -1,8 +1,8 @@
 //! Ranges of a file that were read lately without gaps, and what their readers have already read beyond the first gap.
 //!
 //! Processes that read a file in turns keep no order: while the block at the end of the range is missing, others have
-//! read theirs beyond it. A run that keeps meeting such *islands* takes those within its reach for its own: they are no streams, and the run
-//! is predicted to go on beyond the last of them.
+//! read theirs beyond it. A run that keeps meeting such *islands* takes those within its reach for its own: they are no
+//! streams, and the run is predicted to go on beyond the last of them.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -13,10 +13,11 @@ const OVER_AFTER_NS: u64 = 1_000_000_000;
 /// What is read again so far behind a run's end, or farther, begins a new one; of the old one this much is left, in
 /// case its own reader goes on.
 const AGAIN: (u64, u64) = (1 << 20, 64 << 10);
-/// A run has islands after it has met so many parts that were read before its end came there: a few neighbours meet by chance.
+/// A run has islands after it has met so many parts that were read before its end came there: a few neighbours meet by
+/// chance.
 const MET_MIN: u32 = 3;
-/// Islands are so far from the run's end at most: in requests, and in bytes at least and at most. Readers in turns get several turns
-/// apart where their requests are answered in any order.
+/// Islands are so far from the run's end at most: in requests, and in bytes at least and at most. Readers in turns get
+/// several turns apart where their requests are answered in any order.
 const REACH_REQUESTS: u64 = 256;
 const REACH_BYTES: (u64, u64) = (4 << 20, 32 << 20);
 /// Islands must take up one of so many bytes.
