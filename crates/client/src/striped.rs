@@ -16,6 +16,7 @@ use crate::cut::{Cut, cut};
 use crate::error::ClientError;
 use crate::link::Link;
 use crate::pending::{Op, Reply, exchange};
+use crate::unattended::Task;
 use crate::unsynced::Unsynced;
 pub(crate) use grown::Growth;
 use grown::Servers;
@@ -331,6 +332,22 @@ impl Striped {
         let call = Call::Read { who: *who, file, lane_offset, len };
         let reply = self.server(server)?.call(call, &[], Some(into), self.deadline())?;
         read(&reply)
+    }
+
+    /// The same, answered to a task instead of a thread that waits: once, as the server answers. Gives the task back when it
+    /// cannot be sent at once, or is too long for one call.
+    pub fn lane_read_unattended(
+        &self,
+        who: &Who,
+        server: u16,
+        file: FileKey,
+        (lane_offset, len): (u64, usize),
+        task: Box<dyn Task>,
+    ) -> Result<(), Box<dyn Task>> {
+        let (Ok(len), Ok(link)) = (self.call_len(len), self.server(server)) else { return Err(task) };
+        link.start_unattended(&Call::Read { who: *who, file, lane_offset, len }, len, task, self.deadline())?;
+        link.identity().traffic.count_read(len.into());
+        Ok(())
     }
 
     /// Writes a range of one server's object, at most a call's payload, for one client or several. Gives the server's
