@@ -498,7 +498,7 @@ impl Default for Cluster {
 
 impl Data {
     /// Default read-ahead limit of a data server.
-    pub const READ_AHEAD_BYTES: u64 = 64 << 20;
+    pub const READ_AHEAD_BYTES: u64 = 128 << 20;
 
     /// A data server with the default of every optional key.
     pub fn new(name: impl Into<String>, address: impl Into<String>, dir: impl Into<PathBuf>) -> Data {

@@ -380,7 +380,7 @@ mod tests {
         config.data[1].policy = PolicySpec::named("hbrr");
         config.data[2].in_flight_requests = 3;
         config.data[2].payload_bytes = 64 << 20;
-        config.data[1].read_ahead_bytes = 128 << 20;
+        config.data[1].read_ahead_bytes = 256 << 20;
         config.data[1].schedule_cached_reads = true;
         config.data[0].checksums = true;
         config.data[0].cost = Some("/etc/impresario/cal \"0\".toml".into());
