@@ -182,6 +182,90 @@ for name, libver in (("old.h5", "earliest"), ("new.h5", "latest")):
     }
 }
 
+/// Each index of chunks that the library has, by what it makes of a data set, against what the library itself tells of
+/// every chunk.
+#[test]
+fn every_chunk_of_h5py_is_where_the_library_says() {
+    let dir = tempfile::tempdir().unwrap();
+    let script = r#"
+import json, numpy as np, h5py
+written = {}
+def fill(d, step=1):
+    # One chunk after the other, every `step`-th of them.
+    for n, at in enumerate(d.iter_chunks()):
+        if n % step == 0:
+            d[at] = n + np.arange(d[at].size).reshape(d[at].shape)
+for name, options in {
+    "latest.h5": dict(libver="latest"),
+    "earliest.h5": dict(libver="earliest"),
+    "user.mat": dict(libver="latest", userblock_size=1024),
+    "user-old.mat": dict(libver="earliest", userblock_size=512),
+}.items():
+    with h5py.File(name, "w", **options) as f:
+        def make(key, shape, chunks, maxshape=None, step=1, **more):
+            fill(f.create_dataset(key, shape=shape, chunks=chunks, maxshape=maxshape, dtype="<i4", **more), step)
+        make("grows/plain", (900, 4), (1, 4), (None, 4))
+        make("grows/packed", (300, 4), (1, 4), (None, 4), compression="gzip")
+        make("grows/long", (6000,), (2,), (None,))
+        make("grows/sparse", (6000,), (2,), (None,), step=37)
+        make("grows/inside", (6, 40, 5), (2, 1, 2), (6, None, 8))
+        make("grows/last", (5, 30), (1, 2), (9, None))
+        make("grows/little", (3,), (1,), (None,))
+        make("both/plain", (40, 60), (1, 2), (None, None))
+        make("both/packed", (25, 30), (1, 2), (None, None), compression="gzip", shuffle=True)
+        make("both/many", (100, 100), (1, 1), (None, None))
+        make("both/sparse", (100, 100), (1, 1), (None, None), step=11)
+        make("fixed/plain", (70, 10), (1, 5))
+        make("fixed/packed", (70, 10), (1, 5), fletcher32=True)
+        make("fixed/room", (30, 10), (1, 5), (50, 20))
+        make("fixed/paged", (5000,), (1,))
+        make("fixed/pages", (9000,), (1,), step=2500)
+        for i in range(100):
+            make(f"crowd/{i:03}", (3, 8 + i), (1, 8 + i), (None, 8 + i))
+        f.create_group("tracked", track_order=True)
+        for i in range(20):
+            make(f"tracked/{i:03}", (4, 2), (1, 2))
+        f["grows/soft"] = h5py.SoftLink("/both/plain")
+        f["tracked/same"] = f["both/plain"]
+    base = options.get("userblock_size", 0)
+    raw = open(name, "rb").read()
+    with h5py.File(name, "r") as f:
+        sets = {}
+        def see(key, d):
+            if isinstance(d, h5py.Dataset):
+                all = [d.id.get_chunk_info(i) for i in range(d.id.get_num_chunks())]
+                # By their content where that can be read: HDF5 1.10 takes one dimension for the other if it is not the
+                # first that grows.
+                is_plain = d.compression is None and not d.fletcher32
+                first = lambda at: int.from_bytes(raw[at:at + 4], "little")
+                all.sort(key=lambda c: first(base + c.byte_offset) if is_plain else c.chunk_offset)
+                sets[key] = [[base + c.byte_offset, c.size] for c in all]
+        f.visititems(see)
+        written[name] = sets
+json.dump(written, open("written.json", "w"))
+"#;
+    if !python(script, dir.path(), "import numpy, h5py") {
+        return;
+    }
+    type Written = std::collections::BTreeMap<String, std::collections::BTreeMap<String, Vec<(u64, u64)>>>;
+    let written: Written = serde_json::from_slice(&std::fs::read(dir.path().join("written.json")).unwrap()).unwrap();
+    assert_eq!(written.len(), 4);
+    for (name, sets) in written {
+        let bytes = std::fs::read(dir.path().join(&name)).unwrap();
+        let mut tracks = tracks(&hdf5::Hdf5, &bytes).unwrap();
+        tracks.retain(|track| track.len() > 1);
+        tracks.sort_by_key(|track| track[0].start);
+        let of = |chunks: &Vec<(u64, u64)>| chunks.iter().map(|(at, len)| *at..at + len).collect::<Track>();
+        let mut expected: Vec<Track> = sets.values().map(of).filter(|track| track.len() > 1).collect();
+        expected.sort_by_key(|track| track[0].start);
+        assert!(expected.len() > 130, "{name}: {}", expected.len());
+        for (set, chunks) in &sets {
+            assert!(chunks.len() < 2 || tracks.contains(&of(chunks)), "{name}: {set}");
+        }
+        assert_eq!(tracks, expected, "{name}");
+    }
+}
+
 /// Whatever bytes a file holds, a reader ends, asks for nothing outside of it, and lists a bounded number of extents.
 fn survives(bytes: &[u8]) {
     for format in FORMATS {
