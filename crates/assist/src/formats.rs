@@ -10,6 +10,7 @@ mod hdf5;
 mod netcdf;
 mod numpy;
 mod parquet;
+mod root;
 mod safetensors;
 #[cfg(test)]
 mod tests;
@@ -51,8 +52,8 @@ impl std::fmt::Debug for dyn Format {
 }
 
 /// All formats that are known.
-pub static FORMATS: [&dyn Format; 5] =
-    [&parquet::Parquet, &safetensors::Safetensors, &numpy::Numpy, &netcdf::NetCdf, &hdf5::Hdf5];
+pub static FORMATS: [&dyn Format; 6] =
+    [&parquet::Parquet, &safetensors::Safetensors, &numpy::Numpy, &netcdf::NetCdf, &hdf5::Hdf5, &root::Root];
 
 /// The formats that a file of this name may have.
 pub fn by_name(path: &Path) -> Vec<&'static dyn Format> {
