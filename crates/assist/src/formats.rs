@@ -6,6 +6,7 @@
 //! is somebody else's. The test at the end of this file gives each reader damaged files.
 
 mod bytes;
+pub mod exercise;
 mod hdf5;
 mod netcdf;
 mod numpy;
@@ -69,14 +70,7 @@ pub fn read(
 ) -> Option<(&'static str, Tracks)> {
     let until = Instant::now() + INDEX_TIME_MAX;
     formats.iter().find_map(|format| {
-        let mut source = Source {
-            read_at,
-            size_bytes,
-            left_bytes: INDEX_BYTES_MAX,
-            left_reads: INDEX_READS_MAX,
-            left_extents: EXTENTS_MAX,
-            until,
-        };
+        let mut source = Source::new(read_at, size_bytes, until);
         let tracks = Tracks::new(format.tracks(&mut source)?, size_bytes);
         (!tracks.is_empty()).then_some((format.name(), tracks))
     })
@@ -95,7 +89,12 @@ pub struct Source<'a> {
     until: Instant,
 }
 
-impl Source<'_> {
+impl<'a> Source<'a> {
+    fn new(read_at: &'a mut ReadAt<'a>, size_bytes: u64, until: Instant) -> Source<'a> {
+        let (left_bytes, left_reads, left_extents) = (INDEX_BYTES_MAX, INDEX_READS_MAX, EXTENTS_MAX);
+        Source { read_at, size_bytes, left_bytes, left_reads, left_extents, until }
+    }
+
     /// The file's length.
     pub fn size_bytes(&self) -> u64 {
         self.size_bytes

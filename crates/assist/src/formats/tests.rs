@@ -6,21 +6,7 @@ use super::*;
 
 /// What a reader makes of these bytes, without the bounds of a track.
 fn tracks(format: &dyn Format, bytes: &[u8]) -> Option<Vec<Track>> {
-    let mut read_at = |at: u64, out: &mut [u8]| {
-        let from = &bytes[usize::try_from(at).unwrap()..];
-        let len = from.len().min(out.len());
-        out[..len].copy_from_slice(&from[..len]);
-        Ok(len)
-    };
-    let mut source = Source {
-        read_at: &mut read_at,
-        size_bytes: bytes.len() as u64,
-        left_bytes: INDEX_BYTES_MAX,
-        left_reads: INDEX_READS_MAX,
-        left_extents: EXTENTS_MAX,
-        until: Instant::now() + Duration::from_secs(60),
-    };
-    format.tracks(&mut source)
+    exercise::tracks(format, bytes)
 }
 
 // Small writers, from the formats' public descriptions.
@@ -412,17 +398,6 @@ json.dump(written, open("written.json", "w"))
     }
 }
 
-/// Whatever bytes a file holds, a reader ends, asks for nothing outside of it, and lists a bounded number of extents.
-fn survives(bytes: &[u8]) {
-    for format in FORMATS {
-        let found = tracks(format, bytes).unwrap_or_default();
-        let all: usize = found.iter().map(Vec::len).sum();
-        assert!(all <= EXTENTS_MAX + (INDEX_BYTES_MAX / 8) as usize, "{}: {all}", format.name());
-        let tracks = Tracks::new(found, bytes.len() as u64);
-        drop(tracks);
-    }
-}
-
 fn whole_files() -> Vec<Vec<u8>> {
     let mut files = vec![parquet().0, safetensors().0, netcdf(1).0, netcdf(5).0];
     files.extend([hdf5_by_hand(), root(13, false, <[u8]>::to_vec).0, root(13, true, zlib_of_root).0]);
@@ -502,7 +477,7 @@ for name, latest in (("a.h5", "latest"), ("b.h5", "earliest")):
                 };
                 bytes[at] = value;
             }
-            survives(&bytes);
+            exercise::read_everything(&bytes);
             Ok(())
         })
         .unwrap();
@@ -535,14 +510,14 @@ proptest! {
         if is_cut {
             bytes.truncate(cut.index(bytes.len()) + 1);
         }
-        survives(&bytes);
+        exercise::read_everything(&bytes);
     }
 
     #[test]
     fn random_bytes_do_no_harm(start in 0usize..7, bytes in prop::collection::vec(any::<u8>(), 0..2000)) {
         let starts: [&[u8]; 7] = [b"root\0\0\xf2\x48\0\0\0\x64", b"", b"\x93NUMPY\x01\0", b"PK\x03\x04", b"CDF\x01", b"\x89HDF\r\n\x1a\n\0", b"\x10\0\0\0\0\0\0\0"];
         let ends: &[u8] = if start == 3 { b"PK\x05\x06" } else { b"" };
-        survives(&[starts[start], &bytes, ends].concat());
-        survives(&[&bytes, &(bytes.len() as u32).to_le_bytes()[..], b"PAR1"].concat());
+        exercise::read_everything(&[starts[start], &bytes, ends].concat());
+        exercise::read_everything(&[&bytes, &(bytes.len() as u32).to_le_bytes()[..], b"PAR1"].concat());
     }
 }
