@@ -161,7 +161,8 @@ fn branch(bytes: &[u8], left: &mut u64) -> Option<Track> {
     let (1, mut name) = counted(&mut fields)? else { return None };
     name.big(2).filter(|version| *version == 1)?;
     name.take(4 + 4)?;
-    (text(&mut name)?, text(&mut name)?);
+    text(&mut name)?;
+    text(&mut name)?;
     // How it is drawn.
     counted(&mut fields)?;
     // Compression, sizes of baskets and of their offsets.

@@ -10,14 +10,14 @@ use std::time::{Duration, Instant};
 
 use rustc_hash::FxHashMap;
 
-use super::pool::{Done, Index, Pool, Target, Work};
+use super::pool::{Done, Pool, Target, Work};
 use super::registration;
 use super::users::Users;
 use crate::advisor::{Advisor, Read, Reader};
 use crate::backend::{FileId, Inside, Progress, cached_pages};
 use crate::cache::Action;
 use crate::config::{Budget, DeviceCost, Monitored, ReadAhead, StandDown};
-use crate::formats;
+use crate::formats::{self, Index};
 use crate::regions::RegionMap;
 use crate::report::FileReport;
 
@@ -504,6 +504,8 @@ mod tests {
                         format: "Parquet",
                         tracks: Tracks::new([extents], 8 * MIB),
                         size_bytes: 8 * MIB,
+                        reads: 1,
+                        read_bytes: 1,
                     }),
                     backend: "",
                     result: Ok(Brought::default()),

@@ -2,6 +2,7 @@
 //! a few members have in files of NetCDF-4 and of `libver="latest"`.
 
 use std::collections::HashMap;
+use std::collections::hash_map::Entry;
 
 use super::super::{Fields, Source};
 use super::trees::{Records, node};
@@ -172,10 +173,11 @@ impl Heap {
         let (place, bytes) = (number.little(self.offset_bytes)?, number.little(self.length_bytes)?);
         let block = self.blocks.iter().find(|(first, _, len)| (*first..first.saturating_add(*len)).contains(&place))?;
         let (first, at, len) = *block;
-        if !self.read.contains_key(&at) {
-            self.read.insert(at, file.bytes(at, len)?);
-        }
-        let mut fields = Fields::new(self.read.get(&at)?);
+        let block = match self.read.entry(at) {
+            Entry::Occupied(known) => known.into_mut(),
+            Entry::Vacant(new) => new.insert(file.bytes(at, len)?),
+        };
+        let mut fields = Fields::new(block);
         fields.take(place - first)?;
         fields.take(bytes)
     }
