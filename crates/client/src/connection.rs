@@ -197,8 +197,13 @@ impl Connection {
         let head = frame::encode(Kind::Call, id, call, payload_len).map_err(NotStarted::Impossible)?;
         let payload = if payload_len > 0 { payload } else { &[] };
         let turn = if payload_len > 0 { Some(self.outgoing.take(deadline).ok_or(NotStarted::Late)?) } else { None };
-        let slot = Slot::new(want_bytes, landing, nanos(Instant::now()));
-        self.enter(&mut self.slots.lock(), id, slot).map_err(|_| NotStarted::Unsent)?;
+        {
+            let mut state = self.slots.lock();
+            if state.broken.is_some() {
+                return Err(NotStarted::Unsent);
+            }
+            self.enter(&mut state, id, Slot::new(want_bytes, landing, nanos(Instant::now())));
+        }
         let put = turn.map_or_else(|| self.outgoing.put(&head, deadline), Put::Turn);
         match self.put_on_wire(&head, payload, put, deadline) {
             Ok(()) => Ok(id),
@@ -218,16 +223,12 @@ impl Connection {
         self.next_id.fetch_add(1, Ordering::Relaxed)
     }
 
-    /// Puts a call on the books, unless the connection has ended.
-    pub(crate) fn enter(&self, state: &mut State, id: u64, slot: Slot) -> Result<(), Slot> {
-        if state.broken.is_some() {
-            return Err(slot);
-        }
+    /// Puts a call on the books of a connection that has not ended.
+    pub(crate) fn enter(&self, state: &mut State, id: u64, slot: Slot) {
         if slot.want_bytes >= LARGE_BYTES {
             self.large.fetch_add(1, Ordering::Relaxed);
         }
         state.slots.insert(id, slot);
-        Ok(())
     }
 
     /// Sends a call, if it is this thread's turn.

@@ -91,15 +91,16 @@ impl Connection {
         let has_room = task.bytes().len() >= want_bytes as usize;
         let Some(head) = frame::encode(Kind::Call, id, call, 0).ok().filter(|_| has_room) else { return Err(task) };
         let mut state = self.slots.lock();
+        if state.broken.is_some() {
+            return Err(task);
+        }
         if state.unattended.keeper.is_none() {
             let Some(keeper) = self.start_keeper() else { return Err(task) };
             state.unattended.keeper = Some(keeper);
         }
         let mut slot = Slot::new(want_bytes, Some(Landing::Own(task)), nanos(Instant::now()));
         slot.until = Some(nanos(deadline));
-        if let Err(slot) = self.enter(&mut state, id, slot) {
-            return slot.landing.and_then(Landing::into_task).map_or(Ok(()), Err);
-        }
+        self.enter(&mut state, id, slot);
         state.unattended.outstanding += 1;
         drop(state);
         // No thread is to wait for its turn here.
@@ -176,7 +177,9 @@ impl Connection {
             }
             // For a while after the last of its calls, the next is waited for where that takes nobody's turn.
             let stays = now.duration_since(busy) < STAY && !state.has_followers();
-            if (is_needed || stays) && let Some(receiving) = state.reader.take() {
+            if (is_needed || stays)
+                && let Some(receiving) = state.reader.take()
+            {
                 state = self.lead(state, receiving, KEEPER, now + LOOK_EVERY);
                 continue;
             }
