@@ -16,7 +16,12 @@ pub struct Identity {
     pub job: u64,
     /// User.
     pub user: u32,
+    /// Nobody has requested it yet.
+    pub speculative: bool,
 }
+
+/// [`Member::flags`] and [`Batch::flags`]: the request is a speculation; the last request of the batch is one.
+pub const SPECULATIVE: u32 = 1;
 
 /// A request in a batch. `impresario_request_t` of `impresario.h`: the layout is fixed.
 #[repr(C)]
@@ -52,8 +57,8 @@ pub struct Member {
     pub lane: u32,
     /// Operation, see [`op_code`].
     pub op: u32,
-    /// Zero.
-    pub reserved: u32,
+    /// 0 or [`SPECULATIVE`].
+    pub flags: u32,
 }
 
 /// A batch. `impresario_batch_t` of `impresario.h`: the layout is fixed.
@@ -80,8 +85,8 @@ pub struct Batch {
     pub lane: u32,
     /// Operation of all of them, see [`op_code`].
     pub op: u32,
-    /// Zero.
-    pub reserved: u32,
+    /// 0 or [`SPECULATIVE`].
+    pub flags: u32,
 }
 
 /// A batch with its requests; reference-counted by its holders.
@@ -117,7 +122,7 @@ impl Delivery {
             member: i as u32,
             lane,
             op,
-            reserved: 0,
+            flags: if identity.speculative { SPECULATIVE } else { 0 },
         });
         let members: Box<[Member]> = members.collect();
         let batch = Batch {
@@ -131,7 +136,7 @@ impl Delivery {
             count: members.len() as u32,
             lane,
             op,
-            reserved: 0,
+            flags: members.last().map_or(0, |m| m.flags),
         };
         Delivery { batch, members }
     }
@@ -141,9 +146,17 @@ impl Delivery {
         &self.batch
     }
 
-    /// Its requests, in order of offset.
+    /// Its requests, in order of offset; a speculation is the last.
     pub fn members(&self) -> &[Member] {
         &self.members
+    }
+
+    /// Its requests that were requested, and the speculation, if there is one.
+    pub(crate) fn apart(&self) -> (&[Member], Option<&Member>) {
+        match self.members.split_last() {
+            Some((last, rest)) if last.flags & SPECULATIVE != 0 => (rest, Some(last)),
+            _ => (&self.members, None),
+        }
     }
 }
 
