@@ -163,6 +163,8 @@ impl Flight {
             let bytes = self.ahead_bytes.unwrap_or(outcome.bytes_done.saturating_sub(before));
             let took_ns = outcome.finished.since(outcome.started).0;
             foresight.ended(ahead, asked.is_empty(), (outcome.errno, bytes), took_ns);
+            // The statistics are of what was requested.
+            outcome.bytes_done = outcome.bytes_done.min(before);
         }
         self.ticket.complete(outcome);
     }

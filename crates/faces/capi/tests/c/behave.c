@@ -574,8 +574,10 @@ enum { AHEAD_FILE_BYTES = 8 << 20, AHEAD_PIECE_BYTES = 128 << 10 };
 static struct {
     atomic_uint accepted, delivered, dropped, alone;
     atomic_uchar state[1 << 16]; /* of each token: 1 accepted, 2 delivered or dropped */
-    atomic_int refuse, memory;
+    atomic_int refuse, memory; /* what in_memory tells: UNKNOWN, what was read (READ), nothing (LOST), everything */
+    atomic_uchar read[8][AHEAD_FILE_BYTES / 4096];
 } ahead;
+enum { UNKNOWN = -1, READ, LOST, EVERYTHING };
 
 static int may_read_ahead(void *arg, const impresario_submission_t *after, uint64_t offset, uint64_t len,
                           uint64_t *token) {
@@ -594,9 +596,14 @@ static void ahead_dropped(void *arg, uint64_t token) {
 }
 
 static int ahead_in_memory(void *arg, const impresario_request_t *of, uint64_t offset) {
-    (void)arg, (void)offset;
+    (void)arg;
     CHECK(of->op == IMPRESARIO_READ);
-    return atomic_load(&ahead.memory);
+    switch (atomic_load(&ahead.memory)) {
+        case UNKNOWN: return -1;
+        case READ: return offset < AHEAD_FILE_BYTES ? atomic_load(&ahead.read[of->file][offset / 4096]) : -1;
+        case LOST: return 0;
+        default: return 1;
+    }
 }
 
 static void on_ahead_batch(void *arg, impresario_t *s, const impresario_batch_t *b) {
@@ -615,7 +622,9 @@ static void on_ahead_batch(void *arg, impresario_t *s, const impresario_batch_t 
         if (b->count == 1) atomic_fetch_add(&ahead.alone, 1);
     }
     uint64_t there = b->offset < AHEAD_FILE_BYTES ? AHEAD_FILE_BYTES - b->offset : 0;
-    sleep_ms(b->count == 1 && b->flags ? 5 : 1); /* a slow device, so that it is not left alone as a fast one */
+    sleep_ms(b->count == 1 && b->flags ? 5 : 1); /* a slow device: a fast one is left alone */
+    for (uint64_t at = b->offset; at < b->offset + b->len && at < AHEAD_FILE_BYTES; at += 4096)
+        atomic_store(&ahead.read[b->file][at / 4096], 1);
     CHECK(impresario_complete(s, b->id, 0, b->op == IMPRESARIO_READ && b->len > there ? there : b->len) == 0);
     atomic_fetch_add(&served, asked);
 }
@@ -660,7 +669,7 @@ static unsigned handed_back(void) { return atomic_load(&ahead.delivered) + atomi
 
 /* What a stream will read comes before it is read, up to the end of the file. */
 static void read_ahead(void) {
-    impresario_t *s = make_ahead(16 << 20, 0);
+    impresario_t *s = make_ahead(16 << 20, READ);
     stream(s, 1, 0, AHEAD_FILE_BYTES / AHEAD_PIECE_BYTES);
     for (int i = 0; i < 5000 && stats_of(s).in_flight > 0; i++) sleep_ms(1);
     impresario_stats_t stats = stats_of(s);
@@ -690,7 +699,7 @@ static void read_ahead(void) {
 /* A write that covers speculations takes them back; so does the end. */
 static void read_ahead_taken_back(void) {
     for (int write = 0; write < 2; write++) {
-        impresario_t *s = make_ahead(16 << 20, 0);
+        impresario_t *s = make_ahead(16 << 20, UNKNOWN);
         stream(s, 1, 0, 8);
         CHECK(impresario_hold(s, 0, 600000000) == 0);
         for (int i = 0; i < 5000 && stats_of(s).in_flight > 0; i++) sleep_ms(1);
@@ -714,7 +723,7 @@ static void read_ahead_taken_back(void) {
 
 /* What memory has is not read, and what the program refuses neither. */
 static void read_ahead_left_out(void) {
-    impresario_t *s = make_ahead(16 << 20, 1);
+    impresario_t *s = make_ahead(16 << 20, EVERYTHING);
     stream(s, 1, 0, 64);
     CHECK(atomic_load(&ahead.accepted) > 0 && atomic_load(&ahead.alone) == 0);
     atomic_store(&ahead.refuse, 1);
@@ -723,12 +732,20 @@ static void read_ahead_left_out(void) {
     CHECK(atomic_load(&ahead.accepted) == accepted);
     end(s);
     CHECK(handed_back() == atomic_load(&ahead.accepted));
+    /* Memory that loses what was read ahead ends it. */
+    s = make_ahead(16 << 20, LOST);
+    stream(s, 1, 0, 64);
+    for (int i = 0; i < 5000 && stats_of(s).in_flight > 0; i++) sleep_ms(1);
+    impresario_stats_t stats = stats_of(s);
+    CHECK(stats.ahead_stops > 0 && stats.ahead_wasted_bytes > 0 && stats.ahead_predicted_bytes < AHEAD_FILE_BYTES);
+    end(s);
+    CHECK(handed_back() == atomic_load(&ahead.accepted));
     /* A scheduler that cannot read ahead, and budgets that make no sense. */
     s = make("fifo", on_request, NULL, 1, 0);
     CHECK(impresario_set_read_ahead(s, 16 << 20) == -EINVAL);
     CHECK_SAYS("does not read ahead");
     end(s);
-    s = make_ahead(0, -1);
+    s = make_ahead(0, UNKNOWN);
     CHECK(impresario_set_read_ahead(s, 4096) == -EINVAL);
     CHECK_SAYS("read_ahead_bytes = 4096");
     end(s);
