@@ -30,9 +30,9 @@ typedef struct {
 
 static void flight_end(flight_t *flight) {
     if (GF_ATOMIC_DEC(flight->calls) > 0) return;
-    uint64_t bytes = (uint64_t)GF_ATOMIC_GET(flight->bytes);
-    /* Where the speculation ends is what the library goes by. */
-    if (flight->ahead) bytes = flight->asked_len + (uint64_t)GF_ATOMIC_GET(flight->ahead_bytes);
+    uint64_t bytes = (uint64_t)GF_ATOMIC_GET(flight->bytes), ahead = (uint64_t)GF_ATOMIC_GET(flight->ahead_bytes);
+    /* Reads that overlap add up to more than their range; where the speculation ends is what the library goes by. */
+    if (flight->ahead) bytes = ahead > 0 ? flight->asked_len + ahead : min(bytes, flight->asked_len);
     impresario_complete(flight->scheduler, flight->id, (int)GF_ATOMIC_GET(flight->error), bytes);
     GF_FREE(flight);
 }

@@ -267,3 +267,41 @@ fn inside_healed_replica() {
         assert_eq!(figure(&report, "open_requests"), 0, "{folder}: {report:?}");
     }
 }
+
+#[test]
+fn reading_ahead_is_switched_on_a_running_volume() {
+    apart("inside_switched_ahead");
+}
+
+#[test]
+#[ignore = "run by another test as a process"]
+fn inside_switched_ahead() {
+    let mut pool = Pool::start();
+    pool.volume("ahead");
+    let (mount, _client) = pool.mount("ahead");
+    let brick = pool.brick("ahead");
+    fs::write(mount.join("file"), vec![7; 16 << 20]).unwrap();
+    // What reading the whole file, of which the client keeps nothing, makes the brick predict.
+    let predicted = || {
+        let before = figure(&statedump(brick), "read_ahead_predicted_bytes");
+        script(&mount, "cat file | cksum");
+        figure(&statedump(brick), "read_ahead_predicted_bytes") - before
+    };
+    let set = |value: &str, reported: &str| {
+        pool.schedule("ahead", &[("read-ahead", value)]);
+        until("the change", || statedump(brick).get("read-ahead").is_some_and(|bytes| bytes == reported));
+    };
+    assert_eq!(predicted(), 0, "no policy, no speculations");
+    pool.schedule("ahead", &[("policy", "fifo")]);
+    until("the policy", || statedump(brick).get("policy").is_some_and(|p| p == "fifo"));
+    assert!(predicted() > 4 << 20);
+    set("0", "0");
+    assert_eq!(predicted(), 0);
+    set("32MB", "33554432");
+    assert!(predicted() > 4 << 20);
+    // A refused value is named, and the old one stays.
+    pool.schedule("ahead", &[("read-ahead", "1MB")]);
+    until("the refusal", || pool.log("ahead").contains("option read-ahead 1048576 is refused"));
+    assert_eq!(statedump(brick)["read-ahead"], "33554432");
+    assert!(predicted() > 4 << 20);
+}

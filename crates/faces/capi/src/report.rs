@@ -38,7 +38,8 @@ unsafe fn fill<T: Copy>(to: *mut T, value: T, what: &str) -> Result<(), Refusal>
 pub unsafe extern "C" fn impresario_stats(scheduler: *mut Handle, stats: *mut StatsC) -> c_int {
     on(scheduler, |s| {
         let status = s.status();
-        let (report, ahead) = (status.statistics, s.read_ahead().unwrap_or_default());
+        let report = status.statistics;
+        let (ahead, ahead_read_bytes) = s.read_ahead().unwrap_or_default();
         let report = StatsC {
             size: 0,
             accepted: report.accepted,
@@ -58,7 +59,7 @@ pub unsafe extern "C" fn impresario_stats(scheduler: *mut Handle, stats: *mut St
             bytes_per_batch: report.batch_bytes.mean,
             offset_distance_bytes: report.offset_distance_bytes.mean,
             ahead_predicted_bytes: ahead.predicted_bytes,
-            ahead_read_bytes: status.speculated_bytes,
+            ahead_read_bytes,
             ahead_hit_bytes: ahead.hit_bytes,
             ahead_wasted_bytes: ahead.wasted_bytes,
             ahead_outstanding_bytes: ahead.outstanding_bytes,

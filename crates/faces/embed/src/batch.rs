@@ -1,7 +1,7 @@
 //! A delivered batch and its requests, in the layout that C sees.
 
 use impresario_engine::Work;
-use impresario_sched::{Nanos, Op};
+use impresario_sched::{Nanos, Op, Request};
 
 /// The program's own values of a request, which the engine does not keep.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -89,6 +89,29 @@ pub struct Batch {
     pub flags: u32,
 }
 
+impl Member {
+    pub(crate) fn of((request, identity): &(Request, Identity), batch: u64, member: u32) -> Member {
+        Member {
+            id: request.id.0,
+            batch,
+            token: identity.token,
+            file: identity.file,
+            offset: request.extent.file_offset,
+            len: request.extent.len,
+            client: identity.client,
+            job: identity.job,
+            lane_offset: request.extent.lane_offset,
+            arrival_ns: request.arrival.0,
+            connection: request.conn.0,
+            user: identity.user,
+            member,
+            lane: request.extent.lane.0.into(),
+            op: op_code(request.op),
+            flags: if identity.speculative { SPECULATIVE } else { 0 },
+        }
+    }
+}
+
 /// A batch with its requests; reference-counted by its holders.
 #[derive(Debug)]
 pub struct Delivery {
@@ -106,24 +129,7 @@ impl Delivery {
         let extent = work.batch.extent;
         let op = op_code(work.batch.op);
         let lane = u32::from(extent.lane.0);
-        let members = work.parts.iter().enumerate().map(|(i, (request, identity))| Member {
-            id: request.id.0,
-            batch: id,
-            token: identity.token,
-            file: identity.file,
-            offset: request.extent.file_offset,
-            len: request.extent.len,
-            client: identity.client,
-            job: identity.job,
-            lane_offset: request.extent.lane_offset,
-            arrival_ns: request.arrival.0,
-            connection: request.conn.0,
-            user: identity.user,
-            member: i as u32,
-            lane,
-            op,
-            flags: if identity.speculative { SPECULATIVE } else { 0 },
-        });
+        let members = work.parts.iter().enumerate().map(|(i, part)| Member::of(part, id, i as u32));
         let members: Box<[Member]> = members.collect();
         let batch = Batch {
             id,

@@ -3,10 +3,10 @@
 //! is accounted, so that reading ahead stops where it does not pay.
 
 use std::ops::Range;
-use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 
 use impresario_base::lock::Mutex;
-use impresario_engine::{PagedFile, ReadAhead, Submission};
+use impresario_engine::{PagedFile, ReadAhead, Submission, Work};
 use impresario_foresight::{Totals, is_there};
 use impresario_sched::Op;
 use serde_json::Value;
@@ -43,6 +43,8 @@ pub(crate) struct Foresight {
     /// Tokens to be handed back, and whether there are any.
     given_up: Mutex<Vec<u64>>,
     has_given_up: AtomicBool,
+    /// Bytes of the speculations that were delivered.
+    delivered_bytes: AtomicU64,
 }
 
 /// A file as far as the program can tell.
@@ -77,6 +79,7 @@ impl Foresight {
             speculates: AtomicBool::new(speculates),
             given_up: Mutex::default(),
             has_given_up: AtomicBool::new(false),
+            delivered_bytes: AtomicU64::new(0),
         }
     }
 
@@ -127,17 +130,41 @@ impl Foresight {
         speculations
     }
 
+    /// What memory has need not go along with a batch.
+    pub fn leave_out_what_is_there(&self, work: &mut Work<Identity>) {
+        let [_, .., last @ (_, Identity { speculative: true, .. })] = &*work.parts else { return };
+        let ahead = Member::of(last, 0, 0);
+        let extent = extent_of(&ahead);
+        if self.has(&ahead, &extent) != Some(true) {
+            return;
+        }
+        work.parts.pop();
+        work.batch.extent.len = extent.start - work.batch.extent.lane_offset;
+        self.rule.was_there(ahead.file, extent);
+        self.give_up(ahead.token);
+    }
+
+    /// Whether memory has all of an extent, as far as the program can tell.
+    fn has(&self, of: &Member, extent: &Range<u64>) -> Option<bool> {
+        let in_memory = |at| self.ahead.in_memory(of, at);
+        in_memory(extent.start).map(|_| is_there(extent, |at| in_memory(at) == Some(true)))
+    }
+
     /// A batch is about to be delivered. False if it need not be: it is a speculation, and memory has it.
     pub fn deliver(&self, delivery: &Delivery) -> bool {
         let (asked, ahead) = delivery.apart();
-        let known = |of: &Member, extent: &Range<u64>| {
-            let in_memory = |at| self.ahead.in_memory(of, at);
-            in_memory(extent.start).map(|_| is_there(extent, |at| in_memory(at) == Some(true)))
-        };
+        let is_delivered = self.is_wanted(delivery, asked, ahead);
+        if let Some(ahead) = ahead.filter(|_| is_delivered) {
+            self.delivered_bytes.fetch_add(ahead.len, Relaxed);
+        }
+        is_delivered
+    }
+
+    fn is_wanted(&self, delivery: &Delivery, asked: &[Member], ahead: Option<&Member>) -> bool {
         match (asked.first(), ahead) {
             (None, Some(ahead)) => {
                 let extent = extent_of(ahead);
-                if known(ahead, &extent) != Some(true) {
+                if self.has(ahead, &extent) != Some(true) {
                     return true;
                 }
                 self.rule.was_there(ahead.file, extent);
@@ -147,7 +174,7 @@ impl Foresight {
             (Some(first), _) if delivery.batch().op == crate::op_code(Op::Read) && self.is_on() => {
                 let end = asked.iter().map(|m| m.lane_offset + m.len).max().unwrap_or(first.lane_offset);
                 let extent = first.lane_offset..end;
-                if known(first, &extent) != Some(true) {
+                if self.has(first, &extent) != Some(true) {
                     self.rule.waited((first.file, &Seen { ahead: &*self.ahead, of: Some(first) }), &extent);
                 }
                 true
@@ -195,6 +222,10 @@ impl Foresight {
 
     pub fn totals(&self) -> Totals {
         self.rule.totals()
+    }
+
+    pub fn delivered_bytes(&self) -> u64 {
+        self.delivered_bytes.load(Relaxed)
     }
 
     pub fn describe(&self) -> Value {

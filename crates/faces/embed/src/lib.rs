@@ -225,7 +225,8 @@ impl Executor<Identity> for Hands {
 
 impl Hands {
     /// Enters a batch that is to be delivered; `None` if it need not be.
-    fn enter(&self, work: Work<Identity>) -> Option<Arc<Delivery>> {
+    fn enter(&self, mut work: Work<Identity>) -> Option<Arc<Delivery>> {
+        self.foresight.iter().for_each(|foresight| foresight.leave_out_what_is_there(&mut work));
         let delivery = self.flights.enter(work);
         if self.foresight.as_ref().is_none_or(|foresight| foresight.deliver(&delivery)) {
             return Some(delivery);
@@ -519,9 +520,10 @@ impl Scheduler {
         Ok(())
     }
 
-    /// What was read ahead, and what became of it; `None` where nothing can be read ahead.
-    pub fn read_ahead(&self) -> Option<Totals> {
-        self.hands.foresight.as_ref().map(Foresight::totals)
+    /// What was predicted and what became of it, and the bytes of the speculations that were delivered; `None` where
+    /// nothing can be read ahead.
+    pub fn read_ahead(&self) -> Option<(Totals, u64)> {
+        self.hands.foresight.as_ref().map(|foresight| (foresight.totals(), foresight.delivered_bytes()))
     }
 
     /// The same in full.

@@ -725,7 +725,7 @@ static void read_ahead_taken_back(void) {
 static void read_ahead_left_out(void) {
     impresario_t *s = make_ahead(16 << 20, EVERYTHING);
     stream(s, 1, 0, 64);
-    CHECK(atomic_load(&ahead.accepted) > 0 && atomic_load(&ahead.alone) == 0);
+    CHECK(atomic_load(&ahead.accepted) > 0 && atomic_load(&ahead.delivered) == 0);
     atomic_store(&ahead.refuse, 1);
     unsigned accepted = atomic_load(&ahead.accepted);
     stream(s, 2, 0, 64);
