@@ -17,8 +17,8 @@ use impresario_workload::progress::catch_signals;
 use impresario_workload::stop::Stop;
 
 use crate::server_bench::load::{Application, Load};
-use crate::server_bench::{Bed, Clients, Comparison, Subject, observe_disks, reset_disks};
-use crate::{free_port, print, usage};
+use crate::server_bench::{Bed, Clients, Comparison, Subject, observe_disks, own_network, reset_disks};
+use crate::{print, usage};
 
 /// Measure what the GlusterFS translator gains on modelled disks below the real kernel
 ///
@@ -26,7 +26,7 @@ use crate::{free_port, print, usage};
 /// turns, on a volume that is distributed over bricks with a modelled disk each. Systems: GlusterFS as it comes, bricks and clients
 /// without what volumes have beside io-threads, the translator with one request at a time in order of arrival
 /// (throttling alone), with policies, and with foresight. Caches of the whole machine are dropped before each run; a run counts with at least
-/// 20 % of the CPU idle and disks that are not late; everything read and written is compared. Needs root, /dev/fuse, cc, the
+/// 20 % of the CPU idle and disks that are not late; everything read and written is compared. Everything runs in a network of its own. Needs root, /dev/fuse, cc, the
 /// Debian packages glusterfs-server, glusterfs-client and libglusterfs-dev, and the translator, built
 /// (make -C integrations/glusterfs).
 #[derive(clap::Args)]
@@ -94,6 +94,7 @@ const SYSTEMS: [System; 10] = [
     with("auto with foresight", &[("policy", "auto"), ("merge", "file")]),
 ];
 
+const FIRST_PORT: u16 = 24_100;
 const START_PATIENCE: Duration = Duration::from_secs(30);
 /// Names that are tried for a file until it falls to its brick.
 const NAMES_MAX: u32 = 64;
@@ -108,10 +109,7 @@ fn loads(args: &Args) -> Vec<Load> {
                 apart,
                 ..Application::new("application", args.processes, writes, request_bytes, args.size)
             };
-            loads.push(Load {
-                name: format!("{kind} {verb}"),
-                applications: vec![one; args.applications as usize],
-            });
+            loads.push(Load { name: format!("{kind} {verb}"), applications: vec![one; args.applications as usize] });
         }
     }
     loads
@@ -206,12 +204,13 @@ struct Volume {
 }
 
 impl Volume {
-    fn start(system: &System, translator: &str, bed: &Bricks, folder: &Path) -> Result<Volume> {
+    /// Its bricks listen at ports from `first` on, in a network of our own.
+    fn start(system: &System, translator: &str, bed: &Bricks, folder: &Path, first: u16) -> Result<Volume> {
         let folder = folder.join(system.name.replace(' ', "-"));
         std::fs::create_dir(&folder)?;
         let (mut children, mut ports) = (Children::default(), Vec::new());
         for number in 0..bed.disks.len() {
-            let port = free_port()?;
+            let port = first + number as u16;
             let at = |what: &str| folder.join(format!("brick{number}.{what}")).display().to_string();
             let brick = bed.folder(number).display().to_string();
             std::fs::write(at("vol"), brick_graph(system, translator, &brick, number, port))?;
@@ -292,7 +291,11 @@ impl Bricks {
         while !ready() {
             client.check()?;
             stop.check()?;
-            ensure!(Instant::now() < until, "the volume cannot be mounted: {}", at(&log));
+            if Instant::now() > until {
+                let said = std::fs::read_to_string(&log).unwrap_or_default();
+                let last: Vec<&str> = said.lines().rev().take(3).collect();
+                bail!("the volume cannot be mounted: {}", last.join(" | "));
+            }
             std::thread::sleep(Duration::from_millis(50));
         }
         self.mount = Some(Mount { path, _client: client });
@@ -365,6 +368,7 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     let systems = SYSTEMS.iter().filter(|system| named(system.name));
     let parent = impresario_workload::cluster::folder(None)?;
     remove_stale(parent.path())?;
+    own_network()?;
     let translator = match systems.clone().any(|system| system.translator.is_some()) {
         true => kind_of(&args.translator)?,
         false => String::new(),
@@ -372,8 +376,9 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     let clients = Clients::build(parent.path(), "GLUSTER", "gfapi", "libglusterfs-dev")?;
     let mut bed = Bricks::new(args.bricks, parent.path())?;
     let (mut volumes, mut missing) = (Vec::new(), Vec::new());
-    for system in systems {
-        let started = Volume::start(system, &translator, &bed, parent.path())
+    for (nth, system) in systems.enumerate() {
+        let port = FIRST_PORT + (nth * bed.disks.len()) as u16;
+        let started = Volume::start(system, &translator, &bed, parent.path(), port)
             .and_then(|mut volume| volume.wait(&stop).map(|()| volume));
         match started {
             Ok(volume) => volumes.push(volume),
@@ -409,10 +414,17 @@ mod tests {
         let order = ["posix", "access-control", "locks", "io-threads", "scheduler", "brick1", "server"];
         let places: Vec<usize> = order.iter().map(|name| graph.find(&format!("volume {name}\n")).unwrap()).collect();
         assert!(places.is_sorted(), "{graph}");
-        assert!(graph.contains("option policy \"mlf\"") && graph.contains("subvolumes io-threads\nend-volume\nvolume brick1") || graph.contains("subvolumes scheduler"));
+        assert!(
+            graph.contains("option policy \"mlf\"")
+                && graph.contains("subvolumes io-threads\nend-volume\nvolume brick1")
+                || graph.contains("subvolumes scheduler")
+        );
         assert!(!brick_graph(&SYSTEMS[1], "", "/b", 0, 5).contains("scheduler"));
         let client = client_graph(true, &[7, 8]);
-        assert!(client.contains("subvolumes client0 client1") && client.contains("performance/write-behind"), "{client}");
+        assert!(
+            client.contains("subvolumes client0 client1") && client.contains("performance/write-behind"),
+            "{client}"
+        );
         assert!(!client_graph(false, &[7]).contains("performance"));
     }
 

@@ -20,7 +20,7 @@ use impresario_workload::kernel_disk::{KernelDisk, remove_stale};
 use impresario_workload::progress::catch_signals;
 
 use crate::server_bench::load::Load;
-use crate::server_bench::{Bed, Clients, Comparison, Subject, observe_disks, reset_disks};
+use crate::server_bench::{Bed, Clients, Comparison, Subject, observe_disks, own_network, reset_disks};
 use crate::{nfs_ganesha, print, usage};
 use loads::loads;
 use server::{SYSTEMS, Server};
@@ -172,7 +172,8 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     let parent = impresario_workload::cluster::folder(None)?;
     remove_stale(parent.path())?;
     let (mut portmapper, mut missing) = (Children::default(), Vec::new());
-    if let Err(error) = nfs_ganesha::own_network(&mut portmapper, parent.path()) {
+    own_network()?;
+    if let Err(error) = nfs_ganesha::portmapper(&mut portmapper, parent.path()) {
         missing.push(format!("no portmapper for nfs-ganesha: {error:#}"));
     }
     let device = if args.weights.is_some() { Device::Bare } else { args.device };

@@ -132,7 +132,11 @@ mod tests {
     fn shares_are_told_and_drawn_over_time() {
         let part = |weight, first: u64| (weight, vec![vec![first; 30], vec![100; 30]]);
         let shown = Shown { parts: [part(1, 100), part(2, 200)] };
-        assert!(shown.text().contains("weights 1 : 1   bytes 1.000 : 1   share of the first 50.0 %"), "{}", shown.text());
+        assert!(
+            shown.text().contains("weights 1 : 1   bytes 1.000 : 1   share of the first 50.0 %"),
+            "{}",
+            shown.text()
+        );
         assert!(shown.text().contains("weights 2 : 1   bytes 2.000 : 1"));
         let csv = shown.csv();
         assert_eq!((csv.lines().count(), csv.lines().nth(1)), (61, Some("0.1,1,1000,1000")));
