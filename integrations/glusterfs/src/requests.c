@@ -1,9 +1,10 @@
 /* How a file operation becomes a request of the scheduler: what it covers, who sent it, and when it may not wait.
  *
- * Reads and writes are scheduled. The operations that must come after what they cover are barriers: fsync waits for the
- * writes of the file, truncate, ftruncate, discard and zerofill for everything in their range. flush, which is a close,
- * waits for the writes of the file if some of them came through its descriptor; otherwise it passes, so that a client
- * does not wait for the limits of others. All other operations pass. A request that cannot be queued goes straight to the child, which is what happens without the translator. */
+ * Reads and writes are scheduled. The operations that must come after what they cover are barriers: truncate, ftruncate,
+ * discard and zerofill wait for everything in their range. fsync, and flush, which is a close, wait for the writes of the file
+ * if some of them came through the same descriptor and are not answered; otherwise they pass. What others have outstanding
+ * is not promised to them, and as a barrier each would hold back the writes of all processes that share the file. All other
+ * operations pass. A request that cannot be queued goes straight to the child, which is what happens without the translator. */
 #include "translator.h"
 
 #include <string.h>
@@ -221,6 +222,7 @@ static int32_t sched_writev(call_frame_t *frame, xlator_t *this, fd_t *fd, struc
 }
 
 static int32_t sched_fsync(call_frame_t *frame, xlator_t *this, fd_t *fd, int32_t datasync, dict_t *xdata) {
+    if (sched_writes_of(this->private, fd, 0) == 0) return sched_fsync_resume(frame, this, fd, datasync, xdata);
     ENTER(fsync, frame, this, IMPRESARIO_SYNC, fd->inode, no_gfid, 0, TO_THE_END, fd, datasync, xdata);
     return 0;
 }
