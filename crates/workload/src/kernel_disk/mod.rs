@@ -88,6 +88,11 @@ impl KernelDisk {
         Ok(())
     }
 
+    /// Sets the kernel's read-ahead for files that are opened from now on, KiB.
+    pub fn set_read_ahead_kib(&self, kib: u32) -> Result<()> {
+        self.device.set_read_ahead_kib(kib)
+    }
+
     /// Requests at the device since [`KernelDisk::reset`], as the kernel counts them.
     pub fn counts(&self) -> Result<Counts> {
         let began = *self.began.lock();
