@@ -24,6 +24,23 @@ fn every_policy_keeps_the_laws() {
     }
 }
 
+/// Scripts that once broke a law: a barrier filled the server during its window; nothing ended the hold of a lane with
+/// only speculations queued.
+#[test]
+fn scripts_that_broke_a_law() {
+    let twins = |window_us| PolicySpec::named("twins").with("window_us", window_us);
+    for (spec, lanes, seed) in [
+        (twins(20).with("in_flight_per_server", 1).with("merge", "on"), 4, 42),
+        (twins(20).with("in_flight_per_server", 1).with("merge", "on"), 4, 403),
+        (twins(20), 4, 2540),
+        (twins(35).with("order", "permutation"), 3, 4047),
+        (twins(25).with("merge", "on").with("work_conserving", "on"), 3, 966),
+        (twins(25).with("merge", "on").with("work_conserving", "on"), 3, 1842),
+    ] {
+        replayable(&spec.to_string(), seed, || run(&spec, lanes, seed, Load::Mixed, 300, &[]));
+    }
+}
+
 /// A policy that chooses among others switches often while the laws are checked.
 #[test]
 fn automatic_switches_keep_the_laws() {
