@@ -25,9 +25,10 @@ fn every_policy_keeps_the_laws() {
 }
 
 /// Scripts that once broke a law: a barrier filled the server during its window; nothing ended the hold of a lane with
-/// only speculations queued.
+/// only speculations queued; a lane was full whenever a class with a limit over two lanes could go.
 #[test]
 fn scripts_that_broke_a_law() {
+    let limits = PolicySpec::named("mclock").with("rules", script::MCLOCK_LIMITS).with("guard_batches", 7);
     let twins = |window_us| PolicySpec::named("twins").with("window_us", window_us);
     for (spec, lanes, seed) in [
         (twins(20).with("in_flight_per_server", 1).with("merge", "on"), 4, 42),
@@ -36,6 +37,8 @@ fn scripts_that_broke_a_law() {
         (twins(35).with("order", "permutation"), 3, 4047),
         (twins(25).with("merge", "on").with("work_conserving", "on"), 3, 966),
         (twins(25).with("merge", "on").with("work_conserving", "on"), 3, 1842),
+        (limits.clone(), 2, 219),
+        (limits, 2, 480),
     ] {
         replayable(&spec.to_string(), seed, || run(&spec, lanes, seed, Load::Mixed, 300, &[]));
     }
