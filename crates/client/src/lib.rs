@@ -45,7 +45,7 @@ pub use fallocate::{seek_to, space_change};
 pub use file::File;
 pub use identity::{Identity, Traffic, TrafficCount, whoami};
 pub use link::{Check, Link, LinkOptions, Vet};
-pub use locks::{Locked, Other};
+pub use locks::{LockAttempt, Locked, Other, Tried};
 pub use names::CreateOptions;
 pub use pending::{Buffers, Op, Pending, Reply, exchange};
 pub use striped::Striped;
