@@ -154,7 +154,7 @@ impl LockService {
             numbers.insert(file.key(), open.number());
         }
         let mut attempt = LockAttempt::new(lock, wait);
-        match attempt.try_once(&file, file.timeout()) {
+        match attempt.try_once(file, file.timeout()) {
             Tried::Granted { version } => {
                 // When the thread is gone, the reply is dropped, which is EIO.
                 let _ = self.settles.send(Settle::Granted { reply, open, version });
@@ -164,7 +164,7 @@ impl LockService {
                 if self.waiting.fetch_add(1, Ordering::Relaxed) >= WAITING_MAX {
                     self.waiting.fetch_sub(1, Ordering::Relaxed);
                     reply.error(Errno::ENOLCK);
-                    return attempt.give_up(&file);
+                    return attempt.give_up(file);
                 }
                 let thread = (thread != 0 && pending(thread) != Pending::Unknown).then_some(thread);
                 let (next_ask, next_look) = (Instant::now() + attempt.pause(), now);
@@ -252,7 +252,7 @@ impl Waiting {
             return Turn::Waits;
         }
         let Ok(file) = self.open.file() else { return Turn::Failed(Errno::EBADF) };
-        let tried = self.attempt.try_once(&file, LockAttempt::TRY_MAX);
+        let tried = self.attempt.try_once(file, LockAttempt::TRY_MAX);
         self.next_ask = Instant::now() + self.attempt.pause();
         match tried {
             Tried::Granted { version } => Turn::Granted(version),
@@ -278,7 +278,7 @@ impl Waiting {
         let Waiting { reply, open, attempt, .. } = self;
         reply.error(errno);
         if let Ok(file) = open.file() {
-            attempt.give_up(&file);
+            attempt.give_up(file);
         }
     }
 }
