@@ -202,9 +202,24 @@ impl Forwarder {
         self.end(key, forwarded.errno != libc::EIO);
     }
 
-    /// On a thread that must not wait: forwards the oldest waiting batch with its neighbours, or has a thread do it.
-    fn forward_at_once(&self, this: &Arc<Forwarder>) {
+    /// On a forwarding thread: forwards the oldest waiting batch with its neighbours.
+    fn forward_next(&self) {
         let started = now();
+        if let Some((entries, key)) = self.begin(started) {
+            self.forward(Joined::of(entries), key, started);
+        }
+    }
+
+    /// On a thread that must not wait: forwards the oldest waiting batch with its neighbours if that is a small read. Anything else
+    /// is left to a forwarding thread, until whose turn it may meet further neighbours.
+    fn forward_at_once(&self, this: &Arc<Forwarder>) {
+        let is_small = |entry: &Entry<Load>| entry.op == Op::Read && entry.len <= UNATTENDED_MAX_BYTES;
+        if !self.storage.takes_tasks() || !self.dispatch.lock().queue.peek().is_some_and(is_small) {
+            let this = this.clone();
+            return self.threads.run(Box::new(move || this.forward_next()));
+        }
+        let started = now();
+        // Another thread may have taken it, and this one get something else.
         let Some((entries, key)) = self.begin(started) else { return };
         let load = Joined::of(entries);
         let Some((target, range)) = self.small_read(&load) else {

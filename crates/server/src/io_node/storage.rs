@@ -44,6 +44,11 @@ pub(crate) trait Storage: Send + Sync + 'static {
     /// Reads; short where the file ends, or the object where requests are split.
     fn read(&self, target: &Target, start: u64, into: &mut [u8]) -> Result<usize, Fault>;
 
+    /// It takes [reads that no thread waits for](Storage::read_unattended).
+    fn takes_tasks(&self) -> bool {
+        false
+    }
+
     /// Reads `len` bytes, without a thread that waits, or fewer: what is missing may be a hole. Gives the task back where that is not
     /// possible, or not now.
     fn read_unattended(&self, _: &Target, _start: u64, _len: usize, task: Box<dyn Task>) -> Result<(), Box<dyn Task>> {
@@ -115,6 +120,10 @@ impl Storage for Cluster {
             None => self.striped.read(who, *file, layout, *made, start, into),
         };
         got.map_err(|error| error.to_fault())
+    }
+
+    fn takes_tasks(&self) -> bool {
+        true
     }
 
     fn read_unattended(
