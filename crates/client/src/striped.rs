@@ -6,6 +6,7 @@ mod mtime;
 mod space;
 
 use std::io::{IoSlice, IoSliceMut};
+use std::ops::Range;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -376,13 +377,25 @@ impl Striped {
         offset: u64,
         into: &mut [u8],
     ) -> Result<usize, ClientError> {
-        let deadline = self.deadline();
         let len = into.len();
         let mut cuts = cut(layout, offset, into, self.call_max_bytes, self.piece_max_bytes);
-        if !self.read_cuts(who, file, &mut cuts, deadline)? {
+        if !self.read_cuts(who, file, &mut cuts, self.deadline())? {
             return Ok(len);
         }
-        // Some object ended early: at the end of the file, or before a hole. Only the whole file's length tells.
+        self.settle(who, file, layout, made, cuts, offset..offset + len as u64)
+    }
+
+    /// Some object ended early: at the end of the file, or before a hole. Only the whole file's length tells. `cuts`: what is missing
+    /// of these bytes of the file.
+    fn settle(
+        &self,
+        who: &Who,
+        file: FileKey,
+        layout: &Layout,
+        made: u64,
+        mut cuts: Vec<Cut<IoSliceMut<'_>>>,
+        bytes: Range<u64>,
+    ) -> Result<usize, ClientError> {
         let file_len = self.stat_made(file, layout, made)?.size;
         let missing = cuts.iter().filter(|cut| {
             let k = layout.position_of(cut.server).unwrap_or(0);
@@ -391,10 +404,31 @@ impl Striped {
         // What looks like a hole may have been written since it was read and before the length was learnt. It is a
         // hole only if it is still missing now.
         if missing.count() > 0 {
-            self.read_cuts(who, file, &mut cuts, deadline)?;
+            self.read_cuts(who, file, &mut cuts, self.deadline())?;
             cuts.iter_mut().flat_map(|cut| &mut cut.slices).for_each(|piece| piece.fill(0));
         }
-        Ok(file_len.saturating_sub(offset).min(len as u64) as usize)
+        Ok(file_len.saturating_sub(bytes.start).min(bytes.end - bytes.start) as usize)
+    }
+
+    /// As [`Striped::read`] of bytes that lie on one server, of which that has given the first `got` and has no more.
+    pub fn read_on(
+        &self,
+        who: &Who,
+        file: FileKey,
+        layout: &Layout,
+        made: u64,
+        offset: u64,
+        (into, mut got): (&mut [u8], usize),
+    ) -> Result<usize, ClientError> {
+        self.check(layout, offset, into.len())?;
+        let bytes = offset..offset + into.len() as u64;
+        let mut cuts = cut(layout, offset, into, self.call_max_bytes, self.piece_max_bytes);
+        for cut in &mut cuts {
+            let here = got.min(cut.len);
+            cut.advance(here);
+            got -= here;
+        }
+        self.settle(who, file, layout, made, cuts, bytes)
     }
 
     /// Reads what is left of each cut and takes it off; true when something is still missing.

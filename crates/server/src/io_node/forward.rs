@@ -598,29 +598,49 @@ impl Task for Reading {
     }
 
     fn ended(self: Box<Self>, end: End) {
-        let Reading { forwarder, load, key, started, target, start, buffer } = *self;
         match end {
-            End::Answered(Answer::Data, got) if forwarder.split || got == buffer.len() => {
-                let mut forwarded = Forwarded::default();
-                Forwarder::answer_reads(&target, start, load.parts, (buffer, got), &mut forwarded);
-                complete(load.tickets, 0, started);
-                if !forwarded.shorts.is_empty() {
-                    let this = forwarder.clone();
-                    forwarder.threads.run(Box::new(move || {
-                        forwarded.shorts.into_iter().for_each(|(target, short)| this.resolve(&target, short));
-                    }));
-                }
-                forwarder.end(key, true);
+            End::Answered(Answer::Data, got) if self.forwarder.split || got == self.buffer.len() => self.came(got),
+            // What is missing may be a hole. To find out takes other servers.
+            End::Answered(Answer::Data, got) => {
+                let forwarder = self.forwarder.clone();
+                forwarder.threads.run(Box::new(move || {
+                    let mut reading = self;
+                    match reading.forwarder.storage.read_on(&reading.target, reading.start, &mut reading.buffer, got) {
+                        Ok(got) => reading.came(got),
+                        Err(fault) => reading.failed(&fault),
+                    }
+                }));
             }
-            End::Late(error) => {
-                let fault = error.to_fault();
-                forwarder.counts.failed.fetch_add(1, Ordering::Relaxed);
-                complete(load.tickets, fail_all(load.parts, &fault), started);
-                forwarder.end(key, fault.errno != libc::EIO);
+            End::Late(error) => self.failed(&error.to_fault()),
+            // A thread that waits may ask again, elsewhere or later, and for each part alone.
+            End::Answered(..) | End::Lost => {
+                let Reading { forwarder, load, key, started, .. } = *self;
+                forwarder.forward_later(&forwarder, load, key, started);
             }
-            // A thread that waits may ask again, elsewhere or later, for each part alone, and for what the whole file is there.
-            End::Answered(..) | End::Lost => forwarder.forward_later(&forwarder, load, key, started),
         }
+    }
+}
+
+impl Reading {
+    fn came(self, got: usize) {
+        let Reading { forwarder, load, key, started, target, start, buffer } = self;
+        let mut forwarded = Forwarded::default();
+        Forwarder::answer_reads(&target, start, load.parts, (buffer, got), &mut forwarded);
+        complete(load.tickets, 0, started);
+        if !forwarded.shorts.is_empty() {
+            let this = forwarder.clone();
+            forwarder.threads.run(Box::new(move || {
+                forwarded.shorts.into_iter().for_each(|(target, short)| this.resolve(&target, short));
+            }));
+        }
+        forwarder.end(key, true);
+    }
+
+    fn failed(self, fault: &Fault) {
+        let Reading { forwarder, load, key, started, .. } = self;
+        forwarder.counts.failed.fetch_add(1, Ordering::Relaxed);
+        complete(load.tickets, fail_all(load.parts, fault), started);
+        forwarder.end(key, fault.errno != libc::EIO);
     }
 }
 

@@ -55,6 +55,11 @@ pub(crate) trait Storage: Send + Sync + 'static {
         Err(task)
     }
 
+    /// Goes on with such a read, of which `got` bytes have come: short only where the file ends.
+    fn read_on(&self, _: &Target, _start: u64, _into: &mut [u8], _got: usize) -> Result<usize, Fault> {
+        Err(Fault { errno: libc::EOPNOTSUPP, message: "reads are not left unattended here".into() })
+    }
+
     /// Reads a range of the file that met the end of an object: short only where the file ends.
     fn read_file(&self, target: &Target, offset: u64, into: &mut [u8]) -> Result<usize, Fault>;
 
@@ -143,6 +148,11 @@ impl Storage for Cluster {
             }
         };
         self.striped.lane_read_unattended(who, server, *file, (lane_offset, len), task)
+    }
+
+    fn read_on(&self, target: &Target, start: u64, into: &mut [u8], got: usize) -> Result<usize, Fault> {
+        let Target { who, file, layout, made, .. } = target;
+        self.striped.read_on(who, *file, layout, *made, start, (into, got)).map_err(|error| error.to_fault())
     }
 
     fn read_file(&self, target: &Target, offset: u64, into: &mut [u8]) -> Result<usize, Fault> {
