@@ -32,7 +32,7 @@ const CALM_MAX: u32 = 20;
 
 /// Reads up to this length are forwarded without a thread that waits, bytes; the threads of longer ones share the work of
 /// passing their bytes on.
-const UNATTENDED_MAX_BYTES: u64 = 64 << 10;
+const UNATTENDED_MAX_BYTES: u64 = 16 << 10;
 
 /// A failure that came sooner is the device's answer, and no server that hangs.
 const ANSWERED_IN: Nanos = Nanos::from_millis(1000);
