@@ -14,6 +14,7 @@ use std::time::{Duration, Instant};
 use impresario_base::lock::{Mutex, MutexGuard};
 use impresario_config::Address;
 use impresario_node::session::{Patience, Sign};
+use impresario_sched::Nanos;
 use impresario_transport::{Access, FrameReader, HandshakeError, OnStream, Stream, TransportError, say_hello};
 use impresario_wire::{Answer, Call, Hello, Kind, Limits, Welcome, decode_body, frame};
 use rustix::event::PollFlags;
@@ -405,8 +406,7 @@ impl Connection {
         }
         match state.silence.judge(nanos(now), slot.sent, is_late, &self.patience) {
             Sign::GiveUp(silent) => {
-                let cause = format!("no answer for {:.1} s", Duration::from_nanos(silent.0).as_secs_f64());
-                let broken = self.break_locked(state, &cause, false);
+                let broken = self.break_silent(state, silent);
                 self.remove(state, id);
                 return Progress::Ended(if is_late { Outcome::Late } else { Outcome::Broken(broken) });
             }
@@ -418,12 +418,24 @@ impl Connection {
         }
         slot.landing = None;
         slot.spill = Vec::new();
+        self.leave_unanswered(state, id);
+        Progress::Ended(Outcome::Late)
+    }
+
+    /// Nobody wants the answer of a call any more; it stays on the books for when that comes.
+    pub(crate) fn leave_unanswered(&self, state: &mut State, id: u64) {
+        let Some(slot) = state.slots.get_mut(&id) else { return };
         slot.abandoned = true;
         state.abandoned += 1;
         if state.abandoned > ABANDONED_MAX {
             self.break_locked(state, "too many calls were not answered in time", false);
         }
-        Progress::Ended(Outcome::Late)
+    }
+
+    /// The server has been silent for too long.
+    pub(crate) fn break_silent(&self, state: &mut State, silent: Nanos) -> Breakage {
+        let cause = format!("no answer for {:.1} s", Duration::from_nanos(silent.0).as_secs_f64());
+        self.break_locked(state, &cause, false)
     }
 
     /// Asks for a sign of life, which every server gives at once: a slow server is not a dead one.

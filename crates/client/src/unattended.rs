@@ -16,7 +16,7 @@ use crate::clock::nanos;
 use crate::connection::{Connection, State, Unsent};
 use crate::error::ClientError;
 use crate::landing::Landing;
-use crate::slots::{ABANDONED_MAX, Slot};
+use crate::slots::Slot;
 
 /// Stands for the keeper among the numbers of calls, of which it is none.
 pub(crate) const KEEPER: u64 = 0;
@@ -212,23 +212,18 @@ impl Connection {
             }
         }
         if let Some(silent) = silent_for {
-            let cause = format!("no answer for {:.1} s", Duration::from_nanos(silent.0).as_secs_f64());
-            self.break_locked(state, &cause, false);
+            self.break_silent(state, silent);
         }
         for id in late {
-            let Some(slot) = state.slots.get_mut(&id) else { continue };
-            slot.abandoned = true;
+            let Some(slot) = state.slots.get(&id) else { continue };
             let error = ClientError::Unreachable {
                 server: self.peer.name.clone(),
                 address: self.peer.address.clone(),
                 waited: Duration::from_nanos(nanos(now).0.saturating_sub(slot.sent.0)),
                 cause: "no answer came".into(),
             };
-            state.abandoned += 1;
             state.end_unattended(id, End::Late(error));
-        }
-        if state.abandoned > ABANDONED_MAX {
-            self.break_locked(state, "too many calls were not answered in time", false);
+            self.leave_unanswered(state, id);
         }
         if state.broken.is_none() {
             return wants_sign;
