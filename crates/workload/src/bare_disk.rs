@@ -24,6 +24,7 @@ use impresario_store::{Job, ModelledDevice};
 use tempfile::TempDir;
 
 use crate::access::{DeviceObservation, Moved, Observation};
+use crate::kernel_disk::image::{self, errno};
 
 /// Largest request of the kernel, bytes: the most that FUSE takes.
 const REQUEST_MAX_BYTES: u32 = 1 << 20;
@@ -108,29 +109,10 @@ struct Disk {
     files: Mutex<HashMap<u64, Arc<File>>>,
 }
 
-fn errno(error: &io::Error) -> Errno {
-    Errno::from_i32(error.raw_os_error().unwrap_or(libc::EIO))
-}
-
 fn attr(node: u64, meta: &Metadata) -> FileAttr {
-    let then = SystemTime::UNIX_EPOCH;
-    let directory = meta.is_dir();
-    FileAttr {
-        ino: INodeNo(node),
-        size: if directory { 0 } else { meta.len() },
-        blocks: meta.len().div_ceil(512),
-        atime: then,
-        mtime: then,
-        ctime: then,
-        crtime: then,
-        kind: if directory { FileType::Directory } else { FileType::RegularFile },
-        perm: if directory { 0o755 } else { 0o666 },
-        nlink: 1,
-        uid: 0,
-        gid: 0,
-        rdev: 0,
-        blksize: 4096,
-        flags: 0,
+    match meta.is_dir() {
+        true => image::attr(node, FileType::Directory, 0o755, 0),
+        false => image::attr(node, FileType::RegularFile, 0o666, meta.len()),
     }
 }
 

@@ -7,7 +7,7 @@
 //! Everything above the image is the users' kernel; only the time of a request to the platter is modelled. The model
 //! serves in elevator order with 32 requests outstanding, as a drive with command queueing does.
 
-mod image;
+pub(crate) mod image;
 mod loop_disk;
 
 use std::fs;
