@@ -4,8 +4,8 @@
 //! a lock is consistent between statements or rebuilt from outside, so later threads continue; the panic is reported
 //! where it happens. Otherwise these are the standard library's locks.
 
-use std::sync::{self, PoisonError, RwLockWriteGuard, TryLockError};
-pub use std::sync::{MutexGuard, RwLockReadGuard};
+use std::sync::{self, PoisonError, TryLockError, TryLockResult};
+pub use std::sync::{MutexGuard, RwLockReadGuard, RwLockWriteGuard};
 use std::time::Duration;
 
 /// A mutual exclusion lock.
@@ -48,16 +48,20 @@ impl<T: ?Sized> Mutex<T> {
     /// The lock if no other thread holds it.
     #[inline]
     pub fn try_lock(&self) -> Option<MutexGuard<'_, T>> {
-        match self.0.try_lock() {
-            Ok(guard) => Some(guard),
-            Err(TryLockError::Poisoned(poisoned)) => Some(poisoned.into_inner()),
-            Err(TryLockError::WouldBlock) => None,
-        }
+        tried(self.0.try_lock())
     }
 
     /// The value through the only reference to the lock.
     pub fn get_mut(&mut self) -> &mut T {
         self.0.get_mut().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+fn tried<G>(lock: TryLockResult<G>) -> Option<G> {
+    match lock {
+        Ok(guard) => Some(guard),
+        Err(TryLockError::Poisoned(poisoned)) => Some(poisoned.into_inner()),
+        Err(TryLockError::WouldBlock) => None,
     }
 }
 
@@ -77,6 +81,18 @@ impl<T: ?Sized> RwLock<T> {
     #[inline]
     pub fn read(&self) -> RwLockReadGuard<'_, T> {
         self.0.read().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// `None` while a writer holds the lock, or waits for it.
+    #[inline]
+    pub fn try_read(&self) -> Option<RwLockReadGuard<'_, T>> {
+        tried(self.0.try_read())
+    }
+
+    /// `None` while another thread holds the lock.
+    #[inline]
+    pub fn try_write(&self) -> Option<RwLockWriteGuard<'_, T>> {
+        tried(self.0.try_write())
     }
 
     /// Waits until no other thread holds the lock.

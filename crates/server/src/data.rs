@@ -36,6 +36,9 @@ use owed::{Came, Owed, Run, Shared};
 
 /// How long the engine's last batches may take when the server stops.
 const DRAIN_MAX: Duration = Duration::from_secs(5);
+/// A longer read that need not be scheduled is read and sent in parts of this size, so that each is in the processor's cache
+/// when it is sent.
+const PASSED_MAX_BYTES: u64 = 256 << 10;
 
 /// A request on its way through the engine.
 pub(crate) struct Item {
@@ -115,34 +118,57 @@ impl DataServer {
     fn submit(&self, conn: ConnId, who: Who, op: Op, range: (u64, u64), item: Item) {
         let ahead = self.foresee(op, item.file, range, who);
         let submission = submission(conn, who, op, item.file, range);
-        let waits = self.pass(&submission, item, &mut Run::default());
+        let waits = self.pass(submission, item, &mut Run::default());
         if ahead.is_empty() {
-            if let Some(Err(refused)) = waits.map(|item| self.engine.submit(submission, item)) {
+            if let Some(Err(refused)) = waits.map(|(submission, item)| self.engine.submit(submission, item)) {
                 self.refuse([refused]);
             }
             return;
         }
         let ahead = ahead.into_iter().map(|prediction| speculation(&submission, prediction.extent));
-        let waits = waits.map(|item| (submission, item));
         self.refuse(self.engine.submit_all(waits.into_iter().chain(ahead)));
     }
 
     /// Answers a read that the page cache has and that need not be scheduled, an extent of a list with the next ones; else
-    /// gives the request back.
-    fn pass(&self, submission: &Submission, item: Item, run: &mut Run) -> Option<Item> {
+    /// gives the request back, or what is missing of it.
+    fn pass(&self, submission: Submission, mut item: Item, run: &mut Run) -> Option<(Submission, Item)> {
         if submission.op != Op::Read || !self.disk.may_have() {
-            return Some(item);
+            return Some((submission, item));
         }
         let arrival = self.engine.now();
-        if !self.engine.may_bypass(submission) {
-            return Some(item);
+        // Before it is seen that nothing older changes these bytes; what is younger and does, waits then.
+        let Some(_unchanged) = self.disk.keep_unchanged(item.file) else { return Some((submission, item)) };
+        if !self.engine.may_bypass(&submission) {
+            return Some((submission, item));
         }
-        let Some(slice) = self.disk.read_at_once(item.file, (submission.lane_offset, submission.len)) else {
-            return Some(item);
-        };
-        self.engine.bypassed(submission, arrival, slice.len() as u64);
-        run.read(item.owed, slice);
-        None
+        let (at, len) = (submission.lane_offset, submission.len);
+        let (mut passed, mut moved_bytes) = (0, 0);
+        while passed < len {
+            let part = PASSED_MAX_BYTES.min(len - passed);
+            let Some(slice) = self.disk.read_at_once(item.file, (at + passed, part)) else { break };
+            let got = slice.len() as u64;
+            moved_bytes += got;
+            // Where the object ends, so does the answer.
+            let part = if got < part { len - passed } else { part };
+            let owed = if part == len { item.owed.take() } else { item.owed.piece(passed, part) };
+            run.read(owed, slice);
+            if len > PASSED_MAX_BYTES {
+                // While the processor's cache has it, and with the buffer free for the next part.
+                run.send();
+            }
+            passed += part;
+        }
+        if passed == 0 {
+            return Some((submission, item));
+        }
+        let part = Submission { len: passed, ..submission };
+        self.engine.bypassed(&part, arrival, moved_bytes);
+        if passed == len {
+            return None;
+        }
+        item.owed = item.owed.piece(passed, len - passed);
+        let (lane_offset, file_offset) = (at + passed, submission.file_offset + passed);
+        Some((Submission { lane_offset, file_offset, len: len - passed, ..submission }, item))
     }
 
     fn foresee(&self, op: Op, file: FileKey, range: (u64, u64), who: Who) -> Vec<Prediction> {
@@ -163,8 +189,7 @@ impl DataServer {
             at += len;
             let submission = submission(conn, who, Op::Read, file, (offset, len));
             let ahead = self.foresee(Op::Read, file, (offset, len), who);
-            let waits = self.pass(&submission, Item { file, payload: None, change: None, owed }, &mut passed);
-            requests.extend(waits.map(|item| (submission, item)));
+            requests.extend(self.pass(submission, Item { file, payload: None, change: None, owed }, &mut passed));
             requests.extend(ahead.into_iter().map(|prediction| speculation(&submission, prediction.extent)));
         }
         passed.send();

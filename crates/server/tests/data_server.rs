@@ -130,6 +130,55 @@ fn requests_that_overlap_keep_the_order_in_which_they_were_sent() {
     }
 }
 
+/// Long reads leave in parts, beside the scheduler where the page cache has them: each is still of one instant.
+#[test]
+fn a_long_read_sees_all_of_an_overlapping_write_or_nothing_of_it() {
+    const LEN: usize = 1 << 20;
+    let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let cluster = Cluster::start(1, |config| config.data[0].dir = folder.path().into());
+    let write = |peer: &mut Peer, fill: u8| {
+        let call = Call::Write { who: who(1), file: FileKey(1), lane_offset: 0 };
+        assert!(matches!(peer.call(&call, &vec![fill; LEN]).0, Answer::Written(_)));
+    };
+    write(&mut cluster.peer(0, 1), 255);
+    let over = AtomicBool::new(false);
+    let mut writer = cluster.peer(0, 1);
+    std::thread::scope(|scope| {
+        let over = &over;
+        scope.spawn(move || {
+            for round in 0..400u32 {
+                write(&mut writer, (round % 250) as u8);
+            }
+            over.store(true, Ordering::SeqCst);
+        });
+        let mut peer = cluster.peer(0, 2);
+        let mut seen = std::collections::BTreeSet::new();
+        while !over.load(Ordering::SeqCst) {
+            // Half of it lies behind the end.
+            peer.send(&Call::Read { who: who(2), file: FileKey(1), lane_offset: 0, len: 2 * LEN as u32 }, &[]);
+            let (mut done, mut fills) = (0, std::collections::BTreeSet::new());
+            while done < 2 * LEN {
+                let (_, answer, bytes) = peer.answer().unwrap();
+                let missing = match answer {
+                    Answer::Piece { missing, .. } => missing as usize,
+                    answer => {
+                        assert_eq!(answer, Answer::Data);
+                        2 * LEN - bytes.len()
+                    }
+                };
+                fills.extend(bytes.iter().copied());
+                done += bytes.len() + missing;
+            }
+            assert_eq!(fills.len(), 1, "parts of several writes: {fills:?}");
+            seen.extend(fills);
+        }
+        assert!(seen.len() > 1, "writes and reads met");
+        let status = peer.status();
+        let in_memory = status["store"]["in_memory"] == true;
+        assert!(in_memory || status["engine"]["statistics"]["passed"].as_u64() > Some(0), "{status}");
+    });
+}
+
 fn change(change: SpaceChange, lane_offset: u64, len: u64) -> Call {
     Call::ChangeSpace { who: who(1), file: FileKey(1), change, lane_offset, len }
 }

@@ -12,7 +12,7 @@ use std::sync::mpsc::Sender;
 use std::sync::{Arc, Weak};
 use std::thread::JoinHandle;
 
-use impresario_base::lock::Mutex;
+use impresario_base::lock::{Mutex, RwLock, RwLockReadGuard};
 use impresario_device as device;
 use impresario_engine::{CachedReads, Executor, ReadAhead, Started, Work, now};
 use impresario_foresight::ALONE_MAX;
@@ -33,6 +33,8 @@ use crate::outbox::hand_over_own_replies;
 use crate::payload::Slice;
 use crate::workers::{PATIENCE, Workers};
 
+/// Locks that keep an object unchanged while it is read beside the scheduler: by its key, so that few share one.
+const GATES: u64 = 64;
 /// Threads for batches that wait for a real device.
 const DEVICE_THREADS: usize = 16;
 
@@ -46,6 +48,8 @@ pub(crate) struct Disk {
     threads: Workers,
     /// Whether reads that the page cache has are worth looking for before they are scheduled, where they may be.
     cached: Option<CachedReads>,
+    /// Held by such reads, which the scheduler does not know of, against younger changes of the same bytes.
+    gates: [RwLock<()>; GATES as usize],
     /// Reads ahead of the clients, if the configuration says so, and its threads.
     read_ahead: Option<(ReadAhead, Workers)>,
     /// What was read ahead from the modelled device.
@@ -83,12 +87,23 @@ impl Disk {
             device,
             threads,
             cached,
+            gates: [const { RwLock::new(()) }; GATES as usize],
             read_ahead,
             memory,
             settling: Mutex::new(None),
             scrubbing: Mutex::new(()),
             setting_aside: AtomicU32::new(0),
         })
+    }
+
+    /// No change of this object begins until this is dropped; `None` while one is under way.
+    pub(super) fn keep_unchanged(&self, file: FileKey) -> Option<RwLockReadGuard<'_, ()>> {
+        self.gate(file.0).try_read()
+    }
+
+    fn gate(&self, file: u64) -> &RwLock<()> {
+        let [first, ..] = &self.gates;
+        self.gates.get((file % GATES) as usize).unwrap_or(first)
     }
 
     /// The folder of objects.
@@ -188,6 +203,12 @@ impl Disk {
     /// A part that the device cannot give, or that is damaged, fails alone: the others are requests of their own, perhaps of
     /// other clients.
     fn perform(&self, work: &Work<Item>) -> io::Result<Done> {
+        let _gate = work.parts.first().filter(|_| changes(work)).map(|(_, item)| self.gate(item.file.0).write());
+        self.perform_alone(work)
+    }
+
+    /// The same, with the gate of what it changes.
+    fn perform_alone(&self, work: &Work<Item>) -> io::Result<Done> {
         let Some((_, first)) = work.parts.first() else { return Ok(Done::Barrier) };
         let (file, extent) = (first.file.0, &work.batch.extent);
         let alone = |parts: &[(Request, Item)]| {
@@ -267,11 +288,21 @@ impl Disk {
                 let (extent, file) = (&work.batch.extent, work.parts.first()?.1.file.0);
                 // With checksums a write may have to read, or to wait for a sync.
                 let waits = self.store.write_waits(file, extent.lane_offset, extent.len);
-                (!waits).then(|| self.perform(work))
+                if waits {
+                    return None;
+                }
+                // A thread that reads beside the scheduler may be this one.
+                let _gate = self.gate(file).try_write()?;
+                Some(self.perform_alone(work))
             }
             Op::Sync | Op::Truncate | Op::Unlink => None,
         }
     }
+}
+
+/// A batch changes bytes that reads beside the scheduler may be reading.
+fn changes(work: &Work<Item>) -> bool {
+    matches!(work.batch.op, Op::Write | Op::Truncate | Op::Unlink)
 }
 
 impl Executor<Item> for Disk {

@@ -111,6 +111,11 @@ impl Owed {
         }
     }
 
+    /// The whole of it.
+    pub(crate) fn take(&mut self) -> Owed {
+        std::mem::replace(self, Owed::Nothing)
+    }
+
     /// Answers, or adds to the answer.
     pub(crate) fn fulfil(self, came: Came) {
         match (self, came) {
