@@ -4,12 +4,12 @@ mod support;
 
 use std::time::Duration;
 
-use impresario_layout::Layout;
+use impresario_layout::{Layout, Skipped};
 use impresario_sched::PolicySpec;
 use impresario_wire::{Answer, Call, ClientKey, Fault, FileKey, MetaCall, Role, Target, Who};
 use support::{Cluster, Peer, eventually, fault, pattern, who};
 
-const LAYOUT: Layout = Layout { base: 1, pcount: 3, ssize_bytes: 4096, servers: 4 };
+const LAYOUT: Layout = Layout { base: 1, pcount: 3, ssize_bytes: 4096, servers: 4, skipped: Skipped::NONE };
 
 fn write(client: u64, file: u64, offset: u64) -> Call {
     Call::FileWrite { who: who(client), file: FileKey(file), layout: LAYOUT, offset }
