@@ -211,6 +211,9 @@ fn write_data(out: &mut String, data: &Data, explain: bool) -> std::fmt::Result 
     let note = |text| explain.then_some(text);
     writeln!(out, "\n[[data]]\nname = {}\naddress = {}", text(&data.name), text(&data.address))?;
     writeln!(out, "dir = {}", path(&data.dir))?;
+    if data.state != default.state {
+        writeln!(out, "state = {:?}", data.state.name())?;
+    }
     if let Some(to) = &data.moves_to {
         writeln!(out, "moves_to = {{ address = {}, dir = {} }}", text(&to.address), path(&to.dir))?;
     }
@@ -376,6 +379,7 @@ mod tests {
 
         config.data[2].device = Some("a disk, fast".into());
         config.data[1].queue_requests = 77;
+        config.data[1].state = crate::DataState::Draining;
         config.data[2].moves_to = Some(MovesTo { address: "127.0.0.1:7999".into(), dir: "moved \"2\"".into() });
         config.data[1].policy = PolicySpec::named("hbrr");
         config.data[2].in_flight_requests = 3;

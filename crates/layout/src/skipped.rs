@@ -48,18 +48,18 @@ impl Skipped {
     }
 
     /// Those with a number below `servers`.
-    pub(crate) fn below(&self, servers: u16) -> Skipped {
+    pub fn below(&self, servers: u16) -> Skipped {
         let below = self.servers().iter().copied().filter(|server| *server < servers);
         Skipped::of(below).unwrap_or_default()
     }
 
     /// How many have a number below that of the server.
-    pub(crate) fn below_count(&self, server: u16) -> u16 {
+    pub fn below_count(&self, server: u16) -> u16 {
         self.servers().iter().filter(|skipped| **skipped < server).count() as u16
     }
 
     /// The `n`th number, from 0 on, that is none of them.
-    pub(crate) fn nth_other(&self, n: u16) -> u16 {
+    pub fn nth_other(&self, n: u16) -> u16 {
         self.servers().iter().fold(n, |number, skipped| number + u16::from(*skipped <= number))
     }
 }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use impresario_client::{ClientError, Identity, Link, LinkOptions, Op, Striped, Vet, Whereabouts, exchange};
-use impresario_config::Config;
+use impresario_config::{Config, DataState};
 use impresario_layout::Layout;
 use impresario_transport::{Access, Membership};
 use impresario_wire::{Answer, Call, ClientKey, Fault, FileKey, KeyRole, ObjectInfo, Role, Statfs, Who};
@@ -22,6 +22,7 @@ pub(crate) struct DataServers {
     /// Who the server is to them where it speaks for itself.
     pub(crate) identity: Arc<Identity>,
     timeout: Duration,
+    whereabouts: Whereabouts,
 }
 
 impl DataServers {
@@ -35,20 +36,30 @@ impl DataServers {
     ) -> Result<DataServers, ClientError> {
         let identity = Arc::new(Identity::draw(0, 0)?.with_membership(membership));
         let timeout = upstream_timeout(config);
+        let whereabouts = Whereabouts::of(config);
         let options = LinkOptions {
             who: identity.who(),
             name: name.into(),
             timeout,
             vet,
             access: Access::of(config, KeyRole::Server),
-            whereabouts: Some(Whereabouts::of(config)),
+            whereabouts: Some(whereabouts.clone()),
             ..LinkOptions::new(Role::Data, config.cluster.max_payload_bytes)
         };
         let link = |data: &impresario_config::Data| {
             Link::to(config, &data.name, identity.clone(), options.clone()).map(Arc::new)
         };
         let links = config.data.iter().map(link).collect::<Result<Vec<_>, _>>()?;
-        Ok(DataServers { striped: Arc::new(Striped::new(links, timeout)), identity, timeout })
+        Ok(DataServers { striped: Arc::new(Striped::new(links, timeout)), identity, timeout, whereabouts })
+    }
+
+    /// The links to the servers that exist at present, with the state of each.
+    fn existing(&self) -> Vec<(&Link, DataState)> {
+        self.whereabouts.look();
+        let config = self.whereabouts.config();
+        let states = config.data.iter().map(|data| data.state).chain(std::iter::repeat(DataState::Active));
+        let all = self.striped.servers().iter().map(Arc::as_ref).zip(states);
+        all.filter(|(_, state)| *state != DataState::Retired).collect()
     }
 }
 
@@ -89,9 +100,10 @@ impl Objects for DataServers {
     }
 
     fn fence(&self, who: &Who) -> io::Result<()> {
+        let existing = self.existing();
         let sync = |link| Op { link, call: Call::Sync { who: *who, file: NO_FILE }, payload: &[], into: None };
         let deadline = Instant::now() + self.timeout;
-        let ops = || self.striped.servers().iter().map(|link| sync(link.as_ref())).collect();
+        let ops = || existing.iter().map(|(link, _)| sync(*link)).collect();
         for synced in waiting_elsewhere(|| exchange(ops(), deadline)) {
             match synced {
                 Ok(_) => {}
@@ -113,20 +125,23 @@ impl Objects for DataServers {
         removed.map(|removed| removed.map_err(failed)).collect()
     }
 
-    /// Files are striped evenly, so what is free is limited by the fullest server.
+    /// Files are striped evenly, so what is free is limited by the fullest server of those that get new ones.
     fn statfs(&self) -> io::Result<Statfs> {
         let deadline = Instant::now() + self.timeout;
         let mut total = Statfs { free_bytes: u64::MAX, ..Statfs::default() };
-        let servers = self.striped.servers();
-        for server in servers {
+        let mut active = 0;
+        for (server, state) in self.existing() {
             let reply = waiting_elsewhere(|| server.call(Call::Status, &[], None, deadline)).map_err(failed)?;
             let Answer::Text(text) = reply.answer else { return Err(io::ErrorKind::InvalidData.into()) };
             let status: serde_json::Value = serde_json::from_str(&text)?;
             let store = |key: &str| status.get("store").and_then(|s| s.get(key)?.as_u64()).unwrap_or(0);
             total.total_bytes += store("total_bytes");
-            total.free_bytes = total.free_bytes.min(store("free_bytes"));
+            if state == DataState::Active {
+                total.free_bytes = total.free_bytes.min(store("free_bytes"));
+                active += 1;
+            }
         }
-        total.free_bytes = total.free_bytes.saturating_mul(servers.len() as u64).min(total.total_bytes);
+        total.free_bytes = total.free_bytes.saturating_mul(active).min(total.total_bytes);
         Ok(total)
     }
 }

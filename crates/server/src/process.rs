@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use impresario_backend::gluster::Source;
 use impresario_backend::{Backend, Caller, CephTree, GlusterVolume, Layout, PosixTree, cephfs};
-use impresario_client::Vet;
+use impresario_client::{Vet, Whereabouts};
 use impresario_config::{Calibration, Config, Data, Io, META_NAME, Server as Configured, TreeBackend, read_table};
 use impresario_engine::EngineConfig;
 use impresario_metrics::Endpoint;
@@ -148,6 +148,10 @@ impl Drop for Started {
 pub fn start(config: &Config, name: &str) -> Result<Started, StartError> {
     match config.server(name).map_err(StartError::Unknown)? {
         Configured::Meta(_) => start_meta(config),
+        Configured::Data(_, data) if data.is_retired() => Err(StartError::Unsuitable {
+            name: name.into(),
+            reason: "it is retired in the configuration; with state = \"active\" and a new folder it would get files again".into(),
+        }),
         Configured::Data(index, data) => start_data(config, index, data),
         Configured::Io(index, io) => start_io(config, index, io),
     }
@@ -217,6 +221,13 @@ fn start_meta(config: &Config) -> Result<Started, StartError> {
         stripe_bytes: config.cluster.stripe_bytes,
         stripe_count: config.stripe_count(),
         lock_lease: Duration::from_millis(meta.lock_lease_ms()),
+        skipped: {
+            let whereabouts = Whereabouts::of(config);
+            Arc::new(move || {
+                whereabouts.look();
+                whereabouts.config().skipped()
+            })
+        },
         ..MetaOptions::new(&meta.dir, config.data.len() as u16)
     };
     let service = MetaFront::new(server.vitals(), MetaService::open(options, Arc::new(objects))?, stores);

@@ -94,8 +94,13 @@ pub(super) fn run(config: &Config, options: &Options, sides: Sides, report: &mut
         told_unnamed,
         is_blind: false,
     };
-    for server in 0..config.data.len() {
-        check.list(server);
+    for (server, data) in config.data.iter().enumerate() {
+        if !data.is_retired() {
+            check.list(server);
+        } else if let Some(listed) = check.objects.get_mut(server) {
+            // What a file has there is lost.
+            *listed = Some(Listed { objects: Vec::new() });
+        }
     }
     if check.sides.names.is_none() {
         return;

@@ -56,6 +56,9 @@ pub(super) fn connect(config: &Config, report: &mut Report) -> Sides {
     let key_prefix = status.get("key_prefix").and_then(number);
     let names = RunningNames { link: meta, identity: identity.clone(), timeout, key_prefix };
     let objects = config.data.iter().map(|data| {
+        if data.is_retired() {
+            return None;
+        }
         let is_other = Arc::new(AtomicBool::new(false));
         let (wanted, other) = (known.get(&data.name).copied(), is_other.clone());
         let vet = Vet(Arc::new(move |welcome: &Welcome| {

@@ -75,6 +75,17 @@ impl Walks {
         walk.number
     }
 
+    /// Call before these objects become, or do not remain, those of a file that a walk may have met.
+    pub(super) fn note(&self, keys: &[FileKey]) {
+        let is_walked = self.renaming.read();
+        let mut walk = self.state.lock();
+        match *is_walked {
+            true if walk.renamed.len() < RENAMED_MAX => walk.renamed.extend(keys),
+            true => walk.is_unsure = true,
+            false => {}
+        }
+    }
+
     fn end(&self, number: u64) -> (Vec<FileKey>, bool) {
         let mut is_walked = self.renaming.write();
         let mut walk = self.state.lock();
@@ -110,7 +121,11 @@ impl Meta {
                 let max = (max as usize).clamp(1, ENTRIES_MAX);
                 entries = self.dir.unnamed(removed, &after, max).explain(doing, b"")?;
             }
-            Examine::BeginWalk => walk = self.walks.begin(),
+            Examine::BeginWalk => {
+                walk = self.walks.begin();
+                // Those that become spare from now on are noted.
+                self.walks.note(&self.dir.spares().explain(doing, b"")?);
+            }
             Examine::EndWalk { walk: number } => {
                 walk = number;
                 (renamed, is_sure) = self.walks.end(number);
@@ -234,13 +249,20 @@ impl IdleFolder {
         })
     }
 
+    /// Keys of the spare objects of files that were being laid out anew.
+    pub fn spares(&self) -> Result<Vec<FileKey>, Fault> {
+        self.dir.spares().explain("examine", b"")
+    }
+
     /// Sets the length of a file to what its objects say, and removes its mark.
     pub fn settle(&self, path: &[u8], size: u64, file: FileKey) -> Result<(), Fault> {
         let doing = "set the length of";
         let entry = self.dir.entry(path).and_then(|entry| entry.ok_or(Errno::ISDIR)).explain(doing, path)?;
         let opened = self.dir.disk.open_file(entry.directory(), entry.name).explain(doing, path)?;
-        let is_same = Record::of(&self.dir.disk, &opened).is_ok_and(|record| record.key == file);
-        let set = match is_same {
+        let record = Record::of(&self.dir.disk, &opened).ok().filter(|record| record.key == file);
+        let set = match record.is_some() {
+            // The metadata server removes these first.
+            true if record.is_some_and(|record| record.spare.is_some()) => Err(Errno::BUSY),
             true => self.dir.disk.set_len(&opened, size).and_then(|()| self.dir.disk.sync(&opened)),
             false => Err(Errno::STALE),
         };

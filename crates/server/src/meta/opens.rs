@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use impresario_base::lock::Mutex;
+use impresario_base::lock::{Condvar, Mutex};
 use impresario_layout::Layout;
 use impresario_node::append::Appends;
 use impresario_wire::message::{FileKey, Who};
@@ -19,7 +19,7 @@ use rustix::io::Errno;
 
 use super::background::Job;
 use super::fault::{Outcome, fault};
-use super::record::Seen;
+use super::record::{Record, Seen};
 use super::service::Meta;
 
 /// Largest number of sessions.
@@ -43,6 +43,10 @@ pub(super) struct OpenFile {
     pub(super) links: Mutex<()>,
     /// As in [`super::record::Record`].
     pub(super) seen: Mutex<Seen>,
+    /// As in [`super::record::Record`].
+    pub(super) spare: Mutex<Option<(FileKey, Layout)>>,
+    /// The handle of the program that copies it to other data servers; 0: none does.
+    pub(super) relay: AtomicU64,
 }
 
 struct Slot {
@@ -57,6 +61,8 @@ struct Slot {
     removed: bool,
     /// Its objects are being removed: no new open is admitted.
     reaping: bool,
+    /// It is being given to other objects: look-ups wait.
+    switching: bool,
     /// Its last opener vanished without closing it and may come back.
     linger: bool,
     /// Its last known path.
@@ -67,6 +73,8 @@ struct Slot {
 #[derive(Default)]
 pub(super) struct Opens {
     table: Mutex<Table>,
+    /// A file is not `switching` any more.
+    switched: Condvar,
 }
 
 /// Files remembered whose marks are gone.
@@ -83,6 +91,8 @@ struct Table {
     unmarkings: u64,
     readers: usize,
     writers: usize,
+    /// Some file was given to other objects.
+    has_switched: bool,
 }
 
 /// A file whose size only the data servers know.
@@ -110,7 +120,12 @@ pub(super) enum Found<'m> {
 impl Meta {
     /// Pins a file that is in use. Removed files are found only if `wanted_removed`.
     pub(super) fn pin(&self, ino: u64, wanted_removed: bool) -> Found<'_> {
-        match self.opens.table.lock().slots.get_mut(&ino) {
+        let mut table = self.opens.table.lock();
+        // For as long as an attribute takes to be written.
+        while table.slots.get(&ino).is_some_and(|slot| slot.switching) {
+            table = self.opens.switched.wait_timeout(table, Duration::from_secs(1)).0;
+        }
+        match table.slots.get_mut(&ino) {
             None => Found::Absent,
             Some(slot) if slot.reaping || (slot.removed && !wanted_removed) => Found::Removed,
             Some(slot) => {
@@ -131,19 +146,28 @@ impl Meta {
             admitted: 0,
             removed,
             reaping: false,
+            switching: false,
             linger: false,
             path: path.into(),
         };
-        let unused = {
+        let (unused, has_switched) = {
             let mut table = self.opens.table.lock();
-            match table.slots.contains_key(&ino) {
+            let unused = match table.slots.contains_key(&ino) {
                 true => Some(slot),
                 false => table.slots.insert(ino, slot),
-            }
+            };
+            (unused, table.has_switched)
         };
         // Closing a descriptor may take a while: not under the lock.
         drop(unused);
-        self.pin(ino, removed)
+        let found = self.pin(ino, removed);
+        // It may have been given to other objects after it was read, and before it was in the table.
+        if let (Found::Pinned(pin), true) = (&found, has_switched)
+            && Record::of(&self.dir.disk, &pin.fd).is_ok_and(|record| record.key != pin.key)
+        {
+            return Found::Removed;
+        }
+        found
     }
 
     /// Pins a file through a handle of a session.
@@ -177,6 +201,7 @@ impl Meta {
             admitted: 0,
             removed: true,
             reaping: true,
+            switching: false,
             linger: false,
             path: Box::default(),
         };
@@ -196,7 +221,7 @@ impl Meta {
         slot.pins -= 1;
         if slot.pins + slot.readers + slot.writers > 0 {
             // Readers do not need the settled size, but nothing else would settle the file before they close it.
-            let unsettled = slot.pins + slot.writers == 0 && !slot.removed;
+            let unsettled = slot.pins + slot.writers == 0 && !slot.removed && !slot.file.is_relaid();
             let key = slot.file.key;
             if let Some(mark) = table.marks.get(&ino).filter(|_| unsettled) {
                 let wait = mark.wait();
@@ -252,6 +277,50 @@ impl Opens {
                 slot.admitted = 0;
             }
             slot.linger |= vanished;
+        }
+    }
+
+    /// Opens for reading and for writing of a pinned file, and whether it is removed.
+    pub(super) fn uses_of(&self, ino: u64) -> (u32, u32, bool) {
+        self.table.lock().slots.get(&ino).map_or((0, 0, true), |slot| (slot.readers, slot.writers, slot.removed))
+    }
+
+    /// Lets look-ups of a file wait that is pinned by the caller only, and not open; false if it does not become so in time.
+    pub(super) fn begin_switch(&self, ino: u64, patience: Duration) -> bool {
+        let began = Instant::now();
+        loop {
+            {
+                let mut table = self.table.lock();
+                let Some(slot) = table.slots.get_mut(&ino) else { return false };
+                if slot.readers + slot.writers > 0 || slot.removed || began.elapsed() > patience {
+                    return false;
+                }
+                if slot.pins == 1 {
+                    slot.switching = true;
+                    table.has_switched = true;
+                    return true;
+                }
+            }
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+
+    /// Ends that; `file` is what look-ups find from now on, if it is not what it was.
+    pub(super) fn end_switch(&self, ino: u64, file: Option<OpenFile>) {
+        let mut table = self.table.lock();
+        let before = table.slots.get_mut(&ino).and_then(|slot| {
+            slot.switching = false;
+            file.map(|file| std::mem::replace(&mut slot.file, Arc::new(file)))
+        });
+        drop(table);
+        self.switched.notify_all();
+        drop(before);
+    }
+
+    /// The mark of a file has the name of another key from now on.
+    pub(super) fn rename_mark(&self, ino: u64, key: FileKey) {
+        if let Some(mark) = self.table.lock().marks.get_mut(&ino) {
+            mark.key = key;
         }
     }
 
@@ -459,14 +528,15 @@ impl Sessions {
     }
 
     /// Removes a session and returns what it had open.
-    pub(super) fn end(&self, id: SessionId) -> Vec<(Arc<OpenFile>, bool)> {
+    pub(super) fn end(&self, id: SessionId) -> Vec<(u64, Arc<OpenFile>, bool)> {
         let Some(session) = self.by_id.lock().remove(&id) else { return Vec::new() };
         let mut handles = session.handles.lock();
         handles.ended = true;
         if !handles.open.is_empty() {
             tracing::info!(client = session.who.client.0, files = handles.open.len(), "a client left files open");
         }
-        std::mem::take(&mut handles.open).into_values().map(|held| (held.file, held.write)).collect()
+        let open = std::mem::take(&mut handles.open).into_iter();
+        open.map(|(handle, held)| (handle, held.file, held.write)).collect()
     }
 
     /// Gives a session a handle for an admitted file.

@@ -14,6 +14,7 @@ use std::hash::{BuildHasher, BuildHasherDefault};
 use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 
 use impresario_base::lock::{Mutex, MutexGuard};
@@ -250,15 +251,20 @@ impl Meta {
             claimed.iter().map(|claimed| claimed.as_ref().ok()?.as_ref().map(is_whole)).collect();
         let orphans = claimed.iter().zip(&whole).filter(|(_, whole)| matches!(whole, Some(Ok(false))));
         let orphans: Vec<_> = orphans.filter_map(|(claimed, _)| claimed.as_ref().ok()?.as_ref()).collect();
-        let files: Vec<_> = orphans.iter().map(|file| (file.key, file.layout)).collect();
+        let files = orphans.iter().flat_map(|file| [(file.key, file.layout)].into_iter().chain(*file.spare.lock()));
+        let files: Vec<_> = files.collect();
         let mut removed = if files.is_empty() { Vec::new() } else { self.objects.unlink(&files) }.into_iter();
         let results = claimed.into_iter().zip(whole).map(|(claimed, whole)| {
             let (Some(file), Some(whole)) = (claimed?, whole) else { return Ok(()) };
             let result = whole.map_err(Failure::from).and_then(|is_whole| match is_whole {
                 true => Ok(self.dir.disk.unlink(&self.dir.orphans, key_name(file.key).as_bytes())?),
                 false => {
-                    let removed = removed.next().unwrap_or_else(|| Err(io::ErrorKind::Other.into()));
-                    self.note_answer(removed).map_err(Failure::DataServers)?;
+                    let of_file = 1 + usize::from(file.spare.lock().is_some());
+                    let removed: Vec<_> = removed.by_ref().take(of_file).collect();
+                    if removed.len() < of_file {
+                        return Err(Failure::DataServers(io::ErrorKind::Other.into()));
+                    }
+                    removed.into_iter().try_for_each(|one| self.note_answer(one).map_err(Failure::DataServers))?;
                     self.finish_removal(&file)
                 }
             });
@@ -369,7 +375,7 @@ impl Meta {
         let (disk, writers, orphans) = (&self.dir.disk, &self.dir.writers, &self.dir.orphans);
         for name in names_in(writers)? {
             let name = name?;
-            let Some(key) = key_of(&name) else {
+            if key_of(&name).is_none() {
                 tracing::warn!(name = show(&name), "ignored an entry of writers/: its name is not a key");
                 continue;
             };
@@ -396,6 +402,7 @@ impl Meta {
                     continue;
                 }
             };
+            let (name, key) = (self.rename_old_mark(&name, file.key)?, file.key);
             if nlink == 1 {
                 // Created, but never linked into the name space.
                 disk.rename(writers, &name, orphans, &name, true)?;
@@ -461,6 +468,8 @@ pub(super) fn read_in(disk: &Disk, fd: OwnedFd) -> Result<(OpenFile, u64), BadRe
         gate: Mutex::default(),
         links: Mutex::default(),
         seen: Mutex::new(record.seen),
+        spare: Mutex::new(record.spare),
+        relay: AtomicU64::default(),
     };
     Ok((file, links(&stat)))
 }

@@ -55,6 +55,7 @@ impl Meta {
             return Ok(false);
         }
         let _gate = self.enter(pin, "open for writing", path)?;
+        pin.end_relays();
         self.settle_doubt(pin).map_err(|error| data_fault(&error, "open for writing", path))?;
         let fresh = self.mark(pin).explain("open for writing", path)?;
         self.opens.admit(pin.ino, true)?;
@@ -97,7 +98,7 @@ impl Meta {
     }
 
     /// Marks a file durably; false if it was marked. Call under its gate.
-    fn mark(&self, file: &OpenFile) -> rustix::io::Result<bool> {
+    pub(super) fn mark(&self, file: &OpenFile) -> rustix::io::Result<bool> {
         let _links = file.links.lock();
         if self.opens.mark_of(file.ino).is_some() {
             return Ok(false);
@@ -137,11 +138,12 @@ impl Meta {
         self.settle_held(pin, &pin.gate.lock())
     }
 
-    fn settle_held(&self, pin: &Pin<'_>, _gate: &MutexGuard<'_, ()>) -> Result<(), Failure> {
+    pub(super) fn settle_held(&self, pin: &Pin<'_>, _gate: &MutexGuard<'_, ()>) -> Result<(), Failure> {
         let idle = self.opens.writers_of(pin.ino) == 0 && !self.opens.is_removed(pin.ino);
-        if !idle || !self.opens.may_settle(pin.ino) {
+        if !idle || !self.opens.may_settle(pin.ino) || pin.is_relaid() {
             return Ok(());
         }
+        self.remove_spare(pin)?;
         self.settle_doubt(pin).map_err(Failure::DataServers)?;
         let objects = self.ask(pin).map_err(|error| match error.kind() {
             io::ErrorKind::InvalidData => Failure::Local(error.to_string()),
@@ -191,8 +193,8 @@ impl Meta {
         self.remember(file, Seen { mtime: objects.mtime, made: objects.made, used_bytes })
     }
 
-    fn remember(&self, file: &OpenFile, seen: Seen) -> rustix::io::Result<()> {
-        let record = Record { key: file.key, layout: file.layout, seen };
+    pub(super) fn remember(&self, file: &OpenFile, seen: Seen) -> rustix::io::Result<()> {
+        let record = Record { key: file.key, layout: file.layout, seen, spare: *file.spare.lock() };
         self.dir.disk.set_attribute(&file.fd, FILE_ATTRIBUTE, &record.encode())?;
         *file.seen.lock() = seen;
         Ok(())
@@ -377,6 +379,7 @@ impl Meta {
         gate: &MutexGuard<'_, ()>,
     ) -> Outcome<()> {
         let doing = "set the length of";
+        pin.end_relays();
         let stat = rustix::fs::fstat(&pin.fd).explain(doing, path)?;
         if self.opens.mark_of(pin.ino).is_none() && stat.st_size == 0 && len_bytes == 0 {
             return self.dir.disk.set_times(&pin.fd, None, Some(SetTime::Now)).explain(doing, path);
