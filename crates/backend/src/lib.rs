@@ -253,7 +253,8 @@ pub struct Placement {
 impl Placement {
     /// All on one data server.
     pub fn one(server: u32) -> Placement {
-        let layout = Layout { base: 0, pcount: 1, ssize_bytes: Layout::SSIZE_MAX_BYTES, servers: 1, skipped: Skipped::NONE };
+        let layout =
+            Layout { base: 0, pcount: 1, ssize_bytes: Layout::SSIZE_MAX_BYTES, servers: 1, skipped: Skipped::NONE };
         Placement { layout, servers: Arc::new([server]) }
     }
 

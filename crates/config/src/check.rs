@@ -249,7 +249,11 @@ impl Config {
             found.add(&root, "data", "every data server is draining or retired; leave one for the files");
         } else if away > Skipped::MAX {
             let most = Skipped::MAX;
-            found.add(&root, "data", format!("{away} data servers are draining or retired; at most {most} may be at once"));
+            found.add(
+                &root,
+                "data",
+                format!("{away} data servers are draining or retired; at most {most} may be at once"),
+            );
         }
         for (i, data) in self.data.iter().enumerate() {
             let at = root.key("data").index(i);
@@ -536,7 +540,8 @@ mod tests {
         };
         refused(moving, "data[1].state", "does not move");
         let many = |c: &mut Config| {
-            c.data = (0..20).map(|i| Data::new(format!("d.{i}"), format!("h:{}", 8000 + i), format!("/d/{i}"))).collect();
+            c.data =
+                (0..20).map(|i| Data::new(format!("d.{i}"), format!("h:{}", 8000 + i), format!("/d/{i}"))).collect();
             c.data.iter_mut().skip(1).for_each(|d| d.state = DataState::Retired);
         };
         refused(many, "data", "at most 16 may be at once");

@@ -247,7 +247,10 @@ mod tests {
         let l = Layout::new(3, 4, 1024, 6).unwrap().without(skipped).unwrap();
         assert_eq!(l.active(), 4, "server 9 is not of the ring");
         assert_eq!(l.pieces(0, 5 * 1024).map(|p| p.server).collect::<Vec<_>>(), [3, 5, 0, 2, 3]);
-        assert_eq!((l.position_of(1), l.position_of(4), l.position_of(9), l.position_of(2)), (None, None, None, Some(3)));
+        assert_eq!(
+            (l.position_of(1), l.position_of(4), l.position_of(9), l.position_of(2)),
+            (None, None, None, Some(3))
+        );
         let whole = Layout::new(3, 4, 1024, 6).unwrap();
         assert_eq!(whole.without(Skipped::of([3]).unwrap()), Err(LayoutError::Skips { base: 3 }));
         assert!(matches!(whole.without(Skipped::of([0, 1, 2]).unwrap()), Err(LayoutError::Pcount { servers: 3, .. })));
@@ -256,14 +259,16 @@ mod tests {
     }
 
     fn layouts() -> impl Strategy<Value = Layout> {
-        (1u16..9, 512u32..70_000, proptest::collection::vec(any::<bool>(), 9)).prop_flat_map(|(servers, ssize, skips)| {
-            let all = (0..servers).filter(|server| skips[usize::from(*server)]).take(usize::from(servers) - 1);
-            let skipped = Skipped::of(all).unwrap();
-            let used: Vec<u16> = (0..servers).filter(|server| !skipped.contains(*server)).collect();
-            (proptest::sample::select(used.clone()), 1..=used.len() as u16).prop_map(move |(base, pcount)| {
-                Layout::new(base, pcount, ssize, servers).unwrap().without(skipped).unwrap()
-            })
-        })
+        (1u16..9, 512u32..70_000, proptest::collection::vec(any::<bool>(), 9)).prop_flat_map(
+            |(servers, ssize, skips)| {
+                let all = (0..servers).filter(|server| skips[usize::from(*server)]).take(usize::from(servers) - 1);
+                let skipped = Skipped::of(all).unwrap();
+                let used: Vec<u16> = (0..servers).filter(|server| !skipped.contains(*server)).collect();
+                (proptest::sample::select(used.clone()), 1..=used.len() as u16).prop_map(move |(base, pcount)| {
+                    Layout::new(base, pcount, ssize, servers).unwrap().without(skipped).unwrap()
+                })
+            },
+        )
     }
 
     proptest! {

@@ -150,7 +150,9 @@ pub fn start(config: &Config, name: &str) -> Result<Started, StartError> {
         Configured::Meta(_) => start_meta(config),
         Configured::Data(_, data) if data.is_retired() => Err(StartError::Unsuitable {
             name: name.into(),
-            reason: "it is retired in the configuration; with state = \"active\" and a new folder it would get files again".into(),
+            reason:
+                "it is retired in the configuration; with state = \"active\" and a new folder it would get files again"
+                    .into(),
         }),
         Configured::Data(index, data) => start_data(config, index, data),
         Configured::Io(index, io) => start_io(config, index, io),

@@ -5,9 +5,9 @@ use serde::{Deserialize, Serialize};
 
 use crate::locks::LockCall;
 use crate::message::FileKey;
-use crate::relay::RelayCall;
 #[cfg(doc)]
 use crate::message::{Answer, ObjectInfo};
+use crate::relay::RelayCall;
 
 /// What a metadata call acts on.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]

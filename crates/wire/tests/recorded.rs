@@ -1,6 +1,6 @@
 //! The bytes of messages under [`PROTOCOL_VERSION`] 7, recorded: whoever changes them changes the version too.
 
-use impresario_layout::Layout;
+use impresario_layout::{Layout, Skipped};
 use impresario_wire::frame::encode;
 use impresario_wire::*;
 
@@ -133,3 +133,21 @@ const RECORDED: &[&str] = &[
     "0f01020304",
     "11e801046c617465",
 ];
+
+/// Layouts of before have the bytes that they had; a peer that does not know of skipped servers refuses this one, whose first
+/// server it takes for one that is not there.
+#[test]
+fn a_layout_that_skips_servers_is_marked_as_one() {
+    let skipped = Skipped::of([0, 4]).unwrap();
+    let layout = Layout::new(1, 3, 65536, 5).unwrap().without(skipped).unwrap();
+    let body = call(Call::FileStat { file: FileKey(600), layout });
+    assert!(body.ends_with("8180020380800405020004"), "{body}");
+    let objects = relay::Objects { file: FileKey(601), layout };
+    let begun = Relaid::Begun { handle: 1, from: objects, made: 7, size: 9, to: objects };
+    let frame = encode(Kind::Answer, 1, &Answer::Relaid(begun.clone()), 0).unwrap();
+    assert_eq!(decode_body::<Answer>(&frame[HEADER_BYTES..]), Ok(Answer::Relaid(begun)));
+    meta(MetaCall::Relay(RelayCall::Begin { path: b"a/b".to_vec() }));
+    // One that ends early.
+    let head = &frame[HEADER_BYTES..];
+    assert!(decode_body::<Answer>(&head[..head.len() - 1]).is_err());
+}

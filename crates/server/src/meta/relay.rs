@@ -78,11 +78,8 @@ impl Meta {
             return Ok(Relaid::InUse { why: "a lost client may still write to it".into() });
         }
         let size = rustix::fs::fstat(&pin.fd).explain(DOING, path)?.st_size;
-        let request = LayoutRequest {
-            base: None,
-            pcount: Some(pin.layout.pcount),
-            ssize_bytes: Some(pin.layout.ssize_bytes),
-        };
+        let request =
+            LayoutRequest { base: None, pcount: Some(pin.layout.pcount), ssize_bytes: Some(pin.layout.ssize_bytes) };
         let layout = self.resolve(&request, || self.dealt.fetch_add(1, Ordering::Relaxed), path)?;
         let file = self.dir.new_key().explain(DOING, path)?;
         self.walks.note(&[file]);
@@ -178,7 +175,8 @@ impl Meta {
             self.remember(pin, *pin.seen.lock())?;
             return Err(errno);
         }
-        if let Err(error) = disk.rename(writers, key_name(pin.key).as_bytes(), writers, key_name(to.file).as_bytes(), false)
+        if let Err(error) =
+            disk.rename(writers, key_name(pin.key).as_bytes(), writers, key_name(to.file).as_bytes(), false)
         {
             // The next start does it.
             tracing::error!(key = to.file.0, %error, "the mark of a file that was laid out anew cannot be renamed");
@@ -197,7 +195,11 @@ impl Meta {
         })
     }
 
-    fn note_spare(&self, file: &OpenFile, spare: Option<(FileKey, impresario_layout::Layout)>) -> rustix::io::Result<()> {
+    fn note_spare(
+        &self,
+        file: &OpenFile,
+        spare: Option<(FileKey, impresario_layout::Layout)>,
+    ) -> rustix::io::Result<()> {
         let before = std::mem::replace(&mut *file.spare.lock(), spare);
         let seen = *file.seen.lock();
         self.remember(file, seen).inspect_err(|_| *file.spare.lock() = before)
@@ -244,5 +246,212 @@ fn failed(failure: Failure, path: &[u8]) -> super::Fault {
     match failure {
         Failure::DataServers(error) => data_fault(&error, DOING, path),
         Failure::Local(error) => fault(Errno::IO, format!("cannot {DOING} {}: {error}", show(path))),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+    use std::path::Path;
+    use std::sync::Arc;
+
+    use impresario_layout::{Layout, Skipped};
+    use impresario_wire::message::{Answer, ClusterId, MetaCall, Opened, SetAttr, Target};
+
+    use super::*;
+    use crate::meta::{MemoryObjects, MetaOptions, MetaService, SessionId, make};
+
+    fn open(dir: &Path, objects: &Arc<MemoryObjects>, draining: bool) -> (MetaService, SessionId) {
+        let skipped = if draining { Skipped::of([1]).unwrap() } else { Skipped::NONE };
+        let options =
+            MetaOptions { grace: Duration::ZERO, skipped: Arc::new(move || skipped), ..MetaOptions::new(dir, 3) };
+        let service = MetaService::open(options, objects.clone()).unwrap();
+        let session = service.open_session(Who::default()).unwrap();
+        (service, session)
+    }
+
+    /// A file of three objects, on a service that now has server 1 draining.
+    fn written(dir: &Path, objects: &Arc<MemoryObjects>) -> (MetaService, SessionId, FileKey) {
+        make(dir, ClusterId(1), &BTreeMap::new()).unwrap();
+        let (service, session) = open(dir, objects, false);
+        let create =
+            MetaCall::Create { path: b"f".to_vec(), mode: 0o644, uid: 0, gid: 0, exclusive: true, layout: None };
+        let Answer::Opened(made) = service.call(session, create) else { panic!("not made") };
+        objects.write(made.file, &made.layout, 0, 300_000);
+        assert_eq!(service.call(session, MetaCall::Close { handle: made.handle }), Answer::Done);
+        drop(service);
+        let (service, session) = open(dir, objects, true);
+        (service, session, made.file)
+    }
+
+    fn begin((service, session): (&MetaService, SessionId)) -> (u64, Objects) {
+        match service.call(session, MetaCall::Relay(RelayCall::Begin { path: b"f".to_vec() })) {
+            Answer::Relaid(Relaid::Begun { handle, size: 300_000, to, .. }) => (handle, to),
+            other => panic!("{other:?}"),
+        }
+    }
+
+    fn commit((service, session): (&MetaService, SessionId), handle: u64) -> Answer {
+        service.call(session, MetaCall::Relay(RelayCall::Commit { handle }))
+    }
+
+    fn is_refused(answer: &Answer) -> bool {
+        matches!(answer, Answer::Relaid(Relaid::InUse { .. }))
+    }
+
+    fn lookup((service, session): (&MetaService, SessionId), write: bool) -> Opened {
+        let Answer::Opened(opened) = service.call(session, MetaCall::Open { path: b"f".to_vec(), write }) else {
+            panic!("not opened")
+        };
+        opened
+    }
+
+    fn settled(service: &MetaService, objects: &MemoryObjects, key: FileKey) {
+        let began = Instant::now();
+        while objects.files() != [key] || service.meta.opens.mark_of(service.meta.ino(b"f")).is_some() {
+            assert!(began.elapsed() < Duration::from_secs(30), "{:?} but {key:?}", objects.files());
+            std::thread::sleep(Duration::from_millis(2));
+        }
+    }
+
+    impl Meta {
+        fn ino(&self, path: &[u8]) -> u64 {
+            self.dir.entry(path).unwrap().unwrap().stat().unwrap().st_ino
+        }
+    }
+
+    #[test]
+    fn a_file_lies_in_its_new_objects_and_has_no_others() {
+        let (dir, objects) = (tempfile::tempdir().unwrap(), Arc::new(MemoryObjects::default()));
+        let (service, session, old) = written(dir.path(), &objects);
+        let at = (&service, session);
+        let (handle, to) = begin(at);
+        assert!(to.file != old && to.layout.position_of(1).is_none() && to.layout.pcount == 2, "{to:?}");
+        let again = service.call(session, MetaCall::Relay(RelayCall::Begin { path: b"f".to_vec() }));
+        assert!(is_refused(&again), "two copies of one file: {again:?}");
+        let ino = service.meta.ino(b"f");
+        objects.write(to.file, &to.layout, 0, 300_000);
+        assert_eq!(commit(at, handle), Answer::Relaid(Relaid::Done));
+        settled(&service, &objects, to.file);
+        let opened = lookup(at, false);
+        assert_eq!((opened.file, opened.layout, opened.attr.size), (to.file, to.layout, 300_000));
+        assert_eq!((opened.attr.ino, opened.attr.nlink), (ino, 1));
+        let again = service.call(session, MetaCall::Relay(RelayCall::Begin { path: b"f".to_vec() }));
+        assert_eq!(again, Answer::Relaid(Relaid::Done), "nothing is to be done");
+        drop(service);
+        let (service, session) = open(dir.path(), &objects, true);
+        assert_eq!(lookup((&service, session), true).file, to.file);
+    }
+
+    #[test]
+    fn whatever_uses_or_changes_the_file_ends_the_copy() {
+        type Change = fn(&MetaService, SessionId, &MemoryObjects, (FileKey, Layout));
+        let changes: [Change; 5] = [
+            |service, session, _, _| drop(lookup((service, session), false)),
+            |service, session, _, _| drop(lookup((service, session), true)),
+            |service, session, objects, (file, layout)| {
+                let handle = lookup((service, session), true).handle;
+                objects.write(file, &layout, 10, 10);
+                assert_eq!(service.call(session, MetaCall::Close { handle }), Answer::Done);
+            },
+            |service, session, _, _| {
+                for size in [Some(5), Some(300_000)] {
+                    let set = SetAttr { size, ..SetAttr::default() };
+                    let call = MetaCall::SetAttr { target: Target::Path(b"f".to_vec()), set };
+                    assert!(matches!(service.call(session, call), Answer::Attr(_)));
+                }
+            },
+            // By a client that the server does not know.
+            |_, _, objects, (file, layout)| objects.write(file, &layout, 10, 10),
+        ];
+        for (number, change) in changes.into_iter().enumerate() {
+            let (dir, objects) = (tempfile::tempdir().unwrap(), Arc::new(MemoryObjects::default()));
+            let (service, session, old) = written(dir.path(), &objects);
+            let layout = Layout::new(lookup((&service, session), false).layout.base, 3, 65536, 3).unwrap();
+            drop(service);
+            let (service, session) = open(dir.path(), &objects, true);
+            let (handle, to) = begin((&service, session));
+            objects.write(to.file, &to.layout, 0, 300_000);
+            change(&service, session, &objects, (old, layout));
+            let answer = commit((&service, session), handle);
+            assert!(is_refused(&answer), "change {number}: {answer:?}");
+            service.close_session(session);
+            settled(&service, &objects, old);
+        }
+    }
+
+    #[test]
+    fn a_copy_whose_program_ends_is_removed_and_so_it_is_with_the_file() {
+        let (dir, objects) = (tempfile::tempdir().unwrap(), Arc::new(MemoryObjects::default()));
+        let (service, session, old) = written(dir.path(), &objects);
+        let (_, to) = begin((&service, session));
+        objects.write(to.file, &to.layout, 0, 100_000);
+        service.close_session(session);
+        settled(&service, &objects, old);
+        // The server ends in the middle.
+        let session = service.open_session(Who::default()).unwrap();
+        let (_, to) = begin((&service, session));
+        objects.write(to.file, &to.layout, 0, 100_000);
+        assert_eq!(objects.files().len(), 2);
+        drop(service);
+        let (service, session) = open(dir.path(), &objects, true);
+        settled(&service, &objects, old);
+        let (_, to) = begin((&service, session));
+        objects.write(to.file, &to.layout, 0, 100_000);
+        assert!(matches!(
+            service.call(session, MetaCall::Unlink { path: b"f".to_vec() }),
+            Answer::Removed { links: 0 }
+        ));
+        service.close_session(session);
+        let began = Instant::now();
+        while !objects.files().is_empty() {
+            assert!(began.elapsed() < Duration::from_secs(30), "{:?}", objects.files());
+            std::thread::sleep(Duration::from_millis(2));
+        }
+    }
+
+    /// The process ends before each change of the file system that a commit makes, and after the last.
+    #[test]
+    fn a_commit_is_done_as_a_whole_or_not_at_all_wherever_it_ends() {
+        for kept in 0.. {
+            let (dir, objects) = (tempfile::tempdir().unwrap(), Arc::new(MemoryObjects::default()));
+            let (service, session, old) = written(dir.path(), &objects);
+            let (handle, to) = begin((&service, session));
+            objects.write(to.file, &to.layout, 0, 300_000);
+            drop((service, session));
+            // As it is on the disk in the middle of a commit: the record exchanged, the mark renamed, the old objects gone.
+            let folder = dir.path();
+            let opened = crate::meta::directory::MetaDirectory::open_idle(folder).unwrap();
+            let fd = opened.disk.open_file(&opened.writers, key_name(old).as_bytes()).unwrap();
+            let record = Record::of(&opened.disk, &fd).unwrap();
+            assert_eq!((record.key, record.spare), (old, Some((to.file, to.layout))));
+            let exchanged = Record {
+                key: to.file,
+                layout: to.layout,
+                seen: Seen { made: 0, ..record.seen },
+                spare: Some((old, record.layout)),
+            };
+            if kept > 0 {
+                opened.disk.set_attribute(&fd, FILE_ATTRIBUTE, &exchanged.encode()).unwrap();
+            }
+            if kept > 1 {
+                let (from, to) = (key_name(old), key_name(to.file));
+                opened.disk.rename(&opened.writers, from.as_bytes(), &opened.writers, to.as_bytes(), false).unwrap();
+            }
+            if kept > 2 {
+                use crate::meta::Objects as _;
+                assert!(objects.unlink(&[(old, record.layout)])[0].is_ok());
+            }
+            drop((fd, opened));
+            let (service, session) = open(folder, &objects, true);
+            let expected = if kept == 0 { old } else { to.file };
+            settled(&service, &objects, expected);
+            let opened = lookup((&service, session), false);
+            assert_eq!((opened.file, opened.attr.size, opened.attr.nlink), (expected, 300_000, 1), "after {kept}");
+            let _ = handle;
+            if kept > 2 {
+                break;
+            }
+        }
     }
 }

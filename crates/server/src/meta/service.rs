@@ -8,8 +8,8 @@ use std::time::{Duration, Instant};
 
 use impresario_base::lock::Mutex;
 use impresario_layout::{Layout, Skipped};
-use impresario_wire::{LockCall, RelayCall};
 use impresario_wire::message::{Answer, Examine, MetaCall, Opened, Statfs, Target, Who};
+use impresario_wire::{LockCall, RelayCall};
 use rustix::io::Errno;
 
 use super::background::{self, BackgroundTasks};
