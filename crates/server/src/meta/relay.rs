@@ -416,9 +416,9 @@ mod tests {
         for kept in 0.. {
             let (dir, objects) = (tempfile::tempdir().unwrap(), Arc::new(MemoryObjects::default()));
             let (service, session, old) = written(dir.path(), &objects);
-            let (handle, to) = begin((&service, session));
+            let (_, to) = begin((&service, session));
             objects.write(to.file, &to.layout, 0, 300_000);
-            drop((service, session));
+            drop(service);
             // As it is on the disk in the middle of a commit: the record exchanged, the mark renamed, the old objects gone.
             let folder = dir.path();
             let opened = crate::meta::directory::MetaDirectory::open_idle(folder).unwrap();
@@ -448,7 +448,6 @@ mod tests {
             settled(&service, &objects, expected);
             let opened = lookup((&service, session), false);
             assert_eq!((opened.file, opened.attr.size, opened.attr.nlink), (expected, 300_000, 1), "after {kept}");
-            let _ = handle;
             if kept > 2 {
                 break;
             }
