@@ -309,7 +309,7 @@ fn drain(config: &Config, options: &DrainOptions, is_told: bool) -> anyhow::Resu
     })?;
     let Drained { files, bytes, remaining, named, objects } = done;
     let mut text = format!("copied {files} files, {}\n", show_bytes(bytes as f64));
-    if objects == 0 {
+    if objects == 0 && remaining == 0 {
         text += &format!(
             "{name} holds nothing any more: stop it, and write state = \"retired\" in its section, which must stay, in the file of every \
              machine\n"
@@ -323,7 +323,7 @@ fn drain(config: &Config, options: &DrainOptions, is_told: bool) -> anyhow::Resu
     if more > 0 {
         text += &format!("and {more} more\n");
     }
-    text += &format!("{name} still holds {objects} objects: {remaining} files are in use; run this again later\n");
+    text += &format!("{name} is still needed: {objects} objects, {remaining} files in use; run this again later\n");
     print(text.as_bytes())?;
     Ok(ExitCode::from(1))
 }

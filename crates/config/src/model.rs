@@ -5,7 +5,6 @@ use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 
 use impresario_device::DeviceParams;
-use impresario_layout::Skipped;
 use impresario_sched::PolicySpec;
 use serde::{Deserialize, Serialize};
 
@@ -500,13 +499,6 @@ impl Config {
         });
         let servers = data.chain(io).flat_map(|(cost, trace, runs)| cost.iter_mut().chain(trace).chain(runs));
         servers.chain(folder).chain(std::iter::once(&mut self.cluster.key_dir))
-    }
-
-    /// The data servers that new files do not use.
-    pub fn skipped(&self) -> Skipped {
-        let skipped = self.data.iter().zip(0..).filter(|(data, _)| !data.state.is_active());
-        // More are refused when the file is read.
-        Skipped::of(skipped.map(|(_, number)| number)).unwrap_or_default()
     }
 
     /// Number of data servers that a file is striped over by default.

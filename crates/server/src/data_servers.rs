@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use impresario_client::{ClientError, Identity, Link, LinkOptions, Op, Striped, Vet, Whereabouts, exchange};
 use impresario_config::{Config, DataState};
-use impresario_layout::Layout;
+use impresario_layout::{Layout, Skipped};
 use impresario_transport::{Access, Membership};
 use impresario_wire::{Answer, Call, ClientKey, Fault, FileKey, KeyRole, ObjectInfo, Role, Statfs, Who};
 
@@ -22,7 +22,37 @@ pub(crate) struct DataServers {
     /// Who the server is to them where it speaks for itself.
     pub(crate) identity: Arc<Identity>,
     timeout: Duration,
+    pub(crate) states: Arc<States>,
+}
+
+/// Which data servers get files, live: as the configuration file says now.
+pub(crate) struct States {
     whereabouts: Whereabouts,
+    at_start: Vec<(String, DataState)>,
+}
+
+impl States {
+    fn of(config: &Config, whereabouts: Whereabouts) -> States {
+        States { whereabouts, at_start: config.data.iter().map(|data| (data.name.clone(), data.state)).collect() }
+    }
+
+    /// In the order of the data servers that there were at the start. Where the file has another server now, what it said
+    /// then still counts.
+    fn now(&self) -> impl Iterator<Item = DataState> {
+        self.whereabouts.look();
+        let config = self.whereabouts.config();
+        self.at_start.iter().enumerate().map(move |(number, (name, before))| {
+            let now = config.data.get(number).filter(|data| data.name == *name);
+            now.map_or(*before, |data| data.state)
+        })
+    }
+
+    /// The servers that new files do not use.
+    pub(crate) fn skipped(&self) -> Skipped {
+        let skipped = self.now().zip(0..).filter(|(state, _)| *state != DataState::Active);
+        // A file that says this of more is refused.
+        Skipped::of(skipped.map(|(_, number)| number)).unwrap_or_default()
+    }
 }
 
 impl DataServers {
@@ -50,15 +80,13 @@ impl DataServers {
             Link::to(config, &data.name, identity.clone(), options.clone()).map(Arc::new)
         };
         let links = config.data.iter().map(link).collect::<Result<Vec<_>, _>>()?;
-        Ok(DataServers { striped: Arc::new(Striped::new(links, timeout)), identity, timeout, whereabouts })
+        let states = Arc::new(States::of(config, whereabouts));
+        Ok(DataServers { striped: Arc::new(Striped::new(links, timeout)), identity, timeout, states })
     }
 
     /// The links to the servers that exist at present, with the state of each.
     fn existing(&self) -> Vec<(&Link, DataState)> {
-        self.whereabouts.look();
-        let config = self.whereabouts.config();
-        let states = config.data.iter().map(|data| data.state).chain(std::iter::repeat(DataState::Active));
-        let all = self.striped.servers().iter().map(Arc::as_ref).zip(states);
+        let all = self.striped.servers().iter().map(Arc::as_ref).zip(self.states.now());
         all.filter(|(_, state)| *state != DataState::Retired).collect()
     }
 }

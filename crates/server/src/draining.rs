@@ -93,7 +93,8 @@ pub trait DrainWatcher {
     fn is_stopped(&self) -> bool;
 }
 
-/// Empties a data server. It holds nothing when this returns `objects` 0; otherwise, with `once`, files are in use.
+/// Empties a data server. It is needed for nothing when this returns `objects` and `remaining` 0; otherwise, with `once`, files
+/// are in use.
 pub fn drain(config: &Config, options: &DrainOptions, watcher: &mut dyn DrainWatcher) -> Result<Drained, DrainError> {
     check(config, &options.name)?;
     let client_options = ClientOptions { via: Via::Direct, role: KeyRole::Admin, ..ClientOptions::default() };
@@ -118,7 +119,8 @@ pub fn drain(config: &Config, options: &DrainOptions, watcher: &mut dyn DrainWat
         }
         drainer.watcher.tell(&drainer.so_far, true);
         let Drained { remaining, objects, .. } = drainer.so_far;
-        if objects == 0 {
+        // A file may be striped over the server and have no object there yet: a write would make one.
+        if objects == 0 && remaining == 0 {
             return Ok(drainer.so_far);
         }
         // Old objects, and those of removed files, may still be being removed.

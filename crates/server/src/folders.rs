@@ -195,6 +195,9 @@ pub fn make_one(
             Ok(cluster)
         }
         Server::Data(_, data) => {
+            if data.is_retired() {
+                return Err(FolderError::Refused(format!("{name} is retired in the configuration and has no folder")));
+            }
             let known = known(config, cluster)?;
             let store = match known.stores.get(name) {
                 Some(_) if !replace => {

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use impresario_backend::gluster::Source;
 use impresario_backend::{Backend, Caller, CephTree, GlusterVolume, Layout, PosixTree, cephfs};
-use impresario_client::{Vet, Whereabouts};
+use impresario_client::Vet;
 use impresario_config::{Calibration, Config, Data, Io, META_NAME, Server as Configured, TreeBackend, read_table};
 use impresario_engine::EngineConfig;
 use impresario_metrics::Endpoint;
@@ -151,7 +151,7 @@ pub fn start(config: &Config, name: &str) -> Result<Started, StartError> {
         Configured::Data(_, data) if data.is_retired() => Err(StartError::Unsuitable {
             name: name.into(),
             reason:
-                "it is retired in the configuration; with state = \"active\" and a new folder it would get files again"
+                "it is retired in the configuration; with state = \"draining\" it serves the files that it still has"
                     .into(),
         }),
         Configured::Data(index, data) => start_data(config, index, data),
@@ -224,11 +224,8 @@ fn start_meta(config: &Config) -> Result<Started, StartError> {
         stripe_count: config.stripe_count(),
         lock_lease: Duration::from_millis(meta.lock_lease_ms()),
         skipped: {
-            let whereabouts = Whereabouts::of(config);
-            Arc::new(move || {
-                whereabouts.look();
-                whereabouts.config().skipped()
-            })
+            let states = objects.states.clone();
+            Arc::new(move || states.skipped())
         },
         ..MetaOptions::new(&meta.dir, config.data.len() as u16)
     };

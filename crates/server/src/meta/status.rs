@@ -145,6 +145,7 @@ impl Meta {
             "background_jobs": queued,
             "background_overflowed": overflowed,
             "data_servers_answer": !paused,
+            "data_servers_without_new_files": (self.options.skipped)().servers(),
             "locks": { "held": locks, "waiting": waiting, "clients": leases, "restoring": is_restoring },
             "operations": self.operations.as_json(),
         })
