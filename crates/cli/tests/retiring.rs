@@ -6,6 +6,7 @@ mod support;
 use std::fs;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 use impresario_client::{Client, CreateOptions};
 use impresario_config::{Config, DataState};
@@ -22,6 +23,8 @@ fn set_state(cluster: &mut Cluster, state: DataState) {
     cluster.config.data[usize::from(NUMBER)].state = state;
     fs::write(&cluster.path, cluster.config.to_toml()).unwrap();
     cluster.config = Config::load(&cluster.path).unwrap_or_else(|e| panic!("{e}"));
+    // Programs look at the file five times a second.
+    std::thread::sleep(Duration::from_millis(500));
 }
 
 fn layout_of(client: &Arc<Client>, name: &str) -> Layout {
