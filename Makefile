@@ -68,7 +68,7 @@ soak: setup ## Kill servers under load for SOAK_S seconds and verify every byte;
 	IMPRESARIO_SIM_FUZZ_S=$(SOAK_S) $(CARGO) test --release --locked -p impresario-sim --test fuzz -- --nocapture
 	$(CARGO) run --release --locked -p impresario-lab -- reproduce --sweep
 
-fuzz: ## Fuzz the decoders of frames and traces for FUZZ_S seconds each
+fuzz: ## Fuzz what decodes frames, traces and file formats for FUZZ_S seconds each
 	@scripts/fuzz.sh $(FUZZ_S)
 
 bench-capi: setup ## Measure the C library from C, every policy (about 3 minutes)

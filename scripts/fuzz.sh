@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Fuzzes the decoders of frames and traces with coverage, each for SECONDS: fuzz.sh [SECONDS] (default 60). Stable Rust is
-# enough. The corpus and inputs that crash stay in fuzz/corpus and fuzz/artifacts.
+# Fuzzes the decoders of frames and traces and the readers of file formats with coverage, each for SECONDS: fuzz.sh
+# [SECONDS] (default 60). Stable Rust is enough. The corpus and inputs that crash stay in fuzz/corpus and fuzz/artifacts.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 . scripts/toolchain.sh

@@ -25,6 +25,7 @@ mod command {
 mod concurrency;
 mod core_bench;
 mod datapath;
+mod glusterfs;
 mod goals;
 mod guided;
 mod key_cost;
@@ -35,6 +36,7 @@ mod nfs_ganesha;
 mod nfs_point;
 mod prediction;
 mod reproduce;
+mod server_bench;
 mod sim_cost;
 mod trace_cost;
 mod validate;
@@ -67,6 +69,7 @@ enum Command {
     AgiosOne(agios::OneArgs),
     Concurrency(concurrency::Args),
     Nfs(nfs_point::Args),
+    Glusterfs(glusterfs::Args),
     Link(link::Args),
     #[command(name = "live-2002")]
     Live2002(live_2002::Args),
@@ -136,6 +139,7 @@ fn run(command: Command) -> Result<ExitCode> {
         Command::AgiosOne(args) => agios::run_one(args),
         Command::Concurrency(args) => concurrency::run(&args),
         Command::Nfs(args) => nfs_point::run(&args),
+        Command::Glusterfs(args) => glusterfs::run(&args),
         Command::Link(args) => link::run(&args),
         Command::Live2002(args) => live_2002::run(&args),
         Command::Codec => codec::run(),

@@ -1,16 +1,14 @@
 //! nfs-ganesha (Debian packages nfs-ganesha and nfs-ganesha-vfs) as a peer: one folder, exported at `/export`.
 
 use std::path::Path;
-use std::process::Command;
 
 use anyhow::{Context, Result};
 use impresario_workload::children::Children;
-use impresario_workload::kernel_disk::tool;
 
 /// The protocol that it speaks, and where.
 #[derive(Clone, Copy, Debug)]
 pub enum Version {
-    /// Version 3, which needs a portmapper: see [`own_network`].
+    /// Version 3, which needs a portmapper: see [`portmapper`].
     Three {
         port: u16,
         mount_port: u16,
@@ -20,14 +18,8 @@ pub enum Version {
     },
 }
 
-/// Gives this thread, and all processes that it starts, a network of their own with nothing but loopback, and a portmapper in
-/// it. Needs root.
-pub fn own_network(children: &mut Children, folder: &Path) -> Result<()> {
-    // SAFETY: only file descriptor tables that are unshared could surprise other code; a network namespace concerns sockets that
-    // are made from here on.
-    let unshared = unsafe { rustix::thread::unshare_unsafe(rustix::thread::UnshareFlags::NEWNET) };
-    unshared.context("making a network namespace (needs root)")?;
-    tool(Command::new("ip").args(["link", "set", "lo", "up"]))?;
+/// The portmapper that version 3 needs, for the network that this thread is in.
+pub fn portmapper(children: &mut Children, folder: &Path) -> Result<()> {
     children.start("rpcbind", Path::new("rpcbind"), &["-f".into()], &folder.join("rpcbind.log"))
 }
 

@@ -6,15 +6,18 @@
 //! is somebody else's. The test at the end of this file gives each reader damaged files.
 
 mod bytes;
+pub mod exercise;
 mod hdf5;
 mod netcdf;
 mod numpy;
 mod parquet;
+mod root;
 mod safetensors;
 #[cfg(test)]
 mod tests;
 
 use std::ops::Range;
+use std::os::fd::BorrowedFd;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
@@ -51,8 +54,8 @@ impl std::fmt::Debug for dyn Format {
 }
 
 /// All formats that are known.
-pub static FORMATS: [&dyn Format; 5] =
-    [&parquet::Parquet, &safetensors::Safetensors, &numpy::Numpy, &netcdf::NetCdf, &hdf5::Hdf5];
+pub static FORMATS: [&dyn Format; 6] =
+    [&parquet::Parquet, &safetensors::Safetensors, &numpy::Numpy, &netcdf::NetCdf, &hdf5::Hdf5, &root::Root];
 
 /// The formats that a file of this name may have.
 pub fn by_name(path: &Path) -> Vec<&'static dyn Format> {
@@ -60,25 +63,47 @@ pub fn by_name(path: &Path) -> Vec<&'static dyn Format> {
     FORMATS.iter().copied().filter(|format| format.suffixes().contains(&suffix.as_str())).collect()
 }
 
-/// What a file's index says, read by the first of these formats that understands it.
-pub fn read(
-    formats: &[&'static dyn Format],
-    size_bytes: u64,
-    read_at: &mut ReadAt<'_>,
-) -> Option<(&'static str, Tracks)> {
+/// What a file's index says.
+#[derive(Clone, Debug)]
+pub struct Index {
+    /// The format's name.
+    pub format: &'static str,
+    /// Which extents belong together.
+    pub tracks: Tracks,
+    /// The file's length as the index was read.
+    pub size_bytes: u64,
+    /// What reading it took: calls, and bytes.
+    pub reads: u64,
+    /// Bytes that these read.
+    pub read_bytes: u64,
+}
+
+/// A file's index, read by the first of these formats that understands it.
+pub fn read(formats: &[&'static dyn Format], size_bytes: u64, read_at: &mut ReadAt<'_>) -> Option<Index> {
     let until = Instant::now() + INDEX_TIME_MAX;
+    let (mut reads, mut read_bytes) = (0, 0);
     formats.iter().find_map(|format| {
-        let mut source = Source {
-            read_at,
-            size_bytes,
-            left_bytes: INDEX_BYTES_MAX,
-            left_reads: INDEX_READS_MAX,
-            left_extents: EXTENTS_MAX,
-            until,
-        };
-        let tracks = Tracks::new(format.tracks(&mut source)?, size_bytes);
-        (!tracks.is_empty()).then_some((format.name(), tracks))
+        let mut source = Source::new(read_at, size_bytes, until);
+        let tracks = format.tracks(&mut source);
+        reads += u64::from(INDEX_READS_MAX - source.left_reads);
+        read_bytes += INDEX_BYTES_MAX - source.left_bytes;
+        let tracks = Tracks::new(tracks?, size_bytes);
+        (!tracks.is_empty()).then_some(Index { format: format.name(), tracks, size_bytes, reads, read_bytes })
     })
+}
+
+/// The index of an open file, which nobody else reads through: the kernel is told that it is read in pieces. Nothing is
+/// believed of a file that changes meanwhile.
+pub fn read_open(file: BorrowedFd<'_>, formats: &[&'static dyn Format]) -> Option<Index> {
+    let state = || {
+        let stat = rustix::fs::fstat(file).ok()?;
+        Some((u64::try_from(stat.st_size).ok()?, stat.st_ctime, stat.st_ctime_nsec))
+    };
+    let before = state()?;
+    // An index lies in small pieces: what stands between them is not wanted.
+    let _ = rustix::fs::fadvise(file, 0, None, rustix::fs::Advice::Random);
+    let index = read(formats, before.0, &mut |at, bytes: &mut [u8]| Ok(rustix::io::pread(file, bytes, at)?))?;
+    (state()? == before).then_some(index)
 }
 
 /// Reads at a place; how many bytes it got.
@@ -94,7 +119,12 @@ pub struct Source<'a> {
     until: Instant,
 }
 
-impl Source<'_> {
+impl<'a> Source<'a> {
+    fn new(read_at: &'a mut ReadAt<'a>, size_bytes: u64, until: Instant) -> Source<'a> {
+        let (left_bytes, left_reads, left_extents) = (INDEX_BYTES_MAX, INDEX_READS_MAX, EXTENTS_MAX);
+        Source { read_at, size_bytes, left_bytes, left_reads, left_extents, until }
+    }
+
     /// The file's length.
     pub fn size_bytes(&self) -> u64 {
         self.size_bytes

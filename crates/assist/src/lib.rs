@@ -12,6 +12,7 @@
 //! - [`formats`]: files that list their own extents, one reader for each format.
 //! - [`survey`]: what it could be worth to programs of which there are only Darshan logs.
 //! - [`walk`]: which files a program opens next when it goes through a tree of folders.
+//! - [`zarr`]: which chunks of an array come next, each a file of its own.
 //! - [`watch`]: programs without the library, seen through the kernel.
 //!
 //! What a program will read next, by its strides, by a recorded run or by a known order, is the `foresight` room's.
@@ -34,3 +35,4 @@ pub mod report;
 pub mod survey;
 pub mod walk;
 pub mod watch;
+pub mod zarr;

@@ -161,6 +161,9 @@ pub struct Attr {
     pub ctime: SystemTime,
 }
 
+/// A node and its attributes.
+pub type Found = (Handle, Attr);
+
 /// A time to set.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum SetTime {
@@ -275,7 +278,7 @@ pub trait Backend: Send + Sync + 'static {
     fn root(&self) -> Result<Handle>;
 
     /// The node of a name in a directory. `..` of the root is the root.
-    fn lookup(&self, caller: &Caller, dir: &Handle, name: &[u8]) -> Result<(Handle, Attr)>;
+    fn lookup(&self, caller: &Caller, dir: &Handle, name: &[u8]) -> Result<Found>;
 
     /// A node's attributes.
     fn attr(&self, node: &Handle) -> Result<Attr>;
@@ -288,8 +291,7 @@ pub trait Backend: Send + Sync + 'static {
 
     /// Makes a node with these attributes; without a mode it is 0o755 for a directory, else 0o644. An owner or a group
     /// that the node has anyway is no change.
-    fn make(&self, caller: &Caller, dir: &Handle, name: &[u8], what: Make<'_>, set: &SetAttr)
-    -> Result<(Handle, Attr)>;
+    fn make(&self, caller: &Caller, dir: &Handle, name: &[u8], what: Make<'_>, set: &SetAttr) -> Result<Found>;
 
     /// A second name for a node that is no directory. Gives the node's attributes.
     fn link(&self, caller: &Caller, node: &Handle, dir: &Handle, name: &[u8]) -> Result<Attr>;

@@ -11,7 +11,7 @@ use impresario_base::lock::{Mutex, MutexGuard};
 use rustc_hash::FxHashMap;
 
 use crate::losses::Losses;
-use crate::{Handle, Kind, Result};
+use crate::{Errno, Handle, Kind, Result};
 
 const SHARDS: usize = 32;
 /// Descriptors of one node at most: callers with other identities take the places of those that were idle longest.
@@ -136,9 +136,39 @@ impl<D: Descriptors> Node<D> {
         self.opens.lock().iter().find(|open| open.reads).cloned()
     }
 
-    /// The descriptors with writes that were not synced.
-    pub(crate) fn unsynced(&self) -> Vec<Arc<Open<D>>> {
-        self.opens.lock().iter().filter(|open| open.unsynced.load(Ordering::Acquire)).cloned().collect()
+    /// Refuses a use that nodes of this kind do not have.
+    pub(crate) fn check_use(&self, what: Use) -> Result<()> {
+        match (what, self.kind) {
+            (Use::List, Kind::Directory) | (Use::Read | Use::Write, Kind::File) => Ok(()),
+            (Use::List, _) => Err(Errno(libc::ENOTDIR)),
+            (_, Kind::Directory) => Err(Errno(libc::EISDIR)),
+            // Devices, pipes and sockets are the client's own machine's matter.
+            _ => Err(Errno(libc::EINVAL)),
+        }
+    }
+
+    /// Syncs the descriptors with writes that were not synced; whether there are any. `syncing` must be held.
+    pub(crate) fn sync_written(&self, losses: &Losses) -> Result<bool> {
+        losses.check(&self.handle)?;
+        let is_unsynced = |open: &&Arc<Open<D>>| open.unsynced.load(Ordering::Acquire);
+        let unsynced: Vec<_> = self.opens.lock().iter().filter(is_unsynced).cloned().collect();
+        for open in &unsynced {
+            // Before the sync: a write that comes meanwhile needs another.
+            open.unsynced.store(false, Ordering::Release);
+        }
+        let mut synced = Ok(!unsynced.is_empty());
+        for open in &unsynced {
+            let done = losses.observe(&self.handle, D::sync(&open.fd));
+            synced = done.inspect_err(|_| open.unsynced.store(true, Ordering::Release)).and(synced);
+        }
+        synced
+    }
+
+    /// Syncs a stable write. Its descriptor stays marked: what others wrote through it meanwhile may need another sync.
+    pub(crate) fn sync_stable(&self, losses: &Losses, sync: impl FnOnce() -> Result<()>) -> Result<()> {
+        let _syncing = self.syncing.lock();
+        losses.check(&self.handle)?;
+        losses.observe(&self.handle, sync())
     }
 
     /// Closes all descriptors for data once their present users are done, so that rights are checked anew.

@@ -5,10 +5,10 @@ use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
 use std::time::{Duration, SystemTime};
 
-use crate::{Attr, Caller, Errno, Kind, Make, Result, SetAttr, Space};
+use crate::{Attr, Caller, Errno, Found, Kind, Make, Result, SetAttr, SetTime, Space};
 
 /// A name that comes and goes while it is being made is tried again so often.
-pub(crate) const MAKE_TRIES: usize = 16;
+const MAKE_TRIES: usize = 16;
 
 /// A name that a system call takes.
 pub(crate) fn checked(name: &[u8]) -> Result<&OsStr> {
@@ -23,10 +23,50 @@ pub(crate) fn proper(name: &[u8], dots: i32) -> Result<&OsStr> {
 
 /// The times that an exclusive create leaves in the file: the verifier, in numbers that every file system keeps. Linux's
 /// own server does the same.
-pub(crate) fn once_times(verifier: [u8; 8]) -> (SystemTime, SystemTime) {
+fn once_times(verifier: [u8; 8]) -> (SystemTime, SystemTime) {
     let half = |at: usize| u32::from_be_bytes(std::array::from_fn(|n| verifier[at + n])) & 0x7fff_ffff;
     let time = |secs: u32| SystemTime::UNIX_EPOCH + Duration::from_secs(secs.into());
     (time(half(0)), time(half(4)))
+}
+
+/// The attributes that a node is made with; after an exclusive create it [`bears`] the verifier.
+pub(crate) fn wanted(what: Make<'_>, set: &SetAttr) -> SetAttr {
+    let Make::FileOnce(verifier) = what else { return set.clone() };
+    let (atime, mtime) = once_times(verifier);
+    let (atime, mtime) = (Some(SetTime::To(atime)), Some(SetTime::To(mtime)));
+    SetAttr { atime, mtime, mode: Some(0o600), ..SetAttr::default() }
+}
+
+/// Whether a file has the times that this exclusive create leaves in it.
+pub(crate) fn bears(attr: &Attr, what: Make<'_>) -> bool {
+    matches!(what, Make::FileOnce(verifier) if (attr.atime, attr.mtime) == once_times(verifier))
+}
+
+/// Makes a node or, where the name is taken, finds the one that is meant: any file, or after an exclusive create the empty
+/// one that `is_same` knows again.
+pub(crate) fn make_or_find(
+    what: Make<'_>,
+    make: impl Fn() -> Result<Found>,
+    find: impl Fn() -> Result<Found>,
+    is_same: impl Fn(&Found) -> Result<bool>,
+) -> Result<Found> {
+    let once = matches!(what, Make::FileOnce(_));
+    for _ in 0..MAKE_TRIES {
+        match make() {
+            Err(Errno(libc::EEXIST)) if once || what == Make::FileIfNone => {}
+            made => return made,
+        }
+        let found = match find() {
+            Err(Errno(libc::ENOENT)) => continue,
+            found => found?,
+        };
+        return match found.1.kind {
+            Kind::File if !once || found.1.size_bytes == 0 && is_same(&found)? => Ok(found),
+            Kind::Directory if !once => Err(Errno(libc::EISDIR)),
+            _ => Err(Errno(libc::EEXIST)),
+        };
+    }
+    Err(Errno(libc::EEXIST))
 }
 
 /// A range that no file can have is `EFBIG`.

@@ -8,7 +8,7 @@ mod listing;
 mod names;
 pub mod reference;
 
-use crate::{Attr, Backend, Caller, Errno, Handle, Make, Result, SetAttr};
+use crate::{Backend, Caller, Errno, Found, Handle, Make, Result, SetAttr};
 
 /// What the suite needs to know of a backend.
 pub struct Suite<'a> {
@@ -89,7 +89,7 @@ impl Suite<'_> {
         }
     }
 
-    fn make(&self, dir: &Handle, name: &str, what: Make<'_>) -> Result<(Handle, Attr)> {
+    fn make(&self, dir: &Handle, name: &str, what: Make<'_>) -> Result<Found> {
         self.backend.make(&self.caller, dir, name.as_bytes(), what, &SetAttr::default())
     }
 
@@ -103,7 +103,7 @@ impl Suite<'_> {
         self.make(dir, name, Make::Directory).expect(name).0
     }
 
-    fn find(&self, dir: &Handle, name: &str) -> Result<(Handle, Attr)> {
+    fn find(&self, dir: &Handle, name: &str) -> Result<Found> {
         self.backend.lookup(&self.caller, dir, name.as_bytes())
     }
 

@@ -100,7 +100,7 @@ pub struct Of {
     /// Number of a job, as mounts are told it by --job; may be repeated
     #[arg(long = "job", value_name = "N", value_parser = clap::value_parser!(u64).range(..=i64::MAX as u64), required_unless_present = "hosts")]
     jobs: Vec<u64>,
-    /// Name of a machine, as `uname -n` prints it there; * stands for any characters; may be repeated
+    /// Name of a machine, as `uname -n` prints it there, or a pattern as of a shell (`rack1-*`); may be repeated
     #[arg(long = "host", value_name = "NAME")]
     hosts: Vec<String>,
 }

@@ -14,6 +14,7 @@ use std::time::{Duration, Instant};
 use impresario_base::lock::{Mutex, MutexGuard};
 use impresario_config::Address;
 use impresario_node::session::{Patience, Sign};
+use impresario_sched::Nanos;
 use impresario_transport::{Access, FrameReader, HandshakeError, OnStream, Stream, TransportError, say_hello};
 use impresario_wire::{Answer, Call, Hello, Kind, Limits, Welcome, decode_body, frame};
 use rustix::event::PollFlags;
@@ -25,6 +26,7 @@ use crate::landing::Landing;
 use crate::link::Vet;
 use crate::slots::{ABANDONED_MAX, Breakage, Slot, Slots};
 use crate::turn::{Outgoing, Put};
+use crate::unattended::{End, KEEPER};
 
 /// A payload from this size on goes straight to its place rather than through the reader's buffer, bytes.
 const LARGE_BYTES: u32 = 32 << 10;
@@ -53,19 +55,20 @@ pub(crate) struct Connection {
     identity: Arc<Identity>,
     stream: Stream,
     limits: Limits,
-    patience: Patience,
+    pub(crate) patience: Patience,
+    /// 0 is no call's, see [`KEEPER`].
     next_id: AtomicU64,
     /// Calls outstanding whose payload is large.
     large: AtomicU32,
-    slots: Mutex<State>,
-    outgoing: Outgoing,
+    pub(crate) slots: Mutex<State>,
+    pub(crate) outgoing: Outgoing,
     is_broken: AtomicBool,
     /// An answer came: the server works.
     pub(crate) proven: AtomicBool,
 }
 
 /// The receiving end and the answer whose payload is coming in.
-struct Receiving {
+pub(crate) struct Receiving {
     reader: FrameReader,
     current: Option<Incoming>,
 }
@@ -79,7 +82,7 @@ struct Incoming {
     filled: u32,
 }
 
-type State = Slots<Receiving>;
+pub(crate) type State = Slots<Receiving>;
 
 /// How waiting for an answer ended.
 pub(crate) enum Outcome {
@@ -109,6 +112,14 @@ pub(crate) enum NotStarted {
     Late,
     /// It fits in no frame.
     Impossible(frame::FrameError),
+}
+
+/// Why a call was not sent.
+pub(crate) enum Unsent {
+    /// The deadline came first; nothing was sent.
+    Late,
+    /// The connection has ended over it.
+    Broken(Breakage),
 }
 
 impl Connection {
@@ -183,43 +194,69 @@ impl Connection {
             let (kind, claimed) = (Kind::Call, payload_len as u64);
             NotStarted::Impossible(frame::FrameError::PayloadTooLong { kind, claimed, limit })
         })?;
-        let id = self.next_id.fetch_add(1, Ordering::Relaxed);
+        let id = self.next_id();
         let head = frame::encode(Kind::Call, id, call, payload_len).map_err(NotStarted::Impossible)?;
+        let payload = if payload_len > 0 { payload } else { &[] };
         let turn = if payload_len > 0 { Some(self.outgoing.take(deadline).ok_or(NotStarted::Late)?) } else { None };
         {
             let mut state = self.slots.lock();
             if state.broken.is_some() {
                 return Err(NotStarted::Unsent);
             }
-            state.slots.insert(id, Slot::new(want_bytes, landing, nanos(Instant::now())));
+            self.enter(&mut state, id, Slot::new(want_bytes, landing, nanos(Instant::now())));
         }
-        if want_bytes >= LARGE_BYTES {
+        let put = turn.map_or_else(|| self.outgoing.put(&head, deadline), Put::Turn);
+        match self.put_on_wire(&head, payload, put, deadline) {
+            Ok(()) => Ok(id),
+            Err(Unsent::Late) => {
+                self.withdraw(id);
+                Err(NotStarted::Late)
+            }
+            Err(Unsent::Broken(broken)) => {
+                self.withdraw(id);
+                Err(NotStarted::Sent(broken))
+            }
+        }
+    }
+
+    /// The number of a new call.
+    pub(crate) fn next_id(&self) -> u64 {
+        self.next_id.fetch_add(1, Ordering::Relaxed)
+    }
+
+    /// Puts a call on the books of a connection that has not ended.
+    pub(crate) fn enter(&self, state: &mut State, id: u64, slot: Slot) {
+        if slot.want_bytes >= LARGE_BYTES {
             self.large.fetch_add(1, Ordering::Relaxed);
         }
-        let (mut turn, sent) = match turn.map_or_else(|| self.outgoing.put(&head, deadline), Put::Turn) {
-            Put::Queued => return Ok(id),
-            Put::Late => {
-                self.withdraw(id);
-                return Err(NotStarted::Late);
-            }
-            Put::Turn(turn) if payload_len > 0 => (turn, self.send(&head, payload, deadline)),
-            Put::Turn(turn) => {
+        state.slots.insert(id, slot);
+    }
+
+    /// Sends a call, if it is this thread's turn.
+    pub(crate) fn put_on_wire(
+        &self,
+        head: &[u8],
+        payload: &[IoSlice<'_>],
+        put: Put<'_>,
+        deadline: Instant,
+    ) -> Result<(), Unsent> {
+        let (mut turn, mut sent) = match put {
+            Put::Queued => return Ok(()),
+            Put::Late => return Err(Unsent::Late),
+            Put::Turn(turn) if payload.is_empty() => {
                 let sent = self.send(&turn.batch, &[], deadline);
                 (turn, sent)
             }
+            Put::Turn(turn) => (turn, self.send(head, payload, deadline)),
         };
-        let mut sent = sent;
         while sent.is_ok() && turn.next() {
             sent = self.send(&turn.batch, &[], deadline);
         }
-        let Err(error) = sent else { return Ok(id) };
-        let broken = match error {
+        let Err(error) = sent else { return Ok(()) };
+        Err(Unsent::Broken(match error {
             TransportError::TimedOut => self.break_off("it takes no more requests", false),
             error => self.break_off(&error.to_string(), false),
-        };
-        drop(turn);
-        self.withdraw(id);
-        Err(NotStarted::Sent(broken))
+        }))
     }
 
     /// Sends a frame. While the server does not take it, what it sends meanwhile is received: it may be waiting for
@@ -247,9 +284,10 @@ impl Connection {
             };
             let mut state = self.slots.lock();
             self.stop_leading(&mut state, receiving, received.map(drop));
-            let (successor, broken) = (state.successor(), state.broken.clone());
+            let (successor, keeper, broken) = (state.successor(), state.keeper_for_ended(), state.broken.clone());
             drop(state);
             successor.inspect(Thread::unpark);
+            keeper.inspect(Thread::unpark);
             if let Some(broken) = broken {
                 return Err(TransportError::Io(std::io::Error::other(broken.cause.to_string())));
             }
@@ -279,6 +317,7 @@ impl Connection {
             }
             if let Some(receiving) = state.reader.take() {
                 state = self.lead(state, receiving, id, deadline);
+                state = self.tell(state);
                 continue;
             }
             state.park(id);
@@ -367,8 +406,7 @@ impl Connection {
         }
         match state.silence.judge(nanos(now), slot.sent, is_late, &self.patience) {
             Sign::GiveUp(silent) => {
-                let cause = format!("no answer for {:.1} s", Duration::from_nanos(silent.0).as_secs_f64());
-                let broken = self.break_locked(state, &cause, false);
+                let broken = self.break_silent(state, silent);
                 self.remove(state, id);
                 return Progress::Ended(if is_late { Outcome::Late } else { Outcome::Broken(broken) });
             }
@@ -380,16 +418,28 @@ impl Connection {
         }
         slot.landing = None;
         slot.spill = Vec::new();
+        self.leave_unanswered(state, id);
+        Progress::Ended(Outcome::Late)
+    }
+
+    /// Nobody wants the answer of a call any more; it stays on the books for when that comes.
+    pub(crate) fn leave_unanswered(&self, state: &mut State, id: u64) {
+        let Some(slot) = state.slots.get_mut(&id) else { return };
         slot.abandoned = true;
         state.abandoned += 1;
         if state.abandoned > ABANDONED_MAX {
             self.break_locked(state, "too many calls were not answered in time", false);
         }
-        Progress::Ended(Outcome::Late)
+    }
+
+    /// The server has been silent for too long.
+    pub(crate) fn break_silent(&self, state: &mut State, silent: Nanos) -> Breakage {
+        let cause = format!("no answer for {:.1} s", Duration::from_nanos(silent.0).as_secs_f64());
+        self.break_locked(state, &cause, false)
     }
 
     /// Asks for a sign of life, which every server gives at once: a slow server is not a dead one.
-    fn ping(&self, now: Instant) {
+    pub(crate) fn ping(&self, now: Instant) {
         if let Ok(id) = self.start(&Call::Status, &[], 0, None, now + Duration::from_nanos(self.patience.silence.0 / 2))
         {
             let mut state = self.slots.lock();
@@ -404,8 +454,8 @@ impl Connection {
         }
     }
 
-    /// Receives for everybody until the own answer is here, the time is up or the connection ends.
-    fn lead<'s>(
+    /// Receives for everybody until the own answer is here, one that no thread waits for, the time is up or the connection ends.
+    pub(crate) fn lead<'s>(
         &'s self,
         state: MutexGuard<'s, State>,
         mut receiving: Receiving,
@@ -415,7 +465,8 @@ impl Connection {
         drop(state);
         let received = loop {
             match self.step(&mut receiving, deadline) {
-                Ok(finished) if finished == Some(id) || Instant::now() >= deadline => break Ok(()),
+                Ok(Some(finished)) if finished == id || finished == KEEPER => break Ok(()),
+                Ok(_) if Instant::now() >= deadline => break Ok(()),
                 Ok(_) => {}
                 Err(error) => break Err(error),
             }
@@ -546,8 +597,14 @@ impl Connection {
         gathering.is_complete().then(|| self.finish(state, id, Answer::Data, whole))
     }
 
-    /// Books an answer and wakes its caller, with the lock released so that it does not wake in vain.
+    /// Books an answer and wakes its caller, with the lock released so that it does not wake in vain. Gives the call, or
+    /// [`KEEPER`] for one that no thread waits for.
     fn finish(&self, mut state: MutexGuard<'_, State>, id: u64, answer: Answer, len: u32) -> u64 {
+        if state.slots.get(&id).is_some_and(|slot| slot.until.is_some()) {
+            state.end_unattended(id, End::Answered(answer, len as usize));
+            self.remove(&mut state, id);
+            return KEEPER;
+        }
         let waiter = match state.slots.get_mut(&id) {
             Some(slot) if slot.abandoned => {
                 state.abandoned -= 1;
@@ -565,7 +622,7 @@ impl Connection {
         id
     }
 
-    fn remove(&self, state: &mut State, id: u64) {
+    pub(crate) fn remove(&self, state: &mut State, id: u64) {
         if let Some(slot) = state.slots.remove(&id)
             && slot.want_bytes >= LARGE_BYTES
         {
@@ -573,7 +630,7 @@ impl Connection {
         }
     }
 
-    fn break_locked(&self, state: &mut State, cause: &str, protocol: bool) -> Breakage {
+    pub(crate) fn break_locked(&self, state: &mut State, cause: &str, protocol: bool) -> Breakage {
         if let Some(broken) = &state.broken {
             return broken.clone();
         }

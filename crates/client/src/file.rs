@@ -86,22 +86,6 @@ impl File {
         self.inner.known(|| client.read_list_made(*key, layout, *made, extents, into))
     }
 
-    /// Reads `count` extents of `len` bytes, the first at `offset` and each `stride` bytes after the one before.
-    /// Otherwise as [`read_list`](File::read_list); returns the bytes before the end of the file in all.
-    pub fn read_strided(
-        &self,
-        offset: u64,
-        len: usize,
-        stride: u64,
-        count: usize,
-        into: &mut [u8],
-    ) -> Result<usize, ClientError> {
-        let extent = |i: usize| Some((offset.checked_add(stride.checked_mul(i as u64)?)?, len));
-        let extents: Option<Vec<_>> = (0..count).map(extent).collect();
-        let extents = extents.ok_or_else(|| ClientError::invalid("the extents go beyond the longest file"))?;
-        Ok(self.read_list(&extents, into)?.into_iter().sum())
-    }
-
     /// Writes all bytes at `offset`. They are with the data servers when it returns; durable they are after
     /// [`sync`](File::sync). While the metadata server is away, writing fails after the cluster's timeout: it must know
     /// of every writer. When a data server fails the write, some of the bytes may have been written.

@@ -1,12 +1,14 @@
 //! Where an answer's payload lands: buffers of the thread that waits, filled by the thread that receives.
 //!
 //! A thread that waits for its answer lends its buffers to the connection; whichever thread happens to receive
-//! writes into them. This file holds all that is unsafe about it.
+//! writes into them. This file holds all that is unsafe about it. A call that no thread waits for brings a buffer of its own.
 
 use std::io::IoSliceMut;
 use std::ptr::NonNull;
 
 use impresario_transport::PIECES_MAX;
+
+use crate::unattended::Task;
 
 /// The right to lend a caller's buffers, anew each time that a call is sent.
 #[derive(Clone, Copy)]
@@ -35,23 +37,37 @@ impl Lender {
 
     /// Lends the buffers.
     pub(crate) fn lend(&self) -> Landing {
-        Landing { pieces: self.pieces }
+        Landing::Lent(LentPieces(self.pieces))
     }
 }
 
-/// Lent buffers. The owner of this value may write into them; it moves between threads under the connection's lock.
-pub(crate) struct Landing {
-    pieces: NonNull<[IoSliceMut<'static>]>,
+/// Buffers for a payload. The owner of this value may write into them; it moves between threads under the connection's lock.
+pub(crate) enum Landing {
+    /// Those of a thread that waits.
+    Lent(LentPieces),
+    /// That of a call that no thread waits for.
+    Own(Box<dyn Task>),
 }
 
-// SAFETY: a landing is the exclusive right to write into plain bytes (see `Lender::new`); which thread does so is of no
+/// Lent buffers.
+pub(crate) struct LentPieces(NonNull<[IoSliceMut<'static>]>);
+
+// SAFETY: this is the exclusive right to write into plain bytes (see `Lender::new`); which thread does so is of no
 // importance to them.
-unsafe impl Send for Landing {}
+unsafe impl Send for LentPieces {}
 
 // SAFETY: a lender is only the address of buffers; what may be done with them, its contract says.
 unsafe impl Send for Lender {}
 
 impl Landing {
+    /// The task whose buffer this is.
+    pub(crate) fn into_task(self) -> Option<Box<dyn Task>> {
+        match self {
+            Landing::Lent(_) => None,
+            Landing::Own(task) => Some(task),
+        }
+    }
+
     /// Copies `bytes` to offset `at` of the buffers taken back to back.
     pub(crate) fn put(&mut self, at: usize, mut bytes: &[u8]) {
         self.from(at, |piece| {
@@ -101,8 +117,16 @@ impl Landing {
 
     /// Visits the non-empty parts from offset `at` on while `visit` says so.
     fn from(&mut self, at: usize, mut visit: impl FnMut(&mut [u8]) -> bool) {
-        // SAFETY: by the contract of `Lender::new` the list is alive and ours alone while this value exists.
-        let pieces = unsafe { self.pieces.as_mut() };
+        let pieces = match self {
+            // SAFETY: by the contract of `Lender::new` the list is alive and ours alone while this value exists.
+            Landing::Lent(LentPieces(pieces)) => unsafe { pieces.as_mut() },
+            Landing::Own(task) => {
+                if let Some(part) = task.bytes().get_mut(at..).filter(|part| !part.is_empty()) {
+                    visit(part);
+                }
+                return;
+            }
+        };
         let mut skip = at;
         for piece in pieces {
             match piece.get_mut(skip..) {

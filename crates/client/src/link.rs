@@ -23,6 +23,7 @@ use crate::connection::{Connection, Greeting};
 use crate::error::{ClientError, Peer};
 use crate::identity::Identity;
 use crate::pending::{Buffers, Pending, Reply};
+use crate::unattended::Task;
 use crate::whereabouts::Whereabouts;
 
 /// A further check of a server's welcome; the error is what is wrong, with the remedy.
@@ -160,6 +161,22 @@ impl Link {
         deadline: Instant,
     ) -> Result<Reply, ClientError> {
         self.start(call, payload, deadline).wait(into, deadline)
+    }
+
+    /// Sends a call that no thread waits for, if there is a connection: the task hears what comes of this one attempt. Otherwise
+    /// gives the task back.
+    pub fn start_unattended(
+        &self,
+        call: &Call,
+        want_bytes: u32,
+        task: Box<dyn Task>,
+        deadline: Instant,
+    ) -> Result<(), Box<dyn Task>> {
+        let connection = self.state.lock().connection.clone().filter(|connection| connection.broken().is_none());
+        match connection {
+            Some(connection) => connection.start_unattended(call, want_bytes, task, deadline),
+            None => Err(task),
+        }
     }
 
     /// A call that makes sense only on the connection `session`: it is sent there once or not at all
@@ -322,6 +339,13 @@ impl Link {
         let ways = self.state.lock().ways.clone();
         let at = ways.iter().position(|route| route.peer == *peer).unwrap_or(0);
         unreachable_because(&ways, at, started, cause.into())
+    }
+}
+
+impl Drop for Link {
+    fn drop(&mut self) {
+        // A thread that receives keeps the connection.
+        self.disconnect();
     }
 }
 

@@ -21,6 +21,12 @@ const IDLE_MAX: Duration = Duration::from_secs(30);
 const RESTORE_MAX: Duration = Duration::from_secs(20);
 /// How long the server is told that an owner does not wait any more, before that is left to the thread that renews.
 const WITHDRAW_MAX: Duration = Duration::from_secs(1);
+/// How long an attempt that does not wait may take while the server learns the locks of all clients again.
+const RESTORE_WAIT_MAX: Duration = Duration::from_secs(30);
+/// First and longest interval in which a lock is asked for again.
+const ASK_EVERY: (Duration, Duration) = (Duration::from_millis(1), Duration::from_millis(100));
+/// A request that has waited for long is asked for again after this part of that time.
+const ASK_PART: u32 = 16;
 /// How often a client asks while the server restores locks.
 const RESTORE_STEP: Duration = Duration::from_millis(50);
 
@@ -48,6 +54,79 @@ pub struct Other {
     pub lock: FileLock,
     /// Its owner is one of this client.
     pub own: bool,
+}
+
+/// A lock that a program asks for, tried until that is decided: with `wait` until it is granted, else only until the server
+/// has an answer.
+#[derive(Debug)]
+pub struct LockAttempt {
+    lock: FileLock,
+    wait: bool,
+    since: Instant,
+    failing_since: Option<Instant>,
+}
+
+/// What came of one more try.
+#[derive(Debug)]
+pub enum Tried {
+    /// As [`Locked::Granted`].
+    Granted {
+        /// As there.
+        version: u64,
+    },
+    /// Another lock excludes it, and the program does not wait.
+    Excluded,
+    /// Not decided; try again after [`LockAttempt::pause`].
+    Undecided,
+    /// The same, and the server did not answer.
+    Unanswered(ClientError),
+    /// It cannot be had.
+    Failed(ClientError),
+}
+
+impl LockAttempt {
+    /// How long one try may take, so that who waits can be looked after in between.
+    pub const TRY_MAX: Duration = Duration::from_secs(1);
+
+    /// An attempt that begins now.
+    pub fn new(lock: FileLock, wait: bool) -> LockAttempt {
+        LockAttempt { lock, wait, since: Instant::now(), failing_since: None }
+    }
+
+    /// Tries once, for at most `max`.
+    pub fn try_once(&mut self, file: &File, max: Duration) -> Tried {
+        let began = Instant::now();
+        match file.lock(self.lock, self.wait, began + max) {
+            Ok(Locked::Granted { version }) => return Tried::Granted { version },
+            Ok(Locked::Held(_)) if !self.wait => return Tried::Excluded,
+            Ok(Locked::Later) if !self.wait && self.since.elapsed() >= RESTORE_WAIT_MAX => {
+                let what = "the metadata server does not know the locks of all clients again".into();
+                return Tried::Failed(ClientError::System { what, errno: Errno(libc::EIO) });
+            }
+            Ok(Locked::Held(_) | Locked::Waiting | Locked::Later) => self.failing_since = None,
+            Err(error) => {
+                let is_final = matches!(error.errno(), libc::EDEADLK | libc::ENOLCK | libc::EOPNOTSUPP);
+                let since = *self.failing_since.get_or_insert(began);
+                if is_final || file.is_lost() || since.elapsed() >= file.timeout() {
+                    return Tried::Failed(error);
+                }
+                return Tried::Unanswered(error);
+            }
+        }
+        Tried::Undecided
+    }
+
+    /// How long to wait before the next try: longer the longer it has lasted.
+    pub fn pause(&self) -> Duration {
+        (self.since.elapsed() / ASK_PART).clamp(ASK_EVERY.0, ASK_EVERY.1)
+    }
+
+    /// Ends the attempt.
+    pub fn give_up(self, file: &File) {
+        if self.wait {
+            file.withdraw(self.lock.owner);
+        }
+    }
 }
 
 impl File {

@@ -10,6 +10,7 @@ use impresario_wire::Answer;
 use rustc_hash::FxHashMap;
 
 use crate::landing::Landing;
+use crate::unattended::Unattended;
 
 /// Most calls whose callers have given up and whose answers may still come; more, and the connection goes.
 pub(crate) const ABANDONED_MAX: u32 = 1024;
@@ -42,6 +43,8 @@ pub(crate) struct Slot {
     pub(crate) abandoned: bool,
     /// The caller would give up, but its buffers are lent.
     pub(crate) leaving: bool,
+    /// When it is given up, if no thread waits for it.
+    pub(crate) until: Option<Nanos>,
 }
 
 impl Slot {
@@ -57,6 +60,7 @@ impl Slot {
             waiter: None,
             abandoned: false,
             leaving: false,
+            until: None,
         }
     }
 
@@ -92,6 +96,8 @@ pub(crate) struct Slots<R> {
     pub(crate) abandoned: u32,
     /// Threads parked until their answer comes or they are asked to receive.
     followers: Vec<(u64, Thread)>,
+    /// What no thread waits for.
+    pub(crate) unattended: Unattended,
 }
 
 impl<R> Slots<R> {
@@ -103,6 +109,7 @@ impl<R> Slots<R> {
             silence: Silence::new(now),
             abandoned: 0,
             followers: Vec::new(),
+            unattended: Unattended::default(),
         }
     }
 
@@ -130,6 +137,11 @@ impl<R> Slots<R> {
     pub(crate) fn successor(&self) -> Option<Thread> {
         self.reader.as_ref()?;
         self.followers.last().map(|(_, thread)| thread.clone())
+    }
+
+    /// Threads are parked.
+    pub(crate) fn has_followers(&self) -> bool {
+        !self.followers.is_empty()
     }
 
     /// Wakes every parked thread.

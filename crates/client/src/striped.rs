@@ -6,6 +6,7 @@ mod mtime;
 mod space;
 
 use std::io::{IoSlice, IoSliceMut};
+use std::ops::Range;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -16,6 +17,7 @@ use crate::cut::{Cut, cut};
 use crate::error::ClientError;
 use crate::link::Link;
 use crate::pending::{Op, Reply, exchange};
+use crate::unattended::Task;
 use crate::unsynced::Unsynced;
 pub(crate) use grown::Growth;
 use grown::Servers;
@@ -333,6 +335,22 @@ impl Striped {
         read(&reply)
     }
 
+    /// The same, answered to a task instead of a thread that waits: once, as the server answers. Gives the task back when it
+    /// cannot be sent at once, or is too long for one call.
+    pub fn lane_read_unattended(
+        &self,
+        who: &Who,
+        server: u16,
+        file: FileKey,
+        (lane_offset, len): (u64, usize),
+        task: Box<dyn Task>,
+    ) -> Result<(), Box<dyn Task>> {
+        let (Ok(len), Ok(link)) = (self.call_len(len), self.server(server)) else { return Err(task) };
+        link.start_unattended(&Call::Read { who: *who, file, lane_offset, len }, len, task, self.deadline())?;
+        link.identity().traffic.count_read(len.into());
+        Ok(())
+    }
+
     /// Writes a range of one server's object, at most a call's payload, for one client or several. Gives the server's
     /// state, as [`write_merged`](Striped::write_merged) does.
     pub fn lane_write(
@@ -359,13 +377,25 @@ impl Striped {
         offset: u64,
         into: &mut [u8],
     ) -> Result<usize, ClientError> {
-        let deadline = self.deadline();
         let len = into.len();
         let mut cuts = cut(layout, offset, into, self.call_max_bytes, self.piece_max_bytes);
-        if !self.read_cuts(who, file, &mut cuts, deadline)? {
+        if !self.read_cuts(who, file, &mut cuts, self.deadline())? {
             return Ok(len);
         }
-        // Some object ended early: at the end of the file, or before a hole. Only the whole file's length tells.
+        self.settle(who, file, layout, made, cuts, offset..offset + len as u64)
+    }
+
+    /// Some object ended early: at the end of the file, or before a hole. Only the whole file's length tells. `cuts`: what is missing
+    /// of these bytes of the file.
+    fn settle(
+        &self,
+        who: &Who,
+        file: FileKey,
+        layout: &Layout,
+        made: u64,
+        mut cuts: Vec<Cut<IoSliceMut<'_>>>,
+        bytes: Range<u64>,
+    ) -> Result<usize, ClientError> {
         let file_len = self.stat_made(file, layout, made)?.size;
         let missing = cuts.iter().filter(|cut| {
             let k = layout.position_of(cut.server).unwrap_or(0);
@@ -374,10 +404,31 @@ impl Striped {
         // What looks like a hole may have been written since it was read and before the length was learnt. It is a
         // hole only if it is still missing now.
         if missing.count() > 0 {
-            self.read_cuts(who, file, &mut cuts, deadline)?;
+            self.read_cuts(who, file, &mut cuts, self.deadline())?;
             cuts.iter_mut().flat_map(|cut| &mut cut.slices).for_each(|piece| piece.fill(0));
         }
-        Ok(file_len.saturating_sub(offset).min(len as u64) as usize)
+        Ok(file_len.saturating_sub(bytes.start).min(bytes.end - bytes.start) as usize)
+    }
+
+    /// As [`Striped::read`] of bytes that lie on one server, of which that has given the first `got` and has no more.
+    pub fn read_on(
+        &self,
+        who: &Who,
+        file: FileKey,
+        layout: &Layout,
+        made: u64,
+        offset: u64,
+        (into, mut got): (&mut [u8], usize),
+    ) -> Result<usize, ClientError> {
+        self.check(layout, offset, into.len())?;
+        let bytes = offset..offset + into.len() as u64;
+        let mut cuts = cut(layout, offset, into, self.call_max_bytes, self.piece_max_bytes);
+        for cut in &mut cuts {
+            let here = got.min(cut.len);
+            cut.advance(here);
+            got -= here;
+        }
+        self.settle(who, file, layout, made, cuts, bytes)
     }
 
     /// Reads what is left of each cut and takes it off; true when something is still missing.

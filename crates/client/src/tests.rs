@@ -4,6 +4,7 @@ mod client;
 mod faults;
 mod link;
 mod striped;
+mod unattended;
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};

@@ -159,15 +159,6 @@ fn parse(text: &str, file: &Path) -> Result<(Config, Tree), ConfigErrors> {
     match config {
         Some(mut config) if mistakes.0.is_empty() => {
             let base = file.parent().unwrap_or(Path::new(""));
-            if !config.meta.is_none() {
-                config.meta.dir = base.join(&config.meta.dir);
-            }
-            for data in &mut config.data {
-                data.dir = base.join(&data.dir);
-                if let Some(to) = &mut data.moves_to {
-                    to.dir = base.join(&to.dir);
-                }
-            }
             config.data.iter_mut().for_each(|data| set_base(&mut data.policy, base));
             config.io.iter_mut().for_each(|io| set_base(&mut io.policy, base));
             config.paths_mut().for_each(|path| *path = base.join(&*path));

@@ -487,18 +487,22 @@ impl Config {
         std::iter::once(first.clone()).chain(more.filter(|more| *more != first)).collect()
     }
 
-    /// The files and folders that are relative to the configuration file, beside the servers' directories.
+    /// The files and folders that are relative to the configuration file.
     pub(crate) fn paths_mut(&mut self) -> impl Iterator<Item = &mut PathBuf> {
-        let data = self.data.iter_mut().map(|data| (&mut data.cost, &mut data.trace, &mut data.earlier_runs));
-        let io = self.io.iter_mut().map(|io| (&mut io.cost, &mut io.trace, &mut io.earlier_runs));
+        let meta = if self.meta.is_none() { None } else { Some(&mut self.meta.dir) };
+        let data = self.data.iter_mut().flat_map(|data| {
+            let to = data.moves_to.as_mut().map(|to| &mut to.dir);
+            let files = data.cost.iter_mut().chain(&mut data.trace).chain(&mut data.earlier_runs);
+            std::iter::once(&mut data.dir).chain(to).chain(files)
+        });
+        let io = self.io.iter_mut().flat_map(|io| io.cost.iter_mut().chain(&mut io.trace).chain(&mut io.earlier_runs));
         let folder = self.tree.as_mut().into_iter().flat_map(|tree| {
             // A folder of CephFS is no folder of this machine.
             let is_here = tree.backend != TreeBackend::Cephfs && !is_empty(&tree.folder);
             let folder = is_here.then_some(&mut tree.folder);
             folder.into_iter().chain(&mut tree.volfile).chain(&mut tree.ceph_config)
         });
-        let servers = data.chain(io).flat_map(|(cost, trace, runs)| cost.iter_mut().chain(trace).chain(runs));
-        servers.chain(folder).chain(std::iter::once(&mut self.cluster.key_dir))
+        data.chain(io).chain(meta).chain(folder).chain(std::iter::once(&mut self.cluster.key_dir))
     }
 
     /// Number of data servers that a file is striped over by default.
@@ -540,7 +544,7 @@ impl Data {
     }
 
     /// Default read-ahead limit of a data server.
-    pub const READ_AHEAD_BYTES: u64 = 64 << 20;
+    pub const READ_AHEAD_BYTES: u64 = 128 << 20;
 
     /// A data server with the default of every optional key.
     pub fn new(name: impl Into<String>, address: impl Into<String>, dir: impl Into<PathBuf>) -> Data {

@@ -54,6 +54,10 @@ pub trait Executor<T: Send + 'static>: Send + Sync + 'static {
     /// Called on a submitter's thread before it waits for queue room: hand over work that only this thread would do.
     fn before_waiting(&self) {}
 
+    /// Takes back the context of a speculation that was refused or dropped before it started. Called with the engine's
+    /// lock held.
+    fn given_up(&self, _context: T) {}
+
     /// True if `start` only queues the batch elsewhere, within about a microsecond: the engine then reads the clock
     /// less often.
     fn only_hands_on(&self) -> bool {
@@ -92,7 +96,7 @@ pub struct Submission {
     /// User.
     pub user: u32,
     /// A read that has not been requested yet. It is accepted if [`EngineConfig::lane_speculations`] allows it; its
-    /// context is dropped silently if it is refused or not started.
+    /// context goes to [`Executor::given_up`] if it is refused or not started.
     pub speculative: bool,
 }
 
@@ -110,6 +114,15 @@ pub enum Refused<T> {
     Busy(T),
     /// The engine is shutting down.
     Closed(T),
+}
+
+impl<T> Refused<T> {
+    /// The context.
+    pub fn context(self) -> T {
+        match self {
+            Refused::Busy(context) | Refused::Closed(context) => context,
+        }
+    }
 }
 
 /// Limits of an engine.

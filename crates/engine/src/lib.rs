@@ -23,7 +23,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use impresario_base::lock::{Condvar, Mutex};
+use impresario_base::lock::{Condvar, Mutex, MutexGuard};
 use impresario_sched::{Cancelled, ConnId, Core, CoreConfig, Ended, Event, FileId, Nanos, PolicyError, RequestId};
 
 pub use cached::CachedReads;
@@ -135,34 +135,55 @@ impl<T: Send + 'static> Engine<T> {
         context: T,
         ahead: impl IntoIterator<Item = (Submission, T)>,
     ) -> Result<RequestId, Refused<T>> {
-        let mut state = self.shared.lock();
-        let at = now();
         // Fails with `Busy` if there is no room.
-        let id = state.take_in(at, &submission, context)?;
-        for (speculation, context) in ahead {
-            // No caller waits for a refused speculation.
-            let _ = state.take_in(at, &speculation, context);
-        }
-        self.shared.pump(state, at);
-        Ok(id)
+        self.take_in_ahead(self.shared.lock(), submission, context, ahead)
     }
 
     /// Accepts a request; waits while the queue is full. May run `Executor::start` on this thread.
     pub fn submit(&self, submission: Submission, context: T) -> Result<RequestId, Refused<T>> {
+        self.submit_ahead(submission, context, [])
+    }
+
+    /// The same, with speculations that are accepted before the request starts.
+    pub fn submit_ahead(
+        &self,
+        submission: Submission,
+        context: T,
+        ahead: impl IntoIterator<Item = (Submission, T)>,
+    ) -> Result<RequestId, Refused<T>> {
         let mut state = self.shared.lock();
         let mut deadline = None;
         while !state.closed && state.core.room() == 0 {
             let left = self.patience(&mut deadline);
             if left.is_zero() {
-                return Err(Refused::Busy(context));
+                break;
             }
             self.shared.executor.before_waiting();
             state = self.shared.wait_for_room(state, left);
         }
+        self.take_in_ahead(state, submission, context, ahead)
+    }
+
+    fn take_in_ahead(
+        &self,
+        mut state: MutexGuard<'_, State<T>>,
+        submission: Submission,
+        context: T,
+        ahead: impl IntoIterator<Item = (Submission, T)>,
+    ) -> Result<RequestId, Refused<T>> {
         let at = now();
-        let id = state.take_in(at, &submission, context)?;
-        self.shared.pump(state, at);
-        Ok(id)
+        let taken = state.take_in(at, &submission, context);
+        for (speculation, context) in ahead {
+            let refused = match &taken {
+                Ok(_) => state.take_in(at, &speculation, context).err().map(Refused::context),
+                Err(_) => Some(context),
+            };
+            refused.into_iter().for_each(|context| self.shared.executor.given_up(context));
+        }
+        if taken.is_ok() {
+            self.shared.pump(state, at);
+        }
+        taken
     }
 
     /// Accepts several requests before any of them starts, as far as the queue has room; waits while it is full.
@@ -185,10 +206,10 @@ impl<T: Send + 'static> Engine<T> {
                 self.shared.executor.before_waiting();
                 state = self.shared.wait_for_room(state, left);
             }
-            if let Err(back) = state.take_in(now(), &submission, context)
-                && !submission.speculative
-            {
-                refused.push(back);
+            match state.take_in(now(), &submission, context) {
+                Ok(_) => {}
+                Err(back) if submission.speculative => self.shared.executor.given_up(back.context()),
+                Err(back) => refused.push(back),
             }
         }
         self.shared.pump(state, now());
@@ -296,7 +317,7 @@ impl<T: Send + 'static> Engine<T> {
         let mut state = self.shared.lock();
         state.closed = true;
         let ids = state.core.drain(now()).into_iter().map(|r| r.id).collect();
-        state.forget_given_up();
+        state.forget_given_up(&*self.shared.executor);
         let contexts = self.collect(&mut state, ids);
         self.shared.make_room(&state);
         let until = Instant::now() + patience;

@@ -138,7 +138,7 @@ impl<T: Send + 'static> Shared<T> {
         }
         for started in 0..PUMP_BATCHES {
             let next = state.core.next(at);
-            state.forget_given_up();
+            state.forget_given_up(&*self.executor);
             let batch = match next {
                 Next::Dispatch(batch) => batch,
                 Next::Wait { until, .. } => {

@@ -13,7 +13,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 
 use impresario_base::lock::Mutex;
-use impresario_foresight::{EarlierReads, Hints, Prediction, ReadingAhead, Source, is_there};
+use impresario_foresight::{EarlierReads, Hints, Prediction, ReadingAhead, Source, Totals, is_there};
 use impresario_sched::{Op, PredictedQueues};
 use serde_json::{Value, json};
 
@@ -38,7 +38,7 @@ pub trait PagedFile {
 #[derive(Debug)]
 pub struct ReadAhead {
     /// Limit of outstanding bytes, for both kinds together.
-    budget_bytes: u64,
+    budget_bytes: AtomicU64,
     rule: Mutex<ReadingAhead>,
     hints: Mutex<Hints>,
     /// Hints are outstanding.
@@ -53,7 +53,7 @@ impl ReadAhead {
     /// With a limit of bytes read ahead and not yet requested.
     pub fn new(budget_bytes: u64) -> ReadAhead {
         ReadAhead {
-            budget_bytes,
+            budget_bytes: AtomicU64::new(budget_bytes),
             rule: Mutex::new(ReadingAhead::new(budget_bytes)),
             hints: Mutex::default(),
             is_hinted: AtomicBool::new(false),
@@ -74,9 +74,17 @@ impl ReadAhead {
         let predicted_bytes = self.rule.lock().totals().outstanding_bytes;
         self.with_hints(|hints| {
             hints.expire(now().0);
-            let room_bytes = self.budget_bytes.saturating_sub(predicted_bytes + hints.totals().outstanding_bytes);
+            let room_bytes =
+                self.budget_bytes.load(Relaxed).saturating_sub(predicted_bytes + hints.totals().outstanding_bytes);
             hints.hint(client, file.0, extents, len_bytes, room_bytes, now().0)
         })
+    }
+
+    /// Changes the limit of bytes read ahead and not yet requested.
+    pub fn set_budget(&self, budget_bytes: u64) {
+        let hints = self.hints.lock();
+        self.budget_bytes.store(budget_bytes, Relaxed);
+        self.rule.lock().set_budget(budget_bytes.saturating_sub(hints.totals().outstanding_bytes));
     }
 
     /// Updates the hints; predictions get the rest of the budget.
@@ -87,7 +95,8 @@ impl ReadAhead {
         let outstanding_bytes = hints.totals().outstanding_bytes;
         if outstanding_bytes != before {
             self.is_hinted.store(!hints.is_empty(), Relaxed);
-            self.rule.lock().set_budget(self.budget_bytes.saturating_sub(outstanding_bytes));
+            let budget_bytes = self.budget_bytes.load(Relaxed);
+            self.rule.lock().set_budget(budget_bytes.saturating_sub(outstanding_bytes));
         }
         changed
     }
@@ -176,15 +185,23 @@ impl ReadAhead {
         while at < extent.end {
             let to = (at + STEP_BYTES).min(extent.end);
             file.wait_for(at..to)?;
-            {
-                let mut rule = self.rule.lock();
-                rule.arrived(key, &(extent.start..to));
-                rule.came(to - at, now().0);
-                self.sleeps.store(rule.sleeps(), Relaxed);
-            }
+            self.came(key, &(extent.start..to), to - at);
             at = to;
         }
         Ok(())
+    }
+
+    /// The last `new_bytes` of an extent have just come; what is before them in it came earlier.
+    pub fn came(&self, file: u64, extent: &Range<u64>, new_bytes: u64) {
+        let mut rule = self.rule.lock();
+        rule.arrived(file, extent);
+        rule.came(new_bytes, now().0);
+        self.sleeps.store(rule.sleeps(), Relaxed);
+    }
+
+    /// A speculation reaches beyond the file's end at `end`.
+    pub fn ended(&self, file: u64, extent: Range<u64>, end: u64) {
+        self.rule.lock().ended(file, extent, end);
     }
 
     /// A speculation was already cached: the prediction gained and cost nothing.
@@ -207,9 +224,14 @@ impl ReadAhead {
         self.sleeps.store(rule.sleeps(), Relaxed);
     }
 
+    /// Sums since the start.
+    pub fn totals(&self) -> Totals {
+        self.rule.lock().totals()
+    }
+
     /// State for the server's status.
     pub fn describe(&self) -> Value {
-        let t = self.rule.lock().totals();
+        let t = self.totals();
         let h = self.with_hints(|hints| {
             hints.expire(now().0);
             hints.totals()

@@ -127,11 +127,12 @@ impl<T: Send + 'static> State<T> {
         self.users.release(n.user);
     }
 
-    /// Drops the contexts of dropped speculations.
-    pub(crate) fn forget_given_up(&mut self) {
+    /// Hands back the contexts of dropped speculations.
+    pub(crate) fn forget_given_up(&mut self, executor: &dyn Executor<T>) {
         while let Some(id) = self.core.take_given_up() {
             if let Some(held) = self.take_held(id) {
                 self.release(held.names);
+                executor.given_up(held.context);
             }
         }
     }

@@ -154,12 +154,16 @@ impl ReadingAhead {
     /// The file of these predictions ends at `end`: nothing is read beyond, nor predicted until a read goes further.
     pub fn within(&mut self, predictions: &mut Vec<Prediction>, end: u64) {
         for prediction in predictions.iter_mut().filter(|p| p.extent.end > end) {
-            let within = prediction.extent.end.min(end).max(prediction.extent.start);
-            let beyond = within..std::mem::replace(&mut prediction.extent.end, within);
-            self.predictor.declined(prediction.file, beyond);
-            self.predictor.ends_at(prediction.file, end);
+            self.ended(prediction.file, prediction.extent.clone(), end);
+            prediction.extent.end = end.max(prediction.extent.start);
         }
         predictions.retain(|p| !p.extent.is_empty());
+    }
+
+    /// The file of a prediction ends at `end`, before the prediction does.
+    pub fn ended(&mut self, file: u64, extent: Range<u64>, end: u64) {
+        self.predictor.declined(file, end.max(extent.start).min(extent.end)..extent.end);
+        self.predictor.ends_at(file, end);
     }
 
     /// These bytes of a file are about to be written or cut off.

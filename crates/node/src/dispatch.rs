@@ -118,6 +118,12 @@ impl<T> DispatchQueue<T> {
         Some(entry)
     }
 
+    /// The oldest entry, if it may be taken now.
+    pub fn peek(&self) -> Option<&Entry<T>> {
+        let oldest = self.order.iter().find_map(|key| self.entries.get(*key).map(|(_, entry)| entry));
+        oldest.filter(|_| self.in_flight - self.stuck.min(self.in_flight) < self.in_flight_max)
+    }
+
     /// The oldest entry with its waiting neighbours, in offset order, their ranges touching; `None` if nothing waits or
     /// enough is in flight. Each `Some` must be followed by one [`DispatchQueue::done`].
     pub fn pop(&mut self) -> Option<Vec<Entry<T>>> {
@@ -248,9 +254,12 @@ mod tests {
     fn keeps_its_limits() {
         let mut q = DispatchQueue::new(1, 2, 1 << 20);
         (0..3).for_each(|i| q.push(entry(1, u64::from(i) * 10, i)));
+        assert_eq!(q.peek().map(|entry| entry.token), Some(0));
         assert_eq!(tokens(q.pop()), [0, 1]);
         assert_eq!(q.pop(), None, "one in flight is the limit");
+        assert_eq!(q.peek(), None);
         q.done();
+        assert_eq!(q.peek().map(|entry| entry.token), Some(2), "the second was taken with the first");
         assert_eq!(tokens(q.pop()), [2]);
         let mut q = DispatchQueue::new(9, 16, 25);
         (0..3).for_each(|i| q.push(entry(1, u64::from(i) * 10, i)));

@@ -278,7 +278,8 @@ impl Core {
                 return Next::Dispatch(batch);
             }
             let reason = if self.blocked > 0 { WaitReason::LanesBusy } else { WaitReason::Empty };
-            return Next::Wait { until: Nanos::MAX, reason };
+            let until = if self.speculations.is_empty() { Nanos::MAX } else { self.hold_end(now) };
+            return Next::Wait { until, reason };
         }
         if self.policy.reconsider(&self.shared.view(now)) {
             self.own_switches += 1;
@@ -309,14 +310,16 @@ impl Core {
                 {
                     return Next::Dispatch(batch);
                 }
-                // The end of a hold also ends the wait. Holds are rare, and there may be thousands of lanes.
-                let held = (self.held_to > now)
-                    .then(|| self.shared.lanes.iter().map(|l| l.hold_until).filter(|h| *h > now).min())
-                    .flatten();
                 let reason = if reason == WaitReason::Empty { WaitReason::LanesBusy } else { reason };
-                Next::Wait { until: held.map_or(until, |h| until.min(h)), reason }
+                Next::Wait { until: until.min(self.hold_end(now)), reason }
             }
         }
+    }
+
+    /// When the first hold of a lane ends, which also ends a wait. Holds are rare, and there may be thousands of lanes.
+    fn hold_end(&self, now: Nanos) -> Nanos {
+        let ends = || self.shared.lanes.iter().map(|l| l.hold_until).filter(|h| *h > now).min();
+        (self.held_to > now).then(ends).flatten().unwrap_or(Nanos::MAX)
     }
 
     fn dispatch(&mut self, now: Nanos) -> Batch {

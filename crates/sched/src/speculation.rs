@@ -249,6 +249,15 @@ mod tests {
     }
 
     #[test]
+    fn a_speculation_on_a_held_lane_starts_when_the_hold_ends() {
+        let mut core = core("mlf");
+        core.hold(LaneId(0), Nanos(9));
+        core.speculate(&request(Op::Read, 0, 64 * KIB)).unwrap();
+        assert!(matches!(core.next(Nanos(1)), Next::Wait { until: Nanos(9), .. }), "no event would wake it");
+        assert!(matches!(core.next(Nanos(9)), Next::Dispatch(_)));
+    }
+
+    #[test]
     fn a_change_drops_overlapping_speculations() {
         for (op, len) in [(Op::Write, KIB), (Op::Truncate, u64::MAX), (Op::Unlink, u64::MAX)] {
             let mut core = core("auto");

@@ -287,6 +287,26 @@ pub enum Call {
     Move(MoveCall),
 }
 
+/// The field `who` of a call, shared or to be changed.
+macro_rules! who_of {
+    ($call:expr) => {
+        match $call {
+            Call::Read { who, .. } | Call::ReadList { who, .. } => Some(who),
+            Call::Write { who, .. } | Call::WriteMerged { who, .. } | Call::Sync { who, .. } => Some(who),
+            Call::Truncate { who, .. } | Call::Unlink { who, .. } | Call::SetAside { who, .. } => Some(who),
+            Call::FileRead { who, .. }
+            | Call::FileWrite { who, .. }
+            | Call::FileSync { who, .. }
+            | Call::Prefetch { who, .. }
+            | Call::FilePrefetch { who, .. }
+            | Call::ChangeSpace { who, .. }
+            | Call::FileChangeSpace { who, .. }
+            | Call::Meta { who, .. } => Some(who),
+            _ => None,
+        }
+    };
+}
+
 impl Call {
     /// Bytes of payload that the answer may have: what was asked for. `None` for a list that is refused.
     pub fn answer_bytes(&self) -> Option<u64> {
@@ -299,38 +319,12 @@ impl Call {
 
     /// Who the request is from, if the call says so.
     pub fn who(&self) -> Option<&Who> {
-        match self {
-            Call::Read { who, .. } | Call::ReadList { who, .. } => Some(who),
-            Call::Write { who, .. } | Call::WriteMerged { who, .. } | Call::Sync { who, .. } => Some(who),
-            Call::Truncate { who, .. } | Call::Unlink { who, .. } | Call::SetAside { who, .. } => Some(who),
-            Call::FileRead { who, .. }
-            | Call::FileWrite { who, .. }
-            | Call::FileSync { who, .. }
-            | Call::Prefetch { who, .. }
-            | Call::FilePrefetch { who, .. }
-            | Call::ChangeSpace { who, .. }
-            | Call::FileChangeSpace { who, .. }
-            | Call::Meta { who, .. } => Some(who),
-            _ => None,
-        }
+        who_of!(self)
     }
 
     /// The same, to be changed.
     pub fn who_mut(&mut self) -> Option<&mut Who> {
-        match self {
-            Call::Read { who, .. } | Call::ReadList { who, .. } => Some(who),
-            Call::Write { who, .. } | Call::WriteMerged { who, .. } | Call::Sync { who, .. } => Some(who),
-            Call::Truncate { who, .. } | Call::Unlink { who, .. } | Call::SetAside { who, .. } => Some(who),
-            Call::FileRead { who, .. }
-            | Call::FileWrite { who, .. }
-            | Call::FileSync { who, .. }
-            | Call::Prefetch { who, .. }
-            | Call::FilePrefetch { who, .. }
-            | Call::ChangeSpace { who, .. }
-            | Call::FileChangeSpace { who, .. }
-            | Call::Meta { who, .. } => Some(who),
-            _ => None,
-        }
+        who_of!(self)
     }
 }
 

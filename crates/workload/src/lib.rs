@@ -1,6 +1,7 @@
 //! Access patterns, verification, experiments and reports: everything behind `impresario bench` and `demo`.
 
 pub mod access;
+pub mod bare_disk;
 pub mod calibrate;
 pub mod children;
 pub mod cluster;

@@ -6,7 +6,7 @@
 pub mod csv;
 pub mod import;
 pub mod page;
-mod plots;
+pub mod plots;
 pub use plots::{byte_axis, time_line};
 pub mod summary;
 pub mod table;

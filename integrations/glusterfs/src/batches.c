@@ -16,6 +16,9 @@ typedef struct {
     gf_atomic_t calls; /* that have not ended, and 1 while calls are being made */
     gf_atomic_t bytes;
     gf_atomic_t error; /* the last errno of one that failed */
+    uint64_t asked_len; /* up to the speculation, if it has one */
+    gf_atomic_t ahead_bytes; /* that the speculation has read */
+    gf_boolean_t ahead;
 } flight_t;
 
 /* A call of the child, in the `local` of the first request's frame. */
@@ -27,8 +30,10 @@ typedef struct {
 
 static void flight_end(flight_t *flight) {
     if (GF_ATOMIC_DEC(flight->calls) > 0) return;
-    impresario_complete(flight->scheduler, flight->id, (int)GF_ATOMIC_GET(flight->error),
-                        (uint64_t)GF_ATOMIC_GET(flight->bytes));
+    uint64_t bytes = (uint64_t)GF_ATOMIC_GET(flight->bytes), ahead = (uint64_t)GF_ATOMIC_GET(flight->ahead_bytes);
+    /* Reads that overlap add up to more than their range; where the speculation ends is what the library goes by. */
+    if (flight->ahead) bytes = ahead > 0 ? flight->asked_len + ahead : min(bytes, flight->asked_len);
+    impresario_complete(flight->scheduler, flight->id, (int)GF_ATOMIC_GET(flight->error), bytes);
     GF_FREE(flight);
 }
 
@@ -318,14 +323,15 @@ static gf_boolean_t alike(enum sched_merge merge, sched_request_t *one, sched_re
     return asks(a->xdata) < 2 && asks(a->xdata) == asks(b->xdata);
 }
 
-/* The requests from `first` on that one call can serve; `*end` is the offset of its last byte and one. */
-static uint32_t mergeable(enum sched_merge merge, const impresario_batch_t *batch, uint32_t first, uint64_t *end) {
+/* The requests from `first` on, of the first `asked`, that one call can serve; `*end` is the offset of its last byte and one. */
+static uint32_t mergeable(enum sched_merge merge, const impresario_batch_t *batch, uint32_t asked, uint32_t first,
+                          uint64_t *end) {
     sched_request_t *head = (sched_request_t *)(uintptr_t)batch->requests[first].token;
     int32_t pieces = head->stub->args.count;
     uint32_t count = 1;
     *end = end_of(head);
     if (merge == MERGE_OFF || (batch->op != IMPRESARIO_READ && batch->op != IMPRESARIO_WRITE)) return count;
-    for (; first + count < batch->count; count++) {
+    for (; first + count < asked; count++) {
         sched_request_t *next = (sched_request_t *)(uintptr_t)batch->requests[first + count].token;
         uint64_t at = next->what.offset;
         if (at < head->what.offset || (batch->op == IMPRESARIO_READ ? at > *end : at != *end)) break;
@@ -336,23 +342,55 @@ static uint32_t mergeable(enum sched_merge merge, const impresario_batch_t *batc
     return count;
 }
 
+/* ---- a speculation ---- */
+
+static int32_t ahead_readv_cbk(call_frame_t *frame, void *cookie, xlator_t *this, int32_t op_ret, int32_t op_errno,
+                               struct iovec *vector, int32_t count, struct iatt *stbuf, struct iobref *iobref,
+                               dict_t *xdata) {
+    sched_ahead_t *ahead = frame->local;
+    flight_t *flight = ahead->flight;
+    sched_state_t *state = flight->state;
+    (void)cookie, (void)this, (void)vector, (void)count, (void)stbuf, (void)iobref, (void)xdata;
+    if (op_ret > 0) GF_ATOMIC_ADD(flight->ahead_bytes, op_ret);
+    if (op_ret < 0) result(flight, op_ret, op_errno);
+    sched_ahead_end(ahead);
+    flight_end(flight);
+    sched_leave(state);
+    return 0;
+}
+
+static void call_ahead(flight_t *flight, const impresario_request_t *request) {
+    sched_ahead_t *ahead = (sched_ahead_t *)(uintptr_t)request->token;
+    xlator_t *child = FIRST_CHILD(flight->state->this);
+    ahead->flight = flight;
+    ahead->frame->local = ahead;
+    GF_ATOMIC_INC(flight->state->open);
+    GF_ATOMIC_INC(flight->state->ahead_calls);
+    GF_ATOMIC_INC(flight->calls);
+    STACK_WIND(ahead->frame, ahead_readv_cbk, child, child->fops->readv, ahead->fd, request->len,
+               (off_t)request->offset, 0, NULL);
+}
+
 void sched_batch(void *arg, impresario_t *scheduler, const impresario_batch_t *batch) {
     sched_state_t *state = arg;
     enum sched_merge merge = state->set.merge;
     xlator_t *before = THIS;
     THIS = state->this;
+    const impresario_request_t *ahead = batch->flags & IMPRESARIO_SPECULATIVE ? &batch->requests[batch->count - 1] : NULL;
+    uint32_t asked = ahead ? batch->count - 1 : batch->count;
 
     if (batch->op == IMPRESARIO_WRITE)
         for (uint32_t i = 0; i < batch->count; i++) GF_ATOMIC_SUB(state->held_bytes, batch->requests[i].len);
     flight_t *flight = GF_CALLOC(1, sizeof *flight, sched_mt_batch);
     if (!flight) {
         /* Passed on untracked, as in call_one(). */
-        for (uint32_t i = 0; i < batch->count; i++) {
+        for (uint32_t i = 0; i < asked; i++) {
             sched_request_t *request = (sched_request_t *)(uintptr_t)batch->requests[i].token;
             call_stub_t *stub = request->stub;
             sched_request_end(state, request);
             call_resume(stub);
         }
+        if (ahead) sched_ahead_end((sched_ahead_t *)(uintptr_t)ahead->token);
         impresario_complete(scheduler, batch->id, ENOMEM, 0);
         THIS = before;
         return;
@@ -363,10 +401,13 @@ void sched_batch(void *arg, impresario_t *scheduler, const impresario_batch_t *b
     GF_ATOMIC_INIT(flight->calls, 1);
     GF_ATOMIC_INIT(flight->bytes, 0);
     GF_ATOMIC_INIT(flight->error, 0);
-    for (uint32_t first = 0, count; first < batch->count; first += count) {
+    GF_ATOMIC_INIT(flight->ahead_bytes, 0);
+    flight->ahead = ahead != NULL;
+    flight->asked_len = ahead ? ahead->offset - batch->offset : batch->len;
+    for (uint32_t first = 0, count; first < asked; first += count) {
         uint64_t end = 0;
         call_t *call = NULL;
-        count = mergeable(merge, batch, first, &end);
+        count = mergeable(merge, batch, asked, first, &end);
         if (count > 1) call = call_new(flight, count);
         if (call) {
             for (uint32_t i = 0; i < count; i++)
@@ -389,6 +430,7 @@ void sched_batch(void *arg, impresario_t *scheduler, const impresario_batch_t *b
                 call_one(flight, (sched_request_t *)(uintptr_t)batch->requests[first + i].token);
         }
     }
+    if (ahead) call_ahead(flight, ahead);
     flight_end(flight);
     THIS = before;
 }

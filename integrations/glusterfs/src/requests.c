@@ -1,23 +1,24 @@
 /* How a file operation becomes a request of the scheduler: what it covers, who sent it, and when it may not wait.
  *
- * Reads and writes are scheduled. The operations that must come after what they cover are barriers: fsync waits for the
- * writes of the file, truncate, ftruncate, discard and zerofill for everything in their range. flush, which is a close,
- * waits for the writes of the file if some of them came through its descriptor; otherwise it passes, so that a client
- * does not wait for the limits of others. All other operations pass. A request that cannot be queued goes straight to the child, which is what happens without the translator. */
+ * Reads and writes are scheduled. The operations that must come after what they cover are barriers: truncate, ftruncate,
+ * discard and zerofill wait for everything in their range. fsync, and flush, which is a close, wait for the writes of the file
+ * if some of them came through the same descriptor and are not answered; otherwise they pass. What others have outstanding
+ * is not promised to them, and as a barrier each would hold back the writes of all processes that share the file. All other
+ * operations pass. A request that cannot be queued goes straight to the child, which is what happens without the translator. */
 #include "translator.h"
 
 #include <string.h>
 
 static const uint64_t TO_THE_END = UINT64_MAX;
 
-static gf_boolean_t stopping(sched_state_t *state) {
+gf_boolean_t sched_stopping(sched_state_t *state) {
     return __atomic_load_n(&state->stopping, __ATOMIC_SEQ_CST);
 }
 
 /* One request fewer. The state may be gone afterwards: who stops the translator waits for the last one, and looks again
  * every few milliseconds, since a request that did not see `stopping` does not signal. */
-static void leave(sched_state_t *state) {
-    if (!stopping(state)) {
+void sched_leave(sched_state_t *state) {
+    if (!sched_stopping(state)) {
         GF_ATOMIC_DEC(state->open);
         return;
     }
@@ -46,20 +47,9 @@ void sched_internal_next(sched_state_t *state) {
     pthread_mutex_unlock(&state->lock);
 }
 
-/* How many writes of a descriptor are not answered: changes the count, which is the descriptor's context, by `more`. */
-static uint64_t writes_of(sched_state_t *state, fd_t *fd, int more) {
-    uint64_t writes = 0;
-    LOCK(&fd->lock);
-    __fd_ctx_get(fd, state->this, &writes);
-    writes += (uint64_t)(int64_t)more;
-    if (more != 0) __fd_ctx_set(fd, state->this, writes);
-    UNLOCK(&fd->lock);
-    return writes;
-}
-
 void sched_request_end(sched_state_t *state, sched_request_t *request) {
     if (request->fd) {
-        writes_of(state, request->fd, -1);
+        sched_writes_of(state, request->fd, -1);
         fd_unref(request->fd);
     }
     if (request->internal) {
@@ -69,7 +59,7 @@ void sched_request_end(sched_state_t *state, sched_request_t *request) {
         sched_internal_next(state);
     }
     GF_FREE(request);
-    leave(state);
+    sched_leave(state);
 }
 
 static void answer_error(call_stub_t *stub, int error) {
@@ -147,7 +137,7 @@ static gf_boolean_t waits_its_turn(sched_state_t *state, sched_request_t *reques
     gf_boolean_t waits = _gf_false;
     pthread_mutex_lock(&state->lock);
     uint32_t limit = state->set.internal_depth;
-    if (!stopping(state) && (!list_empty(&state->internal) || (limit != 0 && state->internal_open >= limit))) {
+    if (!sched_stopping(state) && (!list_empty(&state->internal) || (limit != 0 && state->internal_open >= limit))) {
         list_add_tail(&request->list, &state->internal);
         waits = _gf_true;
     } else {
@@ -165,11 +155,11 @@ static void enter(sched_state_t *state, call_frame_t *frame, call_stub_t *stub, 
 
     /* Counted before `stopping` is read, so that whoever waits for 0 after setting it sees this request. */
     GF_ATOMIC_INC(state->open);
-    if (!stopping(state) && !(write && GF_ATOMIC_GET(state->held_bytes) + len > state->set.queue_bytes))
+    if (!sched_stopping(state) && !(write && GF_ATOMIC_GET(state->held_bytes) + len > state->set.queue_bytes))
         request = GF_CALLOC(1, sizeof *request, sched_mt_request);
     if (!request) {
         GF_ATOMIC_INC(state->unscheduled);
-        leave(state);
+        sched_leave(state);
         call_resume(stub);
         return;
     }
@@ -189,7 +179,7 @@ static void enter(sched_state_t *state, call_frame_t *frame, call_stub_t *stub, 
     request->internal = sched_is_internal(frame);
     if (write) {
         request->fd = fd_ref(stub->args.fd);
-        writes_of(state, request->fd, 1);
+        sched_writes_of(state, request->fd, 1);
     }
     if (request->internal) {
         GF_ATOMIC_INC(state->internal_requests);
@@ -232,12 +222,13 @@ static int32_t sched_writev(call_frame_t *frame, xlator_t *this, fd_t *fd, struc
 }
 
 static int32_t sched_fsync(call_frame_t *frame, xlator_t *this, fd_t *fd, int32_t datasync, dict_t *xdata) {
+    if (sched_writes_of(this->private, fd, 0) == 0) return sched_fsync_resume(frame, this, fd, datasync, xdata);
     ENTER(fsync, frame, this, IMPRESARIO_SYNC, fd->inode, no_gfid, 0, TO_THE_END, fd, datasync, xdata);
     return 0;
 }
 
 static int32_t sched_flush(call_frame_t *frame, xlator_t *this, fd_t *fd, dict_t *xdata) {
-    if (writes_of(this->private, fd, 0) == 0) return sched_flush_resume(frame, this, fd, xdata);
+    if (sched_writes_of(this->private, fd, 0) == 0) return sched_flush_resume(frame, this, fd, xdata);
     ENTER(flush, frame, this, IMPRESARIO_SYNC, fd->inode, no_gfid, 0, TO_THE_END, fd, xdata);
     return 0;
 }

@@ -7,7 +7,8 @@
 
 #include <glusterfs/statedump.h>
 
-enum { THREADS_MAX = 256, STOP_S = 10, DESTROY_MS = 2000 };
+/* SPECULATIONS: what is read ahead by itself at a time; io-threads has 16 threads for everybody unless configured. */
+enum { THREADS_MAX = 256, STOP_S = 10, DESTROY_MS = 2000, SPECULATIONS = 4 };
 
 /* ---- options ---- */
 
@@ -70,6 +71,16 @@ static struct volume_options options[] = {
      .flags = OPT_FLAG_SETTABLE | OPT_FLAG_DOC,
      .tags = {"impresario"},
      .description = "Payload of queued writes beyond which writes are not scheduled."},
+    {.key = {"read-ahead"},
+     .type = GF_OPTION_TYPE_SIZET,
+     .min = 0,
+     .max = 68719476736.0,
+     .default_value = "64MB",
+     .op_version = {1},
+     .flags = OPT_FLAG_SETTABLE | OPT_FLAG_DOC,
+     .tags = {"impresario"},
+     .description = "Bytes read into the page cache before clients request them, at most; 0: none. With the policy none "
+                    "nothing is read ahead."},
     {.key = {"queue-requests"},
      .type = GF_OPTION_TYPE_INT,
      .min = 1,
@@ -125,6 +136,7 @@ static int settings_read(xlator_t *this, dict_t *changed, sched_settings_t *set)
         GF_OPTION_RECONF("depth", set->depth, changed, uint32, refused);
         GF_OPTION_RECONF("internal-depth", set->internal_depth, changed, uint32, refused);
         GF_OPTION_RECONF("queue-bytes", set->queue_bytes, changed, size_uint64, refused);
+        GF_OPTION_RECONF("read-ahead", set->read_ahead, changed, size_uint64, refused);
     } else {
         GF_OPTION_INIT("policy", policy, str, refused);
         GF_OPTION_INIT("rules", rules, str, refused);
@@ -133,6 +145,7 @@ static int settings_read(xlator_t *this, dict_t *changed, sched_settings_t *set)
         GF_OPTION_INIT("depth", set->depth, uint32, refused);
         GF_OPTION_INIT("internal-depth", set->internal_depth, uint32, refused);
         GF_OPTION_INIT("queue-bytes", set->queue_bytes, size_uint64, refused);
+        GF_OPTION_INIT("read-ahead", set->read_ahead, size_uint64, refused);
     }
     set->merge = merge_of(merge);
     set->job = job_of(job);
@@ -147,9 +160,12 @@ refused:
     return -1;
 }
 
-/* The library has refused the policy: names the options that it is made of. */
+/* The library has refused an option: names it, or those that the policy is made of. */
 static void log_refused(xlator_t *this, const sched_settings_t *set) {
-    if (set->rules[0])
+    if (strstr(impresario_last_error(), "read_ahead_bytes"))
+        gf_log(this->name, GF_LOG_ERROR, "option read-ahead %" PRIu64 " is refused: %s", set->read_ahead,
+               impresario_last_error());
+    else if (set->rules[0])
         gf_log(this->name, GF_LOG_ERROR, "option policy \"%s\" with option rules \"%s\" is refused: %s", set->policy,
                set->rules, impresario_last_error());
     else
@@ -194,6 +210,7 @@ static int32_t start(xlator_t *this) {
     state->this = this;
     state->threads = (uint32_t)threads;
     state->queue_requests = queue_requests;
+    state->folder = sched_storage_folder(FIRST_CHILD(this));
     INIT_LIST_HEAD(&state->clients);
     INIT_LIST_HEAD(&state->internal);
 
@@ -203,6 +220,12 @@ static int32_t start(xlator_t *this) {
     create.lane_requests = state->set.depth;
     create.queue_requests = queue_requests;
     create.submit_timeout_ms = IMPRESARIO_NO_WAIT;
+    create.read_ahead_bytes = state->set.read_ahead;
+    create.may_read_ahead = sched_may_read_ahead;
+    create.ahead_dropped = sched_ahead_dropped;
+    create.in_memory = sched_in_memory;
+    create.lane_speculations = SPECULATIONS;
+    create.sorted_below = 1; /* a page cache and the kernel's scheduler */
     create.dispatch_threads = threads == 0 ? IMPRESARIO_INLINE : (uint32_t)threads;
     state->scheduler = impresario_create(&create);
     if (!state->scheduler) {
@@ -282,9 +305,15 @@ static int32_t reconfigure(xlator_t *this, dict_t *changed) {
     if (!state) return 0;
     GF_OPTION_RECONF("pass-through", pass_through, changed, bool, refused);
     if (settings_read(this, changed, &new) != 0) return -1;
+    if (new.read_ahead != state->set.read_ahead && impresario_set_read_ahead(state->scheduler, new.read_ahead) != 0) {
+        log_refused(this, &new);
+        settings_free(&new);
+        return -1;
+    }
     other = strcmp(new.text, state->set.text) != 0;
     if (other && impresario_set_policy(state->scheduler, new.text) != 0) {
         log_refused(this, &new);
+        impresario_set_read_ahead(state->scheduler, state->set.read_ahead);
         settings_free(&new);
         return -1;
     }
@@ -293,8 +322,9 @@ static int32_t reconfigure(xlator_t *this, dict_t *changed) {
     old = state->set;
     state->set = new;
     pthread_mutex_unlock(&state->lock);
-    if (other || new.depth != old.depth)
-        gf_log(this->name, GF_LOG_INFO, "policy %s, depth %u from now on", new.text, new.depth);
+    if (other || new.depth != old.depth || new.read_ahead != old.read_ahead)
+        gf_log(this->name, GF_LOG_INFO, "policy %s, depth %u, %" PRIu64 " bytes of read-ahead from now on", new.text,
+               new.depth, new.read_ahead);
     settings_free(&old);
     sched_internal_next(state);
     this->pass_through = pass_through;
@@ -315,6 +345,7 @@ static void figures(sched_state_t *state, void (*put)(void *to, const char *name
     put(to, "merged_requests", (double)GF_ATOMIC_GET(state->merged_requests));
     put(to, "merged_calls", (double)GF_ATOMIC_GET(state->merged_calls));
     put(to, "repeated_requests", (double)GF_ATOMIC_GET(state->alone_again));
+    put(to, "read_ahead_calls", (double)GF_ATOMIC_GET(state->ahead_calls));
     put(to, "open_requests", (double)GF_ATOMIC_GET(state->open));
     put(to, "queued_write_bytes", (double)GF_ATOMIC_GET(state->held_bytes));
     if (impresario_stats(state->scheduler, &stats) != 0) return;
@@ -333,6 +364,13 @@ static void figures(sched_state_t *state, void (*put)(void *to, const char *name
     put(to, "service_ns_max", (double)stats.service_ns_max);
     put(to, "requests_per_batch", stats.requests_per_batch);
     put(to, "bytes_per_batch", stats.bytes_per_batch);
+    put(to, "read_ahead_predicted_bytes", (double)stats.ahead_predicted_bytes);
+    put(to, "read_ahead_read_bytes", (double)stats.ahead_read_bytes);
+    put(to, "read_ahead_hit_bytes", (double)stats.ahead_hit_bytes);
+    put(to, "read_ahead_wasted_bytes", (double)stats.ahead_wasted_bytes);
+    put(to, "read_ahead_outstanding_bytes", (double)stats.ahead_outstanding_bytes);
+    put(to, "read_ahead_withheld_bytes", (double)stats.ahead_withheld_bytes);
+    put(to, "read_ahead_stops", (double)stats.ahead_stops);
 }
 
 static void put_statedump(void *to, const char *name, double value) {
@@ -352,6 +390,7 @@ static int32_t statedump(xlator_t *this) {
     if (pthread_mutex_trylock(&state->lock) != 0) return 0;
     gf_proc_dump_write("policy", "%s", state->set.text);
     gf_proc_dump_write("depth", "%u", state->set.depth);
+    gf_proc_dump_write("read-ahead", "%" PRIu64, state->set.read_ahead);
     gf_proc_dump_write("threads", "%u", state->threads);
     list_for_each_entry(client, &state->clients, list) {
         snprintf(key, sizeof key, "client[%d]", n++);
@@ -388,6 +427,7 @@ static struct xlator_dumpops dumpops = {.priv = statedump};
 static struct xlator_cbks callbacks = {
     .client_destroy = sched_client_destroy,
     .client_disconnect = sched_client_disconnect,
+    .release = sched_release,
 };
 
 /* What GlusterFS looks up in the shared object: the only name that it exports. */

@@ -1,6 +1,7 @@
 /* What the parts of the GlusterFS translator share: its state, a request, and who calls whom.
  *
  *   requests.c   a file operation becomes a request: its file, range, tenant and order; submitted to the scheduler
+ *   ahead.c      what is read before it is requested; what is kept of an open file
  *   batches.c    a batch from the scheduler becomes calls of the child, and the child's replies become ours
  *   tenants.c    who sends a request: clients, processes, users, and their names in rules
  *   translator.c options, start, stop, reports
@@ -23,6 +24,8 @@ enum {
     sched_mt_request,
     sched_mt_batch,
     sched_mt_client,
+    sched_mt_open,
+    sched_mt_ahead,
     sched_mt_text,
     sched_mt_end
 };
@@ -50,6 +53,7 @@ typedef struct sched_settings {
     uint32_t depth;         /* batches with the child */
     uint32_t internal_depth; /* requests of GlusterFS's own processes in the scheduler at a time; 0: no limit */
     uint64_t queue_bytes;   /* payload of queued writes */
+    uint64_t read_ahead;    /* bytes read ahead and not yet requested; 0: none */
     enum sched_merge merge;
     enum sched_job job;
 } sched_settings_t;
@@ -59,6 +63,7 @@ typedef struct sched_state {
     impresario_t *scheduler;
     uint32_t threads;       /* that call the child; 0: those that submit and complete */
     uint32_t queue_requests;
+    const char *folder;     /* of the storage below, NULL if that is not storage/posix; its option's */
 
     pthread_mutex_t lock;   /* of all that follows but the atomics; never held while calling anyone */
     pthread_cond_t idle;    /* `open` is 0 */
@@ -73,15 +78,28 @@ typedef struct sched_state {
     gf_atomic_t open;       /* requests that are neither answered nor passed on */
     gf_atomic_t held_bytes; /* payload of writes among them that the child does not have yet */
     /* Counters since the start. */
-    gf_atomic_t requests, internal_requests, unscheduled, merged_requests, merged_calls, alone_again, disconnected;
+    gf_atomic_t requests, internal_requests, unscheduled, merged_requests, merged_calls, alone_again, disconnected, ahead_calls;
 } sched_state_t;
+
+/* What is kept of an open file, in the context of its descriptor and under its lock. */
+typedef struct sched_open {
+    uint64_t writes;        /* that are not answered */
+    int probe;              /* a descriptor of our own for looking into the page cache; below 0: none */
+} sched_open_t;
+
+/* A part of a file that will be read before it is requested. */
+typedef struct sched_ahead {
+    call_frame_t *frame;    /* with a reference of its client */
+    fd_t *fd;               /* referenced */
+    void *flight;           /* the batch that it is in */
+} sched_ahead_t;
 
 /* A file operation between its arrival and its reply. */
 typedef struct sched_request {
     struct list_head list;  /* in sched_state.internal */
     call_stub_t *stub;      /* the operation and its arguments */
     impresario_submission_t what;
-    fd_t *fd;               /* of a write, referenced: see writes_of() */
+    fd_t *fd;               /* of a write, referenced: see sched_writes_of() */
     gf_boolean_t internal;
 } sched_request_t;
 
@@ -97,6 +115,24 @@ void sched_request_dropped(void *state, uint64_t token);
 void sched_internal_next(sched_state_t *state);
 /* Answers what the internal class has waiting, of one client or (NULL) passes all of it to the child. */
 void sched_internal_leave(sched_state_t *state, client_t *client);
+
+gf_boolean_t sched_stopping(sched_state_t *state);
+/* One fewer in `state->open`, after which the state may be gone. */
+void sched_leave(sched_state_t *state);
+
+/* ---- ahead.c ---- */
+/* How many writes of a descriptor are not answered: changes the count by `more`. */
+uint64_t sched_writes_of(sched_state_t *state, fd_t *fd, int more);
+int32_t sched_release(xlator_t *this, fd_t *fd);
+/* The folder of the storage below `xl`, or NULL. */
+const char *sched_storage_folder(xlator_t *xl);
+/* impresario_ahead_fn, impresario_token_fn and impresario_in_memory_fn. */
+int sched_may_read_ahead(void *state, const impresario_submission_t *after, uint64_t offset, uint64_t len,
+                         uint64_t *token);
+void sched_ahead_dropped(void *state, uint64_t token);
+int sched_in_memory(void *state, const impresario_request_t *of, uint64_t offset);
+/* A speculation is forgotten. */
+void sched_ahead_end(sched_ahead_t *ahead);
 
 /* ---- batches.c ---- */
 /* impresario_batch_fn: calls the child for a batch. */

@@ -214,6 +214,8 @@ fn inside_nonsense() {
         (&[("threads", "4x")], &["option threads \"4x\""]),
         (&[("queue-requests", "0")], &["queue-requests", "[1 - 1048576]"]),
         (&[("queue-bytes", "1KB")], &["queue-bytes", "1024"]),
+        (&[("read-ahead", "1MB")], &["option read-ahead 1048576", "4194304"]),
+        (&[("read-ahead", "1TB")], &["read-ahead", "1099511627776"]),
     ] {
         let (mut brick, log) = start(options);
         let status = brick.end(PATIENCE).unwrap_or_else(|| panic!("{options:?} is accepted"));

@@ -121,8 +121,7 @@ fn inside_running_volume() {
     pool.schedule("plain", &NO_WRITES);
     until("the limit", || statedump(brick).get("policy").is_some_and(|p| p.starts_with("tbf ")));
     script(&mounts[0].0, "printf passes | dd of=file conv=notrunc status=none");
-    // Two writes wait for the limit; fsync and truncate, though they have none, wait for the writes. All in processes of
-    // their own: closing a descriptor waits for its writes, and starting a program closes descriptors.
+    // Two writes wait for the limit; truncate, though it has none, waits for the writes. All in processes of their own: closing a descriptor waits for its writes, and starting a program closes descriptors.
     let waiting = |count| until("a waiting request", || figure(&statedump(brick), "open_requests") == count);
     let start = |mount: usize, text: &str| {
         Process::start(Command::new("bash").args(["-euc", text]).current_dir(&mounts[mount].0))
@@ -136,11 +135,10 @@ fn inside_running_volume() {
     waiting(1);
     waiters.push(start(1, &block(2, 2)));
     waiting(2);
-    waiters.push(start(2, "sync file"));
-    waiting(3);
     waiters.push(start(3, "truncate -s 6000 file"));
-    waiting(4);
-    // Whoever has nothing to wait for does not wait.
+    waiting(3);
+    // Whoever has nothing to wait for does not wait: an fsync covers what its own descriptor has written.
+    script(&mounts[2].0, "sync file");
     script(&mounts[4].0, "grep -qx other other && exec 3<>file 3<&-");
     // A change that makes no sense is named in the log and changes nothing.
     pool.schedule("plain", &[("rules", "none: op=writ {requests_per_s=1}")]);
@@ -149,7 +147,7 @@ fn inside_running_volume() {
     until("a refusal", || pool.log("plain").contains("'5000' in 'option depth 5000' is out of range"));
     let report = statedump(brick);
     assert!(report["policy"].contains("op=write "), "{report:?}");
-    assert_eq!((figure(&report, "depth"), figure(&report, "open_requests")), (16, 4), "{report:?}");
+    assert_eq!((figure(&report, "depth"), figure(&report, "open_requests")), (16, 3), "{report:?}");
     assert!(waiters.iter_mut().all(|w| w.0.try_wait().unwrap().is_none()), "something did not wait");
 
     pool.schedule("plain", &[("policy", "mlf"), ("rules", ""), ("depth", "3"), ("merge", "file")]);
@@ -266,4 +264,42 @@ fn inside_healed_replica() {
         assert!(figure(&report, "internal_requests") > 0, "{folder}: {report:?}");
         assert_eq!(figure(&report, "open_requests"), 0, "{folder}: {report:?}");
     }
+}
+
+#[test]
+fn reading_ahead_is_switched_on_a_running_volume() {
+    apart("inside_switched_ahead");
+}
+
+#[test]
+#[ignore = "run by another test as a process"]
+fn inside_switched_ahead() {
+    let mut pool = Pool::start();
+    pool.volume("ahead");
+    let (mount, _client) = pool.mount("ahead");
+    let brick = pool.brick("ahead");
+    fs::write(mount.join("file"), vec![7; 8 << 20]).unwrap();
+    // What reading the whole file, of which the client keeps nothing, makes the brick predict.
+    let predicted = || {
+        let before = figure(&statedump(brick), "read_ahead_predicted_bytes");
+        script(&mount, "dd if=file iflag=nocache count=0 status=none; cat file | cksum");
+        figure(&statedump(brick), "read_ahead_predicted_bytes") - before
+    };
+    let set = |value: &str, reported: &str| {
+        pool.schedule("ahead", &[("read-ahead", value)]);
+        until("the change", || statedump(brick).get("read-ahead").is_some_and(|bytes| bytes == reported));
+    };
+    assert_eq!(predicted(), 0, "no policy, no speculations");
+    pool.schedule("ahead", &[("policy", "fifo")]);
+    until("the policy", || statedump(brick).get("policy").is_some_and(|p| p == "fifo"));
+    assert!(predicted() > 2 << 20);
+    set("0", "0");
+    assert_eq!(predicted(), 0);
+    set("32MB", "33554432");
+    assert!(predicted() > 2 << 20);
+    // A refused value is named, and the old one stays.
+    pool.schedule("ahead", &[("read-ahead", "1MB")]);
+    until("the refusal", || pool.log("ahead").contains("option read-ahead 1048576 is refused"));
+    assert_eq!(statedump(brick)["read-ahead"], "33554432");
+    assert!(predicted() > 2 << 20);
 }

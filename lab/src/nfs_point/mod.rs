@@ -1,50 +1,48 @@
-//! `impresario-lab nfs`: aIOLi's central point, an NFS server, on a modelled disk below the real kernel.
+//! `impresario-lab nfs`: aIOLi's central point, an NFS server, on a modelled disk.
 //!
 //! The experiments of aioli-2006 ("Evaluations") scaled down: the NFS service with its policies and nfs-ganesha export the same
-//! folder of the kernel-disk bed, and the same programs (libnfs) load them. The server's page cache is empty before each run.
+//! folder, and the same programs (libnfs) load them. The server's page cache is empty before each run.
 
-mod load;
+mod loads;
 mod server;
+mod weights;
 
-use std::io::Write as _;
 use std::path::{Path, PathBuf};
-use std::process::{Command, ExitCode, Stdio};
-use std::time::{Duration, Instant};
+use std::process::ExitCode;
 
-use anyhow::{Context, Result, bail, ensure};
-use impresario_base::Random;
-use impresario_base::statistics::{Interval, median};
-use impresario_base::units::{parse_positive_bytes, show_bytes, show_seconds};
+use anyhow::{Context, Result};
+use impresario_base::units::parse_positive_bytes;
 use impresario_device::DeviceParams;
 use impresario_workload::access::Observation;
+use impresario_workload::bare_disk::BareDisk;
 use impresario_workload::children::Children;
-use impresario_workload::cpu::MachineTimes;
-use impresario_workload::kernel_disk::{KernelDisk, remove_stale, tool};
-use impresario_workload::programs::drop_caches;
-use impresario_workload::progress::{Progress, catch_signals, write_json};
-use impresario_workload::result::why_not;
-use impresario_workload::stop::Stop;
-use impresario_workload::storage::observe_kernel_disks;
-use serde::Serialize;
-use serde_json::json;
+use impresario_workload::kernel_disk::{KernelDisk, remove_stale};
+use impresario_workload::progress::catch_signals;
 
+use crate::server_bench::load::Load;
+use crate::server_bench::{Bed, Clients, Comparison, Subject, observe_disks, own_network, reset_disks};
 use crate::{nfs_ganesha, print, usage};
-use load::{Load, loads};
+use loads::loads;
 use server::{SYSTEMS, Server};
 
-/// Measure what a central NFS point gains on a modelled disk below the real kernel, beside nfs-ganesha (aioli-2006)
+/// Measure what a central NFS point gains on a modelled disk, beside nfs-ganesha (aioli-2006)
 ///
 /// 32 processes read a shared file in turns of 8, 64 and 128 KiB, by separate and by collective calls; a small sequential
 /// `cat` beside that; and the paper's ten applications. Systems: policies of `impresario nfs`, one request at a time in order of arrival
 /// (serialising alone), and nfs-ganesha where it is installed. Caches of the whole machine are dropped before each run; a run
-/// counts with at least 20 % of the CPU idle and a disk that is not late; everything read and written is compared. Needs root,
+/// counts with at least 20 % of the CPU idle and a disk that is not late; everything read and written is compared. With
+/// `--weights` two equal applications run beside each other instead, and the weight of one is doubled half-way. Needs root,
 /// /dev/fuse, cc, and the Debian packages libnfs-dev, rpcbind and nfs-ganesha-vfs; everything runs in a network of its own.
 #[derive(clap::Args)]
 #[command(after_long_help = "Examples:
   impresario-lab nfs
-  impresario-lab nfs --loads 'decomposition, 64' --systems none,mlf --pairs 6
-  impresario-lab nfs --size 256m --json nfs.json")]
+  impresario-lab nfs --device bare --loads 'decomposition, 64' --systems none,aioli --pairs 6
+  impresario-lab nfs --size 256m --json nfs.json
+  impresario-lab nfs --weights 20 --csv weights.csv --html weights.html")]
 pub struct Args {
+    /// What the server's folder lies on
+    #[arg(long, value_enum, default_value = "kernel")]
+    device: Device,
     /// The file that is taken apart (4 GB in the paper); the other files are scaled with it
     #[arg(long, default_value = "128m", value_parser = parse_positive_bytes, value_name = "SIZE")]
     size: u64,
@@ -66,109 +64,95 @@ pub struct Args {
     /// Write every run to a file
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
+    /// Instead, show on the bare disk how weights divide it: so many seconds with equal weights, and as many with one doubled
+    #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u32).range(4..=300), conflicts_with_all = ["device", "loads", "systems", "pairs", "json", "uncounted"])]
+    weights: Option<u32>,
+    /// Write the bytes of every tenth of a second to a file
+    #[arg(long, value_name = "FILE", requires = "weights")]
+    csv: Option<PathBuf>,
+    /// Draw them on a page
+    #[arg(long, value_name = "FILE", requires = "weights")]
+    html: Option<PathBuf>,
 }
 
-const CLIENTS: &str = include_str!("clients.c");
-/// A run takes seconds; one that does not end is an error.
-const RUN_PATIENCE: Duration = Duration::from_secs(300);
-/// Attempts at a run that counts.
-const ATTEMPTS: u32 = 3;
-
-/// One run.
-#[derive(Clone, Serialize)]
-struct Run {
-    load: usize,
-    system: usize,
-    pair: u32,
-    /// From the common start to the end of the last process, s.
-    makespan_s: f64,
-    /// Each application, from its own start to the end of its last process, s.
-    application_s: Vec<f64>,
-    /// Requests at the disk and their mean size, by the kernel's count.
-    disk_requests: u64,
-    disk_request_bytes: f64,
-    /// Why it does not count; empty if it does.
-    does_not_count: Vec<String>,
+/// What the exported folder lies on.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, clap::ValueEnum)]
+enum Device {
+    /// A modelled disk below this kernel: ext4, page cache, mq-deadline, read-ahead of today
+    Kernel,
+    /// The same as it was for a server in 2005: one state of reading ahead for each file handle, which another reader's request
+    /// resets, so that of a file with several readers nothing is read ahead. Loads with files of one reader are left out
+    #[value(name = "kernel-2005")]
+    Kernel2005,
+    /// A modelled disk in order of arrival, without cache, read-ahead and scheduler of a kernel
+    Bare,
 }
 
-/// The bed and what is on it.
-struct Bed {
-    disk: KernelDisk,
-    export: PathBuf,
-    clients: PathBuf,
+/// A page: the least that a kernel reads. With it, as with the reset state of 2005, the kernel reads of a request what was asked
+/// for in one piece, and nothing more.
+const READ_AHEAD_2005_KIB: u32 = 4;
+
+/// A disk with the exported folder.
+enum Disk {
+    Kernel(Box<[KernelDisk; 1]>),
+    Bare(BareDisk),
 }
 
-impl Bed {
-    fn new(folder: &Path) -> Result<Bed> {
-        let disk = KernelDisk::new(folder, &DeviceParams::default())?;
-        let export = disk.path().join("export");
-        std::fs::create_dir(&export)?;
-        let (source, clients) = (folder.join("clients.c"), folder.join("clients"));
-        std::fs::write(&source, CLIENTS)?;
-        let mut cc = Command::new("cc");
-        cc.args(["-O2", "-pthread", "-o"]).arg(&clients).arg(&source).arg("-lnfs");
-        tool(&mut cc).context("building the clients (packages gcc and libnfs-dev)")?;
-        Ok(Bed { disk, export, clients })
-    }
-
-    fn run(&self, server: &Server, load: &Load, generation: u64, stop: &Stop) -> Result<Run> {
-        drop_caches()?;
-        self.disk.reset()?;
-        let before = MachineTimes::now();
-        let said = self.clients(&server.url, &load.lines(generation), stop)?;
-        let idle = before.and_then(|before| MachineTimes::now()?.idle_since(&before));
-        let mut seen = Observation::default();
-        observe_kernel_disks(std::slice::from_ref(&self.disk), &mut seen)?;
-        load.verify(&self.export, generation)?;
-        let (makespan_s, application_s) = times(&said, load.applications.len())?;
-        Ok(Run {
-            load: 0,
-            system: 0,
-            pair: 0,
-            makespan_s,
-            application_s,
-            disk_requests: seen.at_disk.requests,
-            disk_request_bytes: seen.at_disk.mean_bytes().unwrap_or(0.0),
-            does_not_count: why_not(&seen, idle),
-        })
-    }
-
-    /// Runs the clients to their end and gives what they printed.
-    fn clients(&self, url: &str, lines: &str, stop: &Stop) -> Result<String> {
-        let mut command = Command::new(&self.clients);
-        command.arg(url).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
-        let mut child = command.spawn().context("starting the clients")?;
-        child.stdin.take().context("their input")?.write_all(lines.as_bytes())?;
-        let until = Instant::now() + RUN_PATIENCE;
-        // What they print fits into a pipe.
-        while child.try_wait()?.is_none() {
-            if stop.is_set() || Instant::now() > until {
-                child.kill()?;
-                child.wait()?;
-                stop.check()?;
-                bail!("the clients did not end within {} s", RUN_PATIENCE.as_secs());
-            }
-            std::thread::sleep(Duration::from_millis(2));
+impl Disk {
+    fn new(device: Device, parent: &Path) -> Result<Disk> {
+        let params = DeviceParams::default();
+        if device == Device::Bare {
+            return Ok(Disk::Bare(BareDisk::new(parent, &params)?));
         }
-        let output = child.wait_with_output()?;
-        ensure!(output.status.success(), "the clients failed: {}", String::from_utf8_lossy(&output.stderr).trim());
-        Ok(String::from_utf8_lossy(&output.stdout).into_owned())
+        let disk = KernelDisk::new(parent, &params)?;
+        if device == Device::Kernel2005 {
+            disk.set_read_ahead_kib(READ_AHEAD_2005_KIB)?;
+        }
+        std::fs::create_dir(disk.path().join("export"))?;
+        Ok(Disk::Kernel(Box::new([disk])))
+    }
+
+    fn export(&self) -> PathBuf {
+        match self {
+            Disk::Kernel(disks) => disks[0].path().join("export"),
+            Disk::Bare(disk) => disk.path(),
+        }
+    }
+
+    /// The folder in which files are made and compared.
+    fn files(&self) -> PathBuf {
+        match self {
+            Disk::Kernel(_) => self.export(),
+            Disk::Bare(disk) => disk.bytes(),
+        }
     }
 }
 
-/// Makespan and the applications' times from what the clients printed.
-fn times(said: &str, applications: usize) -> Result<(f64, Vec<f64>)> {
-    let mut spans = vec![(f64::INFINITY, 0.0_f64); applications];
-    for line in said.lines() {
-        let words: Vec<&str> = line.split(' ').collect();
-        let [nth, began, ended] = words[..] else { bail!("the clients printed {line:?}") };
-        let (began, ended): (f64, f64) = (began.parse()?, ended.parse()?);
-        let span = spans.get_mut(nth.parse::<usize>()?).context("an unknown application")?;
-        *span = (span.0.min(began), span.1.max(ended));
+impl Bed for Disk {
+    fn prepare(&self, load: &mut Load) -> Result<()> {
+        load.prepare(&self.files())
     }
-    ensure!(spans.iter().all(|span| span.0.is_finite()), "an application printed nothing");
-    let makespan = spans.iter().map(|span| span.1).fold(0.0, f64::max);
-    Ok((makespan, spans.iter().map(|span| span.1 - span.0).collect()))
+
+    fn verify(&self, load: &Load, generation: u64) -> Result<()> {
+        load.verify(&self.files(), generation)
+    }
+
+    fn reset(&self) -> Result<()> {
+        match self {
+            Disk::Kernel(disks) => reset_disks(&**disks),
+            Disk::Bare(disk) => {
+                disk.reset();
+                Ok(())
+            }
+        }
+    }
+
+    fn observe(&self) -> Result<Observation> {
+        match self {
+            Disk::Kernel(disks) => observe_disks(&**disks),
+            Disk::Bare(disk) => Ok(disk.observe()),
+        }
+    }
 }
 
 pub fn run(args: &Args) -> Result<ExitCode> {
@@ -179,147 +163,50 @@ pub fn run(args: &Args) -> Result<ExitCode> {
         return Err(usage(format!("there is no system {unknown:?}; there are {}", known.join(", "))));
     }
     let wanted = |load: &Load| args.loads.is_empty() || args.loads.iter().any(|only| load.name.contains(only.as_str()));
-    let loads: Vec<Load> = loads(args.size, args.processes).into_iter().filter(wanted).collect();
+    let possible = |load: &Load| args.device != Device::Kernel2005 || load.applications.iter().all(|a| a.processes > 1);
+    let loads: Vec<Load> =
+        loads(args.size, args.processes).into_iter().filter(|load| wanted(load) && possible(load)).collect();
     if loads.is_empty() {
-        return Err(usage(format!("no load's name contains {}", args.loads.join(" or "))));
+        return Err(usage(format!("no load on this device has a name with {}", args.loads.join(" or "))));
     }
     let parent = impresario_workload::cluster::folder(None)?;
     remove_stale(parent.path())?;
     let (mut portmapper, mut missing) = (Children::default(), Vec::new());
-    if let Err(error) = nfs_ganesha::own_network(&mut portmapper, parent.path()) {
+    own_network()?;
+    if let Err(error) = nfs_ganesha::portmapper(&mut portmapper, parent.path()) {
         missing.push(format!("no portmapper for nfs-ganesha: {error:#}"));
     }
-    let bed = Bed::new(parent.path())?;
+    let device = if args.weights.is_some() { Device::Bare } else { args.device };
+    let bed = Disk::new(device, parent.path())?;
+    let clients = Clients::build(parent.path(), "NFS", "nfs", "libnfs-dev")?;
+    if let Some(seconds) = args.weights {
+        let shown = weights::run(&bed, &clients, parent.path(), seconds, &stop)?;
+        shown.write(args.csv.as_deref(), args.html.as_deref())?;
+        return print(shown.text().as_bytes());
+    }
     let mut servers = Vec::new();
     for system in SYSTEMS.iter().filter(|system| named(system.name)) {
-        match Server::start(system, &bed.export, parent.path(), &stop) {
+        let options = system.options.map(|options| options.iter().map(|option| option.to_string()).collect());
+        match Server::start(system.name, options, &bed.export(), parent.path(), &stop) {
             Ok(server) => servers.push(server),
             Err(error) if stop.is_set() => return Err(error),
             Err(error) => missing.push(format!("{} could not be started: {error:#}", system.name)),
         }
     }
-    let (mut runs, mut line) = (Vec::<Run>::new(), Progress::new());
-    let (mut random, mut generation) = (Random::new(1), 0);
-    let total = loads.len() * servers.len() * args.pairs as usize;
-    for (nth, load) in loads.iter().enumerate() {
-        load.prepare(&bed.export)?;
-        for pair in 0..args.pairs {
-            let mut order: Vec<usize> = (0..servers.len()).collect();
-            random.shuffle(&mut order);
-            for system in order {
-                for attempt in 1..=ATTEMPTS {
-                    stop.check()?;
-                    generation = (generation + 1) % 2048;
-                    line.show(&format!("{} of {total}: {}, {}", runs.len() + 1, load.name, servers[system].name));
-                    let run = bed.run(&servers[system], load, generation, &stop);
-                    let run = run.with_context(|| format!("{}, {}", load.name, servers[system].name))?;
-                    if run.does_not_count.is_empty() || args.uncounted || attempt == ATTEMPTS {
-                        runs.push(Run { load: nth, system, pair, ..run });
-                        break;
-                    }
-                }
-            }
-        }
-    }
-    line.end();
-    let names: Vec<&str> = servers.iter().map(|server| server.name).collect();
-    let text =
-        table(&loads, &names, &runs, args.uncounted) + &missing.iter().map(|m| format!("{m}\n")).collect::<String>();
-    write_json(
-        args.json.as_deref(),
-        &json!({
-            "loads": loads.iter().map(|load| &load.name).collect::<Vec<_>>(),
-            "systems": names,
-            "runs": runs,
-            "missing": missing,
-        }),
-    )?;
+    let title = match device {
+        Device::Kernel => "an NFS server on a modelled disk below this kernel",
+        Device::Kernel2005 => "an NFS server on a modelled disk below this kernel, which reads nothing ahead",
+        Device::Bare => "an NFS server on a bare modelled disk, in order of arrival",
+    };
+    let mut comparison = Comparison {
+        title,
+        loads,
+        subjects: servers.iter().map(|server| Subject { name: &server.name, address: &server.url }).collect(),
+        pairs: args.pairs,
+        baselines: &["none", "nfs-ganesha"],
+        uncounted: args.uncounted,
+        missing,
+    };
+    let text = comparison.run(&bed, &clients, args.json.as_deref(), &stop).context("an NFS server on a disk")?;
     print(text.as_bytes())
-}
-
-/// Times of every system, and how many times as fast as `none` and nfs-ganesha it was, pair by pair.
-fn table(loads: &[Load], systems: &[&str], runs: &[Run], uncounted: bool) -> String {
-    let counts = |run: &&Run| uncounted || run.does_not_count.is_empty();
-    let mut out = String::from(
-        "times on the MODELLED disk; × is the baseline's time over the system's, pair by pair, with its 95 % interval\n",
-    );
-    for (nth, load) in loads.iter().enumerate() {
-        out += &format!(
-            "\n{}\n  {:<22} {:>10} {:>12} {:>26} {:>26}\n",
-            load.name, "", "makespan", "at the disk", "× none", "× nfs-ganesha"
-        );
-        for (system, name) in systems.iter().enumerate() {
-            let of =
-                |system: usize| runs.iter().filter(move |run| run.load == nth && run.system == system).filter(counts);
-            let median_of = |value: &dyn Fn(&Run) -> f64| median(&of(system).map(value).collect::<Vec<_>>());
-            if of(system).next().is_none() {
-                out += &format!("  {name:<22} no run counts\n");
-                continue;
-            }
-            let over = |base: &str| {
-                let Some(base) = systems.iter().position(|other| *other == base).filter(|base| *base != system) else {
-                    return "–".to_string();
-                };
-                let ratio =
-                    |run: &Run| of(base).find(|other| other.pair == run.pair).map(|b| b.makespan_s / run.makespan_s);
-                let ratios: Vec<f64> = of(system).filter_map(ratio).collect();
-                let interval = Interval::of(&ratios);
-                match ratios.len() {
-                    0 => "no pair counts".into(),
-                    1 => format!("{:.2} (one pair)", interval.mean),
-                    n => format!("{:.2} [{:.2}, {:.2}] n={n}", interval.mean, interval.low, interval.high),
-                }
-            };
-            out += &format!(
-                "  {name:<22} {:>10} {:>12} {:>26} {:>26}\n",
-                show_seconds(median_of(&|run| run.makespan_s)),
-                show_bytes(median_of(&|run| run.disk_request_bytes)),
-                over("none"),
-                over("nfs-ganesha"),
-            );
-            if load.applications.len() > 1 {
-                for (application, a) in load.applications.iter().enumerate() {
-                    out += &format!(
-                        "      {:<28} {:>10}\n",
-                        a.name,
-                        show_seconds(median_of(&|run| run.application_s[application]))
-                    );
-                }
-            }
-        }
-    }
-    let excluded = runs.iter().filter(|run| !run.does_not_count.is_empty()).count();
-    out += &format!("\nruns that do not count: {excluded} of {}\n", runs.len());
-    out
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn times_are_read_and_compared_pair_by_pair() {
-        assert_eq!(times("0 0.0 2.0\n1 0.5 1.0\n0 0.1 3.0\n", 2).unwrap(), (3.0, vec![3.0, 0.5]));
-        assert!(times("0 0.0 2.0\n", 2).is_err() && times("x", 1).is_err());
-        let run = |system, pair, makespan_s, counts: bool| Run {
-            load: 0,
-            system,
-            pair,
-            makespan_s,
-            application_s: vec![makespan_s],
-            disk_requests: 4,
-            disk_request_bytes: 4096.0,
-            does_not_count: if counts { Vec::new() } else { vec!["late".into()] },
-        };
-        let runs = [
-            run(0, 0, 4.0, true),
-            run(1, 0, 2.0, true),
-            run(0, 1, 6.0, true),
-            run(1, 1, 3.0, true),
-            run(1, 2, 9.0, false),
-        ];
-        let loads = &loads(1 << 20, 2)[..1];
-        let text = table(loads, &["none", "mlf"], &runs, false);
-        assert!(text.contains("2.00 [2.00, 2.00] n=2") && text.contains("runs that do not count: 1 of 5"), "{text}");
-    }
 }

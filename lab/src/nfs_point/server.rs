@@ -13,7 +13,7 @@ use crate::{free_port, impresario, nfs_ganesha};
 pub struct System {
     pub name: &'static str,
     /// Options of `impresario nfs`; `None`: nfs-ganesha.
-    options: Option<&'static [&'static str]>,
+    pub options: Option<&'static [&'static str]>,
 }
 
 /// The systems.
@@ -32,37 +32,44 @@ const START_PATIENCE: Duration = Duration::from_secs(20);
 
 /// A running server; it ends when dropped.
 pub struct Server {
-    pub name: &'static str,
+    pub name: String,
     /// Of the export, for libnfs.
     pub url: String,
     _children: Children,
 }
 
 impl Server {
-    /// Starts a server on a free port of loopback and waits until it accepts connections.
-    pub fn start(system: &System, export: &Path, folder: &Path, stop: &Stop) -> Result<Server> {
+    /// Starts `impresario nfs` with these options, or nfs-ganesha without any, on a free port of loopback, and waits until it
+    /// accepts connections.
+    pub fn start(
+        name: &str,
+        options: Option<Vec<String>>,
+        export: &Path,
+        folder: &Path,
+        stop: &Stop,
+    ) -> Result<Server> {
         let port = free_port()?;
-        let folder = folder.join(system.name.replace([' ', ','], "-"));
+        let folder = folder.join(name.replace([' ', ',', ':'], "-"));
         std::fs::create_dir(&folder)?;
         let mut children = Children::default();
         let log = folder.join("output.log");
         let mut mount_port = port;
-        match system.options {
+        match options {
             Some(options) => {
                 let mut arguments: Vec<String> =
                     ["nfs", "--any-port", "--squash", "none", "--listen"].map(String::from).into();
                 arguments.push(format!("127.0.0.1:{port}"));
                 arguments.extend(["--key-file".into(), folder.join("key").display().to_string()]);
                 arguments.extend(["--export".into(), format!("{}:/export", export.display())]);
-                arguments.extend(options.iter().map(|option| option.to_string()));
-                children.start(system.name, &impresario()?, &arguments, &log)?;
+                arguments.extend(options);
+                children.start(name, &impresario()?, &arguments, &log)?;
             }
             None => {
                 mount_port = free_port()?;
                 nfs_ganesha::start(&mut children, &folder, export, nfs_ganesha::Version::Three { port, mount_port })?;
             }
         }
-        let url = format!("nfs://127.0.0.1/export?version=3&nfsport={port}&mountport={mount_port}&uid=0&gid=0");
+        let url = format!("nfs://127.0.0.1/export?version=3&nfsport={port}&mountport={mount_port}");
         let until = Instant::now() + START_PATIENCE;
         while std::net::TcpStream::connect(("127.0.0.1", port)).is_err() {
             children.check()?;
@@ -72,6 +79,6 @@ impl Server {
             }
             std::thread::sleep(Duration::from_millis(20));
         }
-        Ok(Server { name: system.name, url, _children: children })
+        Ok(Server { name: name.into(), url, _children: children })
     }
 }

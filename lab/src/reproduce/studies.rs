@@ -39,13 +39,17 @@ pub fn study(name: &str) -> Result<Figure> {
 pub fn markdown(study: &Figure, runs: &BTreeMap<String, Vec<Run>>, repetitions: u32) -> String {
     let axes = &study.metadata.axes;
     let (systems, situations) = axes.split_last().map_or((&[][..], &[][..]), |(last, others)| (&last[..], others));
-    let mut keys = vec![String::new()];
+    // Each with its heading: the name of a level may contain what separates them in a key.
+    let mut keys = vec![(String::new(), String::new())];
     for axis in situations {
-        keys = keys.iter().flat_map(|key| axis.iter().map(move |level| format!("{key}{}/", level.name))).collect();
+        let with = |(key, heading): &(String, String), name: &str| {
+            (format!("{key}{name}/"), if heading.is_empty() { name.into() } else { format!("{heading}, {name}") })
+        };
+        keys = keys.iter().flat_map(|before| axis.iter().map(|level| with(before, &level.name))).collect();
     }
     let mut out = format!("# {}\n\n{repetitions} runs each, in virtual time, on modelled devices.\n", study.base.title);
-    for key in keys {
-        _ = writeln!(out, "\n## {}\n", key.trim_end_matches('/').replace('/', ", "));
+    for (key, heading) in keys {
+        _ = writeln!(out, "\n## {heading}\n");
         out += "| system | makespan, s | gain | batch | device busy | accesses | of |\n|---|---|---|---|---|---|---|\n";
         let of = |name: &str| runs.get(&format!("{key}{name}")).map_or(&[][..], |runs| &runs[..]);
         let base = systems.first().map_or(&[][..], |first| of(&first.name));
@@ -100,6 +104,9 @@ mod tests {
             let keys: BTreeSet<_> = cells.iter().map(|c| &c.key).collect();
             assert_eq!(keys.len(), cells.len(), "{name}: two cells of one name");
         }
+        let headed = markdown(&study("twins-windows").unwrap(), &BTreeMap::new(), 0);
+        let headings: Vec<_> = headed.lines().filter(|line| line.starts_with("## ")).collect();
+        assert!(headings.iter().any(|line| line.contains("2 I/O nodes")), "{headings:?}");
         assert!(study("nonsense").err().is_some_and(|e| format!("{e:#}").contains("twins-windows")));
     }
 }

@@ -10,14 +10,14 @@ use std::time::{Duration, Instant};
 
 use rustc_hash::FxHashMap;
 
-use super::pool::{Done, Index, Pool, Target, Work};
+use super::pool::{Done, Pool, Target, Work};
 use super::registration;
 use super::users::Users;
 use crate::advisor::{Advisor, Read, Reader};
 use crate::backend::{FileId, Inside, Progress, cached_pages};
 use crate::cache::Action;
 use crate::config::{Budget, DeviceCost, Monitored, ReadAhead, StandDown};
-use crate::formats;
+use crate::formats::{self, Index};
 use crate::regions::RegionMap;
 use crate::report::FileReport;
 
@@ -454,6 +454,7 @@ mod tests {
         pool: Arc<Pool>,
         fd: Arc<OwnedFd>,
         monitored: Arc<Monitored>,
+        uid: u32,
     }
 
     impl Setting {
@@ -466,16 +467,17 @@ mod tests {
             let regions = RegionMap::of(&entry);
             Setting {
                 files: Files::new(StandDown { trial: false, ..StandDown::default() }, DeviceCost::default()),
-                users: Users::new(Limits::default(), Budget::default(), 1 << 30),
+                users: Users::new(Limits::default(), Budget { per_file: 1 << 30, ..Budget::default() }, 1 << 30),
                 pool,
                 fd: Arc::new(file.into()),
                 monitored: Arc::new(Monitored { key: "*".into(), entry, regions, learnt: None }),
+                uid: 7,
             }
         }
 
         fn act(&mut self, ino: u64, act: impl FnOnce(&mut Files, &Acting<'_>, &Arc<Monitored>, &mut Users)) {
             let id = FileId { dev: 1, ino };
-            let acting = Acting { id, fd: &self.fd, uid: 7, inside: None, pool: &self.pool };
+            let acting = Acting { id, fd: &self.fd, uid: self.uid, inside: None, pool: &self.pool };
             act(&mut self.files, &acting, &self.monitored, &mut self.users);
         }
 
@@ -486,7 +488,9 @@ mod tests {
         }
 
         fn read(&mut self, ino: u64, bytes: Range<u64>) {
-            let (reader, read) = (Reader { program: 1, thread: 1 }, Read { bytes, duration_ns: 0, now_ns: 0 });
+            // Each user has one program.
+            let program = u64::from(self.uid) - 6;
+            let (reader, read) = (Reader { program, thread: 1 }, Read { bytes, duration_ns: 0, now_ns: 0 });
             self.act(ino, |files, acting, _, users| files.read(acting, reader, &read, users));
         }
 
@@ -504,6 +508,8 @@ mod tests {
                         format: "Parquet",
                         tracks: Tracks::new([extents], 8 * MIB),
                         size_bytes: 8 * MIB,
+                        reads: 1,
+                        read_bytes: 1,
                     }),
                     backend: "",
                     result: Ok(Brought::default()),
@@ -534,6 +540,33 @@ mod tests {
         assert_eq!(setting.users.held_bytes(), 65_536);
         setting.open(1, 7 * MIB);
         assert_eq!((setting.users.held_bytes(), setting.format(1)), (0, None));
+    }
+
+    #[test]
+    fn who_still_reads_a_shared_file_pays_for_it() {
+        let mut setting = Setting::new();
+        setting.open(1, 8 * MIB);
+        setting.read(1, 5 * MIB..5 * MIB + 10);
+        setting.index(1, 64);
+        setting.read(1, 63 * 65_536..64 * 65_536);
+        setting.uid = 8;
+        setting.act(1, |files, acting, monitored, users| {
+            files.opened(acting, 2, monitored, (Path::new(PATH), 8 * MIB), users, 0);
+        });
+        setting.read(1, 40 * 65_536..41 * 65_536);
+        let per_user = |setting: &Setting| [7, 8].map(|uid| setting.users.room_bytes(uid, 0));
+        let before = per_user(&setting);
+        assert_eq!((setting.users.held_bytes(), before[1] - before[0]), (2 * 65_536, 2 * 65_536), "the first one pays");
+        setting.uid = 7;
+        setting.act(1, |files, acting, _, users| files.closed(acting, 1, users));
+        let after = per_user(&setting);
+        let held = setting.users.held_bytes();
+        assert!(held >= 65_536);
+        assert_eq!(setting.files.open[&FileId { dev: 1, ino: 1 }].payer, 8);
+        assert_eq!(after[0] - after[1], held, "the one who is left pays");
+        setting.uid = 8;
+        setting.act(1, |files, acting, _, users| files.closed(acting, 2, users));
+        assert_eq!(setting.users.held_bytes(), 0);
     }
 
     #[test]

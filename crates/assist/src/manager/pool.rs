@@ -12,13 +12,12 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::sync::mpsc::Sender;
 use std::time::{Duration, Instant};
 
-use impresario_foresight::Tracks;
 use rustc_hash::FxHashMap;
 use rustix::fs::{Mode, OFlags};
 
 use crate::backend::{Backends, Brought, FileId, HintedFile, Inside, Progress};
 use crate::config::{BackendChoice, ReadAhead};
-use crate::formats::{self, Format};
+use crate::formats::{self, Format, Index};
 use impresario_base::lock::{Condvar, Mutex, MutexGuard};
 
 /// Jobs of one file that wait at most; more hints are refused.
@@ -85,15 +84,6 @@ pub(super) struct Done {
     pub(super) index: Option<Index>,
     pub(super) backend: &'static str,
     pub(super) result: Result<Brought, std::io::Error>,
-}
-
-/// What a file's index says.
-#[derive(Debug)]
-pub(super) struct Index {
-    pub(super) format: &'static str,
-    pub(super) tracks: Tracks,
-    /// The file's length when it was read.
-    pub(super) size_bytes: u64,
 }
 
 #[derive(Debug)]
@@ -444,20 +434,11 @@ impl Pool {
 }
 
 /// Through an open file of our own, so that the program's read-ahead is left alone; where that cannot be had, nothing is
-/// read. Nor is anything believed of a file that changes meanwhile.
+/// read.
 fn read_index(fd: BorrowedFd<'_>, formats: &[&'static dyn Format]) -> Option<Index> {
     let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NONBLOCK | OFlags::NOCTTY;
     let own = rustix::fs::open(format!("/proc/self/fd/{}", fd.as_raw_fd()), flags, Mode::empty()).ok()?;
-    let state = || {
-        let stat = rustix::fs::fstat(&own).ok()?;
-        Some((u64::try_from(stat.st_size).ok()?, stat.st_ctime, stat.st_ctime_nsec))
-    };
-    let before = state()?;
-    // An index lies in small pieces: what stands between them is not wanted.
-    let _ = rustix::fs::fadvise(&own, 0, None, rustix::fs::Advice::Random);
-    let read_at = &mut |at, bytes: &mut [u8]| Ok(rustix::io::pread(&own, bytes, at)?);
-    let (format, tracks) = formats::read(formats, before.0, read_at)?;
-    (state()? == before).then_some(Index { format, tracks, size_bytes: before.0 })
+    formats::read_open(own.as_fd(), formats)
 }
 
 fn one_less<K: std::hash::Hash + Eq>(counts: &mut FxHashMap<K, u32>, key: K) {

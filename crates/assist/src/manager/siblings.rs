@@ -1,19 +1,22 @@
-//! Files that a program has not opened yet: where it goes through a tree of folders, the next ones are brought in.
+//! Files that a program has not opened yet: where it goes through a tree of folders, or through the chunks of an array of
+//! Zarr, the next ones are brought in.
 //!
 //! Predicting them takes their names, so a thread of its own lists folders and opens files: a file system that hangs
 //! holds only this thread up. The manager opens them with its own rights, so this is for managers of one user's programs.
 
 use std::collections::VecDeque;
-use std::fs::File;
+use std::fs::{File, Metadata};
+use std::io::Read;
 use std::os::fd::AsFd;
-use std::os::unix::fs::{DirEntryExt, OpenOptionsExt};
+use std::os::unix::fs::{DirEntryExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 
-use crate::backend::is_cached;
+use crate::backend::{Fadvise, FileId, HintBackend, HintedFile, is_cached};
 use crate::walk::{FILES_AHEAD_MAX, Name, Walk};
+use crate::zarr::{Arrays, METADATA_BYTES_MAX};
 
 /// Files that were opened and not looked at yet; more are passed over.
 const WAITING_MAX: usize = 1024;
@@ -39,13 +42,7 @@ impl Siblings {
     pub(super) fn start(budget_bytes: u64) -> std::io::Result<Siblings> {
         let (opened, waiting) = sync_channel(WAITING_MAX);
         let brought = Arc::new(AtomicU64::new(0));
-        let follower = Follower {
-            walks: VecDeque::new(),
-            file_bytes: FILE_BYTES_MAX.min(budget_bytes / FILES_AHEAD_MAX as u64),
-            cached_in_a_row: 0,
-            passing_over: 0,
-            brought: brought.clone(),
-        };
+        let follower = Follower::new(budget_bytes, brought.clone());
         std::thread::Builder::new().name("assist-siblings".into()).spawn(move || follower.run(&waiting))?;
         Ok(Siblings { opened, brought })
     }
@@ -65,42 +62,68 @@ impl Siblings {
 struct Follower {
     /// Last used first.
     walks: VecDeque<Walk>,
+    arrays: Arrays,
+    /// What is brought in of one file, and of the chunks of an array at a time.
     file_bytes: u64,
+    chunks_bytes: u64,
+    fadvise: Fadvise,
     cached_in_a_row: u32,
     passing_over: u32,
     brought: Arc<AtomicU64>,
 }
 
 impl Follower {
+    fn new(budget_bytes: u64, brought: Arc<AtomicU64>) -> Follower {
+        Follower {
+            walks: VecDeque::new(),
+            arrays: Arrays::default(),
+            file_bytes: FILE_BYTES_MAX.min(budget_bytes / FILES_AHEAD_MAX as u64),
+            chunks_bytes: budget_bytes / 8,
+            fadvise: Fadvise::new(Path::new("/sys")),
+            cached_in_a_row: 0,
+            passing_over: 0,
+            brought,
+        }
+    }
+
     fn run(mut self, opened: &Receiver<PathBuf>) {
         while let Ok(path) = opened.recv() {
-            for next in self.next(&path) {
-                self.bring_in(&next);
+            for (next, bytes) in self.next(&path) {
+                self.bring_in(&next, bytes);
             }
         }
     }
 
-    fn next(&mut self, path: &Path) -> Vec<PathBuf> {
+    /// The files to bring in, and how much of each at most.
+    fn next(&mut self, path: &Path) -> Vec<(PathBuf, u64)> {
+        let mut left = self.chunks_bytes;
+        let mut may = |bytes: u64| {
+            let fits = bytes <= left;
+            left -= if fits { bytes } else { 0 };
+            fits
+        };
+        let chunk_bytes = || std::fs::symlink_metadata(path).map_or(0, |meta| meta.len());
+        if let Some(chunks) = self.arrays.opened(path, chunk_bytes, &mut read_small, &mut may) {
+            return chunks;
+        }
         let near = self.walks.iter().position(|walk| walk.is_near(path));
         let mut walk = near.and_then(|i| self.walks.remove(i)).unwrap_or_default();
         let next = walk.opened(path, &mut |folder| list(folder));
         self.walks.push_front(walk);
         self.walks.truncate(WALKS_MAX);
-        next
+        next.into_iter().map(|path| (path, self.file_bytes)).collect()
     }
 
-    fn bring_in(&mut self, path: &Path) {
+    fn bring_in(&mut self, path: &Path, bytes_max: u64) {
         if self.passing_over > 0 {
             self.passing_over -= 1;
             return;
         }
-        // A pipe that takes a file's place is not waited for, and what is no regular file is not touched.
-        let flags = libc::O_NONBLOCK | libc::O_NOFOLLOW | libc::O_NOCTTY;
-        let open = |more| File::options().read(true).custom_flags(flags | more).open(path);
-        let Ok(file) = open(libc::O_NOATIME).or_else(|_| open(0)) else { return };
-        let Ok(meta) = file.metadata() else { return };
-        let bytes = meta.len().min(self.file_bytes);
-        let Some(len) = std::num::NonZero::new(bytes).filter(|_| meta.is_file()) else { return };
+        let Some((file, meta)) = open(path) else { return };
+        let bytes = meta.len().min(bytes_max);
+        if bytes == 0 {
+            return;
+        }
         if is_cached(file.as_fd(), 0..bytes).unwrap_or(false) {
             self.cached_in_a_row += 1;
             if self.cached_in_a_row >= CACHED_IN_A_ROW {
@@ -109,11 +132,30 @@ impl Follower {
             return;
         }
         self.cached_in_a_row = 0;
-        // Begins to read and does not wait; the kernel cuts it to what it takes at once.
-        if rustix::fs::fadvise(&file, 0, Some(len), rustix::fs::Advice::WillNeed).is_ok() {
+        // Begins to read and does not wait.
+        let id = FileId { dev: meta.dev(), ino: meta.ino() };
+        let hinted = HintedFile { fd: file.as_fd(), id, progress: None, inside: None };
+        if self.fadvise.will_need(hinted, 0..bytes).is_ok() {
             self.brought.fetch_add(bytes, Relaxed);
         }
     }
+}
+
+/// A regular file that is not empty. A pipe that takes a file's place is not waited for, and what is no regular file is not
+/// touched.
+fn open(path: &Path) -> Option<(File, Metadata)> {
+    let flags = libc::O_NONBLOCK | libc::O_NOFOLLOW | libc::O_NOCTTY;
+    let open = |more| File::options().read(true).custom_flags(flags | more).open(path);
+    let file = open(libc::O_NOATIME).or_else(|_| open(0)).ok()?;
+    let meta = file.metadata().ok().filter(Metadata::is_file)?;
+    Some((file, meta))
+}
+
+fn read_small(path: &Path) -> Option<Vec<u8>> {
+    let (file, meta) = open(path)?;
+    let mut bytes = Vec::new();
+    let read = file.take(METADATA_BYTES_MAX).read_to_end(&mut bytes).ok()?;
+    (meta.len() == read as u64).then_some(bytes)
 }
 
 /// The files and folders of a folder.
@@ -146,14 +188,9 @@ mod tests {
         std::os::unix::fs::symlink(dir.path().join("05"), dir.path().join("link")).unwrap();
         let names = list(dir.path()).unwrap();
         assert_eq!(names.len(), 20, "links are not followed");
-        let mut follower = Follower {
-            walks: VecDeque::new(),
-            file_bytes: FILE_BYTES_MAX,
-            cached_in_a_row: 0,
-            passing_over: 0,
-            brought: Arc::default(),
-        };
-        let mut next: Vec<_> = (0..10).map(|i| follower.next(&dir.path().join(format!("{i:02}")))).collect();
+        let mut follower = Follower::new(1 << 30, Arc::default());
+        let mut paths = |path: PathBuf| follower.next(&path).into_iter().map(|(path, _)| path).collect::<Vec<_>>();
+        let mut next: Vec<_> = (0..10).map(|i| paths(dir.path().join(format!("{i:02}")))).collect();
         assert!(next[0].is_empty() && next[1].is_empty(), "one step shows no order");
         // After three files the order of the folder's entries may fit by chance, and is followed until it does not.
         let last = next.split_off(4).concat();
@@ -161,5 +198,34 @@ mod tests {
             let path = dir.path().join(format!("{i:02}"));
             assert!(last.contains(&path) || next.concat().contains(&path), "{i}: {next:?}, {last:?}");
         }
+    }
+
+    /// Chunks of an array of version 2, in the order of its grid, which is neither that of their names nor of their inodes.
+    #[test]
+    fn the_next_chunks_of_an_array_are_brought_in_whole() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = |i: u64| dir.path().join(format!("{}.{}", i / 12, i % 12));
+        for i in (0..24).rev() {
+            std::fs::write(path((i * 7) % 24), vec![1; 900 << 10]).unwrap();
+        }
+        std::fs::write(dir.path().join(".zarray"), r#"{"zarr_format":2,"shape":[2,120],"chunks":[1,10]}"#).unwrap();
+        let mut follower = Follower::new(1 << 30, Arc::default());
+        let mut brought = Vec::new();
+        for i in 0..24 {
+            assert!(i == 0 || brought.contains(&(path(i), 900 << 10)), "{i}: {brought:?}");
+            brought.extend(follower.next(&path(i)));
+        }
+        assert_eq!(brought.len(), 23);
+        // All of a chunk, not only what one call takes.
+        let file = File::open(path(5)).unwrap();
+        file.sync_all().unwrap();
+        rustix::fs::fadvise(&file, 0, None, rustix::fs::Advice::DontNeed).unwrap();
+        follower.bring_in(&path(5), 900 << 10);
+        assert_eq!(follower.brought.load(Relaxed), 900 << 10);
+        let end = std::time::Instant::now() + std::time::Duration::from_secs(20);
+        while is_cached(file.as_fd(), 0..900 << 10) == Some(false) && std::time::Instant::now() < end {
+            std::thread::sleep(std::time::Duration::from_millis(2));
+        }
+        assert!(is_cached(file.as_fd(), 0..900 << 10).unwrap_or(true));
     }
 }

@@ -4,7 +4,7 @@ use impresario_foresight::{Kind, Part, Pattern, Run};
 
 use crate::config::{Entry, Region};
 
-use super::device::Device;
+use super::Options;
 
 /// Pieces of a `Sequence` at most: the hints file must stay readable.
 const PIECES_MAX: usize = 20_000;
@@ -22,6 +22,8 @@ pub enum Way {
     Order,
     /// The manager finds the strides by itself.
     Online,
+    /// The manager reads the file's own index, which is of this format.
+    Index(&'static str),
 }
 
 /// Hints to be tried.
@@ -30,15 +32,16 @@ pub struct Candidate {
     pub entry: Entry,
 }
 
-/// All that may suit. `window_bytes_max` bounds what is kept for one program.
+/// All that may suit. `index` is the format of the file's own index, if it has one.
 pub fn candidates(
     path: &str,
     run: &Run,
     file: usize,
     pattern: &Pattern,
-    device: &Device,
-    window_bytes_max: u64,
+    index: Option<&'static str>,
+    options: &Options,
 ) -> Vec<Candidate> {
+    let (device, window_bytes_max) = (&options.device, options.window_bytes_max);
     let mut found = Vec::new();
     let of = |want: &dyn Fn(&Part) -> bool| -> Vec<Region> {
         let all = pattern.parts.iter().all(want);
@@ -100,8 +103,10 @@ pub fn candidates(
     }
     // Where most of the file is passed over, blocks bring in too much: the pieces alone, foreseen from their strides.
     let sparse = pattern.unique_bytes < pattern.size_bytes / 2;
-    if sparse && pattern.kind() == Kind::Forward {
-        found.push(Candidate { way: Way::Online, entry: Entry { online: true, ..new() } });
+    let is_sparse_forward = sparse && pattern.kind() == Kind::Forward;
+    if is_sparse_forward || index.is_some() {
+        let way = index.map_or(Way::Online, Way::Index);
+        found.push(Candidate { way, entry: Entry { online: true, ..new() } });
     }
     // The order of this run, where the file's order says nothing or little is read of it, and one thread reads it.
     if (pattern.kind() == Kind::Random || sparse)

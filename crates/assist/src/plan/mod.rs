@@ -7,6 +7,7 @@
 
 mod candidates;
 mod device;
+mod index;
 mod probe;
 mod recorded;
 mod replay;
@@ -27,10 +28,12 @@ pub use impresario_foresight::{Kind, Part, Pattern, Phase};
 pub use probe::probe;
 
 use crate::config::{Entry, Hints, StandDown};
+use crate::formats::Index;
 use crate::judge::PLAIN_GAIN_PERCENT;
 use candidates::{Candidate, Way, candidates};
+use index::Indexes;
 use recorded::{bound_ns, run_of};
-use replay::{Entries, Outcome, replay};
+use replay::{Entries, Hinted, Outcome, replay};
 
 /// Reads of one file that are looked at, at most; the first ones stand for the rest.
 const FILE_READS_MAX: usize = 200_000;
@@ -174,11 +177,11 @@ pub fn plan(trace: &Trace, options: &Options) -> Plan {
         plan.refused = Some(reason);
         return plan;
     }
-    let mut chosen: Vec<(usize, Entry)> = Vec::new();
+    let (mut chosen, mut indexes) = (Vec::new(), Indexes::default());
     for file in order {
-        let told = one_file(trace, file, &uses[file], options);
+        let (told, index) = one_file(trace, file, &uses[file], options, &mut indexes);
         if let Some(entry) = &told.entry {
-            chosen.push((file, entry.clone()));
+            chosen.push(Chosen { file, entry: entry.clone(), index });
         }
         plan.files.push(told);
     }
@@ -187,8 +190,15 @@ pub fn plan(trace: &Trace, options: &Options) -> Plan {
     plan
 }
 
+/// Hints that suit a file.
+struct Chosen {
+    file: usize,
+    entry: Entry,
+    index: Option<Index>,
+}
+
 /// Replays the whole run with all hints and writes them down, if they pay together as well.
-fn decide(plan: &mut Plan, whole: &Run, chosen: Vec<(usize, Entry)>, options: &Options) {
+fn decide(plan: &mut Plan, whole: &Run, chosen: Vec<Chosen>, options: &Options) {
     if chosen.is_empty() {
         // Files come in the order of the time waited for them; the program's own files are left out.
         let data = plan.files.iter().find(|f| f.purpose != Purpose::Program).or(plan.files.first());
@@ -196,7 +206,8 @@ fn decide(plan: &mut Plan, whole: &Run, chosen: Vec<(usize, Entry)>, options: &O
         plan.refused = Some(format!("No hint would save {:.0} % of the run time. {best}", 100.0 * options.gain_min));
         return;
     }
-    let entries: Entries = chosen.iter().map(|(file, entry)| (*file, entry)).collect();
+    let entries: Entries =
+        chosen.iter().map(|c| (c.file, Hinted { entry: &c.entry, index: c.index.as_ref() })).collect();
     let expected = expect(whole, options, &entries);
     if expected.gain() < options.gain_min {
         plan.refused = Some(format!(
@@ -208,7 +219,7 @@ fn decide(plan: &mut Plan, whole: &Run, chosen: Vec<(usize, Entry)>, options: &O
         return;
     }
     plan.expected = Some(expected);
-    let entries: Vec<Entry> = chosen.into_iter().map(|(_, entry)| entry).collect();
+    let entries: Vec<Entry> = chosen.into_iter().map(|chosen| chosen.entry).collect();
     (plan.hints.file, plan.hints.directory) = by_folder(entries);
     plan.hints.why = Some(tell::whole(&expected, &plan.device));
 }
@@ -336,8 +347,14 @@ fn seen_only(trace: &Trace, whole: &Run, file: usize, u: &Use, why: &str) -> Fil
     }
 }
 
-/// The best hints for one file by its own reads.
-fn one_file(trace: &Trace, file: usize, u: &Use, options: &Options) -> FilePlan {
+/// The best hints for one file by its own reads, and its index, if they go by that.
+fn one_file(
+    trace: &Trace,
+    file: usize,
+    u: &Use,
+    options: &Options,
+    indexes: &mut Indexes,
+) -> (FilePlan, Option<Index>) {
     let info = &trace.files[file];
     let run = run_of(trace, &options.device, |f| f == file, FILE_READS_MAX);
     let mut told = seen_only(trace, &run, file, u, "");
@@ -345,7 +362,7 @@ fn one_file(trace: &Trace, file: usize, u: &Use, options: &Options) -> FilePlan 
         Ok(path) => path,
         Err(why) => {
             told.why = why;
-            return told;
+            return (told, None);
         }
     };
     let tried = if run.reads > TRY_READS_MAX as u64 {
@@ -354,11 +371,16 @@ fn one_file(trace: &Trace, file: usize, u: &Use, options: &Options) -> FilePlan 
         run_of(trace, &options.device, |f| f == file, FILE_READS_MAX)
     };
     let pattern = &told.pattern;
+    // What is read straight on needs none.
+    let is_sequential = pattern.kind() == Kind::Sequential;
+    let index = if is_sequential { None } else { indexes.of(path, info.size_bytes.unwrap_or(0)) };
     let plain = replay(&tried, &options.device, options.memory_bytes, &Entries::default());
     let needed = tried.needed_bytes();
     let mut best: Option<(f64, Candidate)> = None;
-    for candidate in candidates(path, &tried, file, pattern, &options.device, options.window_bytes_max) {
-        let entries: Entries = [(file, &candidate.entry)].into_iter().collect();
+    let format = index.as_ref().map(|index| index.format);
+    for candidate in candidates(path, &tried, file, pattern, format, options) {
+        let hinted = Hinted { entry: &candidate.entry, index: index.as_ref() };
+        let entries: Entries = [(file, hinted)].into_iter().collect();
         let got = replay(&tried, &options.device, options.memory_bytes, &entries);
         // Time decides; among the nearly equal, what wastes less, keeps less and asks the device less often. An order of one run may not be the
         // next one's, so it must be better by far.
@@ -377,20 +399,21 @@ fn one_file(trace: &Trace, file: usize, u: &Use, options: &Options) -> FilePlan 
     }
     let Some((_, Candidate { way, mut entry })) = best else {
         told.why = tell::nothing_suits(pattern);
-        return told;
+        return (told, None);
     };
-    let entries: Entries = [(file, &entry)].into_iter().collect();
+    let index = index.filter(|_| matches!(way, Way::Index(_)));
+    let entries: Entries = [(file, Hinted { entry: &entry, index: index.as_ref() })].into_iter().collect();
     let expected = expect(&run, options, &entries);
     told.expected = Some(expected);
     // Twenty milliseconds are nothing to write a configuration for.
     if expected.gain() < options.gain_min || expected.without_s - expected.with_s < 0.02 {
         told.why = tell::not_worth(pattern, &expected, &options.device);
-        return told;
+        return (told, None);
     }
     told.why = tell::hint(way, &entry, pattern, &expected, &options.device);
     entry.why = Some(told.why.clone());
     told.entry = Some(entry);
-    told
+    (told, index)
 }
 
 /// The manager would stop such hints: most of what they bring in goes unread, and reads do not become plainly faster.

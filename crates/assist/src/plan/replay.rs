@@ -13,10 +13,12 @@ use impresario_foresight::{self as foresight, Access, ReadEnd, Reader, Run, Stor
 use rustc_hash::FxHashMap;
 
 use super::device::Device;
+use super::index::reading_ns;
 use crate::advice::OpenFile;
 use crate::advisor::{self, Advisor};
 use crate::cache::Action;
 use crate::config::{Budget, DeviceCost, Entry, Monitored, ReadAhead, StandDown};
+use crate::formats::{self, Index};
 use crate::regions::RegionMap;
 
 /// From the end of a read to its hints: the ring, a wake-up, the calls.
@@ -39,8 +41,15 @@ pub struct Outcome {
     pub wasted_bytes: u64,
 }
 
-/// Hints to replay with: an entry for some of the files.
-pub type Entries<'a> = FxHashMap<usize, &'a Entry>;
+/// Hints for a file, and its own index, if it has one that is known.
+#[derive(Clone, Copy, Debug)]
+pub struct Hinted<'a> {
+    pub entry: &'a Entry,
+    pub index: Option<&'a Index>,
+}
+
+/// Hints to replay with, for some of the files.
+pub type Entries<'a> = FxHashMap<usize, Hinted<'a>>;
 
 /// Replays a run with hints that are given whatever comes of them.
 pub fn replay(run: &Run, device: &Device, memory_bytes: u64, entries: &Entries) -> Outcome {
@@ -57,8 +66,10 @@ pub fn replay_judged(
     stand_down: StandDown,
     planned: &DeviceCost,
 ) -> Outcome {
-    let guide = |file: usize, entry: &Entry| Guide::new(entry, run.sizes[file], stand_down, planned);
-    let guides: FxHashMap<usize, Guide> = entries.iter().map(|(file, entry)| (*file, guide(*file, entry))).collect();
+    let guide = |(file, hinted): (&usize, &Hinted<'_>)| {
+        (*file, Guide::new(*hinted, run.sizes[*file], device, stand_down, planned))
+    };
+    let guides: FxHashMap<usize, Guide> = entries.iter().map(guide).collect();
     let mut node = Node {
         sizes: &run.sizes,
         device,
@@ -82,14 +93,46 @@ struct Guide {
     advisor: Advisor,
     regions: RegionMap,
     modes: FxHashMap<u64, OpenFile>,
+    index: FileIndex,
+}
+
+/// A file's own index in the replay.
+enum FileIndex {
+    None,
+    /// With how long it takes to read.
+    Unread(Index, u64),
+    /// It is there at this instant.
+    Coming(Index, u64),
 }
 
 impl Guide {
-    fn new(entry: &Entry, size: u64, stand_down: StandDown, planned: &DeviceCost) -> Guide {
+    fn new(hinted: Hinted<'_>, size: u64, device: &Device, stand_down: StandDown, planned: &DeviceCost) -> Guide {
+        let entry = hinted.entry;
         let regions = RegionMap::of(entry);
         let monitored = Monitored { key: "plan".into(), entry: entry.clone(), regions: regions.clone(), learnt: None };
-        let advisor = Advisor::new(Arc::new(monitored), size, &Budget::default(), stand_down, planned);
-        Guide { advisor, regions, modes: FxHashMap::default() }
+        let mut advisor = Advisor::new(Arc::new(monitored), size, &Budget::default(), stand_down, planned);
+        let index = match hinted.index.filter(|_| entry.online) {
+            Some(index) => {
+                advisor.may_be(formats::by_name(&entry.path));
+                FileIndex::Unread(index.clone(), reading_ns(index, device))
+            }
+            None => FileIndex::None,
+        };
+        Guide { advisor, regions, modes: FxHashMap::default(), index }
+    }
+
+    /// The index is read when the advisor wants it, and known once that is done.
+    fn follow_index(&mut self, now_ns: u64) {
+        self.index = match std::mem::replace(&mut self.index, FileIndex::None) {
+            FileIndex::Coming(index, at_ns) if at_ns <= now_ns => {
+                self.advisor.index_is_known(index.format, index.tracks, index.size_bytes);
+                FileIndex::None
+            }
+            FileIndex::Unread(index, takes_ns) if self.advisor.take_index_wish().is_some() => {
+                FileIndex::Coming(index, now_ns.saturating_add(takes_ns))
+            }
+            same => same,
+        };
     }
 }
 
@@ -146,6 +189,7 @@ impl Storage for Node<'_> {
         guide.modes.entry(reader.process).or_default().read(access.bytes.end, &guide.regions);
         let read = advisor::Read { bytes: access.bytes.clone(), duration_ns: took.unwrap_or(0), now_ns };
         let who = advisor::Reader { program: reader.process, thread: reader.thread };
+        guide.follow_index(now_ns);
         let mut actions = guide.advisor.read(who, &read, &mut |_| true);
         if last {
             // The process closes the file.

@@ -64,6 +64,9 @@ pub fn hint(way: Way, entry: &Entry, p: &Pattern, e: &Expected, device: &Device)
         Way::NoReadAhead => {
             format!("the kernel is told not to read {} ahead for nothing", show_bytes(device.read_ahead_bytes as f64))
         }
+        Way::Index(format) => {
+            format!("the file's own index ({format}) tells which pieces come next, in any file like it")
+        }
         Way::Online => "the pieces to come are foreseen from the strides while the program runs".into(),
         Way::Order => {
             "the pieces are brought in ahead in the order of the recorded run, which the next run is taken to \

@@ -131,7 +131,7 @@ fn a_plan_for_another_device_costs_next_to_nothing() {
             let plan = plan(&trace, &options);
             let Some(entry) = plan.hints.file.first() else { continue };
             let run = run_of(&trace, made, |_| true, usize::MAX);
-            let entries: Entries = [(0, entry)].into_iter().collect();
+            let entries: Entries = [(0, Hinted { entry, index: None })].into_iter().collect();
             for used in &devices {
                 let seconds = |o: Outcome| o.run_ns as f64 / 1e9;
                 let without = seconds(replay(&run, used, 1 << 30, &Entries::default()));
@@ -438,5 +438,46 @@ proptest! {
         let trace = record(&[64 * MIB, 0, 100], &steps, &device);
         let options = Options { assume_cold, window_bytes_max: 1 << window, ..Options::new(device) };
         check(&plan(&trace, &options));
+    }
+}
+
+/// A program reads a quarter of the members of an archive in the order of its directory, which is not that of the file. The plan goes by
+/// the directory where it can be read, and so holds for other archives, too; else by the order of the run.
+#[test]
+fn a_file_that_lists_its_own_extents_is_planned_by_its_index() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().canonicalize().unwrap().join("a.npz");
+    let (members, len) = (2400u64, 100 * KIB);
+    let starts: Vec<u64> = (0..members).map(|i| (i * 367 + 11) % members * len).collect();
+    let mut directory = Vec::new();
+    for start in &starts {
+        directory.extend([&b"PK\x01\x02"[..], &[0; 38], &(*start as u32).to_le_bytes()].concat());
+    }
+    let at = members * len;
+    let end = [&b"PK\x05\x06"[..], &[0; 6], &(members as u16).to_le_bytes(), &(directory.len() as u32).to_le_bytes()];
+    let end = [end.concat(), (at as u32).to_le_bytes().to_vec(), vec![0; 2]].concat();
+    let size = at + (directory.len() + end.len()) as u64;
+    use std::os::unix::fs::FileExt;
+    let file = std::fs::File::create(&path).unwrap();
+    file.write_all_at(b"PK\x03\x04", 0).unwrap();
+    file.write_all_at(&[directory, end].concat(), at).unwrap();
+    let line = LinearCost { fixed: Nanos(5_000_000), ps_per_byte: 5000 };
+    let device = Device { parallel: 32, ..Device::of(line.into(), line.into(), "a mount with latency") };
+    let plan_of = |path: &Path, size: u64| {
+        let steps: Vec<Step> = starts.iter().take(600).map(|start| (1, 0, *start, len, 500)).collect();
+        let mut trace = record(&[size], &steps, &device);
+        trace.files[0].path = path.to_str().unwrap().as_bytes().to_vec();
+        let plan = plan(&trace, &Options::new(device.clone()));
+        check(&plan);
+        plan
+    };
+    let plan = plan_of(&path, size);
+    let entry = &plan.hints.file[0];
+    assert!(entry.online && entry.sequence.is_empty() && entry.will_need.is_empty(), "{entry:?}");
+    assert!(plan.files[0].why.contains("index (NumPy)"), "{}", plan.files[0].why);
+    assert!(plan.expected.unwrap().gain() > 0.2, "{:?}", plan.expected);
+    // Of another length, and not there: nothing is believed of its index.
+    for plan in [plan_of(&path, size + 1), plan_of(&dir.path().join("other.npz"), size)] {
+        assert!(!plan.files[0].why.contains("index"), "{}", plan.files[0].why);
     }
 }

@@ -60,6 +60,8 @@ pub struct Follower {
     source: Source,
     manager: Client,
     files: HashMap<FileId, (u32, File)>,
+    /// By the device that the kernel's trace names, where that is another one; `None` where it means several files.
+    traced: HashMap<FileId, Option<FileId>>,
     /// Threads that read lately, and whether they are ours: what the manager itself reads is no news.
     ours: HashMap<u32, bool>,
     searched: Option<Instant>,
@@ -78,6 +80,7 @@ impl Follower {
             source,
             manager: Client::connect(socket)?,
             files: HashMap::new(),
+            traced: HashMap::new(),
             ours: HashMap::new(),
             searched: None,
             search_every: SEARCH_EVERY.0,
@@ -104,7 +107,7 @@ impl Follower {
         if self.searched.is_none_or(|at| at.elapsed() > self.search_every) {
             self.search()?;
         }
-        let (manager, files, ours) = (&self.manager, &self.files, &mut self.ours);
+        let (manager, files, traced, ours) = (&self.manager, &self.files, &self.traced, &mut self.ours);
         let mut wake = false;
         let mut tell = |seen: Seen| {
             let of_us = || Path::new("/proc/self/task").join(seen.thread.to_string()).exists();
@@ -112,7 +115,8 @@ impl Follower {
                 return;
             }
             let number = FileId { dev: libc::makedev(seen.device.0, seen.device.1), ino: seen.inode };
-            if let Some((file, _)) = files.get(&number) {
+            let number = traced.get(&number).copied().unwrap_or(Some(number));
+            if let Some((file, _)) = number.and_then(|number| files.get(&number)) {
                 wake |= manager.tell(*file, &seen);
             }
         };
@@ -156,10 +160,13 @@ impl Follower {
             self.files.insert(number, (file, open));
             changed = true;
         }
-        self.search_every = if changed { SEARCH_EVERY.0 } else { (self.search_every * 2).min(SEARCH_EVERY.1) };
+        self.search_every = search_again_in(self.search_every, changed);
         if let (true, Source::Trace(trace)) = (changed, &self.source) {
-            let numbers: Vec<FileId> = self.files.keys().copied().collect();
-            trace.watch(&numbers)?;
+            let mounts = std::fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
+            let as_traced = |(number, (_, open)): (&FileId, &(u32, File))| (traced_as(open, *number, &mounts), *number);
+            let numbers: Vec<(FileId, FileId)> = self.files.iter().map(as_traced).collect();
+            self.traced = by_traced(&numbers);
+            trace.watch(&numbers.iter().map(|(traced, _)| *traced).collect::<Vec<_>>())?;
         }
         Ok(())
     }
@@ -182,6 +189,35 @@ impl Follower {
             let _ = listener.remove(open); // its file may be gone, and the mark with it
         }
     }
+}
+
+fn search_again_in(every: Duration, changed: bool) -> Duration {
+    if changed { SEARCH_EVERY.0 } else { (every * 2).min(SEARCH_EVERY.1) }
+}
+
+/// A file as the kernel's trace names it: by the device of its file system, as the mount has it. On btrfs `stat` gives
+/// each subvolume a device of its own.
+fn traced_as(open: &File, number: FileId, mounts: &str) -> FileId {
+    let info = std::fs::read_to_string(format!("/proc/self/fdinfo/{}", open.as_raw_fd())).unwrap_or_default();
+    let mount = info.lines().find_map(|line| line.strip_prefix("mnt_id:")).map(str::trim);
+    let dev = mount.and_then(|mount| device_of_mount(mounts, mount)).unwrap_or(number.dev);
+    FileId { dev, ..number }
+}
+
+/// The device of a mount, from the lines of `/proc/self/mountinfo`: number, parent, major and minor.
+fn device_of_mount(mounts: &str, mount: &str) -> Option<u64> {
+    let fields = mounts.lines().map(|line| line.split(' ')).find(|fields| fields.clone().next() == Some(mount));
+    let (major, minor) = fields?.nth(2)?.split_once(':')?;
+    Some(libc::makedev(major.parse().ok()?, minor.parse().ok()?))
+}
+
+/// Which file is meant by what the trace names. Files of two subvolumes may have one inode number: of those nothing is told.
+fn by_traced(numbers: &[(FileId, FileId)]) -> HashMap<FileId, Option<FileId>> {
+    let mut files: HashMap<FileId, Option<FileId>> = HashMap::new();
+    for (traced, number) in numbers {
+        files.entry(*traced).and_modify(|file| *file = None).or_insert(Some(*number));
+    }
+    files
 }
 
 /// Opens a file that was found a moment ago. Its user may have put something else in its place: what is no regular file, or
@@ -282,6 +318,48 @@ impl Client {
 mod tests {
     use super::*;
     use std::os::unix::fs::MetadataExt;
+
+    #[test]
+    fn where_nothing_changes_metadata_servers_are_asked_less_and_less() {
+        let mut every = SEARCH_EVERY.0;
+        let looks = std::iter::from_fn(|| {
+            every = search_again_in(every, false);
+            Some(every)
+        });
+        let hour = Duration::from_secs(3600);
+        let looks = looks
+            .scan(Duration::ZERO, |at, every| Some(std::mem::replace(at, *at + every)))
+            .take_while(|at| *at < hour);
+        assert!(looks.count() <= 20, "every 5 s that would be 720");
+        assert_eq!(search_again_in(SEARCH_EVERY.1, false), SEARCH_EVERY.1);
+        assert_eq!(search_again_in(SEARCH_EVERY.1, true), SEARCH_EVERY.0);
+    }
+
+    #[test]
+    fn the_trace_names_files_by_the_device_of_their_mount() {
+        // As btrfs has it: the mount says 0:37, `stat` of a file in a subvolume 0:52.
+        let mounts = "22 1 254:0 / / rw - ext4 /dev/vda rw\n\
+                      61 22 0:37 /home /home rw,relatime shared:4 - btrfs /dev/vdb rw,subvol=/home\n\
+                      612 22 0:5 / /x rw - tmpfs x rw\n";
+        assert_eq!(device_of_mount(mounts, "61"), Some(libc::makedev(0, 37)));
+        assert_eq!(device_of_mount(mounts, "22"), Some(libc::makedev(254, 0)));
+        assert_eq!((device_of_mount(mounts, "6"), device_of_mount(mounts, "")), (None, None));
+        assert_eq!(device_of_mount("61\n61 22\n61 22 x /", "61"), None);
+        let number = |minor: u32, ino: u64| FileId { dev: libc::makedev(0, minor), ino };
+        let known = by_traced(&[
+            (number(37, 9), number(52, 9)),
+            (number(37, 8), number(52, 8)),
+            (number(37, 8), number(53, 8)),
+        ]);
+        assert_eq!((known[&number(37, 9)], known[&number(37, 8)]), (Some(number(52, 9)), None));
+        // A mount that is not listed, and the file's own.
+        let file = tempfile::tempfile().unwrap();
+        let meta = file.metadata().unwrap();
+        let number = FileId { dev: meta.dev(), ino: meta.ino() };
+        assert_eq!(traced_as(&file, number, ""), number);
+        let traced = traced_as(&file, number, &std::fs::read_to_string("/proc/self/mountinfo").unwrap());
+        assert_eq!(traced.ino, number.ino);
+    }
 
     #[test]
     fn what_was_put_in_a_files_place_is_not_opened() {

@@ -6,11 +6,12 @@ use super::mount::Inode;
 use super::{CephTree, Node, Shared, api, outward, stale};
 use crate::nodes::Use;
 use crate::rules::{
-    MAKE_TRIES, check_range, check_removal, check_replacement, checked, goes_with_a_name, lacking, may_by_mode,
-    new_node, once_times, proper, seconds_of, space_of,
+    bears, check_range, check_removal, check_replacement, checked, goes_with_a_name, lacking, make_or_find,
+    may_by_mode, new_node, proper, seconds_of, space_of, wanted,
 };
 use crate::{
-    Attr, Backend, Caller, DirEntry, Errno, Handle, Kind, Make, Placement, Result, SetAttr, SetTime, Space, SpaceChange,
+    Attr, Backend, Caller, DirEntry, Errno, Found, Handle, Kind, Make, Placement, Result, SetAttr, SetTime, Space,
+    SpaceChange,
 };
 
 /// Hard links that a node may have: Ceph counts them in 32 bits and sets no limit.
@@ -20,7 +21,7 @@ const LINKS_MAX: u32 = i32::MAX as u32;
 type Dir = (Arc<Node>, Arc<Inode>);
 
 impl Shared {
-    fn lookup(&self, caller: &Caller, dir: &Handle, name: &[u8]) -> Result<(Handle, Attr)> {
+    fn lookup(&self, caller: &Caller, dir: &Handle, name: &[u8]) -> Result<Found> {
         checked(name)?;
         let at = self.directory(dir)?;
         if name == b"." || name == b".." {
@@ -49,7 +50,7 @@ impl Shared {
         }
     }
 
-    fn lookup_dots(&self, caller: &Caller, at: &Dir, name: &[u8]) -> Result<(Handle, Attr)> {
+    fn lookup_dots(&self, caller: &Caller, at: &Dir, name: &[u8]) -> Result<Found> {
         let attr = self.see(&at.0)?;
         if !may_by_mode(caller, &attr, libc::X_OK) {
             return Err(Errno(libc::EACCES));
@@ -68,63 +69,30 @@ impl Shared {
         if name == dir.1.mount().snapshots() { Err(Errno(libc::EPERM)) } else { Ok(()) }
     }
 
-    fn make(
-        &self,
-        caller: &Caller,
-        dir: &Handle,
-        name: &[u8],
-        what: Make<'_>,
-        set: &SetAttr,
-    ) -> Result<(Handle, Attr)> {
+    fn make(&self, caller: &Caller, dir: &Handle, name: &[u8], what: Make<'_>, set: &SetAttr) -> Result<Found> {
         proper(name, libc::EEXIST)?;
         let at = self.directory(dir)?;
         self.givable(&at, name, libc::EEXIST)?;
-        let once = if let Make::FileOnce(verifier) = what { Some(once_times(verifier)) } else { None };
-        let set = match once {
-            Some((atime, mtime)) => SetAttr {
-                atime: Some(SetTime::To(atime)),
-                mtime: Some(SetTime::To(mtime)),
-                mode: Some(0o600),
-                ..SetAttr::default()
-            },
-            None => set.clone(),
-        };
+        let set = wanted(what, set);
         let mode = set.mode.unwrap_or(if what == Make::Directory { 0o755 } else { 0o644 }) & 0o7777;
         let new = new_node(caller, what)?;
-        for _ in 0..MAKE_TRIES {
-            match self.below(&at, at.1.make(caller, name, &new, mode)) {
-                Ok((inode, stat, open)) => {
-                    // Before the first byte: a file that has some keeps its striping.
-                    let striping = self.options.striping.filter(|_| open.is_some());
-                    let striped = striping.map_or(Ok(()), |striping| striping.give(&inode));
-                    let (node, attr) = self.enter(inode, &stat, Some((&at.0, name)))?;
-                    if let Err(error) = striped {
-                        tracing::warn!(%error, "a new file cannot be striped as the configuration says, and is removed");
-                        self.unmake(&at, name, &node);
-                        return Err(error);
-                    }
-                    if let Some(open) = open {
-                        self.nodes.add_open(&node, open, self.callers.number(caller), (true, true));
-                    }
-                    return self.finish(caller, (&at, name), &node, attr, mode, &set);
-                }
-                Err(error) if error != Errno(libc::EEXIST) => return Err(error),
-                Err(_) if once.is_none() && what != Make::FileIfNone => return Err(Errno(libc::EEXIST)),
-                Err(_) => {}
+        let make = || {
+            let (inode, stat, open) = self.below(&at, at.1.make(caller, name, &new, mode))?;
+            // Before the first byte: a file that has some keeps its striping.
+            let striping = self.options.striping.filter(|_| open.is_some());
+            let striped = striping.map_or(Ok(()), |striping| striping.give(&inode));
+            let (node, attr) = self.enter(inode, &stat, Some((&at.0, name)))?;
+            if let Err(error) = striped {
+                tracing::warn!(%error, "a new file cannot be striped as the configuration says, and is removed");
+                self.unmake(&at, name, &node);
+                return Err(error);
             }
-            // It is there: it may be the one that is meant.
-            let (handle, attr) = match self.lookup(caller, dir, name) {
-                Err(Errno(libc::ENOENT)) => continue,
-                found => found?,
-            };
-            let meant = once.is_none_or(|times| attr.size_bytes == 0 && (attr.atime, attr.mtime) == times);
-            return match attr.kind {
-                Kind::File if meant => Ok((handle, attr)),
-                Kind::Directory if once.is_none() => Err(Errno(libc::EISDIR)),
-                _ => Err(Errno(libc::EEXIST)),
-            };
-        }
-        Err(Errno(libc::EEXIST))
+            if let Some(open) = open {
+                self.nodes.add_open(&node, open, self.callers.number(caller), (true, true));
+            }
+            self.finish(caller, (&at, name), &node, attr, mode, &set)
+        };
+        make_or_find(what, make, || self.lookup(caller, dir, name), |(_, attr)| Ok(bears(attr, what)))
     }
 
     /// Removes a node that was just made and could not be made as wanted.
@@ -142,7 +110,7 @@ impl Shared {
         attr: Attr,
         mode: u32,
         set: &SetAttr,
-    ) -> Result<(Handle, Attr)> {
+    ) -> Result<Found> {
         let lacking = lacking(&attr, mode, set);
         if lacking == SetAttr::default() {
             return Ok((node.handle, attr));
@@ -284,7 +252,7 @@ impl Backend for CephTree {
         Ok(self.shared.root)
     }
 
-    fn lookup(&self, caller: &Caller, dir: &Handle, name: &[u8]) -> Result<(Handle, Attr)> {
+    fn lookup(&self, caller: &Caller, dir: &Handle, name: &[u8]) -> Result<Found> {
         self.shared.look(|| self.shared.lookup(caller, dir, name))
     }
 
@@ -307,14 +275,7 @@ impl Backend for CephTree {
         Ok(granted.map(|right| right as u32).sum::<u32>() & wanted)
     }
 
-    fn make(
-        &self,
-        caller: &Caller,
-        dir: &Handle,
-        name: &[u8],
-        what: Make<'_>,
-        set: &SetAttr,
-    ) -> Result<(Handle, Attr)> {
+    fn make(&self, caller: &Caller, dir: &Handle, name: &[u8], what: Make<'_>, set: &SetAttr) -> Result<Found> {
         self.shared.change(|| self.shared.make(caller, dir, name, what, set))
     }
 

@@ -7,7 +7,7 @@ use super::mount::{Descriptor, is_lost};
 use super::{Files, Node, Open, Shared, api, outward, stale};
 use crate::nodes::{Descriptors, Use};
 use crate::rules::{check_range, may_by_mode};
-use crate::{Caller, Errno, Kind, Result};
+use crate::{Caller, Errno, Result};
 
 impl Shared {
     /// A descriptor of a node for this use, opened as the caller unless there is one.
@@ -18,13 +18,7 @@ impl Shared {
         if let Some(open) = node.open_for(number, what, self.nodes.now_ms()) {
             return Ok(open);
         }
-        match (what, node.kind) {
-            (Use::List, Kind::Directory) | (Use::Read | Use::Write, Kind::File) => {}
-            (Use::List, _) => return Err(Errno(libc::ENOTDIR)),
-            (_, Kind::Directory) => return Err(Errno(libc::EISDIR)),
-            // Devices, pipes and sockets are the client's own machine's matter.
-            _ => return Err(Errno(libc::EINVAL)),
-        }
+        node.check_use(what)?;
         let (descriptor, rights) = match what {
             Use::List => (inode.open_directory(caller).map_err(stale)?, (true, false)),
             Use::Read | Use::Write => self.open_checked(caller, node, what)?,
@@ -82,10 +76,7 @@ impl Shared {
         if !stable {
             return Ok(());
         }
-        let _syncing = node.syncing.lock();
-        self.losses.check(&node.handle)?;
-        // The descriptor stays marked: what others wrote through it meanwhile may need another sync.
-        self.losses.observe(&node.handle, Files::sync(&open.fd))
+        node.sync_stable(&self.losses, || Files::sync(&open.fd))
     }
 
     pub(super) fn truncate(&self, caller: &Caller, node: &Node, size_bytes: u64) -> Result<()> {
@@ -100,22 +91,9 @@ impl Shared {
 
     pub(super) fn sync(&self, node: &Node) -> Result<()> {
         let _syncing = node.syncing.lock();
-        self.losses.check(&node.handle)?;
-        let unsynced = node.unsynced();
-        for open in &unsynced {
-            // Before the sync: a write that comes meanwhile needs another.
-            open.unsynced.store(false, Ordering::Release);
-        }
-        let mut synced = Ok(());
-        for open in &unsynced {
-            synced = self
-                .losses
-                .observe(&node.handle, Files::sync(&open.fd))
-                .inspect_err(|_| open.unsynced.store(true, Ordering::Release))
-                .and(synced);
-        }
+        node.sync_written(&self.losses)?;
         // The attributes; of a directory its names.
-        synced.and_then(|()| self.look_at(node))
+        self.look_at(node)
     }
 
     fn look_at(&self, node: &Node) -> Result<()> {

@@ -7,11 +7,12 @@ use super::volume::Object;
 use super::{GlusterVolume, Node, Shared, api, stale};
 use crate::nodes::Use;
 use crate::rules::{
-    MAKE_TRIES, check_removal, check_replacement, checked, goes_with_a_name, lacking, new_node, proper, seconds_of,
+    check_removal, check_replacement, checked, goes_with_a_name, lacking, make_or_find, new_node, proper, seconds_of,
     space_of,
 };
 use crate::{
-    Attr, Backend, Caller, DirEntry, Errno, Handle, Kind, Make, Placement, Result, SetAttr, SetTime, Space, SpaceChange,
+    Attr, Backend, Caller, DirEntry, Errno, Found, Handle, Kind, Make, Placement, Result, SetAttr, SetTime, Space,
+    SpaceChange,
 };
 
 /// The way from the root to a directory, as its brick tells it.
@@ -22,7 +23,7 @@ const ONCE: &std::ffi::CStr = c"trusted.impresario.once";
 const LINKS_MAX: u32 = 100;
 
 impl Shared {
-    fn lookup(&self, caller: &Caller, dir: &Handle, name: &[u8]) -> Result<(Handle, Attr)> {
+    fn lookup(&self, caller: &Caller, dir: &Handle, name: &[u8]) -> Result<Found> {
         checked(name)?;
         let at = self.directory(dir)?;
         if name == b"." || name == b".." {
@@ -41,7 +42,7 @@ impl Shared {
         }
     }
 
-    fn lookup_dots(&self, caller: &Caller, at: &Arc<Node>, name: &[u8]) -> Result<(Handle, Attr)> {
+    fn lookup_dots(&self, caller: &Caller, at: &Arc<Node>, name: &[u8]) -> Result<Found> {
         at.fd.object.access(caller, libc::X_OK).map_err(stale)?;
         if name == b"." || at.handle == self.root {
             return Ok((at.handle, self.see(at)?));
@@ -64,14 +65,7 @@ impl Shared {
         Ok(at)
     }
 
-    fn make(
-        &self,
-        caller: &Caller,
-        dir: &Handle,
-        name: &[u8],
-        what: Make<'_>,
-        set: &SetAttr,
-    ) -> Result<(Handle, Attr)> {
+    fn make(&self, caller: &Caller, dir: &Handle, name: &[u8], what: Make<'_>, set: &SetAttr) -> Result<Found> {
         proper(name, libc::EEXIST)?;
         let at = self.directory(dir)?;
         let once = if let Make::FileOnce(verifier) = what { Some(verifier) } else { None };
@@ -81,42 +75,26 @@ impl Shared {
         };
         let mode = set.mode.unwrap_or(if what == Make::Directory { 0o755 } else { 0o644 }) & 0o7777;
         let new = new_node(caller, what)?;
-        for _ in 0..MAKE_TRIES {
-            match self.below(&at, at.fd.object.make(caller, name, &new, mode)) {
+        let make = || {
+            let made = self.below(&at, at.fd.object.make(caller, name, &new, mode)).map_err(|error| match error {
                 // Where the directory is there, this is what a brick says of too long a way.
-                Err(Errno(libc::ENOENT)) => return Err(Errno(libc::ENAMETOOLONG)),
-                Ok((object, stat)) => {
-                    let (node, attr) = self.enter(object, &stat)?;
-                    if let Some(Err(error)) = once.map(|verifier| node.fd.object.set_attribute(ONCE, &verifier)) {
-                        // Else a repetition of the call would find a file that it did not make.
-                        self.unmake(&at, name, &node);
-                        return Err(error);
-                    }
-                    return self.finish(caller, (&at, name), &node, attr, mode, &set);
-                }
-                Err(error) if error != Errno(libc::EEXIST) => return Err(error),
-                Err(_) if once.is_none() && what != Make::FileIfNone => return Err(Errno(libc::EEXIST)),
-                Err(_) => {}
+                Errno(libc::ENOENT) => Errno(libc::ENAMETOOLONG),
+                error => error,
+            });
+            let (object, stat) = made?;
+            let (node, attr) = self.enter(object, &stat)?;
+            if let Some(Err(error)) = once.map(|verifier| node.fd.object.set_attribute(ONCE, &verifier)) {
+                // Else a repetition of the call would find a file that it did not make.
+                self.unmake(&at, name, &node);
+                return Err(error);
             }
-            // It is there: it may be the one that is meant.
-            let (handle, attr) = match self.lookup(caller, dir, name) {
-                Err(Errno(libc::ENOENT)) => continue,
-                found => found?,
-            };
-            let meant = match once {
-                Some(verifier) if attr.kind == Kind::File && attr.size_bytes == 0 => {
-                    self.node(&handle)?.fd.object.attribute(ONCE).is_ok_and(|found| found == verifier)
-                }
-                Some(_) => false,
-                None => true,
-            };
-            return match attr.kind {
-                Kind::File if meant => Ok((handle, attr)),
-                Kind::Directory if once.is_none() => Err(Errno(libc::EISDIR)),
-                _ => Err(Errno(libc::EEXIST)),
-            };
-        }
-        Err(Errno(libc::EEXIST))
+            self.finish(caller, (&at, name), &node, attr, mode, &set)
+        };
+        let is_same = |(handle, _): &Found| {
+            let found = self.node(handle)?.fd.object.attribute(ONCE);
+            Ok(found.is_ok_and(|found| once.is_some_and(|once| found == once)))
+        };
+        make_or_find(what, make, || self.lookup(caller, dir, name), is_same)
     }
 
     /// Removes a node that was just made and could not be made as wanted.
@@ -134,7 +112,7 @@ impl Shared {
         attr: Attr,
         mode: u32,
         set: &SetAttr,
-    ) -> Result<(Handle, Attr)> {
+    ) -> Result<Found> {
         let lacking = lacking(&attr, mode, set);
         if lacking == SetAttr::default() {
             return Ok((node.handle, attr));
@@ -285,7 +263,7 @@ impl Backend for GlusterVolume {
         Ok(self.shared.root)
     }
 
-    fn lookup(&self, caller: &Caller, dir: &Handle, name: &[u8]) -> Result<(Handle, Attr)> {
+    fn lookup(&self, caller: &Caller, dir: &Handle, name: &[u8]) -> Result<Found> {
         self.shared.lookup(caller, dir, name)
     }
 
@@ -315,14 +293,7 @@ impl Backend for GlusterVolume {
         Ok(granted)
     }
 
-    fn make(
-        &self,
-        caller: &Caller,
-        dir: &Handle,
-        name: &[u8],
-        what: Make<'_>,
-        set: &SetAttr,
-    ) -> Result<(Handle, Attr)> {
+    fn make(&self, caller: &Caller, dir: &Handle, name: &[u8], what: Make<'_>, set: &SetAttr) -> Result<Found> {
         self.shared.make(caller, dir, name, what, set)
     }
 

@@ -20,13 +20,7 @@ impl Shared {
         if let Some(open) = node.open_for(number, what, self.nodes.now_ms()) {
             return Ok(open);
         }
-        match (what, node.kind) {
-            (Use::List, Kind::Directory) | (Use::Read | Use::Write, Kind::File) => {}
-            (Use::List, _) => return Err(Errno(libc::ENOTDIR)),
-            (_, Kind::Directory) => return Err(Errno(libc::EISDIR)),
-            // Devices, pipes and sockets are the client's own machine's matter.
-            _ => return Err(Errno(libc::EINVAL)),
-        }
+        node.check_use(what)?;
         let (descriptor, rights) = self.open_checked(caller, node, what)?;
         Ok(self.nodes.add_open(node, descriptor, number, rights))
     }
@@ -120,10 +114,7 @@ impl Shared {
         if !stable {
             return Ok(());
         }
-        let _syncing = node.syncing.lock();
-        self.losses.check(&node.handle)?;
-        // The descriptor stays marked: what others wrote through it meanwhile may need another sync.
-        self.losses.observe(&node.handle, Files::sync(&open.fd))
+        node.sync_stable(&self.losses, || Files::sync(&open.fd))
     }
 
     pub(super) fn truncate(&self, caller: &Caller, node: &Node, size_bytes: u64) -> Result<()> {
@@ -213,28 +204,11 @@ impl Shared {
             return Ok(()); // there is no call for it
         }
         let _syncing = node.syncing.lock();
-        self.losses.check(&node.handle)?;
-        let unsynced = node.unsynced();
-        for open in &unsynced {
-            // Before the sync: a write that comes meanwhile needs another.
-            open.unsynced.store(false, Ordering::Release);
+        if node.sync_written(&self.losses)? {
+            return Ok(());
         }
-        let mut synced = Ok(());
-        for open in &unsynced {
-            synced = self
-                .losses
-                .observe(&node.handle, Files::sync(&open.fd))
-                .inspect_err(|_| open.unsynced.store(true, Ordering::Release))
-                .and(synced);
-        }
-        if unsynced.is_empty() {
-            // Others' writes, the attributes.
-            let open = match node.any_open() {
-                Some(open) => open,
-                None => self.open_for(self.volume.own(), node, Use::Read)?,
-            };
-            synced = self.losses.observe(&node.handle, Files::sync(&open.fd));
-        }
-        synced
+        // Others' writes, the attributes.
+        let open = node.any_open().map_or_else(|| self.open_for(self.volume.own(), node, Use::Read), Ok)?;
+        self.losses.observe(&node.handle, Files::sync(&open.fd))
     }
 }

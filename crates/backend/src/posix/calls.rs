@@ -11,9 +11,9 @@ use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags, RawDir, RenameFlags, Seek
 
 use super::{NAMING, Node, PosixTree, Shared, proc_path};
 use crate::nodes::Use;
-use crate::rules::{MAKE_TRIES, checked, once_times, proper};
+use crate::rules::{bears, checked, make_or_find, proper, wanted};
 use crate::{
-    Attr, Backend, Caller, DirEntry, Errno, Handle, Kind, Make, Placement, Result, SetAttr, SetTime, Space, SpaceChange,
+    Attr, Backend, Caller, DirEntry, Errno, Found, Handle, Kind, Make, Placement, Result, SetAttr, Space, SpaceChange,
 };
 
 /// Bytes of names that one system call lists.
@@ -24,7 +24,7 @@ impl Shared {
         if node.kind == Kind::Directory { Ok(node) } else { Err(Errno(libc::ENOTDIR)) }
     }
 
-    fn lookup(&self, caller: &Caller, dir: &Handle, name: &[u8]) -> Result<(Handle, Attr)> {
+    fn lookup(&self, caller: &Caller, dir: &Handle, name: &[u8]) -> Result<Found> {
         checked(name)?;
         let at = self.directory(dir)?;
         if name == b"." || name == b".." {
@@ -38,7 +38,7 @@ impl Shared {
         Ok((node.handle, attr))
     }
 
-    fn lookup_dots(&self, caller: &Caller, at: &Node, name: &[u8]) -> Result<(Handle, Attr)> {
+    fn lookup_dots(&self, caller: &Caller, at: &Node, name: &[u8]) -> Result<Found> {
         let up = name == b".." && at.handle != self.root;
         let fd = {
             let _acting = self.identity.act_as(caller)?;
@@ -52,52 +52,12 @@ impl Shared {
         Ok((self.nodes.insert(handle, fd, seen.attr.fileid, seen.attr.kind).handle, seen.attr))
     }
 
-    fn make(
-        &self,
-        caller: &Caller,
-        dir: &Handle,
-        name: &[u8],
-        what: Make<'_>,
-        set: &SetAttr,
-    ) -> Result<(Handle, Attr)> {
+    fn make(&self, caller: &Caller, dir: &Handle, name: &[u8], what: Make<'_>, set: &SetAttr) -> Result<Found> {
         proper(name, libc::EEXIST)?;
         let at = self.directory(dir)?;
-        let once = match what {
-            Make::FileOnce(verifier) => Some(once_times(verifier)),
-            _ => None,
-        };
-        let set = match once {
-            Some((atime, mtime)) => SetAttr {
-                atime: Some(SetTime::To(atime)),
-                mtime: Some(SetTime::To(mtime)),
-                mode: Some(0o600),
-                ..SetAttr::default()
-            },
-            None => set.clone(),
-        };
-        for _ in 0..MAKE_TRIES {
-            match self.make_new(caller, &at, name, what, set.mode) {
-                Ok(opened) => return self.finish(caller, &at, name, opened, &set),
-                Err(error) if error != Errno(libc::EEXIST) => return Err(error),
-                Err(_) if once.is_none() && what != Make::FileIfNone => return Err(Errno(libc::EEXIST)),
-                Err(_) => {}
-            }
-            // It is there: it may be the one that is meant.
-            let (handle, attr) = match self.lookup(caller, dir, name) {
-                Err(Errno(libc::ENOENT)) => continue,
-                found => found?,
-            };
-            let meant = match once {
-                Some((atime, mtime)) => attr.size_bytes == 0 && (attr.atime, attr.mtime) == (atime, mtime),
-                None => true,
-            };
-            return match attr.kind {
-                Kind::File if meant => Ok((handle, attr)),
-                Kind::Directory if once.is_none() => Err(Errno(libc::EISDIR)),
-                _ => Err(Errno(libc::EEXIST)),
-            };
-        }
-        Err(Errno(libc::EEXIST))
+        let set = wanted(what, set);
+        let make = || self.finish(caller, &at, name, self.make_new(caller, &at, name, what, set.mode)?, &set);
+        make_or_find(what, make, || self.lookup(caller, dir, name), |(_, attr)| Ok(bears(attr, what)))
     }
 
     /// Makes a node that must not exist. Gives a new file's descriptor.
@@ -138,7 +98,7 @@ impl Shared {
         name: &[u8],
         opened: Option<OwnedFd>,
         set: &SetAttr,
-    ) -> Result<(Handle, Attr)> {
+    ) -> Result<Found> {
         let fd = match &opened {
             Some(file) => rustix::fs::open(proc_path(file.as_fd()), NAMING - OFlags::NOFOLLOW, Mode::empty())?,
             None => {
@@ -260,7 +220,7 @@ impl Backend for PosixTree {
         Ok(self.shared.root)
     }
 
-    fn lookup(&self, caller: &Caller, dir: &Handle, name: &[u8]) -> Result<(Handle, Attr)> {
+    fn lookup(&self, caller: &Caller, dir: &Handle, name: &[u8]) -> Result<Found> {
         self.shared.lookup(caller, dir, name)
     }
 
@@ -284,14 +244,7 @@ impl Backend for PosixTree {
         self.shared.rights(caller, &node, wanted)
     }
 
-    fn make(
-        &self,
-        caller: &Caller,
-        dir: &Handle,
-        name: &[u8],
-        what: Make<'_>,
-        set: &SetAttr,
-    ) -> Result<(Handle, Attr)> {
+    fn make(&self, caller: &Caller, dir: &Handle, name: &[u8], what: Make<'_>, set: &SetAttr) -> Result<Found> {
         self.shared.make(caller, dir, name, what, set)
     }
 

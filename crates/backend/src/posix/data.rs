@@ -23,13 +23,7 @@ impl Shared {
         if let Some(open) = node.open_for(number, what, self.nodes.now_ms()) {
             return Ok(open);
         }
-        match (what, node.kind) {
-            (Use::List, Kind::Directory) | (Use::Read | Use::Write, Kind::File) => {}
-            (Use::List, _) => return Err(Errno(libc::ENOTDIR)),
-            (_, Kind::Directory) => return Err(Errno(libc::EISDIR)),
-            // Devices, pipes and sockets are the client's own machine's matter.
-            _ => return Err(Errno(libc::EINVAL)),
-        }
+        node.check_use(what)?;
         let (fd, rights) = self.open_checked(caller, node, what)?;
         Ok(self.nodes.add_open(node, fd, number, rights))
     }
@@ -140,11 +134,8 @@ impl Shared {
         if !stable {
             return Ok(());
         }
-        let _syncing = node.syncing.lock();
-        self.losses.check(&node.handle)?;
-        // The descriptor stays marked: what others wrote through it meanwhile may need another sync.
-        let synced = rustix::io::retry_on_intr(|| rustix::fs::fdatasync(&open.fd));
-        self.losses.observe(&node.handle, synced.map_err(Errno::from))
+        let sync = || rustix::io::retry_on_intr(|| rustix::fs::fdatasync(&open.fd)).map_err(Errno::from);
+        node.sync_stable(&self.losses, sync)
     }
 
     pub(super) fn truncate(&self, caller: &Caller, node: &Node, size_bytes: u64) -> Result<()> {
@@ -199,32 +190,12 @@ impl Shared {
 
     pub(super) fn sync(&self, node: &Node) -> Result<()> {
         let _syncing = node.syncing.lock();
-        self.losses.check(&node.handle)?;
-        let unsynced = node.unsynced();
-        for open in &unsynced {
-            // Before the sync: a write that comes meanwhile needs another.
-            open.unsynced.store(false, Ordering::Release);
+        if node.sync_written(&self.losses)? {
+            return Ok(());
         }
-        let mut synced = Ok(());
-        for open in &unsynced {
-            synced = self
-                .losses
-                .observe(&node.handle, Files::sync(&open.fd))
-                .inspect_err(|_| open.unsynced.store(true, Ordering::Release))
-                .and(synced);
-        }
-        if unsynced.is_empty() {
-            // Others' writes, the attributes, the names of a directory.
-            let open = match node.any_open() {
-                Some(open) => open,
-                None => self.open_for(
-                    self.identity.own(),
-                    node,
-                    if node.kind == Kind::Directory { Use::List } else { Use::Read },
-                )?,
-            };
-            synced = self.losses.observe(&node.handle, Files::sync(&open.fd));
-        }
-        synced
+        // Others' writes, the attributes, the names of a directory.
+        let what = if node.kind == Kind::Directory { Use::List } else { Use::Read };
+        let open = node.any_open().map_or_else(|| self.open_for(self.identity.own(), node, what), Ok)?;
+        self.losses.observe(&node.handle, Files::sync(&open.fd))
     }
 }

@@ -86,8 +86,10 @@ typedef struct impresario_request {
     uint32_t member;     /* its index in the batch, from 0 */
     uint32_t lane;
     uint32_t op;
-    uint32_t reserved;
+    uint32_t flags;      /* 0, or IMPRESARIO_SPECULATIVE: nobody has requested it yet */
 } impresario_request_t;
+
+#define IMPRESARIO_SPECULATIVE 1u
 
 /* A batch: requests of one file, lane and operation whose ranges touch, in order of offset. One preadv or pwritev
  * serves it. With IMPRESARIO_LANE_OFFSET ranges touch on the lane: use lane_offset then. The library owns it. It stays
@@ -103,7 +105,7 @@ typedef struct impresario_batch {
     uint32_t count;      /* at least 1 */
     uint32_t lane;
     uint32_t op;
-    uint32_t reserved;
+    uint32_t flags;      /* 0, or IMPRESARIO_SPECULATIVE: its last request, or its only one, is a speculation */
 } impresario_batch_t;
 
 /* Receives one request. Complete it with impresario_complete_request(), here or later, on any thread. The struct may be
@@ -115,6 +117,22 @@ typedef void (*impresario_batch_fn)(void *arg, impresario_t *scheduler, const im
 
 /* Receives the token of a request that will not be served: cancelled, or queued when its scheduler was destroyed. */
 typedef void (*impresario_token_fn)(void *arg, uint64_t token);
+
+/* Reading ahead (read_ahead_bytes). The library predicts what clients will read. Each predicted extent becomes a
+ * speculation: a request with IMPRESARIO_SPECULATIVE, last in the batch of the reads that it continues, or alone. Serve it
+ * by reading its bytes into a memory where later reads find them, such as the page cache, and complete it as others; one
+ * that completes short, without an error, tells where the file ends. Its replies go to nobody: answer the batch's other
+ * requests without waiting for it. A request that overtakes it, or a write that covers it, takes it back.
+ * A file's requests must go to one lane, without IMPRESARIO_LANE_OFFSET. */
+
+/* Asked during impresario_submit(), without any lock held, whether an extent that `after` makes likely may be read ahead.
+ * Returns 0 after setting *token, the token of its request; anything else refuses it. */
+typedef int (*impresario_ahead_fn)(void *arg, const impresario_submission_t *after, uint64_t offset, uint64_t len,
+                                   uint64_t *token);
+
+/* Tells whether a byte of the request's file is in memory: 1 yes, 0 no, negative: not known. May be called with a lock
+ * held: it must not wait, nor call the library. */
+typedef int (*impresario_in_memory_fn)(void *arg, const impresario_request_t *of, uint64_t offset);
 
 /* Options of a scheduler. Every zero member means its default. */
 typedef struct impresario_options {
@@ -135,11 +153,22 @@ typedef struct impresario_options {
     uint32_t dispatch_threads; /* threads for callbacks, 1 to 256; default: one per lane, at most 8;
                                   IMPRESARIO_INLINE: callbacks that do not block run on the threads that submit and
                                   complete, after those calls have done their work and released their locks */
+    uint64_t read_ahead_bytes; /* bytes read ahead and not yet requested, at most, 4 MiB to 64 GiB; default: none. Needs
+                                  may_read_ahead and ahead_dropped, with which it can also be set later */
+    impresario_ahead_fn may_read_ahead; /* accepts or refuses a speculation */
+    impresario_token_fn ahead_dropped;  /* an accepted speculation will not be delivered. Called during later calls and on
+                                           the library's threads, without any lock held; also by impresario_destroy() */
+    impresario_in_memory_fn in_memory;  /* NULL: not known; the library then does not see when memory loses what was read
+                                           ahead before it is used */
+    uint32_t lane_speculations; /* speculations with the program at a time per lane that continue no request; default 16 */
+    uint32_t sorted_below;     /* 1: what is below the program sorts requests itself (a kernel's scheduler, a page cache);
+                                  for the policy auto */
 } impresario_options_t;
 
 #define IMPRESARIO_NO_WAIT UINT32_MAX
 #define IMPRESARIO_INLINE UINT32_MAX
-#define IMPRESARIO_OPTIONS_INIT { sizeof(impresario_options_t), NULL, NULL, NULL, NULL, 0, 0, 0, 0, 0, 0, 0, 0, 0 }
+#define IMPRESARIO_OPTIONS_INIT { sizeof(impresario_options_t), NULL, NULL, NULL, NULL, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, \
+                                  NULL, NULL, NULL, 0, 0 }
 
 /* Statistics since the scheduler was created or reset. Times are nanoseconds. */
 typedef struct impresario_stats {
@@ -160,6 +189,13 @@ typedef struct impresario_stats {
     double requests_per_batch;
     double bytes_per_batch;
     double offset_distance_bytes; /* mean between consecutive batches of one file */
+    uint64_t ahead_predicted_bytes; /* that reads made likely */
+    uint64_t ahead_read_bytes;      /* of these, delivered as speculations */
+    uint64_t ahead_hit_bytes;       /* predicted, and requested afterwards */
+    uint64_t ahead_wasted_bytes;    /* predicted, and not requested in time, or lost from memory before that */
+    uint64_t ahead_outstanding_bytes; /* predicted, and still to come */
+    uint64_t ahead_withheld_bytes;  /* not predicted because the budget was used up */
+    uint64_t ahead_stops;           /* times that a stream's predictions did not pay and were stopped */
 } impresario_stats_t;
 
 /* A policy, and a parameter of one. The strings live as long as the process. */
@@ -235,6 +271,9 @@ int impresario_set_policy(impresario_t *scheduler, const char *policy);
 /* Changes lane_requests and lane_bytes of the options, live; 0 leaves one as it is. Batches that are with the program
  * beyond a smaller depth stay there. */
 int impresario_set_depth(impresario_t *scheduler, uint32_t lane_requests, uint64_t lane_bytes);
+
+/* Changes read_ahead_bytes of the options, live; 0: nothing more is read ahead. The policy "none" reads nothing ahead. */
+int impresario_set_read_ahead(impresario_t *scheduler, uint64_t bytes);
 
 /* Dispatches no batch to a lane for span_us; 0 ends a hold. */
 int impresario_hold(impresario_t *scheduler, uint32_t lane, uint64_t span_us);

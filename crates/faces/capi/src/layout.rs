@@ -59,7 +59,7 @@ fn c_and_rust_agree_on_every_struct() {
             member,
             lane,
             op,
-            reserved
+            flags
         ),
         layout!(
             "impresario_batch_t",
@@ -74,7 +74,7 @@ fn c_and_rust_agree_on_every_struct() {
             count,
             lane,
             op,
-            reserved
+            flags
         ),
         layout!(
             "impresario_options_t",
@@ -92,11 +92,18 @@ fn c_and_rust_agree_on_every_struct() {
             node_rank,
             shared_space,
             submit_timeout_ms,
-            dispatch_threads
+            dispatch_threads,
+            read_ahead_bytes,
+            may_read_ahead,
+            ahead_dropped,
+            in_memory,
+            lane_speculations,
+            sorted_below
         ),
         layout!("impresario_stats_t", StatsC, size, accepted, completed, failed, cancelled, blocked, batches, read_bytes,
             write_bytes, queued, in_flight, file_switches, queue_ns as "queue_ns_p50", service_ns as "service_ns_p50",
-            requests_per_batch, bytes_per_batch, offset_distance_bytes),
+            requests_per_batch, bytes_per_batch, offset_distance_bytes, ahead_predicted_bytes, ahead_read_bytes,
+            ahead_hit_bytes, ahead_wasted_bytes, ahead_outstanding_bytes, ahead_withheld_bytes, ahead_stops),
         layout!("impresario_policy_info_t", PolicyInfoC, size, name, summary, source, params),
         layout!("impresario_param_info_t", ParamInfoC, size, name, default_value, range, summary),
     ];

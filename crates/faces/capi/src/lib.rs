@@ -8,11 +8,14 @@ mod report;
 mod structs;
 
 use std::ffi::{c_char, c_int, c_void};
+use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicPtr, Ordering};
 use std::time::Duration;
 
-use impresario_embed::{Batch, Delivery, Dispatch, Identity, Member, Misuse, Options, Receiver, Scheduler, guard};
+use impresario_embed::{
+    Ahead, Batch, Delivery, Dispatch, Identity, Member, Misuse, Options, Receiver, Scheduler, Submit, guard,
+};
 use impresario_sched::Nanos;
 
 pub use handles::Handle;
@@ -28,6 +31,11 @@ pub type RequestFn = unsafe extern "C" fn(*mut c_void, *mut Handle, *const Membe
 pub type BatchFn = unsafe extern "C" fn(*mut c_void, *mut Handle, *const Batch);
 /// `impresario_token_fn`.
 pub type TokenFn = unsafe extern "C" fn(*mut c_void, u64);
+
+/// `impresario_ahead_fn`.
+pub type AheadFn = unsafe extern "C" fn(*mut c_void, *const SubmissionC, u64, u64, *mut u64) -> c_int;
+/// `impresario_in_memory_fn`.
+pub type InMemoryFn = unsafe extern "C" fn(*mut c_void, *const Member, u64) -> c_int;
 
 /// A refused call: the errno and the text.
 pub(crate) struct Refusal(c_int, String);
@@ -49,7 +57,7 @@ impl From<Misuse> for Refusal {
         let errno = match &misuse {
             Misuse::Closed => libc::ESHUTDOWN,
             Misuse::Full(_) => libc::EAGAIN,
-            Misuse::Request(_) | Misuse::NoMember { .. } | Misuse::NotPolled => libc::EINVAL,
+            Misuse::Request(_) | Misuse::NoMember { .. } | Misuse::NotPolled | Misuse::NoAhead => libc::EINVAL,
             Misuse::NoBatch { .. } => libc::ENOENT,
             Misuse::Twice { .. } | Misuse::Mixed { .. } => libc::EALREADY,
             Misuse::InCallback => libc::EDEADLK,
@@ -114,6 +122,49 @@ impl Callbacks {
     }
 }
 
+/// The program's functions for reading ahead, with their argument.
+struct AheadCalls {
+    accept: AheadFn,
+    dropped: TokenFn,
+    in_memory: Option<InMemoryFn>,
+    arg: *mut c_void,
+}
+
+// SAFETY: `arg` is only passed to the program's own functions, which the header says run on several threads.
+unsafe impl Send for AheadCalls {}
+// SAFETY: as above; nothing here is changed.
+unsafe impl Sync for AheadCalls {}
+
+impl Ahead for AheadCalls {
+    fn accept(&self, after: &Submit, extent: Range<u64>) -> Option<u64> {
+        let (after, mut token) = (SubmissionC::of(after), 0);
+        // SAFETY: the header's contract of `may_read_ahead`; both addresses are of this frame.
+        let refused = unsafe { (self.accept)(self.arg, &after, extent.start, extent.end - extent.start, &mut token) };
+        (refused == 0).then_some(token)
+    }
+
+    fn dropped(&self, token: u64) {
+        // SAFETY: the header's contract of `ahead_dropped`.
+        unsafe { (self.dropped)(self.arg, token) }
+    }
+
+    fn in_memory(&self, of: &Member, at: u64) -> Option<bool> {
+        // SAFETY: the header's contract of `in_memory`; the request outlives the call.
+        let answer = unsafe { self.in_memory?(self.arg, of, at) };
+        (answer >= 0).then_some(answer > 0)
+    }
+}
+
+/// What a program needs to read ahead: both functions or none.
+fn ahead(given: &OptionsC) -> Result<Option<Box<dyn Ahead>>, Refusal> {
+    let OptionsC { in_memory, arg, .. } = *given;
+    match (given.may_read_ahead, given.ahead_dropped) {
+        (Some(accept), Some(dropped)) => Ok(Some(Box::new(AheadCalls { accept, dropped, in_memory, arg }))),
+        (None, None) => Ok(None),
+        _ => Err(Refusal::invalid("reading ahead needs both may_read_ahead and ahead_dropped; one is NULL")),
+    }
+}
+
 fn create(options: *const OptionsC, text: Option<&str>) -> Result<*mut Handle, Refusal> {
     // SAFETY: the header requires NULL or a struct of at least its own `size`.
     let given = unsafe { OptionsC::read(options) }?;
@@ -132,7 +183,7 @@ fn create(options: *const OptionsC, text: Option<&str>) -> Result<*mut Handle, R
     }
     let receiver =
         if polled { Receiver::Poll } else { Receiver::Call(Box::new(move |delivery| callbacks.call(delivery))) };
-    let scheduler = Arc::new(Scheduler::new(options, receiver)?);
+    let scheduler = Arc::new(Scheduler::reading_ahead(options, receiver, ahead(&given)?)?);
     let entered = handles::enter(scheduler)?;
     handle.store(entered, Ordering::Release);
     Ok(entered)
@@ -411,6 +462,15 @@ pub extern "C" fn impresario_hold(scheduler: *mut Handle, lane: u32, span_us: u6
 pub extern "C" fn impresario_set_depth(scheduler: *mut Handle, lane_requests: u32, lane_bytes: u64) -> c_int {
     on(scheduler, |s| {
         s.set_depth(lane_requests, lane_bytes);
+        Ok(0)
+    })
+}
+
+/// Changes how much is read ahead.
+#[unsafe(no_mangle)]
+pub extern "C" fn impresario_set_read_ahead(scheduler: *mut Handle, bytes: u64) -> c_int {
+    on(scheduler, |s| {
+        s.set_read_ahead(bytes)?;
         Ok(0)
     })
 }

@@ -39,6 +39,7 @@ pub unsafe extern "C" fn impresario_stats(scheduler: *mut Handle, stats: *mut St
     on(scheduler, |s| {
         let status = s.status();
         let report = status.statistics;
+        let (ahead, ahead_read_bytes) = s.read_ahead().unwrap_or_default();
         let report = StatsC {
             size: 0,
             accepted: report.accepted,
@@ -57,6 +58,13 @@ pub unsafe extern "C" fn impresario_stats(scheduler: *mut Handle, stats: *mut St
             requests_per_batch: report.batch_requests.mean,
             bytes_per_batch: report.batch_bytes.mean,
             offset_distance_bytes: report.offset_distance_bytes.mean,
+            ahead_predicted_bytes: ahead.predicted_bytes,
+            ahead_read_bytes,
+            ahead_hit_bytes: ahead.hit_bytes,
+            ahead_wasted_bytes: ahead.wasted_bytes,
+            ahead_outstanding_bytes: ahead.outstanding_bytes,
+            ahead_withheld_bytes: ahead.withheld_bytes,
+            ahead_stops: ahead.stops,
         };
         // SAFETY: as this function's caller promises.
         unsafe { fill(stats, report, "stats") }?;
@@ -71,7 +79,11 @@ pub unsafe extern "C" fn impresario_stats(scheduler: *mut Handle, stats: *mut St
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn impresario_stats_json(scheduler: *mut Handle, text: *mut c_char, size: usize) -> c_int {
     on(scheduler, |s| {
-        let json = serde_json::to_string(&s.status()).map_err(|e| format!("JSON failed: {e}"))?;
+        let mut status = serde_json::to_value(s.status()).map_err(|e| format!("JSON failed: {e}"))?;
+        if let (Some(status), Some(ahead)) = (status.as_object_mut(), s.describe_read_ahead()) {
+            status.insert("read_ahead".into(), ahead);
+        }
+        let json = status.to_string();
         if size > 0 && !text.is_null() {
             let len = json.len().min(size - 1);
             // SAFETY: `size` bytes are there, as the caller promises, and `len` + 1 of them are written.

@@ -4,9 +4,9 @@ use std::ffi::{c_char, c_void};
 use std::mem::size_of;
 use std::time::Duration;
 
-use impresario_embed::{Dispatch, Options, Submit, guard, op_of, parse_policy};
+use impresario_embed::{Dispatch, Options, Submit, guard, op_code, op_of, parse_policy};
 
-use crate::{BatchFn, Refusal, RequestFn};
+use crate::{AheadFn, BatchFn, InMemoryFn, Refusal, RequestFn, TokenFn};
 
 /// Copies a struct that starts with its size. Members that the program's version lacks become zero; members that ours
 /// lacks must be zero.
@@ -70,6 +70,26 @@ impl SubmissionC {
         unsafe { copy_sized(from, size_of::<SubmissionC>(), "submission") }
     }
 
+    /// What the program submitted.
+    pub(crate) fn of(s: &Submit) -> SubmissionC {
+        SubmissionC {
+            size: size_of::<SubmissionC>(),
+            file: s.file,
+            offset: s.offset,
+            len: s.len,
+            token: s.token,
+            client: s.client,
+            job: s.job,
+            lane_offset: s.lane_offset.unwrap_or(0),
+            connection: s.connection,
+            user: s.user,
+            op: op_code(s.op),
+            lane: s.lane.into(),
+            flags: if s.lane_offset.is_some() { LANE_OFFSET } else { 0 },
+            reserved: 0,
+        }
+    }
+
     pub(crate) fn submit(&self) -> Result<Submit, Refusal> {
         let Some(op) = op_of(self.op) else {
             return Err(Refusal::invalid(format!(
@@ -117,6 +137,12 @@ pub struct OptionsC {
     pub(crate) shared_space: u32,
     pub(crate) submit_timeout_ms: u32,
     pub(crate) dispatch_threads: u32,
+    pub(crate) read_ahead_bytes: u64,
+    pub(crate) may_read_ahead: Option<AheadFn>,
+    pub(crate) ahead_dropped: Option<TokenFn>,
+    pub(crate) in_memory: Option<InMemoryFn>,
+    pub(crate) lane_speculations: u32,
+    pub(crate) sorted_below: u32,
 }
 
 impl OptionsC {
@@ -145,11 +171,14 @@ impl OptionsC {
         o.total_requests = or(self.total_requests, o.total_requests);
         o.queue_requests = or(self.queue_requests, o.queue_requests);
         o.node_rank = self.node_rank;
-        o.shared_space = match self.shared_space {
-            0 => false,
-            1 => true,
-            other => return Err(Refusal::invalid(format!("shared_space = {other}: give 0 or 1"))),
+        let yes = |name: &str, value: u32| match value {
+            0 | 1 => Ok(value == 1),
+            other => Err(Refusal::invalid(format!("{name} = {other}: give 0 or 1"))),
         };
+        o.shared_space = yes("shared_space", self.shared_space)?;
+        o.sorted_below = yes("sorted_below", self.sorted_below)?;
+        o.read_ahead_bytes = self.read_ahead_bytes;
+        o.lane_speculations = or(self.lane_speculations, o.lane_speculations);
         o.submit_timeout = match self.submit_timeout_ms {
             0 => o.submit_timeout,
             u32::MAX => Duration::ZERO,
@@ -185,4 +214,11 @@ pub struct StatsC {
     pub(crate) requests_per_batch: f64,
     pub(crate) bytes_per_batch: f64,
     pub(crate) offset_distance_bytes: f64,
+    pub(crate) ahead_predicted_bytes: u64,
+    pub(crate) ahead_read_bytes: u64,
+    pub(crate) ahead_hit_bytes: u64,
+    pub(crate) ahead_wasted_bytes: u64,
+    pub(crate) ahead_outstanding_bytes: u64,
+    pub(crate) ahead_withheld_bytes: u64,
+    pub(crate) ahead_stops: u64,
 }

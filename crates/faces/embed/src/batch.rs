@@ -1,7 +1,7 @@
 //! A delivered batch and its requests, in the layout that C sees.
 
 use impresario_engine::Work;
-use impresario_sched::{Nanos, Op};
+use impresario_sched::{Nanos, Op, Request};
 
 /// The program's own values of a request, which the engine does not keep.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -16,7 +16,12 @@ pub struct Identity {
     pub job: u64,
     /// User.
     pub user: u32,
+    /// Nobody has requested it yet.
+    pub speculative: bool,
 }
+
+/// [`Member::flags`] and [`Batch::flags`]: the request is a speculation; the last request of the batch is one.
+pub const SPECULATIVE: u32 = 1;
 
 /// A request in a batch. `impresario_request_t` of `impresario.h`: the layout is fixed.
 #[repr(C)]
@@ -52,8 +57,8 @@ pub struct Member {
     pub lane: u32,
     /// Operation, see [`op_code`].
     pub op: u32,
-    /// Zero.
-    pub reserved: u32,
+    /// 0 or [`SPECULATIVE`].
+    pub flags: u32,
 }
 
 /// A batch. `impresario_batch_t` of `impresario.h`: the layout is fixed.
@@ -80,8 +85,31 @@ pub struct Batch {
     pub lane: u32,
     /// Operation of all of them, see [`op_code`].
     pub op: u32,
-    /// Zero.
-    pub reserved: u32,
+    /// 0 or [`SPECULATIVE`].
+    pub flags: u32,
+}
+
+impl Member {
+    pub(crate) fn of((request, identity): &(Request, Identity), batch: u64, member: u32) -> Member {
+        Member {
+            id: request.id.0,
+            batch,
+            token: identity.token,
+            file: identity.file,
+            offset: request.extent.file_offset,
+            len: request.extent.len,
+            client: identity.client,
+            job: identity.job,
+            lane_offset: request.extent.lane_offset,
+            arrival_ns: request.arrival.0,
+            connection: request.conn.0,
+            user: identity.user,
+            member,
+            lane: request.extent.lane.0.into(),
+            op: op_code(request.op),
+            flags: if identity.speculative { SPECULATIVE } else { 0 },
+        }
+    }
 }
 
 /// A batch with its requests; reference-counted by its holders.
@@ -101,24 +129,7 @@ impl Delivery {
         let extent = work.batch.extent;
         let op = op_code(work.batch.op);
         let lane = u32::from(extent.lane.0);
-        let members = work.parts.iter().enumerate().map(|(i, (request, identity))| Member {
-            id: request.id.0,
-            batch: id,
-            token: identity.token,
-            file: identity.file,
-            offset: request.extent.file_offset,
-            len: request.extent.len,
-            client: identity.client,
-            job: identity.job,
-            lane_offset: request.extent.lane_offset,
-            arrival_ns: request.arrival.0,
-            connection: request.conn.0,
-            user: identity.user,
-            member: i as u32,
-            lane,
-            op,
-            reserved: 0,
-        });
+        let members = work.parts.iter().enumerate().map(|(i, part)| Member::of(part, id, i as u32));
         let members: Box<[Member]> = members.collect();
         let batch = Batch {
             id,
@@ -131,7 +142,7 @@ impl Delivery {
             count: members.len() as u32,
             lane,
             op,
-            reserved: 0,
+            flags: members.last().map_or(0, |m| m.flags),
         };
         Delivery { batch, members }
     }
@@ -141,9 +152,17 @@ impl Delivery {
         &self.batch
     }
 
-    /// Its requests, in order of offset.
+    /// Its requests, in order of offset; a speculation is the last.
     pub fn members(&self) -> &[Member] {
         &self.members
+    }
+
+    /// Its requests that were requested, and the speculation, if there is one.
+    pub(crate) fn apart(&self) -> (&[Member], Option<&Member>) {
+        match self.members.split_last() {
+            Some((last, rest)) if last.flags & SPECULATIVE != 0 => (rest, Some(last)),
+            _ => (&self.members, None),
+        }
     }
 }
 

@@ -8,7 +8,8 @@ use impresario_base::slab::{Key, Slab};
 use impresario_engine::{Outcome, Ticket, Work, now};
 use impresario_sched::Nanos;
 
-use crate::{Delivery, Identity, Misuse};
+use crate::foresight::Foresight;
+use crate::{Delivery, Identity, Misuse, SPECULATIVE};
 
 /// Bits of a batch number that select its shard, so that threads rarely contend for one lock.
 const SHARD_BITS: u32 = 3;
@@ -21,6 +22,8 @@ struct Flight {
     open: Vec<bool>,
     left: u32,
     bytes: u64,
+    /// Bytes of the speculation among them.
+    ahead_bytes: Option<u64>,
     /// The first error in order of offset, with its member.
     error: Option<(u32, i32)>,
 }
@@ -53,7 +56,7 @@ impl Flights {
             let id = generation << 32 | u64::from(key.index) << SHARD_BITS | shard as u64;
             let delivery = Arc::new(Delivery::new(id, &work, work.dispatched));
             let left = delivery.members().len() as u32;
-            Flight { ticket: work.ticket, delivery, open: Vec::new(), left, bytes: 0, error: None }
+            Flight { ticket: work.ticket, delivery, open: Vec::new(), left, bytes: 0, ahead_bytes: None, error: None }
         });
         Arc::clone(&s[key].delivery)
     }
@@ -73,7 +76,7 @@ impl Flights {
     }
 
     /// Completes a batch. A zero instant is replaced by the time of delivery or by now.
-    pub fn complete(&self, batch: u64, outcome: Outcome) -> Result<(), Misuse> {
+    pub fn complete(&self, batch: u64, outcome: Outcome, foresight: Option<&Foresight>) -> Result<(), Misuse> {
         let flight = {
             let (mut shard, index) = self.shard(batch);
             let flight = Self::find(&mut shard, batch, index)?;
@@ -82,12 +85,18 @@ impl Flights {
             }
             Self::take(&mut shard, batch, index)?
         };
-        flight.finish(outcome);
+        flight.finish(outcome, foresight);
         Ok(())
     }
 
     /// Completes one member; the last one completes the batch.
-    pub fn complete_member(&self, batch: u64, member: u32, errno: i32, bytes: u64) -> Result<(), Misuse> {
+    pub fn complete_member(
+        &self,
+        (batch, member): (u64, u32),
+        errno: i32,
+        bytes: u64,
+        foresight: Option<&Foresight>,
+    ) -> Result<(), Misuse> {
         let flight = {
             let (mut shard, index) = self.shard(batch);
             let flight = Self::find(&mut shard, batch, index)?;
@@ -102,6 +111,9 @@ impl Flights {
             }
             flight.left -= 1;
             flight.bytes = flight.bytes.saturating_add(bytes);
+            if flight.delivery.members()[member as usize].flags & SPECULATIVE != 0 {
+                flight.ahead_bytes = Some(bytes);
+            }
             if errno != 0 && flight.error.is_none_or(|(first, _)| member < first) {
                 flight.error = Some((member, errno));
             }
@@ -112,7 +124,8 @@ impl Flights {
         };
         let errno = flight.error.map_or(0, |(_, errno)| errno);
         let bytes_done = flight.bytes;
-        flight.finish(Outcome { errno, bytes_done, started: Nanos::ZERO, finished: Nanos::ZERO });
+        let outcome = Outcome { errno, bytes_done, started: Nanos::ZERO, finished: Nanos::ZERO };
+        flight.finish(outcome, foresight);
         Ok(())
     }
 
@@ -135,7 +148,7 @@ impl Flights {
 }
 
 impl Flight {
-    fn finish(self, mut outcome: Outcome) {
+    fn finish(self, mut outcome: Outcome, foresight: Option<&Foresight>) {
         // Overlapping reads share bytes: a batch cannot transfer more than its whole range.
         let hull = self.delivery.batch().len;
         outcome.bytes_done = outcome.bytes_done.min(hull);
@@ -144,6 +157,14 @@ impl Flight {
         }
         if outcome.finished == Nanos::ZERO {
             outcome.finished = now();
+        }
+        if let (Some(foresight), (asked, Some(ahead))) = (foresight, self.delivery.apart()) {
+            let before = ahead.lane_offset - self.delivery.batch().lane_offset;
+            let bytes = self.ahead_bytes.unwrap_or(outcome.bytes_done.saturating_sub(before));
+            let took_ns = outcome.finished.since(outcome.started).0;
+            foresight.ended(ahead, asked.is_empty(), (outcome.errno, bytes), took_ns);
+            // The statistics are of what was requested.
+            outcome.bytes_done = outcome.bytes_done.min(before);
         }
         self.ticket.complete(outcome);
     }

@@ -11,6 +11,7 @@
 
 mod batch;
 mod flights;
+mod foresight;
 pub mod guard;
 mod options;
 mod ready;
@@ -23,10 +24,13 @@ use std::time::{Duration, Instant};
 
 use impresario_base::lock::Mutex;
 use impresario_engine::{Engine, EngineConfig, Executor, Outcome, Refused, Started, Submission, Work, now};
-use impresario_sched::{ConnId, LaneId, Nanos, Op, PolicySpec, RequestId, Status};
+use impresario_sched::{ConnId, LaneId, Nanos, Op, PolicySpec, RequestId, Status, policy};
 
-pub use batch::{Batch, Delivery, Identity, Member, op_code, op_of};
+pub use batch::{Batch, Delivery, Identity, Member, SPECULATIVE, op_code, op_of};
 use flights::Flights;
+pub use foresight::Ahead;
+use foresight::Foresight;
+use impresario_foresight::Totals;
 pub use options::{Dispatch, Options, parse_policy};
 use ready::{Ready, Taken, Wait};
 pub use traced::Traces;
@@ -121,6 +125,9 @@ pub enum Misuse {
     /// The scheduler has callbacks and cannot be polled.
     #[error("this scheduler has callbacks; polling needs one without")]
     NotPolled,
+    /// The scheduler was made without what reading ahead needs.
+    #[error("this scheduler does not read ahead; it needs the functions that accept and take back speculations")]
+    NoAhead,
     /// A shutdown from a callback would wait for itself.
     #[error("a callback of this scheduler is running on this thread; shut it down from another thread")]
     InCallback,
@@ -149,6 +156,7 @@ struct Hands {
     flights: Flights,
     receiver: Receiver,
     inline: bool,
+    foresight: Option<Foresight>,
     /// Dispatched at the instant of closing.
     late: Mutex<Vec<Identity>>,
 }
@@ -193,6 +201,12 @@ impl Executor<Identity> for Hands {
         true
     }
 
+    fn given_up(&self, identity: Identity) {
+        if let Some(foresight) = &self.foresight {
+            foresight.give_up(identity.token);
+        }
+    }
+
     fn start(&self, work: Work<Identity>) -> Started<Identity> {
         // In inline mode a thread inside a call looks for work after the call; other threads leave it to the
         // dispatcher.
@@ -200,8 +214,8 @@ impl Executor<Identity> for Hands {
         match self.ready.push(work, wake) {
             None => Started::Pending,
             Some(work) => {
-                let parts = work.parts.iter().map(|(_, identity)| *identity);
-                self.late.lock().extend(parts);
+                let asked = self.without_speculations(work.parts.iter().map(|(_, identity)| *identity));
+                self.late.lock().extend(asked);
                 let at = now();
                 Started::Finished(work.ticket, Outcome { errno: EIO, bytes_done: 0, started: at, finished: at })
             }
@@ -210,16 +224,40 @@ impl Executor<Identity> for Hands {
 }
 
 impl Hands {
+    /// Enters a batch that is to be delivered; `None` if it need not be.
+    fn enter(&self, mut work: Work<Identity>) -> Option<Arc<Delivery>> {
+        self.foresight.iter().for_each(|foresight| foresight.leave_out_what_is_there(&mut work));
+        let delivery = self.flights.enter(work);
+        if self.foresight.as_ref().is_none_or(|foresight| foresight.deliver(&delivery)) {
+            return Some(delivery);
+        }
+        let (at, bytes_done) = (now(), delivery.batch().len);
+        let there = Outcome { errno: 0, bytes_done, started: at, finished: at };
+        let _ = self.flights.complete(delivery.batch().id, there, None);
+        None
+    }
+
+    /// Those of requests; the speculations among them are given up.
+    fn without_speculations(&self, identities: impl Iterator<Item = Identity>) -> Vec<Identity> {
+        let (ahead, asked): (Vec<_>, Vec<_>) = identities.partition(|identity| identity.speculative);
+        ahead.into_iter().for_each(|identity| self.given_up(identity));
+        asked
+    }
+
+    fn hand_back(&self) {
+        self.foresight.iter().for_each(Foresight::hand_back);
+    }
+
     fn call(&self, work: Work<Identity>) {
         let Receiver::Call(callback) = &self.receiver else { return };
-        let delivery = self.flights.enter(work);
+        let Some(delivery) = self.enter(work) else { return };
         let _mark = Mark::new(self, Inside::Callback);
         let called = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| callback(&delivery)));
         if called.is_err() {
             // The panic's text is on stderr; the scheduler continues without this batch.
             let at = Nanos::ZERO;
             let failed = Outcome { errno: EIO, bytes_done: 0, started: at, finished: at };
-            let _ = self.flights.complete(delivery.batch().id, failed);
+            let _ = self.flights.complete(delivery.batch().id, failed, self.foresight.as_ref());
         }
     }
 
@@ -230,6 +268,7 @@ impl Hands {
                 self.call(work);
             }
             self.ready.served(lane);
+            self.hand_back();
         }
     }
 
@@ -237,20 +276,29 @@ impl Hands {
     fn inside<R>(&self, call: impl FnOnce() -> R) -> R {
         // Within a callback, the outermost call runs the batches that this one releases: no recursion.
         if !self.inline || Mark::there(self, Inside::Call) {
-            return call();
+            let answer = call();
+            self.hand_back();
+            return answer;
         }
-        let _mark = Mark::new(self, Inside::Call);
+        let mark = Mark::new(self, Inside::Call);
         let answer = call();
+        self.run_some();
+        drop(mark);
+        self.hand_back();
+        answer
+    }
+
+    /// Runs the callbacks that are pending, up to a number of batches.
+    fn run_some(&self) {
         let mut works = Vec::new();
         for _ in 0..INLINE_BATCHES {
-            let Taken::Some(lane) = self.ready.take(Wait::No, &mut works, false) else { return answer };
+            let Taken::Some(lane) = self.ready.take(Wait::No, &mut works, false) else { return };
             for work in works.drain(..) {
                 self.call(work);
             }
             self.ready.served(lane);
         }
         self.ready.nudge();
-        answer
     }
 }
 
@@ -273,7 +321,19 @@ impl Scheduler {
 
     /// Creates a scheduler, or reports in one line what is wrong with the options.
     pub fn new(options: Options, receiver: Receiver) -> Result<Scheduler, String> {
+        Scheduler::reading_ahead(options, receiver, None)
+    }
+
+    /// The same for a program that can read ahead, up to [`Options::read_ahead_bytes`].
+    pub fn reading_ahead(
+        options: Options,
+        receiver: Receiver,
+        ahead: Option<Box<dyn Ahead>>,
+    ) -> Result<Scheduler, String> {
         options.check()?;
+        if options.read_ahead_bytes > 0 && ahead.is_none() {
+            return Err(format!("read_ahead_bytes = {}: {}", options.read_ahead_bytes, Misuse::NoAhead));
+        }
         guard::watch_forks();
         let _quiet = guard::Quiet::new(); // until all threads are started: they inherit it
         let polled = matches!(receiver, Receiver::Poll);
@@ -281,11 +341,14 @@ impl Scheduler {
         let inline = !polled && options.dispatch == Dispatch::Inline;
         // The program itself limits its pollers and inline threads.
         let per_lane = if polled || inline { u32::MAX } else { threads / u32::from(options.lanes) };
+        let lane_speculations = if ahead.is_some() { options.lane_speculations } else { 0 };
+        let speculates = policy::speculates(&options.policy);
         let hands = Arc::new(Hands {
             ready: Ready::new(options.lanes, per_lane),
             flights: Flights::default(),
             receiver,
             inline,
+            foresight: ahead.map(|ahead| Foresight::new(ahead, options.read_ahead_bytes, speculates)),
             late: Mutex::default(),
         });
         let config = EngineConfig {
@@ -298,6 +361,8 @@ impl Scheduler {
             queue_requests: options.queue_requests,
             submit_timeout: options.submit_timeout,
             cost: options.cost,
+            sorted_below: options.sorted_below,
+            lane_speculations,
             ..EngineConfig::new(options.policy)
         };
         let engine =
@@ -364,11 +429,13 @@ impl Scheduler {
             user: s.user,
             speculative: false,
         };
-        let identity = Identity { token: s.token, file: s.file, client: s.client, job: s.job, user: s.user };
+        let identity =
+            Identity { token: s.token, file: s.file, client: s.client, job: s.job, user: s.user, speculative: false };
+        let ahead = self.hands.foresight.as_ref().map_or(Vec::new(), |f| f.observe(s, &submission));
         let waits = !Mark::there(Arc::as_ptr(&self.hands), Inside::Callback);
         let submit = || match waits {
-            true => self.engine.submit(submission, identity),
-            false => self.engine.try_submit(submission, identity),
+            true => self.engine.submit_ahead(submission, identity, ahead),
+            false => self.engine.try_submit_ahead(submission, identity, ahead),
         };
         match self.hands.inside(submit) {
             Ok(id) => Ok(id.0),
@@ -389,12 +456,18 @@ impl Scheduler {
             Instant::now().checked_add(patience).map_or(Wait::ForWork, Wait::Until)
         };
         let mut works = Vec::with_capacity(1);
-        match self.hands.ready.take(wait, &mut works, false) {
-            Taken::Some(lane) => self.hands.ready.served(lane),
-            Taken::Nothing => return Ok(None),
-            Taken::Closed => return Err(Misuse::Closed),
+        loop {
+            match self.hands.ready.take(wait, &mut works, false) {
+                Taken::Some(lane) => self.hands.ready.served(lane),
+                Taken::Nothing => return Ok(None),
+                Taken::Closed => return Err(Misuse::Closed),
+            }
+            let delivery = works.pop().and_then(|work| self.hands.enter(work));
+            self.hands.hand_back();
+            if delivery.is_some() {
+                return Ok(delivery);
+            }
         }
-        Ok(works.pop().map(|work| self.hands.flights.enter(work)))
     }
 
     /// Completes a batch: 0 or an errno, and the bytes transferred from its start.
@@ -412,12 +485,13 @@ impl Scheduler {
         finished: Nanos,
     ) -> Result<(), Misuse> {
         let outcome = Outcome { errno, bytes_done, started, finished };
-        self.hands.inside(|| self.hands.flights.complete(batch, outcome))
+        self.hands.inside(|| self.hands.flights.complete(batch, outcome, self.hands.foresight.as_ref()))
     }
 
     /// Completes one request of a batch; the last one completes the batch.
     pub fn complete_member(&self, batch: u64, member: u32, errno: i32, bytes: u64) -> Result<(), Misuse> {
-        self.hands.inside(|| self.hands.flights.complete_member(batch, member, errno, bytes))
+        let foresight = self.hands.foresight.as_ref();
+        self.hands.inside(|| self.hands.flights.complete_member((batch, member), errno, bytes, foresight))
     }
 
     /// Cancels a request: returns its identity if it was still queued, `None` if it is with the program or gone.
@@ -432,7 +506,29 @@ impl Scheduler {
 
     /// Switches the policy, live. A refusal changes nothing.
     pub fn set_policy(&self, spec: &PolicySpec) -> Result<(), String> {
-        self.hands.inside(|| self.engine.set_policy(spec)).map_err(|e| e.to_string())
+        self.hands.inside(|| self.engine.set_policy(spec)).map_err(|e| e.to_string())?;
+        self.hands.foresight.iter().for_each(|foresight| foresight.set_speculates(policy::speculates(spec)));
+        Ok(())
+    }
+
+    /// Bytes read ahead and not yet requested, at most, from now on; 0: nothing is read ahead. Out of range, or without
+    /// what reading ahead needs, it is refused.
+    pub fn set_read_ahead(&self, bytes: u64) -> Result<(), Misuse> {
+        options::check_read_ahead(bytes).map_err(Misuse::Request)?;
+        let foresight = self.hands.foresight.as_ref().ok_or(Misuse::NoAhead)?;
+        foresight.set_budget(bytes);
+        Ok(())
+    }
+
+    /// What was predicted and what became of it, and the bytes of the speculations that were delivered; `None` where
+    /// nothing can be read ahead.
+    pub fn read_ahead(&self) -> Option<(Totals, u64)> {
+        self.hands.foresight.as_ref().map(|foresight| (foresight.totals(), foresight.delivered_bytes()))
+    }
+
+    /// The same in full.
+    pub fn describe_read_ahead(&self) -> Option<serde_json::Value> {
+        self.hands.foresight.as_ref().map(Foresight::describe)
     }
 
     /// Dispatches no batch to a lane for this time; zero ends a hold.
@@ -482,7 +578,8 @@ impl Scheduler {
         let patience = patience.min(Duration::from_secs(3600));
         let mut dropped = self.engine.shutdown(patience);
         let untaken = self.hands.ready.close();
-        dropped.extend(untaken.iter().flat_map(|work| work.parts.iter().map(|(_, identity)| *identity)));
+        let parts = untaken.iter().flat_map(|work| work.parts.iter().map(|(_, identity)| *identity));
+        dropped.extend(self.hands.without_speculations(parts));
         drop(untaken); // reported as EIO
         // A batch may be between the engine and us; it arrives within microseconds, or was lost with its thread.
         let arrival = Instant::now() + Duration::from_secs(1);
@@ -504,6 +601,7 @@ impl Scheduler {
         self.threads().extend(running);
         self.hands.flights.abandon();
         dropped.append(&mut self.hands.late.lock());
+        self.hands.hand_back();
         self.stop_trace();
         Ok(Left { dropped, ..left })
     }

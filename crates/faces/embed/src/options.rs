@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use impresario_engine::EngineConfig;
+use impresario_foresight::ALONE_MAX;
 use impresario_sched::{CostCurve, CostModel, LinearCost, Nanos, OpCost, PolicySpec, Table, policy};
 use serde::Deserialize;
 
@@ -43,6 +44,13 @@ pub struct Options {
     pub dispatch: Dispatch,
     /// Time to process, for the policies that use it.
     pub cost: CostModel,
+    /// What is below the program sorts requests itself: the kernel's scheduler, a page cache.
+    pub sorted_below: bool,
+    /// Bytes read ahead of the clients and not yet requested, at most; 0: nothing is read ahead. Needs
+    /// [`Ahead`](crate::Ahead).
+    pub read_ahead_bytes: u64,
+    /// Speculations with the program at a time per lane that continue no request, at most: requests wait for these.
+    pub lane_speculations: u32,
 }
 
 impl Default for Options {
@@ -60,6 +68,9 @@ impl Default for Options {
             submit_timeout: engine.submit_timeout,
             dispatch: Dispatch::Auto,
             cost: engine.cost,
+            sorted_below: engine.sorted_below,
+            read_ahead_bytes: 0,
+            lane_speculations: ALONE_MAX,
         }
     }
 }
@@ -102,6 +113,10 @@ impl Options {
         if self.lane_bytes == 0 {
             return Err("lane_bytes = 0 would let nothing through: give at least 1, or leave it unset".into());
         }
+        if self.lane_speculations == 0 {
+            return Err("lane_speculations = 0 would let none through: set read_ahead_bytes = 0 instead".into());
+        }
+        check_read_ahead(self.read_ahead_bytes)?;
         policy::check(&self.policy, self.lanes).map_err(|e| e.to_string())
     }
 
@@ -142,9 +157,24 @@ impl Options {
             self.cost.write = cost.model("write_cost")?;
             self.cost.source = "configured".into();
         }
+        self.sorted_below = file.sorted_below.unwrap_or(self.sorted_below);
+        self.read_ahead_bytes = file.read_ahead_bytes.unwrap_or(self.read_ahead_bytes);
+        set(&mut self.lane_speculations, file.lane_speculations);
         self.cost.correct = file.correct_cost.unwrap_or(self.cost.correct);
         Ok(self)
     }
+}
+
+/// The least that is worth having.
+const READ_AHEAD_MIN_BYTES: u64 = 4 << 20;
+const READ_AHEAD_MAX_BYTES: u64 = 64 << 30;
+
+/// Reports a budget for reading ahead that is out of range.
+pub(crate) fn check_read_ahead(bytes: u64) -> Result<(), String> {
+    if bytes == 0 || (READ_AHEAD_MIN_BYTES..=READ_AHEAD_MAX_BYTES).contains(&bytes) {
+        return Ok(());
+    }
+    Err(format!("read_ahead_bytes = {bytes}: give {READ_AHEAD_MIN_BYTES} to {READ_AHEAD_MAX_BYTES}, or 0 for none"))
 }
 
 /// A policy from text such as `mlf quantum_bytes=65536`, as [`PolicySpec`] reads it.
@@ -182,6 +212,9 @@ struct File {
     read_cost: Option<Cost>,
     write_cost: Option<Cost>,
     correct_cost: Option<bool>,
+    sorted_below: Option<bool>,
+    read_ahead_bytes: Option<u64>,
+    lane_speculations: Option<u32>,
 }
 
 /// A line, or measured points (size in bytes, nanoseconds).
@@ -217,7 +250,8 @@ mod tests {
         let text = "policy = 'mlf quantum_bytes=65536'\nlanes = 3\nshared_space = true\nlane_requests = 4\n\
                     lane_bytes = 1000000\ntotal_requests = 9\nqueue_requests = 77\nnode_rank = 2\n\
                     submit_timeout_ms = 0\ndispatch_threads = 'inline'\n\
-                    correct_cost = true\n[read_cost]\nfixed_ns = 5\nps_per_byte = 0\n\
+                    correct_cost = true\nsorted_below = true\nread_ahead_bytes = 8388608\n\
+                    lane_speculations = 2\n[read_cost]\nfixed_ns = 5\nps_per_byte = 0\n\
                     [write_cost]\npoints_ns = [[4096, 1000], [8192, 2000]]\n";
         let o = Options::default().read(text).unwrap();
         assert_eq!(o.policy, PolicySpec::named("mlf").with("quantum_bytes", 65536));
@@ -226,6 +260,7 @@ mod tests {
         assert_eq!((o.submit_timeout, o.dispatch), (Duration::ZERO, Dispatch::Inline));
         assert_eq!((o.cost.ttp(Op::Read, 999), o.cost.ttp(Op::Write, 4096)), (Nanos(5), Nanos(1000)));
         assert!(o.cost.correct && !Options::default().cost.correct);
+        assert_eq!((o.sorted_below, o.read_ahead_bytes, o.lane_speculations), (true, 8 << 20, 2));
         let again = o.clone().read("lanes = 4").unwrap();
         assert_eq!((again.lanes, again.queue_requests), (4, 77));
         let table = Options::default().read("policy = { name = 'fifo', merge = true }").unwrap();
@@ -263,6 +298,8 @@ mod tests {
             ("queue_requests = 0", "queue_requests"),
             ("dispatch_threads = 0", "dispatch_threads"),
             ("lane_requests = 0", "lane_requests"),
+            ("lane_speculations = 0", "lane_speculations"),
+            ("read_ahead_bytes = 4096", "read_ahead_bytes = 4096"),
             ("policy = 'nosuch'", "nosuch"),
             ("policy = 'mlf quantum_bytes=1'", "quantum_bytes"),
             ("policy = 'twins'", "two data servers"),

@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 
 use fuser::{Errno, INodeNo, Notifier, ReplyEmpty};
 use impresario_base::lock::{Mutex, RwLock};
-use impresario_client::{Client, Locked};
+use impresario_client::{Client, LockAttempt, Tried};
 use impresario_wire::{FileKey, FileLock};
 use rustc_hash::{FxHashMap, FxHashSet};
 
@@ -29,14 +29,6 @@ use crate::inodes::EntryKey;
 const WAITING_MAX: usize = 1024;
 /// How often the processes of requests that wait are looked at.
 const LOOK_EVERY: Duration = Duration::from_millis(50);
-/// First and longest interval in which a lock is asked for again.
-const ASK_EVERY: (Duration, Duration) = (Duration::from_millis(1), Duration::from_millis(100));
-/// A request that has waited for long is asked for again after this part of that time.
-const ASK_PART: u32 = 16;
-/// How long an attempt that does not wait may take while the metadata server learns the locks of all clients again.
-const RESTORE_MAX: Duration = Duration::from_secs(30);
-/// How long one such question may take.
-const ASK_MAX: Duration = Duration::from_secs(1);
 /// Files of which it is remembered which number the kernel has for them.
 const NUMBERS_MAX: usize = 65_536;
 /// Files whose neighbours' names are not kept.
@@ -104,17 +96,13 @@ impl Beside {
 struct Waiting {
     reply: ReplyEmpty,
     open: Arc<OpenFile>,
-    lock: FileLock,
-    /// Its program waits for the lock. Else it waits only until the metadata server knows all locks after a restart.
-    wait: bool,
+    attempt: LockAttempt,
     /// The thread that waits, if it can be watched.
     thread: Option<u32>,
     /// A signal for its whole process was pending when it was last looked at.
     was_pending: bool,
-    since: Instant,
     next_ask: Instant,
     next_look: Instant,
-    failing_since: Option<Instant>,
 }
 
 /// What to do about the kernel's cache.
@@ -134,8 +122,7 @@ impl LockService {
         let waiting = Arc::new(AtomicUsize::new(0));
         let notifier: Arc<OnceLock<Notifier>> = Arc::default();
         let numbers: Arc<Mutex<FxHashMap<FileKey, u64>>> = Arc::default();
-        let waiter =
-            Waiter { inbox: waits_inbox, settles: settles.clone(), count: waiting.clone(), patience: client.timeout() };
+        let waiter = Waiter { inbox: waits_inbox, settles: settles.clone(), count: waiting.clone() };
         let spawn = |name: &str| std::thread::Builder::new().name(name.into()).stack_size(256 << 10);
         spawn("lock-waits").spawn(move || waiter.run())?;
         let to = notifier.clone();
@@ -166,37 +153,25 @@ impl LockService {
             }
             numbers.insert(file.key(), open.number());
         }
-        match file.lock(lock, wait, now + file.timeout()) {
-            Ok(Locked::Granted { version }) => {
+        let mut attempt = LockAttempt::new(lock, wait);
+        match attempt.try_once(file, file.timeout()) {
+            Tried::Granted { version } => {
                 // When the thread is gone, the reply is dropped, which is EIO.
                 let _ = self.settles.send(Settle::Granted { reply, open, version });
             }
-            Ok(Locked::Held(_)) => reply.error(Errno::EAGAIN),
-            Ok(Locked::Waiting | Locked::Later) => {
+            Tried::Excluded => reply.error(Errno::EAGAIN),
+            Tried::Undecided => {
                 if self.waiting.fetch_add(1, Ordering::Relaxed) >= WAITING_MAX {
                     self.waiting.fetch_sub(1, Ordering::Relaxed);
                     reply.error(Errno::ENOLCK);
-                    return if wait {
-                        file.withdraw(lock.owner)
-                    };
+                    return attempt.give_up(file);
                 }
                 let thread = (thread != 0 && pending(thread) != Pending::Unknown).then_some(thread);
-                let (next_ask, next_look) = (now + ASK_EVERY.0, now);
-                let waiting = Waiting {
-                    reply,
-                    open,
-                    lock,
-                    wait,
-                    thread,
-                    was_pending: false,
-                    since: now,
-                    next_ask,
-                    next_look,
-                    failing_since: None,
-                };
+                let (next_ask, next_look) = (Instant::now() + attempt.pause(), now);
+                let waiting = Waiting { reply, open, attempt, thread, was_pending: false, next_ask, next_look };
                 let _ = self.waits.send(waiting);
             }
-            Err(error) => reply.error(fault(error)),
+            Tried::Unanswered(error) | Tried::Failed(error) => reply.error(fault(error)),
         }
     }
 }
@@ -206,7 +181,6 @@ struct Waiter {
     inbox: Receiver<Waiting>,
     settles: Sender<Settle>,
     count: Arc<AtomicUsize>,
-    patience: Duration,
 }
 
 /// What became of a request that waits.
@@ -243,9 +217,9 @@ impl Waiter {
             let mut at = 0;
             while let Some(wait) = waiting.get_mut(at) {
                 let now = Instant::now();
-                let turn = wait.turn(now, now >= ask_from, self.patience);
+                let turn = wait.turn(now, now >= ask_from);
                 if matches!(turn, Turn::Unanswered) {
-                    ask_from = Instant::now() + ASK_MAX;
+                    ask_from = Instant::now() + LockAttempt::TRY_MAX;
                 }
                 if matches!(turn, Turn::Waits | Turn::Unanswered) {
                     at += 1;
@@ -267,7 +241,7 @@ impl Waiter {
 }
 
 impl Waiting {
-    fn turn(&mut self, now: Instant, may_ask: bool, patience: Duration) -> Turn {
+    fn turn(&mut self, now: Instant, may_ask: bool) -> Turn {
         if now >= self.next_look {
             self.next_look = now + LOOK_EVERY;
             if self.thread.is_some_and(|thread| self.is_interrupted(thread)) {
@@ -278,24 +252,15 @@ impl Waiting {
             return Turn::Waits;
         }
         let Ok(file) = self.open.file() else { return Turn::Failed(Errno::EBADF) };
-        let asked = file.lock(self.lock, self.wait, now + ASK_MAX);
-        let now = Instant::now();
-        self.next_ask = now + ((now - self.since) / ASK_PART).clamp(ASK_EVERY.0, ASK_EVERY.1);
-        match asked {
-            Ok(Locked::Granted { version }) => return Turn::Granted(version),
-            Ok(Locked::Held(_)) if !self.wait => return Turn::Failed(Errno::EAGAIN),
-            Ok(Locked::Later) if !self.wait && now - self.since >= RESTORE_MAX => return Turn::Failed(Errno::EIO),
-            Ok(Locked::Waiting | Locked::Held(_) | Locked::Later) => self.failing_since = None,
-            Err(error) if matches!(error.errno(), libc::EDEADLK | libc::ENOLCK) => return Turn::Failed(fault(error)),
-            Err(error) => {
-                let since = *self.failing_since.get_or_insert(now);
-                if now - since >= patience || file.is_lost() {
-                    return Turn::Failed(fault(error));
-                }
-                return Turn::Unanswered;
-            }
+        let tried = self.attempt.try_once(file, LockAttempt::TRY_MAX);
+        self.next_ask = Instant::now() + self.attempt.pause();
+        match tried {
+            Tried::Granted { version } => Turn::Granted(version),
+            Tried::Excluded => Turn::Failed(Errno::EAGAIN),
+            Tried::Undecided => Turn::Waits,
+            Tried::Unanswered(_) => Turn::Unanswered,
+            Tried::Failed(error) => Turn::Failed(fault(error)),
         }
-        Turn::Waits
     }
 
     /// Whether the thread that waits has a signal to act on.
@@ -310,10 +275,10 @@ impl Waiting {
     }
 
     fn withdraw(self, errno: Errno) {
-        let Waiting { reply, open, lock, wait, .. } = self;
+        let Waiting { reply, open, attempt, .. } = self;
         reply.error(errno);
-        if wait && let Ok(file) = open.file() {
-            file.withdraw(lock.owner);
+        if let Ok(file) = open.file() {
+            attempt.give_up(file);
         }
     }
 }

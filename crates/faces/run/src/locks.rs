@@ -8,10 +8,10 @@ use std::collections::VecDeque;
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use impresario_base::lock::{Condvar, Mutex};
-use impresario_client::{File, Locked};
+use impresario_client::{File, LockAttempt, Tried};
 use impresario_wire::{FileKey, FileLock};
 use rustc_hash::FxHashMap;
 use rustix::event::{PollFd, PollFlags, Timespec, epoll, poll};
@@ -24,16 +24,10 @@ use crate::open::{Open, Opens};
 const LOCK_END: u64 = i64::MAX as u64;
 /// Distinguishes owners that are open files from processes, and events of processes from those of open files.
 pub(crate) const OTHER_KIND: u64 = 1 << 63;
-/// First and longest interval in which a lock is asked for again.
-const ASK_EVERY: (Duration, Duration) = (Duration::from_millis(1), Duration::from_millis(100));
-/// A request that has waited for long is asked for again after this part of that time.
-const ASK_PART: u32 = 16;
+/// How often it is looked whether a program that waits for `flock` has given up.
+const LOOK_EVERY: Duration = Duration::from_millis(100);
 /// Open files that are remembered when they are closed: as many as processes may be about to tell of.
 const CLOSED_MAX: usize = 1024;
-/// How long one such question may take.
-const ASK_MAX: Duration = Duration::from_secs(1);
-/// How long an attempt that does not wait may take while the metadata server learns the locks of all clients again.
-const RESTORE_MAX: Duration = Duration::from_secs(30);
 
 /// The process that asks.
 pub(crate) struct Peer<'a> {
@@ -180,7 +174,7 @@ impl Locks {
             if operation & libc::LOCK_NB != 0 {
                 return Err(libc::EWOULDBLOCK.into());
             }
-            all = self.changed.wait_timeout(all, ASK_EVERY.1).0;
+            all = self.changed.wait_timeout(all, LOOK_EVERY).0;
             drop(all);
             if asked.peer.gives_up(None, Duration::ZERO) {
                 return Err(libc::EINTR.into());
@@ -279,31 +273,19 @@ impl Opens {
 
 /// Takes a lock, and waits for it if the program wants that.
 fn take(file: &File, lock: FileLock, asked: &Asked<'_>, holder: &Holder) -> Result<i64, Stop> {
-    let wait = asked.numbers.may_wait();
-    let began = Instant::now();
-    let mut failing_since = None;
+    let mut attempt = LockAttempt::new(lock, asked.numbers.may_wait());
     let stop = loop {
-        match file.lock(lock, wait, Instant::now() + ASK_MAX) {
-            Ok(Locked::Granted { .. }) => return Ok(0),
-            Ok(Locked::Held(_)) if !wait => return Err(libc::EAGAIN.into()),
-            Ok(Locked::Later) if !wait && began.elapsed() >= RESTORE_MAX => return Err(libc::EIO.into()),
-            Ok(Locked::Held(_) | Locked::Waiting | Locked::Later) => failing_since = None,
-            Err(error) => {
-                let is_told = matches!(error.errno(), libc::EDEADLK | libc::ENOLCK | libc::EOPNOTSUPP);
-                let since = *failing_since.get_or_insert_with(Instant::now);
-                if is_told || !wait || file.is_lost() || since.elapsed() >= file.timeout() {
-                    break refused(error);
-                }
-            }
+        match attempt.try_once(file, LockAttempt::TRY_MAX) {
+            Tried::Granted { .. } => return Ok(0),
+            Tried::Excluded => return Err(libc::EAGAIN.into()),
+            Tried::Failed(error) => break refused(error),
+            Tried::Undecided | Tried::Unanswered(_) => {}
         }
-        let nap = (began.elapsed() / ASK_PART).clamp(ASK_EVERY.0, ASK_EVERY.1);
-        if asked.peer.gives_up(Some(&holder.process), nap) {
+        if asked.peer.gives_up(Some(&holder.process), attempt.pause()) {
             break Stop::Errno(libc::EINTR);
         }
     };
-    if wait {
-        file.withdraw(lock.owner);
-    }
+    attempt.give_up(file);
     Err(stop)
 }
 

@@ -70,6 +70,8 @@ struct Lane {
     hold_until: u64,
     /// Speculations in flight on their own.
     alone: u32,
+    /// Barriers in flight.
+    barriers: u32,
 }
 
 /// Checks one core.
@@ -245,6 +247,12 @@ impl Laws {
         self.lanes[lane].in_flight < self.lanes[lane].limit.unwrap_or(u32::MAX)
     }
 
+    /// Only batches that the policy did not choose fill the lane.
+    fn filled_by_others(&self, lane: usize) -> bool {
+        let Lane { in_flight, alone, barriers, limit, .. } = self.lanes[lane];
+        !self.lane_open(lane) && in_flight.saturating_sub(alone + barriers) < limit.unwrap_or(u32::MAX)
+    }
+
     /// Accounts for the time that lanes with room idled.
     fn pass_time(&mut self, now: u64) {
         let from = std::mem::replace(&mut self.looked, now);
@@ -253,14 +261,14 @@ impl Laws {
         }
         let (total_open, overdue) = (self.total_open(), now > self.due);
         for i in 0..self.lanes.len() {
-            let open = self.lane_open(i);
+            let (open, others) = (self.lane_open(i), self.filled_by_others(i));
             let lane = &mut self.lanes[i];
             if total_open && open {
                 lane.idle += now - from;
             }
-            // Idling does not count while the node is full, the lane held, or a timer late: the policy did not cause
-            // it.
-            if !total_open || overdue || lane.hold_until > from {
+            // Idling does not count while the node is full, barriers or speculations fill the lane, it is held, or a
+            // timer late: the policy did not cause it, and may have missed a turn meanwhile.
+            if !total_open || others || overdue || lane.hold_until > from {
                 lane.idle_floor = lane.idle;
             }
         }
@@ -429,6 +437,7 @@ impl Laws {
         // The policy does not see barriers and speculations.
         self.lanes[lane].batches += u64::from(batch.op.is_data() && real);
         self.lanes[lane].alone += u32::from(!real);
+        self.lanes[lane].barriers += u32::from(!batch.op.is_data());
         self.lanes[lane].in_flight += 1;
         self.flying.insert(batch.id, batch.clone());
         wrong.into_iter().for_each(|what| self.violated(now, what));
@@ -516,6 +525,7 @@ impl Laws {
         lane.in_flight -= 1;
         let real = batch.parts.iter().any(|part| self.known.contains_key(&part.id));
         lane.alone = lane.alone.saturating_sub(u32::from(!real));
+        lane.barriers -= u32::from(!batch.op.is_data());
         for part in batch.parts {
             let Some(k) = self.known.get_mut(&part.id) else { continue };
             k.flying -= 1;

@@ -128,7 +128,7 @@ const TBF_LIMITS: &str = "w: op=write {requests_per_s=30000, burst=2}; f: file=1
                           t: file=0 {device=300, burst=0.02}; all: job=2 {device=500}";
 const TBF_SHARES: &str = "w: op=write {requests_per_s=3000, borrow=on, under=all}; j: job=1|2 {bytes_per_s=1e6, each=job, \
                           borrow=on}; all: file=3 {device=0.1, borrow=on}";
-const MCLOCK_LIMITS: &str = "a: job=1 {limit=40000, weight=3}; b: file=1 {reservation=10000, limit=30000}; \
+pub(super) const MCLOCK_LIMITS: &str = "a: job=1 {limit=40000, weight=3}; b: file=1 {reservation=10000, limit=30000}; \
                              c: * {reservation=50, each=client}";
 const MCLOCK_SHARES: &str = "a: op=write {reservation=30000, each=job}; b: * {weight=0.01, each=client}";
 

@@ -9,7 +9,7 @@
 use super::params::{BATCH_BYTES, BATCH_REQUESTS, SWITCH};
 use super::parts::backlog::Backlog;
 use super::parts::turns::Turns;
-use super::{Choice, Conduct, ParamInfo, Params, Policy, PolicyInfo, View, WaitBound, WaitReason};
+use super::{Choice, Conduct, ParamInfo, Params, Policy, PolicyInfo, Setup, View, WaitBound, WaitReason};
 use crate::spec::PolicySpec;
 use crate::table::Slot;
 
@@ -23,17 +23,41 @@ pub(super) const INFO: PolicyInfo = PolicyInfo {
         BATCH_REQUESTS,
         BATCH_BYTES,
     ],
-    build: |params, setup| {
-        let backlog = Backlog::new(usize::from(setup.lanes), params.on("merge"), params);
-        Ok(Box::new(Fifo { params: params.clone(), backlog, turns: Turns::default() }))
-    },
+    build: |params, setup| Ok(Fifo::boxed(params, setup, params.on("merge"), Some(Turns::default()))),
 };
 
-struct Fifo {
+/// Order of arrival, on each lane or over all.
+pub(super) struct Fifo {
     params: Params,
     /// One queue per lane group.
     backlog: Backlog,
-    turns: Turns,
+    /// The lanes have turns; `None`: the oldest request whose lane has room goes next.
+    turns: Option<Turns>,
+}
+
+impl Fifo {
+    /// With merging, from the parameters `batch_requests` and `batch_bytes`.
+    pub(super) fn boxed(params: &Params, setup: &Setup, merge: bool, turns: Option<Turns>) -> Box<dyn Policy> {
+        let backlog = Backlog::new(usize::from(setup.lanes), merge, params);
+        Box::new(Fifo { params: params.clone(), backlog, turns })
+    }
+
+    fn oldest_of_all(&mut self, view: &View<'_>, batch: &mut Vec<Slot>) -> Choice {
+        let mut reason = WaitReason::Empty;
+        let mut next = None;
+        for group in view.startable_groups(0) {
+            let Some(oldest) = self.backlog.oldest(view, group) else { continue };
+            let Some(first) = self.backlog.first(view, group) else { continue };
+            if view.open(view.table.lane(first)) {
+                next = next.into_iter().chain([(oldest, group, first)]).min();
+            } else {
+                reason = WaitReason::LanesBusy;
+            }
+        }
+        let Some((_, group, first)) = next else { return Choice::until_event(reason) };
+        self.backlog.take(view, group, first, batch);
+        Choice::Serve
+    }
 }
 
 impl Policy for Fifo {
@@ -50,7 +74,8 @@ impl Policy for Fifo {
     }
 
     fn select(&mut self, view: &View<'_>, batch: &mut Vec<Slot>) -> Choice {
-        self.turns.round_robin(view, |group| {
+        let Some(turns) = &mut self.turns else { return self.oldest_of_all(view, batch) };
+        turns.round_robin(view, |group| {
             let first = self.backlog.first(view, group)?;
             // If requests are not split, the run around the oldest may begin on another server.
             if !view.open(view.table.lane(first)) {

@@ -26,8 +26,9 @@
 //! passed over its oldest request of a class without a limit, that request goes; likewise for the oldest among classes
 //! that have a limit and are within it; and after as many batches by reservation while others within their limits
 //! waited, one goes by weight (0 disables the guards). A class at its limit waits even if its lane idles; that is the
-//! rule's purpose and stays on: one batch at the limit's rate per older request of the class. Otherwise
-//! work-conserving.
+//! rule's purpose and stays on: one batch at the limit's rate per older request of the class. With several lanes that
+//! has no bound: they share the limit, and a lane that is full whenever its class may go loses the turn to another.
+//! Otherwise work-conserving.
 
 mod params;
 
@@ -55,7 +56,7 @@ pub(super) const INFO: PolicyInfo = PolicyInfo {
             rules::parse(params.text("rules")).is_ok_and(|all| all.iter().any(|r| r.settings.contains_key("limit")))
         },
         ..Conduct::conserving(
-            "(older requests + 1) × (guard_batches + 1) batches; with a limit, twice that and its rate",
+            "(older requests + 1) × (guard_batches + 1) batches; with a limit, twice that and its rate (on one lane)",
         )
     },
     params: params::PARAMS,
@@ -175,7 +176,10 @@ impl ClassRule for Mclock {
             return WaitBound::of_batches(guarded);
         }
         let paid = span(self.cost(queues.longest(view)), limit).0.saturating_mul(queues.paying(view, slot));
-        let idle = Nanos(paid) + self.limited_until(class).since(view.now);
+        let idle = match view.lanes.len() {
+            1 => Nanos(paid) + self.limited_until(class).since(view.now),
+            _ => Nanos::MAX,
+        };
         // The guards for classes with and without limits alternate.
         WaitBound { batches: guarded.saturating_mul(2), idle, by_rule: true }
     }

@@ -219,7 +219,8 @@ impl View<'_> {
 pub struct WaitBound {
     /// Maximum batches of its lane dispatched before it, whatever arrives meanwhile.
     pub batches: u64,
-    /// Maximum time that the policy idles its lane before it; [`Nanos::MAX`]: unbounded.
+    /// Maximum time that the policy idles its lane before it; [`Nanos::MAX`]: unbounded. It counts from when a barrier or
+    /// a speculation last filled the lane or a hold ended: a turn may have passed meanwhile.
     pub idle: Nanos,
     /// A rule may withhold it ([`Policy::is_withheld`]); batches count only while none does.
     pub by_rule: bool,

@@ -11,10 +11,8 @@
 //! guard). Work-conserving.
 
 use super::params::{BATCH_BYTES, BATCH_REQUESTS, Range, SWITCH};
-use super::parts::ranked::Ranked;
-use super::parts::turns::Turns;
-use super::{Choice, Conduct, ParamInfo, Params, Policy, PolicyInfo, View, WaitBound};
-use crate::spec::PolicySpec;
+use super::parts::ranked::{ByRank, Contents, RankRule};
+use super::{Conduct, ParamInfo, PolicyInfo, View};
 use crate::table::{Arrival, Slot};
 use crate::types::{FileId, Op};
 
@@ -24,13 +22,7 @@ pub(super) const INFO: PolicyInfo = PolicyInfo {
     source: "AGIOS, public library version 2 (SJF)",
     conduct: Conduct::conserving("(older requests of the lane + 1) × (guard_batches + 1) batches"),
     params: PARAMS,
-    build: |params, setup| {
-        Ok(Box::new(Sjf {
-            queues: Ranked::new(params, setup, |_, queue| (queue.bytes, queue.oldest)),
-            params: params.clone(),
-            turns: Turns::default(),
-        }))
-    },
+    build: |params, setup| Ok(ByRank::boxed(params, setup, ShortestJob)),
 };
 
 /// Also used by `srtf`.
@@ -46,36 +38,17 @@ pub(super) const PARAMS: &[ParamInfo] = &[
     },
 ];
 
-struct Sjf {
-    params: Params,
-    queues: Ranked<(FileId, Op), (u64, Arrival)>,
-    turns: Turns,
-}
+struct ShortestJob;
 
-impl Policy for Sjf {
-    fn spec(&self) -> PolicySpec {
-        self.params.spec()
+impl RankRule for ShortestJob {
+    type Key = (FileId, Op);
+    type Rank = (u64, Arrival);
+
+    fn rank(_: Self::Key, queue: Contents) -> Self::Rank {
+        (queue.bytes, queue.oldest)
     }
 
-    fn enqueue(&mut self, view: &View<'_>, slot: Slot) {
-        self.queues.insert(view, view.group(slot), (view.table.file(slot), view.table.op(slot)), slot);
-    }
-
-    fn dequeue(&mut self, view: &View<'_>, slot: Slot) {
-        self.queues.remove(view, slot);
-    }
-
-    fn select(&mut self, view: &View<'_>, batch: &mut Vec<Slot>) -> Choice {
-        self.turns.round_robin(view, |group| self.queues.serve(view, group, batch))
-    }
-
-    fn serve_lane(&mut self, view: &View<'_>, oldest: Slot, batch: &mut Vec<Slot>) -> Choice {
-        self.queues.take(view, oldest, batch);
-        Choice::Serve
-    }
-
-    fn wait_bound(&self, view: &View<'_>, slot: Slot) -> WaitBound {
-        let older = view.table.older_than(slot, view.groups() == 1);
-        WaitBound::of_batches(self.queues.wait_bound(older))
+    fn queue(&mut self, view: &View<'_>, slot: Slot) -> (Self::Key, u64) {
+        ((view.table.file(slot), view.table.op(slot)), 0)
     }
 }

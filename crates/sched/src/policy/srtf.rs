@@ -17,12 +17,10 @@ use std::sync::Arc;
 use impresario_foresight::{PredictedQueues, part_key};
 use rustc_hash::FxHashMap;
 
-use super::parts::ranked::Ranked;
-use super::parts::turns::Turns;
+use super::parts::ranked::{ByRank, Contents, RankRule};
 use super::sjf::PARAMS;
-use super::{Choice, Conduct, Params, Policy, PolicyInfo, View, WaitBound};
+use super::{Conduct, PolicyInfo, View};
 use crate::contract::Linked;
-use crate::spec::PolicySpec;
 use crate::table::{Arrival, Slot};
 use crate::types::{FileId, Nanos, Op};
 
@@ -32,25 +30,14 @@ pub(super) const INFO: PolicyInfo = PolicyInfo {
     source: "AGIOS, public library version 1 (SRTF)",
     conduct: Conduct::conserving("(older requests of the lane + 1) × (guard_batches + 1) batches"),
     params: PARAMS,
-    build: |params, setup| {
-        Ok(Box::new(Srtf {
-            queues: Ranked::new(params, setup, |_, queue| (queue.to_come_bytes, queue.bytes, queue.oldest)),
-            params: params.clone(),
-            turns: Turns::default(),
-            run: None,
-            begun: FxHashMap::default(),
-            counted: Linked::default(),
-        }))
-    },
+    build: |params, setup| Ok(ByRank::boxed(params, setup, ShortestRemaining::default())),
 };
 
 /// After this time without requests a file starts anew.
 const AGAIN_AFTER: Nanos = Nanos(5_000_000_000);
 
-struct Srtf {
-    params: Params,
-    queues: Ranked<(FileId, Op), (u64, u64, Arrival)>,
-    turns: Turns,
+#[derive(Default)]
+struct ShortestRemaining {
     run: Option<Arc<PredictedQueues>>,
     /// By predicted queue: bytes that arrived, and when the last did.
     begun: FxHashMap<(u64, bool), (u64, Nanos)>,
@@ -65,7 +52,7 @@ fn queue_of(view: &View<'_>, slot: Slot) -> (u64, bool) {
     (part_key(file, lane), view.table.op(slot) == Op::Write)
 }
 
-impl Srtf {
+impl ShortestRemaining {
     /// Counts an arrival; returns the bytes that its queue still expects.
     fn expect(&mut self, view: &View<'_>, slot: Slot) -> u64 {
         let Some(run) = &self.run else { return 0 };
@@ -84,38 +71,25 @@ impl Srtf {
     }
 }
 
-impl Policy for Srtf {
-    fn spec(&self) -> PolicySpec {
-        self.params.spec()
+impl RankRule for ShortestRemaining {
+    type Key = (FileId, Op);
+    type Rank = (u64, u64, Arrival);
+
+    fn rank(_: Self::Key, queue: Contents) -> Self::Rank {
+        (queue.to_come_bytes, queue.bytes, queue.oldest)
     }
 
-    fn enqueue(&mut self, view: &View<'_>, slot: Slot) {
+    fn queue(&mut self, view: &View<'_>, slot: Slot) -> (Self::Key, u64) {
         let to_come_bytes = self.expect(view, slot);
-        let key = (view.table.file(slot), view.table.op(slot));
-        self.queues.insert_expecting(view, view.group(slot), key, slot, to_come_bytes);
+        ((view.table.file(slot), view.table.op(slot)), to_come_bytes)
     }
 
-    fn dequeue(&mut self, view: &View<'_>, slot: Slot) {
+    fn cancelled(&mut self, view: &View<'_>, slot: Slot) {
         if self.run.is_some()
             && let Some((came, _)) = self.begun.get_mut(&queue_of(view, slot))
         {
             *came = came.saturating_sub(view.table.len_bytes(slot));
         }
-        self.queues.remove(view, slot);
-    }
-
-    fn select(&mut self, view: &View<'_>, batch: &mut Vec<Slot>) -> Choice {
-        self.turns.round_robin(view, |group| self.queues.serve(view, group, batch))
-    }
-
-    fn serve_lane(&mut self, view: &View<'_>, oldest: Slot, batch: &mut Vec<Slot>) -> Choice {
-        self.queues.take(view, oldest, batch);
-        Choice::Serve
-    }
-
-    fn wait_bound(&self, view: &View<'_>, slot: Slot) -> WaitBound {
-        let older = view.table.older_than(slot, view.groups() == 1);
-        WaitBound::of_batches(self.queues.wait_bound(older))
     }
 
     fn foresee(&mut self, queues: Option<Arc<PredictedQueues>>) {

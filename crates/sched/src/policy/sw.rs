@@ -16,10 +16,8 @@
 //! then the bound is what arrives within one window). Work-conserving.
 
 use super::params::{BATCH_BYTES, BATCH_REQUESTS, Range, SWITCH};
-use super::parts::ranked::Ranked;
-use super::parts::turns::Turns;
-use super::{Choice, Conduct, ParamInfo, Params, Policy, PolicyInfo, View, WaitBound};
-use crate::spec::PolicySpec;
+use super::parts::ranked::{ByRank, Contents, RankRule};
+use super::{Conduct, ParamInfo, PolicyInfo, View};
 use crate::table::Slot;
 use crate::types::{FileId, Nanos, Op};
 
@@ -46,12 +44,7 @@ pub(super) const INFO: PolicyInfo = PolicyInfo {
         },
     ],
     build: |params, setup| {
-        Ok(Box::new(Sw {
-            window: Nanos::from_millis(params.integer("window_ms")),
-            queues: Ranked::new(params, setup, |key, _| key),
-            params: params.clone(),
-            turns: Turns::default(),
-        }))
+        Ok(ByRank::boxed(params, setup, Windows { window: Nanos::from_millis(params.integer("window_ms")) }))
     },
 };
 
@@ -65,47 +58,23 @@ struct Key {
     file: FileId,
 }
 
-struct Sw {
-    params: Params,
+struct Windows {
     window: Nanos,
-    queues: Ranked<Key, Key>,
-    turns: Turns,
 }
 
-impl Sw {
-    fn key(&self, view: &View<'_>, slot: Slot) -> Key {
+impl RankRule for Windows {
+    type Key = Key;
+    type Rank = Key;
+
+    fn rank(key: Key, _: Contents) -> Key {
+        key
+    }
+
+    fn queue(&mut self, view: &View<'_>, slot: Slot) -> (Key, u64) {
         let who = view.who(slot);
         let offset_ns = view.shared_now.0.wrapping_sub(view.now.0) as i64;
         let arrival = view.table.arrival(slot).0.saturating_add_signed(offset_ns);
         let window = arrival / self.window.0;
-        Key { window, job: who.job, file_key: who.file, op: who.op, file: view.table.file(slot) }
-    }
-}
-
-impl Policy for Sw {
-    fn spec(&self) -> PolicySpec {
-        self.params.spec()
-    }
-
-    fn enqueue(&mut self, view: &View<'_>, slot: Slot) {
-        self.queues.insert(view, view.group(slot), self.key(view, slot), slot);
-    }
-
-    fn dequeue(&mut self, view: &View<'_>, slot: Slot) {
-        self.queues.remove(view, slot);
-    }
-
-    fn select(&mut self, view: &View<'_>, batch: &mut Vec<Slot>) -> Choice {
-        self.turns.round_robin(view, |group| self.queues.serve(view, group, batch))
-    }
-
-    fn serve_lane(&mut self, view: &View<'_>, oldest: Slot, batch: &mut Vec<Slot>) -> Choice {
-        self.queues.take(view, oldest, batch);
-        Choice::Serve
-    }
-
-    fn wait_bound(&self, view: &View<'_>, slot: Slot) -> WaitBound {
-        let older = view.table.older_than(slot, view.groups() == 1);
-        WaitBound::of_batches(self.queues.wait_bound(older))
+        (Key { window, job: who.job, file_key: who.file, op: who.op, file: view.table.file(slot) }, 0)
     }
 }

@@ -3,13 +3,14 @@
 //! A data server that hangs holds no thread, no place in the dispatch queue and none of the engine's limits (see
 //! [`super::hung`]). While all places are taken, a thread looks every [`WATCH_EVERY`] whether a server hangs.
 
+use std::ops::Range;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
 use std::time::Duration;
 
 use impresario_base::lock::Mutex;
 use impresario_base::slab::Key;
-use impresario_client::{Identity, TrafficCount};
+use impresario_client::{End, Identity, Task, TrafficCount};
 use impresario_engine::{Engine, Executor, Outcome, Started, Ticket, Work, now};
 use impresario_node::{DispatchQueue, Entry};
 use impresario_sched::{LaneId, Nanos, Op, Request};
@@ -21,13 +22,17 @@ use super::storage::{Storage, Target};
 use super::{Answering, IoSettings, Item};
 use crate::listener::Vitals;
 use crate::outbox::{Bulk, STACK_BYTES, hand_over_own_replies};
-use crate::payload::Slice;
+use crate::payload::{Buffer, Slice};
 use crate::workers::{PATIENCE, Workers};
 
 /// How often it is looked for servers that hang, while that matters.
 const WATCH_EVERY: Duration = Duration::from_millis(50);
 /// The polling thread ends after it made no difference this many times.
 const CALM_MAX: u32 = 20;
+
+/// Reads up to this length are forwarded without a thread that waits, bytes; the threads of longer ones share the work of
+/// passing their bytes on.
+const UNATTENDED_MAX_BYTES: u64 = 16 << 10;
 
 /// A failure that came sooner is the device's answer, and no server that hangs.
 const ANSWERED_IN: Nanos = Nanos::from_millis(1000);
@@ -181,15 +186,9 @@ impl Forwarder {
         })
     }
 
-    /// On a forwarding thread: forwards the oldest waiting batch with its neighbours.
-    fn forward_next(&self) {
-        let started = now();
-        let Some((entries, key)) = self.begin(started) else { return };
-        let (mut tickets, mut parts) = (Vec::with_capacity(entries.len()), Vec::new());
-        for entry in entries {
-            tickets.push((entry.token.ticket, entry.len));
-            parts.extend(entry.token.parts);
-        }
+    /// Forwards what was taken out of the queue, and waits for the answers.
+    fn forward(&self, load: Joined, key: Key, started: Nanos) {
+        let Joined { tickets, mut parts } = load;
         let mut forwarded = Forwarded::default();
         while !parts.is_empty() {
             // All parts are of one file, which has one layout; a client that says otherwise is served apart.
@@ -198,13 +197,66 @@ impl Forwarder {
             let rest = parts.split_off(same);
             self.forward_group(std::mem::replace(&mut parts, rest), &mut forwarded);
         }
-        let finished = now();
-        for (ticket, len) in tickets {
-            let errno = forwarded.errno;
-            ticket.complete(Outcome { errno, bytes_done: if errno == 0 { len } else { 0 }, started, finished });
-        }
+        complete(tickets, forwarded.errno, started);
         forwarded.shorts.into_iter().for_each(|(target, short)| self.resolve(&target, short));
         self.end(key, forwarded.errno != libc::EIO);
+    }
+
+    /// On a forwarding thread: forwards the oldest waiting batch with its neighbours.
+    fn forward_next(&self) {
+        let started = now();
+        if let Some((entries, key)) = self.begin(started) {
+            self.forward(Joined::of(entries), key, started);
+        }
+    }
+
+    /// On a thread that must not wait: forwards the oldest waiting batch with its neighbours if that is a small read. Anything else
+    /// is left to a forwarding thread, until whose turn it may meet further neighbours.
+    fn forward_at_once(&self, this: &Arc<Forwarder>) {
+        let is_small = |entry: &Entry<Load>| entry.op == Op::Read && entry.len <= UNATTENDED_MAX_BYTES;
+        if !self.storage.takes_tasks() || !self.dispatch.lock().queue.peek().is_some_and(is_small) {
+            let this = this.clone();
+            return self.threads.run(Box::new(move || this.forward_next()));
+        }
+        let started = now();
+        // Another thread may have taken it, and this one get something else.
+        let Some((entries, key)) = self.begin(started) else { return };
+        let load = Joined::of(entries);
+        let Some((target, range)) = self.small_read(&load) else {
+            return self.forward_later(this, load, key, started);
+        };
+        let (start, len) = (range.start, (range.end - range.start) as usize);
+        let buffer = self.vitals.pool().buffer(len);
+        let task = Box::new(Reading { forwarder: this.clone(), load, key, started, target, start, buffer });
+        match self.storage.read_unattended(&target, start, len, task) {
+            Ok(()) => self.counts.out(len as u64),
+            Err(task) => task.ended(End::Lost),
+        }
+    }
+
+    /// What is read, if it is little and all for clients that agree on the layout.
+    fn small_read(&self, load: &Joined) -> Option<(Target, Range<u64>)> {
+        let (request, item) = load.parts.first()?;
+        let layout = item.striping.layout;
+        let is_one = request.op == Op::Read && load.parts.iter().all(|(_, i)| i.striping.layout == layout);
+        let range = range_of(&load.parts);
+        (is_one && range.end - range.start <= UNATTENDED_MAX_BYTES).then(|| (self.target(item, &load.parts), range))
+    }
+
+    /// Where parts of one file and layout go, under the name of the first.
+    fn target(&self, item: &Item, parts: &[(Request, Item)]) -> Target {
+        Target {
+            who: item.who,
+            file: item.file,
+            layout: item.striping.layout,
+            made: parts.iter().fold(0, |made, (_, item)| made | item.made),
+            server: self.split.then_some(item.server),
+        }
+    }
+
+    fn forward_later(&self, this: &Arc<Forwarder>, load: Joined, key: Key, started: Nanos) {
+        let this = this.clone();
+        self.threads.run(Box::new(move || this.forward(load, key, started)));
     }
 
     /// Takes the oldest batch that may go, with its neighbours, out of the queue.
@@ -244,13 +296,10 @@ impl Forwarder {
         self.call(calls);
     }
 
-    /// Has threads forward this many entries.
+    /// Has this many entries forwarded.
     fn call(&self, entries: usize) {
         let Some(this) = self.this.upgrade().filter(|_| entries > 0) else { return };
-        for _ in 0..entries {
-            let this = Arc::clone(&this);
-            self.threads.run(Box::new(move || this.forward_next()));
-        }
+        (0..entries).for_each(|_| self.forward_at_once(&this));
     }
 
     /// Starts the thread that looks for servers that hang; it is noted already.
@@ -326,15 +375,8 @@ impl Forwarder {
     /// judges every client's epoch.
     fn forward_group(&self, parts: Vec<(Request, Item)>, forwarded: &mut Forwarded) {
         let Some((request, item)) = parts.first() else { return };
-        let start = parts.iter().map(|(r, _)| r.extent.lane_offset).min().unwrap_or_default();
-        let end = parts.iter().map(|(r, _)| r.extent.end()).max().unwrap_or_default();
-        let target = Target {
-            who: item.who,
-            file: item.file,
-            layout: item.striping.layout,
-            made: parts.iter().fold(0, |made, (_, item)| made | item.made),
-            server: self.split.then_some(item.server),
-        };
+        let Range { start, end } = range_of(&parts);
+        let target = self.target(item, &parts);
         let failed = match request.op {
             Op::Read => self.read(&target, start, end, parts, forwarded),
             Op::Write => self.write(&target, start, end, parts),
@@ -372,6 +414,18 @@ impl Forwarder {
             }
             Err(fault) => return Some(fail_all(parts, &fault)),
         };
+        Self::answer_reads(target, start, parts, (buffer, got), forwarded);
+        None
+    }
+
+    /// Answers reads with what came of `target` from `start` on.
+    fn answer_reads(
+        target: &Target,
+        start: u64,
+        parts: Vec<(Request, Item)>,
+        (buffer, got): (Buffer, usize),
+        forwarded: &mut Forwarded,
+    ) {
         let buffer = Arc::new(buffer);
         for (request, item) in parts {
             let from = (request.extent.lane_offset - start) as usize;
@@ -386,7 +440,6 @@ impl Forwarder {
                 }
             }
         }
-        None
     }
 
     fn write(&self, target: &Target, start: u64, end: u64, parts: Vec<(Request, Item)>) -> Option<i32> {
@@ -504,6 +557,105 @@ impl Executor<Item> for Forwarder {
     fn all_started(&self) {
         self.call(self.uncalled.swap(0, Ordering::AcqRel));
     }
+}
+
+/// The batches of one forwarded request.
+struct Joined {
+    /// The tickets of the batches, with their lengths.
+    tickets: Vec<(Ticket<Item>, u64)>,
+    parts: Vec<(Request, Item)>,
+}
+
+impl Joined {
+    fn of(entries: Vec<Entry<Load>>) -> Joined {
+        let (mut tickets, mut parts) = (Vec::with_capacity(entries.len()), Vec::new());
+        for entry in entries {
+            tickets.push((entry.token.ticket, entry.len));
+            match parts.is_empty() {
+                true => parts = entry.token.parts,
+                false => parts.extend(entry.token.parts),
+            }
+        }
+        Joined { tickets, parts }
+    }
+}
+
+/// A small read under way that no thread waits for: a thread that waited would have to be woken for the request, and again
+/// for the answer.
+struct Reading {
+    forwarder: Arc<Forwarder>,
+    load: Joined,
+    key: Key,
+    started: Nanos,
+    target: Target,
+    start: u64,
+    buffer: Buffer,
+}
+
+impl Task for Reading {
+    fn bytes(&mut self) -> &mut [u8] {
+        &mut self.buffer
+    }
+
+    fn ended(self: Box<Self>, end: End) {
+        match end {
+            End::Answered(Answer::Data, got) if self.forwarder.split || got == self.buffer.len() => self.came(got),
+            // What is missing may be a hole. To find out takes other servers.
+            End::Answered(Answer::Data, got) => {
+                let forwarder = self.forwarder.clone();
+                forwarder.threads.run(Box::new(move || {
+                    let mut reading = self;
+                    match reading.forwarder.storage.read_on(&reading.target, reading.start, &mut reading.buffer, got) {
+                        Ok(got) => reading.came(got),
+                        Err(fault) => reading.failed(&fault),
+                    }
+                }));
+            }
+            End::Late(error) => self.failed(&error.to_fault()),
+            // A thread that waits may ask again, elsewhere or later, and for each part alone.
+            End::Answered(..) | End::Lost => {
+                let Reading { forwarder, load, key, started, .. } = *self;
+                forwarder.forward_later(&forwarder, load, key, started);
+            }
+        }
+    }
+}
+
+impl Reading {
+    fn came(self, got: usize) {
+        let Reading { forwarder, load, key, started, target, start, buffer } = self;
+        let mut forwarded = Forwarded::default();
+        Forwarder::answer_reads(&target, start, load.parts, (buffer, got), &mut forwarded);
+        complete(load.tickets, 0, started);
+        if !forwarded.shorts.is_empty() {
+            let this = forwarder.clone();
+            forwarder.threads.run(Box::new(move || {
+                forwarded.shorts.into_iter().for_each(|(target, short)| this.resolve(&target, short));
+            }));
+        }
+        forwarder.end(key, true);
+    }
+
+    fn failed(self, fault: &Fault) {
+        let Reading { forwarder, load, key, started, .. } = self;
+        forwarder.counts.failed.fetch_add(1, Ordering::Relaxed);
+        complete(load.tickets, fail_all(load.parts, fault), started);
+        forwarder.end(key, fault.errno != libc::EIO);
+    }
+}
+
+/// What was taken out of the queue is answered.
+fn complete(tickets: Vec<(Ticket<Item>, u64)>, errno: i32, started: Nanos) {
+    let finished = now();
+    for (ticket, len) in tickets {
+        ticket.complete(Outcome { errno, bytes_done: if errno == 0 { len } else { 0 }, started, finished });
+    }
+}
+
+/// From the first byte of the parts to the last.
+fn range_of(parts: &[(Request, Item)]) -> Range<u64> {
+    let start = parts.iter().map(|(r, _)| r.extent.lane_offset).min().unwrap_or_default();
+    start..parts.iter().map(|(r, _)| r.extent.end()).max().unwrap_or_default()
 }
 
 /// What became of a forwarded batch.

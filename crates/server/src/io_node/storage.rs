@@ -3,13 +3,14 @@
 use std::io::{IoSlice, IoSliceMut};
 use std::sync::Arc;
 
-use impresario_client::Striped;
+use impresario_client::{Striped, Task};
 use impresario_layout::Layout;
 use impresario_wire::{Fault, FileKey, LaneState, ObjectInfo, SeekTo, Sought, SpaceChange, Who};
 
 use crate::payload::{Buffer, PayloadPool};
 
 /// Where a forwarded request goes.
+#[derive(Clone, Copy)]
 pub(crate) struct Target {
     pub(crate) who: Who,
     pub(crate) file: FileKey,
@@ -42,6 +43,22 @@ pub(crate) trait Storage: Send + Sync + 'static {
 
     /// Reads; short where the file ends, or the object where requests are split.
     fn read(&self, target: &Target, start: u64, into: &mut [u8]) -> Result<usize, Fault>;
+
+    /// It takes [reads that no thread waits for](Storage::read_unattended).
+    fn takes_tasks(&self) -> bool {
+        false
+    }
+
+    /// Reads `len` bytes, without a thread that waits, or fewer: what is missing may be a hole. Gives the task back where that is not
+    /// possible, or not now.
+    fn read_unattended(&self, _: &Target, _start: u64, _len: usize, task: Box<dyn Task>) -> Result<(), Box<dyn Task>> {
+        Err(task)
+    }
+
+    /// Goes on with such a read, of which `got` bytes have come: short only where the file ends.
+    fn read_on(&self, _: &Target, _start: u64, _into: &mut [u8], _got: usize) -> Result<usize, Fault> {
+        Err(Fault { errno: libc::EOPNOTSUPP, message: "reads are not left unattended here".into() })
+    }
 
     /// Reads a range of the file that met the end of an object: short only where the file ends.
     fn read_file(&self, target: &Target, offset: u64, into: &mut [u8]) -> Result<usize, Fault>;
@@ -108,6 +125,34 @@ impl Storage for Cluster {
             None => self.striped.read(who, *file, layout, *made, start, into),
         };
         got.map_err(|error| error.to_fault())
+    }
+
+    fn takes_tasks(&self) -> bool {
+        true
+    }
+
+    fn read_unattended(
+        &self,
+        target: &Target,
+        start: u64,
+        len: usize,
+        task: Box<dyn Task>,
+    ) -> Result<(), Box<dyn Task>> {
+        let Target { who, file, layout, server, .. } = target;
+        let (server, lane_offset) = match server {
+            Some(server) => (*server, start),
+            None => {
+                let ranges = layout.lane_ranges(start, len as u64);
+                let [range] = &*ranges else { return Err(task) };
+                (range.server, range.lane_offset)
+            }
+        };
+        self.striped.lane_read_unattended(who, server, *file, (lane_offset, len), task)
+    }
+
+    fn read_on(&self, target: &Target, start: u64, into: &mut [u8], got: usize) -> Result<usize, Fault> {
+        let Target { who, file, layout, made, .. } = target;
+        self.striped.read_on(who, *file, layout, *made, start, (into, got)).map_err(|error| error.to_fault())
     }
 
     fn read_file(&self, target: &Target, offset: u64, into: &mut [u8]) -> Result<usize, Fault> {

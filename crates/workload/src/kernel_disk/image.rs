@@ -55,24 +55,7 @@ impl Image {
             ROOT_NODE => (FileType::Directory, 0o700, 0),
             _ => (FileType::RegularFile, 0o600, self.size_bytes),
         };
-        let then = SystemTime::UNIX_EPOCH;
-        FileAttr {
-            ino: INodeNo(node),
-            size,
-            blocks: size.div_ceil(512),
-            atime: then,
-            mtime: then,
-            ctime: then,
-            crtime: then,
-            kind,
-            perm,
-            nlink: 1,
-            uid: 0,
-            gid: 0,
-            rdev: 0,
-            blksize: 4096,
-            flags: 0,
-        }
+        attr(node, kind, perm, size)
     }
 
     fn ios(&self, op: Op, offset: u64, len: u64) -> Vec<Io> {
@@ -80,8 +63,30 @@ impl Image {
     }
 }
 
-fn errno(error: &io::Error) -> Errno {
+pub(crate) fn errno(error: &io::Error) -> Errno {
     Errno::from_i32(error.raw_os_error().unwrap_or(libc::EIO))
+}
+
+/// The attributes of a node whose times and owner nobody asks for.
+pub(crate) fn attr(node: u64, kind: FileType, perm: u16, size: u64) -> FileAttr {
+    let then = SystemTime::UNIX_EPOCH;
+    FileAttr {
+        ino: INodeNo(node),
+        size,
+        blocks: size.div_ceil(512),
+        atime: then,
+        mtime: then,
+        ctime: then,
+        crtime: then,
+        kind,
+        perm,
+        nlink: 1,
+        uid: 0,
+        gid: 0,
+        rdev: 0,
+        blksize: 4096,
+        flags: 0,
+    }
 }
 
 impl Filesystem for Image {

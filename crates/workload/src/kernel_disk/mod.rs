@@ -7,7 +7,7 @@
 //! Everything above the image is the users' kernel; only the time of a request to the platter is modelled. The model
 //! serves in elevator order with 32 requests outstanding, as a drive with command queueing does.
 
-mod image;
+pub(crate) mod image;
 mod loop_disk;
 
 use std::fs;
@@ -86,6 +86,11 @@ impl KernelDisk {
         self.model.reset();
         *self.began.lock() = self.device.counts()?;
         Ok(())
+    }
+
+    /// Sets the kernel's read-ahead for files that are opened from now on, KiB.
+    pub fn set_read_ahead_kib(&self, kib: u32) -> Result<()> {
+        self.device.set_read_ahead_kib(kib)
     }
 
     /// Requests at the device since [`KernelDisk::reset`], as the kernel counts them.

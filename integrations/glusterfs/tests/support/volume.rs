@@ -83,7 +83,8 @@ impl Volume {
     /// Starts bricks.
     pub fn start(machine: &Machine, name: &str, bricks: usize, place: Place, options: &[(&str, &str)]) -> Volume {
         let folder = machine.path(name);
-        fs::create_dir(&folder).unwrap();
+        // It is there where it is a mount.
+        fs::create_dir_all(&folder).unwrap();
         let start = |number| {
             let file = folder.join(format!("brick{number}.vol"));
             fs::create_dir(folder.join(format!("brick{number}"))).unwrap();
@@ -122,6 +123,11 @@ impl Volume {
     /// Mounts the volume with each file whole on one brick: shards cannot discard.
     pub fn mount_whole_files(&mut self) -> Mount {
         self.mount_graph("whole-files.vol", &[])
+    }
+
+    /// The same without the kernel's cache of the client: what programs read, the bricks are asked for.
+    pub fn mount_uncached(&mut self) -> Mount {
+        self.mount_graph("whole-files.vol", &["--direct-io-mode=enable"])
     }
 
     fn mount_graph(&mut self, graph: &str, arguments: &[&str]) -> Mount {

@@ -1,8 +1,6 @@
 //! `libagios.so.1`, for programs linked against version 1 of the public library. Its functions have the same names as
 //! in later versions but other arguments.
 
-use agios_library::calls;
-
 agios_library::export_all_versions!();
 agios_library::export_version_1!(
     init = agios_init,
@@ -13,9 +11,7 @@ agios_library::export_version_1!(
     print_stats_file = agios_print_stats_file,
     reset_stats = agios_reset_stats,
 );
-
-/// Waits until recorded runs are loaded.
-#[unsafe(no_mangle)]
-pub extern "C" fn agios_wait_predict_init() {
-    calls::wait_predict_init();
+agios_library::export! {
+    /// Waits until recorded runs are loaded.
+    agios_wait_predict_init() = agios_library::calls::wait_predict_init;
 }

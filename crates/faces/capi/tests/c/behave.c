@@ -568,6 +568,196 @@ static void ready_case(void) {
     end(s);
 }
 
+/* ---- reading ahead ---- */
+
+enum { AHEAD_FILE_BYTES = 8 << 20, AHEAD_PIECE_BYTES = 128 << 10 };
+static struct {
+    atomic_uint accepted, delivered, dropped, alone;
+    atomic_uchar state[1 << 16]; /* of each token: 1 accepted, 2 delivered or dropped */
+    atomic_int refuse, memory; /* what in_memory tells: UNKNOWN, what was read (READ), nothing (LOST), everything */
+    atomic_uchar read[8][AHEAD_FILE_BYTES / 4096];
+} ahead;
+enum { UNKNOWN = -1, READ, LOST, EVERYTHING };
+
+static int may_read_ahead(void *arg, const impresario_submission_t *after, uint64_t offset, uint64_t len,
+                          uint64_t *token) {
+    (void)arg;
+    CHECK(after->size == sizeof *after && after->op == IMPRESARIO_READ && len > 0 && offset + len > after->offset);
+    if (atomic_load(&ahead.refuse)) return -1;
+    *token = atomic_fetch_add(&ahead.accepted, 1);
+    CHECK(*token < sizeof ahead.state && atomic_exchange(&ahead.state[*token], 1) == 0);
+    return 0;
+}
+
+static void ahead_dropped(void *arg, uint64_t token) {
+    (void)arg;
+    CHECK(atomic_exchange(&ahead.state[token], 2) == 1);
+    atomic_fetch_add(&ahead.dropped, 1);
+}
+
+static int ahead_in_memory(void *arg, const impresario_request_t *of, uint64_t offset) {
+    (void)arg;
+    CHECK(of->op == IMPRESARIO_READ);
+    switch (atomic_load(&ahead.memory)) {
+        case UNKNOWN: return -1;
+        case READ: return offset < AHEAD_FILE_BYTES ? atomic_load(&ahead.read[of->file][offset / 4096]) : -1;
+        case LOST: return 0;
+        default: return 1;
+    }
+}
+
+static void on_ahead_batch(void *arg, impresario_t *s, const impresario_batch_t *b) {
+    uint32_t asked = 0;
+    (void)arg;
+    for (uint32_t i = 0; i < b->count; i++) {
+        const impresario_request_t *r = &b->requests[i];
+        CHECK(r->flags == 0 || (r->flags == IMPRESARIO_SPECULATIVE && i == b->count - 1 && r->op == IMPRESARIO_READ));
+        CHECK(i < b->count - 1 || r->flags == b->flags);
+        if (r->flags == 0) {
+            asked++;
+            continue;
+        }
+        CHECK(atomic_exchange(&ahead.state[r->token], 2) == 1);
+        atomic_fetch_add(&ahead.delivered, 1);
+        if (b->count == 1) atomic_fetch_add(&ahead.alone, 1);
+    }
+    uint64_t there = b->offset < AHEAD_FILE_BYTES ? AHEAD_FILE_BYTES - b->offset : 0;
+    sleep_ms(b->count == 1 && b->flags ? 5 : 1); /* a slow device: a fast one is left alone */
+    for (uint64_t at = b->offset; at < b->offset + b->len && at < AHEAD_FILE_BYTES; at += 4096)
+        atomic_store(&ahead.read[b->file][at / 4096], 1);
+    CHECK(impresario_complete(s, b->id, 0, b->op == IMPRESARIO_READ && b->len > there ? there : b->len) == 0);
+    atomic_fetch_add(&served, asked);
+}
+
+static impresario_t *make_ahead(uint64_t bytes, int memory) {
+    impresario_options_t o = IMPRESARIO_OPTIONS_INIT;
+    o.policy = "fifo";
+    o.on_batch = on_ahead_batch;
+    o.dispatch_threads = 4;
+    o.lane_requests = 4;
+    o.read_ahead_bytes = bytes;
+    o.may_read_ahead = may_read_ahead;
+    o.ahead_dropped = ahead_dropped;
+    o.in_memory = ahead_in_memory;
+    o.lane_speculations = 2;
+    o.sorted_below = 1;
+    impresario_t *s = impresario_create(&o);
+    CHECK(s);
+    start_over();
+    memset(&ahead, 0, sizeof ahead);
+    atomic_store(&ahead.memory, memory);
+    return s;
+}
+
+/* Reads the pieces of a file one after the other. */
+static void stream(impresario_t *s, uint64_t file, uint64_t first, uint64_t end) {
+    for (uint64_t i = first; i < end; i++) {
+        unsigned before = atomic_load(&served);
+        submit(s, file, i * AHEAD_PIECE_BYTES, AHEAD_PIECE_BYTES, i, 0);
+        wait_served(before + 1);
+    }
+}
+
+static impresario_stats_t stats_of(impresario_t *s) {
+    impresario_stats_t stats = { 0 };
+    stats.size = sizeof stats;
+    CHECK(impresario_stats(s, &stats) == 0);
+    return stats;
+}
+
+static unsigned handed_back(void) { return atomic_load(&ahead.delivered) + atomic_load(&ahead.dropped); }
+
+/* What a stream will read comes before it is read, up to the end of the file. */
+static void read_ahead(void) {
+    impresario_t *s = make_ahead(16 << 20, READ);
+    stream(s, 1, 0, AHEAD_FILE_BYTES / AHEAD_PIECE_BYTES);
+    for (int i = 0; i < 5000 && stats_of(s).in_flight > 0; i++) sleep_ms(1);
+    impresario_stats_t stats = stats_of(s);
+    CHECK(atomic_load(&ahead.delivered) > 0 && stats.ahead_read_bytes > 0);
+    CHECK(stats.ahead_hit_bytes >= AHEAD_FILE_BYTES / 2 && stats.ahead_predicted_bytes >= stats.ahead_hit_bytes);
+    CHECK(stats.ahead_outstanding_bytes == 0 && stats.ahead_wasted_bytes == 0);
+    CHECK(stats.completed == AHEAD_FILE_BYTES / AHEAD_PIECE_BYTES && stats.read_bytes == AHEAD_FILE_BYTES);
+    char json[16384];
+    CHECK(impresario_stats_json(s, json, sizeof json) > 0 && strstr(json, "\"hit_bytes\""));
+    /* Switched off while it runs, and on again. */
+    CHECK(impresario_set_read_ahead(s, 0) == 0);
+    unsigned accepted = atomic_load(&ahead.accepted);
+    stream(s, 2, 0, 16);
+    CHECK(atomic_load(&ahead.accepted) == accepted);
+    CHECK(impresario_set_read_ahead(s, 4 << 20) == 0);
+    stream(s, 3, 0, 16);
+    CHECK(atomic_load(&ahead.accepted) > accepted);
+    /* No policy, no speculations. */
+    CHECK(impresario_set_policy(s, "none") == 0);
+    accepted = atomic_load(&ahead.accepted);
+    stream(s, 4, 0, 16);
+    CHECK(atomic_load(&ahead.accepted) == accepted);
+    end(s);
+    CHECK(handed_back() == atomic_load(&ahead.accepted));
+}
+
+/* A write that covers speculations takes them back; so does the end. */
+static void read_ahead_taken_back(void) {
+    for (int write = 0; write < 2; write++) {
+        impresario_t *s = make_ahead(16 << 20, UNKNOWN);
+        stream(s, 1, 0, 8);
+        CHECK(impresario_hold(s, 0, 600000000) == 0);
+        for (int i = 0; i < 5000 && stats_of(s).in_flight > 0; i++) sleep_ms(1);
+        unsigned before = atomic_load(&ahead.accepted);
+        for (uint64_t i = 8; i < 24; i++) submit(s, 1, i * AHEAD_PIECE_BYTES, AHEAD_PIECE_BYTES, i, 0);
+        CHECK(atomic_load(&ahead.accepted) > before);
+        CHECK(handed_back() < atomic_load(&ahead.accepted));
+        if (write) {
+            impresario_submission_t all = read_of(1, 0, AHEAD_FILE_BYTES, 99);
+            all.op = IMPRESARIO_WRITE;
+            CHECK(impresario_submit(s, &all, NULL) == 0);
+            CHECK(handed_back() == atomic_load(&ahead.accepted));
+            CHECK(stats_of(s).ahead_outstanding_bytes == 0);
+            CHECK(impresario_hold(s, 0, 0) == 0);
+            wait_served(25);
+        }
+        end(s);
+        CHECK(handed_back() == atomic_load(&ahead.accepted));
+    }
+}
+
+/* What memory has is not read, and what the program refuses neither. */
+static void read_ahead_left_out(void) {
+    impresario_t *s = make_ahead(16 << 20, EVERYTHING);
+    stream(s, 1, 0, 64);
+    CHECK(atomic_load(&ahead.accepted) > 0 && atomic_load(&ahead.delivered) == 0);
+    atomic_store(&ahead.refuse, 1);
+    unsigned accepted = atomic_load(&ahead.accepted);
+    stream(s, 2, 0, 64);
+    CHECK(atomic_load(&ahead.accepted) == accepted);
+    end(s);
+    CHECK(handed_back() == atomic_load(&ahead.accepted));
+    /* Memory that loses what was read ahead ends it. */
+    s = make_ahead(16 << 20, LOST);
+    stream(s, 1, 0, 64);
+    for (int i = 0; i < 5000 && stats_of(s).in_flight > 0; i++) sleep_ms(1);
+    impresario_stats_t stats = stats_of(s);
+    CHECK(stats.ahead_stops > 0 && stats.ahead_wasted_bytes > 0 && stats.ahead_predicted_bytes < AHEAD_FILE_BYTES);
+    end(s);
+    CHECK(handed_back() == atomic_load(&ahead.accepted));
+    /* A scheduler that cannot read ahead, and budgets that make no sense. */
+    s = make("fifo", on_request, NULL, 1, 0);
+    CHECK(impresario_set_read_ahead(s, 16 << 20) == -EINVAL);
+    CHECK_SAYS("does not read ahead");
+    end(s);
+    s = make_ahead(0, UNKNOWN);
+    CHECK(impresario_set_read_ahead(s, 4096) == -EINVAL);
+    CHECK_SAYS("read_ahead_bytes = 4096");
+    end(s);
+    impresario_options_t o = IMPRESARIO_OPTIONS_INIT;
+    o.read_ahead_bytes = 16 << 20;
+    CHECK(!impresario_create(&o));
+    CHECK_SAYS("read_ahead_bytes");
+    o.may_read_ahead = may_read_ahead;
+    CHECK(!impresario_create(&o));
+    CHECK_SAYS("ahead_dropped");
+}
+
 static const struct {
     const char *name;
     void (*run)(void);
@@ -578,7 +768,8 @@ static const struct {
     { "inline", inline_case }, { "inline_long", inline_long }, { "full", full },
     { "tokens_come_back", tokens_come_back }, { "destroy_in_callback", destroy_in_callback },
     { "destroy_under_load", destroy_under_load }, { "policies", policies }, { "configured", configured },
-    { "ready", ready_case },
+    { "ready", ready_case }, { "read_ahead", read_ahead }, { "read_ahead_taken_back", read_ahead_taken_back },
+    { "read_ahead_left_out", read_ahead_left_out },
     /* by name only: they fork, need an idle machine, or leave the process */
     { "fork", fork_case }, { "idle", idle }, { "destroy_with_blocked_callback", destroy_with_blocked_callback },
 };

@@ -164,6 +164,19 @@ fn what_streams_read_and_write_inside_is_told() {
     assert!(told.iter().flat_map(|t| &t.accesses).all(|a| a.op == Op::Close || a.flags & flag::STREAM != 0));
 }
 
+/// A stream's pointers are read while other threads move them: what is told is in the file all the same, and all of it.
+#[test]
+fn a_stream_that_threads_share_is_told_within_the_file() {
+    let stage = Stage::new(&[]);
+    let told = stage.told("shared_stream", Mode::Record);
+    let size = std::fs::metadata(stage.path("bytes")).unwrap().len();
+    let reads = told.iter().flat_map(|t| &t.accesses).filter(|a| a.op == Op::Read);
+    let mut ranges: Vec<_> = reads.map(|a| (a.offset, a.offset + u64::from(a.len_bytes))).collect();
+    ranges.sort_unstable();
+    let covered = ranges.iter().fold(0, |to, (from, end)| if *from <= to { to.max(*end) } else { to });
+    assert_eq!((covered, ranges.iter().map(|r| r.1).max()), (size, Some(size)));
+}
+
 #[test]
 fn threads_are_told_apart() {
     let stage = Stage::new(&[]);

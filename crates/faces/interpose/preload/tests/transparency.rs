@@ -10,7 +10,8 @@ use std::time::{Duration, Instant};
 
 use impresario_ring::message::{Mode, register};
 use impresario_ring::{Op, SLOTS};
-use support::{Manager, Reaped, compile, library, preloaded, run};
+use support::programs::{Reaped, wait};
+use support::{Manager, compile, library, preloaded, run};
 
 /// Scripts for `sh -c` in a folder with data; `$1` is an empty folder for what they make.
 const PROGRAMS: [(&str, &str); 9] = [
@@ -202,7 +203,7 @@ fn long(stage: &Stage, program: &Path, more: u32) -> Command {
 }
 
 fn ends_well(mut child: Reaped) {
-    let status = child.wait(Duration::from_secs(30)).expect("the program hangs");
+    let status = wait(&mut child.0, Duration::from_secs(30)).expect("the program hangs");
     let mut text = String::new();
     std::io::Read::read_to_string(&mut child.0.stdout.take().unwrap(), &mut text).unwrap();
     std::io::Read::read_to_string(&mut child.0.stderr.take().unwrap(), &mut text).unwrap();

@@ -7,7 +7,8 @@ use std::sync::Arc;
 use std::time::SystemTime;
 
 use impresario_backend::{
-    Attr, Backend, Caller, DirEntry, Errno, Handle, Kind, Make, Placement, Result, SetAttr, SetTime, Space, SpaceChange,
+    Attr, Backend, Caller, DirEntry, Errno, Found, Handle, Kind, Make, Placement, Result, SetAttr, SetTime, Space,
+    SpaceChange,
 };
 use impresario_base::lock::{Condvar, Mutex};
 
@@ -298,7 +299,7 @@ impl Backend for MemoryTree {
         Ok(handle(ROOT))
     }
 
-    fn lookup(&self, caller: &Caller, dir: &Handle, name: &[u8]) -> Result<(Handle, Attr)> {
+    fn lookup(&self, caller: &Caller, dir: &Handle, name: &[u8]) -> Result<Found> {
         let mut state = self.on(dir, false);
         let id = state.dir(caller, dir, 1)?;
         check_name(name)?;
@@ -362,14 +363,7 @@ impl Backend for MemoryTree {
         Ok([1, 2, 4].into_iter().filter(|right| wanted & right != 0 && may(caller, attr, *right)).sum())
     }
 
-    fn make(
-        &self,
-        caller: &Caller,
-        dir: &Handle,
-        name: &[u8],
-        what: Make<'_>,
-        set: &SetAttr,
-    ) -> Result<(Handle, Attr)> {
+    fn make(&self, caller: &Caller, dir: &Handle, name: &[u8], what: Make<'_>, set: &SetAttr) -> Result<Found> {
         let mut state = self.on(dir, false);
         let at = state.dir(caller, dir, 1)?;
         check_new(name)?;

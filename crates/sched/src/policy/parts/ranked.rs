@@ -1,17 +1,22 @@
-//! Queues in offset order, served by lowest rank: the common part of `sjf`, `srtf`, `sw` and `twins` in offset order.
+//! Queues in offset order, served by lowest rank: `sjf`, `srtf` and `sw`, and a part of `twins` in offset order.
 //!
 //! The policy defines queues and their ranks. A queue is served from its lowest offset, or from where a scan stands.
 //! Such orders starve high ranks: after too many batches that passed over the oldest request, the guard serves it next.
 
 use std::hash::Hash;
+use std::sync::Arc;
 
 use impresario_base::slab::Rows;
+use impresario_foresight::PredictedQueues;
 use rustc_hash::FxHashMap;
 
 use super::arrivals::Guards;
 use super::runs::{RunQueue, Runs};
-use crate::policy::{Choice, Params, Setup, View, WaitReason};
+use super::turns::Turns;
+use crate::contract::Linked;
+use crate::policy::{Choice, Params, Policy, Setup, View, WaitBound, WaitReason};
 use crate::sorted::SortedSet;
+use crate::spec::PolicySpec;
 use crate::table::{Arrival, BySlot, Slot};
 
 /// The inputs to a queue's rank, besides its key.
@@ -33,6 +38,85 @@ struct Queue<K, R> {
     bytes: u64,
     to_come_bytes: u64,
     runs: RunQueue,
+}
+
+/// What distinguishes the policies that serve queues by rank.
+pub(in crate::policy) trait RankRule: Send + 'static {
+    /// Identifies a queue within a lane group.
+    type Key: Hash + Eq + Copy + Send;
+    /// Distinct for distinct queues at any time.
+    type Rank: Ord + Copy + Send;
+
+    /// The rank of a queue.
+    fn rank(key: Self::Key, contents: Contents) -> Self::Rank;
+
+    /// The queue of a request that arrives, and the bytes that it still expects.
+    fn queue(&mut self, view: &View<'_>, slot: Slot) -> (Self::Key, u64);
+
+    /// A queued request was cancelled.
+    fn cancelled(&mut self, _view: &View<'_>, _slot: Slot) {}
+
+    /// As [`Policy::foresee`].
+    fn foresee(&mut self, _queues: Option<Arc<PredictedQueues>>) {}
+
+    /// As [`Policy::linked`].
+    fn linked(&self) -> Option<Linked> {
+        None
+    }
+}
+
+/// A policy that serves the lanes in turn, and on each the queue of the lowest rank.
+pub(in crate::policy) struct ByRank<R: RankRule> {
+    params: Params,
+    queues: Ranked<R::Key, R::Rank>,
+    turns: Turns,
+    rule: R,
+}
+
+impl<R: RankRule> ByRank<R> {
+    /// From the parameters of [`Ranked::new`].
+    pub fn boxed(params: &Params, setup: &Setup, rule: R) -> Box<dyn Policy> {
+        let queues = Ranked::new(params, setup, R::rank);
+        Box::new(ByRank { params: params.clone(), queues, turns: Turns::default(), rule })
+    }
+}
+
+impl<R: RankRule> Policy for ByRank<R> {
+    fn spec(&self) -> PolicySpec {
+        self.params.spec()
+    }
+
+    fn enqueue(&mut self, view: &View<'_>, slot: Slot) {
+        let (key, to_come_bytes) = self.rule.queue(view, slot);
+        self.queues.insert_expecting(view, view.group(slot), key, slot, to_come_bytes);
+    }
+
+    fn dequeue(&mut self, view: &View<'_>, slot: Slot) {
+        self.rule.cancelled(view, slot);
+        self.queues.remove(view, slot);
+    }
+
+    fn select(&mut self, view: &View<'_>, batch: &mut Vec<Slot>) -> Choice {
+        self.turns.round_robin(view, |group| self.queues.serve(view, group, batch))
+    }
+
+    fn serve_lane(&mut self, view: &View<'_>, oldest: Slot, batch: &mut Vec<Slot>) -> Choice {
+        self.queues.take(view, oldest, batch);
+        Choice::Serve
+    }
+
+    fn wait_bound(&self, view: &View<'_>, slot: Slot) -> WaitBound {
+        let older = view.table.older_than(slot, view.groups() == 1);
+        WaitBound::of_batches(self.queues.wait_bound(older))
+    }
+
+    fn foresee(&mut self, queues: Option<Arc<PredictedQueues>>) {
+        self.rule.foresee(queues);
+    }
+
+    fn linked(&self) -> Option<Linked> {
+        self.rule.linked()
+    }
 }
 
 /// The queues of a policy. `K` identifies them within a lane group; ranks `R` are distinct at any time.

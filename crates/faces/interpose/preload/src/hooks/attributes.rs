@@ -15,27 +15,34 @@ fn decode(data: &[u8]) -> Option<Meta> {
     data.first_chunk::<META_BYTES>().map(Meta::decode)
 }
 
+/// Writes attributes to the caller's place.
+///
+/// # Safety
+/// What is returned may be called while the place may be written.
+unsafe fn put(into: *mut libc::stat) -> impl FnOnce(&Meta) {
+    // SAFETY: as this function's caller promises.
+    move |meta| unsafe { into.write(to_stat(meta)) }
+}
+
 /// # Safety
 /// As `fstatat`.
 unsafe fn by_name(
     (dir, path): (c_int, *const c_char),
     flags: c_int,
-    into: *mut libc::stat,
+    put: impl FnOnce(&Meta),
     real: impl FnOnce(c_int, *const c_char) -> c_int,
 ) -> c_int {
+    let (mut flags, mut path) = (flags, path);
     // SAFETY: the caller's path.
     if flags & libc::AT_EMPTY_PATH != 0 && SERVED.is_active() && unsafe { served::bytes(path) }.is_empty() {
-        if dir == libc::AT_FDCWD {
-            // SAFETY: the caller's place.
-            return unsafe { by_name((dir, c".".as_ptr()), flags & !libc::AT_EMPTY_PATH, into, real) };
+        if dir != libc::AT_FDCWD {
+            return by_number(dir, put, || real(dir, path));
         }
-        // SAFETY: the caller's place.
-        return unsafe { by_number(dir, into, || real(dir, path)) };
+        (flags, path) = (flags & !libc::AT_EMPTY_PATH, c".".as_ptr());
     }
     let done = |_, data: &[u8]| match decode(data) {
         Some(meta) => {
-            // SAFETY: the caller's place.
-            unsafe { into.write(to_stat(&meta)) };
+            put(&meta);
             0
         }
         None => fail(libc::EIO),
@@ -45,15 +52,12 @@ unsafe fn by_name(
     unsafe { named((dir, path), with(Op::Stat, flags.into()), (b"", b""), real, done) as c_int }
 }
 
-/// # Safety
-/// As `fstat`.
-unsafe fn by_number(fd: c_int, into: *mut libc::stat, real: impl FnOnce() -> c_int) -> c_int {
+fn by_number(fd: c_int, put: impl FnOnce(&Meta), real: impl FnOnce() -> c_int) -> c_int {
     match attributes(fd) {
         None => real(),
         Some(Err(errno)) => fail(errno) as c_int,
         Some(Ok(meta)) => {
-            // SAFETY: the caller's place.
-            unsafe { into.write(to_stat(&meta)) };
+            put(&meta);
             0
         }
     }
@@ -67,13 +71,15 @@ unsafe fn kernel(dir: c_int, path: *const c_char, into: *mut libc::stat, flags: 
 }
 
 macro_rules! stats {
-    ($($name:ident $flags:expr;)*) => { $(
+    ($($name:ident($($version:ident)?) $flags:expr;)*) => { $(
         #[unsafe(no_mangle)]
-        pub unsafe extern "C-unwind" fn $name(path: *const c_char, into: *mut libc::stat) -> c_int {
+        pub unsafe extern "C-unwind" fn $name(
+            $($version: c_int,)? path: *const c_char, into: *mut libc::stat,
+        ) -> c_int {
             // SAFETY: the caller's arguments.
             unsafe {
-                by_name((libc::AT_FDCWD, path), $flags, into, |dir, path| match real::$name.found() {
-                    Some(real) => real(path, into),
+                by_name((libc::AT_FDCWD, path), $flags, put(into), |dir, path| match real::$name.found() {
+                    Some(real) => real($($version,)? path, into),
                     None => kernel(dir, path, into, $flags),
                 })
             }
@@ -81,24 +87,10 @@ macro_rules! stats {
     )* };
 }
 
-stats! { stat 0; stat64 0; lstat libc::AT_SYMLINK_NOFOLLOW; lstat64 libc::AT_SYMLINK_NOFOLLOW; }
+const NOFOLLOW: c_int = libc::AT_SYMLINK_NOFOLLOW;
 
-macro_rules! xstats {
-    ($($name:ident $flags:expr;)*) => { $(
-        #[unsafe(no_mangle)]
-        pub unsafe extern "C-unwind" fn $name(version: c_int, path: *const c_char, into: *mut libc::stat) -> c_int {
-            // SAFETY: the caller's arguments.
-            unsafe {
-                by_name((libc::AT_FDCWD, path), $flags, into, |dir, path| match real::$name.found() {
-                    Some(real) => real(version, path, into),
-                    None => kernel(dir, path, into, $flags),
-                })
-            }
-        }
-    )* };
-}
-
-xstats! { __xstat 0; __xstat64 0; __lxstat libc::AT_SYMLINK_NOFOLLOW; __lxstat64 libc::AT_SYMLINK_NOFOLLOW; }
+stats! { stat() 0; stat64() 0; lstat() NOFOLLOW; lstat64() NOFOLLOW; }
+stats! { __xstat(version) 0; __xstat64(version) 0; __lxstat(version) NOFOLLOW; __lxstat64(version) NOFOLLOW; }
 
 macro_rules! fstats {
     ($($name:ident($($version:ident)?);)*) => { $(
@@ -106,7 +98,7 @@ macro_rules! fstats {
         pub unsafe extern "C-unwind" fn $name($($version: c_int,)? fd: c_int, into: *mut libc::stat) -> c_int {
             // SAFETY: the caller's arguments.
             unsafe {
-                by_number(fd, into, || match real::$name.found() {
+                by_number(fd, put(into), || match real::$name.found() {
                     Some(real) => real($($version,)? fd, into),
                     None => libc::syscall(libc::SYS_fstat, fd, into) as c_int,
                 })
@@ -125,7 +117,7 @@ macro_rules! fstatats {
         ) -> c_int {
             // SAFETY: the caller's arguments.
             unsafe {
-                by_name((dir, path), flags, into, |dir, path| match real::$name.found() {
+                by_name((dir, path), flags, put(into), |dir, path| match real::$name.found() {
                     Some(real) => real($($version,)? dir, path, into, flags),
                     None => kernel(dir, path, into, flags),
                 })
@@ -144,42 +136,17 @@ pub unsafe extern "C-unwind" fn statx(
     mask: libc::c_uint,
     into: *mut libc::statx,
 ) -> c_int {
-    let real = |dir: c_int, path: *const c_char| {
+    let real = |dir, path| match real::statx.found() {
         // SAFETY: the caller's arguments.
-        c_long::from(match real::statx.found() {
-            // SAFETY: as above.
-            Some(real) => unsafe { real(dir, path, flags, mask, into) },
-            // SAFETY: as above.
-            None => unsafe { libc::syscall(libc::SYS_statx, dir, path, flags, mask, into) as c_int },
-        })
+        Some(real) => unsafe { real(dir, path, flags, mask, into) },
+        // SAFETY: as above.
+        None => unsafe { libc::syscall(libc::SYS_statx, dir, path, flags, mask, into) as c_int },
     };
     if !SERVED.is_active() {
-        return real(dir, path) as c_int;
+        return real(dir, path);
     }
-    // SAFETY: the caller's path.
-    let is_empty = unsafe { served::bytes(path) }.is_empty();
-    if flags & libc::AT_EMPTY_PATH != 0 && is_empty && dir != libc::AT_FDCWD {
-        return match attributes(dir) {
-            None => real(dir, path) as c_int,
-            Some(Err(errno)) => fail(errno) as c_int,
-            Some(Ok(meta)) => {
-                // SAFETY: the caller's place.
-                unsafe { into.write(to_statx(&meta)) };
-                0
-            }
-        };
-    }
-    let path = if is_empty && flags & libc::AT_EMPTY_PATH != 0 { c".".as_ptr() } else { path };
-    let done = |_, data: &[u8]| match decode(data) {
-        Some(meta) => {
-            // SAFETY: the caller's place.
-            unsafe { into.write(to_statx(&meta)) };
-            0
-        }
-        None => fail(libc::EIO),
-    };
-    // SAFETY: the caller's path.
-    unsafe { named((dir, path), with(Op::Stat, flags.into()), (b"", b""), real, done) as c_int }
+    // SAFETY: the caller's path and place.
+    unsafe { by_name((dir, path), flags, |meta| into.write(to_statx(meta)), real) }
 }
 
 /// # Safety

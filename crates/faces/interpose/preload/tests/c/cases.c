@@ -154,6 +154,30 @@ static void streams(void) {
     CHECK(stat(made, &st) == 0 && st.st_size == 10003 && unlink(made) == 0);
 }
 
+static void *sharer(void *stream) {
+    long taken = 0;
+    while (getc(stream) != EOF)
+        taken++;
+    return (void *)taken;
+}
+
+/* One stream that several threads take from at once. */
+static void shared_stream(void) {
+    pthread_t t[4];
+    void *taken;
+    long all = 0;
+    struct stat st;
+    FILE *f = fopen(path, "r");
+    CHECK(f && setvbuf(f, NULL, _IOFBF, 512) == 0 && stat(path, &st) == 0);
+    for (int i = 0; i < 4; i++)
+        CHECK(pthread_create(&t[i], NULL, sharer, f) == 0);
+    for (int i = 0; i < 4; i++) {
+        CHECK(pthread_join(t[i], &taken) == 0);
+        all += (long)taken;
+    }
+    CHECK(all == st.st_size && fclose(f) == 0);
+}
+
 static void *reader(void *arg) {
     long me = (long)arg;
     char mine[64];
@@ -511,6 +535,7 @@ int main(int argc, char **argv) {
     CASE("opens", opens());
     CASE("chk", chk(argc));
     CASE("streams", streams());
+    CASE("shared_stream", shared_stream());
     CASE("threads", threads());
     CASE("forks", forks(argv[0]));
     CASE("hasty", hasty());

@@ -7,7 +7,7 @@ use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::ffi::OsStringExt;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, ExitStatus, Output, Stdio};
+use std::process::Command;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
@@ -18,7 +18,10 @@ use impresario_ring::{Access, Consumer, Op};
 use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketAddrUnix, SocketFlags, SocketType};
 
 mod library;
+#[path = "../../../../capi/tests/support/mod.rs"]
+pub mod programs;
 pub use library::library;
+pub use programs::run;
 
 /// Compiles a C program of `tests/c`; warnings are errors.
 pub fn compile(dir: &Path, name: &str, flags: &[&str]) -> PathBuf {
@@ -30,44 +33,6 @@ pub fn compile(dir: &Path, name: &str, flags: &[&str]) -> PathBuf {
     let made = cc.output().unwrap();
     assert!(made.status.success(), "{cc:?}:\n{}", String::from_utf8_lossy(&made.stderr));
     program
-}
-
-/// Ends a process whatever happens to the test.
-pub struct Reaped(pub Child);
-
-impl Drop for Reaped {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
-}
-
-impl Reaped {
-    pub fn wait(&mut self, limit: Duration) -> Option<ExitStatus> {
-        let end = Instant::now() + limit;
-        loop {
-            match self.0.try_wait().unwrap() {
-                Some(status) => return Some(status),
-                None if Instant::now() > end => return None,
-                None => std::thread::sleep(Duration::from_millis(2)),
-            }
-        }
-    }
-}
-
-/// Runs to the end, at most a minute.
-pub fn run(command: &mut Command) -> Output {
-    let dir = tempfile::tempdir().unwrap();
-    let file = |name: &str| std::fs::File::create(dir.path().join(name)).unwrap();
-    let child = command.stdin(Stdio::null()).stdout(file("out")).stderr(file("err")).spawn();
-    let mut child = Reaped(child.unwrap_or_else(|e| panic!("{command:?}: {e}")));
-    let status = child.wait(Duration::from_secs(60));
-    let read = |name: &str| std::fs::read(dir.path().join(name)).unwrap();
-    let (stdout, stderr) = (read("out"), read("err"));
-    let Some(status) = status else {
-        panic!("{command:?} hangs:\n{}{}", String::from_utf8_lossy(&stdout), String::from_utf8_lossy(&stderr));
-    };
-    Output { status, stdout, stderr }
 }
 
 /// A command with the library, and a socket that may or may not be there.

@@ -1,0 +1,202 @@
+//! ROOT: folders lead to the trees, and each branch of a tree lists its baskets in three arrays, which the tree keeps in one
+//! compressed object.
+//!
+//! How a tree's object is laid out depends on the classes that wrote it. A branch is therefore not reached through the
+//! tree: the object is searched for what looks like one from its version to its last array, so trees of any version, split
+//! objects and branches in branches are all found. Not known, and left out: trees compressed by LZMA or by ROOT's oldest
+//! method, `RNTuple`, and baskets that are kept inside the tree.
+
+mod unpack;
+
+use std::collections::{HashMap, HashSet};
+
+use super::{Fields, Format, Source, Track};
+
+/// The reader.
+pub struct Root;
+
+const FOLDERS_MAX: usize = 256;
+const KEYS_MAX: u64 = 1 << 14;
+const TREES_MAX: usize = 64;
+/// A tree's object, unpacked; those of all trees together.
+const OBJECTS_BYTES_MAX: u64 = 32 << 20;
+const BASKETS_MAX: u64 = impresario_foresight::EXTENTS_MAX as u64;
+/// Of a key's beginning: more than its fixed fields and the names of its classes.
+const KEY_BYTES_MAX: u64 = 1024;
+/// Seeks of files beyond 2 GB, and of what lies in them, are wide from these versions on.
+const WIDE_FILE: u64 = 1_000_000;
+const WIDE_KEY: u64 = 1_000;
+
+impl Format for Root {
+    fn name(&self) -> &'static str {
+        "ROOT"
+    }
+
+    fn suffixes(&self) -> &'static [&'static str] {
+        &["root"]
+    }
+
+    /// A track for each branch: its baskets in the order of the entries.
+    fn tracks(&self, file: &mut Source<'_>) -> Option<Vec<Track>> {
+        let start = file.up_to(0, 64)?;
+        let mut fields = Fields::new(start.strip_prefix(b"root")?);
+        let (version, begin) = (fields.big(4)?, fields.big(4)?);
+        let wide = if version >= WIDE_FILE { 8 } else { 4 };
+        fields.take(2 * wide + 4 + 4)?;
+        let name_bytes = fields.big(4)?;
+        let (mut waiting, mut seen) = (vec![begin + name_bytes], HashSet::new());
+        let mut trees: HashMap<(u64, Vec<u8>), Key> = HashMap::new();
+        while let Some(at) = waiting.pop() {
+            if seen.len() >= FOLDERS_MAX || !seen.insert(at) {
+                continue;
+            }
+            for key in keys(file, at).unwrap_or_default() {
+                match key.class.as_slice() {
+                    b"TDirectory" | b"TDirectoryFile" => waiting.push(key.at.saturating_add(key.head_bytes)),
+                    // Of a tree that was written more than once the last one counts.
+                    b"TTree" | b"TNtuple" | b"TNtupleD" if trees.len() < TREES_MAX => {
+                        let place = (at, key.name.clone());
+                        if trees.get(&place).is_none_or(|other| other.cycle < key.cycle) {
+                            trees.insert(place, key);
+                        }
+                    }
+                    _ => {}
+                }
+            }
+        }
+        let mut trees: Vec<Key> = trees.into_values().collect();
+        trees.sort_by_key(|tree| tree.at);
+        let (mut tracks, mut left) = (Vec::new(), OBJECTS_BYTES_MAX);
+        for tree in trees {
+            let Some(object) = tree.object(file, left) else { continue };
+            left -= object.len() as u64;
+            branches(&object, &mut tracks);
+        }
+        Some(tracks)
+    }
+}
+
+/// What stands before each object.
+struct Key {
+    at: u64,
+    bytes: u64,
+    head_bytes: u64,
+    object_bytes: u64,
+    cycle: u64,
+    class: Vec<u8>,
+    name: Vec<u8>,
+}
+
+impl Key {
+    fn read(fields: &mut Fields<'_>) -> Option<Key> {
+        let (bytes, version, object_bytes) = (fields.big(4)?, fields.big(2)?, fields.big(4)?);
+        fields.take(4)?;
+        let (head_bytes, cycle) = (fields.big(2)?, fields.big(2)?);
+        let wide = if version > WIDE_KEY { 8 } else { 4 };
+        let at = fields.big(wide)?;
+        fields.take(wide)?;
+        let (class, name) = (text(fields)?.to_vec(), text(fields)?.to_vec());
+        text(fields)?;
+        Some(Key { at, bytes, head_bytes, object_bytes, cycle, class, name })
+    }
+
+    /// The object, unpacked, if it has no more than so many bytes.
+    fn object(&self, file: &mut Source<'_>, most: u64) -> Option<Vec<u8>> {
+        let bytes = file.bytes(self.at.checked_add(self.head_bytes)?, self.bytes.checked_sub(self.head_bytes)?)?;
+        match self.object_bytes {
+            len if len > most => None,
+            len if len == bytes.len() as u64 => Some(bytes),
+            len => unpack::blocks(&bytes, usize::try_from(len).ok()?),
+        }
+    }
+}
+
+/// The keys of the folder whose record stands here.
+fn keys(file: &mut Source<'_>, at: u64) -> Option<Vec<Key>> {
+    let folder = file.up_to(at, 64)?;
+    let mut fields = Fields::new(&folder);
+    let wide = if fields.big(2)? > WIDE_KEY { 8 } else { 4 };
+    fields.take(4 + 4)?;
+    let list_bytes = fields.big(4)?;
+    fields.take(4 + 2 * wide)?;
+    let list = fields.big(wide)?;
+    let list = file.bytes(list, list_bytes.min(KEYS_MAX * KEY_BYTES_MAX))?;
+    let mut fields = Fields::new(&list);
+    // The list has a key of its own.
+    Key::read(&mut fields)?;
+    let count = fields.big(4)?.min(KEYS_MAX);
+    (0..count).map(|_| Key::read(&mut fields)).collect()
+}
+
+fn text<'a>(fields: &mut Fields<'a>) -> Option<&'a [u8]> {
+    let short = fields.big(1)?;
+    let len = if short == 255 { fields.big(4)? } else { short };
+    fields.take(len)
+}
+
+/// The bytes of an object that tells its length, and its version.
+fn counted<'a>(fields: &mut Fields<'a>) -> Option<(u64, Fields<'a>)> {
+    let bytes = fields.big(4)?.checked_sub(0x4000_0000)?;
+    let mut object = Fields::new(fields.take(bytes)?);
+    Some((object.big(2)?, object))
+}
+
+/// The baskets of every branch in a tree's object.
+fn branches(object: &[u8], tracks: &mut Vec<Track>) {
+    let (mut at, mut left) = (0, BASKETS_MAX);
+    while let Some(here) = object.get(at..).filter(|here| here.len() > 6) {
+        at += 1;
+        // A length below 16 MiB, and a version: few places look so.
+        if here[0] != 0x40 || here[4] != 0 || !(10..=13).contains(&here[5]) {
+            continue;
+        }
+        tracks.extend(branch(here, &mut left).filter(|track| !track.is_empty()));
+    }
+}
+
+/// A branch that begins here; `None` where none does. It may look at so many baskets, those without a place among them.
+fn branch(bytes: &[u8], left: &mut u64) -> Option<Track> {
+    let (version, mut fields) = counted(&mut Fields::new(bytes))?;
+    // Its name: an object with a number and flags, and two texts.
+    let (1, mut name) = counted(&mut fields)? else { return None };
+    name.big(2).filter(|version| *version == 1)?;
+    name.take(4 + 4)?;
+    text(&mut name)?;
+    text(&mut name)?;
+    // How it is drawn.
+    counted(&mut fields)?;
+    // Compression, sizes of baskets and of their offsets.
+    fields.take(4 + 4 + 4)?;
+    let used = fields.big(4)?;
+    fields.take(8)?;
+    if version >= 13 {
+        // How it is stored.
+        counted(&mut fields)?;
+    }
+    fields.take(4)?;
+    let count = fields.big(4)?;
+    // A level, numbers of entries and of bytes.
+    fields.take(4 + if version >= 11 { 4 * 8 } else { 3 * 8 })?;
+    // Branches below, leaves, and baskets in memory.
+    for _ in 0..3 {
+        counted(&mut fields)?;
+    }
+    let mut array = |width: u64| {
+        fields.big(1)?;
+        fields.take(count.checked_mul(width)?)
+    };
+    let (lengths, _, places) = (array(4)?, array(8)?, array(8)?);
+    // The name of another file with the baskets.
+    if !text(&mut fields)?.is_empty() || used > count {
+        return None;
+    }
+    let (mut lengths, mut places) = (Fields::new(lengths), Fields::new(places));
+    let mut basket = || {
+        let (len, at) = (lengths.big(4)?, places.big(8)?);
+        (len > 0 && at > 0).then_some(at..at.checked_add(len)?)
+    };
+    let looked_at = used.min(*left);
+    *left -= looked_at;
+    // Of those in memory there is no place.
+    Some((0..looked_at).filter_map(|_| basket()).collect())
+}

@@ -1,0 +1,440 @@
+//! `impresario-lab glusterfs`: what the translator gains in GlusterFS bricks on modelled disks below the real kernel.
+//!
+//! All systems serve the same folders of bricks, each by processes of its own; programs over libgfapi load one after the other.
+//! A mount through which nothing is measured makes the files and compares what was written.
+
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail, ensure};
+use impresario_base::units::parse_positive_bytes;
+use impresario_device::DeviceParams;
+use impresario_workload::access::Observation;
+use impresario_workload::children::Children;
+use impresario_workload::kernel_disk::{KernelDisk, remove_stale};
+use impresario_workload::progress::catch_signals;
+use impresario_workload::stop::Stop;
+
+use crate::server_bench::load::{Application, Load};
+use crate::server_bench::{Bed, Clients, Comparison, Subject, observe_disks, own_network, reset_disks};
+use crate::{print, usage};
+
+/// Measure what the GlusterFS translator gains on modelled disks below the real kernel
+///
+/// Applications of several processes read and write a shared file each, 256 KiB at a time one behind the other and 16 KiB in
+/// turns, on a volume that is distributed over bricks with a modelled disk each. Systems: GlusterFS as it comes, bricks and clients
+/// without what volumes have beside io-threads, the translator with one request at a time in order of arrival
+/// (throttling alone), with policies, and with foresight. Caches of the whole machine are dropped before each run; a run counts with at least
+/// 20 % of the CPU idle and disks that are not late; everything read and written is compared. Everything runs in a network of its own. Needs root, /dev/fuse, cc, the
+/// Debian packages glusterfs-server, glusterfs-client and libglusterfs-dev, and the translator, built
+/// (make -C integrations/glusterfs).
+#[derive(clap::Args)]
+#[command(after_long_help = "Examples:
+  impresario-lab glusterfs
+  impresario-lab glusterfs --loads 'contiguous read' --systems 'as it comes,auto with foresight' --pairs 6
+  impresario-lab glusterfs --bricks 4 --size 64m --json glusterfs.json")]
+pub struct Args {
+    /// The translator
+    #[arg(long, default_value = "integrations/glusterfs/build/impresario.so", value_name = "FILE")]
+    translator: PathBuf,
+    /// Bricks, each with a disk of its own
+    #[arg(long, default_value_t = 2, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=8))]
+    bricks: u64,
+    /// Applications, each with a file and a client of its own
+    #[arg(long, default_value_t = 4, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=16))]
+    applications: u64,
+    /// Processes of an application
+    #[arg(long, default_value_t = 8, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=16))]
+    processes: u64,
+    /// The file of an application
+    #[arg(long, default_value = "32m", value_parser = parse_positive_bytes, value_name = "SIZE")]
+    size: u64,
+    /// Runs of every system under each load, in random order
+    #[arg(long, default_value_t = 3, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1000))]
+    pairs: u32,
+    /// Only loads whose names contain one of these
+    #[arg(long, value_delimiter = ';', value_name = "TEXT;…")]
+    loads: Vec<String>,
+    /// Only these systems
+    #[arg(long, value_delimiter = ',', value_name = "SYSTEM,…")]
+    systems: Vec<String>,
+    /// Take runs that do not count, too: for trying out on a busy machine
+    #[arg(long)]
+    uncounted: bool,
+    /// Write every run to a file
+    #[arg(long, value_name = "FILE")]
+    json: Option<PathBuf>,
+}
+
+/// A way to serve the volume.
+struct System {
+    name: &'static str,
+    /// Options of the translator above io-threads; `None`: it is not there.
+    translator: Option<&'static [(&'static str, &'static str)]>,
+    /// Bricks and clients have what glusterd gives those of a volume without any option set.
+    whole: bool,
+}
+
+const fn with(name: &'static str, options: &'static [(&'static str, &'static str)]) -> System {
+    System { name, translator: Some(options), whole: true }
+}
+
+const AS_IT_COMES: &str = "as it comes";
+const SYSTEMS: [System; 10] = [
+    System { name: AS_IT_COMES, translator: None, whole: true },
+    System { name: "io-threads alone", translator: None, whole: false },
+    with("none", &[("policy", "none")]),
+    with("one at a time", &[("policy", "fifo"), ("depth", "1"), ("read-ahead", "0")]),
+    with("mlf", &[("policy", "mlf"), ("depth", "4"), ("merge", "file"), ("read-ahead", "0")]),
+    with("aioli", &[("policy", "aioli"), ("depth", "1"), ("merge", "file"), ("read-ahead", "0")]),
+    with("auto", &[("policy", "auto"), ("merge", "file"), ("read-ahead", "0")]),
+    with("fifo with foresight", &[("policy", "fifo"), ("merge", "file")]),
+    with("mlf with foresight", &[("policy", "mlf"), ("depth", "4"), ("merge", "file")]),
+    with("auto with foresight", &[("policy", "auto"), ("merge", "file")]),
+];
+
+const FIRST_PORT: u16 = 24_100;
+const START_PATIENCE: Duration = Duration::from_secs(30);
+/// Names that are tried for a file until it falls to its brick.
+const NAMES_MAX: u32 = 64;
+
+/// The loads: applications that each have a file of `bytes`.
+fn loads(args: &Args) -> Vec<Load> {
+    let kinds = [("256 KiB contiguous", 256 << 10, true), ("16 KiB strided", 16 << 10, false)];
+    let mut loads = Vec::new();
+    for (kind, request_bytes, apart) in kinds {
+        for (verb, writes) in [("read", false), ("write", true)] {
+            let one = Application {
+                apart,
+                ..Application::new("application", args.processes, writes, request_bytes, args.size)
+            };
+            loads.push(Load { name: format!("{kind} {verb}"), applications: vec![one; args.applications as usize] });
+        }
+    }
+    loads
+}
+
+/// A volume file under construction: each translator stands above the one before it.
+#[derive(Default)]
+struct Graph {
+    text: String,
+    top: String,
+}
+
+impl Graph {
+    fn add(&mut self, name: &str, kind: &str, options: &[(&str, &str)]) {
+        let below = std::mem::replace(&mut self.top, name.into());
+        self.over(name, kind, options, &below);
+    }
+
+    fn over(&mut self, name: &str, kind: &str, options: &[(&str, &str)], below: &str) {
+        self.text += &format!("volume {name}\n    type {kind}\n");
+        for (key, value) in options {
+            self.text += &format!("    option {key} \"{}\"\n", value.replace('\\', "\\\\").replace('"', "\\\""));
+        }
+        if !below.is_empty() {
+            self.text += &format!("    subvolumes {below}\n");
+        }
+        self.text += "end-volume\n";
+        self.top = name.into();
+    }
+}
+
+/// The volume file of a brick. What glusterd 10 puts into bricks and is not switched off is there, but for what needs glusterd.
+fn brick_graph(system: &System, translator: &str, folder: &str, number: usize, port: u16) -> String {
+    let mut graph = Graph::default();
+    // A disk that hangs is the model's business.
+    graph.add("posix", "storage/posix", &[("directory", folder), ("health-check-interval", "0")]);
+    if system.whole {
+        graph.add("access-control", "features/access-control", &[]);
+    }
+    graph.add("locks", "features/locks", &[]);
+    if system.whole {
+        graph.add("leases", "features/leases", &[]);
+        graph.add("upcall", "features/upcall", &[("cache-invalidation", "off")]);
+    }
+    graph.add("io-threads", "performance/io-threads", &[]);
+    if let Some(options) = system.translator {
+        graph.add("scheduler", translator, options);
+    }
+    let name = format!("brick{number}");
+    graph.add(&name, "debug/io-stats", &[]);
+    let (port, allow) = (port.to_string(), format!("auth.addr.{name}.allow"));
+    let options = [
+        ("transport-type", "tcp"),
+        ("transport.socket.bind-address", "127.0.0.1"),
+        ("transport.socket.listen-port", &port),
+        (&allow, "127.0.0.1"),
+    ];
+    graph.add("server", "protocol/server", &options);
+    graph.text
+}
+
+/// The volume file of a client.
+fn client_graph(whole: bool, ports: &[u16]) -> String {
+    let mut graph = Graph::default();
+    let mut clients = Vec::new();
+    for (number, port) in ports.iter().enumerate() {
+        let (name, brick, port) = (format!("client{number}"), format!("brick{number}"), port.to_string());
+        let options = [
+            ("transport-type", "tcp"),
+            ("remote-host", "127.0.0.1"),
+            ("remote-port", &port),
+            ("remote-subvolume", &brick),
+        ];
+        graph.over(&name, "protocol/client", &options, "");
+        clients.push(name);
+    }
+    graph.over("dht", "cluster/distribute", &[], &clients.join(" "));
+    if whole {
+        for kind in ["write-behind", "open-behind", "quick-read", "md-cache"] {
+            graph.add(kind, &format!("performance/{kind}"), &[]);
+        }
+    }
+    graph.text
+}
+
+/// The bricks of a system, and the volume file of its clients.
+struct Volume {
+    name: &'static str,
+    client: String,
+    children: Children,
+    ports: Vec<u16>,
+}
+
+impl Volume {
+    /// Its bricks listen at ports from `first` on, in a network of our own.
+    fn start(system: &System, translator: &str, bed: &Bricks, folder: &Path, first: u16) -> Result<Volume> {
+        let folder = folder.join(system.name.replace(' ', "-"));
+        std::fs::create_dir(&folder)?;
+        let (mut children, mut ports) = (Children::default(), Vec::new());
+        for number in 0..bed.disks.len() {
+            let port = first + number as u16;
+            let at = |what: &str| folder.join(format!("brick{number}.{what}")).display().to_string();
+            let brick = bed.folder(number).display().to_string();
+            std::fs::write(at("vol"), brick_graph(system, translator, &brick, number, port))?;
+            let arguments = ["-N", "-f", &at("vol"), "-l", &at("log"), "-p", &at("pid")].map(String::from);
+            children.start(system.name, Path::new("glusterfsd"), &arguments, Path::new(&at("output")))?;
+            ports.push(port);
+        }
+        let client = folder.join("client.vol");
+        std::fs::write(&client, client_graph(system.whole, &ports))?;
+        Ok(Volume { name: system.name, client: client.display().to_string(), children, ports })
+    }
+
+    /// Waits until all bricks accept connections.
+    fn wait(&mut self, stop: &Stop) -> Result<()> {
+        let until = Instant::now() + START_PATIENCE;
+        for port in &self.ports {
+            while std::net::TcpStream::connect(("127.0.0.1", *port)).is_err() {
+                self.children.check()?;
+                stop.check()?;
+                ensure!(Instant::now() < until, "a brick of {} accepts no connection on port {port}", self.name);
+                std::thread::sleep(Duration::from_millis(20));
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The disks of the bricks, and a mount of the volume.
+struct Bricks {
+    mount: Option<Mount>,
+    disks: Vec<KernelDisk>,
+}
+
+struct Mount {
+    path: PathBuf,
+    _client: Children,
+}
+
+impl Drop for Mount {
+    fn drop(&mut self) {
+        let _ = std::process::Command::new("umount").arg("-l").arg(&self.path).output();
+    }
+}
+
+impl Bricks {
+    fn new(count: u64, parent: &Path) -> Result<Bricks> {
+        let disk = |_| KernelDisk::new(parent, &DeviceParams::default());
+        let bricks = Bricks { mount: None, disks: (0..count).map(disk).collect::<Result<_>>()? };
+        for number in 0..bricks.disks.len() {
+            std::fs::create_dir(bricks.folder(number))?;
+        }
+        Ok(bricks)
+    }
+
+    fn folder(&self, number: usize) -> PathBuf {
+        self.disks[number].path().join("brick")
+    }
+
+    /// Mounts the volume that these bricks serve.
+    fn mount(&mut self, volume: &Volume, folder: &Path, stop: &Stop) -> Result<()> {
+        let path = folder.join("mount");
+        std::fs::create_dir(&path)?;
+        let mut client = Children::default();
+        let log = folder.join("mount.log");
+        let at = |path: &Path| path.display().to_string();
+        let arguments = ["-N".into(), "-f".into(), volume.client.clone(), "-l".into(), at(&log), at(&path)];
+        client.start("the mount", Path::new("glusterfs"), &arguments, &folder.join("mount.output"))?;
+        let until = Instant::now() + START_PATIENCE;
+        // Names that fall to every brick can be made when all are connected.
+        let ready = || {
+            let mounted = std::fs::read_to_string("/proc/mounts").is_ok_and(|text| text.contains(&at(&path)));
+            let made = |n: u32| {
+                let name = path.join(format!(".probe{n}"));
+                std::fs::create_dir(&name).and_then(|()| std::fs::remove_dir(&name)).is_ok()
+            };
+            mounted && (0..16).all(made)
+        };
+        while !ready() {
+            client.check()?;
+            stop.check()?;
+            if Instant::now() > until {
+                let said = std::fs::read_to_string(&log).unwrap_or_default();
+                let last: Vec<&str> = said.lines().rev().take(3).collect();
+                bail!("the volume cannot be mounted: {}", last.join(" | "));
+            }
+            std::thread::sleep(Duration::from_millis(50));
+        }
+        self.mount = Some(Mount { path, _client: client });
+        Ok(())
+    }
+
+    fn mounted(&self) -> Result<&Path> {
+        self.mount.as_ref().map(|mount| mount.path.as_path()).context("the volume is not mounted")
+    }
+}
+
+impl Bed for Bricks {
+    /// Each application's file is on the next brick: names are chosen accordingly, as the volume places files by their names.
+    fn prepare(&self, load: &mut Load) -> Result<()> {
+        let mount = self.mounted()?;
+        for nth in 0..load.applications.len() {
+            let wanted = nth % self.disks.len();
+            loop {
+                let path = mount.join(load.file(nth));
+                std::fs::File::create(&path).with_context(|| path.display().to_string())?;
+                if self.folder(wanted).join(load.file(nth)).exists() {
+                    break;
+                }
+                std::fs::remove_file(&path)?;
+                load.applications[nth].variant += 1;
+                if load.applications[nth].variant > NAMES_MAX {
+                    bail!("none of {NAMES_MAX} names falls to brick {wanted}");
+                }
+            }
+        }
+        load.prepare(mount)
+    }
+
+    fn verify(&self, load: &Load, generation: u64) -> Result<()> {
+        load.verify(self.mounted()?, generation)
+    }
+
+    fn reset(&self) -> Result<()> {
+        reset_disks(&self.disks)
+    }
+
+    fn observe(&self) -> Result<Observation> {
+        observe_disks(&self.disks)
+    }
+}
+
+/// The `type` by which GlusterFS loads a translator that is not in its own folder.
+fn kind_of(translator: &Path) -> Result<String> {
+    let path = std::fs::canonicalize(translator).with_context(|| {
+        format!("{}: build it (make -C integrations/glusterfs), or name it with --translator", translator.display())
+    })?;
+    let text = path.to_str().context("the translator's path is not UTF-8 text")?;
+    let name = text.strip_suffix(".so").with_context(|| format!("{text} is no .so file"))?;
+    // Below /usr/lib/ARCHITECTURE/glusterfs/VERSION/xlator.
+    Ok(format!("{}{}", "../".repeat(8), name.trim_start_matches('/')))
+}
+
+pub fn run(args: &Args) -> Result<ExitCode> {
+    let stop = catch_signals()?;
+    if let Some(unknown) = args.systems.iter().find(|name| SYSTEMS.iter().all(|system| system.name != name.as_str())) {
+        let known: Vec<&str> = SYSTEMS.iter().map(|system| system.name).collect();
+        return Err(usage(format!("there is no system {unknown:?}; there are {}", known.join(", "))));
+    }
+    let wanted = |load: &Load| args.loads.is_empty() || args.loads.iter().any(|only| load.name.contains(only.as_str()));
+    let loads: Vec<Load> = loads(args).into_iter().filter(wanted).collect();
+    if loads.is_empty() {
+        return Err(usage(format!("no load's name contains {}", args.loads.join(" or "))));
+    }
+    let named = |name: &str| args.systems.is_empty() || args.systems.iter().any(|only| only == name);
+    let systems = SYSTEMS.iter().filter(|system| named(system.name));
+    let parent = impresario_workload::cluster::folder(None)?;
+    remove_stale(parent.path())?;
+    own_network()?;
+    let translator = match systems.clone().any(|system| system.translator.is_some()) {
+        true => kind_of(&args.translator)?,
+        false => String::new(),
+    };
+    let clients = Clients::build(parent.path(), "GLUSTER", "gfapi", "libglusterfs-dev")?;
+    let mut bed = Bricks::new(args.bricks, parent.path())?;
+    let (mut volumes, mut missing) = (Vec::new(), Vec::new());
+    for (nth, system) in systems.enumerate() {
+        let port = FIRST_PORT + (nth * bed.disks.len()) as u16;
+        let started = Volume::start(system, &translator, &bed, parent.path(), port)
+            .and_then(|mut volume| volume.wait(&stop).map(|()| volume));
+        match started {
+            Ok(volume) => volumes.push(volume),
+            Err(error) if stop.is_set() => return Err(error),
+            Err(error) => missing.push(format!("{} could not be started: {error:#}", system.name)),
+        }
+    }
+    let Some(first) = volumes.first() else { bail!("no system could be started: {}", missing.join("; ")) };
+    bed.mount(first, parent.path(), &stop)?;
+    let mut comparison = Comparison {
+        title: "GlusterFS on modelled disks below this kernel, one to a brick",
+        loads,
+        subjects: volumes.iter().map(|volume| Subject { name: volume.name, address: &volume.client }).collect(),
+        pairs: args.pairs,
+        baselines: &[AS_IT_COMES],
+        uncounted: args.uncounted,
+        missing,
+    };
+    let text = comparison.run(&bed, &clients, args.json.as_deref(), &stop).context("GlusterFS on modelled disks")?;
+    // Before the bricks that it is a client of, and these before their disks.
+    drop(bed.mount.take());
+    drop(volumes);
+    print(text.as_bytes())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn graphs_have_the_translator_where_it_belongs() {
+        let graph = brick_graph(&SYSTEMS[4], "user/impresario", "/b", 1, 5);
+        let order = ["posix", "access-control", "locks", "io-threads", "scheduler", "brick1", "server"];
+        let places: Vec<usize> = order.iter().map(|name| graph.find(&format!("volume {name}\n")).unwrap()).collect();
+        assert!(places.is_sorted(), "{graph}");
+        assert!(graph.contains("option policy \"mlf\"") && graph.contains("subvolumes scheduler\n"), "{graph}");
+        assert!(!brick_graph(&SYSTEMS[1], "", "/b", 0, 5).contains("scheduler"));
+        let client = client_graph(true, &[7, 8]);
+        assert!(
+            client.contains("subvolumes client0 client1") && client.contains("performance/write-behind"),
+            "{client}"
+        );
+        assert!(!client_graph(false, &[7]).contains("performance"));
+    }
+
+    #[test]
+    fn every_process_has_its_part() {
+        use clap::Parser;
+        #[derive(Parser)]
+        struct Line {
+            #[command(flatten)]
+            args: Args,
+        }
+        let line = Line::parse_from(["x", "--applications", "3", "--processes", "4", "--size", "8m"]);
+        let loads = loads(&line.args);
+        assert_eq!(loads.len(), 4);
+        loads.iter().for_each(crate::server_bench::load::covers);
+    }
+}

@@ -1,0 +1,344 @@
+//! The chain of the benchmarks that load file servers on modelled disks with whole programs: servers of several kinds or with
+//! several settings, the same bed below and the same clients above, cold caches, random order, pairs, a table.
+
+pub mod load;
+
+use std::io::Write as _;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail, ensure};
+use impresario_base::Random;
+use impresario_base::statistics::{Interval, median};
+use impresario_base::units::{show_bytes, show_seconds};
+use impresario_workload::access::Observation;
+use impresario_workload::cpu::MachineTimes;
+use impresario_workload::kernel_disk::{KernelDisk, tool};
+use impresario_workload::programs::drop_caches;
+use impresario_workload::progress::{Progress, write_json};
+use impresario_workload::result::why_not;
+use impresario_workload::stop::Stop;
+use impresario_workload::storage::observe_kernel_disks;
+use serde::Serialize;
+use serde_json::json;
+
+use load::Load;
+
+const CLIENTS: &str = include_str!("clients.c");
+/// A run takes seconds; one that does not end is an error.
+const RUN_PATIENCE: Duration = Duration::from_secs(300);
+/// Attempts at a run that counts.
+const ATTEMPTS: u32 = 3;
+
+/// Gives this thread, and all processes that it starts, a network of their own with nothing but loopback. Needs root.
+pub fn own_network() -> Result<()> {
+    // SAFETY: only file descriptor tables that are unshared could surprise other code; a network namespace concerns sockets that
+    // are made from here on.
+    let unshared = unsafe { rustix::thread::unshare_unsafe(rustix::thread::UnshareFlags::NEWNET) };
+    unshared.context("making a network namespace (needs root)")?;
+    tool(Command::new("ip").args(["link", "set", "lo", "up"])).map(drop)
+}
+
+/// The modelled disks below the servers, and the files on them.
+pub trait Bed {
+    /// Writes the files of a load; it may name them otherwise.
+    fn prepare(&self, load: &mut Load) -> Result<()>;
+    /// Compares what a run wrote.
+    fn verify(&self, load: &Load, generation: u64) -> Result<()>;
+    /// Starts the disks' counts anew.
+    fn reset(&self) -> Result<()>;
+    /// What was at the disks since.
+    fn observe(&self) -> Result<Observation>;
+}
+
+/// Kernel disks as [`Bed`]s see them.
+pub fn reset_disks(disks: &[KernelDisk]) -> Result<()> {
+    disks.iter().try_for_each(KernelDisk::reset)
+}
+
+/// The same, for what was at them.
+pub fn observe_disks(disks: &[KernelDisk]) -> Result<Observation> {
+    let mut seen = Observation::default();
+    observe_kernel_disks(disks, &mut seen)?;
+    Ok(seen)
+}
+
+/// One run.
+#[derive(Clone, Serialize)]
+pub struct Run {
+    load: usize,
+    system: usize,
+    pair: u32,
+    /// From the common start to the end of the last process, s.
+    makespan_s: f64,
+    /// Each application, from its own start to the end of its last process, s.
+    application_s: Vec<f64>,
+    /// Requests at the disk and their mean size, by the kernel's count.
+    disk_requests: u64,
+    disk_request_bytes: f64,
+    /// Why it does not count; empty if it does.
+    does_not_count: Vec<String>,
+}
+
+/// The program that loads a server.
+pub struct Clients(PathBuf);
+
+impl Clients {
+    /// Builds it in `folder`, for a protocol (a macro of `clients.c`) with its library; `packages` are those that it needs.
+    pub fn build(folder: &Path, protocol: &str, library: &str, packages: &str) -> Result<Clients> {
+        let (source, program) = (folder.join("clients.c"), folder.join("clients"));
+        std::fs::write(&source, CLIENTS)?;
+        let mut cc = Command::new("cc");
+        cc.args(["-O2", "-pthread", "-D", protocol, "-o"]).arg(&program).arg(&source).arg(format!("-l{library}"));
+        tool(&mut cc).with_context(|| format!("building the clients (packages gcc and {packages})"))?;
+        Ok(Clients(program))
+    }
+
+    /// Runs it to its end, for `seconds` if these are not 0, and gives what it printed.
+    pub fn run(&self, address: &str, lines: &str, seconds: f64, stop: &Stop) -> Result<String> {
+        let mut command = Command::new(&self.0);
+        command.args([address, &seconds.to_string()]);
+        command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        let mut child = command.spawn().context("starting the clients")?;
+        child.stdin.take().context("their input")?.write_all(lines.as_bytes())?;
+        let until = Instant::now() + RUN_PATIENCE + Duration::from_secs_f64(seconds);
+        // What they print fits into a pipe.
+        while child.try_wait()?.is_none() {
+            if stop.is_set() || Instant::now() > until {
+                child.kill()?;
+                child.wait()?;
+                stop.check()?;
+                bail!("the clients did not end within {} s", RUN_PATIENCE.as_secs());
+            }
+            std::thread::sleep(Duration::from_millis(2));
+        }
+        let output = child.wait_with_output()?;
+        ensure!(output.status.success(), "the clients failed: {}", String::from_utf8_lossy(&output.stderr).trim());
+        Ok(String::from_utf8_lossy(&output.stdout).into_owned())
+    }
+}
+
+/// A running server.
+pub struct Subject<'a> {
+    pub name: &'a str,
+    /// What the clients are told.
+    pub address: &'a str,
+}
+
+/// What is compared, and how.
+pub struct Comparison<'a> {
+    /// First line of the table.
+    pub title: &'a str,
+    pub loads: Vec<Load>,
+    pub subjects: Vec<Subject<'a>>,
+    /// Runs of each subject under each load.
+    pub pairs: u32,
+    /// Subjects that the others are compared with.
+    pub baselines: &'a [&'a str],
+    /// Runs count whatever the machine does meanwhile.
+    pub uncounted: bool,
+    /// What could not be compared, in words.
+    pub missing: Vec<String>,
+}
+
+impl Comparison<'_> {
+    /// Runs everything, and gives the table; `json`: a file for every run.
+    pub fn run(&mut self, bed: &dyn Bed, clients: &Clients, json: Option<&Path>, stop: &Stop) -> Result<String> {
+        let (mut runs, mut line) = (Vec::<Run>::new(), Progress::new());
+        let (mut random, mut generation) = (Random::new(1), 0);
+        let total = self.loads.len() * self.subjects.len() * self.pairs as usize;
+        for (nth, load) in self.loads.iter_mut().enumerate() {
+            bed.prepare(load)?;
+            for pair in 0..self.pairs {
+                let mut order: Vec<usize> = (0..self.subjects.len()).collect();
+                random.shuffle(&mut order);
+                for system in order {
+                    let subject = &self.subjects[system];
+                    for attempt in 1..=ATTEMPTS {
+                        stop.check()?;
+                        generation = (generation + 1) % 2048;
+                        line.show(&format!("{} of {total}: {}, {}", runs.len() + 1, load.name, subject.name));
+                        let run = one(bed, clients, subject, load, generation, stop);
+                        let run = run.with_context(|| format!("{}, {}", load.name, subject.name))?;
+                        if run.does_not_count.is_empty() || self.uncounted || attempt == ATTEMPTS {
+                            runs.push(Run { load: nth, system, pair, ..run });
+                            break;
+                        }
+                    }
+                }
+            }
+        }
+        line.end();
+        write_json(
+            json,
+            &json!({
+                "loads": self.loads.iter().map(|load| &load.name).collect::<Vec<_>>(),
+                "systems": self.subjects.iter().map(|subject| subject.name).collect::<Vec<_>>(),
+                "runs": runs,
+                "missing": self.missing,
+            }),
+        )?;
+        Ok(self.table(&runs))
+    }
+
+    /// Times of every subject, and how many times as fast as the baselines it was, pair by pair.
+    fn table(&self, runs: &[Run]) -> String {
+        let counts = |run: &&Run| self.uncounted || run.does_not_count.is_empty();
+        let mut out = format!(
+            "{}\ntimes on the MODELLED disk; × is the baseline's time over the system's, pair by pair, with its 95 % interval\n",
+            self.title
+        );
+        for (nth, load) in self.loads.iter().enumerate() {
+            out += &format!("\n{}\n  {:<24} {:>10} {:>12}", load.name, "", "makespan", "at the disk");
+            self.baselines.iter().for_each(|base| out += &format!(" {:>26}", format!("× {base}")));
+            out += "\n";
+            for (system, subject) in self.subjects.iter().enumerate() {
+                let of = |system: usize| {
+                    runs.iter().filter(move |run| run.load == nth && run.system == system).filter(counts)
+                };
+                let median_of = |value: &dyn Fn(&Run) -> f64| median(&of(system).map(value).collect::<Vec<_>>());
+                if of(system).next().is_none() {
+                    out += &format!("  {:<24} no run counts\n", subject.name);
+                    continue;
+                }
+                let over = |base: &str| {
+                    let base = self.subjects.iter().position(|other| other.name == base);
+                    let Some(base) = base.filter(|base| *base != system) else { return "–".to_string() };
+                    let ratio = |run: &Run| {
+                        of(base).find(|other| other.pair == run.pair).map(|b| b.makespan_s / run.makespan_s)
+                    };
+                    let ratios: Vec<f64> = of(system).filter_map(ratio).collect();
+                    let interval = Interval::of(&ratios);
+                    match ratios.len() {
+                        0 => "no pair counts".into(),
+                        1 => format!("{:.2} (one pair)", interval.mean),
+                        n => format!("{:.2} [{:.2}, {:.2}] n={n}", interval.mean, interval.low, interval.high),
+                    }
+                };
+                out += &format!(
+                    "  {:<24} {:>10} {:>12}",
+                    subject.name,
+                    show_seconds(median_of(&|run| run.makespan_s)),
+                    show_bytes(median_of(&|run| run.disk_request_bytes)),
+                );
+                self.baselines.iter().for_each(|base| out += &format!(" {:>26}", over(base)));
+                out += "\n";
+                let named = load.applications.iter().any(|a| a.name != load.applications[0].name);
+                for (application, a) in load.applications.iter().enumerate().filter(|_| named) {
+                    out += &format!(
+                        "      {:<28} {:>10}\n",
+                        a.name,
+                        show_seconds(median_of(&|run| run.application_s[application]))
+                    );
+                }
+            }
+        }
+        let excluded = runs.iter().filter(|run| !run.does_not_count.is_empty()).count();
+        out += &format!("\nruns that do not count: {excluded} of {}", runs.len());
+        out += if self.uncounted && excluded > 0 { ", taken all the same: a TRIAL, not a measurement\n" } else { "\n" };
+        self.missing.iter().for_each(|line| out += &format!("{line}\n"));
+        out
+    }
+}
+
+fn one(bed: &dyn Bed, clients: &Clients, subject: &Subject, load: &Load, generation: u64, stop: &Stop) -> Result<Run> {
+    drop_caches()?;
+    bed.reset()?;
+    let before = MachineTimes::now();
+    let said = clients.run(subject.address, &load.lines(generation), 0.0, stop)?;
+    let idle = before.and_then(|before| MachineTimes::now()?.idle_since(&before));
+    let seen = bed.observe()?;
+    bed.verify(load, generation)?;
+    let (makespan_s, application_s) = times(&said, load.applications.len())?;
+    Ok(Run {
+        load: 0,
+        system: 0,
+        pair: 0,
+        makespan_s,
+        application_s,
+        disk_requests: seen.at_disk.requests,
+        disk_request_bytes: seen.at_disk.mean_bytes().unwrap_or(0.0),
+        does_not_count: why_not(&seen, idle),
+    })
+}
+
+/// Makespan and the applications' times from what the clients printed.
+fn times(said: &str, applications: usize) -> Result<(f64, Vec<f64>)> {
+    let mut spans = vec![(f64::INFINITY, 0.0_f64); applications];
+    for line in said.lines() {
+        let words: Vec<&str> = line.split(' ').collect();
+        let [nth, began, ended] = words[..] else { bail!("the clients printed {line:?}") };
+        let (began, ended): (f64, f64) = (began.parse()?, ended.parse()?);
+        let span = spans.get_mut(nth.parse::<usize>()?).context("an unknown application")?;
+        *span = (span.0.min(began), span.1.max(ended));
+    }
+    ensure!(spans.iter().all(|span| span.0.is_finite()), "an application printed nothing");
+    let makespan = spans.iter().map(|span| span.1).fold(0.0, f64::max);
+    Ok((makespan, spans.iter().map(|span| span.1 - span.0).collect()))
+}
+
+/// Bytes of each application in each tenth of a second from what the clients printed.
+pub fn tenths(said: &str, applications: usize) -> Result<Vec<Vec<u64>>> {
+    let mut bytes = vec![Vec::new(); applications];
+    // The lines of processes have fractions of seconds.
+    for line in said.lines().filter(|line| !line.contains('.')) {
+        let words: Vec<&str> = line.split(' ').collect();
+        let [nth, tenth, moved] = words[..] else { bail!("the clients printed {line:?}") };
+        let series: &mut Vec<u64> = bytes.get_mut(nth.parse::<usize>()?).context("an unknown application")?;
+        ensure!(tenth.parse::<usize>()? == series.len(), "the clients left a tenth of a second out: {line:?}");
+        series.push(moved.parse()?);
+    }
+    Ok(bytes)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use load::Application;
+
+    #[test]
+    fn times_are_read_and_compared_pair_by_pair() {
+        assert_eq!(times("0 0.0 2.0\n1 0.5 1.0\n0 0.1 3.0\n", 2).unwrap(), (3.0, vec![3.0, 0.5]));
+        assert!(times("0 0.0 2.0\n", 2).is_err() && times("x", 1).is_err());
+        let run = |system, pair, makespan_s, counts: bool| Run {
+            load: 0,
+            system,
+            pair,
+            makespan_s,
+            application_s: vec![makespan_s],
+            disk_requests: 4,
+            disk_request_bytes: 4096.0,
+            does_not_count: if counts { Vec::new() } else { vec!["late".into()] },
+        };
+        let runs = [
+            run(0, 0, 4.0, true),
+            run(1, 0, 2.0, true),
+            run(0, 1, 6.0, true),
+            run(1, 1, 3.0, true),
+            run(1, 2, 9.0, false),
+        ];
+        let applications = vec![Application::new("a", 2, false, 4096, 1 << 20)];
+        let mut comparison = Comparison {
+            title: "a title",
+            loads: vec![Load { name: "a load".into(), applications }],
+            subjects: ["none", "mlf"].map(|name| Subject { name, address: "" }).into(),
+            pairs: 3,
+            baselines: &["none"],
+            uncounted: false,
+            missing: vec!["x is not there".into()],
+        };
+        let text = comparison.table(&runs);
+        assert!(text.contains("2.00 [2.00, 2.00] n=2") && text.contains("runs that do not count: 1 of 5\n"), "{text}");
+        assert!(text.contains("x is not there") && !text.contains("TRIAL"), "{text}");
+        comparison.uncounted = true;
+        assert!(comparison.table(&runs).contains("TRIAL"));
+    }
+
+    #[test]
+    fn bytes_over_time_are_read() {
+        let said = "0 0.0 2.0\n1 0.5 1.0\n0 0 100\n0 1 0\n1 0 7\n1 1 8\n";
+        assert_eq!(tenths(said, 2).unwrap(), [vec![100, 0], vec![7, 8]]);
+        assert!(tenths("0 1 5\n", 1).is_err() && tenths("0 0\n", 1).is_err());
+    }
+}
