@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::Context;
 use clap::Subcommand;
-use impresario_base::units::{parse_bytes, show_bytes};
+use impresario_base::units::{parse_bytes, parse_duration, show_bytes};
 use impresario_config::Config;
 use impresario_server::draining::{self, DrainError, DrainOptions, DrainWatcher, Drained};
 use impresario_server::folders::{self, Folder, Passage, State};
@@ -18,8 +18,9 @@ use impresario_wire::ClusterId;
 
 use crate::{print, usage};
 
-/// Files in use that are named.
+/// Files in use that are named, in the end and meanwhile.
 const NAMED_MAX: usize = 20;
+const WAITING_MAX: usize = 3;
 const TELL_EVERY: Duration = Duration::from_secs(1);
 
 /// Make, show, move, empty or adopt the folders of a cluster's servers
@@ -100,14 +101,15 @@ pub enum Command {
     /// Empty a data server while clients work, so that it can be taken away
     ///
     /// First write state = "draining" in the server's section, in the file of every machine: new files go to the others from then
-    /// on. This command copies the files that have something on the server to the others, with the admin key where keys are
-    /// used. A file is copied while no one has it open: one that is in use, or changes meanwhile, is tried again every two
-    /// seconds until it is free, and named. After a crash of any server or client files wait for half a minute. When the server
-    /// holds nothing, stop it and write state = "retired". Its section stays: it keeps the numbers of the servers behind it.
-    /// The command can be stopped or killed at any time and run again.
+    /// on. This command copies the files that are striped over the server to the others, with the admin key where keys are
+    /// used. A file is copied while no one has it open: one that is in use, or changes meanwhile, is named and tried again every
+    /// two seconds, until nothing could be copied for as long as --wait says; then the exit status is 1. For half a minute after
+    /// a start of the metadata server, or after a client with open files was lost, no file is copied. When the server
+    /// holds nothing, the metadata server notes that; stop the server then and write state = "retired". Its section stays: it
+    /// keeps the numbers of the servers behind it. The command can be stopped or killed at any time and run again.
     #[command(after_long_help = "Examples:
   impresario store drain impresario.toml --name data.1
-  impresario store drain impresario.toml --name data.1 --rate 50m --once")]
+  impresario store drain impresario.toml --name data.1 --rate 50m --wait 10m")]
     Drain {
         /// The configuration file of the cluster
         config: PathBuf,
@@ -117,9 +119,9 @@ pub enum Command {
         /// Bytes that are copied in a second at most; 0: no limit
         #[arg(long, value_name = "BYTES", value_parser = parse_bytes, default_value = "64m")]
         rate: u64,
-        /// Do not wait for files that are in use: name them and exit with status 1
-        #[arg(long)]
-        once: bool,
+        /// How long to wait for files that are in use while no other can be copied; 0s: not at all
+        #[arg(long, value_name = "DURATION", value_parser = parse_duration, default_value = "1h")]
+        wait: Duration,
         /// Tell on standard error how far it is, also when that is not a terminal
         #[arg(long)]
         progress: bool,
@@ -181,10 +183,10 @@ pub fn run(command: Command) -> anyhow::Result<ExitCode> {
             let is_told = progress || std::io::stderr().is_terminal();
             move_server(&config, &MoveOptions { name, rate_bytes: rate, left }, then.as_deref(), is_told)
         }
-        Command::Drain { config, name, rate, once, progress } => {
+        Command::Drain { config, name, rate, wait, progress } => {
             let config = named(&config, &name)?;
             let is_told = progress || std::io::stderr().is_terminal();
-            drain(&config, &DrainOptions { name, rate_bytes: rate, once }, is_told)
+            drain(&config, &DrainOptions { name, rate_bytes: rate, wait }, is_told)
         }
         Command::Show { config, json } => show(&load(&config)?, json),
     }
@@ -285,14 +287,20 @@ impl DrainWatcher for DrainTeller {
             return;
         }
         self.told = Some(Instant::now());
-        let Drained { files, bytes, remaining, objects, .. } = so_far;
-        let bytes = show_bytes(*bytes as f64);
-        let _ = match has_walked {
-            false => writeln!(std::io::stderr(), "copied {files} files, {bytes}"),
-            true => {
-                writeln!(std::io::stderr(), "copied {files} files, {bytes}; {remaining} in use, {objects} objects left")
-            }
-        };
+        let Drained { files, bytes, remaining, objects, named, unsure, .. } = so_far;
+        let mut text = format!("copied {files} files, {}", show_bytes(*bytes as f64));
+        if has_walked {
+            text += &format!("; {objects} objects left");
+        }
+        if has_walked && *remaining > 0 {
+            let some: Vec<_> = named.iter().take(WAITING_MAX).map(|(path, why)| format!("{path} ({why})")).collect();
+            let more = if *remaining > some.len() as u64 { ", …" } else { "" };
+            text += &format!("; waiting for {remaining} files in use: {}{more}", some.join(", "));
+        }
+        if let Some(why) = unsure.as_ref().filter(|_| has_walked) {
+            text += &format!("; looking again: {why}");
+        }
+        let _ = writeln!(std::io::stderr(), "{text}");
     }
 
     fn is_stopped(&self) -> bool {
@@ -307,9 +315,9 @@ fn drain(config: &Config, options: &DrainOptions, is_told: bool) -> anyhow::Resu
         DrainError::Unsuitable(why) => usage(why),
         error => error.into(),
     })?;
-    let Drained { files, bytes, remaining, named, objects } = done;
+    let Drained { files, bytes, remaining, named, objects, unsure, is_empty } = done;
     let mut text = format!("copied {files} files, {}\n", show_bytes(bytes as f64));
-    if objects == 0 && remaining == 0 {
+    if is_empty {
         text += &format!(
             "{name} holds nothing any more: stop it, and write state = \"retired\" in its section, which must stay, in the file of every \
              machine\n"
@@ -323,7 +331,14 @@ fn drain(config: &Config, options: &DrainOptions, is_told: bool) -> anyhow::Resu
     if more > 0 {
         text += &format!("and {more} more\n");
     }
-    text += &format!("{name} is still needed: {objects} objects, {remaining} files in use; run this again later\n");
+    text += &match unsure {
+        Some(why) => format!("{name} may still be needed: {why}; run this again\n"),
+        None if remaining == 0 => format!(
+            "{name} has {objects} objects of no file that was found: leftovers are removed within a minute; see `impresario fsck \
+             --online` if they stay\n"
+        ),
+        None => format!("{name} is still needed: {objects} objects, {remaining} files in use; run this again later\n"),
+    };
     print(text.as_bytes())?;
     Ok(ExitCode::from(1))
 }

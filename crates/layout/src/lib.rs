@@ -7,13 +7,15 @@
 //!
 //! A file may skip servers: those that were being emptied, or were gone, when it was laid out. The ring has the others only.
 
-mod encoded;
 mod skipped;
+
+use serde::{Deserialize, Serialize};
 
 pub use skipped::Skipped;
 
 /// The distribution of one file over the data servers.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct Layout {
     /// Index of the first data server.
     pub base: u16,

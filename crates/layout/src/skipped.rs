@@ -1,7 +1,10 @@
 //! Servers that a file does not use.
 
+use serde::{Deserialize, Serialize};
+
 /// A few data servers, in the order of their numbers.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Default, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Default, Debug, Serialize, Deserialize)]
+#[serde(into = "Vec<u16>", try_from = "Vec<u16>")]
 pub struct Skipped {
     count: u8,
     /// Zeros behind the first `count`.
@@ -61,5 +64,24 @@ impl Skipped {
     /// The `n`th number, from 0 on, that is none of them.
     pub fn nth_other(&self, n: u16) -> u16 {
         self.servers().iter().fold(n, |number, skipped| number + u16::from(*skipped <= number))
+    }
+}
+
+impl From<Skipped> for Vec<u16> {
+    fn from(skipped: Skipped) -> Vec<u16> {
+        skipped.servers().to_vec()
+    }
+}
+
+/// A list of servers that is too long, not in order, or names one twice.
+#[derive(Debug, thiserror::Error)]
+#[error("a layout may skip {} servers, each named once and in order", Skipped::MAX)]
+pub struct BadSkipped;
+
+impl TryFrom<Vec<u16>> for Skipped {
+    type Error = BadSkipped;
+
+    fn try_from(servers: Vec<u16>) -> Result<Skipped, BadSkipped> {
+        Skipped::of(servers.iter().copied()).filter(|skipped| skipped.servers() == servers).ok_or(BadSkipped)
     }
 }

@@ -10,7 +10,7 @@ use impresario_layout::{Layout, Skipped};
 use impresario_transport::{Access, Membership};
 use impresario_wire::{Answer, Call, ClientKey, Fault, FileKey, KeyRole, ObjectInfo, Role, Statfs, Who};
 
-use crate::meta::{NO_FILE, Objects};
+use crate::meta::{NO_FILE, Objects, Stores};
 use crate::workers::waiting_elsewhere;
 
 /// Removals of objects that are under way at once, for one thread.
@@ -29,11 +29,14 @@ pub(crate) struct DataServers {
 pub(crate) struct States {
     whereabouts: Whereabouts,
     at_start: Vec<(String, DataState)>,
+    /// Of the metadata server.
+    stores: Option<Arc<Stores>>,
 }
 
 impl States {
-    fn of(config: &Config, whereabouts: Whereabouts) -> States {
-        States { whereabouts, at_start: config.data.iter().map(|data| (data.name.clone(), data.state)).collect() }
+    fn of(config: &Config, whereabouts: Whereabouts, stores: Option<Arc<Stores>>) -> States {
+        let at_start = config.data.iter().map(|data| (data.name.clone(), data.state)).collect();
+        States { whereabouts, at_start, stores }
     }
 
     /// In the order of the data servers that there were at the start. Where the file has another server now, what it said
@@ -43,8 +46,25 @@ impl States {
         let config = self.whereabouts.config();
         self.at_start.iter().enumerate().map(move |(number, (name, before))| {
             let now = config.data.get(number).filter(|data| data.name == *name);
-            now.map_or(*before, |data| data.state)
+            self.judged(name, now.map_or(*before, |data| data.state))
         })
+    }
+
+    /// A server that is retired before it was emptied is draining. One that gets files again is not empty from then on: it
+    /// gets none before that is noted.
+    fn judged(&self, name: &str, state: DataState) -> DataState {
+        let Some(stores) = &self.stores else { return state };
+        match (state, stores.is_emptied(name)) {
+            (DataState::Retired, false) => DataState::Draining,
+            (DataState::Active, true) => match stores.note_emptied(name, false) {
+                Ok(()) => DataState::Active,
+                Err(error) => {
+                    tracing::error!(server = name, %error, "it gets no files: that it is not empty cannot be noted");
+                    DataState::Draining
+                }
+            },
+            _ => state,
+        }
     }
 
     /// The servers that new files do not use.
@@ -57,12 +77,13 @@ impl States {
 
 impl DataServers {
     /// For the server `name`, which is of this cluster. Nothing is connected yet. `vet` says whether a data server's folder
-    /// is the right one.
+    /// is the right one; `stores` is what the metadata server has noted.
     pub(crate) fn of(
         config: &Config,
         name: &str,
         membership: Arc<Membership>,
         vet: Option<Vet>,
+        stores: Option<Arc<Stores>>,
     ) -> Result<DataServers, ClientError> {
         let identity = Arc::new(Identity::draw(0, 0)?.with_membership(membership));
         let timeout = upstream_timeout(config);
@@ -80,7 +101,7 @@ impl DataServers {
             Link::to(config, &data.name, identity.clone(), options.clone()).map(Arc::new)
         };
         let links = config.data.iter().map(link).collect::<Result<Vec<_>, _>>()?;
-        let states = Arc::new(States::of(config, whereabouts));
+        let states = Arc::new(States::of(config, whereabouts, stores));
         Ok(DataServers { striped: Arc::new(Striped::new(links, timeout)), identity, timeout, states })
     }
 

@@ -148,9 +148,19 @@ fn apply<F: FileSystem>(store: &ObjectStore<F>, model: &mut Model, step: &Step) 
         Step::Truncate { key, len } if removed.contains(key) && *len > 0 => {
             prop_assert_eq!(store.truncate(*key, *len).unwrap_err().raw_os_error(), Some(libc::EIDRM));
         }
-        Step::Space { key, change, offset, len } if removed.contains(key) && *change > 0 => {
-            let error = store.allocate(*key, *offset..offset + len, true).unwrap_err();
-            prop_assert_eq!(error.raw_os_error(), Some(libc::EIDRM));
+        Step::Space { key, change, offset, len } if removed.contains(key) => {
+            let range = *offset..offset + len;
+            let changed = if *change > 0 { store.allocate(*key, range, true) } else { store.punch(*key, range) };
+            prop_assert_eq!(changed.unwrap_err().raw_os_error(), Some(libc::EIDRM));
+        }
+        Step::Seek { key, offset } if removed.contains(key) => {
+            prop_assert_eq!(store.seek(*key, *offset, true).unwrap_err().raw_os_error(), Some(libc::EIDRM));
+        }
+        Step::Read { key, offset, .. } if removed.contains(key) => {
+            prop_assert_eq!(store.read(*key, *offset, &mut [0; 9]).unwrap_err().raw_os_error(), Some(libc::EIDRM));
+            let cached = store.read_cached(*key, *offset, &mut [0; 9]);
+            prop_assert!(cached.is_none_or(|read| read.is_err_and(|e| e.raw_os_error() == Some(libc::EIDRM))));
+            prop_assert_eq!(store.look(*key).unwrap(), None);
         }
         Step::Space { key, change, offset, len } => {
             let (start, end) = (*offset as usize, (offset + len) as usize);
@@ -667,6 +677,12 @@ fn a_removed_object_is_not_made_again_by_what_comes_late() {
             store.unlink(key).unwrap();
             store.sync(key).unwrap();
             assert_eq!(store.look(key).unwrap(), None);
+            // Nor is it a hole.
+            let read = [store.read(key, 0, &mut [0; 9]).map(drop), store.punch(key, 0..5)];
+            let told = [store.seek(key, 0, true).map(drop), store.look_unless_removed(key).map(drop)];
+            for error in read.into_iter().chain(told) {
+                assert_eq!(error.unwrap_err().raw_os_error(), Some(libc::EIDRM));
+            }
         }
         write(&store, 3, 0, b"another");
     }

@@ -6,6 +6,8 @@ use serde::{Deserialize, Serialize};
 
 #[cfg(doc)]
 use crate::message::Answer;
+#[cfg(doc)]
+use crate::names::Examine;
 use crate::message::FileKey;
 
 /// A step of laying a file out anew. Answer: [`Answer::Relaid`].
@@ -21,6 +23,16 @@ pub enum RelayCall {
     Commit {
         /// From [`Relaid::Begun`].
         handle: u64,
+    },
+    /// No file is striped over this data server, which is draining: a walk has met none. Noted, durably, unless the walk may
+    /// have missed one; the server may be retired then.
+    Emptied {
+        /// Its name.
+        server: String,
+        /// Its place among the data servers.
+        number: u16,
+        /// From [`Examine::BeginWalk`]; it ends.
+        walk: u64,
     },
 }
 

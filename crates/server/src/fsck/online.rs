@@ -170,9 +170,11 @@ impl Objects for RunningObjects {
     }
 
     fn look(&mut self, key: u64) -> Result<Option<u64>, String> {
-        match self.call(Call::ObjectStat { file: FileKey(key) })? {
-            Answer::Object(info) => Ok((info.made != 0).then_some(info.size)),
-            _ => Err(unexpected()),
+        match ask(&self.link, Call::ObjectStat { file: FileKey(key) }, self.timeout) {
+            Ok(Answer::Object(info)) => Ok((info.made != 0).then_some(info.size)),
+            Err(error) if error.errno() == libc::EIDRM => Ok(None),
+            Ok(_) => Err(unexpected()),
+            Err(error) => Err(error.to_string()),
         }
     }
 

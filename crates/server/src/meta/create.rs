@@ -6,9 +6,8 @@
 //! is found in `writers/` without another name. All other nodes are created in `staging/` and renamed into place.
 
 use std::os::fd::OwnedFd;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::Ordering;
 
-use impresario_base::lock::Mutex;
 use impresario_layout::Layout;
 use impresario_wire::message::{Attr, Device, LayoutRequest, NodeKind, Opened};
 use rustix::fs::{FileType, Mode};
@@ -83,17 +82,7 @@ impl Meta {
             Err(errno)
         };
         let ino = prepared.or_else(undo).explain(doing, entry.path)?.st_ino;
-        let file = OpenFile {
-            ino,
-            key,
-            layout,
-            fd,
-            gate: Mutex::default(),
-            links: Mutex::default(),
-            seen: Mutex::new(record.seen),
-            spare: Mutex::default(),
-            relay: AtomicU64::default(),
-        };
+        let file = OpenFile { read_at: self.opens.switches(), ..OpenFile::of(ino, fd, record) };
         // In the table, marked and with its writer before any other call can find it.
         self.opens.set_mark(ino, key);
         let pin = match self.insert_pinned(file, entry.path, false) {

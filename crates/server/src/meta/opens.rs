@@ -7,10 +7,10 @@ use std::collections::VecDeque;
 use std::ops::Deref;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use impresario_base::lock::{Condvar, Mutex};
+use impresario_base::lock::Mutex;
 use impresario_layout::Layout;
 use impresario_node::append::Appends;
 use impresario_wire::message::{FileKey, Who};
@@ -28,6 +28,8 @@ const SESSIONS_MAX: usize = 65_536;
 const SESSION_OPENS_MAX: usize = 65_536;
 /// Largest number of opens of all sessions.
 const OPENS_MAX: usize = 1 << 20;
+/// How often a record is read again because files come to other objects meanwhile.
+const READS_MAX: usize = 100;
 
 /// A file of the name space that is in use.
 pub(super) struct OpenFile {
@@ -45,8 +47,22 @@ pub(super) struct OpenFile {
     pub(super) seen: Mutex<Seen>,
     /// As in [`super::record::Record`].
     pub(super) spare: Mutex<Option<(FileKey, Layout)>>,
+    /// The record on the disk has, durably, these objects and these spare ones. Of importance while there are spare ones.
+    pub(super) is_confirmed: AtomicBool,
     /// The handle of the program that copies it to other data servers; 0: none does.
     pub(super) relay: AtomicU64,
+    /// [`Opens::switches`] before its record was read.
+    pub(super) read_at: u64,
+}
+
+impl OpenFile {
+    /// With this record, which is read when no file has come to other objects yet.
+    pub(super) fn of(ino: u64, fd: OwnedFd, record: Record) -> OpenFile {
+        let Record { key, layout, seen, spare } = record;
+        let (seen, spare) = (Mutex::new(seen), Mutex::new(spare));
+        let (gate, links, is_confirmed, relay) = Default::default();
+        OpenFile { ino, key, layout, fd, gate, links, seen, spare, is_confirmed, relay, read_at: 0 }
+    }
 }
 
 struct Slot {
@@ -61,8 +77,6 @@ struct Slot {
     removed: bool,
     /// Its objects are being removed: no new open is admitted.
     reaping: bool,
-    /// It is being given to other objects: look-ups wait.
-    switching: bool,
     /// Its last opener vanished without closing it and may come back.
     linger: bool,
     /// Its last known path.
@@ -73,8 +87,6 @@ struct Slot {
 #[derive(Default)]
 pub(super) struct Opens {
     table: Mutex<Table>,
-    /// A file is not `switching` any more.
-    switched: Condvar,
 }
 
 /// Files remembered whose marks are gone.
@@ -91,12 +103,13 @@ struct Table {
     unmarkings: u64,
     readers: usize,
     writers: usize,
-    /// Some file was given to other objects.
-    has_switched: bool,
+    /// How often the record of some file came to name other objects.
+    switches: u64,
 }
 
 /// A file whose size only the data servers know.
 struct Mark {
+    /// Its name in `writers/`: the key of the file, or for a moment the one that it had before.
     key: FileKey,
     /// Set when a writer vanished: data it sent may still be on its way to the data servers, so the size must not be
     /// settled before this instant.
@@ -121,10 +134,6 @@ impl Meta {
     /// Pins a file that is in use. Removed files are found only if `wanted_removed`.
     pub(super) fn pin(&self, ino: u64, wanted_removed: bool) -> Found<'_> {
         let mut table = self.opens.table.lock();
-        // For as long as an attribute takes to be written.
-        while table.slots.get(&ino).is_some_and(|slot| slot.switching) {
-            table = self.opens.switched.wait_timeout(table, Duration::from_secs(1)).0;
-        }
         match table.slots.get_mut(&ino) {
             None => Found::Absent,
             Some(slot) if slot.reaping || (slot.removed && !wanted_removed) => Found::Removed,
@@ -136,38 +145,64 @@ impl Meta {
     }
 
     /// Adds a file to the table and pins it; if another thread was faster, pins that one. `removed`: it is an orphan.
-    pub(super) fn insert_pinned(&self, file: OpenFile, path: &[u8], removed: bool) -> Found<'_> {
+    pub(super) fn insert_pinned(&self, mut file: OpenFile, path: &[u8], removed: bool) -> Found<'_> {
         let ino = file.ino;
-        let slot = Slot {
-            file: Arc::new(file),
-            pins: 0,
-            readers: 0,
-            writers: 0,
-            admitted: 0,
-            removed,
-            reaping: false,
-            switching: false,
-            linger: false,
-            path: path.into(),
-        };
-        let (unused, has_switched) = {
+        for _ in 0..READS_MAX {
             let mut table = self.opens.table.lock();
-            let unused = match table.slots.contains_key(&ino) {
-                true => Some(slot),
-                false => table.slots.insert(ino, slot),
-            };
-            (unused, table.has_switched)
-        };
-        // Closing a descriptor may take a while: not under the lock.
-        drop(unused);
-        let found = self.pin(ino, removed);
-        // It may have been given to other objects after it was read, and before it was in the table.
-        if let (Found::Pinned(pin), true) = (&found, has_switched)
-            && Record::of(&self.dir.disk, &pin.fd).is_ok_and(|record| record.key != pin.key)
-        {
-            return Found::Removed;
+            if table.slots.contains_key(&ino) {
+                drop(table);
+                // Closing a descriptor may take a while: not under the lock.
+                drop(file);
+                return self.pin(ino, removed);
+            }
+            if table.switches == file.read_at {
+                let slot = Slot {
+                    file: Arc::new(file),
+                    pins: 0,
+                    readers: 0,
+                    writers: 0,
+                    admitted: 0,
+                    removed,
+                    reaping: false,
+                    linger: false,
+                    path: path.into(),
+                };
+                table.slots.insert(ino, slot);
+                drop(table);
+                return self.pin(ino, removed);
+            }
+            // It may have come to other objects after it was read.
+            let read_at = table.switches;
+            drop(table);
+            let Ok(record) = Record::of(&self.dir.disk, &file.fd) else { return Found::Removed };
+            file = OpenFile { read_at, ..OpenFile::of(ino, file.fd, record) };
         }
-        found
+        Found::Removed
+    }
+
+    /// Gives a file other objects, if the caller's pin is its only use or becomes so soon: from now on it is found as `file`,
+    /// and pinned. The record on the disk is not changed.
+    pub(super) fn switch(&self, pin: &Pin<'_>, file: OpenFile, patience: Duration) -> Option<Pin<'_>> {
+        let (began, file) = (Instant::now(), Arc::new(file));
+        loop {
+            let mut table = self.opens.table.lock();
+            let slot = table.slots.get_mut(&pin.ino)?;
+            if slot.readers + slot.writers > 0 || slot.removed || !Arc::ptr_eq(&slot.file, &pin.file) {
+                return None;
+            }
+            if slot.pins == 1 {
+                slot.pins += 1;
+                // The caller's pin keeps what was there.
+                slot.file = file.clone();
+                drop(table);
+                return Some(Pin { meta: self, file });
+            }
+            drop(table);
+            if began.elapsed() > patience {
+                return None;
+            }
+            std::thread::sleep(Duration::from_millis(1));
+        }
     }
 
     /// Pins a file through a handle of a session.
@@ -201,7 +236,6 @@ impl Meta {
             admitted: 0,
             removed: true,
             reaping: true,
-            switching: false,
             linger: false,
             path: Box::default(),
         };
@@ -222,21 +256,20 @@ impl Meta {
         if slot.pins + slot.readers + slot.writers > 0 {
             // Readers do not need the settled size, but nothing else would settle the file before they close it.
             let unsettled = slot.pins + slot.writers == 0 && !slot.removed && !slot.file.is_relaid();
-            let key = slot.file.key;
             if let Some(mark) = table.marks.get(&ino).filter(|_| unsettled) {
-                let wait = mark.wait();
+                let (key, wait) = (mark.key, mark.wait());
                 drop(table);
                 self.background.push(Job::Settle(key), wait);
             }
             return;
         }
         let Some(slot) = table.slots.remove(&ino) else { return };
-        let settle_in = table.marks.get(&ino).map(Mark::wait);
+        let settle_in = table.marks.get(&ino).map(|mark| (mark.key, mark.wait()));
         drop(table);
         let grace = if slot.linger { self.options.grace } else { Duration::ZERO };
         match (slot.removed, settle_in) {
             (true, _) => self.background.push(Job::Reap(slot.file.key), grace),
-            (false, Some(wait)) => self.background.push(Job::Settle(slot.file.key), wait),
+            (false, Some((key, wait))) => self.background.push(Job::Settle(key), wait),
             (false, None) => {}
         }
     }
@@ -285,36 +318,14 @@ impl Opens {
         self.table.lock().slots.get(&ino).map_or((0, 0, true), |slot| (slot.readers, slot.writers, slot.removed))
     }
 
-    /// Lets look-ups of a file wait that is pinned by the caller only, and not open; false if it does not become so in time.
-    pub(super) fn begin_switch(&self, ino: u64, patience: Duration) -> bool {
-        let began = Instant::now();
-        loop {
-            {
-                let mut table = self.table.lock();
-                let Some(slot) = table.slots.get_mut(&ino) else { return false };
-                if slot.readers + slot.writers > 0 || slot.removed || began.elapsed() > patience {
-                    return false;
-                }
-                if slot.pins == 1 {
-                    slot.switching = true;
-                    table.has_switched = true;
-                    return true;
-                }
-            }
-            std::thread::sleep(Duration::from_millis(1));
-        }
+    /// For [`OpenFile::read_at`].
+    pub(super) fn switches(&self) -> u64 {
+        self.table.lock().switches
     }
 
-    /// Ends that; `file` is what look-ups find from now on, if it is not what it was.
-    pub(super) fn end_switch(&self, ino: u64, file: Option<OpenFile>) {
-        let mut table = self.table.lock();
-        let before = table.slots.get_mut(&ino).and_then(|slot| {
-            slot.switching = false;
-            file.map(|file| std::mem::replace(&mut slot.file, Arc::new(file)))
-        });
-        drop(table);
-        self.switched.notify_all();
-        drop(before);
+    /// The record of a pinned file may name other objects than before.
+    pub(super) fn note_switch(&self) {
+        self.table.lock().switches += 1;
     }
 
     /// The mark of a file has the name of another key from now on.
@@ -341,7 +352,7 @@ impl Opens {
         }
     }
 
-    /// The key of a file whose size only the data servers know.
+    /// The mark of a file whose size only the data servers know.
     pub(super) fn mark_of(&self, ino: u64) -> Option<FileKey> {
         self.table.lock().marks.get(&ino).map(|mark| mark.key)
     }

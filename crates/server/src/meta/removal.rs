@@ -14,7 +14,6 @@ use std::hash::{BuildHasher, BuildHasherDefault};
 use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
-use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 
 use impresario_base::lock::{Mutex, MutexGuard};
@@ -91,7 +90,7 @@ impl Meta {
                     let fd = self.dir.disk.open_known(&still, entry.directory(), entry.name, &stat);
                     let fd = fd.explain(doing, entry.path)?;
                     drop(still);
-                    let file = match read_in(&self.dir.disk, fd) {
+                    let file = match self.read_in(fd) {
                         Ok((file, _)) => file,
                         Err(BadRecord::Missing) => return Ok(None),
                         Err(bad) => return Err(bad_record(bad, &format!("cannot {doing} {}", show(entry.path)))),
@@ -195,7 +194,7 @@ impl Meta {
                 let _special = is_special.then(|| self.dir.disk.with_specials());
                 self.dir.disk.rename(source.directory(), source.name, target.directory(), target.name, no_replace)
             };
-            let _walked = self.walks.rename(&self.dir.disk, &[(&source, &moved)]);
+            let _walked = self.walks.rename(&self.dir.disk, &[(&source, &moved)], &*self.options.skipped);
             let result = match replaced {
                 // A name created meanwhile must not be replaced unchecked.
                 None => plain(true).map(|()| None),
@@ -278,6 +277,14 @@ impl Meta {
         u64::from(self.opens.mark_of(file.ino).is_some())
     }
 
+    /// The file behind an open descriptor, as the table keeps it, and its link count.
+    pub(super) fn read_in(&self, fd: OwnedFd) -> Result<(OpenFile, u64), BadRecord> {
+        let read_at = self.opens.switches();
+        let stat = rustix::fs::fstat(&fd).map_err(BadRecord::Io)?;
+        let record = Record::of(&self.dir.disk, &fd)?;
+        Ok((OpenFile { read_at, ..OpenFile::of(stat.st_ino, fd, record) }, links(&stat)))
+    }
+
     /// Claims a file without names; `None` if it is in use or gone.
     fn claim_orphan(&self, key: FileKey) -> Result<Option<Arc<OpenFile>>, Failure> {
         let name = key_name(key);
@@ -287,7 +294,7 @@ impl Meta {
                 other => other?,
             };
             let (file, _) =
-                read_in(&self.dir.disk, fd).map_err(|bad| Failure::Local(bad_record(bad, &name).message))?;
+                self.read_in(fd).map_err(|bad| Failure::Local(bad_record(bad, &name).message))?;
             let ino = file.ino;
             if let Some(file) = self.claim(file) {
                 // A file with other names is here only while it loses one. By now that may be over, and its link count
@@ -339,7 +346,7 @@ impl Meta {
         }
         // Another client renamed it; a marked file is still found by its mark.
         match self.pin_marked(key) {
-            Ok(Some(pin)) => Ok(pin),
+            Ok(Some(pin)) if pin.key == key => Ok(pin),
             _ => Err(Errno::STALE).explain("reopen", path),
         }
     }
@@ -347,7 +354,7 @@ impl Meta {
     fn pin_orphan(&self, key: FileKey) -> Option<Pin<'_>> {
         let name = key_name(key);
         let fd = self.dir.disk.open_file(&self.dir.orphans, name.as_bytes()).ok()?;
-        let (file, _) = read_in(&self.dir.disk, fd).ok()?;
+        let (file, _) = self.read_in(fd).ok()?;
         let Found::Pinned(pin) = self.insert_pinned(file, b"", true) else { return None };
         // As in `pin_ours`: it must still have existed once it was pinned.
         self.note_removed(&pin).then_some(pin)
@@ -389,7 +396,7 @@ impl Meta {
                 }
                 Err(error) => return Err(error),
             };
-            let (file, nlink) = match read_in(&self.dir.disk, fd) {
+            let (file, nlink) = match self.read_in(fd) {
                 Ok(read) => read,
                 Err(BadRecord::Missing) => {
                     // Its creation got no further than this.
@@ -402,7 +409,7 @@ impl Meta {
                     continue;
                 }
             };
-            let (name, key) = (self.rename_old_mark(&name, file.key)?, file.key);
+            let (name, key) = (self.rename_old_mark(name, file.key)?, file.key);
             if nlink == 1 {
                 // Created, but never linked into the name space.
                 disk.rename(writers, &name, orphans, &name, true)?;
@@ -454,24 +461,6 @@ impl Meta {
     pub(super) fn count_orphans(&self, max: usize) -> usize {
         names_in(&self.dir.orphans).map_or(0, |names| names.take(max).count())
     }
-}
-
-/// The file behind an open descriptor, as the table keeps it, and its link count.
-pub(super) fn read_in(disk: &Disk, fd: OwnedFd) -> Result<(OpenFile, u64), BadRecord> {
-    let stat = rustix::fs::fstat(&fd).map_err(BadRecord::Io)?;
-    let record = Record::of(disk, &fd)?;
-    let file = OpenFile {
-        ino: stat.st_ino,
-        key: record.key,
-        layout: record.layout,
-        fd,
-        gate: Mutex::default(),
-        links: Mutex::default(),
-        seen: Mutex::new(record.seen),
-        spare: Mutex::new(record.spare),
-        relay: AtomicU64::default(),
-    };
-    Ok((file, links(&stat)))
 }
 
 /// Link count of a file, including our own names.

@@ -24,6 +24,7 @@ use super::objects::Objects;
 use super::opens::{Opens, Pin, Session, SessionId, Sessions};
 use super::removal::NameLocks;
 use super::status::{Operations, SESSION_END, SESSION_START, kind_of};
+use super::stores::Stores;
 use super::tree::check_path;
 
 /// Options of the metadata server.
@@ -39,6 +40,8 @@ pub struct MetaOptions {
     pub stripe_count: u16,
     /// The data servers that new files do not use, at present.
     pub skipped: Arc<dyn Fn() -> Skipped + Send + Sync>,
+    /// What is noted of the data servers.
+    pub stores: Option<Arc<Stores>>,
     /// How long a file without names is kept for a client that lost its connection, or for all clients after a restart
     /// of the server.
     pub grace: Duration,
@@ -57,6 +60,7 @@ impl MetaOptions {
             stripe_bytes: Layout::SSIZE_DEFAULT_BYTES,
             stripe_count: data_servers,
             skipped: Arc::new(|| Skipped::NONE),
+            stores: None,
             grace: Duration::from_secs(30),
             lock_lease: Duration::from_secs(10),
             before_step: None,
@@ -389,7 +393,8 @@ impl Meta {
 fn paths_of(call: &MetaCall) -> impl Iterator<Item = &[u8]> {
     let (one, other) = match call {
         MetaCall::Examine(Examine::Directory { path, .. } | Examine::File { path }) => (Some(path), None),
-        MetaCall::Examine(_) | MetaCall::Lock(_) | MetaCall::Relay(RelayCall::Commit { .. }) => (None, None),
+        MetaCall::Examine(_) | MetaCall::Lock(_) => (None, None),
+        MetaCall::Relay(RelayCall::Commit { .. } | RelayCall::Emptied { .. }) => (None, None),
         MetaCall::Relay(RelayCall::Begin { path }) => (Some(path), None),
         MetaCall::GetAttr { target: Target::Path(path) }
         | MetaCall::SetAttr { target: Target::Path(path), .. }
