@@ -116,7 +116,10 @@ fn is_drained_while_clients_write(io: usize) {
         (left["files"] == 0 && left["objects"] == 0 && left["object_bytes"] == 0).then_some(())
     });
     let ran = run(["fsck", cluster.path.to_str().unwrap(), "--online"]);
-    assert!(ran.out.contains("data.1 is draining and empty") && ran.out.contains("state = \"retired\""), "{ran:?}");
+    assert!(ran.out.contains("data.1 is draining and empty") && ran.out.contains("store drain"), "{ran:?}");
+    // That is noted before it may be retired.
+    let ran = run(["store", "drain", cluster.path.to_str().unwrap(), "--name", NAME, "--wait", "5s"]);
+    assert!(ran.code == 0 && ran.out.contains("copied 0 files") && ran.out.contains("state = \"retired\""), "{ran:?}");
 
     cluster.kill(NAME);
     set_state(&mut cluster, DataState::Retired);
@@ -170,6 +173,8 @@ fn a_server_that_is_retired_too_early_is_told_and_comes_back_with_everything() {
     assert!(ran.code == 4 && ran.out.contains("early: it is striped over data.1, which is retired"), "{ran:?}");
     let ran = run(["store", "init", cluster.path.to_str().unwrap(), "--name", NAME]);
     assert!(ran.code == 1 && ran.err.contains("is retired"), "{ran:?}");
+    let ran = run(["serve", cluster.path.to_str().unwrap(), "--name", "meta"]);
+    assert!(ran.code == 1 && ran.err.contains("was not found empty") && ran.err.contains("store drain"), "{ran:?}");
     set_state(&mut cluster, DataState::Draining);
     let ran = run(["fsck", cluster.path.to_str().unwrap()]);
     let told = "data.1 is draining: 1 file is striped over it; objects there: 1, bytes: ";
@@ -202,7 +207,14 @@ fn a_server_with_no_object_is_still_needed_by_files_that_are_striped_over_it() {
     });
     let left = left_there(&cluster);
     assert!(left["files"] == 1 && left["objects"] == 0, "{left}");
-    let ran = run(["store", "drain", cluster.path.to_str().unwrap(), "--name", NAME, "--once"]);
+    let ran = run(["store", "drain", cluster.path.to_str().unwrap(), "--name", NAME, "--wait", "0s"]);
     assert!(ran.code == 1 && ran.out.contains("small: ") && ran.out.contains("is still needed"), "{ran:?}");
+    // Retired all the same, it is taken for draining, and the next start of the metadata server is refused.
+    set_state(&mut cluster, DataState::Retired);
+    assert_eq!(without_new_files(&cluster), json!([NUMBER]));
+    assert!(file.write_at(&[1; 200_000], 0).is_ok(), "it is still there");
     file.close().unwrap();
+    cluster.kill("meta");
+    let ran = run(["serve", cluster.path.to_str().unwrap(), "--name", "meta"]);
+    assert!(ran.code == 1 && ran.err.contains("was not found empty"), "{ran:?}");
 }
