@@ -334,8 +334,8 @@ fn drain(config: &Config, options: &DrainOptions, is_told: bool) -> anyhow::Resu
     text += &match unsure {
         Some(why) => format!("{name} may still be needed: {why}; run this again\n"),
         None if remaining == 0 => format!(
-            "{name} has {objects} objects of no file that was found: leftovers are removed within a minute; see `impresario fsck \
-             --online` if they stay\n"
+            "{name} has {objects} objects that no file gives up: leftovers are removed within a minute; if they stay, see whether the \
+             configuration says state = \"draining\" on the metadata server's machine, too, and then `impresario fsck --online`\n"
         ),
         None => format!("{name} is still needed: {objects} objects, {remaining} files in use; run this again later\n"),
     };

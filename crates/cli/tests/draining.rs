@@ -13,9 +13,9 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use impresario_base::Random;
-use impresario_client::{Client, Via};
+use impresario_client::{Client, CreateOptions, Via};
 use impresario_config::{Config, DataState};
-use impresario_wire::SetAttr;
+use impresario_wire::{LayoutRequest, SetAttr};
 use support::{
     Cluster, PATIENCE, Process, Ran, client, client_via, eventually, new_file, pattern, read_file, run, write_file,
 };
@@ -95,6 +95,20 @@ fn fill(client: &Arc<Client>) -> Files {
     sparse[..5].copy_from_slice(b"begin");
     sparse[3 << 20..(3 << 20) + 6].copy_from_slice(b"middle");
     files.push(("sparse".into(), sparse));
+    // More than a page of names, some of them on the server.
+    client.mkdir(b"many", 0o755, 0, 0).unwrap();
+    for i in 0..1100u16 {
+        let base = if i % 100 == 99 { NUMBER } else { 2 * (i % 2) };
+        let layout = Some(LayoutRequest { base: Some(base), pcount: Some(1), ssize_bytes: None });
+        let name = format!("many/{i:04}");
+        let file = client.create(name.as_bytes(), CreateOptions { layout, ..new_file(0o644) }).unwrap();
+        if base == NUMBER {
+            let data = pattern(u64::from(i), 2, 0, 5000);
+            file.write_at(&data, 0).unwrap();
+            files.push((name, data));
+        }
+        file.close().unwrap();
+    }
     client.link(b"d/f1", b"other").unwrap();
     files.push(("other".into(), files[1].1.clone()));
     files

@@ -237,7 +237,7 @@ impl Drainer<'_> {
                     let is_on_it = entry.file.is_some_and(|file| file.is_ok_and(|file| self.is_on_it(&file.layout)));
                     // Of those that are written most have a name, and the walk has met them.
                     if is_on_it && (removed || !is_met) {
-                        let name = [b"file ", entry.name.as_slice()].concat();
+                        let name = [&b"file "[..], &entry.name].concat();
                         self.leave(&name, why.into());
                     }
                 }
