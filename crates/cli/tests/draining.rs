@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 
 use impresario_base::Random;
 use impresario_client::{Client, CreateOptions, Via};
-use impresario_config::{Config, DataState};
+use impresario_config::{Config, DataState, Security};
 use impresario_wire::{LayoutRequest, SetAttr};
 use support::{
     Cluster, PATIENCE, Process, Ran, client, client_via, eventually, new_file, pattern, read_file, run, write_file,
@@ -26,11 +26,19 @@ const NUMBER: u16 = 1;
 const GRACE: Duration = Duration::from_secs(31);
 const HELD_BYTES: usize = 200_000;
 
+/// Three data servers; with I/O nodes also with keys.
 fn start(io: usize) -> Cluster {
-    Cluster::start(3, io, |config| {
+    let mut cluster = Cluster::describe(3, io, |config| {
         config.cluster.request_timeout_ms = 20_000;
         config.cluster.stripe_bytes = 16 << 10;
-    })
+        config.cluster.security = if io > 0 { Security::Key } else { Security::Auto };
+    });
+    assert_eq!(run(["key", "new", cluster.path.to_str().unwrap()]).code, 0);
+    impresario_server::folders::make_all(&cluster.config).unwrap();
+    let names: Vec<String> = cluster.config.servers().map(|server| server.name().to_string()).collect();
+    names.iter().for_each(|name| cluster.launch(name));
+    names.iter().for_each(|name| cluster.await_answer(name));
+    cluster
 }
 
 /// Writes the state of the server into the configuration file, as an administrator does while everything runs.

@@ -2,6 +2,7 @@
 
 use std::io;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use impresario_client::{ClientError, Identity, Link, LinkOptions, Op, Striped, Vet, Whereabouts, exchange};
@@ -31,12 +32,14 @@ pub(crate) struct States {
     at_start: Vec<(String, DataState)>,
     /// Of the metadata server.
     stores: Option<Arc<Stores>>,
+    /// That a server was retired too early was told.
+    is_told: AtomicBool,
 }
 
 impl States {
     fn of(config: &Config, whereabouts: Whereabouts, stores: Option<Arc<Stores>>) -> States {
         let at_start = config.data.iter().map(|data| (data.name.clone(), data.state)).collect();
-        States { whereabouts, at_start, stores }
+        States { whereabouts, at_start, stores, is_told: AtomicBool::default() }
     }
 
     /// In the order of the data servers that there were at the start. Where the file has another server now, what it said
@@ -55,7 +58,12 @@ impl States {
     fn judged(&self, name: &str, state: DataState) -> DataState {
         let Some(stores) = &self.stores else { return state };
         match (state, stores.is_emptied(name)) {
-            (DataState::Retired, false) => DataState::Draining,
+            (DataState::Retired, false) => {
+                if !self.is_told.swap(true, Ordering::Relaxed) {
+                    tracing::error!(server = name, "it is retired but was not found empty; it is taken for draining");
+                }
+                DataState::Draining
+            }
             (DataState::Active, true) => match stores.note_emptied(name, false) {
                 Ok(()) => DataState::Active,
                 Err(error) => {
