@@ -154,7 +154,9 @@ type Outcome<T> = Result<T, String>;
 impl Way {
     fn open(&self, name: &str, is_new: bool) -> Outcome<Held> {
         match self {
-            Way::Client(client) if is_new => client.create(name.as_bytes(), new_file(0o644)).map(Held::Client).map_err(text),
+            Way::Client(client) if is_new => {
+                client.create(name.as_bytes(), new_file(0o644)).map(Held::Client).map_err(text)
+            }
             Way::Client(client) => client.open(name.as_bytes(), true).map(Held::Client).map_err(text),
             Way::Mount(dir) => {
                 let options = fs::File::options().read(true).write(true).create_new(is_new).open(dir.join(name));
@@ -267,7 +269,8 @@ fn work(number: u64, way: &Way, files: &Files, until: &AtomicBool) -> (u64, File
             }
         }
         // New ones, and old ones that go.
-        let (name, data) = (format!("w{number}.{rounds}"), pattern(rounds, number, 0, 1 + random.below(150_000) as usize));
+        let (name, data) =
+            (format!("w{number}.{rounds}"), pattern(rounds, number, 0, 1 + random.below(150_000) as usize));
         let made = way.open(&name, true).and_then(|file| {
             file.write(&data, 0)?;
             file.sync()?;
@@ -319,10 +322,8 @@ impl Drop for Mount {
 
 /// Programs: one behind an I/O node if there is one, one that needs none, and one on a mount.
 fn workers(cluster: &Cluster, mount: Option<&Mount>, files: &Files) -> Vec<Worker> {
-    let mut ways = vec![
-        Way::Client(client(&cluster.config, 11)),
-        Way::Client(client_via(&cluster.config, 12, Via::Direct)),
-    ];
+    let mut ways =
+        vec![Way::Client(client(&cluster.config, 11)), Way::Client(client_via(&cluster.config, 12, Via::Direct))];
     ways.extend(mount.map(|mount| Way::Mount(mount.dir.clone())));
     ways.into_iter().zip(11..).map(|(way, number)| Worker::start(number, way, files)).collect()
 }
@@ -499,10 +500,9 @@ impl Cuttable {
                 }
                 let server = TcpStream::connect(&to).unwrap();
                 ends.lock().unwrap().push(server.try_clone().unwrap());
-                for (mut from, mut to, is_for_client) in [
-                    (client.try_clone().unwrap(), server.try_clone().unwrap(), false),
-                    (server, client, true),
-                ] {
+                for (mut from, mut to, is_for_client) in
+                    [(client.try_clone().unwrap(), server.try_clone().unwrap(), false), (server, client, true)]
+                {
                     let is_cut = is_cut.clone();
                     std::thread::spawn(move || {
                         let _ = std::io::copy(&mut from, &mut to);

@@ -189,7 +189,8 @@ impl Drainer<'_> {
         let mut places = vec![Place::at(Vec::new())];
         while let Some(place) = places.last_mut() {
             let Some(entry) = place.page.next() else {
-                let what = Examine::Directory { path: place.path.clone(), after: place.after.clone(), max: PAGE_ENTRIES };
+                let what =
+                    Examine::Directory { path: place.path.clone(), after: place.after.clone(), max: PAGE_ENTRIES };
                 let page = match self.examine(what) {
                     Ok((page, _)) => page,
                     // Removed or renamed meanwhile: who renames it tells the walk.
@@ -226,7 +227,8 @@ impl Drainer<'_> {
 
     /// Files without a name: removed ones that are open, and those that are being made.
     fn look_at_unnamed(&mut self) -> Result<(), DrainError> {
-        for (removed, why) in [(true, "it is removed, and open or was until just now"), (false, "it is being written")] {
+        for (removed, why) in [(true, "it is removed, and open or was until just now"), (false, "it is being written")]
+        {
             let is_met = self.so_far.remaining > 0;
             let mut after = Vec::new();
             loop {

@@ -326,7 +326,8 @@ fn start_io(config: &Config, index: usize, io: &Io) -> Result<Started, StartErro
     };
     let server = Server::bind(&io.address, settings)?;
     let peers = Peers::io(config, index, membership.clone());
-    let data = DataServers::of(config, &io.name, membership.clone(), None, None).map_err(|e| unsuitable(e.to_string()))?;
+    let data =
+        DataServers::of(config, &io.name, membership.clone(), None, None).map_err(|e| unsuitable(e.to_string()))?;
     let below = match &config.tree {
         Some(tree) => start_tree(&server, config, io, tree, data)?,
         None => {

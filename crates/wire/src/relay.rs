@@ -6,9 +6,9 @@ use serde::{Deserialize, Serialize};
 
 #[cfg(doc)]
 use crate::message::Answer;
+use crate::message::FileKey;
 #[cfg(doc)]
 use crate::names::Examine;
-use crate::message::FileKey;
 
 /// A step of laying a file out anew. Answer: [`Answer::Relaid`].
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]

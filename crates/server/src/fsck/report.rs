@@ -117,7 +117,9 @@ impl Draining {
         let Draining { server, files, .. } = self;
         let (objects, bytes) = match self.objects {
             Some((0, _)) if *files == 0 && is_all => {
-                return format!("{server} is draining and empty; it may be retired when `impresario store drain` says so");
+                return format!(
+                    "{server} is draining and empty; it may be retired when `impresario store drain` says so"
+                );
             }
             Some((objects, bytes)) => (objects.to_string(), show_bytes(bytes as f64)),
             None => ("unknown".into(), "unknown".into()),

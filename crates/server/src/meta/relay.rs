@@ -182,7 +182,9 @@ impl Meta {
     /// A walk has met no file that is striped over a draining server. Notes that, durably, unless one may have been missed.
     fn note_emptied(&self, server: &str, number: u16, walk: u64) -> Outcome<Relaid> {
         let in_use = |why: &str| Ok(Relaid::InUse { why: why.into() });
-        let Some(stores) = &self.options.stores else { return in_use("the metadata server has no note of data servers") };
+        let Some(stores) = &self.options.stores else {
+            return in_use("the metadata server has no note of data servers");
+        };
         if !(self.options.skipped)().contains(number) {
             return in_use("the metadata server does not read the same configuration, where the server is draining");
         }
@@ -524,7 +526,8 @@ mod tests {
             Answer::Examined { walk, .. } => walk,
             other => panic!("{other:?}"),
         };
-        let emptied = |number, walk| call(MetaCall::Relay(RelayCall::Emptied { server: "data.1".into(), number, walk }));
+        let emptied =
+            |number, walk| call(MetaCall::Relay(RelayCall::Emptied { server: "data.1".into(), number, walk }));
         let rename = |from: &str, to: &str| {
             call(MetaCall::Rename { from: from.into(), to: to.into(), no_replace: false });
         };
@@ -589,7 +592,11 @@ mod tests {
     }
 
     /// A file that has been copied but for the commit, on a service with this fate.
-    fn copied(dir: &Path, objects: &Arc<MemoryObjects>, fate: &Fate) -> (MetaService, SessionId, FileKey, u64, Objects) {
+    fn copied(
+        dir: &Path,
+        objects: &Arc<MemoryObjects>,
+        fate: &Fate,
+    ) -> (MetaService, SessionId, FileKey, u64, Objects) {
         let (service, _, old) = written(dir, objects);
         drop(service);
         let (service, session) = open_with(dir, objects, true, Some(fate.hook()));

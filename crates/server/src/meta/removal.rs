@@ -293,8 +293,7 @@ impl Meta {
                 Err(Errno::NOENT) => return Ok(None),
                 other => other?,
             };
-            let (file, _) =
-                self.read_in(fd).map_err(|bad| Failure::Local(bad_record(bad, &name).message))?;
+            let (file, _) = self.read_in(fd).map_err(|bad| Failure::Local(bad_record(bad, &name).message))?;
             let ino = file.ino;
             if let Some(file) = self.claim(file) {
                 // A file with other names is here only while it loses one. By now that may be over, and its link count

@@ -219,8 +219,7 @@ impl Meta {
             Err(Errno::NOENT) => return Ok(None),
             other => other?,
         };
-        let (file, _) =
-            self.read_in(fd).map_err(|bad| Failure::Local(bad_record(bad, &key_name(key)).message))?;
+        let (file, _) = self.read_in(fd).map_err(|bad| Failure::Local(bad_record(bad, &key_name(key)).message))?;
         Ok(self.pin_if_marked(file, key))
     }
 

@@ -44,7 +44,8 @@ impl Stores {
             found: super::fault::show(text.trim_end().as_bytes().get(..100).unwrap_or(text.as_bytes())),
             wanted: "a line `name number` for each data server",
         })?;
-        let emptied = read_text(&top, EMPTIED, FILE_MAX_BYTES).map_err(unusable("its file `emptied` cannot be read"))?;
+        let emptied =
+            read_text(&top, EMPTIED, FILE_MAX_BYTES).map_err(unusable("its file `emptied` cannot be read"))?;
         let emptied = emptied.unwrap_or_default().lines().map(String::from).collect();
         Ok(Stores { dir: dir.into(), cluster, known: Mutex::new(known), emptied: Mutex::new(emptied) })
     }

@@ -104,7 +104,9 @@ impl<'a> Copier<'a> {
                 }
                 Ok(())
             }
-            Err(MoveError::Server(ClientError::Fault { fault: Fault { errno: libc::EIDRM, .. }, .. })) => self.gone(key),
+            Err(MoveError::Server(ClientError::Fault { fault: Fault { errno: libc::EIDRM, .. }, .. })) => {
+                self.gone(key)
+            }
             done => done,
         }
     }
