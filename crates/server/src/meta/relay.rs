@@ -376,8 +376,8 @@ mod tests {
     fn whatever_uses_or_changes_the_file_ends_the_copy() {
         type Change = fn(&MetaService, SessionId, &MemoryObjects, (FileKey, Layout));
         let changes: [Change; 5] = [
-            |service, session, _, _| drop(lookup((service, session), false)),
-            |service, session, _, _| drop(lookup((service, session), true)),
+            |service, session, _, _| assert!(lookup((service, session), false).handle > 0),
+            |service, session, _, _| assert!(lookup((service, session), true).handle > 0),
             |service, session, objects, (file, layout)| {
                 let handle = lookup((service, session), true).handle;
                 objects.write(file, &layout, 10, 10);

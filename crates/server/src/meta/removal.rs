@@ -24,7 +24,6 @@ use rustix::io::Errno;
 
 use super::background::{Failure, Job};
 use super::directory::{key_name, key_of, names_in};
-use super::disk::Disk;
 use super::fault::{Explain, Outcome, fault, show};
 use super::opens::{Found, OpenFile, Pin};
 use super::record::{BadRecord, Record};
