@@ -54,9 +54,13 @@ fn write<F: FileSystem>(store: &ObjectStore<F>, key: u64, offset: u64, bytes: &[
     assert_eq!(store.write_vectored(key, offset, &[IoSlice::new(bytes)]).unwrap(), bytes.len());
 }
 
+/// Nothing of an object that was removed.
 fn content<F: FileSystem>(store: &ObjectStore<F>, key: u64) -> Vec<u8> {
     let mut buf = vec![0xee; 200_000];
-    let len = store.read(key, 0, &mut buf).unwrap();
+    let len = match store.read(key, 0, &mut buf) {
+        Err(error) if error.raw_os_error() == Some(libc::EIDRM) => 0,
+        read => read.unwrap(),
+    };
     buf.truncate(len);
     buf
 }
@@ -448,8 +452,10 @@ fn no_handle_outlives_a_removal() {
         // Keeps opening the object that the other thread makes and removes.
         scope.spawn(|| {
             while !stop.load(Ordering::Relaxed) {
-                let len = store.read(present.load(Ordering::Relaxed), 0, &mut [0; 64]).unwrap();
-                assert!(len == 0 || len == 64);
+                match store.read(present.load(Ordering::Relaxed), 0, &mut [0; 64]) {
+                    Ok(len) => assert!(len == 0 || len == 64),
+                    Err(error) => assert_eq!(error.raw_os_error(), Some(libc::EIDRM)),
+                }
             }
         });
         let rounds = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
@@ -457,7 +463,8 @@ fn no_handle_outlives_a_removal() {
                 present.store(round, Ordering::Relaxed);
                 write(&store, round, 0, &[round as u8; 64]);
                 store.unlink(round).unwrap();
-                assert_eq!(store.read(round, 0, &mut [0; 64]).unwrap(), 0, "round {round}");
+                let error = store.read(round, 0, &mut [0; 64]).expect_err("read through a handle");
+                assert_eq!(error.raw_os_error(), Some(libc::EIDRM), "round {round}");
             }
         }));
         stop.store(true, Ordering::Relaxed);
