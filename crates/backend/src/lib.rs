@@ -22,6 +22,7 @@ use std::time::SystemTime;
 pub use cephfs::CephTree;
 pub use gluster::GlusterVolume;
 pub use impresario_layout::Layout;
+use impresario_layout::Skipped;
 pub use posix::PosixTree;
 
 /// Longest handle, bytes: a handle of NFSv3 has 64 (RFC 1813, 2.4), of which servers need some for themselves.
@@ -255,7 +256,8 @@ pub struct Placement {
 impl Placement {
     /// All on one data server.
     pub fn one(server: u32) -> Placement {
-        let layout = Layout { base: 0, pcount: 1, ssize_bytes: Layout::SSIZE_MAX_BYTES, servers: 1 };
+        let layout =
+            Layout { base: 0, pcount: 1, ssize_bytes: Layout::SSIZE_MAX_BYTES, servers: 1, skipped: Skipped::NONE };
         Placement { layout, servers: Arc::new([server]) }
     }
 

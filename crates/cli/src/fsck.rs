@@ -18,7 +18,8 @@ use crate::{load, print};
 ///
 /// It finds objects that belong to no file, objects that files have lost, lengths that differ from what the objects say,
 /// removals and writes that a stopped server has not finished, records that cannot be read, files that are not the store's
-/// own, and folders of other servers. It says what is lost, file by file. Without --repair nothing is changed.
+/// own, and folders of other servers. It says what is lost, file by file. Without --repair nothing is changed. Of a data server
+/// with state = "draining" it says how many files, objects and bytes it still has.
 ///
 /// --repair sets objects that belong to no file aside (in the folder `set-aside` of their server, named by their key), takes
 /// lengths from the objects where the file grows, and finishes what stopped servers had begun. It never changes data, and

@@ -5,18 +5,25 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
 
 use anyhow::Context;
 use clap::Subcommand;
-use impresario_base::units::{parse_bytes, show_bytes};
+use impresario_base::units::{parse_bytes, parse_duration, show_bytes};
 use impresario_config::Config;
+use impresario_server::draining::{self, DrainError, DrainOptions, DrainWatcher, Drained};
 use impresario_server::folders::{self, Folder, Passage, State};
 use impresario_server::moving::{self, MoveError, MoveOptions, Step, Watcher};
 use impresario_wire::ClusterId;
 
 use crate::{print, usage};
 
-/// Make, show, move or adopt the folders of a cluster's servers
+/// Files in use that are named, in the end and meanwhile.
+const NAMED_MAX: usize = 20;
+const WAITING_MAX: usize = 3;
+const TELL_EVERY: Duration = Duration::from_secs(1);
+
+/// Make, show, move, empty or adopt the folders of a cluster's servers
 ///
 /// Each folder says of which cluster and server it is, and a server opens no other: a disk that is not mounted, or mounted in
 /// the wrong place, stops the server instead of giving zeros for data. `impresario up` makes the folders of a new cluster
@@ -91,6 +98,34 @@ pub enum Command {
         #[arg(long)]
         progress: bool,
     },
+    /// Empty a data server while clients work, so that it can be taken away
+    ///
+    /// First write state = "draining" in the server's section, in the file of every machine: new files go to the others from then
+    /// on. This command copies the files that are striped over the server to the others, with the admin key where keys are
+    /// used. A file is copied while no one has it open: one that is in use, or changes meanwhile, is named and tried again every
+    /// two seconds, until nothing could be copied for as long as --wait says; then the exit status is 1. For half a minute after
+    /// a start of the metadata server, or after a client with open files was lost, no file is copied. When the server
+    /// holds nothing, the metadata server notes that; stop the server then and write state = "retired". Its section stays: it
+    /// keeps the numbers of the servers behind it. The command can be stopped or killed at any time and run again.
+    #[command(after_long_help = "Examples:
+  impresario store drain impresario.toml --name data.1
+  impresario store drain impresario.toml --name data.1 --rate 50m --wait 10m")]
+    Drain {
+        /// The configuration file of the cluster
+        config: PathBuf,
+        /// The data server
+        #[arg(long)]
+        name: String,
+        /// Bytes that are copied in a second at most; 0: no limit
+        #[arg(long, value_name = "BYTES", value_parser = parse_bytes, default_value = "64m")]
+        rate: u64,
+        /// How long to wait for files that are in use while no other can be copied; 0s: not at all
+        #[arg(long, value_name = "DURATION", value_parser = parse_duration, default_value = "1h")]
+        wait: Duration,
+        /// Tell on standard error how far it is, also when that is not a terminal
+        #[arg(long)]
+        progress: bool,
+    },
     /// Show of which cluster and server each folder on this machine is
     ///
     /// Changes nothing. Exits with status 1 when a folder is not what the configuration needs.
@@ -147,6 +182,11 @@ pub fn run(command: Command) -> anyhow::Result<ExitCode> {
             let config = named(&config, &name)?;
             let is_told = progress || std::io::stderr().is_terminal();
             move_server(&config, &MoveOptions { name, rate_bytes: rate, left }, then.as_deref(), is_told)
+        }
+        Command::Drain { config, name, rate, wait, progress } => {
+            let config = named(&config, &name)?;
+            let is_told = progress || std::io::stderr().is_terminal();
+            drain(&config, &DrainOptions { name, rate_bytes: rate, wait }, is_told)
         }
         Command::Show { config, json } => show(&load(&config)?, json),
     }
@@ -233,13 +273,87 @@ fn judged(error: MoveError) -> anyhow::Error {
     }
 }
 
-fn move_server(config: &Config, options: &MoveOptions, then: Option<&str>, is_told: bool) -> anyhow::Result<ExitCode> {
+/// Tells how far a server is emptied.
+struct DrainTeller {
+    is_told: bool,
+    told: Option<Instant>,
+    stop: Arc<AtomicBool>,
+}
+
+impl DrainWatcher for DrainTeller {
+    fn tell(&mut self, so_far: &Drained, has_walked: bool) {
+        let is_due = has_walked || self.told.is_none_or(|told| told.elapsed() >= TELL_EVERY);
+        if !self.is_told || !is_due {
+            return;
+        }
+        self.told = Some(Instant::now());
+        let Drained { files, bytes, remaining, objects, named, unsure, .. } = so_far;
+        let mut text = format!("copied {files} files, {}", show_bytes(*bytes as f64));
+        if has_walked {
+            text += &format!("; {objects} objects left");
+        }
+        if has_walked && *remaining > 0 {
+            let some: Vec<_> = named.iter().take(WAITING_MAX).map(|(path, why)| format!("{path} ({why})")).collect();
+            let more = if *remaining > some.len() as u64 { ", …" } else { "" };
+            text += &format!("; waiting for {remaining} files in use: {}{more}", some.join(", "));
+        }
+        if let Some(why) = unsure.as_ref().filter(|_| has_walked) {
+            text += &format!("; looking again: {why}");
+        }
+        let _ = writeln!(std::io::stderr(), "{text}");
+    }
+
+    fn is_stopped(&self) -> bool {
+        self.stop.load(Ordering::Relaxed)
+    }
+}
+
+fn drain(config: &Config, options: &DrainOptions, is_told: bool) -> anyhow::Result<ExitCode> {
+    let mut teller = DrainTeller { is_told, told: None, stop: stop_at_signals()? };
+    let name = &options.name;
+    let done = draining::drain(config, options, &mut teller).map_err(|error| match error {
+        DrainError::Unsuitable(why) => usage(why),
+        error => error.into(),
+    })?;
+    let Drained { files, bytes, remaining, named, objects, unsure, is_empty } = done;
+    let mut text = format!("copied {files} files, {}\n", show_bytes(bytes as f64));
+    if is_empty {
+        text += &format!(
+            "{name} holds nothing any more: stop it, and write state = \"retired\" in its section, which must stay, in the file of every \
+             machine\n"
+        );
+        return print(text.as_bytes());
+    }
+    for (path, why) in named.iter().take(NAMED_MAX) {
+        text += &format!("{path}: {why}\n");
+    }
+    let more = (remaining as usize).saturating_sub(named.len().min(NAMED_MAX));
+    if more > 0 {
+        text += &format!("and {more} more\n");
+    }
+    text += &match unsure {
+        Some(why) => format!("{name} may still be needed: {why}; run this again\n"),
+        None if remaining == 0 => format!(
+            "{name} has {objects} objects that no file gives up: leftovers are removed within a minute; if they stay, see whether the \
+             configuration says state = \"draining\" on the metadata server's machine, too, and then `impresario fsck --online`\n"
+        ),
+        None => format!("{name} is still needed: {objects} objects, {remaining} files in use; run this again later\n"),
+    };
+    print(text.as_bytes())?;
+    Ok(ExitCode::from(1))
+}
+
+fn stop_at_signals() -> anyhow::Result<Arc<AtomicBool>> {
     let stop = Arc::new(AtomicBool::new(false));
     for signal in [signal_hook::consts::SIGINT, signal_hook::consts::SIGTERM] {
         signal_hook::flag::register(signal, stop.clone()).context("cannot catch signals")?;
     }
+    Ok(stop)
+}
+
+fn move_server(config: &Config, options: &MoveOptions, then: Option<&str>, is_told: bool) -> anyhow::Result<ExitCode> {
     let name = &options.name;
-    let mut teller = Teller { name: name.clone(), is_told, stop };
+    let mut teller = Teller { name: name.clone(), is_told, stop: stop_at_signals()? };
     let has_moved = moving::move_server(config, options, &mut teller).map_err(judged)?;
     let to = config.data.iter().find(|data| data.name == *name).and_then(|data| data.moves_to.as_ref());
     let (address, dir) = to.map(|to| (to.address.clone(), to.dir.display().to_string())).unwrap_or_default();

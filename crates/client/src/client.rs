@@ -125,7 +125,7 @@ impl Client {
 
     /// The same of a file that is known to have the objects `made` ([`ObjectInfo::made`]): that one of them is missing is an
     /// error, not a hole.
-    pub(crate) fn read_made(
+    pub fn read_made(
         &self,
         file: FileKey,
         layout: &Layout,

@@ -95,6 +95,7 @@ pub(crate) enum Outcome {
 }
 
 /// A call that is waited for.
+#[allow(clippy::large_enum_variant, reason = "it is taken apart where it is returned")]
 enum Progress {
     Ended(Outcome),
     /// Ask the server for a sign of life.

@@ -109,6 +109,16 @@ pub enum ClientError {
         /// The file.
         file: FileKey,
     },
+    /// The objects of an open file were removed while this client was cut off.
+    #[error(
+        "the file {:016x} was moved to other data servers, or removed, while this client was cut off from the metadata server; \
+         open it again",
+        .file.0
+    )]
+    Stale {
+        /// The file.
+        file: FileKey,
+    },
     /// Locks of a file that was open went to others, or may have.
     #[error(
         "locks of the file {:016x} were lost, because the metadata server did not hear of this client in time; close the file \
@@ -154,6 +164,7 @@ impl ClientError {
             ClientError::System { errno, .. } => errno.0,
             ClientError::UnsyncedLost { errno, .. } => *errno,
             ClientError::Key { .. } => libc::EACCES,
+            ClientError::Stale { .. } => libc::ESTALE,
             _ => libc::EIO,
         }
     }

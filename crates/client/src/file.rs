@@ -113,6 +113,8 @@ impl File {
         let (number, written) = length.change(|number| {
             let written = self.inner.known(|| match client.write_some(*key, layout, offset, bytes)? {
                 Written { bytes: 0, error: Some(error) } if error.errno() == libc::EBADF => Err(error),
+                // Whatever the other data servers have taken goes with their objects.
+                Written { error: Some(error), .. } if error.errno() == libc::EIDRM => Err(error),
                 written => Ok(written),
             });
             let end = |written: &Written| offset.saturating_add(written.bytes as u64);
@@ -340,12 +342,19 @@ impl OpenFile {
     }
 
     /// Reads, writes or syncs. An I/O node in front of a folder knows the files that are open there: one that does not know
-    /// this one yet, because the client came to it just now, is told of it, and asked again.
+    /// this one yet, because the client came to it just now, is told of it, and asked again. A data server that has removed the
+    /// file's objects makes the open stale.
     fn known<T>(&self, mut data: impl FnMut() -> Result<T, ClientError>) -> Result<T, ClientError> {
-        match data() {
+        let done = match data() {
             Err(ClientError::Fault { fault: Fault { errno: libc::EBADF, .. }, .. }) => {
                 self.register(self.client.deadline())?;
                 data()
+            }
+            done => done,
+        };
+        match done {
+            Err(ClientError::Fault { fault: Fault { errno: libc::EIDRM, .. }, .. }) => {
+                Err(ClientError::Stale { file: self.key })
             }
             done => done,
         }

@@ -6,12 +6,12 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-use impresario_layout::Layout;
+use impresario_layout::{Layout, Skipped};
 use impresario_sched::{PolicyError, PolicySpec, policy};
 
 use crate::allocation::{NAMES_MAX, RULES_MAX};
 use crate::document::KeyPath;
-use crate::model::{Config, META_NAME, Tree, TreeBackend};
+use crate::model::{Config, DataState, META_NAME, Tree, TreeBackend};
 use crate::table::without_table_file;
 use crate::{Address, nearest};
 
@@ -244,8 +244,23 @@ impl Config {
             1..=SERVERS_MAX => {}
             n => found.add(&root, "data", format!("there are {n} data servers; at most {SERVERS_MAX} are allowed")),
         }
+        let away = self.data.iter().filter(|data| data.state != DataState::Active).count();
+        if away > 0 && away == self.data.len() {
+            found.add(&root, "data", "every data server is draining or retired; leave one for the files");
+        } else if away > Skipped::MAX {
+            let most = Skipped::MAX;
+            found.add(
+                &root,
+                "data",
+                format!("{away} data servers are draining or retired; at most {most} may be at once"),
+            );
+        }
         for (i, data) in self.data.iter().enumerate() {
             let at = root.key("data").index(i);
+            if data.state != DataState::Active && data.moves_to.is_some() {
+                let why = format!("a server that is {} does not move; remove moves_to", data.state.name());
+                found.add(&at, "state", why);
+            }
             found.range(
                 &at,
                 "in_flight_requests",
@@ -352,7 +367,7 @@ impl Config {
             match to.address.parse::<Address>() {
                 Err(why) => found.add(&at, "address", format!("{:?} is not an address: {why}", to.address)),
                 Ok(_) => {
-                    let mut others = self.servers().filter(|server| server.name() != data.name);
+                    let mut others = self.sections().filter(|server| server.name() != data.name);
                     if let Some(other) = others.find(|server| server.address() == to.address) {
                         let why = format!("{} is already the address of {}", to.address, other.name());
                         found.add(&at, "address", why);
@@ -362,7 +377,7 @@ impl Config {
             if to.dir.as_os_str().is_empty() {
                 found.add(&at, "dir", "dir is empty; name a directory for the server's objects");
             }
-            let mut others = self.servers().filter(|server| server.name() != data.name);
+            let mut others = self.sections().filter(|server| server.name() != data.name);
             if let Some(other) = others.find(|server| server.dir() == Some(&*to.dir)) {
                 let why = format!("{} is already the directory of {}", to.dir.display(), other.name());
                 found.add(&at, "dir", why);
@@ -382,7 +397,7 @@ impl Config {
         let mut names: BTreeMap<&str, KeyPath> = BTreeMap::new();
         let mut addresses: BTreeMap<String, KeyPath> = BTreeMap::new();
         let mut dirs: BTreeMap<&Path, KeyPath> = BTreeMap::new();
-        for (server, at) in self.servers().zip(paths) {
+        for (server, at) in self.sections().zip(paths) {
             let name = server.name();
             if at != root.key("meta") {
                 if let Err(why) = check_name(name) {
@@ -518,6 +533,18 @@ mod tests {
         refused(|c| c.cluster.max_payload_bytes = 1, "cluster.max_payload_bytes", "between 4096 and 67108864 bytes");
         refused(|c| c.cluster.stripe_count = Some(5), "cluster.stripe_count", "between 1 and 4, the number of data");
         refused(|c| c.cluster.stripe_count = Some(0), "cluster.stripe_count", "between 1 and 4");
+        refused(|c| c.data.iter_mut().for_each(|d| d.state = DataState::Draining), "data", "leave one for the files");
+        let moving = |c: &mut Config| {
+            c.data[1].state = DataState::Retired;
+            c.data[1].moves_to = Some(MovesTo { address: "h:9000".into(), dir: "/d".into() });
+        };
+        refused(moving, "data[1].state", "does not move");
+        let many = |c: &mut Config| {
+            c.data =
+                (0..20).map(|i| Data::new(format!("d.{i}"), format!("h:{}", 8000 + i), format!("/d/{i}"))).collect();
+            c.data.iter_mut().skip(1).for_each(|d| d.state = DataState::Retired);
+        };
+        refused(many, "data", "at most 16 may be at once");
         refused(|c| c.data[1].in_flight_requests = 5000, "data[1].in_flight_requests", "between 0 and 4096");
         refused(|c| c.data[1].queue_requests = 0, "data[1].queue_requests", "between 1 and 1000000");
         refused(|c| c.data[1].payload_bytes = 4096, "data[1].payload_bytes", "at least one request");

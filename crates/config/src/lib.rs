@@ -22,7 +22,9 @@ pub use calibration::Calibration;
 pub use check::{device_key, missing_device, policy_complaint};
 pub use document::KeyPath;
 pub use load::{Complaint, ConfigErrors, read_text};
-pub use model::{Cluster, Config, Data, Io, META_NAME, Meta, MovesTo, Protect, Security, Server, Tree, TreeBackend};
+pub use model::{
+    Cluster, Config, Data, DataState, Io, META_NAME, Meta, MovesTo, Protect, Security, Server, Tree, TreeBackend,
+};
 pub use nfs::{Network, Nfs, NfsExport, Squash};
 pub use seen::FileSeen;
 pub use table::{read_table, table_file};

@@ -262,6 +262,9 @@ pub struct Data {
     pub address: String,
     /// Directory of the objects; relative to the configuration file.
     pub dir: PathBuf,
+    /// Whether new files use the server, and whether there is one.
+    #[serde(default, skip_serializing_if = "DataState::is_active")]
+    pub state: DataState,
     /// Where the server is going to move, or has moved (`impresario store move`); absent: nowhere.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub moves_to: Option<MovesTo>,
@@ -312,6 +315,34 @@ pub struct Data {
     /// Address of its metrics for Prometheus, `ip:port`: `http://ip:port/metrics`. Absent: none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub metrics: Option<SocketAddr>,
+}
+
+/// Whether a data server gets files.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum DataState {
+    /// It does.
+    #[default]
+    Active,
+    /// It serves the files that it has, and gets no new ones: it is to be emptied (`impresario store drain`).
+    Draining,
+    /// It has none and does not run: its section keeps the numbers of the servers behind it.
+    Retired,
+}
+
+impl DataState {
+    /// The name in the configuration.
+    pub fn name(self) -> &'static str {
+        match self {
+            DataState::Active => "active",
+            DataState::Draining => "draining",
+            DataState::Retired => "retired",
+        }
+    }
+
+    fn is_active(&self) -> bool {
+        *self == DataState::Active
+    }
 }
 
 /// Where a data server moves to.
@@ -416,8 +447,14 @@ impl<'a> Server<'a> {
 }
 
 impl Config {
-    /// All servers in start order: those that others need come first.
+    /// All servers in start order, without retired ones: those that others need come first.
     pub fn servers(&self) -> impl Iterator<Item = Server<'_>> {
+        let is_retired = |server: &Server<'_>| matches!(server, Server::Data(_, data) if data.is_retired());
+        self.sections().filter(move |server| !is_retired(server))
+    }
+
+    /// The same with retired ones.
+    pub(crate) fn sections(&self) -> impl Iterator<Item = Server<'_>> {
         let data = self.data.iter().enumerate().map(|(i, data)| Server::Data(i, data));
         let meta = self.tree.is_none().then_some(Server::Meta(&self.meta));
         let io = self.io.iter().enumerate().map(|(i, io)| Server::Io(i, io));
@@ -432,7 +469,7 @@ impl Config {
 
     /// The server of that name; the error lists the closest name and all names.
     pub fn server(&self, name: &str) -> Result<Server<'_>, String> {
-        self.servers().find(|server| server.name() == name).ok_or_else(|| {
+        self.sections().find(|server| server.name() == name).ok_or_else(|| {
             let names: Vec<&str> = self.servers().map(|server| server.name()).collect();
             let hint = crate::nearest(name, names.iter().copied()).map(|n| format!("; did you mean {n}?"));
             format!("no server is named {name}{} There are: {}", hint.unwrap_or_else(|| ".".into()), names.join(", "))
@@ -501,6 +538,11 @@ impl Default for Cluster {
 }
 
 impl Data {
+    /// Whether the server exists no more.
+    pub fn is_retired(&self) -> bool {
+        self.state == DataState::Retired
+    }
+
     /// Default read-ahead limit of a data server.
     pub const READ_AHEAD_BYTES: u64 = 128 << 20;
 
@@ -510,6 +552,7 @@ impl Data {
             name: name.into(),
             address: address.into(),
             dir: dir.into(),
+            state: DataState::Active,
             moves_to: None,
             policy: default_policy(),
             in_flight_requests: 0,

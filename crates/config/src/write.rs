@@ -212,6 +212,7 @@ mod tests {
 
         config.data[2].device = Some("a disk, fast".into());
         config.data[1].queue_requests = 77;
+        config.data[1].state = crate::DataState::Draining;
         config.data[2].moves_to = Some(MovesTo { address: "127.0.0.1:7999".into(), dir: "moved \"2\"".into() });
         config.data[1].policy = PolicySpec::named("hbrr");
         config.data[2].in_flight_requests = 3;

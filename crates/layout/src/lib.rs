@@ -4,8 +4,14 @@
 //! server `base` on, wrapping at the end of the ordered server list. Every data server stores its strips of a file
 //! contiguously in one object: a byte has an offset in the file and a *lane offset* in its server's object. A
 //! contiguous file range is one contiguous range on each server it touches.
+//!
+//! A file may skip servers: those that were being emptied, or were gone, when it was laid out. The ring has the others only.
+
+mod skipped;
 
 use serde::{Deserialize, Serialize};
+
+pub use skipped::Skipped;
 
 /// The distribution of one file over the data servers.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
@@ -19,6 +25,8 @@ pub struct Layout {
     pub ssize_bytes: u32,
     /// Number of data servers in the cluster when the file was created: the size of the ring in which `base` counts.
     pub servers: u16,
+    /// Those of them that the file does not use.
+    pub skipped: Skipped,
 }
 
 /// Why a layout is refused.
@@ -39,6 +47,12 @@ pub enum LayoutError {
         pcount: u16,
         /// Servers in the cluster.
         servers: u16,
+    },
+    /// `base` names a server that is skipped.
+    #[error("base {base} names a data server that gets no files; give another")]
+    Skips {
+        /// The value given.
+        base: u16,
     },
     /// `ssize_bytes` is out of range.
     #[error("strip size {ssize_bytes} is not between {min} and {max} bytes", min = Layout::SSIZE_MIN_BYTES, max = Layout::SSIZE_MAX_BYTES)]
@@ -80,7 +94,25 @@ impl Layout {
         if !(Self::SSIZE_MIN_BYTES..=Self::SSIZE_MAX_BYTES).contains(&ssize_bytes) {
             return Err(LayoutError::Ssize { ssize_bytes });
         }
-        Ok(Layout { base, pcount, ssize_bytes, servers })
+        Ok(Layout { base, pcount, ssize_bytes, servers, skipped: Skipped::NONE })
+    }
+
+    /// The same without some servers, which need not all be of the ring.
+    pub fn without(self, skipped: Skipped) -> Result<Layout, LayoutError> {
+        let skipped = skipped.below(self.servers);
+        let layout = Layout { skipped, ..self };
+        if self.pcount > layout.active() {
+            return Err(LayoutError::Pcount { pcount: self.pcount, servers: layout.active() });
+        }
+        match skipped.contains(self.base) {
+            true => Err(LayoutError::Skips { base: self.base }),
+            false => Ok(layout),
+        }
+    }
+
+    /// Number of servers of the ring that are not skipped.
+    pub fn active(&self) -> u16 {
+        self.servers.saturating_sub(self.skipped.len())
     }
 
     /// The default: all servers from the first on, 64 KiB strips.
@@ -90,18 +122,25 @@ impl Layout {
 
     /// Checks a layout that came from outside (a frame, a file).
     pub fn check(&self) -> Result<(), LayoutError> {
-        Layout::new(self.base, self.pcount, self.ssize_bytes, self.servers).map(|_| ())
+        let whole = Layout::new(self.base, self.pcount, self.ssize_bytes, self.servers)?;
+        whole.without(self.skipped).map(|_| ())
     }
 
     /// The cluster's server at position `k` of this file's ring.
     pub fn server_at(&self, k: u16) -> u16 {
-        ((u32::from(self.base) + u32::from(k)) % u32::from(self.servers)) as u16
+        let base = u32::from(self.base - self.skipped.below_count(self.base));
+        self.skipped.nth_other(((base + u32::from(k)) % u32::from(self.active())) as u16)
     }
 
     /// The position of a server in this file's ring, if the file uses it.
     pub fn position_of(&self, server: u16) -> Option<u16> {
-        let k = (u32::from(server) + u32::from(self.servers) - u32::from(self.base)) % u32::from(self.servers);
-        (server < self.servers && k < u32::from(self.pcount)).then_some(k as u16)
+        if server >= self.servers || self.skipped.contains(server) {
+            return None;
+        }
+        let rank = |server| u32::from(server - self.skipped.below_count(server));
+        let active = u32::from(self.active());
+        let k = (rank(server) + active - rank(self.base)) % active;
+        (k < u32::from(self.pcount)).then_some(k as u16)
     }
 
     /// The location of byte `offset` of the file: (server, lane offset).
@@ -204,13 +243,49 @@ mod tests {
         assert!(matches!(Layout::new(0, 1, 65536, 0), Err(LayoutError::Base { .. })));
     }
 
+    #[test]
+    fn skipped_servers_are_not_in_the_ring() {
+        let skipped = Skipped::of([1, 4, 9]).unwrap();
+        let l = Layout::new(3, 4, 1024, 6).unwrap().without(skipped).unwrap();
+        assert_eq!(l.active(), 4, "server 9 is not of the ring");
+        assert_eq!(l.pieces(0, 5 * 1024).map(|p| p.server).collect::<Vec<_>>(), [3, 5, 0, 2, 3]);
+        assert_eq!(
+            (l.position_of(1), l.position_of(4), l.position_of(9), l.position_of(2)),
+            (None, None, None, Some(3))
+        );
+        let whole = Layout::new(3, 4, 1024, 6).unwrap();
+        assert_eq!(whole.without(Skipped::of([3]).unwrap()), Err(LayoutError::Skips { base: 3 }));
+        assert!(matches!(whole.without(Skipped::of([0, 1, 2]).unwrap()), Err(LayoutError::Pcount { servers: 3, .. })));
+        let everything = Skipped::of(0..6).unwrap();
+        assert!(Layout { skipped: everything, ..l }.check().is_err());
+    }
+
     fn layouts() -> impl Strategy<Value = Layout> {
-        (1u16..9, 512u32..70_000).prop_flat_map(|(servers, ssize)| {
-            (0..servers, 1..=servers).prop_map(move |(base, pcount)| Layout::new(base, pcount, ssize, servers).unwrap())
-        })
+        (1u16..9, 512u32..70_000, proptest::collection::vec(any::<bool>(), 9)).prop_flat_map(
+            |(servers, ssize, skips)| {
+                let all = (0..servers).filter(|server| skips[usize::from(*server)]).take(usize::from(servers) - 1);
+                let skipped = Skipped::of(all).unwrap();
+                let used: Vec<u16> = (0..servers).filter(|server| !skipped.contains(*server)).collect();
+                (proptest::sample::select(used.clone()), 1..=used.len() as u16).prop_map(move |(base, pcount)| {
+                    Layout::new(base, pcount, ssize, servers).unwrap().without(skipped).unwrap()
+                })
+            },
+        )
     }
 
     proptest! {
+        #[test]
+        fn every_position_has_a_server_of_its_own_and_none_that_is_skipped(l in layouts()) {
+            let mut servers: Vec<u16> = (0..l.pcount).map(|k| l.server_at(k)).collect();
+            for (server, k) in servers.iter().zip(0..) {
+                prop_assert_eq!(l.position_of(*server), Some(k));
+                prop_assert!(*server < l.servers && !l.skipped.contains(*server));
+            }
+            servers.sort_unstable();
+            servers.dedup();
+            prop_assert_eq!(servers.len(), usize::from(l.pcount));
+        }
+
         #[test]
         fn a_byte_goes_there_and_back(l in layouts(), offset in 0u64..1 << 40) {
             let (server, lane_offset) = l.locate(offset);

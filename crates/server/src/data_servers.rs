@@ -2,15 +2,16 @@
 
 use std::io;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use impresario_client::{ClientError, Identity, Link, LinkOptions, Op, Striped, Vet, Whereabouts, exchange};
-use impresario_config::Config;
-use impresario_layout::Layout;
+use impresario_config::{Config, DataState};
+use impresario_layout::{Layout, Skipped};
 use impresario_transport::{Access, Membership};
 use impresario_wire::{Answer, Call, ClientKey, Fault, FileKey, KeyRole, ObjectInfo, Role, Statfs, Who};
 
-use crate::meta::{NO_FILE, Objects};
+use crate::meta::{NO_FILE, Objects, Stores};
 use crate::workers::waiting_elsewhere;
 
 /// Removals of objects that are under way at once, for one thread.
@@ -22,33 +23,100 @@ pub(crate) struct DataServers {
     /// Who the server is to them where it speaks for itself.
     pub(crate) identity: Arc<Identity>,
     timeout: Duration,
+    pub(crate) states: Arc<States>,
+}
+
+/// Which data servers get files, live: as the configuration file says now.
+pub(crate) struct States {
+    whereabouts: Whereabouts,
+    at_start: Vec<(String, DataState)>,
+    /// Of the metadata server.
+    stores: Option<Arc<Stores>>,
+    /// That a server was retired too early was told.
+    is_told: AtomicBool,
+}
+
+impl States {
+    fn of(config: &Config, whereabouts: Whereabouts, stores: Option<Arc<Stores>>) -> States {
+        let at_start = config.data.iter().map(|data| (data.name.clone(), data.state)).collect();
+        States { whereabouts, at_start, stores, is_told: AtomicBool::default() }
+    }
+
+    /// In the order of the data servers that there were at the start. Where the file has another server now, what it said
+    /// then still counts.
+    fn now(&self) -> impl Iterator<Item = DataState> {
+        self.whereabouts.look();
+        let config = self.whereabouts.config();
+        self.at_start.iter().enumerate().map(move |(number, (name, before))| {
+            let now = config.data.get(number).filter(|data| data.name == *name);
+            self.judged(name, now.map_or(*before, |data| data.state))
+        })
+    }
+
+    /// A server that is retired before it was emptied is draining. One that gets files again is not empty from then on: it
+    /// gets none before that is noted.
+    fn judged(&self, name: &str, state: DataState) -> DataState {
+        let Some(stores) = &self.stores else { return state };
+        match (state, stores.is_emptied(name)) {
+            (DataState::Retired, false) => {
+                if !self.is_told.swap(true, Ordering::Relaxed) {
+                    tracing::error!(server = name, "it is retired but was not found empty; it is taken for draining");
+                }
+                DataState::Draining
+            }
+            (DataState::Active, true) => match stores.note_emptied(name, false) {
+                Ok(()) => DataState::Active,
+                Err(error) => {
+                    tracing::error!(server = name, %error, "it gets no files: that it is not empty cannot be noted");
+                    DataState::Draining
+                }
+            },
+            _ => state,
+        }
+    }
+
+    /// The servers that new files do not use.
+    pub(crate) fn skipped(&self) -> Skipped {
+        let skipped = self.now().zip(0..).filter(|(state, _)| *state != DataState::Active);
+        // A file that says this of more is refused.
+        Skipped::of(skipped.map(|(_, number)| number)).unwrap_or_default()
+    }
 }
 
 impl DataServers {
     /// For the server `name`, which is of this cluster. Nothing is connected yet. `vet` says whether a data server's folder
-    /// is the right one.
+    /// is the right one; `stores` is what the metadata server has noted.
     pub(crate) fn of(
         config: &Config,
         name: &str,
         membership: Arc<Membership>,
         vet: Option<Vet>,
+        stores: Option<Arc<Stores>>,
     ) -> Result<DataServers, ClientError> {
         let identity = Arc::new(Identity::draw(0, 0)?.with_membership(membership));
         let timeout = upstream_timeout(config);
+        let whereabouts = Whereabouts::of(config);
         let options = LinkOptions {
             who: identity.who(),
             name: name.into(),
             timeout,
             vet,
             access: Access::of(config, KeyRole::Server),
-            whereabouts: Some(Whereabouts::of(config)),
+            whereabouts: Some(whereabouts.clone()),
             ..LinkOptions::new(Role::Data, config.cluster.max_payload_bytes)
         };
         let link = |data: &impresario_config::Data| {
             Link::to(config, &data.name, identity.clone(), options.clone()).map(Arc::new)
         };
         let links = config.data.iter().map(link).collect::<Result<Vec<_>, _>>()?;
-        Ok(DataServers { striped: Arc::new(Striped::new(links, timeout)), identity, timeout })
+        let states = Arc::new(States::of(config, whereabouts, stores));
+        Ok(DataServers { striped: Arc::new(Striped::new(links, timeout)), identity, timeout, states })
+    }
+
+    /// The links to the servers that exist at present, with the state of each.
+    fn existing(&self) -> Vec<(&Link, DataState)> {
+        let all = self.striped.servers().iter().map(Arc::as_ref).zip(self.states.now());
+        all.filter(|(_, state)| *state != DataState::Retired).collect()
     }
 }
 
@@ -89,9 +157,10 @@ impl Objects for DataServers {
     }
 
     fn fence(&self, who: &Who) -> io::Result<()> {
+        let existing = self.existing();
         let sync = |link| Op { link, call: Call::Sync { who: *who, file: NO_FILE }, payload: &[], into: None };
         let deadline = Instant::now() + self.timeout;
-        let ops = || self.striped.servers().iter().map(|link| sync(link.as_ref())).collect();
+        let ops = || existing.iter().map(|(link, _)| sync(*link)).collect();
         for synced in waiting_elsewhere(|| exchange(ops(), deadline)) {
             match synced {
                 Ok(_) => {}
@@ -113,20 +182,23 @@ impl Objects for DataServers {
         removed.map(|removed| removed.map_err(failed)).collect()
     }
 
-    /// Files are striped evenly, so what is free is limited by the fullest server.
+    /// Files are striped evenly, so what is free is limited by the fullest server of those that get new ones.
     fn statfs(&self) -> io::Result<Statfs> {
         let deadline = Instant::now() + self.timeout;
         let mut total = Statfs { free_bytes: u64::MAX, ..Statfs::default() };
-        let servers = self.striped.servers();
-        for server in servers {
+        let mut active = 0;
+        for (server, state) in self.existing() {
             let reply = waiting_elsewhere(|| server.call(Call::Status, &[], None, deadline)).map_err(failed)?;
             let Answer::Text(text) = reply.answer else { return Err(io::ErrorKind::InvalidData.into()) };
             let status: serde_json::Value = serde_json::from_str(&text)?;
             let store = |key: &str| status.get("store").and_then(|s| s.get(key)?.as_u64()).unwrap_or(0);
             total.total_bytes += store("total_bytes");
-            total.free_bytes = total.free_bytes.min(store("free_bytes"));
+            if state == DataState::Active {
+                total.free_bytes = total.free_bytes.min(store("free_bytes"));
+                active += 1;
+            }
         }
-        total.free_bytes = total.free_bytes.saturating_mul(servers.len() as u64).min(total.total_bytes);
+        total.free_bytes = total.free_bytes.saturating_mul(active).min(total.total_bytes);
         Ok(total)
     }
 }

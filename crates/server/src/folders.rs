@@ -104,7 +104,7 @@ pub fn survey(config: &Config) -> Vec<Folder> {
         return Vec::new();
     }
     let meta = Folder { name: META_NAME.into(), dir: config.meta.dir.clone(), state: meta_state(&config.meta.dir) };
-    let data = config.data.iter().flat_map(|data| {
+    let data = config.data.iter().filter(|data| !data.is_retired()).flat_map(|data| {
         let folder =
             |dir: &PathBuf| Folder { name: data.name.clone(), dir: dir.clone(), state: data_state(&data.name, dir) };
         let to = data.moves_to.as_ref().map(|to| &to.dir).filter(|dir| **dir != data.dir);
@@ -155,7 +155,7 @@ pub fn make_all(config: &Config) -> Result<Option<ClusterId>, FolderError> {
     }
     let cluster = ClusterId(draw()?);
     let mut stores = BTreeMap::new();
-    for data in &config.data {
+    for data in config.data.iter().filter(|data| !data.is_retired()) {
         let store = draw()?;
         make_data(&data.name, &data.dir, cluster, store)?;
         stores.insert(data.name.clone(), store);
@@ -195,6 +195,9 @@ pub fn make_one(
             Ok(cluster)
         }
         Server::Data(_, data) => {
+            if data.is_retired() {
+                return Err(FolderError::Refused(format!("{name} is retired in the configuration and has no folder")));
+            }
             let known = known(config, cluster)?;
             let store = match known.stores.get(name) {
                 Some(_) if !replace => {

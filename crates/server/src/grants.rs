@@ -45,7 +45,10 @@ pub(crate) struct Peers {
 impl Peers {
     /// The data servers of a cluster, as the one of this number.
     pub(crate) fn data(config: &Config, me: usize, membership: Arc<Membership>) -> Peers {
-        let servers = config.data.iter().map(|data| (data.name.clone(), data.address.clone())).collect();
+        let here = config.data.iter().enumerate().filter(|(number, data)| !data.is_retired() || *number == me);
+        let (numbers, servers): (Vec<_>, _) =
+            here.map(|(number, data)| (number, (data.name.clone(), data.address.clone()))).unzip();
+        let me = numbers.iter().position(|number| *number == me).unwrap_or_default();
         Peers::of(config, (me, servers), Role::Data, membership)
     }
 

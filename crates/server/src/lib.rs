@@ -8,6 +8,7 @@ mod complaints;
 pub mod connection;
 pub mod data;
 mod data_servers;
+pub mod draining;
 pub mod earlier_runs;
 pub mod folders;
 pub mod fsck;

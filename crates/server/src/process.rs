@@ -148,6 +148,12 @@ impl Drop for Started {
 pub fn start(config: &Config, name: &str) -> Result<Started, StartError> {
     match config.server(name).map_err(StartError::Unknown)? {
         Configured::Meta(_) => start_meta(config),
+        Configured::Data(_, data) if data.is_retired() => Err(StartError::Unsuitable {
+            name: name.into(),
+            reason:
+                "it is retired in the configuration; with state = \"draining\" it serves the files that it still has"
+                    .into(),
+        }),
         Configured::Data(index, data) => start_data(config, index, data),
         Configured::Io(index, io) => start_io(config, index, io),
     }
@@ -211,12 +217,25 @@ fn start_meta(config: &Config) -> Result<Started, StartError> {
     let server = Server::bind(&meta.address, settings)?;
     let known = stores.clone();
     let vet = Vet(Arc::new(move |welcome| known.vet(welcome)));
-    let objects = DataServers::of(config, META_NAME, membership, Some(vet))
-        .map_err(|error| StartError::Unsuitable { name: META_NAME.into(), reason: error.to_string() })?;
+    let unsuitable = |reason| StartError::Unsuitable { name: META_NAME.into(), reason };
+    if let Some(data) = config.data.iter().find(|data| data.is_retired() && !stores.is_emptied(&data.name)) {
+        return Err(unsuitable(format!(
+            "{name} is retired in the configuration, but it was not found empty: files may be striped over it; write state = \
+             \"draining\" for it, start it, and empty it with `impresario store drain`",
+            name = data.name
+        )));
+    }
+    let objects = DataServers::of(config, META_NAME, membership, Some(vet), Some(stores.clone()))
+        .map_err(|error| unsuitable(error.to_string()))?;
     let options = MetaOptions {
         stripe_bytes: config.cluster.stripe_bytes,
         stripe_count: config.stripe_count(),
         lock_lease: Duration::from_millis(meta.lock_lease_ms()),
+        skipped: {
+            let states = objects.states.clone();
+            Arc::new(move || states.skipped())
+        },
+        stores: Some(stores.clone()),
         ..MetaOptions::new(&meta.dir, config.data.len() as u16)
     };
     let service = MetaFront::new(server.vitals(), MetaService::open(options, Arc::new(objects))?, stores);
@@ -307,7 +326,8 @@ fn start_io(config: &Config, index: usize, io: &Io) -> Result<Started, StartErro
     };
     let server = Server::bind(&io.address, settings)?;
     let peers = Peers::io(config, index, membership.clone());
-    let data = DataServers::of(config, &io.name, membership.clone(), None).map_err(|e| unsuitable(e.to_string()))?;
+    let data =
+        DataServers::of(config, &io.name, membership.clone(), None, None).map_err(|e| unsuitable(e.to_string()))?;
     let below = match &config.tree {
         Some(tree) => start_tree(&server, config, io, tree, data)?,
         None => {

@@ -53,7 +53,7 @@ fn contents_survive_the_round_trip_over_tcp_and_unix() {
         let unlink = Call::Unlink { who: who(1), file: FileKey(5) };
         assert_eq!(peer.call(&unlink, &[]).0, Answer::Done);
         assert_eq!(peer.call(&unlink, &[]).0, Answer::Done, "removing what is not there is no error");
-        assert_eq!(stat(&mut peer, 5), Default::default());
+        assert_eq!(fault(peer.call(&Call::ObjectStat { file: FileKey(5) }, &[]).0).0, libc::EIDRM);
         let status = peer.status();
         assert_eq!(status["name"], cluster.config.data[0].name);
         assert_eq!(status["engine"]["policy"]["name"], "auto");
@@ -875,7 +875,8 @@ fn every_operation_works_on_the_modelled_device() {
     assert_eq!(peer.call(&cut, &[]).0, Answer::Done);
     assert!(peer.read(1, 1, 5000, 600_000) == bytes[..5000]);
     assert_eq!(peer.call(&Call::Unlink { who: who(1), file: FileKey(1) }, &[]).0, Answer::Done);
-    assert!(peer.read(1, 1, 0, 100).is_empty());
+    let read = Call::Read { who: who(1), file: FileKey(1), lane_offset: 0, len: 100 };
+    assert_eq!(fault(peer.call(&read, &[]).0).0, libc::EIDRM);
     let (_, refused) = fault(peer.call(&Call::SetDiskOrder { order: "sideways".into() }, &[]).0);
     assert!(refused.contains("arrival or elevator"), "{refused}");
     // Stopped with requests on the device: they end, and nothing hangs.

@@ -4,12 +4,12 @@ mod support;
 
 use std::time::Duration;
 
-use impresario_layout::Layout;
+use impresario_layout::{Layout, Skipped};
 use impresario_sched::PolicySpec;
 use impresario_wire::{Answer, Call, ClientKey, Fault, FileKey, MetaCall, Role, Target, Who};
 use support::{Cluster, Peer, eventually, fault, pattern, who};
 
-const LAYOUT: Layout = Layout { base: 1, pcount: 3, ssize_bytes: 4096, servers: 4 };
+const LAYOUT: Layout = Layout { base: 1, pcount: 3, ssize_bytes: 4096, servers: 4, skipped: Skipped::NONE };
 
 fn write(client: u64, file: u64, offset: u64) -> Call {
     Call::FileWrite { who: who(client), file: FileKey(file), layout: LAYOUT, offset }
@@ -240,7 +240,7 @@ fn older_epochs_and_foreign_layouts_are_refused() {
 fn two_layouts_for_one_file_do_not_mix() {
     let mut cluster = cluster(5_000);
     let io = cluster.start_io(|io| io.in_flight_requests = 1);
-    let (a, b) = (LAYOUT, Layout { base: 0, pcount: 4, ssize_bytes: 512, servers: 4 });
+    let (a, b) = (LAYOUT, Layout { base: 0, pcount: 4, ssize_bytes: 512, servers: 4, skipped: Skipped::NONE });
     let mut peer = Peer::connect(io.address(), Role::Io, 1);
     for n in 0..40u64 {
         let layout = if n % 3 == 0 { b } else { a };

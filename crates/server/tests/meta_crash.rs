@@ -142,6 +142,7 @@ fn stopping(options: MetaOptions, at: usize) -> (MetaOptions, Arc<AtomicUsize>) 
         if counted.fetch_add(1, Ordering::SeqCst) >= at {
             panic!("stopped before {step}");
         }
+        Ok(())
     };
     (MetaOptions { before_step: Some(Arc::new(hook)), ..options }, count)
 }
@@ -252,7 +253,10 @@ fn epochs_are_remembered_by_the_device_before_a_sync_is_answered() {
     let noted = steps.clone();
     let dir = tempfile::tempdir().unwrap();
     impresario_server::meta::make(dir.path(), ClusterId(1), &BTreeMap::new()).unwrap();
-    let before_step: impresario_server::meta::StepHook = Arc::new(move |step| noted.lock().unwrap().push(step));
+    let before_step: impresario_server::meta::StepHook = Arc::new(move |step| {
+        noted.lock().unwrap().push(step);
+        Ok(())
+    });
     let options = MetaOptions { before_step: Some(before_step), ..MetaOptions::new(dir.path(), 1) };
     let service = impresario_server::meta::MetaService::open(options, Arc::new(MemoryObjects::default())).unwrap();
     let session = service.open_session(Who::default()).unwrap();

@@ -6,6 +6,7 @@ use std::os::unix::fs::MetadataExt;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use impresario_layout::{Layout, Skipped};
 use impresario_server::meta::{MemoryObjects, MetaOptions};
 use impresario_wire::message::*;
 use meta_support::*;
@@ -17,6 +18,7 @@ const ENOTDIR: i32 = 20;
 const EISDIR: i32 = 21;
 const EINVAL: i32 = 22;
 const EFBIG: i32 = 27;
+const ENOSPC: i32 = 28;
 const ENOTCONN: i32 = 107;
 const ESTALE: i32 = 116;
 
@@ -406,6 +408,57 @@ fn striping_is_asked_for_or_inherited_or_the_clusters() {
     assert_eq!(s.errno(create("d/x")), EIO);
     s.done(MetaCall::SetLayout { path: path("d"), layout: None });
     s.create("d/x");
+}
+
+#[test]
+fn new_files_skip_servers_from_the_moment_they_are_drained_and_old_files_keep_theirs() {
+    let dir = tempfile::tempdir().unwrap();
+    let drained = Arc::new(std::sync::Mutex::new(Skipped::NONE));
+    let options = || {
+        let drained = drained.clone();
+        MetaOptions { skipped: Arc::new(move || *drained.lock().unwrap()), ..options(dir.path()) }
+    };
+    let s = start_with(options(), Arc::default());
+    let create = |s: &Server, p: &str, base, pcount| {
+        let layout = Some(LayoutRequest { base, pcount, ssize_bytes: None });
+        let call = MetaCall::Create { path: path(p), mode: 0o644, uid: 0, gid: 0, exclusive: true, layout };
+        s.opened(call).layout
+    };
+    let servers_of = |l: &Layout| (0..l.pcount).map(|k| l.server_at(k)).collect::<Vec<_>>();
+    let reopened = |s: &Server, p: &str| s.opened(MetaCall::Open { path: path(p), write: false }).layout;
+    s.mkdir("d");
+    let request = LayoutRequest { base: Some(1), pcount: Some(SERVERS), ssize_bytes: None };
+    s.done(MetaCall::SetLayout { path: path("d"), layout: Some(request) });
+    let old = create(&s, "old", None, None);
+    assert_eq!((old.pcount, old.skipped), (SERVERS, Skipped::NONE));
+    *drained.lock().unwrap() = Skipped::of([1]).unwrap();
+    let new = create(&s, "new", None, None);
+    assert_eq!((new.pcount, new.servers, new.position_of(1)), (SERVERS - 1, SERVERS, None));
+    let mut bases = [0; SERVERS as usize];
+    for i in 0..30 {
+        bases[usize::from(create(&s, &format!("f.{i}"), None, Some(1)).base)] += 1;
+    }
+    assert_eq!(bases, [10, 0, 10, 10], "first strips are dealt evenly");
+    // What a directory asked for before is done as far as it can be.
+    assert_eq!(servers_of(&create(&s, "d/f", None, None)), [2, 3, 0]);
+    assert_eq!(servers_of(&create(&s, "based", Some(3), Some(2))), [3, 0]);
+    let call = |base, pcount| {
+        let layout = Some(LayoutRequest { base, pcount, ssize_bytes: None });
+        MetaCall::Create { path: path("bad"), mode: 0, uid: 0, gid: 0, exclusive: true, layout }
+    };
+    assert_eq!(s.errno(call(Some(SERVERS), None)), EINVAL);
+    assert_eq!(s.errno(call(None, Some(SERVERS + 1))), EINVAL);
+    assert_eq!(s.service.status()["data_servers_without_new_files"], serde_json::json!([1]));
+    drop(s);
+
+    // Layouts are the files' own: they outlast a restart, and that the server gets files again.
+    *drained.lock().unwrap() = Skipped::NONE;
+    let s = start_with(options(), Arc::default());
+    assert_eq!((reopened(&s, "old"), reopened(&s, "new")), (old, new));
+    assert_eq!(create(&s, "again", None, None).pcount, SERVERS);
+    *drained.lock().unwrap() = Skipped::of(0..SERVERS).unwrap();
+    assert_eq!(s.errno(call(None, None)), ENOSPC);
+    assert_eq!(reopened(&s, "old"), old);
 }
 
 #[test]

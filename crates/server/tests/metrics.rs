@@ -101,7 +101,7 @@ fn io_nodes_and_the_metadata_server_have_their_own() {
 
     let io = cluster.start_io(|io| io.metrics = any());
     let mut peer = Peer::connect(io.address(), Role::Io, 1);
-    let layout = Layout { base: 0, pcount: 2, ssize_bytes: 4096, servers: 2 };
+    let layout = Layout::new(0, 2, 4096, 2).unwrap();
     let write = Call::FileWrite { who: who(1), file: FileKey(1), layout, offset: 0 };
     assert_eq!(peer.call(&write, &pattern(1, 8192)).0, Answer::Written(8192));
     let lane = r#"server="io.0",lane="1""#;

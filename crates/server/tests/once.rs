@@ -508,6 +508,17 @@ fn a_removed_object_stays_removed_over_a_restart() {
     cluster.start_data(0);
     assert_eq!(objects_in(&folder), [""; 0]);
     assert_eq!(fault(peer(&cluster).write(1, 0xab, 0, b"late")).0, libc::EIDRM);
+    // What is gone is no hole, to a client that was cut off meanwhile.
+    let (who, file) = (support::who(1), impresario_wire::FileKey(0xab));
+    let calls = [
+        Call::Read { who, file, lane_offset: 0, len: 3 },
+        Call::ReadList { who, file, extents: impresario_wire::Extents::of(&[(0, 1), (2, 1)]) },
+        Call::ObjectStat { file },
+        Call::ObjectSeek { file, from: 0, to: impresario_wire::SeekTo::Data },
+    ];
+    for call in &calls {
+        assert_eq!(fault(peer(&cluster).call(call, &[]).0).0, libc::EIDRM, "{call:?}");
+    }
     assert_eq!(peer(&cluster).call(&unlink, &[]).0, Answer::Done);
     assert_eq!(peer(&cluster).write(1, 0xac, 0, b"another"), Answer::Written(7));
 }

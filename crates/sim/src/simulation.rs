@@ -5,7 +5,7 @@ use std::sync::Arc;
 use impresario_config::KeyPath;
 use impresario_device::{DeviceQueue, Disk, Flash, Op as IoOp, PageCache, Placement};
 use impresario_foresight::{ALONE_MAX, PredictedQueues};
-use impresario_layout::Layout;
+use impresario_layout::{Layout, Skipped};
 use impresario_node::DispatchQueue;
 use impresario_node::session::{Fence, Routes};
 use impresario_sched::laws::VIOLATIONS_MAX;
@@ -569,7 +569,7 @@ fn layout_of(scenario: &Scenario, file: u32) -> Layout {
     let pcount = if s.stripe_count == 0 { s.count } else { s.stripe_count };
     let first = mix(scenario.seed ^ 0x5741_9e0f) % u64::from(s.count);
     let base = ((u64::from(file) + first) % u64::from(s.count)) as u16;
-    Layout { base, pcount, ssize_bytes: s.stripe_bytes, servers: s.count }
+    Layout { base, pcount, ssize_bytes: s.stripe_bytes, servers: s.count, skipped: Skipped::NONE }
 }
 
 /// Lengths of the files of each application.

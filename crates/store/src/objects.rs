@@ -159,7 +159,8 @@ impl<F: FileSystem> ObjectStore<F> {
         &self.identity
     }
 
-    /// Reads from an object until `buf` is full or the object ends; returns the bytes read, 0 if it does not exist.
+    /// Reads from an object until `buf` is full or the object ends; returns the bytes read, 0 if it does not exist. EIDRM if
+    /// it was removed, as long as that is remembered: what was there is elsewhere, or gone, but no hole.
     pub fn read(&self, key: u64, offset: u64, buf: &mut [u8]) -> io::Result<usize> {
         self.read_vectored(key, offset, &mut [IoSliceMut::new(buf)])
     }
@@ -171,7 +172,7 @@ impl<F: FileSystem> ObjectStore<F> {
 
     /// The same into several buffers in turn. The slices are consumed: do not use them afterwards.
     pub fn read_vectored(&self, key: u64, offset: u64, bufs: &mut [IoSliceMut<'_>]) -> io::Result<usize> {
-        let Some(file) = self.existing(key)? else { return Ok(0) };
+        let Some(file) = self.unless_removed(key)? else { return Ok(0) };
         let wanted: usize = bufs.iter().map(|buf| buf.len()).sum();
         let (mut bufs, mut done) = (bufs, 0);
         if let Some(checks) = &self.checks {
@@ -216,7 +217,7 @@ impl<F: FileSystem> ObjectStore<F> {
         let file = match self.handles.get(key) {
             Some(file) => file,
             None if !self.fs.in_memory() => return None,
-            None => match self.existing(key) {
+            None => match self.unless_removed(key) {
                 Ok(Some(file)) => file,
                 Ok(None) => return Some(Ok(0)),
                 Err(e) => return Some(Err(e)),
@@ -356,8 +357,8 @@ impl<F: FileSystem> ObjectStore<F> {
         cut
     }
 
-    /// Removes the object for ever, durably; succeeds if there is none. From now on a write or truncation that would make
-    /// it fails with EIDRM.
+    /// Removes the object for ever, durably; succeeds if there is none. From now on reads, and what
+    /// would change or make it, fail with EIDRM.
     pub fn unlink(&self, key: u64) -> io::Result<()> {
         let is_noted = self.remember_removed(key)?;
         match self.handles.remove(key, || self.fs.unlink(&self.path(key))) {
@@ -390,6 +391,11 @@ impl<F: FileSystem> ObjectStore<F> {
     /// The state of the object; zeros if there is none.
     pub fn stat(&self, key: u64) -> io::Result<FileState> {
         Ok(self.look(key)?.unwrap_or_default())
+    }
+
+    /// The same; EIDRM if it was removed.
+    pub fn look_unless_removed(&self, key: u64) -> io::Result<Option<FileState>> {
+        self.unless_removed(key)?.map(|file| self.fs.stat(&file)).transpose()
     }
 
     /// The state of the object, if there is one.
@@ -433,6 +439,14 @@ impl<F: FileSystem> ObjectStore<F> {
             Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(None),
             Err(e) => Err(e),
         })
+    }
+
+    /// The same; EIDRM if it was removed, as long as that is remembered.
+    pub(crate) fn unless_removed(&self, key: u64) -> io::Result<Option<Arc<F::File>>> {
+        match self.existing(key)? {
+            None if self.removed.contains(key) => Err(is_removed()),
+            file => Ok(file),
+        }
     }
 
     pub(crate) fn existing_or_new(&self, key: u64) -> io::Result<Arc<F::File>> {

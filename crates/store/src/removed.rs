@@ -3,7 +3,8 @@
 //! Keys are never used twice, so what comes for a removed object comes late: a write or truncation that was delayed, or a
 //! copy of one. It must not make the object again. And a removal that was acknowledged must outlast a power failure, which
 //! may bring the object's name back. So a removal is noted, durably, before it is acknowledged; an object that is noted is
-//! never made again, and is removed again when the store is opened.
+//! never made again, and is removed again when the store is opened. Nor is it read as a hole: a client may have been cut off
+//! while the file was removed, or moved to other objects.
 //!
 //! **Bound.** Keys are remembered in two generations. When the younger one is full ([`StoreOptions::removed_keys`]), all
 //! removals so far are made durable, the older generation is forgotten, and the younger one takes its place. So a key is

@@ -21,10 +21,10 @@ impl<F: FileSystem> ObjectStore<F> {
         allocated
     }
 
-    /// Makes a range zeros that take no storage. A missing object has none.
+    /// Makes a range zeros that take no storage. A missing object has none; of a removed one it is EIDRM.
     pub fn punch(&self, key: u64, range: Range<u64>) -> io::Result<()> {
         check(&range)?;
-        let Some(file) = self.existing(key)? else { return Ok(()) };
+        let Some(file) = self.unless_removed(key)? else { return Ok(()) };
         let punched = self.punch_file(key, &file, range.clone());
         // Behind the end nothing is to be seen of it.
         let end = self.fs.stat(&file).map_or(range.end, |state| range.end.min(state.size));
@@ -54,7 +54,7 @@ impl<F: FileSystem> ObjectStore<F> {
     /// The first byte from `from` on that is data, or in a hole, of which the end of the object is one; and the state of the
     /// object, if there is one.
     pub fn seek(&self, key: u64, from: u64, data: bool) -> io::Result<(Option<u64>, Option<FileState>)> {
-        let Some(file) = self.existing(key)? else { return Ok(((!data).then_some(from), None)) };
+        let Some(file) = self.unless_removed(key)? else { return Ok(((!data).then_some(from), None)) };
         // First: what is written meanwhile may be found, but nothing is missed that was there before.
         let state = self.fs.stat(&file)?;
         let at = match data {

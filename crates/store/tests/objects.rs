@@ -54,9 +54,13 @@ fn write<F: FileSystem>(store: &ObjectStore<F>, key: u64, offset: u64, bytes: &[
     assert_eq!(store.write_vectored(key, offset, &[IoSlice::new(bytes)]).unwrap(), bytes.len());
 }
 
+/// Nothing of an object that was removed.
 fn content<F: FileSystem>(store: &ObjectStore<F>, key: u64) -> Vec<u8> {
     let mut buf = vec![0xee; 200_000];
-    let len = store.read(key, 0, &mut buf).unwrap();
+    let len = match store.read(key, 0, &mut buf) {
+        Err(error) if error.raw_os_error() == Some(libc::EIDRM) => 0,
+        read => read.unwrap(),
+    };
     buf.truncate(len);
     buf
 }
@@ -148,9 +152,19 @@ fn apply<F: FileSystem>(store: &ObjectStore<F>, model: &mut Model, step: &Step) 
         Step::Truncate { key, len } if removed.contains(key) && *len > 0 => {
             prop_assert_eq!(store.truncate(*key, *len).unwrap_err().raw_os_error(), Some(libc::EIDRM));
         }
-        Step::Space { key, change, offset, len } if removed.contains(key) && *change > 0 => {
-            let error = store.allocate(*key, *offset..offset + len, true).unwrap_err();
-            prop_assert_eq!(error.raw_os_error(), Some(libc::EIDRM));
+        Step::Space { key, change, offset, len } if removed.contains(key) => {
+            let range = *offset..offset + len;
+            let changed = if *change > 0 { store.allocate(*key, range, true) } else { store.punch(*key, range) };
+            prop_assert_eq!(changed.unwrap_err().raw_os_error(), Some(libc::EIDRM));
+        }
+        Step::Seek { key, offset } if removed.contains(key) => {
+            prop_assert_eq!(store.seek(*key, *offset, true).unwrap_err().raw_os_error(), Some(libc::EIDRM));
+        }
+        Step::Read { key, offset, .. } if removed.contains(key) => {
+            prop_assert_eq!(store.read(*key, *offset, &mut [0; 9]).unwrap_err().raw_os_error(), Some(libc::EIDRM));
+            let cached = store.read_cached(*key, *offset, &mut [0; 9]);
+            prop_assert!(cached.is_none_or(|read| read.is_err_and(|e| e.raw_os_error() == Some(libc::EIDRM))));
+            prop_assert_eq!(store.look(*key).unwrap(), None);
         }
         Step::Space { key, change, offset, len } => {
             let (start, end) = (*offset as usize, (offset + len) as usize);
@@ -438,8 +452,10 @@ fn no_handle_outlives_a_removal() {
         // Keeps opening the object that the other thread makes and removes.
         scope.spawn(|| {
             while !stop.load(Ordering::Relaxed) {
-                let len = store.read(present.load(Ordering::Relaxed), 0, &mut [0; 64]).unwrap();
-                assert!(len == 0 || len == 64);
+                match store.read(present.load(Ordering::Relaxed), 0, &mut [0; 64]) {
+                    Ok(len) => assert!(len == 0 || len == 64),
+                    Err(error) => assert_eq!(error.raw_os_error(), Some(libc::EIDRM)),
+                }
             }
         });
         let rounds = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
@@ -447,7 +463,8 @@ fn no_handle_outlives_a_removal() {
                 present.store(round, Ordering::Relaxed);
                 write(&store, round, 0, &[round as u8; 64]);
                 store.unlink(round).unwrap();
-                assert_eq!(store.read(round, 0, &mut [0; 64]).unwrap(), 0, "round {round}");
+                let error = store.read(round, 0, &mut [0; 64]).expect_err("read through a handle");
+                assert_eq!(error.raw_os_error(), Some(libc::EIDRM), "round {round}");
             }
         }));
         stop.store(true, Ordering::Relaxed);
@@ -667,6 +684,12 @@ fn a_removed_object_is_not_made_again_by_what_comes_late() {
             store.unlink(key).unwrap();
             store.sync(key).unwrap();
             assert_eq!(store.look(key).unwrap(), None);
+            // Nor is it a hole.
+            let read = [store.read(key, 0, &mut [0; 9]).map(drop), store.punch(key, 0..5)];
+            let told = [store.seek(key, 0, true).map(drop), store.look_unless_removed(key).map(drop)];
+            for error in read.into_iter().chain(told) {
+                assert_eq!(error.unwrap_err().raw_os_error(), Some(libc::EIDRM));
+            }
         }
         write(&store, 3, 0, b"another");
     }

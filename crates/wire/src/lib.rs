@@ -9,6 +9,7 @@ pub mod locks;
 pub mod message;
 pub mod moving;
 mod names;
+pub mod relay;
 pub mod rights;
 pub mod space;
 
@@ -17,5 +18,6 @@ pub use list::{BadList, Extents, LIST_EXTENTS_MAX};
 pub use locks::{FileLock, LockAnswer, LockCall, LockSaid, LockWish};
 pub use message::*;
 pub use moving::{MoveAnswer, MoveCall};
+pub use relay::{Relaid, RelayCall};
 pub use rights::{Right, may_send};
 pub use space::{SeekTo, Sought, SpaceChange};

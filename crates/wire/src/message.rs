@@ -8,6 +8,7 @@ use crate::list::Extents;
 use crate::locks::LockAnswer;
 use crate::moving::{MoveAnswer, MoveCall};
 pub use crate::names::*;
+use crate::relay::Relaid;
 use crate::space::{SeekTo, Sought, SpaceChange};
 
 /// A file's stable key: names its objects on the data servers for ever.
@@ -491,6 +492,8 @@ pub enum Answer {
     Sought(Sought),
     /// Of a move.
     Move(MoveAnswer),
+    /// Of a file that is laid out anew.
+    Relaid(Relaid),
 }
 
 /// What a server granted of a limit over all servers.

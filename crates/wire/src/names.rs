@@ -7,6 +7,7 @@ use crate::locks::LockCall;
 use crate::message::FileKey;
 #[cfg(doc)]
 use crate::message::{Answer, ObjectInfo};
+use crate::relay::RelayCall;
 
 /// What a metadata call acts on.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
@@ -254,6 +255,8 @@ pub enum MetaCall {
         /// Where the write ended.
         end: u64,
     },
+    /// A step of laying a file out anew over other data servers. Answer: [`Answer::Relaid`].
+    Relay(RelayCall),
 }
 
 /// Names of one node. File systems below take 65,000 at least, and a metadata server needs some for itself.
@@ -328,6 +331,8 @@ impl MetaCall {
             MetaCall::Readdir { .. } | MetaCall::Statfs | MetaCall::Examine(_) => false,
             // Done twice it is done once, see `locks`.
             MetaCall::Lock(_) => false,
+            // A copy of it finds that there is no such handle, or begins anew.
+            MetaCall::Relay(_) => false,
         }
     }
 }

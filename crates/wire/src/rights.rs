@@ -99,6 +99,7 @@ fn right_for_meta(call: &MetaCall) -> (Right, &'static str) {
         | MetaCall::Lock(_)
         | MetaCall::SetLayout { .. } => (Right::Anyone, "a call of the name space"),
         MetaCall::Examine(_) => (Right::NotClients, "examining the name space"),
+        MetaCall::Relay(_) => (Right::Admin, "laying out a file anew"),
     }
 }
 
@@ -154,6 +155,7 @@ mod tests {
             ("as", Call::SetAside { who, file }),
             ("a", Call::Scrub { file, offset: 0, max_bytes: 1 }),
             ("as", Call::Grants),
+            ("a", Call::Meta { who, call: MetaCall::Relay(crate::RelayCall::Commit { handle: 1 }) }),
             ("as", Call::Meta { who, call: MetaCall::Examine(Examine::File { path: vec![] }) }),
             ("cas", Call::Status),
             ("a", Call::SetPolicy { name: "fifo".into(), params: vec![], at_shared_ns: 0 }),

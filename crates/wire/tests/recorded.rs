@@ -1,6 +1,6 @@
-//! The bytes of messages under [`PROTOCOL_VERSION`] 7, recorded: whoever changes them changes the version too.
+//! The bytes of messages under [`PROTOCOL_VERSION`] 8, recorded: whoever changes them changes the version too.
 
-use impresario_layout::Layout;
+use impresario_layout::{Layout, Skipped};
 use impresario_wire::frame::encode;
 use impresario_wire::*;
 
@@ -34,7 +34,7 @@ fn answer(answer: Answer) -> String {
 
 #[test]
 fn the_bytes_of_messages_stay_those_of_the_version() {
-    assert_eq!(PROTOCOL_VERSION, 7, "record the new version's bytes");
+    assert_eq!(PROTOCOL_VERSION, 8, "record the new version's bytes");
     let layout = Layout::new(1, 3, 65536, 4).unwrap();
     let file = FileKey(600);
     let time = Time { secs: -3, nanos: 500 };
@@ -52,16 +52,16 @@ fn the_bytes_of_messages_stay_those_of_the_version() {
         ctime: Time { secs: 3, nanos: 4 },
     };
     let object = ObjectInfo { size: 1000, mtime: time, used_bytes: 4096, made: 5 };
-    let hello = Hello { version: 7, who: who(), role: Role::Io, name: "cli".into(), cluster: ClusterId(400) };
+    let hello = Hello { version: 8, who: who(), role: Role::Io, name: "cli".into(), cluster: ClusterId(400) };
     let welcome = Welcome {
-        version: 7,
+        version: 8,
         name: "data-1".into(),
         incarnation: 1 << 33,
         max_payload_bytes: 1 << 20,
         cluster: ClusterId(400),
         store: 12,
     };
-    let offer = KeyOffer { version: 7, key: 1, role: KeyRole::Server, noise: vec![1, 2, 3] };
+    let offer = KeyOffer { version: 8, key: 1, role: KeyRole::Server, noise: vec![1, 2, 3] };
     let seen = [
         body(Kind::Hello, &hello),
         body(Kind::Welcome, &welcome),
@@ -113,13 +113,13 @@ fn the_bytes_of_messages_stay_those_of_the_version() {
 }
 
 const RECORDED: &[&str] = &[
-    "07ac0202f0a2040109e8070203636c699003",
-    "0706646174612d31808080802080804090030c",
-    "07010203010203",
+    "08ac0202f0a2040109e8070203636c699003",
+    "0806646174612d31808080802080804090030c",
+    "08010203010203",
     "1aac0202f0a2040109e807d804000180018827",
-    "1bac0202f0a2040109e807d804010380800404010102",
+    "1bac0202f0a2040109e807d80401038080040400010102",
     "1cd804ac0201",
-    "1dd80401038080040405ac0200",
+    "1dd8040103808004040005ac0200",
     "0cac0202f0a2040109e8070203612f62a40301020101000103018020",
     "0cac0202f0a2040109e80701010900000001ac020100010105f403",
     "0cac0202f0a2040109e80718020101780a",
@@ -127,9 +127,28 @@ const RECORDED: &[&str] = &[
     "0cac0202f0a2040109e807190003d8040501054d00ffffffffffffffffff0101",
     "0cac0202f0a2040109e8071a0364c801",
     "0908050401ed13020a0b808080808020802005f40302020604",
-    "0a01d8040103808004040108050401ed13020a0b808080808020802005f40302020604",
+    "0a01d804010380800404000108050401ed13020a0b808080808020802005f40302020604",
     "1704b0ea0101054d00ffffffffffffffffff010100",
     "1801bc05e80705f403802005",
     "0f01020304",
     "11e801046c617465",
 ];
+
+#[test]
+fn what_lays_a_file_out_anew_is_read_back() {
+    let skipped = Skipped::of([0, 4]).unwrap();
+    let layout = Layout::new(1, 3, 65536, 5).unwrap().without(skipped).unwrap();
+    let body = call(Call::FileStat { file: FileKey(600), layout });
+    assert!(body.ends_with("010380800405020004"), "{body}");
+    // Too many, twice, and not in order.
+    for bad in [&[17u8][..], &[2, 4, 4], &[2, 4, 0]] {
+        let bytes = [&[1, 3, 0x80, 0x80, 4, 5], bad, &[9; 16]].concat();
+        let error = decode_body::<(Layout, [u8; 16])>(&bytes).unwrap_err();
+        assert!(!error.to_string().is_empty());
+    }
+    let objects = relay::Objects { file: FileKey(601), layout };
+    let begun = Relaid::Begun { handle: 1, from: objects, made: 7, size: 9, to: objects };
+    let frame = encode(Kind::Answer, 1, &Answer::Relaid(begun.clone()), 0).unwrap();
+    assert_eq!(decode_body::<Answer>(&frame[HEADER_BYTES..]), Ok(Answer::Relaid(begun)));
+    meta(MetaCall::Relay(RelayCall::Begin { path: b"a/b".to_vec() }));
+}

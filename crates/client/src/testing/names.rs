@@ -215,7 +215,7 @@ impl FakeNames {
                 Answer::Done
             }
             MetaCall::Lock(_) => return Err(libc::EOPNOTSUPP),
-            MetaCall::Examine(_) => return Err(libc::ENOSYS),
+            MetaCall::Examine(_) | MetaCall::Relay(_) => return Err(libc::ENOSYS),
         })
     }
 
@@ -236,7 +236,9 @@ impl FakeNames {
         let attr =
             Attr { ino, kind, mode, nlink: 1, uid, gid, size, used_bytes: size, atime: time, mtime: time, ctime: time };
         let servers = self.data.len().max(1) as u16;
-        let layout = Layout { base: (ino % u64::from(servers)) as u16, pcount: servers, ssize_bytes: 4096, servers };
+        let base = (ino % u64::from(servers)) as u16;
+        let skipped = impresario_layout::Skipped::NONE;
+        let layout = Layout { base, pcount: servers, ssize_bytes: 4096, servers, skipped };
         state.nodes.insert(path.to_vec(), Node { attr, key: FileKey(ino), layout, target: says.to_vec() });
         attr
     }

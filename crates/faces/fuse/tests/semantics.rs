@@ -4,7 +4,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 /// Directories of the letters in the document.
-const PLACES: [(&str, &str); 9] = [
+const PLACES: [(&str, &str); 11] = [
     ("F", "crates/faces/fuse/tests/mounted"),
     ("U", "crates/faces/fuse/src"),
     ("S", "crates/server/tests"),
@@ -14,6 +14,8 @@ const PLACES: [(&str, &str); 9] = [
     ("L", "crates/cli/tests"),
     ("N", "crates/faces/nfs/tests"),
     ("G", "integrations/glusterfs/tests"),
+    ("M", "crates/server/src/meta"),
+    ("Y", "crates/layout"),
 ];
 
 fn root() -> PathBuf {

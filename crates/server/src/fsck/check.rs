@@ -22,6 +22,7 @@ use impresario_wire::{Examine, Examined, FileKey, FileRecord, NodeKind};
 use rustc_hash::{FxHashMap, FxHashSet};
 
 use super::links::Links;
+use super::report::Draining;
 use super::{Finding, Kind, Options, Outcome, Report, Sides};
 use crate::meta::COUNT_BITS;
 
@@ -77,6 +78,7 @@ impl Listed {
 
 pub(super) fn run(config: &Config, options: &Options, sides: Sides, report: &mut Report, tell: &mut dyn FnMut(&str)) {
     let objects = config.data.iter().map(|_| None).collect();
+    report.draining = Draining::of(config);
     let (suspects, removed, marked, links, told_unnamed) = Default::default();
     let told = Instant::now();
     let mut check = Check {
@@ -156,6 +158,9 @@ impl Check<'_> {
             self.tell();
         }
         objects.sort_unstable_by_key(|object| object.key);
+        if let Some(draining) = self.report.draining.iter_mut().find(|draining| draining.number == server) {
+            draining.objects = Some((objects.len() as u64, objects.iter().map(|object| object.size).sum()));
+        }
         if let Some(listed) = self.objects.get_mut(server) {
             *listed = Some(Listed { objects });
         }
@@ -177,6 +182,9 @@ impl Check<'_> {
             let ended = self.examine(Examine::EndWalk { walk })?;
             ended.renamed.iter().for_each(|key| self.has_file(*key));
             is_sure |= ended.is_sure;
+            if attempt == 0 {
+                self.report.counts_all_draining = ended.is_sure && ended.renamed.is_empty();
+            }
             for wrong in self.links.end_walk(&ended.renamed, ended.is_sure) {
                 if self.record_of(&wrong.path, wrong.key)?.is_some_and(|record| wrong.is_still(&record)) {
                     self.add_file(Kind::Links, Outcome::Left, &wrong.path, Some(wrong.key), wrong.what);
@@ -318,9 +326,13 @@ impl Check<'_> {
             return self.add_file(Kind::Record, Outcome::Left, &path, Some(record.file), what);
         }
         let mut size = Some(0);
-        let mut is_missing = false;
+        let (mut is_missing, mut retired) = (false, None);
         for k in 0..record.layout.pcount {
             let server = usize::from(record.layout.server_at(k));
+            if let Some(draining) = self.report.draining.iter_mut().find(|draining| draining.number == server) {
+                draining.files += 1;
+            }
+            retired = retired.or(self.config.data.get(server).filter(|data| data.is_retired()));
             let Some(Some(listed)) = self.objects.get_mut(server) else {
                 size = None;
                 continue;
@@ -329,6 +341,11 @@ impl Check<'_> {
                 Some(object) => size = size.map(|size: u64| size.max(record.layout.file_len(k, object.size))),
                 None => is_missing |= has(record, k),
             }
+        }
+        if let Some(data) = retired {
+            let what =
+                format!("it is striped over {}, which is retired: make it draining again, and start it", data.name);
+            return self.add_file(Kind::Missing, Outcome::Left, &path, Some(record.file), what);
         }
         let is_other = !record.is_marked && size.is_some_and(|size| size != record.size);
         if (is_missing || is_other) && self.suspects.len() < SUSPECTS_MAX {

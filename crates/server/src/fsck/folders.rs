@@ -27,7 +27,7 @@ pub(super) fn open(config: &Config, report: &mut Report) -> Sides {
             None
         }
     });
-    let objects = folders.map(|folder| {
+    let mut open = |folder: Folder| {
         let (name, dir) = (folder.name.clone(), folder.dir.clone());
         let State::Made { cluster: its, server, store } = usable(folder, report)? else { return None };
         let wanted = known.as_ref().and_then(|known| known.known().get(&name).copied());
@@ -51,8 +51,9 @@ pub(super) fn open(config: &Config, report: &mut Report) -> Sides {
                 None
             }
         }
-    });
-    let objects = objects.collect();
+    };
+    // The folders of those that are not retired come in the same order.
+    let objects = config.data.iter().map(|data| if data.is_retired() { None } else { open(folders.next()?) }).collect();
     Sides { names, objects }
 }
 
@@ -82,7 +83,11 @@ impl Names for IdleFolder {
 
     fn examine(&mut self, what: Examine) -> Result<Looked, String> {
         let entries = IdleFolder::examine(self, &what).map_err(|fault| fault.message)?;
-        Ok(Looked { entries, is_sure: true, ..Looked::default() })
+        let renamed = match what {
+            Examine::EndWalk { .. } => self.spares().map_err(|fault| fault.message)?,
+            _ => Vec::new(),
+        };
+        Ok(Looked { entries, renamed, is_sure: true, ..Looked::default() })
     }
 
     fn settle(&mut self, path: &[u8], size: u64, file: FileKey) -> Result<(), String> {

@@ -23,7 +23,7 @@ use impresario_config::Config;
 use impresario_store::Scrubbed;
 use impresario_wire::{Examine, Examined, FileKey, FileRecord};
 
-pub use report::{Finding, Kind, Outcome, Report};
+pub use report::{Draining, Finding, Kind, Outcome, Report};
 pub(crate) use scrub::PIECE_BYTES;
 pub use scrub::{Damage, ScrubOptions, ScrubReport, scrub};
 

@@ -56,6 +56,9 @@ pub(super) fn connect(config: &Config, report: &mut Report) -> Sides {
     let key_prefix = status.get("key_prefix").and_then(number);
     let names = RunningNames { link: meta, identity: identity.clone(), timeout, key_prefix };
     let objects = config.data.iter().map(|data| {
+        if data.is_retired() {
+            return None;
+        }
         let is_other = Arc::new(AtomicBool::new(false));
         let (wanted, other) = (known.get(&data.name).copied(), is_other.clone());
         let vet = Vet(Arc::new(move |welcome: &Welcome| {
@@ -167,9 +170,11 @@ impl Objects for RunningObjects {
     }
 
     fn look(&mut self, key: u64) -> Result<Option<u64>, String> {
-        match self.call(Call::ObjectStat { file: FileKey(key) })? {
-            Answer::Object(info) => Ok((info.made != 0).then_some(info.size)),
-            _ => Err(unexpected()),
+        match ask(&self.link, Call::ObjectStat { file: FileKey(key) }, self.timeout) {
+            Ok(Answer::Object(info)) => Ok((info.made != 0).then_some(info.size)),
+            Err(error) if error.errno() == libc::EIDRM => Ok(None),
+            Ok(_) => Err(unexpected()),
+            Err(error) => Err(error.to_string()),
         }
     }
 

@@ -2,6 +2,8 @@
 
 use std::fmt::Write;
 
+use impresario_base::units::show_bytes;
+use impresario_config::{Config, DataState};
 use serde_json::json;
 
 /// Findings that are told one by one; of more, only the number.
@@ -92,6 +94,42 @@ pub struct Finding {
     pub what: String,
 }
 
+/// What a data server still has that is to be emptied.
+#[derive(Clone, Default, Debug)]
+pub struct Draining {
+    /// Its name.
+    pub server: String,
+    pub(super) number: usize,
+    /// Files that are striped over it, whether or not they have bytes there.
+    pub files: u64,
+    /// Objects, and their bytes; `None`: not known.
+    pub objects: Option<(u64, u64)>,
+}
+
+impl Draining {
+    pub(super) fn of(config: &Config) -> Vec<Draining> {
+        let draining = config.data.iter().enumerate().filter(|(_, data)| data.state == DataState::Draining);
+        draining.map(|(number, data)| Draining { server: data.name.clone(), number, ..Draining::default() }).collect()
+    }
+
+    /// `is_all`: no file was missed.
+    fn text(&self, is_all: bool) -> String {
+        let Draining { server, files, .. } = self;
+        let (objects, bytes) = match self.objects {
+            Some((0, _)) if *files == 0 && is_all => {
+                return format!(
+                    "{server} is draining and empty; it may be retired when `impresario store drain` says so"
+                );
+            }
+            Some((objects, bytes)) => (objects.to_string(), show_bytes(bytes as f64)),
+            None => ("unknown".into(), "unknown".into()),
+        };
+        let least = if is_all { "" } else { "at least " };
+        let files = if *files == 1 { "1 file is".into() } else { format!("{files} files are") };
+        format!("{server} is draining: {least}{files} striped over it; objects there: {objects}, bytes: {bytes}")
+    }
+}
+
 /// The result of a check.
 #[derive(Clone, Default, Debug)]
 pub struct Report {
@@ -109,6 +147,10 @@ pub struct Report {
     pub objects: u64,
     /// Their bytes.
     pub object_bytes: u64,
+    /// Data servers that are to be emptied.
+    pub draining: Vec<Draining>,
+    /// Their files were all counted: none can have been missed.
+    pub counts_all_draining: bool,
     /// Objects without a file that changed too recently to be judged.
     pub young: u64,
     /// Objects without a file that could not be judged, because directories were renamed all the time.
@@ -181,8 +223,11 @@ impl Report {
                 "the names of {count} files were not counted: directories were renamed meanwhile; check again"
             );
         }
+        for draining in &self.draining {
+            let _ = writeln!(text, "{}", draining.text(self.counts_all_draining));
+        }
         let Report { directories, files, objects, .. } = self;
-        let bytes = impresario_base::units::show_bytes(self.object_bytes as f64);
+        let bytes = show_bytes(self.object_bytes as f64);
         let verdict = match self.status() {
             0 => "clean",
             1 => "repaired",
@@ -205,7 +250,17 @@ impl Report {
                 "what": f.what,
             })
         };
+        let draining = |d: &Draining| {
+            json!({
+                "server": d.server,
+                "files": d.files,
+                "files_is_all": self.counts_all_draining,
+                "objects": d.objects.map(|(objects, _)| objects),
+                "object_bytes": d.objects.map(|(_, bytes)| bytes),
+            })
+        };
         json!({
+            "draining": self.draining.iter().map(draining).collect::<Vec<_>>(),
             "status": self.status(),
             "findings": self.findings.iter().map(finding).collect::<Vec<_>>(),
             "more_findings": self.more.iter().sum::<u64>(),

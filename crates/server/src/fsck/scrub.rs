@@ -79,7 +79,7 @@ pub fn scrub(config: &Config, options: &ScrubOptions, tell: &mut dyn FnMut(&str)
         return Err(format!("the configuration has no data server {other}"));
     }
     let mut wanted = config.clone();
-    wanted.data.retain(|data| is_wanted(&data.name));
+    wanted.data.retain(|data| is_wanted(&data.name) && !data.is_retired());
     let mut opened = Report::default();
     let mut sides = match options.online {
         true => online::connect(&wanted, &mut opened),

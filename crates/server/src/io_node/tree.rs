@@ -333,7 +333,7 @@ mod tests {
         let ranges: Vec<_> = file_ranges(layout, 2, 500, 1600).collect();
         assert_eq!(ranges, [(1500, 500), (3000, 1000), (5000, 100)]);
         assert_eq!(file_ranges(layout, 2, 500, 0).count(), 0);
-        let whole = Layout { base: 0, pcount: 1, ssize_bytes: 1000, servers: 1 };
+        let whole = Layout::new(0, 1, 1000, 1).unwrap();
         assert_eq!(file_ranges(whole, 0, 2500, 7000).collect::<Vec<_>>(), [(2500, 7000)]);
     }
 }

@@ -8,7 +8,6 @@
 use std::os::fd::OwnedFd;
 use std::sync::atomic::Ordering;
 
-use impresario_base::lock::Mutex;
 use impresario_layout::Layout;
 use impresario_wire::message::{Attr, Device, LayoutRequest, NodeKind, Opened};
 use rustix::fs::{FileType, Mode};
@@ -73,7 +72,7 @@ impl Meta {
         let key = self.dir.new_key().explain(doing, entry.path)?;
         let name = key_name(key);
         let fd = disk.make_file(writers, &name).explain(doing, entry.path)?;
-        let record = Record { key, layout, seen: Seen::default() };
+        let record = Record { key, layout, seen: Seen::default(), spare: None };
         let prepared = disk
             .set_attribute(&fd, FILE_ATTRIBUTE, &record.encode())
             .and_then(|()| self.set_ownership(&fd, entry, owned, 0))
@@ -83,15 +82,7 @@ impl Meta {
             Err(errno)
         };
         let ino = prepared.or_else(undo).explain(doing, entry.path)?.st_ino;
-        let file = OpenFile {
-            ino,
-            key,
-            layout,
-            fd,
-            gate: Mutex::default(),
-            links: Mutex::default(),
-            seen: Mutex::new(record.seen),
-        };
+        let file = OpenFile { read_at: self.opens.switches(), ..OpenFile::of(ino, fd, record) };
         // In the table, marked and with its writer before any other call can find it.
         self.opens.set_mark(ino, key);
         let pin = match self.insert_pinned(file, entry.path, false) {
@@ -224,12 +215,28 @@ impl Meta {
         self.resolve(&request, || self.dealt.fetch_add(1, Ordering::Relaxed), entry.path)
     }
 
-    fn resolve(&self, request: &LayoutRequest, deal: impl FnOnce() -> u64, path: &[u8]) -> Outcome<Layout> {
+    pub(super) fn resolve(&self, request: &LayoutRequest, deal: impl FnOnce() -> u64, path: &[u8]) -> Outcome<Layout> {
         let options = &self.options;
-        let base = request.base.unwrap_or_else(|| (deal() % u64::from(options.data_servers.max(1))) as u16);
-        let pcount = request.pcount.unwrap_or(options.stripe_count);
         let ssize_bytes = request.ssize_bytes.unwrap_or(options.stripe_bytes);
-        Layout::new(base, pcount, ssize_bytes, options.data_servers)
+        let pcount = request.pcount.unwrap_or(options.stripe_count);
+        let (wanted, servers) = (request.base, options.data_servers);
+        let skipped = (options.skipped)().below(servers);
+        let active = servers - skipped.len();
+        if active == 0 {
+            let why = "all data servers that the metadata server knows are draining or retired; restart it when others were added";
+            return Err(fault(Errno::NOSPC, format!("cannot stripe {}: {why}", show(path))));
+        }
+        let nth = |n: u64| skipped.nth_other((n % u64::from(active)) as u16);
+        let base = match wanted {
+            // The next one in its place.
+            Some(base) if base < servers => nth(u64::from(base - skipped.below_count(base))),
+            Some(base) => base,
+            None => nth(deal()),
+        };
+        // A wish for more than there are just now is not refused: it is of a directory that was there before, or a copy's.
+        let pcount = if pcount <= servers { pcount.min(active) } else { pcount };
+        Layout::new(base, pcount, ssize_bytes, servers)
+            .and_then(|layout| layout.without(skipped))
             .map_err(|error| fault(Errno::INVAL, format!("cannot stripe {}: {error}", show(path))))
     }
 

@@ -30,9 +30,11 @@ const FORMAT: u32 = 2;
 const KEYS_PER_RESERVATION: u64 = 1 << 16;
 /// A key is the directory's identity, shifted left by this many bits, plus a count.
 pub const COUNT_BITS: u32 = 40;
-const MEMBERS: [&str; 13] = [
+const MEMBERS: [&str; 15] = [
     "changes",
     "changes.new",
+    "emptied",
+    "emptied.new",
     "format",
     "keys",
     "keys.new",

@@ -1,6 +1,6 @@
 //! Every change that the metadata server makes to its local file system, one method each.
 //!
-//! All changes pass through this file, so that a test can stop the server before any of them ([`StepHook`]) and a
+//! All changes pass through this file, so that a test can stop the server before any of them, or let them fail ([`StepHook`]), and a
 //! reader sees the full list.
 
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
@@ -15,8 +15,8 @@ use rustix::fs::{
 use rustix::io::{Errno, Result};
 use rustix::path::Arg;
 
-/// Called with the name of a step before the step changes anything; tests stop the server there.
-pub type StepHook = Arc<dyn Fn(&'static str) + Send + Sync>;
+/// Called with the name of a step before the step changes anything; tests stop the server there. An error is that of the step.
+pub type StepHook = Arc<dyn Fn(&'static str) -> Result<()> + Send + Sync>;
 
 /// The local file system, for writing.
 pub(super) struct Disk {
@@ -54,15 +54,13 @@ impl Disk {
         })
     }
 
-    fn step(&self, name: &'static str) {
-        if let Some(hook) = &self.hook {
-            hook(name);
-        }
+    fn step(&self, name: &'static str) -> Result<()> {
+        self.hook.as_ref().map_or(Ok(()), |hook| hook(name))
     }
 
     /// Replaces the file `changes`; gives it open for appending.
     pub(super) fn replace_changes(&self, top: impl AsFd, notes: &[u8]) -> Result<OwnedFd> {
-        self.step("replace_changes");
+        self.step("replace_changes")?;
         let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::TRUNC | OFlags::APPEND | OFlags::CLOEXEC;
         let file = rustix::fs::openat(&top, "changes.new", flags | OFlags::NOFOLLOW, Mode::RUSR | Mode::WUSR)?;
         write_all(&file, notes)?;
@@ -74,57 +72,57 @@ impl Disk {
 
     /// Appends to the file `changes`.
     pub(super) fn append_change(&self, file: impl AsFd, note: &[u8]) -> Result<()> {
-        self.step("append_change");
+        self.step("append_change")?;
         write_all(file, note)
     }
 
     /// Makes what was appended to the file `changes` durable.
     pub(super) fn sync_changes(&self, file: impl AsFd) -> Result<()> {
-        self.step("sync_changes");
+        self.step("sync_changes")?;
         rustix::fs::fdatasync(file)
     }
 
     /// Creates an empty file, private to the server, open for reading and writing.
     pub(super) fn make_file(&self, directory: impl AsFd, name: &str) -> Result<OwnedFd> {
-        self.step("make_file");
+        self.step("make_file")?;
         rustix::fs::openat(directory, name, FILE_FLAGS | OFlags::CREATE | OFlags::EXCL, Mode::RUSR | Mode::WUSR)
     }
 
     pub(super) fn make_dir(&self, directory: impl AsFd, name: &str) -> Result<()> {
-        self.step("make_dir");
+        self.step("make_dir")?;
         rustix::fs::mkdirat(directory, name, Mode::RWXU)
     }
 
     pub(super) fn make_symlink(&self, target: &[u8], directory: impl AsFd, name: &str) -> Result<()> {
-        self.step("make_symlink");
+        self.step("make_symlink")?;
         rustix::fs::symlinkat(target, directory, name)
     }
 
     /// Creates a pipe, a socket or a device.
     pub(super) fn make_node(&self, directory: impl AsFd, name: &str, node: (FileType, u64)) -> Result<()> {
-        self.step("make_node");
+        self.step("make_node")?;
         rustix::fs::mknodat(directory, name, node.0, Mode::RUSR | Mode::WUSR, node.1)
     }
 
     /// Gives the node behind a name a second name.
     pub(super) fn link(&self, from: impl AsFd, name: &[u8], to: impl AsFd, new_name: &[u8]) -> Result<()> {
-        self.step("link");
+        self.step("link")?;
         rustix::fs::linkat(from, name, to, new_name, AtFlags::empty())
     }
 
     /// Gives an open file another name.
     pub(super) fn link_open(&self, file: impl AsFd, to: impl AsFd, new_name: &str) -> Result<()> {
-        self.step("link_open");
+        self.step("link_open")?;
         rustix::fs::linkat(CWD, proc_path(file), to, new_name, AtFlags::SYMLINK_FOLLOW)
     }
 
     pub(super) fn unlink(&self, directory: impl AsFd, name: &[u8]) -> Result<()> {
-        self.step("unlink");
+        self.step("unlink")?;
         rustix::fs::unlinkat(directory, name, AtFlags::empty())
     }
 
     pub(super) fn remove_dir(&self, directory: impl AsFd, name: &[u8]) -> Result<()> {
-        self.step("remove_dir");
+        self.step("remove_dir")?;
         rustix::fs::unlinkat(directory, name, AtFlags::REMOVEDIR)
     }
 
@@ -136,18 +134,18 @@ impl Disk {
         new_name: &[u8],
         no_replace: bool,
     ) -> Result<()> {
-        self.step("rename");
+        self.step("rename")?;
         let flags = if no_replace { RenameFlags::NOREPLACE } else { RenameFlags::empty() };
         rustix::fs::renameat_with(from, name, to, new_name, flags)
     }
 
     pub(super) fn exchange(&self, from: impl AsFd, name: &[u8], to: impl AsFd, other_name: &[u8]) -> Result<()> {
-        self.step("exchange");
+        self.step("exchange")?;
         rustix::fs::renameat_with(from, name, to, other_name, RenameFlags::EXCHANGE)
     }
 
     pub(super) fn set_attribute(&self, node: impl AsFd, name: &str, value: &[u8]) -> Result<()> {
-        self.step("set_attribute");
+        self.step("set_attribute")?;
         let set = || rustix::fs::fsetxattr(node.as_fd(), name, value, XattrFlags::empty());
         // The kernel checks attribute writes against the current permission bits, not those at open time.
         match set() {
@@ -158,7 +156,7 @@ impl Disk {
 
     /// Sets an attribute of a user, of a node that may be open with `O_PATH` only.
     pub(super) fn set_xattr(&self, node: impl AsFd, name: &[u8], value: &[u8], flags: XattrFlags) -> Result<()> {
-        self.step("set_xattr");
+        self.step("set_xattr")?;
         let path = proc_path(node.as_fd());
         let set = || rustix::fs::setxattr(&path, name, value, flags);
         match set() {
@@ -169,7 +167,7 @@ impl Disk {
 
     /// Removes an attribute of a user, likewise.
     pub(super) fn remove_xattr(&self, node: impl AsFd, name: &[u8]) -> Result<()> {
-        self.step("remove_xattr");
+        self.step("remove_xattr")?;
         let path = proc_path(node.as_fd());
         let remove = || rustix::fs::removexattr(&path, name);
         match remove() {
@@ -179,7 +177,7 @@ impl Disk {
     }
 
     pub(super) fn remove_attribute(&self, node: impl AsFd, name: &str) -> Result<()> {
-        self.step("remove_attribute");
+        self.step("remove_attribute")?;
         match rustix::fs::fremovexattr(node, name) {
             Err(Errno::NODATA) => Ok(()),
             other => other,
@@ -187,13 +185,13 @@ impl Disk {
     }
 
     pub(super) fn set_len(&self, file: impl AsFd, len_bytes: u64) -> Result<()> {
-        self.step("set_len");
+        self.step("set_len")?;
         rustix::fs::ftruncate(file, len_bytes)
     }
 
     /// Gives a file a block of its own, whatever its length, or takes it away; see [`super::tree::has_used_bytes`].
     pub(super) fn set_block(&self, file: impl AsFd, has: bool) -> Result<()> {
-        self.step("set_block");
+        self.step("set_block")?;
         let punch = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
         let flags = if has { FallocateFlags::KEEP_SIZE } else { punch };
         rustix::fs::fallocate(file, flags, 0, if has { 1 } else { 4096 })
@@ -201,7 +199,7 @@ impl Disk {
 
     /// Sets the times of a node, which may be open with `O_PATH` only.
     pub(super) fn set_times(&self, node: impl AsFd, atime: Option<SetTime>, mtime: Option<SetTime>) -> Result<()> {
-        self.step("set_times");
+        self.step("set_times")?;
         let times = Timestamps { last_access: timespec(atime)?, last_modification: timespec(mtime)? };
         rustix::fs::utimensat(node, "", &times, AtFlags::EMPTY_PATH)
     }
@@ -212,25 +210,25 @@ impl Disk {
         if uid == Some(u32::MAX) || gid == Some(u32::MAX) {
             return Err(Errno::INVAL);
         }
-        self.step("set_owner");
+        self.step("set_owner")?;
         let flags = AtFlags::EMPTY_PATH;
         rustix::fs::chownat(node, "", uid.map(Uid::from_raw), gid.map(Gid::from_raw), flags)
     }
 
     /// Sets the permission bits of a node, which may be open with `O_PATH` only.
     pub(super) fn set_mode(&self, node: impl AsFd, mode: u32) -> Result<()> {
-        self.step("set_mode");
+        self.step("set_mode")?;
         let _alone = (!self.root).then(|| self.widening.lock());
         rustix::fs::chmod(proc_path(node), Mode::from_raw_mode(mode & 0o7777))
     }
 
     pub(super) fn sync(&self, node: impl AsFd) -> Result<()> {
-        self.step("sync");
+        self.step("sync")?;
         rustix::fs::fsync(node)
     }
 
     pub(super) fn sync_file_system(&self, node: impl AsFd) -> Result<()> {
-        self.step("sync_file_system");
+        self.step("sync_file_system")?;
         rustix::fs::syncfs(node)
     }
 
@@ -335,10 +333,10 @@ impl Disk {
         let _alone = self.widening.lock();
         let path = proc_path(node.as_fd());
         let mode = rustix::fs::fstat(node)?.st_mode & 0o7777;
-        self.step("widen");
+        self.step("widen")?;
         rustix::fs::chmod(&path, Mode::from_raw_mode(mode | bits))?;
         let result = act();
-        self.step("narrow");
+        self.step("narrow")?;
         rustix::fs::chmod(&path, Mode::from_raw_mode(mode))?;
         result
     }

@@ -6,11 +6,13 @@
 //! the walk is not sure.
 
 use impresario_base::lock::{Mutex, RwLock, RwLockReadGuard};
+use impresario_layout::Skipped;
 use impresario_wire::message::{Answer, Examine, Examined, FileKey, FileRecord, NodeKind, Time};
 use rustix::fs::{AtFlags, Stat};
 use rustix::io::Errno;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
+use std::time::{SystemTime, UNIX_EPOCH};
 
 use super::Fault;
 use super::directory::{MetaDirectory, StartError, key_of};
@@ -43,11 +45,19 @@ struct Walk {
     number: u64,
     renamed: Vec<FileKey>,
     is_unsure: bool,
+    /// One of what was renamed may be striped over servers that new files do not use.
+    may_miss_skipped: bool,
 }
 
 impl Walks {
     /// Call before a rename of these entries and hold the result over it.
-    pub(super) fn rename(&self, disk: &Disk, moved: &[(&EntryRef<'_>, &Stat)]) -> impl Sized + use<'_> {
+    /// `skipped`: the servers that new files do not use.
+    pub(super) fn rename(
+        &self,
+        disk: &Disk,
+        moved: &[(&EntryRef<'_>, &Stat)],
+        skipped: &dyn Fn() -> Skipped,
+    ) -> impl Sized + use<'_> {
         let is_walked: RwLockReadGuard<'_, bool> = self.renaming.read();
         for (from, moved) in moved.iter().filter(|_| *is_walked) {
             let key = match kind_of(moved) {
@@ -56,7 +66,13 @@ impl Walks {
                 // Nothing else has objects.
                 Some(_) => continue,
             };
+            let may_be_skipped = match &key {
+                Ok(Ok(record)) => skipped().servers().iter().any(|n| record.layout.position_of(*n).is_some()),
+                Ok(Err(BadRecord::Missing)) => false,
+                _ => true,
+            };
             let mut walk = self.state.lock();
+            walk.may_miss_skipped |= may_be_skipped;
             match key {
                 Ok(Ok(record)) if walk.renamed.len() < RENAMED_MAX => walk.renamed.push(record.key),
                 // It has no objects.
@@ -70,19 +86,42 @@ impl Walks {
     fn begin(&self) -> u64 {
         let mut is_walked = self.renaming.write();
         let mut walk = self.state.lock();
-        *walk = Walk { number: walk.number + 1, ..Walk::default() };
+        // Not that of a walk before a restart of the server.
+        let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |now| now.as_nanos() as u64);
+        *walk = Walk { number: now.max(walk.number + 1), ..Walk::default() };
         *is_walked = true;
         walk.number
     }
 
+    /// Call before these objects become, or do not remain, those of a file that a walk may have met.
+    pub(super) fn note(&self, keys: &[FileKey]) {
+        let is_walked = self.renaming.read();
+        let mut walk = self.state.lock();
+        match *is_walked {
+            true if walk.renamed.len() < RENAMED_MAX => walk.renamed.extend(keys),
+            true => walk.is_unsure = true,
+            false => {}
+        }
+    }
+
     fn end(&self, number: u64) -> (Vec<FileKey>, bool) {
+        let walk = self.take(number).unwrap_or(Walk { is_unsure: true, ..Walk::default() });
+        (walk.renamed, !walk.is_unsure)
+    }
+
+    /// Ends a walk for files on servers that new files do not use; false if it may have missed one.
+    pub(super) fn end_of_draining(&self, number: u64) -> bool {
+        self.take(number).is_some_and(|walk| !walk.may_miss_skipped)
+    }
+
+    fn take(&self, number: u64) -> Option<Walk> {
         let mut is_walked = self.renaming.write();
         let mut walk = self.state.lock();
         if walk.number != number || !*is_walked {
-            return (Vec::new(), false);
+            return None;
         }
         *is_walked = false;
-        (std::mem::take(&mut walk.renamed), !walk.is_unsure)
+        Some(std::mem::replace(&mut *walk, Walk { number, ..Walk::default() }))
     }
 }
 
@@ -110,7 +149,11 @@ impl Meta {
                 let max = (max as usize).clamp(1, ENTRIES_MAX);
                 entries = self.dir.unnamed(removed, &after, max).explain(doing, b"")?;
             }
-            Examine::BeginWalk => walk = self.walks.begin(),
+            Examine::BeginWalk => {
+                walk = self.walks.begin();
+                // Those that become spare from now on are noted.
+                self.walks.note(&self.dir.spares().explain(doing, b"")?);
+            }
             Examine::EndWalk { walk: number } => {
                 walk = number;
                 (renamed, is_sure) = self.walks.end(number);
@@ -149,9 +192,12 @@ impl MetaDirectory {
     fn file_record(&self, file: OwnedFd) -> Result<FileRecord, BadRecord> {
         // The mark is looked for before and after: the record is of a time at which it was there throughout, or was not.
         let record = Record::of(&self.disk, &file)?;
+        // That of a file that was laid out anew just now may have the key of before.
+        let keys = [Some(record.key), record.spare.map(|(key, _)| key)];
         let is_marked = || {
-            let name = super::directory::key_name(record.key);
-            rustix::fs::statat(&self.writers, name, AtFlags::SYMLINK_NOFOLLOW).is_ok()
+            let name = |key: FileKey| super::directory::key_name(key);
+            let is_there = |name| rustix::fs::statat(&self.writers, name, AtFlags::SYMLINK_NOFOLLOW).is_ok();
+            keys.into_iter().flatten().any(|key| is_there(name(key)))
         };
         let was_marked = is_marked();
         let stat = rustix::fs::fstat(&file).map_err(BadRecord::Io)?;
@@ -234,13 +280,20 @@ impl IdleFolder {
         })
     }
 
+    /// Keys of the spare objects of files that were being laid out anew.
+    pub fn spares(&self) -> Result<Vec<FileKey>, Fault> {
+        self.dir.spares().explain("examine", b"")
+    }
+
     /// Sets the length of a file to what its objects say, and removes its mark.
     pub fn settle(&self, path: &[u8], size: u64, file: FileKey) -> Result<(), Fault> {
         let doing = "set the length of";
         let entry = self.dir.entry(path).and_then(|entry| entry.ok_or(Errno::ISDIR)).explain(doing, path)?;
         let opened = self.dir.disk.open_file(entry.directory(), entry.name).explain(doing, path)?;
-        let is_same = Record::of(&self.dir.disk, &opened).is_ok_and(|record| record.key == file);
-        let set = match is_same {
+        let record = Record::of(&self.dir.disk, &opened).ok().filter(|record| record.key == file);
+        let set = match record.is_some() {
+            // The metadata server removes these first.
+            true if record.is_some_and(|record| record.spare.is_some()) => Err(Errno::BUSY),
             true => self.dir.disk.set_len(&opened, size).and_then(|()| self.dir.disk.sync(&opened)),
             false => Err(Errno::STALE),
         };

@@ -27,7 +27,7 @@ impl Meta {
         }
         let is_special = |kind| !matches!(kind, Some(NodeKind::File | NodeKind::Dir | NodeKind::Symlink));
         // Before the lock for specials: it may open files.
-        let _walked = self.walks.rename(disk, &[(&one, &stat), (&other, &other_stat)]);
+        let _walked = self.walks.rename(disk, &[(&one, &stat), (&other, &other_stat)], &*self.options.skipped);
         let _special = (is_special(kind_of(&stat)) || is_special(kind_of(&other_stat))).then(|| disk.with_specials());
         self.changes.note_exchange(&self.dir, who, stat.st_ino).explain("note the exchange of", from)?;
         disk.exchange(one.directory(), one.name, other.directory(), other.name).explain(doing, from).map_err(

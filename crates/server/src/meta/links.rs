@@ -35,7 +35,7 @@ impl Meta {
         let _names = self.names.hold_both(&source, &target).explain(doing, from)?;
         let stat = source.stat().or_else(|errno| refuse(errno, from, to))?;
         // A walk through all directories may have been where the new name is, and not yet where the old one was.
-        let _walked = self.walks.rename(&self.dir.disk, &[(&source, &stat)]);
+        let _walked = self.walks.rename(&self.dir.disk, &[(&source, &stat)], &*self.options.skipped);
         let local = match kind_of(&stat) {
             Some(NodeKind::Dir) | None => Err(Errno::PERM),
             Some(NodeKind::File) => self.link_file(&self.pin_at(&source, doing)?, &source, &target),

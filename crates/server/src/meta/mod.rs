@@ -61,6 +61,7 @@ mod locks;
 mod objects;
 mod opens;
 mod record;
+mod relay;
 mod removal;
 mod service;
 mod sizes;

@@ -7,7 +7,7 @@ use std::collections::VecDeque;
 use std::ops::Deref;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use impresario_base::lock::Mutex;
@@ -19,7 +19,7 @@ use rustix::io::Errno;
 
 use super::background::Job;
 use super::fault::{Outcome, fault};
-use super::record::Seen;
+use super::record::{Record, Seen};
 use super::service::Meta;
 
 /// Largest number of sessions.
@@ -28,6 +28,8 @@ const SESSIONS_MAX: usize = 65_536;
 const SESSION_OPENS_MAX: usize = 65_536;
 /// Largest number of opens of all sessions.
 const OPENS_MAX: usize = 1 << 20;
+/// How often a record is read again because files come to other objects meanwhile.
+const READS_MAX: usize = 100;
 
 /// A file of the name space that is in use.
 pub(super) struct OpenFile {
@@ -43,6 +45,24 @@ pub(super) struct OpenFile {
     pub(super) links: Mutex<()>,
     /// As in [`super::record::Record`].
     pub(super) seen: Mutex<Seen>,
+    /// As in [`super::record::Record`].
+    pub(super) spare: Mutex<Option<(FileKey, Layout)>>,
+    /// The record on the disk has, durably, these objects and these spare ones. Of importance while there are spare ones.
+    pub(super) is_confirmed: AtomicBool,
+    /// The handle of the program that copies it to other data servers; 0: none does.
+    pub(super) relay: AtomicU64,
+    /// [`Opens::switches`] before its record was read.
+    pub(super) read_at: u64,
+}
+
+impl OpenFile {
+    /// With this record, which is read when no file has come to other objects yet.
+    pub(super) fn of(ino: u64, fd: OwnedFd, record: Record) -> OpenFile {
+        let Record { key, layout, seen, spare } = record;
+        let (seen, spare) = (Mutex::new(seen), Mutex::new(spare));
+        let (gate, links, is_confirmed, relay) = Default::default();
+        OpenFile { ino, key, layout, fd, gate, links, seen, spare, is_confirmed, relay, read_at: 0 }
+    }
 }
 
 struct Slot {
@@ -83,10 +103,13 @@ struct Table {
     unmarkings: u64,
     readers: usize,
     writers: usize,
+    /// How often the record of some file came to name other objects.
+    switches: u64,
 }
 
 /// A file whose size only the data servers know.
 struct Mark {
+    /// Its name in `writers/`: the key of the file, or for a moment the one that it had before.
     key: FileKey,
     /// Set when a writer vanished: data it sent may still be on its way to the data servers, so the size must not be
     /// settled before this instant.
@@ -110,7 +133,8 @@ pub(super) enum Found<'m> {
 impl Meta {
     /// Pins a file that is in use. Removed files are found only if `wanted_removed`.
     pub(super) fn pin(&self, ino: u64, wanted_removed: bool) -> Found<'_> {
-        match self.opens.table.lock().slots.get_mut(&ino) {
+        let mut table = self.opens.table.lock();
+        match table.slots.get_mut(&ino) {
             None => Found::Absent,
             Some(slot) if slot.reaping || (slot.removed && !wanted_removed) => Found::Removed,
             Some(slot) => {
@@ -121,29 +145,64 @@ impl Meta {
     }
 
     /// Adds a file to the table and pins it; if another thread was faster, pins that one. `removed`: it is an orphan.
-    pub(super) fn insert_pinned(&self, file: OpenFile, path: &[u8], removed: bool) -> Found<'_> {
+    pub(super) fn insert_pinned(&self, mut file: OpenFile, path: &[u8], removed: bool) -> Found<'_> {
         let ino = file.ino;
-        let slot = Slot {
-            file: Arc::new(file),
-            pins: 0,
-            readers: 0,
-            writers: 0,
-            admitted: 0,
-            removed,
-            reaping: false,
-            linger: false,
-            path: path.into(),
-        };
-        let unused = {
+        for _ in 0..READS_MAX {
             let mut table = self.opens.table.lock();
-            match table.slots.contains_key(&ino) {
-                true => Some(slot),
-                false => table.slots.insert(ino, slot),
+            if table.slots.contains_key(&ino) {
+                drop(table);
+                // Closing a descriptor may take a while: not under the lock.
+                drop(file);
+                return self.pin(ino, removed);
             }
-        };
-        // Closing a descriptor may take a while: not under the lock.
-        drop(unused);
-        self.pin(ino, removed)
+            if table.switches == file.read_at {
+                let slot = Slot {
+                    file: Arc::new(file),
+                    pins: 0,
+                    readers: 0,
+                    writers: 0,
+                    admitted: 0,
+                    removed,
+                    reaping: false,
+                    linger: false,
+                    path: path.into(),
+                };
+                table.slots.insert(ino, slot);
+                drop(table);
+                return self.pin(ino, removed);
+            }
+            // It may have come to other objects after it was read.
+            let read_at = table.switches;
+            drop(table);
+            let Ok(record) = Record::of(&self.dir.disk, &file.fd) else { return Found::Removed };
+            file = OpenFile { read_at, ..OpenFile::of(ino, file.fd, record) };
+        }
+        Found::Removed
+    }
+
+    /// Gives a file other objects, if the caller's pin is its only use or becomes so soon: from now on it is found as `file`,
+    /// and pinned. The record on the disk is not changed.
+    pub(super) fn switch(&self, pin: &Pin<'_>, file: OpenFile, patience: Duration) -> Option<Pin<'_>> {
+        let (began, file) = (Instant::now(), Arc::new(file));
+        loop {
+            let mut table = self.opens.table.lock();
+            let slot = table.slots.get_mut(&pin.ino)?;
+            if slot.readers + slot.writers > 0 || slot.removed || !Arc::ptr_eq(&slot.file, &pin.file) {
+                return None;
+            }
+            if slot.pins == 1 {
+                slot.pins += 1;
+                // The caller's pin keeps what was there.
+                slot.file = file.clone();
+                drop(table);
+                return Some(Pin { meta: self, file });
+            }
+            drop(table);
+            if began.elapsed() > patience {
+                return None;
+            }
+            std::thread::sleep(Duration::from_millis(1));
+        }
     }
 
     /// Pins a file through a handle of a session.
@@ -196,22 +255,21 @@ impl Meta {
         slot.pins -= 1;
         if slot.pins + slot.readers + slot.writers > 0 {
             // Readers do not need the settled size, but nothing else would settle the file before they close it.
-            let unsettled = slot.pins + slot.writers == 0 && !slot.removed;
-            let key = slot.file.key;
+            let unsettled = slot.pins + slot.writers == 0 && !slot.removed && !slot.file.is_relaid();
             if let Some(mark) = table.marks.get(&ino).filter(|_| unsettled) {
-                let wait = mark.wait();
+                let (key, wait) = (mark.key, mark.wait());
                 drop(table);
                 self.background.push(Job::Settle(key), wait);
             }
             return;
         }
         let Some(slot) = table.slots.remove(&ino) else { return };
-        let settle_in = table.marks.get(&ino).map(Mark::wait);
+        let settle_in = table.marks.get(&ino).map(|mark| (mark.key, mark.wait()));
         drop(table);
         let grace = if slot.linger { self.options.grace } else { Duration::ZERO };
         match (slot.removed, settle_in) {
             (true, _) => self.background.push(Job::Reap(slot.file.key), grace),
-            (false, Some(wait)) => self.background.push(Job::Settle(slot.file.key), wait),
+            (false, Some((key, wait))) => self.background.push(Job::Settle(key), wait),
             (false, None) => {}
         }
     }
@@ -255,6 +313,28 @@ impl Opens {
         }
     }
 
+    /// Opens for reading and for writing of a pinned file, and whether it is removed.
+    pub(super) fn uses_of(&self, ino: u64) -> (u32, u32, bool) {
+        self.table.lock().slots.get(&ino).map_or((0, 0, true), |slot| (slot.readers, slot.writers, slot.removed))
+    }
+
+    /// For [`OpenFile::read_at`].
+    pub(super) fn switches(&self) -> u64 {
+        self.table.lock().switches
+    }
+
+    /// The record of a pinned file may name other objects than before.
+    pub(super) fn note_switch(&self) {
+        self.table.lock().switches += 1;
+    }
+
+    /// The mark of a file has the name of another key from now on.
+    pub(super) fn rename_mark(&self, ino: u64, key: FileKey) {
+        if let Some(mark) = self.table.lock().marks.get_mut(&ino) {
+            mark.key = key;
+        }
+    }
+
     /// Number of writers of a file.
     pub(super) fn writers_of(&self, ino: u64) -> u32 {
         self.table.lock().slots.get(&ino).map_or(0, |slot| slot.writers)
@@ -272,7 +352,7 @@ impl Opens {
         }
     }
 
-    /// The key of a file whose size only the data servers know.
+    /// The mark of a file whose size only the data servers know.
     pub(super) fn mark_of(&self, ino: u64) -> Option<FileKey> {
         self.table.lock().marks.get(&ino).map(|mark| mark.key)
     }
@@ -459,14 +539,15 @@ impl Sessions {
     }
 
     /// Removes a session and returns what it had open.
-    pub(super) fn end(&self, id: SessionId) -> Vec<(Arc<OpenFile>, bool)> {
+    pub(super) fn end(&self, id: SessionId) -> Vec<(u64, Arc<OpenFile>, bool)> {
         let Some(session) = self.by_id.lock().remove(&id) else { return Vec::new() };
         let mut handles = session.handles.lock();
         handles.ended = true;
         if !handles.open.is_empty() {
             tracing::info!(client = session.who.client.0, files = handles.open.len(), "a client left files open");
         }
-        std::mem::take(&mut handles.open).into_values().map(|held| (held.file, held.write)).collect()
+        let open = std::mem::take(&mut handles.open).into_iter();
+        open.map(|(handle, held)| (handle, held.file, held.write)).collect()
     }
 
     /// Gives a session a handle for an admitted file.

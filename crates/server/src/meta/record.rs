@@ -5,7 +5,7 @@
 
 use std::os::fd::AsFd;
 
-use impresario_layout::Layout;
+use impresario_layout::{Layout, Skipped};
 use impresario_wire::message::{FileKey, LayoutRequest, Time};
 use rustix::io::Errno;
 
@@ -17,10 +17,12 @@ pub(super) const FILE_ATTRIBUTE: &str = "user.impresario.file";
 pub(super) const LAYOUT_ATTRIBUTE: &str = "user.impresario.layout";
 
 const VERSION: u16 = 1;
-/// Of a record with `made` and `used_bytes`.
-const RECORD_VERSION: u16 = 3;
-/// Bytes of an encoded [`Record`].
-pub(super) const RECORD_BYTES: usize = 48;
+/// Of a record that also has skipped servers, spare objects or both. Others stay of the version before.
+const RECORD_VERSION: u16 = 4;
+/// Of a record with `made` and `used_bytes`, and its bytes, which one of [`RECORD_VERSION`] begins with.
+const RECORD_3: (usize, u16) = (48, 3);
+/// More than the longest record.
+const RECORD_MAX_BYTES: usize = 256;
 /// Of a record without `used_bytes`, and its bytes.
 const RECORD_2: (usize, u16) = (40, 2);
 /// Of a record without `made` too.
@@ -39,6 +41,8 @@ pub(super) struct Record {
     pub(super) layout: Layout,
     /// Its objects when they were last asked for.
     pub(super) seen: Seen,
+    /// Other objects that are to be removed: those that it had before it was laid out anew, or has not yet.
+    pub(super) spare: Option<(FileKey, Layout)>,
 }
 
 /// What is remembered of a file's objects.
@@ -68,10 +72,12 @@ pub(super) enum BadRecord {
 }
 
 impl Record {
-    pub(super) fn encode(&self) -> [u8; RECORD_BYTES] {
-        let mut bytes = [0; RECORD_BYTES];
+    pub(super) fn encode(&self) -> Vec<u8> {
+        let is_plain = self.layout.skipped.is_empty() && self.spare.is_none();
+        let version = if is_plain { RECORD_3.1 } else { RECORD_VERSION };
+        let mut bytes = vec![0; RECORD_3.0];
         let mut out = Writer(&mut bytes);
-        out.put(&RECORD_VERSION.to_le_bytes());
+        out.put(&version.to_le_bytes());
         out.put(&self.layout.base.to_le_bytes());
         out.put(&self.layout.pcount.to_le_bytes());
         out.put(&self.layout.servers.to_le_bytes());
@@ -81,13 +87,28 @@ impl Record {
         out.put(&self.seen.mtime.secs.to_le_bytes());
         out.put(&self.seen.made.to_le_bytes());
         out.put(&self.seen.used_bytes.unwrap_or(NOT_NOTED).to_le_bytes());
+        if is_plain {
+            return bytes;
+        }
+        let put_skipped = |bytes: &mut Vec<u8>, skipped: &Skipped| {
+            bytes.extend(skipped.len().to_le_bytes());
+            bytes.extend(skipped.servers().iter().flat_map(|server| server.to_le_bytes()));
+        };
+        put_skipped(&mut bytes, &self.layout.skipped);
+        if let Some((key, layout)) = &self.spare {
+            bytes.extend(key.0.to_le_bytes());
+            [layout.base, layout.pcount, layout.servers].iter().for_each(|n| bytes.extend(n.to_le_bytes()));
+            bytes.extend(layout.ssize_bytes.to_le_bytes());
+            put_skipped(&mut bytes, &layout.skipped);
+        }
         bytes
     }
 
     pub(super) fn decode(bytes: &[u8]) -> Option<Record> {
         let mut from = Reader(bytes);
-        let (has_made, has_used) = match (bytes.len(), u16::from_le_bytes(from.take()?)) {
-            (RECORD_BYTES, RECORD_VERSION) => (true, true),
+        let version = u16::from_le_bytes(from.take()?);
+        let (has_made, has_used) = match (bytes.len(), version) {
+            (48.., RECORD_VERSION) | RECORD_3 => (true, true),
             RECORD_2 => (true, false),
             RECORD_1 => (false, false),
             _ => return None,
@@ -102,12 +123,25 @@ impl Record {
         let made = if has_made { u64::from_le_bytes(from.take()?) } else { 0 };
         let used_bytes = if has_used { u64::from_le_bytes(from.take()?) } else { NOT_NOTED };
         let used_bytes = Some(used_bytes).filter(|used| *used != NOT_NOTED);
-        Some(Record { key, layout, seen: Seen { mtime: Time { secs, nanos }, made, used_bytes } })
+        let seen = Seen { mtime: Time { secs, nanos }, made, used_bytes };
+        if version != RECORD_VERSION {
+            return Some(Record { key, layout, seen, spare: None });
+        }
+        let layout = layout.without(take_skipped(&mut from)?).ok()?;
+        if from.0.is_empty() {
+            return Some(Record { key, layout, seen, spare: None });
+        }
+        let spare_key = FileKey(u64::from_le_bytes(from.take()?));
+        let (base, pcount) = (u16::from_le_bytes(from.take()?), u16::from_le_bytes(from.take()?));
+        let servers = u16::from_le_bytes(from.take()?);
+        let spare = Layout::new(base, pcount, u32::from_le_bytes(from.take()?), servers).ok()?;
+        let spare = spare.without(take_skipped(&mut from)?).ok()?;
+        from.0.is_empty().then_some(Record { key, layout, seen, spare: Some((spare_key, spare)) })
     }
 
     /// The record of an open file.
     pub(super) fn of(disk: &Disk, file: impl AsFd) -> Result<Record, BadRecord> {
-        let mut bytes = [0; 2 * RECORD_BYTES];
+        let mut bytes = [0; RECORD_MAX_BYTES];
         match disk.attribute(file, FILE_ATTRIBUTE, &mut bytes) {
             Ok(len) => bytes.get(..len).and_then(Record::decode).ok_or(BadRecord::Unknown),
             Err(Errno::NODATA) => Err(BadRecord::Missing),
@@ -115,6 +149,16 @@ impl Record {
             Err(errno) => Err(BadRecord::Io(errno)),
         }
     }
+}
+
+fn take_skipped(from: &mut Reader<'_>) -> Option<Skipped> {
+    let count = u16::from_le_bytes(from.take()?);
+    let mut skipped = Vec::new();
+    for _ in 0..count {
+        skipped.push(u16::from_le_bytes(from.take()?));
+    }
+    // In order, each once, as it was written.
+    Skipped::of(skipped.iter().copied()).filter(|known| known.servers() == skipped)
 }
 
 /// Encodes a default layout.
@@ -179,12 +223,22 @@ mod tests {
             key: FileKey(0x1234_5678_9abc_def0),
             layout: Layout::new(3, 2, 65536, 5).unwrap(),
             seen: Seen { mtime: Time { secs: -7, nanos: 999_999_999 }, made: 5, used_bytes: Some(8192) },
+            spare: None,
         };
+        let without = record.layout.without(Skipped::of([1, 2]).unwrap()).unwrap();
+        let spare = Some((FileKey(9), Layout::new(0, 4, 4096, 5).unwrap().without(Skipped::of([4]).unwrap()).unwrap()));
+        for (layout, spare) in [(without, None), (without, spare), (record.layout, spare)] {
+            let further = Record { layout, spare, ..record };
+            let bytes = further.encode();
+            assert_eq!((bytes[0], Record::decode(&bytes)), (4, Some(further)));
+            assert_eq!(Record::decode(&bytes[..bytes.len() - 1]), None);
+            assert_eq!(Record::decode(&[&bytes[..], &[0]].concat()), None);
+        }
         let bytes = record.encode();
         assert_eq!(Record::decode(&bytes), Some(record));
         assert_eq!(Record::decode(&bytes[..31]), None);
         assert_eq!(Record::decode(&bytes[..32]), None);
-        let mut older = bytes;
+        let mut older = bytes.clone();
         older[0] = 2;
         let unknown = Record { seen: Seen { used_bytes: None, ..record.seen }, ..record };
         assert_eq!(Record::decode(&older[..40]), Some(unknown), "of a version that did not note the storage used");
@@ -193,8 +247,8 @@ mod tests {
         let unknown = Record { seen: Seen { made: 0, ..unknown.seen }, ..record };
         assert_eq!(Record::decode(&older[..32]), Some(unknown), "of a version that did not remember objects");
         assert_eq!(Record::decode(&[]), None);
-        let mut newer = bytes;
-        newer[0] = 4;
+        let mut newer = bytes.clone();
+        newer[0] = 5;
         assert_eq!(Record::decode(&newer), None);
         let mut no_servers = bytes;
         no_servers[6..8].fill(0);
@@ -205,7 +259,11 @@ mod tests {
         #[test]
         fn no_bytes_panic_the_decoders(bytes in proptest::collection::vec(any::<u8>(), 0..64)) {
             if let Some(record) = Record::decode(&bytes) {
-                prop_assert_eq!(&record.encode()[2..bytes.len()], &bytes[2..]);
+                // What an older version did not have is written, too.
+                let encoded = record.encode();
+                let is_plain = bytes[0] == 4 && record.layout.skipped.is_empty() && record.spare.is_none();
+                let len = if is_plain { encoded.len() } else { bytes.len() };
+                prop_assert_eq!(&encoded[2..len], &bytes[2..len]);
             }
             decode_layout_request(&bytes);
         }

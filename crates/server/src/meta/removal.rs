@@ -24,7 +24,6 @@ use rustix::io::Errno;
 
 use super::background::{Failure, Job};
 use super::directory::{key_name, key_of, names_in};
-use super::disk::Disk;
 use super::fault::{Explain, Outcome, fault, show};
 use super::opens::{Found, OpenFile, Pin};
 use super::record::{BadRecord, Record};
@@ -90,7 +89,7 @@ impl Meta {
                     let fd = self.dir.disk.open_known(&still, entry.directory(), entry.name, &stat);
                     let fd = fd.explain(doing, entry.path)?;
                     drop(still);
-                    let file = match read_in(&self.dir.disk, fd) {
+                    let file = match self.read_in(fd) {
                         Ok((file, _)) => file,
                         Err(BadRecord::Missing) => return Ok(None),
                         Err(bad) => return Err(bad_record(bad, &format!("cannot {doing} {}", show(entry.path)))),
@@ -194,7 +193,7 @@ impl Meta {
                 let _special = is_special.then(|| self.dir.disk.with_specials());
                 self.dir.disk.rename(source.directory(), source.name, target.directory(), target.name, no_replace)
             };
-            let _walked = self.walks.rename(&self.dir.disk, &[(&source, &moved)]);
+            let _walked = self.walks.rename(&self.dir.disk, &[(&source, &moved)], &*self.options.skipped);
             let result = match replaced {
                 // A name created meanwhile must not be replaced unchecked.
                 None => plain(true).map(|()| None),
@@ -250,15 +249,20 @@ impl Meta {
             claimed.iter().map(|claimed| claimed.as_ref().ok()?.as_ref().map(is_whole)).collect();
         let orphans = claimed.iter().zip(&whole).filter(|(_, whole)| matches!(whole, Some(Ok(false))));
         let orphans: Vec<_> = orphans.filter_map(|(claimed, _)| claimed.as_ref().ok()?.as_ref()).collect();
-        let files: Vec<_> = orphans.iter().map(|file| (file.key, file.layout)).collect();
+        let files = orphans.iter().flat_map(|file| [(file.key, file.layout)].into_iter().chain(*file.spare.lock()));
+        let files: Vec<_> = files.collect();
         let mut removed = if files.is_empty() { Vec::new() } else { self.objects.unlink(&files) }.into_iter();
         let results = claimed.into_iter().zip(whole).map(|(claimed, whole)| {
             let (Some(file), Some(whole)) = (claimed?, whole) else { return Ok(()) };
             let result = whole.map_err(Failure::from).and_then(|is_whole| match is_whole {
                 true => Ok(self.dir.disk.unlink(&self.dir.orphans, key_name(file.key).as_bytes())?),
                 false => {
-                    let removed = removed.next().unwrap_or_else(|| Err(io::ErrorKind::Other.into()));
-                    self.note_answer(removed).map_err(Failure::DataServers)?;
+                    let of_file = 1 + usize::from(file.spare.lock().is_some());
+                    let removed: Vec<_> = removed.by_ref().take(of_file).collect();
+                    if removed.len() < of_file {
+                        return Err(Failure::DataServers(io::ErrorKind::Other.into()));
+                    }
+                    removed.into_iter().try_for_each(|one| self.note_answer(one).map_err(Failure::DataServers))?;
                     self.finish_removal(&file)
                 }
             });
@@ -272,6 +276,14 @@ impl Meta {
         u64::from(self.opens.mark_of(file.ino).is_some())
     }
 
+    /// The file behind an open descriptor, as the table keeps it, and its link count.
+    pub(super) fn read_in(&self, fd: OwnedFd) -> Result<(OpenFile, u64), BadRecord> {
+        let read_at = self.opens.switches();
+        let stat = rustix::fs::fstat(&fd).map_err(BadRecord::Io)?;
+        let record = Record::of(&self.dir.disk, &fd)?;
+        Ok((OpenFile { read_at, ..OpenFile::of(stat.st_ino, fd, record) }, links(&stat)))
+    }
+
     /// Claims a file without names; `None` if it is in use or gone.
     fn claim_orphan(&self, key: FileKey) -> Result<Option<Arc<OpenFile>>, Failure> {
         let name = key_name(key);
@@ -280,8 +292,7 @@ impl Meta {
                 Err(Errno::NOENT) => return Ok(None),
                 other => other?,
             };
-            let (file, _) =
-                read_in(&self.dir.disk, fd).map_err(|bad| Failure::Local(bad_record(bad, &name).message))?;
+            let (file, _) = self.read_in(fd).map_err(|bad| Failure::Local(bad_record(bad, &name).message))?;
             let ino = file.ino;
             if let Some(file) = self.claim(file) {
                 // A file with other names is here only while it loses one. By now that may be over, and its link count
@@ -333,7 +344,7 @@ impl Meta {
         }
         // Another client renamed it; a marked file is still found by its mark.
         match self.pin_marked(key) {
-            Ok(Some(pin)) => Ok(pin),
+            Ok(Some(pin)) if pin.key == key => Ok(pin),
             _ => Err(Errno::STALE).explain("reopen", path),
         }
     }
@@ -341,7 +352,7 @@ impl Meta {
     fn pin_orphan(&self, key: FileKey) -> Option<Pin<'_>> {
         let name = key_name(key);
         let fd = self.dir.disk.open_file(&self.dir.orphans, name.as_bytes()).ok()?;
-        let (file, _) = read_in(&self.dir.disk, fd).ok()?;
+        let (file, _) = self.read_in(fd).ok()?;
         let Found::Pinned(pin) = self.insert_pinned(file, b"", true) else { return None };
         // As in `pin_ours`: it must still have existed once it was pinned.
         self.note_removed(&pin).then_some(pin)
@@ -369,7 +380,7 @@ impl Meta {
         let (disk, writers, orphans) = (&self.dir.disk, &self.dir.writers, &self.dir.orphans);
         for name in names_in(writers)? {
             let name = name?;
-            let Some(key) = key_of(&name) else {
+            if key_of(&name).is_none() {
                 tracing::warn!(name = show(&name), "ignored an entry of writers/: its name is not a key");
                 continue;
             };
@@ -383,7 +394,7 @@ impl Meta {
                 }
                 Err(error) => return Err(error),
             };
-            let (file, nlink) = match read_in(&self.dir.disk, fd) {
+            let (file, nlink) = match self.read_in(fd) {
                 Ok(read) => read,
                 Err(BadRecord::Missing) => {
                     // Its creation got no further than this.
@@ -396,6 +407,7 @@ impl Meta {
                     continue;
                 }
             };
+            let (name, key) = (self.rename_old_mark(name, file.key)?, file.key);
             if nlink == 1 {
                 // Created, but never linked into the name space.
                 disk.rename(writers, &name, orphans, &name, true)?;
@@ -447,22 +459,6 @@ impl Meta {
     pub(super) fn count_orphans(&self, max: usize) -> usize {
         names_in(&self.dir.orphans).map_or(0, |names| names.take(max).count())
     }
-}
-
-/// The file behind an open descriptor, as the table keeps it, and its link count.
-pub(super) fn read_in(disk: &Disk, fd: OwnedFd) -> Result<(OpenFile, u64), BadRecord> {
-    let stat = rustix::fs::fstat(&fd).map_err(BadRecord::Io)?;
-    let record = Record::of(disk, &fd)?;
-    let file = OpenFile {
-        ino: stat.st_ino,
-        key: record.key,
-        layout: record.layout,
-        fd,
-        gate: Mutex::default(),
-        links: Mutex::default(),
-        seen: Mutex::new(record.seen),
-    };
-    Ok((file, links(&stat)))
 }
 
 /// Link count of a file, including our own names.

@@ -7,9 +7,9 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use impresario_base::lock::Mutex;
-use impresario_layout::Layout;
-use impresario_wire::LockCall;
+use impresario_layout::{Layout, Skipped};
 use impresario_wire::message::{Answer, Examine, MetaCall, Opened, Statfs, Target, Who};
+use impresario_wire::{LockCall, RelayCall};
 use rustix::io::Errno;
 
 use super::background::{self, BackgroundTasks};
@@ -24,6 +24,7 @@ use super::objects::Objects;
 use super::opens::{Opens, Pin, Session, SessionId, Sessions};
 use super::removal::NameLocks;
 use super::status::{Operations, SESSION_END, SESSION_START, kind_of};
+use super::stores::Stores;
 use super::tree::check_path;
 
 /// Options of the metadata server.
@@ -37,6 +38,10 @@ pub struct MetaOptions {
     pub stripe_bytes: u32,
     /// Data servers per file whose directory has no default layout.
     pub stripe_count: u16,
+    /// The data servers that new files do not use, at present.
+    pub skipped: Arc<dyn Fn() -> Skipped + Send + Sync>,
+    /// What is noted of the data servers.
+    pub stores: Option<Arc<Stores>>,
     /// How long a file without names is kept for a client that lost its connection, or for all clients after a restart
     /// of the server.
     pub grace: Duration,
@@ -54,6 +59,8 @@ impl MetaOptions {
             data_servers,
             stripe_bytes: Layout::SSIZE_DEFAULT_BYTES,
             stripe_count: data_servers,
+            skipped: Arc::new(|| Skipped::NONE),
+            stores: None,
             grace: Duration::from_secs(30),
             lock_lease: Duration::from_secs(10),
             before_step: None,
@@ -89,6 +96,8 @@ pub(super) struct Meta {
     /// Numbers names in `staging/`.
     pub(super) staged: AtomicU64,
     pub(super) started: Instant,
+    /// When a client was lost last that had files open.
+    pub(super) vanished: Mutex<Option<Instant>>,
 }
 
 impl MetaService {
@@ -122,6 +131,7 @@ impl MetaService {
             dealt: AtomicU64::new(u64::from(std::process::id())),
             staged: AtomicU64::new(0),
             started: Instant::now(),
+            vanished: Mutex::default(),
             options,
         });
         let unusable = |what, source| StartError::Unusable { dir: meta.options.dir.clone(), what, source };
@@ -154,7 +164,10 @@ impl MetaService {
     /// A client's connection has ended: closes what it had open.
     pub fn close_session(&self, session: SessionId) {
         let began = Instant::now();
-        for (file, write) in self.meta.sessions.end(session) {
+        for (handle, file, write) in self.meta.sessions.end(session) {
+            if !file.end_relay(handle) {
+                self.meta.note_vanished();
+            }
             // The background threads settle the size; closing does not wait for it.
             drop(self.meta.leave(file, write, true));
         }
@@ -188,6 +201,7 @@ impl MetaService {
             | MetaCall::Fsync { .. }
             | MetaCall::FsyncDir { .. }
             | MetaCall::Statfs
+            | MetaCall::Relay(_)
             | MetaCall::Examine(_) => true,
             // A lease begins.
             MetaCall::Lock(LockCall { lease: 0, .. }) => true,
@@ -269,6 +283,7 @@ impl Meta {
             }
             MetaCall::Close { handle } => {
                 let (file, write) = session.take(handle)?;
+                file.end_relay(handle);
                 if let Some(pin) = self.leave(file, write, false).filter(|_| write && !self.background.is_paused())
                     && let Err(failure) = self.settle(&pin)
                 {
@@ -333,6 +348,7 @@ impl Meta {
             MetaCall::Statfs => Answer::Statfs(self.statfs()?),
             MetaCall::Examine(what) => self.examine(session.id, what)?,
             MetaCall::Lock(call) => self.lock(who, &call)?,
+            MetaCall::Relay(call) => Answer::Relaid(self.relay(session, &call)?),
             MetaCall::SetLayout { path, layout } => {
                 self.set_layout(&path, layout)?;
                 Answer::Done
@@ -378,6 +394,8 @@ fn paths_of(call: &MetaCall) -> impl Iterator<Item = &[u8]> {
     let (one, other) = match call {
         MetaCall::Examine(Examine::Directory { path, .. } | Examine::File { path }) => (Some(path), None),
         MetaCall::Examine(_) | MetaCall::Lock(_) => (None, None),
+        MetaCall::Relay(RelayCall::Commit { .. } | RelayCall::Emptied { .. }) => (None, None),
+        MetaCall::Relay(RelayCall::Begin { path }) => (Some(path), None),
         MetaCall::GetAttr { target: Target::Path(path) }
         | MetaCall::SetAttr { target: Target::Path(path), .. }
         | MetaCall::GetXattr { target: Target::Path(path), .. }

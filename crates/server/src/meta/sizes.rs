@@ -38,7 +38,7 @@ use super::disk::mtime_of;
 use super::fault::{Explain, Outcome, data_fault, fault, show};
 use super::opens::{Found, OpenFile, Pin};
 use super::record::{FILE_ATTRIBUTE, Record, Seen};
-use super::removal::{bad_record, read_in};
+use super::removal::bad_record;
 use super::service::Meta;
 use super::tree::{EntryRef, full_bytes, has_used_bytes, local_attr};
 
@@ -55,6 +55,7 @@ impl Meta {
             return Ok(false);
         }
         let _gate = self.enter(pin, "open for writing", path)?;
+        self.end_relays(pin).explain("open for writing", path)?;
         self.settle_doubt(pin).map_err(|error| data_fault(&error, "open for writing", path))?;
         let fresh = self.mark(pin).explain("open for writing", path)?;
         self.opens.admit(pin.ino, true)?;
@@ -97,7 +98,7 @@ impl Meta {
     }
 
     /// Marks a file durably; false if it was marked. Call under its gate.
-    fn mark(&self, file: &OpenFile) -> rustix::io::Result<bool> {
+    pub(super) fn mark(&self, file: &OpenFile) -> rustix::io::Result<bool> {
         let _links = file.links.lock();
         if self.opens.mark_of(file.ino).is_some() {
             return Ok(false);
@@ -124,7 +125,8 @@ impl Meta {
     /// Removes a file's mark.
     pub(super) fn unmark(&self, file: &OpenFile) -> rustix::io::Result<()> {
         let _links = file.links.lock();
-        match self.dir.disk.unlink(&self.dir.writers, key_name(file.key).as_bytes()) {
+        let name = key_name(self.opens.mark_of(file.ino).unwrap_or(file.key));
+        match self.dir.disk.unlink(&self.dir.writers, name.as_bytes()) {
             Ok(()) | Err(Errno::NOENT) => {}
             Err(errno) => return Err(errno),
         }
@@ -137,11 +139,12 @@ impl Meta {
         self.settle_held(pin, &pin.gate.lock())
     }
 
-    fn settle_held(&self, pin: &Pin<'_>, _gate: &MutexGuard<'_, ()>) -> Result<(), Failure> {
+    pub(super) fn settle_held(&self, pin: &Pin<'_>, _gate: &MutexGuard<'_, ()>) -> Result<(), Failure> {
         let idle = self.opens.writers_of(pin.ino) == 0 && !self.opens.is_removed(pin.ino);
-        if !idle || !self.opens.may_settle(pin.ino) {
+        if !idle || !self.opens.may_settle(pin.ino) || pin.is_relaid() {
             return Ok(());
         }
+        self.remove_spare(pin)?;
         self.settle_doubt(pin).map_err(Failure::DataServers)?;
         let objects = self.ask(pin).map_err(|error| match error.kind() {
             io::ErrorKind::InvalidData => Failure::Local(error.to_string()),
@@ -191,8 +194,8 @@ impl Meta {
         self.remember(file, Seen { mtime: objects.mtime, made: objects.made, used_bytes })
     }
 
-    fn remember(&self, file: &OpenFile, seen: Seen) -> rustix::io::Result<()> {
-        let record = Record { key: file.key, layout: file.layout, seen };
+    pub(super) fn remember(&self, file: &OpenFile, seen: Seen) -> rustix::io::Result<()> {
+        let record = Record { key: file.key, layout: file.layout, seen, spare: *file.spare.lock() };
         self.dir.disk.set_attribute(&file.fd, FILE_ATTRIBUTE, &record.encode())?;
         *file.seen.lock() = seen;
         Ok(())
@@ -216,17 +219,16 @@ impl Meta {
             Err(Errno::NOENT) => return Ok(None),
             other => other?,
         };
-        let (file, _) =
-            read_in(&self.dir.disk, fd).map_err(|bad| Failure::Local(bad_record(bad, &key_name(key)).message))?;
-        Ok(self.pin_if_marked(file))
+        let (file, _) = self.read_in(fd).map_err(|bad| Failure::Local(bad_record(bad, &key_name(key)).message))?;
+        Ok(self.pin_if_marked(file, key))
     }
 
-    /// Pins a file that was found by its mark; `None` if it has lost the mark or its last name meanwhile.
-    fn pin_if_marked(&self, file: OpenFile) -> Option<Pin<'_>> {
+    /// Pins a file that was found by this mark; `None` if it has lost the mark or its last name meanwhile.
+    fn pin_if_marked(&self, file: OpenFile, mark: FileKey) -> Option<Pin<'_>> {
         match self.insert_pinned(file, b"", false) {
             // The mark goes last when a removed file goes for good: a file that still has it has its objects, and keeps
             // them while it is pinned.
-            Found::Pinned(pin) if !self.note_removed(&pin) && self.opens.mark_of(pin.ino) == Some(pin.key) => Some(pin),
+            Found::Pinned(pin) if !self.note_removed(&pin) && self.opens.mark_of(pin.ino) == Some(mark) => Some(pin),
             _ => None,
         }
     }
@@ -377,6 +379,7 @@ impl Meta {
         gate: &MutexGuard<'_, ()>,
     ) -> Outcome<()> {
         let doing = "set the length of";
+        self.end_relays(pin).explain(doing, path)?;
         let stat = rustix::fs::fstat(&pin.fd).explain(doing, path)?;
         if self.opens.mark_of(pin.ino).is_none() && stat.st_size == 0 && len_bytes == 0 {
             return self.dir.disk.set_times(&pin.fd, None, Some(SetTime::Now)).explain(doing, path);
@@ -521,9 +524,9 @@ mod tests {
         let meta = &service.meta;
         let found = || {
             let fd = meta.dir.disk.open_file(&meta.dir.writers, key_name(opened.file).as_bytes()).unwrap();
-            read_in(&meta.dir.disk, fd).unwrap().0
+            meta.read_in(fd).unwrap().0
         };
-        assert_eq!(meta.pin_if_marked(found()).map(|pin| pin.key), Some(opened.file));
+        assert_eq!(meta.pin_if_marked(found(), opened.file).map(|pin| pin.key), Some(opened.file));
         let late = found();
         assert!(matches!(service.call(session, MetaCall::Unlink { path: path() }), Answer::Removed { links: 0 }));
         assert!(matches!(service.call(session, MetaCall::Close { handle: opened.handle }), Answer::Done));
@@ -532,6 +535,6 @@ mod tests {
             assert!(began.elapsed() < Duration::from_secs(60), "it is not removed");
             std::thread::sleep(Duration::from_millis(1));
         }
-        assert!(meta.pin_if_marked(late).is_none());
+        assert!(meta.pin_if_marked(late, opened.file).is_none());
     }
 }

@@ -9,7 +9,7 @@ use serde_json::{Map, Value, json};
 
 use super::service::Meta;
 
-const KINDS: [&str; 29] = [
+const KINDS: [&str; 30] = [
     "getattr",
     "setattr",
     "create",
@@ -39,6 +39,7 @@ const KINDS: [&str; 29] = [
     "append",
     "lock",
     "cutback",
+    "relay",
 ];
 
 /// The kind of a call, as an index of [`Operations`].
@@ -71,6 +72,7 @@ pub(super) fn kind_of(call: &MetaCall) -> usize {
         MetaCall::Append { .. } => 26,
         MetaCall::Lock(_) => 27,
         MetaCall::CutBack { .. } => 28,
+        MetaCall::Relay(_) => 29,
     }
 }
 
@@ -143,6 +145,7 @@ impl Meta {
             "background_jobs": queued,
             "background_overflowed": overflowed,
             "data_servers_answer": !paused,
+            "data_servers_without_new_files": (self.options.skipped)().servers(),
             "locks": { "held": locks, "waiting": waiting, "clients": leases, "restoring": is_restoring },
             "operations": self.operations.as_json(),
         })

@@ -1,10 +1,11 @@
 //! Which data servers' folders belong to the cluster: the file `stores` of the metadata directory, a line `name number` each.
+//! And which data servers were emptied, so that they may be retired: the file `emptied`, a name in each line.
 //!
 //! A folder is noted when it is made together with the metadata directory, or else when its server first welcomes the
 //! metadata server. From then on the server of that name must come with that folder: another one, made anew on an empty
 //! disk, would have none of the cluster's objects.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
 use impresario_base::lock::Mutex;
@@ -15,6 +16,7 @@ use super::directory::{open_dir_at, read_format, read_text, write_durably};
 use super::{StartError, directory};
 
 pub(super) const FILE: &str = "stores";
+const EMPTIED: &str = "emptied";
 /// Of a cluster of 1024 servers with the longest names.
 const FILE_MAX_BYTES: usize = 128 << 10;
 
@@ -24,6 +26,8 @@ pub struct Stores {
     dir: PathBuf,
     cluster: ClusterId,
     known: Mutex<BTreeMap<String, u64>>,
+    /// Over these no file is striped.
+    emptied: Mutex<BTreeSet<String>>,
 }
 
 impl Stores {
@@ -40,7 +44,28 @@ impl Stores {
             found: super::fault::show(text.trim_end().as_bytes().get(..100).unwrap_or(text.as_bytes())),
             wanted: "a line `name number` for each data server",
         })?;
-        Ok(Stores { dir: dir.into(), cluster, known: Mutex::new(known) })
+        let emptied =
+            read_text(&top, EMPTIED, FILE_MAX_BYTES).map_err(unusable("its file `emptied` cannot be read"))?;
+        let emptied = emptied.unwrap_or_default().lines().map(String::from).collect();
+        Ok(Stores { dir: dir.into(), cluster, known: Mutex::new(known), emptied: Mutex::new(emptied) })
+    }
+
+    /// Whether a data server was emptied, and has got no files since.
+    pub fn is_emptied(&self, name: &str) -> bool {
+        self.emptied.lock().contains(name)
+    }
+
+    /// Notes, durably, that no file is striped over a data server, or that new ones may be.
+    pub(crate) fn note_emptied(&self, name: &str, is_emptied: bool) -> rustix::io::Result<()> {
+        let mut emptied = self.emptied.lock();
+        let mut now = emptied.clone();
+        let has_changed = if is_emptied { now.insert(name.into()) } else { now.remove(name) };
+        if has_changed {
+            let text: String = now.iter().map(|name| format!("{name}\n")).collect();
+            write_durably(&open_dir_at(rustix::fs::CWD, &self.dir)?, EMPTIED, &text)?;
+            *emptied = now;
+        }
+        Ok(())
     }
 
     /// The cluster.
@@ -118,5 +143,22 @@ mod tests {
         again.vet(&welcome("data.1", 8)).unwrap();
         std::fs::write(dir.path().join(FILE), "data.0\n").unwrap();
         assert!(matches!(Stores::open(dir.path()), Err(StartError::Unknown { .. })));
+    }
+
+    #[test]
+    fn what_was_emptied_is_remembered_until_it_gets_files() {
+        let dir = tempfile::tempdir().unwrap();
+        super::super::make(dir.path(), ClusterId(7), &BTreeMap::new()).unwrap();
+        let stores = Stores::open(dir.path()).unwrap();
+        assert!(!stores.is_emptied("data.1"));
+        for name in ["data.1", "data.2", "data.1"] {
+            stores.note_emptied(name, true).unwrap();
+        }
+        stores.note_emptied("data.2", false).unwrap();
+        let again = Stores::open(dir.path()).unwrap();
+        assert!(again.is_emptied("data.1") && !again.is_emptied("data.2"));
+        // A note that cannot be made does not count.
+        std::fs::create_dir(dir.path().join("emptied.new")).unwrap();
+        assert!(again.note_emptied("data.1", false).is_err() && again.is_emptied("data.1"));
     }
 }

@@ -104,8 +104,18 @@ impl<'a> Copier<'a> {
                 }
                 Ok(())
             }
+            Err(MoveError::Server(ClientError::Fault { fault: Fault { errno: libc::EIDRM, .. }, .. })) => {
+                self.gone(key)
+            }
             done => done,
         }
+    }
+
+    /// An object was removed, and for ever: keys are not used twice.
+    fn gone(&self, key: u64) -> Result<(), MoveError> {
+        let write = failed_to_write(self.to);
+        let had = self.here.look(key).map_err(&write)?;
+        if had.is_some() { self.here.unlink(key).map_err(&write) } else { Ok(()) }
     }
 
     fn try_object(&mut self, key: u64, ranges: &[Range<u64>], watcher: &mut dyn Watcher) -> Result<(), MoveError> {
@@ -114,8 +124,7 @@ impl<'a> Copier<'a> {
         let (_, object) = self.seek(key, 0, SeekTo::Data)?;
         let had = self.here.look(key).map_err(&write)?;
         if object.made == 0 {
-            // Removed, and for ever: keys are not used twice.
-            return if had.is_some() { self.here.unlink(key).map_err(&write) } else { Ok(()) };
+            return self.gone(key);
         }
         self.unsynced.push(key);
         let had_bytes = had.map_or(0, |state| state.size);

@@ -95,7 +95,8 @@ pub(super) fn fault_of(error: &io::Error) -> Fault {
         libc::ENOSPC | libc::EDQUOT => "; free space on the data server",
         libc::EMFILE | libc::ENFILE => "; raise its limit of open files",
         libc::EIDRM => {
-            let message = "its file was removed; what came for it late was not done".into();
+            let message =
+                "its file was removed, or moved to other data servers; what came for it late was not done".into();
             return Fault { errno: libc::EIDRM, message };
         }
         _ => "",

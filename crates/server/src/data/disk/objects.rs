@@ -58,7 +58,7 @@ impl Disk {
 
     /// Answers with the state of an object.
     pub(crate) fn stat(&self, file: FileKey, reply: Reply) {
-        match self.store.look(file.0) {
+        match self.store.look_unless_removed(file.0) {
             Ok(state) => reply.send(&Answer::Object(info_of(state))),
             Err(error) => reply.send(&Answer::Fault(fault_of(&error))),
         }
