@@ -1,7 +1,7 @@
 //! Every change that the metadata server makes to its local file system, one method each.
 //!
-//! All changes pass through this file, so that a test can stop the server before any of them ([`StepHook`]) and a
-//! reader sees the full list.
+//! All changes pass through this file, so that a test can stop the server before any of them, have it fail, or leave out a
+//! sync ([`StepHook`]), and a reader sees the full list.
 
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::sync::{Arc, RwLockReadGuard, RwLockWriteGuard};
@@ -15,8 +15,19 @@ use rustix::fs::{
 use rustix::io::{Errno, Result};
 use rustix::path::Arg;
 
-/// Called with the name of a step before the step changes anything; tests stop the server there.
-pub type StepHook = Arc<dyn Fn(&'static str) + Send + Sync>;
+/// Called with the name of a step before the step changes anything; tests stop the server there, or say what becomes of it.
+pub type StepHook = Arc<dyn Fn(&'static str) -> Fate + Send + Sync>;
+
+/// What becomes of a step.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Fate {
+    /// It is done.
+    Done,
+    /// Of a sync: it is left out.
+    LeftOut,
+    /// It fails with this number and changes nothing.
+    Fails(i32),
+}
 
 /// The local file system, for writing.
 pub(super) struct Disk {
@@ -36,6 +47,9 @@ const EXT4_MAGIC: i64 = 0xef53;
 const XFS_MAGIC: i64 = 0x5846_5342;
 const TMPFS_MAGIC: i64 = 0x0102_1994;
 
+/// Flags for opening the file `changes`.
+const CHANGES_FLAGS: OFlags = OFlags::WRONLY.union(OFlags::APPEND).union(OFlags::CLOEXEC).union(OFlags::NOFOLLOW);
+
 /// Flags for opening a file of the name space: never through a symbolic link, never waiting for the other end of a
 /// pipe.
 const FILE_FLAGS: OFlags = OFlags::RDWR.union(OFlags::NOFOLLOW).union(OFlags::NONBLOCK).union(OFlags::CLOEXEC);
@@ -54,77 +68,116 @@ impl Disk {
         })
     }
 
-    fn step(&self, name: &'static str) {
-        if let Some(hook) = &self.hook {
-            hook(name);
+    /// Whether the step is to be done.
+    fn step(&self, name: &'static str) -> Result<bool> {
+        match self.hook.as_ref().map_or(Fate::Done, |hook| hook(name)) {
+            Fate::Done => Ok(true),
+            Fate::LeftOut => Ok(false),
+            Fate::Fails(errno) => Err(Errno::from_raw_os_error(errno)),
         }
     }
 
-    /// Replaces the file `changes`; gives it open for appending.
-    pub(super) fn replace_changes(&self, top: impl AsFd, notes: &[u8]) -> Result<OwnedFd> {
-        self.step("replace_changes");
-        let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::TRUNC | OFlags::APPEND | OFlags::CLOEXEC;
-        let file = rustix::fs::openat(&top, "changes.new", flags | OFlags::NOFOLLOW, Mode::RUSR | Mode::WUSR)?;
-        write_all(&file, notes)?;
-        rustix::fs::fdatasync(&file)?;
+    /// Replaces a small file as a whole and makes it durable.
+    pub(super) fn write_durably(&self, top: impl AsFd, name: &str, text: &str) -> Result<()> {
+        self.step("write_small_file")?;
+        let new = format!("{name}.new");
+        let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::TRUNC | OFlags::CLOEXEC | OFlags::NOFOLLOW;
+        let file = rustix::fs::openat(&top, &new, flags, Mode::RUSR | Mode::WUSR)?;
+        if rustix::io::write(&file, text.as_bytes())? != text.len() {
+            return Err(Errno::NOSPC);
+        }
+        self.sync("sync_small_file", &file)?;
+        rustix::fs::renameat(&top, &new, &top, name)?;
+        self.sync("sync_place_of_small_file", top)
+    }
+
+    /// Makes a successor of the file `changes`, open for appending, with room for more up to `room_bytes` if there is any.
+    pub(super) fn prepare_changes(&self, top: impl AsFd, notes: &[u8], room_bytes: u64) -> Result<OwnedFd> {
+        let prepare = || {
+            self.step("prepare_changes")?;
+            let file = new_changes(&top, room_bytes)?;
+            write_all(&file, notes)?;
+            if self.step("sync_new_changes")? {
+                rustix::fs::fdatasync(&file)?;
+            }
+            Ok(file)
+        };
+        prepare().inspect_err(|_| {
+            let _ = rustix::fs::unlinkat(&top, "changes.new", AtFlags::empty()); // it takes space that is wanted
+        })
+    }
+
+    /// Puts the successor of the file `changes` in its place.
+    pub(super) fn replace_changes(&self, top: impl AsFd) -> Result<()> {
+        self.step("replace_changes")?;
         rustix::fs::renameat(&top, "changes.new", &top, "changes")?;
-        rustix::fs::fsync(top)?;
-        Ok(file)
+        if self.step("sync_place_of_changes")? { rustix::fs::fsync(top) } else { Ok(()) }
+    }
+
+    /// Allocates the space of the next successor of the file `changes`, if there is any.
+    pub(super) fn reserve_changes(&self, top: impl AsFd, room_bytes: u64) {
+        if let Err(error) = new_changes(top, room_bytes) {
+            tracing::debug!(%error, "no space is kept for the file `changes`");
+        }
+    }
+
+    /// Opens the file `changes` as it is.
+    pub(super) fn open_changes(&self, top: impl AsFd) -> Result<OwnedFd> {
+        rustix::fs::openat(top, "changes", CHANGES_FLAGS, Mode::empty())
     }
 
     /// Appends to the file `changes`.
     pub(super) fn append_change(&self, file: impl AsFd, note: &[u8]) -> Result<()> {
-        self.step("append_change");
+        self.step("append_change")?;
         write_all(file, note)
     }
 
     /// Makes what was appended to the file `changes` durable.
     pub(super) fn sync_changes(&self, file: impl AsFd) -> Result<()> {
-        self.step("sync_changes");
-        rustix::fs::fdatasync(file)
+        if self.step("sync_changes")? { rustix::fs::fdatasync(file) } else { Ok(()) }
     }
 
     /// Creates an empty file, private to the server, open for reading and writing.
     pub(super) fn make_file(&self, directory: impl AsFd, name: &str) -> Result<OwnedFd> {
-        self.step("make_file");
+        self.step("make_file")?;
         rustix::fs::openat(directory, name, FILE_FLAGS | OFlags::CREATE | OFlags::EXCL, Mode::RUSR | Mode::WUSR)
     }
 
     pub(super) fn make_dir(&self, directory: impl AsFd, name: &str) -> Result<()> {
-        self.step("make_dir");
+        self.step("make_dir")?;
         rustix::fs::mkdirat(directory, name, Mode::RWXU)
     }
 
     pub(super) fn make_symlink(&self, target: &[u8], directory: impl AsFd, name: &str) -> Result<()> {
-        self.step("make_symlink");
+        self.step("make_symlink")?;
         rustix::fs::symlinkat(target, directory, name)
     }
 
     /// Creates a pipe, a socket or a device.
     pub(super) fn make_node(&self, directory: impl AsFd, name: &str, node: (FileType, u64)) -> Result<()> {
-        self.step("make_node");
+        self.step("make_node")?;
         rustix::fs::mknodat(directory, name, node.0, Mode::RUSR | Mode::WUSR, node.1)
     }
 
     /// Gives the node behind a name a second name.
     pub(super) fn link(&self, from: impl AsFd, name: &[u8], to: impl AsFd, new_name: &[u8]) -> Result<()> {
-        self.step("link");
+        self.step("link")?;
         rustix::fs::linkat(from, name, to, new_name, AtFlags::empty())
     }
 
     /// Gives an open file another name.
     pub(super) fn link_open(&self, file: impl AsFd, to: impl AsFd, new_name: &str) -> Result<()> {
-        self.step("link_open");
+        self.step("link_open")?;
         rustix::fs::linkat(CWD, proc_path(file), to, new_name, AtFlags::SYMLINK_FOLLOW)
     }
 
     pub(super) fn unlink(&self, directory: impl AsFd, name: &[u8]) -> Result<()> {
-        self.step("unlink");
+        self.step("unlink")?;
         rustix::fs::unlinkat(directory, name, AtFlags::empty())
     }
 
     pub(super) fn remove_dir(&self, directory: impl AsFd, name: &[u8]) -> Result<()> {
-        self.step("remove_dir");
+        self.step("remove_dir")?;
         rustix::fs::unlinkat(directory, name, AtFlags::REMOVEDIR)
     }
 
@@ -136,18 +189,18 @@ impl Disk {
         new_name: &[u8],
         no_replace: bool,
     ) -> Result<()> {
-        self.step("rename");
+        self.step("rename")?;
         let flags = if no_replace { RenameFlags::NOREPLACE } else { RenameFlags::empty() };
         rustix::fs::renameat_with(from, name, to, new_name, flags)
     }
 
     pub(super) fn exchange(&self, from: impl AsFd, name: &[u8], to: impl AsFd, other_name: &[u8]) -> Result<()> {
-        self.step("exchange");
+        self.step("exchange")?;
         rustix::fs::renameat_with(from, name, to, other_name, RenameFlags::EXCHANGE)
     }
 
     pub(super) fn set_attribute(&self, node: impl AsFd, name: &str, value: &[u8]) -> Result<()> {
-        self.step("set_attribute");
+        self.step("set_attribute")?;
         let set = || rustix::fs::fsetxattr(node.as_fd(), name, value, XattrFlags::empty());
         // The kernel checks attribute writes against the current permission bits, not those at open time.
         match set() {
@@ -158,7 +211,7 @@ impl Disk {
 
     /// Sets an attribute of a user, of a node that may be open with `O_PATH` only.
     pub(super) fn set_xattr(&self, node: impl AsFd, name: &[u8], value: &[u8], flags: XattrFlags) -> Result<()> {
-        self.step("set_xattr");
+        self.step("set_xattr")?;
         let path = proc_path(node.as_fd());
         let set = || rustix::fs::setxattr(&path, name, value, flags);
         match set() {
@@ -169,7 +222,7 @@ impl Disk {
 
     /// Removes an attribute of a user, likewise.
     pub(super) fn remove_xattr(&self, node: impl AsFd, name: &[u8]) -> Result<()> {
-        self.step("remove_xattr");
+        self.step("remove_xattr")?;
         let path = proc_path(node.as_fd());
         let remove = || rustix::fs::removexattr(&path, name);
         match remove() {
@@ -179,7 +232,7 @@ impl Disk {
     }
 
     pub(super) fn remove_attribute(&self, node: impl AsFd, name: &str) -> Result<()> {
-        self.step("remove_attribute");
+        self.step("remove_attribute")?;
         match rustix::fs::fremovexattr(node, name) {
             Err(Errno::NODATA) => Ok(()),
             other => other,
@@ -187,13 +240,13 @@ impl Disk {
     }
 
     pub(super) fn set_len(&self, file: impl AsFd, len_bytes: u64) -> Result<()> {
-        self.step("set_len");
+        self.step("set_len")?;
         rustix::fs::ftruncate(file, len_bytes)
     }
 
     /// Gives a file a block of its own, whatever its length, or takes it away; see [`super::tree::has_used_bytes`].
     pub(super) fn set_block(&self, file: impl AsFd, has: bool) -> Result<()> {
-        self.step("set_block");
+        self.step("set_block")?;
         let punch = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
         let flags = if has { FallocateFlags::KEEP_SIZE } else { punch };
         rustix::fs::fallocate(file, flags, 0, if has { 1 } else { 4096 })
@@ -201,7 +254,7 @@ impl Disk {
 
     /// Sets the times of a node, which may be open with `O_PATH` only.
     pub(super) fn set_times(&self, node: impl AsFd, atime: Option<SetTime>, mtime: Option<SetTime>) -> Result<()> {
-        self.step("set_times");
+        self.step("set_times")?;
         let times = Timestamps { last_access: timespec(atime)?, last_modification: timespec(mtime)? };
         rustix::fs::utimensat(node, "", &times, AtFlags::EMPTY_PATH)
     }
@@ -212,26 +265,25 @@ impl Disk {
         if uid == Some(u32::MAX) || gid == Some(u32::MAX) {
             return Err(Errno::INVAL);
         }
-        self.step("set_owner");
+        self.step("set_owner")?;
         let flags = AtFlags::EMPTY_PATH;
         rustix::fs::chownat(node, "", uid.map(Uid::from_raw), gid.map(Gid::from_raw), flags)
     }
 
     /// Sets the permission bits of a node, which may be open with `O_PATH` only.
     pub(super) fn set_mode(&self, node: impl AsFd, mode: u32) -> Result<()> {
-        self.step("set_mode");
+        self.step("set_mode")?;
         let _alone = (!self.root).then(|| self.widening.lock());
         rustix::fs::chmod(proc_path(node), Mode::from_raw_mode(mode & 0o7777))
     }
 
-    pub(super) fn sync(&self, node: impl AsFd) -> Result<()> {
-        self.step("sync");
-        rustix::fs::fsync(node)
+    /// Makes a file, or the names in a directory, durable; `name` is that of the step.
+    pub(super) fn sync(&self, name: &'static str, node: impl AsFd) -> Result<()> {
+        if self.step(name)? { rustix::fs::fsync(node) } else { Ok(()) }
     }
 
-    pub(super) fn sync_file_system(&self, node: impl AsFd) -> Result<()> {
-        self.step("sync_file_system");
-        rustix::fs::syncfs(node)
+    pub(super) fn sync_file_system(&self, name: &'static str, node: impl AsFd) -> Result<()> {
+        if self.step(name)? { rustix::fs::syncfs(node) } else { Ok(()) }
     }
 
     /// While the result is held, no pipe, socket or device gets a name: a name that has none keeps away from them. To open
@@ -335,10 +387,10 @@ impl Disk {
         let _alone = self.widening.lock();
         let path = proc_path(node.as_fd());
         let mode = rustix::fs::fstat(node)?.st_mode & 0o7777;
-        self.step("widen");
+        self.step("widen")?;
         rustix::fs::chmod(&path, Mode::from_raw_mode(mode | bits))?;
         let result = act();
-        self.step("narrow");
+        self.step("narrow")?;
         rustix::fs::chmod(&path, Mode::from_raw_mode(mode))?;
         result
     }
@@ -351,7 +403,16 @@ pub(super) const PATH_FLAGS: OFlags = OFlags::PATH.union(OFlags::NOFOLLOW).union
 /// is reported as such.
 pub(super) const DIRECTORY_FLAGS: OFlags = OFlags::PATH.union(OFlags::DIRECTORY).union(OFlags::CLOEXEC);
 
-/// The /proc path that leads the kernel to the node behind a descriptor.
+/// The successor of the file `changes`, empty; of one that was reserved, the space stays its own.
+fn new_changes(top: impl AsFd, room_bytes: u64) -> Result<OwnedFd> {
+    let file = rustix::fs::openat(top, "changes.new", CHANGES_FLAGS | OFlags::CREATE, Mode::RUSR | Mode::WUSR)?;
+    if rustix::fs::fstat(&file)?.st_size > 0 {
+        rustix::fs::ftruncate(&file, 0)?;
+    }
+    let _ = rustix::fs::fallocate(&file, FallocateFlags::KEEP_SIZE, 0, room_bytes); // a full disk has none
+    Ok(file)
+}
+
 fn write_all(file: impl AsFd, mut bytes: &[u8]) -> Result<()> {
     while !bytes.is_empty() {
         let written = rustix::io::write(&file, bytes)?;
@@ -360,6 +421,7 @@ fn write_all(file: impl AsFd, mut bytes: &[u8]) -> Result<()> {
     Ok(())
 }
 
+/// The /proc path that leads the kernel to the node behind a descriptor.
 fn proc_path(node: impl AsFd) -> String {
     format!("/proc/self/fd/{}", node.as_fd().as_raw_fd())
 }

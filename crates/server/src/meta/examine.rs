@@ -241,7 +241,7 @@ impl IdleFolder {
         let opened = self.dir.disk.open_file(entry.directory(), entry.name).explain(doing, path)?;
         let is_same = Record::of(&self.dir.disk, &opened).is_ok_and(|record| record.key == file);
         let set = match is_same {
-            true => self.dir.disk.set_len(&opened, size).and_then(|()| self.dir.disk.sync(&opened)),
+            true => self.dir.disk.set_len(&opened, size).and_then(|()| self.dir.disk.sync("sync_corrected", &opened)),
             false => Err(Errno::STALE),
         };
         set.explain(doing, path)?;
@@ -263,7 +263,9 @@ impl IdleFolder {
         let name = super::directory::key_name(file);
         match self.dir.disk.unlink(directory, name.as_bytes()) {
             Err(Errno::NOENT) => Ok(()),
-            other => other.and_then(|()| self.dir.disk.sync(directory)).explain("remove", name.as_bytes()),
+            other => {
+                other.and_then(|()| self.dir.disk.sync("sync_struck", directory)).explain("remove", name.as_bytes())
+            }
         }
     }
 }
