@@ -283,3 +283,26 @@ fn lost_bytes_are_told_by_every_sync_from_then_on() {
     assert_eq!(tree.losses(), 2);
     assert!(tree.sync(&closed).is_err());
 }
+
+#[test]
+fn what_is_stable_outlasts_a_power_failure() {
+    let Some(disk) = impresario_testing::power::Disk::new() else { return };
+    let folder = disk.folder().join("exported");
+    std::fs::create_dir(&folder).unwrap();
+    let tree = PosixTree::open(&folder, Options::default()).unwrap();
+    let (caller, root) = (caller(), tree.root().unwrap());
+    let make = |name: &[u8]| tree.make(&caller, &root, name, Make::File, &SetAttr::default()).unwrap().0;
+    let [synced, stable, directory] = [&b"synced"[..], b"stable", b"directory"].map(make);
+    tree.write(&caller, &synced, 0, b"first", false).unwrap();
+    tree.sync(&synced).unwrap();
+    tree.write(&caller, &stable, 0, b"first", true).unwrap();
+    tree.write(&caller, &stable, 0, b"other", true).unwrap();
+    tree.remove(&caller, &root, b"directory").unwrap();
+    tree.sync(&root).unwrap();
+    tree.write(&caller, &synced, 0, b"other", false).unwrap();
+    let after = disk.after_power_failure();
+    drop((tree, directory));
+    let read = |name: &str| std::fs::read_to_string(after.folder().join("exported").join(name)).unwrap();
+    assert_eq!((read("synced").as_str(), read("stable").as_str()), ("first", "other"));
+    assert!(!after.folder().join("exported/directory").exists());
+}

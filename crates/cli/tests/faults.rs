@@ -6,9 +6,14 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use impresario_client::{Client, CreateOptions};
+use impresario_base::Random;
+use impresario_client::{Client, CreateOptions, File, Locked, Via};
 use impresario_config::Config;
-use support::{Cluster, PATIENCE, client, eventually, new_file, pattern, read_file, run, write_file};
+use impresario_wire::{FileLock, SpaceChange};
+use support::{
+    Cluster, PATIENCE, SmallDisk, Stopped, client, client_via, eventually, new_file, pattern, read_file, run,
+    write_file,
+};
 
 const BLOCK: usize = 24 * 1024;
 const BLOCKS: u64 = 64;
@@ -254,12 +259,7 @@ fn names_with_dots_are_refused() {
 #[test]
 fn a_full_disk_is_told_and_survived() {
     let mut cluster = Cluster::describe(2, 1, |_| {});
-    let folder = cluster.config.data[1].dir.clone();
-    std::fs::create_dir_all(&folder).unwrap();
-    let Ok(_small) = SmallDisk::mount(&folder) else {
-        impresario_testing::skip("root", "a small tmpfs cannot be mounted");
-        return;
-    };
+    let Some(_small) = SmallDisk::mount(&cluster.config.data[1].dir, c"size=16m") else { return };
     impresario_server::folders::make_all(&cluster.config).unwrap();
     for name in ["data.0", "data.1", "meta", "io.0"] {
         cluster.restart(name);
@@ -291,21 +291,6 @@ fn a_full_disk_is_told_and_survived() {
         outcome.ok()
     });
     assert!(read_file(&client, "small") == data);
-}
-
-struct SmallDisk<'a>(&'a std::path::Path);
-
-impl<'a> SmallDisk<'a> {
-    fn mount(on: &'a std::path::Path) -> rustix::io::Result<SmallDisk<'a>> {
-        rustix::mount::mount("tmpfs", on, "tmpfs", rustix::mount::MountFlags::empty(), c"size=16m")?;
-        Ok(SmallDisk(on))
-    }
-}
-
-impl Drop for SmallDisk<'_> {
-    fn drop(&mut self) {
-        let _ = rustix::mount::unmount(self.0, rustix::mount::UnmountFlags::DETACH);
-    }
 }
 
 /// Policies change under load: no request is lost, repeated or stuck.
@@ -389,4 +374,244 @@ fn a_client_killed_in_the_middle_leaves_nothing_behind() {
     assert!(read_file(&observer, "victim").len() as u64 == size);
     observer.unlink(b"victim").unwrap();
     assert_eq!(observer.stat(b"victim").unwrap_err().errno(), libc::ENOENT);
+}
+
+/// Clients with open files and locks come back, all at once, to a metadata server that is killed again and again while they do.
+#[test]
+fn many_clients_come_back_to_a_server_that_keeps_dying() {
+    const CLIENTS: u64 = 60;
+    const LOCK: FileLock = FileLock { owner: 1, pid: 1, start: 0, end: 99, exclusive: true };
+    let mut cluster = Cluster::start(2, 1, |config| {
+        config.cluster.request_timeout_ms = 20_000;
+        config.meta.lock_lease_ms = Some(6_000);
+    });
+    let shared = client(&cluster.config, 1000);
+    (0..20).for_each(|n| write_file(&shared, &format!("shared.{n}"), &pattern(n, 1, 0, 3000)));
+    let held: Vec<_> = (0..CLIENTS)
+        .map(|n| {
+            let client = client(&cluster.config, n);
+            let own = client.create(format!("own.{n}"), new_file(0o644)).unwrap();
+            own.write_at(&pattern(n, 1, 0, 5000), 0).unwrap();
+            let locked = own.lock(LOCK, false, Instant::now() + PATIENCE).unwrap();
+            assert!(matches!(locked, Locked::Granted { .. }), "{locked:?}");
+            let others: Vec<_> = (0..20).map(|n| client.open(format!("shared.{n}"), false).unwrap()).collect();
+            (client, own, others)
+        })
+        .collect();
+    (0..10).for_each(|n| shared.unlink(format!("shared.{n}")).unwrap());
+    for pause_ms in [0, 40, 120, 300] {
+        cluster.kill("meta");
+        cluster.launch("meta");
+        std::thread::sleep(Duration::from_millis(pause_ms));
+    }
+    cluster.await_answer("meta");
+    std::thread::scope(|scope| {
+        for (n, (client, own, others)) in (0u64..).zip(held) {
+            let shared = &shared;
+            scope.spawn(move || {
+                for (k, file) in (0u64..).zip(&others) {
+                    let mut got = vec![0; 4000];
+                    let len = file.read_at(&mut got, 0).unwrap_or_else(|e| panic!("client {n}, shared.{k}: {e}"));
+                    assert!(got[..len] == pattern(k, 1, 0, 3000), "shared.{k}");
+                    assert_eq!(file.attr().unwrap_or_else(|e| panic!("client {n}, shared.{k}: {e}")).size, 3000);
+                }
+                own.write_at(&pattern(n, 2, 5000, 5000), 5000).unwrap_or_else(|e| panic!("client {n}: {e}"));
+                own.sync().unwrap_or_else(|e| panic!("client {n}: {e}"));
+                // Still locked against all others.
+                let probe = shared.open(format!("own.{n}"), true).unwrap();
+                let other = FileLock { owner: 2, ..LOCK };
+                let held = probe.test_lock(other).unwrap();
+                assert!(held.is_some_and(|held| !held.own), "client {n} has lost its lock");
+                own.unlock(1, 0, 99).unwrap();
+                let locked = probe.lock(other, true, Instant::now() + PATIENCE).unwrap();
+                assert!(matches!(locked, Locked::Granted { .. }), "client {n}: {locked:?}");
+                probe.unlock(2, 0, 99).unwrap();
+                others.into_iter().for_each(|file| file.close().unwrap());
+                own.close().unwrap();
+                assert_eq!(client.stat(format!("own.{n}")).unwrap().size, 10_000);
+            });
+        }
+    });
+    let names = shared.list(b"").unwrap();
+    assert_eq!(names.len() as u64, CLIENTS + 10);
+}
+
+/// What memory holds after calls that change the space of a file.
+struct Model {
+    bytes: Vec<u8>,
+    random: Random,
+}
+
+impl Model {
+    /// One call on both.
+    fn step(&mut self, file: &File, number: u64, round: u64) {
+        const MAX: u64 = 300_000;
+        let (at, len) = (self.random.below(MAX), 1 + self.random.below(60_000));
+        let range = at as usize..(at + len) as usize;
+        let grow = |bytes: &mut Vec<u8>, end: usize| bytes.resize(bytes.len().max(end), 0);
+        let zero = |bytes: &mut Vec<u8>, range: std::ops::Range<usize>| {
+            let end = range.end.min(bytes.len());
+            bytes[range.start.min(end)..end].fill(0);
+        };
+        let what = match self.random.below(6) {
+            0 => {
+                zero(&mut self.bytes, range);
+                file.change_space(SpaceChange::Punch, at, len).map(drop)
+            }
+            1 => {
+                grow(&mut self.bytes, range.end);
+                zero(&mut self.bytes, range);
+                file.change_space(SpaceChange::Zero { keep_size: false }, at, len).map(drop)
+            }
+            2 => {
+                grow(&mut self.bytes, range.end);
+                file.change_space(SpaceChange::Allocate { keep_size: false }, at, len).map(drop)
+            }
+            3 => {
+                self.bytes.resize(range.start, 0);
+                file.set_len(at).map(drop)
+            }
+            _ => {
+                let bytes = pattern(number, round, at & !7, len as usize);
+                grow(&mut self.bytes, range.end);
+                self.bytes[range].copy_from_slice(&bytes);
+                file.write_at(&bytes, at).map(|written| assert_eq!(written as u64, len))
+            }
+        };
+        what.unwrap_or_else(|error| panic!("file {number}, round {round}: {error}"));
+    }
+}
+
+/// Holes, zeros, allocation, truncation and writes through I/O nodes that die or hang, and a data server that dies: each is
+/// done once, in its place, also when its first copy comes late.
+#[test]
+fn changes_of_space_are_done_once_through_lost_io_nodes() {
+    let mut cluster = Cluster::start(2, 2, |config| config.cluster.request_timeout_ms = 4_000);
+    let (stop, progress) = (AtomicBool::new(false), AtomicU64::new(0));
+    std::thread::scope(|scope| {
+        let workers: Vec<_> = (0..4u64)
+            .map(|n| {
+                let (config, stop, progress) = (cluster.config.clone(), &stop, &progress);
+                scope.spawn(move || {
+                    let client = client(&config, n);
+                    let file = client.create(format!("f.{n}"), new_file(0o644)).unwrap();
+                    let mut model = Model { bytes: Vec::new(), random: Random::new(n) };
+                    for round in 0.. {
+                        if stop.load(Ordering::Relaxed) {
+                            break;
+                        }
+                        model.step(&file, n, round);
+                        if round % 8 == 0 {
+                            let mut got = vec![0; 400_000];
+                            let len = file.read_at(&mut got, 0).unwrap_or_else(|e| panic!("file {n}: {e}"));
+                            let first = got[..len].iter().zip(&model.bytes).position(|(a, b)| a != b);
+                            assert!(got[..len] == model.bytes, "file {n}, round {round}: differs from byte {first:?}");
+                        }
+                        progress.fetch_add(1, Ordering::Relaxed);
+                    }
+                    file.sync().unwrap();
+                    file.close().unwrap();
+                    model.bytes
+                })
+            })
+            .collect();
+        let goes_on = || {
+            let from = progress.load(Ordering::Relaxed);
+            eventually("the load goes on", Duration::from_secs(60), || {
+                assert!(!workers.iter().any(|worker| worker.is_finished()), "a client has given up");
+                (progress.load(Ordering::Relaxed) >= from + 60).then_some(())
+            });
+        };
+        for name in ["io.0", "io.1", "data.1"] {
+            goes_on();
+            // Longer than clients are patient with a silent server, but not than a call may take.
+            let stopped = Stopped::stop(&mut cluster, name);
+            std::thread::sleep(Duration::from_millis(if name == "data.1" { 500 } else { 2_500 }));
+            drop(stopped);
+            goes_on();
+            cluster.kill(name);
+            std::thread::sleep(Duration::from_millis(200));
+            cluster.restart(name);
+        }
+        goes_on();
+        stop.store(true, Ordering::Relaxed);
+        let wanted: Vec<Vec<u8>> = workers.into_iter().map(|worker| worker.join().unwrap()).collect();
+        let reader = client(&cluster.config, 99);
+        for (n, bytes) in wanted.iter().enumerate() {
+            assert!(read_file(&reader, &format!("f.{n}")) == *bytes, "file {n}");
+        }
+    });
+}
+
+/// Objects in the folder of a data server.
+fn objects(folder: &std::path::Path) -> usize {
+    let folders = std::fs::read_dir(folder.join("objects")).unwrap();
+    folders.map(|folder| std::fs::read_dir(folder.unwrap().path()).unwrap().count()).sum()
+}
+
+/// A file that another client has removed, through another I/O node, serves those who have it open until they close it,
+/// whatever server is lost meanwhile; then its objects go.
+#[test]
+fn a_removed_file_serves_its_openers_through_lost_servers() {
+    let mut cluster = Cluster::start(2, 2, |_| {});
+    let [a, b] = [0, 1].map(|index| client_via(&cluster.config, index as u64, Via::IoNode(index)));
+    let opened = a.create("f", new_file(0o644)).unwrap();
+    opened.write_at(&pattern(1, 1, 0, 300_000), 0).unwrap();
+    let reader = b.open("f", false).unwrap();
+    b.unlink("f").unwrap();
+    let again = b.create("f", new_file(0o644)).unwrap();
+    again.write_at(b"another", 0).unwrap();
+    again.close().unwrap();
+    for name in ["meta", "data.1", "io.0", "io.1", "meta"] {
+        cluster.kill(name);
+        cluster.restart(name);
+        opened.write_at(&pattern(1, 2, 0, 8_192), 0).unwrap_or_else(|error| panic!("{name}: {error}"));
+        opened.sync().unwrap_or_else(|error| panic!("{name}: {error}"));
+        let mut got = vec![0; 300_000];
+        let len = reader.read_at(&mut got, 0).unwrap_or_else(|error| panic!("{name}: {error}"));
+        assert_eq!(len, 300_000, "{name}");
+        assert!(
+            got[..8_192] == pattern(1, 2, 0, 8_192) && got[8_192..] == pattern(1, 1, 0, 300_000)[8_192..],
+            "{name}"
+        );
+        assert_eq!((opened.attr().unwrap().nlink, opened.attr().unwrap().size), (0, 300_000), "{name}");
+        assert_eq!(read_file(&b, "f"), b"another");
+    }
+    let folders: Vec<_> = cluster.config.data.iter().map(|data| data.dir.clone()).collect();
+    let count = || folders.iter().map(|folder| objects(folder)).sum::<usize>();
+    assert!(count() >= 3, "{}", count());
+    opened.close().unwrap();
+    reader.close().unwrap();
+    eventually("the objects are removed", Duration::from_secs(60), || (count() == 1).then_some(()));
+    assert_eq!(read_file(&b, "f"), b"another");
+}
+
+#[test]
+fn servers_are_reached_over_ipv6() {
+    if let Err(why) = std::net::TcpListener::bind("[::1]:0") {
+        return impresario_testing::skip("ipv6", why);
+    }
+    let cluster = Cluster::start(2, 1, |config| {
+        let over_six = |address: &mut String| *address = address.replace("127.0.0.1", "[::1]");
+        over_six(&mut config.meta.address);
+        config.data.iter_mut().for_each(|data| over_six(&mut data.address));
+        config.io.iter_mut().for_each(|io| over_six(&mut io.address));
+        config.cluster.max_connections_per_address = 20;
+    });
+    for (n, via) in [Via::Direct, Via::IoNode(0)].into_iter().enumerate() {
+        let (client, path) = (client_via(&cluster.config, n as u64, via), format!("f.{n}"));
+        let data = pattern(n as u64, 1, 0, 600_000);
+        write_file(&client, &path, &data);
+        assert!(read_file(&client, &path) == data);
+    }
+    let ran = run(["status", cluster.path.to_str().unwrap()]);
+    assert!(ran.code == 0 && ran.out.contains("[::1]:"), "{ran:?}");
+    // Its connections are all of one address.
+    let address = cluster.config.data[0].address.clone();
+    let many: Vec<_> = (0..30).filter_map(|_| std::net::TcpStream::connect(&address).ok()).collect();
+    eventually("those beyond the limit are refused", PATIENCE, || {
+        let refused = cluster.state("data.0")["connections"]["refused"].as_u64();
+        refused.filter(|refused| *refused >= 8).map(drop)
+    });
+    drop(many);
 }

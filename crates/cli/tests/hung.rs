@@ -8,38 +8,11 @@ use std::time::{Duration, Instant};
 
 use impresario_client::{Client, CreateOptions};
 use impresario_wire::LayoutRequest;
-use rustix::process::Signal;
-use support::{Cluster, PATIENCE, client, eventually, new_file, pattern};
+use support::{Cluster, Stopped, client, new_file, pattern};
 
 const CALLERS: usize = 64;
 const BLOCK: usize = 16 << 10;
 const BLOCKS: u64 = 500;
-
-/// A server that is stopped, and goes on when this is dropped, however the test ends.
-struct Stopped(rustix::process::Pid);
-
-impl Stopped {
-    fn stop(cluster: &mut Cluster, name: &str) -> Stopped {
-        let process = cluster.server(name);
-        process.signal(Signal::STOP);
-        let stopped = Stopped(rustix::process::Pid::from_raw(process.pid() as i32).unwrap());
-        let tasks = format!("/proc/{}/task", process.pid());
-        eventually("all its threads have stopped", PATIENCE, || {
-            let is_stopped = |task: std::io::Result<std::fs::DirEntry>| {
-                let stat = std::fs::read_to_string(task.ok()?.path().join("stat")).ok()?;
-                stat.rsplit_once(") ").filter(|(_, state)| state.starts_with('T')).map(drop)
-            };
-            std::fs::read_dir(&tasks).ok()?.try_for_each(is_stopped)
-        });
-        stopped
-    }
-}
-
-impl Drop for Stopped {
-    fn drop(&mut self) {
-        let _ = rustix::process::kill_process(self.0, Signal::CONT);
-    }
-}
 
 /// On one data server, or from one on over several.
 fn on(server: u16, servers: u16) -> CreateOptions {

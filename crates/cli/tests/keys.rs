@@ -168,14 +168,18 @@ fn keys_are_replaced_under_load_without_an_error() {
             client.unlink(path.as_bytes()).unwrap_or_else(|e| panic!("removing {path}: {e}"));
         };
         std::thread::scope(|scope| {
-            let workers: Vec<_> = (0..3)
+            let workers: Vec<_> = (0..4)
                 .map(|thread| {
                     let (cluster, stop, rounds) = (&cluster, &stop, &rounds);
                     scope.spawn(move || {
-                        let client = client_via(&cluster.config, thread, via);
+                        let mut client = client_via(&cluster.config, thread, via);
                         let mut n = 0;
                         while !stop.load(Ordering::Relaxed) {
                             round(&client, thread, n);
+                            // One that comes and goes.
+                            if thread == 3 {
+                                client = client_via(&cluster.config, thread, via);
+                            }
                             n += 1;
                             rounds.fetch_add(1, Ordering::Relaxed);
                         }

@@ -136,7 +136,8 @@ impl<R> Slots<R> {
     /// waiting wakes it after releasing the lock.
     pub(crate) fn successor(&self) -> Option<Thread> {
         self.reader.as_ref()?;
-        self.followers.last().map(|(_, thread)| thread.clone())
+        // The keeper may rest among no followers: a call that began while another thread received did not wake it.
+        self.followers.last().map(|(_, thread)| thread.clone()).or_else(|| self.unattended.waiting_keeper())
     }
 
     /// Threads are parked.
@@ -144,9 +145,10 @@ impl<R> Slots<R> {
         !self.followers.is_empty()
     }
 
-    /// Wakes every parked thread.
+    /// Wakes every parked thread that waits for something.
     pub(crate) fn wake_all(&self) {
         self.followers.iter().for_each(|(_, thread)| thread.unpark());
+        self.unattended.waiting_keeper().inspect(Thread::unpark);
     }
 
     /// Calls without an answer.

@@ -59,6 +59,13 @@ pub(crate) struct Unattended {
     keeper: Option<Thread>,
 }
 
+impl Unattended {
+    /// The keeper, if there are calls for which somebody must receive.
+    pub(crate) fn waiting_keeper(&self) -> Option<Thread> {
+        self.keeper.clone().filter(|_| self.outstanding > 0)
+    }
+}
+
 impl State {
     /// Ends a call that no thread waits for; its slot stays.
     pub(crate) fn end_unattended(&mut self, id: u64, end: End) {

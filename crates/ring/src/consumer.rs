@@ -3,12 +3,13 @@
 use std::io;
 use std::num::NonZeroU64;
 use std::os::fd::AsFd;
-use std::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
+use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 
 use rustix::fs::SealFlags;
 use rustix::mm::MapFlags;
 
 use crate::access::Access;
+use crate::cells::{Cells, Reading, Stuck};
 use crate::layout::{MAGIC, Mapped, VERSION, slots_of};
 use crate::producer::{map, unmap};
 
@@ -94,16 +95,7 @@ pub enum Sleep {
 #[derive(Debug)]
 pub struct Consumer {
     ring: Mapped,
-    /// The trusted drain position; the shared copy only informs the client.
-    tail: u64,
-    /// When draining stopped at `tail`, and what was claimed then.
-    stuck: Option<Stuck>,
-}
-
-#[derive(Clone, Copy, Debug)]
-struct Stuck {
-    since_ns: u64,
-    claimed: u64,
+    reading: Reading,
 }
 
 impl Consumer {
@@ -131,7 +123,7 @@ impl Consumer {
         // SAFETY: a new mapping at an address chosen by the kernel, of a file that cannot shrink.
         let ring = unsafe { map(std::ptr::null_mut(), slots, memory, MapFlags::SHARED) }.map_err(Unusable::Io)?;
         let tail = ring.tail().load(Acquire);
-        let consumer = Consumer { ring, tail, stuck: None };
+        let consumer = Consumer { ring, reading: Reading::new(tail) };
         let ring = &consumer.ring;
         if ring.magic() != MAGIC || ring.version() != VERSION || ring.slots_told() != slots {
             return Err(Unusable::Header);
@@ -168,7 +160,7 @@ impl Consumer {
     /// # Errors
     /// As [`drain`](Consumer::drain).
     pub fn drain_at(&mut self, now_ns: u64, max: u32, take: impl FnMut(Access)) -> Result<Drained, Corrupt> {
-        self.walk(max, take, |stuck, at, claimed| match *stuck {
+        self.reading.walk(&self.ring, max, take, |stuck, at, claimed| match *stuck {
             Some(s) if at.wrapping_sub(s.claimed) as i64 >= 0 => {
                 *stuck = Some(Stuck { since_ns: now_ns, claimed });
                 false
@@ -186,57 +178,13 @@ impl Consumer {
     /// # Errors
     /// As [`drain`](Consumer::drain).
     pub fn drain_ended(&mut self, take: impl FnMut(Access)) -> Result<Drained, Corrupt> {
-        self.walk(self.ring.slots(), take, |_, _, _| true)
-    }
-
-    /// `give_up(stuck, position, claimed)` decides whether an incomplete position is skipped.
-    fn walk(
-        &mut self,
-        max: u32,
-        mut take: impl FnMut(Access),
-        mut give_up: impl FnMut(&mut Option<Stuck>, u64, u64) -> bool,
-    ) -> Result<Drained, Corrupt> {
-        let mut done = Drained::default();
-        let head = self.ring.head().load(Acquire);
-        let waiting = head.wrapping_sub(self.tail);
-        if waiting > u64::from(self.ring.slots()) {
-            return Err(Corrupt);
-        }
-        let limit = waiting.min(u64::from(max));
-        for _ in 0..limit {
-            let (seq, words) = self.ring.slot(self.tail);
-            if seq.load(Acquire) == self.tail.wrapping_add(1) {
-                match Access::from_words(words.map(|w| w.load(Relaxed))) {
-                    Some(access) => {
-                        take(access);
-                        done.accesses += 1;
-                    }
-                    None => done.invalid += 1,
-                }
-            } else if give_up(&mut self.stuck, self.tail, head) {
-                done.skipped += 1;
-            } else {
-                break;
-            }
-            self.tail = self.tail.wrapping_add(1);
-        }
-        if self.stuck.is_some_and(|s| self.tail.wrapping_sub(s.claimed) as i64 >= 0) {
-            self.stuck = None;
-        }
-        self.ring.tail().store(self.tail, Release);
-        done.more = self.tail != head;
-        Ok(done)
+        self.reading.walk(&self.ring, self.ring.slots(), take, |_, _, _| true)
     }
 
     /// Announces that the manager is about to wait for the event descriptor. After waking, just drain; a push between
     /// this call and the wait is not lost.
     pub fn sleep(&mut self) -> Sleep {
-        self.ring.asleep().store(1, SeqCst);
-        if self.ring.head().load(SeqCst) == self.tail {
-            return Sleep::Allowed;
-        }
-        self.ring.asleep().store(0, SeqCst);
-        Sleep::Pending
+        self.reading.sleep(&self.ring)
     }
 
     /// Asks the program to give hints itself, under this client number, or withdraws the request.

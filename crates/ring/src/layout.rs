@@ -21,6 +21,8 @@
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
+use crate::cells::Cells;
+
 /// Bytes before the first slot.
 pub const HEADER_BYTES: usize = 4096;
 /// Bytes of a slot.
@@ -82,10 +84,6 @@ impl Mapped {
         self.start
     }
 
-    pub(crate) fn slots(&self) -> u32 {
-        self.slots
-    }
-
     pub(crate) fn bytes(&self) -> usize {
         ring_bytes(self.slots)
     }
@@ -132,37 +130,45 @@ impl Mapped {
     }
 
     #[inline]
-    pub(crate) fn head(&self) -> &AtomicU64 {
+    pub(crate) fn helper(&self) -> &AtomicU64 {
+        self.u64_at(HELPER_AT)
+    }
+}
+
+impl Cells for Mapped {
+    type U64 = AtomicU64;
+    type U32 = AtomicU32;
+
+    fn slots(&self) -> u32 {
+        self.slots
+    }
+
+    #[inline]
+    fn head(&self) -> &AtomicU64 {
         self.u64_at(HEAD_AT)
     }
 
     #[inline]
-    pub(crate) fn tail(&self) -> &AtomicU64 {
+    fn tail(&self) -> &AtomicU64 {
         self.u64_at(TAIL_AT)
     }
 
-    pub(crate) fn dropped(&self) -> &AtomicU64 {
+    fn dropped(&self) -> &AtomicU64 {
         self.u64_at(DROPPED_AT)
     }
 
     #[inline]
-    pub(crate) fn asleep(&self) -> &AtomicU32 {
+    fn asleep(&self) -> &AtomicU32 {
         self.u32_at(ASLEEP_AT)
     }
 
     #[inline]
-    pub(crate) fn closed(&self) -> &AtomicU32 {
+    fn closed(&self) -> &AtomicU32 {
         self.u32_at(CLOSED_AT)
     }
 
     #[inline]
-    pub(crate) fn helper(&self) -> &AtomicU64 {
-        self.u64_at(HELPER_AT)
-    }
-
-    /// The commit marker and the data words of the slot for any position `p`.
-    #[inline]
-    pub(crate) fn slot(&self, p: u64) -> (&AtomicU64, [&AtomicU64; 4]) {
+    fn slot(&self, p: u64) -> (&AtomicU64, [&AtomicU64; 4]) {
         let at = HEADER_BYTES + (p & u64::from(self.slots - 1)) as usize * SLOT_BYTES;
         (self.u64_at(at), [self.u64_at(at + 8), self.u64_at(at + 16), self.u64_at(at + 24), self.u64_at(at + 32)])
     }

@@ -10,6 +10,7 @@
 //! panic, loop or access memory outside the ring.
 
 mod access;
+mod cells;
 mod consumer;
 mod layout;
 pub mod message;

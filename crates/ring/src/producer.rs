@@ -5,12 +5,13 @@ use std::io;
 use std::num::NonZeroU64;
 use std::os::fd::{AsFd, OwnedFd};
 use std::ptr::NonNull;
-use std::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
+use std::sync::atomic::Ordering::{Acquire, Relaxed};
 
 use rustix::fs::{MemfdFlags, SealFlags};
 use rustix::mm::{MapFlags, ProtFlags};
 
 use crate::access::Access;
+use crate::cells::{Cells, push};
 use crate::layout::{Mapped, SLOTS_MAX, SLOTS_MIN, ring_bytes};
 use crate::now_ns;
 
@@ -107,36 +108,7 @@ impl Producer {
     /// Pushes one access. Never waits, allocates or fails; leaves errno unchanged.
     #[inline]
     pub fn push(&self, access: Access) -> Push {
-        let ring = &self.ring;
-        if ring.closed().load(Relaxed) != 0 {
-            return Push::Closed;
-        }
-        let mut p = ring.head().load(Relaxed);
-        loop {
-            // The manager reads a slot before it advances the tail that frees it.
-            let tail = ring.tail().load(Acquire);
-            // A tail ahead of the loaded head means that the head is outdated; the exchange will detect that.
-            let waiting = p.wrapping_sub(tail);
-            if waiting >= u64::from(ring.slots()) && (waiting as i64) >= 0 {
-                ring.dropped().fetch_add(1, Relaxed);
-                return Push::Full;
-            }
-            // Sequentially consistent together with `asleep`: either the manager sees this claim before it sleeps, or
-            // this thread sees below that it sleeps.
-            match ring.head().compare_exchange_weak(p, p.wrapping_add(1), SeqCst, Relaxed) {
-                Ok(_) => break,
-                Err(now) => p = now,
-            }
-        }
-        let (seq, words) = ring.slot(p);
-        for (place, word) in words.into_iter().zip(access.to_words()) {
-            place.store(word, Relaxed);
-        }
-        seq.store(p.wrapping_add(1), Release);
-        if ring.asleep().load(SeqCst) == 1 && ring.asleep().swap(0, SeqCst) == 1 {
-            return Push::Wake;
-        }
-        Push::Stored
+        push(&self.ring, access)
     }
 }
 

@@ -209,9 +209,11 @@ fn start_meta(config: &Config) -> Result<Started, StartError> {
     // Metadata carry no payload; listings count.
     let stores = Arc::new(Stores::open(&meta.dir)?);
     let membership = Arc::new(Membership::of(stores.cluster()));
+    let descriptors = Descriptors::of(config, META_NAME);
     let settings = Settings {
         membership: membership.clone(),
         keys: keys(config, META_NAME, &meta.address)?,
+        max_connections: descriptors.connections,
         ..Settings::new(META_NAME, Role::Meta, &config.cluster, 32 << 20)
     };
     let server = Server::bind(&meta.address, settings)?;
@@ -236,6 +238,7 @@ fn start_meta(config: &Config) -> Result<Started, StartError> {
             Arc::new(move || states.skipped())
         },
         stores: Some(stores.clone()),
+        files_max: descriptors.files,
         ..MetaOptions::new(&meta.dir, config.data.len() as u16)
     };
     let service = MetaFront::new(server.vitals(), MetaService::open(options, Arc::new(objects))?, stores);
@@ -245,7 +248,11 @@ fn start_meta(config: &Config) -> Result<Started, StartError> {
 fn start_data(config: &Config, index: usize, data: &Data) -> Result<Started, StartError> {
     let data = &place_of(data)?;
     let unsuitable = |reason| StartError::Unsuitable { name: data.name.clone(), reason };
-    let options = StoreOptions { checksums: Some(data.checksums), ..StoreOptions::default() };
+    let descriptors = Descriptors::of(config, &data.name);
+    let kept = StoreOptions::default().open_files;
+    // An object may have a file of checksums beside it.
+    let open_files = kept.min(descriptors.files / 2);
+    let options = StoreOptions { checksums: Some(data.checksums), open_files, ..StoreOptions::default() };
     let store = ObjectStore::open(&data.dir, &data.name, options);
     let store = store.map_err(|source| StartError::Store { name: data.name.clone(), source })?;
     let membership = Arc::new(Membership::of(ClusterId(store.identity().cluster)));
@@ -254,6 +261,7 @@ fn start_data(config: &Config, index: usize, data: &Data) -> Result<Started, Sta
         store: store.identity().store,
         boot: boot_of(data)?,
         keys: keys(config, &data.name, &data.address)?,
+        max_connections: descriptors.connections,
         ..Settings::new(&data.name, Role::Data, &config.cluster, data.payload_bytes)
     };
     let server = Server::bind(&data.address, settings)?;
@@ -322,6 +330,7 @@ fn start_io(config: &Config, index: usize, io: &Io) -> Result<Started, StartErro
     let settings = Settings {
         membership: membership.clone(),
         keys: keys(config, &io.name, &io.address)?,
+        max_connections: Descriptors::of(config, &io.name).connections,
         ..Settings::new(&io.name, Role::Io, &config.cluster, io.payload_bytes)
     };
     let server = Server::bind(&io.address, settings)?;
@@ -561,6 +570,45 @@ fn cost_of(device: &impresario_device::DeviceParams) -> CostModel {
 }
 
 /// A thousand clients and as many open objects need more descriptors than shells give by default.
+/// How the descriptors of a process are shared out, so that neither connections nor open files take them all: a server
+/// without any could neither be asked nor close a file.
+struct Descriptors {
+    /// Connections at once.
+    connections: u32,
+    /// Files that are kept open.
+    files: usize,
+}
+
+impl Descriptors {
+    /// Descriptors of requests under way, of other servers' connections and of the server itself.
+    const OTHERS: u64 = 4096;
+
+    fn of(config: &Config, name: &str) -> Descriptors {
+        let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile).current.unwrap_or(u64::MAX);
+        let wanted = config.cluster.max_connections;
+        let shared = Descriptors::share_out(limit, wanted);
+        if shared.connections < wanted {
+            let possible = shared.connections;
+            tracing::warn!(
+                name,
+                limit,
+                wanted,
+                possible,
+                "fewer connections than max_connections: raise the limit of open files"
+            );
+        }
+        shared
+    }
+
+    fn share_out(limit: u64, connections: u32) -> Descriptors {
+        let connections = u32::try_from(limit / 2).unwrap_or(u32::MAX).min(connections);
+        let left = limit - u64::from(connections);
+        let files = left - (left / 2).min(Descriptors::OTHERS);
+        Descriptors { connections, files: usize::try_from(files).unwrap_or(usize::MAX) }
+    }
+}
+
+/// Lets the process have as many descriptors as it may.
 fn raise_descriptor_limit() {
     use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
     let limit = getrlimit(Resource::Nofile);
@@ -580,5 +628,25 @@ fn keep_the_heap_small() {
             libc::mallopt(libc::M_MMAP_THRESHOLD, 128 << 10);
             libc::mallopt(libc::M_TRIM_THRESHOLD, 1 << 20);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn descriptors_suffice_for_connections_files_and_the_rest() {
+        for (limit, connections, files) in [
+            (1 << 20, 1024, (1 << 20) - 1024 - 4096),
+            (65_536, 1024, 60_416),
+            (1024, 512, 256),
+            (64, 32, 16),
+            (0, 0, 0),
+        ] {
+            let shared = Descriptors::share_out(limit, 1024);
+            assert_eq!((shared.connections, shared.files), (connections, files), "of {limit}");
+        }
+        assert_eq!(Descriptors::share_out(u64::MAX, u32::MAX).connections, u32::MAX);
     }
 }

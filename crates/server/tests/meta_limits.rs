@@ -284,6 +284,63 @@ fn a_full_disk_fails_what_needs_space_and_breaks_nothing() {
     assert!(std::process::Command::new("umount").arg(&small).status().unwrap().success());
 }
 
+/// Neither a block nor an inode is left: names can still be removed, with a note of each, and the server starts.
+#[test]
+fn a_full_folder_gives_names_up_and_its_server_starts() {
+    let dir = tempfile::tempdir().unwrap();
+    let small = dir.path().join("small");
+    std::fs::create_dir(&small).unwrap();
+    let mut mount = std::process::Command::new("mount");
+    mount.args(["-t", "tmpfs", "-o", "nr_inodes=1200,size=16m", "tmpfs"]).arg(&small);
+    if !mount.stderr(std::process::Stdio::null()).status().is_ok_and(|status| status.success()) {
+        impresario_testing::skip("root", "a small tmpfs cannot be mounted");
+        return;
+    }
+    let filler = small.join("filler");
+    std::fs::write(&filler, "").unwrap();
+    let (objects, mut sequence) = (Arc::new(MemoryObjects::default()), 0);
+    let mut call = |s: &Server, call: MetaCall| {
+        sequence += 1;
+        s.service.call_from(s.session, Who { client: ClientKey(7), sequence, ..Who::default() }, call)
+    };
+    let s = start_with(options(&small.join("meta")), objects.clone());
+    let made = (0..2000).take_while(|n| match call(&s, create(&format!("f.{n}"))) {
+        Answer::Opened(opened) => {
+            s.close(opened);
+            true
+        }
+        Answer::Fault(fault) => {
+            assert_eq!(fault.errno, ENOSPC);
+            false
+        }
+        other => panic!("{other:?}"),
+    });
+    let made = made.count();
+    assert!(made > 600, "{made}");
+    let full = std::fs::write(&filler, vec![1; 16 << 20]).unwrap_err();
+    assert_eq!(full.raw_os_error(), Some(ENOSPC));
+    let mut remove = |s: &Server, n: usize| match call(s, unlink(&format!("f.{n}"))) {
+        Answer::Removed { .. } => {}
+        other => panic!("{n}: {other:?}"),
+    };
+    (0..300).for_each(|n| remove(&s, n));
+    drop(s);
+    // The inodes that have become free are taken, too.
+    let taken = (0..).take_while(|n| std::fs::write(small.join(format!("taken.{n}")), "").is_ok()).count();
+    let s = start_with(options(&small.join("meta")), objects.clone());
+    assert_eq!(s.names("").len(), made - 300);
+    (300..made).for_each(|n| remove(&s, n));
+    s.idle();
+    (0..taken).for_each(|n| std::fs::remove_file(small.join(format!("taken.{n}"))).unwrap());
+    std::fs::remove_file(&filler).unwrap();
+    s.close(s.create("again"));
+    s.hang_up();
+    s.idle();
+    drop(s);
+    check_directory(&small.join("meta"), &objects);
+    assert!(std::process::Command::new("umount").arg(&small).status().unwrap().success());
+}
+
 #[test]
 fn without_roots_rights_permission_bits_do_not_hold_up_the_server() {
     const NOBODY: u32 = 65_534;

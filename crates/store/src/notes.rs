@@ -4,10 +4,11 @@
 //! synced after it: what a sync promises may rest on the notes before it. The meaning of kinds is the server's.
 //!
 //! The file is made longer than its notes, so that a full device still takes the next ones, and is replaced as a whole
-//! when it has grown.
+//! when it has grown and when the store is opened, where there is space for that.
 
 use std::io;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use impresario_base::Durable;
 use impresario_base::lock::Mutex;
@@ -20,7 +21,7 @@ const NOTES: &str = "notes";
 const NOTES_NEW: &str = "notes.new";
 const NOTE_BYTES: usize = 16;
 /// Space for this many more notes is allocated ahead of them.
-const SPARE: usize = 1024;
+const SPARE: usize = 8192;
 
 /// A note.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -55,17 +56,21 @@ impl Note {
 pub(crate) struct Notes<H> {
     file: Mutex<Option<Open<H>>>,
     durable: Durable,
+    /// The last sync has failed.
+    has_failed: AtomicBool,
 }
 
 impl<H> Default for Notes<H> {
     fn default() -> Self {
-        Notes { file: Mutex::new(None), durable: Durable::default() }
+        Notes { file: Mutex::new(None), durable: Durable::default(), has_failed: AtomicBool::new(false) }
     }
 }
 
 struct Open<H> {
     file: Arc<H>,
     notes: usize,
+    /// The last of them, of which it is not known that they are durable.
+    unsynced: Vec<Note>,
 }
 
 impl<F: FileSystem> ObjectStore<F> {
@@ -73,7 +78,14 @@ impl<F: FileSystem> ObjectStore<F> {
     pub fn open_notes(&self) -> io::Result<Vec<Note>> {
         let bytes = read_all(&self.fs, NOTES)?.unwrap_or_default();
         let found: Vec<Note> = bytes.chunks_exact(NOTE_BYTES).map_while(Note::decode).collect();
-        self.replace_notes(found.iter().copied())?;
+        match self.replace_notes(found.iter().copied()) {
+            // A full device: what is there is as good. The first sync makes it durable.
+            Err(error) if is_full(&error) && !bytes.is_empty() => {
+                let file = Arc::new(self.fs.open(NOTES, false)?);
+                *self.notes.file.lock() = Some(Open { file, notes: found.len(), unsynced: found.clone() });
+            }
+            replaced => replaced?,
+        }
         Ok(found)
     }
 
@@ -90,6 +102,7 @@ impl<F: FileSystem> ObjectStore<F> {
         let open = open.as_mut().ok_or(io::ErrorKind::NotFound)?;
         write_all(&self.fs, &open.file, (open.notes * NOTE_BYTES) as u64, &note.encode())?;
         open.notes += 1;
+        open.unsynced.push(note);
         self.notes.durable.changed();
         Ok(())
     }
@@ -106,18 +119,39 @@ impl<F: FileSystem> ObjectStore<F> {
         bytes.resize(bytes.len() + SPARE * NOTE_BYTES, 0);
         let mut open = self.notes.file.lock();
         let file = replace_file(&self.fs, NOTES, NOTES_NEW, &bytes)?;
-        *open = Some(Open { file: Arc::new(file), notes: count });
+        *open = Some(Open { file: Arc::new(file), notes: count, unsynced: Vec::new() });
         Ok(())
     }
 
     /// Makes the notes taken so far durable.
     pub(crate) fn sync_notes(&self) -> io::Result<()> {
         self.notes.durable.sync(|| {
-            // Taken out of the lock: notes may be taken meanwhile.
-            let file = self.notes.file.lock().as_ref().map(|open| open.file.clone());
-            file.map_or(Ok(()), |file| self.fs.sync(&file))
+            let (file, count) = {
+                let mut open = self.notes.file.lock();
+                let Some(open) = open.as_mut() else { return Ok(()) };
+                // Those that a failed sync may have lost are written again, for the kernel holds them for written.
+                if self.notes.has_failed.swap(false, Ordering::AcqRel) {
+                    let bytes: Vec<u8> = open.unsynced.iter().copied().flat_map(Note::encode).collect();
+                    let at = open.notes - open.unsynced.len();
+                    let again = write_all(&self.fs, &open.file, (at * NOTE_BYTES) as u64, &bytes);
+                    again.inspect_err(|_| self.notes.has_failed.store(true, Ordering::Release))?;
+                }
+                (open.file.clone(), open.notes)
+            };
+            // Without the lock: notes may be taken meanwhile.
+            self.fs.sync(&file).inspect_err(|_| self.notes.has_failed.store(true, Ordering::Release))?;
+            if let Some(open) = self.notes.file.lock().as_mut().filter(|open| Arc::ptr_eq(&open.file, &file)) {
+                let since = (open.notes - count).min(open.unsynced.len());
+                open.unsynced.drain(..open.unsynced.len() - since);
+            }
+            Ok(())
         })
     }
+}
+
+/// No space, for a reason that is no fault.
+pub(crate) fn is_full(error: &io::Error) -> bool {
+    matches!(error.kind(), io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded)
 }
 
 #[cfg(test)]
@@ -170,6 +204,25 @@ mod tests {
     }
 
     #[test]
+    fn a_failed_sync_is_not_made_good_by_one_that_has_nothing_to_write() {
+        let fs = Forgetful::default();
+        let store = over(&fs);
+        store.open_notes().unwrap();
+        store.note(note(1)).unwrap();
+        store.sync(5).unwrap();
+        (2..=3).for_each(|key| store.note(note(key)).unwrap());
+        fs.fail_syncs(true);
+        store.sync(5).unwrap_err();
+        store.note(note(4)).unwrap();
+        store.sync(5).unwrap_err();
+        fs.fail_syncs(false);
+        store.sync(5).unwrap();
+        store.note(note(5)).unwrap();
+        fs.crash();
+        assert_eq!(over(&fs).open_notes().unwrap(), [1, 2, 3, 4].map(note));
+    }
+
+    #[test]
     fn notes_are_replaced_as_a_whole() {
         for stop in 0..8 {
             let fs = Forgetful::default();
@@ -190,12 +243,20 @@ mod tests {
 
     #[test]
     fn a_full_device_still_takes_notes() {
-        let fs = Forgetful::new(20_000);
+        let fs = Forgetful::new(200_000);
         let store = over(&fs);
         store.open_notes().unwrap();
-        let full = store.write_vectored(5, 0, &[IoSlice::new(&[1; 20_000])]).unwrap_err();
-        assert!(full.written < 20_000);
-        (0..SPARE as u64).for_each(|key| store.note(note(key)).unwrap());
+        let full = store.write_vectored(5, 0, &[IoSlice::new(&[1; 200_000])]).unwrap_err();
+        assert!(full.written < 200_000);
+        (0..100).for_each(|key| store.note(note(key)).unwrap());
+        store.sync(5).unwrap();
+        // It can be opened, and its notes are no fewer for that.
+        let store = over(&fs);
+        assert_eq!(store.open_notes().unwrap().len(), 100);
+        (100..SPARE as u64).for_each(|key| store.note(note(key)).unwrap());
         assert_eq!(store.notes_len(), SPARE);
+        store.sync(5).unwrap();
+        fs.crash();
+        assert_eq!(over(&fs).open_notes().unwrap(), (0..SPARE as u64).map(note).collect::<Vec<_>>());
     }
 }

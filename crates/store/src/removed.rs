@@ -58,6 +58,10 @@ struct File<H> {
     room: usize,
     /// Keys that found no room; the next removal notes them, too.
     unnoted: Vec<u64>,
+    /// The last keys in it, of which it is not known that they are durable.
+    unsynced: Vec<u64>,
+    /// The last sync has failed.
+    has_failed: bool,
 }
 
 /// A key as it is written. Zeros are room, so no key may look like them.
@@ -78,7 +82,7 @@ impl<H> Removed<H> {
         let open = young.is_some().then(|| fs.open(REMOVED, false)).transpose()?.map(Arc::new);
         let (room, young) = young.unwrap_or_default();
         let old = old.map(|(_, keys)| keys.into_iter().collect()).unwrap_or_default();
-        let file = File { open, len: young.len(), room, unnoted: Vec::new() };
+        let file = File { open, len: young.len(), room, unnoted: Vec::new(), unsynced: Vec::new(), has_failed: false };
         let keys = Keys { young: young.into_iter().collect(), old };
         Ok(Removed {
             count: AtomicU64::new(keys.young.len() as u64),
@@ -162,8 +166,28 @@ impl<F: FileSystem> ObjectStore<F> {
     /// Makes the notes so far durable.
     pub(crate) fn sync_removed(&self) -> io::Result<()> {
         self.removed.durable.sync(|| {
-            let file = self.removed.file.lock().open.clone();
-            file.map_or(Ok(()), |file| self.fs.sync(&file))
+            let (open, len) = {
+                let mut file = self.removed.file.lock();
+                let Some(open) = file.open.clone() else { return Ok(()) };
+                // Those that a failed sync may have lost are written again, for the kernel holds them for written.
+                if file.has_failed {
+                    let at = file.len - file.unsynced.len();
+                    let bytes: Vec<u8> = file.unsynced.iter().flat_map(|key| encode(*key)).collect();
+                    write_all(&self.fs, &open, (at * KEY_BYTES) as u64, &bytes)?;
+                    file.has_failed = false;
+                }
+                (open, file.len)
+            };
+            let is_same = |file: &File<F::File>| file.open.as_ref().is_some_and(|now| Arc::ptr_eq(now, &open));
+            let synced = self.fs.sync(&open);
+            let mut file = self.removed.file.lock();
+            if is_same(&file) {
+                file.has_failed |= synced.is_err();
+                let since = if synced.is_ok() { file.len - len } else { file.unsynced.len() };
+                let durable = file.unsynced.len().saturating_sub(since);
+                file.unsynced.drain(..durable);
+            }
+            synced
         })
     }
 
@@ -186,7 +210,8 @@ impl<F: FileSystem> ObjectStore<F> {
         let bytes: Vec<u8> = file.unnoted.iter().flat_map(|key| encode(*key)).collect();
         write_all(&self.fs, &open, (file.len * KEY_BYTES) as u64, &bytes)?;
         file.len = wanted;
-        file.unnoted.clear();
+        let noted = std::mem::take(&mut file.unnoted);
+        file.unsynced.extend(noted);
         Ok(())
     }
 
@@ -201,7 +226,7 @@ impl<F: FileSystem> ObjectStore<F> {
                 renamed => renamed?,
             }
         }
-        *file = File { open: None, len: 0, room: 0, unnoted: Vec::new() };
+        *file = File { open: None, len: 0, room: 0, unnoted: Vec::new(), unsynced: Vec::new(), has_failed: false };
         let mut keys = self.removed.keys.write();
         keys.old = std::mem::take(&mut keys.young);
         Ok(())

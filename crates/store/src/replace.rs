@@ -8,8 +8,10 @@ use crate::filesystem::FileSystem;
 /// new one, complete. Returns the new one, open.
 pub(crate) fn replace_file<F: FileSystem>(fs: &F, name: &str, name_new: &str, bytes: &[u8]) -> io::Result<F::File> {
     let file = fs.open(name_new, true)?;
-    fs.set_len(&file, 0)?;
-    write_all(fs, &file, 0, bytes)?;
+    let written = fs.set_len(&file, 0).and_then(|()| write_all(fs, &file, 0, bytes));
+    written.inspect_err(|_| {
+        let _ = fs.unlink(name_new); // it may have taken the last of the space
+    })?;
     fs.sync(&file)?;
     fs.rename(name_new, name)?;
     fs.sync_dir("")?;

@@ -731,6 +731,30 @@ fn a_removal_that_was_acknowledged_outlasts_a_power_failure() {
     assert!(acknowledged > 100, "{acknowledged}");
 }
 
+/// The kernel takes what a failed sync has lost for written: the next one succeeds and writes nothing.
+#[test]
+fn a_removal_that_is_repeated_after_a_failed_sync_outlasts_a_power_failure() {
+    let fs = Forgetful::default();
+    let store = over(&fs);
+    for key in [1, 2, 3, 4] {
+        write(&store, key, 0, b"synced");
+        store.sync(key).unwrap();
+    }
+    store.unlink(1).unwrap();
+    fs.fail_syncs(true);
+    assert!(store.unlink(2).is_err() && store.unlink(3).is_err() && store.unlink(2).is_err());
+    fs.fail_syncs(false);
+    store.unlink(3).unwrap();
+    store.unlink(4).unwrap();
+    store.unlink(2).unwrap();
+    fs.crash();
+    let store = over(&fs);
+    for key in [1, 2, 3, 4] {
+        assert_eq!(store.look(key).unwrap(), None, "object {key}");
+        assert!(store.write_vectored(key, 0, &[IoSlice::new(b"late")]).is_err(), "object {key}");
+    }
+}
+
 #[test]
 fn removals_are_remembered_for_a_generation_at_least_and_stay_durable_beyond() {
     const GENERATION: u64 = 50;

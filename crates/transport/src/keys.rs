@@ -296,7 +296,10 @@ impl Keys {
             let mut out = std::fs::OpenOptions::new().write(true).create_new(true).mode(0o600).open(&half)?;
             out.write_all(text.as_bytes())?;
             out.sync_all()?;
-            std::fs::rename(&half, file)
+            std::fs::rename(&half, file)?;
+            // After a power failure the old keys would be back, which others may have replaced by then.
+            let folder = file.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
+            std::fs::File::open(folder)?.sync_all()
         };
         write().map_err(|error| fail("cannot be written", error))
     }

@@ -183,8 +183,14 @@ impl Cluster {
 
     /// Starts one server; does not wait.
     pub fn launch(&mut self, name: &str) {
+        self.launch_by(&mut Command::new(IMPRESARIO), name);
+    }
+
+    /// The same, by a command that runs the program with the arguments that it is given here.
+    pub fn launch_by(&mut self, command: &mut Command, name: &str) {
         let log = self.dir.path().join(format!("{name}.log"));
-        let process = Process::start(["serve".as_ref(), self.path.as_os_str(), "--name".as_ref(), name.as_ref()], &log);
+        command.args(["serve".as_ref(), self.path.as_os_str(), "--name".as_ref(), name.as_ref()]);
+        let process = Process::start_command(command, &log);
         self.servers.retain(|(other, _)| other != name);
         self.servers.push((name.into(), process));
     }
@@ -230,6 +236,56 @@ impl Cluster {
     pub fn state(&self, name: &str) -> serde_json::Value {
         let address = self.config.server(name).unwrap().address();
         serde_json::from_str(&impresario_client::admin::status(&self.access(), address, PATIENCE).unwrap()).unwrap()
+    }
+}
+
+/// A server that is stopped, and goes on when this is dropped, however the test ends.
+pub struct Stopped(rustix::process::Pid);
+
+impl Stopped {
+    #[track_caller]
+    pub fn stop(cluster: &mut Cluster, name: &str) -> Stopped {
+        let process = cluster.server(name);
+        process.signal(rustix::process::Signal::STOP);
+        let stopped = Stopped(rustix::process::Pid::from_raw(process.pid() as i32).unwrap());
+        let tasks = format!("/proc/{}/task", process.pid());
+        eventually("all its threads have stopped", PATIENCE, || {
+            let is_stopped = |task: std::io::Result<std::fs::DirEntry>| {
+                let stat = std::fs::read_to_string(task.ok()?.path().join("stat")).ok()?;
+                stat.rsplit_once(") ").filter(|(_, state)| state.starts_with('T')).map(drop)
+            };
+            std::fs::read_dir(&tasks).ok()?.try_for_each(is_stopped)
+        });
+        stopped
+    }
+}
+
+impl Drop for Stopped {
+    fn drop(&mut self) {
+        let _ = rustix::process::kill_process(self.0, rustix::process::Signal::CONT);
+    }
+}
+
+/// A small file system on a folder, gone when this is dropped.
+pub struct SmallDisk(PathBuf);
+
+impl SmallDisk {
+    /// `None` where none can be mounted; that is recorded.
+    pub fn mount(on: &Path, options: &std::ffi::CStr) -> Option<SmallDisk> {
+        std::fs::create_dir_all(on).unwrap();
+        match rustix::mount::mount("tmpfs", on, "tmpfs", rustix::mount::MountFlags::empty(), options) {
+            Ok(()) => Some(SmallDisk(on.into())),
+            Err(_) => {
+                impresario_testing::skip("root", "a small tmpfs cannot be mounted");
+                None
+            }
+        }
+    }
+}
+
+impl Drop for SmallDisk {
+    fn drop(&mut self) {
+        let _ = rustix::mount::unmount(&self.0, rustix::mount::UnmountFlags::DETACH);
     }
 }
 

@@ -174,3 +174,50 @@ fn a_link_that_is_dropped_ends_its_calls() {
         std::thread::sleep(Duration::from_millis(5));
     }
 }
+
+/// The keeper rests while another thread receives: that one must wake it when it leaves, or the answer lies there until the
+/// keeper looks up by itself.
+#[test]
+fn an_answer_that_comes_after_the_receiving_thread_has_left_is_received_at_once() {
+    let mut held = None;
+    let server = server(move |connection, call| {
+        let Call::Read { lane_offset, len, .. } = call.call else { return Flow::Close };
+        match lane_offset >> 20 {
+            // Answered behind the call that comes next, which is answered later.
+            1 => held = Some((call.id, lane_offset, len)),
+            _ => {
+                if let Some((id, offset, len)) = held.take() {
+                    connection.answer(id, &Answer::Data, &content(offset, len as usize));
+                    std::thread::sleep(Duration::from_millis(20));
+                }
+                connection.answer(call.id, &Answer::Data, &content(lane_offset, len as usize));
+            }
+        }
+        Flow::Continue
+    });
+    let link = link_to(&[server.address()], Duration::from_secs(10));
+    link.session(in_ms(10_000)).unwrap();
+    let (to, from) = channel();
+    assert!(start(&link, 2, 10, 10_000, &to));
+    next(&from);
+    let took = (0..10).map(|_| {
+        // Longer than the keeper stays.
+        std::thread::sleep(Duration::from_millis(30));
+        std::thread::scope(|scope| {
+            let waits = scope.spawn(|| {
+                let mut bytes = [0; 10];
+                let call = read_call(&link, 1 << 20, 10);
+                link.call(call, &[], Some(&mut [IoSliceMut::new(&mut bytes)]), in_ms(10_000)).unwrap();
+            });
+            // It receives by then.
+            std::thread::sleep(Duration::from_millis(10));
+            let began = Instant::now();
+            assert!(start(&link, 2, 10, 10_000, &to));
+            assert!(matches!(next(&from), (2, _, End::Answered(Answer::Data, 10))));
+            waits.join().unwrap();
+            began.elapsed()
+        })
+    });
+    let fastest = took.min().unwrap();
+    assert!(fastest < Duration::from_millis(120), "{fastest:?}");
+}

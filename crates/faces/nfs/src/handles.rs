@@ -79,6 +79,11 @@ impl HandleKey {
         // A link, not a rename: of two servers that start at once one makes the key, and the other takes it.
         let linked = written.and_then(|()| std::fs::hard_link(&beside, file));
         std::fs::remove_file(&beside)?;
+        if linked.is_ok() {
+            // Another key after a power failure would make all handles worthless.
+            let folder = file.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
+            File::open(folder)?.sync_all()?;
+        }
         match linked {
             Ok(()) => Ok(key),
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {

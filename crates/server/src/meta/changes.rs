@@ -9,6 +9,11 @@
 //! The file outlives the process. Where a client has begun a new epoch, it is synced before the next fsync of a file or
 //! directory is answered: after a crash of the machine, too, nothing that was given up before is done. Of the changes
 //! themselves such a crash may forget some; a copy that comes within its client's time is then done again.
+//!
+//! **A full disk.** Without a note nothing is changed, and so nothing removed. Space for notes is therefore allocated ahead, and
+//! for the file that takes this one's place. A server that finds no space for a new file goes on with the old one.
+//!
+//! **A failed sync** leaves unknown what the device has: the file is written anew before the next one.
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -29,6 +34,10 @@ const CLIENTS_MAX: usize = 16 << 10;
 const REPLIES_MAX: usize = 16 << 10;
 /// The file is rewritten when it is longer, bytes.
 const FILE_MAX_BYTES: u64 = 4 * ((REPLIES_MAX + CLIENTS_MAX) * NOTE_BYTES) as u64;
+/// Where it cannot be rewritten, it may become so long.
+const ROOM_BYTES: u64 = FILE_MAX_BYTES + FILE_MAX_BYTES / 4;
+/// To rewrite it is tried again after so many more.
+const TRY_AGAIN_BYTES: u64 = 1024 * NOTE_BYTES as u64;
 const NOTE_BYTES: usize = 32;
 
 /// What is known of a change.
@@ -72,6 +81,40 @@ pub(super) struct Changes {
 struct File {
     fd: Arc<OwnedFd>,
     len: u64,
+    /// It is rewritten when it has become so long.
+    renew_at: u64,
+    /// A sync of it or of its name has failed: it must be rewritten before anything is promised.
+    is_doubtful: bool,
+}
+
+impl File {
+    fn new(fd: OwnedFd, len: u64) -> File {
+        File { fd: Arc::new(fd), len, renew_at: FILE_MAX_BYTES, is_doubtful: false }
+    }
+
+    /// Has another file with these notes take its place.
+    fn renew(&mut self, directory: &MetaDirectory, notes: &[u8]) -> rustix::io::Result<()> {
+        let fd = directory.disk.prepare_changes(&directory.top, notes, ROOM_BYTES)?;
+        // From here on either may have the name after a crash.
+        self.is_doubtful = true;
+        directory.disk.replace_changes(&directory.top)?;
+        // This gives the old one's space back, for the next.
+        *self = File::new(fd, notes.len() as u64);
+        directory.disk.reserve_changes(&directory.top, ROOM_BYTES);
+        Ok(())
+    }
+
+    /// Makes room for another note.
+    fn make_room(&mut self, directory: &MetaDirectory, notes: &[u8]) -> rustix::io::Result<()> {
+        match self.renew(directory, notes) {
+            Err(error) if !self.is_doubtful && self.len < ROOM_BYTES => {
+                tracing::warn!(%error, "the file `changes` of the metadata directory cannot be rewritten; it grows");
+                self.renew_at = self.len + TRY_AGAIN_BYTES;
+                Ok(())
+            }
+            renewed => renewed,
+        }
+    }
 }
 
 /// A note in the file.
@@ -133,7 +176,7 @@ impl Changes {
             _ => Err(Errno::from_io_error(&error).unwrap_or(Errno::IO)),
         })?;
         // What is torn or of unknown kind was not acknowledged.
-        for note in noted.chunks_exact(NOTE_BYTES).map_while(Note::decode) {
+        for note in noted.chunks_exact(NOTE_BYTES).filter_map(Note::decode) {
             let Who { client: ClientKey(client), epoch, sequence, .. } = note.who;
             let change = |reply| Kept::Change { client, epoch, sequence, reply };
             replies.restore(match note.kind {
@@ -147,10 +190,27 @@ impl Changes {
                 _ => change(None),
             });
         }
-        let file = Mutex::new(write_anew(directory, &encode_all(&replies, None))?);
+        let notes = encode_all(&replies, None);
+        let file = match directory.disk.prepare_changes(&directory.top, &notes, ROOM_BYTES) {
+            Ok(fd) => {
+                directory.disk.replace_changes(&directory.top)?;
+                directory.disk.reserve_changes(&directory.top, ROOM_BYTES);
+                File::new(fd, notes.len() as u64)
+            }
+            // What is there is as good, and has room.
+            Err(error @ (Errno::NOSPC | Errno::DQUOT)) => {
+                let fd = directory.disk.open_changes(&directory.top).map_err(|_| error)?;
+                let torn = noted.len() % NOTE_BYTES;
+                if torn > 0 {
+                    directory.disk.append_change(&fd, &[0; NOTE_BYTES][torn..])?;
+                }
+                File::new(fd, noted.len().next_multiple_of(NOTE_BYTES) as u64)
+            }
+            Err(error) => return Err(error),
+        };
         Ok(Changes {
             replies: Mutex::new(replies),
-            file,
+            file: Mutex::new(file),
             exchanging: Mutex::default(),
             exchange: Mutex::default(),
             epochs: Durable::default(),
@@ -158,14 +218,20 @@ impl Changes {
     }
 
     fn note(&self, directory: &MetaDirectory, note: Note) -> rustix::io::Result<()> {
-        let mut file = self.file.lock();
-        if file.len > FILE_MAX_BYTES {
-            // Not in the call: its lock would be held over it.
-            let exchange = *self.exchange.lock();
-            let bytes = encode_all(&self.replies.lock(), exchange);
-            *file = write_anew(directory, &bytes)?;
+        self.append(directory, &mut self.file.lock(), note)
+    }
+
+    /// Appends a note. What it says is to be remembered under the same lock, or a file written anew could lack it.
+    fn append(&self, directory: &MetaDirectory, file: &mut File, note: Note) -> rustix::io::Result<()> {
+        if file.is_doubtful || file.len > file.renew_at {
+            file.make_room(directory, &self.all_notes())?;
         }
-        directory.disk.append_change(&file.fd, &note.encode())?;
+        directory.disk.append_change(&file.fd, &note.encode()).inspect_err(|_| {
+            // What comes behind a part of a note could not be read.
+            let is_as_before =
+                rustix::fs::fstat(&file.fd).is_ok_and(|stat| u64::try_from(stat.st_size) == Ok(file.len));
+            file.is_doubtful |= !is_as_before;
+        })?;
         file.len += NOTE_BYTES as u64;
         Ok(())
     }
@@ -178,8 +244,25 @@ impl Changes {
         *self.exchange.lock() = Some((who.client.0, who.sequence, node));
         self.note(directory, Note { kind: EXCHANGING, who: *who, key: FileKey(node) })?;
         // A crash of the machine must not keep the exchange and forget the note: a copy would undo it.
-        let fd = self.file.lock().fd.clone();
-        directory.disk.sync_changes(&*fd)
+        self.sync_file(directory)
+    }
+
+    /// What is remembered, for a file. Call under the file's lock.
+    fn all_notes(&self) -> Vec<u8> {
+        // Not in the call: its lock would be held over it.
+        let exchange = *self.exchange.lock();
+        encode_all(&self.replies.lock(), exchange)
+    }
+
+    fn sync_file(&self, directory: &MetaDirectory) -> rustix::io::Result<()> {
+        let mut file = self.file.lock();
+        if file.is_doubtful {
+            return file.renew(directory, &self.all_notes());
+        }
+        // Notes may be taken meanwhile.
+        let fd = file.fd.clone();
+        drop(file);
+        directory.disk.sync_changes(&*fd).inspect_err(|_| self.file.lock().is_doubtful = true)
     }
 
     /// The latest epoch that is known of a client.
@@ -189,27 +272,20 @@ impl Changes {
 
     /// Makes the epochs noted so far durable.
     pub(super) fn sync(&self, directory: &MetaDirectory) -> rustix::io::Result<()> {
-        self.epochs.sync(|| {
-            // Notes may be taken meanwhile.
-            let fd = self.file.lock().fd.clone();
-            directory.disk.sync_changes(&*fd)
-        })
+        self.epochs.sync(|| self.sync_file(directory))
     }
 
     /// Notes the epoch of a call, if it is news; whether its client is still in it.
     pub(super) fn note_epoch(&self, directory: &MetaDirectory, who: Who) -> rustix::io::Result<bool> {
-        let known = self.replies.lock().epoch_of(who.client.0);
-        if known < who.epoch {
-            self.note(directory, Note { kind: CLIENT, who: Who { sequence: 0, ..who }, key: FileKey(0) })?;
-            self.epochs.changed();
+        let is_news = self.replies.lock().epoch_of(who.client.0) < who.epoch;
+        if !is_news {
+            return Ok(self.replies.lock().note(who.client.0, who.epoch));
         }
+        let mut file = self.file.lock();
+        self.append(directory, &mut file, Note { kind: CLIENT, who: Who { sequence: 0, ..who }, key: FileKey(0) })?;
+        self.epochs.changed();
         Ok(self.replies.lock().note(who.client.0, who.epoch))
     }
-}
-
-/// Rewrites the file.
-fn write_anew(directory: &MetaDirectory, bytes: &[u8]) -> rustix::io::Result<File> {
-    Ok(File { fd: Arc::new(directory.disk.replace_changes(&directory.top, bytes)?), len: bytes.len() as u64 })
 }
 
 /// The remembered changes, as the file has them.
@@ -260,6 +336,8 @@ struct UnderWay<'a> {
     service: &'a MetaService,
     who: Who,
     known: Option<Known>,
+    /// That it begins is noted.
+    is_noted: bool,
 }
 
 impl Drop for UnderWay<'_> {
@@ -270,11 +348,18 @@ impl Drop for UnderWay<'_> {
             Some(Known::Opened(key)) => (OPENED, *key),
             Some(_) => (DONE, FileKey(0)),
         };
-        // Without the second note, a restarted server takes the change for one that had begun.
-        if let Err(error) = changes.note(&self.service.meta.dir, Note { kind, who: self.who, key }) {
-            tracing::warn!(%error, "the end of a change could not be noted");
-        }
+        let directory = &self.service.meta.dir;
+        let mut file = changes.file.lock();
+        let noted = changes.append(directory, &mut file, Note { kind, who: self.who, key });
         changes.replies.lock().end(self.who.client.0, self.who.sequence, self.known.take());
+        // Without the second note, a restarted server takes the change for one that had begun, and could do it again.
+        if noted.is_err() && self.is_noted {
+            file.is_doubtful = true;
+            if let Err(error) = file.renew(directory, &changes.all_notes()) {
+                tracing::warn!(%error, "the end of a change could not be noted; others wait until it is");
+            }
+        }
+        drop(file);
         let mut exchange = changes.exchange.lock();
         if exchange.is_some_and(|(client, sequence, _)| (client, sequence) == (self.who.client.0, self.who.sequence)) {
             *exchange = None;
@@ -334,8 +419,9 @@ impl MetaService {
     }
 
     fn change(&self, session: SessionId, who: Who, call: MetaCall) -> Outcome<Answer> {
-        let mut under_way = UnderWay { service: self, who, known: None };
+        let mut under_way = UnderWay { service: self, who, known: None, is_noted: false };
         self.meta.changes.note(&self.meta.dir, Note { kind: BEGUN, who, key: FileKey(0) }).map_err(not_noted)?;
+        under_way.is_noted = true;
         let answer = self.call_as(session, &who, call);
         under_way.known = Known::of(&answer);
         Ok(answer)
@@ -357,7 +443,7 @@ impl MetaService {
     fn finish(&self, session: SessionId, who: Who, call: MetaCall) -> Answer {
         let answer = self.call_as(session, &who, call.clone());
         let answer = self.unless_done(session, call, answer);
-        drop(UnderWay { service: self, who, known: Known::of(&answer) });
+        drop(UnderWay { service: self, who, known: Known::of(&answer), is_noted: true });
         answer
     }
 
@@ -377,12 +463,12 @@ impl MetaService {
         };
         match (is_at(from)?, is_at(to)?) {
             (false, true) => {
-                drop(UnderWay { service: self, who, known: Known::of(&Answer::Done) });
+                drop(UnderWay { service: self, who, known: Known::of(&Answer::Done), is_noted: true });
                 Ok(Answer::Done)
             }
             (true, false) => {
                 let answer = self.call_as(session, &who, call);
-                drop(UnderWay { service: self, who, known: Known::of(&answer) });
+                drop(UnderWay { service: self, who, known: Known::of(&answer), is_noted: true });
                 Ok(answer)
             }
             _ => Err(fault(

@@ -208,7 +208,7 @@ impl MetaDirectory {
             if end >> COUNT_BITS != 0 {
                 return Err(Errno::NOSPC);
             }
-            write_durably(&self.top, "keys", &format!("{end}\n"))?;
+            self.disk.write_durably(&self.top, "keys", &format!("{end}\n"))?;
             keys.end = end;
         }
         let count = keys.next;
@@ -226,8 +226,23 @@ impl MetaDirectory {
         Ok(())
     }
 
-    /// Tries every needed feature, so that a missing one shows at start and not in the middle of a create.
+    /// Tries every needed feature, so that a missing one shows at start and not in the middle of a create. A full disk is no
+    /// reason not to start: names can still be read and removed.
     fn probe(&self) -> Result<(), StartError> {
+        match self.try_features() {
+            Err(StartError::Lacking { source, .. })
+                if matches!(Errno::from_io_error(&source), Some(Errno::NOSPC | Errno::DQUOT)) =>
+            {
+                let dir = self.dir.display();
+                tracing::warn!(%dir, "the metadata directory has no space or no inodes left; nothing can be created in it");
+                let _ = self.clear_staging(); // the next start does it
+                Ok(())
+            }
+            tried => tried,
+        }
+    }
+
+    fn try_features(&self) -> Result<(), StartError> {
         let lacking = |what, remedy| {
             move |errno: Errno| StartError::Lacking { dir: self.dir.clone(), what, source: errno.into(), remedy }
         };
@@ -300,15 +315,7 @@ pub(super) fn read_text(top: &OwnedFd, name: &str, max: usize) -> rustix::io::Re
 
 /// Replaces a small file as a whole and makes it durable.
 pub(super) fn write_durably(top: &OwnedFd, name: &str, text: &str) -> rustix::io::Result<()> {
-    let new = format!("{name}.new");
-    let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::TRUNC | OFlags::CLOEXEC | OFlags::NOFOLLOW;
-    let file = rustix::fs::openat(top, &new, flags, Mode::RUSR | Mode::WUSR)?;
-    if rustix::io::write(&file, text.as_bytes())? != text.len() {
-        return Err(Errno::NOSPC);
-    }
-    rustix::fs::fsync(&file)?;
-    rustix::fs::renameat(top, &new, top, name)?;
-    rustix::fs::fsync(top)
+    Disk::new(top, None)?.write_durably(top, name, text)
 }
 
 /// A directory without `format` must be empty, or left by an interrupted first start.

@@ -1,7 +1,7 @@
 //! Every change that the metadata server makes to its local file system, one method each.
 //!
-//! All changes pass through this file, so that a test can stop the server before any of them, or let them fail ([`StepHook`]), and a
-//! reader sees the full list.
+//! All changes pass through this file, so that a test can stop the server before any of them, have it fail, or leave out a
+//! sync ([`StepHook`]), and a reader sees the full list.
 
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::sync::{Arc, RwLockReadGuard, RwLockWriteGuard};
@@ -15,8 +15,19 @@ use rustix::fs::{
 use rustix::io::{Errno, Result};
 use rustix::path::Arg;
 
-/// Called with the name of a step before the step changes anything; tests stop the server there. An error is that of the step.
-pub type StepHook = Arc<dyn Fn(&'static str) -> Result<()> + Send + Sync>;
+/// Called with the name of a step before the step changes anything; tests stop the server there, or say what becomes of it.
+pub type StepHook = Arc<dyn Fn(&'static str) -> Fate + Send + Sync>;
+
+/// What becomes of a step.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Fate {
+    /// It is done.
+    Done,
+    /// Of a sync: it is left out.
+    LeftOut,
+    /// It fails with this number and changes nothing.
+    Fails(i32),
+}
 
 /// The local file system, for writing.
 pub(super) struct Disk {
@@ -36,6 +47,9 @@ const EXT4_MAGIC: i64 = 0xef53;
 const XFS_MAGIC: i64 = 0x5846_5342;
 const TMPFS_MAGIC: i64 = 0x0102_1994;
 
+/// Flags for opening the file `changes`.
+const CHANGES_FLAGS: OFlags = OFlags::WRONLY.union(OFlags::APPEND).union(OFlags::CLOEXEC).union(OFlags::NOFOLLOW);
+
 /// Flags for opening a file of the name space: never through a symbolic link, never waiting for the other end of a
 /// pipe.
 const FILE_FLAGS: OFlags = OFlags::RDWR.union(OFlags::NOFOLLOW).union(OFlags::NONBLOCK).union(OFlags::CLOEXEC);
@@ -54,20 +68,62 @@ impl Disk {
         })
     }
 
-    fn step(&self, name: &'static str) -> Result<()> {
-        self.hook.as_ref().map_or(Ok(()), |hook| hook(name))
+    /// Whether the step is to be done.
+    fn step(&self, name: &'static str) -> Result<bool> {
+        match self.hook.as_ref().map_or(Fate::Done, |hook| hook(name)) {
+            Fate::Done => Ok(true),
+            Fate::LeftOut => Ok(false),
+            Fate::Fails(errno) => Err(Errno::from_raw_os_error(errno)),
+        }
     }
 
-    /// Replaces the file `changes`; gives it open for appending.
-    pub(super) fn replace_changes(&self, top: impl AsFd, notes: &[u8]) -> Result<OwnedFd> {
+    /// Replaces a small file as a whole and makes it durable.
+    pub(super) fn write_durably(&self, top: impl AsFd, name: &str, text: &str) -> Result<()> {
+        self.step("write_small_file")?;
+        let new = format!("{name}.new");
+        let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::TRUNC | OFlags::CLOEXEC | OFlags::NOFOLLOW;
+        let file = rustix::fs::openat(&top, &new, flags, Mode::RUSR | Mode::WUSR)?;
+        if rustix::io::write(&file, text.as_bytes())? != text.len() {
+            return Err(Errno::NOSPC);
+        }
+        self.sync("sync_small_file", &file)?;
+        rustix::fs::renameat(&top, &new, &top, name)?;
+        self.sync("sync_place_of_small_file", top)
+    }
+
+    /// Makes a successor of the file `changes`, open for appending, with room for more up to `room_bytes` if there is any.
+    pub(super) fn prepare_changes(&self, top: impl AsFd, notes: &[u8], room_bytes: u64) -> Result<OwnedFd> {
+        let prepare = || {
+            self.step("prepare_changes")?;
+            let file = new_changes(&top, room_bytes)?;
+            write_all(&file, notes)?;
+            if self.step("sync_new_changes")? {
+                rustix::fs::fdatasync(&file)?;
+            }
+            Ok(file)
+        };
+        prepare().inspect_err(|_| {
+            let _ = rustix::fs::unlinkat(&top, "changes.new", AtFlags::empty()); // it takes space that is wanted
+        })
+    }
+
+    /// Puts the successor of the file `changes` in its place.
+    pub(super) fn replace_changes(&self, top: impl AsFd) -> Result<()> {
         self.step("replace_changes")?;
-        let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::TRUNC | OFlags::APPEND | OFlags::CLOEXEC;
-        let file = rustix::fs::openat(&top, "changes.new", flags | OFlags::NOFOLLOW, Mode::RUSR | Mode::WUSR)?;
-        write_all(&file, notes)?;
-        rustix::fs::fdatasync(&file)?;
         rustix::fs::renameat(&top, "changes.new", &top, "changes")?;
-        rustix::fs::fsync(top)?;
-        Ok(file)
+        if self.step("sync_place_of_changes")? { rustix::fs::fsync(top) } else { Ok(()) }
+    }
+
+    /// Allocates the space of the next successor of the file `changes`, if there is any.
+    pub(super) fn reserve_changes(&self, top: impl AsFd, room_bytes: u64) {
+        if let Err(error) = new_changes(top, room_bytes) {
+            tracing::debug!(%error, "no space is kept for the file `changes`");
+        }
+    }
+
+    /// Opens the file `changes` as it is.
+    pub(super) fn open_changes(&self, top: impl AsFd) -> Result<OwnedFd> {
+        rustix::fs::openat(top, "changes", CHANGES_FLAGS, Mode::empty())
     }
 
     /// Appends to the file `changes`.
@@ -78,8 +134,7 @@ impl Disk {
 
     /// Makes what was appended to the file `changes` durable.
     pub(super) fn sync_changes(&self, file: impl AsFd) -> Result<()> {
-        self.step("sync_changes")?;
-        rustix::fs::fdatasync(file)
+        if self.step("sync_changes")? { rustix::fs::fdatasync(file) } else { Ok(()) }
     }
 
     /// Creates an empty file, private to the server, open for reading and writing.
@@ -222,14 +277,13 @@ impl Disk {
         rustix::fs::chmod(proc_path(node), Mode::from_raw_mode(mode & 0o7777))
     }
 
-    pub(super) fn sync(&self, node: impl AsFd) -> Result<()> {
-        self.step("sync")?;
-        rustix::fs::fsync(node)
+    /// Makes a file, or the names in a directory, durable; `name` is that of the step.
+    pub(super) fn sync(&self, name: &'static str, node: impl AsFd) -> Result<()> {
+        if self.step(name)? { rustix::fs::fsync(node) } else { Ok(()) }
     }
 
-    pub(super) fn sync_file_system(&self, node: impl AsFd) -> Result<()> {
-        self.step("sync_file_system")?;
-        rustix::fs::syncfs(node)
+    pub(super) fn sync_file_system(&self, name: &'static str, node: impl AsFd) -> Result<()> {
+        if self.step(name)? { rustix::fs::syncfs(node) } else { Ok(()) }
     }
 
     /// While the result is held, no pipe, socket or device gets a name: a name that has none keeps away from them. To open
@@ -349,7 +403,16 @@ pub(super) const PATH_FLAGS: OFlags = OFlags::PATH.union(OFlags::NOFOLLOW).union
 /// is reported as such.
 pub(super) const DIRECTORY_FLAGS: OFlags = OFlags::PATH.union(OFlags::DIRECTORY).union(OFlags::CLOEXEC);
 
-/// The /proc path that leads the kernel to the node behind a descriptor.
+/// The successor of the file `changes`, empty; of one that was reserved, the space stays its own.
+fn new_changes(top: impl AsFd, room_bytes: u64) -> Result<OwnedFd> {
+    let file = rustix::fs::openat(top, "changes.new", CHANGES_FLAGS | OFlags::CREATE, Mode::RUSR | Mode::WUSR)?;
+    if rustix::fs::fstat(&file)?.st_size > 0 {
+        rustix::fs::ftruncate(&file, 0)?;
+    }
+    let _ = rustix::fs::fallocate(&file, FallocateFlags::KEEP_SIZE, 0, room_bytes); // a full disk has none
+    Ok(file)
+}
+
 fn write_all(file: impl AsFd, mut bytes: &[u8]) -> Result<()> {
     while !bytes.is_empty() {
         let written = rustix::io::write(&file, bytes)?;
@@ -358,6 +421,7 @@ fn write_all(file: impl AsFd, mut bytes: &[u8]) -> Result<()> {
     Ok(())
 }
 
+/// The /proc path that leads the kernel to the node behind a descriptor.
 fn proc_path(node: impl AsFd) -> String {
     format!("/proc/self/fd/{}", node.as_fd().as_raw_fd())
 }

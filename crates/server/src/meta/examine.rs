@@ -294,7 +294,7 @@ impl IdleFolder {
         let set = match record.is_some() {
             // The metadata server removes these first.
             true if record.is_some_and(|record| record.spare.is_some()) => Err(Errno::BUSY),
-            true => self.dir.disk.set_len(&opened, size).and_then(|()| self.dir.disk.sync(&opened)),
+            true => self.dir.disk.set_len(&opened, size).and_then(|()| self.dir.disk.sync("sync_corrected", &opened)),
             false => Err(Errno::STALE),
         };
         set.explain(doing, path)?;
@@ -316,7 +316,9 @@ impl IdleFolder {
         let name = super::directory::key_name(file);
         match self.dir.disk.unlink(directory, name.as_bytes()) {
             Err(Errno::NOENT) => Ok(()),
-            other => other.and_then(|()| self.dir.disk.sync(directory)).explain("remove", name.as_bytes()),
+            other => {
+                other.and_then(|()| self.dir.disk.sync("sync_struck", directory)).explain("remove", name.as_bytes())
+            }
         }
     }
 }

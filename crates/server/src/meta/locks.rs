@@ -51,7 +51,7 @@ impl Locking {
         let records = match open_dir_at(&directory.top, "lockers") {
             Err(Errno::NOENT) => {
                 directory.disk.make_dir(&directory.top, "lockers")?;
-                directory.disk.sync(&directory.top)?;
+                directory.disk.sync("sync_lockers", &directory.top)?;
                 open_dir_at(&directory.top, "lockers")?
             }
             opened => opened?,
@@ -199,7 +199,9 @@ impl Meta {
         let noted = || {
             let number = draw()?;
             drop(self.dir.disk.make_file(&self.locks.records, &record_of(client, number))?);
-            self.dir.disk.sync(&self.locks.records)?;
+            let synced = self.dir.disk.sync("sync_lease", &self.locks.records);
+            // Nothing is locked under it, and nobody is to wait for it after a restart.
+            synced.inspect_err(|_| self.forget_lease(client, number))?;
             Ok(number)
         };
         let number = noted().map_err(|errno: Errno| {
@@ -268,7 +270,7 @@ impl Meta {
             .and_then(|()| {
                 let unlinked = self.dir.disk.unlink(&self.locks.records, record_of(client, number).as_bytes());
                 unlinked.or_else(|errno| if errno == Errno::NOENT { Ok(()) } else { Err(errno) })?;
-                Ok(self.dir.disk.sync(&self.locks.records)?)
+                Ok(self.dir.disk.sync("sync_end_of_lease", &self.locks.records)?)
             });
         match fenced {
             Ok(()) => self.locks.state.lock().locks.fenced(client),

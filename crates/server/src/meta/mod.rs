@@ -73,7 +73,7 @@ mod xattrs;
 use impresario_wire::message::Fault;
 
 pub use directory::{COUNT_BITS, FolderState, StartError, adopt, examine, key_prefix, make};
-pub use disk::StepHook;
+pub use disk::{Fate, StepHook};
 pub use examine::IdleFolder;
 pub(crate) use fault::show;
 pub(crate) use locks::NO_FILE;

@@ -84,9 +84,10 @@ struct Slot {
 }
 
 /// The files in use.
-#[derive(Default)]
 pub(super) struct Opens {
     table: Mutex<Table>,
+    /// Files that may be open at once: each holds a descriptor.
+    files_max: usize,
 }
 
 /// Files remembered whose marks are gone.
@@ -105,6 +106,8 @@ struct Table {
     writers: usize,
     /// How often the record of some file came to name other objects.
     switches: u64,
+    /// Files with readers or writers.
+    opened: usize,
 }
 
 /// A file whose size only the data servers know.
@@ -283,11 +286,23 @@ impl Mark {
 }
 
 impl Opens {
+    pub(super) fn new(files_max: usize) -> Opens {
+        Opens { table: Mutex::default(), files_max }
+    }
+
     /// Counts an open of a pinned file.
     pub(super) fn admit(&self, ino: u64, write: bool) -> Outcome<()> {
         let mut table = self.table.lock();
         if table.readers + table.writers >= OPENS_MAX {
             return Err(fault(Errno::NFILE, format!("the metadata server has {OPENS_MAX} open files; close some")));
+        }
+        if table.slots.get(&ino).is_some_and(|slot| slot.readers + slot.writers == 0) {
+            if table.opened >= self.files_max {
+                let why =
+                    "as many as its limit of descriptors allows; close some, or raise it (LimitNOFILE, ulimit -n)";
+                return Err(fault(Errno::NFILE, format!("the metadata server has {} files open, {why}", table.opened)));
+            }
+            table.opened += 1;
         }
         *(if write { &mut table.writers } else { &mut table.readers }) += 1;
         if let Some(slot) = table.slots.get_mut(&ino) {
@@ -305,11 +320,15 @@ impl Opens {
         *total = total.saturating_sub(1);
         if let Some(slot) = table.slots.get_mut(&ino) {
             let count = if write { &mut slot.writers } else { &mut slot.readers };
+            let was_open = *count > 0;
             *count = count.saturating_sub(1);
             if slot.writers == 0 {
                 slot.admitted = 0;
             }
             slot.linger |= vanished;
+            if was_open && slot.readers + slot.writers == 0 {
+                table.opened = table.opened.saturating_sub(1);
+            }
         }
     }
 
@@ -617,7 +636,7 @@ mod tests {
 
     #[test]
     fn a_file_whose_mark_went_meanwhile_is_looked_at_again() {
-        let opens = Opens::default();
+        let opens = Opens::new(usize::MAX);
         assert!(opens.marked_since(opens.unmarkings(), [1].into_iter()).is_empty());
         opens.set_mark(1, FileKey(10));
         opens.set_mark(2, FileKey(20));

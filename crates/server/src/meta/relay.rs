@@ -66,7 +66,7 @@ impl Meta {
         let seen = *file.seen.lock();
         self.remember(file, seen)?;
         self.opens.note_switch();
-        self.dir.disk.sync(&file.fd)?;
+        self.dir.disk.sync("sync", &file.fd)?;
         let _links = file.links.lock();
         if let Some(name) = self.opens.mark_of(file.ino).filter(|name| *name != file.key) {
             self.rename_mark(key_name(name).as_bytes(), file.key)?;
@@ -279,7 +279,7 @@ mod tests {
     use super::super::opens::Found;
     use super::super::record::FILE_ATTRIBUTE;
     use super::*;
-    use crate::meta::{MemoryObjects, MetaOptions, MetaService, SessionId, StepHook, Stores, make};
+    use crate::meta::{MemoryObjects, MetaOptions, MetaService, SessionId, StepHook, Stores, disk, make};
 
     fn open(dir: &Path, objects: &Arc<MemoryObjects>, draining: bool) -> (MetaService, SessionId) {
         open_with(dir, objects, draining, None)
@@ -584,8 +584,8 @@ mod tests {
                 };
                 match now {
                     Some(true) => panic!("stopped before {step}"),
-                    Some(false) => Err(Errno::IO),
-                    None => Ok(()),
+                    Some(false) => disk::Fate::Fails(libc::EIO),
+                    None => disk::Fate::Done,
                 }
             })
         }

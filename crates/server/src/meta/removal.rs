@@ -33,9 +33,6 @@ use super::tree::{EntryRef, kind_of};
 const STRIPES: usize = 256;
 /// How often an operation restarts because others changed the same name.
 pub(super) const TRIES: usize = 100;
-/// After this long a name is looked at again that could not be removed.
-const RETRY: Duration = Duration::from_secs(60);
-
 /// Locks for the removal of names, chosen by directory and name.
 pub(super) struct NameLocks([Mutex<()>; STRIPES]);
 
@@ -166,8 +163,8 @@ impl Meta {
             // What is left in `orphans/` is found as what it is, then or at the next start.
             _ => {
                 if let Err(error) = self.dir.disk.unlink(&self.dir.orphans, key_name(pin.key).as_bytes()) {
-                    tracing::warn!(key = pin.key.0, %error, "a name in orphans/ could not be removed; tried again");
-                    self.background.push(Job::Reap(pin.key), RETRY);
+                    tracing::warn!(key = pin.key.0, %error, "a name in orphans/ could not be removed; tried again at once");
+                    self.background.push(Job::Reap(pin.key), Duration::ZERO);
                 }
             }
         }
@@ -236,7 +233,10 @@ impl Meta {
     /// back its name without its data. For a file replaced by a rename, preventing that is the purpose of the rename.
     pub(super) fn sync_removals(&self) -> rustix::io::Result<()> {
         let disk = &self.dir.disk;
-        if disk.ordered { disk.sync(&self.dir.orphans) } else { disk.sync_file_system(&self.dir.orphans) }
+        match disk.ordered {
+            true => disk.sync("sync_removals", &self.dir.orphans),
+            false => disk.sync_file_system("sync_all_removals", &self.dir.orphans),
+        }
     }
 
     /// Removes the objects of files without names and openers, then the files. Their removals are durable. A result for
@@ -313,7 +313,9 @@ impl Meta {
             // being removed may have added the file without knowing.
             match self.pin(ino, true) {
                 Found::Pinned(pin) => {
-                    self.note_removed(&pin);
+                    if !self.note_removed(&pin) {
+                        self.drop_stray_orphan(&pin)?;
+                    }
                     return Ok(None);
                 }
                 Found::Removed => return Ok(None),
@@ -321,6 +323,17 @@ impl Meta {
             }
         }
         Err(Failure::Local(format!("{name} in orphans/ is never free")))
+    }
+
+    /// Removes the name in `orphans/` of a file in use that has others: its removal failed half-way.
+    fn drop_stray_orphan(&self, pin: &Pin<'_>) -> rustix::io::Result<()> {
+        let (orphans, name) = (&self.dir.orphans, key_name(pin.key));
+        let _links = pin.links.lock();
+        let ours = 1 + self.is_marked(pin);
+        match rustix::fs::statat(orphans, &name, AtFlags::SYMLINK_NOFOLLOW) {
+            Ok(stat) if stat.st_ino == pin.ino && links(&stat) > ours => self.dir.disk.unlink(orphans, name.as_bytes()),
+            _ => Ok(()),
+        }
     }
 
     /// Removes a file whose objects are removed.

@@ -47,6 +47,8 @@ pub struct MetaOptions {
     pub grace: Duration,
     /// How long a client keeps its locks without renewing them.
     pub lock_lease: Duration,
+    /// Files that clients may have open at once; each holds a descriptor of this process.
+    pub files_max: usize,
     /// For tests: called before each change of the local file system.
     pub before_step: Option<StepHook>,
 }
@@ -63,6 +65,7 @@ impl MetaOptions {
             stores: None,
             grace: Duration::from_secs(30),
             lock_lease: Duration::from_secs(10),
+            files_max: usize::MAX,
             before_step: None,
         }
     }
@@ -120,7 +123,7 @@ impl MetaService {
             changes,
             locks,
             objects,
-            opens: Opens::default(),
+            opens: Opens::new(options.files_max),
             sessions: Sessions::default(),
             background: BackgroundTasks::default(),
             names: NameLocks::default(),

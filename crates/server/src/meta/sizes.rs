@@ -112,7 +112,7 @@ impl Meta {
             Err(Errno::EXIST) => Ok(()),
             other => other,
         };
-        match made.and_then(|()| disk.sync(&self.dir.writers)) {
+        match made.and_then(|()| disk.sync("sync_mark", &self.dir.writers)) {
             Ok(()) => Ok(true),
             Err(errno) => {
                 let _ = disk.unlink(&self.dir.writers, key_name(file.key).as_bytes());
@@ -152,7 +152,7 @@ impl Meta {
         })?;
         self.copy_to_local(pin, &objects, objects.size)?;
         if !self.dir.disk.ordered {
-            self.dir.disk.sync(&pin.fd)?;
+            self.dir.disk.sync("sync_settled", &pin.fd)?;
         }
         Ok(self.unmark(pin)?)
     }
@@ -395,11 +395,14 @@ impl Meta {
         cut.map_err(|error| data_fault(&error, doing, path))?;
         self.opens.set_doubt(pin.ino, None);
         // Not before: it moves the local time, which from now on is not the file's.
-        self.cut_assigned(pin, len_bytes).explain(doing, path)?;
-        // An empty file misses nothing.
-        let seen = *pin.seen.lock();
-        if len_bytes == 0 && seen.made != 0 {
-            self.remember(pin, Seen { made: 0, ..seen }).explain(doing, path)?;
+        let noted = self.cut_assigned(pin, len_bytes).and_then(|()| {
+            // An empty file misses nothing.
+            let seen = *pin.seen.lock();
+            if len_bytes == 0 && seen.made != 0 { self.remember(pin, Seen { made: 0, ..seen }) } else { Ok(()) }
+        });
+        // It is done, and must not be called undone: what is missing here is as after a crash at this point.
+        if let Err(error) = noted {
+            tracing::warn!(path = show(path), %error, "a new length could not be noted beside the file's data");
         }
         // The objects have their new length, and the mark says so. If they cannot be asked now, the next access asks
         // them.
@@ -436,7 +439,7 @@ impl Meta {
             let assigned = self.assigned_end(pin).explain(doing, &path)?;
             self.copy_to_local(pin, &objects, objects.size.max(assigned)).explain(doing, &path)?;
         }
-        self.dir.disk.sync(&pin.fd).explain(doing, &path)?;
+        self.dir.disk.sync("sync", &pin.fd).explain(doing, &path)?;
         if self.opens.is_removed(pin.ino) {
             return Ok(());
         }
@@ -445,9 +448,9 @@ impl Meta {
         match self.sync_names(&path, pin.ino) {
             Ok(true) if !has_others => Ok(()),
             // Paths are unknown, of other names or since a directory was moved: sync the whole file system.
-            Ok(true) => self.dir.disk.sync_file_system(&self.dir.names).explain(doing, &path),
+            Ok(true) => self.dir.disk.sync_file_system("sync_all_names", &self.dir.names).explain(doing, &path),
             Ok(false) | Err(Errno::NOENT | Errno::NOTDIR | Errno::LOOP) => {
-                self.dir.disk.sync_file_system(&self.dir.names).explain(doing, &path)
+                self.dir.disk.sync_file_system("sync_moved_names", &self.dir.names).explain(doing, &path)
             }
             Err(errno) => Err(errno).explain(doing, &path),
         }
@@ -468,7 +471,7 @@ impl Meta {
     pub(super) fn sync_directories(&self, path: &[u8]) -> rustix::io::Result<()> {
         let mut path = path;
         loop {
-            self.dir.disk.sync(self.dir.open_dir_by_path(path)?)?;
+            self.dir.disk.sync("sync_directory", self.dir.open_dir_by_path(path)?)?;
             match super::tree::split(path) {
                 Some((directory, _)) => path = directory,
                 None => return Ok(()),

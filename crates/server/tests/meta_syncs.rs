@@ -1,0 +1,250 @@
+//! Every sync of the metadata server is needed: without any one of them a power failure loses something that was promised. The
+//! names of the steps are those of the sources, so a new sync needs a scenario here.
+
+mod meta_support;
+
+use std::collections::BTreeSet;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use impresario_server::meta::{Fate, MemoryObjects, MetaOptions, StepHook};
+use impresario_testing::power::{Disk, sync_steps};
+use impresario_wire::message::*;
+use impresario_wire::{FileLock, LockAnswer, LockCall, LockSaid, LockWish};
+use meta_support::*;
+
+/// Needed where a file system keeps no order; the journal of ext4 has with each commit all that came before it. They come after
+/// a change, or stand before one, that another sync makes durable with them.
+const NEEDED_WITHOUT_ORDER: [&str; 7] = [
+    "sync",
+    "sync_all_names",
+    "sync_all_removals",
+    "sync_lockers",
+    "sync_place_of_changes",
+    "sync_place_of_small_file",
+    "sync_settled",
+];
+/// Of the offline check, which a power failure makes begin again.
+const OF_THE_CHECK: [&str; 2] = ["sync_corrected", "sync_struck"];
+
+/// A machine with the metadata server; the data servers are others, and lose nothing.
+struct Machine {
+    disk: Disk,
+    objects: Arc<MemoryObjects>,
+    lease: Duration,
+    left_out: Option<&'static str>,
+    made: Arc<Mutex<BTreeSet<&'static str>>>,
+}
+
+impl Machine {
+    fn folder(&self) -> PathBuf {
+        self.disk.folder().join("meta")
+    }
+
+    fn start(&self) -> Server {
+        let (left_out, made) = (self.left_out, self.made.clone());
+        let hook: StepHook = Arc::new(move |step| {
+            if step.starts_with("sync") {
+                made.lock().unwrap().insert(step);
+            }
+            if left_out == Some(step) { Fate::LeftOut } else { Fate::Done }
+        });
+        let options = MetaOptions { before_step: Some(hook), lock_lease: self.lease, ..options(&self.folder()) };
+        start_with(options, self.objects.clone())
+    }
+
+    /// Started again after a power failure.
+    fn fails(self, server: Server) -> (Machine, Server) {
+        let machine = Machine { disk: self.disk.after_power_failure(), ..self };
+        drop(server);
+        let started = machine.start();
+        (machine, started)
+    }
+}
+
+fn who(client: u64, epoch: u32, sequence: u64) -> Who {
+    Who { client: ClientKey(client), epoch, since: epoch, sequence, ..Who::default() }
+}
+
+/// What an earlier run or the start may have left unsynced is synced, and all names so far.
+fn settle_down(server: &Server) {
+    server.done(MetaCall::FsyncDir { path: path("") });
+}
+
+fn attributes_of_a_synced_file(machine: Machine) {
+    let server = machine.start();
+    server.file("f", 100);
+    settle_down(&server);
+    let opened = server.open("f", false);
+    server.set(at("f"), SetAttr { mode: Some(0o600), ..SetAttr::default() });
+    server.done(MetaCall::Fsync { handle: opened.handle });
+    let (_machine, server) = machine.fails(server);
+    assert_eq!(server.stat("f").mode, 0o600);
+}
+
+fn names_in_a_synced_directory(machine: Machine) {
+    let server = machine.start();
+    settle_down(&server);
+    server.mkdir("d");
+    server.done(MetaCall::FsyncDir { path: path("") });
+    let (_machine, server) = machine.fails(server);
+    assert_eq!(server.names(""), ["d"]);
+}
+
+fn names_of_a_synced_file_whose_directory_moved(machine: Machine) {
+    let server = machine.start();
+    server.mkdir("d");
+    server.file("d/f", 10);
+    settle_down(&server);
+    let opened = server.open("d/f", false);
+    server.done(rename("d", "e"));
+    server.done(MetaCall::Fsync { handle: opened.handle });
+    let (_machine, server) = machine.fails(server);
+    assert_eq!((server.names(""), server.names("e")), (vec!["e".into()], vec!["f".into()]));
+}
+
+fn the_size_of_a_file_that_is_written(machine: Machine) {
+    let server = machine.start();
+    server.file("f", 100);
+    settle_down(&server);
+    let opened = server.open("f", true);
+    server.write(&opened, 0, 70_000);
+    let (_machine, server) = machine.fails(server);
+    assert_eq!(server.stat("f").size, 70_000);
+}
+
+fn a_removed_file_stays_removed(machine: Machine) {
+    let server = machine.start();
+    server.file("f", 100);
+    settle_down(&server);
+    server.done(unlink("f"));
+    server.quiet();
+    assert!(machine.objects.files().is_empty());
+    let (_machine, server) = machine.fails(server);
+    assert_eq!(server.names(""), [""; 0], "a name without its data");
+}
+
+fn no_key_is_given_twice(machine: Machine) {
+    let server = machine.start();
+    let key = server.file("f", 100).file;
+    settle_down(&server);
+    let (_machine, server) = machine.fails(server);
+    assert_ne!(server.file("g", 100).file, key);
+}
+
+fn what_was_given_up_is_refused(machine: Machine) {
+    let server = machine.start();
+    settle_down(&server);
+    let mkdir = |name: &str| MetaCall::Mkdir { path: path(name), mode: 0o755, uid: 0, gid: 0 };
+    server.service.call_from(server.session, who(7, 4, 1), mkdir("d"));
+    server.done(MetaCall::FsyncDir { path: path("") });
+    let (_machine, server) = machine.fails(server);
+    let late = server.service.call_from(server.session, who(7, 3, 2), mkdir("late"));
+    assert!(matches!(late, Answer::Fault(Fault { errno: Fault::FENCED, .. })), "{late:?}");
+}
+
+fn what_was_given_up_is_refused_by_the_run_after_the_next(machine: Machine) {
+    let server = machine.start();
+    let mkdir = |name: &str| MetaCall::Mkdir { path: path(name), mode: 0o755, uid: 0, gid: 0 };
+    server.service.call_from(server.session, who(7, 4, 1), mkdir("d"));
+    server.done(MetaCall::FsyncDir { path: path("") });
+    drop(server);
+    let server = machine.start();
+    let (_machine, server) = machine.fails(server);
+    let late = server.service.call_from(server.session, who(7, 3, 2), mkdir("late"));
+    assert!(matches!(late, Answer::Fault(Fault { errno: Fault::FENCED, .. })), "{late:?}");
+}
+
+const LOCK: FileLock = FileLock { owner: 1, pid: 2, start: 0, end: 9, exclusive: true };
+
+fn ask(server: &Server, client: u64, epoch: u32, lease: u64, wish: LockWish) -> LockAnswer {
+    match server.service.call_from(server.session, who(client, epoch, 1), MetaCall::Lock(LockCall { lease, wish })) {
+        Answer::Lock(answer) => answer,
+        other => panic!("{other:?}"),
+    }
+}
+
+fn set(file: u64) -> LockWish {
+    LockWish::Set { file: FileKey(file), lock: LOCK, wait: true }
+}
+
+fn a_locked_range_stays_locked(machine: Machine) {
+    let server = machine.start();
+    settle_down(&server);
+    let answer = ask(&server, 7, 1, 0, set(1));
+    assert!(matches!(answer.said, LockSaid::Granted { .. }), "{answer:?}");
+    let (_machine, server) = machine.fails(server);
+    let other = ask(&server, 8, 1, 0, set(1));
+    assert_eq!(other.said, LockSaid::Later, "its holder has not been asked");
+}
+
+fn a_lock_that_went_to_another_is_not_restored(machine: Machine) {
+    let machine = Machine { lease: Duration::from_millis(300), ..machine };
+    let server = machine.start();
+    let lease = ask(&server, 7, 1, 0, set(1)).lease;
+    let mut other = ask(&server, 8, 1, 0, set(2));
+    settle_down(&server);
+    let began = Instant::now();
+    loop {
+        other = ask(&server, 8, 1, other.lease, set(1));
+        if matches!(other.said, LockSaid::Granted { .. }) {
+            break;
+        }
+        assert!(began.elapsed() < Duration::from_secs(20), "{other:?}");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    // Time enough to ask.
+    let (_machine, server) = Machine { lease: Duration::from_secs(20), ..machine }.fails(server);
+    let restore = LockWish::Restore { file: FileKey(1), owner: 1, locks: vec![LOCK] };
+    // In an epoch that it has begun since, as one that was fenced does.
+    let said = ask(&server, 7, 1 << 20, lease, restore).said;
+    assert_eq!(said, LockSaid::Lost, "two have one lock");
+}
+
+type Scenario = fn(Machine);
+
+const SCENARIOS: &[(&str, Scenario)] = &[
+    ("sync_changes", what_was_given_up_is_refused),
+    ("sync_directory", names_in_a_synced_directory),
+    ("sync_end_of_lease", a_lock_that_went_to_another_is_not_restored),
+    ("sync_lease", a_locked_range_stays_locked),
+    ("sync_mark", the_size_of_a_file_that_is_written),
+    ("sync_moved_names", names_of_a_synced_file_whose_directory_moved),
+    ("sync_new_changes", what_was_given_up_is_refused_by_the_run_after_the_next),
+    ("sync_removals", a_removed_file_stays_removed),
+    ("sync_small_file", no_key_is_given_twice),
+];
+
+#[test]
+fn every_sync_is_needed() {
+    let sources = Path::new(env!("CARGO_MANIFEST_DIR")).join("src/meta");
+    let known: BTreeSet<String> = SCENARIOS
+        .iter()
+        .map(|(step, _)| *step)
+        .chain(NEEDED_WITHOUT_ORDER)
+        .chain(OF_THE_CHECK)
+        .map(String::from)
+        .collect();
+    assert_eq!(sync_steps(&sources), known, "a sync without a scenario");
+    let (made, mut needless) = (Arc::new(Mutex::new(BTreeSet::new())), Vec::new());
+    let machine = |left_out| {
+        let disk = Disk::new()?;
+        Some(Machine { disk, objects: Arc::default(), lease: Duration::from_secs(20), left_out, made: made.clone() })
+    };
+    let Some(whole) = machine(None) else { return };
+    attributes_of_a_synced_file(whole);
+    for (step, scenario) in SCENARIOS {
+        let Some(whole) = machine(None) else { return };
+        scenario(whole);
+        let Some(lacking) = machine(Some(*step)) else { return };
+        match catch_unwind(AssertUnwindSafe(|| scenario(lacking))) {
+            Ok(()) => needless.push(*step),
+            Err(_) => println!("{step}: needed"),
+        }
+    }
+    assert!(needless.is_empty(), "nothing is lost without {needless:?}");
+    let made = made.lock().unwrap();
+    assert!(SCENARIOS.iter().all(|(step, _)| made.contains(step)), "{made:?}");
+}
