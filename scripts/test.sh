@@ -3,6 +3,7 @@
 #   TEST_TIMEOUT_S      bounds the run of the tests (not their compilation): a test that hangs fails (default 1200)
 #   TEST_JOBS           test programs that run at the same time (default: one for each processor)
 #   TEST_RETRY          0: what fails is not run once more
+#   IMPRESARIO_PYTHON   a Python that tests take if it has the modules that they need (default: those in PATH, the system's)
 #   IMPRESARIO_REQUIRE  needs that must be met, as fuse,root: a test that lacks one fails instead of being skipped
 set -uo pipefail
 

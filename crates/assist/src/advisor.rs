@@ -194,6 +194,11 @@ impl Advisor {
         self.indexed.extents()
     }
 
+    /// Whether the file's index is followed, or waited for.
+    pub fn goes_by_index(&self) -> bool {
+        self.indexed.is_followed()
+    }
+
     /// The format of the file, if its index is followed.
     pub fn index_format(&self) -> Option<&'static str> {
         self.indexed.format()

@@ -1,6 +1,8 @@
 //! Zarr: an array is a folder, and each of its chunks a file, named by its place in a grid. A small file at the top, `.zarray`
 //! (version 2) or `zarr.json` (version 3), tells how large the grid is and how names are made.
 //!
+//! A chunk may itself be made of many, as a "shard": the index in it is followed by [`crate::formats`].
+//!
 //! The names' own order is seldom that of the grid: `0.10` comes before `0.2`. So the grid is followed as the extents of a
 //! file are, one chunk an extent, by the same [`Tracks`]: rows, columns and slices of it are all steps. Reading the file
 //! at the top is the caller's matter, so this is a state machine without I/O.
@@ -37,6 +39,7 @@ struct Names {
 struct Grid {
     counts: Vec<u64>,
     names: Names,
+    is_of_shards: bool,
 }
 
 #[derive(Deserialize)]
@@ -55,6 +58,8 @@ struct Version3 {
     shape: Vec<u64>,
     chunk_grid: Part,
     chunk_key_encoding: Part,
+    #[serde(default)]
+    codecs: serde_json::Value,
 }
 
 #[derive(Deserialize)]
@@ -93,7 +98,9 @@ impl Grid {
             _ => return None,
         };
         let is_known = array.zarr_format == 3 && array.node_type == "array" && array.chunk_grid.name == "regular";
-        is_known.then(|| Grid::new(&array.shape, &array.chunk_grid.configuration.chunk_shape, names))?
+        let grid = is_known.then(|| Grid::new(&array.shape, &array.chunk_grid.configuration.chunk_shape, names))??;
+        let mut codecs = array.codecs.as_array().into_iter().flatten();
+        Some(Grid { is_of_shards: codecs.any(|codec| codec["name"] == "sharding_indexed"), ..grid })
     }
 
     /// `None` for a grid of more chunks than are followed, or one that nobody could have made.
@@ -104,7 +111,7 @@ impl Grid {
         let counts: Vec<u64> = shape.iter().zip(chunk).map(|(side, chunk)| side.div_ceil(*chunk)).collect();
         let all = counts.iter().try_fold(1u64, |all, count| all.checked_mul(*count));
         let is_followed = all.is_some_and(|all| (2..=EXTENTS_MAX as u64).contains(&all));
-        (is_followed && matches!(names.separator, '.' | '/')).then_some(Grid { counts, names })
+        (is_followed && matches!(names.separator, '.' | '/')).then_some(Grid { counts, names, is_of_shards: false })
     }
 
     fn chunks(&self) -> u64 {
@@ -147,6 +154,7 @@ struct Array {
     grid: Grid,
     chunk_bytes: u64,
     tracks: Tracks,
+    is_followed: bool,
 }
 
 /// The arrays that programs read now.
@@ -181,10 +189,13 @@ impl Arrays {
                     self.others.truncate(OTHERS_MAX);
                     return None;
                 };
-                let chunk_bytes = file_bytes().clamp(CHUNK_BYTES.0, CHUNK_BYTES.1);
+                let file_bytes = file_bytes();
+                let chunk_bytes = file_bytes.clamp(CHUNK_BYTES.0, CHUNK_BYTES.1);
+                // Of a large shard nobody knows what is wanted before its index is read.
+                let is_followed = !grid.is_of_shards || file_bytes <= CHUNK_BYTES.1;
                 let extents = (0..grid.chunks()).map(|n| n * chunk_bytes..(n + 1) * chunk_bytes).collect();
                 let tracks = Tracks::new([extents], grid.chunks() * chunk_bytes);
-                self.arrays.push_front(Array { folder, grid, chunk_bytes, tracks });
+                self.arrays.push_front(Array { folder, grid, chunk_bytes, tracks, is_followed });
                 self.arrays.truncate(ARRAYS_MAX);
                 0
             }
@@ -199,6 +210,9 @@ impl Arrays {
 impl Array {
     fn opened(&mut self, path: &Path, may: &mut dyn FnMut(u64) -> bool) -> Option<Vec<(PathBuf, u64)>> {
         let number = self.grid.number(path.strip_prefix(&self.folder).ok()?.to_str()?)?;
+        if !self.is_followed {
+            return Some(Vec::new());
+        }
         let chunk = |number: u64| number * self.chunk_bytes..(number + 1) * self.chunk_bytes;
         let next = self.tracks.read(0, &chunk(number), may).unwrap_or_default().next;
         let numbers = next.into_iter().flat_map(|bytes| bytes.start / self.chunk_bytes..bytes.end / self.chunk_bytes);
@@ -207,7 +221,7 @@ impl Array {
 }
 
 /// Whether the last part of a path may be that of a chunk: numbers, and what stands between them.
-fn looks_like_chunk(path: &Path) -> bool {
+pub fn looks_like_chunk(path: &Path) -> bool {
     let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
     let name = name.strip_prefix("c.").unwrap_or(name);
     !name.is_empty() && name.bytes().all(|b| b.is_ascii_digit() || b == b'.')
@@ -332,6 +346,22 @@ mod tests {
             let (_, brought) = follow(top, &says, (0..60).map(|i| i * i * 31 % 70));
             assert!(brought.len() <= 12, "{brought:?}");
         }
+    }
+
+    #[test]
+    fn of_large_shards_nothing_is_brought_in_by_their_names() {
+        let codec = r#""codecs":[{"name":"sharding_indexed","configuration":{"chunk_shape":[2,2]}}]"#;
+        let sharded = V3.replace(r#""codecs":[]"#, codec);
+        let brought = |says: &str, shard_bytes: u64| {
+            let mut arrays = Arrays::default();
+            let mut read = |path: &Path| (path == Path::new("/a/zarr.json")).then(|| says.as_bytes().to_vec());
+            let path = |n: u64| PathBuf::from(format!("/a/c/0/{n}"));
+            let opened = |n| arrays.opened(&path(n), || shard_bytes, &mut read, &mut |_| true).unwrap().len();
+            (0..6).map(opened).sum::<usize>()
+        };
+        assert_eq!(brought(&sharded, 100 << 20), 0);
+        assert!(brought(&sharded, 1 << 20) > 4 && brought(V3, 100 << 20) > 1);
+        assert!(brought(&V3.replace(r#""codecs":[]"#, r#""codecs":["bytes"]"#), 100 << 20) > 1);
     }
 
     #[test]

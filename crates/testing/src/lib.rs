@@ -2,6 +2,7 @@
 //! that it is counted as skipped and not as passed.
 //!
 //! - `IMPRESARIO_REQUIRE` (`fuse,root`, or `all`) lists needs that must be met: a test without one fails.
+//! - `IMPRESARIO_PYTHON` names a Python that tests take if it has the modules that they need.
 //! - `IMPRESARIO_SKIPPED` names a file; every skip appends a line to it. The test harness hides what passing tests
 //!   print, so `scripts/test.sh` counts these lines.
 //!
@@ -25,6 +26,8 @@ pub mod suites;
 use std::fmt::Display;
 use std::fs::File;
 use std::io::Write;
+use std::path::PathBuf;
+use std::process::Command;
 
 /// Whether the machine has what the test needs: `fuse` (`/dev/fuse` can be opened), `root` (the effective user is root),
 /// or else a program of that name in `PATH`. When not, the test is [skipped](skip).
@@ -68,6 +71,25 @@ pub fn skip(need: &str, why: impl Display) {
             File::options().create(true).append(true).open(&path).and_then(|mut f| f.write_all(line.as_bytes()));
         written.unwrap_or_else(|e| panic!("IMPRESARIO_SKIPPED={}: {e}", path.display()));
     }
+}
+
+/// A Python that has all of these modules, such as `numpy, h5py`: the one that `IMPRESARIO_PYTHON` names, those in `PATH`, or
+/// the system's, for which there are Debian's packages. Without one the test is [skipped](skip).
+#[track_caller]
+pub fn python(modules: &str) -> Option<PathBuf> {
+    let named = std::env::var_os("IMPRESARIO_PYTHON").map(PathBuf::from);
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    let in_path = std::env::split_paths(&path).map(|folder| folder.join("python3"));
+    let mut all = named.into_iter().chain(in_path).chain([PathBuf::from("/usr/bin/python3")]);
+    let has = |python: &PathBuf| {
+        let tried = Command::new(python).args(["-c", &format!("import {modules}")]).output();
+        tried.is_ok_and(|tried| tried.status.success())
+    };
+    let found = all.find(has);
+    if found.is_none() {
+        skip(modules, "no python3 has all of them (Debian: python3-NAME; PyPI; IMPRESARIO_PYTHON names a Python)");
+    }
+    found
 }
 
 /// Whether the tests run as root.

@@ -95,6 +95,11 @@ impl Indexed {
         self.tally.gone_bytes += unread_bytes;
     }
 
+    /// The index is there or on its way.
+    pub(super) fn is_followed(&self) -> bool {
+        self.is_awaited || self.known.is_some()
+    }
+
     /// The format whose index is followed.
     pub(super) fn format(&self) -> Option<&'static str> {
         self.known.as_ref().map(|(format, _)| *format)

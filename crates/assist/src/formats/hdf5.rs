@@ -20,6 +20,8 @@ pub struct Hdf5;
 const SIGNATURE: &[u8] = b"\x89HDF\r\n\x1a\n";
 const OBJECTS_MAX: usize = 1024;
 const MESSAGES_MAX: usize = 512;
+/// Of an object's header: most are shorter.
+const OBJECT_BYTES: u64 = 1024;
 const DEPTH_MAX: u32 = 8;
 /// Rows of a data set in one piece that are shorter share pages, and come with the kernel's read-ahead.
 const ROW_BYTES_MIN: u64 = 4096;
@@ -58,19 +60,19 @@ impl Format for Hdf5 {
             _ => return None,
         }
         let root = sizes.address(&mut fields)?;
-        let (mut waiting, mut seen, mut tracks) = (vec![root], HashSet::new(), Vec::new());
-        while let Some(at) = waiting.pop() {
-            if seen.len() >= OBJECTS_MAX || !seen.insert(at) {
-                continue;
-            }
+        let (mut waiting, mut seen, mut sets) = (vec![root], HashSet::new(), Vec::new());
+        while !waiting.is_empty() {
+            waiting.retain(|at| seen.len() < OBJECTS_MAX && seen.insert(*at));
+            let objects = file.each(&waiting, |file, at| Object::read(file, sizes, *at));
+            waiting.clear();
             // One object that is not understood does not spoil the others.
-            let Some(object) = Object::read(file, sizes, at) else { continue };
-            waiting.extend(object.members);
-            if let Some(layout) = object.layout {
-                tracks.extend(layout.track(file, sizes, &object.space));
+            for object in objects.into_iter().flatten() {
+                waiting.extend(object.members);
+                sets.extend(object.layout.map(|layout| (layout, object.space)));
             }
         }
-        Some(tracks)
+        let tracks = file.each(&sets, |file, (layout, space)| layout.track(file, sizes, space));
+        Some(tracks.into_iter().flatten().collect())
     }
 }
 
@@ -127,7 +129,7 @@ struct Object {
 impl Object {
     fn read(file: &mut Source<'_>, sizes: Sizes, at: u64) -> Option<Object> {
         let mut object = Object::default();
-        let start = file.up_to(at, 512)?;
+        let start = file.up_to(at, OBJECT_BYTES)?;
         let mut fields = Fields::new(&start);
         // Blocks of messages: place, length.
         let mut blocks = Vec::new();

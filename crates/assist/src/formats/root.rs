@@ -1,11 +1,9 @@
-//! ROOT: folders lead to the trees, and each branch of a tree lists its baskets in three arrays, which the tree keeps in one
-//! compressed object.
-//!
-//! How a tree's object is laid out depends on the classes that wrote it. A branch is therefore not reached through the
-//! tree: the object is searched for what looks like one from its version to its last array, so trees of any version, split
-//! objects and branches in branches are all found. Not known, and left out: trees compressed by LZMA or by ROOT's oldest
-//! method, `RNTuple`, and baskets that are kept inside the tree.
+//! ROOT: folders lead to objects, each behind a key, and two kinds of these tell where the data of their columns lie:
+//! `TTree` ([`tree`]) and `RNTuple` ([`ntuple`]). Not known, and left out: what ROOT's oldest method has compressed, and
+//! baskets that are kept inside the tree.
 
+mod ntuple;
+mod tree;
 mod unpack;
 
 use std::collections::{HashMap, HashSet};
@@ -18,9 +16,8 @@ pub struct Root;
 const FOLDERS_MAX: usize = 256;
 const KEYS_MAX: u64 = 1 << 14;
 const TREES_MAX: usize = 64;
-/// A tree's object, unpacked; those of all trees together.
+/// What tells of the columns, unpacked; that of all trees together.
 const OBJECTS_BYTES_MAX: u64 = 32 << 20;
-const BASKETS_MAX: u64 = impresario_foresight::EXTENTS_MAX as u64;
 /// Of a key's beginning: more than its fixed fields and the names of its classes.
 const KEY_BYTES_MAX: u64 = 1024;
 /// Seeks of files beyond 2 GB, and of what lies in them, are wide from these versions on.
@@ -36,7 +33,7 @@ impl Format for Root {
         &["root"]
     }
 
-    /// A track for each branch: its baskets in the order of the entries.
+    /// A track for each branch or column: its baskets or pages in the order of the entries.
     fn tracks(&self, file: &mut Source<'_>) -> Option<Vec<Track>> {
         let start = file.up_to(0, 64)?;
         let mut fields = Fields::new(start.strip_prefix(b"root")?);
@@ -54,7 +51,7 @@ impl Format for Root {
                 match key.class.as_slice() {
                     b"TDirectory" | b"TDirectoryFile" => waiting.push(key.at.saturating_add(key.head_bytes)),
                     // Of a tree that was written more than once the last one counts.
-                    b"TTree" | b"TNtuple" | b"TNtupleD" if trees.len() < TREES_MAX => {
+                    b"TTree" | b"TNtuple" | b"TNtupleD" | b"ROOT::RNTuple" if trees.len() < TREES_MAX => {
                         let place = (at, key.name.clone());
                         if trees.get(&place).is_none_or(|other| other.cycle < key.cycle) {
                             trees.insert(place, key);
@@ -66,12 +63,17 @@ impl Format for Root {
         }
         let mut trees: Vec<Key> = trees.into_values().collect();
         trees.sort_by_key(|tree| tree.at);
-        let (mut tracks, mut left) = (Vec::new(), OBJECTS_BYTES_MAX);
+        file.ahead(trees.iter().map(|tree| (tree.at, tree.bytes)));
+        let (mut tracks, mut left, mut ntuples) = (Vec::new(), OBJECTS_BYTES_MAX, Vec::new());
         for tree in trees {
             let Some(object) = tree.object(file, left) else { continue };
             left -= object.len() as u64;
-            branches(&object, &mut tracks);
+            match tree.class.as_slice() {
+                b"ROOT::RNTuple" => ntuples.extend(ntuple::Anchor::read(&object)),
+                _ => tree::branches(&object, &mut tracks),
+            }
         }
+        ntuple::columns(file, &ntuples, &mut left, &mut tracks);
         Some(tracks)
     }
 }
@@ -139,64 +141,4 @@ fn counted<'a>(fields: &mut Fields<'a>) -> Option<(u64, Fields<'a>)> {
     let bytes = fields.big(4)?.checked_sub(0x4000_0000)?;
     let mut object = Fields::new(fields.take(bytes)?);
     Some((object.big(2)?, object))
-}
-
-/// The baskets of every branch in a tree's object.
-fn branches(object: &[u8], tracks: &mut Vec<Track>) {
-    let (mut at, mut left) = (0, BASKETS_MAX);
-    while let Some(here) = object.get(at..).filter(|here| here.len() > 6) {
-        at += 1;
-        // A length below 16 MiB, and a version: few places look so.
-        if here[0] != 0x40 || here[4] != 0 || !(10..=13).contains(&here[5]) {
-            continue;
-        }
-        tracks.extend(branch(here, &mut left).filter(|track| !track.is_empty()));
-    }
-}
-
-/// A branch that begins here; `None` where none does. It may look at so many baskets, those without a place among them.
-fn branch(bytes: &[u8], left: &mut u64) -> Option<Track> {
-    let (version, mut fields) = counted(&mut Fields::new(bytes))?;
-    // Its name: an object with a number and flags, and two texts.
-    let (1, mut name) = counted(&mut fields)? else { return None };
-    name.big(2).filter(|version| *version == 1)?;
-    name.take(4 + 4)?;
-    text(&mut name)?;
-    text(&mut name)?;
-    // How it is drawn.
-    counted(&mut fields)?;
-    // Compression, sizes of baskets and of their offsets.
-    fields.take(4 + 4 + 4)?;
-    let used = fields.big(4)?;
-    fields.take(8)?;
-    if version >= 13 {
-        // How it is stored.
-        counted(&mut fields)?;
-    }
-    fields.take(4)?;
-    let count = fields.big(4)?;
-    // A level, numbers of entries and of bytes.
-    fields.take(4 + if version >= 11 { 4 * 8 } else { 3 * 8 })?;
-    // Branches below, leaves, and baskets in memory.
-    for _ in 0..3 {
-        counted(&mut fields)?;
-    }
-    let mut array = |width: u64| {
-        fields.big(1)?;
-        fields.take(count.checked_mul(width)?)
-    };
-    let (lengths, _, places) = (array(4)?, array(8)?, array(8)?);
-    // The name of another file with the baskets.
-    if !text(&mut fields)?.is_empty() || used > count {
-        return None;
-    }
-    let (mut lengths, mut places) = (Fields::new(lengths), Fields::new(places));
-    let mut basket = || {
-        let (len, at) = (lengths.big(4)?, places.big(8)?);
-        (len > 0 && at > 0).then_some(at..at.checked_add(len)?)
-    };
-    let looked_at = used.min(*left);
-    *left -= looked_at;
-    // Of those in memory there is no place.
-    Some((0..looked_at).filter_map(|_| basket()).collect())
 }

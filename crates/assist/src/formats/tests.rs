@@ -1,6 +1,9 @@
+use std::io::Write;
 use std::process::Command;
+use std::time::{Duration, Instant};
 
 use proptest::prelude::*;
+use twox_hash::XxHash3_64;
 
 use super::*;
 
@@ -95,14 +98,10 @@ fn netcdf(version: u8) -> (Vec<u8>, Vec<Track>) {
 }
 
 /// Runs a script; whether there is a Python with all of these modules.
+#[track_caller]
 fn python(script: &str, dir: &Path, modules: &str) -> bool {
-    let wants = format!("import {modules}");
-    let has = Command::new("python3").args(["-c", &wants]).output().is_ok_and(|out| out.status.success());
-    if !has {
-        impresario_testing::skip(modules, "python3 does not have it (Debian: python3-h5py; PyPI: uproot)");
-        return false;
-    }
-    let out = Command::new("python3").args(["-c", script]).current_dir(dir).output().unwrap();
+    let Some(python) = impresario_testing::python(modules) else { return false };
+    let out = Command::new(python).args(["-c", script]).current_dir(dir).output().unwrap();
     assert!(out.status.success(), "{}", String::from_utf8_lossy(&out.stderr));
     true
 }
@@ -125,8 +124,10 @@ fn names_choose_the_readers() {
     assert_eq!(names("/d/a.Parquet"), ["Parquet"]);
     assert_eq!(names("/d/a.nc"), ["NetCDF classic", "HDF5"]);
     assert!(names("/d/parquet").is_empty() && names("/d/a.txt").is_empty());
-    let mut none = |_: u64, _: &mut [u8]| panic!("nothing is read of a file that is nobody's");
-    assert!(read(&by_name(Path::new("a.txt")), 1 << 30, &mut none).is_none());
+    assert_eq!(names("/d/a/c/0/17"), ["Zarr shard"]);
+    assert_eq!((names("/d/a/c.0.17"), names("/d/a/3.2")), (vec!["Zarr shard"], vec!["Zarr shard"]));
+    let none = |_: u64, _: &mut [u8]| panic!("nothing is read of a file that is nobody's");
+    assert!(read(&by_name(Path::new("a.txt")), 1 << 30, &none).is_none());
 }
 
 /// Files of the real writers: every extent that the reader lists holds the bytes that the writer put there.
@@ -254,59 +255,102 @@ json.dump(written, open("written.json", "w"))
     }
 }
 
+/// Numbers and texts as ROOT writes them, in files with wide seeks or narrow ones.
+#[derive(Clone, Copy)]
+struct RootWriter {
+    is_wide: bool,
+}
+
+impl RootWriter {
+    fn int(self, n: u64) -> Vec<u8> {
+        (n as u32).to_be_bytes().to_vec()
+    }
+
+    fn long(self, n: u64) -> Vec<u8> {
+        n.to_be_bytes().to_vec()
+    }
+
+    fn short(self, n: u16) -> Vec<u8> {
+        n.to_be_bytes().to_vec()
+    }
+
+    fn text(self, text: &str) -> Vec<u8> {
+        [&[text.len() as u8], text.as_bytes()].concat()
+    }
+
+    fn seek(self, n: u64) -> Vec<u8> {
+        if self.is_wide { self.long(n) } else { self.int(n) }
+    }
+
+    fn counted(self, version: u16, body: Vec<u8>) -> Vec<u8> {
+        [self.int(0x4000_0000 + 2 + body.len() as u64), self.short(version), body].concat()
+    }
+
+    /// A key, for an object that has these lengths packed and not.
+    fn key(self, at: u64, (packed, whole): (u64, u64), cycle: u16, class: &str, name: &str) -> Vec<u8> {
+        let names = [self.text(class), self.text(name), self.text("")].concat();
+        let head = 18 + self.seek(0).len() * 2 + names.len();
+        let version = self.short(if self.is_wide { 1004 } else { 4 });
+        let lengths = [self.int(head as u64 + packed), version, self.int(whole), self.int(0)].concat();
+        let places = [self.short(head as u16), self.short(cycle), self.seek(at), self.seek(100)].concat();
+        [lengths, places, names].concat()
+    }
+
+    fn folder(self, list: u64, list_bytes: u64) -> Vec<u8> {
+        let version = self.short(if self.is_wide { 1005 } else { 5 });
+        let lengths = [version, self.int(0), self.int(0), self.int(list_bytes), self.int(60)].concat();
+        [lengths, self.seek(100), self.seek(0), self.seek(list)].concat()
+    }
+
+    /// The list of a folder's keys.
+    fn list(self, keys: &[Vec<u8>]) -> Vec<u8> {
+        let body = [self.int(keys.len() as u64), keys.concat()].concat();
+        [self.key(0, (body.len() as u64, body.len() as u64), 1, "TFile", "f"), body].concat()
+    }
+
+    /// Makes bytes with room for a head into a file whose top folder has these keys.
+    fn file(self, mut bytes: Vec<u8>, keys: &[Vec<u8>], len: usize) -> Vec<u8> {
+        let (top_at, top) = (bytes.len() as u64, self.list(keys));
+        bytes.extend(&top);
+        bytes.resize(len, 0);
+        let version = self.int(if self.is_wide { 1_062_600 } else { 62_600 });
+        let numbers = [version, self.int(100), self.seek(len as u64), self.seek(0), self.int(0), self.int(0)].concat();
+        let head = [b"root".to_vec(), numbers, self.int(60)].concat();
+        bytes[..head.len()].copy_from_slice(&head);
+        let folder = self.folder(top_at, top.len() as u64);
+        bytes[160..160 + folder.len()].copy_from_slice(&folder);
+        bytes
+    }
+}
+
 /// A file of one tree with a branch within a branch, laid out as in memory of ROOT's classes: the tree twice, of which the
 /// second is the one that counts, in a folder below the first.
 fn root(version: u16, is_wide: bool, pack: impl Fn(&[u8]) -> Vec<u8>) -> (Vec<u8>, Vec<Track>) {
-    let int = |n: u64| (n as u32).to_be_bytes().to_vec();
-    let long = |n: u64| n.to_be_bytes().to_vec();
-    let short = |n: u16| n.to_be_bytes().to_vec();
-    let text = |text: &str| [&[text.len() as u8], text.as_bytes()].concat();
-    let seek = |n: u64| if is_wide { long(n) } else { int(n) };
-    let counted =
-        |version: u16, body: Vec<u8>| [int(0x4000_0000 + 2 + body.len() as u64), short(version), body].concat();
+    let w = RootWriter { is_wide };
     let branch = |name: &str, inside: Vec<u8>, baskets: &Track| {
         // Room for two more, of which one is in memory.
         let all = |of: &dyn Fn(&Range<u64>) -> Vec<u8>, none: Vec<u8>| {
             [vec![1], baskets.iter().flat_map(of).collect(), none.repeat(2)].concat()
         };
-        counted(
+        w.counted(
             version,
             [
-                counted(1, [short(1), int(0), int(0x0300_0000), text(name), text("a title")].concat()),
-                counted(2, vec![0; 4]),
-                [int(101), int(32_000), int(0), int(baskets.len() as u64 + 1), long(900)].concat(),
-                if version >= 13 { counted(1, vec![0]) } else { Vec::new() },
-                [int(0), int(baskets.len() as u64 + 2), int(0), long(900)].concat(),
-                long(0).repeat(if version >= 11 { 3 } else { 2 }),
-                counted(3, inside),
-                counted(3, vec![0; 9]),
-                counted(3, vec![7; 30]),
-                all(&|r| int(r.end - r.start), int(0)),
-                all(&|r| long(r.start), long(0)),
-                all(&|r| long(r.start), long(0)),
-                text(""),
+                w.counted(1, [w.short(1), w.int(0), w.int(0x0300_0000), w.text(name), w.text("a title")].concat()),
+                w.counted(2, vec![0; 4]),
+                [w.int(101), w.int(32_000), w.int(0), w.int(baskets.len() as u64 + 1), w.long(900)].concat(),
+                if version >= 13 { w.counted(1, vec![0]) } else { Vec::new() },
+                [w.int(0), w.int(baskets.len() as u64 + 2), w.int(0), w.long(900)].concat(),
+                w.long(0).repeat(if version >= 11 { 3 } else { 2 }),
+                w.counted(3, inside),
+                w.counted(3, vec![0; 9]),
+                w.counted(3, vec![7; 30]),
+                all(&|r| w.int(r.end - r.start), w.int(0)),
+                all(&|r| w.long(r.start), w.long(0)),
+                all(&|r| w.long(r.start), w.long(0)),
+                w.text(""),
             ]
             .concat(),
         )
-    };
-    let key_version = short(if is_wide { 1004 } else { 4 });
-    let key = |at: u64, (packed, whole): (u64, u64), cycle: u16, class: &str, name: &str| {
-        let names = [text(class), text(name), text("")].concat();
-        let head = 18 + seek(0).len() * 2 + names.len();
-        [
-            [int(head as u64 + packed), key_version.clone(), int(whole), int(0), short(head as u16), short(cycle)]
-                .concat(),
-            [seek(at), seek(100), names].concat(),
-        ]
-        .concat()
-    };
-    let folder = |list: u64, list_bytes: u64| {
-        let version = short(if is_wide { 1005 } else { 5 });
-        [version, int(0), int(0), int(list_bytes), int(60), seek(100), seek(0), seek(list)].concat()
-    };
-    let lists = |keys: &[Vec<u8>]| {
-        let body = [int(keys.len() as u64), keys.concat()].concat();
-        [key(0, (body.len() as u64, body.len() as u64), 1, "TFile", "f"), body].concat()
     };
     let place = |at: u64, n: u64| (0..n).map(|i| at - i * 700..at - i * 700 + 600 + i).collect::<Track>();
     let expected = vec![place(18_000, 9), place(30_000, 5)];
@@ -314,39 +358,177 @@ fn root(version: u16, is_wide: bool, pack: impl Fn(&[u8]) -> Vec<u8>) -> (Vec<u8
     let new = branch("event", branch("px", Vec::new(), &expected[1]), &expected[0]);
     let (mut bytes, mut at_of) = (vec![0; 300], Vec::new());
     for (cycle, branches) in [(1, old), (2, new)] {
-        let tree = counted(20, [vec![5; 100], counted(3, branches), vec![6; 50]].concat());
+        let tree = w.counted(20, [vec![5; 100], w.counted(3, branches), vec![6; 50]].concat());
         let packed = pack(&tree);
         let at = bytes.len() as u64;
-        let of_tree = key(at, (packed.len() as u64, tree.len() as u64), cycle, "TTree", "events");
+        let of_tree = w.key(at, (packed.len() as u64, tree.len() as u64), cycle, "TTree", "events");
         bytes.extend([of_tree.clone(), packed].concat());
         at_of.push(of_tree);
     }
-    let below = lists(&at_of);
+    let below = w.list(&at_of);
     let below_at = bytes.len() as u64;
     bytes.extend(&below);
     let folder_at = bytes.len() as u64;
-    let of_folder = key(folder_at, (60, 60), 1, "TDirectory", "run");
-    bytes.extend([of_folder.clone(), folder(below_at, below.len() as u64)].concat());
-    let top = lists(&[key(1, (9, 9), 1, "TH1F", "h"), of_folder]);
-    let top_at = bytes.len() as u64;
-    bytes.extend(&top);
-    bytes.resize(31_000, 0);
-    let head =
-        [int(if is_wide { 1_062_600 } else { 62_600 }), int(100), seek(31_000), seek(0), int(0), int(0), int(60)];
-    let head = [b"root".to_vec(), head.concat()].concat();
-    bytes[..head.len()].copy_from_slice(&head);
-    let folder = folder(top_at, top.len() as u64);
-    bytes[160..160 + folder.len()].copy_from_slice(&folder);
-    (bytes, expected)
+    let of_folder = w.key(folder_at, (60, 60), 1, "TDirectory", "run");
+    bytes.extend([of_folder.clone(), w.folder(below_at, below.len() as u64)].concat());
+    (w.file(bytes, &[w.key(1, (9, 9), 1, "TH1F", "h"), of_folder], 31_000), expected)
 }
 
-/// As one block of zlib.
+/// What is unusual about an ntuple, for tests of what is not understood.
+#[derive(Default)]
+struct Odd {
+    epoch: u16,
+    header_flags: u64,
+    footer_flags: u64,
+    is_sharded: u8,
+    locator: u32,
+    other_header: u64,
+    key_bytes_max: Option<u64>,
+}
+
+/// A file with an ntuple of three columns: three clusters in two groups, pages that lie in no order, the third column
+/// suppressed in the first cluster, the second one with sums behind its pages.
+fn ntuple(pack: impl Fn(&[u8]) -> Vec<u8>, odd: &Odd) -> (Vec<u8>, Vec<Track>) {
+    let long = |n: u64| n.to_le_bytes().to_vec();
+    let int = |n: u32| n.to_le_bytes().to_vec();
+    let record = |body: Vec<u8>| [long(8 + body.len() as u64), body].concat();
+    let list = |items: Vec<Vec<u8>>, after: Vec<u8>| {
+        let body = [items.concat(), after].concat();
+        [(-12 - body.len() as i64).to_le_bytes().to_vec(), int(items.len() as u32), body].concat()
+    };
+    let envelope = |kind: u64, body: Vec<u8>| {
+        let mut bytes = [long((body.len() as u64 + 16) << 16 | kind), body].concat();
+        let sum = XxHash3_64::oneshot(&bytes);
+        bytes.extend(long(sum));
+        (bytes, sum)
+    };
+    let mut file = vec![0; 300];
+    let mut put = |bytes: &[u8]| {
+        let (packed, at) = (pack(bytes), file.len() as u64);
+        file.extend(&packed);
+        // What stands between them is keys.
+        file.extend([0x55; 40]);
+        (at, packed.len() as u64, bytes.len() as u64)
+    };
+    let schema = || (0..4).flat_map(|_| list(Vec::new(), Vec::new())).collect::<Vec<u8>>();
+    let text = |text: &str| [int(text.len() as u32), text.as_bytes().to_vec()].concat();
+    let names = [text("events"), text(""), text("a test")].concat();
+    let (header, header_sum) = envelope(1, [long(odd.header_flags), names, schema()].concat());
+    let header = put(&header);
+    // The page of a column in a cluster, by its number: large ones say so.
+    let page = |column: u64, cluster: u64, n: u64| {
+        let at = 20_000 + column * 10_000 - cluster * 3_000 - n * 900;
+        at..at + 500 + 10 * n + column
+    };
+    let locator = |page: &Range<u64>| {
+        let bytes = page.end - page.start;
+        match bytes % 2 {
+            0 => [int(bytes as u32), long(page.start)].concat(),
+            _ => [int((20 | (1 + odd.locator) << 24).wrapping_neg()), long(bytes), long(page.start)].concat(),
+        }
+    };
+    let mut expected = vec![Track::new(); 3];
+    let cluster = |cluster: u64, expected: &mut Vec<Track>| {
+        let of_column = |column: u64| {
+            if (column, cluster) == (2, 0) {
+                return list(Vec::new(), long(1 << 63));
+            }
+            let item = |n: u64| {
+                let (page, sum) = (page(column, cluster, n), column == 1);
+                expected[column as usize].push(page.start..page.end + if sum { 8 } else { 0 });
+                [int(100 | if sum { 1 << 31 } else { 0 }), locator(&page)].concat()
+            };
+            list((0..2 + column).map(item).collect(), [long(cluster * 100), int(505)].concat())
+        };
+        list((0..3).map(of_column).collect(), Vec::new())
+    };
+    let mut groups = Vec::new();
+    for clusters in [0..2, 2..3] {
+        let summary = |cluster: u64| {
+            record([long(cluster * 100), vec![100, 0, 0, 0, 0, 0, 0, odd.is_sharded], vec![9; 5]].concat())
+        };
+        let summaries = list(clusters.clone().map(summary).collect(), Vec::new());
+        let pages = list(clusters.clone().map(|n| cluster(n, &mut expected)).collect(), Vec::new());
+        let (pages, _) = envelope(3, [long(header_sum), summaries, pages, vec![7; 4]].concat());
+        let (at, packed, whole) = put(&pages);
+        let link = [long(whole), int(packed as u32), long(at)].concat();
+        groups.push(record([long(0), long(200), int(clusters.count() as u32), link].concat()));
+    }
+    let checked = long(header_sum ^ odd.other_header);
+    let footer = [long(odd.footer_flags), checked, record(schema()), list(groups, Vec::new()), vec![3; 12]].concat();
+    let footer = put(&envelope(2, footer).0);
+    let w = RootWriter { is_wide: false };
+    let links = [header, footer].into_iter().flat_map(|(at, packed, whole)| [at, packed, whole].map(|n| w.long(n)));
+    let versions = [1u16.wrapping_add(odd.epoch), 0, 1, 0].map(|n| w.short(n)).concat();
+    let fields = [versions, links.flatten().collect(), w.long(odd.key_bytes_max.unwrap_or(1 << 30))].concat();
+    let sum = w.long(XxHash3_64::oneshot(&fields));
+    let anchor = [w.counted(2, fields), sum].concat();
+    let key = w.key(file.len() as u64, (anchor.len() as u64, anchor.len() as u64), 1, "ROOT::RNTuple", "events");
+    file.extend([key.clone(), anchor].concat());
+    (w.file(file, &[key], 60_000), expected)
+}
+
+#[test]
+fn pages_of_an_ntuple_are_listed_column_by_column() {
+    // As the specification of the sum has it.
+    assert_eq!(XxHash3_64::oneshot(b""), 0x2d06_8005_38d3_94c2);
+    let plain = |bytes: &[u8]| bytes.to_vec();
+    let (bytes, expected) = ntuple(plain, &Odd::default());
+    assert_eq!(expected.iter().map(Vec::len).collect::<Vec<_>>(), [6, 9, 8]);
+    assert_eq!(tracks(&root::Root, &bytes), Some(expected.clone()));
+    assert_eq!(tracks(&root::Root, &ntuple(zlib_of_root, &Odd::default()).0), Some(expected.clone()));
+    let odds = [
+        Odd { epoch: 1, ..Odd::default() },
+        Odd { epoch: u16::MAX, ..Odd::default() },
+        Odd { header_flags: 1, ..Odd::default() },
+        Odd { footer_flags: 1 << 63, ..Odd::default() },
+        Odd { is_sharded: 1, ..Odd::default() },
+        Odd { locator: 1, ..Odd::default() },
+        Odd { other_header: 4, ..Odd::default() },
+        Odd { key_bytes_max: Some(60), ..Odd::default() },
+    ];
+    for (n, odd) in odds.iter().enumerate() {
+        assert_eq!(tracks(&root::Root, &ntuple(plain, odd).0), Some(Vec::new()), "odd {n}");
+    }
+    for known in [Odd { is_sharded: 2, ..Odd::default() }, Odd { key_bytes_max: Some(0), ..Odd::default() }] {
+        assert_eq!(tracks(&root::Root, &ntuple(plain, &known).0), Some(expected.clone()));
+    }
+    // One bit in any envelope, and it is not believed.
+    let mut refused = 0;
+    for at in (300..600).step_by(7) {
+        let mut damaged = bytes.clone();
+        damaged[at] ^= 0x10;
+        refused += usize::from(tracks(&root::Root, &damaged) == Some(Vec::new()));
+    }
+    assert!(refused >= 25, "{refused}");
+}
+
+/// As one block of this method.
+fn block_of_root(method: &[u8; 3], bytes: &[u8], packed: &[u8]) -> Vec<u8> {
+    let wide = |n: usize| n.to_le_bytes()[..3].to_vec();
+    [method.to_vec(), wide(packed.len()), wide(bytes.len()), packed.to_vec()].concat()
+}
+
 fn zlib_of_root(bytes: &[u8]) -> Vec<u8> {
     let mut packed = flate2::write::ZlibEncoder::new(Vec::new(), flate2::Compression::fast());
-    std::io::Write::write_all(&mut packed, bytes).unwrap();
-    let packed = packed.finish().unwrap();
-    let wide = |n: usize| n.to_le_bytes()[..3].to_vec();
-    [b"ZL\x08".to_vec(), wide(packed.len()), wide(bytes.len()), packed].concat()
+    packed.write_all(bytes).unwrap();
+    block_of_root(b"ZL\x08", bytes, &packed.finish().unwrap())
+}
+
+fn lzma_of_root(bytes: &[u8]) -> Vec<u8> {
+    let mut packed = lzma_rust2::XzWriter::new(Vec::new(), lzma_rust2::XzOptions::with_preset(5)).unwrap();
+    packed.write_all(bytes).unwrap();
+    block_of_root(b"XZ\0", bytes, &packed.finish().unwrap())
+}
+
+fn lz4_of_root(bytes: &[u8]) -> Vec<u8> {
+    let sum = [0; 8];
+    block_of_root(b"L4\x01", bytes, &[&sum[..], &lz4_flex::block::compress(bytes)].concat())
+}
+
+fn zstd_of_root(bytes: &[u8]) -> Vec<u8> {
+    let packed = ruzstd::encoding::compress_to_vec(bytes, ruzstd::encoding::CompressionLevel::Fastest);
+    block_of_root(b"ZS\x01", bytes, &packed)
 }
 
 #[test]
@@ -355,8 +537,10 @@ fn trees_of_root_are_found_whatever_their_version_and_packing() {
         for is_wide in [false, true] {
             let (bytes, expected) = root(version, is_wide, <[u8]>::to_vec);
             assert_eq!(tracks(&root::Root, &bytes), Some(expected), "version {version}, {is_wide}");
-            let (bytes, expected) = root(version, is_wide, zlib_of_root);
-            assert_eq!(tracks(&root::Root, &bytes), Some(expected), "version {version}, {is_wide}, packed");
+            for pack in [zlib_of_root, lzma_of_root, lz4_of_root, zstd_of_root] as [fn(&[u8]) -> Vec<u8>; 4] {
+                let (bytes, expected) = root(version, is_wide, pack);
+                assert_eq!(tracks(&root::Root, &bytes), Some(expected), "version {version}, {is_wide}, packed");
+            }
         }
     }
 }
@@ -367,7 +551,7 @@ fn every_basket_of_uproot_is_where_it_says() {
     let dir = tempfile::tempdir().unwrap();
     let script = r#"
 import json, numpy as np, uproot, awkward as ak
-ways = dict(none=None, zlib=uproot.ZLIB(1), lz4=uproot.LZ4(4), zstd=uproot.ZSTD(3))
+ways = dict(none=None, zlib=uproot.ZLIB(1), lzma=uproot.LZMA(1), lz4=uproot.LZ4(4), zstd=uproot.ZSTD(3))
 written = {}
 for name, way in ways.items():
     with uproot.recreate(name, compression=way) as f:
@@ -387,7 +571,7 @@ json.dump(written, open("written.json", "w"))
     }
     type Written = std::collections::BTreeMap<String, Vec<Vec<(u64, u64)>>>;
     let written: Written = serde_json::from_slice(&std::fs::read(dir.path().join("written.json")).unwrap()).unwrap();
-    assert_eq!(written.len(), 4);
+    assert_eq!(written.len(), 5);
     for (name, branches) in written {
         let bytes = std::fs::read(dir.path().join(&name)).unwrap();
         let mut tracks = tracks(&root::Root, &bytes).unwrap();
@@ -398,14 +582,131 @@ json.dump(written, open("written.json", "w"))
     }
 }
 
+/// Every page of an ntuple that uproot has written, by what uproot itself reads of it.
+#[test]
+fn every_page_of_uproot_is_where_it_says() {
+    let dir = tempfile::tempdir().unwrap();
+    let script = r#"
+import json, numpy as np, uproot, awkward as ak
+ways = dict(none=None, zlib=uproot.ZLIB(1), lzma=uproot.LZMA(1), lz4=uproot.LZ4(4), zstd=uproot.ZSTD(3))
+written = {}
+for name, way in ways.items():
+    with uproot.recreate(name, compression=way) as f:
+        def data():
+            v = ak.unflatten(np.random.random(400).astype("f4"), [2] * 200)
+            return ak.Array({f"b{i}": np.random.random(200) for i in range(40)} | {"v": v})
+        ntuple = f.mkrntuple("run/events", data().layout.form)
+        for k in range(60):
+            ntuple.extend(data())
+    with uproot.open(name) as f:
+        clusters = f["run/events"].page_link_list
+        columns = [[p.locator for c in clusters for p in c[i].pages] for i in range(len(clusters[0]))]
+        written[name] = [[[l.offset, l.offset + l.num_bytes] for l in column] for column in columns]
+json.dump(written, open("written.json", "w"))
+"#;
+    if !python(script, dir.path(), "uproot, awkward, xxhash") {
+        return;
+    }
+    type Written = std::collections::BTreeMap<String, Vec<Vec<(u64, u64)>>>;
+    let written: Written = serde_json::from_slice(&std::fs::read(dir.path().join("written.json")).unwrap()).unwrap();
+    assert_eq!(written.len(), 5);
+    for (name, columns) in written {
+        let bytes = std::fs::read(dir.path().join(&name)).unwrap();
+        let expected: Vec<Track> = columns.iter().map(|c| c.iter().map(|(at, end)| *at..*end).collect()).collect();
+        assert!(expected.len() == 42 && expected.iter().all(|track: &Track| track.len() == 60), "{name}");
+        let tracks = tracks(&root::Root, &bytes).unwrap();
+        assert!(tracks == expected, "{name}: {} of {}", tracks.len(), expected.len());
+    }
+}
+
+/// A shard of so many chunks, of which every third was never written, laid out backward.
+fn shard(chunks: u64, is_at_end: bool) -> (Vec<u8>, Track) {
+    let index_bytes = 16 * chunks + 4;
+    let (mut at, mut data, mut places) = (if is_at_end { 0 } else { index_bytes }, Vec::new(), Vec::new());
+    for n in (0..chunks).rev() {
+        let len = 1000 + n % 7;
+        places.push((n % 3 != 1).then_some(at..at + len));
+        if n % 3 != 1 {
+            data.extend(vec![n as u8; len as usize]);
+            at += len;
+        }
+    }
+    places.reverse();
+    let entry = |place: &Option<Range<u64>>| {
+        let (at, len) = place.as_ref().map_or((u64::MAX, u64::MAX), |place| (place.start, place.end - place.start));
+        [at.to_le_bytes(), len.to_le_bytes()].concat()
+    };
+    let mut index: Vec<u8> = places.iter().flat_map(entry).collect();
+    index.extend(crc32c::crc32c(&index).to_le_bytes());
+    let bytes = if is_at_end { [data, index].concat() } else { [index, data].concat() };
+    (bytes, places.into_iter().flatten().collect())
+}
+
+#[test]
+fn chunks_in_a_shard_are_listed_wherever_its_index_stands() {
+    for chunks in [1, 2, 4, 255, 256, 4096, 30_000] {
+        for is_at_end in [true, false] {
+            let (bytes, expected) = shard(chunks, is_at_end);
+            assert_eq!(tracks(&zarr::Shard, &bytes), Some(vec![expected]), "{chunks}, {is_at_end}");
+            let mut damaged = bytes.clone();
+            // The place of the first chunk.
+            damaged[if is_at_end { bytes.len() - 16 * chunks as usize - 3 } else { 1 }] ^= 1;
+            assert_eq!(tracks(&zarr::Shard, &damaged), None, "{chunks}, {is_at_end}: damaged");
+        }
+    }
+    for other in [vec![0; 2 << 20], vec![255; 2 << 20], vec![7; 2 << 20], Vec::new(), vec![1; 10]] {
+        assert_eq!(tracks(&zarr::Shard, &other), None);
+    }
+}
+
+/// Shards that Zarr has written, every chunk against what it holds.
+#[test]
+fn shards_of_zarr_are_understood() {
+    let dir = tempfile::tempdir().unwrap();
+    let script = r#"
+import numpy as np, zarr
+from zarr.codecs import BytesCodec, ShardingCodec
+assert int(zarr.__version__.split(".")[0]) >= 3
+a = np.arange(64 * 64, dtype="<u4").reshape(64, 64)
+for where in ("end", "start"):
+    codec = ShardingCodec(chunk_shape=(8, 16), codecs=[BytesCodec()], index_location=where)
+    z = zarr.create_array(where, shape=a.shape, dtype=a.dtype, chunks=(32, 64), serializer=codec, compressors=None)
+    z[:, :] = a
+    z[0:8, 16:32] = 0
+"#;
+    if !python(script, dir.path(), "numpy, zarr.codecs") {
+        return;
+    }
+    for place in ["end", "start"] {
+        let path = dir.path().join(place).join("c/0/0");
+        let bytes = std::fs::read(&path).unwrap();
+        let tracks = by_name(&path).iter().find_map(|format| tracks(*format, &bytes)).unwrap();
+        let chunk = |row: u32, column: u32| {
+            let rows = (0..8).map(move |i| (8 * row + i) * 64 + 16 * column);
+            rows.flat_map(|first| (first..first + 16).flat_map(u32::to_le_bytes)).collect::<Vec<u8>>()
+        };
+        let mut expected: Vec<Vec<u8>> = (0..16).map(|n| chunk(n / 4, n % 4)).collect();
+        // Of zeros alone: never written.
+        expected.remove(1);
+        let found: Vec<Vec<u8>> = tracks[0].iter().map(|r| bytes[r.start as usize..r.end as usize].to_vec()).collect();
+        assert!(tracks.len() == 1 && found == expected, "{place}: {tracks:?}");
+    }
+}
+
 fn whole_files() -> Vec<Vec<u8>> {
     let mut files = vec![parquet().0, safetensors().0, netcdf(1).0, netcdf(5).0];
-    files.extend([hdf5_by_hand(), root(13, false, <[u8]>::to_vec).0, root(13, true, zlib_of_root).0]);
+    files.extend([hdf5_by_hand(4, 1000).0, root(13, false, <[u8]>::to_vec).0, root(13, true, zlib_of_root).0]);
+    files.extend([ntuple(<[u8]>::to_vec, &Odd::default()).0, ntuple(zlib_of_root, &Odd::default()).0]);
+    files.extend([lzma_of_root, lz4_of_root, zstd_of_root].map(|pack: fn(&[u8]) -> Vec<u8>| root(12, false, pack).0));
+    files.extend([shard(20, true).0, shard(20, false).0, hdf5_by_hand(200, 10).0]);
     files
 }
 
-/// A file of version 0 with a data set in four chunks, written by hand: the tests of damaged files need no Python.
-fn hdf5_by_hand() -> Vec<u8> {
+const WHOLE_FILES: usize = 15;
+
+/// A file of version 0 with a data set in so many chunks, written by hand: the tests of damaged files need no Python. Between
+/// the nodes of its tree stand the chunks, those of each node backward.
+fn hdf5_by_hand(chunks: u64, chunk_bytes: u64) -> (Vec<u8>, Track) {
     let long = |n: u64| n.to_le_bytes().to_vec();
     let none = u64::MAX;
     let mut file = b"\x89HDF\r\n\x1a\n\0\0\0\0\0\x08\x08\0\x04\0\x10\0\0\0\0\0".to_vec();
@@ -422,19 +723,73 @@ fn hdf5_by_hand() -> Vec<u8> {
     file.extend([b"TREE\0\0\x01\0".to_vec(), long(none), long(none), long(0), long(300), long(8)].concat());
     file.resize(300, 0);
     file.extend([b"SNOD\x01\0\x01\0".to_vec(), long(8), long(400), vec![0; 24]].concat());
-    file.resize(400, 0);
-    let space = [vec![1, 1, 0, 0, 0, 0, 0, 0], long(4000)].concat();
-    let layout = [vec![3, 2, 2], long(600), 1000u32.to_le_bytes().to_vec(), 1u32.to_le_bytes().to_vec(), vec![0; 5]];
-    file.extend(header([message(1, space), message(8, layout.concat())].concat()));
     file.resize(600, 0);
-    file.extend([b"TREE\x01\0\x04\0".to_vec(), long(none), long(none)].concat());
-    for i in 0..4 {
-        file.extend(
-            [1000u32.to_le_bytes().to_vec(), vec![0; 4], long(i * 1000), long(0), long(5000 - 1000 * i)].concat(),
-        );
+    // The number of the first chunk of a node, and where the node stands.
+    let node = |file: &mut Vec<u8>, level: u8, children: &[(u64, u64)]| {
+        let at = file.len() as u64;
+        file.extend([b"TREE\x01".to_vec(), vec![level, children.len() as u8, 0], long(none), long(none)].concat());
+        for (first, child) in children {
+            let key = [(chunk_bytes as u32).to_le_bytes().to_vec(), vec![0; 4], long(first * chunk_bytes), long(0)];
+            file.extend([key.concat(), long(*child)].concat());
+        }
+        file.resize(at as usize + 24 + 64 * 32 + 24, 0);
+        (children[0].0, at)
+    };
+    let (mut nodes, mut track) = (Vec::new(), Track::new());
+    for first in (0..chunks).step_by(64) {
+        let end = chunks.min(first + 64);
+        let data = file.len() as u64 + 24 + 64 * 32 + 24;
+        let children: Vec<(u64, u64)> = (first..end).map(|n| (n, data + (end - 1 - n) * chunk_bytes)).collect();
+        track.extend(children.iter().map(|(_, at)| *at..at + chunk_bytes));
+        nodes.push(node(&mut file, 0, &children));
+        file.resize((data + (end - first) * chunk_bytes) as usize, 3);
     }
-    file.resize(9000, 3);
-    file
+    for level in 1.. {
+        if nodes.len() == 1 {
+            break;
+        }
+        nodes = nodes.chunks(64).map(|children| node(&mut file, level, children)).collect();
+    }
+    let space = [vec![1, 1, 0, 0, 0, 0, 0, 0], long(chunks * chunk_bytes)].concat();
+    let sides = [(chunk_bytes as u32).to_le_bytes(), 1u32.to_le_bytes()].concat();
+    let layout = [vec![3, 2, 2], long(nodes[0].1), sides, vec![0; 5]].concat();
+    let set = header([message(1, space), message(8, layout)].concat());
+    file[400..400 + set.len()].copy_from_slice(&set);
+    (file, track)
+}
+
+/// A mount where each request takes 5 ms, and many at once no longer: a tree of three levels, and many data sets.
+#[test]
+fn deep_indexes_are_read_where_each_request_takes_long() {
+    let slow = |bytes: &[u8], at: u64, out: &mut [u8]| {
+        std::thread::sleep(Duration::from_millis(5));
+        let from = &bytes[at as usize..];
+        let len = from.len().min(out.len());
+        out[..len].copy_from_slice(&from[..len]);
+        Ok(len)
+    };
+    let (bytes, expected) = hdf5_by_hand(40_000, 100);
+    let began = Instant::now();
+    let index = read(&[&hdf5::Hdf5], bytes.len() as u64, &|at, out| slow(&bytes, at, out)).unwrap();
+    assert_eq!(index.tracks.extents(), expected.len());
+    assert!(index.reads > 600, "{} requests", index.reads);
+    assert!(began.elapsed() < Duration::from_millis(5) * index.reads as u32 / 2, "{:?}", began.elapsed());
+    let dir = tempfile::tempdir().unwrap();
+    let script = r#"
+import numpy as np, h5py
+for name, libver in (("old.h5", "earliest"), ("new.h5", "latest")):
+    with h5py.File(name, "w", libver=libver) as f:
+        for i in range(120):
+            f.create_dataset(f"{i % 7}/{i}", data=np.ones((30, 512), "f8"), chunks=(1, 512), maxshape=(None, 512))
+"#;
+    if !python(script, dir.path(), "numpy, h5py") {
+        return;
+    }
+    for name in ["old.h5", "new.h5"] {
+        let bytes = std::fs::read(dir.path().join(name)).unwrap();
+        let index = read(&[&hdf5::Hdf5], bytes.len() as u64, &|at, out| slow(&bytes, at, out)).unwrap();
+        assert_eq!(index.tracks.extents(), 120 * 30, "{name}");
+    }
 }
 
 /// Small files of each kind of index that h5py has, damaged in many ways.
@@ -484,9 +839,12 @@ for name, latest in (("a.h5", "latest"), ("b.h5", "earliest")):
 }
 
 #[test]
-fn the_file_by_hand_is_understood() {
-    let chunks = [5000, 4000, 3000, 2000].map(|at| at..at + 1000);
-    assert_eq!(tracks(&hdf5::Hdf5, &hdf5_by_hand()), Some(vec![chunks.to_vec()]));
+fn files_by_hand_are_understood() {
+    for (chunks, chunk_bytes) in [(4, 1000), (200, 10), (5000, 30)] {
+        let (bytes, expected) = hdf5_by_hand(chunks, chunk_bytes);
+        assert_eq!(tracks(&hdf5::Hdf5, &bytes), Some(vec![expected]));
+    }
+    assert_eq!(whole_files().len(), WHOLE_FILES);
 }
 
 proptest! {
@@ -494,7 +852,7 @@ proptest! {
 
     #[test]
     fn damaged_files_do_no_harm(
-        which in 0usize..7,
+        which in 0..WHOLE_FILES,
         changes in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 1..12),
         cut in any::<prop::sample::Index>(),
         is_cut in any::<bool>(),

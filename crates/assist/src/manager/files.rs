@@ -27,6 +27,10 @@ const EXPECTED_FOR_NS: u64 = 60_000_000_000;
 const LOOK_MAX: Duration = Duration::from_micros(500);
 /// Files whose maps, or quiet reads, are looked at, at most.
 const WATCHED_MAX: usize = 64;
+/// How long a file that is read by its index is kept when its last program closes it: the readers of some formats open a file
+/// again for each read. And how many are kept at once.
+const KEPT_FOR_NS: u64 = 2_000_000_000;
+const KEPT_MAX: usize = 64;
 /// Extents of the indexes of all files, and of those on one user's account, at most: 28 bytes each.
 const INDEXED_MAX: (usize, usize) = (1 << 22, 1 << 21);
 /// Reports of closed files that are kept one by one.
@@ -36,13 +40,23 @@ struct SharedFile {
     advisor: Advisor,
     /// How often each program has it open, and whose program it is.
     programs: FxHashMap<u64, (u32, u32)>,
-    /// No program has opened it yet, but one will: our own descriptor, and until when it is waited for.
-    expected: Option<(Arc<OwnedFd>, u64)>,
+    /// No program has it open, but one will.
+    expected: Option<Expected>,
     /// On whose account its bytes are.
     payer: u32,
     /// For the workers.
     progress: Arc<Progress>,
     report: FileReport,
+}
+
+/// A program that will open a file.
+struct Expected {
+    /// Our own descriptor.
+    fd: Arc<OwnedFd>,
+    /// It is waited for until then.
+    until_ns: u64,
+    /// It had the file open before.
+    program: Option<u64>,
 }
 
 /// All files that are open somewhere and have hints.
@@ -108,19 +122,28 @@ impl Files {
         }
         let file = self.file(acting, monitored, about, users);
         let until_ns = now_ns.saturating_add(EXPECTED_FOR_NS);
-        file.expected = Some((acting.fd.clone(), until_ns));
+        file.expected = Some(Expected { fd: acting.fd.clone(), until_ns, program: None });
         file.advise(acting, users, |advisor, may| advisor.expect(now_ns, until_ns, may));
     }
 
     /// Files that no program has opened within the time are let go.
     pub(super) fn keep_house(&mut self, pool: &Pool, users: &mut Users, now_ns: u64) {
-        let late = |(id, file): (&FileId, &SharedFile)| file.late(now_ns).map(|fd| (*id, fd));
-        let late: Vec<(FileId, Arc<OwnedFd>)> = self.open.iter().filter_map(late).collect();
-        for (id, fd) in late {
+        self.expect_no_more(pool, users, |expected| now_ns >= expected.until_ns);
+    }
+
+    /// A program is gone: it opens no file again.
+    pub(super) fn left(&mut self, pool: &Pool, program: u64, users: &mut Users) {
+        self.expect_no_more(pool, users, |expected| expected.program == Some(program));
+    }
+
+    fn expect_no_more(&mut self, pool: &Pool, users: &mut Users, is_vain: impl Fn(&Expected) -> bool) {
+        let vain = |(id, file): (&FileId, &mut SharedFile)| Some((*id, file.expected.take_if(|e| is_vain(e))?));
+        let vain: Vec<(FileId, Expected)> = self.open.iter_mut().filter_map(vain).collect();
+        for (id, Expected { fd, program, .. }) in vain {
             let Some(file) = self.open.get_mut(&id) else { continue };
             let acting = Acting { id, fd: &fd, uid: file.payer, inside: None, pool };
-            file.expected = None;
             file.advise(&acting, users, |advisor, _| advisor.unexpect());
+            file.depart(&acting, users, program);
             self.release(&acting, users);
         }
     }
@@ -139,8 +162,9 @@ impl Files {
         if size_bytes != file.advisor.size_bytes() {
             file.set_size(size_bytes, users);
         }
-        if let Some((fd, _)) = file.expected.take() {
-            file.submit(&Acting { fd: &fd, inside: None, ..*acting }, Work::Close { last: false });
+        if let Some(expected) = file.expected.take() {
+            file.submit(&Acting { fd: &expected.fd, inside: None, ..*acting }, Work::Close { last: false });
+            file.depart(acting, users, expected.program.filter(|before| *before != program));
         }
         file.advise(acting, users, |advisor, may| advisor.opened(program, now_ns, may));
         let (times, _) = file.programs.entry(program).or_insert((0, acting.uid));
@@ -236,14 +260,21 @@ impl Files {
     }
 
     /// A program has closed a file, or is gone. The descriptor is closed by a worker.
-    pub(super) fn closed(&mut self, acting: &Acting<'_>, program: u64, users: &mut Users) {
+    pub(super) fn closed(&mut self, acting: &Acting<'_>, program: u64, users: &mut Users, now_ns: u64) {
+        let by_index = self.open.get(&acting.id).is_some_and(|file| file.advisor.goes_by_index());
+        let is_kept = by_index && self.open.values().filter(|file| file.expected.is_some()).count() < KEPT_MAX;
         let Some(file) = self.open.get_mut(&acting.id) else { return };
         let Some((times, _)) = file.programs.get_mut(&program) else { return };
         *times -= 1;
         if *times == 0 {
             file.programs.remove(&program);
             file.advisor.set_programs(file.programs.len() as u64);
-            file.advise(acting, users, |advisor, _| advisor.depart(program));
+            if file.programs.is_empty() && is_kept {
+                let (fd, until_ns) = (acting.fd.clone(), now_ns.saturating_add(KEPT_FOR_NS));
+                file.expected = Some(Expected { fd, until_ns, program: Some(program) });
+                return;
+            }
+            file.depart(acting, users, Some(program));
             file.hand_on(users);
         }
         self.release(acting, users);
@@ -379,9 +410,10 @@ impl SharedFile {
         }
     }
 
-    /// The descriptor of a file whose program is not waited for any longer.
-    fn late(&self, now_ns: u64) -> Option<Arc<OwnedFd>> {
-        self.expected.as_ref().filter(|(_, until_ns)| now_ns >= *until_ns).map(|(fd, _)| fd.clone())
+    fn depart(&mut self, acting: &Acting<'_>, users: &mut Users, program: Option<u64>) {
+        if let Some(program) = program {
+            self.advise(acting, users, |advisor, _| advisor.depart(program));
+        }
     }
 
     fn perform(&mut self, actions: Vec<Action>, acting: &Acting<'_>) {
@@ -558,15 +590,60 @@ mod tests {
         let before = per_user(&setting);
         assert_eq!((setting.users.held_bytes(), before[1] - before[0]), (2 * 65_536, 2 * 65_536), "the first one pays");
         setting.uid = 7;
-        setting.act(1, |files, acting, _, users| files.closed(acting, 1, users));
+        setting.act(1, |files, acting, _, users| files.closed(acting, 1, users, 0));
         let after = per_user(&setting);
         let held = setting.users.held_bytes();
         assert!(held >= 65_536);
         assert_eq!(setting.files.open[&FileId { dev: 1, ino: 1 }].payer, 8);
         assert_eq!(after[0] - after[1], held, "the one who is left pays");
         setting.uid = 8;
-        setting.act(1, |files, acting, _, users| files.closed(acting, 2, users));
+        setting.act(1, |files, acting, _, users| files.closed(acting, 2, users, 0));
+        setting.act(1, |files, acting, _, users| files.left(acting.pool, 2, users));
         assert_eq!(setting.users.held_bytes(), 0);
+    }
+
+    /// A program that opens a file for each read of it, as those of Zarr do.
+    #[test]
+    fn a_file_that_is_opened_for_each_read_keeps_its_index() {
+        let mut setting = Setting::new();
+        let chunk = |n: u64| n * 65_536..(n + 1) * 65_536;
+        let now = |n: u64| n * KEPT_FOR_NS / 2;
+        setting.open(1, 8 * MIB);
+        setting.read(1, 5 * MIB..5 * MIB + 10);
+        // Closed before its index is there.
+        setting.act(1, |files, acting, _, users| files.closed(acting, 1, users, 0));
+        setting.index(1, 64);
+        for n in 1..40 {
+            setting.act(1, |files, acting, _, users| files.keep_house(acting.pool, users, now(n)));
+            setting.open(1, 8 * MIB);
+            setting.read(1, chunk(64 - n));
+            setting.act(1, |files, acting, _, users| files.closed(acting, 1, users, now(n)));
+        }
+        let report = setting.files.reports().0.remove(0);
+        assert_eq!((report.open, report.index.as_str()), (0, "Parquet"));
+        assert!(report.hits >= 37 && report.wasted_bytes == 0, "{report:?}");
+        assert!(setting.users.held_bytes() > 0);
+        setting.act(1, |files, acting, _, users| files.keep_house(acting.pool, users, now(50)));
+        assert_eq!((setting.users.held_bytes(), setting.files.open.len()), (0, 0), "it does not come back");
+        assert!(setting.files.reports().0[0].wasted_bytes > 0);
+        // Of another program's file nothing is kept for the one before, and no more than so many are.
+        setting.open(1, 8 * MIB);
+        setting.read(1, 5 * MIB..5 * MIB + 10);
+        setting.index(1, 64);
+        setting.act(1, |files, acting, _, users| files.closed(acting, 1, users, 0));
+        setting.uid = 8;
+        setting.act(1, |files, acting, monitored, users| {
+            files.opened(acting, 2, monitored, (Path::new(PATH), 8 * MIB), users, 0);
+            files.left(acting.pool, 1, users);
+        });
+        assert_eq!(setting.files.reports().0.iter().map(|report| report.open).sum::<u64>(), 1);
+        setting.uid = 7;
+        for ino in 10..10 + 2 * KEPT_MAX as u64 {
+            setting.open(ino, 8 * MIB);
+            setting.read(ino, 5 * MIB..5 * MIB + 10);
+            setting.act(ino, |files, acting, _, users| files.closed(acting, 1, users, 0));
+        }
+        assert_eq!(setting.files.open.len(), 1 + KEPT_MAX);
     }
 
     #[test]

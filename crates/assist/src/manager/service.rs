@@ -451,6 +451,7 @@ impl Service {
         let numbers: Vec<u32> = self.clients.get(&id).map(|c| c.files.keys().copied().collect()).unwrap_or_default();
         numbers.into_iter().for_each(|number| self.unregister(id, number));
         self.unmapped(id);
+        self.files.left(&self.pool, id, &mut self.users);
         self.active.remove(&id);
         let Some(client) = self.clients.remove(&id) else { return };
         let _ = epoll::delete(&self.epoll, &client.socket);

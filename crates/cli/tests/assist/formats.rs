@@ -4,7 +4,6 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use impresario_assist::report::{FileReport, Report};
-use impresario_testing::skip;
 
 use crate::support::{PATIENCE, run_command};
 use crate::tools::{Folder, LONG, WAIT_MS, assist, forget, of, plain};
@@ -32,20 +31,32 @@ with h5py.File(sys.argv[1], "r") as f:
     print(total)
 "#;
 
-fn python(folder: &Folder) -> Option<String> {
-    // The system's Python, which has Debian's packages.
-    let python = "/usr/bin/python3";
-    let made = Command::new(python).args(["-c", WRITES]).arg(folder.path()).output();
-    match made {
-        Ok(made) if made.status.success() => Some(python.to_string()),
-        Ok(made) if !String::from_utf8_lossy(&made.stderr).contains("ModuleNotFound") => {
-            panic!("{}", String::from_utf8_lossy(&made.stderr))
-        }
-        _ => {
-            skip("h5py", "python3 has no h5py (Debian: python3-h5py)");
-            None
-        }
-    }
+/// A shard of 16 MiB: rows of four chunks.
+const WRITES_SHARD: &str = r#"
+import sys
+import numpy as np, zarr
+z = zarr.create_array(sys.argv[1] + "/a.zarr", shape=(256, 16384), dtype="f4", chunks=(1, 4096), shards=(256, 16384), compressors=None)
+z[:, :] = np.random.default_rng(7).random((256, 16384), dtype="f4")
+"#;
+
+/// Opens the shard again for each chunk.
+const READS_SHARD: &str = r#"
+import sys, time
+import zarr
+z = zarr.open_array(sys.argv[1].removesuffix("/c/0/0"), mode="r")
+total = 0.0
+for row in range(256):
+    total += float(z[row, 4096:8192].sum())
+    time.sleep(0.002)
+print(total)
+"#;
+
+/// The Python with these modules that has made the files.
+fn python(folder: &Folder, modules: &str, writes: &str) -> Option<String> {
+    let python = impresario_testing::python(modules)?;
+    let made = Command::new(&python).args(["-c", writes]).arg(folder.path()).output().unwrap();
+    assert!(made.status.success(), "{}", String::from_utf8_lossy(&made.stderr));
+    Some(python.to_str().unwrap().into())
 }
 
 /// Runs the program guided; its result is its own. What the report says of the file.
@@ -64,7 +75,7 @@ fn run(folder: &Folder, words: &[String], file: &Path, hints: &[PathBuf]) -> Fil
 #[test]
 fn chunks_in_no_order_of_the_file_are_brought_in_by_its_index() {
     let folder = Folder::new();
-    let Some(python) = python(&folder) else { return };
+    let Some(python) = python(&folder, "numpy, h5py", WRITES) else { return };
     let file = folder.at("scattered.h5");
     let words = |file: &Path| [&python, "-c", READS, file.to_str().unwrap()].map(String::from).to_vec();
     // Whatever this machine's device is like.
@@ -83,11 +94,23 @@ fn chunks_in_no_order_of_the_file_are_brought_in_by_its_index() {
 #[test]
 fn a_copy_needs_nothing_of_an_index() {
     let folder = Folder::new();
-    if python(&folder).is_none() {
+    if python(&folder, "numpy, h5py", WRITES).is_none() {
         return;
     }
     let file = folder.at("scattered.h5");
     let words = ["cksum", file.to_str().unwrap()].map(String::from);
     assert!(run_command(Command::new(&words[0]).arg(&words[1]), PATIENCE).code == 0);
     assert_eq!(run(&folder, &words, &file, &[]).index, "");
+}
+
+#[test]
+fn chunks_of_a_shard_that_is_opened_for_each_are_brought_in() {
+    let folder = Folder::new();
+    let Some(python) = python(&folder, "numpy, zarr.codecs", WRITES_SHARD) else { return };
+    let file = folder.at("a.zarr/c/0/0");
+    let words = [&python, "-c", READS_SHARD, file.to_str().unwrap()].map(String::from);
+    let never_down = folder.write("down.json", r#"{ "StandDown": { "Enabled": false } }"#);
+    let told = run(&folder, &words, &file, &[never_down]);
+    assert_eq!(told.index, "Zarr shard", "{told:?}");
+    assert!(told.hits >= 200 && told.wasted_bytes * 10 < told.read_bytes, "{told:?}");
 }

@@ -68,11 +68,17 @@ impl Chunks {
         let mut written = Fields::new(head.strip_prefix(b"FADB")?);
         let written = { written.take(head_bytes - 4).map(|_| written.rest())? };
         let mut at = block + head_bytes + map_bytes + if is_paged { 4 } else { 0 };
+        let is_written = |page: u64| written.get((page / 8) as usize).map(|bits| bits & 0x80 >> (page % 8) != 0);
+        if is_paged {
+            let page_bytes = of_page * entry.bytes;
+            let pages = (0..entries.div_ceil(of_page)).filter(|page| is_written(*page) == Some(true));
+            file.ahead(pages.map(|page| (at + page * (page_bytes + 4), page_bytes)));
+        }
         let (mut track, mut left, mut page) = (Track::new(), entries, 0);
         while left > 0 {
             let count = if is_paged { left.min(of_page) } else { left };
             // Of a page without a bit nothing was ever written, not even that its chunks have no place.
-            if !is_paged || written.get(page / 8)? & 0x80 >> (page % 8) != 0 {
+            if !is_paged || is_written(page)? {
                 let bytes = file.bytes(at, count * entry.bytes)?;
                 track.extend(bytes.chunks_exact(entry.bytes as usize).filter_map(|bytes| entry.extent(sizes, bytes)));
             }
@@ -132,12 +138,15 @@ impl Chunks {
                     }
                 },
             };
+            let block_bytes = head_bytes + of_block * found.entry.bytes;
+            let mut ahead = addresses;
+            file.ahead((0..blocks).map_while(|_| Some((sizes.address(&mut ahead)?, block_bytes))));
             for _ in 0..blocks {
                 match sizes.address(&mut addresses)? {
                     _ if found.is_full() => break,
                     u64::MAX => found.skip(of_block),
                     at => {
-                        let block = file.bytes(at, head_bytes + of_block * found.entry.bytes)?;
+                        let block = file.bytes(at, block_bytes)?;
                         found.take(block.strip_prefix(b"EADB")?.get(head_bytes as usize - 4..)?);
                     }
                 }
@@ -243,21 +252,39 @@ impl Found {
     }
 }
 
+/// Keys of a node of a tree of version 1, which files tell only where it is another number.
+const TREE_CHILDREN: u64 = 64;
+
+/// The key before each child: the chunk's length, which filters it passed over, its place, an element's size.
+fn tree_key_bytes(rank: u64) -> u64 {
+    8 + 8 * rank
+}
+
+fn tree_node_bytes(rank: u64) -> u64 {
+    24 + TREE_CHILDREN * (tree_key_bytes(rank) + 8) + tree_key_bytes(rank)
+}
+
 /// The chunks of a data set, from their tree of version 1.
 fn tree(file: &mut Source<'_>, sizes: Sizes, at: u64, rank: u64, depth: u32, track: &mut Track) -> Option<()> {
     let deeper = depth.checked_sub(1)?;
-    let (level, entries, used) = node(file, sizes, at, 1, 8 + 8 * rank)?;
+    let (level, entries, used) = node(file, sizes, at, 1, tree_key_bytes(rank))?;
     let mut fields = Fields::new(&entries);
-    for _ in 0..used {
+    let mut child = || {
+        let bytes = fields.little(4)?;
+        fields.take(tree_key_bytes(rank) - 4)?;
+        Some((sizes.address(&mut fields)?, bytes))
+    };
+    let children: Vec<(u64, u64)> = (0..used).map(|_| child()).collect::<Option<_>>()?;
+    if level > 0 {
+        file.ahead(children.iter().map(|(at, _)| (*at, tree_node_bytes(rank))));
+    }
+    for (at, bytes) in children {
         if track.len() >= EXTENTS_MAX {
             break;
         }
-        let bytes = fields.little(4)?;
-        fields.take(4 + 8 * rank)?;
-        let child = sizes.address(&mut fields)?;
         match level {
-            0 => track.push(child..child.checked_add(bytes)?),
-            _ => tree(file, sizes, child, rank, deeper, track)?,
+            0 => track.push(at..at.checked_add(bytes)?),
+            _ => tree(file, sizes, at, rank, deeper, track)?,
         }
     }
     Some(())

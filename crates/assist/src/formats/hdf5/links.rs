@@ -6,7 +6,7 @@ use std::collections::hash_map::Entry;
 
 use super::super::{Fields, Source};
 use super::trees::{Records, node};
-use super::{OBJECTS_MAX, Sizes};
+use super::{OBJECT_BYTES, OBJECTS_MAX, Sizes};
 
 /// A heap's blocks at most; with their sizes doubling that is plenty.
 const BLOCKS_MAX: usize = 1024;
@@ -23,9 +23,13 @@ pub(super) fn of_symbol_table(
     let deeper = depth.checked_sub(1)?;
     let (level, entries, used) = node(file, sizes, at, 0, sizes.length)?;
     let mut fields = Fields::new(&entries);
-    for _ in 0..used {
+    let mut child = || {
         fields.take(sizes.length)?;
-        let child = sizes.address(&mut fields)?;
+        sizes.address(&mut fields)
+    };
+    let children: Vec<u64> = (0..used).map(|_| child()).collect::<Option<_>>()?;
+    file.ahead(children.iter().map(|at| (*at, OBJECT_BYTES)));
+    for child in children {
         if members.len() > OBJECTS_MAX {
             return Some(());
         }
@@ -75,6 +79,7 @@ pub(super) fn of_heap(
         return None;
     }
     let mut heap = Heap::read(file, sizes, heap)?;
+    file.ahead(heap.blocks.iter().map(|(_, at, len)| (*at, *len)));
     for mut record in records.iter().take(OBJECTS_MAX) {
         record.take(4)?;
         members.extend(heap.object(file, record).and_then(|message| of_link(sizes, message)));

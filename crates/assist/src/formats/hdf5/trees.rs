@@ -25,6 +25,7 @@ pub(super) fn node(
 pub(super) struct Records {
     pub(super) kind: u64,
     pub(super) record_bytes: u64,
+    node_bytes: u64,
     bytes: Vec<u8>,
 }
 
@@ -46,7 +47,7 @@ impl Records {
             return None;
         }
         let widths = widths(node_bytes, record_bytes, sizes.offset, depth)?;
-        let mut records = Records { kind, record_bytes, bytes: Vec::new() };
+        let mut records = Records { kind, record_bytes, node_bytes, bytes: Vec::new() };
         if count > 0 {
             records.node(file, sizes, &widths, root, count)?;
         }
@@ -66,9 +67,14 @@ impl Records {
         records.take(2)?;
         let mut children = records;
         children.take(count * self.record_bytes)?;
-        for child in 0..=count {
-            let (at, of_child_count) = (sizes.address(&mut children)?, children.little(of_child.count)?);
+        let mut child = || {
+            let (at, count) = (sizes.address(&mut children)?, children.little(of_child.count)?);
             children.take(of_child.total)?;
+            Some((at, count))
+        };
+        let children: Vec<(u64, u64)> = (0..=count).map(|_| child()).collect::<Option<_>>()?;
+        file.ahead(children.iter().map(|(at, _)| (*at, self.node_bytes)));
+        for (child, (at, of_child_count)) in (0..).zip(children) {
             self.node(file, sizes, below, at, of_child_count)?;
             if child < count {
                 self.bytes.extend(records.take(self.record_bytes)?);

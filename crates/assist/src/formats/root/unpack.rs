@@ -4,6 +4,11 @@ use std::io::Read;
 
 use super::super::Fields;
 
+/// What LZ4 makes of a byte at most.
+const LZ4_RATIO_MAX: usize = 255;
+/// Memory for the dictionary of LZMA, KiB: it grows with what is unpacked, and that of ROOT's highest level is the largest.
+const XZ_KIB_MAX: u32 = 80 << 10;
+
 /// All blocks, unpacked to exactly so many bytes, for which memory is taken as they come.
 pub(super) fn blocks(packed: &[u8], len: usize) -> Option<Vec<u8>> {
     let (mut fields, mut whole) = (Fields::new(packed), Vec::new());
@@ -19,6 +24,7 @@ pub(super) fn blocks(packed: &[u8], len: usize) -> Option<Vec<u8>> {
         match method {
             b"ZL" => read(flate2::read::ZlibDecoder::new(block), bytes, &mut whole)?,
             b"ZS" => read(ruzstd::decoding::StreamingDecoder::new(block).ok()?, bytes, &mut whole)?,
+            b"XZ" => read(lzma_rust2::XzReader::new_mem_limit(block, false, XZ_KIB_MAX), bytes, &mut whole)?,
             // A sum stands before the data.
             b"L4" => lz4(block.get(8..)?, bytes, &mut whole)?,
             _ => return None,
@@ -34,41 +40,14 @@ fn read(decoder: impl Read, bytes: usize, out: &mut Vec<u8>) -> Option<()> {
     decoder.take(bytes as u64).read_to_end(out).ok().map(drop)
 }
 
-/// A block of LZ4: bytes taken as they are in turn with repetitions of what came before.
 fn lz4(block: &[u8], bytes: usize, out: &mut Vec<u8>) -> Option<()> {
-    let (first, mut fields) = (out.len(), Fields::new(block));
-    loop {
-        let token = fields.little(1)?;
-        let plain_bytes = length(&mut fields, token >> 4)?;
-        out.extend(fields.take(plain_bytes)?);
-        if fields.rest().is_empty() {
-            return Some(());
-        }
-        let back = usize::try_from(fields.little(2)?).ok().filter(|back| *back > 0 && *back <= out.len() - first)?;
-        let repeated = usize::try_from(length(&mut fields, token & 15)?.checked_add(4)?).ok()?;
-        if repeated > bytes.checked_sub(out.len() - first)? {
-            return None;
-        }
-        // It may repeat what it has just written.
-        for _ in 0..repeated {
-            out.push(*out.get(out.len() - back)?);
-        }
+    let start = out.len();
+    if bytes / LZ4_RATIO_MAX > block.len() {
+        return None;
     }
-}
-
-/// Four bits, and bytes that add to them as long as they are full.
-fn length(fields: &mut Fields<'_>, bits: u64) -> Option<u64> {
-    let mut length = bits;
-    if bits == 15 {
-        loop {
-            let more = fields.little(1)?;
-            length = length.checked_add(more)?;
-            if more < 255 {
-                break;
-            }
-        }
-    }
-    Some(length)
+    out.resize(start + bytes, 0);
+    let unpacked = lz4_flex::block::decompress_into(block, &mut out[start..]).ok()?;
+    (unpacked == bytes).then_some(())
 }
 
 #[cfg(test)]
@@ -80,23 +59,47 @@ mod tests {
         [method.to_vec(), vec![1], wide(packed.len()), wide(len), packed.to_vec()].concat()
     }
 
+    /// "abc" a hundred times, packed by liblzma at its highest level, of which the dictionary may have 64 MiB.
+    const XZ: &[u8] = b"\xfd7zXZ\0\0\x01i\"\xde6\x02\0!\x01\x1c\0\0\0\x10\xcfX\xcc\xe0\x01+\0\x0b]\x000\x98\x88\xadK\
+        6\xed\x1b\xb2\0\0\0\0\x84\xb8\xc4\xd0\0\x01#\xac\x02\0\0\0Y\x19\xb3]>0\x0d\x8b\x02\0\0\0\0\x01YZ";
+
     #[test]
     fn blocks_of_each_method_follow_one_another() {
         // "abc", then seven bytes that repeat it, then "xyz".
-        let lz4 = [&[0; 8][..], b"\x33abc\x03\x00\x30xyz"].concat();
+        let lz4 = [&[0; 8][..], b"\x33abc\x03\x00\x50xyzab"].concat();
         let mut zlib = flate2::write::ZlibEncoder::new(Vec::new(), flate2::Compression::fast());
         std::io::Write::write_all(&mut zlib, b"0123456789").unwrap();
         let zlib = zlib.finish().unwrap();
         // One raw block of five bytes in a frame of a single segment.
         let zstd = b"\x28\xb5\x2f\xfd\x20\x05\x29\x00\x00hello";
-        let packed = [block(b"L4", &lz4, 13), block(b"ZL", &zlib, 10), block(b"ZS", zstd, 5)].concat();
-        assert_eq!(blocks(&packed, 28).as_deref(), Some(&b"abcabcabcaxyz0123456789hello"[..]));
-        assert_eq!(blocks(&packed, 29), None, "there is no more");
-        assert_eq!(blocks(&packed, 27), None, "a block goes beyond the end");
+        let packed = [block(b"L4", &lz4, 15), block(b"ZL", &zlib, 10), block(b"ZS", zstd, 5), block(b"XZ", XZ, 300)];
+        let whole = [&b"abcabcabcaxyzab0123456789hello"[..], &b"abc".repeat(100)].concat();
+        let packed = packed.concat();
+        assert_eq!(blocks(&packed, 330), Some(whole));
+        assert_eq!(blocks(&packed, 331), None, "there is no more");
+        assert_eq!(blocks(&packed, 329), None, "a block goes beyond the end");
         assert_eq!(blocks(&block(b"XZ", b"", 5), 5), None);
-        // Longer than it says, back to before its beginning, and no end.
+        assert_eq!(blocks(&block(b"CS", b"hello", 5), 5), None, "a method of old");
+        // Longer and shorter than it says, and back to before its beginning.
         assert_eq!(blocks(&block(b"L4", &lz4, 9), 9), None);
+        assert_eq!(blocks(&block(b"L4", &lz4, 16), 16), None);
         assert_eq!(blocks(&block(b"L4", &[&[0; 8][..], b"\x13a\x02\x00\x00"].concat(), 8), 8), None);
-        assert_eq!(blocks(&block(b"L4", &[&[0; 8][..], b"\x1fa\x01\x00\xff\xff"].concat(), 600), 600), None);
+    }
+
+    /// A block that claims 16 MB, or is a bomb, takes no more than it is allowed.
+    #[test]
+    fn bombs_cost_nothing() {
+        let most = (1 << 24) - 1;
+        assert_eq!(blocks(&block(b"L4", &[0; 8 + 100], most), most), None);
+        let mut zlib = flate2::write::ZlibEncoder::new(Vec::new(), flate2::Compression::best());
+        std::io::Write::write_all(&mut zlib, &vec![0; 8 << 20]).unwrap();
+        let zlib = zlib.finish().unwrap();
+        let unpacked = blocks(&block(b"ZL", &zlib, 1000), 1000).unwrap();
+        assert!(unpacked.len() == 1000 && unpacked.capacity() < 1 << 16);
+        // A stream of LZMA whose dictionary would have 4 GiB, and the sum that belongs to that.
+        let mut huge = XZ.to_vec();
+        huge[16] = 40;
+        huge[20..24].copy_from_slice(&0xb311a0e6_u32.to_le_bytes());
+        assert_eq!(blocks(&block(b"XZ", &huge, 300), 300), None);
     }
 }

@@ -178,7 +178,7 @@ impl Service {
                 if let Some(Advised { id: file, fd, .. }) = advised {
                     let inside = Some(&client.inside);
                     let acting = Acting { id: file, fd: &fd, uid: client.uid, inside, pool: &self.pool };
-                    self.files.closed(&acting, id, &mut self.users);
+                    self.files.closed(&acting, id, &mut self.users, now_ns());
                 }
             }
         }
@@ -191,7 +191,7 @@ impl Service {
             self.users.close(client.uid);
             let inside = Some(&client.inside);
             let acting = Acting { id: file, fd: &fd, uid: client.uid, inside, pool: &self.pool };
-            self.files.closed(&acting, id, &mut self.users);
+            self.files.closed(&acting, id, &mut self.users, now_ns());
         }
     }
 }

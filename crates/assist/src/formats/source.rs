@@ -1,0 +1,428 @@
+//! The file as a reader of its index sees it: bounded in bytes, calls and time, and read by several requests at once where
+//! the device answers each late but many together.
+
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+use std::time::{Duration, Instant};
+
+use super::Track;
+use impresario_base::lock::Mutex;
+use impresario_foresight::EXTENTS_MAX;
+
+/// What an index may have at most: bytes, requests to the file system, and calls of a reader.
+pub(super) const INDEX_BYTES_MAX: u64 = 8 << 20;
+const REQUESTS_MAX: u32 = 4096;
+const CALLS_MAX: u32 = 1 << 14;
+/// How long reading it may take; longer where requests do not slow one another, for then nobody waits for them.
+const INDEX_TIME_MAX: Duration = Duration::from_millis(200);
+const INDEX_TIME_SIDE_BY_SIDE_MAX: Duration = Duration::from_secs(1);
+/// Shorter requests take as long, so this much is read at least, and serves what is asked for next to it.
+const REQUEST_BYTES_MIN: u64 = 4096;
+/// Requests that lie side by side are joined up to this length.
+const REQUEST_BYTES_JOINED_MAX: u64 = 256 << 10;
+/// How often what waits for the file begins again: an index has fewer levels.
+const ROUNDS_MAX: u32 = 12;
+/// Requests under way at once.
+const AT_ONCE_MAX: usize = 16;
+/// A request that takes less came from memory, where threads cost more than they save.
+const FROM_MEMORY: Duration = Duration::from_micros(200);
+
+/// Reads at a place; how many bytes it got. Several threads call it at once.
+pub type ReadAt<'a> = dyn Fn(u64, &mut [u8]) -> std::io::Result<usize> + Sync + 'a;
+
+/// A file whose index is read, within bounds.
+pub struct Source<'a> {
+    read_at: &'a ReadAt<'a>,
+    size_bytes: u64,
+    began: Instant,
+    /// `None`: the bounds of time above.
+    time_max: Option<Duration>,
+    pace: Pace,
+    /// What was read, by its first byte.
+    known: BTreeMap<u64, Vec<u8>>,
+    /// What is not known is put down here, and not read yet.
+    wanted: Option<Vec<Request>>,
+    left_request_bytes: u64,
+    left_requests: u32,
+    left_bytes: u64,
+    left_calls: u32,
+    left_extents: usize,
+}
+
+impl<'a> Source<'a> {
+    pub(super) fn new(read_at: &'a ReadAt<'a>, size_bytes: u64, time_max: Option<Duration>) -> Source<'a> {
+        Source {
+            read_at,
+            size_bytes,
+            began: Instant::now(),
+            time_max,
+            pace: Pace { at_once: 1, alone: Duration::ZERO },
+            known: BTreeMap::new(),
+            wanted: None,
+            left_request_bytes: INDEX_BYTES_MAX,
+            left_requests: REQUESTS_MAX,
+            left_bytes: INDEX_BYTES_MAX,
+            left_calls: CALLS_MAX,
+            left_extents: EXTENTS_MAX,
+        }
+    }
+
+    /// Requests so far, and their bytes.
+    pub(super) fn spent(&self) -> (u64, u64) {
+        (u64::from(REQUESTS_MAX - self.left_requests), INDEX_BYTES_MAX - self.left_request_bytes)
+    }
+
+    /// The file's length.
+    pub fn size_bytes(&self) -> u64 {
+        self.size_bytes
+    }
+
+    /// These bytes; `None` where the file does not have them all, or the index has become too large or slow to read.
+    pub fn bytes(&mut self, at: u64, len: u64) -> Option<Vec<u8>> {
+        let end = at.checked_add(len)?;
+        if end > self.size_bytes || len > self.left_bytes || self.left_calls == 0 {
+            return None;
+        }
+        (self.left_bytes, self.left_calls) = (self.left_bytes - len, self.left_calls - 1);
+        if let Some(known) = self.known(at, len) {
+            return Some(known.to_vec());
+        }
+        if self.is_late() {
+            return None;
+        }
+        let more = len.max(REQUEST_BYTES_MIN.min(self.left_request_bytes));
+        let request = Request { at, end: at.saturating_add(more).min(self.size_bytes) };
+        if let Some(wanted) = &mut self.wanted {
+            wanted.push(request);
+            return None;
+        }
+        self.charge(&request)?;
+        let began = Instant::now();
+        let mut bytes = read(self.read_at, request)?;
+        self.pace.saw(1, began.elapsed());
+        if bytes.len() as u64 > len {
+            self.known.insert(at, bytes.clone());
+            bytes.truncate(usize::try_from(len).ok()?);
+        }
+        (bytes.len() as u64 == len).then_some(bytes)
+    }
+
+    /// As many of these bytes as the file has.
+    pub fn up_to(&mut self, at: u64, most: u64) -> Option<Vec<u8>> {
+        self.bytes(at, most.min(self.size_bytes.checked_sub(at)?))
+    }
+
+    /// These places (first byte, length) will be asked for: where a request takes long they are read several at a time now.
+    /// What the file does not have, or would be too much, is left out.
+    pub fn ahead(&mut self, places: impl IntoIterator<Item = (u64, u64)>) {
+        let wanted = |(at, len): (u64, u64)| {
+            let len = len.min(self.size_bytes.checked_sub(at)?);
+            (len > 0 && self.known(at, len).is_none()).then_some(Request { at, end: at + len })
+        };
+        let requests: Vec<Request> = places.into_iter().take(CALLS_MAX as usize).filter_map(wanted).collect();
+        match &mut self.wanted {
+            Some(wanted) => wanted.extend(requests),
+            None => self.fetch(requests),
+        }
+    }
+
+    /// Reads something for each of these. Where that has to wait for the file, the others go on meanwhile: what all of them
+    /// wait for is read together, and then they begin again. So `read` must do the same each time.
+    pub fn each<T, R>(
+        &mut self,
+        items: &[T],
+        mut read: impl FnMut(&mut Source<'a>, &T) -> Option<R>,
+    ) -> Vec<Option<R>> {
+        let mut results: Vec<Option<Option<R>>> = items.iter().map(|_| None).collect();
+        for _ in 0..ROUNDS_MAX {
+            let mut wanted = Vec::new();
+            for (item, result) in items.iter().zip(&mut results).filter(|(_, result)| result.is_none()) {
+                let before = (self.left_bytes, self.left_calls, self.left_extents);
+                self.wanted = Some(Vec::new());
+                let found = read(self, item);
+                match self.wanted.take() {
+                    Some(more) if !more.is_empty() => {
+                        wanted.extend(more);
+                        (self.left_bytes, self.left_calls, self.left_extents) = before;
+                    }
+                    _ => *result = Some(found),
+                }
+            }
+            let requests = self.left_requests;
+            self.fetch(wanted);
+            if self.left_requests == requests {
+                break;
+            }
+        }
+        let one_by_one = |(item, result): (&T, Option<Option<R>>)| result.unwrap_or_else(|| read(self, item));
+        items.iter().zip(results).map(one_by_one).collect()
+    }
+
+    /// Reads these, several at a time where that pays.
+    fn fetch(&mut self, mut requests: Vec<Request>) {
+        requests.sort_unstable();
+        requests.dedup_by(|next, last| {
+            let end = next.end.max(last.end);
+            let is_joined = next.at <= last.end && end - last.at <= REQUEST_BYTES_JOINED_MAX.max(last.end - last.at);
+            last.end = if is_joined { end } else { last.end };
+            is_joined
+        });
+        let mut requests = requests.as_slice();
+        while !requests.is_empty() && !self.is_late() {
+            let (now, later) = requests.split_at(requests.len().min(self.pace.at_once));
+            requests = later;
+            if now.iter().any(|request| self.charge(request).is_none()) {
+                return;
+            }
+            let (read, longest) = read_side_by_side(self.read_at, now);
+            self.pace.saw(now.len(), longest);
+            self.known.extend(read);
+        }
+    }
+
+    /// Extents of `len` bytes, `step` bytes apart, as far as the file goes. All series of a file together are bounded.
+    pub fn series(&mut self, start: u64, step: u64, len: u64, count: u64) -> Track {
+        let extent = |i: u64| {
+            let start = start.checked_add(i.checked_mul(step)?)?;
+            Some(start..start.checked_add(len)?)
+        };
+        let count = count.min(self.left_extents as u64);
+        let track: Track = (0..count).map_while(extent).take_while(|extent| extent.end <= self.size_bytes).collect();
+        self.left_extents -= track.len();
+        track
+    }
+
+    fn is_late(&self) -> bool {
+        let side_by_side = self.pace.at_once > 2;
+        let most = if side_by_side { INDEX_TIME_SIDE_BY_SIDE_MAX } else { INDEX_TIME_MAX };
+        self.began.elapsed() > self.time_max.unwrap_or(most)
+    }
+
+    fn known(&self, at: u64, len: u64) -> Option<&[u8]> {
+        let (first, bytes) = self.known.range(..=at).next_back()?;
+        let from = usize::try_from(at - first).ok()?;
+        bytes.get(from..from.checked_add(usize::try_from(len).ok()?)?)
+    }
+
+    fn charge(&mut self, request: &Request) -> Option<()> {
+        self.left_request_bytes = self.left_request_bytes.checked_sub(request.end - request.at)?;
+        self.left_requests = self.left_requests.checked_sub(1)?;
+        Some(())
+    }
+}
+
+/// One request to the file system.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+struct Request {
+    at: u64,
+    end: u64,
+}
+
+/// What the file has of a request; `None` for an error.
+fn read(read_at: &ReadAt<'_>, request: Request) -> Option<Vec<u8>> {
+    let mut bytes = vec![0; usize::try_from(request.end - request.at).ok()?];
+    let mut filled = 0;
+    while filled < bytes.len() {
+        match read_at(request.at + filled as u64, &mut bytes[filled..]) {
+            Ok(0) => break,
+            Ok(read) => filled += read.min(bytes.len() - filled),
+            Err(e) if e.kind() == std::io::ErrorKind::Interrupted => {}
+            Err(_) => return None,
+        }
+    }
+    bytes.truncate(filled);
+    Some(bytes)
+}
+
+/// All of these at the same time, each on a thread, and how long the slowest took.
+fn read_side_by_side(read_at: &ReadAt<'_>, requests: &[Request]) -> (Vec<(u64, Vec<u8>)>, Duration) {
+    let (next, done) = (AtomicUsize::new(0), Mutex::new((Vec::new(), Duration::ZERO)));
+    let work = || {
+        while let Some(request) = requests.get(next.fetch_add(1, Relaxed)) {
+            let began = Instant::now();
+            let bytes = read(read_at, *request);
+            let took = began.elapsed();
+            let mut done = done.lock();
+            done.0.extend(bytes.map(|bytes| (request.at, bytes)));
+            done.1 = done.1.max(took);
+        }
+    };
+    std::thread::scope(|scope| {
+        for _ in 1..requests.len() {
+            // Where no thread can be had, those that there are do its work.
+            let _ = std::thread::Builder::new().name("assist-index".into()).spawn_scoped(scope, work);
+        }
+        work();
+    });
+    done.into_inner()
+}
+
+/// How many requests are under way at once: twice as many as long as each takes no longer than alone, half as many where they
+/// wait for one another, as on a disk or where requests are rationed.
+struct Pace {
+    at_once: usize,
+    /// What a request alone takes.
+    alone: Duration,
+}
+
+impl Pace {
+    fn saw(&mut self, requests: usize, longest: Duration) {
+        if longest < FROM_MEMORY {
+            return;
+        }
+        if requests == 1 {
+            self.alone = if self.alone.is_zero() { longest } else { (3 * self.alone + longest) / 4 };
+            self.at_once = self.at_once.max(2);
+        } else if longest * 4 > self.alone * 7 {
+            self.at_once = (requests / 2).max(1);
+        } else if requests == self.at_once {
+            self.at_once = (2 * requests).min(AT_ONCE_MAX);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// How many calls of a reader are in it at once, at most, and how many there were.
+    #[derive(Default)]
+    struct Calls {
+        now: AtomicUsize,
+        most: AtomicUsize,
+        all: AtomicUsize,
+    }
+
+    impl Calls {
+        fn during(&self, call: impl FnOnce()) {
+            self.most.fetch_max(self.now.fetch_add(1, Relaxed) + 1, Relaxed);
+            self.all.fetch_add(1, Relaxed);
+            call();
+            self.now.fetch_sub(1, Relaxed);
+        }
+    }
+
+    /// A file where each byte tells its place, and reading it takes so long.
+    fn fill(at: u64, out: &mut [u8]) -> std::io::Result<usize> {
+        out.iter_mut().zip(at..).for_each(|(byte, at)| *byte = (at % 251) as u8);
+        Ok(out.len())
+    }
+
+    const PLACES: u64 = 200;
+    const MILLIS: Duration = Duration::from_millis(5);
+
+    /// Announces 200 places, 1 MiB apart, and takes those that it gets. How many, and how long that took.
+    fn take(read_at: &ReadAt<'_>) -> (u64, Duration) {
+        let began = Instant::now();
+        let mut source = Source::new(read_at, 1 << 30, None);
+        source.ahead((0..PLACES).rev().map(|i| (i << 20, 100)));
+        let place = |i: u64| (0..100).map(|n| (((i << 20) + n) % 251) as u8).collect::<Vec<u8>>();
+        let taken = (0..PLACES).filter(|i| source.bytes(i << 20, 100).is_some_and(|bytes| bytes == place(*i))).count();
+        (taken as u64, began.elapsed())
+    }
+
+    #[test]
+    fn requests_that_do_not_slow_one_another_go_side_by_side() {
+        let calls = Calls::default();
+        let (taken, took) = take(&|at, out| {
+            calls.during(|| std::thread::sleep(MILLIS));
+            fill(at, out)
+        });
+        assert_eq!(taken, PLACES);
+        assert_eq!(calls.all.load(Relaxed) as u64, PLACES, "each place once");
+        assert!((4..=AT_ONCE_MAX).contains(&calls.most.load(Relaxed)), "{}", calls.most.load(Relaxed));
+        assert!(took < MILLIS * PLACES as u32, "{took:?}");
+    }
+
+    #[test]
+    fn a_device_that_takes_one_after_the_other_is_left_to_its_programs() {
+        let (calls, device) = (Calls::default(), Mutex::new(()));
+        let (taken, took) = take(&|at, out| {
+            calls.during(|| {
+                let _one = device.lock();
+                std::thread::sleep(MILLIS);
+            });
+            fill(at, out)
+        });
+        assert!((10..PLACES).contains(&taken), "{taken}");
+        assert!(calls.most.load(Relaxed) <= 4, "{}", calls.most.load(Relaxed));
+        assert!(took < INDEX_TIME_SIDE_BY_SIDE_MAX, "given up in time: {took:?}");
+    }
+
+    #[test]
+    fn what_is_in_memory_is_read_by_one() {
+        let calls = Calls::default();
+        let (taken, _) = take(&|at, out| {
+            calls.during(|| {});
+            fill(at, out)
+        });
+        assert_eq!((taken, calls.all.load(Relaxed) as u64), (PLACES, PLACES));
+    }
+
+    #[test]
+    fn neighbours_come_in_one_request_and_nothing_beyond_the_bounds() {
+        let (calls, end) = (Calls::default(), 3 << 20);
+        let read_at: &ReadAt<'_> = &|at, out| {
+            assert!(at + out.len() as u64 <= end, "beyond the file");
+            calls.during(|| {});
+            fill(at, out)
+        };
+        let mut source = Source::new(read_at, end, None);
+        assert_eq!(source.bytes(10, 4).unwrap(), [10, 11, 12, 13]);
+        assert_eq!(source.bytes(4000, 100).unwrap().len(), 100);
+        source.ahead((0..50).map(|i| ((1 << 20) + i * 300, 300)));
+        source.ahead([(end - 10, 300), (end, 5), (u64::MAX, 5)]);
+        assert_eq!(calls.all.load(Relaxed), 3, "one, its neighbours, the end");
+        assert_eq!(source.bytes((1 << 20) + 14_000, 1000).unwrap().len(), 1000);
+        assert_eq!((source.bytes(end - 5, 5).unwrap().len(), calls.all.load(Relaxed)), (5, 3));
+        assert!(source.bytes(end - 5, 6).is_none() && source.bytes(u64::MAX, 2).is_none());
+        // Announced or not, no more is taken than an index may have.
+        let mut source = Source::new(&fill, 1 << 40, None);
+        source.ahead((0..1 << 20).map(|i| (i << 13, 4096)));
+        let taken = (0..1u64 << 15).take_while(|i| source.bytes(i << 13, 4096).is_some()).count() as u64;
+        assert!(taken * 4096 <= INDEX_BYTES_MAX && source.spent().1 <= INDEX_BYTES_MAX, "{taken}");
+        // What is known is not free for ever: a loop of calls ends.
+        let mut source = Source::new(&fill, 1 << 40, None);
+        assert!((0..=CALLS_MAX).any(|_| source.bytes(0, 8).is_none()));
+    }
+
+    /// Lists that lead through the file: each place holds the next one.
+    #[test]
+    fn what_waits_for_the_file_waits_together() {
+        let calls = Calls::default();
+        let read_at: &ReadAt<'_> = &|at, out| {
+            calls.during(|| std::thread::sleep(MILLIS));
+            out.fill(0);
+            out[..8].copy_from_slice(&(at + (1 << 20)).to_le_bytes());
+            Ok(out.len())
+        };
+        let lists: Vec<u64> = (0..30).map(|i| i << 30).collect();
+        let follow = |source: &mut Source<'_>, at: &u64| {
+            (0..6).try_fold(*at, |at, _| Some(u64::from_le_bytes(source.bytes(at, 8)?.try_into().ok()?)))
+        };
+        let (began, mut source) = (Instant::now(), Source::new(read_at, 1 << 40, None));
+        let expected: Vec<Option<u64>> = lists.iter().map(|at| Some(at + (6 << 20))).collect();
+        assert_eq!(source.each(&lists, follow), expected);
+        assert_eq!(calls.all.load(Relaxed), 30 * 6, "each place once");
+        assert!(began.elapsed() < MILLIS * 30 * 6, "{:?}", began.elapsed());
+        assert!(calls.most.load(Relaxed) >= 4);
+        // Deeper than that they end, one by one.
+        let mut source = Source::new(read_at, 1 << 40, None);
+        let deep = |source: &mut Source<'_>, at: &u64| {
+            (0..20).try_fold(*at, |at, _| Some(u64::from_le_bytes(source.bytes(at, 8)?.try_into().ok()?)))
+        };
+        assert_eq!(source.each(&lists[1..2], deep), [Some(lists[1] + (20 << 20))]);
+    }
+
+    #[test]
+    fn a_read_that_fails_gives_nothing() {
+        let fails: &ReadAt<'_> = &|at, out| if at > 1 << 20 { Err(std::io::Error::other("no")) } else { fill(at, out) };
+        let mut source = Source::new(fails, 1 << 30, None);
+        source.ahead([(0, 10), (2 << 20, 10)]);
+        assert!(source.bytes(0, 10).is_some() && source.bytes(2 << 20, 10).is_none());
+        // The file has become shorter.
+        let short: &ReadAt<'_> = &|at, out| fill(at, out).map(|n| n.min(1000u64.saturating_sub(at) as usize));
+        let mut source = Source::new(short, 1 << 30, None);
+        assert!(source.bytes(0, 1000).is_some() && source.bytes(500, 600).is_none());
+    }
+}
