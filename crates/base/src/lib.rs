@@ -4,6 +4,8 @@ pub mod durable;
 pub mod glob;
 pub mod histogram;
 pub mod lock;
+pub mod machine;
+pub mod mounts;
 pub mod place;
 pub mod prefetch;
 pub mod random;

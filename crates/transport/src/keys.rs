@@ -17,6 +17,7 @@ use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
+use impresario_base::machine::{random_bytes, random_number};
 use impresario_wire::KeyRole;
 use serde::{Deserialize, Serialize};
 
@@ -97,11 +98,9 @@ pub struct Generation {
 impl Generation {
     /// Generates new keys.
     pub fn draw() -> io::Result<Generation> {
-        let mut number = [0; 8];
-        getrandom::fill(&mut number).map_err(io::Error::other)?;
         let pair = crate::noise::key_pair()?;
         Ok(Generation {
-            number: format!("{:016x}", u64::from_le_bytes(number).max(1)),
+            number: format!("{:016x}", random_number()?),
             until_s: None,
             public: pair.1,
             private: Some(pair.0),
@@ -145,9 +144,7 @@ impl Generation {
 }
 
 fn draw_secret() -> io::Result<Secret> {
-    let mut bytes = [0; SECRET_BYTES];
-    getrandom::fill(&mut bytes).map_err(io::Error::other)?;
-    Ok(Secret(bytes))
+    random_bytes().map(Secret)
 }
 
 /// Seconds since 1970.

@@ -18,6 +18,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use impresario_base::lock::Mutex;
+use impresario_base::machine::random_number;
 use impresario_client::{ClientError, Identity, Link, LinkOptions, Vet};
 use impresario_config::{Config, Data, MovesTo, Server};
 use impresario_store::{
@@ -325,10 +326,8 @@ enum Round {
 impl Mover<'_> {
     /// Has the server note changes, and makes the folder an empty one to be filled.
     fn begin(&self) -> Result<Arriving, MoveError> {
-        let mut drawn = [0; 8];
-        getrandom::fill(&mut drawn)
-            .map_err(|error| MoveError::Unsuitable(format!("the system gives no random numbers: {error}")))?;
-        let number = u64::from_le_bytes(drawn).max(1);
+        let number = random_number()
+            .map_err(|error| MoveError::Unsuitable(format!("no number can be drawn for the move: {error}")))?;
         self.source.step(MoveCall::Begin { number })?;
         let Welcome { cluster, store, incarnation, .. } = self.source.welcome()?;
         let here = crate::process::this_boot()
