@@ -38,6 +38,11 @@ impl Identity {
         Ok(Identity::of(who))
     }
 
+    /// The program that runs, as a client of its own.
+    pub fn of_program() -> Result<Identity, ClientError> {
+        Identity::draw(0, whoami().0)
+    }
+
     /// A given client; for servers that speak for another.
     pub fn of(who: Who) -> Identity {
         Identity {

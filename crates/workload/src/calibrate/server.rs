@@ -73,8 +73,7 @@ impl DataServer {
             Some(chunk) => spread_over_disk(bytes, chunk, plan)?,
             None => region_of(bytes, plan)?,
         };
-        let (user, program) = impresario_client::whoami();
-        let identity = Arc::new(Identity::draw(0, user)?);
+        let identity = Arc::new(Identity::of_program()?);
         let timeout = Duration::from_millis(config.cluster.request_timeout_ms);
         let options = LinkOptions { timeout, access, ..LinkOptions::new(Role::Data, config.cluster.max_payload_bytes) };
         let link = Link::asking((name, address), &identity, options)?;
