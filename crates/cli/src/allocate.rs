@@ -118,11 +118,11 @@ pub fn run(command: Command) -> anyhow::Result<ExitCode> {
             change(&config, |text| rule.remove_from(text)?.ok_or_else(|| remedy.into()))?;
             Ok(ExitCode::SUCCESS)
         }
-        Command::Show { config, job: None, host: None } => print(rules(&load(&config)?).as_bytes()),
+        Command::Show { config, job: None, host: None } => print(rules(&load(&config)?)),
         Command::Show { config, job, host } => {
             let config = load(&config)?;
             let client = Placed { job: job.unwrap_or(0), host: host.as_deref().unwrap_or(""), number: 0 };
-            print(format!("{}\n", names(&config, &config.own_io_nodes_of(&client))).as_bytes())
+            print(format!("{}\n", names(&config, &config.own_io_nodes_of(&client))))
         }
         Command::Plan { config, curves, margin, apply } => plan(&config, &curves, margin, apply),
     }
@@ -239,7 +239,7 @@ fn plan(path: &Path, curves: &Path, margin: f64, apply: bool) -> anyhow::Result<
     if apply {
         change(path, |text| chosen.iter().try_fold(text.to_owned(), |text, (rule, _)| rule.put_into(&text)))?;
     }
-    print(out.as_bytes())
+    print(&out)
 }
 
 /// A rule for each job, with the bandwidth that it is chosen for.

@@ -82,10 +82,10 @@ pub fn run(args: Args) -> Result<ExitCode> {
     if let Some(path) = &args.html {
         std::fs::write(path, page::page(&calibration)).with_context(|| format!("writing {}", path.display()))?;
     }
-    print(show::text(&calibration, terminal_columns()).as_bytes())?;
+    print(show::text(&calibration, terminal_columns()))?;
     if args.show.is_none() {
         let shown = args.output.display();
-        print(format!("\nWritten to {shown}; a server uses it by: cost = \"{shown}\"\n").as_bytes())?;
+        print(format!("\nWritten to {shown}; a server uses it by: cost = \"{shown}\"\n"))?;
     }
     Ok(ExitCode::SUCCESS)
 }

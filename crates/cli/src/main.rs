@@ -179,11 +179,16 @@ fn man(subcommand: Option<&str>) -> anyhow::Result<ExitCode> {
 }
 
 /// Writes to standard output; if the reader has gone away (`| head`), the program ends quietly.
-fn print(text: &[u8]) -> anyhow::Result<ExitCode> {
+fn print(text: impl AsRef<[u8]>) -> anyhow::Result<ExitCode> {
     let mut out = std::io::stdout().lock();
-    out.write_all(text)?;
+    out.write_all(text.as_ref())?;
     out.flush()?;
     Ok(ExitCode::SUCCESS)
+}
+
+/// Writes to standard output, for programs.
+fn print_json(what: &impl serde::Serialize) -> anyhow::Result<ExitCode> {
+    print(serde_json::to_string_pretty(what)? + "\n")
 }
 
 /// An error and what caused it; causes that it tells itself are not told again.

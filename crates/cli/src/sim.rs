@@ -135,7 +135,7 @@ pub fn run(args: Args) -> Result<ExitCode> {
     match args.what {
         What::Run(args) => run_files(&args),
         What::Check(args) => check(&args),
-        What::Template => print(TEMPLATE.as_bytes()),
+        What::Template => print(TEMPLATE),
         What::Fuzz(args) => run_fuzz(&args),
     }
 }
@@ -155,7 +155,7 @@ fn run_files(args: &RunArgs) -> Result<ExitCode> {
         drop(waiting);
         if !args.quiet {
             let gap = if std::mem::take(&mut begun) { "" } else { "\n" };
-            print(format!("{gap}{}", table::table(&results)).as_bytes())?;
+            print(format!("{gap}{}", table::table(&results)))?;
         }
         all.push(results);
         if stop.is_set() {
@@ -200,7 +200,7 @@ fn check(args: &CheckArgs) -> Result<ExitCode> {
             file.display(),
             scenario.servers.count
         );
-        print(text.as_bytes())?;
+        print(&text)?;
     }
     Ok(ExitCode::SUCCESS)
 }
@@ -325,7 +325,7 @@ fn run_fuzz(args: &FuzzArgs) -> Result<ExitCode> {
         return match fuzz::judge_while(&fuzz::scenario(seed), &|| !stop.is_set()) {
             Ok(None) => Err(impresario_workload::stop::Stopped.into()),
             Ok(Some(judged)) => {
-                print(format!("seed {seed}: good, {} operations\n", judged.operations).as_bytes())?;
+                print(format!("seed {seed}: good, {} operations\n", judged.operations))?;
                 Ok(ExitCode::SUCCESS)
             }
             Err(failure) => tell(&fuzz::Found { seed, failure }, args, &stop),
@@ -363,7 +363,7 @@ fn run_fuzz(args: &FuzzArgs) -> Result<ExitCode> {
         show_seconds(seconds),
         tally.scenarios as f64 / seconds
     );
-    print(text.as_bytes())?;
+    print(&text)?;
     Ok(ExitCode::SUCCESS)
 }
 
@@ -371,7 +371,7 @@ fn run_fuzz(args: &FuzzArgs) -> Result<ExitCode> {
 fn tell(found: &fuzz::Found, args: &FuzzArgs, stop: &Stop) -> Result<ExitCode> {
     let seed = found.seed;
     let text = format!("seed {seed}: {}\nto see it again: impresario sim fuzz --replay {seed}\n", found.failure);
-    print(text.as_bytes())?;
+    print(&text)?;
     let (start, tired) = (Instant::now(), AtomicBool::new(false));
     let mut go_on = |tries: u64| {
         let over = stop.is_set() || tries >= SHRINK_TRIES || start.elapsed() >= SHRINK_TIME;
@@ -392,6 +392,6 @@ fn tell(found: &fuzz::Found, args: &FuzzArgs, stop: &Stop) -> Result<ExitCode> {
         path.display(),
         shrunk.text
     );
-    print(text.as_bytes())?;
+    print(&text)?;
     Ok(ExitCode::FAILURE)
 }

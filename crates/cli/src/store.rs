@@ -14,7 +14,7 @@ use impresario_server::folders::{self, Folder, Passage, State};
 use impresario_server::moving::{self, MoveError, MoveOptions, Step, Watcher};
 use impresario_wire::ClusterId;
 
-use crate::{print, usage};
+use crate::{print, print_json, usage};
 
 /// Make, show, move or adopt the folders of a cluster's servers
 ///
@@ -120,19 +120,19 @@ pub fn run(command: Command) -> anyhow::Result<ExitCode> {
         Command::Init { config, which: Which { name: Some(name), .. }, cluster, replace } => {
             let config = named(&config, &name)?;
             let cluster = folders::make_one(&config, &name, cluster, replace)?;
-            print(format!("made the folder of {name}, of cluster {cluster}\n").as_bytes())
+            print(format!("made the folder of {name}, of cluster {cluster}\n"))
         }
         Command::Init { config, .. } => {
             let text = match folders::make_all(&load(&config)?)? {
                 Some(cluster) => format!("made the folders of cluster {cluster}\n"),
                 None => "all folders exist already\n".into(),
             };
-            print(text.as_bytes())
+            print(&text)
         }
         Command::Adopt { config, which: Which { name: Some(name), .. }, cluster } => {
             let config = named(&config, &name)?;
             let cluster = folders::adopt_one(&config, &name, cluster)?;
-            print(format!("the folder of {name} is of cluster {cluster} now\n").as_bytes())
+            print(format!("the folder of {name} is of cluster {cluster} now\n"))
         }
         Command::Adopt { config, .. } => adopt_all(&load(&config)?),
         Command::Move { config, name, give_up: true, .. } => {
@@ -141,7 +141,7 @@ pub fn run(command: Command) -> anyhow::Result<ExitCode> {
                 true => format!("the move of {name} is given up; remove moves_to from the configuration\n"),
                 false => format!("no move of {name} to here is under way\n"),
             };
-            print(told.as_bytes())
+            print(&told)
         }
         Command::Move { config, name, rate, then, left, progress, give_up: false } => {
             let config = named(&config, &name)?;
@@ -182,7 +182,7 @@ fn adopt_all(config: &Config) -> anyhow::Result<ExitCode> {
     if text.is_empty() {
         text = "no folder is of an older version\n".into();
     }
-    print(text.as_bytes())
+    print(&text)
 }
 
 fn parse_number(text: &str) -> Result<u64, String> {
@@ -252,13 +252,10 @@ fn move_server(config: &Config, options: &MoveOptions, then: Option<&str>, is_to
     }
     let start = if then.is_some() && has_moved { "" } else { "start it there if it does not run; " };
     let before = if has_moved { "has moved" } else { "had moved before" };
-    print(
-        format!(
-            "{name} {before} to {dir}, at {address}; {start}then write these for its address and dir in the configuration, and \
+    print(format!(
+        "{name} {before} to {dir}, at {address}; {start}then write these for its address and dir in the configuration, and \
              remove moves_to\n"
-        )
-        .as_bytes(),
-    )
+    ))
 }
 
 fn show(config: &Config, json: bool) -> anyhow::Result<ExitCode> {
@@ -298,6 +295,10 @@ fn show(config: &Config, json: bool) -> anyhow::Result<ExitCode> {
             "told": told,
         }));
     }
-    print(if json { format!("{}\n", serde_json::to_string_pretty(&rows)?) } else { lines }.as_bytes())?;
+    if json {
+        print_json(&rows)?
+    } else {
+        print(lines)?
+    };
     Ok(ExitCode::from(u8::from(!good)))
 }

@@ -91,11 +91,11 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
     let config = if path.exists() {
         let config = load(&path)?;
         check_flags(&args, &config, &path)?;
-        print(format!("using the existing configuration: {}\n", path.display()).as_bytes())?;
+        print(format!("using the existing configuration: {}\n", path.display()))?;
         config
     } else {
         write_config(&args, &path)?;
-        print(format!("wrote the configuration: {}\n", path.display()).as_bytes())?;
+        print(format!("wrote the configuration: {}\n", path.display()))?;
         load(&path)?
     };
     make_keys(&config)?;
@@ -118,7 +118,7 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
 fn make_keys(config: &Config) -> anyhow::Result<()> {
     let needs = config.servers().any(|server| config.cluster.security.needs_key(server.address()));
     if needs && key::make(&config.cluster.key_dir, false)? {
-        print(format!("made keys: {}\n", config.cluster.key_dir.display()).as_bytes())?;
+        print(format!("made keys: {}\n", config.cluster.key_dir.display()))?;
     }
     Ok(())
 }
@@ -286,7 +286,7 @@ fn wait_until_up(config: &Config, servers: &mut [Server], stop: &AtomicBool) -> 
             anyhow::bail!("the cluster did not start: no answer after {patience} s from {}", waiting.join(", "));
         }
         if now >= next_notice {
-            print(format!("waiting for {}\n", waiting.join(", ")).as_bytes())?;
+            print(format!("waiting for {}\n", waiting.join(", ")))?;
             next_notice = now + Duration::from_secs(2);
         }
         std::thread::sleep(Duration::from_millis(25));
@@ -309,7 +309,7 @@ fn announce(config: &Config, path: &Path) -> anyhow::Result<()> {
         many(config.io.len(), "I/O node"),
         policy(config.io.first().map(|i| &i.policy)),
     );
-    print(text.as_bytes()).map(|_| ())
+    print(&text).map(|_| ())
 }
 
 fn many(count: usize, what: &str) -> String {
