@@ -6,7 +6,6 @@ pub mod histogram;
 pub mod lock;
 pub mod machine;
 pub mod mounts;
-pub mod place;
 pub mod prefetch;
 pub mod random;
 pub mod siphash;

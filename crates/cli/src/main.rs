@@ -121,7 +121,7 @@ fn main() -> ExitCode {
         Err(error) if closed_pipe(&error) => ExitCode::SUCCESS,
         Err(error) => {
             let in_file =
-                error.is::<impresario_config::ConfigErrors>() || error.is::<impresario_assist::config::ConfigError>();
+                error.is::<impresario_toml::FileErrors>() || error.is::<impresario_assist::config::ConfigError>();
             // Errors in a file begin with its name, as compilers' do, so that editors find the line.
             let prefix = if in_file { "" } else { "impresario: " };
             // Exiting with the error is all that remains; standard error may be closed too.

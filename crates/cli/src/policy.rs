@@ -8,9 +8,10 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use anyhow::Context;
 use clap::{Args, Subcommand};
 use impresario_client::{Access, KeyRole};
-use impresario_config::{Config, Server, nearest};
+use impresario_config::{Config, Server};
 use impresario_sched::policy::{POLICIES, PolicyInfo};
 use impresario_sched::{Op, PolicySpec, Who, policy};
+use impresario_toml::nearest;
 use serde_json::{Value, json};
 
 use crate::{load, print, print_json, status, usage};

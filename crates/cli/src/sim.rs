@@ -11,9 +11,9 @@ use anyhow::{Context, Result};
 use clap::Subcommand;
 use impresario_base::lock::Mutex;
 use impresario_base::units::{parse_bytes, parse_duration, show_seconds};
-use impresario_config::{Complaint, ConfigErrors};
 use impresario_sim::file::{Overrides, Study, TEMPLATE};
 use impresario_sim::{Scenario, fuzz, sweep};
+use impresario_toml::text_of;
 use impresario_workload::simulated::{self, Options, Progress as Part, Results, csv, import, page, table};
 use impresario_workload::stop::Stop;
 use toml::Value;
@@ -209,16 +209,8 @@ fn check(args: &CheckArgs) -> Result<ExitCode> {
 const FILE_MAX_BYTES: u64 = 16 << 20;
 
 fn read(file: &Path, overrides: &Overrides) -> Result<Study> {
-    let refuse = |message: String| {
-        anyhow::Error::new(ConfigErrors { file: file.into(), complaints: vec![Complaint { at: None, message }] })
-    };
-    let meta = std::fs::metadata(file).map_err(|e| {
-        refuse(format!("cannot be read: {e}; `impresario sim template` prints a scenario to start from"))
-    })?;
-    if meta.len() > FILE_MAX_BYTES {
-        return Err(refuse(format!("has {} bytes; a scenario has at most {FILE_MAX_BYTES}", meta.len())));
-    }
-    let text = std::fs::read_to_string(file).map_err(|e| refuse(format!("cannot be read: {e}")))?;
+    let remedy = "`impresario sim template` prints a scenario to start from";
+    let text = text_of(file, FILE_MAX_BYTES, "a scenario", remedy)?;
     let folder = file.parent().unwrap_or(Path::new(""));
     Ok(Study::read(&text, file, overrides, &mut |trace| import::read(folder, trace))?)
 }

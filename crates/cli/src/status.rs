@@ -354,10 +354,7 @@ mod tests {
     fn a_server_that_does_not_answer_is_shown_and_the_table_is_aligned() {
         let config = Config {
             meta: impresario_config::Meta { address: "h:1".into(), dir: "m".into(), ..Default::default() },
-            data: vec![],
-            io: vec![],
-            allocation: Default::default(),
-            device: Default::default(),
+            ..Config::default()
         };
         let engine = json!({"engine": {
             "policy": {"name": "twins", "window_us": "1000", "order": "rotation"}, "queued": 3, "in_flight_batches": 2,

@@ -147,7 +147,7 @@ fn configure(args: &Args, ports: &[u16]) -> anyhow::Result<Config> {
     }
     let model = DeviceParams { order: args.disk_order.unwrap_or_default(), ..DeviceParams::default() };
     let device = device.map(|name| (name, model)).into_iter().collect();
-    Ok(Config { cluster, tree: None, meta, data, io, allocation: Default::default(), device })
+    Ok(Config { cluster, meta, data, io, device, ..Config::default() })
 }
 
 fn data_servers(args: &Args) -> u16 {

@@ -237,11 +237,8 @@ impl Keys {
             .take(FILE_MAX_BYTES)
             .read_to_string(&mut text)
             .map_err(|error| fail(format!("cannot be read: {error}")))?;
-        let keys: Keys = toml::from_str(&text).map_err(|error| {
-            // Do not print the error itself: it shows the line, which may be a secret.
-            let at = error.span().map_or(0, |span| text.get(..span.start).unwrap_or("").matches('\n').count() + 1);
-            fail(format!("line {at}: {}; copy the file again from where the keys were made", error.message()))
-        })?;
+        let keys: Keys = impresario_toml::parse_text(&text)
+            .map_err(|why| fail(format!("{why}; copy the file again from where the keys were made")))?;
         keys.check().map_err(fail)?;
         Ok(keys)
     }
