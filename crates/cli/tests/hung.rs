@@ -7,9 +7,10 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use impresario_client::{Client, CreateOptions};
+use impresario_testing::eventually;
 use impresario_wire::LayoutRequest;
 use rustix::process::Signal;
-use support::{Cluster, PATIENCE, client, eventually, new_file, pattern};
+use support::{Cluster, client, new_file, pattern};
 
 const CALLERS: usize = 64;
 const BLOCK: usize = 16 << 10;
@@ -24,7 +25,7 @@ impl Stopped {
         process.signal(Signal::STOP);
         let stopped = Stopped(rustix::process::Pid::from_raw(process.pid() as i32).unwrap());
         let tasks = format!("/proc/{}/task", process.pid());
-        eventually("all its threads have stopped", PATIENCE, || {
+        eventually("all its threads have stopped", || {
             let is_stopped = |task: std::io::Result<std::fs::DirEntry>| {
                 let stat = std::fs::read_to_string(task.ok()?.path().join("stat")).ok()?;
                 stat.rsplit_once(") ").filter(|(_, state)| state.starts_with('T')).map(drop)
