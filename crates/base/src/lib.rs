@@ -8,6 +8,7 @@ pub mod machine;
 pub mod mounts;
 pub mod prefetch;
 pub mod random;
+pub mod replace;
 pub mod siphash;
 pub mod slab;
 pub mod statistics;

@@ -2,7 +2,10 @@
 
 use std::io::Write;
 use std::process::ExitCode;
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 
+use anyhow::Context;
 use clap::{CommandFactory, Parser, Subcommand};
 use impresario_workload::usage::{Usage, usage};
 
@@ -184,6 +187,15 @@ fn print(text: impl AsRef<[u8]>) -> anyhow::Result<ExitCode> {
     out.write_all(text.as_ref())?;
     out.flush()?;
     Ok(ExitCode::SUCCESS)
+}
+
+/// What becomes true at one of these signals.
+fn stop_at(signals: &[i32]) -> anyhow::Result<Arc<AtomicBool>> {
+    let stop = Arc::new(AtomicBool::new(false));
+    for signal in signals {
+        signal_hook::flag::register(*signal, stop.clone()).context("cannot catch signals")?;
+    }
+    Ok(stop)
 }
 
 /// Writes to standard output, for programs.

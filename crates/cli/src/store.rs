@@ -6,15 +6,15 @@ use std::process::ExitCode;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use anyhow::Context;
 use clap::Subcommand;
 use impresario_base::units::{parse_bytes, show_bytes};
 use impresario_config::Config;
 use impresario_server::folders::{self, Folder, Passage, State};
 use impresario_server::moving::{self, MoveError, MoveOptions, Step, Watcher};
 use impresario_wire::ClusterId;
+use signal_hook::consts::{SIGINT, SIGTERM};
 
-use crate::{print, print_json, usage};
+use crate::{print, print_json, stop_at, usage};
 
 /// Make, show, move or adopt the folders of a cluster's servers
 ///
@@ -234,10 +234,7 @@ fn judged(error: MoveError) -> anyhow::Error {
 }
 
 fn move_server(config: &Config, options: &MoveOptions, then: Option<&str>, is_told: bool) -> anyhow::Result<ExitCode> {
-    let stop = Arc::new(AtomicBool::new(false));
-    for signal in [signal_hook::consts::SIGINT, signal_hook::consts::SIGTERM] {
-        signal_hook::flag::register(signal, stop.clone()).context("cannot catch signals")?;
-    }
+    let stop = stop_at(&[SIGINT, SIGTERM])?;
     let name = &options.name;
     let mut teller = Teller { name: name.clone(), is_told, stop };
     let has_moved = moving::move_server(config, options, &mut teller).map_err(judged)?;

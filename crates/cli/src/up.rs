@@ -3,20 +3,21 @@
 use std::net::{IpAddr, Ipv4Addr};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use anyhow::Context;
 use clap::ValueEnum;
+use impresario_base::replace::replace;
 use impresario_base::units::parse_positive_bytes;
 use impresario_client::{Access, KeyRole};
 use impresario_config::{Cluster, Config, Data, Io, Meta};
 use impresario_device::{DeviceParams, Order};
 use impresario_sched::{PolicySpec, policy};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 
 use crate::children::Server;
-use crate::{key, load, policy::split_param, ports, print, status, usage};
+use crate::{key, load, policy::split_param, ports, print, status, stop_at, usage};
 
 /// Name of the configuration in the cluster's directory.
 pub const CONFIG_FILE: &str = "impresario.toml";
@@ -83,10 +84,7 @@ enum Device {
 }
 
 pub fn run(args: Args) -> anyhow::Result<ExitCode> {
-    let stop = Arc::new(AtomicBool::new(false));
-    for signal in [signal_hook::consts::SIGINT, signal_hook::consts::SIGTERM, signal_hook::consts::SIGHUP] {
-        signal_hook::flag::register(signal, stop.clone()).context("cannot catch signals")?;
-    }
+    let stop = stop_at(&[SIGINT, SIGTERM, SIGHUP])?;
     let path = args.dir.join(CONFIG_FILE);
     let config = if path.exists() {
         let config = load(&path)?;
@@ -207,11 +205,8 @@ fn write_config(args: &Args, path: &Path) -> anyhow::Result<()> {
     }
     std::fs::create_dir_all(&args.dir)
         .with_context(|| format!("cannot create the directory {}", args.dir.display()))?;
-    // Renamed to its final name only when complete: a later run would take a half-written file for the cluster's.
-    let half = path.with_extension("toml.new");
-    std::fs::write(&half, config.to_toml())
-        .and_then(|()| std::fs::rename(&half, path))
-        .with_context(|| format!("cannot write {}", path.display()))
+    // As a whole: a later run would take a half-written file for the cluster's.
+    replace(path, 0o666, config.to_toml().as_bytes()).with_context(|| format!("cannot write {}", path.display()))
 }
 
 /// Refuses flags that contradict the existing file.

@@ -12,12 +12,13 @@
 //! | `server.key` | yes | yes | yes | yes | yes |
 
 use std::fmt;
-use std::io::{self, Read, Write};
+use std::io::{self, Read};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use impresario_base::machine::{random_bytes, random_number};
+use impresario_base::replace::replace;
 use impresario_wire::KeyRole;
 use serde::{Deserialize, Serialize};
 
@@ -284,15 +285,7 @@ impl Keys {
             self.role,
             toml::to_string(self).map_err(|error| fail("cannot be written", io::Error::other(error)))?
         );
-        let half = file.with_extension("key.new");
-        let write = || {
-            let _ = std::fs::remove_file(&half);
-            let mut out = std::fs::OpenOptions::new().write(true).create_new(true).mode(0o600).open(&half)?;
-            out.write_all(text.as_bytes())?;
-            out.sync_all()?;
-            std::fs::rename(&half, file)
-        };
-        write().map_err(|error| fail("cannot be written", error))
+        replace(file, 0o600, text.as_bytes()).map_err(|error| fail("cannot be written", error))
     }
 }
 
