@@ -6,6 +6,7 @@ use std::io;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
+use impresario_base::machine::host_name;
 use impresario_ring::{Op, flag};
 use impresario_sched::{FileId, Nanos};
 use impresario_trace::{FileInfo, Header, Origin, OriginId, Outcome, Record, TraceError, TraceOp, Writer};
@@ -25,7 +26,7 @@ impl TraceSink {
         let unix_ns = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).ok();
         let header = Header {
             clock_unix_ns: unix_ns.and_then(|d| u64::try_from(d.as_nanos()).ok()),
-            host: host(),
+            host: host_name(),
             source: concat!("impresario ", env!("CARGO_PKG_VERSION"), " assist record").into(),
             command: command.into(),
             ..Header::default()
@@ -83,10 +84,6 @@ impl Sink for TraceSink {
         let file = writer.finish().map_err(io::Error::other)?;
         file.sync_all()
     }
-}
-
-fn host() -> String {
-    std::fs::read_to_string("/proc/sys/kernel/hostname").map(|name| name.trim().into()).unwrap_or_default()
 }
 
 #[cfg(test)]

@@ -4,11 +4,10 @@ use std::fs::File;
 use std::io::Write;
 use std::os::unix::fs::MetadataExt;
 use std::process::Command;
-use std::time::{Duration, Instant};
 
 use impresario_assist::backend::FileId;
 use impresario_assist::watch::{Fanotify, Seen, Tracefs};
-use impresario_testing::{require, skip};
+use impresario_testing::{require, skip, until};
 
 /// A file of 64 pages below the folder of the tests: tmpfs has no such events.
 fn file() -> (tempfile::TempDir, std::path::PathBuf, FileId) {
@@ -42,17 +41,6 @@ fn covers(seen: &[Seen], process: u32, number: FileId) -> bool {
     })
 }
 
-fn until(mut done: impl FnMut() -> bool) -> bool {
-    let deadline = Instant::now() + Duration::from_secs(30);
-    while Instant::now() < deadline {
-        if done() {
-            return true;
-        }
-        std::thread::sleep(Duration::from_millis(10));
-    }
-    false
-}
-
 #[test]
 fn the_trace_of_the_kernel_tells_of_reads_of_the_watched_file_alone() {
     if !require("root") {
@@ -71,7 +59,7 @@ fn the_trace_of_the_kernel_tells_of_reads_of_the_watched_file_alone() {
     std::fs::read(&other).unwrap();
     let process = read_three_pages(&path);
     let mut seen = Vec::new();
-    assert!(until(|| trace.drain(1000, |s| seen.push(s)).is_ok() && covers(&seen, process, number)), "{seen:?}");
+    until("the reads are traced", || trace.drain(1000, |s| seen.push(s)).is_ok() && covers(&seen, process, number));
     assert!(seen.iter().all(|s| s.inode == number.ino), "{seen:?}");
     let instance = format!("/sys/kernel/tracing/instances/impresario-{}", std::process::id());
     assert!(std::path::Path::new(&instance).is_dir());
@@ -97,13 +85,10 @@ fn announced_reads_go_on_at_once_and_are_told() {
     }
     let process = read_three_pages(&path);
     let mut seen = Vec::new();
-    assert!(
-        until(|| {
-            listener.drain(1000, |s| seen.push(s));
-            covers(&seen, process, number)
-        }),
-        "{seen:?}"
-    );
+    until("the reads are announced", || {
+        listener.drain(1000, |s| seen.push(s));
+        covers(&seen, process, number)
+    });
     listener.remove(&open).unwrap();
     read_three_pages(&path);
     assert_eq!((listener.drain(1000, |_| ()), listener.lost()), (0, 0), "no longer marked");

@@ -18,12 +18,13 @@ mod identity;
 mod metadata;
 mod placement;
 
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
+use impresario_base::machine::{is_in_memory, path_of};
 use impresario_device::device_limits;
 use impresario_layout::Layout;
 use rustix::fs::{Mode, OFlags, ResolveFlags, Statx, StatxFlags};
@@ -36,8 +37,6 @@ use crate::{Attr, Errno, Handle, Result};
 use handles::{Born, Found, Key, Table};
 use identity::Identity;
 
-/// `TMPFS_MAGIC` and `RAMFS_MAGIC` of Linux, statfs(2).
-const MEMORY_FILE_SYSTEMS: [u64; 2] = [0x0102_1994, 0x8584_58f6];
 /// Opens a node without the right to read or write it.
 const NAMING: OFlags = OFlags::PATH.union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);
 
@@ -181,7 +180,7 @@ impl Shared {
         let failed = |e: rustix::io::Errno| OpenError::Folder { folder: folder.into(), source: e.into() };
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
         let fd = rustix::fs::open(folder, flags, Mode::empty()).map_err(failed)?;
-        rustix::fs::open(proc_path(fd.as_fd()), NAMING - OFlags::NOFOLLOW, Mode::empty())
+        rustix::fs::open(path_of(fd.as_fd()), NAMING - OFlags::NOFOLLOW, Mode::empty())
             .map_err(|e| OpenError::Proc { source: e.into() })?;
         let identity = Identity::of_process().map_err(OpenError::Identity)?;
         let statfs = rustix::fs::fstatfs(&fd).map_err(failed)?;
@@ -212,7 +211,7 @@ impl Shared {
             callers: Callers::default(),
             umask: umask(),
             placements: placement::Source::new(statfs.f_type as u64, options.data_servers),
-            in_memory: MEMORY_FILE_SYSTEMS.contains(&(statfs.f_type as u64 & 0xffff_ffff)),
+            in_memory: is_in_memory(statfs.f_type as u64),
             advice_max_bytes: device_limits(Path::new("/sys"), rustix::fs::makedev(device.0, device.1)).call_bytes,
             options,
         };
@@ -251,7 +250,7 @@ impl Shared {
             return known;
         }
         if *handle == self.root {
-            let fd = rustix::fs::open(proc_path(self.folder.as_fd()), NAMING - OFlags::NOFOLLOW, Mode::empty())?;
+            let fd = rustix::fs::open(path_of(self.folder.as_fd()), NAMING - OFlags::NOFOLLOW, Mode::empty())?;
             return Ok(self.nodes.insert(*handle, fd, self.root_id, crate::Kind::Directory));
         }
         let fd = match handles::read(self.key.as_ref(), handle)? {
@@ -309,7 +308,7 @@ impl Shared {
 
     /// Whether an open directory lies in the folder.
     fn is_inside(&self, dir: BorrowedFd<'_>) -> Result<bool> {
-        let path = |fd| rustix::fs::readlink(proc_path(fd), Vec::new()).map(std::ffi::CString::into_bytes);
+        let path = |fd| rustix::fs::readlink(path_of(fd), Vec::new()).map(std::ffi::CString::into_bytes);
         if let (Ok(folder), Ok(dir)) = (path(self.folder.as_fd()), path(dir)) {
             let rest = dir.strip_prefix(if folder == b"/" { [].as_slice() } else { folder.as_slice() });
             return Ok(rest.is_some_and(|rest| rest.is_empty() || rest[0] == b'/'));
@@ -328,11 +327,6 @@ impl Shared {
             at = rustix::fs::openat(&at, "..", NAMING | OFlags::DIRECTORY, Mode::empty())?;
         }
     }
-}
-
-/// The way to a descriptor's node that follows no name.
-fn proc_path(fd: BorrowedFd<'_>) -> String {
-    format!("/proc/self/fd/{}", fd.as_raw_fd())
 }
 
 fn statx(node: BorrowedFd<'_>) -> rustix::io::Result<Statx> {

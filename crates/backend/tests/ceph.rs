@@ -7,10 +7,9 @@ use impresario_backend::cephfs::{HUNG_MAX, Options, Source, Striping};
 use impresario_backend::suite::Suite;
 use impresario_backend::{Backend, Caller, CephTree, Errno, Handle, Make, SetAttr};
 use impresario_testing::ceph::CephCluster;
-use impresario_testing::skip;
+use impresario_testing::{PATIENCE, skip, until};
 
 const MIB: u32 = 1 << 20;
-const PATIENCE: Duration = Duration::from_secs(60);
 
 fn root() -> Caller {
     Caller { uid: 0, gid: 0, groups: vec![] }
@@ -44,15 +43,6 @@ fn contents(tree: &CephTree, file: &Handle) -> Result<Vec<u8>, Errno> {
     let len = tree.read(&root(), file, 0, &mut bytes)?;
     bytes.truncate(len);
     Ok(bytes)
-}
-
-#[track_caller]
-fn until(what: &str, done: impl Fn() -> bool) {
-    let deadline = Instant::now() + PATIENCE;
-    while !done() {
-        assert!(Instant::now() < deadline, "not in time: {what}");
-        std::thread::sleep(Duration::from_millis(50));
-    }
 }
 
 type Check = fn(&mut CephCluster);
@@ -319,21 +309,7 @@ fn osds_that_hang_or_restart_lose_nothing(cluster: &mut CephCluster) {
     assert_eq!(tree.write(&root(), &still, 0, &[7; 300_000], false), Err(Errno(libc::EIO)));
     assert!(started.elapsed() < Duration::from_secs(12), "{:?}", started.elapsed());
     osds.iter().for_each(|osd| cluster.pause("osd", osd, false));
-    let deadline = Instant::now() + PATIENCE;
-    loop {
-        let now = contents(&tree, &still);
-        if now.as_deref() == Ok(&[7; 300_000][..]) {
-            break;
-        }
-        let seen = now.map(|bytes| (bytes.len(), bytes.iter().position(|byte| *byte != 7)));
-        let state = (tree.mounts(), tree.hung());
-        assert!(
-            Instant::now() < deadline,
-            "OSDs that go on are not used: {seen:?} {state:?}\n{}",
-            cluster.ceph(&["-s"])
-        );
-        std::thread::sleep(Duration::from_millis(50));
-    }
+    until("OSDs that go on are used", || contents(&tree, &still).as_deref() == Ok(&[7; 300_000][..]));
 
     // Writers rewrite their files while an OSD goes and comes back; what fails is tried again.
     let files: Vec<Handle> = (0..WRITERS).map(|writer| file(&tree, &format!("load {writer}"), b"")).collect();

@@ -6,7 +6,7 @@ use impresario_backend::gluster::{Options, Source};
 use impresario_backend::suite::Suite;
 use impresario_backend::{Backend, Caller, Errno, GlusterVolume, Handle, Make, SetAttr};
 use impresario_testing::gluster::GlusterBricks;
-use impresario_testing::skip;
+use impresario_testing::{eventually, skip, until};
 
 /// The bricks' volume; `None` where the library is not there: the test is then skipped.
 #[track_caller]
@@ -198,13 +198,8 @@ fn a_brick_that_is_killed_and_comes_back_is_used_again() {
     }
     assert!(started.elapsed() < Duration::from_secs(20), "{:?}", started.elapsed());
     bricks.restart(0);
-    let deadline = Instant::now() + Duration::from_secs(40);
     for (n, (file, name, on)) in files.iter().enumerate() {
-        let read = |bytes: &mut [u8]| volume.read(&caller, file, 0, bytes);
-        while read(&mut bytes) != Ok(name.len()) {
-            assert!(Instant::now() < deadline, "{:?}", read(&mut bytes));
-            std::thread::sleep(Duration::from_millis(50));
-        }
+        until("the brick is used again", || volume.read(&caller, file, 0, &mut bytes) == Ok(name.len()));
         assert_eq!(bytes[..name.len()], name[..]);
         volume.write(&caller, file, 0, b"F", false).unwrap();
         // A sync that failed stays failed: what was written before the brick went may be lost.
@@ -292,14 +287,7 @@ fn inside_a_managed_volume() {
         GlusterVolume::open("managed", &source, Options::default())
     };
     // Bricks tell glusterd their ports some time after they are started.
-    let deadline = Instant::now() + Duration::from_secs(40);
-    let volume = loop {
-        match open() {
-            Ok(volume) if volume.bricks() == 2 => break volume,
-            other => assert!(Instant::now() < deadline, "{:?}", other.err()),
-        }
-        std::thread::sleep(Duration::from_millis(200));
-    };
+    let volume = eventually("both bricks are known", || open().ok().filter(|volume| volume.bricks() == 2));
     let (caller, root) = (root(), volume.root().unwrap());
     let (file, _) = volume.make(&caller, &root, b"file", Make::File, &SetAttr::default()).unwrap();
     let on = volume.placement(&file).unwrap().servers[0];

@@ -140,11 +140,7 @@ fn descriptors_are_bounded_and_closed_when_idle() {
     }
     // As many shards as there are may each keep what is just used.
     assert!(most <= 200, "{most}");
-    let deadline = std::time::Instant::now() + std::time::Duration::from_secs(30);
-    while tree.descriptors() > 0 {
-        assert!(std::time::Instant::now() < deadline, "{} are open", tree.descriptors());
-        std::thread::sleep(std::time::Duration::from_millis(10));
-    }
+    impresario_testing::until("none is open", || tree.descriptors() == 0);
     let (file, _) = tree.lookup(&caller, &root, b"file 7").unwrap();
     let mut bytes = [0; 6];
     assert_eq!(tree.read(&caller, &file, 0, &mut bytes), Ok(6));

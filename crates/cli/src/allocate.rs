@@ -12,6 +12,7 @@ use anyhow::{Context, bail};
 use clap::Subcommand;
 use impresario_config::{AllocationRule, Config, Placed};
 use impresario_node::allocation::{Choice, Job, allocate};
+use impresario_toml::{FileErrors, text_of};
 use rustix::fs::{FlockOperation, flock};
 use serde::Deserialize;
 
@@ -118,11 +119,11 @@ pub fn run(command: Command) -> anyhow::Result<ExitCode> {
             change(&config, |text| rule.remove_from(text)?.ok_or_else(|| remedy.into()))?;
             Ok(ExitCode::SUCCESS)
         }
-        Command::Show { config, job: None, host: None } => print(rules(&load(&config)?).as_bytes()),
+        Command::Show { config, job: None, host: None } => print(rules(&load(&config)?)),
         Command::Show { config, job, host } => {
             let config = load(&config)?;
             let client = Placed { job: job.unwrap_or(0), host: host.as_deref().unwrap_or(""), number: 0 };
-            print(format!("{}\n", names(&config, &config.own_io_nodes_of(&client))).as_bytes())
+            print(format!("{}\n", names(&config, &config.own_io_nodes_of(&client))))
         }
         Command::Plan { config, curves, margin, apply } => plan(&config, &curves, margin, apply),
     }
@@ -203,6 +204,9 @@ fn lock(folder: &Path) -> anyhow::Result<File> {
     }
 }
 
+/// Size limit of a file of bandwidths, bytes.
+const CURVES_MAX_BYTES: u64 = 4 << 20;
+
 /// A file of bandwidths.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -223,10 +227,10 @@ fn plan(path: &Path, curves: &Path, margin: f64, apply: bool) -> anyhow::Result<
     if !(0.0..=1000.0).contains(&margin) {
         return Err(usage("--margin must be between 0 and 1000 percent"));
     }
-    let text = std::fs::read_to_string(curves).with_context(|| format!("{}: cannot be read", curves.display()))?;
-    let wrong = |why: String| usage(format!("{}: {why}", curves.display()));
-    let Curves { job: jobs } = toml::from_str(&text).map_err(|error| wrong(error.to_string()))?;
-    let chosen = choose(&config, &jobs, margin / 100.0).map_err(wrong)?;
+    let text =
+        text_of(curves, CURVES_MAX_BYTES, "a file of bandwidths", "`impresario allocate plan --help` shows one")?;
+    let Curves { job: jobs } = impresario_toml::parse(&text, curves)?;
+    let chosen = choose(&config, &jobs, margin / 100.0).map_err(|why| FileErrors::whole(curves, why))?;
     let mut out = String::new();
     let mut sum = 0.0;
     for (rule, bandwidth) in &chosen {
@@ -239,7 +243,7 @@ fn plan(path: &Path, curves: &Path, margin: f64, apply: bool) -> anyhow::Result<
     if apply {
         change(path, |text| chosen.iter().try_fold(text.to_owned(), |text, (rule, _)| rule.put_into(&text)))?;
     }
-    print(out.as_bytes())
+    print(&out)
 }
 
 /// A rule for each job, with the bandwidth that it is chosen for.
@@ -314,7 +318,7 @@ mod tests {
     }
 
     fn curves(text: &str) -> Vec<Curve> {
-        toml::from_str::<Curves>(text).unwrap().job
+        impresario_toml::parse_text::<Curves>(text).unwrap().job
     }
 
     /// The six applications of the published decision; see the tests of the solver.

@@ -150,7 +150,7 @@ fn run_workload(args: RunArgs) -> Result<ExitCode> {
         let mut results: Vec<RunResult> = Vec::new();
         for _ in 0..args.runs.max(1) {
             let result = run_once(cluster.storage(), &mut set, &case.workload, &options, &stop)?;
-            print(format!("{}\n{}\n", case.workload.describe(), result.show()).as_bytes())?;
+            print(format!("{}\n{}\n", case.workload.describe(), result.show()))?;
             wrong |= options.verify && !result.verification.passed();
             results.push(result);
         }
@@ -185,7 +185,7 @@ fn run_compare(args: CompareArgs) -> Result<ExitCode> {
     let mut line = Progress::new();
     let outcome = compare(cluster.storage(), &experiment, &stop, &mut |p| line.experiment(&p))?;
     line.end();
-    print(outcome.show().as_bytes())?;
+    print(outcome.show())?;
     write_json(args.json.as_deref(), &outcome)?;
     if let Some(path) = &args.html {
         let page = compare_page::page("Comparison of schedulers", std::slice::from_ref(&outcome));
@@ -229,7 +229,7 @@ fn run_idle(args: IdleArgs) -> Result<ExitCode> {
         largest as f64 / 1e6,
         verdict(largest < DATA_SERVER_BYTES_MAX)
     );
-    print(out.as_bytes())?;
+    print(&out)?;
     write_json(args.json.as_deref(), &json!({ "seconds": seconds, "cpu_share": total, "servers": servers }))?;
     Ok(ExitCode::from(u8::from(total >= IDLE_CORE_MAX || largest >= DATA_SERVER_BYTES_MAX)))
 }

@@ -1,11 +1,12 @@
 //! `impresario calibrate`: measures the device under a directory or behind a data server, and writes the cost model.
 
-use std::io::{IsTerminal, Write};
+use std::io::IsTerminal;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
+use impresario_base::replace::replace;
 use impresario_base::units::{parse_bytes, parse_positive_bytes, show_seconds};
 use impresario_config::{Calibration, Server};
 use impresario_workload::calibrate::folder::Folder;
@@ -82,10 +83,10 @@ pub fn run(args: Args) -> Result<ExitCode> {
     if let Some(path) = &args.html {
         std::fs::write(path, page::page(&calibration)).with_context(|| format!("writing {}", path.display()))?;
     }
-    print(show::text(&calibration, terminal_columns()).as_bytes())?;
+    print(show::text(&calibration, terminal_columns()))?;
     if args.show.is_none() {
         let shown = args.output.display();
-        print(format!("\nWritten to {shown}; a server uses it by: cost = \"{shown}\"\n").as_bytes())?;
+        print(format!("\nWritten to {shown}; a server uses it by: cost = \"{shown}\"\n"))?;
     }
     Ok(ExitCode::SUCCESS)
 }
@@ -138,26 +139,9 @@ fn measure(args: &Args, target: &Path) -> Result<Calibration> {
         }
     }?;
     progress.end();
-    write_whole(&args.output, &calibration.to_toml())?;
+    replace(&args.output, 0o666, calibration.to_toml().as_bytes())
+        .with_context(|| format!("writing {}", args.output.display()))?;
     Ok(calibration)
-}
-
-/// Replaces a file as a whole or not at all.
-fn write_whole(path: &Path, text: &str) -> Result<()> {
-    let shown = path.display();
-    let folder = path.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
-    let name = path.file_name().with_context(|| format!("{shown}: --output must name a file"))?;
-    let beside = folder.join(format!(".{}.{}", name.to_string_lossy(), std::process::id()));
-    let put = || -> std::io::Result<()> {
-        let mut file = std::fs::File::create(&beside)?;
-        file.write_all(text.as_bytes())?;
-        file.sync_all()?;
-        std::fs::rename(&beside, path)
-    };
-    put().map_err(|error| {
-        _ = std::fs::remove_file(&beside);
-        anyhow::anyhow!(error).context(format!("writing {shown}"))
-    })
 }
 
 /// Columns of the terminal, or 80 elsewhere.

@@ -7,7 +7,7 @@ use clap::Subcommand;
 
 use impresario_config::{Config, Nfs};
 
-use crate::{load, print};
+use crate::{load, print, print_json};
 
 /// Check or show a configuration file
 #[derive(Subcommand)]
@@ -34,7 +34,7 @@ pub fn run(command: Command) -> anyhow::Result<ExitCode> {
     match command {
         Command::Check { config: path } if Nfs::stands_alone(&path) => {
             let exports = Nfs::load(&path)?.export.len();
-            print(format!("{}: good: an NFS server, {exports} exports\n", path.display()).as_bytes())
+            print(format!("{}: good: an NFS server, {exports} exports\n", path.display()))
         }
         Command::Check { config: path } => {
             let config = Config::load_with_calibrations(&path)?;
@@ -45,16 +45,14 @@ pub fn run(command: Command) -> anyhow::Result<ExitCode> {
                 Some(tree) => tree.to_string(),
                 None => format!("{data} data servers{modelled}"),
             };
-            print(format!("{}: good: {below}, {io} I/O nodes\n", path.display()).as_bytes())
+            print(format!("{}: good: {below}, {io} I/O nodes\n", path.display()))
         }
         Command::Show { config, json } if Nfs::stands_alone(&config) => {
             let nfs = Nfs::load(&config)?;
             let text = if json { serde_json::to_string_pretty(&nfs)? + "\n" } else { nfs.to_toml() };
-            print(text.as_bytes())
+            print(&text)
         }
-        Command::Show { config, json: true } => {
-            print(format!("{}\n", serde_json::to_string_pretty(&load(&config)?)?).as_bytes())
-        }
-        Command::Show { config, json: false } => print(toml::to_string(&load(&config)?)?.as_bytes()),
+        Command::Show { config, json: true } => print_json(&load(&config)?),
+        Command::Show { config, json: false } => print(toml::to_string(&load(&config)?)?),
     }
 }

@@ -13,7 +13,7 @@ use impresario_base::units::parse_duration;
 use impresario_conformance::{Error, Options};
 use impresario_workload::usage::usage;
 
-use crate::print;
+use crate::{print, print_json};
 
 /// Check that a mount or an NBD server keeps the order of requests, their identity, and answers each
 ///
@@ -81,7 +81,7 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
         return Ok(ExitCode::SUCCESS);
     }
     if args.list {
-        return print(list().as_bytes());
+        return print(list());
     }
     if args.timeout < Duration::from_secs(1) {
         return Err(usage("--timeout: a request may take a second on a busy machine; give at least 1s"));
@@ -114,8 +114,8 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
         Error::Target(text) => anyhow::anyhow!(text),
     })?;
     match args.json {
-        true => print(format!("{}\n", serde_json::to_string_pretty(&report.json())?).as_bytes())?,
-        false => print(report.text().as_bytes())?,
+        true => print_json(&report.json())?,
+        false => print(report.text())?,
     };
     // A run that was interrupted has not shown what it was to show.
     let good = report.passed() && !stopped.load(Ordering::Relaxed);

@@ -61,7 +61,7 @@ pub fn run(args: Args) -> Result<ExitCode> {
     };
     let bare = measure(OwnCluster::start(&plan, &stop)?, &demo::experiment(args.quick), &stop)?;
     let shown = demo::Shown { kernel, bare };
-    print(demo::table(&shown).as_bytes())?;
+    print(demo::table(&shown))?;
     std::fs::write(&args.html, demo::page(&shown)).with_context(|| format!("writing {}", args.html.display()))?;
     eprintln!("The page with plots is {}.", args.html.display());
     write_json(args.json.as_deref(), &demo::runs(&shown))?;

@@ -9,7 +9,7 @@ use impresario_base::units::show_bytes;
 use serde_json::{Value, json};
 
 use crate::status::{State, ask_all};
-use crate::{load, print};
+use crate::{load, print, print_json};
 
 /// Show what the policy auto chose on each server, from which observation, and what the alternatives were expected to give
 ///
@@ -36,7 +36,7 @@ pub fn run(args: &Args) -> anyhow::Result<ExitCode> {
     if args.json {
         let of = |s: &&State| json!({"name": s.name, "policy": s.policy(), "chosen": s.chosen(), "error": s.error()});
         let all: Vec<Value> = schedulers.iter().map(of).collect();
-        print(format!("{}\n", serde_json::to_string_pretty(&all)?).as_bytes())?;
+        print_json(&all)?;
     } else {
         for state in &schedulers {
             let told = match (state.error(), state.chosen()) {
@@ -44,7 +44,7 @@ pub fn run(args: &Args) -> anyhow::Result<ExitCode> {
                 (None, Some(chosen)) => text(chosen),
                 (None, None) => format!("{}, as configured: nothing is chosen\n", state.policy_text()),
             };
-            print(format!("{}: {told}", state.name).as_bytes())?;
+            print(format!("{}: {told}", state.name))?;
         }
     }
     Ok(ExitCode::from(u8::from(schedulers.iter().any(|s| s.error().is_some()))))

@@ -1,14 +1,15 @@
 //! `impresario fsck`: do the names and the objects of a cluster fit together?
 
 use std::io::{IsTerminal, Write};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
 
 use impresario_base::units::parse_duration;
+use impresario_config::Config;
 use impresario_server::fsck::{self, Options};
 
-use crate::{load, print};
+use crate::{load, print, print_json};
 
 /// Check that names and objects fit together, and repair what is safe
 ///
@@ -64,30 +65,37 @@ const MIN_AGE_ONLINE: Duration = Duration::from_secs(600);
 const STATUS_CONFIG: u8 = 16;
 
 pub fn run(args: &Args) -> anyhow::Result<ExitCode> {
-    let config = match load(&args.config) {
-        Ok(config) => config,
-        Err(error) => {
-            let _ = writeln!(std::io::stderr(), "{error}");
-            return Ok(ExitCode::from(STATUS_CONFIG));
-        }
-    };
-    if let Some(tree) = &config.tree {
-        let _ = writeln!(std::io::stderr(), "{tree} is another file system's: check it with that one's own commands");
-        return Ok(ExitCode::from(STATUS_CONFIG));
-    }
     let min_age = args.min_age.unwrap_or(if args.online { MIN_AGE_ONLINE } else { Duration::ZERO });
     let Args { online, repair, delete_orphans, .. } = *args;
-    let is_told = args.progress || std::io::stderr().is_terminal();
+    checked(&args.config, args.progress, |config, tell| {
+        let report = fsck::run(config, &Options { online, repair, delete_orphans, min_age }, tell);
+        let shown = if args.json { print_json(&report.json()) } else { print(report.text()) };
+        Ok(shown.map(|_| report.status()))
+    })
+}
+
+/// Runs a check of a cluster's folders, which shows what it has found and gives the exit status; or why it cannot be made.
+pub fn checked(
+    config: &Path,
+    progress: bool,
+    check: impl FnOnce(&Config, &mut dyn FnMut(&str)) -> Result<anyhow::Result<u8>, String>,
+) -> anyhow::Result<ExitCode> {
+    let is_told = progress || std::io::stderr().is_terminal();
     let mut tell = |far: &str| {
         if is_told {
-            // The check goes on even if its progress cannot be written.
+            // It goes on though nobody reads how far it is.
             let _ = writeln!(std::io::stderr(), "{far}");
         }
     };
-    let report = fsck::run(&config, &Options { online, repair, delete_orphans, min_age }, &mut tell);
-    match args.json {
-        true => print(format!("{}\n", serde_json::to_string_pretty(&report.json())?).as_bytes())?,
-        false => print(report.text().as_bytes())?,
-    };
-    Ok(ExitCode::from(report.status()))
+    let checked = load(config).map_err(|error| error.to_string()).and_then(|config| match &config.tree {
+        Some(tree) => Err(format!("{tree} is another file system's: check it with that one's own commands")),
+        None => check(&config, &mut tell),
+    });
+    match checked {
+        Ok(status) => Ok(ExitCode::from(status?)),
+        Err(why) => {
+            let _ = writeln!(std::io::stderr(), "{why}");
+            Ok(ExitCode::from(STATUS_CONFIG))
+        }
+    }
 }

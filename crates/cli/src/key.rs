@@ -8,7 +8,7 @@ use impresario_base::units::parse_duration;
 use impresario_client::KeyRole;
 use impresario_transport::{Keys, key_file_name};
 
-use crate::{load, print, usage};
+use crate::{load, print, print_json, usage};
 
 /// Make, replace and examine the keys of a cluster
 ///
@@ -55,7 +55,7 @@ pub fn run(command: Command) -> anyhow::Result<ExitCode> {
         Command::New { config } => {
             let dir = load(&config)?.cluster.key_dir;
             make(&dir, true)?;
-            print(format!("made {}\n", names(&dir)).as_bytes())
+            print(format!("made {}\n", names(&dir)))
         }
         Command::Rotate { config, keep } => {
             let dir = load(&config)?.cluster.key_dir;
@@ -65,7 +65,7 @@ pub fn run(command: Command) -> anyhow::Result<ExitCode> {
                 true => "the keys from before are refused from now on".into(),
                 false => format!("servers accept the keys from before for {} s", keep.as_secs()),
             };
-            print(format!("replaced {}; {until}; copy the files to the other machines\n", names(&dir)).as_bytes())
+            print(format!("replaced {}; {until}; copy the files to the other machines\n", names(&dir)))
         }
         Command::Show { config, json } => show(&load(&config)?.cluster.key_dir, json),
     }
@@ -132,7 +132,11 @@ fn show(dir: &Path, json: bool) -> anyhow::Result<ExitCode> {
     if !any {
         lines += "there are no keys; make them with `impresario key new`\n";
     }
-    print(if json { format!("{}\n", serde_json::to_string_pretty(&rows)?) } else { lines }.as_bytes())?;
+    if json {
+        print_json(&rows)?
+    } else {
+        print(lines)?
+    };
     Ok(ExitCode::from(u8::from(!good)))
 }
 

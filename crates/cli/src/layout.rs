@@ -71,7 +71,7 @@ pub fn run(command: Command) -> anyhow::Result<ExitCode> {
                 let size = show_bytes(f64::from(layout.ssize_bytes));
                 format!("{path}: strips of {size}, distributed in turn over {}", servers.join(", "))
             };
-            print(format!("{text}\n").as_bytes())
+            print(format!("{text}\n"))
         }
         Command::Set { config, path, stripe_size, stripe_count, base } => {
             let (_, client) = connect(&config)?;

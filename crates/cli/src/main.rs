@@ -2,7 +2,10 @@
 
 use std::io::Write;
 use std::process::ExitCode;
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 
+use anyhow::Context;
 use clap::{CommandFactory, Parser, Subcommand};
 use impresario_workload::usage::{Usage, usage};
 
@@ -121,7 +124,7 @@ fn main() -> ExitCode {
         Err(error) if closed_pipe(&error) => ExitCode::SUCCESS,
         Err(error) => {
             let in_file =
-                error.is::<impresario_config::ConfigErrors>() || error.is::<impresario_assist::config::ConfigError>();
+                error.is::<impresario_toml::FileErrors>() || error.is::<impresario_assist::config::ConfigError>();
             // Errors in a file begin with its name, as compilers' do, so that editors find the line.
             let prefix = if in_file { "" } else { "impresario: " };
             // Exiting with the error is all that remains; standard error may be closed too.
@@ -179,11 +182,25 @@ fn man(subcommand: Option<&str>) -> anyhow::Result<ExitCode> {
 }
 
 /// Writes to standard output; if the reader has gone away (`| head`), the program ends quietly.
-fn print(text: &[u8]) -> anyhow::Result<ExitCode> {
+fn print(text: impl AsRef<[u8]>) -> anyhow::Result<ExitCode> {
     let mut out = std::io::stdout().lock();
-    out.write_all(text)?;
+    out.write_all(text.as_ref())?;
     out.flush()?;
     Ok(ExitCode::SUCCESS)
+}
+
+/// What becomes true at one of these signals.
+fn stop_at(signals: &[i32]) -> anyhow::Result<Arc<AtomicBool>> {
+    let stop = Arc::new(AtomicBool::new(false));
+    for signal in signals {
+        signal_hook::flag::register(*signal, stop.clone()).context("cannot catch signals")?;
+    }
+    Ok(stop)
+}
+
+/// Writes to standard output, for programs.
+fn print_json(what: &impl serde::Serialize) -> anyhow::Result<ExitCode> {
+    print(serde_json::to_string_pretty(what)? + "\n")
 }
 
 /// An error and what caused it; causes that it tells itself are not told again.

@@ -121,7 +121,7 @@ pub fn mount(args: MountArgs) -> anyhow::Result<ExitCode> {
     let mut signals = signal_hook::iterator::Signals::new([signal_hook::consts::SIGINT, signal_hook::consts::SIGTERM])
         .context("cannot catch signals")?;
     std::thread::spawn(move || unmount_on_signals(&ending, signals.forever()));
-    print(format!("{MOUNTED}{} on {}\n", args.config.display(), mounted.path().display()).as_bytes())?;
+    print(format!("{MOUNTED}{} on {}\n", args.config.display(), mounted.path().display()))?;
     if args.background {
         leave_the_terminal(args.log_file.as_deref())?;
     }
@@ -165,7 +165,7 @@ fn detach() -> anyhow::Result<ExitCode> {
         let _ = tell.send(read.map(|_| line));
     });
     match told.recv_timeout(DETACH_PATIENCE) {
-        Ok(Ok(line)) if line.starts_with(MOUNTED) => print(line.as_bytes()),
+        Ok(Ok(line)) if line.starts_with(MOUNTED) => print(&line),
         Ok(_) => {
             // It ended without mounting; its error is already on our standard error.
             let status = child.wait().context("cannot wait for the background process")?;

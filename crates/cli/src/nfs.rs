@@ -103,7 +103,7 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
         let addresses: Vec<String> = running.addresses().iter().map(ToString::to_string).collect();
         tracing::info!(addresses = addresses.join(" "), pid = std::process::id(), "serving");
         // The reader of our output may have closed its end; the server keeps running.
-        drop(print(format!("nfs serves on {}\n", addresses.join(" ")).as_bytes()));
+        drop(print(format!("nfs serves on {}\n", addresses.join(" "))));
         Ok((running, socket, metrics))
     };
     let stop = |(mut running, socket, metrics): (Running, Option<StatusSocket>, Option<Endpoint>)| {

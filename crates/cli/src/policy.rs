@@ -8,12 +8,13 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use anyhow::Context;
 use clap::{Args, Subcommand};
 use impresario_client::{Access, KeyRole};
-use impresario_config::{Config, Server, nearest};
+use impresario_config::{Config, Server};
 use impresario_sched::policy::{POLICIES, PolicyInfo};
 use impresario_sched::{Op, PolicySpec, Who, policy};
+use impresario_toml::nearest;
 use serde_json::{Value, json};
 
-use crate::{load, print, status, usage};
+use crate::{load, print, print_json, status, usage};
 
 /// List, show or switch scheduling policies
 #[derive(Subcommand)]
@@ -141,7 +142,7 @@ fn list(only: Option<&str>, as_json: bool) -> anyhow::Result<ExitCode> {
             .iter()
             .map(|p| json!({"name": p.name, "summary": p.summary, "source": p.source, "params": params(p)}));
         let all: Vec<Value> = all.collect();
-        return print(format!("{}\n", serde_json::to_string_pretty(&all)?).as_bytes());
+        return print_json(&all);
     }
     let mut out = String::new();
     for policy in shown {
@@ -151,7 +152,7 @@ fn list(only: Option<&str>, as_json: bool) -> anyhow::Result<ExitCode> {
         }
         out.push('\n');
     }
-    print(out.trim_end().as_bytes())?;
+    print(out.trim_end())?;
     print(b"\n")
 }
 
@@ -161,10 +162,10 @@ fn show(config: &Config, as_json: bool) -> anyhow::Result<ExitCode> {
     if as_json {
         let all = schedulers.iter().map(|s| json!({"name": s.name, "policy": s.policy(), "error": s.error()}));
         let all: Vec<Value> = all.collect();
-        print(format!("{}\n", serde_json::to_string_pretty(&all)?).as_bytes())?;
+        print_json(&all)?;
     } else {
         for state in &schedulers {
-            print(format!("{:<12} {}\n", state.name, state.error().unwrap_or_else(|| state.policy_text())).as_bytes())?;
+            print(format!("{:<12} {}\n", state.name, state.error().unwrap_or_else(|| state.policy_text())))?;
         }
     }
     Ok(ExitCode::from(u8::from(schedulers.iter().any(|s| s.error().is_some()))))
@@ -200,7 +201,7 @@ fn explain(config: &Config, servers: &[Server<'_>], who: &Who) -> anyhow::Result
     for server in servers {
         let text = impresario_client::admin::explain(&access, server.address(), who, timeout)
             .with_context(|| format!("{} ({}) does not answer", server.name(), server.address()))?;
-        print(format!("{}: {text}\n", server.name()).as_bytes())?;
+        print(format!("{}: {text}\n", server.name()))?;
     }
     Ok(ExitCode::SUCCESS)
 }
@@ -241,7 +242,7 @@ fn set(config: &Config, servers: &[Server<'_>], spec: &PolicySpec) -> anyhow::Re
         std::thread::sleep(instant.duration_since(SystemTime::now()).unwrap_or_default());
     }
     for server in servers {
-        print(format!("{}: {}\n", server.name(), status::short(spec)).as_bytes())?;
+        print(format!("{}: {}\n", server.name(), status::short(spec)))?;
     }
     Ok(ExitCode::SUCCESS)
 }

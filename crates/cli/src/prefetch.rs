@@ -61,5 +61,5 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
         };
         format!("{path}: {accepted} of {asked} are, or are going to be, in the memory of the data servers{why}")
     };
-    print(format!("{text}\n").as_bytes())
+    print(format!("{text}\n"))
 }

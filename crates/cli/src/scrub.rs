@@ -1,13 +1,13 @@
 //! `impresario scrub`: have the devices of data servers damaged what they store?
 
-use std::io::{IsTerminal, Write};
 use std::path::PathBuf;
 use std::process::ExitCode;
 
 use impresario_base::units::parse_bytes;
 use impresario_server::fsck::{ScrubOptions, scrub};
 
-use crate::{load, print};
+use crate::fsck::checked;
+use crate::{print, print_json};
 
 /// Read all objects of data servers and find what their devices have damaged
 ///
@@ -52,38 +52,13 @@ pub struct Args {
 }
 
 const RATE_ONLINE: u64 = 64 << 20;
-/// Beside the sums of 4 and 8.
-const STATUS_CONFIG: u8 = 16;
 
 pub fn run(args: &Args) -> anyhow::Result<ExitCode> {
-    let unusable = |why: &dyn std::fmt::Display| {
-        let _ = writeln!(std::io::stderr(), "{why}");
-        Ok(ExitCode::from(STATUS_CONFIG))
-    };
-    let config = match load(&args.config) {
-        Ok(config) => config,
-        Err(error) => return unusable(&error),
-    };
-    if let Some(tree) = &config.tree {
-        let folder = tree.folder.display();
-        return unusable(&format!("{folder} is another file system's: check it with that one's own commands"));
-    }
-    let is_told = args.progress || std::io::stderr().is_terminal();
-    let mut tell = |far: &str| {
-        if is_told {
-            // It goes on though nobody reads how far it is.
-            let _ = writeln!(std::io::stderr(), "{far}");
-        }
-    };
     let rate_bytes = args.rate.unwrap_or(if args.online { RATE_ONLINE } else { 0 });
     let options = ScrubOptions { online: args.online, servers: args.server.clone(), rate_bytes };
-    let report = match scrub(&config, &options, &mut tell) {
-        Ok(report) => report,
-        Err(error) => return unusable(&error),
-    };
-    match args.json {
-        true => print(format!("{}\n", serde_json::to_string_pretty(&report.json())?).as_bytes())?,
-        false => print(report.text().as_bytes())?,
-    };
-    Ok(ExitCode::from(report.status()))
+    checked(&args.config, args.progress, |config, tell| {
+        let report = scrub(config, &options, tell)?;
+        let shown = if args.json { print_json(&report.json()) } else { print(report.text()) };
+        Ok(shown.map(|_| report.status()))
+    })
 }

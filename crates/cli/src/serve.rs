@@ -35,7 +35,7 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
     let config = load(&args.config)?;
     let name = config.server(&args.name).map_err(usage)?.name();
     // The reader of our output may have closed its end; the server keeps running.
-    impresario_server::run(&config, name, |address| drop(print(format!("{name} serves on {address}\n").as_bytes())))?;
+    impresario_server::run(&config, name, |address| drop(print(format!("{name} serves on {address}\n"))))?;
     Ok(ExitCode::SUCCESS)
 }
 

@@ -11,9 +11,9 @@ use anyhow::{Context, Result};
 use clap::Subcommand;
 use impresario_base::lock::Mutex;
 use impresario_base::units::{parse_bytes, parse_duration, show_seconds};
-use impresario_config::{Complaint, ConfigErrors};
 use impresario_sim::file::{Overrides, Study, TEMPLATE};
 use impresario_sim::{Scenario, fuzz, sweep};
+use impresario_toml::text_of;
 use impresario_workload::simulated::{self, Options, Progress as Part, Results, csv, import, page, table};
 use impresario_workload::stop::Stop;
 use toml::Value;
@@ -135,7 +135,7 @@ pub fn run(args: Args) -> Result<ExitCode> {
     match args.what {
         What::Run(args) => run_files(&args),
         What::Check(args) => check(&args),
-        What::Template => print(TEMPLATE.as_bytes()),
+        What::Template => print(TEMPLATE),
         What::Fuzz(args) => run_fuzz(&args),
     }
 }
@@ -155,7 +155,7 @@ fn run_files(args: &RunArgs) -> Result<ExitCode> {
         drop(waiting);
         if !args.quiet {
             let gap = if std::mem::take(&mut begun) { "" } else { "\n" };
-            print(format!("{gap}{}", table::table(&results)).as_bytes())?;
+            print(format!("{gap}{}", table::table(&results)))?;
         }
         all.push(results);
         if stop.is_set() {
@@ -200,7 +200,7 @@ fn check(args: &CheckArgs) -> Result<ExitCode> {
             file.display(),
             scenario.servers.count
         );
-        print(text.as_bytes())?;
+        print(&text)?;
     }
     Ok(ExitCode::SUCCESS)
 }
@@ -209,16 +209,8 @@ fn check(args: &CheckArgs) -> Result<ExitCode> {
 const FILE_MAX_BYTES: u64 = 16 << 20;
 
 fn read(file: &Path, overrides: &Overrides) -> Result<Study> {
-    let refuse = |message: String| {
-        anyhow::Error::new(ConfigErrors { file: file.into(), complaints: vec![Complaint { at: None, message }] })
-    };
-    let meta = std::fs::metadata(file).map_err(|e| {
-        refuse(format!("cannot be read: {e}; `impresario sim template` prints a scenario to start from"))
-    })?;
-    if meta.len() > FILE_MAX_BYTES {
-        return Err(refuse(format!("has {} bytes; a scenario has at most {FILE_MAX_BYTES}", meta.len())));
-    }
-    let text = std::fs::read_to_string(file).map_err(|e| refuse(format!("cannot be read: {e}")))?;
+    let remedy = "`impresario sim template` prints a scenario to start from";
+    let text = text_of(file, FILE_MAX_BYTES, "a scenario", remedy)?;
     let folder = file.parent().unwrap_or(Path::new(""));
     Ok(Study::read(&text, file, overrides, &mut |trace| import::read(folder, trace))?)
 }
@@ -325,7 +317,7 @@ fn run_fuzz(args: &FuzzArgs) -> Result<ExitCode> {
         return match fuzz::judge_while(&fuzz::scenario(seed), &|| !stop.is_set()) {
             Ok(None) => Err(impresario_workload::stop::Stopped.into()),
             Ok(Some(judged)) => {
-                print(format!("seed {seed}: good, {} operations\n", judged.operations).as_bytes())?;
+                print(format!("seed {seed}: good, {} operations\n", judged.operations))?;
                 Ok(ExitCode::SUCCESS)
             }
             Err(failure) => tell(&fuzz::Found { seed, failure }, args, &stop),
@@ -363,7 +355,7 @@ fn run_fuzz(args: &FuzzArgs) -> Result<ExitCode> {
         show_seconds(seconds),
         tally.scenarios as f64 / seconds
     );
-    print(text.as_bytes())?;
+    print(&text)?;
     Ok(ExitCode::SUCCESS)
 }
 
@@ -371,7 +363,7 @@ fn run_fuzz(args: &FuzzArgs) -> Result<ExitCode> {
 fn tell(found: &fuzz::Found, args: &FuzzArgs, stop: &Stop) -> Result<ExitCode> {
     let seed = found.seed;
     let text = format!("seed {seed}: {}\nto see it again: impresario sim fuzz --replay {seed}\n", found.failure);
-    print(text.as_bytes())?;
+    print(&text)?;
     let (start, tired) = (Instant::now(), AtomicBool::new(false));
     let mut go_on = |tries: u64| {
         let over = stop.is_set() || tries >= SHRINK_TRIES || start.elapsed() >= SHRINK_TIME;
@@ -392,6 +384,6 @@ fn tell(found: &fuzz::Found, args: &FuzzArgs, stop: &Stop) -> Result<ExitCode> {
         path.display(),
         shrunk.text
     );
-    print(text.as_bytes())?;
+    print(&text)?;
     Ok(ExitCode::FAILURE)
 }

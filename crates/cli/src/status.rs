@@ -150,7 +150,7 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
         let (text, well) = ask()?;
         // On a terminal, clears the screen as `watch` does.
         let clear = args.watch.is_some() && !args.json && std::io::IsTerminal::is_terminal(&std::io::stdout());
-        print(format!("{}{text}", if clear { "\x1b[H\x1b[J" } else { "" }).as_bytes())?;
+        print(format!("{}{text}", if clear { "\x1b[H\x1b[J" } else { "" }))?;
         match args.watch {
             None => return Ok(ExitCode::from(u8::from(!well))),
             Some(every) => std::thread::sleep(every.saturating_sub(started.elapsed())),
@@ -353,13 +353,8 @@ mod tests {
     #[test]
     fn a_server_that_does_not_answer_is_shown_and_the_table_is_aligned() {
         let config = Config {
-            cluster: Default::default(),
-            tree: None,
             meta: impresario_config::Meta { address: "h:1".into(), dir: "m".into(), ..Default::default() },
-            data: vec![],
-            io: vec![],
-            allocation: Default::default(),
-            device: Default::default(),
+            ..Config::default()
         };
         let engine = json!({"engine": {
             "policy": {"name": "twins", "window_us": "1000", "order": "rotation"}, "queued": 3, "in_flight_batches": 2,

@@ -7,7 +7,6 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use anyhow::Context;
 use clap::Subcommand;
 use impresario_base::units::{parse_bytes, parse_duration, show_bytes};
 use impresario_config::Config;
@@ -15,8 +14,9 @@ use impresario_server::draining::{self, DrainError, DrainOptions, DrainWatcher, 
 use impresario_server::folders::{self, Folder, Passage, State};
 use impresario_server::moving::{self, MoveError, MoveOptions, Step, Watcher};
 use impresario_wire::ClusterId;
+use signal_hook::consts::{SIGINT, SIGTERM};
 
-use crate::{print, usage};
+use crate::{print, print_json, stop_at, usage};
 
 /// Files in use that are named, in the end and meanwhile.
 const NAMED_MAX: usize = 20;
@@ -155,19 +155,19 @@ pub fn run(command: Command) -> anyhow::Result<ExitCode> {
         Command::Init { config, which: Which { name: Some(name), .. }, cluster, replace } => {
             let config = named(&config, &name)?;
             let cluster = folders::make_one(&config, &name, cluster, replace)?;
-            print(format!("made the folder of {name}, of cluster {cluster}\n").as_bytes())
+            print(format!("made the folder of {name}, of cluster {cluster}\n"))
         }
         Command::Init { config, .. } => {
             let text = match folders::make_all(&load(&config)?)? {
                 Some(cluster) => format!("made the folders of cluster {cluster}\n"),
                 None => "all folders exist already\n".into(),
             };
-            print(text.as_bytes())
+            print(&text)
         }
         Command::Adopt { config, which: Which { name: Some(name), .. }, cluster } => {
             let config = named(&config, &name)?;
             let cluster = folders::adopt_one(&config, &name, cluster)?;
-            print(format!("the folder of {name} is of cluster {cluster} now\n").as_bytes())
+            print(format!("the folder of {name} is of cluster {cluster} now\n"))
         }
         Command::Adopt { config, .. } => adopt_all(&load(&config)?),
         Command::Move { config, name, give_up: true, .. } => {
@@ -176,7 +176,7 @@ pub fn run(command: Command) -> anyhow::Result<ExitCode> {
                 true => format!("the move of {name} is given up; remove moves_to from the configuration\n"),
                 false => format!("no move of {name} to here is under way\n"),
             };
-            print(told.as_bytes())
+            print(&told)
         }
         Command::Move { config, name, rate, then, left, progress, give_up: false } => {
             let config = named(&config, &name)?;
@@ -222,7 +222,7 @@ fn adopt_all(config: &Config) -> anyhow::Result<ExitCode> {
     if text.is_empty() {
         text = "no folder is of an older version\n".into();
     }
-    print(text.as_bytes())
+    print(&text)
 }
 
 fn parse_number(text: &str) -> Result<u64, String> {
@@ -309,7 +309,7 @@ impl DrainWatcher for DrainTeller {
 }
 
 fn drain(config: &Config, options: &DrainOptions, is_told: bool) -> anyhow::Result<ExitCode> {
-    let mut teller = DrainTeller { is_told, told: None, stop: stop_at_signals()? };
+    let mut teller = DrainTeller { is_told, told: None, stop: stop_at(&[SIGINT, SIGTERM])? };
     let name = &options.name;
     let done = draining::drain(config, options, &mut teller).map_err(|error| match error {
         DrainError::Unsuitable(why) => usage(why),
@@ -343,17 +343,9 @@ fn drain(config: &Config, options: &DrainOptions, is_told: bool) -> anyhow::Resu
     Ok(ExitCode::from(1))
 }
 
-fn stop_at_signals() -> anyhow::Result<Arc<AtomicBool>> {
-    let stop = Arc::new(AtomicBool::new(false));
-    for signal in [signal_hook::consts::SIGINT, signal_hook::consts::SIGTERM] {
-        signal_hook::flag::register(signal, stop.clone()).context("cannot catch signals")?;
-    }
-    Ok(stop)
-}
-
 fn move_server(config: &Config, options: &MoveOptions, then: Option<&str>, is_told: bool) -> anyhow::Result<ExitCode> {
     let name = &options.name;
-    let mut teller = Teller { name: name.clone(), is_told, stop: stop_at_signals()? };
+    let mut teller = Teller { name: name.clone(), is_told, stop: stop_at(&[SIGINT, SIGTERM])? };
     let has_moved = moving::move_server(config, options, &mut teller).map_err(judged)?;
     let to = config.data.iter().find(|data| data.name == *name).and_then(|data| data.moves_to.as_ref());
     let (address, dir) = to.map(|to| (to.address.clone(), to.dir.display().to_string())).unwrap_or_default();
@@ -366,13 +358,10 @@ fn move_server(config: &Config, options: &MoveOptions, then: Option<&str>, is_to
     }
     let start = if then.is_some() && has_moved { "" } else { "start it there if it does not run; " };
     let before = if has_moved { "has moved" } else { "had moved before" };
-    print(
-        format!(
-            "{name} {before} to {dir}, at {address}; {start}then write these for its address and dir in the configuration, and \
+    print(format!(
+        "{name} {before} to {dir}, at {address}; {start}then write these for its address and dir in the configuration, and \
              remove moves_to\n"
-        )
-        .as_bytes(),
-    )
+    ))
 }
 
 fn show(config: &Config, json: bool) -> anyhow::Result<ExitCode> {
@@ -412,6 +401,10 @@ fn show(config: &Config, json: bool) -> anyhow::Result<ExitCode> {
             "told": told,
         }));
     }
-    print(if json { format!("{}\n", serde_json::to_string_pretty(&rows)?) } else { lines }.as_bytes())?;
+    if json {
+        print_json(&rows)?
+    } else {
+        print(lines)?
+    };
     Ok(ExitCode::from(u8::from(!good)))
 }

@@ -195,7 +195,7 @@ fn ask(which: &Which, of: impl Fn(&Access, &str, Duration) -> Result<String, Cli
     let access = Access::of(&config, KeyRole::Admin);
     for server in chosen(&config, which)? {
         match of(&access, server.address(), timeout) {
-            Ok(text) => print(format!("{}: {text}\n", server.name()).as_bytes()).map(drop)?,
+            Ok(text) => print(format!("{}: {text}\n", server.name())).map(drop)?,
             Err(error) => {
                 eprintln!("impresario: {} ({}): {error}", server.name(), server.address());
                 failed = true;
@@ -292,7 +292,7 @@ fn info(args: &InfoArgs) -> Result<ExitCode> {
             "files": seen.files.len(), "threads": seen.origins.len(), "processes": processes, "hosts": hosts,
             "span_s": seen.whole.span_s(), "out_of_order": seen.late,
         });
-        return print(format!("{json:#}\n").as_bytes());
+        return print(format!("{json:#}\n"));
     }
     let mut out = String::new();
     let mut row = |name: &str, value: String| {
@@ -322,14 +322,14 @@ fn info(args: &InfoArgs) -> Result<ExitCode> {
             }
         },
     );
-    print(out.as_bytes())
+    print(&out)
 }
 
 fn stats(args: &StatsArgs) -> Result<ExitCode> {
     let seen = look(&args.file, &args.from)?;
     if args.json {
         let json = serde_json::json!({ "whole": seen.whole, "files": seen.each });
-        return print(format!("{json:#}\n").as_bytes());
+        return print(format!("{json:#}\n"));
     }
     let mut out = format!("whole trace, {} files\n{}", seen.each.len(), seen.whole.text());
     for file in seen.each.iter().take(args.files) {
@@ -339,7 +339,7 @@ fn stats(args: &StatsArgs) -> Result<ExitCode> {
     if more > 0 {
         _ = writeln!(out, "\n{more} more files: --files {}", seen.each.len());
     }
-    print(out.as_bytes())
+    print(&out)
 }
 
 fn convert(args: &ConvertArgs) -> Result<ExitCode> {
@@ -382,5 +382,5 @@ fn convert(args: &ConvertArgs) -> Result<ExitCode> {
     };
     let notes = put().inspect_err(|_| _ = std::fs::remove_file(&beside))?;
     say(&notes);
-    print(format!("{} requests written to {shown} ({})\n", trace.records.len(), to.name()).as_bytes())
+    print(format!("{} requests written to {shown} ({})\n", trace.records.len(), to.name()))
 }

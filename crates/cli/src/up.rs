@@ -3,20 +3,21 @@
 use std::net::{IpAddr, Ipv4Addr};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use anyhow::Context;
 use clap::ValueEnum;
+use impresario_base::replace::replace;
 use impresario_base::units::parse_positive_bytes;
 use impresario_client::{Access, KeyRole};
 use impresario_config::{Cluster, Config, Data, Io, Meta};
 use impresario_device::{DeviceParams, Order};
 use impresario_sched::{PolicySpec, policy};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 
 use crate::children::Server;
-use crate::{key, load, policy::split_param, ports, print, status, usage};
+use crate::{key, load, policy::split_param, ports, print, status, stop_at, usage};
 
 /// Name of the configuration in the cluster's directory.
 pub const CONFIG_FILE: &str = "impresario.toml";
@@ -83,19 +84,16 @@ enum Device {
 }
 
 pub fn run(args: Args) -> anyhow::Result<ExitCode> {
-    let stop = Arc::new(AtomicBool::new(false));
-    for signal in [signal_hook::consts::SIGINT, signal_hook::consts::SIGTERM, signal_hook::consts::SIGHUP] {
-        signal_hook::flag::register(signal, stop.clone()).context("cannot catch signals")?;
-    }
+    let stop = stop_at(&[SIGINT, SIGTERM, SIGHUP])?;
     let path = args.dir.join(CONFIG_FILE);
     let config = if path.exists() {
         let config = load(&path)?;
         check_flags(&args, &config, &path)?;
-        print(format!("using the existing configuration: {}\n", path.display()).as_bytes())?;
+        print(format!("using the existing configuration: {}\n", path.display()))?;
         config
     } else {
         write_config(&args, &path)?;
-        print(format!("wrote the configuration: {}\n", path.display()).as_bytes())?;
+        print(format!("wrote the configuration: {}\n", path.display()))?;
         load(&path)?
     };
     make_keys(&config)?;
@@ -118,7 +116,7 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
 fn make_keys(config: &Config) -> anyhow::Result<()> {
     let needs = config.servers().any(|server| config.cluster.security.needs_key(server.address()));
     if needs && key::make(&config.cluster.key_dir, false)? {
-        print(format!("made keys: {}\n", config.cluster.key_dir.display()).as_bytes())?;
+        print(format!("made keys: {}\n", config.cluster.key_dir.display()))?;
     }
     Ok(())
 }
@@ -147,7 +145,7 @@ fn configure(args: &Args, ports: &[u16]) -> anyhow::Result<Config> {
     }
     let model = DeviceParams { order: args.disk_order.unwrap_or_default(), ..DeviceParams::default() };
     let device = device.map(|name| (name, model)).into_iter().collect();
-    Ok(Config { cluster, tree: None, meta, data, io, allocation: Default::default(), device })
+    Ok(Config { cluster, meta, data, io, device, ..Config::default() })
 }
 
 fn data_servers(args: &Args) -> u16 {
@@ -207,11 +205,8 @@ fn write_config(args: &Args, path: &Path) -> anyhow::Result<()> {
     }
     std::fs::create_dir_all(&args.dir)
         .with_context(|| format!("cannot create the directory {}", args.dir.display()))?;
-    // Renamed to its final name only when complete: a later run would take a half-written file for the cluster's.
-    let half = path.with_extension("toml.new");
-    std::fs::write(&half, config.to_toml())
-        .and_then(|()| std::fs::rename(&half, path))
-        .with_context(|| format!("cannot write {}", path.display()))
+    // As a whole: a later run would take a half-written file for the cluster's.
+    replace(path, 0o666, config.to_toml().as_bytes()).with_context(|| format!("cannot write {}", path.display()))
 }
 
 /// Refuses flags that contradict the existing file.
@@ -286,7 +281,7 @@ fn wait_until_up(config: &Config, servers: &mut [Server], stop: &AtomicBool) -> 
             anyhow::bail!("the cluster did not start: no answer after {patience} s from {}", waiting.join(", "));
         }
         if now >= next_notice {
-            print(format!("waiting for {}\n", waiting.join(", ")).as_bytes())?;
+            print(format!("waiting for {}\n", waiting.join(", ")))?;
             next_notice = now + Duration::from_secs(2);
         }
         std::thread::sleep(Duration::from_millis(25));
@@ -309,7 +304,7 @@ fn announce(config: &Config, path: &Path) -> anyhow::Result<()> {
         many(config.io.len(), "I/O node"),
         policy(config.io.first().map(|i| &i.policy)),
     );
-    print(text.as_bytes()).map(|_| ())
+    print(&text).map(|_| ())
 }
 
 fn many(count: usize, what: &str) -> String {

@@ -4,12 +4,11 @@ mod support;
 
 use std::fs;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
 
-use impresario_client::Client;
+use impresario_client::{Client, ClientError};
 use impresario_config::{Config, Data};
-use support::{Cluster, client, free_ports, pattern, read_file, run, write_file};
+use impresario_testing::until;
+use support::{Cluster, Worker, client, free_ports, pattern, read_file, run, write_file};
 
 const NEW: &str = "data.2";
 
@@ -25,24 +24,20 @@ fn servers_of(client: &Arc<Client>, name: &str) -> (u16, u16) {
 
 /// The procedure of doc/DEPLOYING.md, with clients that were there before and go on.
 fn is_added_while_clients_write(io: usize) {
-    let mut cluster = Cluster::start(2, io, |config| config.cluster.request_timeout_ms = 20_000);
+    let mut cluster = Cluster::start(2, io, |_| {});
     let old = pattern(1, 1, 0, 700_000);
     let before = client(&cluster.config, 1);
     write_file(&before, "old", &old);
     let kept_open = before.open(b"old", true).unwrap();
-    let stop = Arc::new(AtomicBool::new(false));
-    let (until, writing) = (stop.clone(), client(&cluster.config, 2));
-    let writer = std::thread::spawn(move || {
-        let mut rounds = 0;
-        while !until.load(Ordering::Relaxed) {
-            let name = format!("w{}", rounds % 20);
+    let writing = client(&cluster.config, 2);
+    let writer = Worker::start(move |rounds| {
+        while let Some(round) = rounds.next() {
+            let name = format!("w{}", round % 20);
             let _ = writing.unlink(name.as_bytes());
-            let data = pattern(rounds, 2, 0, 400_000);
+            let data = pattern(round, 2, 0, 400_000);
             write_file(&writing, &name, &data);
-            assert!(read_file(&writing, &name) == data, "round {rounds}");
-            rounds += 1;
+            assert!(read_file(&writing, &name) == data, "round {round}");
         }
-        rounds
     });
 
     let address = format!("127.0.0.1:{}", free_ports(1)[0]);
@@ -60,7 +55,7 @@ fn is_added_while_clients_write(io: usize) {
     assert_eq!(servers_of(&before, "old"), (2, 2));
     cluster.kill("meta");
     cluster.restart("meta");
-    std::thread::sleep(Duration::from_millis(500));
+    writer.goes_on(2);
 
     let new = pattern(3, 1, 0, 900_000);
     write_file(&before, "new", &new);
@@ -71,9 +66,8 @@ fn is_added_while_clients_write(io: usize) {
     kept_open.close().unwrap();
     let mut old = old;
     old[100_000..100_007].copy_from_slice(b"changed");
-    std::thread::sleep(Duration::from_millis(300));
-    stop.store(true, Ordering::Relaxed);
-    assert!(writer.join().unwrap() > 3);
+    writer.goes_on(2);
+    writer.stop();
     for (client, who) in [(before, "from before"), (client(&cluster.config, 3), "a new one")] {
         assert!(read_file(&client, "old") == old && read_file(&client, "new") == new, "{who}");
     }
@@ -95,7 +89,7 @@ fn a_data_server_is_added_while_clients_write_through_io_nodes() {
 
 #[test]
 fn a_client_whose_configuration_is_older_than_a_file_is_told_so() {
-    let mut cluster = Cluster::start(1, 1, |config| config.cluster.request_timeout_ms = 20_000);
+    let mut cluster = Cluster::start(1, 1, |_| {});
     let old = cluster.config.clone();
     let address = format!("127.0.0.1:{}", free_ports(1)[0]);
     cluster.config.data.push(Data::new("data.1", address, cluster.dir.path().join("data.1")));
@@ -119,10 +113,8 @@ fn a_client_whose_configuration_is_older_than_a_file_is_told_so() {
     assert!(error.to_string().contains("copy the present configuration to this machine"), "{error}");
     // A file in another order is not used.
     fs::write(&copy, cluster.config.to_toml().replace("\"data.0\"", "\"data.9\"")).unwrap();
-    std::thread::sleep(Duration::from_millis(300));
-    let error = file.read_at(&mut [0; 1], 0).unwrap_err();
-    assert!(error.to_string().contains("add new ones behind the others"), "{error}");
+    let said = |error: ClientError| error.to_string().contains("add new ones behind the others");
+    until("the file is read", || file.read_at(&mut [0; 1], 0).is_err_and(said));
     fs::write(&copy, cluster.config.to_toml()).unwrap();
-    std::thread::sleep(Duration::from_millis(300));
-    assert_eq!(file.read_at(&mut [0; 1], 0).unwrap(), 1);
+    until("the file is read again", || file.read_at(&mut [0; 1], 0).is_ok_and(|len| len == 1));
 }

@@ -5,7 +5,7 @@ mod support;
 use std::net::TcpListener;
 use std::process::Command;
 
-use support::{Cluster, IMPRESARIO, PATIENCE, Process, run, run_command};
+use support::{Cluster, IMPRESARIO, Process, run, run_command};
 
 #[test]
 fn config_check_names_every_mistake_and_exits_2() {
@@ -114,9 +114,8 @@ fn up_stops_and_shows_the_log_when_a_server_cannot_start() {
 #[test]
 fn policies_that_cannot_be_are_refused_before_anything_changes() {
     let cluster = Cluster::describe(2, 1, |_| {});
-    let set = |words: &[&str]| {
-        run_command(Command::new(IMPRESARIO).args(["policy", "set"]).arg(&cluster.path).args(words), PATIENCE)
-    };
+    let set =
+        |words: &[&str]| run_command(Command::new(IMPRESARIO).args(["policy", "set"]).arg(&cluster.path).args(words));
     for (words, says) in [
         (&["--server", "io.0", "twinz"][..], "there is no policy \"twinz\""),
         (&["--server", "data.0", "twins"], "one lane"),
@@ -166,6 +165,6 @@ fn a_server_ends_with_the_process_that_started_it() {
         ],
         &log,
     );
-    assert_eq!(process.wait(PATIENCE).code(), Some(1), "{}", process.log());
+    assert_eq!(process.wait().code(), Some(1), "{}", process.log());
     assert!(process.log().contains("that started this server has ended"), "{}", process.log());
 }

@@ -2,9 +2,9 @@
 
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use impresario_testing::{page_cache, require};
+use impresario_testing::{eventually, page_cache, require, until};
 
 const PROGRAM: &str = env!("CARGO_BIN_EXE_impresario");
 
@@ -146,32 +146,19 @@ fn ctrl_c_leaves_no_folder_and_no_process() {
     let parent = dir.path().to_str().unwrap();
     let words = ["bench", "run", "--device", "disk", "--size", "64m", "--dir", parent];
     let mut child = Command::new(PROGRAM).args(words).stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
-    let patience = Instant::now() + Duration::from_secs(60);
-    let config = loop {
+    let config = eventually("a cluster is started", || {
         let folder = std::fs::read_dir(dir.path()).unwrap().next().map(|entry| entry.unwrap().path());
-        match folder.map(|f| f.join("impresario.toml")).filter(|f| f.exists()) {
-            Some(config) => break config,
-            None => assert!(Instant::now() < patience, "no cluster was started"),
-        }
-        std::thread::sleep(Duration::from_millis(10));
-    };
-    // Its servers answer, so it is at work.
-    while !impresario(&["status", config.to_str().unwrap()]).status.success() {
-        assert!(Instant::now() < patience, "the servers do not answer");
-    }
+        folder.map(|f| f.join("impresario.toml")).filter(|f| f.exists())
+    });
+    // It is at work then.
+    until("the servers answer", || impresario(&["status", config.to_str().unwrap()]).status.success());
     let pid = rustix::process::Pid::from_child(&child);
     // Twice, as `timeout` does it, to the program and to its group.
     for _ in 0..2 {
         rustix::process::kill_process(pid, rustix::process::Signal::INT).unwrap();
         std::thread::sleep(Duration::from_millis(20));
     }
-    let status = loop {
-        match child.try_wait().unwrap() {
-            Some(status) => break status,
-            None => assert!(Instant::now() < patience + Duration::from_secs(30), "it does not end"),
-        }
-        std::thread::sleep(Duration::from_millis(10));
-    };
+    let status = eventually("it ends", || child.try_wait().unwrap());
     assert_eq!(status.code(), Some(1));
     assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 0, "a folder is left");
     let servers = std::fs::read_dir("/proc").unwrap().filter_map(Result::ok).filter(|entry| {
@@ -202,12 +189,10 @@ fn a_modelled_disk_below_the_kernel_is_measured_and_removed_even_after_a_kill() 
 
     let long = [&bed[..], &load, &["--size", "256m", "--op", "write"]].concat();
     let mut killed = Command::new(PROGRAM).args(long).stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
-    let patience = Instant::now() + Duration::from_secs(60);
-    while kernel_disks_below(dir.path()).len() < 3 {
-        assert!(Instant::now() < patience, "no disk was made");
+    until("a disk is made", || {
         assert!(killed.try_wait().unwrap().is_none(), "it ended before its disk was made");
-        std::thread::sleep(Duration::from_millis(10));
-    }
+        kernel_disks_below(dir.path()).len() >= 3
+    });
     killed.kill().unwrap();
     killed.wait().unwrap();
 

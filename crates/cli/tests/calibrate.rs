@@ -4,17 +4,17 @@ mod support;
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::time::Duration;
 
 use impresario_config::Calibration;
 use impresario_config::calibration::{Pattern, PointOp, Scope};
 use impresario_device::{DeviceParams, LinearCost, Op};
 use impresario_sched::{Nanos, Op as SchedOp};
+use impresario_testing::eventually;
 use impresario_workload::cpu::MachineTimes;
-use support::{Cluster, IMPRESARIO, PATIENCE, Process, Ran, client, eventually, run, run_command, write_file};
+use support::{Cluster, IMPRESARIO, Process, Ran, client, run, run_command, write_file};
 
 fn calibrate(words: &[&str]) -> Ran {
-    run_command(Command::new(IMPRESARIO).arg("calibrate").args(words), Duration::from_secs(120))
+    run_command(Command::new(IMPRESARIO).arg("calibrate").args(words))
 }
 
 fn text(path: &Path) -> &str {
@@ -119,12 +119,12 @@ fn signals_leave_nothing_behind() {
         ];
         let mut process = Process::start(words, &out.path().join("log"));
         let fds = PathBuf::from(format!("/proc/{}/fd", process.pid()));
-        eventually("the scratch file is open", PATIENCE, || {
+        eventually("the scratch file is open", || {
             let mut open = std::fs::read_dir(&fds).ok()?.filter_map(|fd| std::fs::read_link(fd.ok()?.path()).ok());
             open.find(|to| to.starts_with(dir.path()) && to.to_string_lossy().ends_with("(deleted)"))
         });
         process.signal(signal);
-        assert_eq!(process.wait(PATIENCE).code(), code, "{}", process.log());
+        assert_eq!(process.wait().code(), code, "{}", process.log());
         assert_eq!(entries(dir.path()), 0, "a scratch file is left");
         assert!(!cal.exists());
     }

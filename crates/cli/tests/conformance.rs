@@ -53,9 +53,9 @@ fn an_interrupted_run_cleans_up() {
     std::fs::create_dir(&folder).unwrap();
     let words = ["conformance", folder.to_str().unwrap(), "--seconds", "600", "--only", "bytes", "--only", "append"];
     let mut process = Process::start(words, &dir.path().join("log"));
-    support::eventually("it has begun", support::PATIENCE, || process.log().contains("1/2 bytes").then_some(()));
+    impresario_testing::until("it has begun", || process.log().contains("1/2 bytes"));
     process.signal(rustix::process::Signal::INT);
-    let status = process.wait(support::PATIENCE);
+    let status = process.wait();
     assert!(status.code() == Some(1) && process.log().contains("interrupted"), "{status}: {}", process.log());
     assert_eq!(std::fs::read_dir(&folder).unwrap().count(), 0);
 }

@@ -15,10 +15,9 @@ use std::time::{Duration, Instant};
 use impresario_base::Random;
 use impresario_client::{Client, CreateOptions, Via};
 use impresario_config::{Config, DataState, Security};
+use impresario_testing::eventually;
 use impresario_wire::{LayoutRequest, SetAttr};
-use support::{
-    Cluster, PATIENCE, Process, Ran, client, client_via, eventually, new_file, pattern, read_file, run, write_file,
-};
+use support::{Cluster, Process, Ran, client, client_via, new_file, pattern, read_file, run, write_file};
 
 const NAME: &str = "data.1";
 const NUMBER: u16 = 1;
@@ -61,7 +60,7 @@ fn drain(cluster: &Cluster, more: &[&str]) -> Ran {
 
 /// Runs the command until it has emptied the server.
 fn drain_to_the_end(cluster: &Cluster) {
-    let ran = eventually("the server is emptied", 2 * GRACE + 3 * PATIENCE, || {
+    let ran = eventually("the server is emptied", || {
         let ran = drain(cluster, &["--wait", "2s", "--rate", "0"]);
         assert!([0, 1].contains(&ran.code), "{ran:?}");
         (ran.code == 0).then_some(ran)
@@ -131,7 +130,7 @@ fn check_all(client: &Arc<Client>, files: &Files, when: &str) {
 
 #[track_caller]
 fn fsck_is_clean(cluster: &Cluster) {
-    eventually("fsck finds nothing", PATIENCE, || {
+    eventually("fsck finds nothing", || {
         let ran = run(["fsck", cluster.path.to_str().unwrap(), "--online", "--min-age", "0s"]);
         assert!(ran.code == 0 || ran.code == 1, "{ran:?}");
         (ran.code == 0).then_some(())
@@ -236,7 +235,7 @@ impl Worker {
 
 /// Writes all of a file and syncs it, in a new open.
 fn rewrite(way: &Way, name: &str, content: &[u8]) -> Held {
-    eventually(name, 2 * PATIENCE, || {
+    eventually(name, || {
         let held = way.open(name, false).ok()?;
         held.write(content, 0).and_then(|()| held.sync()).ok()?;
         Some(held)
@@ -247,7 +246,7 @@ fn work(number: u64, way: &Way, files: &Files, until: &AtomicBool) -> (u64, File
     let mut random = Random::new(number);
     let held_name = format!("held{number}");
     let (mut content, mut rounds) = (pattern(number, 0, 0, HELD_BYTES), 0);
-    eventually("a file is made", PATIENCE, || way.open(&held_name, true).ok().and_then(|held| held.close().ok()));
+    eventually("a file is made", || way.open(&held_name, true).ok().and_then(|held| held.close().ok()));
     let mut held = Some(rewrite(way, &held_name, &content));
     let mut kept: Files = Vec::new();
     while !until.load(Ordering::Relaxed) {
@@ -284,7 +283,7 @@ fn work(number: u64, way: &Way, files: &Files, until: &AtomicBool) -> (u64, File
         }
         let all = files.len() as u64;
         for (name, data) in kept.last().into_iter().chain([&files[random.below(all) as usize]]) {
-            let read = eventually(name, 2 * PATIENCE, || way.read(name).ok());
+            let read = eventually(name, || way.read(name).ok());
             assert!(read == *data, "{name}, {} bytes of {}, program {number}, round {rounds}", read.len(), data.len());
         }
     }
@@ -308,7 +307,7 @@ impl Mount {
         fs::create_dir(&dir).unwrap();
         let words = ["mount".as_ref(), "--via".as_ref(), via.as_ref(), cluster.path.as_os_str(), dir.as_os_str()];
         let process = Process::start(words, &cluster.dir.path().join("mnt.log"));
-        eventually("the mount is usable", PATIENCE, || process.log().contains("mounted ").then_some(()));
+        eventually("the mount is usable", || process.log().contains("mounted ").then_some(()));
         Some(Mount { process, dir })
     }
 }
@@ -340,7 +339,7 @@ fn restart_in_turn(cluster: &mut Cluster) {
     assert!(!names.iter().any(|name| name == NAME));
     for name in names {
         cluster.server(&name).signal(rustix::process::Signal::TERM);
-        cluster.server(&name).wait(PATIENCE);
+        cluster.server(&name).wait();
         cluster.restart(&name);
     }
 }

@@ -9,54 +9,40 @@ use std::time::{Duration, Instant};
 use impresario_base::Random;
 use impresario_client::{Client, CreateOptions, File, Locked, Via};
 use impresario_config::Config;
+use impresario_testing::{PATIENCE, eventually, until};
 use impresario_wire::{FileLock, SpaceChange};
 use support::{
-    Cluster, PATIENCE, SmallDisk, Stopped, client, client_via, eventually, new_file, pattern, read_file, run,
-    write_file,
+    Cluster, Rounds, SmallDisk, Stopped, Worker, client, client_via, new_file, pattern, read_file, run, write_file,
 };
 
 const BLOCK: usize = 24 * 1024;
 const BLOCKS: u64 = 64;
 
 /// Writers that overwrite blocks of their own file, sometimes fsync, and record what was acknowledged.
-struct Load {
-    stop: Arc<AtomicBool>,
-    writers: Vec<std::thread::JoinHandle<Vec<u64>>>,
-    progress: Arc<AtomicU64>,
-}
+struct Load(Vec<Worker<Vec<u64>>>);
 
 impl Load {
     /// Starts `count` writers, each with its own client and file.
     fn start(config: &Config, count: u64) -> Load {
-        let stop = Arc::new(AtomicBool::new(false));
-        let progress = Arc::new(AtomicU64::new(0));
-        let writers = (0..count).map(|w| {
-            let (config, stop, progress) = (config.clone(), stop.clone(), progress.clone());
-            std::thread::spawn(move || write_until(&client(&config, w), w, &stop, &progress))
-        });
-        let writers = writers.collect();
-        Load { stop, writers, progress }
+        let writer = |w| {
+            let config = config.clone();
+            Worker::start(move |rounds| write_blocks(&client(&config, w), w, rounds))
+        };
+        Load((0..count).map(writer).collect())
     }
 
-    /// Waits until the writers have written `blocks` more blocks.
+    /// Waits until each writer has written `blocks` more blocks.
     #[track_caller]
-    fn await_progress(&self, blocks: u64) {
-        let from = self.progress.load(Ordering::Relaxed);
-        eventually("the load goes on", Duration::from_secs(60), || {
-            if let Some(dead) = self.writers.iter().position(|w| w.is_finished()) {
-                panic!("writer {dead} gave up");
-            }
-            (self.progress.load(Ordering::Relaxed) >= from + blocks).then_some(())
-        });
+    fn goes_on(&self, blocks: u64) {
+        self.0.iter().for_each(|writer| writer.goes_on(blocks));
     }
 
     /// Stops the writers and compares every file with what was acknowledged, by a fresh client.
     #[track_caller]
     fn stop_and_verify(self, config: &Config) {
-        self.stop.store(true, Ordering::Relaxed);
         let reader = client(config, 99);
-        for (w, writer) in self.writers.into_iter().enumerate() {
-            let generations = writer.join().expect("a writer failed");
+        for (w, writer) in self.0.into_iter().enumerate() {
+            let generations = writer.stop();
             let data = read_file(&reader, &format!("load.{w}"));
             for (block, generation) in generations.iter().enumerate().filter(|(_, generation)| **generation > 0) {
                 let offset = block * BLOCK;
@@ -71,11 +57,10 @@ impl Load {
 }
 
 /// The last acknowledged generation of each block.
-fn write_until(client: &Arc<Client>, w: u64, stop: &AtomicBool, progress: &AtomicU64) -> Vec<u64> {
+fn write_blocks(client: &Arc<Client>, w: u64, rounds: &Rounds) -> Vec<u64> {
     let file = client.create(format!("load.{w}").as_bytes(), new_file(0o644)).unwrap();
     let mut generations = vec![0; BLOCKS as usize];
-    let mut count = 0u64;
-    while !stop.load(Ordering::Relaxed) {
+    while let Some(count) = rounds.next() {
         // A walk that visits every block and is not sequential.
         let block = (count * 37 + w) % BLOCKS;
         let generation = count / BLOCKS + 1;
@@ -86,9 +71,7 @@ fn write_until(client: &Arc<Client>, w: u64, stop: &AtomicBool, progress: &Atomi
             done += file.write_at(&data[done..], offset + done as u64).unwrap_or_else(|e| panic!("writer {w}: {e}"));
         }
         generations[block as usize] = generation;
-        count += 1;
-        progress.fetch_add(1, Ordering::Relaxed);
-        if count.is_multiple_of(50) {
+        if count % 50 == 49 {
             file.sync().unwrap_or_else(|e| panic!("writer {w}, fsync: {e}"));
         }
     }
@@ -102,12 +85,12 @@ fn killed_under_load_heals(data: usize, io: usize, victim: &str) {
     let mut cluster = Cluster::start(data, io, |_| {});
     let load = Load::start(&cluster.config, 3);
     for _ in 0..3 {
-        load.await_progress(100);
+        load.goes_on(30);
         cluster.kill(victim);
         std::thread::sleep(Duration::from_millis(300));
         cluster.restart(victim);
     }
-    load.await_progress(100);
+    load.goes_on(30);
     load.stop_and_verify(&cluster.config);
 }
 
@@ -136,12 +119,12 @@ fn a_killed_metadata_server_heals() {
 fn clients_of_a_lost_io_node_go_to_the_next() {
     let mut cluster = Cluster::start(2, 2, |_| {});
     let load = Load::start(&cluster.config, 4);
-    load.await_progress(100);
+    load.goes_on(30);
     cluster.kill("io.0");
-    load.await_progress(300);
+    load.goes_on(80);
     cluster.restart("io.0");
     cluster.kill("io.1");
-    load.await_progress(300);
+    load.goes_on(80);
     load.stop_and_verify(&cluster.config);
 }
 
@@ -284,7 +267,7 @@ fn a_full_disk_is_told_and_survived() {
     let _ = file.close();
     client.unlink(b"large").unwrap();
     let data = pattern(2, 1, 0, 2 << 20);
-    eventually("there is room again", PATIENCE, || {
+    eventually("there is room again", || {
         let outcome = client
             .create(b"small", CreateOptions { exclusive: false, ..new_file(0o644) })
             .and_then(|file| file.write_at(&data, 0).and_then(|_| file.sync()).and_then(|_| file.close()));
@@ -312,7 +295,7 @@ fn policies_switch_live_under_load() {
         ] {
             let ran = run(["policy", "set", path].iter().chain(words));
             assert_eq!(ran.code, 0, "round {round}, {words:?}: {ran:?}");
-            load.await_progress(10);
+            load.goes_on(3);
         }
     }
     let ran = run(["policy", "show", path]);
@@ -352,21 +335,21 @@ fn a_client_killed_in_the_middle_leaves_nothing_behind() {
     command.args(["--ignored", "--exact", "process_that_writes_until_it_is_killed"]);
     command.env("IMPRESARIO_TEST_CONFIG", &cluster.path);
     let mut process = support::Process::start_command(&mut command, &cluster.dir.path().join("victim.log"));
-    eventually("it writes", PATIENCE, || {
+    eventually("it writes", || {
         assert!(process.child.try_wait().unwrap().is_none(), "{}", process.log());
         observer.stat(b"victim").ok().filter(|attr| attr.size > 8 << 20)
     });
     process.kill();
     // Its queued requests are dropped or done, its memory is freed, its open is closed.
     for name in ["io.0", "data.0", "data.1"] {
-        eventually(&format!("{name} is quiet"), PATIENCE, || {
+        until(format!("{name} is quiet"), || {
             let state = cluster.state(name);
             let number = |pointer: &str| state.pointer(pointer).and_then(|n| n.as_u64());
             let quiet = ["/engine/queued", "/engine/blocked", "/engine/in_flight_batches"];
-            quiet.iter().all(|p| number(p) == Some(0)).then_some(())
+            quiet.iter().all(|p| number(p) == Some(0))
         });
     }
-    let size = eventually("its size stands still", PATIENCE, || {
+    let size = eventually("its size stands still", || {
         let size = observer.stat(b"victim").ok()?.size;
         std::thread::sleep(Duration::from_millis(200));
         (observer.stat(b"victim").ok()?.size == size).then_some(size)
@@ -517,7 +500,7 @@ fn changes_of_space_are_done_once_through_lost_io_nodes() {
             .collect();
         let goes_on = || {
             let from = progress.load(Ordering::Relaxed);
-            eventually("the load goes on", Duration::from_secs(60), || {
+            eventually("the load goes on", || {
                 assert!(!workers.iter().any(|worker| worker.is_finished()), "a client has given up");
                 (progress.load(Ordering::Relaxed) >= from + 60).then_some(())
             });
@@ -582,7 +565,7 @@ fn a_removed_file_serves_its_openers_through_lost_servers() {
     assert!(count() >= 3, "{}", count());
     opened.close().unwrap();
     reader.close().unwrap();
-    eventually("the objects are removed", Duration::from_secs(60), || (count() == 1).then_some(()));
+    eventually("the objects are removed", || (count() == 1).then_some(()));
     assert_eq!(read_file(&b, "f"), b"another");
 }
 
@@ -609,7 +592,7 @@ fn servers_are_reached_over_ipv6() {
     // Its connections are all of one address.
     let address = cluster.config.data[0].address.clone();
     let many: Vec<_> = (0..30).filter_map(|_| std::net::TcpStream::connect(&address).ok()).collect();
-    eventually("those beyond the limit are refused", PATIENCE, || {
+    eventually("those beyond the limit are refused", || {
         let refused = cluster.state("data.0")["connections"]["refused"].as_u64();
         refused.filter(|refused| *refused >= 8).map(drop)
     });

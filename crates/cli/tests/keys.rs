@@ -10,11 +10,10 @@ use std::time::Duration;
 
 use impresario_client::{KeyRole, Via};
 use impresario_config::{Protect, Security};
+use impresario_testing::until;
 use impresario_transport::{Keys, key_file_name};
 use rustix::process::Signal;
-use support::{
-    Cluster, IMPRESARIO, PATIENCE, Process, Ran, client_via, eventually, new_file, pattern, run, run_command,
-};
+use support::{Cluster, IMPRESARIO, Process, Ran, client_via, new_file, pattern, run, run_command};
 
 /// A network namespace whose only addresses are those of its own loopback interface, one of them not a loopback address.
 struct Network(String);
@@ -31,7 +30,7 @@ impl Network {
     }
 
     fn ip(&self, args: &[&str]) {
-        let ran = run_command(Command::new("ip").args(args), PATIENCE);
+        let ran = run_command(Command::new("ip").args(args));
         assert_eq!(ran.code, 0, "{args:?}: {ran:?}");
     }
 
@@ -42,7 +41,7 @@ impl Network {
     }
 
     fn run(&self, args: &[&str]) -> Ran {
-        run_command(&mut self.command(args), Duration::from_secs(60))
+        run_command(&mut self.command(args))
     }
 }
 
@@ -63,9 +62,9 @@ fn beyond_loopback_up_makes_keys_and_nobody_comes_in_without() {
     let words = ["up", "--dir", dir.to_str().unwrap(), "--listen", Network::ADDRESS];
     let more = ["--data-servers", "1", "--io-nodes", "1"];
     let mut up = Process::start_command(&mut network.command(&[&words[..], &more[..]].concat()), &log);
-    eventually("up says ready", PATIENCE, || {
+    until("up says ready", || {
         assert!(!up.log().contains("did not start"), "{}", up.log());
-        up.log().contains("ready: ").then_some(())
+        up.log().contains("ready: ")
     });
     assert!(up.log().contains("made keys: "), "{}", up.log());
     let config = dir.join("impresario.toml");
@@ -112,7 +111,7 @@ fn beyond_loopback_up_makes_keys_and_nobody_comes_in_without() {
     let ran = network.run(&["status", theirs]);
     assert!((ran.out.clone() + &ran.err).contains("chmod 0600"), "{ran:?}");
     up.signal(Signal::INT);
-    assert!(up.wait(PATIENCE).success(), "{}", up.log());
+    assert!(up.wait().success(), "{}", up.log());
 }
 
 #[test]
@@ -121,7 +120,7 @@ fn a_server_beyond_loopback_does_not_start_without_keys() {
     impresario_server::folders::make_all(&cluster.config).unwrap();
     cluster.launch("data.0");
     let process = cluster.server("data.0");
-    assert!(!process.wait(PATIENCE).success());
+    assert!(!process.wait().success());
     let log = process.log();
     assert!(log.contains("only peers with a key") && log.contains("impresario key new"), "{log}");
     let config = cluster.path.to_str().unwrap();
@@ -190,10 +189,9 @@ fn keys_are_replaced_under_load_without_an_error() {
             for _ in 0..2 {
                 let ran = run(["key", "rotate", &config, "--keep", "1s"]);
                 assert_eq!(ran.code, 0, "{ran:?}");
-                let until = std::time::Instant::now() + Duration::from_secs(3);
-                eventually("work goes on past the old key", PATIENCE, || {
-                    let ended = workers.iter().any(|worker| worker.is_finished());
-                    (ended || std::time::Instant::now() > until).then_some(())
+                let end = std::time::Instant::now() + Duration::from_secs(3);
+                until("work goes on past the old key", || {
+                    std::time::Instant::now() > end || workers.iter().any(|worker| worker.is_finished())
                 });
             }
             stop.store(true, Ordering::Relaxed);

@@ -9,8 +9,9 @@ use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
+use impresario_testing::{eventually, until};
 use rustix::process::Signal;
-use support::{Cluster, PATIENCE, Process, eventually};
+use support::{Cluster, Process};
 
 const LEASE_MS: u64 = 1500;
 
@@ -26,7 +27,7 @@ impl Mount {
         std::fs::create_dir(&dir).unwrap();
         let words = ["mount".as_ref(), cluster.path.as_os_str(), dir.as_os_str()];
         let process = Process::start(words, &cluster.dir.path().join(format!("{name}.log")));
-        eventually("the mount is usable", PATIENCE, || process.log().contains("mounted ").then_some(()));
+        until("the mount is usable", || process.log().contains("mounted "));
         Mount { process, dir }
     }
 
@@ -87,9 +88,7 @@ fn a_mount_that_hung_writes_nothing_under_a_lock_that_it_has_lost() {
         }
         assert_eq!(errno(a.set_len(0)), Some(libc::EIO));
         assert_eq!(errno(lock(&a, libc::F_SETLK, libc::F_WRLCK)), Some(libc::EIO));
-        eventually("reads fail too", PATIENCE, || {
-            errno(a.read_at(&mut [0; 100], 0)).filter(|errno| *errno == libc::EIO)
-        });
+        eventually("reads fail too", || errno(a.read_at(&mut [0; 100], 0)).filter(|errno| *errno == libc::EIO));
         drop(a);
         let a = one.open();
         let mut bytes = vec![0; 100_001];

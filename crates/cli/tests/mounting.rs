@@ -6,10 +6,9 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
+use impresario_testing::until;
 use rustix::process::Signal;
-use support::{Cluster, IMPRESARIO, PATIENCE, Process, Ran, eventually, pattern, run, run_command};
-
-const LONG: Duration = Duration::from_secs(120);
+use support::{Cluster, IMPRESARIO, Process, Ran, pattern, run, run_command};
 
 /// A mount in the background that is gone when the test ends.
 struct Mount {
@@ -53,8 +52,8 @@ fn mounted(dir: &Path) -> bool {
 }
 
 #[track_caller]
-fn shell(script: &str, patience: Duration) -> Ran {
-    let ran = run_command(Command::new("bash").args(["-euo", "pipefail", "-c", script]), patience);
+fn shell(script: &str) -> Ran {
+    let ran = run_command(Command::new("bash").args(["-euo", "pipefail", "-c", script]));
     assert_eq!(ran.code, 0, "{script}: {ran:?}");
     ran
 }
@@ -72,14 +71,14 @@ fn cp_tar_and_fio_work_and_umount_leaves_nothing() {
     }
     std::os::unix::fs::symlink("d1/f1", work.join("tree/link")).unwrap();
     let work = work.to_str().unwrap();
-    shell(&format!("cp -a {work}/tree {mnt}/ && diff -r --no-dereference {work}/tree {mnt}/tree"), LONG);
-    shell(&format!("tar -C {mnt} -cf {work}/t.tar tree && mkdir {mnt}/u && tar -C {mnt}/u -xf {work}/t.tar"), LONG);
-    shell(&format!("diff -r --no-dereference {work}/tree {mnt}/u/tree && rm -r {mnt}/u && test ! -e {mnt}/u"), LONG);
+    shell(&format!("cp -a {work}/tree {mnt}/ && diff -r --no-dereference {work}/tree {mnt}/tree"));
+    shell(&format!("tar -C {mnt} -cf {work}/t.tar tree && mkdir {mnt}/u && tar -C {mnt}/u -xf {work}/t.tar"));
+    shell(&format!("diff -r --no-dereference {work}/tree {mnt}/u/tree && rm -r {mnt}/u && test ! -e {mnt}/u"));
     if impresario_testing::require("fio") {
         let job = "--rw=randrw --bs=4k-64k --size=8m --verify=crc32c --verify_fatal=1 --verify_dump=0 --verify_state_save=0 --numjobs=2";
-        shell(&format!("fio --name=v --directory={mnt} {job} --fsync=64 --minimal"), LONG);
+        shell(&format!("fio --name=v --directory={mnt} {job} --fsync=64 --minimal"));
     }
-    let ran = shell(&format!("df --output=fstype,source {mnt}"), PATIENCE);
+    let ran = shell(&format!("df --output=fstype,source {mnt}"));
     assert!(ran.out.contains("fuse.impresario"), "{ran:?}");
 
     // In use: reported, and still mounted.
@@ -88,9 +87,7 @@ fn cp_tar_and_fio_work_and_umount_leaves_nothing() {
     assert_eq!(ran.code, 1, "{ran:?}");
     assert!(ran.err.contains("in use") && ran.err.contains("--lazy"), "{ran:?}");
     drop(held);
-    eventually("it can be unmounted", PATIENCE, || {
-        (run(["umount".as_ref(), mount.dir.as_os_str()]).code == 0).then_some(())
-    });
+    until("it can be unmounted", || run(["umount".as_ref(), mount.dir.as_os_str()]).code == 0);
     assert!(!mounted(&mount.dir));
     let ran = run(["umount".as_ref(), mount.dir.as_os_str()]);
     assert!(ran.code == 1 && ran.err.contains("is not a mounted cluster"), "{ran:?}");
@@ -102,7 +99,7 @@ fn layouts_are_set_for_directories_and_shown_for_files() {
     let Some(mount) = Mount::detached(&cluster, &[]) else { return };
     std::fs::create_dir(mount.dir.join("one")).unwrap();
     let layout = |words: &[&str]| {
-        run_command(Command::new(IMPRESARIO).args(["layout", words[0]]).arg(&cluster.path).args(&words[1..]), PATIENCE)
+        run_command(Command::new(IMPRESARIO).args(["layout", words[0]]).arg(&cluster.path).args(&words[1..]))
     };
     let ran = layout(&["set", "/one", "--stripe-count", "1", "--stripe-size", "1m", "--base", "2"]);
     assert_eq!(ran.code, 0, "{ran:?}");
@@ -144,10 +141,10 @@ fn a_copy_survives_killed_servers() {
         std::thread::sleep(Duration::from_millis(200));
         cluster.restart(victim);
     }
-    let status = copy.wait(LONG);
+    let status = copy.wait();
     assert!(status.success(), "{}", copy.log());
     for i in 1..=3 {
-        shell(&format!("diff -r {from} {mnt}/copy.{i}"), LONG);
+        shell(&format!("diff -r {from} {mnt}/copy.{i}"));
     }
     mount.umount();
 }
@@ -162,10 +159,10 @@ fn a_foreground_mount_ends_with_ctrl_c_and_an_unreachable_cluster_is_told() {
     std::fs::create_dir(&dir).unwrap();
     let words = ["mount".as_ref(), cluster.path.as_os_str(), dir.as_os_str()];
     let mut process = Process::start(words, &cluster.dir.path().join("mount.log"));
-    eventually("it is mounted", PATIENCE, || mounted(&dir).then_some(()));
+    until("it is mounted", || mounted(&dir));
     std::fs::write(dir.join("x"), "y").unwrap();
     process.signal(Signal::INT);
-    assert_eq!(process.wait(PATIENCE).code(), Some(0), "{}", process.log());
+    assert_eq!(process.wait().code(), Some(0), "{}", process.log());
     assert!(!mounted(&dir));
 
     let ran = run(["mount".as_ref(), cluster.path.as_os_str(), "/nonexistent".as_ref()]);
@@ -176,7 +173,7 @@ fn a_foreground_mount_ends_with_ctrl_c_and_an_unreachable_cluster_is_told() {
     let mut cluster = cluster;
     cluster.kill("meta");
     for words in [&["mount"][..], &["mount", "-d"]] {
-        let ran = run_command(Command::new(IMPRESARIO).args(words).arg(&path).arg(&keep), PATIENCE);
+        let ran = run_command(Command::new(IMPRESARIO).args(words).arg(&path).arg(&keep));
         assert_eq!(ran.code, 1, "{ran:?}");
         assert!(ran.err.contains("cannot") && ran.err.contains(&cluster.config.meta.address), "{ran:?}");
     }
@@ -189,7 +186,7 @@ fn a_mount_follows_the_allocation_of_its_job() {
     let cluster = Cluster::start(2, 3, |_| {});
     let allocate = |words: &[&str]| {
         let mut command = Command::new(IMPRESARIO);
-        run_command(command.args(["allocate", words[0]]).arg(&cluster.path).args(&words[1..]), PATIENCE)
+        run_command(command.args(["allocate", words[0]]).arg(&cluster.path).args(&words[1..]))
     };
     let done = |words: &[&str]| {
         let ran = allocate(words);
@@ -199,9 +196,7 @@ fn a_mount_follows_the_allocation_of_its_job() {
     // Without the connection that asks.
     let connections = |io: &str| cluster.state(io)["connections"]["open"].as_u64().unwrap() - 1;
     let goes = |wanted: [u64; 3]| {
-        eventually(&format!("connections are {wanted:?}"), PATIENCE, || {
-            (["io.0", "io.1", "io.2"].map(connections) == wanted).then_some(())
-        });
+        until(format!("connections are {wanted:?}"), || ["io.0", "io.1", "io.2"].map(connections) == wanted);
     };
     done(&["set", "--job", "7", "--node", "io.1"]);
     assert_eq!(done(&["show", "--job", "7"]), "io.1\n");
@@ -230,7 +225,7 @@ fn a_mount_follows_the_allocation_of_its_job() {
         "job 7: io.0, io.1\nmachine *: io.0\nall others: io.0, io.1, io.2\nClients are spread over their nodes by client.\n"
     );
     std::fs::write(&stop, "").unwrap();
-    let ended = program.wait(LONG);
+    let ended = program.wait();
     assert!(ended.success(), "{ended}: {}", program.log());
     mount.umount();
 

@@ -8,16 +8,16 @@ use std::io::Write;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use impresario_base::Random;
 use impresario_client::{Client, ClientError, Identity, Link, LinkOptions};
 use impresario_config::{Config, MovesTo, Security};
 use impresario_server::moving::{MoveOptions, Step, Watcher, move_server};
+use impresario_testing::{PATIENCE, eventually, until};
 use impresario_wire::{Answer, Call, MoveAnswer, MoveCall, Role};
 use support::{
-    Cluster, PATIENCE, Process, Ran, client, eventually, free_ports, new_file, pattern, read_file, run, write_file,
+    Cluster, Process, Ran, Rounds, Worker, client, free_ports, new_file, pattern, read_file, run, write_file,
 };
 
 const NAME: &str = "data.1";
@@ -26,7 +26,6 @@ const FILE_BYTES: usize = 1 << 20;
 /// Two data servers; clients are patient, as the machine may be busy. With I/O nodes also with keys.
 fn start(io: usize, checksums: bool) -> Cluster {
     let mut cluster = Cluster::describe(2, io, |config| {
-        config.cluster.request_timeout_ms = 20_000;
         config.cluster.security = if io > 0 { Security::Key } else { Security::Auto };
         config.data[1].checksums = checksums;
     });
@@ -63,11 +62,11 @@ fn move_it(cluster: &Cluster, more: &[&str]) -> Ran {
 
 /// Starts the server at its new place; there must have been an end of the old one.
 fn start_at(cluster: &mut Cluster, to: &MovesTo) {
-    let status = cluster.server(NAME).wait(PATIENCE);
+    let status = cluster.server(NAME).wait();
     assert!(status.success(), "{status}\n{}", cluster.server(NAME).log());
     cluster.launch(NAME);
     let access = cluster.access();
-    eventually("the server answers at its new place", PATIENCE, || {
+    eventually("the server answers at its new place", || {
         impresario_client::admin::status(&access, &to.address, Duration::from_secs(2)).ok()
     });
 }
@@ -84,37 +83,22 @@ fn finish(cluster: &mut Cluster, to: &MovesTo) {
     names.iter().for_each(|name| cluster.restart(name));
 }
 
-/// A client that changes a file of its own, and other names, until it is told to stop, and knows what must be there.
-struct Writer {
-    stop: Arc<AtomicBool>,
-    thread: std::thread::JoinHandle<(Vec<u8>, u64)>,
+/// A client that changes a file of its own, and other names, and knows what must be there.
+fn writer(config: &Config, seed: u64) -> Worker<Vec<u8>> {
+    let client = client(config, seed);
+    Worker::start(move |rounds| change(&client, seed, rounds))
 }
 
-impl Writer {
-    fn start(config: &Config, seed: u64) -> Writer {
-        let stop = Arc::new(AtomicBool::new(false));
-        let (until, client) = (stop.clone(), client(config, seed));
-        let thread = std::thread::spawn(move || write_until(&client, seed, &until));
-        Writer { stop, thread }
-    }
-
-    /// The content that its file must have.
-    fn stop(self) -> (Vec<u8>, u64) {
-        self.stop.store(true, Ordering::Relaxed);
-        self.thread.join().unwrap()
-    }
-}
-
-fn write_until(client: &Arc<Client>, seed: u64, until: &AtomicBool) -> (Vec<u8>, u64) {
+/// The content that its file must have.
+fn change(client: &Arc<Client>, seed: u64, rounds: &Rounds) -> Vec<u8> {
     let mut random = Random::new(seed);
     let file = client.create(format!("w{seed}").as_bytes(), new_file(0o644)).unwrap();
-    let (mut content, mut rounds) = (vec![0; FILE_BYTES], 0);
+    let mut content = vec![0; FILE_BYTES];
     file.write_at(&content, 0).unwrap();
-    while !until.load(Ordering::Relaxed) {
-        rounds += 1;
+    while let Some(round) = rounds.next() {
         let len = 1 + random.below(90_000) as usize;
         let at = random.below((FILE_BYTES - len) as u64) as usize;
-        let bytes = pattern(seed, rounds, at as u64 & !7, len);
+        let bytes = pattern(seed, round, at as u64 & !7, len);
         content[at..at + len].copy_from_slice(&bytes);
         assert_eq!(file.write_at(&bytes, at as u64).unwrap(), len);
         match random.below(8) {
@@ -122,7 +106,7 @@ fn write_until(client: &Arc<Client>, seed: u64, until: &AtomicBool) -> (Vec<u8>,
             1 => {
                 let mut read = vec![0; len];
                 assert_eq!(file.read_at(&mut read, at as u64).unwrap(), len);
-                assert!(read == bytes, "round {rounds}");
+                assert!(read == bytes, "round {round}");
             }
             2 => {
                 let keep = random.below(FILE_BYTES as u64) as usize;
@@ -131,12 +115,12 @@ fn write_until(client: &Arc<Client>, seed: u64, until: &AtomicBool) -> (Vec<u8>,
                 content[keep..].fill(0);
             }
             3 => {
-                let name = format!("t{seed}.{}", rounds % 5);
+                let name = format!("t{seed}.{}", round % 5);
                 match client.unlink(name.as_bytes()) {
                     Ok(()) => {}
                     Err(error) => assert_eq!(error.errno(), libc::ENOENT, "{error}"),
                 }
-                write_file(client, &name, &pattern(seed, rounds, 0, 200_000));
+                write_file(client, &name, &pattern(seed, round, 0, 200_000));
             }
             _ => {}
         }
@@ -144,7 +128,7 @@ fn write_until(client: &Arc<Client>, seed: u64, until: &AtomicBool) -> (Vec<u8>,
     }
     file.sync().unwrap();
     file.close().unwrap();
-    (content, rounds)
+    content
 }
 
 fn check(config: &Config, writers: Vec<(u64, Vec<u8>)>) {
@@ -162,17 +146,17 @@ fn moves_while_clients_write(io: usize, checksums: bool) {
     write_file(&client(&cluster.config, 1), "before", &before);
     client(&cluster.config, 1).create(b"empty", new_file(0o600)).unwrap().close().unwrap();
     // These know nothing of the move when they begin.
-    let writers = [2, 3].map(|seed| (seed, Writer::start(&cluster.config, seed)));
+    let writers = [2, 3].map(|seed| (seed, writer(&cluster.config, seed)));
     let to = announce(&mut cluster);
-    std::thread::sleep(Duration::from_millis(300));
+    writers.iter().for_each(|(_, writer)| writer.goes_on(20));
     let began = Instant::now();
     let ran = move_it(&cluster, &[]);
     assert_eq!(ran.code, 0, "{ran:?}\n{}", cluster.server(NAME).log());
     assert!(ran.err.contains("clients of data.1 wait") && ran.out.contains("has moved to"), "{ran:?}");
     start_at(&mut cluster, &to);
     println!("moved in {:?}", began.elapsed());
-    std::thread::sleep(Duration::from_millis(700));
-    let written: Vec<_> = writers.into_iter().map(|(seed, writer)| (seed, writer.stop().0)).collect();
+    writers.iter().for_each(|(_, writer)| writer.goes_on(50));
+    let written: Vec<_> = writers.into_iter().map(|(seed, writer)| (seed, writer.stop())).collect();
     check(&cluster.config, written.clone());
     assert!(read_file(&client(&cluster.config, 4), "before") == before);
     assert_eq!(move_it(&cluster, &[]).code, 0, "it has moved before");
@@ -207,7 +191,7 @@ fn a_move_goes_on_after_copier_and_server_were_killed() {
     for i in 0..20 {
         write_file(&client(&cluster.config, 1), &format!("f{i}"), &pattern(i, 1, 0, 300_000));
     }
-    let writer = Writer::start(&cluster.config, 2);
+    let writer = writer(&cluster.config, 2);
     let to = announce(&mut cluster);
     let log = cluster.dir.path().join("move.log");
     for (round, delay_ms) in [20, 150, 400, 700, 1000].into_iter().enumerate() {
@@ -232,17 +216,16 @@ fn a_move_goes_on_after_copier_and_server_were_killed() {
     assert!(ran.code == 0 && ran.out.contains("no move of data.1"), "{ran:?}");
     assert!(objects_of(&to.dir).is_empty());
     let words = move_words(&cluster).into_iter().chain(["--rate", "1m"].map(String::from));
+    let _ = fs::remove_file(&log);
     let mut copier = Process::start(words, &log);
-    std::thread::sleep(Duration::from_millis(1500));
+    until("it copies", || copier.log().contains("copied "));
     copier.signal(rustix::process::Signal::INT);
-    assert!(!copier.wait(PATIENCE).success() && copier.log().contains("run the command again"), "{}", copier.log());
+    assert!(!copier.wait().success() && copier.log().contains("run the command again"), "{}", copier.log());
     let ran = move_it(&cluster, &["--rate", "0"]);
     assert!(ran.code == 0 && ran.err.contains("from where an earlier run was"), "{ran:?}");
     start_at(&mut cluster, &to);
-    std::thread::sleep(Duration::from_millis(300));
-    let (content, rounds) = writer.stop();
-    assert!(rounds > 50, "{rounds}");
-    check(&cluster.config, vec![(2, content)]);
+    writer.goes_on(50);
+    check(&cluster.config, vec![(2, writer.stop())]);
     for i in 0..20 {
         assert!(read_file(&client(&cluster.config, 3), &format!("f{i}")) == pattern(i, 1, 0, 300_000), "f{i}");
     }
@@ -280,7 +263,7 @@ fn a_copier_that_dies_at_the_switch_loses_nothing() {
             assert!(cluster.server(NAME).child.try_wait().unwrap().is_none(), "{step:?}");
         }
     }
-    assert!(cluster.server(NAME).wait(PATIENCE).success());
+    assert!(cluster.server(NAME).wait().success());
     // Neither place is served.
     let ran = run(["serve", cluster.path.to_str().unwrap(), "--name", NAME]);
     assert!(ran.code == 1 && ran.err.contains("must not serve from here again"), "{ran:?}");
@@ -325,33 +308,29 @@ fn programs_on_a_mount_notice_only_the_wait() {
     fs::create_dir(&mnt).unwrap();
     let ran = run(["mount".as_ref(), "-d".as_ref(), cluster.path.as_os_str(), mnt.as_os_str()]);
     assert_eq!(ran.code, 0, "{ran:?}");
-    let stop = Arc::new(AtomicBool::new(false));
-    let (until, dir) = (stop.clone(), mnt.clone());
-    let program = std::thread::spawn(move || {
-        let mut rounds = 0;
-        while !until.load(Ordering::Relaxed) {
-            let (name, data) = (dir.join(format!("f{}", rounds % 30)), pattern(rounds, 1, 0, 300_000));
+    let dir = mnt.clone();
+    let program = Worker::start(move |rounds| {
+        while let Some(round) = rounds.next() {
+            let (name, data) = (dir.join(format!("f{}", round % 30)), pattern(round, 1, 0, 300_000));
             let mut file = fs::File::create(&name)?;
             file.write_all(&data)?;
             file.sync_all()?;
             drop(file);
             if fs::read(&name)? != data {
-                return Err(std::io::Error::other(format!("other bytes in round {rounds}")));
+                return Err(std::io::Error::other(format!("other bytes in round {round}")));
             }
-            rounds += 1;
         }
-        Ok(rounds)
+        Ok(())
     });
     let to = announce(&mut cluster);
     let ran = move_it(&cluster, &[]);
     assert_eq!(ran.code, 0, "{ran:?}");
     start_at(&mut cluster, &to);
-    std::thread::sleep(Duration::from_millis(500));
-    stop.store(true, Ordering::Relaxed);
-    let written = program.join().unwrap();
+    program.goes_on(5);
+    let written = program.stop();
     let ran = run(["umount".as_ref(), mnt.as_os_str()]);
     assert_eq!(ran.code, 0, "{ran:?}");
-    assert!(written.as_ref().is_ok_and(|rounds| *rounds > 5), "{written:?}");
+    written.unwrap();
     finish(&mut cluster, &to);
 }
 
@@ -379,7 +358,7 @@ fn what_cannot_be_read_is_named_and_stops_the_move() {
     });
     assert_eq!((names.0.len(), names.1.len()), (1, 1), "{names:?}");
     writing.unlink(names.1[0].as_bytes()).unwrap();
-    eventually("the damaged object is removed", PATIENCE, || (!bad.exists()).then_some(()));
+    until("the damaged object is removed", || !bad.exists());
     let ran = move_it(&cluster, &[]);
     assert_eq!(ran.code, 0, "{ran:?}");
     start_at(&mut cluster, &to);
@@ -397,7 +376,7 @@ fn objects_of(dir: &std::path::Path) -> Vec<PathBuf> {
 
 #[test]
 fn clients_wait_for_a_copier_no_longer_than_is_promised() {
-    let cluster = Cluster::start(2, 0, |config| config.cluster.request_timeout_ms = 3000);
+    let cluster = Cluster::start(2, 0, |config| config.cluster.request_timeout_ms = 12_000);
     let writing = client(&cluster.config, 1);
     write_file(&writing, "a", &pattern(1, 1, 0, 300_000));
     let identity = Arc::new(Identity::draw(0, 0).unwrap());
@@ -410,11 +389,11 @@ fn clients_wait_for_a_copier_no_longer_than_is_promised() {
     let leave = || MoveCall::Leave { number: 7, address: "127.0.0.1:1".into() };
     assert_eq!(errno(step(leave())), libc::ETIME, "clients do not wait");
     let held = step(MoveCall::Hold { number: 7 }).unwrap();
-    assert!(matches!(held, Answer::Move(MoveAnswer::Held { for_ms: 500..=1000 })), "{held:?}");
+    assert!(matches!(held, Answer::Move(MoveAnswer::Held { for_ms: 2000..=4000 })), "{held:?}");
     let began = Instant::now();
     write_file(&writing, "b", &pattern(2, 1, 0, 300_000));
     let waited = began.elapsed();
-    assert!(waited > Duration::from_millis(400) && waited < Duration::from_millis(2900), "{waited:?}");
+    assert!(waited > Duration::from_millis(1600) && waited < Duration::from_millis(11_600), "{waited:?}");
     assert_eq!(errno(step(leave())), libc::ETIME, "clients have gone on");
     assert_eq!(errno(step(MoveCall::State { number: 7, skip: 0 })), libc::ETIME);
     step(MoveCall::Hold { number: 7 }).unwrap();
@@ -430,7 +409,7 @@ fn clients_wait_for_a_copier_no_longer_than_is_promised() {
     assert_eq!(errno(step(leave())), libc::ETIME);
     let began = Instant::now();
     assert!(read_file(&client(&cluster.config, 2), "b") == pattern(2, 1, 0, 300_000));
-    assert!(began.elapsed() < Duration::from_millis(700), "{:?}", began.elapsed());
+    assert!(began.elapsed() < Duration::from_millis(1900), "{:?}", began.elapsed());
 }
 
 #[test]

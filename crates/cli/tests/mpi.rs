@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
-use support::{Cluster, IMPRESARIO, Ran, run, run_command};
+use support::{Cluster, IMPRESARIO, Ran, run, run_command, run_within};
 
 /// Ranks wait for one another busily, and there are fewer processors.
 const LONG: Duration = Duration::from_secs(240);
@@ -51,7 +51,7 @@ impl Mpi {
     fn compiled(self, cluster: &Cluster) -> String {
         let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/mpi/patterns.c");
         let program = cluster.dir.path().join(self.compiler);
-        let ran = run_command(Command::new(self.compiler).args(["-O1", "-o"]).arg(&program).arg(source), LONG);
+        let ran = run_command(Command::new(self.compiler).args(["-O1", "-o"]).arg(&program).arg(source));
         assert_eq!(ran.code, 0, "{ran:?}");
         program.to_str().unwrap().to_string()
     }
@@ -59,7 +59,7 @@ impl Mpi {
 
 #[track_caller]
 fn good(command: &mut Command) {
-    let ran: Ran = run_command(command, LONG);
+    let ran: Ran = run_within(LONG, command);
     assert!(ran.code == 0 && ran.out.ends_with("good\n"), "{command:?}: {ran:?}");
 }
 
@@ -136,7 +136,7 @@ fn patterns(mpi: Mpi, io: &[&str], ranks: usize, io_nodes: usize) {
     if !(impresario_testing::require("fuse") && mpi.is_there()) {
         return;
     }
-    let cluster = Cluster::start(3, io_nodes, |config| config.cluster.request_timeout_ms = 20_000);
+    let cluster = Cluster::start(3, io_nodes, |_| {});
     let program = mpi.compiled(&cluster);
     same_everywhere(&cluster, mpi, io, ranks, &[&program]);
 }
@@ -165,7 +165,7 @@ fn parallel_hdf5() {
     if !parallel.exists() {
         return impresario_testing::skip("python3-h5py-mpi", format!("{} is missing", parallel.display()));
     }
-    let cluster = Cluster::start(3, 2, |config| config.cluster.request_timeout_ms = 20_000);
+    let cluster = Cluster::start(3, 2, |_| {});
     let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/mpi/parallel.py");
     same_everywhere(&cluster, OPEN_MPI, &[], 4, &["/usr/bin/python3", script.to_str().unwrap()]);
 }

@@ -13,8 +13,8 @@ use std::time::{Duration, Instant};
 
 use impresario_nfs::protocol::Stability;
 use impresario_nfs::testing::{Client, ClientError};
-use impresario_testing::{require, skip};
-use support::{PATIENCE, Process, eventually, free_ports, run, run_command};
+use impresario_testing::{PATIENCE, eventually, require, skip, until};
+use support::{Process, free_ports, run, run_command};
 
 /// A folder and the server that exports it as `/data`.
 struct Served {
@@ -48,7 +48,7 @@ impl Served {
     }
 
     fn await_answer(&self) {
-        eventually("the server answers", PATIENCE, || self.mounted());
+        eventually("the server answers", || self.mounted());
     }
 
     /// A client as the user of the test, and the export's root.
@@ -69,7 +69,7 @@ const AS_WE_ARE: [&str; 2] = ["--squash", "none"];
 
 #[track_caller]
 fn tool(program: &str, args: &[&str]) -> String {
-    let ran = run_command(Command::new(program).args(args), Duration::from_secs(60));
+    let ran = run_command(Command::new(program).args(args));
     assert_eq!(ran.code, 0, "{program} {args:?}: {ran:?}");
     ran.out
 }
@@ -158,9 +158,7 @@ fn nothing_committed_is_lost_when_the_server_is_killed_under_load() {
         .collect();
     for _ in 0..3 {
         let at_least = rounds.iter().map(|n| n.load(Ordering::Relaxed)).sum::<usize>() + 2 * CLIENTS;
-        eventually("clients commit", PATIENCE, || {
-            (rounds.iter().map(|n| n.load(Ordering::Relaxed)).sum::<usize>() >= at_least).then_some(())
-        });
+        until("clients commit", || rounds.iter().map(|n| n.load(Ordering::Relaxed)).sum::<usize>() >= at_least);
         server.process.kill();
         server = start(&all, server.port, &AS_WE_ARE);
     }
@@ -258,7 +256,7 @@ fn the_state_is_told_at_a_socket_and_a_stop_leaves_nothing() {
     let ran = run(["nfs", "--export", &path, "--listen", &listen, "--key-file", &key, "--status", told[1]]);
     assert!(ran.code == 1 && ran.err.contains("another server answers there"), "{ran:?}");
     served.process.signal(rustix::process::Signal::TERM);
-    assert!(served.process.wait(PATIENCE).success());
+    assert!(served.process.wait().success());
     assert!(!socket.exists());
 }
 
@@ -286,9 +284,9 @@ fn metrics_are_served_beside_the_state() {
         "impresario_bytes_total{server=\"nfs\",operation=\"write\"} 4096",
     ];
     // An answer may come before its call is counted.
-    eventually("all of it is counted", PATIENCE, || {
+    until("all of it is counted", || {
         let text = scrape();
-        lines.iter().all(|line| text.lines().any(|l| l == *line)).then_some(())
+        lines.iter().all(|line| text.lines().any(|l| l == *line))
     });
 }
 
@@ -309,7 +307,7 @@ fn a_configuration_file_says_the_same_and_mistakes_are_named() {
     assert!(run(["config", "show", path]).out.contains("memory_bytes"));
     let _server = Process::start(["nfs", path], &all.path().join("log"));
     let address = SocketAddr::from(([127, 0, 0, 1], port));
-    eventually("it answers", PATIENCE, || Client::connect(address).ok()?.mount("/data").ok());
+    eventually("it answers", || Client::connect(address).ok()?.mount("/data").ok());
 
     std::fs::write(&file, text.replace("sjf", "sjff")).unwrap();
     let ran = run(["nfs", path]);

@@ -6,8 +6,9 @@ use std::io::{ErrorKind, Read, Write};
 use std::net::TcpStream;
 use std::time::Duration;
 
+use impresario_testing::PATIENCE;
 use impresario_wire::{Answer, Call, ClientKey, FileKey, Hello, PROTOCOL_VERSION, Role, Who};
-use support::{Cluster, PATIENCE};
+use support::Cluster;
 
 const MAGIC: u32 = u32::from_le_bytes(*b"IMP1");
 const HELLO: u8 = 1;

@@ -5,8 +5,9 @@ mod support;
 use std::fs::File;
 use std::os::fd::AsRawFd;
 
+use impresario_testing::until;
 use serde_json::Value;
-use support::{Cluster, PATIENCE, client, eventually, pattern, read_file, run, write_file};
+use support::{Cluster, client, pattern, read_file, run, write_file};
 
 /// A number of the data servers' status, over all of them.
 fn sum(cluster: &Cluster, pointer: &str) -> u64 {
@@ -40,10 +41,10 @@ fn forget(cluster: &Cluster) {
         for folder in folders.map(|folder| folder.unwrap().path()).filter(|path| path.is_dir()) {
             for object in std::fs::read_dir(folder).unwrap() {
                 let object = File::open(object.unwrap().path()).unwrap();
-                eventually("an object is out of memory", PATIENCE, || {
+                until("an object is out of memory", || {
                     object.sync_all().unwrap();
                     rustix::fs::fadvise(&object, 0, None, rustix::fs::Advice::DontNeed).unwrap();
-                    (resident_pages(&object) == 0).then_some(())
+                    resident_pages(&object) == 0
                 });
             }
         }
@@ -70,9 +71,7 @@ fn what_was_prefetched_is_read_from_memory() {
         assert_eq!(sum(&cluster, "/read_ahead/hints/hinted_bytes"), 2 << 20);
         let whole = run(["prefetch", config, "input"]);
         assert!(whole.code == 0 && whole.out.contains("16 MiB of 16 MiB"), "{whole:?}");
-        eventually("all of it is in memory", PATIENCE, || {
-            (sum(&cluster, "/read_ahead/hints/fetched_bytes") == 16 << 20).then_some(())
-        });
+        until("all of it is in memory", || sum(&cluster, "/read_ahead/hints/fetched_bytes") == 16 << 20);
         assert!(read_file(&client(&cluster.config, 2), "input") == bytes);
         assert_eq!(sum(&cluster, "/read_ahead/waited_bytes"), 0, "no read waited for a device");
         assert_eq!(sum(&cluster, "/read_ahead/hints/hit_bytes"), 16 << 20);

@@ -11,9 +11,10 @@ use std::time::Duration;
 use impresario_client::{Client, CreateOptions};
 use impresario_config::{Config, DataState};
 use impresario_layout::Layout;
+use impresario_testing::eventually;
 use impresario_wire::LayoutRequest;
 use serde_json::{Value, json};
-use support::{Cluster, PATIENCE, client, eventually, new_file, pattern, read_file, run, write_file};
+use support::{Cluster, client, new_file, pattern, read_file, run, write_file};
 
 const NAME: &str = "data.1";
 const NUMBER: u16 = 1;
@@ -80,9 +81,7 @@ fn is_drained_while_clients_write(io: usize) {
 
     // No server is restarted.
     set_state(&mut cluster, DataState::Draining);
-    eventually("the metadata server has seen it", PATIENCE, || {
-        (without_new_files(&cluster) == json!([NUMBER])).then_some(())
-    });
+    eventually("the metadata server has seen it", || (without_new_files(&cluster) == json!([NUMBER])).then_some(()));
     let new = pattern(3, 1, 0, 900_000);
     for i in 0..6 {
         let name = format!("new{i}");
@@ -111,7 +110,7 @@ fn is_drained_while_clients_write(io: usize) {
         write_file(&before, "copy", &read_file(&before, &name));
         before.rename(b"copy", name.as_bytes(), false).unwrap();
     }
-    eventually("nothing is left there", PATIENCE, || {
+    eventually("nothing is left there", || {
         let left = left_there(&cluster);
         (left["files"] == 0 && left["objects"] == 0 && left["object_bytes"] == 0).then_some(())
     });
@@ -186,9 +185,7 @@ fn a_server_that_is_retired_too_early_is_told_and_comes_back_with_everything() {
     assert!(is_there(&client, "early") && !is_there(&client, "late"));
     // It gets files again.
     set_state(&mut cluster, DataState::Active);
-    eventually("the metadata server has seen it", PATIENCE, || {
-        (without_new_files(&cluster) == json!([])).then_some(())
-    });
+    eventually("the metadata server has seen it", || (without_new_files(&cluster) == json!([])).then_some(()));
     write_file(&client, "again", &data);
     assert!(is_there(&client, "again"));
 }
@@ -202,9 +199,7 @@ fn a_server_with_no_object_is_still_needed_by_files_that_are_striped_over_it() {
     let file = client.create(b"small", CreateOptions { layout: Some(layout), ..new_file(0o644) }).unwrap();
     file.write_at(b"x", 0).unwrap();
     set_state(&mut cluster, DataState::Draining);
-    eventually("the metadata server has seen it", PATIENCE, || {
-        (without_new_files(&cluster) == json!([NUMBER])).then_some(())
-    });
+    eventually("the metadata server has seen it", || (without_new_files(&cluster) == json!([NUMBER])).then_some(()));
     let left = left_there(&cluster);
     assert!(left["files"] == 1 && left["objects"] == 0, "{left}");
     let ran = run(["store", "drain", cluster.path.to_str().unwrap(), "--name", NAME, "--wait", "0s"]);

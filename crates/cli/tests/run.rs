@@ -11,14 +11,13 @@ use std::time::Duration;
 
 use support::{Cluster, IMPRESARIO, Ran, pattern, run_command};
 
-const LONG: Duration = Duration::from_secs(120);
 const AT: &str = "/impresario-test";
 
 fn under(cluster: &Cluster, words: &[&str]) -> Ran {
     let mut command = Command::new(IMPRESARIO);
     command.args(["run", "--at", AT]).arg(&cluster.path).arg("--").args(words);
     command.env("IMPRESARIO_ASSIST_LIBRARY", library::library());
-    run_command(&mut command, LONG)
+    run_command(&mut command)
 }
 
 #[track_caller]
@@ -35,7 +34,7 @@ fn compiled(cluster: &Cluster, name: &str, compiler: &str) -> Option<PathBuf> {
     }
     let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/run").join(name);
     let program = cluster.dir.path().join(name).with_extension("");
-    let ran = run_command(Command::new(compiler).args(["-O1", "-w", "-pthread", "-o"]).arg(&program).arg(source), LONG);
+    let ran = run_command(Command::new(compiler).args(["-O1", "-w", "-pthread", "-o"]).arg(&program).arg(source));
     assert_eq!(ran.code, 0, "{ran:?}");
     Some(program)
 }
@@ -46,7 +45,7 @@ fn corner_cases_are_as_on_a_local_folder() {
     let Some(program) = compiled(&cluster, "corners.c", "cc") else { return };
     let local = cluster.dir.path().join("local");
     std::fs::create_dir(&local).unwrap();
-    let expected = run_command(Command::new(&program).arg(&local), LONG);
+    let expected = run_command(Command::new(&program).arg(&local));
     let got = under(&cluster, &[program.to_str().unwrap(), AT]);
     assert_eq!((expected.code, got.code), (0, 0), "{expected:?} {got:?}");
     let pairs = expected.out.lines().zip(got.out.lines());
@@ -163,7 +162,7 @@ fn random_calls_give_what_memory_holds() {
     }
     let program = cluster.dir.path().join("exercise");
     let source = concat!(env!("CARGO_MANIFEST_DIR"), "/../testing/c/exercise.c");
-    let ran = run_command(Command::new("cc").args(["-O1", "-w", "-o"]).arg(&program).arg(source), LONG);
+    let ran = run_command(Command::new("cc").args(["-O1", "-w", "-o"]).arg(&program).arg(source));
     assert_eq!(ran.code, 0, "{ran:?}");
     // Files of one process each, and one that two processes change in turn, with locks.
     let program = program.display();
@@ -316,7 +315,7 @@ time.sleep(float(sys.argv[1]))
     command.args(["run", "--at", AT]).arg(&cluster.path).args(["--", "python3", "-c", &script, "100"]);
     command.env("IMPRESARIO_ASSIST_LIBRARY", library::library());
     let mut other = support::Process::start_command(&mut command, &cluster.dir.path().join("run.log"));
-    support::eventually("the lock", LONG, || other.log().contains("good").then_some(()));
+    impresario_testing::until("the lock", || other.log().contains("good"));
     let script = format!(
         "import fcntl\nf = open('{AT}/f', 'r+b')\nfcntl.lockf(f, fcntl.LOCK_EX | fcntl.LOCK_NB, 99, 0)\n\
          try:\n fcntl.lockf(f, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, 99)\nexcept BlockingIOError: print('held')"
@@ -324,7 +323,7 @@ time.sleep(float(sys.argv[1]))
     let ran = under(&cluster, &["python3", "-c", &script]);
     assert_eq!((ran.code, ran.out.as_str()), (0, "held\n"), "{ran:?}");
     other.signal(rustix::process::Signal::TERM);
-    other.wait(support::PATIENCE);
+    other.wait();
 }
 
 #[test]
@@ -370,12 +369,12 @@ fn a_copy_goes_on_when_its_io_node_is_killed() {
     let mut command = Command::new(IMPRESARIO);
     command.args(["run", "--at", AT, "--via", "io.0"]).arg(&cluster.path).args(["--", "sh", "-ec", &script]);
     command.env("IMPRESARIO_ASSIST_LIBRARY", library::library());
+    let client = support::client_via(&cluster.config, 1, impresario_client::Via::Direct);
     let mut child = command.spawn().unwrap();
-    std::thread::sleep(Duration::from_millis(300));
+    impresario_testing::until("it copies", || client.stat(b"f1").is_ok());
     let was_running = child.try_wait().unwrap().is_none();
     cluster.kill("io.0");
     assert!(child.wait().unwrap().success() && was_running);
-    let client = support::client(&cluster.config, 1);
     assert!((1..=4).all(|i| support::read_file(&client, &format!("/f{i}")) == data));
 }
 
@@ -390,7 +389,7 @@ fn the_limit_of_open_files_is_each_programs_own() {
     let mut command = Command::new("sh");
     command.args(["-c", "ulimit -Sn 160; exec \"$@\"", "sh", IMPRESARIO, "run", "--at", AT]).arg(&cluster.path);
     command.args(["--", "bash", "-c", &script]).env("IMPRESARIO_ASSIST_LIBRARY", library::library());
-    let ran = run_command(&mut command, LONG);
+    let ran = run_command(&mut command);
     assert_eq!((ran.code, ran.out.as_str()), (0, "160\nopened\nopened\n"), "{}", ran.err);
 }
 
@@ -405,7 +404,7 @@ fn a_signal_ends_the_wait_for_what_a_program_left_behind() {
     command.args(["run", "--at", AT]).arg(&cluster.path).args(["--", "bash", "-c", &script]);
     command.env("IMPRESARIO_ASSIST_LIBRARY", library::library()).env("TMPDIR", &place);
     let mut child = command.stdout(std::process::Stdio::null()).stderr(std::process::Stdio::null()).spawn().unwrap();
-    let left: i32 = support::eventually("the program's end", support::PATIENCE, || {
+    let left: i32 = impresario_testing::eventually("the program's end", || {
         let left = std::fs::read_to_string(&pid).ok()?.trim().parse().ok()?;
         // Its parent is gone.
         let children = format!("/proc/{0}/task/{0}/children", child.id());
@@ -418,7 +417,7 @@ fn a_signal_ends_the_wait_for_what_a_program_left_behind() {
         rustix::process::kill_process(pid, rustix::process::Signal::TERM).unwrap();
     };
     kill(child.id() as i32);
-    let status = support::eventually("an end", support::PATIENCE, || child.try_wait().unwrap());
+    let status = impresario_testing::eventually("an end", || child.try_wait().unwrap());
     kill(left);
     assert_eq!(status.code(), Some(3));
     assert_eq!(std::fs::read_dir(&place).unwrap().count(), 0, "the run's folder is gone");
@@ -452,7 +451,7 @@ fn temporary_files_may_be_behind_a_symbolic_link() {
     let script = format!("mkdir -p {AT}/a/b; cd {AT}/a/b; pwd; echo x > relative; cat {AT}/a/b/relative");
     command.args(["run", "--at", AT]).arg(&cluster.path).args(["--", "sh", "-ec", &script]);
     command.env("IMPRESARIO_ASSIST_LIBRARY", library::library()).env("TMPDIR", &link);
-    let ran = run_command(&mut command, LONG);
+    let ran = run_command(&mut command);
     assert_eq!((ran.code, ran.out), (0, format!("{AT}/a/b\nx\n")), "{}", ran.err);
     assert_eq!(std::fs::read_dir(&place).unwrap().count(), 0, "the run's folder is gone");
 }
@@ -462,7 +461,7 @@ fn mistakes_are_named() {
     let cluster = Cluster::start(1, 0, |_| {});
     let at = |at: &str| {
         let mut command = Command::new(IMPRESARIO);
-        run_command(command.args(["run", "--at", at]).arg(&cluster.path).args(["--", "true"]), LONG)
+        run_command(command.args(["run", "--at", at]).arg(&cluster.path).args(["--", "true"]))
     };
     let ran = at("relative");
     assert!(ran.code == 2 && ran.err.contains("--at relative"), "{ran:?}");

@@ -8,7 +8,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use impresario_client::{Client, ClientError, File};
-use support::{Cluster, IMPRESARIO, PATIENCE, SmallDisk, client, eventually, new_file, pattern, read_file, write_file};
+use impresario_testing::eventually;
+use support::{Cluster, IMPRESARIO, SmallDisk, client, new_file, pattern, read_file, write_file};
 
 /// Starts a server again that may have so many descriptors.
 fn restart_with_descriptors(cluster: &mut Cluster, name: &str, most: u32) {
@@ -26,7 +27,7 @@ fn descriptors(cluster: &mut Cluster, name: &str) -> usize {
 /// Waits until a server has no more descriptors than before, but for some connections.
 #[track_caller]
 fn has_as_few_as(cluster: &mut Cluster, name: &str, before: usize) {
-    eventually("no descriptor is left over", PATIENCE, || (descriptors(cluster, name) <= before + 4).then_some(()));
+    eventually("no descriptor is left over", || (descriptors(cluster, name) <= before + 4).then_some(()));
 }
 
 fn message<T>(result: Result<T, ClientError>) -> (i32, String) {
@@ -149,7 +150,7 @@ fn a_full_metadata_folder_gives_names_up_and_its_server_starts() {
     for n in 0..300 {
         client.unlink(format!("f.{n}")).unwrap_or_else(|error| panic!("{n}: {error}"));
     }
-    let again = eventually("inodes are free", PATIENCE, || Some(fill(&client, "g")).filter(|made| *made > 0));
+    let again = eventually("inodes are free", || Some(fill(&client, "g")).filter(|made| *made > 0));
     cluster.kill("meta");
     cluster.restart("meta");
     let names = client.list(b"").unwrap();
@@ -201,7 +202,7 @@ fn a_full_data_folder_is_read_and_emptied_and_its_server_starts() {
     }
     readers.into_iter().for_each(|file| file.close().unwrap());
     (0..10).for_each(|n| client.unlink(format!("f.{n}")).unwrap());
-    eventually("the space of the removed files is there again", PATIENCE, || {
+    eventually("the space of the removed files is there again", || {
         let file = client.open("new.0", true).unwrap();
         let written = file.write_at(&bytes(7), 0).and_then(|_| file.sync());
         written.and_then(|()| file.close()).ok()

@@ -5,9 +5,9 @@ mod support;
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::time::Duration;
 
-use support::{IMPRESARIO, PATIENCE, Process, Ran, catches, eventually, run, run_command};
+use impresario_testing::until;
+use support::{IMPRESARIO, Process, Ran, catches, run, run_command};
 
 /// The repository.
 fn root() -> PathBuf {
@@ -93,7 +93,7 @@ fn results_are_the_same_bytes_whatever_the_number_of_threads() {
         let mut command = Command::new(IMPRESARIO);
         command.args(["sim", "run", &path, "--interference", "--threads", threads, "--sweep", "servers.in_flight=1,8"]);
         command.arg("--json").arg(json).arg("--csv").arg(csv).arg("--html").arg(html);
-        run_command(&mut command, PATIENCE)
+        run_command(&mut command)
     };
     let (one, three) = (with("1", "one"), with("3", "three"));
     assert_eq!((one.code, &one.out), (0, &three.out), "{one:?} {three:?}");
@@ -109,10 +109,10 @@ fn results_are_the_same_bytes_whatever_the_number_of_threads() {
     let run = &told[0]["points"][3]["runs"][1];
     assert_eq!((run["outcome"]["seed"].as_u64(), run["alone_s"].as_array().map(Vec::len)), (Some(6), Some(2)));
     // Another seed is another run.
-    let other = run_command(Command::new(IMPRESARIO).args(["sim", "run", &path, "--seed", "77"]), PATIENCE);
-    let plain = run_command(Command::new(IMPRESARIO).args(["sim", "run", &path]), PATIENCE);
+    let other = run_command(Command::new(IMPRESARIO).args(["sim", "run", &path, "--seed", "77"]));
+    let plain = run_command(Command::new(IMPRESARIO).args(["sim", "run", &path]));
     assert!(other.code == 0 && plain.code == 0 && other.out != plain.out, "{other:?}");
-    let quiet = run_command(Command::new(IMPRESARIO).args(["sim", "run", &path, "--quiet"]), PATIENCE);
+    let quiet = run_command(Command::new(IMPRESARIO).args(["sim", "run", &path, "--quiet"]));
     assert_eq!((quiet.code, quiet.out.as_str(), quiet.err.as_str()), (0, "", ""), "{quiet:?}");
 }
 
@@ -123,9 +123,9 @@ fn an_interrupted_study_tells_what_is_complete() {
     let mut process =
         Process::start(["sim", "run", &path, "--repetitions", "10000", "--set", "application.*.requests=64"], &log);
     // Before it catches the signal, the signal ends it without a word.
-    eventually("it catches the signal", PATIENCE, || catches(process.pid(), libc::SIGINT).then_some(()));
+    until("it catches the signal", || catches(process.pid(), libc::SIGINT));
     process.signal(rustix::process::Signal::INT);
-    assert_eq!(process.wait(PATIENCE).code(), Some(1), "{}", process.log());
+    assert_eq!(process.wait().code(), Some(1), "{}", process.log());
     assert!(process.log().contains("of 20000 runs are complete"), "{}", process.log());
     assert!(process.log().contains("stopped; what is complete was shown"), "{}", process.log());
 }
@@ -149,8 +149,7 @@ fn the_examples_run() {
         if name.starts_with("scale") {
             continue;
         }
-        let ran =
-            run_command(Command::new(IMPRESARIO).args(["sim", "run", "--checks", &path]), Duration::from_secs(120));
+        let ran = run_command(Command::new(IMPRESARIO).args(["sim", "run", "--checks", &path]));
         assert_eq!(ran.code, 0, "{name}: {ran:?}");
         assert!(!ran.out.contains("runs are complete"), "{ran:?}");
     }

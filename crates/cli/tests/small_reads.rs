@@ -7,8 +7,9 @@ use std::time::{Duration, Instant};
 
 use impresario_client::{CreateOptions, File};
 use impresario_config::Config;
+use impresario_testing::eventually;
 use impresario_wire::LayoutRequest;
-use support::{Cluster, PATIENCE, Stopped, client, eventually, new_file, pattern};
+use support::{Cluster, Stopped, client, new_file, pattern};
 
 const BLOCK: usize = 4096;
 const BLOCKS: u64 = 64;
@@ -43,7 +44,7 @@ fn is_quiet(cluster: &Cluster, name: &str) -> bool {
 #[track_caller]
 fn all_are_quiet(cluster: &Cluster) {
     for name in cluster.config.servers().map(|server| server.name().to_string()).filter(|name| name != "meta") {
-        eventually(&format!("{name} holds nothing any more"), PATIENCE, || is_quiet(cluster, &name).then_some(()));
+        eventually(format!("{name} holds nothing any more"), || is_quiet(cluster, &name).then_some(()));
     }
 }
 
@@ -87,7 +88,7 @@ fn small_reads_see_every_write_while_servers_die_and_hang() {
             .collect();
         let goes_on = || {
             let from = progress.load(Ordering::Relaxed);
-            eventually("the load goes on", Duration::from_secs(60), || {
+            eventually("the load goes on", || {
                 assert!(!workers.iter().any(|worker| worker.is_finished()), "a client has given up");
                 (progress.load(Ordering::Relaxed) >= from + 200).then_some(())
             });
@@ -138,7 +139,7 @@ fn answers_that_come_too_late_reach_nobody() {
         });
         assert!(began.elapsed() >= Duration::from_millis(900), "{:?}", began.elapsed());
         drop(stopped);
-        eventually("data.1 answers again", PATIENCE, || read(&files[1], 0).ok());
+        eventually("data.1 answers again", || read(&files[1], 0).ok());
         for (n, file) in (0u64..).zip(&files) {
             for block in 0..BLOCKS {
                 let got = read(file, block).unwrap_or_else(|error| panic!("round {round}: {error}"));
@@ -161,7 +162,8 @@ fn process_that_reads_until_it_is_killed() {
             let file = &file;
             scope.spawn(move || {
                 // Errors do not stop it: the end comes from outside.
-                (0u64..).for_each(|n| drop(read(file, (first + n * 7) % BLOCKS)));
+                let end = Instant::now() + Duration::from_secs(600);
+                (0u64..).take_while(|_| Instant::now() < end).for_each(|n| drop(read(file, (first + n * 7) % BLOCKS)));
             });
         }
     });
@@ -180,7 +182,7 @@ fn a_client_killed_while_its_small_reads_wait_leaves_nothing_behind() {
         let mut process = support::Process::start_command(&mut command, &cluster.dir.path().join("victim.log"));
         let requests = |cluster: &Cluster| cluster.state("io.0").pointer("/forward/requests").and_then(|n| n.as_u64());
         let before = requests(&cluster);
-        eventually("it reads", PATIENCE, || {
+        eventually("it reads", || {
             assert!(process.child.try_wait().unwrap().is_none(), "{}", process.log());
             (requests(&cluster) > before.map(|n| n + 500)).then_some(())
         });

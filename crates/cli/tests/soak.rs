@@ -26,7 +26,7 @@ fn servers_die_at_random_under_load_and_no_byte_is_wrong() {
     let seed = std::env::var("IMPRESARIO_SOAK_SEED").ok().and_then(|s| s.parse().ok());
     let seed = seed.unwrap_or_else(|| u64::from(std::process::id()) * 7919 + 1);
     println!("soak: {seconds} s, seed {seed} (IMPRESARIO_SOAK_SEED={seed} repeats the choices)");
-    let mut cluster = Cluster::start(3, 2, |config| config.cluster.request_timeout_ms = 20_000);
+    let mut cluster = Cluster::start(3, 2, |_| {});
     let (stop, written, read) = (AtomicBool::new(false), AtomicU64::new(0), AtomicU64::new(0));
     let config = cluster.config.clone();
     std::thread::scope(|scope| {

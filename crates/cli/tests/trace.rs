@@ -94,8 +94,8 @@ fn servers_load_earlier_runs() {
     // An answer may leave before its request has ended.
     let settle = || {
         for name in ["data.0", "io.0"] {
-            support::eventually("nothing is in flight", support::PATIENCE, || {
-                (cluster.state(name)["engine"]["in_flight_batches"] == 0).then_some(())
+            impresario_testing::until("nothing is in flight", || {
+                cluster.state(name)["engine"]["in_flight_batches"] == 0
             });
         }
     };
@@ -144,7 +144,7 @@ fn servers_write_traces() {
     let client = support::client(&cluster.config, 2);
     (0..20).for_each(|_| assert_eq!(support::read_file(&client, "a").len(), 3 << 20));
     let traced = |cluster: &support::Cluster| cluster.state("data.0")["trace"].clone();
-    let written = support::eventually("it is written", support::PATIENCE, || {
+    let written = impresario_testing::eventually("it is written", || {
         let told = traced(&cluster);
         // Flushed: the header alone has some hundred bytes.
         (told["bytes"].as_u64().unwrap() > 600).then_some(told)
@@ -165,8 +165,8 @@ fn traces_are_replayed() {
     });
     let (config, dir) = (cluster.path.display().to_string(), cluster.dir.path().to_path_buf());
     let settle = || {
-        support::eventually("nothing is in flight", support::PATIENCE, || {
-            (cluster.state("data.0")["engine"]["in_flight_batches"] == 0).then_some(())
+        impresario_testing::until("nothing is in flight", || {
+            cluster.state("data.0")["engine"]["in_flight_batches"] == 0
         });
     };
     let recorded = |during: &dyn Fn()| -> (String, Vec<u64>) {

@@ -4,20 +4,20 @@ mod support;
 
 use std::collections::BTreeSet;
 use std::path::Path;
-use std::time::Duration;
 
 use impresario_config::Config;
+use impresario_testing::until;
 use rustix::process::Signal;
-use support::{PATIENCE, Process, eventually, pattern, run};
+use support::{Process, pattern, run};
 
 fn up(dir: &Path, more: &[&str]) -> Process {
     let words = ["up", "--dir", dir.to_str().unwrap()];
     let log = dir.with_extension("log");
     let _ = std::fs::remove_file(&log);
     let process = Process::start(words.iter().chain(more), &log);
-    eventually("up says ready", PATIENCE, || {
+    until("up says ready", || {
         assert!(!process.log().contains("did not start"), "{}", process.log());
-        process.log().contains("ready: ").then_some(())
+        process.log().contains("ready: ")
     });
     process
 }
@@ -93,7 +93,7 @@ fn up_status_and_ctrl_c_leave_nothing_running() {
 
     assert_eq!(servers_of(&path).len(), 4);
     up.signal(Signal::INT);
-    assert_eq!(up.wait(PATIENCE).code(), Some(0), "{}", up.log());
+    assert_eq!(up.wait().code(), Some(0), "{}", up.log());
     assert_eq!(servers_of(&path), []);
 
     // Again: the same file, the same ports; SIGTERM ends it as well.
@@ -102,7 +102,7 @@ fn up_status_and_ctrl_c_leave_nothing_running() {
     assert!(again.log().contains("using the existing configuration"), "{}", again.log());
     assert_eq!(std::fs::read_to_string(&path).unwrap(), text);
     again.signal(Signal::TERM);
-    assert_eq!(again.wait(PATIENCE).code(), Some(0), "{}", again.log());
+    assert_eq!(again.wait().code(), Some(0), "{}", again.log());
     assert_eq!(servers_of(&path), []);
 }
 
@@ -114,7 +114,7 @@ fn servers_end_with_up_even_when_it_is_killed() {
     let path = dir.join("impresario.toml");
     assert_eq!(servers_of(&path).len(), 3);
     up.kill();
-    eventually("the servers end", PATIENCE, || servers_of(&path).is_empty().then_some(()));
+    until("the servers end", || servers_of(&path).is_empty());
 }
 
 #[test]
@@ -125,9 +125,7 @@ fn a_died_server_is_reported_and_may_be_started_by_hand() {
     let path = dir.join("impresario.toml");
     let (pid, _) = servers_of(&path).into_iter().find(|(_, name)| name == "data.1").unwrap();
     rustix::process::kill_process(rustix::process::Pid::from_raw(pid).unwrap(), Signal::KILL).unwrap();
-    eventually("the death is reported", PATIENCE, || {
-        up.log().contains("server data.1 was killed by signal 9; the end of its log:").then_some(())
-    });
+    until("the death is reported", || up.log().contains("server data.1 was killed by signal 9; the end of its log:"));
     assert!(up.log().contains(&format!("impresario serve {} --name data.1", path.display())), "{}", up.log());
     let left: BTreeSet<String> = servers_of(&path).into_iter().map(|(_, name)| name).collect();
     assert_eq!(left, BTreeSet::from(["data.0".to_string(), "meta".to_string()]));
@@ -136,10 +134,10 @@ fn a_died_server_is_reported_and_may_be_started_by_hand() {
         ["serve".as_ref(), path.as_os_str(), "--name".as_ref(), "data.1".as_ref()],
         &base.path().join("d1"),
     );
-    eventually("all answer", PATIENCE, || (run(["status".as_ref(), path.as_os_str()]).code == 0).then_some(()));
+    until("all answer", || run(["status".as_ref(), path.as_os_str()]).code == 0);
     drop(by_hand);
     up.signal(Signal::INT);
-    assert_eq!(up.wait(PATIENCE).code(), Some(1), "a death shows in the exit status: {}", up.log());
+    assert_eq!(up.wait().code(), Some(1), "a death shows in the exit status: {}", up.log());
     assert_eq!(servers_of(&path), []);
 }
 
@@ -160,6 +158,6 @@ fn data_outlive_the_cluster() {
         }
         drop(client);
         up.signal(Signal::INT);
-        assert_eq!(up.wait(Duration::from_secs(60)).code(), Some(0), "{}", up.log());
+        assert_eq!(up.wait().code(), Some(0), "{}", up.log());
     }
 }

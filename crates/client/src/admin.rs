@@ -79,15 +79,7 @@ pub fn reset_statistics(access: &Access, address: &str, timeout: Duration) -> Re
 }
 
 fn ask(access: &Access, address: &str, call: Call, timeout: Duration) -> Result<Reply, ClientError> {
-    let (user, name) = crate::whoami();
-    let identity = Arc::new(Identity::draw(0, user)?);
-    let options = LinkOptions {
-        who: identity.who(),
-        name,
-        timeout,
-        keep_trying: false,
-        access: access.clone(),
-        ..LinkOptions::new(Role::Any, ANSWER_BODY_MAX_BYTES)
-    };
-    Link::new(&[("", address)], identity, options)?.call(call, &[], None, Instant::now() + timeout)
+    let identity = Arc::new(Identity::of_program()?);
+    let options = LinkOptions { timeout, access: access.clone(), ..LinkOptions::new(Role::Any, ANSWER_BODY_MAX_BYTES) };
+    Link::asking(("", address), &identity, options)?.call(call, &[], None, Instant::now() + timeout)
 }

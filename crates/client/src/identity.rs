@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use impresario_base::machine;
 use impresario_node::session::Epoch;
 use impresario_transport::Membership;
 use impresario_wire::{ClientKey, Who};
@@ -29,13 +30,17 @@ pub struct Identity {
 impl Identity {
     /// A new client with a key drawn at random.
     pub fn draw(job: u64, user: u32) -> Result<Identity, ClientError> {
-        let mut key = [0; 8];
-        getrandom::fill(&mut key).map_err(|error| ClientError::System {
+        let key = machine::random_number().map_err(|error| ClientError::System {
             what: "drawing a random client key".into(),
             errno: Errno(error.raw_os_error().unwrap_or(libc::EIO)),
         })?;
-        let who = Who { client: ClientKey(u64::from_le_bytes(key)), job, user, ..Who::default() };
+        let who = Who { client: ClientKey(key), job, user, ..Who::default() };
         Ok(Identity::of(who))
+    }
+
+    /// The program that runs, as a client of its own.
+    pub fn of_program() -> Result<Identity, ClientError> {
+        Identity::draw(0, whoami().0)
     }
 
     /// A given client; for servers that speak for another.
@@ -151,10 +156,5 @@ pub fn whoami() -> (u32, String) {
     let program = std::env::current_exe().ok();
     let program =
         program.as_deref().and_then(|path| path.file_name()).map_or("?".into(), |name| name.to_string_lossy());
-    (rustix::process::getuid().as_raw(), format!("{program}[{}]@{}", std::process::id(), host()))
-}
-
-/// The name of this machine.
-pub(crate) fn host() -> String {
-    std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default().trim().to_owned()
+    (rustix::process::getuid().as_raw(), format!("{program}[{}]@{}", std::process::id(), machine::host_name()))
 }

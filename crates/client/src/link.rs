@@ -16,12 +16,12 @@ use impresario_base::lock::{Condvar, Mutex, MutexGuard};
 use impresario_config::{Address, Config};
 use impresario_node::session::{Next, Patience, Routes};
 use impresario_transport::Access;
-use impresario_wire::{Call, ClusterId, FileKey, Hello, PROTOCOL_VERSION, Role, Welcome, Who};
+use impresario_wire::{Answer, Call, ClusterId, FileKey, Hello, PROTOCOL_VERSION, Role, Welcome, Who};
 
 use crate::clock::{instant, nanos, span};
 use crate::connection::{Connection, Greeting};
 use crate::error::{ClientError, Peer};
-use crate::identity::Identity;
+use crate::identity::{Identity, whoami};
 use crate::pending::{Buffers, Pending, Reply};
 use crate::unattended::Task;
 use crate::whereabouts::Whereabouts;
@@ -121,6 +121,16 @@ impl Link {
         Link::new(&routes, identity, options)
     }
 
+    /// For a program that asks a server under its own name, and waits for none that is away.
+    pub fn asking(
+        (name, address): (&str, &str),
+        identity: &Arc<Identity>,
+        options: LinkOptions,
+    ) -> Result<Link, ClientError> {
+        let options = LinkOptions { who: identity.who(), name: whoami().1, keep_trying: false, ..options };
+        Link::new(&[(name, address)], identity.clone(), options)
+    }
+
     /// The server that the link speaks to, or would speak to next.
     pub fn peer(&self) -> Peer {
         let state = self.state.lock();
@@ -161,6 +171,11 @@ impl Link {
         deadline: Instant,
     ) -> Result<Reply, ClientError> {
         self.start(call, payload, deadline).wait(into, deadline)
+    }
+
+    /// One call without payload, within the time that the link gives its calls.
+    pub fn ask(&self, call: Call) -> Result<Answer, ClientError> {
+        self.call(call, &[], None, Instant::now() + self.options.timeout).map(|reply| reply.answer)
     }
 
     /// Sends a call that no thread waits for, if there is a connection: the task hears what comes of this one attempt. Otherwise

@@ -222,11 +222,6 @@ impl File {
         }
     }
 
-    /// Whether an owner has locks of the file, as far as is known here.
-    pub fn holds_locks(&self, owner: u64) -> bool {
-        !self.client().identity().leases.of((self.key(), owner)).is_empty()
-    }
-
     /// How long a call takes at most.
     pub fn timeout(&self) -> Duration {
         self.client().timeout()

@@ -277,12 +277,9 @@ impl FakeCluster {
         let data_config = addresses.iter().enumerate().map(|(i, a)| Data::new(format!("data.{i}"), a, "unused"));
         let mut config = Config {
             cluster,
-            tree: None,
             meta: Meta { address: meta.address().into(), dir: "unused".into(), ..Default::default() },
             data: data_config.collect(),
-            io: Vec::new(),
-            allocation: Default::default(),
-            device: Default::default(),
+            ..Config::default()
         };
         let mut io = Vec::new();
         for i in 0..io_nodes {

@@ -9,13 +9,14 @@ use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 use impresario_base::lock::Mutex;
+use impresario_base::machine::host_name;
 use impresario_config::{Config, META_NAME, Placed};
 use impresario_transport::Access;
 use impresario_wire::Role;
 
 use crate::client::{Client, ClientOptions, Via};
 use crate::error::ClientError;
-use crate::identity::{Identity, host};
+use crate::identity::Identity;
 use crate::link::{Link, LinkOptions};
 use crate::striped::{Growth, Striped};
 use crate::unsynced::Unsynced;
@@ -93,7 +94,7 @@ fn io_nodes(config: &Config, options: &ClientOptions) -> Result<Vec<usize>, Clie
         }
         Via::Direct => Ok(Vec::new()),
         Via::Auto => {
-            let client = Placed { job: options.job, host: &host(), number: options.placement_seed };
+            let client = Placed { job: options.job, host: &host_name(), number: options.placement_seed };
             Ok(config.io_nodes_of(&client))
         }
         Via::IoNode(first) if first < count => Ok((first..count).chain(0..first).collect()),

@@ -82,15 +82,8 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let file = dir.path().join("impresario.toml");
         let meta = Meta { address: "127.0.0.1:7000".into(), dir: "meta".into(), ..Meta::default() };
-        let mut config = Config {
-            cluster: Default::default(),
-            tree: None,
-            meta,
-            data: vec![Data::new("data.0", "127.0.0.1:7100", "data.0")],
-            io: vec![],
-            device: Default::default(),
-            allocation: Default::default(),
-        };
+        let mut config =
+            Config { meta, data: vec![Data::new("data.0", "127.0.0.1:7100", "data.0")], ..Config::default() };
         let program = Whereabouts::of(&config);
         assert_eq!(program.addresses("data.0"), ["127.0.0.1:7100"], "there is no file");
         std::fs::write(&file, config.to_toml()).unwrap();

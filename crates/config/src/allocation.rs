@@ -138,13 +138,9 @@ mod tests {
             nodes: strings(nodes),
         };
         Config {
-            cluster: Default::default(),
-            tree: None,
-            meta: Default::default(),
-            data: Vec::new(),
             io: (0..nodes).map(|i| Io::new(format!("io.{i}"), format!("127.0.0.1:72{i:02}"))).collect(),
             allocation: Allocation { spread, rules: rules.iter().map(rule).collect() },
-            device: Default::default(),
+            ..Config::default()
         }
     }
 

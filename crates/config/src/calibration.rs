@@ -7,12 +7,9 @@ use std::fmt::Write;
 use std::path::Path;
 
 use impresario_sched::{CostCurve, CostModel, Nanos};
+use impresario_toml::{FileErrors, KeyPath, Mistakes, Tree, text_of};
 use serde::{Deserialize, Serialize};
 use toml::Value;
-
-use crate::document::{KeyPath, Tree};
-use crate::load::{ConfigErrors, text_of};
-use crate::mistake::{self, Mistakes};
 
 /// Value of the key `format`.
 pub const FORMAT: &str = "impresario-calibration";
@@ -219,16 +216,16 @@ pub struct Point {
 
 impl Calibration {
     /// Reads and checks a file; a mistake is reported with its position.
-    pub fn load(path: &Path) -> Result<Calibration, ConfigErrors> {
+    pub fn load(path: &Path) -> Result<Calibration, FileErrors> {
         let text = text_of(path, FILE_MAX_BYTES, "a calibration", "`impresario calibrate DIR` writes such a file")?;
         Calibration::parse(&text, path)
     }
 
     /// Reads and checks the text of the file `path`.
-    pub fn parse(text: &str, path: &Path) -> Result<Calibration, ConfigErrors> {
-        let tree = Tree::parse(text).map_err(|c| ConfigErrors { file: path.into(), complaints: vec![c] })?;
-        let mut mistakes = Mistakes::default();
-        read(&tree, &mut mistakes).ok_or_else(|| ConfigErrors::of(path, text, &tree, mistakes))
+    pub fn parse(text: &str, path: &Path) -> Result<Calibration, FileErrors> {
+        let (tree, mut mistakes) = (Tree::parse(text, path)?, Mistakes::default());
+        let read = read(&tree, &mut mistakes);
+        mistakes.settle(read, path, &tree)
     }
 
     /// The points of one curve, in order of size.
@@ -335,7 +332,7 @@ fn read(tree: &Tree, mistakes: &mut Mistakes) -> Option<Calibration> {
         mistakes.add(root.key("version"), message);
         return None;
     }
-    let read: Calibration = mistake::read(tree.values.clone(), &root, |_| None, mistakes)?;
+    let read: Calibration = impresario_toml::read(tree.values.clone(), &root, |_| None, mistakes)?;
     for (i, fit) in read.fit.iter().enumerate() {
         let at = root.key("fit").index(i);
         check_percent("error_median_percent", fit.error_median_percent, &at, mistakes);
@@ -359,7 +356,7 @@ fn read(tree: &Tree, mistakes: &mut Mistakes) -> Option<Calibration> {
     {
         mistakes.add(points, format!("{why}; calibrate again"));
     }
-    mistakes.0.is_empty().then_some(read)
+    Some(read)
 }
 
 fn check_point(p: &Point, at: &KeyPath, mistakes: &mut Mistakes) {

@@ -8,12 +8,12 @@ use std::path::{Path, PathBuf};
 
 use impresario_layout::{Layout, Skipped};
 use impresario_sched::{PolicyError, PolicySpec, policy};
+use impresario_toml::{KeyPath, nearest};
 
+use crate::Address;
 use crate::allocation::{NAMES_MAX, RULES_MAX};
-use crate::document::KeyPath;
 use crate::model::{Config, DataState, META_NAME, Tree, TreeBackend};
 use crate::table::without_table_file;
-use crate::{Address, nearest};
 
 /// A file with more servers than this is a mistake.
 const SERVERS_MAX: usize = 1024;
@@ -471,17 +471,14 @@ mod tests {
     use impresario_device::DeviceParams;
 
     use super::*;
-    use crate::model::{Cluster, Data, Io, Meta, MovesTo};
+    use crate::model::{Data, Io, Meta, MovesTo};
 
     fn good() -> Config {
         Config {
-            cluster: Cluster::default(),
-            tree: None,
             meta: Meta { address: "127.0.0.1:7000".into(), dir: "/c/meta".into(), ..Meta::default() },
             data: (0..4).map(|i| Data::new(format!("data.{i}"), format!("h:710{i}"), format!("/c/data.{i}"))).collect(),
             io: (0..2).map(|i| Io::new(format!("io.{i}"), format!("h:720{i}"))).collect(),
-            allocation: Default::default(),
-            device: BTreeMap::new(),
+            ..Config::default()
         }
     }
 

@@ -14,8 +14,8 @@ use crate::seen::FileSeen;
 /// Name of the metadata server, which has no `name` key because there is only one.
 pub const META_NAME: &str = "meta";
 
-/// A whole cluster. Read one with [`Config::load`], which checks; `Deserialize` alone does not.
-#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+/// A whole cluster. Read one with [`Config::load`], which checks; `Deserialize` alone does not. By default it has no servers.
+#[derive(Clone, PartialEq, Default, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Config {
     /// Settings of all servers.
@@ -471,7 +471,7 @@ impl Config {
     pub fn server(&self, name: &str) -> Result<Server<'_>, String> {
         self.sections().find(|server| server.name() == name).ok_or_else(|| {
             let names: Vec<&str> = self.servers().map(|server| server.name()).collect();
-            let hint = crate::nearest(name, names.iter().copied()).map(|n| format!("; did you mean {n}?"));
+            let hint = impresario_toml::nearest(name, names.iter().copied()).map(|n| format!("; did you mean {n}?"));
             format!("no server is named {name}{} There are: {}", hint.unwrap_or_else(|| ".".into()), names.join(", "))
         })
     }

@@ -7,14 +7,14 @@ use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
 use impresario_sched::{PolicySpec, policy};
+use impresario_toml::{FileErrors, KeyPath, Mistakes, Tree, read, text_of};
 use serde::{Deserialize, Serialize};
 use toml::{Table, Value};
 
 use crate::check::{READ_AHEAD_MIN_BYTES, policy_complaint};
-use crate::document::{KeyPath, Tree};
-use crate::load::{ConfigErrors, FILE_MAX_BYTES, text_of};
-use crate::mistake::{Mistakes, policies, read};
+use crate::load::FILE_MAX_BYTES;
 use crate::model::Data;
+use crate::policies::policies;
 use crate::table::{set_base, without_table_file};
 
 /// Maximum exports of one server.
@@ -154,30 +154,26 @@ impl NfsExport {
 impl Nfs {
     /// Reads and checks the section of a file, ignoring the rest. Relative paths in it are resolved against the file's
     /// directory.
-    pub fn load(file: &Path) -> Result<Nfs, ConfigErrors> {
+    pub fn load(file: &Path) -> Result<Nfs, FileErrors> {
         let remedy = "doc/NFS.md has an example";
         let text = text_of(file, FILE_MAX_BYTES, "a configuration", remedy)?;
-        let full = std::path::absolute(file).map_err(|e| ConfigErrors::whole(file, format!("cannot be found: {e}")))?;
-        let tree =
-            Tree::parse(&text).map_err(|complaint| ConfigErrors { file: file.into(), complaints: vec![complaint] })?;
+        let full = std::path::absolute(file).map_err(|e| FileErrors::whole(file, format!("cannot be found: {e}")))?;
+        let tree = Tree::parse(&text, file)?;
         let (mut values, mut mistakes) = (tree.values.clone(), Mistakes::default());
         policies(&mut values, &KeyPath::default(), &mut mistakes);
         let Some(section) = take_section(&mut values) else {
-            return Err(ConfigErrors::whole(file, format!("there is no section [nfs]; add one: {remedy}")));
+            return Err(FileErrors::whole(file, format!("there is no section [nfs]; add one: {remedy}")));
         };
-        match read_section(section, &mut mistakes) {
-            Some(mut nfs) if mistakes.0.is_empty() => {
-                nfs.resolve(full.parent().unwrap_or(Path::new("")));
-                Ok(nfs)
-            }
-            _ => Err(ConfigErrors::of(file, &text, &tree, mistakes)),
-        }
+        let nfs = read_section(section, &mut mistakes);
+        let mut nfs = mistakes.settle(nfs, file, &tree)?;
+        nfs.resolve(full.parent().unwrap_or(Path::new("")));
+        Ok(nfs)
     }
 
     /// Whether a file has this section and nothing else, so that it describes no cluster.
     pub fn stands_alone(file: &Path) -> bool {
         let text = text_of(file, FILE_MAX_BYTES, "a configuration", "");
-        let tree = text.ok().and_then(|text| Tree::parse(&text).ok());
+        let tree = text.ok().and_then(|text| Tree::parse(&text, file).ok());
         tree.is_some_and(|tree| tree.values.len() == 1 && tree.values.contains_key("nfs"))
     }
 

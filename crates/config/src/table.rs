@@ -4,8 +4,7 @@
 use std::path::Path;
 
 use impresario_sched::PolicySpec;
-
-use crate::load::text_of;
+use impresario_toml::text_of;
 
 /// The parameter.
 const TABLE: &str = "table";

@@ -123,12 +123,7 @@ impl<T: Send + 'static> Engine<T> {
         now()
     }
 
-    /// Accepts a request unless the queue is full. May run `Executor::start` on this thread.
-    pub fn try_submit(&self, submission: Submission, context: T) -> Result<RequestId, Refused<T>> {
-        self.try_submit_ahead(submission, context, [])
-    }
-
-    /// The same, with speculations that are accepted before the request starts.
+    /// Accepts a request unless the queue is full, and speculations before it. May run `Executor::start` on this thread.
     pub fn try_submit_ahead(
         &self,
         submission: Submission,

@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 use impresario_engine::{Clocks, Engine, EngineConfig, Executor, Outcome, Refused, Started, Submission, Work, now};
 use impresario_sched::policy::POLICIES;
 use impresario_sched::{ConnId, LaneId, Nanos, Op, PolicySpec};
+use impresario_testing::{PATIENCE, until};
 
 fn submission(file: u64, offset: u64, op: Op) -> Submission {
     Submission {
@@ -321,17 +322,6 @@ impl Clocks for Wall {
 }
 
 const SECOND_NS: i64 = 1_000_000_000;
-
-/// For events that must happen but may take long on a busy machine.
-const PATIENCE: Duration = Duration::from_secs(30);
-
-fn until(what: &str, mut holds: impl FnMut() -> bool) {
-    let end = Instant::now() + PATIENCE;
-    while !holds() {
-        assert!(Instant::now() < end, "{what}");
-        std::thread::sleep(Duration::from_millis(1));
-    }
-}
 
 /// Windows of 2 s on 64 servers: server 40's comes after 80 s, or when the wall clock is set forward by that.
 #[test]

@@ -9,6 +9,7 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use impresario_base::machine::random_number;
 use impresario_client::admin;
 use impresario_config::{Config, META_NAME, Server};
 use impresario_store::{FolderIdentity, StoreError};
@@ -325,8 +326,5 @@ fn make_data(name: &str, dir: &Path, cluster: ClusterId, store: u64) -> Result<(
 
 /// A number that no other folder has; never 0.
 fn draw() -> Result<u64, FolderError> {
-    let mut drawn = [0; 8];
-    getrandom::fill(&mut drawn)
-        .map_err(|error| FolderError::Refused(format!("the system gives no random numbers: {error}")))?;
-    Ok(u64::from_le_bytes(drawn).max(1))
+    random_number().map_err(|error| FolderError::Refused(format!("no number can be drawn for a folder: {error}")))
 }

@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use impresario_base::lock::Mutex;
+use impresario_base::machine::host_name;
 use impresario_engine::{Engine, now};
 use impresario_trace::live::LiveStatus;
 use impresario_trace::{Header, LiveOptions, Recorder, Space, TraceError, codec::EXTENSION};
@@ -37,10 +38,6 @@ pub(crate) struct RequestTrace<T: Send + 'static> {
     engine: Arc<Engine<T>>,
     /// The present one, or the last.
     recorder: Mutex<Option<Arc<Recorder>>>,
-}
-
-fn host_name() -> String {
-    std::fs::read_to_string("/proc/sys/kernel/hostname").map(|name| name.trim().into()).unwrap_or_default()
 }
 
 impl<T: Send + 'static> RequestTrace<T> {

@@ -10,8 +10,9 @@ use std::time::Duration;
 use impresario_client::{Client, ClientOptions, CreateOptions, Locked, Via};
 use impresario_config::{Allocation, AllocationRule, Config};
 use impresario_server::Started;
+use impresario_testing::until;
 use impresario_wire::{FileLock, Role};
-use support::{Cluster, Peer, eventually, pattern};
+use support::{Cluster, Peer, pattern};
 
 const JOB: u64 = 7;
 /// Bytes of a write.
@@ -68,8 +69,8 @@ fn a_job_changes_its_nodes_under_load_without_losing_a_request() {
     let files: Vec<_> =
         (0..WRITERS).map(|n| client.create(format!("f{n}"), CreateOptions::default()).unwrap()).collect();
     let lock = FileLock { owner: 1, pid: 1, start: 0, end: 9, exclusive: true };
-    let until = std::time::Instant::now() + Duration::from_secs(10);
-    assert!(matches!(files[0].lock(lock, false, until).unwrap(), Locked::Granted { .. }));
+    let soon = std::time::Instant::now() + Duration::from_secs(10);
+    assert!(matches!(files[0].lock(lock, false, soon).unwrap(), Locked::Granted { .. }));
     // Removed, and in use all the same.
     let removed = client.create("removed", CreateOptions::default()).unwrap();
     removed.write_at(b"still here", 0).unwrap();
@@ -110,7 +111,7 @@ fn a_job_changes_its_nodes_under_load_without_losing_a_request() {
         let changes: [&[usize]; 6] = [&[2, 1], &[], &[0, 2], &[], &[2], &[1]];
         for nodes in changes.into_iter().cycle().take(12) {
             let before = made.load(Ordering::Relaxed);
-            eventually("the writers have gone on", || made.load(Ordering::Relaxed) >= before + 4);
+            until("the writers have gone on", || made.load(Ordering::Relaxed) >= before + 4);
             assert!(client.reallocate(&bed.with(nodes)).unwrap(), "{nodes:?}");
             assert_eq!(client.is_direct(), nodes.is_empty());
             assert!(!client.reallocate(&bed.with(nodes)).unwrap(), "nothing has changed");
@@ -119,15 +120,15 @@ fn a_job_changes_its_nodes_under_load_without_losing_a_request() {
         writers.into_iter().map(|writer| writer.join().unwrap()).collect()
     });
     // The way that it has, and no other.
-    eventually("old connections end", || [0, 1, 2].map(|node| bed.connections(node)) == [0, 1, 0]);
+    until("old connections end", || [0, 1, 2].map(|node| bed.connections(node)) == [0, 1, 0]);
     let mut bytes = [0; 10];
     assert_eq!(removed.read_at(&mut bytes, 0).unwrap(), 10);
     assert_eq!(&bytes, b"still here");
     assert!(!files[0].is_lost(), "its lock outlasts the changes");
     let other = Client::connect(&bed.cluster.config, ClientOptions { via: Via::Direct, ..Default::default() }).unwrap();
     let seen = other.open("f0", true).unwrap();
-    let until = std::time::Instant::now() + Duration::from_secs(10);
-    assert!(matches!(seen.lock(FileLock { owner: 2, ..lock }, false, until).unwrap(), Locked::Held(_)));
+    let soon = std::time::Instant::now() + Duration::from_secs(10);
+    assert!(matches!(seen.lock(FileLock { owner: 2, ..lock }, false, soon).unwrap(), Locked::Held(_)));
     drop(seen);
     for file in files {
         file.close().unwrap();
@@ -191,12 +192,12 @@ fn a_client_follows_its_file_and_mistakes_change_nothing() {
     let client = bed.client(&config);
     client.follow(&config);
     write(&bed.with(&[]).to_toml());
-    eventually("it goes straight", || client.is_direct());
+    until("it goes straight", || client.is_direct());
     write("[allocation]\nspread = \"nonsense\"\n");
     std::thread::sleep(Duration::from_millis(2500));
     assert!(client.is_direct());
     client.mkdir("goes on", 0o755, 0, 0).unwrap();
     write(&bed.with(&[2]).to_toml());
-    eventually("it goes through the third", || bed.connections(2) == 1);
+    until("it goes through the third", || bed.connections(2) == 1);
     assert!(!client.is_direct());
 }

@@ -5,8 +5,9 @@ mod support;
 use impresario_client::{Client, ClientOptions, CreateOptions, Via};
 use impresario_sched::PolicySpec;
 use impresario_server::fsck::{Damage, ScrubOptions, scrub};
+use impresario_testing::until;
 use impresario_wire::{Answer, Call, Extents, FileKey};
-use support::{Cluster, eventually, fault, pattern, who};
+use support::{Cluster, fault, pattern, who};
 
 const BLOCK: u64 = 4096;
 
@@ -66,7 +67,7 @@ fn what_nobody_syncs_is_settled_when_the_server_stops() {
     assert_eq!(peer.read(1, 6, 0, 10_000), pattern(6, 10_000));
     let call = Call::Read { who: who(1), file: FileKey(7), lane_offset: 0, len: 10_000 };
     assert_eq!(fault(peer.call(&call, &[]).0).0, libc::EIO);
-    eventually("the server goes on", || peer.status()["checksums"]["unsettled_blocks"] == 0);
+    until("the server goes on", || peer.status()["checksums"]["unsettled_blocks"] == 0);
 }
 
 #[test]
@@ -141,7 +142,7 @@ fn damage_fails_no_other_request_of_its_batch() {
         len: BLOCK as u32,
     };
     let (mut unlucky, mut other) = (cluster.peer(0, 1), cluster.peer(0, 2));
-    eventually("two reads are merged", || {
+    until("two reads are merged", || {
         let before = busy.status()["engine"]["statistics"]["batches"].as_u64().unwrap();
         (0..4).for_each(|i| _ = busy.send(&read(3, 2, i * 200_000 / BLOCK * BLOCK), &[]));
         unlucky.send(&read(1, 1, 0), &[]);

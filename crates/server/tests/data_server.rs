@@ -7,8 +7,9 @@ use std::time::{Duration, Instant};
 
 use impresario_sched::PolicySpec;
 use impresario_sched::policy::POLICIES;
+use impresario_testing::until;
 use impresario_wire::{Answer, Call, Extents, Fault, FileKey, Role, SeekTo, Sought, SpaceChange, Who};
-use support::{Cluster, Peer, cold_object, eventually, fault, pattern, who};
+use support::{Cluster, Peer, cold_object, fault, pattern, who};
 
 fn sync(file: u64) -> Call {
     Call::Sync { who: who(1), file: FileKey(file) }
@@ -101,7 +102,7 @@ fn many_clients_at_once_get_their_own_bytes_under_every_policy() {
             }
         });
         let mut admin = cluster.peer(0, 1);
-        eventually("all are completed", || admin.status()["engine"]["statistics"]["completed"] == 640);
+        until("all are completed", || admin.status()["engine"]["statistics"]["completed"] == 640);
         assert_eq!(admin.status()["engine"]["statistics"]["failed"], 0, "{policy}");
     }
 }
@@ -318,9 +319,9 @@ fn a_client_that_vanishes_in_the_middle_of_a_write_hurts_nobody() {
     }
     let mut peer = cluster.peer(0, 2);
     assert_eq!(peer.write(2, 1, 0, b"still here"), Answer::Written(10));
-    eventually("the victims' memory is given back", || peer.status()["memory"]["payload_bytes"] == 0);
+    until("the victims' memory is given back", || peer.status()["memory"]["payload_bytes"] == 0);
     assert_eq!(stat(&mut peer, 9).size, 0, "half a write is no write");
-    eventually("the victims' connections are closed", || peer.status()["connections"]["open"] == 1);
+    until("the victims' connections are closed", || peer.status()["connections"]["open"] == 1);
 }
 
 #[test]
@@ -385,7 +386,7 @@ fn switching_the_policy_under_load_loses_nothing() {
         let rounds: u64 = clients.into_iter().map(|c| c.join().unwrap()).sum();
         // The reply leaves a moment before the books are closed.
         let mut statistics = || admin.status()["engine"]["statistics"].clone();
-        eventually("all are completed", || statistics()["completed"].as_u64() == Some(rounds * 11));
+        until("all are completed", || statistics()["completed"].as_u64() == Some(rounds * 11));
         assert_eq!(statistics()["accepted"].as_u64(), Some(rounds * 11));
         assert_eq!(admin.call(&Call::ResetStatistics, &[]).0, Answer::Done);
         assert_eq!(admin.status()["engine"]["statistics"]["accepted"], 0);
@@ -463,7 +464,7 @@ fn a_job_is_served_only_while_its_connection_takes_data() {
         slow.send(&Call::Read { who: who(1), file: FileKey(1), lane_offset: 0, len: 4 << 20 }, &[]);
         let mut before = u64::MAX;
         // It comes to rest when nothing was served between two looks.
-        eventually("the connection takes no more", || {
+        until("the connection takes no more", || {
             std::thread::sleep(Duration::from_millis(50));
             let now = batches(&mut other);
             std::mem::replace(&mut before, now) == now && now > 0
@@ -475,7 +476,7 @@ fn a_job_is_served_only_while_its_connection_takes_data() {
         }
         assert!(slow.answer().unwrap().2 == bytes);
         assert_eq!(slow.pieces.len(), 32);
-        eventually("memory is given back", || other.status()["memory"]["payload_bytes"] == 0);
+        until("memory is given back", || other.status()["memory"]["payload_bytes"] == 0);
     }
 }
 
@@ -495,7 +496,7 @@ fn sstf_waits_for_a_connection_that_takes_no_data() {
     other.call(&Call::ResetStatistics, &[]);
     let started = Instant::now();
     slow.send(&Call::Read { who: who(1), file: FileKey(1), lane_offset: 0, len: 4 << 20 }, &[]);
-    eventually("the connection is busy", || batches(&mut other) >= 1);
+    until("the connection is busy", || batches(&mut other) >= 1);
     assert!(other.read(2, 1, (4 << 20) - 1000, 1000) == bytes[(4 << 20) - 1000..]);
     assert!(started.elapsed() >= patience, "the busy connection was not waited for: {:?}", started.elapsed());
     assert!(slow.answer().unwrap().2 == bytes);
@@ -592,7 +593,7 @@ fn hinted_bytes_are_read_before_they_are_asked_for() {
     };
     assert_eq!(peer.call(&hint(1, &[(MIB, 2 << 20), (5 * MIB + 1, 100)]), &[]).0, Answer::Accepted(2 * MIB + 4096));
     assert_eq!(peer.call(&hint(1, &[(2 * MIB, 4096)]), &[]).0, Answer::Accepted(4096), "it is known already");
-    eventually("it was read", || told(&mut peer, "hints/fetched_bytes") == 2 * MIB + 4096);
+    until("it was read", || told(&mut peer, "hints/fetched_bytes") == 2 * MIB + 4096);
     assert_eq!(told(&mut peer, "hints/hinted_bytes"), 2 * MIB + 4096);
     let mut other = cluster.peer(0, 2);
     for at in (MIB..3 * MIB).step_by(256 << 10) {
@@ -654,7 +655,7 @@ fn a_modelled_device_reads_ahead_into_a_memory_of_its_own() {
     // A hint, reads of it, and the same reads again.
     assert_eq!(peer.call(&Call::ResetStatistics, &[]).0, Answer::Done);
     assert_eq!(peer.call(&hint(1, &[(0, 2 << 20)]), &[]).0, Answer::Accepted(2 * MIB));
-    eventually("it was read", || device(&mut peer, "read_ahead_held_bytes") == 2 * MIB);
+    until("it was read", || device(&mut peer, "read_ahead_held_bytes") == 2 * MIB);
     assert!(peer.read(1, 1, 0, 256 << 10) == bytes[..256 << 10]);
     assert_eq!(device(&mut peer, "read_bytes"), 2 * MIB, "the device was not needed");
     assert_eq!(device(&mut peer, "read_ahead_held_bytes"), 2 * MIB - (256 << 10));

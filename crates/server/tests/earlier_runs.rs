@@ -7,10 +7,11 @@ use std::path::{Path, PathBuf};
 
 use impresario_layout::Layout;
 use impresario_sched::PolicySpec;
+use impresario_testing::until;
 use impresario_trace::{FileInfo, Header, Space, Trace};
 use impresario_wire::{Answer, Call, FileKey, Role};
 use serde_json::Value;
-use support::{Cluster, Peer, cold_object, cool, eventually, fault, pattern, who};
+use support::{Cluster, Peer, cold_object, cool, fault, pattern, who};
 
 const BLOCK: usize = 16 << 10;
 
@@ -28,7 +29,7 @@ fn text(answer: Answer) -> String {
 
 /// Begins or ends a trace when nothing is under way: an answer may leave before its request has ended.
 fn trace(peer: &mut Peer, on: bool) -> String {
-    eventually("nothing is in flight", || peer.status()["engine"]["in_flight_batches"] == 0);
+    until("nothing is in flight", || peer.status()["engine"]["in_flight_batches"] == 0);
     text(peer.call(&Call::Trace { on }, &[]).0)
 }
 

@@ -11,8 +11,9 @@ use impresario_server::connection::{Connection, Reply};
 use impresario_server::listener::{Incoming, Running, Server, Service, Settings, Vitals};
 use impresario_server::outbox::Bulk;
 use impresario_server::payload::Slice;
+use impresario_testing::until;
 use impresario_wire::{Answer, Call, FileKey, Kind, PROTOCOL_VERSION, Role, decode_body};
-use support::{Peer, encode, eventually, fault, hello, who};
+use support::{Peer, encode, fault, hello, who};
 
 /// Answers reads with zeros, keeps writes to `file` 9 unanswered until released, panics on `Sync`.
 struct Toy {
@@ -108,9 +109,9 @@ fn greets_and_serves_over_tcp_and_unix() {
         assert_eq!((&status["role"], &status["connections"]["open"]), (&"data".into(), &1.into()));
         assert_eq!(status["memory"]["payload_bytes_max"], 4 << 20);
         drop(peer);
-        eventually("the session is closed", || toy.sessions.load(Ordering::SeqCst) == 0);
+        until("the session is closed", || toy.sessions.load(Ordering::SeqCst) == 0);
         running.stop();
-        eventually("nothing is reserved", || toy.vitals.pool().usage_bytes().0 == 0);
+        until("nothing is reserved", || toy.vitals.pool().usage_bytes().0 == 0);
     }
 }
 
@@ -154,7 +155,7 @@ fn nonsense_is_answered_with_a_fault_and_closed_and_hurts_nobody() {
         assert!(peer.is_closed(), "{what}");
         assert_eq!(good.call(&write(1), b"abc").0, Answer::Written(3), "after {what}");
         // The peer may see the end before the server has counted it, and there is room for four.
-        eventually("the connection is counted out", || good.status()["connections"]["open"] == 1);
+        until("the connection is counted out", || good.status()["connections"]["open"] == 1);
     }
 }
 
@@ -186,13 +187,13 @@ fn a_truncated_frame_and_a_vanished_writer_leave_nothing_behind() {
         bytes.extend_from_slice(&[1; 100_000]);
         peer.pipe.write_all(&bytes[..cut]).unwrap();
         if cut == 5000 {
-            eventually("memory is reserved for it", || toy.vitals.pool().usage_bytes().0 > 0);
+            until("memory is reserved for it", || toy.vitals.pool().usage_bytes().0 > 0);
         }
         peer.pipe.shutdown_write();
         assert_eq!(fault(peer.answer().unwrap().1).0, libc::EPROTO);
         assert!(peer.is_closed());
     }
-    eventually("all sessions are closed", || toy.sessions.load(Ordering::SeqCst) == 0);
+    until("all sessions are closed", || toy.sessions.load(Ordering::SeqCst) == 0);
     assert_eq!(toy.vitals.pool().usage_bytes().0, 0);
 }
 
@@ -216,7 +217,7 @@ fn one_connection_too_many_is_told_so() {
     assert!(message.contains("4 connections"), "{message}");
     assert!(fifth.is_closed());
     drop(peers);
-    eventually("there is room again", || Peer::raw(running.address()).greet(&hello(Role::Data, 6)).is_ok());
+    until("there is room again", || Peer::raw(running.address()).greet(&hello(Role::Data, 6)).is_ok());
 }
 
 #[test]
@@ -239,14 +240,14 @@ fn full_memory_fails_a_request_in_time_and_keeps_the_stream_in_step() {
     for peer in [0, 0, 1] {
         hoarders[peer].send(&write(9), &[1; 1 << 20]);
     }
-    eventually("all is held", || toy.vitals.pool().usage_bytes().0 == 3 << 20);
+    until("all is held", || toy.vitals.pool().usage_bytes().0 == 3 << 20);
     let third = &mut hoarders[2];
     let (errno, message) = fault(third.call(&write(1), &[2; 50_000]).0);
     assert_eq!(errno, libc::EBUSY);
     assert!(message.contains("payload_bytes"), "{message}");
     assert!(message.contains("is busy") && message.contains("127.0.0.1 with 3 connections has 3072 KiB"), "{message}");
     toy.kept.lock().drain(..).for_each(|reply| reply.send(&Answer::Written(1 << 20)));
-    eventually("memory is free", || toy.vitals.pool().usage_bytes().0 == 0);
+    until("memory is free", || toy.vitals.pool().usage_bytes().0 == 0);
     assert_eq!(third.call(&write(1), &[2; 50_000]).0, Answer::Written(50_000));
     assert!(toy.vitals.pool().usage_bytes().1 <= 4 << 20, "never more than the limit");
 }
@@ -284,8 +285,8 @@ fn an_unanswered_request_and_a_panic_are_answered() {
     assert!(peer.is_closed());
     let mut other = Peer::connect(running.address(), Role::Data, 1);
     assert_eq!(other.call(&write(1), b"x").0, Answer::Written(1));
-    eventually("the session is closed", || toy.sessions.load(Ordering::SeqCst) == 1);
-    eventually("one is open", || toy.vitals.status()["connections"]["open"] == 1);
+    until("the session is closed", || toy.sessions.load(Ordering::SeqCst) == 1);
+    until("one is open", || toy.vitals.status()["connections"]["open"] == 1);
 }
 
 #[test]
@@ -294,7 +295,7 @@ fn stopping_lets_accepted_calls_finish() {
     let address = running.address().to_string();
     let mut peer = Peer::connect(&address, Role::Data, 1);
     peer.send(&write(9), b"in flight");
-    eventually("it is accepted", || toy.kept.lock().len() == 1);
+    until("it is accepted", || toy.kept.lock().len() == 1);
     let stopping = std::thread::spawn(move || {
         let started = Instant::now();
         running.stop();
@@ -381,7 +382,7 @@ fn silent_connections_of_one_machine_lock_no_other_out() {
     silent.iter_mut().take(2).for_each(|peer| drop(peer.greet(&hello(Role::Data, 9)).unwrap()));
     let mut ours = Vec::new();
     for client in 0..2 {
-        eventually("a silent one makes room", || {
+        until("a silent one makes room", || {
             let mut peer = Peer::raw(running.address());
             let is_welcome = peer.greet(&hello(Role::Data, client)).is_ok();
             ours.extend(is_welcome.then_some(peer));
@@ -415,7 +416,7 @@ fn an_address_has_its_connections_and_others_have_theirs() {
     assert!(fault.message.contains("3 connections from 127.0.0.1"), "{fault:?}");
     Peer::raw_from([127, 0, 0, 2], running.address()).greet(&hello(Role::Data, 5)).expect("another address");
     held.pop();
-    eventually("a place is free", || Peer::raw(running.address()).greet(&hello(Role::Data, 6)).is_ok());
+    until("a place is free", || Peer::raw(running.address()).greet(&hello(Role::Data, 6)).is_ok());
 }
 
 #[test]
@@ -430,7 +431,7 @@ fn an_address_has_its_share_of_the_memory_and_is_told_so() {
     // A write that is not answered holds its share.
     let mut slow = Peer::connect(running.address(), Role::Data, 1);
     slow.send(&write(9), &[1; 1 << 20]);
-    eventually("it is accepted", || toy.kept.lock().len() == 1);
+    until("it is accepted", || toy.kept.lock().len() == 1);
     let mut other = Peer::connect(running.address(), Role::Data, 2);
     let fault = fault(other.call(&write(8), &[1; 1 << 20]).0);
     assert!(fault.0 == libc::EBUSY && fault.1.contains("payload_percent_per_address"), "{fault:?}");
@@ -446,6 +447,6 @@ fn silent_peers_have_half_of_the_connections_at_most() {
     let (_toy, running) = start_with(Settings { max_connections: 64, ..settings() });
     let silent: Vec<Peer> = (0..40).map(|_| Peer::raw(running.address())).collect();
     // Those that have been silent for half a second make room; nobody waits for their five.
-    eventually("others are served", || Peer::raw(running.address()).greet(&hello(Role::Data, 1)).is_ok());
+    until("others are served", || Peer::raw(running.address()).greet(&hello(Role::Data, 1)).is_ok());
     drop(silent);
 }

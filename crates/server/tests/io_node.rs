@@ -6,8 +6,9 @@ use std::time::Duration;
 
 use impresario_layout::{Layout, Skipped};
 use impresario_sched::PolicySpec;
+use impresario_testing::until;
 use impresario_wire::{Answer, Call, ClientKey, Fault, FileKey, MetaCall, Role, Target, Who};
-use support::{Cluster, Peer, eventually, fault, pattern, who};
+use support::{Cluster, Peer, fault, pattern, who};
 
 const LAYOUT: Layout = Layout { base: 1, pcount: 3, ssize_bytes: 4096, servers: 4, skipped: Skipped::NONE };
 
@@ -73,7 +74,7 @@ fn files_are_striped_and_come_back_whole_or_split() {
         let status = peer.status();
         assert_eq!((&status["role"], &status["split"]), (&"io".into(), &split.into()));
         assert_eq!(status["engine"]["lanes"].as_array().unwrap().len(), 4);
-        eventually("all memory is given back", || peer.status()["memory"]["payload_bytes"] == 0);
+        until("all memory is given back", || peer.status()["memory"]["payload_bytes"] == 0);
     }
 }
 
@@ -287,7 +288,7 @@ fn metadata_passes_with_a_session_of_its_own_per_client() {
     let mut direct = Peer::connect(meta.address(), Role::Meta, 7);
     assert_eq!(direct.status()["meta"]["opens_write"], 1);
     drop(peer);
-    eventually("the client's opens are closed", || direct.status()["meta"]["opens_write"] == 0);
+    until("the client's opens are closed", || direct.status()["meta"]["opens_write"] == 0);
     let mut peer = Peer::connect(io.address(), Role::Io, 2);
     assert_eq!(size(&mut peer), 300_000);
     let (errno, _) = fault(peer.call(&create("a"), &[]).0);
@@ -298,7 +299,7 @@ fn metadata_passes_with_a_session_of_its_own_per_client() {
     drop(direct);
     let address = meta.address().to_string();
     drop(meta);
-    eventually("the connection is ended", || {
+    until("the connection is ended", || {
         peer.next_id += 1;
         let id = peer.next_id;
         let call = MetaCall::GetAttr { target: Target::Path(Vec::new()) };

@@ -28,15 +28,7 @@ fn cell() -> Cell {
     let cluster = Cluster { security: Security::Key, key_dir, ..Cluster::default() };
     let meta = Meta { address: "127.0.0.1:1".into(), dir: dir.path().join("meta"), ..Meta::default() };
     let data = vec![Data::new("data.0", "127.0.0.1:0", dir.path().join("data.0"))];
-    let mut config = Config {
-        cluster,
-        meta,
-        data,
-        io: vec![],
-        allocation: Default::default(),
-        device: Default::default(),
-        tree: None,
-    };
+    let mut config = Config { cluster, meta, data, ..Config::default() };
     impresario_server::folders::make_all(&config).unwrap();
     let data = start(&config, "data.0").unwrap();
     config.data[0].address = data.address().into();

@@ -9,8 +9,9 @@ use std::time::{Duration, Instant};
 
 use impresario_sched::PolicySpec;
 use impresario_server::Started;
+use impresario_testing::until;
 use impresario_wire::{Answer, Call, FileKey, Role};
-use support::{Cluster, Peer, eventually, pattern, who};
+use support::{Cluster, Peer, pattern, who};
 
 const NODES: usize = 3;
 /// Bytes per second of job 1, over all I/O nodes.
@@ -95,7 +96,7 @@ fn a_limit_holds_over_all_io_nodes() {
     std::thread::sleep(Duration::from_secs(2));
     limited(reached(&[&first], span), "all requests at one I/O node");
     let mut peer = Peer::connect(&address(0), Role::Io, 1);
-    eventually("the status says that most of the rate is here", || {
+    until("the status says that most of the rate is here", || {
         let status = peer.status();
         let class = &status["limits"]["classes"][0];
         class["rule"] == "one" && class["over_all"] == true && class["fraction"].as_f64().is_some_and(|f| f > 0.6)
@@ -108,7 +109,7 @@ fn a_limit_holds_over_all_io_nodes() {
 
     // A server that is gone makes no limit void: its part is kept for it.
     nodes[2] = None;
-    eventually("its peers miss it", || {
+    until("its peers miss it", || {
         let status = peer.status();
         status["limits"]["peers"].as_array().is_some_and(|peers| peers.iter().any(|peer| peer["answers"] == false))
     });
@@ -133,7 +134,7 @@ fn limits_over_all_begin_with_a_live_switch_and_hold_for_data_servers_too() {
         let call = Call::SetPolicy { name: "tbf".into(), params, at_shared_ns: 0 };
         assert_eq!(peer.call(&call, &[]).0, Answer::Done);
     }
-    eventually("they hear from one another", || {
+    until("they hear from one another", || {
         peers.iter_mut().all(|peer| peer.status()["limits"]["peers"][0]["answers"] == true)
     });
     // One server gets more than its half.
@@ -142,7 +143,7 @@ fn limits_over_all_begin_with_a_live_switch_and_hold_for_data_servers_too() {
         status["limits"]["classes"][0]["fraction"].as_f64().unwrap_or(0.0)
     };
     let mut watcher = cluster.peer(0, 2);
-    eventually("the rate goes where its requests are", || {
+    until("the rate goes where its requests are", || {
         for block in 0..8 {
             assert_eq!(peers[0].write(1, 1, block << 12, &[1; 4096]), Answer::Written(4096));
         }

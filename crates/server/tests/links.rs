@@ -7,9 +7,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use impresario_client::{Client, ClientOptions, CreateOptions, Via};
+use impresario_testing::until;
 use impresario_wire::message::*;
 use meta_support::*;
-use support::{Cluster, eventually};
+use support::Cluster;
 
 const EPERM: i32 = 1;
 const ENOENT: i32 = 2;
@@ -111,7 +112,7 @@ fn a_file_that_is_open_or_written_counts_its_names_right() {
     let Answer::Fault(fault) = s.call(link("a", "c")) else { panic!() };
     assert_eq!(fault.errno, 5, "its attributes cannot be told: {fault}");
     s.objects.set_away(false);
-    eventually("the data servers are asked again", || matches!(s.call(unlink("a")), Answer::Removed { links: 1 }));
+    until("the data servers are asked again", || matches!(s.call(unlink("a")), Answer::Removed { links: 1 }));
     assert_eq!((by_handle().nlink, s.stat("b").size), (1, 5000));
     assert_eq!(s.names(""), ["b"], "what failed was not done");
     assert_eq!(removed(&s, unlink("b")), Some(0));
@@ -271,7 +272,7 @@ fn a_file_open_for_reading_is_found_by_a_name_that_is_left() {
     assert_eq!(client.remove_name("tmp").unwrap(), Some(1));
     drop(meta);
     let _meta = impresario_server::start(&cluster.config, "meta").unwrap();
-    eventually("the file is found again", || file.attr().is_ok_and(|attr| (attr.nlink, attr.size) == (1, 4)));
+    until("the file is found again", || file.attr().is_ok_and(|attr| (attr.nlink, attr.size) == (1, 4)));
     let mut read = [0; 4];
     assert_eq!((file.read_at(&mut read, 0).unwrap(), &read), (4, b"text"));
 }

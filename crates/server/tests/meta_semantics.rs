@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 
 use impresario_layout::{Layout, Skipped};
 use impresario_server::meta::{MemoryObjects, MetaOptions};
+use impresario_testing::until;
 use impresario_wire::message::*;
 use meta_support::*;
 
@@ -81,11 +82,8 @@ fn data_servers_that_stay_away_fail_no_close_and_are_asked_again() {
     s.done(rename("f", "d/g"));
     assert_eq!(s.errno(MetaCall::Open { path: path("d/g"), write: false }), EIO, "an open tells the size");
     s.objects.set_away(false);
-    let deadline = Instant::now() + Duration::from_secs(10);
-    while std::fs::metadata(dir.path().join("names/d/g")).unwrap().len() != 5000 {
-        assert!(Instant::now() < deadline, "it is never settled");
-        std::thread::sleep(Duration::from_millis(10));
-    }
+    let settled = dir.path().join("names/d/g");
+    until("it is settled", || std::fs::metadata(&settled).unwrap().len() == 5000);
     s.idle();
     assert_eq!(s.stat("d/g").size, 5000);
     check_directory(dir.path(), &s.objects);

@@ -8,8 +8,9 @@ use std::time::Duration;
 
 use impresario_layout::Layout;
 use impresario_server::Started;
+use impresario_testing::until;
 use impresario_wire::{Answer, Call, FileKey, MetaCall, Role, Target};
-use support::{Cluster, Peer, eventually, pattern, who};
+use support::{Cluster, Peer, pattern, who};
 
 /// The address of a server's metrics.
 fn any() -> Option<SocketAddr> {
@@ -37,7 +38,7 @@ fn value(metrics: &str, name: &str, labels: &str) -> Option<f64> {
 /// Waits until a server's metrics have these values.
 fn has(server: &Started, expected: &[(&str, &str, f64)]) {
     let mut metrics = String::new();
-    eventually(&format!("{expected:?}"), || {
+    until(format!("{expected:?}"), || {
         metrics = scrape(server);
         expected.iter().all(|(name, labels, expected)| value(&metrics, name, labels) == Some(*expected))
     });
@@ -61,7 +62,7 @@ fn a_data_server_counts_what_it_did() {
     let of = |more: &str| format!("{server_label}{more}");
     // An answer may come before its completion is counted.
     let mut metrics = String::new();
-    eventually("the sync is counted", || {
+    until("the sync is counted", || {
         metrics = scrape(server);
         value(&metrics, "request_seconds_count", &of(r#",operation="other""#)) == Some(1.0)
     });

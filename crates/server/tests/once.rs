@@ -12,8 +12,9 @@ use std::time::Duration;
 use impresario_base::lock::Mutex;
 use impresario_client::{Client, ClientOptions, CreateOptions, Via};
 use impresario_server::Started;
+use impresario_testing::until;
 use impresario_wire::{Answer, Call, ClientKey, Fault, MetaCall, NodeKind, Role, SpaceChange, Who, XattrMode};
-use support::{Cluster, Peer, eventually, fault};
+use support::{Cluster, Peer, fault};
 
 /// A link that can get stuck: what a client sends is then held back, and delivered when the link heals, whether or not
 /// the client has gone meanwhile.
@@ -80,7 +81,7 @@ impl SlowLink {
         assert!(self.held() > 0, "nothing is held back");
         let before = self.shared.answered.load(Ordering::SeqCst);
         self.shared.stuck.store(false, Ordering::SeqCst);
-        eventually("the server answers what was held back", || self.shared.answered.load(Ordering::SeqCst) > before);
+        until("the server answers what was held back", || self.shared.answered.load(Ordering::SeqCst) > before);
     }
 }
 
@@ -456,7 +457,7 @@ fn objects_in(dir: &std::path::Path) -> Vec<String> {
 }
 
 fn wait_until_removed(cluster: &Cluster) {
-    eventually("the object is removed", || objects_in(&cluster.config.data[0].dir).is_empty());
+    until("the object is removed", || objects_in(&cluster.config.data[0].dir).is_empty());
 }
 
 #[test]

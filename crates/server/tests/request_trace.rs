@@ -5,11 +5,11 @@ mod support;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use impresario_testing::require;
+use impresario_testing::{require, until};
 use impresario_trace::codec::Outcome;
 use impresario_trace::{Ending, Space, Trace, TraceOp};
 use impresario_wire::{Answer, Call, FileKey};
-use support::{Cluster, Peer, eventually, fault, pattern, who};
+use support::{Cluster, Peer, fault, pattern, who};
 
 /// The traces in a folder, in order of their names.
 fn traces(folder: &Path) -> Vec<PathBuf> {
@@ -152,7 +152,7 @@ fn a_full_disk_ends_the_trace_and_not_the_service() {
     let bytes = pattern(1, 1 << 20);
     peer.write(1, 1, 0, &bytes);
     let mut asked = 0;
-    eventually("the disk is full", || {
+    until("the disk is full", || {
         for _ in 0..1000 {
             asked += 1;
             let at = (asked * 7919) % 1000 * 1000;
@@ -170,7 +170,7 @@ fn a_full_disk_ends_the_trace_and_not_the_service() {
     std::fs::remove_file(&path).unwrap();
     assert!(text(switch(&mut peer, true)).contains(".imt"), "room again");
     (0..10).for_each(|_| drop(peer.read(1, 1, 0, 100)));
-    eventually("it is traced", || in_trace(&mut peer) == 10);
+    until("it is traced", || in_trace(&mut peer) == 10);
     assert!(text(switch(&mut peer, false)).contains("10 requests"));
     drop(cluster);
     assert!(Command::new("umount").arg(&small).status().unwrap().success());

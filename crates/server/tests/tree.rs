@@ -5,7 +5,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use impresario_client::{Client, ClientError, ClientOptions, CreateOptions, Via};
-use impresario_config::{Config, Io, Meta, Tree, TreeBackend};
+use impresario_config::{Config, Io, Tree, TreeBackend};
 use impresario_sched::PolicySpec;
 use impresario_server::Started;
 use impresario_wire::{Device, NodeKind, SetAttr, SetTime, Time, XattrMode};
@@ -33,8 +33,7 @@ impl Bed {
             io.policy = PolicySpec::named("auto");
             adjust(&mut tree, io);
         });
-        let (cluster, meta, data, device) = (Default::default(), Meta::default(), Vec::new(), Default::default());
-        let config = Config { cluster, tree: Some(tree), meta, data, io, allocation: Default::default(), device };
+        let config = Config { tree: Some(tree), io, ..Config::default() };
         let mut bed = Bed { config, nodes: Vec::new(), folder };
         for index in 0..nodes {
             let started = impresario_server::start(&bed.config, &format!("io.{index}")).unwrap();

@@ -1,9 +1,10 @@
 //! Validates a scenario before it is simulated.
 
-use impresario_config::{KeyPath, device_key, missing_device, policy_complaint};
+use impresario_config::{device_key, missing_device, policy_complaint};
 use impresario_device::DeviceParams;
 use impresario_layout::Layout;
 use impresario_sched::policy;
+use impresario_toml::KeyPath;
 
 use crate::access;
 use crate::model::{Device, FaultKind, Pattern, Scenario};
@@ -255,8 +256,8 @@ impl Scenario {
 
 #[cfg(test)]
 mod tests {
-    use impresario_config::KeyPath;
     use impresario_sched::PolicySpec;
+    use impresario_toml::KeyPath;
 
     use crate::model::*;
 

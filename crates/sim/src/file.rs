@@ -11,10 +11,7 @@ mod tests;
 
 use std::path::Path;
 
-use impresario_base::place::line_column;
-use impresario_config::document::{KeyPath, Tree, shown};
-use impresario_config::mistake::Mistake;
-use impresario_config::{Complaint, ConfigErrors};
+use impresario_toml::{FileErrors, KeyPath, Mistake, Tree, shown};
 use toml::{Table, Value};
 
 use crate::model::{Scenario, TracedAccess};
@@ -71,9 +68,8 @@ impl Study {
         file: &Path,
         overrides: &Overrides,
         trace: &mut FindTrace<'_>,
-    ) -> Result<Study, ConfigErrors> {
-        let errors = |complaints| ConfigErrors { file: file.into(), complaints };
-        let tree = Tree::parse(text).map_err(|complaint| errors(vec![complaint]))?;
+    ) -> Result<Study, FileErrors> {
+        let tree = Tree::parse(text, file)?;
         let mut reading = Reading { tree: &tree, found: Vec::new() };
         let study = reading.study(overrides, trace);
         let mut found = reading.found;
@@ -82,9 +78,8 @@ impl Study {
             _ => {
                 // Errors on the command line come last.
                 found.sort_by_key(|(place, _)| place.unwrap_or(usize::MAX));
-                let at = |place: usize| line_column(text, place);
-                let complaints = found.into_iter().map(|(p, message)| Complaint { at: p.map(at), message });
-                Err(errors(complaints.collect()))
+                let complaints = found.into_iter().map(|(place, message)| tree.complaint(place, message));
+                Err(FileErrors { file: file.into(), complaints: complaints.collect() })
             }
         }
     }

@@ -2,7 +2,6 @@
 
 use std::sync::Arc;
 
-use impresario_config::KeyPath;
 use impresario_device::{DeviceQueue, Disk, Flash, Op as IoOp, PageCache, Placement};
 use impresario_foresight::{ALONE_MAX, PredictedQueues};
 use impresario_layout::{Layout, Skipped};
@@ -11,6 +10,7 @@ use impresario_node::session::{Fence, Routes};
 use impresario_sched::laws::VIOLATIONS_MAX;
 use impresario_sched::policy::Chosen;
 use impresario_sched::{CoreConfig, CostModel, Ended, LinearCost, Nanos, PolicyError, Table, policy};
+use impresario_toml::KeyPath;
 
 use crate::access;
 use crate::client::{Application, Call, ClientNode, Op, Population, Process};

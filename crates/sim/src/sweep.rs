@@ -7,7 +7,7 @@
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc;
 
-use impresario_config::document::{KeyPath, shown, value_at_mut};
+use impresario_toml::{KeyPath, shown, value_at_mut};
 use toml::{Table, Value};
 
 /// Maximum runs of a study: points times repetitions.

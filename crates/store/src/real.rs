@@ -8,6 +8,7 @@ use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use impresario_base::machine::is_in_memory;
 use impresario_device::device_limits;
 use rustix::fs::{
     Advice, AtFlags, Dir, FallocateFlags, FileType, FlockOperation, Mode, OFlags, ResolveFlags, SeekFrom, Timespec,
@@ -34,8 +35,6 @@ pub struct Real {
 }
 
 const LOCK: &str = "lock";
-/// `TMPFS_MAGIC` and `RAMFS_MAGIC` of Linux, statfs(2).
-const MEMORY_FILE_SYSTEMS: [u64; 2] = [0x0102_1994, 0x8584_58f6];
 /// Buffers of one system call: `IOV_MAX` of Linux.
 const SLICES_MAX: usize = 1024;
 
@@ -68,7 +67,7 @@ impl Real {
         let failed = |source: io::Error| StoreError::Open { dir: dir.into(), source };
         let root = rustix::fs::open(dir, DIR_FLAGS, Mode::empty()).map_err(|e| failed(e.into()))?;
         let kind = rustix::fs::fstatfs(&root).map_err(|e| failed(e.into()))?.f_type as u64;
-        let in_memory = MEMORY_FILE_SYSTEMS.contains(&(kind & 0xffff_ffff));
+        let in_memory = is_in_memory(kind);
         let dev = rustix::fs::fstat(&root).map_err(|e| failed(e.into()))?.st_dev;
         let advice_max_bytes = device_limits(Path::new("/sys"), dev).call_bytes;
         Ok(Real { root, in_memory, advice_max_bytes, confined: AtomicBool::new(true), _lock: None })

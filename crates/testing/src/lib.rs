@@ -1,5 +1,5 @@
 //! What a test needs from the machine: `/dev/fuse`, root's rights, a program. A test that cannot run says so here, so
-//! that it is counted as skipped and not as passed.
+//! that it is counted as skipped and not as passed. And how it waits for what others do.
 //!
 //! - `IMPRESARIO_REQUIRE` (`fuse,root`, or `all`) lists needs that must be met: a test without one fails.
 //! - `IMPRESARIO_PYTHON` names a Python that tests take if it has the modules that they need.
@@ -22,12 +22,15 @@ pub mod gluster;
 pub mod page_cache;
 pub mod power;
 pub mod suites;
+mod waiting;
 
 use std::fmt::Display;
 use std::fs::File;
 use std::io::Write;
 use std::path::PathBuf;
 use std::process::Command;
+
+pub use waiting::{PATIENCE, eventually, until, within};
 
 /// Whether the machine has what the test needs: `fuse` (`/dev/fuse` can be opened), `root` (the effective user is root),
 /// or else a program of that name in `PATH`. When not, the test is [skipped](skip).

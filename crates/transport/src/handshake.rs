@@ -5,6 +5,7 @@ use std::io;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
+use impresario_base::machine::random_bytes;
 use impresario_config::{Address, Protect};
 use impresario_wire::{
     Answer, ClusterId, Fault, FrameError, Hello, KeyOffer, KeyProof, KeyRole, Kind, Limits, PROTOCOL_VERSION, Role,
@@ -361,7 +362,5 @@ pub fn new_incarnation() -> io::Result<u64> {
     let boot = boot
         .iter()
         .fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| (hash ^ u64::from(*byte)).wrapping_mul(0x100_0000_01b3));
-    let mut chance = [0; 4];
-    getrandom::fill(&mut chance).map_err(io::Error::other)?;
-    Ok((boot ^ boot << 32) & !0xffff_ffff | u64::from(u32::from_le_bytes(chance)))
+    Ok((boot ^ boot << 32) & !0xffff_ffff | u64::from(u32::from_le_bytes(random_bytes()?)))
 }

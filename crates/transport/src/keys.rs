@@ -12,11 +12,13 @@
 //! | `server.key` | yes | yes | yes | yes | yes |
 
 use std::fmt;
-use std::io::{self, Read, Write};
+use std::io::{self, Read};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
+use impresario_base::machine::{random_bytes, random_number};
+use impresario_base::replace::replace;
 use impresario_wire::KeyRole;
 use serde::{Deserialize, Serialize};
 
@@ -97,11 +99,9 @@ pub struct Generation {
 impl Generation {
     /// Generates new keys.
     pub fn draw() -> io::Result<Generation> {
-        let mut number = [0; 8];
-        getrandom::fill(&mut number).map_err(io::Error::other)?;
         let pair = crate::noise::key_pair()?;
         Ok(Generation {
-            number: format!("{:016x}", u64::from_le_bytes(number).max(1)),
+            number: format!("{:016x}", random_number()?),
             until_s: None,
             public: pair.1,
             private: Some(pair.0),
@@ -145,9 +145,7 @@ impl Generation {
 }
 
 fn draw_secret() -> io::Result<Secret> {
-    let mut bytes = [0; SECRET_BYTES];
-    getrandom::fill(&mut bytes).map_err(io::Error::other)?;
-    Ok(Secret(bytes))
+    random_bytes().map(Secret)
 }
 
 /// Seconds since 1970.
@@ -240,11 +238,8 @@ impl Keys {
             .take(FILE_MAX_BYTES)
             .read_to_string(&mut text)
             .map_err(|error| fail(format!("cannot be read: {error}")))?;
-        let keys: Keys = toml::from_str(&text).map_err(|error| {
-            // Do not print the error itself: it shows the line, which may be a secret.
-            let at = error.span().map_or(0, |span| text.get(..span.start).unwrap_or("").matches('\n').count() + 1);
-            fail(format!("line {at}: {}; copy the file again from where the keys were made", error.message()))
-        })?;
+        let keys: Keys = impresario_toml::parse_text(&text)
+            .map_err(|why| fail(format!("{why}; copy the file again from where the keys were made")))?;
         keys.check().map_err(fail)?;
         Ok(keys)
     }
@@ -290,18 +285,7 @@ impl Keys {
             self.role,
             toml::to_string(self).map_err(|error| fail("cannot be written", io::Error::other(error)))?
         );
-        let half = file.with_extension("key.new");
-        let write = || {
-            let _ = std::fs::remove_file(&half);
-            let mut out = std::fs::OpenOptions::new().write(true).create_new(true).mode(0o600).open(&half)?;
-            out.write_all(text.as_bytes())?;
-            out.sync_all()?;
-            std::fs::rename(&half, file)?;
-            // After a power failure the old keys would be back, which others may have replaced by then.
-            let folder = file.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
-            std::fs::File::open(folder)?.sync_all()
-        };
-        write().map_err(|error| fail("cannot be written", error))
+        replace(file, 0o600, text.as_bytes()).map_err(|error| fail("cannot be written", error))
     }
 }
 

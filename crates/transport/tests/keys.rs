@@ -33,18 +33,7 @@ fn access(folder: &Path, role: KeyRole, protect: Protect) -> Access {
     let cluster = Cluster { security: Security::Key, key_dir: folder.into(), protect, ..Cluster::default() };
     let meta = Meta { address: "127.0.0.1:1".into(), dir: "m".into(), ..Meta::default() };
     let data = vec![Data::new("data.0", "127.0.0.1:2", "d")];
-    Access::of(
-        &Config {
-            cluster,
-            meta,
-            data,
-            io: vec![],
-            allocation: Default::default(),
-            device: Default::default(),
-            tree: None,
-        },
-        role,
-    )
+    Access::of(&Config { cluster, meta, data, ..Config::default() }, role)
 }
 
 fn greet(stream: &Stream, reader: &mut FrameReader, access: &Access) -> Result<Welcome, HandshakeError> {

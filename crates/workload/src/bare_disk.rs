@@ -10,13 +10,13 @@ use std::io;
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::{Duration, SystemTime};
+use std::time::SystemTime;
 
 use anyhow::{Context, Result};
 use fuser::{
-    AccessFlags, BackgroundSession, BsdFileFlags, Config, Errno, FileAttr, FileHandle, FileType, Filesystem,
-    FopenFlags, Generation, INodeNo, InitFlags, KernelConfig, LockOwner, MountOption, OpenFlags, ReplyAttr, ReplyData,
-    ReplyEmpty, ReplyEntry, ReplyOpen, ReplyWrite, ReplyXattr, Request, SessionACL, TimeOrNow, WriteFlags,
+    AccessFlags, BackgroundSession, BsdFileFlags, Errno, FileAttr, FileHandle, FileType, Filesystem, Generation,
+    INodeNo, InitFlags, KernelConfig, LockOwner, OpenFlags, ReplyAttr, ReplyData, ReplyEmpty, ReplyEntry, ReplyOpen,
+    ReplyWrite, ReplyXattr, Request, SessionACL, TimeOrNow, WriteFlags,
 };
 use impresario_base::lock::Mutex;
 use impresario_device::{DeviceParams, Io, Op, Order};
@@ -24,14 +24,7 @@ use impresario_store::{Job, ModelledDevice};
 use tempfile::TempDir;
 
 use crate::access::{DeviceObservation, Moved, Observation};
-use crate::kernel_disk::image::{self, errno};
-
-/// Largest request of the kernel, bytes: the most that FUSE takes.
-const REQUEST_MAX_BYTES: u32 = 1 << 20;
-const BACKGROUND_MAX: u16 = 128;
-const ROOT_NODE: u64 = 1;
-/// Names and attributes are the kernel's for so long: they cost the model nothing.
-const HOLD: Duration = Duration::from_secs(3600);
+use crate::disk_mount::{self, HOLD, REQUEST_MAX_BYTES, ROOT_NODE, errno};
 
 /// A mounted folder; dropping it unmounts and removes everything.
 pub struct BareDisk {
@@ -50,15 +43,9 @@ impl BareDisk {
         fs::create_dir(&mount)?;
         let model = ModelledDevice::start(&DeviceParams { order: Order::Arrival, ..params.clone() })
             .context("starting the model of a disk")?;
-        let mut config = Config::default();
-        config.mount_options = vec![MountOption::FSName("impresario-bare-disk".into()), MountOption::NoAtime];
-        // The server acts as the users of its clients.
-        config.acl = SessionACL::All;
-        config.n_threads = Some(2);
-        config.clone_fd = true;
         let disk = Disk { bytes, model: model.clone(), files: Mutex::default() };
-        let session = fuser::spawn_mount(disk, &mount, &config)
-            .with_context(|| format!("mounting a modelled disk on {} (needs root and /dev/fuse)", mount.display()))?;
+        // The server acts as the users of its clients.
+        let session = disk_mount::mount(disk, "impresario-bare-disk", SessionACL::All, &mount)?;
         Ok(BareDisk { session: Some(session), model, folder })
     }
 
@@ -111,8 +98,8 @@ struct Disk {
 
 fn attr(node: u64, meta: &Metadata) -> FileAttr {
     match meta.is_dir() {
-        true => image::attr(node, FileType::Directory, 0o755, 0),
-        false => image::attr(node, FileType::RegularFile, 0o666, meta.len()),
+        true => disk_mount::attr(node, FileType::Directory, 0o755, 0),
+        false => disk_mount::attr(node, FileType::RegularFile, 0o666, meta.len()),
     }
 }
 
@@ -151,10 +138,7 @@ impl Filesystem for Disk {
     fn init(&mut self, _: &Request, config: &mut KernelConfig) -> io::Result<()> {
         // Servers keep file handles (open_by_handle_at).
         let _ = config.add_capabilities(InitFlags::FUSE_ASYNC_DIO | InitFlags::FUSE_EXPORT_SUPPORT);
-        let _ = config.set_max_write(REQUEST_MAX_BYTES);
-        // Both fail for 0 only.
-        let _ = config.set_max_background(BACKGROUND_MAX);
-        let _ = config.set_congestion_threshold(BACKGROUND_MAX);
+        disk_mount::set_limits(config);
         Ok(())
     }
 
@@ -211,7 +195,7 @@ impl Filesystem for Disk {
     }
 
     fn open(&self, _: &Request, _: INodeNo, _: OpenFlags, reply: ReplyOpen) {
-        reply.opened(FileHandle(0), FopenFlags::FOPEN_DIRECT_IO | FopenFlags::FOPEN_PARALLEL_DIRECT_WRITES);
+        disk_mount::open(reply);
     }
 
     fn read(
@@ -257,7 +241,7 @@ impl Filesystem for Disk {
     }
 
     fn fsync(&self, _: &Request, _: INodeNo, _: FileHandle, _: bool, reply: ReplyEmpty) {
-        self.model.submit(Job { ios: Vec::new(), flush: true, run: Box::new(move |_| reply.ok()) });
+        disk_mount::sync(&self.model, reply);
     }
 
     /// A close need not wait for anything: the kernel then stops asking.

@@ -16,6 +16,7 @@ pub mod show;
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, bail};
+use impresario_base::machine::{host_name, random_number};
 use impresario_config::Calibration;
 use impresario_config::calibration::{Described, FORMAT, Method, Pattern, Point, PointOp, Raw, VERSION};
 
@@ -249,7 +250,7 @@ fn measure_all(
     deadline: Instant,
     progress: &mut dyn FnMut(String),
 ) -> Result<Vec<Measured>> {
-    let mut random = Random::new(crate::random::nonce()?);
+    let mut random = Random::new(random_number()?);
     let idle_flush_ns = idle_flush_ns(device)?;
     let mut series: Vec<Series> = plan.kinds().into_iter().map(Series::new).collect();
     for pass in 0..PASSES.1 {
@@ -324,8 +325,7 @@ fn region_of(bytes: u64, plan: &Plan) -> Result<Region> {
 /// Kernel and name of this machine.
 fn host() -> String {
     let read = |name: &str| std::fs::read_to_string(format!("/proc/sys/kernel/{name}")).unwrap_or_default();
-    let (kind, release, name) = (read("ostype"), read("osrelease"), read("hostname"));
-    format!("{} {} on {}", kind.trim(), release.trim(), name.trim())
+    format!("{} {} on {}", read("ostype").trim(), read("osrelease").trim(), host_name())
 }
 
 /// Now, as ISO 8601 in UTC.

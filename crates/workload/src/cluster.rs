@@ -252,7 +252,7 @@ impl Plan {
             key_dir: dir.join("keys"),
             ..Cluster::default()
         };
-        let config = Config { cluster, tree: None, meta, data, io, allocation: Default::default(), device };
+        let config = Config { cluster, meta, data, io, device, ..Config::default() };
         match config.check().as_slice() {
             [] => Ok(config),
             complaints => {

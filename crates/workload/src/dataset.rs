@@ -9,9 +9,9 @@ use crate::access::{FileIo, FilePlace, Identity, Process, Target};
 use crate::content::{Mismatch, Source};
 use crate::pattern::Pattern;
 use crate::plan::Workload;
-use crate::random::nonce;
 use crate::stop::Stop;
 use impresario_base::lock::Mutex;
+use impresario_base::machine::random_number;
 
 /// Size of the requests that prepare and verify: large, because they are not measured.
 const CHUNK_BYTES: u64 = 4 << 20;
@@ -69,7 +69,7 @@ impl Verification {
 impl DataSet {
     /// The files of a workload, not yet created. The nonce is new: no two data sets share content.
     pub fn new(workload: &Workload) -> Result<DataSet> {
-        let nonce = nonce()?;
+        let nonce = random_number()?;
         Ok(DataSet {
             nonce,
             patterns: workload.applications.iter().map(|a| a.pattern).collect(),

@@ -12,6 +12,7 @@ pub mod content;
 pub mod cpu;
 pub mod dataset;
 pub mod demonstration;
+mod disk_mount;
 pub mod folder;
 mod gate;
 pub mod kernel_disk;

@@ -2,13 +2,6 @@
 
 use impresario_base::random::{Random, mix};
 
-/// A random number from the system, for values that must be unique.
-pub fn nonce() -> anyhow::Result<u64> {
-    let mut bytes = [0; 8];
-    getrandom::fill(&mut bytes).map_err(|e| anyhow::anyhow!("the system gives no random numbers: {e}"))?;
-    Ok(u64::from_le_bytes(bytes))
-}
-
 /// A permutation of `0 .. n` in constant memory: a four-round Feistel network over the next even power of two, repeated
 /// until it is below `n` (less than four steps on average).
 #[derive(Clone, Copy, Debug)]

@@ -130,7 +130,8 @@ impl Target for Storage {
         }
         let options = ClientOptions { name: "bench cool".into(), via: Via::Direct, ..ClientOptions::default() };
         let everywhere = Layout::over_all(self.config.data.len() as u16)?;
-        Ok(Client::connect(&self.config, options)?.sync_data(FileKey(crate::random::nonce()?), &everywhere)?)
+        Ok(Client::connect(&self.config, options)?
+            .sync_data(FileKey(impresario_base::machine::random_number()?), &everywhere)?)
     }
 
     fn reset(&self) -> Result<()> {

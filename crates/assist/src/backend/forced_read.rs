@@ -17,6 +17,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
 
+use impresario_base::machine::path_of;
 use rustc_hash::FxHashMap;
 use rustix::fs::{AtFlags, OFlags, StatxFlags};
 
@@ -95,7 +96,7 @@ fn overtaken(file: HintedFile<'_>, piece: &Range<u64>) -> bool {
 
 /// The same file, opened once more.
 fn open_again(file: HintedFile<'_>) -> Option<OwnedFd> {
-    let path = format!("/proc/self/fd/{}", file.fd.as_raw_fd());
+    let path = path_of(file.fd);
     let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NONBLOCK | OFlags::NOCTTY;
     let quietly = rustix::fs::open(&path, flags | OFlags::NOATIME, rustix::fs::Mode::empty());
     let own = quietly.or_else(|_| rustix::fs::open(&path, flags, rustix::fs::Mode::empty())).ok()?;

@@ -6,12 +6,13 @@
 
 use std::collections::VecDeque;
 use std::ops::Range;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::mpsc::Sender;
 use std::time::{Duration, Instant};
 
+use impresario_base::machine::path_of;
 use rustc_hash::FxHashMap;
 use rustix::fs::{Mode, OFlags};
 
@@ -437,7 +438,7 @@ impl Pool {
 /// read.
 fn read_index(fd: BorrowedFd<'_>, formats: &[&'static dyn Format]) -> Option<Index> {
     let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NONBLOCK | OFlags::NOCTTY;
-    let own = rustix::fs::open(format!("/proc/self/fd/{}", fd.as_raw_fd()), flags, Mode::empty()).ok()?;
+    let own = rustix::fs::open(path_of(fd), flags, Mode::empty()).ok()?;
     formats::read_open(own.as_fd(), formats)
 }
 

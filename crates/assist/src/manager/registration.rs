@@ -2,10 +2,11 @@
 
 use std::ffi::OsString;
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
+use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::ffi::OsStringExt;
 use std::path::PathBuf;
 
+use impresario_base::machine::path_of;
 use rustix::fs::{AtFlags, FileType, OFlags, StatxFlags};
 
 use crate::backend::{FileId, is_cached};
@@ -35,7 +36,7 @@ pub(super) fn examine(fd: BorrowedFd<'_>) -> Option<Examined> {
     if file_type != FileType::RegularFile {
         return None;
     }
-    let path = rustix::fs::readlink(format!("/proc/self/fd/{}", fd.as_raw_fd()), Vec::new()).ok()?;
+    let path = rustix::fs::readlink(path_of(fd), Vec::new()).ok()?;
     let mut path = path.into_bytes();
     // A program may remove a file before its registration is taken, and read on.
     if is_removed && path.ends_with(REMOVED) {
@@ -89,7 +90,7 @@ fn stat(fd: BorrowedFd<'_>) -> Option<Stat> {
 
 /// Whether a descriptor is an event descriptor. Anything else could be made to block, or to wake the manager for ever.
 pub(super) fn is_eventfd(fd: impl AsFd) -> bool {
-    let link = rustix::fs::readlink(format!("/proc/self/fd/{}", fd.as_fd().as_raw_fd()), Vec::new());
+    let link = rustix::fs::readlink(path_of(fd), Vec::new());
     link.is_ok_and(|name| name.as_bytes() == b"anon_inode:[eventfd]")
 }
 

@@ -14,6 +14,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
+use impresario_base::machine::path_of;
+use impresario_base::mounts::{Mount, mounts};
 use impresario_ring::message::{Packet, ToManager, register};
 use impresario_ring::{Access, Op, Producer, Push, SLOTS};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
@@ -162,7 +164,7 @@ impl Follower {
         }
         self.search_every = search_again_in(self.search_every, changed);
         if let (true, Source::Trace(trace)) = (changed, &self.source) {
-            let mounts = std::fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
+            let mounts = mounts();
             let as_traced = |(number, (_, open)): (&FileId, &(u32, File))| (traced_as(open, *number, &mounts), *number);
             let numbers: Vec<(FileId, FileId)> = self.files.iter().map(as_traced).collect();
             self.traced = by_traced(&numbers);
@@ -197,18 +199,13 @@ fn search_again_in(every: Duration, changed: bool) -> Duration {
 
 /// A file as the kernel's trace names it: by the device of its file system, as the mount has it. On btrfs `stat` gives
 /// each subvolume a device of its own.
-fn traced_as(open: &File, number: FileId, mounts: &str) -> FileId {
+fn traced_as(open: &File, number: FileId, mounts: &[Mount]) -> FileId {
     let info = std::fs::read_to_string(format!("/proc/self/fdinfo/{}", open.as_raw_fd())).unwrap_or_default();
-    let mount = info.lines().find_map(|line| line.strip_prefix("mnt_id:")).map(str::trim);
-    let dev = mount.and_then(|mount| device_of_mount(mounts, mount)).unwrap_or(number.dev);
-    FileId { dev, ..number }
-}
-
-/// The device of a mount, from the lines of `/proc/self/mountinfo`: number, parent, major and minor.
-fn device_of_mount(mounts: &str, mount: &str) -> Option<u64> {
-    let fields = mounts.lines().map(|line| line.split(' ')).find(|fields| fields.clone().next() == Some(mount));
-    let (major, minor) = fields?.nth(2)?.split_once(':')?;
-    Some(libc::makedev(major.parse().ok()?, minor.parse().ok()?))
+    let id = info.lines().find_map(|line| line.strip_prefix("mnt_id:")).and_then(|id| id.trim().parse().ok());
+    match mounts.iter().find(|mount| Some(mount.id) == id) {
+        Some(Mount { device: (major, minor), .. }) => FileId { dev: libc::makedev(*major, *minor), ..number },
+        None => number,
+    }
 }
 
 /// Which file is meant by what the trace names. Files of two subvolumes may have one inode number: of those nothing is told.
@@ -231,7 +228,7 @@ fn open_found(path: &Path, number: FileId) -> Option<File> {
         return None;
     }
     // Opened through the descriptor that is held, which cannot be swapped.
-    let path = format!("/proc/self/fd/{}", name.as_raw_fd());
+    let path = path_of(&name);
     let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NONBLOCK | OFlags::NOCTTY;
     rustix::fs::open(path, flags, Mode::empty()).ok().map(File::from)
 }
@@ -338,13 +335,6 @@ mod tests {
     #[test]
     fn the_trace_names_files_by_the_device_of_their_mount() {
         // As btrfs has it: the mount says 0:37, `stat` of a file in a subvolume 0:52.
-        let mounts = "22 1 254:0 / / rw - ext4 /dev/vda rw\n\
-                      61 22 0:37 /home /home rw,relatime shared:4 - btrfs /dev/vdb rw,subvol=/home\n\
-                      612 22 0:5 / /x rw - tmpfs x rw\n";
-        assert_eq!(device_of_mount(mounts, "61"), Some(libc::makedev(0, 37)));
-        assert_eq!(device_of_mount(mounts, "22"), Some(libc::makedev(254, 0)));
-        assert_eq!((device_of_mount(mounts, "6"), device_of_mount(mounts, "")), (None, None));
-        assert_eq!(device_of_mount("61\n61 22\n61 22 x /", "61"), None);
         let number = |minor: u32, ino: u64| FileId { dev: libc::makedev(0, minor), ino };
         let known = by_traced(&[
             (number(37, 9), number(52, 9)),
@@ -356,9 +346,10 @@ mod tests {
         let file = tempfile::tempfile().unwrap();
         let meta = file.metadata().unwrap();
         let number = FileId { dev: meta.dev(), ino: meta.ino() };
-        assert_eq!(traced_as(&file, number, ""), number);
-        let traced = traced_as(&file, number, &std::fs::read_to_string("/proc/self/mountinfo").unwrap());
-        assert_eq!(traced.ino, number.ino);
+        assert_eq!(traced_as(&file, number, &[]), number);
+        let mut mounts = mounts();
+        mounts.iter_mut().for_each(|mount| mount.device = (0, 37));
+        assert_eq!(traced_as(&file, number, &mounts), FileId { dev: libc::makedev(0, 37), ..number });
     }
 
     #[test]

@@ -6,12 +6,13 @@ use std::io::{self, IoSlice, IoSliceMut, Write};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use impresario_assist::config::{Entry, Hints, Region, StandDown};
 use impresario_assist::report::{FileReport, Report};
 use impresario_ring::message::{MESSAGE_BYTES_MAX, ToClient, ToManager, register};
 use impresario_ring::{Access, Op, Producer, Push, SLOTS};
+pub use impresario_testing::{PATIENCE, until};
 use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage,
     SendFlags, SocketAddrUnix, SocketFlags, SocketType,
@@ -19,8 +20,6 @@ use rustix::net::{
 
 pub const KIB: u64 = 1 << 10;
 pub const MIB: u64 = 1 << 20;
-/// Nothing in these tests takes longer, on however slow a machine.
-pub const PATIENCE: Duration = Duration::from_secs(30);
 
 pub struct Program {
     pub socket: OwnedFd,
@@ -165,15 +164,6 @@ pub fn hints(file: Vec<Entry>) -> Hints {
 pub fn descriptors_of(path: &Path) -> usize {
     let all = std::fs::read_dir("/proc/self/fd").unwrap().flatten();
     all.filter(|fd| std::fs::read_link(fd.path()).is_ok_and(|target| target == path)).count()
-}
-
-/// Waits until something holds.
-pub fn until(what: &str, mut holds: impl FnMut() -> bool) {
-    let end = Instant::now() + PATIENCE;
-    while !holds() {
-        assert!(Instant::now() < end, "{what}");
-        std::thread::sleep(Duration::from_millis(2));
-    }
 }
 
 pub fn file_report(report: &Report, path: &Path) -> FileReport {

@@ -9,6 +9,7 @@ use std::ops::Range;
 use super::mount::Inode;
 use super::{Node, Shared, api};
 use crate::{Errno, Placement, Result};
+use impresario_base::machine::random_number;
 use impresario_layout::Layout;
 
 /// Units and objects are multiples of this (`CEPH_MIN_STRIPE_UNIT`).
@@ -78,13 +79,9 @@ pub(super) fn try_striping(root: &Inode, striping: &Striping) -> std::result::Re
     })
 }
 
+/// Without the generator the process' number tells runs apart.
 fn random() -> u64 {
-    let mut bytes = [0; 8];
-    // Without the generator the process' number tells runs apart.
-    match getrandom::fill(&mut bytes) {
-        Ok(()) => u64::from_le_bytes(bytes),
-        Err(_) => u64::from(std::process::id()),
-    }
+    random_number().unwrap_or_else(|_| std::process::id().into())
 }
 
 /// Length of the blocks of a file that each lie in one object; `None` where the layout makes no sense.

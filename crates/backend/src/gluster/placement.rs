@@ -4,12 +4,13 @@
 //! volume's clients; they are asked for through a second client of the same volume, without the translator that hides them.
 
 use std::io::Write;
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::os::fd::{FromRawFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use impresario_base::lock::Mutex;
+use impresario_base::machine::path_of;
 use impresario_layout::Layout;
 
 use super::graph::{self, Caches};
@@ -144,7 +145,7 @@ fn asked(first: u32, count: u16, until: Instant, shard: impl Fn(u16) -> u32) -> 
 fn without_shards(volume: &Volume) -> Option<Arc<Volume>> {
     let text = graph::without_shards(&volume.describe()?)?;
     let opened = memory_file(&text).and_then(|file| {
-        let source = Source::File(format!("/proc/self/fd/{}", file.as_raw_fd()).into());
+        let source = Source::File(path_of(&file).into());
         Volume::open("shards", &source, &Caches::of(&text), volume.own().clone())
     });
     match opened {

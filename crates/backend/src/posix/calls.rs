@@ -7,9 +7,10 @@ use std::os::unix::ffi::OsStrExt;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
+use impresario_base::machine::path_of;
 use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags, RawDir, RenameFlags, SeekFrom};
 
-use super::{NAMING, Node, PosixTree, Shared, proc_path};
+use super::{NAMING, Node, PosixTree, Shared};
 use crate::nodes::Use;
 use crate::rules::{bears, checked, make_or_find, proper, wanted};
 use crate::{
@@ -100,7 +101,7 @@ impl Shared {
         set: &SetAttr,
     ) -> Result<Found> {
         let fd = match &opened {
-            Some(file) => rustix::fs::open(proc_path(file.as_fd()), NAMING - OFlags::NOFOLLOW, Mode::empty())?,
+            Some(file) => rustix::fs::open(path_of(file), NAMING - OFlags::NOFOLLOW, Mode::empty())?,
             None => {
                 let _acting = self.identity.act_as(caller)?;
                 self.open_name(dir, name)?
@@ -254,7 +255,7 @@ impl Backend for PosixTree {
         let (node, dir) = (shared.node(node)?, shared.directory(dir)?);
         {
             let _acting = shared.identity.act_as(caller)?;
-            rustix::fs::linkat(CWD, proc_path(node.fd.as_fd()), &dir.fd, name, AtFlags::SYMLINK_FOLLOW)?;
+            rustix::fs::linkat(CWD, path_of(&node.fd), &dir.fd, name, AtFlags::SYMLINK_FOLLOW)?;
         }
         Ok(shared.see(node.fd.as_fd())?.attr)
     }
@@ -360,7 +361,7 @@ impl Backend for PosixTree {
         if node.kind != Kind::File {
             return Err(Errno(libc::EINVAL));
         }
-        let told = self.shared.placements.ask(&proc_path(node.fd.as_fd()));
+        let told = self.shared.placements.ask(&path_of(&node.fd));
         let configured = || self.shared.options.striping.map(Placement::striped);
         Ok(told.or_else(configured).unwrap_or_else(|| Placement::one(0)))
     }

@@ -7,11 +7,12 @@ use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
+use impresario_base::machine::path_of;
 use rustix::fs::{Advice, FallocateFlags, Mode, OFlags, SeekFrom};
 use rustix::io::{Errno as Number, ReadWriteFlags};
 
 use super::metadata::may;
-use super::{Files, Node, Open, Shared, proc_path};
+use super::{Files, Node, Open, Shared};
 use crate::nodes::{Descriptors, Use};
 use crate::rules::check_range;
 use crate::{Caller, Errno, Kind, Result, SpaceChange};
@@ -29,7 +30,7 @@ impl Shared {
     }
 
     fn open_checked(&self, caller: &Caller, node: &Node, what: Use) -> Result<(std::os::fd::OwnedFd, (bool, bool))> {
-        let path = proc_path(node.fd.as_fd());
+        let path = path_of(&node.fd);
         let open = |flags: OFlags| {
             rustix::fs::open(&path, flags | OFlags::CLOEXEC | OFlags::NONBLOCK | OFlags::NOCTTY, Mode::empty())
         };

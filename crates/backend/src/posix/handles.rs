@@ -15,6 +15,7 @@ use std::ffi::{CStr, c_char, c_int};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 
 use impresario_base::lock::Mutex;
+use impresario_base::machine::{path_of, random_bytes};
 use rustc_hash::FxHashMap;
 
 use crate::{Errno, HANDLE_MAX_BYTES, Handle, Result};
@@ -89,9 +90,7 @@ pub(super) struct Key([u8; 16]);
 impl Key {
     /// The key that the folder keeps; made if it has none. `None` where it cannot keep one.
     pub(super) fn of_folder(folder: BorrowedFd<'_>) -> Option<Key> {
-        let path = format!("/proc/self/fd/{}", folder.as_raw_fd());
-        let mut fresh = [0; 16];
-        getrandom::fill(&mut fresh).ok()?;
+        let (path, fresh) = (path_of(folder), random_bytes::<16>().ok()?);
         // Several servers may start at once: the first key stays.
         match rustix::fs::setxattr(&path, KEY_NAME, &fresh, rustix::fs::XattrFlags::CREATE) {
             Ok(()) | Err(rustix::io::Errno::EXIST) => {}

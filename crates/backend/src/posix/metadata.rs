@@ -3,9 +3,10 @@
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::time::SystemTime;
 
+use impresario_base::machine::path_of;
 use rustix::fs::{AtFlags, CWD, Gid, Mode, Statx, StatxTimestamp, Timespec, Timestamps, UTIME_NOW, UTIME_OMIT, Uid};
 
-use super::{Node, Shared, proc_path};
+use super::{Node, Shared};
 use crate::rules::{kind_of, may_by_mode, seconds_of};
 use crate::{Attr, Caller, Errno, Result, SetAttr, SetTime};
 
@@ -71,7 +72,7 @@ impl Shared {
 
     /// Changes attributes as the caller. First what is most likely to be refused, last the times, which the others change.
     pub(super) fn change(&self, caller: &Caller, node: &Node, set: &SetAttr) -> Result<()> {
-        let path = proc_path(node.fd.as_fd());
+        let path = path_of(&node.fd);
         let rights = set.uid.is_some() || set.gid.is_some() || set.mode.is_some();
         if rights {
             let _acting = self.identity.act_as(caller)?;

@@ -142,7 +142,7 @@ pub fn run(args: Args) -> Result<ExitCode> {
     if device.is_none() {
         text += "The files lie on no block device of this machine: its requests are not counted.\n";
     }
-    print(text.as_bytes())?;
+    print(&text)?;
     write_json(args.json.as_deref(), &json!({ "measured": measured, "gain": gain, "report": report }))?;
     Ok(ExitCode::SUCCESS)
 }

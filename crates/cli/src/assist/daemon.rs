@@ -2,7 +2,6 @@
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
@@ -13,7 +12,7 @@ use impresario_assist::watch::{Follower, Means};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 
 use super::report::{Reports, default_socket};
-use crate::usage;
+use crate::{stop_at, usage};
 
 /// Run the advice manager of a node, for the programs of all its users
 ///
@@ -52,11 +51,7 @@ pub struct Args {
 pub fn run(args: Args) -> Result<ExitCode> {
     let socket = args.socket.clone().unwrap_or_else(default_socket);
     let mut hints = super::hints(&args.config)?;
-    let (stop, reload) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicBool::new(false)));
-    for signal in [SIGINT, SIGTERM] {
-        signal_hook::flag::register(signal, stop.clone())?;
-    }
-    signal_hook::flag::register(SIGHUP, reload.clone())?;
+    let (stop, reload) = (stop_at(&[SIGINT, SIGTERM])?, stop_at(&[SIGHUP])?);
     raise_file_limit();
     let mut first = true;
     loop {

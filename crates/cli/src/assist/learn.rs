@@ -8,7 +8,7 @@ use anyhow::{Context, Result};
 use impresario_assist::learn::{Learnt, Observed, SHARED, Store, observe, program_of};
 use impresario_trace::convert::{ImportOptions, import};
 
-use crate::{print, usage};
+use crate::{print, print_json, usage};
 
 /// Learn from recorded runs how a program reads kinds of files, for files that it has never read
 ///
@@ -59,7 +59,7 @@ pub fn run(args: Args) -> Result<ExitCode> {
     };
     if let Some(program) = &args.forget {
         return match store.forget(program)? {
-            true => print(format!("What was learnt of {program} is forgotten.\n").as_bytes()),
+            true => print(format!("What was learnt of {program} is forgotten.\n")),
             false => Err(usage(format!(
                 "nothing was learnt of {program:?} in {}; --list tells of what was",
                 store.folder().display()
@@ -88,21 +88,21 @@ pub fn run(args: Args) -> Result<ExitCode> {
     }
     if args.json {
         let learnt: Vec<&Learnt> = learnt.iter().map(|(learnt, _)| learnt).collect();
-        return print((serde_json::to_string_pretty(&learnt)? + "\n").as_bytes());
+        return print_json(&learnt);
     }
     let text: String = learnt.iter().map(|(learnt, notes)| words(learnt) + notes).collect();
-    print(text.as_bytes())
+    print(&text)
 }
 
 fn list(store: &Store, json: bool) -> Result<ExitCode> {
     let (learnt, errors) = store.all();
     errors.iter().for_each(|error| eprintln!("impresario: {error}"));
     if json {
-        print((serde_json::to_string_pretty(&learnt)? + "\n").as_bytes())?;
+        print_json(&learnt)?;
     } else if learnt.is_empty() && errors.is_empty() {
-        print(format!("Nothing was learnt yet in {}.\n", store.folder().display()).as_bytes())?;
+        print(format!("Nothing was learnt yet in {}.\n", store.folder().display()))?;
     } else {
-        print(learnt.iter().map(words).collect::<String>().as_bytes())?;
+        print(learnt.iter().map(words).collect::<String>())?;
     }
     Ok(if errors.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }

@@ -62,7 +62,7 @@ pub fn run(args: Args) -> Result<ExitCode> {
         }
         None => find()?,
     };
-    print(&[library.to_preload().as_bytes(), b"\n"].concat())
+    print([library.to_preload().as_bytes(), b"\n"].concat())
 }
 
 /// The library, as it is preloaded.

@@ -14,7 +14,7 @@ use impresario_trace::combine::join;
 use impresario_trace::convert::{ImportOptions, import};
 use impresario_trace::{Trace, TraceOp};
 
-use crate::print;
+use crate::{print, print_json};
 
 /// Plan hints from a recorded run, and report the reason and the expected gain of each
 ///
@@ -79,9 +79,9 @@ pub fn run(args: Args) -> Result<ExitCode> {
     let text = plan.hints.to_json().context("the plan is not a valid hints file")?;
     std::fs::write(&args.output, text).with_context(|| format!("writing {}", args.output.display()))?;
     if args.json {
-        return print((serde_json::to_string_pretty(&plan)? + "\n").as_bytes());
+        return print_json(&plan);
     }
-    print(plan.text().as_bytes())
+    print(plan.text())
 }
 
 fn device(args: &Args, trace: &Trace) -> Result<Device> {

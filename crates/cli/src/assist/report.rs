@@ -46,8 +46,8 @@ pub fn run(args: Args) -> Result<ExitCode> {
     Read::by_ref(&mut stream).take(ANSWER_BYTES_MAX).read_to_string(&mut text).context("reading its answer")?;
     let report: Report = serde_json::from_str(&text).context("its answer is not a report")?;
     match args.json {
-        true => print((report.to_json() + "\n").as_bytes()),
-        false => print(report.to_string().as_bytes()),
+        true => print(report.to_json() + "\n"),
+        false => print(report.to_string()),
     }
 }
 

@@ -77,7 +77,7 @@ pub fn run(args: Args) -> Result<ExitCode> {
     let programs = &ranked[..ranked.len().min(args.top)];
     let told = Told { logs, damaged, programs_in_all: ranked.len(), programs };
     let text = if args.json { serde_json::to_string_pretty(&told)? + "\n" } else { words(&told) };
-    print(text.as_bytes())?;
+    print(&text)?;
     Ok(if logs > 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 

@@ -100,7 +100,7 @@ pub(super) fn run(args: &Args) -> Result<ExitCode> {
     line.end();
     let done = done?;
     write_json(args.json.as_deref(), &done)?;
-    print(show(&done, &options).as_bytes())?;
+    print(show(&done, &options))?;
     Ok(ExitCode::from(u8::from(done.failed > 0 || done.verification.mismatches > 0)))
 }
 

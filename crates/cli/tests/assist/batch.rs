@@ -4,16 +4,17 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use impresario_assist::report::Report;
+use impresario_testing::{eventually, until};
 
-use crate::support::{IMPRESARIO, PATIENCE, eventually, run_command};
-use crate::tools::{Folder, LONG, WAIT_MS, assist, forget, library, of, plain, reading};
+use crate::support::{IMPRESARIO, run_command};
+use crate::tools::{Folder, WAIT_MS, assist, forget, library, of, plain, reading};
 
 /// What `make install` lays out.
 fn prefix(folder: &Folder) -> PathBuf {
     let prefix = folder.at("prefix");
     std::fs::create_dir_all(prefix.join("bin")).unwrap();
     std::os::unix::fs::symlink(IMPRESARIO, prefix.join("bin/impresario")).unwrap();
-    let laid_out = run_command(assist(["library"]).arg(prefix.join("lib/impresario/preload")), PATIENCE);
+    let laid_out = run_command(assist(["library"]).arg(prefix.join("lib/impresario/preload")));
     assert_eq!(laid_out.code, 0, "{}", laid_out.err);
     prefix
 }
@@ -40,13 +41,13 @@ fn slurm_s_prologue_and_epilogues_serve_a_job() {
         script.env("SLURM_JOB_ID", "4711").env("SLURM_JOB_UID", &uid).env("IMPRESARIO_JOBS", folder.path());
         script
     };
-    let told = run_command(script("task-prolog.sh").env("LD_PRELOAD", ""), PATIENCE);
+    let told = run_command(script("task-prolog.sh").env("LD_PRELOAD", ""));
     assert_eq!((told.code, told.err.as_str()), (0, ""));
-    let again = run_command(&mut script("task-prolog.sh"), PATIENCE);
+    let again = run_command(&mut script("task-prolog.sh"));
     assert_eq!(again.out, told.out, "one manager for all tasks of the job");
     let place = folder.path().join(format!("impresario-{uid}-4711.0"));
     let socket = place.join("assist.sock");
-    eventually("the manager listens", PATIENCE, || socket.exists().then_some(()));
+    until("the manager listens", || socket.exists());
 
     let (words, data) = job(&folder);
     let alone = plain(&words);
@@ -57,13 +58,13 @@ fn slurm_s_prologue_and_epilogues_serve_a_job() {
         let (name, value) = line.strip_prefix("export ").and_then(|set| set.split_once('=')).unwrap();
         task.env(name, value);
     }
-    let ran = run_command(&mut task, LONG);
+    let ran = run_command(&mut task);
     assert_eq!((ran.code, ran.out.as_str(), ran.err.as_str()), (0, alone.as_str(), ""));
 
     let kept = || {
         let mut epilog = script("task-epilog.sh");
         epilog.env("IMPRESARIO_ASSIST_REPORTS", folder.path()).env("IMPRESARIO_ASSIST_SOCKET", &socket);
-        assert_eq!(run_command(&mut epilog, PATIENCE).code, 0);
+        assert_eq!(run_command(&mut epilog).code, 0);
         let found = std::fs::read_dir(folder.path()).unwrap().find_map(|entry| {
             let path = entry.unwrap().path();
             path.file_name()?.to_str()?.starts_with("guided-4711-").then_some(path)
@@ -71,13 +72,13 @@ fn slurm_s_prologue_and_epilogues_serve_a_job() {
         let report: Report = serde_json::from_slice(&std::fs::read(found).unwrap()).unwrap();
         (of(&report, &data).reads > 0).then_some(())
     };
-    eventually("the report is kept", PATIENCE, kept);
+    eventually("the report is kept", kept);
     let pid: i32 = std::fs::read_to_string(place.join("pid")).unwrap().trim().parse().unwrap();
-    let ended = run_command(&mut script("epilog.sh"), PATIENCE);
+    let ended = run_command(&mut script("epilog.sh"));
     assert_eq!((ended.code, ended.err.as_str()), (0, ""));
     assert!(!place.exists());
     let state = || std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
-    eventually("the manager ends", PATIENCE, || (state().is_empty() || state().contains(") Z ")).then_some(()));
+    until("the manager ends", || state().is_empty() || state().contains(") Z "));
 }
 
 #[test]
@@ -90,7 +91,7 @@ fn slurm_s_prologue_leaves_a_job_alone_where_it_must() {
             .env("IMPRESARIO_JOBS", folder.path())
             .env("SLURM_JOB_ID", job);
         script.envs(variables.iter().copied());
-        let ran = run_command(&mut script, PATIENCE);
+        let ran = run_command(&mut script);
         assert_eq!((ran.code, ran.out.as_str(), ran.err.as_str()), (0, "", ""));
     };
     prologue(&[("IMPRESARIO_PREFIX", Path::new("/nowhere"))], "1");
@@ -117,7 +118,7 @@ fn htcondor_s_wrapper_serves_a_job_and_keeps_its_status() {
     };
     let (words, data) = job(&folder);
     let alone = plain(&words);
-    let ran = run_command(&mut wrapper(&words), LONG);
+    let ran = run_command(&mut wrapper(&words));
     assert_eq!((ran.code, ran.out.as_str()), (0, alone.as_str()), "{}", ran.err);
     let mut kept = std::fs::read_dir(folder.path()).unwrap().map(|entry| entry.unwrap().path());
     let is_report = |path: &PathBuf| path.to_str().unwrap().contains("/guided-dir_7-");
@@ -125,6 +126,6 @@ fn htcondor_s_wrapper_serves_a_job_and_keeps_its_status() {
     let report: Report = serde_json::from_slice(&report).unwrap();
     assert!(of(&report, &data).reads > 0);
     let fails = ["sh", "-c", "exit 7"].map(String::from);
-    assert_eq!(run_command(&mut wrapper(&fails), LONG).code, 7);
-    assert_eq!(run_command(wrapper(&fails).env("IMPRESARIO_ASSIST", "off"), LONG).code, 7);
+    assert_eq!(run_command(&mut wrapper(&fails)).code, 7);
+    assert_eq!(run_command(wrapper(&fails).env("IMPRESARIO_ASSIST", "off")).code, 7);
 }

@@ -5,8 +5,8 @@ use std::process::Command;
 
 use impresario_assist::report::{FileReport, Report};
 
-use crate::support::{PATIENCE, run_command};
-use crate::tools::{Folder, LONG, WAIT_MS, assist, forget, of, plain};
+use crate::support::run_command;
+use crate::tools::{Folder, WAIT_MS, assist, forget, of, plain};
 
 /// Makes files whose chunks lie in no order.
 const WRITES: &str = r#"
@@ -66,7 +66,7 @@ fn run(folder: &Folder, words: &[String], file: &Path, hints: &[PathBuf]) -> Fil
     forget(file);
     let mut command = assist(["run"]);
     command.args(hints).arg("--report").arg(&report).arg("--").args(words);
-    let ran = run_command(command.env("IMPRESARIO_ASSIST_WAIT_MS", WAIT_MS), LONG);
+    let ran = run_command(command.env("IMPRESARIO_ASSIST_WAIT_MS", WAIT_MS));
     assert_eq!((ran.code, ran.out.as_str()), (0, alone.as_str()), "{}", ran.err);
     let report: Report = serde_json::from_slice(&std::fs::read(&report).unwrap()).unwrap();
     of(&report, file).clone()
@@ -99,7 +99,7 @@ fn a_copy_needs_nothing_of_an_index() {
     }
     let file = folder.at("scattered.h5");
     let words = ["cksum", file.to_str().unwrap()].map(String::from);
-    assert!(run_command(Command::new(&words[0]).arg(&words[1]), PATIENCE).code == 0);
+    assert!(run_command(Command::new(&words[0]).arg(&words[1])).code == 0);
     assert_eq!(run(&folder, &words, &file, &[]).index, "");
 }
 

@@ -6,9 +6,10 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use impresario_assist::report::Report;
+use impresario_testing::eventually;
 use serde_json::json;
 
-use crate::support::{PATIENCE, Process, eventually};
+use crate::support::Process;
 use crate::tools::{Daemon, Folder, of, try_compile};
 
 /// One call of `gpfs_fcntl`, as the recorder wrote it.
@@ -83,14 +84,14 @@ impl Stage {
     }
 
     fn until_calls(&self, what: &str, seen: impl Fn(&[Call]) -> bool) -> Vec<Call> {
-        eventually(what, PATIENCE, || Some(self.calls()).filter(|calls| seen(calls)))
+        eventually(what, || Some(self.calls()).filter(|calls| seen(calls)))
     }
 
     /// Ends the program, which must have printed its number (and its child's) and "done", and nothing else. Returns the
     /// numbers.
     fn end(&self, mut process: Process) -> Vec<u32> {
         std::fs::write(self.folder.at("stop"), "").unwrap();
-        let status = process.wait(PATIENCE);
+        let status = process.wait();
         assert!(status.success(), "{status}: {}", process.log());
         let said = process.log();
         let (numbers, rest): (Vec<&str>, Vec<&str>) = said.lines().partition(|line| line.parse::<u32>().is_ok());

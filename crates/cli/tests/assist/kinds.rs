@@ -3,14 +3,14 @@
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use impresario_testing::{require, skip};
+use impresario_testing::{require, skip, until};
 
-use crate::support::{PATIENCE, Process, eventually, run_command};
-use crate::tools::{Folder, LONG, assist, library};
+use crate::support::{Process, run_command};
+use crate::tools::{Folder, assist, library};
 
 /// Lays out the library; the word for `LD_PRELOAD`.
 fn laid_out(folder: &Path) -> String {
-    let ran = run_command(assist(["library"]).arg(folder), PATIENCE);
+    let ran = run_command(assist(["library"]).arg(folder));
     assert_eq!((ran.code, ran.err.as_str()), (0, ""), "{}", ran.out);
     let word = ran.out.trim_end().to_string();
     assert_eq!(word, format!("{}/$PLATFORM/libimpresario_assist.so", folder.display()));
@@ -20,7 +20,7 @@ fn laid_out(folder: &Path) -> String {
 /// Runs a program with the word in its environment: its output, and what it says on standard error, which is nothing.
 #[track_caller]
 fn quietly(program: &mut Command, word: &str) -> String {
-    let ran = run_command(program.env("LD_PRELOAD", word), PATIENCE);
+    let ran = run_command(program.env("LD_PRELOAD", word));
     assert_eq!((ran.code, ran.err.as_str()), (0, ""), "{}", ran.out);
     ran.out
 }
@@ -71,13 +71,13 @@ fn each_program_finds_its_own_library() {
     let others = (require("musl-gcc")).then(|| compiled(&folder, "musl-gcc", "musl", LOOKS, &[]));
     if let Some(musl) = &others {
         assert_eq!(quietly(&mut Command::new(musl), &word), "without\n");
-        let file = run_command(Command::new(musl).env("LD_PRELOAD", library()), PATIENCE);
+        let file = run_command(Command::new(musl).env("LD_PRELOAD", library()));
         assert_ne!(file.code, 0, "a musl program would start with the file itself: the folder shows nothing");
     }
     let small = if cfg!(target_arch = "x86_64") && Path::new("/lib/ld-linux.so.2").exists() {
         let small = compiled(&folder, "cc", "small", ENDS, &["-m32", "-nostdlib", "-pie"]);
         assert_eq!(quietly(&mut Command::new(&small), &word), "");
-        let file = run_command(Command::new(&small).env("LD_PRELOAD", library()), PATIENCE);
+        let file = run_command(Command::new(&small).env("LD_PRELOAD", library()));
         assert!(file.err.contains("wrong ELF class"), "the loader would not complain: the folder shows nothing");
         Some(small)
     } else {
@@ -91,7 +91,7 @@ fn each_program_finds_its_own_library() {
     let job = all.into_iter().flatten().map(|p| p.display().to_string()).collect::<Vec<_>>().join(" && ");
     let mut record = assist(["record", "-o"]);
     record.env("IMPRESARIO_ASSIST_LIBRARY", folder.at("preload")).arg(&trace).args(["--", "sh", "-c", &job]);
-    let ran = run_command(&mut record, LONG);
+    let ran = run_command(&mut record);
     let expected = if others.is_some() { "with\nwithout\n" } else { "with\n" };
     assert_eq!((ran.code, ran.out.as_str()), (0, expected), "{}", ran.err);
     assert!(!ran.err.contains("cannot be preloaded") && !ran.err.contains("Error loading"), "{}", ran.err);
@@ -101,7 +101,7 @@ fn each_program_finds_its_own_library() {
         run.env("IMPRESARIO_ASSIST_LIBRARY", folder.at("preload"))
             .arg(folder.hints("hints.json", &[&folder.data("data")]));
         run.arg("--").arg(musl);
-        let ran = run_command(&mut run, LONG);
+        let ran = run_command(&mut run);
         assert_eq!((ran.code, ran.out.as_str()), (0, "without\n"), "{}", ran.err);
         assert!(ran.err.contains("does not preload libraries"), "{}", ran.err);
     }
@@ -114,14 +114,14 @@ fn a_folder_is_brought_up_to_date_under_running_programs() {
     let word = laid_out(&place);
     let running = Process::start_command(Command::new("sleep").arg("600").env("LD_PRELOAD", &word), &folder.at("log"));
     let maps = || std::fs::read_to_string(format!("/proc/{}/maps", running.pid())).unwrap();
-    eventually("the program has the library", PATIENCE, || maps().contains("libimpresario_assist.so\n").then_some(()));
+    until("the program has the library", || maps().contains("libimpresario_assist.so\n"));
     assert_eq!(laid_out(&place), word);
     assert!(maps().contains("libimpresario_assist.so (deleted)"), "it keeps the one that it has: {}", maps());
     let folder_of_ours = if cfg!(target_arch = "x86_64") { "x86_64" } else { "aarch64" };
     let file = place.join(folder_of_ours).join("libimpresario_assist.so");
     assert!(std::fs::read(file).unwrap() == std::fs::read(library()).unwrap());
     assert_eq!(quietly(Command::new("sh").args(["-c", "echo here"]), &word), "here\n");
-    let ran = run_command(assist(["library"]).env("IMPRESARIO_ASSIST_LIBRARY", &place), PATIENCE);
+    let ran = run_command(assist(["library"]).env("IMPRESARIO_ASSIST_LIBRARY", &place));
     assert_eq!((ran.code, ran.out.trim_end()), (0, word.as_str()));
 }
 
@@ -129,7 +129,7 @@ fn a_folder_is_brought_up_to_date_under_running_programs() {
 fn mistakes_are_told() {
     let folder = Folder::new();
     let told = |command: &mut Command, code: i32, part: &str| {
-        let ran = run_command(command, PATIENCE);
+        let ran = run_command(command);
         assert!(ran.code == code && ran.err.contains(part) && ran.err.lines().count() == 1, "{ran:?}");
     };
     told(assist(["library"]).arg(folder.at("a folder")), 2, "choose another folder");

@@ -5,8 +5,8 @@ use std::process::Command;
 
 use impresario_assist::report::{FileReport, Report};
 
-use crate::support::{PATIENCE, Ran, run_command};
-use crate::tools::{Folder, LONG, WAIT_MS, assist, forget, of, plain, try_compile};
+use crate::support::{Ran, run_command};
+use crate::tools::{Folder, WAIT_MS, assist, forget, of, plain, try_compile};
 
 const MIB: u64 = 1 << 20;
 
@@ -45,13 +45,13 @@ impl Tables {
     fn record(&self, trace: &str, file: &Path) -> PathBuf {
         let trace = self.folder.at(trace);
         let mut command = self.command(&["record", "-f", "-o"]);
-        let ran = run_command(command.arg(&trace).arg("--").args(self.words(file, &[])), LONG);
+        let ran = run_command(command.arg(&trace).arg("--").args(self.words(file, &[])));
         assert_eq!(ran.code, 0, "{}", ran.err);
         trace
     }
 
     fn learn(&self, traces: &[&Path]) -> Ran {
-        run_command(self.command(&["learn"]).args(traces), PATIENCE)
+        run_command(self.command(&["learn"]).args(traces))
     }
 
     /// Two tables of different sizes, recorded and learnt.
@@ -73,7 +73,7 @@ impl Tables {
         forget(file);
         let mut command = self.command(&["run"]);
         command.args(hints).arg("--report").arg(&report).arg("--").args(&words);
-        let ran = run_command(&mut command, LONG);
+        let ran = run_command(&mut command);
         assert_eq!((ran.code, ran.out.as_str()), (0, alone.as_str()), "{}", ran.err);
         let report: Report = serde_json::from_slice(&std::fs::read(&report).unwrap()).unwrap();
         assert_eq!(report.dropped_accesses, 0);
@@ -148,13 +148,13 @@ fn one_file_says_nothing_of_others() {
 #[test]
 fn what_was_learnt_is_listed_and_forgotten() {
     let tables = Tables::new();
-    let list = |more: &[&str]| run_command(tables.command(&["learn", "--list"]).args(more), PATIENCE);
+    let list = |more: &[&str]| run_command(tables.command(&["learn", "--list"]).args(more));
     assert!(list(&[]).out.starts_with("Nothing was learnt yet in "), "{:?}", list(&[]));
     let learnt = tables.learnt();
     assert_eq!((list(&[]).code, list(&[]).out), (0, learnt.out));
     let json: serde_json::Value = serde_json::from_str(&list(&["--json"]).out).unwrap();
     assert_eq!((json[0]["program"].as_str(), json[0]["kinds"].as_array().map(Vec::len)), (Some("table"), Some(1)));
-    let forget = || run_command(tables.command(&["learn", "--forget", "table"]).current_dir("/"), PATIENCE);
+    let forget = || run_command(tables.command(&["learn", "--forget", "table"]).current_dir("/"));
     assert_eq!(forget().out, "What was learnt of table is forgotten.\n");
     let ran = forget();
     assert_eq!((ran.code, ran.err.lines().count()), (2, 1), "{}", ran.err);
@@ -170,14 +170,12 @@ fn a_damaged_file_costs_hints_and_not_the_run() {
     std::fs::write(&kept, &text[..text.len() / 2]).unwrap();
     let (file, ran) = tables.run(None, &tables.table("new.tbl", 8 * MIB), &[]);
     assert_eq!(file.entry, "Directory[0]");
-    for ran in [
-        ran,
-        run_command(&mut tables.command(&["learn", "--list"]), PATIENCE),
-        tables.learn(&[&tables.folder.at("a.imt")]),
-    ] {
+    for ran in
+        [ran, run_command(&mut tables.command(&["learn", "--list"])), tables.learn(&[&tables.folder.at("a.imt")])]
+    {
         assert!(ran.err.contains("table.json: is damaged") && ran.err.contains("--forget PROGRAM"), "{ran:?}");
     }
-    assert_eq!(run_command(&mut tables.command(&["learn", "--forget", "table"]), PATIENCE).code, 0);
+    assert_eq!(run_command(&mut tables.command(&["learn", "--forget", "table"])).code, 0);
     assert_eq!(tables.learn(&[&tables.folder.at("a.imt")]).code, 0);
 }
 
@@ -190,7 +188,7 @@ fn mistakes_are_named() {
         (&["learn", "--list", "--forget", "x"], "--forget"),
         (&["learn", "--list", "--shared", "--folder", "x"], "--folder"),
     ] {
-        let ran = run_command(tables.command(args).current_dir(tables.folder.path()), PATIENCE);
+        let ran = run_command(tables.command(args).current_dir(tables.folder.path()));
         assert!(ran.code != 0 && ran.err.contains(told), "{args:?}: {ran:?}");
     }
 }

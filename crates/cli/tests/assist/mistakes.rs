@@ -1,7 +1,7 @@
 //! Hints files with mistakes: one line with the position and the remedy.
 
-use crate::support::{PATIENCE, run_command};
-use crate::tools::{Folder, LONG, assist, plain, reading};
+use crate::support::run_command;
+use crate::tools::{Folder, assist, plain, reading};
 
 #[test]
 fn mistakes_are_named_with_line_and_key() {
@@ -29,7 +29,7 @@ fn mistakes_are_named_with_line_and_key() {
                 "daemon" => ran.arg("--socket").arg(folder.at("s")),
                 _ => ran.args(["--", "echo", "ran"]),
             };
-            let ran = run_command(&mut ran, PATIENCE);
+            let ran = run_command(&mut ran);
             assert_eq!((ran.code, ran.out.as_str(), ran.err.lines().count()), (2, "", 1), "{text}: {ran:?}");
             let place = format!("{}:{line}:", hints.display());
             assert!(ran.err.starts_with(&place) || text.is_empty(), "{text}: {}", ran.err);
@@ -37,7 +37,7 @@ fn mistakes_are_named_with_line_and_key() {
         }
         assert!(!folder.at("s").exists());
     }
-    let ran = run_command(assist(["run"]).arg(folder.at("none.json")).args(["--", "echo", "ran"]), PATIENCE);
+    let ran = run_command(assist(["run"]).arg(folder.at("none.json")).args(["--", "echo", "ran"]));
     assert!(
         ran.code == 2 && ran.err.contains("none.json: cannot be read") && ran.err.contains("assist plan"),
         "{ran:?}"
@@ -57,7 +57,7 @@ fn what_is_only_odd_is_told_and_used() {
     ]});
     let hints = folder.write("hints.json", hints.to_string());
     let read = reading(&program, &data, 0);
-    let ran = run_command(assist(["run"]).arg(&hints).arg("--").args(&read), LONG);
+    let ran = run_command(assist(["run"]).arg(&hints).arg("--").args(&read));
     assert_eq!((ran.code, ran.out.as_str()), (0, plain(&read).as_str()), "{}", ran.err);
     let told: Vec<&str> = ran.err.lines().collect();
     assert!(told.len() == 3 && told[2].contains("Saw "), "{}", ran.err);

@@ -4,12 +4,11 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use impresario_assist::report::Report;
+use impresario_testing::{PATIENCE, until};
 use rustix::process::Signal;
 
-use crate::support::{PATIENCE, Process, eventually, run_command};
-use crate::tools::{
-    COUNT, Daemon, Folder, LONG, Nobody, PIECE, WAIT_MS, assist, forget, of, plain, reading, try_compile,
-};
+use crate::support::{Process, run_command, run_within};
+use crate::tools::{COUNT, Daemon, Folder, Nobody, PIECE, WAIT_MS, assist, forget, of, plain, reading, try_compile};
 
 /// A program under `run --node` that reads on until it is told to stop.
 struct Endless {
@@ -30,7 +29,7 @@ impl Endless {
     #[track_caller]
     fn end(&mut self) -> String {
         std::fs::write(&self.stop, "").unwrap();
-        let status = self.process.wait(PATIENCE);
+        let status = self.process.wait();
         assert!(status.success(), "{status}: {}", self.process.log());
         std::fs::read_to_string(&self.out).unwrap()
     }
@@ -44,7 +43,7 @@ fn programs_are_served_and_reported() {
     let read = reading(&program, &data, 1000);
     let alone = plain(&read);
     forget(&data);
-    let ran = run_command(&mut daemon.run_told(&read), LONG);
+    let ran = run_command(&mut daemon.run_told(&read));
     assert_eq!((ran.code, ran.out.as_str(), ran.err.as_str()), (0, alone.as_str(), ""));
     let report = daemon.until("everything is reported", |r| r.files.iter().any(|f| f.reads == COUNT && f.open == 0));
     let file = of(&report, &data);
@@ -56,19 +55,19 @@ fn programs_are_served_and_reported() {
 
     // A second one leaves the socket alone, and the first continues.
     let mut second = assist(["daemon", "--config"]);
-    let second = run_command(second.arg(folder.at("hints.json")).arg("--socket").arg(&daemon.socket), PATIENCE);
+    let second = run_command(second.arg(folder.at("hints.json")).arg("--socket").arg(&daemon.socket));
     assert_eq!((second.code, second.err.lines().count()), (2, 1), "{}", second.err);
     let remedy = "another manager answers there; stop it or name another path";
     assert!(second.err.contains(remedy), "{}", second.err);
-    assert!(run_command(&mut daemon.run(&read), LONG).out == alone);
+    assert!(run_command(&mut daemon.run(&read)).out == alone);
     daemon.until("the first goes on", |r| r.programs_ever >= 2);
 
     let socket = daemon.socket.clone();
     daemon.end();
-    let ran = run_command(assist(["report", "--socket"]).arg(&socket), PATIENCE);
+    let ran = run_command(assist(["report", "--socket"]).arg(&socket));
     assert!(ran.code == 2 && ran.err.contains("assist daemon") && ran.err.lines().count() == 1, "{ran:?}");
     let mut without = assist(["run", "--node", "--"]);
-    let ran = run_command(without.args(&read).env("IMPRESARIO_ASSIST_SOCKET", &socket), PATIENCE);
+    let ran = run_command(without.args(&read).env("IMPRESARIO_ASSIST_SOCKET", &socket));
     assert!(ran.code == 2 && ran.err.contains("assist daemon") && ran.out.is_empty(), "{ran:?}");
 }
 
@@ -80,16 +79,14 @@ fn hints_are_read_anew_and_a_file_with_a_mistake_changes_nothing() {
     let daemon = Daemon::start(&folder, &hints, &[]);
     let run = |data: &Path| {
         let read = reading(&program, data, 0);
-        assert_eq!(run_command(&mut daemon.run_told(&read), LONG).out, plain(&read));
+        assert_eq!(run_command(&mut daemon.run_told(&read)).out, plain(&read));
     };
     run(&first);
     let before = daemon.until("the first file is known", |r| r.files.iter().any(|f| f.reads == COUNT));
 
     folder.write("hints.json", "{\n  \"File\": [\n    { \"Path\": \"/x\", \"BlockSiez\": 4096 }\n  ]\n}");
     daemon.process.signal(Signal::HUP);
-    eventually("the mistake is reported", PATIENCE, || {
-        daemon.process.log().contains("the hints are unchanged").then_some(())
-    });
+    until("the mistake is reported", || daemon.process.log().contains("the hints are unchanged"));
     let log = daemon.process.log();
     let place = format!("{}:3:", hints.display());
     assert!(log.contains(&place) && log.contains("BlockSiez"), "{log}");
@@ -102,9 +99,9 @@ fn hints_are_read_anew_and_a_file_with_a_mistake_changes_nothing() {
 
     folder.hints("hints.json", &[&second]);
     daemon.process.signal(Signal::HUP);
-    eventually("the hints are read again", PATIENCE, || daemon.process.log().contains("read again").then_some(()));
+    until("the hints are read again", || daemon.process.log().contains("read again"));
     // The manager restarts then; it takes a moment to listen.
-    eventually("it answers", PATIENCE, || (daemon.ask(&["--json"]).code == 0).then_some(()));
+    until("it answers", || daemon.ask(&["--json"]).code == 0);
     run(&second);
     let report = daemon.until("the second file is known", |r| r.files.iter().any(|f| f.reads == COUNT));
     assert!(report.files.iter().all(|f| Path::new(&f.path) != first), "{report:?}");
@@ -144,7 +141,7 @@ fn programs_go_on_when_it_is_stopped() {
     daemon.until("it reads", |r| r.files.iter().any(|f| f.reads > 0));
     daemon.process.signal(Signal::STOP);
     // One that ran already, and one that comes now.
-    assert_eq!(run_command(&mut daemon.run(&read), LONG).out, alone);
+    assert_eq!(run_command(&mut daemon.run(&read)).out, alone);
     assert_eq!(endless.end(), alone);
     daemon.process.signal(Signal::CONT);
     daemon.until("both are let go", |r| r.programs == 0 && r.files.iter().all(|f| f.open == 0));
@@ -183,9 +180,9 @@ fn other_users_are_served_only_when_everyone_is() {
             .args(&read)
             .env("IMPRESARIO_ASSIST_SOCKET", &daemon.socket)
             .current_dir("/");
-        let ran = run_command(&mut command, LONG);
+        let ran = run_command(&mut command);
         assert_eq!((ran.code, ran.out.as_str()), (0, alone.as_str()), "{}", ran.err);
-        run_command(nobody.command(["report", "--socket"]).arg(&daemon.socket).current_dir("/"), PATIENCE)
+        run_command(nobody.command(["report", "--socket"]).arg(&daemon.socket).current_dir("/"))
     };
     let own = Daemon::start(&folder, &hints, &[]);
     let refused = run(&own);
@@ -224,7 +221,7 @@ fn crowd(processes: u64, files: u64) {
     let mut command = assist(["run", "--node", "--instances"]);
     command.arg(processes.to_string()).arg("--").args(&read).env("IMPRESARIO_ASSIST_SOCKET", &daemon.socket);
     command.env("IMPRESARIO_ASSIST_WAIT_MS", WAIT_MS);
-    let ran = run_command(&mut command, LONG * 3);
+    let ran = run_within(3 * PATIENCE, &mut command);
     assert_eq!((ran.code, ran.err.as_str()), (0, ""));
     assert_eq!(ran.out, plain(&read).repeat(processes as usize));
     let report = daemon.until("all are let go", |r| r.programs == 0);
@@ -232,7 +229,7 @@ fn crowd(processes: u64, files: u64) {
     assert_eq!(of(&report, &data).programs, processes);
 
     let words = [many.to_str().unwrap(), dir.to_str().unwrap(), &files.to_string()].map(String::from);
-    let alone = run_command(Command::new(&words[0]).args(&words[1..]), LONG);
+    let alone = run_command(Command::new(&words[0]).args(&words[1..]));
     if alone.code == 66 {
         return impresario_testing::skip(
             "open-files",
@@ -244,9 +241,9 @@ fn crowd(processes: u64, files: u64) {
     let words = [&words[..], &[stop.to_str().unwrap().into()]].concat();
     let mut process = Process::start_command(&mut daemon.run(&words), &folder.at("many.out"));
     let open = |r: &Report| r.files.iter().map(|f| f.open).sum::<u64>();
-    eventually("all files are known", LONG, || (open(&daemon.report()) == files).then_some(()));
+    until("all files are known", || open(&daemon.report()) == files);
     std::fs::write(&stop, "").unwrap();
-    assert!(process.wait(LONG).success(), "{}", process.log());
+    assert!(process.wait().success(), "{}", process.log());
     assert_eq!(process.log(), alone.out);
     let report = daemon.until("all are let go", |r| r.programs == 0 && open(r) == 0);
     assert_eq!((report.total().programs, report.cut_off), (processes + files, 0));
@@ -270,18 +267,16 @@ fn a_user_needs_to_name_no_socket() {
     let folder = Folder::new();
     let (program, data) = (folder.strided(), folder.data("data"));
     let hints = folder.hints("hints.json", &[&data]);
-    let mine = |command: &mut Command| run_command(command.env("XDG_RUNTIME_DIR", folder.path()), LONG);
+    let mine = |command: &mut Command| run_command(command.env("XDG_RUNTIME_DIR", folder.path()));
     let mut command = assist(["daemon", "--config"]);
     command.arg(&hints).env("XDG_RUNTIME_DIR", folder.path());
     let daemon = Process::start_command(&mut command, &folder.at("daemon.log"));
     let socket = folder.path().join("impresario-assist.sock");
-    eventually("it listens", PATIENCE, || daemon.log().contains(socket.to_str().unwrap()).then_some(()));
+    until("it listens", || daemon.log().contains(socket.to_str().unwrap()));
     let read = reading(&program, &data, 0);
     let ran = mine(assist(["run", "--node", "--"]).args(&read).env("IMPRESARIO_ASSIST_WAIT_MS", WAIT_MS));
     assert_eq!((ran.code, ran.out), (0, plain(&read)), "{}", ran.err);
-    eventually("it is reported", PATIENCE, || {
-        mine(&mut assist(["report"])).out.contains("  64 reads by 1 programs").then_some(())
-    });
+    until("it is reported", || mine(&mut assist(["report"])).out.contains("  64 reads by 1 programs"));
 }
 
 /// None of our processes may hold a program's standard output open, or a pipe behind it never ends.
@@ -297,7 +292,7 @@ fn a_pipe_behind_a_program_ends() {
         let mut text = String::new();
         std::io::Read::read_to_string(&mut out, &mut text).map(|_| text)
     });
-    eventually("the pipe ends", PATIENCE, || reader.is_finished().then_some(()));
+    until("the pipe ends", || reader.is_finished());
     assert_eq!(reader.join().unwrap().unwrap(), plain(&read));
     assert!(child.wait().unwrap().success());
     daemon.end();

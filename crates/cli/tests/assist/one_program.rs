@@ -4,13 +4,11 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
 use impresario_assist::report::Report;
-use impresario_testing::{is_root, require, skip};
+use impresario_testing::{is_root, require, skip, until};
 use impresario_trace::{Trace, TraceOp};
 
-use crate::support::{PATIENCE, Process, Ran, eventually, run_command};
-use crate::tools::{
-    COUNT, Folder, LONG, Nobody, PIECE, STRIDE, WAIT_MS, assist, forget, of, plain, reading, try_compile,
-};
+use crate::support::{Process, Ran, run_command};
+use crate::tools::{COUNT, Folder, Nobody, PIECE, STRIDE, WAIT_MS, assist, forget, of, plain, reading, try_compile};
 
 fn words(text: &[&str]) -> Vec<String> {
     text.iter().map(|w| w.to_string()).collect()
@@ -19,8 +17,8 @@ fn words(text: &[&str]) -> Vec<String> {
 /// Runs a program under `assist run` with hints and under `assist record`.
 #[track_caller]
 fn both(folder: &Folder, hints: &Path, program: &[String]) -> [Ran; 2] {
-    let recorded = run_command(assist(["record", "-f", "-o"]).arg(folder.at("both.imt")).arg("--").args(program), LONG);
-    let guided = run_command(assist(["run"]).arg(hints).arg("--").args(program), LONG);
+    let recorded = run_command(assist(["record", "-f", "-o"]).arg(folder.at("both.imt")).arg("--").args(program));
+    let guided = run_command(assist(["run"]).arg(hints).arg("--").args(program));
     [recorded, guided]
 }
 
@@ -31,7 +29,7 @@ fn recorded_planned_run_and_reported() {
     let read = reading(&program, &data, 1000);
     let alone = plain(&read);
     let trace = folder.at("t.imt");
-    let ran = run_command(assist(["record", "-o"]).arg(&trace).arg("--").args(&read), LONG);
+    let ran = run_command(assist(["record", "-o"]).arg(&trace).arg("--").args(&read));
     assert_eq!((ran.code, ran.out.as_str()), (0, alone.as_str()), "{}", ran.err);
     assert!(ran.err.contains("64 reads (4 MiB) and 0 writes"), "{}", ran.err);
     let recorded = Trace::load(&trace).unwrap();
@@ -43,7 +41,7 @@ fn recorded_planned_run_and_reported() {
     assert_eq!(seen, (0..COUNT).map(|i| (TraceOp::Read, i * STRIDE, PIECE)).collect::<Vec<_>>());
 
     // An existing trace is not lost by mistake.
-    let ran = run_command(assist(["record", "-o"]).arg(&trace).args(["--", "true"]), PATIENCE);
+    let ran = run_command(assist(["record", "-o"]).arg(&trace).args(["--", "true"]));
     assert!(ran.code != 0 && ran.err.contains("--force") && ran.err.lines().count() == 1, "{ran:?}");
     assert_eq!(Trace::load(&trace).unwrap().records.len(), recorded.records.len());
 
@@ -51,7 +49,7 @@ fn recorded_planned_run_and_reported() {
     let planning = |more: &[&str]| {
         let mut command = assist(["plan"]);
         command.arg(&trace).arg("-o").arg(&hints).args(["--device", "disk", "--cold"]).args(more);
-        run_command(&mut command, LONG)
+        run_command(&mut command)
     };
     let ran = planning(&[]);
     assert_eq!((ran.code, ran.err.as_str()), (0, ""), "{}", ran.out);
@@ -70,7 +68,7 @@ fn recorded_planned_run_and_reported() {
     let report = folder.at("report.json");
     let mut command = assist(["run", "-v"]);
     command.env("IMPRESARIO_ASSIST_WAIT_MS", WAIT_MS);
-    let ran = run_command(command.arg(&hints).arg("--report").arg(&report).arg("--").args(&read), LONG);
+    let ran = run_command(command.arg(&hints).arg("--report").arg(&report).arg("--").args(&read));
     assert_eq!((ran.code, ran.out.as_str()), (0, alone.as_str()), "{}", ran.err);
     assert!(ran.err.contains(data.to_str().unwrap()) && ran.err.contains("prefetched"), "{}", ran.err);
     let report: Report = serde_json::from_slice(&std::fs::read(&report).unwrap()).unwrap();
@@ -98,7 +96,7 @@ fn how_much_was_seen_is_told() {
     assert!(recorded.starts_with(&format!("Saw {size} MiB of {size} MiB read")), "{recorded}");
     assert!(recorded.contains(&format!("; {size} MiB of files were mapped")), "{recorded}");
     assert!(guided.starts_with("impresario: Saw "), "{guided}");
-    let quiet = run_command(assist(["run", "-q"]).arg(&hints).args(["--", "sh", "-c", &script]), LONG);
+    let quiet = run_command(assist(["run", "-q"]).arg(&hints).args(["--", "sh", "-c", &script]));
     assert_eq!((quiet.code, quiet.err.as_str()), (0, ""));
 }
 
@@ -111,7 +109,7 @@ fn without_a_plan_it_runs_guided_all_the_same() {
     let (alone, report) = (plain(&read), folder.at("report.json"));
     let mut command = assist(["run", "--report"]);
     command.env("IMPRESARIO_ASSIST_WAIT_MS", WAIT_MS);
-    let ran = run_command(command.arg(&report).arg("--").args(&read), LONG);
+    let ran = run_command(command.arg(&report).arg("--").args(&read));
     assert_eq!((ran.code, ran.out.as_str()), (0, alone.as_str()), "{}", ran.err);
     let report: Report = serde_json::from_slice(&std::fs::read(&report).unwrap()).unwrap();
     let file = report.files.iter().find(|f| f.path == data.to_str().unwrap()).expect("the file is looked after");
@@ -126,12 +124,12 @@ fn ranks_record_one_trace_each() {
     for rank in ["0", "1"] {
         let mut command = assist(["record"]);
         command.env("PMI_RANK", rank).env("PMI_SIZE", "2").current_dir(folder.path());
-        let ran = run_command(command.arg("--").args(reading(&program, &data, 0)), LONG);
+        let ran = run_command(command.arg("--").args(reading(&program, &data, 0)));
         assert_eq!(ran.code, 0, "{}", ran.err);
         assert!(ran.err.contains(&format!("trace.{rank}.imt; next: impresario assist plan trace.*.imt")), "{ran:?}");
     }
     let mut command = assist(["plan", "trace.0.imt", "trace.1.imt", "-o", "h.json", "--device", "disk", "--cold"]);
-    let ran = run_command(command.current_dir(folder.path()), LONG);
+    let ran = run_command(command.current_dir(folder.path()));
     assert_eq!((ran.code, ran.err.as_str()), (0, ""), "{}", ran.out);
     assert!(ran.out.contains("by 2 processes"), "{}", ran.out);
 }
@@ -152,7 +150,7 @@ fn a_program_ends_as_it_would_alone() {
     // The first of several failures is reported.
     let mut command = assist(["run", "--instances", "3"]);
     command.arg(&hints).args(["--", "sh", "-c", "mkdir once 2>/dev/null || exit 9"]).current_dir(folder.path());
-    assert_eq!(run_command(&mut command, LONG).code, 9);
+    assert_eq!(run_command(&mut command).code, 9);
 }
 
 #[test]
@@ -166,9 +164,9 @@ fn a_termination_is_handed_on_and_the_trace_is_whole() {
         let log = folder.at("log");
         let _ = std::fs::remove_file(&log);
         let mut process = Process::start_command(command.args(["sh", "-c", &script]).current_dir(folder.path()), &log);
-        eventually("it is up", PATIENCE, || process.log().contains("up").then_some(()));
+        until("it is up", || process.log().contains("up"));
         process.signal(rustix::process::Signal::TERM);
-        assert_eq!(process.wait(PATIENCE).code(), Some(4), "{}", process.log());
+        assert_eq!(process.wait().code(), Some(4), "{}", process.log());
     }
     let trace = Trace::load(folder.at("t.imt")).unwrap();
     let path = data.as_os_str().as_encoded_bytes();
@@ -274,7 +272,7 @@ fn compared_with_itself() {
             Some(nobody) => nobody.command(["compare"]),
             None => assist(["compare"]),
         };
-        run_command(command.arg(&hints).args(["--pairs", "2", "--"]).args(program).current_dir("/"), LONG)
+        run_command(command.arg(&hints).args(["--pairs", "2", "--"]).args(program).current_dir("/"))
     };
     let ran = compare(&reading(&program, &data, 0));
     assert_eq!(ran.code, 0, "{}", ran.err);
@@ -308,7 +306,7 @@ fn another_mount_name_space() {
         reading(&program, &elsewhere, 0).join(" ")
     );
     let inside = words(&["unshare", "-m", "sh", "-c", &script]);
-    if run_command(std::process::Command::new(&inside[0]).args(&inside[1..]), PATIENCE).code != 0 {
+    if run_command(std::process::Command::new(&inside[0]).args(&inside[1..])).code != 0 {
         return skip("root", "mounting is not allowed here");
     }
     let alone = plain(&reading(&program, &data, 0));

@@ -3,7 +3,7 @@
 use impresario_trace::darshan::writing::write;
 use impresario_trace::darshan::{FileRecord, Log};
 
-use crate::support::{PATIENCE, run_command};
+use crate::support::run_command;
 use crate::tools::{Folder, assist};
 
 fn log(command: &str, strided_reads: u64, read_s: f64) -> Log {
@@ -28,7 +28,7 @@ fn programs_are_ranked_and_damaged_logs_named() {
     folder.write("2026/c.darshan", write(&log("python3 tree.py", 0, 500.0), "3.10", 0));
     folder.write("2026/broken.darshan", b"nonsense");
     folder.write("2026/notes.txt", b"no log");
-    let ran = run_command(assist(["survey"]).arg(folder.path()), PATIENCE);
+    let ran = run_command(assist(["survey"]).arg(folder.path()));
     assert_eq!(ran.code, 0, "{}", ran.err);
     assert!(ran.err.contains("broken.darshan: not a Darshan log") && ran.err.lines().count() == 1, "{}", ran.err);
     for told in [
@@ -39,7 +39,7 @@ fn programs_are_ranked_and_damaged_logs_named() {
     ] {
         assert!(ran.out.contains(told), "{told} is missing:\n{}", ran.out);
     }
-    let ran = run_command(assist(["survey", "--json", "--top", "1"]).arg(folder.path()), PATIENCE);
+    let ran = run_command(assist(["survey", "--json", "--top", "1"]).arg(folder.path()));
     let told: serde_json::Value = serde_json::from_str(&ran.out).unwrap();
     assert_eq!((told["logs"].as_u64(), told["damaged"].as_u64()), (Some(3), Some(1)));
     assert_eq!(told["programs"].as_array().unwrap().len(), 1);
@@ -49,8 +49,8 @@ fn programs_are_ranked_and_damaged_logs_named() {
 #[test]
 fn a_folder_without_logs_is_told() {
     let folder = Folder::new();
-    let ran = run_command(assist(["survey"]).arg(folder.path()), PATIENCE);
+    let ran = run_command(assist(["survey"]).arg(folder.path()));
     assert!(ran.code == 2 && ran.err.contains("ends with .darshan"), "{ran:?}");
-    let ran = run_command(&mut assist(["survey", "/nowhere/at/all"]), PATIENCE);
+    let ran = run_command(&mut assist(["survey", "/nowhere/at/all"]));
     assert!(ran.code != 0 && ran.err.contains("/nowhere/at/all"), "{ran:?}");
 }

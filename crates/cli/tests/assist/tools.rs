@@ -5,16 +5,12 @@ use std::fs::File;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::time::Duration;
 
 use impresario_assist::report::{FileReport, Report};
-use impresario_testing::{require, skip};
+use impresario_testing::{eventually, require, skip, until};
 use serde_json::json;
 
-use crate::support::{IMPRESARIO, PATIENCE, Process, Ran, eventually, run_command};
-
-/// How long a whole run may take. Generous: the machine may be busy with other tests.
-pub const LONG: Duration = Duration::from_secs(120);
+use crate::support::{IMPRESARIO, Process, Ran, run_command};
 
 /// How long programs wait for the manager where every access is counted.
 pub const WAIT_MS: &str = "10000";
@@ -120,7 +116,7 @@ pub fn reading(program: &Path, data: &Path, pause_us: u64) -> Vec<String> {
 /// What a command prints when it runs alone.
 #[track_caller]
 pub fn plain(words: &[String]) -> String {
-    let ran = run_command(Command::new(&words[0]).args(&words[1..]), PATIENCE);
+    let ran = run_command(Command::new(&words[0]).args(&words[1..]));
     assert_eq!((ran.code, ran.err.as_str()), (0, ""), "{words:?}");
     ran.out
 }
@@ -143,10 +139,10 @@ impl Daemon {
     #[track_caller]
     pub fn start(folder: &Folder, hints: &Path, more: &[&str]) -> Daemon {
         let mut daemon = Daemon::spawn(folder, hints, more);
-        eventually("the daemon listens", PATIENCE, || {
+        until("the daemon listens", || {
             let ended = daemon.process.child.try_wait().unwrap();
             assert!(ended.is_none(), "the daemon ended with {ended:?}: {}", daemon.process.log());
-            daemon.process.log().contains("listens at").then_some(())
+            daemon.process.log().contains("listens at")
         });
         daemon
     }
@@ -184,20 +180,20 @@ impl Daemon {
 
     #[track_caller]
     pub fn ask(&self, more: &[&str]) -> Ran {
-        run_command(assist(["report", "--socket"]).arg(&self.socket).args(more), PATIENCE)
+        run_command(assist(["report", "--socket"]).arg(&self.socket).args(more))
     }
 
     /// Waits until the report says something.
     #[track_caller]
     pub fn until(&self, what: &str, said: impl Fn(&Report) -> bool) -> Report {
-        eventually(what, PATIENCE, || Some(self.report()).filter(&said))
+        eventually(what, || Some(self.report()).filter(&said))
     }
 
     /// Ends it as the service manager would: the sockets must be gone.
     #[track_caller]
     pub fn end(mut self) -> String {
         self.process.signal(rustix::process::Signal::TERM);
-        let status = self.process.wait(PATIENCE);
+        let status = self.process.wait();
         assert!(status.success(), "{status}: {}", self.process.log());
         let left = |p: &Path| p.symlink_metadata().is_ok();
         assert!(!left(&self.socket) && !left(&self.socket.with_extension("report")), "sockets stay behind");
@@ -228,7 +224,7 @@ impl Nobody {
             program: reachable(Path::new(IMPRESARIO), "impresario"),
             library: reachable(library(), "libimpresario_assist.so"),
         };
-        if run_command(&mut them.command(["--help"]), PATIENCE).code != 0 {
+        if run_command(&mut them.command(["--help"])).code != 0 {
             skip("setpriv", "another user cannot start programs in the folder for temporary files");
             return None;
         }

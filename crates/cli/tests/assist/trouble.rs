@@ -2,8 +2,8 @@
 
 use std::path::{Path, PathBuf};
 
-use crate::support::{PATIENCE, Process, run_command};
-use crate::tools::{COUNT, Daemon, Folder, LONG, STRIDE, assist, of, plain, reading, try_compile};
+use crate::support::{Process, run_command};
+use crate::tools::{COUNT, Daemon, Folder, STRIDE, assist, of, plain, reading, try_compile};
 
 /// A program reads a file again and again under a manager while something happens to the file; what it reads in the end.
 fn while_advised(happens: impl FnOnce(&Folder, &Path)) -> (Folder, PathBuf, String) {
@@ -21,7 +21,7 @@ fn while_advised(happens: impl FnOnce(&Folder, &Path)) -> (Folder, PathBuf, Stri
     let report = daemon.until("it reads on", |r| of(r, &data).reads >= passed);
     assert_eq!((report.programs, report.cut_off), (1, 0));
     std::fs::write(&stop, "").unwrap();
-    let status = process.wait(PATIENCE);
+    let status = process.wait();
     assert!(status.success(), "{status}: {}", process.log());
     let said = process.log();
     daemon.until("it is let go", |r| r.programs == 0 && r.held_bytes == 0 && of(r, &data).open == 0);
@@ -67,7 +67,7 @@ fn descriptors_change_hands_at_once() {
     let report = folder.at("report.json");
     let mut command = assist(["run"]);
     command.arg(&hints).arg("--report").arg(&report).arg("--").arg(&reuse).arg(folder.path()).arg("2000");
-    let ran = run_command(&mut command, LONG);
+    let ran = run_command(&mut command);
     assert_eq!((ran.code, ran.out.as_str()), (0, "all bytes were those of their files\n"), "{}", ran.err);
     let report: impresario_assist::report::Report = serde_json::from_slice(&std::fs::read(report).unwrap()).unwrap();
     assert_eq!(report.cut_off, 0);
@@ -75,8 +75,7 @@ fn descriptors_change_hands_at_once() {
 
     // Recorded, each read is of the file that was open at that moment.
     let trace = folder.at("t.imt");
-    let ran =
-        run_command(assist(["record", "-o"]).arg(&trace).arg("--").arg(&reuse).arg(folder.path()).arg("200"), LONG);
+    let ran = run_command(assist(["record", "-o"]).arg(&trace).arg("--").arg(&reuse).arg(folder.path()).arg("200"));
     assert_eq!(ran.code, 0, "{}", ran.err);
     let trace = impresario_trace::Trace::load(&trace).unwrap();
     // On a machine under load some are missing: a file is not registered while the manager's queue is full. What is

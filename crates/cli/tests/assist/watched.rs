@@ -5,7 +5,7 @@ use std::process::Command;
 
 use impresario_testing::{is_root, require, skip};
 
-use crate::support::{PATIENCE, Process, run_command};
+use crate::support::{Process, run_command};
 use crate::tools::{COUNT, Daemon, Folder, Nobody, assist, forget, of, plain, reading, try_compile};
 
 const TRACEFS: &str = "/sys/kernel/tracing";
@@ -43,7 +43,7 @@ fn watched(how: &str) {
     let file = of(&report, &data);
     assert!(file.entry == "Directory[0]" && file.hints > 0, "{file:?}");
     std::fs::write(&stop, "").unwrap();
-    assert!(process.wait(PATIENCE).success(), "{}", process.log());
+    assert!(process.wait().success(), "{}", process.log());
     assert_eq!(process.log(), alone);
 
     // Killed in mid-run: the program continues, and the next manager cleans up.
@@ -60,7 +60,7 @@ fn watched(how: &str) {
     daemon.until("it is seen by the next one", |r| r.files.iter().any(seen));
     assert!(!instance(killed).exists(), "the trace of a killed manager stays behind");
     std::fs::write(&stop, "").unwrap();
-    assert!(process.wait(PATIENCE).success(), "{}", process.log());
+    assert!(process.wait().success(), "{}", process.log());
     assert_eq!(process.log(), alone);
     let pid = daemon.process.pid();
     daemon.end();
@@ -90,7 +90,7 @@ fn before_each_access() {
         return skip("fanotify", "events before each access need Linux 6.14");
     }
     let folder = Folder::new();
-    let kind = run_command(Command::new("stat").args(["-f", "-c", "%T"]).arg(folder.path()), PATIENCE).out;
+    let kind = run_command(Command::new("stat").args(["-f", "-c", "%T"]).arg(folder.path())).out;
     if !["ext2/ext3", "xfs", "btrfs"].contains(&kind.trim()) {
         return skip(
             "fanotify",
@@ -118,7 +118,7 @@ fn refused_to_users_without_rights() {
             std::os::unix::fs::chown(mine.path(), Some(65534), None).unwrap();
         }
         let socket = mine.path().join("s");
-        let ran = run_command(command.arg(&hints).arg("--socket").arg(&socket).arg(how).current_dir("/"), PATIENCE);
+        let ran = run_command(command.arg(&hints).arg("--socket").arg(&socket).arg(how).current_dir("/"));
         assert!(ran.code == 1 && ran.err.contains("needs root"), "{ran:?}");
         assert!(!socket.exists() && !socket.with_extension("report").exists(), "sockets stay behind");
     }

@@ -7,17 +7,16 @@ use std::net::TcpListener;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Duration;
 
 use impresario_base::Random;
 use impresario_client::{Client, ClientOptions, CreateOptions, Via};
 use impresario_config::{Config, Data, Io, Meta};
+use impresario_testing::{PATIENCE, until, within};
 
 /// The program under test.
 pub const IMPRESARIO: &str = env!("CARGO_BIN_EXE_impresario");
-/// How long a server may take to start or to stop. Generous: the machine may be busy with other tests.
-pub const PATIENCE: Duration = Duration::from_secs(30);
-
 /// Ports that were free a moment ago, all different. None of those that the kernel gives to outgoing connections: one of
 /// these could take the port of a server that is not up yet, or down for a while.
 pub fn free_ports(count: usize) -> Vec<u16> {
@@ -32,19 +31,6 @@ pub fn free_ports(count: usize) -> Vec<u16> {
         held.extend(TcpListener::bind(("127.0.0.1", draw())));
     }
     held.iter().map(|socket| socket.local_addr().unwrap().port()).collect()
-}
-
-/// Waits until `f` gives something; fails the test with `what` when it takes too long.
-#[track_caller]
-pub fn eventually<T>(what: &str, patience: Duration, mut f: impl FnMut() -> Option<T>) -> T {
-    let deadline = Instant::now() + patience;
-    loop {
-        if let Some(value) = f() {
-            return value;
-        }
-        assert!(Instant::now() < deadline, "not within {patience:?}: {what}");
-        std::thread::sleep(Duration::from_millis(20));
-    }
 }
 
 /// A process that is killed when the test ends. Its output is kept in a file.
@@ -72,7 +58,7 @@ impl Process {
 
     /// Everything it wrote so far.
     pub fn log(&self) -> String {
-        String::from_utf8_lossy(&std::fs::read(&self.log).unwrap_or_default()).into_owned()
+        written(&self.log)
     }
 
     /// Sends a signal; fails the test if that is impossible.
@@ -83,15 +69,15 @@ impl Process {
 
     /// Waits for its end.
     #[track_caller]
-    pub fn wait(&mut self, patience: Duration) -> ExitStatus {
-        let deadline = Instant::now() + patience;
-        loop {
-            if let Some(status) = self.child.try_wait().unwrap() {
-                return status;
-            }
-            assert!(Instant::now() < deadline, "still running after {patience:?}:\n{}", self.log());
-            std::thread::sleep(Duration::from_millis(10));
-        }
+    pub fn wait(&mut self) -> ExitStatus {
+        self.wait_within(PATIENCE)
+    }
+
+    /// Waits for its end, which takes long by itself.
+    #[track_caller]
+    pub fn wait_within(&mut self, limit: Duration) -> ExitStatus {
+        let Process { child, log } = self;
+        within(limit, Ending(log), || child.try_wait().unwrap())
     }
 
     /// `kill -9`.
@@ -99,6 +85,19 @@ impl Process {
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
+}
+
+/// The end of a process, for the message that it does not come.
+struct Ending<'a>(&'a Path);
+
+impl std::fmt::Display for Ending<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "the end of a process that wrote\n{}", written(self.0))
+    }
+}
+
+fn written(file: &Path) -> String {
+    String::from_utf8_lossy(&std::fs::read(file).unwrap_or_default()).into_owned()
 }
 
 impl Drop for Process {
@@ -122,22 +121,27 @@ pub struct Ran {
     pub err: String,
 }
 
-/// Runs `impresario args` to its end, at most a minute.
+/// Runs `impresario args` to its end.
 #[track_caller]
 pub fn run<S: AsRef<OsStr>>(args: impl IntoIterator<Item = S>) -> Ran {
-    run_command(Command::new(IMPRESARIO).args(args), Duration::from_secs(60))
+    run_command(Command::new(IMPRESARIO).args(args))
 }
 
-/// Runs a command to its end, within bounded time. Its output goes through files, so that it never blocks.
+/// Runs a command to its end.
 #[track_caller]
-pub fn run_command(command: &mut Command, patience: Duration) -> Ran {
+pub fn run_command(command: &mut Command) -> Ran {
+    run_within(PATIENCE, command)
+}
+
+/// Runs a command that takes long by itself to its end. Its output goes through files, so that it never blocks.
+#[track_caller]
+pub fn run_within(limit: Duration, command: &mut Command) -> Ran {
     let dir = tempfile::tempdir().unwrap();
     let (out, err) = (dir.path().join("out"), dir.path().join("err"));
     command.stdin(Stdio::null()).stdout(File::create(&out).unwrap()).stderr(File::create(&err).unwrap());
     let mut process = Process { child: command.spawn().unwrap(), log: err.clone() };
-    let status = process.wait(patience);
-    let text = |path: &Path| String::from_utf8_lossy(&std::fs::read(path).unwrap()).into_owned();
-    Ran { code: status.code().unwrap_or(-1), out: text(&out), err: text(&err) }
+    let status = process.wait_within(limit);
+    Ran { code: status.code().unwrap_or(-1), out: written(&out), err: written(&err) }
 }
 
 /// A cluster of one process a server in a temporary folder. All end with the test.
@@ -155,15 +159,13 @@ impl Cluster {
         let mut ports = free_ports(1 + data + io).into_iter().map(|port| format!("127.0.0.1:{port}"));
         let mut address = || ports.next().unwrap();
         let mut config = Config {
-            cluster: Default::default(),
-            tree: None,
             meta: Meta { address: address(), dir: "meta".into(), ..Meta::default() },
             data: (0..data).map(|i| Data::new(format!("data.{i}"), address(), format!("data.{i}"))).collect(),
             io: (0..io).map(|i| Io::new(format!("io.{i}"), address())).collect(),
-            allocation: Default::default(),
-            device: Default::default(),
+            ..Config::default()
         };
-        config.cluster.request_timeout_ms = 5_000;
+        // Of a server that is down or of a busy machine no test notices anything but that it takes longer.
+        config.cluster.request_timeout_ms = 20_000;
         change(&mut config);
         let path = dir.path().join("impresario.toml");
         std::fs::write(&path, config.to_toml()).unwrap();
@@ -198,15 +200,13 @@ impl Cluster {
     #[track_caller]
     pub fn await_answer(&mut self, name: &str) {
         let address = self.config.server(name).unwrap().address().to_string();
-        let deadline = Instant::now() + PATIENCE;
         let access = self.access();
-        while impresario_client::admin::status(&access, &address, Duration::from_secs(2)).is_err() {
+        until(format!("{name} answers"), || {
             let process = self.server(name);
             let ended = process.child.try_wait().unwrap();
-            let in_time = Instant::now() < deadline;
-            assert!(ended.is_none() && in_time, "{name} does not answer, ended: {ended:?}\n{}", process.log());
-            std::thread::sleep(Duration::from_millis(20));
-        }
+            assert!(ended.is_none(), "{name} ended: {ended:?}\n{}", process.log());
+            impresario_client::admin::status(&access, &address, Duration::from_secs(2)).is_ok()
+        });
     }
 
     /// What a client of it proves itself by.
@@ -249,7 +249,7 @@ impl Stopped {
         process.signal(rustix::process::Signal::STOP);
         let stopped = Stopped(rustix::process::Pid::from_raw(process.pid() as i32).unwrap());
         let tasks = format!("/proc/{}/task", process.pid());
-        eventually("all its threads have stopped", PATIENCE, || {
+        impresario_testing::eventually("all its threads have stopped", || {
             let is_stopped = |task: std::io::Result<std::fs::DirEntry>| {
                 let stat = std::fs::read_to_string(task.ok()?.path().join("stat")).ok()?;
                 stat.rsplit_once(") ").filter(|(_, state)| state.starts_with('T')).map(drop)
@@ -286,6 +286,52 @@ impl SmallDisk {
 impl Drop for SmallDisk {
     fn drop(&mut self) {
         let _ = rustix::mount::unmount(&self.0, rustix::mount::UnmountFlags::DETACH);
+    }
+}
+
+/// A thread that works in rounds until it is told to stop.
+pub struct Worker<T> {
+    rounds: Arc<Rounds>,
+    thread: std::thread::JoinHandle<T>,
+}
+
+/// The rounds of a [`Worker`].
+#[derive(Default)]
+pub struct Rounds {
+    is_over: AtomicBool,
+    begun: AtomicU64,
+}
+
+impl Rounds {
+    /// The number of the next round, from 0; `None`: there is none.
+    pub fn next(&self) -> Option<u64> {
+        (!self.is_over.load(Ordering::Relaxed)).then(|| self.begun.fetch_add(1, Ordering::Relaxed))
+    }
+}
+
+impl<T: Send + 'static> Worker<T> {
+    pub fn start(work: impl FnOnce(&Rounds) -> T + Send + 'static) -> Worker<T> {
+        let rounds = Arc::new(Rounds::default());
+        let given = rounds.clone();
+        Worker { rounds, thread: std::thread::spawn(move || work(&given)) }
+    }
+
+    /// Waits until it has done so many more rounds; fails the test if it gives up.
+    #[track_caller]
+    pub fn goes_on(&self, rounds: u64) {
+        let begun = || self.rounds.begun.load(Ordering::Relaxed);
+        let wanted = begun() + rounds + 1;
+        until("the work goes on", || {
+            assert!(!self.thread.is_finished(), "a worker gave up in round {}", begun());
+            begun() >= wanted
+        });
+    }
+
+    /// Ends it after the present round.
+    #[track_caller]
+    pub fn stop(self) -> T {
+        self.rounds.is_over.store(true, Ordering::Relaxed);
+        self.thread.join().expect("a worker failed")
     }
 }
 

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use impresario_config::AllocationRule;
+use impresario_testing::until;
 use impresario_wire::{MetaCall, NodeKind, SetAttr};
 
 use super::*;
@@ -82,11 +83,7 @@ fn hints_reach_the_data_servers_that_have_the_bytes() {
         let before = hinted(&cluster).0;
         file.will_need(u64::MAX, 1);
         file.will_need(0, 100);
-        let deadline = std::time::Instant::now() + Duration::from_secs(20);
-        while hinted(&cluster).0 == before {
-            assert!(std::time::Instant::now() < deadline, "{via:?}: the hint did not arrive");
-            std::thread::sleep(Duration::from_millis(5));
-        }
+        until(format!("the hint arrives by {via:?}"), || hinted(&cluster).0 > before);
     }
 }
 
@@ -161,10 +158,7 @@ fn open_files_survive_the_metadata_server() {
             .iter()
             .any(|call| matches!(call, MetaCall::Reopen { path: p, write: true, .. } if p == path))
     };
-    while started.elapsed() < Duration::from_secs(60) && !reopened(b"renamed") {
-        std::thread::sleep(Duration::from_millis(50));
-    }
-    assert!(reopened(b"written") && reopened(b"renamed"));
+    until("both are registered", || reopened(b"written") && reopened(b"renamed"));
     assert_eq!(idle.attr().unwrap().size, 0);
     let mut back = [0; 12];
     written.read_at(&mut back, 0).unwrap();

@@ -4,6 +4,7 @@ use std::io::IoSliceMut;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
 
+use impresario_testing::until;
 use impresario_wire::{Answer, Fault};
 
 use super::*;
@@ -168,11 +169,7 @@ fn a_link_that_is_dropped_ends_its_calls() {
         assert!(link.start_unattended(&call, 10, Box::new(Counted(vec![0; 10])), in_ms(60_000)).is_ok());
     }
     drop(link);
-    let until = in_ms(20_000);
-    while DROPPED.load(Ordering::SeqCst) < 3 {
-        assert!(Instant::now() < until, "{} of 3 calls ended", DROPPED.load(Ordering::SeqCst));
-        std::thread::sleep(Duration::from_millis(5));
-    }
+    until("three calls end", || DROPPED.load(Ordering::SeqCst) == 3);
 }
 
 /// The keeper rests while another thread receives: that one must wake it when it leaves, or the answer lies there until the

@@ -122,7 +122,7 @@ impl Options {
 
     /// Applies `text` (TOML); `doc/EMBEDDING.md` documents every key. Missing keys leave the options unchanged.
     pub fn read(mut self, text: &str) -> Result<Options, String> {
-        let file: File = impresario_config::read_text(text)?;
+        let file: File = impresario_toml::parse_text(text)?;
         if let Some(policy) = file.policy {
             self.policy = match policy {
                 PolicyText::Text(text) => parse_policy(&text)?,

@@ -102,7 +102,7 @@ fn by(holders: &[String]) -> String {
 pub struct Mounted {
     path: PathBuf,
     /// Its device number, which identifies our mount among others at the same path.
-    device: Option<String>,
+    device: Option<(u32, u32)>,
     ended: Arc<Ended>,
 }
 

@@ -11,6 +11,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicUsize;
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 
+use impresario_base::machine::random_number;
 use impresario_client::Client;
 use impresario_interpose::served::protocol::{DIRECTORIES, REQUEST_BYTES, Reply, Request, SOCKET};
 use impresario_interpose::served::{peer_pid, peer_uid};
@@ -62,10 +63,7 @@ impl Agent {
         let place = std::env::temp_dir();
         remove_stale(&place);
         let folder = private_folder(&place).map_err(failed("making the run's folder"))?;
-        let mut random = [0; 8];
-        getrandom::fill(&mut random)
-            .map_err(|error| failed("drawing the run's token")(std::io::Error::other(error.to_string())))?;
-        let token = format!("{:016x}", u64::from_ne_bytes(random));
+        let token = format!("{:016x}", random_number().map_err(failed("drawing the run's token"))?);
         let mirror = Mirror::new(folder.path().join(DIRECTORIES)).map_err(failed("making the run's folder"))?;
         let at = at.as_os_str().as_bytes().to_vec();
         let calls = Calls::new(client, at, mirror, &token).map_err(failed("preparing to serve programs"))?;

@@ -6,6 +6,7 @@ use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
 
 use impresario_base::lock::Mutex;
+use impresario_base::machine::random_number;
 use impresario_client::{ClientError, File};
 use impresario_interpose::served::protocol::NAME;
 use rustc_hash::FxHashMap;
@@ -87,9 +88,8 @@ impl Opens {
     fn placeholder(&self, number: u64) -> rustix::io::Result<(OwnedFd, OwnedFd)> {
         let socket = || rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None);
         // Nobody can foresee the name, so nobody can take it before.
-        let mut random = [0; 8];
-        getrandom::fill(&mut random).map_err(|_| rustix::io::Errno::IO)?;
-        let rest = format!("{number:x}.{:x}", u64::from_ne_bytes(random));
+        let random = random_number().map_err(|_| rustix::io::Errno::IO)?;
+        let rest = format!("{number:x}.{random:x}");
         let address = SocketAddrUnix::new_abstract_name(&[&self.name[..], rest.as_bytes()].concat())?;
         let placeholder = socket()?;
         rustix::net::bind(&placeholder, &address)?;

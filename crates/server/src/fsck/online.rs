@@ -18,31 +18,26 @@ const PAGE_OBJECTS: u32 = 4096;
 /// Connects to the servers of a configuration.
 pub(super) fn connect(config: &Config, report: &mut Report) -> Sides {
     let nothing = |config: &Config| Sides { names: None, objects: config.data.iter().map(|_| None).collect() };
-    let (user, name) = impresario_client::whoami();
-    let identity = match Identity::draw(0, user) {
+    let identity = match Identity::of_program() {
         Ok(identity) => Arc::new(identity),
         Err(error) => {
             report.unchecked.push(error.to_string());
             return nothing(config);
         }
     };
-    let timeout = Duration::from_millis(config.cluster.request_timeout_ms);
+    // With the state of the server, so that one that does not answer is found now.
     let link = |role, server: &str, address: &str, vet| {
         let options = LinkOptions {
-            who: identity.who(),
-            name: name.clone(),
-            timeout,
-            keep_trying: false,
+            timeout: Duration::from_millis(config.cluster.request_timeout_ms),
             vet,
             access: impresario_transport::Access::of(config, impresario_wire::KeyRole::Admin),
             ..LinkOptions::new(role, ANSWER_BODY_MAX_BYTES)
         };
-        Link::new(&[(server, address)], identity.clone(), options)
+        let link = Link::asking((server, address), &identity, options)?;
+        let status = link.ask(Call::Status)?;
+        Ok::<_, ClientError>((link, status))
     };
-    let meta = link(Role::Meta, META_NAME, &config.meta.address, None).and_then(|link| {
-        let status = ask(&link, Call::Status, timeout)?;
-        Ok((link, status))
-    });
+    let meta = link(Role::Meta, META_NAME, &config.meta.address, None);
     let (meta, status) = match meta {
         Ok((link, Answer::Text(status))) => (link, serde_json::from_str(&status).unwrap_or_default()),
         Ok(_) => return nothing(config),
@@ -54,7 +49,7 @@ pub(super) fn connect(config: &Config, report: &mut Report) -> Sides {
     let known = known(&status);
     let number = |text: &serde_json::Value| u64::from_str_radix(text.as_str()?, 16).ok();
     let key_prefix = status.get("key_prefix").and_then(number);
-    let names = RunningNames { link: meta, identity: identity.clone(), timeout, key_prefix };
+    let names = RunningNames { link: meta, key_prefix };
     let objects = config.data.iter().map(|data| {
         if data.is_retired() {
             return None;
@@ -68,12 +63,8 @@ pub(super) fn connect(config: &Config, report: &mut Report) -> Sides {
             other.store(true, Ordering::Relaxed);
             Err(format!("it serves folder {:016x}, which is not the one that the cluster knows", welcome.store))
         }));
-        let objects = link(Role::Data, &data.name, &data.address, Some(vet)).and_then(|link| {
-            ask(&link, Call::Status, timeout)?;
-            Ok(Box::new(RunningObjects { link, identity: identity.clone(), timeout }) as Box<dyn Objects>)
-        });
-        match objects {
-            Ok(objects) => Some(objects),
+        match link(Role::Data, &data.name, &data.address, Some(vet)) {
+            Ok((link, _)) => Some(Box::new(RunningObjects(link)) as Box<dyn Objects>),
             Err(error) if is_other.load(Ordering::Relaxed) => {
                 let (kind, outcome, server) = (Kind::Identity, Outcome::Left, Some(data.name.clone()));
                 let what = format!("{error}: is the right disk mounted?");
@@ -96,26 +87,24 @@ fn known(status: &serde_json::Value) -> Known {
     stores.into_iter().flatten().filter_map(|(name, store)| Some((name.clone(), number(store)?))).collect()
 }
 
-fn ask(link: &Link, call: Call, timeout: Duration) -> Result<Answer, ClientError> {
-    link.call(call, &[], None, Instant::now() + timeout).map(|reply| reply.answer)
-}
-
 fn unexpected() -> String {
     "a server gave an answer to another question; is it of this version?".into()
 }
 
 struct RunningNames {
     link: Link,
-    identity: Arc<Identity>,
-    timeout: Duration,
     key_prefix: Option<u64>,
 }
 
 impl RunningNames {
-    fn call(&self, call: MetaCall) -> Result<(Answer, u64), ClientError> {
-        let call = Call::Meta { who: self.identity.who(), call };
-        let reply = self.link.call(call, &[], None, Instant::now() + self.timeout)?;
+    fn call(&self, call: MetaCall) -> Result<(Answer, u64), String> {
+        let call = Call::Meta { who: self.link.identity().who(), call };
+        let reply = self.link.call(call, &[], None, self.deadline()).map_err(|error| error.to_string())?;
         Ok((reply.answer, reply.session))
+    }
+
+    fn deadline(&self) -> Instant {
+        Instant::now() + self.link.options().timeout
     }
 }
 
@@ -125,7 +114,7 @@ impl Names for RunningNames {
     }
 
     fn examine(&mut self, what: Examine) -> Result<Looked, String> {
-        match self.call(MetaCall::Examine(what)).map_err(|error| error.to_string())?.0 {
+        match self.call(MetaCall::Examine(what))?.0 {
             Answer::Examined { entries, walk, renamed, is_sure } => Ok(Looked { entries, walk, renamed, is_sure }),
             _ => Err(unexpected()),
         }
@@ -133,11 +122,10 @@ impl Names for RunningNames {
 
     /// An open for writing marks the file, and with its end the server asks the objects for the length.
     fn settle(&mut self, path: &[u8], _size: u64, file: FileKey) -> Result<(), String> {
-        let opened = self.call(MetaCall::Open { path: path.into(), write: true }).map_err(|error| error.to_string())?;
+        let opened = self.call(MetaCall::Open { path: path.into(), write: true })?;
         let (Answer::Opened(opened), session) = opened else { return Err(unexpected()) };
-        let close = Call::Meta { who: self.identity.who(), call: MetaCall::Close { handle: opened.handle } };
-        let closed = self.link.call_in(session, close, Instant::now() + self.timeout);
-        closed.map_err(|error| error.to_string())?;
+        let close = Call::Meta { who: self.link.identity().who(), call: MetaCall::Close { handle: opened.handle } };
+        self.link.call_in(session, close, self.deadline()).map_err(|error| error.to_string())?;
         if opened.file == file { Ok(()) } else { Err("it was replaced meanwhile".into()) }
     }
 
@@ -146,15 +134,11 @@ impl Names for RunningNames {
     }
 }
 
-struct RunningObjects {
-    link: Link,
-    identity: Arc<Identity>,
-    timeout: Duration,
-}
+struct RunningObjects(Link);
 
 impl RunningObjects {
     fn call(&self, call: Call) -> Result<Answer, String> {
-        ask(&self.link, call, self.timeout).map_err(|error| error.to_string())
+        self.0.ask(call).map_err(|error| error.to_string())
     }
 }
 
@@ -170,7 +154,7 @@ impl Objects for RunningObjects {
     }
 
     fn look(&mut self, key: u64) -> Result<Option<u64>, String> {
-        match ask(&self.link, Call::ObjectStat { file: FileKey(key) }, self.timeout) {
+        match self.0.ask(Call::ObjectStat { file: FileKey(key) }) {
             Ok(Answer::Object(info)) => Ok((info.made != 0).then_some(info.size)),
             Err(error) if error.errno() == libc::EIDRM => Ok(None),
             Ok(_) => Err(unexpected()),
@@ -179,7 +163,7 @@ impl Objects for RunningObjects {
     }
 
     fn remove(&mut self, key: u64, for_good: bool) -> Result<(), String> {
-        let (who, file) = (self.identity.who(), FileKey(key));
+        let (who, file) = (self.0.identity().who(), FileKey(key));
         match self.call(if for_good { Call::Unlink { who, file } } else { Call::SetAside { who, file } })? {
             Answer::Done => Ok(()),
             _ => Err(unexpected()),

@@ -19,6 +19,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
 
 use impresario_base::lock::Mutex;
+use impresario_base::machine::random_bytes;
 use impresario_wire::message::{ClusterId, FileKey};
 use rustix::fs::{CWD, Mode, OFlags, ResolveFlags, XattrFlags};
 use rustix::io::Errno;
@@ -468,9 +469,8 @@ fn found(top: &OwnedFd, cluster: ClusterId, stores: &BTreeMap<String, u64>) -> r
     }
     // Above the count, keys carry a random number of this directory, so that data servers with leftover objects of an
     // earlier metadata directory never see those keys again.
-    let mut drawn = [0; 4];
-    getrandom::fill(&mut drawn).map_err(|_| Errno::IO)?;
-    let identity = u64::from(u32::from_le_bytes(drawn)) >> (32 - (u64::BITS - COUNT_BITS)) | 1;
+    let drawn = u32::from_le_bytes(random_bytes().map_err(|_| Errno::IO)?);
+    let identity = u64::from(drawn) >> (32 - (u64::BITS - COUNT_BITS)) | 1;
     write_durably(top, "keys", "0\n")?;
     write_durably(top, super::stores::FILE, &super::stores::text_of(stores))?;
     write_durably(top, "format", &format_text(identity, cluster))

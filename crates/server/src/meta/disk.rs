@@ -3,10 +3,11 @@
 //! All changes pass through this file, so that a test can stop the server before any of them, have it fail, or leave out a
 //! sync ([`StepHook`]), and a reader sees the full list.
 
-use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::fd::{AsFd, OwnedFd};
 use std::sync::{Arc, RwLockReadGuard, RwLockWriteGuard};
 
 use impresario_base::lock::{Mutex, RwLock};
+use impresario_base::machine::path_of;
 use impresario_wire::message::{SetTime, Time};
 use rustix::fs::{
     AtFlags, CWD, FallocateFlags, FileType, Gid, Mode, OFlags, RenameFlags, Stat, Timespec, Timestamps, UTIME_NOW,
@@ -168,7 +169,7 @@ impl Disk {
     /// Gives an open file another name.
     pub(super) fn link_open(&self, file: impl AsFd, to: impl AsFd, new_name: &str) -> Result<()> {
         self.step("link_open")?;
-        rustix::fs::linkat(CWD, proc_path(file), to, new_name, AtFlags::SYMLINK_FOLLOW)
+        rustix::fs::linkat(CWD, path_of(file), to, new_name, AtFlags::SYMLINK_FOLLOW)
     }
 
     pub(super) fn unlink(&self, directory: impl AsFd, name: &[u8]) -> Result<()> {
@@ -212,7 +213,7 @@ impl Disk {
     /// Sets an attribute of a user, of a node that may be open with `O_PATH` only.
     pub(super) fn set_xattr(&self, node: impl AsFd, name: &[u8], value: &[u8], flags: XattrFlags) -> Result<()> {
         self.step("set_xattr")?;
-        let path = proc_path(node.as_fd());
+        let path = path_of(&node);
         let set = || rustix::fs::setxattr(&path, name, value, flags);
         match set() {
             Err(Errno::ACCESS) if !self.root => self.widened(node.as_fd(), 0o600, set),
@@ -223,7 +224,7 @@ impl Disk {
     /// Removes an attribute of a user, likewise.
     pub(super) fn remove_xattr(&self, node: impl AsFd, name: &[u8]) -> Result<()> {
         self.step("remove_xattr")?;
-        let path = proc_path(node.as_fd());
+        let path = path_of(&node);
         let remove = || rustix::fs::removexattr(&path, name);
         match remove() {
             Err(Errno::ACCESS) if !self.root => self.widened(node.as_fd(), 0o600, remove),
@@ -274,7 +275,7 @@ impl Disk {
     pub(super) fn set_mode(&self, node: impl AsFd, mode: u32) -> Result<()> {
         self.step("set_mode")?;
         let _alone = (!self.root).then(|| self.widening.lock());
-        rustix::fs::chmod(proc_path(node), Mode::from_raw_mode(mode & 0o7777))
+        rustix::fs::chmod(path_of(node), Mode::from_raw_mode(mode & 0o7777))
     }
 
     /// Makes a file, or the names in a directory, durable; `name` is that of the step.
@@ -321,7 +322,7 @@ impl Disk {
         match rustix::fs::openat(directory.as_fd(), name, FILE_FLAGS, Mode::empty()) {
             Err(Errno::ACCESS) if !self.root => {
                 let place = rustix::fs::openat(directory, name, PATH_FLAGS, Mode::empty())?;
-                let path = proc_path(&place);
+                let path = path_of(&place);
                 // Through the symbolic link in /proc, the one link to follow.
                 let open = || rustix::fs::openat(CWD, &path, FILE_FLAGS.difference(OFlags::NOFOLLOW), Mode::empty());
                 self.widened(&place, 0o600, open)
@@ -338,7 +339,7 @@ impl Disk {
 
     /// The names of all attributes of a node, which may be open with `O_PATH` only, each with a NUL byte behind it.
     pub(super) fn attributes(&self, node: impl AsFd) -> Result<Vec<u8>> {
-        let path = proc_path(node);
+        let path = path_of(&node);
         for _ in 0..100 {
             let mut names = vec![0; rustix::fs::listxattr_query(&path)?];
             if names.is_empty() {
@@ -358,7 +359,7 @@ impl Disk {
 
     /// Reads an attribute of a node, which may be open with `O_PATH` only; returns its length.
     pub(super) fn attribute(&self, node: impl AsFd, name: impl Arg + Copy, value: &mut [u8]) -> Result<usize> {
-        let path = proc_path(node.as_fd());
+        let path = path_of(&node);
         let mut get = || match rustix::fs::fgetxattr(node.as_fd(), name, &mut *value) {
             Err(Errno::BADF) => rustix::fs::getxattr(&path, name, &mut *value),
             other => other,
@@ -385,7 +386,7 @@ impl Disk {
     /// leaves them widened, so this is the exception, not the rule.
     fn widened<T>(&self, node: impl AsFd, bits: u32, act: impl FnOnce() -> Result<T>) -> Result<T> {
         let _alone = self.widening.lock();
-        let path = proc_path(node.as_fd());
+        let path = path_of(&node);
         let mode = rustix::fs::fstat(node)?.st_mode & 0o7777;
         self.step("widen")?;
         rustix::fs::chmod(&path, Mode::from_raw_mode(mode | bits))?;
@@ -419,11 +420,6 @@ fn write_all(file: impl AsFd, mut bytes: &[u8]) -> Result<()> {
         bytes = bytes.get(written..).unwrap_or_default();
     }
     Ok(())
-}
-
-/// The /proc path that leads the kernel to the node behind a descriptor.
-fn proc_path(node: impl AsFd) -> String {
-    format!("/proc/self/fd/{}", node.as_fd().as_raw_fd())
 }
 
 fn timespec(time: Option<SetTime>) -> Result<Timespec> {

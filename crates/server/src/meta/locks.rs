@@ -14,6 +14,7 @@ use std::time::Duration;
 
 use impresario_base::Nanos;
 use impresario_base::lock::{Condvar, Mutex};
+use impresario_base::machine::random_number;
 use impresario_engine::now;
 use impresario_node::locks::{Ended, Holder, Limits, Lock, Locks, Range, Reply, Request};
 use impresario_wire::locks::RESTORED_MAX;
@@ -57,7 +58,7 @@ impl Locking {
             opened => opened?,
         };
         let lease = Nanos(u64::try_from(lease.as_nanos()).unwrap_or(u64::MAX));
-        let mut locks = Locks::new(Limits::default(), lease, draw()? >> 1);
+        let mut locks = Locks::new(Limits::default(), lease, random_number().map_err(|_| Errno::IO)? >> 1);
         let mut earlier = BTreeMap::new();
         for name in names_in(&records)? {
             let name = name?;
@@ -85,12 +86,6 @@ impl Locking {
         let state = self.state.lock();
         (state.locks.counts(), state.locks.is_restoring())
     }
-}
-
-fn draw() -> rustix::io::Result<u64> {
-    let mut drawn = [0; 8];
-    getrandom::fill(&mut drawn).map_err(|_| Errno::IO)?;
-    Ok(u64::from_le_bytes(drawn) | 1)
 }
 
 /// The name of a lease's record.
@@ -197,7 +192,7 @@ impl Meta {
             self.forget_lease(client, older);
         }
         let noted = || {
-            let number = draw()?;
+            let number = random_number().map_err(|_| Errno::IO)?;
             drop(self.dir.disk.make_file(&self.locks.records, &record_of(client, number))?);
             let synced = self.dir.disk.sync("sync_lease", &self.locks.records);
             // Nothing is locked under it, and nobody is to wait for it after a restart.

@@ -74,7 +74,7 @@ impl<'a> Copier<'a> {
 
     /// Copies a page of the objects and makes it durable; gives where the next begins.
     pub(super) fn page(&mut self, from: u64, max: u32, watcher: &mut dyn Watcher) -> Result<Option<u64>, MoveError> {
-        let answer = self.source.call(Call::ListObjects { from: FileKey(from), max })?;
+        let answer = self.source.link.ask(Call::ListObjects { from: FileKey(from), max })?;
         let Answer::Objects { objects, next, .. } = answer else { return Err(self.source.unexpected().into()) };
         for entry in objects {
             self.object(entry.file.0, std::slice::from_ref(&(0..u64::MAX)), watcher)?;
@@ -175,12 +175,12 @@ impl<'a> Copier<'a> {
                 .zip(&lens)
                 .map(|(buffer, len)| [IoSliceMut::new(buffer.get_mut(..*len).unwrap_or(&mut []))])
                 .collect();
-            let (who, file) = (self.source.identity.who(), FileKey(key));
+            let (who, file) = (self.source.link.identity().who(), FileKey(key));
             let ops = slices.iter_mut().zip(starts.iter().zip(&lens)).map(|(slice, (start, len))| {
                 let call = Call::Read { who, file, lane_offset: *start, len: *len as u32 };
                 Op { link: &self.source.link, call, payload: &[], into: Some(slice) }
             });
-            let replies = exchange(ops.collect(), Instant::now() + self.source.timeout);
+            let replies = exchange(ops.collect(), Instant::now() + self.source.timeout());
             drop(slices);
             for (((reply, start), len), buffer) in replies.into_iter().zip(&starts).zip(&lens).zip(&buffers) {
                 let reply = reply?;
@@ -230,7 +230,7 @@ impl<'a> Copier<'a> {
     }
 
     fn seek(&self, key: u64, from: u64, to: SeekTo) -> Result<(Option<u64>, ObjectInfo), MoveError> {
-        match self.source.call(Call::ObjectSeek { file: FileKey(key), from, to })? {
+        match self.source.link.ask(Call::ObjectSeek { file: FileKey(key), from, to })? {
             Answer::Sought(sought) => Ok((sought.at, sought.object)),
             _ => Err(self.source.unexpected().into()),
         }

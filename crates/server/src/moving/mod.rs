@@ -18,6 +18,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use impresario_base::lock::Mutex;
+use impresario_base::machine::random_number;
 use impresario_client::{ClientError, Identity, Link, LinkOptions, Vet};
 use impresario_config::{Config, Data, MovesTo, Server};
 use impresario_store::{
@@ -243,16 +244,11 @@ fn open(data: &Data, to: &MovesTo) -> Result<ObjectStore, StoreError> {
 /// The server that moves.
 struct Source {
     link: Link,
-    identity: Arc<Identity>,
-    timeout: Duration,
     welcome: Arc<Mutex<Option<Welcome>>>,
 }
 
 impl Source {
     fn connect(config: &Config, data: &Data) -> Result<Source, ClientError> {
-        let (user, name) = impresario_client::whoami();
-        let identity = Arc::new(Identity::draw(0, user)?);
-        let timeout = Duration::from_millis(config.cluster.request_timeout_ms);
         let welcome = Arc::<Mutex<Option<Welcome>>>::default();
         let seen = welcome.clone();
         let vet = Vet(Arc::new(move |welcome: &Welcome| {
@@ -260,24 +256,21 @@ impl Source {
             Ok(())
         }));
         let options = LinkOptions {
-            who: identity.who(),
-            name,
-            timeout,
-            keep_trying: false,
+            timeout: Duration::from_millis(config.cluster.request_timeout_ms),
             vet: Some(vet),
             access: Access::of(config, KeyRole::Admin),
             ..LinkOptions::new(Role::Data, ANSWER_BODY_MAX_BYTES.max(config.cluster.max_payload_bytes))
         };
-        let link = Link::new(&[(&data.name, &data.address)], identity.clone(), options)?;
-        Ok(Source { link, identity, timeout, welcome })
+        let link = Link::asking((&data.name, &data.address), &Arc::new(Identity::of_program()?), options)?;
+        Ok(Source { link, welcome })
     }
 
-    fn call(&self, call: Call) -> Result<Answer, ClientError> {
-        self.link.call(call, &[], None, Instant::now() + self.timeout).map(|reply| reply.answer)
+    fn timeout(&self) -> Duration {
+        self.link.options().timeout
     }
 
     fn step(&self, step: MoveCall) -> Result<MoveAnswer, ClientError> {
-        match self.call(Call::Move(step))? {
+        match self.link.ask(Call::Move(step))? {
             Answer::Move(answer) => Ok(answer),
             _ => Err(self.unexpected()),
         }
@@ -325,10 +318,8 @@ enum Round {
 impl Mover<'_> {
     /// Has the server note changes, and makes the folder an empty one to be filled.
     fn begin(&self) -> Result<Arriving, MoveError> {
-        let mut drawn = [0; 8];
-        getrandom::fill(&mut drawn)
-            .map_err(|error| MoveError::Unsuitable(format!("the system gives no random numbers: {error}")))?;
-        let number = u64::from_le_bytes(drawn).max(1);
+        let number = random_number()
+            .map_err(|error| MoveError::Unsuitable(format!("no number can be drawn for the move: {error}")))?;
         self.source.step(MoveCall::Begin { number })?;
         let Welcome { cluster, store, incarnation, .. } = self.source.welcome()?;
         let here = crate::process::this_boot()
@@ -357,7 +348,7 @@ impl Mover<'_> {
         }
         self.check_readable(&copier)?;
         // A round that is no longer than this fits while clients wait.
-        let short = source.timeout / 16;
+        let short = source.timeout() / 16;
         let (mut rounds, mut holds) = (0, 0);
         loop {
             rounds += 1;
@@ -521,10 +512,10 @@ impl Mover<'_> {
 
     /// Waits a while until the address is free, where the server has it at its new place, too.
     fn await_its_end(&self) {
-        let until = Instant::now() + self.source.timeout;
+        let until = Instant::now() + self.source.timeout();
         while self.data.address == self.to.address && Instant::now() < until {
             self.source.link.disconnect();
-            if self.source.call(Call::Status).is_err() {
+            if self.source.link.ask(Call::Status).is_err() {
                 return;
             }
             std::thread::sleep(Duration::from_millis(10));

@@ -4,7 +4,7 @@
 use std::io::{self, Read, Write};
 use std::net::TcpStream;
 use std::os::unix::net::UnixStream;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use impresario_node::pieces::Gathering;
 use impresario_wire::{
@@ -203,15 +203,6 @@ pub fn fault(answer: Answer) -> (i32, String) {
     }
 }
 
-/// Waits until something holds.
-pub fn eventually(what: &str, mut holds: impl FnMut() -> bool) {
-    let deadline = Instant::now() + Duration::from_secs(20);
-    while !holds() {
-        assert!(Instant::now() < deadline, "waited too long until {what}");
-        std::thread::sleep(Duration::from_millis(5));
-    }
-}
-
 /// Bytes that tell where they belong.
 pub fn pattern(seed: u64, len: usize) -> Vec<u8> {
     (0..len as u64).map(|i| (seed.wrapping_mul(31).wrapping_add(i * 7 + (i >> 8) * 13) & 0xff) as u8).collect()
@@ -238,13 +229,9 @@ impl Cluster {
         let number = CLUSTERS.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
         let data = (0..count).map(|i| Data::new(format!("c{number}.data.{i}"), "127.0.0.1:0", folder(i)));
         let mut config = Config {
-            cluster: Default::default(),
-            tree: None,
             meta: Meta { address: "127.0.0.1:0".into(), dir: dir.path().join("meta"), ..Meta::default() },
             data: data.collect(),
-            io: Vec::new(),
-            allocation: Default::default(),
-            device: Default::default(),
+            ..Config::default()
         };
         adjust(&mut config);
         impresario_server::folders::make_all(&config).unwrap();

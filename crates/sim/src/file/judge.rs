@@ -2,10 +2,9 @@
 
 use std::collections::BTreeMap;
 
-use impresario_config::document::KeyPath;
-use impresario_config::mistake::{Mistake, Mistakes, policies, read};
-use impresario_config::nearest;
+use impresario_config::policies;
 use impresario_device::{DeviceParams, FlashParams};
+use impresario_toml::{KeyPath, Mistake, Mistakes, nearest, read};
 use toml::{Table, Value};
 
 use crate::model::{Pattern, Scenario, TracedAccess};

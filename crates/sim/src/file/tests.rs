@@ -4,8 +4,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
-use impresario_config::document::value_at_mut;
 use impresario_device::{DeviceParams, FlashParams};
+use impresario_toml::value_at_mut;
 
 use super::*;
 use crate::model::{Application, Collective, Device, Fault, FaultKind, FileAt, IoNodes, Operation, RandomFaults};
@@ -295,7 +295,7 @@ fn the_template_has_every_key_with_its_default() {
     assert_eq!(read(TEMPLATE).unwrap().first().application, [Application::default()]);
     // Lines that begin with # and no space are keys that are absent by default.
     let full = full_template(&[]);
-    let mut values = Tree::parse(&full).unwrap().values;
+    let mut values = Tree::parse(&full, Path::new("")).unwrap().values;
     assert!(values.remove("sweep").is_some() && values.remove("repetitions") == Some(Value::Integer(1)));
     let (mut found, mut wanted) = (BTreeMap::new(), BTreeMap::new());
     for section in ["io_nodes", "servers"] {
@@ -341,7 +341,7 @@ fn sections(value: &Value, path: &[String], into: &mut Vec<Vec<String>>) {
 /// The template shows every key that `serde` accepts, including keys omitted when empty.
 #[test]
 fn every_section_of_the_template_has_all_keys_that_can_be_read() {
-    let mut values = Tree::parse(&full_template(&[])).unwrap().values;
+    let mut values = Tree::parse(&full_template(&[]), Path::new("")).unwrap().values;
     values.remove("sweep");
     values.remove("repetitions");
     let mut all = Vec::new();

@@ -6,7 +6,7 @@
 
 use std::collections::BTreeMap;
 
-use impresario_config::document::value_at_mut;
+use impresario_toml::value_at_mut;
 use toml::{Table, Value};
 
 use super::Failure;

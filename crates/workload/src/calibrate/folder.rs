@@ -7,10 +7,11 @@ use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 use anyhow::{Context, Result, anyhow, bail};
+use impresario_base::machine::{is_in_memory, random_number};
+use impresario_base::mounts::{Mount, mounts};
 use impresario_config::calibration::{Described, Scope};
 
 use super::{BLOCK_BYTES, Device, Plan, Region, Stream, host, region_of, utc_now};
-use crate::random::nonce;
 use crate::stop::Stop;
 use impresario_base::Random;
 use impresario_base::units::show_bytes;
@@ -21,8 +22,6 @@ const REGION_MEMORY_BYTES: u64 = 256 << 20;
 /// The scratch space leaves this part of what is free.
 const FREE_SHARE_MAX: f64 = 0.9;
 const FILL_BYTES: usize = 1 << 20;
-/// `TMPFS_MAGIC` and `RAMFS_MAGIC` of Linux, statfs(2).
-const MEMORY_FILE_SYSTEMS: [u64; 2] = [0x0102_1994, 0x8584_58f6];
 
 /// A folder whose device is measured.
 pub struct Folder {
@@ -50,7 +49,7 @@ impl Folder {
         }
         let dir = std::fs::canonicalize(dir).with_context(|| format!("{shown}"))?;
         let space = rustix::fs::statfs(&dir).with_context(|| format!("{shown}: asking for its file system"))?;
-        let memory = MEMORY_FILE_SYSTEMS.contains(&(space.f_type as u64 & 0xffff_ffff));
+        let memory = is_in_memory(space.f_type as u64);
         let free_bytes = (space.f_bavail as u64).saturating_mul(space.f_bsize as u64);
         let default = if memory { REGION_MEMORY_BYTES } else { REGION_BYTES };
         let wanted_bytes = size_bytes.unwrap_or(default.min(free_bytes / 4)) / FILL_BYTES as u64 * FILL_BYTES as u64;
@@ -79,7 +78,7 @@ impl Folder {
 /// An unnamed file, bypassing the page cache if the file system allows it: for reading, for writing, and whether it
 /// bypasses.
 fn scratch(dir: &Path, synchronous: bool) -> Result<(File, File, bool)> {
-    let path = dir.join(format!(".impresario-calibrate-{:016x}", nonce()?));
+    let path = dir.join(format!(".impresario-calibrate-{:016x}", random_number()?));
     let shown = path.display();
     let open = |flags: i32, new: bool| {
         OpenOptions::new().read(true).write(true).create_new(new).mode(0o600).custom_flags(flags).open(&path)
@@ -160,7 +159,7 @@ impl Device for Folder {
             Some(libc::EFBIG) => anyhow!("{shown} does not take such large files: give less scratch space with --size"),
             _ => anyhow!(e).context(format!("{shown}: filling the scratch file")),
         };
-        let mut content = Aligned::random(FILL_BYTES, nonce()?);
+        let mut content = Aligned::random(FILL_BYTES, random_number()?);
         let mut filled = 0;
         while filled < self.wanted_bytes && (Instant::now() < until || filled == 0) {
             stop.check()?;
@@ -188,7 +187,7 @@ impl Device for Folder {
     }
 
     fn stream(&self, size_max_bytes: u64) -> Result<Box<dyn Stream + '_>> {
-        let seed = nonce()?;
+        let seed = random_number()?;
         let buffer = Aligned::random(size_max_bytes as usize, seed);
         Ok(Box::new(FolderStream { folder: self, buffer, stamp: seed }))
     }
@@ -249,8 +248,7 @@ struct Below {
 
 impl Below {
     fn of(dir: &Path) -> Below {
-        let mounts = std::fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
-        let file_system = file_system(&mounts, dir);
+        let file_system = file_system(mounts(), dir);
         let Ok(meta) = std::fs::metadata(dir) else { return Below { file_system, ..Below::default() } };
         let (major, minor) = (rustix::fs::major(meta.dev()), rustix::fs::minor(meta.dev()));
         let Ok(block) = std::fs::canonicalize(format!("/sys/dev/block/{major}:{minor}")) else {
@@ -271,15 +269,11 @@ impl Below {
     }
 }
 
-/// The type of the file system mounted nearest above a folder, from the text of mountinfo (proc(5)).
-fn file_system(mountinfo: &str, dir: &Path) -> Option<String> {
-    let mounts = mountinfo.lines().filter_map(|line| {
-        let (left, right) = line.split_once(" - ")?;
-        let point = left.split(' ').nth(4)?.replace("\\040", " ");
-        Some((PathBuf::from(point), right.split(' ').next()?.to_string()))
-    });
+/// The type of the file system mounted nearest above a folder.
+fn file_system(mounts: Vec<Mount>, dir: &Path) -> Option<String> {
+    let above = mounts.into_iter().filter(|mount| dir.starts_with(&mount.point));
     // Of mounts at the same place the last one is seen.
-    mounts.filter(|(point, _)| dir.starts_with(point)).max_by_key(|(point, _)| point.components().count()).map(|m| m.1)
+    above.max_by_key(|mount| mount.point.components().count()).map(|mount| mount.kind)
 }
 
 #[cfg(test)]
@@ -293,11 +287,11 @@ mod tests {
         let mounts = "22 1 254:0 / / rw - ext4 /dev/vda rw\n\
                       30 22 0:24 / /mnt/a\\040b rw shared:1 - xfs /dev/vdb rw\n\
                       31 22 0:25 / /mnt rw - tmpfs none rw\n";
-        let at = |dir: &str| file_system(mounts, Path::new(dir));
+        let at = |dir: &str| file_system(impresario_base::mounts::parse(mounts.as_bytes()), Path::new(dir));
         assert_eq!(at("/mnt/a b/c").as_deref(), Some("xfs"));
         assert_eq!(at("/mnt/ab").as_deref(), Some("tmpfs"));
         assert_eq!(at("/mntx").as_deref(), Some("ext4"));
-        assert_eq!(file_system("nonsense\n", Path::new("/")), None);
+        assert_eq!(file_system(Vec::new(), Path::new("/")), None);
     }
 
     #[test]

@@ -9,6 +9,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
+use impresario_base::machine::random_number;
 use impresario_client::{Access, Identity, KeyRole, Link, LinkOptions, Reply, admin};
 use impresario_config::calibration::{Described, Scope};
 use impresario_config::{Config, Data};
@@ -16,7 +17,6 @@ use impresario_wire::{Answer, Call, FileKey, Role};
 
 use super::folder::Aligned;
 use super::{BLOCK_BYTES, Device, Plan, REGION_MIN_REQUESTS, Region, Span, Stream, host, region_of, utc_now};
-use crate::random::nonce;
 use crate::stop::Stop;
 
 /// How long a server may take to report its state.
@@ -73,19 +73,11 @@ impl DataServer {
             Some(chunk) => spread_over_disk(bytes, chunk, plan)?,
             None => region_of(bytes, plan)?,
         };
-        let (user, program) = impresario_client::whoami();
-        let identity = Arc::new(Identity::draw(0, user)?);
+        let identity = Arc::new(Identity::of_program()?);
         let timeout = Duration::from_millis(config.cluster.request_timeout_ms);
-        let options = LinkOptions {
-            who: identity.who(),
-            name: program,
-            timeout,
-            keep_trying: false,
-            access,
-            ..LinkOptions::new(Role::Data, config.cluster.max_payload_bytes)
-        };
-        let link = Link::new(&[(name, address)], identity.clone(), options)?;
-        let (file, what) = (FileKey(nonce()?), format!("data server {name} at {address}"));
+        let options = LinkOptions { timeout, access, ..LinkOptions::new(Role::Data, config.cluster.max_payload_bytes) };
+        let link = Link::asking((name, address), &identity, options)?;
+        let (file, what) = (FileKey(random_number()?), format!("data server {name} at {address}"));
         Ok(DataServer { link, identity, timeout, file, what, modelled, in_memory, synchronous, region, notes })
     }
 
@@ -159,7 +151,7 @@ impl Device for DataServer {
             return Ok(());
         }
         let (total, piece) = (self.region.sequential.len, 1 << 20);
-        let mut content = Aligned::random(piece as usize, nonce()?);
+        let mut content = Aligned::random(piece as usize, random_number()?);
         let mut filled = 0;
         while filled < total {
             stop.check()?;
@@ -188,7 +180,7 @@ impl Device for DataServer {
     }
 
     fn stream(&self, size_max_bytes: u64) -> Result<Box<dyn Stream + '_>> {
-        Ok(Box::new(ServerStream { server: self, buffer: Aligned::random(size_max_bytes as usize, nonce()?) }))
+        Ok(Box::new(ServerStream { server: self, buffer: Aligned::random(size_max_bytes as usize, random_number()?) }))
     }
 
     fn flush(&self) -> Result<()> {

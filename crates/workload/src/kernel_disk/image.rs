@@ -6,28 +6,21 @@ use std::io;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::sync::Arc;
-use std::time::{Duration, SystemTime};
 
 use anyhow::{Context, Result};
 use fuser::{
-    BackgroundSession, Config, Errno, FileAttr, FileHandle, FileType, Filesystem, FopenFlags, Generation, INodeNo,
-    InitFlags, KernelConfig, LockOwner, MountOption, OpenFlags, ReplyAttr, ReplyData, ReplyEmpty, ReplyEntry,
-    ReplyOpen, ReplyWrite, Request, WriteFlags,
+    BackgroundSession, Errno, FileAttr, FileHandle, FileType, Filesystem, Generation, INodeNo, InitFlags, KernelConfig,
+    LockOwner, OpenFlags, ReplyAttr, ReplyData, ReplyEmpty, ReplyEntry, ReplyOpen, ReplyWrite, Request, SessionACL,
+    WriteFlags,
 };
 use impresario_device::{Io, Op};
 use impresario_store::{Job, ModelledDevice};
 
+use crate::disk_mount::{self, HOLD, REQUEST_MAX_BYTES, ROOT_NODE, errno};
+
 /// Name of the image in its file system.
 pub const IMAGE: &str = "image";
-/// Largest request of the kernel, bytes: 256 pages, the most that FUSE takes.
-const REQUEST_MAX_BYTES: u32 = 1 << 20;
-/// Maximum requests in flight from the kernel; more than the elevator considers, so that its queue fills.
-const BACKGROUND_MAX: u16 = 128;
-/// The root folder and the image.
-const ROOT_NODE: u64 = 1;
 const IMAGE_NODE: u64 = 2;
-/// Only the image's bytes change, so the kernel may cache attributes.
-const ATTRIBUTES_HOLD: Duration = Duration::from_secs(3600);
 /// The model places files by key; there is one.
 const KEY: u64 = 0;
 
@@ -41,12 +34,7 @@ struct Image {
 pub fn mount(bytes: File, model: Arc<ModelledDevice>, at: &Path) -> Result<BackgroundSession> {
     let size_bytes = bytes.metadata().context("looking at the image of a disk")?.len();
     let image = Image { bytes: Arc::new(bytes), size_bytes, model };
-    let mut config = Config::default();
-    config.mount_options = vec![MountOption::FSName("impresario-kernel-disk".into()), MountOption::NoAtime];
-    config.n_threads = Some(2);
-    config.clone_fd = true;
-    fuser::spawn_mount(image, at, &config)
-        .with_context(|| format!("mounting a modelled disk on {} (needs root and /dev/fuse)", at.display()))
+    disk_mount::mount(image, "impresario-kernel-disk", SessionACL::Owner, at)
 }
 
 impl Image {
@@ -55,37 +43,11 @@ impl Image {
             ROOT_NODE => (FileType::Directory, 0o700, 0),
             _ => (FileType::RegularFile, 0o600, self.size_bytes),
         };
-        attr(node, kind, perm, size)
+        disk_mount::attr(node, kind, perm, size)
     }
 
     fn ios(&self, op: Op, offset: u64, len: u64) -> Vec<Io> {
         self.model.placement().place(op, KEY, offset, len).collect()
-    }
-}
-
-pub(crate) fn errno(error: &io::Error) -> Errno {
-    Errno::from_i32(error.raw_os_error().unwrap_or(libc::EIO))
-}
-
-/// The attributes of a node whose times and owner nobody asks for.
-pub(crate) fn attr(node: u64, kind: FileType, perm: u16, size: u64) -> FileAttr {
-    let then = SystemTime::UNIX_EPOCH;
-    FileAttr {
-        ino: INodeNo(node),
-        size,
-        blocks: size.div_ceil(512),
-        atime: then,
-        mtime: then,
-        ctime: then,
-        crtime: then,
-        kind,
-        perm,
-        nlink: 1,
-        uid: 0,
-        gid: 0,
-        rdev: 0,
-        blksize: 4096,
-        flags: 0,
     }
 }
 
@@ -95,28 +57,24 @@ impl Filesystem for Image {
         config.add_capabilities(InitFlags::FUSE_ASYNC_DIO).map_err(|_| {
             io::Error::new(io::ErrorKind::Unsupported, "this kernel's FUSE has no asynchronous direct I/O")
         })?;
-        // An older kernel accepts less; the loop device then splits its requests.
-        let _ = config.set_max_write(REQUEST_MAX_BYTES);
-        // Both fail for 0 only.
-        let _ = config.set_max_background(BACKGROUND_MAX);
-        let _ = config.set_congestion_threshold(BACKGROUND_MAX);
+        disk_mount::set_limits(config);
         Ok(())
     }
 
     fn lookup(&self, _: &Request, _: INodeNo, name: &OsStr, reply: ReplyEntry) {
         match name.to_str() {
-            Some(IMAGE) => reply.entry(&ATTRIBUTES_HOLD, &self.attr(IMAGE_NODE), Generation(0)),
+            Some(IMAGE) => reply.entry(&HOLD, &self.attr(IMAGE_NODE), Generation(0)),
             _ => reply.error(Errno::ENOENT),
         }
     }
 
     fn getattr(&self, _: &Request, ino: INodeNo, _: Option<FileHandle>, reply: ReplyAttr) {
-        reply.attr(&ATTRIBUTES_HOLD, &self.attr(ino.0));
+        reply.attr(&HOLD, &self.attr(ino.0));
     }
 
     fn open(&self, _: &Request, _: INodeNo, _: OpenFlags, reply: ReplyOpen) {
-        // No page cache here: the only one is above the block device, as with a real disk.
-        reply.opened(FileHandle(0), FopenFlags::FOPEN_DIRECT_IO | FopenFlags::FOPEN_PARALLEL_DIRECT_WRITES);
+        // The only page cache is above the block device, as with a real disk.
+        disk_mount::open(reply);
     }
 
     fn read(
@@ -164,7 +122,7 @@ impl Filesystem for Image {
     }
 
     fn fsync(&self, _: &Request, _: INodeNo, _: FileHandle, _: bool, reply: ReplyEmpty) {
-        self.model.submit(Job { ios: Vec::new(), flush: true, run: Box::new(move |_| reply.ok()) });
+        disk_mount::sync(&self.model, reply);
     }
 
     /// A close need not wait for anything: the kernel then stops asking.

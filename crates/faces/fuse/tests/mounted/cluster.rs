@@ -74,8 +74,7 @@ impl Cluster {
         let socket = |name: &str| format!("unix:{}", dir.path().join(name).display());
         let mut io: Vec<Io> = (0..io_nodes).map(|i| Io::new(format!("io.{i}"), socket(&format!("io.{i}")))).collect();
         io.iter_mut().for_each(adjust);
-        let (cluster, meta, data, device) = (Common::default(), Meta::default(), Vec::new(), Default::default());
-        let config = Config { cluster, tree: Some(tree), meta, data, io, allocation: Default::default(), device };
+        let config = Config { tree: Some(tree), io, ..Config::default() };
         let running =
             config.servers().map(|server| impresario_server::start(&config, server.name()).unwrap()).collect();
         Some(Arc::new(Cluster { config, running: Mutex::new(running), _dir: dir }))
@@ -99,7 +98,6 @@ impl Cluster {
         let io = (0..io_nodes).map(|i| Io::new(format!("io.{i}"), socket(&format!("io.{i}"))));
         let config = Config {
             cluster: Common { request_timeout_ms: timeout.as_millis() as u64, ..Common::default() },
-            tree: None,
             meta: Meta {
                 address: socket("meta"),
                 dir: directory("meta"),
@@ -108,8 +106,7 @@ impl Cluster {
             },
             data: data.collect(),
             io: io.collect(),
-            allocation: Default::default(),
-            device: Default::default(),
+            ..Config::default()
         };
         impresario_server::folders::make_all(&config).unwrap();
         let mut running: Vec<Started> =

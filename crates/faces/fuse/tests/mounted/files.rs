@@ -7,6 +7,7 @@ use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
 use std::time::Duration;
 
 use impresario_fuse::MountOptions;
+use impresario_testing::until;
 
 use crate::cluster::{Node, mounted, mounted_with};
 
@@ -97,11 +98,7 @@ fn advice_fills_and_empties_the_page_cache() {
         advise(at, STEP, libc::POSIX_FADV_WILLNEED);
     }
     let (start, end) = ((1 << 20) / 4096, (2 << 20) / 4096);
-    let deadline = std::time::Instant::now() + Duration::from_secs(20);
-    while !resident(&file, bytes.len())[start..end].iter().all(|page| *page) {
-        assert!(std::time::Instant::now() < deadline, "what was advised did not come");
-        std::thread::sleep(Duration::from_millis(5));
-    }
+    until("what was advised comes", || resident(&file, bytes.len())[start..end].iter().all(|page| *page));
     let there = resident(&file, bytes.len());
     assert!(!there[..start].iter().chain(&there[end..]).any(|page| *page), "and nothing else came");
     let mut back = vec![0; 1 << 20];

@@ -11,6 +11,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use impresario_fuse::MountOptions;
+use impresario_testing::until;
 
 use crate::cluster::{Cluster, Node, errno};
 use crate::files::pattern;
@@ -18,8 +19,6 @@ use crate::files::pattern;
 const READ: i32 = libc::F_RDLCK;
 const WRITE: i32 = libc::F_WRLCK;
 const UNLOCK: i32 = libc::F_UNLCK;
-/// Longer than anything here takes, unless it hangs.
-const PATIENCE: Duration = Duration::from_secs(20);
 
 fn two_nodes() -> Option<(Node, Node)> {
     let cluster = Cluster::start(Duration::from_secs(20))?;
@@ -77,16 +76,10 @@ fn in_child(run: impl FnOnce() -> i32) -> libc::pid_t {
 }
 
 fn end_of(pid: libc::pid_t) -> i32 {
-    let began = Instant::now();
-    loop {
-        let mut status = 0;
-        // SAFETY: a child of ours, and a place for its status.
-        if unsafe { libc::waitpid(pid, &mut status, libc::WNOHANG) } == pid {
-            return status;
-        }
-        assert!(began.elapsed() < PATIENCE, "process {pid} does not end");
-        std::thread::sleep(Duration::from_millis(5));
-    }
+    let mut status = 0;
+    // SAFETY: a child of ours, and a place for its status.
+    until("the child ends", || unsafe { libc::waitpid(pid, &mut status, libc::WNOHANG) } == pid);
+    status
 }
 
 fn kill(pid: libc::pid_t, signal: i32) {
@@ -96,15 +89,6 @@ fn kill(pid: libc::pid_t, signal: i32) {
 
 fn sleep_ms(ms: u64) {
     std::thread::sleep(Duration::from_millis(ms));
-}
-
-#[track_caller]
-fn eventually(what: &str, mut is_so: impl FnMut() -> bool) {
-    let began = Instant::now();
-    while !is_so() {
-        assert!(began.elapsed() < PATIENCE, "{what}");
-        sleep_ms(5);
-    }
 }
 
 /// Waits on `node` for an exclusive lock of a file that is locked; `release` frees it.
@@ -124,7 +108,7 @@ fn gets_it_when(node: &Node, release: impl FnOnce()) {
     sleep_ms(150);
     assert!(!has_it.load(Ordering::SeqCst), "it is locked");
     release();
-    eventually("the lock is free, and the waiter does not get it", || has_it.load(Ordering::SeqCst));
+    until("the waiter gets the lock, which is free", || has_it.load(Ordering::SeqCst));
     waiter.join().unwrap();
 }
 
@@ -195,7 +179,7 @@ fn a_waiter_gets_a_lock_when_its_holder_is_killed() {
         })
     });
     let b = open(&two.at("f"));
-    eventually("the child does not lock", || held(&b, READ, 0, 0).0 == WRITE);
+    until("the child locks", || held(&b, READ, 0, 0).0 == WRITE);
     gets_it_when(&two, || {
         kill(holder, libc::SIGKILL);
         assert_eq!(end_of(holder), libc::SIGKILL);
@@ -504,14 +488,14 @@ fn flock_ends_with_the_last_descriptor_of_an_open_file() {
     assert!(!waiter.is_finished());
     kill(child, libc::SIGKILL);
     end_of(child);
-    eventually("the child is gone, and the waiter does not get the lock", || waiter.is_finished());
+    until("the waiter gets the lock of the child, which is gone", || waiter.is_finished());
     let b = waiter.join().unwrap();
     // flock(1) in scripts: on the other node it waits, and is killed while it does.
     let mut script = Command::new("flock").arg(one.at("f")).arg("true").stdin(Stdio::null()).spawn().unwrap();
     sleep_ms(100);
     assert!(script.try_wait().unwrap().is_none());
     kill(script.id() as libc::pid_t, libc::SIGTERM);
-    eventually("a waiting flock cannot be ended", || script.try_wait().unwrap().is_some());
+    until("a waiting flock is ended", || script.try_wait().unwrap().is_some());
     flock(&b, libc::LOCK_UN).unwrap();
     assert!(Command::new("flock").arg("-n").arg(one.at("f")).arg("true").status().unwrap().success());
 }

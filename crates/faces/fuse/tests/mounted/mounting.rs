@@ -3,10 +3,10 @@
 use std::fs::{self, File};
 use std::io::Read;
 use std::process::{Command, Stdio};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use impresario_fuse::{MountError, MountOptions, mount};
-use impresario_testing::skip;
+use impresario_testing::{skip, until};
 
 use crate::cluster::{Cluster, errno, mounted, mounted_with};
 
@@ -23,12 +23,7 @@ fn a_busy_mount_says_who_uses_it() {
     open.read_to_string(&mut text).unwrap();
     assert_eq!(text, "text");
     drop(open);
-    // The kernel drops the file a moment later.
-    let deadline = Instant::now() + Duration::from_secs(30);
-    while let Err(error) = node.mounted().unmount() {
-        assert!(Instant::now() < deadline, "{error}");
-        std::thread::sleep(Duration::from_millis(10));
-    }
+    until("the kernel drops the file", || node.mounted().unmount().is_ok());
     assert!(node.mounted().wait_for(Duration::ZERO).is_some_and(|outcome| outcome.is_ok()));
     assert_eq!(fs::read_dir(node.mount_point()).unwrap().count(), 0, "the directory below");
     node.mounted().unmount().unwrap();

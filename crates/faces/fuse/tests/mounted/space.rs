@@ -6,10 +6,11 @@ use std::os::fd::AsRawFd;
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::Path;
 use std::process::Command;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use impresario_base::random::Random;
 use impresario_fuse::MountOptions;
+use impresario_testing::until;
 use impresario_wire::{SeekTo, SpaceChange};
 
 use crate::cluster::{Cluster, Node, errno, mounted};
@@ -408,12 +409,7 @@ fn a_write_that_fails_half_way_is_short_and_makes_the_file_no_longer() {
         let other = node.second(MountOptions::default());
         assert!(fs::read(other.at(name)).unwrap() == bytes[..written]);
         fs::remove_file(node.at(name)).unwrap();
-        // The space comes back a little later.
-        let began = Instant::now();
-        while !node.cluster().objects().is_empty() {
-            assert!(began.elapsed() < Duration::from_secs(30), "the objects stay");
-            std::thread::sleep(Duration::from_millis(10));
-        }
+        until("the space comes back", || node.cluster().objects().is_empty());
     }
     // As a program sees it.
     let local = tempfile::tempdir().unwrap();

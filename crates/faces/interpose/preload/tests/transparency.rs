@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 
 use impresario_ring::message::{Mode, register};
 use impresario_ring::{Op, SLOTS};
+use impresario_testing::until;
 use support::programs::{Reaped, wait};
 use support::{Manager, compile, library, preloaded, run};
 
@@ -127,16 +128,8 @@ impl Stage {
         command.args(["--ignored", "--exact", "manager_process", "--nocapture"]).stdout(Stdio::null());
         let child = command.env("MANAGER_SOCKET", self.socket()).env("MANAGER_TREE", self.data()).spawn().unwrap();
         let child = Reaped(child);
-        eventually("the manager starts", || self.socket().exists());
+        until("the manager starts", || self.socket().exists());
         child
-    }
-}
-
-fn eventually(what: &str, holds: impl Fn() -> bool) {
-    let end = Instant::now() + Duration::from_secs(30);
-    while !holds() {
-        assert!(Instant::now() < end, "in vain: {what}");
-        std::thread::sleep(Duration::from_millis(2));
     }
 }
 
@@ -218,14 +211,14 @@ fn a_manager_may_come_and_go() {
     let program = cases(&stage);
     let first = stage.manager_process();
     let child = Reaped(long(&stage, &program, 1).spawn().unwrap());
-    eventually("the program is connected", || lasts(&stage).with_extension("begun").exists());
+    until("the program is connected", || lasts(&stage).with_extension("begun").exists());
     signal(&first, libc::SIGSTOP);
     std::thread::sleep(Duration::from_millis(200));
     signal(&first, libc::SIGCONT);
     std::thread::sleep(Duration::from_millis(100));
     drop(first);
     let second = Manager::start(&stage.socket(), &stage.data(), Mode::Advise);
-    eventually("the new manager is told of both files", || {
+    until("the new manager is told of both files", || {
         let told = second.so_far();
         let of = |name: &str| told.iter().any(|t| t.path == stage.data().join(name) && t.accesses.len() > 10);
         of("bytes") && told.iter().any(|t| t.path == stage.data().join("lines"))
@@ -249,7 +242,7 @@ fn a_full_ring_stops_nobody() {
     let program = cases(&stage);
     let manager = Manager::start(&stage.socket(), &stage.data(), Mode::Advise);
     let child = Reaped(long(&stage, &program, 3 * SLOTS).spawn().unwrap());
-    eventually("something is told", || manager.so_far().iter().any(|t| !t.accesses.is_empty()));
+    until("something is told", || manager.so_far().iter().any(|t| !t.accesses.is_empty()));
     manager.pause(true);
     std::fs::remove_file(lasts(&stage)).unwrap();
     ends_well(child);

@@ -5,7 +5,6 @@
 
 use std::collections::BTreeMap;
 
-use impresario_base::place::line_column;
 use serde::{Deserialize, Serialize};
 
 use super::observe::{DeviceClass, FEATURES, Feature, Observation};
@@ -192,10 +191,7 @@ pub struct DecisionTable {
 impl DecisionTable {
     /// Parses and validates a table; the error is one line.
     pub fn parse(text: &str) -> Result<DecisionTable, String> {
-        let table: DecisionTable = toml::from_str(text).map_err(|e| {
-            let line = e.span().map(|span| format!("line {}: ", line_column(text, span.start).0));
-            line.unwrap_or_default() + &e.message().trim().replace('\n', "; ")
-        })?;
+        let table: DecisionTable = impresario_toml::parse_text(text)?;
         table.check()?;
         Ok(table)
     }

@@ -89,8 +89,8 @@ fn with_table(text: &str) -> PolicySpec {
 fn errors_in_tables_are_named() {
     let rule = |more: &str| format!("version = 1\n[[rule]]\nname = \"a\"\n{more}\n");
     for (text, says) in [
-        ("version = 1\nrule = 3", "line 2: invalid type"),
-        ("version = 1\nrules = []", "line 2: unknown field `rules`"),
+        ("version = 1\nrule = 3", "line 2: rule must be sections [[rule]]"),
+        ("version = 1\nrules = []", "line 2: unknown section rules; did you mean rule?"),
         ("version = 2\nrule = []", "version 2 is not supported"),
         ("version = 1\nrule = []", "there is no [[rule]]"),
         (&*rule("choice = []"), "rule \"a\": there are 0 choices"),
@@ -100,7 +100,7 @@ fn errors_in_tables_are_named() {
         (&*rule("choice = [{ policy = \"mlf pass_us=x\" }]"), "pass_us"),
         (&*rule("choice = [{ policy = \"mlf\", depth = 0 }]"), "depth is not"),
         (&*rule("choice = [{ policy = \"mlf\", makespan = 1.5 }]"), "a gain is"),
-        (&*rule("choice = [{ policy = \"mlf\", speed = 1.5 }]"), "unknown field `speed`"),
+        (&*rule("choice = [{ policy = \"mlf\", speed = 1.5 }]"), "line 4: unknown key speed in "),
         (&*rule("colour = { from = 1.0 }\nchoice = [{ policy = \"mlf\" }]"), "\"colour\" is not observed"),
         (&*rule("reads = { from = 1.0, below = 1.0 }\nchoice = [{ policy = \"mlf\" }]"), "reads: nothing lies between"),
         (&*rule("reads = { from = 0.5 }\nchoice = [{ policy = \"mlf\" }]"), "has conditions; one without any"),

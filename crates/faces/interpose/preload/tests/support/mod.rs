@@ -10,11 +10,12 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use impresario_ring::message::{Mode, ToClient, ToManager};
 use impresario_ring::patterns::{Builder, Kind};
 use impresario_ring::{Access, Consumer, Op};
+use impresario_testing::until;
 use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketAddrUnix, SocketFlags, SocketType};
 
 mod library;
@@ -155,11 +156,8 @@ impl Manager {
 
     /// As [`Manager::finish`], with the number of accesses that were dropped.
     pub fn finish_lossy(mut self) -> (u64, Vec<Told>) {
-        let end = Instant::now() + Duration::from_secs(20);
+        until("all programs hang up", || self.clients.lock().unwrap().1 == 0);
         // Two rounds after the last client went: one may have been connected meanwhile.
-        while self.clients.lock().unwrap().1 > 0 && Instant::now() < end {
-            std::thread::sleep(Duration::from_millis(2));
-        }
         std::thread::sleep(Duration::from_millis(5));
         assert_eq!(self.clients.lock().unwrap().1, 0, "a program did not hang up");
         self.halt();

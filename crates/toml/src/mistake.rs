@@ -3,11 +3,14 @@
 //! The structures tell `serde` which keys exist and what they accept, but it stops at the first mistake. Each mistake
 //! is therefore removed from the table, or filled in if a key is missing, and the rest read again.
 
+use std::path::Path;
+
 use serde::de::DeserializeOwned;
 use toml::{Table, Value};
 
-use crate::document::{KeyPath, Tree, shown, value_at, value_at_mut};
-use crate::nearest;
+use crate::errors::FileErrors;
+use crate::nearest::nearest;
+use crate::tree::{KeyPath, Tree, shown, value_at, value_at_mut};
 
 /// More mistakes than this are not reported at once.
 const MISTAKES_MAX: usize = 100;
@@ -40,6 +43,19 @@ impl Mistakes {
     pub fn add(&mut self, path: KeyPath, message: String) {
         if !self.0.iter().any(|known| known.path.touches(&path)) {
             self.0.push(Mistake { path, unknown: false, message });
+        }
+    }
+
+    /// What was read of a file, or its mistakes in the order of the text.
+    pub fn settle<T>(self, read: Option<T>, file: &Path, tree: &Tree) -> Result<T, FileErrors> {
+        match read {
+            Some(read) if self.0.is_empty() => Ok(read),
+            _ => {
+                let mut placed: Vec<_> = self.0.into_iter().map(|m| (m.place(tree), m.message)).collect();
+                placed.sort_by_key(|(place, _)| *place);
+                let complaints = placed.into_iter().map(|(place, message)| tree.complaint(Some(place), message));
+                Err(FileErrors { file: file.into(), complaints: complaints.collect() })
+            }
         }
     }
 }
@@ -88,46 +104,6 @@ pub fn read<T: DeserializeOwned>(
         }
     }
     None
-}
-
-/// Makes `policy = "fifo"` everywhere `policy = { name = "fifo" }`. A policy that is neither is a mistake, as is a
-/// parameter that is not a single value.
-pub fn policies(values: &mut Table, at: &KeyPath, mistakes: &mut Mistakes) {
-    for (key, value) in values.iter_mut() {
-        let path = at.key(key);
-        match value {
-            _ if key == "policy" => *value = Value::Table(policy(value, &path, mistakes)),
-            Value::Table(table) => policies(table, &path, mistakes),
-            Value::Array(array) => {
-                for (i, table) in array.iter_mut().enumerate().filter_map(|(i, v)| Some((i, v.as_table_mut()?))) {
-                    policies(table, &path.index(i), mistakes);
-                }
-            }
-            _ => {}
-        }
-    }
-}
-
-fn policy(value: &Value, path: &KeyPath, mistakes: &mut Mistakes) -> Table {
-    let named = |name: &str| Table::from_iter([("name".to_string(), Value::String(name.into()))]);
-    if let Value::String(name) = value {
-        return named(name);
-    }
-    let Some((table, name)) = value.as_table().and_then(|table| Some((table, table.get("name")?.as_str()?))) else {
-        let form = "a name such as \"mlf\", or { name = \"twins\", window_us = 1000 }";
-        mistakes.add(path.clone(), format!("policy must be {form}, not {}", shown(value)));
-        return named("fifo");
-    };
-    let mut table = table.clone();
-    table.retain(|param, value| {
-        let single = !matches!(value, Value::Table(_) | Value::Array(_));
-        if !single {
-            let what = format!("{param} of policy {name} must be a number, text, true or false, not {}", shown(value));
-            mistakes.add(path.key(param), what);
-        }
-        single
-    });
-    table
 }
 
 fn step(segment: &serde_path_to_error::Segment) -> Option<String> {

@@ -1,7 +1,7 @@
 //! Positions in a text, for messages.
 
 /// Line and column, from 1 and in characters, of a byte of the text.
-pub fn line_column(text: &str, byte: usize) -> (usize, usize) {
+pub(crate) fn line_column(text: &str, byte: usize) -> (usize, usize) {
     let before = text.get(..byte).unwrap_or(text);
     let line_start = before.rfind('\n').map_or(0, |n| n + 1);
     (before.matches('\n').count() + 1, before[line_start..].chars().count() + 1)

@@ -1,0 +1,50 @@
+//! What Linux tells a process of its machine and of itself.
+
+use std::io;
+use std::os::fd::{AsFd, AsRawFd};
+
+/// The name of this machine.
+pub fn host_name() -> String {
+    std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default().trim().to_owned()
+}
+
+/// The way to what a descriptor is open on that follows no name.
+pub fn path_of(fd: impl AsFd) -> String {
+    format!("/proc/self/fd/{}", fd.as_fd().as_raw_fd())
+}
+
+/// Whether a file system of this type, as statfs(2) tells it, is in memory: tmpfs or ramfs.
+pub fn is_in_memory(f_type: u64) -> bool {
+    // Where the kernel's word is a signed one, the upper half is its sign.
+    matches!(f_type & 0xffff_ffff, 0x0102_1994 | 0x8584_58f6)
+}
+
+/// Random bytes that nobody can foresee.
+pub fn random_bytes<const N: usize>() -> io::Result<[u8; N]> {
+    let mut bytes = [0; N];
+    getrandom::fill(&mut bytes).map_err(|error| match error.raw_os_error() {
+        Some(errno) => io::Error::from_raw_os_error(errno),
+        None => io::Error::other(format!("the system gives no random numbers: {error}")),
+    })?;
+    Ok(bytes)
+}
+
+/// A random number that nobody can foresee; never 0.
+pub fn random_number() -> io::Result<u64> {
+    random_bytes().map(|bytes| u64::from_le_bytes(bytes).max(1))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_machine_tells() {
+        assert!(!host_name().is_empty() && !host_name().contains('\n'));
+        let file = std::fs::File::open("/proc/self/exe").unwrap();
+        let seen = std::fs::read_link(path_of(&file)).unwrap();
+        assert_eq!(seen, std::env::current_exe().unwrap());
+        assert!(is_in_memory(0x0102_1994) && is_in_memory(0x8584_58f6_u32 as i32 as u64) && !is_in_memory(0xef53));
+        assert_ne!(random_number().unwrap(), random_number().unwrap());
+    }
+}

@@ -1,0 +1,73 @@
+//! The mounts that a process sees: lines of `/proc/self/mountinfo`, proc(5).
+
+use std::ffi::{OsStr, OsString};
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::path::PathBuf;
+
+/// A line.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Mount {
+    /// Its number, which `mnt_id` of a descriptor names.
+    pub id: u64,
+    /// Major and minor number of the device of its files.
+    pub device: (u32, u32),
+    /// Where it is mounted.
+    pub point: PathBuf,
+    /// Type of the file system, with its subtype.
+    pub kind: String,
+}
+
+/// The mounts of this process in their order: of two at one place the later one is seen. None where the kernel tells none.
+pub fn mounts() -> Vec<Mount> {
+    parse(&std::fs::read("/proc/self/mountinfo").unwrap_or_default())
+}
+
+/// The mounts in a text; lines that are none are left out.
+pub fn parse(text: &[u8]) -> Vec<Mount> {
+    text.split(|byte| *byte == b'\n').filter_map(line).collect()
+}
+
+fn line(line: &[u8]) -> Option<Mount> {
+    let mut fields = line.split(|byte| *byte == b' ');
+    let text = |field: &[u8]| String::from_utf8_lossy(field).into_owned();
+    let id = text(fields.next()?).parse().ok()?;
+    let device = text(fields.nth(1)?);
+    let (major, minor) = device.split_once(':')?;
+    let point = unescape(fields.nth(1)?).into();
+    let kind = text(fields.skip_while(|field| *field != b"-").nth(1)?);
+    Some(Mount { id, device: (major.parse().ok()?, minor.parse().ok()?), point, kind })
+}
+
+/// Decodes octal escapes (`\040`).
+fn unescape(field: &[u8]) -> OsString {
+    let mut out = OsString::new();
+    let mut parts = field.split(|byte| *byte == b'\\');
+    out.push(OsStr::from_bytes(parts.next().unwrap_or_default()));
+    for part in parts {
+        let octal = |digits: &[u8]| digits.iter().try_fold(0u32, |n, d| char::from(*d).to_digit(8).map(|d| n * 8 + d));
+        match part.split_at_checked(3).and_then(|(digits, rest)| Some((octal(digits)?, rest))) {
+            Some((code, rest)) => out.push(OsString::from_vec([&[code as u8], rest].concat())),
+            None => out.push(OsString::from_vec([b"\\", part].concat())),
+        }
+    }
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lines_are_read_as_proc_5_describes_them() {
+        let text = b"22 1 254:0 / / rw,noatime shared:1 - ext4 /dev/vda rw\nnonsense\n\
+                     36 22 0:31 / /mnt/a\\040b\\134c rw - fuse.impresario x rw\n37 22 0:3 / /x\\9 rw - tmpfs - rw\n";
+        let told: Vec<_> = parse(text).into_iter().map(|m| (m.id, m.device, m.point, m.kind)).collect();
+        let wanted = [
+            (22, (254, 0), PathBuf::from("/"), "ext4".to_string()),
+            (36, (0, 31), "/mnt/a b\\c".into(), "fuse.impresario".into()),
+            (37, (0, 3), "/x\\9".into(), "tmpfs".into()),
+        ];
+        assert_eq!(told, wanted);
+        assert!(mounts().iter().any(|mount| mount.point == *"/"));
+    }
+}

@@ -1,0 +1,45 @@
+//! Replacing a file as a whole or not at all.
+
+use std::fs::{File, OpenOptions};
+use std::io::{self, Write};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::Path;
+
+/// Replaces a file, or makes it with this mode, by one that is complete and durable before it has the name.
+pub fn replace(path: &Path, mode: u32, content: &[u8]) -> io::Result<()> {
+    let name = path.file_name().ok_or_else(|| io::Error::other("it must name a file"))?;
+    let beside = path.with_file_name(format!(".{}.{}", name.to_string_lossy(), std::process::id()));
+    let put = || {
+        // What a run with this number left must not give it its mode.
+        let _ = std::fs::remove_file(&beside);
+        let mut file: File = OpenOptions::new().write(true).create_new(true).mode(mode).open(&beside)?;
+        file.write_all(content)?;
+        file.sync_all()?;
+        std::fs::rename(&beside, path)?;
+        // After a power failure the old content would be back, which others may not count on any more.
+        let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
+        File::open(folder)?.sync_all()
+    };
+    put().inspect_err(|_| _ = std::fs::remove_file(&beside))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::PermissionsExt;
+
+    use super::*;
+
+    #[test]
+    fn a_file_is_replaced_or_stays() {
+        let dir = tempfile::tempdir().unwrap();
+        let file = dir.path().join("a");
+        std::fs::write(&file, "before").unwrap();
+        replace(&file, 0o600, b"after").unwrap();
+        assert_eq!(std::fs::read(&file).unwrap(), b"after");
+        assert_eq!(file.metadata().unwrap().permissions().mode() & 0o777, 0o600);
+        std::fs::create_dir(dir.path().join("folder")).unwrap();
+        assert!(replace(&dir.path().join("folder"), 0o644, b"x").is_err(), "a folder is none");
+        assert!(replace(Path::new("/"), 0o644, b"x").is_err());
+        assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 2, "nothing is left beside them");
+    }
+}

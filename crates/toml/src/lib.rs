@@ -1,0 +1,47 @@
+//! TOML files as people write them: their values with the place of each, and a reader that reports all mistakes at once, each with
+//! its place, its key and the remedy.
+//!
+//! What a file may hold its structures say, by `serde`; [`read`] tells what is wrong with one. Checks of the values add their
+//! findings to the same [`Mistakes`].
+
+mod errors;
+mod mistake;
+mod nearest;
+mod place;
+mod tree;
+
+use std::path::Path;
+
+use serde::de::DeserializeOwned;
+
+pub use errors::{Complaint, FileErrors};
+pub use mistake::{Missing, Mistake, Mistakes, read};
+pub use nearest::nearest;
+pub use tree::{KeyPath, Tree, shown, value_at, value_at_mut};
+
+/// The text of a file of limited size.
+pub fn text_of(path: &Path, max_bytes: u64, what: &str, remedy: &str) -> Result<String, FileErrors> {
+    let refuse = |message: String| FileErrors::whole(path, message);
+    let meta = std::fs::metadata(path).map_err(|e| refuse(format!("cannot be read: {e}; {remedy}")))?;
+    if meta.len() > max_bytes {
+        return Err(refuse(format!("has {} bytes; the limit of {what} is {max_bytes}", meta.len())));
+    }
+    std::fs::read_to_string(path).map_err(|e| refuse(format!("cannot be read: {e}")))
+}
+
+/// Reads the text of a file that has no keys but those of the structure.
+pub fn parse<T: DeserializeOwned>(text: &str, file: &Path) -> Result<T, FileErrors> {
+    let (tree, mut mistakes) = (Tree::parse(text, file)?, Mistakes::default());
+    let read = read(tree.values.clone(), &KeyPath::default(), |_| None, &mut mistakes);
+    mistakes.settle(read, file, &tree)
+}
+
+/// Reads a text that belongs to no file; the error is one line with all mistakes, each with its line.
+pub fn parse_text<T: DeserializeOwned>(text: &str) -> Result<T, String> {
+    let one = |complaint: Complaint| match complaint.at {
+        Some((line, _)) => format!("line {line}: {}", complaint.message),
+        None => complaint.message,
+    };
+    let wrong = |errors: FileErrors| errors.complaints.into_iter().map(one).collect::<Vec<_>>().join("; ");
+    parse(text, Path::new("")).map_err(wrong)
+}
