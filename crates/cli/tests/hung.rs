@@ -7,7 +7,6 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use impresario_client::{Client, CreateOptions};
-use impresario_testing::eventually;
 use impresario_wire::LayoutRequest;
 use support::{Cluster, Stopped, client, new_file, pattern};
 
