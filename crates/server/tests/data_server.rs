@@ -136,7 +136,10 @@ fn requests_that_overlap_keep_the_order_in_which_they_were_sent() {
 fn a_long_read_sees_all_of_an_overlapping_write_or_nothing_of_it() {
     const LEN: usize = 1 << 20;
     let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
-    let cluster = Cluster::start(1, |config| config.data[0].dir = folder.path().into());
+    let cluster = Cluster::start(1, |config| {
+        config.data[0].dir = folder.path().into();
+        config.data[0].policy = PolicySpec::named("fifo");
+    });
     let write = |peer: &mut Peer, fill: u8| {
         let call = Call::Write { who: who(1), file: FileKey(1), lane_offset: 0 };
         assert!(matches!(peer.call(&call, &vec![fill; LEN]).0, Answer::Written(_)));
