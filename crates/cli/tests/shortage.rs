@@ -94,10 +94,10 @@ fn silent_connections_leave_descriptors(name: &str) {
     let began = Instant::now();
     work(&client, "beside", 80);
     assert!(began.elapsed() < Duration::from_secs(20), "{:?}", began.elapsed());
-    cluster.state(name);
     let log = cluster.server(name).log();
     assert!(log.contains("raise the limit of open files") && !log.contains("cannot accept"), "{log}");
     drop(silent);
+    cluster.await_answer(name);
     has_as_few_as(&mut cluster, name, before);
 }
 
