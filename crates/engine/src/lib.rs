@@ -211,9 +211,14 @@ impl<T: Send + 'static> Engine<T> {
         refused
     }
 
+    /// Whether [`may_bypass`](Engine::may_bypass) can be true of any read at present.
+    pub fn allows_bypass(&self) -> bool {
+        self.shared.allows_bypass.load(Ordering::Relaxed)
+    }
+
     /// Whether a read that needs no device may be served at once, without being submitted; see [`Core::may_bypass`].
     pub fn may_bypass(&self, read: &Submission) -> bool {
-        if !self.shared.allows_bypass.load(Ordering::Relaxed) {
+        if !self.allows_bypass() {
             return false;
         }
         let state = self.shared.lock();

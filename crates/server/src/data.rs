@@ -132,7 +132,7 @@ impl DataServer {
     /// Answers a read that the page cache has and that need not be scheduled, an extent of a list with the next ones; else
     /// gives the request back, or what is missing of it.
     fn pass(&self, submission: Submission, mut item: Item, run: &mut Run) -> Option<(Submission, Item)> {
-        if submission.op != Op::Read || !self.disk.may_have() {
+        if submission.op != Op::Read || !self.engine.allows_bypass() || !self.disk.may_have() {
             return Some((submission, item));
         }
         let arrival = self.engine.now();

@@ -569,7 +569,6 @@ fn cost_of(device: &impresario_device::DeviceParams) -> CostModel {
     CostModel::new(fit(impresario_device::Op::Read), fit(impresario_device::Op::Write)).from_source("disk model")
 }
 
-/// A thousand clients and as many open objects need more descriptors than shells give by default.
 /// How the descriptors of a process are shared out, so that neither connections nor open files take them all: a server
 /// without any could neither be asked nor close a file.
 struct Descriptors {
@@ -608,7 +607,7 @@ impl Descriptors {
     }
 }
 
-/// Lets the process have as many descriptors as it may.
+/// A thousand clients and as many open objects need more descriptors than shells give by default.
 fn raise_descriptor_limit() {
     use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
     let limit = getrlimit(Resource::Nofile);
