@@ -16,13 +16,13 @@ use impresario_workload::access::{Identity, Target};
 use impresario_workload::children::Children;
 use impresario_workload::cluster::{self, OwnCluster, Plan};
 use impresario_workload::cpu::process_cpu;
-use impresario_workload::kernel_disk::tool;
 use impresario_workload::progress::{Progress, catch_signals, write_json};
 use impresario_workload::stop::Stop;
 use impresario_workload::storage::Storage;
 use serde::Serialize;
 use serde_json::json;
 
+use crate::client_program::{self, LIBGFAPI, LIBNFS, Library};
 use crate::command::datapath::minimal_cluster;
 use crate::{free_port, impresario, nfs_ganesha, print};
 
@@ -243,7 +243,7 @@ fn threads(name: &'static str, pid: u32, target: Box<dyn Target>, server: impl A
 fn ganesha(dir: &Path, _: &Stop) -> Result<Subject> {
     let (folder, port) = (dir.join("ganesha"), free_port()?);
     let export = folder.join("export");
-    let reader = prepare(&folder, &export, "NFS", "nfs")?;
+    let reader = prepare(&folder, &export, &LIBNFS)?;
     let mut children = Children::default();
     nfs_ganesha::start(&mut children, &folder, &export, nfs_ganesha::Version::Four { port })?;
     let url = format!("nfs://127.0.0.1/export?version=4&nfsport={port}");
@@ -253,7 +253,7 @@ fn ganesha(dir: &Path, _: &Stop) -> Result<Subject> {
 fn gluster(dir: &Path, _: &Stop) -> Result<Subject> {
     let (folder, port) = (dir.join("gluster"), free_port()?);
     let brick = folder.join("export");
-    let reader = prepare(&folder, &brick, "GLUSTER", "gfapi")?;
+    let reader = prepare(&folder, &brick, &LIBGFAPI)?;
     let server = format!(
         "volume posix\n type storage/posix\n option directory {}\nend-volume\n\
          volume locks\n type features/locks\n subvolumes posix\nend-volume\n\
@@ -273,15 +273,11 @@ fn gluster(dir: &Path, _: &Stop) -> Result<Subject> {
 }
 
 /// The exported folder with the file in it, and the program that reads it.
-fn prepare(folder: &Path, export: &Path, define: &str, library: &str) -> Result<PathBuf> {
+fn prepare(folder: &Path, export: &Path, library: &Library) -> Result<PathBuf> {
     std::fs::create_dir_all(export)?;
     let bytes: Vec<u8> = (0..FILE_BYTES as u32).map(|i| (i ^ i >> 8) as u8).collect();
     std::fs::write(export.join("data"), bytes)?;
-    let (source, program) = (folder.join("readers.c"), folder.join("reader"));
-    std::fs::write(&source, READERS)?;
-    let library = format!("-l{library}");
-    tool(Command::new("cc").args(["-O2", "-D", define, "-o"]).arg(&program).arg(&source).arg(library))?;
-    Ok(program)
+    client_program::build(folder, "readers", READERS, library)
 }
 
 /// Starts glusterfsd, or another `program` in its place, with its configuration in `folder`.

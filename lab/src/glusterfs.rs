@@ -16,9 +16,10 @@ use impresario_workload::kernel_disk::{KernelDisk, remove_stale};
 use impresario_workload::progress::catch_signals;
 use impresario_workload::stop::Stop;
 
+use crate::client_program::LIBGFAPI;
+use crate::print;
 use crate::server_bench::load::{Application, Load};
-use crate::server_bench::{Bed, Clients, Comparison, Subject, observe_disks, own_network, reset_disks};
-use crate::{print, usage};
+use crate::server_bench::{Bed, Choice, Clients, Comparison, Subject, observe_disks, own_network, reset_disks};
 
 /// Measure what the GlusterFS translator gains on modelled disks below the real kernel
 ///
@@ -50,21 +51,8 @@ pub struct Args {
     /// The file of an application
     #[arg(long, default_value = "32m", value_parser = parse_positive_bytes, value_name = "SIZE")]
     size: u64,
-    /// Runs of every system under each load, in random order
-    #[arg(long, default_value_t = 3, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1000))]
-    pairs: u32,
-    /// Only loads whose names contain one of these
-    #[arg(long, value_delimiter = ';', value_name = "TEXT;…")]
-    loads: Vec<String>,
-    /// Only these systems
-    #[arg(long, value_delimiter = ',', value_name = "SYSTEM,…")]
-    systems: Vec<String>,
-    /// Take runs that do not count, too: for trying out on a busy machine
-    #[arg(long)]
-    uncounted: bool,
-    /// Write every run to a file
-    #[arg(long, value_name = "FILE")]
-    json: Option<PathBuf>,
+    #[command(flatten)]
+    choice: Choice,
 }
 
 /// A way to serve the volume.
@@ -355,28 +343,19 @@ fn kind_of(translator: &Path) -> Result<String> {
 
 pub fn run(args: &Args) -> Result<ExitCode> {
     let stop = catch_signals()?;
-    if let Some(unknown) = args.systems.iter().find(|name| SYSTEMS.iter().all(|system| system.name != name.as_str())) {
-        let known: Vec<&str> = SYSTEMS.iter().map(|system| system.name).collect();
-        return Err(usage(format!("there is no system {unknown:?}; there are {}", known.join(", "))));
-    }
-    let wanted = |load: &Load| args.loads.is_empty() || args.loads.iter().any(|only| load.name.contains(only.as_str()));
-    let loads: Vec<Load> = loads(args).into_iter().filter(wanted).collect();
-    if loads.is_empty() {
-        return Err(usage(format!("no load's name contains {}", args.loads.join(" or "))));
-    }
-    let named = |name: &str| args.systems.is_empty() || args.systems.iter().any(|only| only == name);
-    let systems = SYSTEMS.iter().filter(|system| named(system.name));
+    let loads = args.choice.loads(loads(args))?;
+    let systems = args.choice.systems(&SYSTEMS, |system| system.name)?;
     let parent = impresario_workload::cluster::folder(None)?;
     remove_stale(parent.path())?;
     own_network()?;
-    let translator = match systems.clone().any(|system| system.translator.is_some()) {
+    let translator = match systems.iter().any(|system| system.translator.is_some()) {
         true => kind_of(&args.translator)?,
         false => String::new(),
     };
-    let clients = Clients::build(parent.path(), "GLUSTER", "gfapi", "libglusterfs-dev")?;
+    let clients = Clients::build(parent.path(), &LIBGFAPI)?;
     let mut bed = Bricks::new(args.bricks, parent.path())?;
     let (mut volumes, mut missing) = (Vec::new(), Vec::new());
-    for (nth, system) in systems.enumerate() {
+    for (nth, system) in systems.into_iter().enumerate() {
         let port = FIRST_PORT + (nth * bed.disks.len()) as u16;
         let started = Volume::start(system, &translator, &bed, parent.path(), port)
             .and_then(|mut volume| volume.wait(&stop).map(|()| volume));
@@ -392,12 +371,11 @@ pub fn run(args: &Args) -> Result<ExitCode> {
         title: "GlusterFS on modelled disks below this kernel, one to a brick",
         loads,
         subjects: volumes.iter().map(|volume| Subject { name: volume.name, address: &volume.client }).collect(),
-        pairs: args.pairs,
+        choice: &args.choice,
         baselines: &[AS_IT_COMES],
-        uncounted: args.uncounted,
         missing,
     };
-    let text = comparison.run(&bed, &clients, args.json.as_deref(), &stop).context("GlusterFS on modelled disks")?;
+    let text = comparison.run(&bed, &clients, &stop).context("GlusterFS on modelled disks")?;
     // Before the bricks that it is a client of, and these before their disks.
     drop(bed.mount.take());
     drop(volumes);

@@ -12,6 +12,7 @@ use impresario_workload::usage::{Usage, usage};
 mod agios;
 mod allocation;
 mod auto;
+mod client_program;
 mod codec;
 mod command {
     pub mod core;

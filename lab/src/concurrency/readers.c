@@ -1,12 +1,11 @@
 /* Keeps CONCURRENCY random reads of one file outstanding at a server: build with -DNFS (libnfs, a connection for each) or
  * -DGLUSTER (libgfapi, one connection). Prints "begin" after the warm-up, then the reads completed in SECONDS.
  * Arguments: WHERE FILE FILE_BYTES READ_BYTES CONCURRENCY SECONDS. WHERE is an NFS URL, or a volume file. */
+#include "program.h"
+
 #include <poll.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
-#include <unistd.h>
 
 #define WARM_UP_S 0.2
 #define CONCURRENCY_MAX 1024
@@ -14,19 +13,6 @@
 static unsigned long file_bytes, read_bytes;
 static unsigned long done;
 static int stopping, outstanding;
-
-static double now(void)
-{
-	struct timespec t;
-	clock_gettime(CLOCK_MONOTONIC, &t);
-	return t.tv_sec + t.tv_nsec / 1e9;
-}
-
-static void fail(const char *what, const char *why)
-{
-	fprintf(stderr, "%s: %s\n", what, why ? why : "failed");
-	exit(1);
-}
 
 /* Aligned, anywhere in the file: xorshift. */
 static unsigned long place(void)

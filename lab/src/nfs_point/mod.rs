@@ -19,9 +19,10 @@ use impresario_workload::children::Children;
 use impresario_workload::kernel_disk::{KernelDisk, remove_stale};
 use impresario_workload::progress::catch_signals;
 
+use crate::client_program::LIBNFS;
 use crate::server_bench::load::Load;
-use crate::server_bench::{Bed, Clients, Comparison, Subject, observe_disks, own_network, reset_disks};
-use crate::{nfs_ganesha, print, usage};
+use crate::server_bench::{Bed, Choice, Clients, Comparison, Subject, observe_disks, own_network, reset_disks};
+use crate::{nfs_ganesha, print};
 use loads::loads;
 use server::{SYSTEMS, Server};
 
@@ -49,21 +50,8 @@ pub struct Args {
     /// Processes of the decomposition
     #[arg(long, default_value_t = 32, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=128))]
     processes: u64,
-    /// Runs of every system under each load, in random order
-    #[arg(long, default_value_t = 3, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1000))]
-    pairs: u32,
-    /// Only loads whose names contain one of these
-    #[arg(long, value_delimiter = ';', value_name = "TEXT;…")]
-    loads: Vec<String>,
-    /// Only these systems
-    #[arg(long, value_delimiter = ',', value_name = "SYSTEM,…")]
-    systems: Vec<String>,
-    /// Take runs that do not count, too: for trying out on a busy machine
-    #[arg(long)]
-    uncounted: bool,
-    /// Write every run to a file
-    #[arg(long, value_name = "FILE")]
-    json: Option<PathBuf>,
+    #[command(flatten)]
+    choice: Choice,
     /// Instead, show on the bare disk how weights divide it: so many seconds with equal weights, and as many with one doubled
     #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u32).range(4..=300), conflicts_with_all = ["device", "loads", "systems", "pairs", "json", "uncounted"])]
     weights: Option<u32>,
@@ -81,11 +69,20 @@ enum Device {
     /// A modelled disk below this kernel: ext4, page cache, mq-deadline, read-ahead of today
     Kernel,
     /// The same as it was for a server in 2005: one state of reading ahead for each file handle, which another reader's request
-    /// resets, so that of a file with several readers nothing is read ahead. Loads with files of one reader are left out
+    /// resets, so that of a file with several readers nothing is read ahead. Loads with files of one reader are left out: of these it read ahead, and a disk
+    /// below one kernel can do only one of both
     #[value(name = "kernel-2005")]
     Kernel2005,
     /// A modelled disk in order of arrival, without cache, read-ahead and scheduler of a kernel
     Bare,
+}
+
+impl Device {
+    /// How much the kernel reads ahead is set for a disk, not for a file: as in 2005 is either what was the case for files that
+    /// readers take turns in, or what was the case for files of one reader, whose state was kept.
+    fn can_show(self, load: &Load) -> bool {
+        self != Device::Kernel2005 || load.applications.iter().all(|application| application.processes > 1)
+    }
 }
 
 /// A page: the least that a kernel reads. With it, as with the reset state of 2005, the kernel reads of a request what was asked
@@ -157,18 +154,9 @@ impl Bed for Disk {
 
 pub fn run(args: &Args) -> Result<ExitCode> {
     let stop = catch_signals()?;
-    let named = |name: &str| args.systems.is_empty() || args.systems.iter().any(|only| only == name);
-    if let Some(unknown) = args.systems.iter().find(|name| SYSTEMS.iter().all(|system| system.name != name.as_str())) {
-        let known: Vec<&str> = SYSTEMS.iter().map(|system| system.name).collect();
-        return Err(usage(format!("there is no system {unknown:?}; there are {}", known.join(", "))));
-    }
-    let wanted = |load: &Load| args.loads.is_empty() || args.loads.iter().any(|only| load.name.contains(only.as_str()));
-    let possible = |load: &Load| args.device != Device::Kernel2005 || load.applications.iter().all(|a| a.processes > 1);
-    let loads: Vec<Load> =
-        loads(args.size, args.processes).into_iter().filter(|load| wanted(load) && possible(load)).collect();
-    if loads.is_empty() {
-        return Err(usage(format!("no load on this device has a name with {}", args.loads.join(" or "))));
-    }
+    let systems = args.choice.systems(&SYSTEMS, |system| system.name)?;
+    let all = loads(args.size, args.processes);
+    let loads = args.choice.loads(all.into_iter().filter(|load| args.device.can_show(load)).collect())?;
     let parent = impresario_workload::cluster::folder(None)?;
     remove_stale(parent.path())?;
     let (mut portmapper, mut missing) = (Children::default(), Vec::new());
@@ -178,14 +166,14 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     }
     let device = if args.weights.is_some() { Device::Bare } else { args.device };
     let bed = Disk::new(device, parent.path())?;
-    let clients = Clients::build(parent.path(), "NFS", "nfs", "libnfs-dev")?;
+    let clients = Clients::build(parent.path(), &LIBNFS)?;
     if let Some(seconds) = args.weights {
         let shown = weights::run(&bed, &clients, parent.path(), seconds, &stop)?;
         shown.write(args.csv.as_deref(), args.html.as_deref())?;
         return print(shown.text().as_bytes());
     }
     let mut servers = Vec::new();
-    for system in SYSTEMS.iter().filter(|system| named(system.name)) {
+    for system in systems {
         let options = system.options.map(|options| options.iter().map(|option| option.to_string()).collect());
         match Server::start(system.name, options, &bed.export(), parent.path(), &stop) {
             Ok(server) => servers.push(server),
@@ -202,11 +190,10 @@ pub fn run(args: &Args) -> Result<ExitCode> {
         title,
         loads,
         subjects: servers.iter().map(|server| Subject { name: &server.name, address: &server.url }).collect(),
-        pairs: args.pairs,
+        choice: &args.choice,
         baselines: &["none", "nfs-ganesha"],
-        uncounted: args.uncounted,
         missing,
     };
-    let text = comparison.run(&bed, &clients, args.json.as_deref(), &stop).context("an NFS server on a disk")?;
+    let text = comparison.run(&bed, &clients, &stop).context("an NFS server on a disk")?;
     print(text.as_bytes())
 }

@@ -10,14 +10,13 @@
  * place and KEY; what was read is compared.
  * Output: a line "APPLICATION BEGAN_S ENDED_S" for each process, since all were connected. With SECONDS also a line
  * "APPLICATION TENTH BYTES" for each tenth of a second. */
+#include "program.h"
+
 #include <pthread.h>
 #include <stdint.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/time.h>
-#include <time.h>
-#include <unistd.h>
 
 #define PROCESSES_MAX 256
 #define APPLICATIONS_MAX 32
@@ -37,19 +36,6 @@ static const char *where;
 static double zero, seconds;
 static pthread_barrier_t connected, together[APPLICATIONS_MAX];
 static uint64_t moved[APPLICATIONS_MAX][TENTHS_MAX];
-
-static double now(void)
-{
-	struct timespec t;
-	clock_gettime(CLOCK_MONOTONIC, &t);
-	return t.tv_sec + t.tv_nsec / 1e9;
-}
-
-static void fail(const char *what, const char *why)
-{
-	fprintf(stderr, "%s: %s\n", what, why ? why : "failed");
-	_exit(1);
-}
 
 #ifdef NFS
 #include <nfsc/libnfs.h>

@@ -23,6 +23,8 @@ use impresario_workload::storage::observe_kernel_disks;
 use serde::Serialize;
 use serde_json::json;
 
+use crate::client_program::{self, Library};
+use crate::usage;
 use load::Load;
 
 const CLIENTS: &str = include_str!("clients.c");
@@ -85,14 +87,9 @@ pub struct Run {
 pub struct Clients(PathBuf);
 
 impl Clients {
-    /// Builds it in `folder`, for a protocol (a macro of `clients.c`) with its library; `packages` are those that it needs.
-    pub fn build(folder: &Path, protocol: &str, library: &str, packages: &str) -> Result<Clients> {
-        let (source, program) = (folder.join("clients.c"), folder.join("clients"));
-        std::fs::write(&source, CLIENTS)?;
-        let mut cc = Command::new("cc");
-        cc.args(["-O2", "-pthread", "-D", protocol, "-o"]).arg(&program).arg(&source).arg(format!("-l{library}"));
-        tool(&mut cc).with_context(|| format!("building the clients (packages gcc and {packages})"))?;
-        Ok(Clients(program))
+    /// Builds it in `folder`, for servers that this library is a client of.
+    pub fn build(folder: &Path, library: &Library) -> Result<Clients> {
+        client_program::build(folder, "clients", CLIENTS, library).map(Clients)
     }
 
     /// Runs it to its end, for `seconds` if these are not 0, and gives what it printed.
@@ -119,6 +116,51 @@ impl Clients {
     }
 }
 
+/// Which parts of a comparison run, how often, and where its runs go.
+#[derive(clap::Args)]
+pub struct Choice {
+    /// Runs of every system under each load, in random order
+    #[arg(long, default_value_t = 3, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1000))]
+    pairs: u32,
+    /// Only loads whose names contain one of these
+    #[arg(long, value_delimiter = ';', value_name = "TEXT;…")]
+    loads: Vec<String>,
+    /// Only these systems
+    #[arg(long, value_delimiter = ',', value_name = "SYSTEM,…")]
+    systems: Vec<String>,
+    /// Take runs that do not count, too: for trying out on a busy machine
+    #[arg(long)]
+    uncounted: bool,
+    /// Write every run to a file
+    #[arg(long, value_name = "FILE")]
+    json: Option<PathBuf>,
+}
+
+impl Choice {
+    /// The chosen ones of all loads; that there is none is the user's mistake.
+    pub fn loads(&self, all: Vec<Load>) -> Result<Vec<Load>> {
+        let is_chosen =
+            |load: &Load| self.loads.is_empty() || self.loads.iter().any(|only| load.name.contains(only.as_str()));
+        let chosen: Vec<Load> = all.into_iter().filter(is_chosen).collect();
+        match chosen.is_empty() {
+            true => Err(usage(format!("no load's name contains {}", self.loads.join(" or ")))),
+            false => Ok(chosen),
+        }
+    }
+
+    /// The chosen ones of all systems; an unknown name is the user's mistake.
+    pub fn systems<'a, T>(&self, all: &'a [T], name: impl Fn(&T) -> &str) -> Result<Vec<&'a T>> {
+        if let Some(unknown) =
+            self.systems.iter().find(|chosen| all.iter().all(|system| name(system) != chosen.as_str()))
+        {
+            let known: Vec<&str> = all.iter().map(&name).collect();
+            return Err(usage(format!("there is no system {unknown:?}; there are {}", known.join(", "))));
+        }
+        let is_chosen = |system: &&T| self.systems.is_empty() || self.systems.iter().any(|only| only == name(system));
+        Ok(all.iter().filter(is_chosen).collect())
+    }
+}
+
 /// A running server.
 pub struct Subject<'a> {
     pub name: &'a str,
@@ -132,25 +174,23 @@ pub struct Comparison<'a> {
     pub title: &'a str,
     pub loads: Vec<Load>,
     pub subjects: Vec<Subject<'a>>,
-    /// Runs of each subject under each load.
-    pub pairs: u32,
+    /// How often, and where the runs go.
+    pub choice: &'a Choice,
     /// Subjects that the others are compared with.
     pub baselines: &'a [&'a str],
-    /// Runs count whatever the machine does meanwhile.
-    pub uncounted: bool,
     /// What could not be compared, in words.
     pub missing: Vec<String>,
 }
 
 impl Comparison<'_> {
-    /// Runs everything, and gives the table; `json`: a file for every run.
-    pub fn run(&mut self, bed: &dyn Bed, clients: &Clients, json: Option<&Path>, stop: &Stop) -> Result<String> {
+    /// Runs everything, and gives the table.
+    pub fn run(&mut self, bed: &dyn Bed, clients: &Clients, stop: &Stop) -> Result<String> {
         let (mut runs, mut line) = (Vec::<Run>::new(), Progress::new());
         let (mut random, mut generation) = (Random::new(1), 0);
-        let total = self.loads.len() * self.subjects.len() * self.pairs as usize;
+        let total = self.loads.len() * self.subjects.len() * self.choice.pairs as usize;
         for (nth, load) in self.loads.iter_mut().enumerate() {
             bed.prepare(load)?;
-            for pair in 0..self.pairs {
+            for pair in 0..self.choice.pairs {
                 let mut order: Vec<usize> = (0..self.subjects.len()).collect();
                 random.shuffle(&mut order);
                 for system in order {
@@ -161,7 +201,7 @@ impl Comparison<'_> {
                         line.show(&format!("{} of {total}: {}, {}", runs.len() + 1, load.name, subject.name));
                         let run = one(bed, clients, subject, load, generation, stop);
                         let run = run.with_context(|| format!("{}, {}", load.name, subject.name))?;
-                        if run.does_not_count.is_empty() || self.uncounted || attempt == ATTEMPTS {
+                        if run.does_not_count.is_empty() || self.choice.uncounted || attempt == ATTEMPTS {
                             runs.push(Run { load: nth, system, pair, ..run });
                             break;
                         }
@@ -171,7 +211,7 @@ impl Comparison<'_> {
         }
         line.end();
         write_json(
-            json,
+            self.choice.json.as_deref(),
             &json!({
                 "loads": self.loads.iter().map(|load| &load.name).collect::<Vec<_>>(),
                 "systems": self.subjects.iter().map(|subject| subject.name).collect::<Vec<_>>(),
@@ -184,7 +224,7 @@ impl Comparison<'_> {
 
     /// Times of every subject, and how many times as fast as the baselines it was, pair by pair.
     fn table(&self, runs: &[Run]) -> String {
-        let counts = |run: &&Run| self.uncounted || run.does_not_count.is_empty();
+        let counts = |run: &&Run| self.choice.uncounted || run.does_not_count.is_empty();
         let mut out = format!(
             "{}\ntimes on the MODELLED disk; × is the baseline's time over the system's, pair by pair, with its 95 % interval\n",
             self.title
@@ -236,7 +276,11 @@ impl Comparison<'_> {
         }
         let excluded = runs.iter().filter(|run| !run.does_not_count.is_empty()).count();
         out += &format!("\nruns that do not count: {excluded} of {}", runs.len());
-        out += if self.uncounted && excluded > 0 { ", taken all the same: a TRIAL, not a measurement\n" } else { "\n" };
+        out += if self.choice.uncounted && excluded > 0 {
+            ", taken all the same: a TRIAL, not a measurement\n"
+        } else {
+            "\n"
+        };
         self.missing.iter().for_each(|line| out += &format!("{line}\n"));
         out
     }
@@ -319,19 +363,20 @@ mod tests {
             run(1, 2, 9.0, false),
         ];
         let applications = vec![Application::new("a", 2, false, 4096, 1 << 20)];
+        let choice = |uncounted| Choice { pairs: 3, loads: vec![], systems: vec![], uncounted, json: None };
+        let (counted, all) = (choice(false), choice(true));
         let mut comparison = Comparison {
             title: "a title",
             loads: vec![Load { name: "a load".into(), applications }],
             subjects: ["none", "mlf"].map(|name| Subject { name, address: "" }).into(),
-            pairs: 3,
+            choice: &counted,
             baselines: &["none"],
-            uncounted: false,
             missing: vec!["x is not there".into()],
         };
         let text = comparison.table(&runs);
         assert!(text.contains("2.00 [2.00, 2.00] n=2") && text.contains("runs that do not count: 1 of 5\n"), "{text}");
         assert!(text.contains("x is not there") && !text.contains("TRIAL"), "{text}");
-        comparison.uncounted = true;
+        comparison.choice = &all;
         assert!(comparison.table(&runs).contains("TRIAL"));
     }
 
