@@ -10,6 +10,7 @@ mod error;
 mod examine;
 mod filesystem;
 mod folder;
+mod grown;
 mod handles;
 mod modelled;
 mod notes;

@@ -7,15 +7,14 @@
 //! when it has grown and when the store is opened, where there is space for that.
 
 use std::io;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 
 use impresario_base::Durable;
 use impresario_base::lock::Mutex;
 
 use crate::filesystem::FileSystem;
+use crate::grown::{self, Grown};
 use crate::objects::ObjectStore;
-use crate::replace::{read_all, replace_file, write_all};
+use crate::replace::{read_all, replace_file};
 
 const NOTES: &str = "notes";
 const NOTES_NEW: &str = "notes.new";
@@ -54,23 +53,14 @@ impl Note {
 
 /// The open file of notes.
 pub(crate) struct Notes<H> {
-    file: Mutex<Option<Open<H>>>,
+    file: Mutex<Option<Grown<H>>>,
     durable: Durable,
-    /// The last sync has failed.
-    has_failed: AtomicBool,
 }
 
 impl<H> Default for Notes<H> {
     fn default() -> Self {
-        Notes { file: Mutex::new(None), durable: Durable::default(), has_failed: AtomicBool::new(false) }
+        Notes { file: Mutex::new(None), durable: Durable::default() }
     }
-}
-
-struct Open<H> {
-    file: Arc<H>,
-    notes: usize,
-    /// The last of them, of which it is not known that they are durable.
-    unsynced: Vec<Note>,
 }
 
 impl<F: FileSystem> ObjectStore<F> {
@@ -81,8 +71,9 @@ impl<F: FileSystem> ObjectStore<F> {
         match self.replace_notes(found.iter().copied()) {
             // A full device: what is there is as good. The first sync makes it durable.
             Err(error) if is_full(&error) && !bytes.is_empty() => {
-                let file = Arc::new(self.fs.open(NOTES, false)?);
-                *self.notes.file.lock() = Some(Open { file, notes: found.len(), unsynced: found.clone() });
+                let entries: Vec<u8> = found.iter().copied().flat_map(Note::encode).collect();
+                let file = self.fs.open(NOTES, false)?;
+                *self.notes.file.lock() = Some(Grown::new(file, entries.len(), entries));
             }
             replaced => replaced?,
         }
@@ -99,53 +90,30 @@ impl<F: FileSystem> ObjectStore<F> {
     /// Takes a note. On an error nothing was noted.
     pub fn note(&self, note: Note) -> io::Result<()> {
         let mut open = self.notes.file.lock();
-        let open = open.as_mut().ok_or(io::ErrorKind::NotFound)?;
-        write_all(&self.fs, &open.file, (open.notes * NOTE_BYTES) as u64, &note.encode())?;
-        open.notes += 1;
-        open.unsynced.push(note);
+        open.as_mut().ok_or(io::ErrorKind::NotFound)?.append(&self.fs, &note.encode())?;
         self.notes.durable.changed();
         Ok(())
     }
 
     /// Number of notes in the file.
     pub fn notes_len(&self) -> usize {
-        self.notes.file.lock().as_ref().map_or(0, |open| open.notes)
+        self.notes.file.lock().as_ref().map_or(0, |open| open.len_bytes() / NOTE_BYTES)
     }
 
     /// Replaces all notes by these, at once.
     pub fn replace_notes(&self, notes: impl Iterator<Item = Note>) -> io::Result<()> {
         let mut bytes: Vec<u8> = notes.flat_map(Note::encode).collect();
-        let count = bytes.len() / NOTE_BYTES;
+        let len_bytes = bytes.len();
         bytes.resize(bytes.len() + SPARE * NOTE_BYTES, 0);
         let mut open = self.notes.file.lock();
         let file = replace_file(&self.fs, NOTES, NOTES_NEW, &bytes)?;
-        *open = Some(Open { file: Arc::new(file), notes: count, unsynced: Vec::new() });
+        *open = Some(Grown::new(file, len_bytes, Vec::new()));
         Ok(())
     }
 
     /// Makes the notes taken so far durable.
     pub(crate) fn sync_notes(&self) -> io::Result<()> {
-        self.notes.durable.sync(|| {
-            let (file, count) = {
-                let mut open = self.notes.file.lock();
-                let Some(open) = open.as_mut() else { return Ok(()) };
-                // Those that a failed sync may have lost are written again, for the kernel holds them for written.
-                if self.notes.has_failed.swap(false, Ordering::AcqRel) {
-                    let bytes: Vec<u8> = open.unsynced.iter().copied().flat_map(Note::encode).collect();
-                    let at = open.notes - open.unsynced.len();
-                    let again = write_all(&self.fs, &open.file, (at * NOTE_BYTES) as u64, &bytes);
-                    again.inspect_err(|_| self.notes.has_failed.store(true, Ordering::Release))?;
-                }
-                (open.file.clone(), open.notes)
-            };
-            // Without the lock: notes may be taken meanwhile.
-            self.fs.sync(&file).inspect_err(|_| self.notes.has_failed.store(true, Ordering::Release))?;
-            if let Some(open) = self.notes.file.lock().as_mut().filter(|open| Arc::ptr_eq(&open.file, &file)) {
-                let since = (open.notes - count).min(open.unsynced.len());
-                open.unsynced.drain(..open.unsynced.len() - since);
-            }
-            Ok(())
-        })
+        self.notes.durable.sync(|| grown::sync(&self.fs, &self.notes.file, Option::as_mut))
     }
 }
 

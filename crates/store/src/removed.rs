@@ -17,7 +17,6 @@
 //! [`StoreOptions::removed_keys`]: crate::StoreOptions::removed_keys
 
 use std::io;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use impresario_base::Durable;
@@ -25,6 +24,7 @@ use impresario_base::lock::{Mutex, RwLock};
 use rustc_hash::FxHashSet;
 
 use crate::filesystem::FileSystem;
+use crate::grown::{self, Grown};
 use crate::objects::ObjectStore;
 use crate::replace::{read_all, write_all};
 
@@ -52,16 +52,11 @@ struct Keys {
 
 /// The file of the younger generation.
 struct File<H> {
-    open: Option<Arc<H>>,
-    /// Keys in it, and keys that it has room for.
-    len: usize,
+    open: Option<Grown<H>>,
+    /// Keys that it has room for.
     room: usize,
     /// Keys that found no room; the next removal notes them, too.
     unnoted: Vec<u64>,
-    /// The last keys in it, of which it is not known that they are durable.
-    unsynced: Vec<u64>,
-    /// The last sync has failed.
-    has_failed: bool,
 }
 
 /// A key as it is written. Zeros are room, so no key may look like them.
@@ -79,10 +74,11 @@ impl<H> Removed<H> {
     pub(crate) fn open<F: FileSystem<File = H>>(fs: &F, generation_keys: usize) -> io::Result<Removed<H>> {
         let read = |name| read_all(fs, name).map(|bytes| bytes.map(|bytes| (bytes.len() / KEY_BYTES, decode(&bytes))));
         let (old, young) = (read(REMOVED_OLD)?, read(REMOVED)?);
-        let open = young.is_some().then(|| fs.open(REMOVED, false)).transpose()?.map(Arc::new);
+        let open = young.is_some().then(|| fs.open(REMOVED, false)).transpose()?;
         let (room, young) = young.unwrap_or_default();
+        let open = open.map(|file| Grown::new(file, young.len() * KEY_BYTES, Vec::new()));
         let old = old.map(|(_, keys)| keys.into_iter().collect()).unwrap_or_default();
-        let file = File { open, len: young.len(), room, unnoted: Vec::new(), unsynced: Vec::new(), has_failed: false };
+        let file = File { open, room, unnoted: Vec::new() };
         let keys = Keys { young: young.into_iter().collect(), old };
         Ok(Removed {
             count: AtomicU64::new(keys.young.len() as u64),
@@ -165,53 +161,28 @@ impl<F: FileSystem> ObjectStore<F> {
 
     /// Makes the notes so far durable.
     pub(crate) fn sync_removed(&self) -> io::Result<()> {
-        self.removed.durable.sync(|| {
-            let (open, len) = {
-                let mut file = self.removed.file.lock();
-                let Some(open) = file.open.clone() else { return Ok(()) };
-                // Those that a failed sync may have lost are written again, for the kernel holds them for written.
-                if file.has_failed {
-                    let at = file.len - file.unsynced.len();
-                    let bytes: Vec<u8> = file.unsynced.iter().flat_map(|key| encode(*key)).collect();
-                    write_all(&self.fs, &open, (at * KEY_BYTES) as u64, &bytes)?;
-                    file.has_failed = false;
-                }
-                (open, file.len)
-            };
-            let is_same = |file: &File<F::File>| file.open.as_ref().is_some_and(|now| Arc::ptr_eq(now, &open));
-            let synced = self.fs.sync(&open);
-            let mut file = self.removed.file.lock();
-            if is_same(&file) {
-                file.has_failed |= synced.is_err();
-                let since = if synced.is_ok() { file.len - len } else { file.unsynced.len() };
-                let durable = file.unsynced.len().saturating_sub(since);
-                file.unsynced.drain(..durable);
-            }
-            synced
-        })
+        self.removed.durable.sync(|| grown::sync(&self.fs, &self.removed.file, |file| file.open.as_mut()))
     }
 
     fn append(&self, file: &mut File<F::File>) -> io::Result<()> {
-        let open = match &file.open {
-            Some(open) => open.clone(),
+        let File { open, room, unnoted } = file;
+        let open = match open {
+            Some(open) => open,
             None => {
-                let open = Arc::new(self.fs.open(REMOVED, true)?);
+                let made = self.fs.open(REMOVED, true)?;
                 self.fs.sync_dir("")?;
-                file.open = Some(open.clone());
-                open
+                open.insert(Grown::new(made, 0, Vec::new()))
             }
         };
-        let wanted = file.len + file.unnoted.len();
-        if wanted > file.room {
-            let spare = vec![0; (wanted + SPARE - file.room) * KEY_BYTES];
-            write_all(&self.fs, &open, (file.room * KEY_BYTES) as u64, &spare)?;
-            file.room = wanted + SPARE;
+        let wanted = open.len_bytes() / KEY_BYTES + unnoted.len();
+        if wanted > *room {
+            let spare = vec![0; (wanted + SPARE - *room) * KEY_BYTES];
+            write_all(&self.fs, open.file(), (*room * KEY_BYTES) as u64, &spare)?;
+            *room = wanted + SPARE;
         }
-        let bytes: Vec<u8> = file.unnoted.iter().flat_map(|key| encode(*key)).collect();
-        write_all(&self.fs, &open, (file.len * KEY_BYTES) as u64, &bytes)?;
-        file.len = wanted;
-        let noted = std::mem::take(&mut file.unnoted);
-        file.unsynced.extend(noted);
+        let entries: Vec<u8> = unnoted.iter().flat_map(|key| encode(*key)).collect();
+        open.append(&self.fs, &entries)?;
+        unnoted.clear();
         Ok(())
     }
 
@@ -226,7 +197,7 @@ impl<F: FileSystem> ObjectStore<F> {
                 renamed => renamed?,
             }
         }
-        *file = File { open: None, len: 0, room: 0, unnoted: Vec::new(), unsynced: Vec::new(), has_failed: false };
+        *file = File { open: None, room: 0, unnoted: Vec::new() };
         let mut keys = self.removed.keys.write();
         keys.old = std::mem::take(&mut keys.young);
         Ok(())

@@ -1,0 +1,83 @@
+//! A file of entries that grows, and what a failed sync means for it.
+//!
+//! After a failed sync the kernel holds the pages that it lost for written, and the next sync succeeds without them. So the
+//! entries of which it is not known that they are durable are kept, and written again before the next sync.
+
+use std::io;
+use std::sync::Arc;
+
+use impresario_base::lock::Mutex;
+
+use crate::filesystem::FileSystem;
+use crate::replace::write_all;
+
+/// The open file.
+pub(crate) struct Grown<H> {
+    file: Arc<H>,
+    len_bytes: usize,
+    /// The last entries, of which it is not known that they are durable.
+    unsynced: Vec<u8>,
+    /// The last sync has failed.
+    has_failed: bool,
+}
+
+impl<H> Grown<H> {
+    /// A file with `len_bytes` of entries, of which the last, `unsynced`, may not be durable.
+    pub(crate) fn new(file: H, len_bytes: usize, unsynced: Vec<u8>) -> Grown<H> {
+        Grown { file: Arc::new(file), len_bytes, unsynced, has_failed: false }
+    }
+
+    /// The file itself.
+    pub(crate) fn file(&self) -> &H {
+        &self.file
+    }
+
+    /// Bytes of all entries.
+    pub(crate) fn len_bytes(&self) -> usize {
+        self.len_bytes
+    }
+
+    /// Adds entries. On an error none was added.
+    pub(crate) fn append<F: FileSystem<File = H>>(&mut self, fs: &F, entries: &[u8]) -> io::Result<()> {
+        write_all(fs, &self.file, self.len_bytes as u64, entries)?;
+        self.len_bytes += entries.len();
+        self.unsynced.extend_from_slice(entries);
+        Ok(())
+    }
+
+    /// Writes again what a failed sync may have lost.
+    fn renew<F: FileSystem<File = H>>(&mut self, fs: &F) -> io::Result<()> {
+        if self.has_failed {
+            write_all(fs, &self.file, (self.len_bytes - self.unsynced.len()) as u64, &self.unsynced)?;
+            self.has_failed = false;
+        }
+        Ok(())
+    }
+}
+
+/// Makes the entries so far durable, if there is a file. Not under the lock: entries may be added meanwhile, or the file be
+/// replaced.
+pub(crate) fn sync<F: FileSystem, T>(
+    fs: &F,
+    lock: &Mutex<T>,
+    of: impl Fn(&mut T) -> Option<&mut Grown<F::File>>,
+) -> io::Result<()> {
+    let (file, len_bytes) = {
+        let mut held = lock.lock();
+        let Some(grown) = of(&mut held) else { return Ok(()) };
+        grown.renew(fs)?;
+        (grown.file.clone(), grown.len_bytes)
+    };
+    let synced = fs.sync(&file);
+    let mut held = lock.lock();
+    if let Some(grown) = of(&mut held).filter(|grown| Arc::ptr_eq(&grown.file, &file)) {
+        match synced {
+            Ok(()) => {
+                let younger = (grown.len_bytes - len_bytes).min(grown.unsynced.len());
+                grown.unsynced.drain(..grown.unsynced.len() - younger);
+            }
+            Err(_) => grown.has_failed = true,
+        }
+    }
+    synced
+}
