@@ -18,6 +18,8 @@ use impresario_wire::frame::ANSWER_BODY_MAX_BYTES;
 use impresario_wire::relay::{Objects, Relaid, RelayCall};
 use impresario_wire::{Answer, Call, Examine, Examined, FileKey, KeyRole, MetaCall, NodeKind, Role, SeekTo};
 
+use crate::pace::Pace;
+
 /// Bytes copied at a time.
 const PIECE_BYTES: usize = 8 << 20;
 /// Objects counted at a time.
@@ -28,8 +30,6 @@ const PAGE_ENTRIES: u32 = 500;
 const PAUSE: Duration = Duration::from_secs(2);
 /// Between two looks whether it is to stop.
 const LOOK_EVERY: Duration = Duration::from_millis(50);
-/// The longest time that a file may take at the given rate, s.
-const PACE_MAX_S: f64 = 1e9;
 /// Files in use that are remembered by name.
 const NAMED_MAX: usize = 100;
 /// Walks one after the other that a server's silence ended.
@@ -294,7 +294,7 @@ impl Drainer<'_> {
     }
 
     fn copy(&mut self, from: &Objects, made: u64, size: u64, to: &Objects) -> Result<(), DrainError> {
-        let (began, before) = (Instant::now(), self.so_far.bytes);
+        let pace = Pace::new(self.options.rate_bytes, self.so_far.bytes);
         let mut at = 0;
         while at < size {
             let seek = |at, what| self.client.seek(from.file, &from.layout, made, at, what).map(|sought| sought.at);
@@ -314,10 +314,7 @@ impl Drainer<'_> {
                     return Ok(());
                 }
                 at += got as u64;
-                if self.options.rate_bytes > 0 {
-                    let due = (self.so_far.bytes - before) as f64 / self.options.rate_bytes as f64;
-                    self.pause_until(began + Duration::from_secs_f64(due.min(PACE_MAX_S)))?;
-                }
+                self.pause_until(pace.due(self.so_far.bytes))?;
             }
         }
         Ok(self.client.sync_data(to.file, &to.layout)?)

@@ -15,6 +15,7 @@ use impresario_wire::{Examine, FileRecord, NodeKind};
 use serde_json::json;
 
 use super::{Objects, Report, folders, online};
+use crate::pace::Pace;
 
 /// Bytes of an object that are read at once.
 pub(crate) const PIECE_BYTES: u64 = 1 << 20;
@@ -87,10 +88,10 @@ pub fn scrub(config: &Config, options: &ScrubOptions, tell: &mut dyn FnMut(&str)
     };
     let mut report = ScrubReport { unchecked: opened.unchecked, ..ScrubReport::default() };
     report.unchecked.extend(opened.findings.into_iter().map(|finding| finding.what));
-    let mut pace = Pace { since: Instant::now(), rate_bytes: options.rate_bytes, told: Instant::now() };
+    let (pace, mut told) = (Pace::new(options.rate_bytes, 0), Instant::now());
     for (data, side) in wanted.data.iter().zip(&mut sides.objects) {
         let Some(side) = side else { continue };
-        if let Err(error) = all_of(&data.name, side.as_mut(), &mut report, &mut pace, tell) {
+        if let Err(error) = all_of(&data.name, side.as_mut(), &mut report, (&pace, &mut told), tell) {
             report.unchecked.push(format!("{}: {error}", data.name));
         }
     }
@@ -104,26 +105,11 @@ pub fn scrub(config: &Config, options: &ScrubOptions, tell: &mut dyn FnMut(&str)
     Ok(report)
 }
 
-struct Pace {
-    since: Instant,
-    rate_bytes: u64,
-    told: Instant,
-}
-
-impl Pace {
-    fn wait(&self, bytes: u64) {
-        if self.rate_bytes > 0 {
-            let due = Duration::from_secs_f64(bytes as f64 / self.rate_bytes as f64);
-            std::thread::sleep(due.saturating_sub(self.since.elapsed()));
-        }
-    }
-}
-
 fn all_of(
     server: &str,
     side: &mut dyn Objects,
     report: &mut ScrubReport,
-    pace: &mut Pace,
+    (pace, told): (&Pace, &mut Instant),
     tell: &mut dyn FnMut(&str),
 ) -> Result<(), String> {
     let mut failures = 0;
@@ -152,8 +138,8 @@ fn all_of(
                 at = found.next;
                 report.add(server, key, found);
                 pace.wait(report.read_bytes);
-                if pace.told.elapsed() >= TELL_EVERY {
-                    pace.told = Instant::now();
+                if told.elapsed() >= TELL_EVERY {
+                    *told = Instant::now();
                     let (objects, bytes) = (report.objects, show_bytes(report.read_bytes as f64));
                     tell(&format!("{server}: {objects} objects, {bytes} so far"));
                 }

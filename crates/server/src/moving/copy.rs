@@ -10,6 +10,7 @@ use impresario_store::ObjectStore;
 use impresario_wire::{Answer, Call, Fault, FileKey, ObjectInfo, SeekTo};
 
 use super::{MoveError, Source, Step, Watcher, failed_to_write};
+use crate::pace::Pace;
 
 /// Bytes of one read, and reads under way at once.
 const PIECE_BYTES: u32 = 1 << 20;
@@ -24,9 +25,7 @@ pub(super) struct Copier<'a> {
     here: &'a ObjectStore,
     to: &'a MovesTo,
     piece_bytes: u32,
-    /// Bytes in a second; 0: no limit. And what was copied since when under it.
-    rate_bytes: u64,
-    since: (Instant, u64),
+    pace: Pace,
     told: Instant,
     deadline: Option<Instant>,
     objects: u64,
@@ -46,15 +45,13 @@ impl<'a> Copier<'a> {
         payload_max: u32,
         rate_bytes: u64,
     ) -> Copier<'a> {
-        let now = Instant::now();
         Copier {
             source,
             here,
             to,
             piece_bytes: PIECE_BYTES.min(payload_max).max(1),
-            rate_bytes,
-            since: (now, 0),
-            told: now,
+            pace: Pace::new(rate_bytes, 0),
+            told: Instant::now(),
             deadline: None,
             objects: 0,
             bytes: 0,
@@ -69,7 +66,7 @@ impl<'a> Copier<'a> {
     }
 
     pub(super) fn set_rate(&mut self, rate_bytes: u64) {
-        (self.rate_bytes, self.since) = (rate_bytes, (Instant::now(), self.bytes));
+        self.pace = Pace::new(rate_bytes, self.bytes);
     }
 
     /// Copies a page of the objects and makes it durable; gives where the next begins.
@@ -200,7 +197,7 @@ impl<'a> Copier<'a> {
             let mut unsettled = Ok(());
             self.here.relieve(|_, error| unsettled = Err(error));
             unsettled.map_err(failed_to_write(self.to))?;
-            self.pace();
+            self.pace.wait(self.bytes);
             self.check(watcher)?;
         }
         Ok(())
@@ -218,14 +215,6 @@ impl<'a> Copier<'a> {
         match self.deadline {
             Some(deadline) if Instant::now() >= deadline => Err(MoveError::Busy(self.source.link.peer().name)),
             _ => Ok(()),
-        }
-    }
-
-    fn pace(&self) {
-        if self.rate_bytes > 0 {
-            let (since, before) = self.since;
-            let due = Duration::from_secs_f64((self.bytes - before) as f64 / self.rate_bytes as f64);
-            std::thread::sleep(due.saturating_sub(since.elapsed()));
         }
     }
 
