@@ -12,11 +12,6 @@ use support::{Cluster, Worker, client, free_ports, pattern, read_file, run, writ
 
 const NEW: &str = "data.2";
 
-fn rewrite(cluster: &mut Cluster) {
-    fs::write(&cluster.path, cluster.config.to_toml()).unwrap();
-    cluster.config = Config::load(&cluster.path).unwrap_or_else(|e| panic!("{e}"));
-}
-
 fn servers_of(client: &Arc<Client>, name: &str) -> (u16, u16) {
     let layout = client.open(name.as_bytes(), false).unwrap().layout();
     (layout.servers, layout.pcount)
@@ -42,7 +37,7 @@ fn is_added_while_clients_write(io: usize) {
 
     let address = format!("127.0.0.1:{}", free_ports(1)[0]);
     cluster.config.data.push(Data::new(NEW, address, cluster.dir.path().join(NEW)));
-    rewrite(&mut cluster);
+    cluster.rewrite();
     let ran = run(["store", "init", cluster.path.to_str().unwrap(), "--name", NEW]);
     assert_eq!(ran.code, 0, "{ran:?}");
     cluster.launch(NEW);
@@ -93,7 +88,7 @@ fn a_client_whose_configuration_is_older_than_a_file_is_told_so() {
     let old = cluster.config.clone();
     let address = format!("127.0.0.1:{}", free_ports(1)[0]);
     cluster.config.data.push(Data::new("data.1", address, cluster.dir.path().join("data.1")));
-    rewrite(&mut cluster);
+    cluster.rewrite();
     assert_eq!(run(["store", "init", cluster.path.to_str().unwrap(), "--name", "data.1"]).code, 0);
     cluster.launch("data.1");
     cluster.await_answer("data.1");

@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 
 use impresario_base::Random;
 use impresario_client::{Client, CreateOptions, Via};
-use impresario_config::{Config, DataState, Security};
+use impresario_config::{DataState, Security};
 use impresario_testing::eventually;
 use impresario_wire::{LayoutRequest, SetAttr};
 use support::{Cluster, Process, Ran, client, client_via, new_file, pattern, read_file, run, write_file};
@@ -33,18 +33,14 @@ fn start(io: usize) -> Cluster {
         config.cluster.security = if io > 0 { Security::Key } else { Security::Auto };
     });
     assert_eq!(run(["key", "new", cluster.path.to_str().unwrap()]).code, 0);
-    impresario_server::folders::make_all(&cluster.config).unwrap();
-    let names: Vec<String> = cluster.config.servers().map(|server| server.name().to_string()).collect();
-    names.iter().for_each(|name| cluster.launch(name));
-    names.iter().for_each(|name| cluster.await_answer(name));
+    cluster.begin();
     cluster
 }
 
 /// Writes the state of the server into the configuration file, as an administrator does while everything runs.
 fn say(cluster: &mut Cluster, state: DataState) {
     cluster.config.data[usize::from(NUMBER)].state = state;
-    fs::write(&cluster.path, cluster.config.to_toml()).unwrap();
-    cluster.config = Config::load(&cluster.path).unwrap_or_else(|e| panic!("{e}"));
+    cluster.rewrite();
     // Programs look at the file five times a second.
     std::thread::sleep(Duration::from_millis(500));
 }

@@ -30,10 +30,7 @@ fn start(io: usize, checksums: bool) -> Cluster {
         config.data[1].checksums = checksums;
     });
     assert_eq!(run(["key", "new", cluster.path.to_str().unwrap()]).code, 0);
-    impresario_server::folders::make_all(&cluster.config).unwrap();
-    let names: Vec<String> = cluster.config.servers().map(|server| server.name().to_string()).collect();
-    names.iter().for_each(|name| cluster.launch(name));
-    names.iter().for_each(|name| cluster.await_answer(name));
+    cluster.begin();
     cluster
 }
 
@@ -42,13 +39,8 @@ fn announce(cluster: &mut Cluster) -> MovesTo {
     let address = format!("127.0.0.1:{}", free_ports(1)[0]);
     let to = MovesTo { address, dir: cluster.dir.path().join("moved") };
     cluster.config.data[1].moves_to = Some(to.clone());
-    rewrite(cluster);
+    cluster.rewrite();
     to
-}
-
-fn rewrite(cluster: &mut Cluster) {
-    fs::write(&cluster.path, cluster.config.to_toml()).unwrap();
-    cluster.config = Config::load(&cluster.path).unwrap_or_else(|e| panic!("{e}"));
 }
 
 fn move_words(cluster: &Cluster) -> Vec<String> {
@@ -76,7 +68,7 @@ fn finish(cluster: &mut Cluster, to: &MovesTo) {
     let names: Vec<String> = cluster.config.servers().map(|server| server.name().to_string()).collect();
     let data = &mut cluster.config.data[1];
     (data.address, data.dir, data.moves_to) = (to.address.clone(), to.dir.clone(), None);
-    rewrite(cluster);
+    cluster.rewrite();
     names.iter().for_each(|name| cluster.kill(name));
     let ran = run(["fsck", cluster.path.to_str().unwrap()]);
     assert_eq!(ran.code, 0, "{ran:?}");
@@ -166,7 +158,7 @@ fn moves_while_clients_write(io: usize, checksums: bool) {
     assert!(shown.code == 1 && shown.out.contains("its server has moved to"), "{shown:?}");
     let old = cluster.config.clone();
     cluster.config.data[1].moves_to = None;
-    rewrite(&mut cluster);
+    cluster.rewrite();
     let ran = run(["serve", cluster.path.to_str().unwrap(), "--name", NAME]);
     assert!(ran.code == 1 && ran.err.contains("must not serve from here again"), "{ran:?}");
     cluster.config = old;

@@ -3,13 +3,12 @@
 
 mod support;
 
-use std::fs;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use impresario_client::{Client, CreateOptions};
-use impresario_config::{Config, DataState};
+use impresario_config::DataState;
 use impresario_layout::Layout;
 use impresario_testing::eventually;
 use impresario_wire::LayoutRequest;
@@ -22,8 +21,7 @@ const NUMBER: u16 = 1;
 /// What an administrator does while everything runs.
 fn set_state(cluster: &mut Cluster, state: DataState) {
     cluster.config.data[usize::from(NUMBER)].state = state;
-    fs::write(&cluster.path, cluster.config.to_toml()).unwrap();
-    cluster.config = Config::load(&cluster.path).unwrap_or_else(|e| panic!("{e}"));
+    cluster.rewrite();
     // Programs look at the file five times a second.
     std::thread::sleep(Duration::from_millis(500));
 }

@@ -176,11 +176,24 @@ impl Cluster {
     /// A running cluster that answers.
     pub fn start(data: usize, io: usize, change: impl FnOnce(&mut Config)) -> Cluster {
         let mut cluster = Cluster::describe(data, io, change);
-        impresario_server::folders::make_all(&cluster.config).unwrap();
-        let names: Vec<String> = cluster.config.servers().map(|s| s.name().to_string()).collect();
-        names.iter().for_each(|name| cluster.launch(name));
-        names.iter().for_each(|name| cluster.await_answer(name));
+        cluster.begin();
         cluster
+    }
+
+    /// Makes the servers' folders, and starts them.
+    #[track_caller]
+    pub fn begin(&mut self) {
+        impresario_server::folders::make_all(&self.config).unwrap();
+        let names: Vec<String> = self.config.servers().map(|s| s.name().to_string()).collect();
+        names.iter().for_each(|name| self.launch(name));
+        names.iter().for_each(|name| self.await_answer(name));
+    }
+
+    /// Writes what has changed in `config` into the configuration file, as an administrator does while everything runs.
+    #[track_caller]
+    pub fn rewrite(&mut self) {
+        std::fs::write(&self.path, self.config.to_toml()).unwrap();
+        self.config = Config::load(&self.path).unwrap_or_else(|e| panic!("{e}"));
     }
 
     /// Starts one server; does not wait.
