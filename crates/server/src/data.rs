@@ -32,13 +32,10 @@ pub(crate) use departure::Departure;
 pub(crate) use disk::Disk;
 use ledger::Ledger;
 pub(crate) use ledger::stale;
-use owed::{Came, Owed, Run, Shared};
+use owed::{Came, Owed, Run, Shared, send_parts};
 
 /// How long the engine's last batches may take when the server stops.
 const DRAIN_MAX: Duration = Duration::from_secs(5);
-/// A longer read that need not be scheduled is read and sent in parts of this size, so that each is in the processor's cache
-/// when it is sent.
-const PASSED_MAX_BYTES: u64 = 256 << 10;
 
 /// A request on its way through the engine.
 pub(crate) struct Item {
@@ -142,22 +139,8 @@ impl DataServer {
             return Some((submission, item));
         }
         let (at, len) = (submission.lane_offset, submission.len);
-        let (mut passed, mut moved_bytes) = (0, 0);
-        while passed < len {
-            let part = PASSED_MAX_BYTES.min(len - passed);
-            let Some(slice) = self.disk.read_at_once(item.file, (at + passed, part)) else { break };
-            let got = slice.len() as u64;
-            moved_bytes += got;
-            // Where the object ends, so does the answer.
-            let part = if got < part { len - passed } else { part };
-            let owed = if part == len { item.owed.take() } else { item.owed.piece(passed, part) };
-            run.read(owed, slice);
-            if len > PASSED_MAX_BYTES {
-                // While the processor's cache has it, and with the buffer free for the next part.
-                run.send();
-            }
-            passed += part;
-        }
+        let (passed, moved_bytes) =
+            send_parts((at, len), &mut item.owed, run, |part| self.disk.read_at_once(item.file, part));
         if passed == 0 {
             return Some((submission, item));
         }
@@ -166,7 +149,6 @@ impl DataServer {
         if passed == len {
             return None;
         }
-        item.owed = item.owed.piece(passed, len - passed);
         let (lane_offset, file_offset) = (at + passed, submission.file_offset + passed);
         Some((Submission { lane_offset, file_offset, len: len - passed, ..submission }, item))
     }

@@ -14,7 +14,7 @@ use std::thread::JoinHandle;
 
 use impresario_base::lock::{Mutex, RwLock, RwLockReadGuard};
 use impresario_device as device;
-use impresario_engine::{CachedReads, Executor, ReadAhead, Started, Work, now};
+use impresario_engine::{CachedReads, Executor, Outcome, ReadAhead, Started, Work, now};
 use impresario_foresight::ALONE_MAX;
 use impresario_sched::{Extent, Nanos, Op, Request};
 use impresario_store::{Job, ModelledDevice, ObjectStore, Timing};
@@ -23,10 +23,11 @@ use serde_json::{Map, Value, json};
 
 use self::ahead::{Object, take_speculation};
 pub(super) use self::answers::Done;
-use self::answers::{answer, complete, complete_modelled, errno_of, outcome};
+use self::answers::{answer, complete, complete_after, complete_modelled, errno_of, outcome};
 use super::Item;
 use super::losses::Losses;
 use super::modelled::{Memory, Rendezvous};
+use super::owed::{PART_MAX_BYTES, Run, send_parts};
 use crate::connection::Reply;
 use crate::listener::Vitals;
 use crate::outbox::hand_over_own_replies;
@@ -272,6 +273,29 @@ impl Disk {
         self.losses.lost(&self.store, file)
     }
 
+    /// Sends what the page cache has of the beginning of a long read, in parts; the rest remains to be done. Gives the bytes
+    /// moved.
+    fn send_at_once(&self, work: &mut Work<Item>) -> u64 {
+        let [(request, item)] = &mut work.parts[..] else { return 0 };
+        let extent = &mut work.batch.extent;
+        if work.batch.op != Op::Read || extent.len <= PART_MAX_BYTES {
+            return 0;
+        }
+        let (pool, file) = (self.vitals.pool(), item.file.0);
+        let range = (extent.lane_offset, extent.len);
+        let (answered, moved_bytes) = send_parts(range, &mut item.owed, &mut Run::default(), |(at, len)| {
+            let mut buffer = pool.buffer(len as usize);
+            let got = self.store.read_cached(file, at, &mut buffer)?.ok()?;
+            Some(Slice::new(Arc::new(buffer), 0..got))
+        });
+        for extent in [extent, &mut request.extent] {
+            extent.file_offset += answered;
+            extent.lane_offset += answered;
+            extent.len -= answered;
+        }
+        moved_bytes
+    }
+
     /// Does a batch if it need not wait: what is in the page cache, or goes there.
     fn perform_at_once(&self, work: &Work<Item>) -> Option<io::Result<Done>> {
         match work.batch.op {
@@ -317,7 +341,15 @@ impl Executor<Item> for Disk {
             self.read_ahead(along, Some(work.ticket));
             return Started::Pending;
         }
-        if let Some(result) = self.perform_at_once(&work) {
+        let sent_bytes = self.send_at_once(&mut work);
+        if work.batch.extent.len == 0 {
+            self.read_ahead(along, None);
+            let outcome = Outcome { errno: 0, bytes_done: sent_bytes, started, finished: now() };
+            return Started::Finished(work.ticket, outcome);
+        }
+        if sent_bytes == 0
+            && let Some(result) = self.perform_at_once(&work)
+        {
             let Work { batch, parts, ticket, .. } = work;
             let bytes = answer(batch.extent.lane_offset, parts, &result);
             // What was asked for is done; nothing waits for the rest.
@@ -337,7 +369,7 @@ impl Executor<Item> for Disk {
                 disk.store.will_read(*file, work.batch.extent.lane_offset..extent.end);
             }
             let result = disk.perform(&work);
-            complete((work, result), started, now);
+            complete_after(sent_bytes, (work, result), started, now);
             disk.await_along(along);
         });
         Started::Pending

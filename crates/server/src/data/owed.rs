@@ -168,6 +168,40 @@ impl Run {
     }
 }
 
+/// A longer read that the page cache has is read and sent in parts of this size, so that each is in the processor's cache when
+/// it is sent, and its buffer free for the next.
+pub(crate) const PART_MAX_BYTES: u64 = 256 << 10;
+
+/// Reads a range in parts and answers with them as they come; `read` gives what there is of a part up to the end of the
+/// object, or `None` where it would have to wait: there it ends, and the rest is owed as before. Gives how much of the range
+/// is answered, and the bytes moved.
+pub(crate) fn send_parts(
+    (at, len): (u64, u64),
+    owed: &mut Owed,
+    run: &mut Run,
+    mut read: impl FnMut((u64, u64)) -> Option<Slice>,
+) -> (u64, u64) {
+    let (mut answered, mut moved) = (0, 0);
+    while answered < len {
+        let part = PART_MAX_BYTES.min(len - answered);
+        let Some(slice) = read((at + answered, part)) else { break };
+        let got = slice.len() as u64;
+        moved += got;
+        // Where the object ends, so does the answer.
+        let part = if got < part { len - answered } else { part };
+        let to = if part == len { owed.take() } else { owed.piece(answered, part) };
+        run.read(to, slice);
+        if len > PART_MAX_BYTES {
+            run.send();
+        }
+        answered += part;
+    }
+    if 0 < answered && answered < len {
+        *owed = owed.piece(answered, len - answered);
+    }
+    (answered, moved)
+}
+
 fn written(bytes: u64, loss: u32) -> Answer {
     let written = bytes as u32;
     if loss == 0 { Answer::Written(written) } else { Answer::AfterLoss { written, loss, errno: 0 } }

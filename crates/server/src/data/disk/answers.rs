@@ -109,9 +109,19 @@ pub(super) fn complete_modelled((performed, timing): (Performed, Timing)) {
 }
 
 /// Answers the parts of a batch, then reports its end. The clocks of engine and device are the same.
-pub(super) fn complete((work, result): Performed, started: Nanos, finished: impl FnOnce() -> Nanos) {
+pub(super) fn complete(performed: Performed, started: Nanos, finished: impl FnOnce() -> Nanos) {
+    complete_after(0, performed, started, finished);
+}
+
+/// The same for what is left of a batch of which so many bytes have been moved before.
+pub(super) fn complete_after(
+    moved_bytes: u64,
+    (work, result): Performed,
+    started: Nanos,
+    finished: impl FnOnce() -> Nanos,
+) {
     let Work { batch, parts, ticket, .. } = work;
     let finished = finished();
-    let bytes = answer(batch.extent.lane_offset, parts, &result);
+    let bytes = moved_bytes + answer(batch.extent.lane_offset, parts, &result);
     ticket.complete(outcome(&result, bytes, started, finished));
 }
