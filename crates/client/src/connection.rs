@@ -285,7 +285,7 @@ impl Connection {
             };
             let mut state = self.slots.lock();
             self.stop_leading(&mut state, receiving, received.map(drop));
-            let (successor, keeper, broken) = (state.successor(), state.keeper_for_ended(), state.broken.clone());
+            let (successor, keeper, broken) = (state.successor(), state.keeper_with_jobs(), state.broken.clone());
             drop(state);
             successor.inspect(Thread::unpark);
             keeper.inspect(Thread::unpark);
@@ -594,8 +594,10 @@ impl Connection {
         let slot = state.slots.get_mut(&id)?;
         slot.zero((at + len) as usize, missing as usize);
         let gathering = slot.gathering;
-        let whole = gathering.whole_bytes() as u32;
-        gathering.is_complete().then(|| self.finish(state, id, Answer::Data, whole))
+        if gathering.is_complete() {
+            return Some(self.finish(state, id, Answer::Data, gathering.whole_bytes() as u32));
+        }
+        state.tell_came(id, at as usize..(at + len) as usize).then_some(KEEPER)
     }
 
     /// Books an answer and wakes its caller, with the lock released so that it does not wake in vain. Gives the call, or

@@ -95,6 +95,8 @@ impl Landing {
         max: usize,
         receive: impl FnOnce(&mut [IoSliceMut<'_>]) -> R,
     ) -> R {
+        // Of a task, which may give the same place twice, one piece.
+        let most = if matches!(self, Landing::Own(_)) { 1 } else { PIECES_MAX };
         let mut rest = [const { None }; PIECES_MAX];
         let (mut count, mut left) = (0, max);
         self.from(at, |piece| {
@@ -104,7 +106,7 @@ impl Landing {
                 *slot = Some(NonNull::from(piece));
                 count += 1;
             }
-            count < PIECES_MAX && left > 0
+            count < most && left > 0
         });
         let mut slices = rest.map(|piece| match piece {
             // SAFETY: the pieces are disjoint parts of buffers that this landing alone may touch, and `&mut self` is
@@ -121,10 +123,14 @@ impl Landing {
             // SAFETY: by the contract of `Lender::new` the list is alive and ours alone while this value exists.
             Landing::Lent(LentPieces(pieces)) => unsafe { pieces.as_mut() },
             Landing::Own(task) => {
-                if let Some(part) = task.bytes().get_mut(at..).filter(|part| !part.is_empty()) {
-                    visit(part);
+                let mut at = at;
+                loop {
+                    let part = task.place(at);
+                    at += part.len();
+                    if part.is_empty() || !visit(part) {
+                        return;
+                    }
                 }
-                return;
             }
         };
         let mut skip = at;

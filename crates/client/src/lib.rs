@@ -49,5 +49,5 @@ pub use locks::{LockAttempt, Locked, Other, Tried};
 pub use names::CreateOptions;
 pub use pending::{Buffers, Op, Pending, Reply, exchange};
 pub use striped::Striped;
-pub use unattended::{End, Task};
+pub use unattended::{End, Job, Task};
 pub use whereabouts::Whereabouts;

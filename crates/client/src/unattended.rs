@@ -4,6 +4,7 @@
 //! goes to a [`Task`], on the thread that receives it. While such calls are outstanding one thread of the connection
 //! (the *keeper*) receives when no caller does, gives up those that are late, and ends them all when the connection ends.
 
+use std::ops::Range;
 use std::sync::Arc;
 use std::thread::Thread;
 use std::time::{Duration, Instant};
@@ -31,12 +32,25 @@ const STACK_BYTES: usize = 256 << 10;
 
 /// The place of an answer to a call that no thread waits for, and what is done with it.
 pub trait Task: Send {
-    /// Where the payload of the answer goes; as long as what was asked for.
-    fn bytes(&mut self) -> &mut [u8];
+    /// Longest payload that the answer may have, bytes: what is asked for.
+    fn len_bytes(&self) -> usize;
+
+    /// Where byte `at` of the payload goes, and those behind it as far as they have one place.
+    fn place(&mut self, at: usize) -> &mut [u8];
+
+    /// These bytes of the payload are here and in their place, which may be used for something else from now on; more will come. The
+    /// job is done on a thread that receives for others, after those before it and before the call ends: it must not wait for this
+    /// server.
+    fn came(&mut self, _range: Range<usize>) -> Option<Job> {
+        None
+    }
 
     /// The call has ended. Runs on a thread that receives for others: it must not wait for this server.
     fn ended(self: Box<Self>, end: End);
 }
+
+/// Something that a task wants done.
+pub type Job = Box<dyn FnOnce() + Send>;
 
 /// How a call ended that no thread waited for.
 #[derive(Debug)]
@@ -54,8 +68,8 @@ pub enum End {
 pub(crate) struct Unattended {
     /// Those without an answer.
     outstanding: u32,
-    /// Those that have ended and whose tasks are to be told.
-    ended: Vec<(Box<dyn Task>, End)>,
+    /// What tasks want done, in order.
+    jobs: Vec<Job>,
     keeper: Option<Thread>,
 }
 
@@ -74,13 +88,24 @@ impl State {
             self.unattended.outstanding -= 1;
         }
         if let Some(Landing::Own(task)) = slot.landing.take() {
-            self.unattended.ended.push((task, end));
+            self.unattended.jobs.push(Box::new(move || task.ended(end)));
         }
     }
 
-    /// The keeper, if tasks are to be told and this thread must not do it.
-    pub(crate) fn keeper_for_ended(&self) -> Option<Thread> {
-        self.unattended.keeper.clone().filter(|_| !self.unattended.ended.is_empty())
+    /// Some of the payload of a call is here, and more to come; true if its task, which no thread waits for, wants something
+    /// done about it.
+    pub(crate) fn tell_came(&mut self, id: u64, range: Range<usize>) -> bool {
+        let slot = self.slots.get_mut(&id).filter(|slot| slot.until.is_some());
+        let Some(Landing::Own(task)) = slot.and_then(|slot| slot.landing.as_mut()) else { return false };
+        let job = task.came(range);
+        let is_wanted = job.is_some();
+        self.unattended.jobs.extend(job);
+        is_wanted
+    }
+
+    /// The keeper, if it has something to do that this thread must not.
+    pub(crate) fn keeper_with_jobs(&self) -> Option<Thread> {
+        self.unattended.keeper.clone().filter(|_| !self.unattended.jobs.is_empty())
     }
 }
 
@@ -91,11 +116,11 @@ impl Connection {
         self: &Arc<Self>,
         call: &Call,
         want_bytes: u32,
-        mut task: Box<dyn Task>,
+        task: Box<dyn Task>,
         deadline: Instant,
     ) -> Result<(), Box<dyn Task>> {
         let id = self.next_id();
-        let has_room = task.bytes().len() >= want_bytes as usize;
+        let has_room = task.len_bytes() >= want_bytes as usize;
         let Some(head) = frame::encode(Kind::Call, id, call, 0).ok().filter(|_| has_room) else { return Err(task) };
         let mut state = self.slots.lock();
         if state.broken.is_some() {
@@ -131,12 +156,12 @@ impl Connection {
         Ok(())
     }
 
-    /// Tells the tasks of the calls that have ended, with the lock released.
+    /// Does what tasks want done, with the lock released.
     pub(crate) fn tell<'s>(&'s self, mut state: MutexGuard<'s, State>) -> MutexGuard<'s, State> {
-        while !state.unattended.ended.is_empty() {
-            let ended = std::mem::take(&mut state.unattended.ended);
+        while !state.unattended.jobs.is_empty() {
+            let jobs = std::mem::take(&mut state.unattended.jobs);
             drop(state);
-            ended.into_iter().for_each(|(task, end)| task.ended(end));
+            jobs.into_iter().for_each(|job| job());
             state = self.slots.lock();
         }
         state
@@ -169,7 +194,7 @@ impl Connection {
                     self.ping(now);
                     state = self.slots.lock();
                 }
-                if !state.unattended.ended.is_empty() {
+                if !state.unattended.jobs.is_empty() {
                     continue;
                 }
             }

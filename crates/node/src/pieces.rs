@@ -90,6 +90,8 @@ impl Answering {
 pub struct Gathering {
     want_bytes: u64,
     got_bytes: u64,
+    /// So many bytes from the start on have come without a gap: no piece begins before.
+    front_bytes: u64,
     /// Position of the first missing byte; `want_bytes` if none is missing.
     short_at: u64,
 }
@@ -101,7 +103,7 @@ pub struct Misplaced;
 impl Gathering {
     /// An answer of `want_bytes` before its first piece.
     pub fn new(want_bytes: u64) -> Gathering {
-        Gathering { want_bytes, got_bytes: 0, short_at: want_bytes }
+        Gathering { want_bytes, got_bytes: 0, front_bytes: 0, short_at: want_bytes }
     }
 
     /// Accepts a piece: `len_bytes` at `at` in the answer, then `missing_bytes` that do not exist. A piece that does
@@ -109,8 +111,12 @@ impl Gathering {
     pub fn piece(&mut self, at: u64, len_bytes: u64, missing_bytes: u64) -> Result<(), Misplaced> {
         let covered = len_bytes.checked_add(missing_bytes).ok_or(Misplaced)?;
         let end = at.checked_add(covered).ok_or(Misplaced)?;
-        if covered == 0 || end > self.want_bytes || self.got_bytes + covered > self.want_bytes {
+        let is_taken = at < self.front_bytes;
+        if covered == 0 || is_taken || end > self.want_bytes || self.got_bytes + covered > self.want_bytes {
             return Err(Misplaced);
+        }
+        if at == self.front_bytes {
+            self.front_bytes += len_bytes;
         }
         self.got_bytes += covered;
         if missing_bytes > 0 {
@@ -174,7 +180,8 @@ mod tests {
         let mut g = Gathering::new(100);
         g.piece(0, 60, 0).unwrap();
         let before = g;
-        for (at, len, missing) in [(60, 41, 0), (60, 40, 1), (0, 50, 0), (u64::MAX, 1, 0), (60, 0, 0), (1, 2, u64::MAX)]
+        for (at, len, missing) in
+            [(60, 41, 0), (60, 40, 1), (0, 50, 0), (59, 1, 0), (u64::MAX, 1, 0), (60, 0, 0), (1, 2, u64::MAX)]
         {
             assert_eq!(g.piece(at, len, missing), Err(Misplaced), "{at} {len} {missing}");
         }

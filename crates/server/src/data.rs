@@ -6,7 +6,6 @@ mod disk;
 mod ledger;
 mod losses;
 mod modelled;
-mod owed;
 
 use std::ops::Range;
 use std::path::PathBuf;
@@ -24,6 +23,7 @@ use crate::earlier_runs::EarlierRuns;
 use crate::grants::{Exchange, Peers};
 use crate::listener::{Incoming, Service, Vitals};
 use crate::outbox::Bulk;
+use crate::owed::{Came, Owed, Run, Shared, send_parts};
 use crate::payload::Slice;
 use crate::readiness::Asked;
 use crate::request_trace::{RequestTrace, TraceSettings};
@@ -32,7 +32,6 @@ pub(crate) use departure::Departure;
 pub(crate) use disk::Disk;
 use ledger::Ledger;
 pub(crate) use ledger::stale;
-use owed::{Came, Owed, Run, Shared, send_parts};
 
 /// How long the engine's last batches may take when the server stops.
 const DRAIN_MAX: Duration = Duration::from_secs(5);

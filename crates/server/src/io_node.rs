@@ -5,6 +5,7 @@ mod family;
 mod forward;
 mod hung;
 mod meta_proxy;
+mod reading;
 mod storage;
 mod tree;
 
@@ -28,6 +29,7 @@ use crate::earlier_runs::EarlierRuns;
 use crate::grants::{Exchange, Peers};
 use crate::listener::{Incoming, Service, Vitals};
 use crate::outbox::Bulk;
+use crate::owed::{Came, Owed};
 use crate::payload::{Buffer, Slice};
 use crate::readiness::Asked;
 use crate::request_trace::{RequestTrace, TraceSettings};
@@ -69,7 +71,9 @@ pub(crate) struct Item {
 
 /// Who is answered when it is done.
 enum Answering {
-    /// The client.
+    /// The client, of a read that needs one data server, or is not cut.
+    Read(Owed),
+    /// The client, of anything else.
     Whole(Reply),
     /// The request that this is the part number `.1` of.
     Part(Arc<Family>, usize),
@@ -258,13 +262,20 @@ impl IoNode {
             Bulk::One(Slice::new(Arc::new(b), 0..len))
         });
         let extent = whole_request(&request.striping.layout, request.offset, request.len);
-        self.submit(request, extent, payload, Answering::Whole(reply));
+        let answer = match request.op {
+            Op::Read => Answering::Read(Owed::read(reply, request.len)),
+            _ => Answering::Whole(reply),
+        };
+        self.submit(request, extent, payload, answer);
     }
 
     /// Cut into one request per data server; answered when all are done.
     fn submit_pieces(&self, request: &FileRequest, payload: Option<Buffer>, reply: Reply) {
         let payload = payload.map(Arc::new);
         let ranges: Vec<Piece> = core_requests(&request.striping.layout, request.offset, request.len, true).collect();
+        if let ([range], Op::Read) = (&ranges[..], request.op) {
+            return self.submit(request, *range, Bulk::None, Answering::Read(Owed::read(reply, request.len)));
+        }
         let family = Family::of_data(request.striping.layout, request.offset, request.len, ranges.clone(), reply);
         for (index, range) in ranges.iter().enumerate() {
             let part = payload.as_ref().map_or(Bulk::None, |buffer| family.payload_of(range, buffer));
@@ -364,6 +375,7 @@ impl Answering {
     /// Reports a failure.
     fn fail(self, fault: &Fault) {
         match self {
+            Answering::Read(owed) => owed.fulfil(Came::Failed(fault.clone())),
             Answering::Whole(reply) => reply.send(&Answer::Fault(fault.clone())),
             Answering::Part(family, _) => family.part_failed(fault),
         }

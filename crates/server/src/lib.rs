@@ -19,6 +19,7 @@ pub mod meta;
 mod meta_front;
 pub mod moving;
 pub mod outbox;
+mod owed;
 mod pace;
 pub mod payload;
 pub mod process;

@@ -947,3 +947,32 @@ fn what_the_page_cache_has_is_not_scheduled() {
         assert_eq!(passed(&mut peer), if scheduled { 0 } else { 7 });
     }
 }
+
+/// What the page cache has of the beginning of a long read leaves at once; the device is asked for the rest.
+#[test]
+fn a_long_read_may_be_in_memory_in_part() {
+    const PART: usize = 256 << 10;
+    for policy in ["none", "fifo"] {
+        let Some((_cluster, mut peer, folder, bytes)) = cold(policy, 0) else {
+            return impresario_testing::skip("disk", "the build's folder is in memory");
+        };
+        let object = std::fs::File::open(folder.path().join("objects/01/0000000000000001")).unwrap();
+        let kept = 2 * PART as u64;
+        let front = peer.read(1, 1, 0, kept as u32);
+        assert!(front == bytes[..kept as usize]);
+        rustix::fs::fadvise(&object, kept, None, rustix::fs::Advice::DontNeed).unwrap();
+        peer.pieces.clear();
+        assert!(peer.read(1, 1, 0, 1 << 20) == bytes[..1 << 20], "{policy}");
+        let of: Vec<(u32, usize)> = peer.pieces.iter().map(|(_, at, len)| (*at, *len)).collect();
+        assert!(of.starts_with(&[(0, PART)]) && of.len() > 1, "{policy}: {of:?}");
+        let statistics = &peer.status()["engine"]["statistics"];
+        let counted = statistics["read_bytes"].as_u64().unwrap();
+        let passed = if policy == "none" { 0 } else { kept };
+        assert!(counted >= kept + (1 << 20) - passed, "{policy}: {statistics:#}");
+        // Where the object ends.
+        let end = 8 << 20;
+        assert!(peer.read(1, 1, end - 300_000, 1 << 20) == bytes[end as usize - 300_000..]);
+        assert!(peer.read(1, 1, end, 1 << 20).is_empty());
+        assert!(peer.read(1, 1, end - 300_000, 1 << 20) == bytes[end as usize - 300_000..], "all of it in memory");
+    }
+}

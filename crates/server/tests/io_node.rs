@@ -476,3 +476,112 @@ fn damage_fails_no_request_that_was_merged_with_one_that_meets_it() {
         assert!(merged > 0.0, "the two were never merged");
     }
 }
+
+/// A long read of one data server is passed on while the rest of it comes; with holes, and what is behind the end.
+#[test]
+fn long_reads_are_passed_on_in_parts() {
+    const PART: usize = 256 << 10;
+    const LONE: Layout = Layout { base: 2, pcount: 1, ssize_bytes: 65_536, servers: 4, skipped: Skipped::NONE };
+    let write = |file, offset| Call::FileWrite { who: who(1), file: FileKey(file), layout: LONE, offset };
+    let read = |file, offset, len: usize| {
+        let (file, len) = (FileKey(file), len as u32);
+        Call::FileRead { who: who(1), file, layout: LONE, made: 0, offset, len }
+    };
+    for split in [false, true] {
+        let mut cluster = cluster(10_000);
+        let io = cluster.start_io(|io| io.split = split);
+        let mut peer = Peer::connect(io.address(), Role::Io, 1);
+        let bytes = pattern(1, 1 << 20);
+        assert_eq!(peer.call(&write(1, 0), &bytes).0, Answer::Written(1 << 20));
+        for (offset, len) in [(0, 1 << 20), (5, 3 * PART), (PART, PART), (PART, PART + 1), (1 << 19, 1 << 20)] {
+            peer.pieces.clear();
+            let end = bytes.len().min(offset + len);
+            assert!(data(peer.call(&read(1, offset as u64, len), &[])) == bytes[offset..end], "{split} {offset} {len}");
+            let pieces = peer.pieces.iter().filter(|(.., len)| *len > 0);
+            assert!(len <= PART || pieces.clone().count() > 1, "{split} {offset} {len}: {:?}", peer.pieces);
+            assert!(pieces.clone().all(|(.., len)| *len <= PART), "{split} {offset} {len}: {:?}", peer.pieces);
+        }
+        assert!(data(peer.call(&read(1, 1 << 20, 1 << 20), &[])).is_empty());
+        assert_eq!(peer.call(&write(2, 900_000), b"far").0, Answer::Written(3));
+        let holes = data(peer.call(&read(2, 10, 1 << 20), &[]));
+        assert!(holes.len() == 899_993 && holes[..899_990].iter().all(|b| *b == 0) && &holes[899_990..] == b"far");
+        until("all memory is given back", || peer.status()["memory"]["payload_bytes"] == 0);
+    }
+}
+
+/// A connection to a data server that ends in the middle of an answer: the rest is asked for again, and only that.
+#[test]
+fn what_was_passed_on_of_a_read_is_not_asked_for_again() {
+    use impresario_client::testing::{FakeGreeting, FakeServer, Flow, Serve};
+    const PART: usize = 256 << 10;
+    const LEN: usize = 4 * PART - 1000;
+    const LONE: Layout = Layout { base: 0, pcount: 1, ssize_bytes: 65_536, servers: 1, skipped: Skipped::NONE };
+    let bytes = std::sync::Arc::new(pattern(3, LEN));
+    for (split, fails) in [(false, false), (true, false), (true, true)] {
+        let asked = std::sync::Arc::new(std::sync::Mutex::new(Vec::new()));
+        let (held, log) = (bytes.clone(), asked.clone());
+        let serve = move || {
+            let (held, log) = (held.clone(), log.clone());
+            let serve: Serve = Box::new(move |connection, call| {
+                let Call::Read { lane_offset, len, .. } = call.call else { return Flow::Continue };
+                let from = lane_offset as usize;
+                let times = {
+                    let mut log = log.lock().unwrap();
+                    log.push((from, len as usize));
+                    log.len()
+                };
+                let piece = |at: usize, len: usize| {
+                    connection.answer(call.id, &Answer::Piece { at: at as u32, missing: 0 }, &held[from + at..][..len]);
+                };
+                match times {
+                    1 => {
+                        piece(0, PART);
+                        piece(PART, PART + 10);
+                        Flow::Close
+                    }
+                    _ if fails => {
+                        let fault = Fault { errno: libc::EIO, message: "a bad sector".into() };
+                        connection.answer(call.id, &Answer::Fault(fault), &[]);
+                        Flow::Continue
+                    }
+                    _ => {
+                        connection.answer(call.id, &Answer::Data, &held[from..][..len as usize]);
+                        Flow::Continue
+                    }
+                }
+            });
+            serve
+        };
+        let mut cluster = Cluster::start(0, |_| {});
+        let server = FakeServer::start(FakeGreeting::of("data.0"), serve).unwrap();
+        let folder = cluster.dir.path().join("d0");
+        cluster.config.data.push(impresario_config::Data::new("data.0", server.address(), folder));
+        let io = cluster.start_io(|io| io.split = split);
+        let mut peer = Peer::connect(io.address(), Role::Io, 1);
+        let read = |len: usize| Call::FileRead {
+            who: who(1),
+            file: FileKey(1),
+            layout: LONE,
+            made: 0,
+            offset: 0,
+            len: len as u32,
+        };
+        // The first finds no connection and is read by a thread that waits for one.
+        let mut tries = 0;
+        let (answer, got) = loop {
+            peer.pieces.clear();
+            asked.lock().unwrap().clear();
+            let answered = peer.call(&read(LEN), &[]);
+            tries += 1;
+            if !peer.pieces.is_empty() || tries == 10 {
+                break answered;
+            }
+        };
+        assert_eq!(*asked.lock().unwrap(), [(0, LEN), (2 * PART, LEN - 2 * PART)], "{split} {fails}");
+        match fails {
+            true => assert!(fault(answer).1.contains("a bad sector")),
+            false => assert!(answer == Answer::Data && got == *bytes),
+        }
+        until("all memory is given back", || peer.status()["memory"]["payload_bytes"] == 0);
+    }
+}

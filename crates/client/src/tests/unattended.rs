@@ -19,8 +19,12 @@ struct Told {
 }
 
 impl Task for Told {
-    fn bytes(&mut self) -> &mut [u8] {
-        &mut self.bytes
+    fn len_bytes(&self) -> usize {
+        self.bytes.len()
+    }
+
+    fn place(&mut self, at: usize) -> &mut [u8] {
+        self.bytes.get_mut(at..).unwrap_or_default()
     }
 
     fn ended(self: Box<Self>, end: End) {
@@ -121,8 +125,11 @@ fn a_task_may_start_the_next_call() {
     /// Reads on until it has done so often enough.
     struct Chain(Arc<Link>, u32, Vec<u8>, Sender<u32>);
     impl Task for Chain {
-        fn bytes(&mut self) -> &mut [u8] {
-            &mut self.2
+        fn len_bytes(&self) -> usize {
+            self.2.len()
+        }
+        fn place(&mut self, at: usize) -> &mut [u8] {
+            self.2.get_mut(at..).unwrap_or_default()
         }
         fn ended(self: Box<Self>, end: End) {
             let Chain(link, left, bytes, to) = *self;
@@ -153,8 +160,11 @@ fn a_link_that_is_dropped_ends_its_calls() {
     static DROPPED: AtomicU32 = AtomicU32::new(0);
     struct Counted(Vec<u8>);
     impl Task for Counted {
-        fn bytes(&mut self) -> &mut [u8] {
-            &mut self.0
+        fn len_bytes(&self) -> usize {
+            self.0.len()
+        }
+        fn place(&mut self, at: usize) -> &mut [u8] {
+            self.0.get_mut(at..).unwrap_or_default()
         }
         fn ended(self: Box<Self>, end: End) {
             assert!(matches!(end, End::Lost), "{end:?}");
@@ -217,4 +227,77 @@ fn an_answer_that_comes_after_the_receiving_thread_has_left_is_received_at_once(
     });
     let fastest = took.min().unwrap();
     assert!(fastest < Duration::from_millis(120), "{fastest:?}");
+}
+
+/// What has come of an answer without a gap is told and may be used, before the rest is there.
+#[test]
+fn what_has_come_of_an_answer_is_told_before_its_end() {
+    const PART: usize = 50_000;
+    /// Gives its parts away as they come.
+    struct InParts {
+        parts: Vec<Option<Vec<u8>>>,
+        to: Sender<(usize, Vec<u8>)>,
+        ended: Sender<(Vec<Option<Vec<u8>>>, End)>,
+    }
+    impl Task for InParts {
+        fn len_bytes(&self) -> usize {
+            self.parts.len() * PART
+        }
+        fn place(&mut self, at: usize) -> &mut [u8] {
+            let part = self.parts.get_mut(at / PART).and_then(Option::as_mut);
+            part.and_then(|part| part.get_mut(at % PART..)).unwrap_or_default()
+        }
+        fn came(&mut self, range: std::ops::Range<usize>) -> Option<crate::Job> {
+            let (nth, to) = (range.start / PART, self.to.clone());
+            let part = self.parts.get_mut(nth).filter(|_| range.len() == PART)?.take()?;
+            Some(Box::new(move || _ = to.send((nth, part))))
+        }
+        fn ended(self: Box<Self>, end: End) {
+            let _ = self.ended.send((self.parts, end)); // the test may have ended
+        }
+    }
+    let piece = |at: usize, missing: usize| Answer::Piece { at: at as u32, missing: missing as u32 };
+    let server = server(move |connection, call| {
+        let Call::Read { lane_offset, .. } = call.call else { return Flow::Close };
+        let part = |at: usize, len: usize| content(lane_offset + at as u64, len);
+        connection.answer(call.id, &piece(0, 0), &part(0, PART));
+        connection.answer(call.id, &piece(2 * PART, 0), &part(2 * PART, PART));
+        match lane_offset >> 20 {
+            // Over the border of two places, then to the end of the object.
+            1 => {
+                connection.answer(call.id, &piece(PART, 0), &part(PART, 10));
+                connection.answer(call.id, &piece(PART + 10, 0), &part(PART + 10, PART - 10));
+                connection.answer(call.id, &piece(3 * PART, PART - 7), &part(3 * PART, 7));
+            }
+            2 => connection.answer(call.id, &Answer::Fault(Fault { errno: 5, message: "broken".into() }), &[]),
+            // What has come and been given away comes again.
+            3 => connection.answer(call.id, &piece(PART - 10, 0), &part(PART - 10, 20)),
+            _ => return Flow::Close,
+        }
+        Flow::Continue
+    });
+    for case in 1..=4u64 {
+        let link = link_to(&[server.address()], Duration::from_secs(10));
+        link.session(in_ms(10_000)).unwrap();
+        let ((to, came), (ended, end)) = (channel(), channel());
+        let parts = (0..4).map(|_| Some(vec![0xee; PART])).collect();
+        let call = read_call(&link, case << 20, 4 * PART as u32);
+        let task = Box::new(InParts { parts, to, ended });
+        assert!(link.start_unattended(&call, 4 * PART as u32, task, in_ms(10_000)).is_ok());
+        let (parts, end) = end.recv_timeout(Duration::from_secs(30)).unwrap();
+        let told: Vec<_> = came.try_iter().collect();
+        let right = |nth: usize, part: &[u8]| part == content((case << 20) + (nth * PART) as u64, PART);
+        assert_eq!(told.iter().map(|(nth, _)| *nth).collect::<Vec<_>>(), [0, 2], "{case}: {end:?}");
+        assert!(told.iter().all(|(nth, part)| right(*nth, part)), "{case}");
+        match case {
+            1 => {
+                assert!(matches!(end, End::Answered(Answer::Data, len) if len == 3 * PART + 7), "{end:?}");
+                assert!(right(1, parts[1].as_ref().unwrap()));
+                let last = parts[3].as_ref().unwrap();
+                assert!(last[..7] == content((1 << 20) + 3 * PART as u64, 7) && last[7..].iter().all(|b| *b == 0));
+            }
+            2 => assert!(matches!(end, End::Answered(Answer::Fault(_), 0)), "{end:?}"),
+            _ => assert!(matches!(end, End::Lost), "{case}: {end:?}"),
+        }
+    }
 }

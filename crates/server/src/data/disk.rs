@@ -27,10 +27,10 @@ use self::answers::{answer, complete, complete_after, complete_modelled, errno_o
 use super::Item;
 use super::losses::Losses;
 use super::modelled::{Memory, Rendezvous};
-use super::owed::{PART_MAX_BYTES, Run, send_parts};
 use crate::connection::Reply;
 use crate::listener::Vitals;
 use crate::outbox::hand_over_own_replies;
+use crate::owed::{PART_MAX_BYTES, Run, send_parts};
 use crate::payload::Slice;
 use crate::workers::{PATIENCE, Workers};
 

@@ -9,6 +9,7 @@ use impresario_wire::{Answer, Fault, LaneState};
 
 use crate::connection::Reply;
 use crate::outbox::Bulk;
+use crate::owed::Owed;
 use crate::payload::{Buffer, Slice};
 
 /// The request and what is known of its parts.
@@ -41,10 +42,11 @@ pub(super) enum Complete {
     Barrier(Reply),
 }
 
-/// A read that met the end of an object.
+/// A read of `len` bytes of a file that met the end of an object.
 pub(super) struct Short {
-    family: Arc<Family>,
-    reply: Reply,
+    pub(super) offset: u64,
+    pub(super) len: u64,
+    pub(super) owed: Owed,
 }
 
 impl Family {
@@ -128,7 +130,7 @@ impl Family {
         }
         let read = std::mem::take(&mut state.read);
         if bytes < self.len {
-            return Complete::Short(Short { family: self.clone(), reply });
+            return Complete::Short(Short { offset: self.offset, len: self.len, owed: Owed::read(reply, self.len) });
         }
         reply.send_data(Bulk::Many(self.in_file_order(&read).collect()));
         Complete::Answered
@@ -141,24 +143,5 @@ impl Family {
             let from = (piece.lane_offset - self.ranges.get(index)?.lane_offset) as usize;
             Some(read.get(index)?.as_ref()?.part(from..from + piece.len as usize))
         })
-    }
-}
-
-impl Short {
-    /// Offset in the file, bytes.
-    pub(super) fn offset(&self) -> u64 {
-        self.family.offset
-    }
-
-    pub(super) fn len_bytes(&self) -> usize {
-        self.family.len as usize
-    }
-
-    pub(super) fn answer(self, bytes: Slice) {
-        self.reply.send_data(Bulk::One(bytes));
-    }
-
-    pub(super) fn fail(self, fault: Fault) {
-        self.reply.send(&Answer::Fault(fault));
     }
 }

@@ -10,18 +10,20 @@ use std::time::Duration;
 
 use impresario_base::lock::Mutex;
 use impresario_base::slab::Key;
-use impresario_client::{End, Identity, Task, TrafficCount};
+use impresario_client::{Identity, Task, TrafficCount};
 use impresario_engine::{Engine, Executor, Outcome, Started, Ticket, Work, now};
 use impresario_node::{DispatchQueue, Entry};
-use impresario_sched::{LaneId, Nanos, Op, Request};
+use impresario_sched::{Extent, LaneId, Nanos, Op, Request};
 use impresario_wire::{Answer, Fault, Who};
 
 use super::family::{Complete, Short};
 use super::hung::{Hung, Lanes, add_lanes};
+use super::reading::Reading;
 use super::storage::{Storage, Target};
 use super::{Answering, IoSettings, Item};
 use crate::listener::Vitals;
 use crate::outbox::{Bulk, STACK_BYTES, hand_over_own_replies};
+use crate::owed::Came;
 use crate::payload::{Buffer, Slice};
 use crate::workers::{PATIENCE, Workers};
 
@@ -30,9 +32,8 @@ const WATCH_EVERY: Duration = Duration::from_millis(50);
 /// The polling thread ends after it made no difference this many times.
 const CALM_MAX: u32 = 20;
 
-/// Reads up to this length are forwarded without a thread that waits, bytes; the threads of longer ones share the work of
-/// passing their bytes on.
-const UNATTENDED_MAX_BYTES: u64 = 16 << 10;
+/// Reads up to this length are forwarded without a thread that waits, bytes.
+const UNATTENDED_MAX_BYTES: u64 = 4 << 20;
 
 /// A failure that came sooner is the device's answer, and no server that hangs.
 const ANSWERED_IN: Nanos = Nanos::from_millis(1000);
@@ -210,11 +211,11 @@ impl Forwarder {
         }
     }
 
-    /// On a thread that must not wait: forwards the oldest waiting batch with its neighbours if that is a small read. Anything else
-    /// is left to a forwarding thread, until whose turn it may meet further neighbours.
+    /// On a thread that must not wait: forwards the oldest waiting batch with its neighbours if that is a read of moderate length.
+    /// Anything else is left to a forwarding thread, until whose turn it may meet further neighbours.
     fn forward_at_once(&self, this: &Arc<Forwarder>) {
-        let is_small = |entry: &Entry<Load>| entry.op == Op::Read && entry.len <= UNATTENDED_MAX_BYTES;
-        if !self.storage.takes_tasks() || !self.dispatch.lock().queue.peek().is_some_and(is_small) {
+        let is_moderate = |entry: &Entry<Load>| entry.op == Op::Read && entry.len <= UNATTENDED_MAX_BYTES;
+        if !self.storage.takes_tasks() || !self.dispatch.lock().queue.peek().is_some_and(is_moderate) {
             let this = this.clone();
             return self.threads.run(Box::new(move || this.forward_next()));
         }
@@ -222,20 +223,19 @@ impl Forwarder {
         // Another thread may have taken it, and this one get something else.
         let Some((entries, key)) = self.begin(started) else { return };
         let load = Joined::of(entries);
-        let Some((target, range)) = self.small_read(&load) else {
+        let Some((target, range)) = self.moderate_read(&load) else {
             return self.forward_later(this, load, key, started);
         };
         let (start, len) = (range.start, (range.end - range.start) as usize);
-        let buffer = self.vitals.pool().buffer(len);
-        let task = Box::new(Reading { forwarder: this.clone(), load, key, started, target, start, buffer });
+        let task: Box<dyn Task> = Box::new(Reading::new(this, load, (key, started), target, range));
         match self.storage.read_unattended(&target, start, len, task) {
             Ok(()) => self.counts.out(len as u64),
-            Err(task) => task.ended(End::Lost),
+            Err(task) => task.ended(impresario_client::End::Lost),
         }
     }
 
-    /// What is read, if it is little and all for clients that agree on the layout.
-    fn small_read(&self, load: &Joined) -> Option<(Target, Range<u64>)> {
+    /// What is read, if it is not too much and all for clients that agree on the layout.
+    fn moderate_read(&self, load: &Joined) -> Option<(Target, Range<u64>)> {
         let (request, item) = load.parts.first()?;
         let layout = item.striping.layout;
         let is_one = request.op == Op::Read && load.parts.iter().all(|(_, i)| i.striping.layout == layout);
@@ -254,7 +254,7 @@ impl Forwarder {
         }
     }
 
-    fn forward_later(&self, this: &Arc<Forwarder>, load: Joined, key: Key, started: Nanos) {
+    pub(super) fn forward_later(&self, this: &Arc<Forwarder>, load: Joined, key: Key, started: Nanos) {
         let this = this.clone();
         self.threads.run(Box::new(move || this.forward(load, key, started)));
     }
@@ -283,7 +283,7 @@ impl Forwarder {
     }
 
     /// What [`Forwarder::begin`] gave is done.
-    fn end(&self, key: Key, answered: bool) {
+    pub(super) fn end(&self, key: Key, answered: bool) {
         let mut dispatch = self.dispatch.lock();
         let Dispatch { queue, hung, .. } = &mut *dispatch;
         queue.done();
@@ -414,12 +414,13 @@ impl Forwarder {
             }
             Err(fault) => return Some(fail_all(parts, &fault)),
         };
-        Self::answer_reads(target, start, parts, (buffer, got), forwarded);
+        self.answer_reads(target, start, parts, (buffer, got), forwarded);
         None
     }
 
     /// Answers reads with what came of `target` from `start` on.
-    fn answer_reads(
+    pub(super) fn answer_reads(
+        &self,
         target: &Target,
         start: u64,
         parts: Vec<(Request, Item)>,
@@ -431,6 +432,13 @@ impl Forwarder {
             let from = (request.extent.lane_offset - start) as usize;
             let slice = Slice::new(buffer.clone(), from.min(got)..(from + request.extent.len as usize).min(got));
             match item.answer {
+                Answering::Read(owed) if self.split && slice.len() as u64 != request.extent.len => {
+                    let Extent { file_offset: offset, len, .. } = request.extent;
+                    let target = Target { who: item.who, made: item.made, ..*target };
+                    forwarded.shorts.push((target, Short { offset, len, owed }));
+                }
+                Answering::Read(owed) => owed.fulfil(Came::Read(slice)),
+                // Of no read.
                 Answering::Whole(reply) => reply.send_data(Bulk::One(slice)),
                 Answering::Part(ref family, index) => {
                     if let Complete::Short(short) = family.part_read(index, slice) {
@@ -472,6 +480,8 @@ impl Forwarder {
                     reply.send(&Answer::FileWritten { bytes: request.extent.len as u32, lanes: lanes.clone() })
                 }
                 Answering::Part(family, _) => drop(family.part_written(request.extent.len, &lanes)),
+                // Of no write.
+                Answering::Read(_) => {}
             }
         }
         None
@@ -485,7 +495,7 @@ impl Forwarder {
             match (self.storage.change_space(target, change, range), item.answer) {
                 (Ok(lanes), Answering::Whole(reply)) => reply.send(&Answer::FileWritten { bytes: 0, lanes }),
                 // Before, the barrier has made a whole of the last part.
-                (Ok(_), Answering::Part(..)) => {}
+                (Ok(_), Answering::Part(..) | Answering::Read(_)) => {}
                 (Err(fault), answer) => {
                     answer.fail(&fault);
                     failed = Some(fault.errno);
@@ -508,14 +518,45 @@ impl Forwarder {
         (errno != 0).then_some(errno)
     }
 
+    /// Requests are cut at the boundaries of data servers.
+    pub(super) fn splits(&self) -> bool {
+        self.split
+    }
+
+    /// Storage for bytes on their way.
+    pub(super) fn buffer(&self, len: usize) -> Buffer {
+        self.vitals.pool().buffer(len)
+    }
+
+    /// See [`Storage::read_on`].
+    pub(super) fn read_on(&self, target: &Target, start: u64, into: &mut [u8], got: usize) -> Result<usize, Fault> {
+        self.storage.read_on(target, start, into, got)
+    }
+
+    /// Counts a forwarded request that failed.
+    pub(super) fn has_failed(&self) {
+        self.counts.failed.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Runs what may wait.
+    pub(super) fn on_a_thread(&self, job: impl FnOnce() + Send + 'static) {
+        self.threads.run(Box::new(job));
+    }
+
+    /// Answers such reads on a thread.
+    pub(super) fn resolve_later(self: &Arc<Self>, shorts: Vec<(Target, Short)>) {
+        let this = self.clone();
+        self.on_a_thread(move || shorts.into_iter().for_each(|(target, short)| this.resolve(&target, short)));
+    }
+
     /// Answers a read that met the end of an object: whether that is the end of the file or a hole in it, only
     /// a look at all objects can tell.
     fn resolve(&self, target: &Target, short: Short) {
-        let mut buffer = self.vitals.pool().buffer(short.len_bytes());
-        match self.storage.read_file(target, short.offset(), &mut buffer) {
-            Ok(got) => short.answer(Slice::new(Arc::new(buffer), 0..got)),
-            Err(fault) => short.fail(fault),
-        }
+        let mut buffer = self.vitals.pool().buffer(short.len as usize);
+        short.owed.fulfil(match self.storage.read_file(target, short.offset, &mut buffer) {
+            Ok(got) => Came::Read(Slice::new(Arc::new(buffer), 0..got)),
+            Err(fault) => Came::Failed(fault),
+        });
     }
 }
 
@@ -560,10 +601,10 @@ impl Executor<Item> for Forwarder {
 }
 
 /// The batches of one forwarded request.
-struct Joined {
+pub(super) struct Joined {
     /// The tickets of the batches, with their lengths.
-    tickets: Vec<(Ticket<Item>, u64)>,
-    parts: Vec<(Request, Item)>,
+    pub(super) tickets: Vec<(Ticket<Item>, u64)>,
+    pub(super) parts: Vec<(Request, Item)>,
 }
 
 impl Joined {
@@ -580,72 +621,8 @@ impl Joined {
     }
 }
 
-/// A small read under way that no thread waits for: a thread that waited would have to be woken for the request, and again
-/// for the answer.
-struct Reading {
-    forwarder: Arc<Forwarder>,
-    load: Joined,
-    key: Key,
-    started: Nanos,
-    target: Target,
-    start: u64,
-    buffer: Buffer,
-}
-
-impl Task for Reading {
-    fn bytes(&mut self) -> &mut [u8] {
-        &mut self.buffer
-    }
-
-    fn ended(self: Box<Self>, end: End) {
-        match end {
-            End::Answered(Answer::Data, got) if self.forwarder.split || got == self.buffer.len() => self.came(got),
-            // What is missing may be a hole. To find out takes other servers.
-            End::Answered(Answer::Data, got) => {
-                let forwarder = self.forwarder.clone();
-                forwarder.threads.run(Box::new(move || {
-                    let mut reading = self;
-                    match reading.forwarder.storage.read_on(&reading.target, reading.start, &mut reading.buffer, got) {
-                        Ok(got) => reading.came(got),
-                        Err(fault) => reading.failed(&fault),
-                    }
-                }));
-            }
-            End::Late(error) => self.failed(&error.to_fault()),
-            // A thread that waits may ask again, elsewhere or later, and for each part alone.
-            End::Answered(..) | End::Lost => {
-                let Reading { forwarder, load, key, started, .. } = *self;
-                forwarder.forward_later(&forwarder, load, key, started);
-            }
-        }
-    }
-}
-
-impl Reading {
-    fn came(self, got: usize) {
-        let Reading { forwarder, load, key, started, target, start, buffer } = self;
-        let mut forwarded = Forwarded::default();
-        Forwarder::answer_reads(&target, start, load.parts, (buffer, got), &mut forwarded);
-        complete(load.tickets, 0, started);
-        if !forwarded.shorts.is_empty() {
-            let this = forwarder.clone();
-            forwarder.threads.run(Box::new(move || {
-                forwarded.shorts.into_iter().for_each(|(target, short)| this.resolve(&target, short));
-            }));
-        }
-        forwarder.end(key, true);
-    }
-
-    fn failed(self, fault: &Fault) {
-        let Reading { forwarder, load, key, started, .. } = self;
-        forwarder.counts.failed.fetch_add(1, Ordering::Relaxed);
-        complete(load.tickets, fail_all(load.parts, fault), started);
-        forwarder.end(key, fault.errno != libc::EIO);
-    }
-}
-
 /// What was taken out of the queue is answered.
-fn complete(tickets: Vec<(Ticket<Item>, u64)>, errno: i32, started: Nanos) {
+pub(super) fn complete(tickets: Vec<(Ticket<Item>, u64)>, errno: i32, started: Nanos) {
     let finished = now();
     for (ticket, len) in tickets {
         ticket.complete(Outcome { errno, bytes_done: if errno == 0 { len } else { 0 }, started, finished });
@@ -660,9 +637,10 @@ fn range_of(parts: &[(Request, Item)]) -> Range<u64> {
 
 /// What became of a forwarded batch.
 #[derive(Default)]
-struct Forwarded {
+pub(super) struct Forwarded {
     errno: i32,
-    shorts: Vec<(Target, Short)>,
+    /// Reads that met the end of an object.
+    pub(super) shorts: Vec<(Target, Short)>,
 }
 
 impl Counts {
@@ -702,7 +680,7 @@ fn is_of_one(fault: &Fault, began: Nanos, parts: &[(Request, Item)]) -> bool {
 }
 
 /// Answers all parts with the failure; gives its errno.
-fn fail_all(parts: Vec<(Request, Item)>, fault: &Fault) -> i32 {
+pub(super) fn fail_all(parts: Vec<(Request, Item)>, fault: &Fault) -> i32 {
     parts.into_iter().for_each(|(_, item)| item.answer.fail(fault));
     fault.errno
 }

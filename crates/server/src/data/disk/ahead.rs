@@ -17,7 +17,7 @@ use impresario_wire::{Extents, FileKey};
 use super::answers::{complete_modelled, errno_of};
 use super::{Disk, Item};
 use crate::data::modelled::Memory;
-use crate::data::owed::Owed;
+use crate::owed::Owed;
 
 /// An object and its store.
 pub(super) struct Object<'a> {

@@ -9,7 +9,7 @@ use impresario_wire::Fault;
 
 use super::Item;
 use crate::data::modelled::Performed;
-use crate::data::owed::{Came, Run};
+use crate::owed::{Came, Run};
 use crate::payload::Slice;
 
 /// What a batch brought.

@@ -1,4 +1,4 @@
-//! What a request's batches owe its client: one answer, or the pieces of one as they come from the store.
+//! What a server owes a client for a request: one answer, or the pieces of one as they come.
 
 use std::sync::Arc;
 
@@ -99,6 +99,11 @@ impl Drop for Shared {
 }
 
 impl Owed {
+    /// For a read of `len` bytes.
+    pub(crate) fn read(reply: Reply, len: u64) -> Owed {
+        Owed::Whole { reply, len, reads: true }
+    }
+
     /// What is owed for bytes `from .. from + len` of the request.
     pub(crate) fn piece(&mut self, from: u64, piece_len: u64) -> Owed {
         if let Owed::Whole { reply, len, reads } = self {
@@ -129,7 +134,8 @@ impl Owed {
     }
 }
 
-/// Parts of one answer that follow one another and were read together: one frame takes them.
+/// Parts of one answer that follow one another and were read together: one frame takes them, at the latest when this is
+/// dropped.
 #[derive(Default)]
 pub(crate) struct Run(Option<Parts>);
 
@@ -168,8 +174,14 @@ impl Run {
     }
 }
 
-/// A longer read that the page cache has is read and sent in parts of this size, so that each is in the processor's cache when
-/// it is sent, and its buffer free for the next.
+impl Drop for Run {
+    fn drop(&mut self) {
+        self.send();
+    }
+}
+
+/// What is read from memory, or passed on, leaves in parts of this size: so each is in the processor's cache when it is sent, and
+/// its buffer free for the next.
 pub(crate) const PART_MAX_BYTES: u64 = 256 << 10;
 
 /// Reads a range in parts and answers with them as they come; `read` gives what there is of a part up to the end of the

@@ -1,4 +1,4 @@
-//! Small reads through I/O nodes, which no thread waits for there, while servers die, hang and come back, and clients go.
+//! Reads through I/O nodes, which no thread waits for there, while servers die, hang and come back, and clients go.
 
 mod support;
 
@@ -26,8 +26,13 @@ fn fill(file: &File, number: u64) {
 }
 
 fn read(file: &File, block: u64) -> Result<Vec<u8>, impresario_client::ClientError> {
-    let mut got = vec![0xee; BLOCK];
-    let len = file.read_at(&mut got, block * BLOCK as u64)?;
+    read_of(file, block, BLOCK)
+}
+
+/// A block of that length.
+fn read_of(file: &File, block: u64, len: usize) -> Result<Vec<u8>, impresario_client::ClientError> {
+    let mut got = vec![0xee; len];
+    let len = file.read_at(&mut got, block * len as u64)?;
     got.truncate(len);
     Ok(got)
 }
@@ -48,9 +53,19 @@ fn all_are_quiet(cluster: &Cluster) {
     }
 }
 
-/// Every read gives what was written last, whatever dies under it.
 #[test]
 fn small_reads_see_every_write_while_servers_die_and_hang() {
+    every_write_is_seen_while_servers_die_and_hang(BLOCK, BLOCKS, 200);
+}
+
+/// Parts of their answers are passed on before the rest has come, or does not come any more.
+#[test]
+fn long_reads_see_every_write_while_servers_die_and_hang() {
+    every_write_is_seen_while_servers_die_and_hang(700_001, 8, 20);
+}
+
+/// Every read gives what was written last, whatever dies under it; so many rounds of each client's are progress.
+fn every_write_is_seen_while_servers_die_and_hang(block_bytes: usize, blocks: u64, rounds: u64) {
     const CLIENTS: u64 = 6;
     let mut cluster = Cluster::start(2, 2, |config| config.cluster.request_timeout_ms = 20_000);
     let (stop, progress) = (AtomicBool::new(false), AtomicU64::new(0));
@@ -60,22 +75,23 @@ fn small_reads_see_every_write_while_servers_die_and_hang() {
                 let (config, stop, progress) = (cluster.config.clone(), &stop, &progress);
                 scope.spawn(move || {
                     let file = client(&config, n).create(format!("f.{n}"), on(n as u16 % 2)).unwrap();
-                    let mut generations = [0; BLOCKS as usize];
+                    let mut generations = vec![0; blocks as usize];
                     let mut reads = 0;
                     for count in 0u64.. {
                         if stop.load(Ordering::Relaxed) {
                             break;
                         }
-                        let block = count * 37 % BLOCKS;
-                        let at = block * BLOCK as u64;
+                        let block = count * 37 % blocks;
+                        let at = block * block_bytes as u64;
                         generations[block as usize] = count + 1;
-                        assert_eq!(file.write_at(&pattern(n, count + 1, at, BLOCK), at).unwrap(), BLOCK);
+                        assert_eq!(file.write_at(&pattern(n, count + 1, at, block_bytes), at).unwrap(), block_bytes);
                         for back in 0..4 {
-                            let block = (block + BLOCKS - back * 5 % BLOCKS) % BLOCKS;
+                            let block = (block + blocks - back * 5 % blocks) % blocks;
                             let generation = generations[block as usize];
-                            let got = read(&file, block).unwrap_or_else(|error| panic!("client {n}: {error}"));
+                            let got = read_of(&file, block, block_bytes);
+                            let got = got.unwrap_or_else(|error| panic!("client {n}: {error}"));
                             if generation > 0 {
-                                let wanted = pattern(n, generation, block * BLOCK as u64, BLOCK);
+                                let wanted = pattern(n, generation, block * block_bytes as u64, block_bytes);
                                 assert!(got == wanted, "client {n}, block {block} is not generation {generation}");
                             }
                             reads += 1;
@@ -90,7 +106,7 @@ fn small_reads_see_every_write_while_servers_die_and_hang() {
             let from = progress.load(Ordering::Relaxed);
             eventually("the load goes on", || {
                 assert!(!workers.iter().any(|worker| worker.is_finished()), "a client has given up");
-                (progress.load(Ordering::Relaxed) >= from + 200).then_some(())
+                (progress.load(Ordering::Relaxed) >= from + rounds).then_some(())
             });
         };
         for name in ["data.1", "io.0", "data.0", "io.1"] {
