@@ -29,11 +29,6 @@ impl Interner {
         n
     }
 
-    /// The number of a key in use.
-    pub fn number(&self, key: u64) -> Option<u32> {
-        self.numbers.get(&key).copied()
-    }
-
     /// Adds a reference to a number in use.
     pub fn again(&mut self, n: u32) {
         if let Some(entry) = self.entries.get_mut(n) {

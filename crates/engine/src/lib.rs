@@ -14,6 +14,7 @@ mod control;
 mod inbox;
 mod interface;
 mod intern;
+mod passing;
 mod pump;
 mod read_ahead;
 mod state;
@@ -24,13 +25,14 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use impresario_base::lock::{Condvar, Mutex, MutexGuard};
-use impresario_sched::{Cancelled, ConnId, Core, CoreConfig, Ended, Event, FileId, Nanos, PolicyError, RequestId};
+use impresario_sched::{Cancelled, ConnId, Core, CoreConfig, Event, Nanos, PolicyError, RequestId};
 
 pub use cached::CachedReads;
 pub use clock::{Clocks, SharedTime, SystemClocks};
 pub use inbox::{Inbox, Mail, NotSent};
 pub use interface::{EngineConfig, Executor, Outcome, Refused, Started, Submission, Work};
 use intern::Interner;
+pub use passing::Passing;
 pub use pump::Ticket;
 use pump::{CLOCK_REFRESH, Shared};
 pub use read_ahead::{PagedFile, ReadAhead};
@@ -77,7 +79,7 @@ impl<T: Send + 'static> Engine<T> {
             statistics: true,
         };
         let mut core = Core::new(core_config, &config.policy)?;
-        let allows_bypass = AtomicBool::new(core.allows_bypass());
+        let lets_pass = AtomicBool::new(core.lets_pass());
         let shared_time = SharedTime::sample(&*clocks);
         let at = now();
         core.event(at, shared_time.event());
@@ -104,7 +106,7 @@ impl<T: Send + 'static> Engine<T> {
             timer: Condvar::new(),
             executor,
             clocks,
-            allows_bypass,
+            lets_pass,
             stopped: AtomicBool::new(false),
         });
         let timer = std::thread::Builder::new().name("engine-timer".into()).stack_size(256 << 10).spawn({
@@ -209,44 +211,6 @@ impl<T: Send + 'static> Engine<T> {
         }
         self.shared.pump(state, now());
         refused
-    }
-
-    /// Whether [`may_bypass`](Engine::may_bypass) can be true of any read at present.
-    pub fn allows_bypass(&self) -> bool {
-        self.shared.allows_bypass.load(Ordering::Relaxed)
-    }
-
-    /// Whether a read that needs no device may be served at once, without being submitted; see [`Core::may_bypass`].
-    pub fn may_bypass(&self, read: &Submission) -> bool {
-        if !self.allows_bypass() {
-            return false;
-        }
-        let state = self.shared.lock();
-        let file = state.files.number(read.file).map(FileId);
-        let end = read.lane_offset.saturating_add(read.len);
-        !state.closed && state.core.may_bypass(file, read.lane, read.conn, read.lane_offset..end)
-    }
-
-    /// Records a read that was served without being submitted.
-    pub fn bypassed(&self, read: &Submission, arrival: Nanos, moved_bytes: u64) {
-        let mut state = self.shared.lock();
-        state.core.bypassed();
-        if let Some(observer) = &state.observer {
-            observer.ended(&Ended {
-                arrival,
-                finished: now(),
-                file: read.file,
-                client: read.client,
-                job: read.job,
-                offset: read.lane_offset,
-                len: read.len,
-                moved_bytes,
-                user: read.user,
-                errno: 0,
-                lane: read.lane,
-                op: read.op,
-            });
-        }
     }
 
     /// The rest of the time that a submitter waits for room.

@@ -21,8 +21,8 @@ pub(crate) struct Shared<T: Send + 'static> {
     pub(crate) executor: Arc<dyn Executor<T>>,
     pub(crate) clocks: Box<dyn Clocks>,
     pub(crate) stopped: AtomicBool,
-    /// The last value of [`impresario_sched::Core::allows_bypass`]: under most policies it saves the lock.
-    pub(crate) allows_bypass: AtomicBool,
+    /// The last value of [`impresario_sched::Core::lets_pass`]: under most policies it saves the lock.
+    pub(crate) lets_pass: AtomicBool,
 }
 
 /// Reports the completion of a batch, exactly once. Dropping it without a report completes the batch with EIO.
@@ -177,9 +177,9 @@ impl<T: Send + 'static> Shared<T> {
 
     /// Updates the cached properties of the policy, which may have changed.
     pub(crate) fn note_policy(&self, state: &State<T>) {
-        let allows_bypass = state.core.allows_bypass();
-        if self.allows_bypass.load(Ordering::Relaxed) != allows_bypass {
-            self.allows_bypass.store(allows_bypass, Ordering::Relaxed);
+        let lets_pass = state.core.lets_pass();
+        if self.lets_pass.load(Ordering::Relaxed) != lets_pass {
+            self.lets_pass.store(lets_pass, Ordering::Relaxed);
         }
     }
 

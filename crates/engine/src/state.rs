@@ -72,6 +72,21 @@ impl<T: Send + 'static> State<T> {
         if self.closed {
             return Err(Refused::Closed(context));
         }
+        let (names, request) = self.request(at, submission);
+        let taken = match submission.speculative {
+            true => self.core.speculate(&request),
+            false => self.core.push(at, &request).ok(),
+        };
+        let Some(id) = taken else {
+            self.release(names);
+            return Err(Refused::Busy(context));
+        };
+        self.hold(id, Held { context, names });
+        Ok(id)
+    }
+
+    /// A request as the core knows it, with its identities.
+    pub(crate) fn request(&mut self, arrival: Nanos, submission: &Submission) -> (Names, Request) {
         let names = self.intern(submission);
         let request = Request {
             id: RequestId(0),
@@ -82,27 +97,23 @@ impl<T: Send + 'static> State<T> {
                 lane_offset: submission.lane_offset,
                 len: submission.len,
             },
-            arrival: at,
+            arrival,
             client: ClientId(names.client),
             conn: submission.conn,
             job: JobId(names.job),
             user: UserId(names.user),
             op: submission.op,
         };
-        let taken = match submission.speculative {
-            true => self.core.speculate(&request),
-            false => self.core.push(at, &request).ok(),
-        };
-        let Some(id) = taken else {
-            self.release(names);
-            return Err(Refused::Busy(context));
-        };
+        (names, request)
+    }
+
+    /// Keeps what belongs to a request that the core has.
+    pub(crate) fn hold(&mut self, id: RequestId, held: Held<T>) {
         let slot = id.0 as u32 as usize;
         if self.held.len() <= slot {
             extend(&mut self.held, slot + 1, || None);
         }
-        self.held[slot] = Some(Held { context, names });
-        Ok(id)
+        self.held[slot] = Some(held);
     }
 
     /// Reports ended requests to the observer, if there is one.

@@ -15,6 +15,7 @@
 //! assert!(core.is_empty());
 //! ```
 
+mod passing;
 mod removal;
 mod shared;
 mod status;
@@ -518,14 +519,7 @@ impl Core {
         if let Some(statistics) = &mut self.statistics {
             statistics.throughputs.ended(now, self.shared.table.job(slot), got_bytes);
         }
-        let mut released = std::mem::take(&mut self.released);
-        self.conflicts.leave(&self.shared.table, slot, &mut released);
-        self.shared.table.remove(slot);
-        self.blocked -= released.len() as u32;
-        for freed in released.drain(..) {
-            self.admit(now, freed);
-        }
-        self.released = released;
+        self.leave(now, slot);
     }
 
     /// Switches the policy. The new policy receives all queued requests with their arrival times; batches in flight
@@ -627,11 +621,6 @@ impl Core {
     /// The stable keys of identities, for policies that use them.
     pub fn names_mut(&mut self) -> &mut Names {
         &mut self.shared.names
-    }
-
-    /// Counts a read that bypassed scheduling, as [`Core::may_bypass`] allowed.
-    pub fn bypassed(&mut self) {
-        self.count(|s| &mut s.passed);
     }
 
     fn count(&mut self, of: impl FnOnce(&mut Statistics) -> &mut u64) {

@@ -114,7 +114,16 @@ pub(crate) enum State {
     Queued,
     /// A predicted read; the core starts it when it delays no request.
     Speculative,
+    /// A read that is served beside scheduling; what is left of it may be queued.
+    Passing,
     InFlight,
+}
+
+impl State {
+    /// A policy may serve it, now or later.
+    pub(crate) fn may_go(self) -> bool {
+        matches!(self, State::Queued | State::Blocked | State::Passing)
+    }
 }
 
 /// What decisions and searches look at. Many of them miss the CPU's caches, hence apart from [`Details`].
@@ -332,9 +341,7 @@ impl Table {
     /// Walks the table.
     pub(crate) fn older(&self, slot: Slot, any_lane: bool) -> impl Iterator<Item = u64> {
         let me = &self.entries[slot.index()];
-        let older = move |e: &&Entry| {
-            matches!(e.state, State::Queued | State::Blocked) && e.seq < me.seq && (any_lane || e.lane == me.lane)
-        };
+        let older = move |e: &&Entry| e.state.may_go() && e.seq < me.seq && (any_lane || e.lane == me.lane);
         self.entries.iter().filter(older).map(|e| e.len)
     }
 

@@ -13,7 +13,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::Duration;
 
-use impresario_engine::{Engine, EngineConfig, Refused, Submission};
+use impresario_engine::{Engine, EngineConfig, Passing, Refused, Submission};
 use impresario_foresight::{ALONE_MAX, Prediction};
 use impresario_sched::{ConnId, LaneId, Op, PolicySpec, PredictedQueues, policy};
 use impresario_wire::{Answer, Call, Extents, Fault, FileKey, SpaceChange, Who};
@@ -59,6 +59,16 @@ pub struct DataServer {
     runs: Arc<EarlierRuns>,
     limits: Exchange,
     departure: Arc<Departure>,
+}
+
+/// What became of a request that might pass scheduling by.
+enum Passed<'a> {
+    /// It was answered.
+    Whole,
+    /// So many bytes of it were; the rest is still owed.
+    Part(Passing<'a, Item>, u64, Item),
+    /// It was not.
+    Not(Item),
 }
 
 impl DataServer {
@@ -114,42 +124,35 @@ impl DataServer {
     fn submit(&self, conn: ConnId, who: Who, op: Op, range: (u64, u64), item: Item) {
         let ahead = self.foresee(op, item.file, range, who);
         let submission = submission(conn, who, op, item.file, range);
-        let waits = self.pass(submission, item, &mut Run::default());
-        if ahead.is_empty() {
-            if let Some(Err(refused)) = waits.map(|(submission, item)| self.engine.submit(submission, item)) {
-                self.refuse([refused]);
-            }
-            return;
-        }
         let ahead = ahead.into_iter().map(|prediction| speculation(&submission, prediction.extent));
-        self.refuse(self.engine.submit_all(waits.into_iter().chain(ahead)));
+        match self.pass(&submission, item, &mut Run::default()) {
+            Passed::Whole if ahead.len() == 0 => {}
+            Passed::Whole => self.refuse(self.engine.submit_all(ahead)),
+            Passed::Part(passing, bytes, item) => self.refuse(passing.schedule_rest(bytes, item, ahead)),
+            Passed::Not(item) if ahead.len() == 0 => self.refuse(self.engine.submit(submission, item).err()),
+            Passed::Not(item) => {
+                self.refuse(self.engine.submit_all(std::iter::once((submission, item)).chain(ahead)));
+            }
+        }
     }
 
     /// Answers a read that the page cache has and that need not be scheduled, an extent of a list with the next ones; else
-    /// gives the request back, or what is missing of it.
-    fn pass(&self, submission: Submission, mut item: Item, run: &mut Run) -> Option<(Submission, Item)> {
-        if submission.op != Op::Read || !self.engine.allows_bypass() || !self.disk.may_have() {
-            return Some((submission, item));
+    /// gives back what is to be scheduled.
+    fn pass(&self, submission: &Submission, mut item: Item, run: &mut Run) -> Passed<'_> {
+        if submission.op != Op::Read || !self.engine.lets_pass() || !self.disk.may_have() {
+            return Passed::Not(item);
         }
-        let arrival = self.engine.now();
-        // Before it is seen that nothing older changes these bytes; what is younger and does, waits then.
-        let Some(_unchanged) = self.disk.keep_unchanged(item.file) else { return Some((submission, item)) };
-        if !self.engine.may_bypass(&submission) {
-            return Some((submission, item));
+        let Some(passing) = self.engine.pass(submission) else { return Passed::Not(item) };
+        let (range, file) = ((submission.lane_offset, submission.len), item.file);
+        let (passed, moved_bytes) = send_parts(range, &mut item.owed, run, |part| self.disk.read_at_once(file, part));
+        match passed {
+            0 => Passed::Not(item),
+            _ if passed < submission.len => Passed::Part(passing, passed, item),
+            _ => {
+                passing.served(moved_bytes);
+                Passed::Whole
+            }
         }
-        let (at, len) = (submission.lane_offset, submission.len);
-        let (passed, moved_bytes) =
-            send_parts((at, len), &mut item.owed, run, |part| self.disk.read_at_once(item.file, part));
-        if passed == 0 {
-            return Some((submission, item));
-        }
-        let part = Submission { len: passed, ..submission };
-        self.engine.bypassed(&part, arrival, moved_bytes);
-        if passed == len {
-            return None;
-        }
-        let (lane_offset, file_offset) = (at + passed, submission.file_offset + passed);
-        Some((Submission { lane_offset, file_offset, len: len - passed, ..submission }, item))
     }
 
     fn foresee(&self, op: Op, file: FileKey, range: (u64, u64), who: Who) -> Vec<Prediction> {
@@ -170,8 +173,13 @@ impl DataServer {
             at += len;
             let submission = submission(conn, who, Op::Read, file, (offset, len));
             let ahead = self.foresee(Op::Read, file, (offset, len), who);
-            requests.extend(self.pass(submission, Item { file, payload: None, change: None, owed }, &mut passed));
-            requests.extend(ahead.into_iter().map(|prediction| speculation(&submission, prediction.extent)));
+            let ahead = ahead.into_iter().map(|prediction| speculation(&submission, prediction.extent));
+            let item = Item { file, payload: None, change: None, owed };
+            match self.pass(&submission, item, &mut passed) {
+                Passed::Whole => requests.extend(ahead),
+                Passed::Part(passing, bytes, item) => self.refuse(passing.schedule_rest(bytes, item, ahead)),
+                Passed::Not(item) => requests.extend(std::iter::once((submission, item)).chain(ahead)),
+            }
         }
         passed.send();
         if !requests.is_empty() {

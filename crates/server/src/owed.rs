@@ -185,7 +185,7 @@ impl Drop for Run {
 pub(crate) const PART_MAX_BYTES: u64 = 256 << 10;
 
 /// Reads a range in parts and answers with them as they come; `read` gives what there is of a part up to the end of the
-/// object, or `None` where it would have to wait: there it ends, and the rest is owed as before. Gives how much of the range
+/// object, or `None` where it would have to wait: there it ends, and the rest is a piece of what is owed. Gives how much of the range
 /// is answered, and the bytes moved.
 pub(crate) fn send_parts(
     (at, len): (u64, u64),
@@ -207,9 +207,6 @@ pub(crate) fn send_parts(
             run.send();
         }
         answered += part;
-    }
-    if 0 < answered && answered < len {
-        *owed = owed.piece(answered, len - answered);
     }
     (answered, moved)
 }

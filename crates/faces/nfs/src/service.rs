@@ -355,16 +355,13 @@ impl Service {
         if !item.node.export.backend.has_page_cache() || !cached.are_worth_a_try() {
             return Some(item);
         }
-        let arrival = engine.now();
-        if !engine.may_bypass(read) {
-            return Some(item);
-        }
+        let Some(passing) = engine.pass(read) else { return Some(item) };
         let mut bytes = vec![0; read.len as usize];
         let got = item.node.read_cached(read.lane_offset, &mut bytes);
         cached.came(got.is_some());
         let Some(got) = got else { return Some(item) };
         bytes.truncate(got);
-        engine.bypassed(read, arrival, got as u64);
+        passing.served(got as u64);
         let attr = item.node.attr();
         crate::data::answer_read((read.lane_offset, read.len), item, attr.as_ref(), &Arc::new(bytes), 0..got);
         None

@@ -10,7 +10,7 @@ impl Core {
     pub fn cancel(&mut self, now: Nanos, id: RequestId) -> Cancelled {
         let Some(slot) = self.shared.table.find(id) else { return Cancelled::Unknown };
         match self.shared.table.state(slot) {
-            State::InFlight => Cancelled::InFlight,
+            State::InFlight | State::Passing => Cancelled::InFlight,
             State::Free | State::Speculative => Cancelled::Unknown,
             state => {
                 self.count(|s| &mut s.cancelled);

@@ -1,7 +1,5 @@
 //! What the core reports about itself.
 
-use std::ops::Range;
-
 use super::Core;
 use crate::contract::{LaneStatus, PredictionStatus, Status};
 use crate::limited::Limited;
@@ -10,7 +8,7 @@ use crate::names::Who;
 use crate::policy::{self, PolicyError, WaitBound};
 use crate::spec::PolicySpec;
 use crate::table::State;
-use crate::types::{ConnId, FileId, LaneId, Nanos, Op, Request, RequestId};
+use crate::types::{FileId, Nanos, Op, Request, RequestId};
 
 impl Core {
     /// The policy that currently decides, if the configured one chooses among others, and how often that changed.
@@ -26,21 +24,6 @@ impl Core {
     /// Checks whether [`Core::reconfigure`] would accept this policy.
     pub fn check(&self, spec: &PolicySpec) -> Result<(), PolicyError> {
         policy::build(spec, &self.shared.setup()).map(drop)
-    }
-
-    /// Whether any read may currently bypass scheduling; see [`Core::may_bypass`].
-    pub fn allows_bypass(&self) -> bool {
-        !self.shared.unlimited && !self.shared.shares
-    }
-
-    /// Whether a read that needs no device may be served at once, without scheduling: no outstanding request changes
-    /// these bytes, its connection can take data, and the policy schedules devices rather than shares. A policy that
-    /// hands over everything at once needs no bypass. `file` is `None` for a file without outstanding requests.
-    pub fn may_bypass(&self, file: Option<FileId>, lane: LaneId, conn: ConnId, range: Range<u64>) -> bool {
-        let shared = &self.shared;
-        self.allows_bypass()
-            && !shared.not_ready.contains(&conn)
-            && file.is_none_or(|file| !self.conflicts.changes(&shared.table, file, lane, range))
     }
 
     /// The worst-case wait of a queued request from now; `None` when it is blocked, in flight or gone.

@@ -314,6 +314,33 @@ impl Laws {
         }
     }
 
+    /// A read was accepted that passes scheduling by.
+    pub fn passes(&mut self, now: u64, core: &Core, id: RequestId, request: &Request) {
+        self.pushed(now, core, id, request);
+        let is_blocked = self.known.get(&id).is_some_and(|k| self.is_blocked(k));
+        let takes_data = !self.not_ready.contains(&request.conn.0);
+        if request.op != Op::Read || self.unlimited || !takes_data || is_blocked {
+            self.violated(now, format!("law 2: it must not pass: {request:?}"));
+        }
+        if let Some(k) = self.known.get_mut(&id) {
+            (k.sent, k.flying, k.bound) = (request.extent.len, 1, None);
+        }
+    }
+
+    /// Such a read has ended, or, of `served_bytes`, is scheduled for the rest.
+    pub fn passed(&mut self, now: u64, core: &Core, id: RequestId, served_bytes: Option<u64>) {
+        self.pass_time(now);
+        let Some(served_bytes) = served_bytes else { return self.forget(id) };
+        let Some(k) = self.known.get_mut(&id) else { return };
+        let lane = &self.lanes[k.request.extent.lane.index()];
+        (k.sent, k.flying) = (served_bytes, 0);
+        k.bound = core.wait_bound(Nanos(now), id);
+        (k.batches_before, k.idle_before) = (lane.batches, lane.idle);
+        if k.bound.is_some_and(|b| b.by_rule) {
+            self.withheld.insert(id);
+        }
+    }
+
     /// A speculation was accepted. Call before the core's next decision.
     pub fn speculated(&mut self, now: u64, id: RequestId, request: &Request) {
         self.pass_time(now);

@@ -172,6 +172,8 @@ pub(super) struct Script {
     pub(super) lanes: u16,
     pub(super) load: Load,
     pub(super) flying: Vec<(Batch, Nanos)>,
+    /// Reads that pass scheduling by, and their lengths.
+    pub(super) passing: Vec<(RequestId, u64)>,
     pub(super) log: Vec<String>,
     pub(super) pushed: u64,
 }
@@ -198,7 +200,8 @@ impl Script {
     pub(super) fn on(core: Core, config: &CoreConfig, rng: Random) -> Script {
         let laws = Laws::new(config, &core);
         let (lanes, now) = (config.lanes, Nanos(1_000));
-        Script { core, laws, rng, now, lanes, load: Load::Mixed, flying: Vec::new(), log: Vec::new(), pushed: 0 }
+        let (flying, passing, log) = Default::default();
+        Script { core, laws, rng, now, lanes, load: Load::Mixed, flying, passing, log, pushed: 0 }
     }
 
     pub(super) fn below(&mut self, n: u64) -> u64 {
@@ -266,6 +269,34 @@ impl Script {
         self.laws.pushed(self.now.0, &self.core, id, &request);
     }
 
+    /// Lets a read pass, if it may; or ends one that does, or has the rest of it scheduled.
+    pub(super) fn pass(&mut self) {
+        if self.passing.len() < 3 && self.below(2) == 0 {
+            let mut request = self.request();
+            if let Some(id) = self.core.pass(&request) {
+                request.id = id;
+                self.laws.passes(self.now.0, &self.core, id, &request);
+                self.passing.push((id, request.extent.len));
+            }
+            return;
+        }
+        let end = self.below(4);
+        self.end_pass(end);
+    }
+
+    fn end_pass(&mut self, how: u64) {
+        let Some((id, len)) = self.passing.pop() else { return };
+        let served = 1 + self.below(len);
+        if how == 0 && served < len {
+            assert!(self.core.schedule_rest(self.now, id, served));
+            assert!(!self.core.schedule_rest(self.now, id, served), "it passes no more");
+            return self.laws.passed(self.now.0, &self.core, id, Some(served));
+        }
+        self.core.passed(self.now, id, how == 1);
+        self.core.passed(self.now, id, true); // ended twice: ignored
+        self.laws.passed(self.now.0, &self.core, id, None);
+    }
+
     /// Generates a speculation: often one that continues or overlaps a waiting request.
     pub(super) fn speculate(&mut self) {
         let mut request = self.request();
@@ -325,7 +356,9 @@ impl Script {
     }
 
     pub(super) fn cancel(&mut self) {
-        let known: Vec<RequestId> = self.laws.known.keys().copied().collect();
+        // Nobody is told the identity of a read that passes.
+        let passes = |id: &RequestId| self.passing.iter().any(|(passing, _)| passing == id);
+        let known: Vec<RequestId> = self.laws.known.keys().copied().filter(|id| !passes(id)).collect();
         if !known.is_empty() {
             let id = known[self.below(known.len() as u64) as usize];
             let k = &self.laws.known[&id];
@@ -386,6 +419,7 @@ impl Script {
                     self.switch(to);
                 }
                 2 => self.change_readiness(),
+                3 => self.pass(),
                 _ => self.cancel(),
             },
         }
@@ -413,6 +447,9 @@ impl Script {
     pub(super) fn finish(&mut self) {
         for conn in 0..6 {
             self.be_ready(conn, true);
+        }
+        while !self.passing.is_empty() {
+            self.end_pass(0);
         }
         for _ in 0..200_000 {
             let until = self.pump();

@@ -245,7 +245,7 @@ impl Policy for Wfq {
         let (key, seq) = ((self.whose)(&view.who(slot)), view.table.seq(slot));
         // A queue's quantum follows the request that opened it, which may match another rule.
         let quantum = self.rules.iter().map(|r| r.1).fold(self.quantum, u64::min);
-        let older = view.table.in_state(|s| matches!(s, State::Queued | State::Blocked)).into_iter();
+        let older = view.table.in_state(State::may_go).into_iter();
         let mine = older.filter(|s| view.table.seq(*s) <= seq && (self.whose)(&view.who(*s)) == key);
         let rounds = mine.map(|s| view.table.len_bytes(s).max(self.batch_bytes).div_ceil(quantum) + 1);
         let rounds = rounds.fold(1, u64::saturating_add);

@@ -12,7 +12,7 @@ use std::sync::mpsc::Sender;
 use std::sync::{Arc, Weak};
 use std::thread::JoinHandle;
 
-use impresario_base::lock::{Mutex, RwLock, RwLockReadGuard};
+use impresario_base::lock::Mutex;
 use impresario_device as device;
 use impresario_engine::{CachedReads, Executor, Outcome, ReadAhead, Started, Work, now};
 use impresario_foresight::ALONE_MAX;
@@ -34,8 +34,6 @@ use crate::owed::{PART_MAX_BYTES, Run, send_parts};
 use crate::payload::Slice;
 use crate::workers::{PATIENCE, Workers};
 
-/// Locks that keep an object unchanged while it is read beside the scheduler: by its key, so that few share one.
-const GATES: u64 = 64;
 /// Threads for batches that wait for a real device.
 const DEVICE_THREADS: usize = 16;
 
@@ -49,8 +47,6 @@ pub(crate) struct Disk {
     threads: Workers,
     /// Whether reads that the page cache has are worth looking for before they are scheduled, where they may be.
     cached: Option<CachedReads>,
-    /// Held by such reads, which the scheduler does not know of, against younger changes of the same bytes.
-    gates: [RwLock<()>; GATES as usize],
     /// Reads ahead of the clients, if the configuration says so, and its threads.
     read_ahead: Option<(ReadAhead, Workers)>,
     /// What was read ahead from the modelled device.
@@ -88,23 +84,12 @@ impl Disk {
             device,
             threads,
             cached,
-            gates: [const { RwLock::new(()) }; GATES as usize],
             read_ahead,
             memory,
             settling: Mutex::new(None),
             scrubbing: Mutex::new(()),
             setting_aside: AtomicU32::new(0),
         })
-    }
-
-    /// No change of this object begins until this is dropped; `None` while one is under way.
-    pub(super) fn keep_unchanged(&self, file: FileKey) -> Option<RwLockReadGuard<'_, ()>> {
-        self.gate(file.0).try_read()
-    }
-
-    fn gate(&self, file: u64) -> &RwLock<()> {
-        let [first, ..] = &self.gates;
-        self.gates.get((file % GATES) as usize).unwrap_or(first)
     }
 
     /// The folder of objects.
@@ -204,12 +189,6 @@ impl Disk {
     /// A part that the device cannot give, or that is damaged, fails alone: the others are requests of their own, perhaps of
     /// other clients.
     fn perform(&self, work: &Work<Item>) -> io::Result<Done> {
-        let _gate = work.parts.first().filter(|_| changes(work)).map(|(_, item)| self.gate(item.file.0).write());
-        self.perform_alone(work)
-    }
-
-    /// The same, with the gate of what it changes.
-    fn perform_alone(&self, work: &Work<Item>) -> io::Result<Done> {
         let Some((_, first)) = work.parts.first() else { return Ok(Done::Barrier) };
         let (file, extent) = (first.file.0, &work.batch.extent);
         let alone = |parts: &[(Request, Item)]| {
@@ -288,6 +267,9 @@ impl Disk {
             let got = self.store.read_cached(file, at, &mut buffer)?.ok()?;
             Some(Slice::new(Arc::new(buffer), 0..got))
         });
+        if 0 < answered && answered < range.1 {
+            item.owed = item.owed.piece(answered, range.1 - answered);
+        }
         for extent in [extent, &mut request.extent] {
             extent.file_offset += answered;
             extent.lane_offset += answered;
@@ -315,18 +297,11 @@ impl Disk {
                 if waits {
                     return None;
                 }
-                // A thread that reads beside the scheduler may be this one.
-                let _gate = self.gate(file).try_write()?;
-                Some(self.perform_alone(work))
+                Some(self.perform(work))
             }
             Op::Sync | Op::Truncate | Op::Unlink => None,
         }
     }
-}
-
-/// A batch changes bytes that reads beside the scheduler may be reading.
-fn changes(work: &Work<Item>) -> bool {
-    matches!(work.batch.op, Op::Write | Op::Truncate | Op::Unlink)
 }
 
 impl Executor<Item> for Disk {

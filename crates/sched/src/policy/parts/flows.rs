@@ -226,9 +226,9 @@ impl<P: Copy + Eq + Hash, D: Default, F: Copy> Flows<P, D, F> {
     pub fn older_of_party(&self, view: &View<'_>, slot: Slot) -> u64 {
         let party = |s| self.of(s).map(|f| self.flows[f].party);
         let mine = party(slot);
-        let older = view.table.in_state(|s| matches!(s, State::Queued | State::Blocked)).into_iter();
+        let older = view.table.in_state(State::may_go).into_iter();
         // The party of a blocked request is not known yet.
-        let may_be = |s: &Slot| view.table.state(*s) == State::Blocked || party(*s) == mine;
+        let may_be = |s: &Slot| view.table.state(*s) != State::Queued || party(*s) == mine;
         older.take_while(|s| *s != slot).filter(may_be).count() as u64
     }
 

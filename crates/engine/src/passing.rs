@@ -1,0 +1,116 @@
+//! Reads that are served without being scheduled, where nothing that changes their bytes is under way.
+
+use std::sync::atomic::Ordering;
+
+use impresario_sched::{Ended, Nanos, RequestId};
+
+use crate::Engine;
+use crate::interface::{Refused, Submission};
+use crate::now;
+use crate::state::{Held, Names};
+
+/// A read that passes scheduling by. Changes of its bytes wait until this is dropped, or said to be served.
+pub struct Passing<'a, T: Send + 'static> {
+    engine: &'a Engine<T>,
+    read: Submission,
+    arrival: Nanos,
+    id: RequestId,
+    names: Names,
+    has_ended: bool,
+}
+
+impl<T: Send + 'static> Engine<T> {
+    /// Whether [`pass`](Engine::pass) may let any read pass at present.
+    pub fn lets_pass(&self) -> bool {
+        self.shared.lets_pass.load(Ordering::Relaxed)
+    }
+
+    /// Lets a read be served at once, without being submitted, if that may be; see [`impresario_sched::Core::pass`].
+    pub fn pass(&self, read: &Submission) -> Option<Passing<'_, T>> {
+        if !self.lets_pass() {
+            return None;
+        }
+        let mut state = self.shared.lock();
+        if state.closed {
+            return None;
+        }
+        let arrival = now();
+        let (names, request) = state.request(arrival, read);
+        let Some(id) = state.core.pass(&request) else {
+            state.release(names);
+            return None;
+        };
+        Some(Passing { engine: self, read: *read, arrival, id, names, has_ended: false })
+    }
+}
+
+impl<T: Send + 'static> Passing<'_, T> {
+    /// It was served as a whole: so many bytes were there.
+    pub fn served(mut self, moved_bytes: u64) {
+        self.end(Some(moved_bytes));
+    }
+
+    /// Its first `served_bytes` were served, and the rest, not nothing, needs a device: it is scheduled with `context`, of which
+    /// the executor makes a [piece](crate::Executor::piece), and with speculations. Gives what is refused.
+    pub fn schedule_rest(
+        mut self,
+        served_bytes: u64,
+        context: T,
+        ahead: impl IntoIterator<Item = (Submission, T)>,
+    ) -> Option<Refused<T>> {
+        let shared = &self.engine.shared;
+        let mut state = shared.lock();
+        let at = now();
+        if state.closed || !state.core.schedule_rest(at, self.id, served_bytes) {
+            drop(state);
+            return Some(Refused::Closed(context));
+        }
+        self.has_ended = true;
+        state.hold(self.id, Held { context, names: self.names });
+        for (speculation, context) in ahead {
+            if let Err(refused) = state.take_in(at, &speculation, context) {
+                shared.executor.given_up(refused.context());
+            }
+        }
+        shared.pump(state, at);
+        None
+    }
+
+    fn end(&mut self, moved_bytes: Option<u64>) {
+        self.has_ended = true;
+        let shared = &self.engine.shared;
+        let mut state = shared.lock();
+        let at = now();
+        let lets_start = state.core.passed(at, self.id, moved_bytes.is_some());
+        state.release(self.names);
+        shared.make_room(&state);
+        if let (Some(moved_bytes), Some(observer)) = (moved_bytes, &state.observer) {
+            let read = &self.read;
+            observer.ended(&Ended {
+                arrival: self.arrival,
+                finished: at,
+                file: read.file,
+                client: read.client,
+                job: read.job,
+                offset: read.lane_offset,
+                len: read.len,
+                moved_bytes,
+                user: read.user,
+                errno: 0,
+                lane: read.lane,
+                op: read.op,
+            });
+        }
+        if lets_start {
+            shared.pump(state, at);
+        }
+    }
+}
+
+impl<T: Send + 'static> Drop for Passing<'_, T> {
+    fn drop(&mut self) {
+        if !self.has_ended {
+            self.end(None);
+        }
+    }
+}
