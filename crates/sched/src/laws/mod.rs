@@ -380,6 +380,10 @@ impl Laws {
         self.pass_time(now);
         let moved = core.acting().1 != self.own_switches;
         if moved {
+            if self.in_order && self.shared_space {
+                // Lanes idled for accesses that had to go first elsewhere: the policy before promised no more.
+                self.lanes.iter_mut().for_each(|lane| lane.idle_floor = lane.idle);
+            }
             self.refresh_conduct(core);
         }
         match next {

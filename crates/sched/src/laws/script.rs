@@ -172,7 +172,9 @@ pub(super) struct Script {
     pub(super) lanes: u16,
     pub(super) load: Load,
     pub(super) flying: Vec<(Batch, Nanos)>,
-    /// Reads that pass scheduling by, and their lengths.
+    /// Some reads pass scheduling by.
+    pub(super) lets_pass: bool,
+    /// Those that do, and their lengths.
     pub(super) passing: Vec<(RequestId, u64)>,
     pub(super) log: Vec<String>,
     pub(super) pushed: u64,
@@ -201,7 +203,8 @@ impl Script {
         let laws = Laws::new(config, &core);
         let (lanes, now) = (config.lanes, Nanos(1_000));
         let (flying, passing, log) = Default::default();
-        Script { core, laws, rng, now, lanes, load: Load::Mixed, flying, passing, log, pushed: 0 }
+        let (load, lets_pass) = (Load::Mixed, true);
+        Script { core, laws, rng, now, lanes, load, flying, lets_pass, passing, log, pushed: 0 }
     }
 
     pub(super) fn below(&mut self, n: u64) -> u64 {
@@ -419,7 +422,7 @@ impl Script {
                     self.switch(to);
                 }
                 2 => self.change_readiness(),
-                3 => self.pass(),
+                3 if self.lets_pass => self.pass(),
                 _ => self.cancel(),
             },
         }
@@ -470,6 +473,18 @@ impl Script {
         assert_eq!((status.queued, status.blocked, status.in_flight_batches), (0, 0, 0), "gauges are back at zero");
     }
 
+    /// So many steps, and an end; gives what was dispatched.
+    pub(super) fn run(mut self, load: Load, steps: u32, switches: &[PolicySpec]) -> Vec<String> {
+        for step in 0..steps {
+            // First the requests that streams will starve.
+            self.load = if step > 40 { load } else { Load::Mixed };
+            self.step(switches);
+        }
+        self.finish();
+        self.judge();
+        self.log
+    }
+
     pub(super) fn judge(&mut self) {
         assert_eq!(self.laws.take_violations(), Vec::<String>::new());
     }
@@ -497,13 +512,5 @@ pub(super) fn run(
     steps: u32,
     switches: &[PolicySpec],
 ) -> Vec<String> {
-    let mut script = Script::new(spec, lanes, seed);
-    for step in 0..steps {
-        // First the requests that streams will starve.
-        script.load = if step > 40 { load } else { Load::Mixed };
-        script.step(switches);
-    }
-    script.finish();
-    script.judge();
-    script.log
+    Script::new(spec, lanes, seed).run(load, steps, switches)
 }
