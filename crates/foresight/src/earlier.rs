@@ -152,8 +152,11 @@ pub(crate) struct Follower {
     count: u32,
     /// By bit: whether each of the last requests is in the run; the last one is the lowest.
     agreed: u32,
-    /// By bit: whether all that the run has of it had been asked for before.
+    /// By bit: whether all that the run has of it had been asked for before; and when that began.
     again: u32,
+    again_ns: u64,
+    /// When this pass over the file began, if it was not the first one; else 0.
+    pass_ns: u64,
     compared: u32,
 }
 
@@ -172,12 +175,15 @@ impl Follower {
             count: 0,
             agreed: 0,
             again: 0,
+            again_ns: 0,
+            pass_ns: 0,
             compared: 0,
         }
     }
 
-    /// A request came. Whether the file's reads are those of the run at present; sooner where the run is `trusted`.
-    pub(crate) fn read(&mut self, extent: &Range<u64>, at_ns: u64, trusted: bool) -> bool {
+    /// A request came; `is_again`: its bytes had been read lately. Whether the file's reads are those of the run at present; sooner
+    /// where the run is `trusted`.
+    pub(crate) fn read(&mut self, extent: &Range<u64>, (at_ns, is_again): (u64, bool), trusted: bool) -> bool {
         let reads = Arc::clone(&self.reads);
         let same = reads.of(extent);
         // Each request counts as the first of these that was not asked for yet, so those that were come first.
@@ -185,7 +191,13 @@ impl Follower {
         let (known, mut next) = (same.first().copied(), same.get(asked).copied());
         self.compared = self.compared.saturating_add(1);
         self.agreed = self.agreed << 1 | u32::from(known.is_some());
+        if self.again == 0 {
+            self.again_ns = at_ns;
+        }
         self.again = self.again << 1 | u32::from(known.is_some() && next.is_none());
+        if is_again && self.pass_ns == 0 && self.compared <= u32::BITS {
+            self.pass_ns = at_ns;
+        }
         if self.again.count_ones() >= AGAIN_MIN {
             self.begin_again();
             next = known;
@@ -206,7 +218,12 @@ impl Follower {
     fn begin_again(&mut self) {
         self.asked.clear();
         self.ahead.clear();
-        (self.front, self.count, self.again) = (0, 0, 0);
+        (self.front, self.count, self.again, self.pass_ns) = (0, 0, 0, self.again_ns);
+    }
+
+    /// When this pass over the file began; 0: there was none before it.
+    pub(crate) fn pass_ns(&self) -> u64 {
+        self.pass_ns
     }
 
     /// What the run reads next and is neither asked for nor predicted yet, by offset; its reads count as predicted from now on.

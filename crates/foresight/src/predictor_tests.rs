@@ -105,6 +105,25 @@ fn files_that_are_read_again_are_predicted_again() {
     }
 }
 
+/// Memory may have lost in a moment what the first pass has read.
+#[test]
+fn a_stride_that_begins_again_at_once_is_predicted_again() {
+    let (mut p, mut clock_ns) = (predictor(), 0);
+    let mut hits = Vec::new();
+    for _ in 0..3 {
+        let before = p.totals().hit_bytes;
+        for i in 0..256 {
+            clock_ns += MS;
+            let start = i * 256 * KIB;
+            p.observe(Source { file: 1, reader: 1 }, start..start + 16 * KIB, clock_ns);
+            p.ends_at(1, 64 * MIB);
+            check(&p);
+        }
+        hits.push((p.totals().hit_bytes - before) / (16 * KIB));
+    }
+    assert!(hits.iter().all(|hits| *hits >= 230), "{hits:?} of 256");
+}
+
 #[test]
 fn small_files_are_predicted_in_each_pass() {
     let mut p = predictor();

@@ -61,6 +61,11 @@ impl Run {
         at_ns.saturating_sub(self.touched_ns) >= OVER_AFTER_NS
     }
 
+    /// It was read so lately that its bytes are not predicted again, at `at_ns`, by a stream that began its pass at `since_ns`.
+    pub(super) fn is_fresh(&self, (at_ns, since_ns): (u64, u64)) -> bool {
+        !self.is_over(at_ns) && self.touched_ns >= since_ns
+    }
+
     /// The ranges that it consists of.
     pub(super) fn ranges(&self) -> usize {
         1 + self.islands.len()

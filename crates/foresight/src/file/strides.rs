@@ -39,11 +39,24 @@ struct Stride {
     predicted_to: u64,
     /// First byte of its last request.
     last: u64,
+    /// When the reader began again; 0: not yet.
+    pass_ns: u64,
+}
+
+/// What a reader's stride will read next.
+#[derive(Default)]
+pub(super) struct StrideAhead {
+    /// By stream; none of it is predicted yet.
+    pub(super) extents: Vec<(u32, Range<u64>)>,
+    /// The stride is [nested](crate::forecast::Forecast::is_nested).
+    pub(super) is_nested: bool,
+    /// When the reader began again; 0: not yet.
+    pub(super) pass_ns: u64,
 }
 
 impl FileStreams {
-    /// Lets the reader's detector see a request; what its stride will read next and is not predicted yet, and whether that is
-    /// [nested](crate::forecast::Forecast::is_nested). It `counts` as a stream unless a run is predicted in its place.
+    /// Lets the reader's detector see a request; what its stride will read next. It `counts` as a stream unless a run is predicted in
+    /// its place.
     pub(super) fn observe_stride(
         &mut self,
         shared: &mut Shared,
@@ -51,7 +64,7 @@ impl FileStreams {
         extent: &Range<u64>,
         at_ns: u64,
         counts: bool,
-    ) -> (Vec<(u32, Range<u64>)>, bool) {
+    ) -> StrideAhead {
         let at = match self.readers.iter().position(|r| r.reader == reader) {
             Some(at) => at,
             None => {
@@ -92,19 +105,22 @@ impl FileStreams {
         let forward = forecast.stride_bytes() > 0;
         let stride_bytes = forecast.stride_bytes().unsigned_abs();
         let nothing = if forward { 0 } else { u64::MAX };
-        let (stream, predicted_to) = match strides.streams[number] {
+        let (stream, predicted_to, pass_ns) = match strides.streams[number] {
             Some(known) => {
                 // Back by more than a round: the reader has begun again.
                 let back = match forward {
                     true => known.last.saturating_sub(extent.start),
                     false => extent.start.saturating_sub(known.last),
                 };
-                (known.stream, if back > stride_bytes { nothing } else { known.predicted_to })
+                match back > stride_bytes {
+                    true => (known.stream, nothing, at_ns),
+                    false => (known.stream, known.predicted_to, known.pass_ns),
+                }
             }
             None => {
                 self.next_stream = self.next_stream.wrapping_add(1);
                 self.ledgers.insert(self.next_stream, Ledger::default());
-                (self.next_stream, nothing)
+                (self.next_stream, nothing, 0)
             }
         };
         let Some(ledger) = self.ledgers.get_mut(&stream) else { return Default::default() };
@@ -132,15 +148,16 @@ impl FileStreams {
                 (start..predicted_to.min(extent.start), start)
             }
         };
-        strides.streams[number] = Some(Stride { stream, predicted_to, last: extent.start });
+        strides.streams[number] = Some(Stride { stream, predicted_to, last: extent.start, pass_ns });
         // Half of the reach at least, so that predictions are long and rare.
         if ahead.start >= ahead.end || (ahead.end - ahead.start) * 2 < reach {
-            return (Vec::new(), is_nested);
+            return StrideAhead { is_nested, ..StrideAhead::default() };
         }
         let pieces = forecast.within(ahead);
         if !pieces.is_empty() {
-            strides.streams[number] = Some(Stride { stream, predicted_to: to, last: extent.start });
+            strides.streams[number] = Some(Stride { stream, predicted_to: to, last: extent.start, pass_ns });
         }
-        (pieces.into_iter().map(|piece| (stream, piece)).collect(), is_nested)
+        let extents = pieces.into_iter().map(|piece| (stream, piece)).collect();
+        StrideAhead { extents, is_nested, pass_ns }
     }
 }
