@@ -5,7 +5,6 @@ use std::num::NonZeroU64;
 use std::ops::Range;
 use std::os::fd::AsFd;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 
 use impresario_base::machine::path_of;
 use rustix::fs::{Advice, FallocateFlags, Mode, OFlags, SeekFrom};
@@ -123,8 +122,6 @@ impl Shared {
         let open = self.open_for(caller, node, Use::Write)?;
         let mut done = 0;
         while done < bytes.len() {
-            // Before the first byte: what becomes of it must be asked from then on.
-            open.unsynced.store(true, Ordering::Release);
             match rustix::io::pwrite(&open.fd, &bytes[done..], offset + done as u64) {
                 Ok(0) => return Err(Errno(libc::EIO)),
                 Ok(count) => done += count,
@@ -142,7 +139,7 @@ impl Shared {
     pub(super) fn truncate(&self, caller: &Caller, node: &Node, size_bytes: u64) -> Result<()> {
         i64::try_from(size_bytes).map_err(|_| Errno(libc::EFBIG))?;
         let open = self.open_for(caller, node, Use::Write)?;
-        open.unsynced.store(true, Ordering::Release);
+        let _changing = open.changing();
         Ok(rustix::io::retry_on_intr(|| rustix::fs::ftruncate(&open.fd, size_bytes))?)
     }
 
@@ -150,6 +147,7 @@ impl Shared {
         &self,
         caller: &Caller,
         node: &Node,
+        let changing = (!bytes.is_empty()).then(|| open.changing());
         change: SpaceChange,
         (offset, len_bytes): (u64, u64),
     ) -> Result<()> {
@@ -158,9 +156,10 @@ impl Shared {
         if len_bytes == 0 {
             return Ok(());
         }
-        open.unsynced.store(true, Ordering::Release);
+        let _changing = open.changing();
         let change_as = |flags: FallocateFlags| {
             rustix::io::retry_on_intr(|| rustix::fs::fallocate(&open.fd, flags, offset, len_bytes))
+        drop(changing);
         };
         let keeps = |keep_size| if keep_size { FallocateFlags::KEEP_SIZE } else { FallocateFlags::empty() };
         let punch = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;

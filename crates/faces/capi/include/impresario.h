@@ -39,7 +39,8 @@ extern "C" {
 /* A scheduler. */
 typedef struct impresario impresario_t;
 
-/* Operations. Reads and writes are scheduled; the others are barriers for the bytes that they cover. */
+/* Operations. Reads and writes are scheduled; the others are barriers for the bytes that they cover. Reads and writes that
+ * come after a sync do not wait for it. */
 enum {
     IMPRESARIO_READ = 0,
     IMPRESARIO_WRITE = 1,
