@@ -11,6 +11,7 @@ use rustix::fs::{Advice, FallocateFlags, Mode, OFlags, SeekFrom};
 use rustix::io::{Errno as Number, ReadWriteFlags};
 
 use super::metadata::may;
+use super::paging::has_page;
 use super::{Files, Node, Open, Shared};
 use crate::nodes::{Descriptors, Use};
 use crate::rules::check_range;
@@ -75,6 +76,9 @@ impl Shared {
                 Err(error) => return Err(error.into()),
             }
         }
+        if done > 0 {
+            self.paging.read(&open.fd, offset + done as u64 - 1);
+        }
         Ok(done)
     }
 
@@ -103,6 +107,20 @@ impl Shared {
         }
     }
 
+    /// Whether memory has a byte, as far as the caller's descriptor tells.
+    pub(super) fn is_in_memory(&self, caller: &Caller, node: &Node, at: u64) -> bool {
+        let Some(open) = node.open_for(self.callers.number(caller), Use::Read, self.nodes.now_ms()) else {
+            return false;
+        };
+        let mut byte = [0];
+        match rustix::io::preadv2(&open.fd, &mut [IoSliceMut::new(&mut byte)], at, ReadWriteFlags::NOWAIT) {
+            Ok(count) => count == 1,
+            // Many network file systems read only what they may wait for.
+            Err(Number::OPNOTSUPP) => !self.paging.is_past() && has_page(open.fd.as_fd(), at) == Some(true),
+            Err(_) => false,
+        }
+    }
+
     /// Has the kernel begin to read a range. Which descriptor says so makes no difference to the page cache; a caller without
     /// the right to read learns nothing by it.
     pub(super) fn will_read(&self, node: &Node, range: Range<u64>) {
@@ -111,6 +129,17 @@ impl Shared {
             None => self.open_for(self.identity.own(), node, Use::Read),
         };
         let Ok(open) = open else { return };
+        if self.paging.is_unknown() {
+            // Hints may come before the first read.
+            let mut byte = [0_u8];
+            let got = rustix::io::retry_on_intr(|| rustix::io::pread(&open.fd, &mut byte, range.start));
+            if got == Ok(1) {
+                self.paging.read(&open.fd, range.start);
+            }
+        }
+        if self.paging.is_past() {
+            return;
+        }
         for at in range.clone().step_by(self.advice_max_bytes as usize) {
             let len = NonZeroU64::new((range.end - at).min(self.advice_max_bytes));
             let _ = rustix::fs::fadvise(&open.fd, at, len, Advice::WillNeed); // a hint
@@ -120,6 +149,7 @@ impl Shared {
     pub(super) fn write(&self, caller: &Caller, node: &Node, offset: u64, bytes: &[u8], stable: bool) -> Result<()> {
         check_range(offset, bytes.len() as u64)?;
         let open = self.open_for(caller, node, Use::Write)?;
+        let changing = (!bytes.is_empty()).then(|| open.changing());
         let mut done = 0;
         while done < bytes.len() {
             match rustix::io::pwrite(&open.fd, &bytes[done..], offset + done as u64) {
@@ -129,6 +159,7 @@ impl Shared {
                 Err(error) => return Err(error.into()),
             }
         }
+        drop(changing);
         if !stable {
             return Ok(());
         }
@@ -147,7 +178,6 @@ impl Shared {
         &self,
         caller: &Caller,
         node: &Node,
-        let changing = (!bytes.is_empty()).then(|| open.changing());
         change: SpaceChange,
         (offset, len_bytes): (u64, u64),
     ) -> Result<()> {
@@ -159,7 +189,6 @@ impl Shared {
         let _changing = open.changing();
         let change_as = |flags: FallocateFlags| {
             rustix::io::retry_on_intr(|| rustix::fs::fallocate(&open.fd, flags, offset, len_bytes))
-        drop(changing);
         };
         let keeps = |keep_size| if keep_size { FallocateFlags::KEEP_SIZE } else { FallocateFlags::empty() };
         let punch = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
