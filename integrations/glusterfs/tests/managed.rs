@@ -267,6 +267,94 @@ fn inside_healed_replica() {
 }
 
 #[test]
+fn a_recorded_run_foretells_the_next_on_a_running_volume() {
+    if impresario_testing::require("fio") {
+        apart("inside_recorded_runs");
+    }
+}
+
+#[test]
+#[ignore = "run by another test as a process"]
+fn inside_recorded_runs() {
+    const FILE_BYTES: u64 = 8 << 20;
+    let mut pool = Pool::start();
+    pool.volume("runs");
+    let (mount, _client) = pool.mount("runs");
+    let traces = pool.machine.path("traces");
+    let there = traces.to_str().unwrap();
+    fs::write(mount.join("file"), vec![7; FILE_BYTES as usize]).unwrap();
+    let report = |name: &str| figure(&statedump(pool.brick("runs")), name);
+    // What reading the whole file in an order without a pattern, the same each time, makes the brick predict.
+    let predicted = || {
+        let before = report("read_ahead_predicted_bytes");
+        script(
+            &mount,
+            "fio --name=file --filename=file --rw=randread --randseed=7 --bs=64k --size=8m --output=/dev/null",
+        );
+        report("read_ahead_predicted_bytes") - before
+    };
+    let set = |options: &[(&str, &str)]| pool.schedule("runs", options);
+    let says = |line: &str| until(line, || pool.log("runs").contains(line));
+    set(&[("policy", "fifo"), ("trace", there)]);
+    says("requests are recorded there");
+    let unforetold = predicted();
+    assert!(report("traced_requests") >= FILE_BYTES / (64 << 10));
+    assert_eq!((report("untraced_requests"), report("predicted_requests")), (0, 0));
+    set(&[("trace", "off"), ("prediction", there)]);
+    until("the run", || report("predicted_requests") > 0);
+    // Every time that it is made again.
+    for _ in 0..2 {
+        let foretold = predicted();
+        assert!(foretold > FILE_BYTES / 2 && foretold > 2 * unforetold, "{foretold} against {unforetold}");
+    }
+    // Traces that are no use: each is named, and nothing is foretold then.
+    let trace = fs::read_dir(&traces).unwrap().next().unwrap().unwrap().path();
+    let bytes = fs::read(&trace).unwrap();
+    let bad = pool.machine.path("bad");
+    fs::create_dir(&bad).unwrap();
+    let (mut later, mut damaged) = (bytes.clone(), bytes.clone());
+    later[7] += 1;
+    damaged[bytes.len() / 2] ^= 0xff;
+    let another = pool.machine.path("another");
+    let mut run = impresario_trace::Trace::load(&trace).unwrap();
+    run.header.command = "another brick".into();
+    run.save(&another).unwrap();
+    let another = fs::read(&another).unwrap();
+    for (name, bytes, why) in [
+        ("later", &later[..], "version"),
+        ("damaged", &damaged, "at byte"),
+        ("cut", &bytes[..bytes.len() - 3], "its end is missing"),
+        ("not-one", b"garbage", "not a trace"),
+        ("another's", &another, "recorded by another brick, not by "),
+    ] {
+        let path = bad.join(name);
+        fs::write(&path, bytes).unwrap();
+        set(&[("prediction", path.to_str().unwrap())]);
+        let option = format!("option prediction \"{}\": no requests are predicted", path.display());
+        until(name, || pool.log("runs").lines().any(|line| line.contains(&option) && line.contains(why)));
+        assert_eq!(report("predicted_requests"), 0, "{name}");
+        // The brick serves as before.
+        assert_eq!(fs::read(mount.join("file")).unwrap().len() as u64, FILE_BYTES);
+        set(&[("prediction", there)]);
+        until("the run again", || report("predicted_requests") > 0);
+    }
+    set(&[("prediction", "off")]);
+    until("no run", || report("predicted_requests") == 0);
+    set(&[("trace", "/dev/null/folder")]);
+    says("no requests are recorded: /dev/null/folder");
+    // A brick that stops ends its trace, and one that starts goes by it: files are known by their gfids.
+    set(&[("trace", there)]);
+    until("a second trace", || fs::read_dir(&traces).unwrap().count() == 2);
+    predicted();
+    pool.gluster(&["volume", "stop", "runs"]);
+    set(&[("trace", "off"), ("prediction", there)]);
+    pool.gluster(&["volume", "start", "runs"]);
+    let brick = pool.brick("runs");
+    until("both runs", || figure(&statedump(brick), "predicted_requests") >= FILE_BYTES / (64 << 10));
+    assert!(!pool.log("runs").contains("passed over"), "{}", pool.log("runs"));
+}
+
+#[test]
 fn reading_ahead_is_switched_on_a_running_volume() {
     apart("inside_switched_ahead");
 }
