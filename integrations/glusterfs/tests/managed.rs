@@ -224,6 +224,46 @@ fn inside_detached_brick() {
 }
 
 #[test]
+fn a_client_switches_graphs_under_load() {
+    if impresario_testing::require("fio") {
+        apart("inside_switched_graphs");
+    }
+}
+
+/// Options of the volume that clients have translators for: each change gives them a new graph, with connections of its own, and
+/// the bricks lose the clients of the old one with requests under way.
+#[test]
+#[ignore = "run by another test as a process"]
+fn inside_switched_graphs() {
+    let mut pool = Pool::start();
+    pool.volume("switched");
+    pool.schedule("switched", &[("policy", "mlf"), ("depth", "1")]);
+    let (mount, _client) = pool.mount("switched");
+    let clients = || {
+        let text = text_of_statedump(pool.brick("switched"));
+        text.lines().filter(|line| line.starts_with("client[")).count()
+    };
+    let before = clients();
+    let fio = "fio --name=job --ioengine=libaio --size=8m --rw=randwrite --bsrange=4k-256k --iodepth=8 --numjobs=2 \
+               --verify=crc32c --verify_fatal=1 --output=/dev/null";
+    let load = format!("until [ -e stop ]; do {fio}; done");
+    let mut load = Process::start(Command::new("bash").args(["-euc", &load]).current_dir(&mount));
+    let switches = || fs::read_to_string("/var/log/glusterfs/mount.log").unwrap().matches("switched to graph").count();
+    for value in ["on", "off", "on"] {
+        let switched = switches();
+        pool.set("switched", "performance.read-ahead", value);
+        until("the switch", || switches() > switched);
+        assert!(load.0.try_wait().unwrap().is_none(), "{value}: the load has ended");
+    }
+    fs::write(mount.join("stop"), "").unwrap();
+    assert!(load.end(PATIENCE).expect("fio ends").success());
+    until("the last request", || figure(&statedump(pool.brick("switched")), "open_requests") == 0);
+    until("the clients of old graphs go", || clients() <= before);
+    fs::write(mount.join("after"), "after").unwrap();
+    assert_eq!(fs::read_to_string(mount.join("after")).unwrap(), "after");
+}
+
+#[test]
 fn a_replica_that_was_away_is_healed() {
     apart("inside_healed_replica");
 }
