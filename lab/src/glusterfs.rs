@@ -34,11 +34,15 @@ use crate::server_bench::{Bed, Choice, Clients, Comparison, Subject, observe_dis
 #[command(after_long_help = "Examples:
   impresario-lab glusterfs
   impresario-lab glusterfs --loads 'contiguous read' --systems 'as it comes,auto with foresight' --pairs 6
+  impresario-lab glusterfs --device bare --pairs 6
   impresario-lab glusterfs --bricks 4 --size 64m --json glusterfs.json")]
 pub struct Args {
     /// The translator
     #[arg(long, default_value = "integrations/glusterfs/build/impresario.so", value_name = "FILE")]
     translator: PathBuf,
+    /// What the bricks lie on
+    #[arg(long, value_enum, default_value = "kernel")]
+    device: Device,
     /// Bricks, each with a disk of its own
     #[arg(long, default_value_t = 2, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=8))]
     bricks: u64,
@@ -55,6 +59,16 @@ pub struct Args {
     choice: Choice,
 }
 
+/// What the bricks lie on.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, clap::ValueEnum)]
+enum Device {
+    /// A modelled disk below this kernel: ext4, page cache, mq-deadline, read-ahead
+    Kernel,
+    /// A modelled disk in order of arrival, past page cache, read-ahead and scheduler of the kernel (bricks with o-direct). Nothing keeps
+    /// what would be read ahead, so systems with foresight are left out
+    Bare,
+}
+
 /// A way to serve the volume.
 struct System {
     name: &'static str,
@@ -68,12 +82,19 @@ const fn with(name: &'static str, options: &'static [(&'static str, &'static str
     System { name, translator: Some(options), whole: true }
 }
 
+impl System {
+    fn reads_ahead(&self) -> bool {
+        self.name.ends_with("foresight")
+    }
+}
+
 const AS_IT_COMES: &str = "as it comes";
-const SYSTEMS: [System; 10] = [
+const SYSTEMS: [System; 11] = [
     System { name: AS_IT_COMES, translator: None, whole: true },
     System { name: "io-threads alone", translator: None, whole: false },
     with("none", &[("policy", "none")]),
     with("one at a time", &[("policy", "fifo"), ("depth", "1"), ("read-ahead", "0")]),
+    with("mlf one at a time", &[("policy", "mlf"), ("depth", "1"), ("merge", "file"), ("read-ahead", "0")]),
     with("mlf", &[("policy", "mlf"), ("depth", "4"), ("merge", "file"), ("read-ahead", "0")]),
     with("aioli", &[("policy", "aioli"), ("depth", "1"), ("merge", "file"), ("read-ahead", "0")]),
     with("auto", &[("policy", "auto"), ("merge", "file"), ("read-ahead", "0")]),
@@ -130,10 +151,12 @@ impl Graph {
 }
 
 /// The volume file of a brick. What glusterd 10 puts into bricks and is not switched off is there, but for what needs glusterd.
-fn brick_graph(system: &System, translator: &str, folder: &str, number: usize, port: u16) -> String {
+fn brick_graph(system: &System, device: Device, translator: &str, folder: &str, number: usize, port: u16) -> String {
     let mut graph = Graph::default();
     // A disk that hangs is the model's business.
-    graph.add("posix", "storage/posix", &[("directory", folder), ("health-check-interval", "0")]);
+    let direct = if device == Device::Bare { "on" } else { "off" };
+    let options = [("directory", folder), ("health-check-interval", "0"), ("o-direct", direct)];
+    graph.add("posix", "storage/posix", &options);
     if system.whole {
         graph.add("access-control", "features/access-control", &[]);
     }
@@ -201,7 +224,7 @@ impl Volume {
             let port = first + number as u16;
             let at = |what: &str| folder.join(format!("brick{number}.{what}")).display().to_string();
             let brick = bed.folder(number).display().to_string();
-            std::fs::write(at("vol"), brick_graph(system, translator, &brick, number, port))?;
+            std::fs::write(at("vol"), brick_graph(system, bed.device, translator, &brick, number, port))?;
             let arguments = ["-N", "-f", &at("vol"), "-l", &at("log"), "-p", &at("pid")].map(String::from);
             children.start(system.name, Path::new("glusterfsd"), &arguments, Path::new(&at("output")))?;
             ports.push(port);
@@ -229,6 +252,7 @@ impl Volume {
 /// The disks of the bricks, and a mount of the volume.
 struct Bricks {
     mount: Option<Mount>,
+    device: Device,
     disks: Vec<KernelDisk>,
 }
 
@@ -244,9 +268,12 @@ impl Drop for Mount {
 }
 
 impl Bricks {
-    fn new(count: u64, parent: &Path) -> Result<Bricks> {
-        let disk = |_| KernelDisk::new(parent, &DeviceParams::default());
-        let bricks = Bricks { mount: None, disks: (0..count).map(disk).collect::<Result<_>>()? };
+    fn new(device: Device, count: u64, parent: &Path) -> Result<Bricks> {
+        let disk = |_| match device {
+            Device::Kernel => KernelDisk::new(parent, &DeviceParams::default()),
+            Device::Bare => KernelDisk::in_order_of_arrival(parent, &DeviceParams::default()),
+        };
+        let bricks = Bricks { mount: None, device, disks: (0..count).map(disk).collect::<Result<_>>()? };
         for number in 0..bricks.disks.len() {
             std::fs::create_dir(bricks.folder(number))?;
         }
@@ -344,7 +371,8 @@ fn kind_of(translator: &Path) -> Result<String> {
 pub fn run(args: &Args) -> Result<ExitCode> {
     let stop = catch_signals()?;
     let loads = args.choice.loads(loads(args))?;
-    let systems = args.choice.systems(&SYSTEMS, |system| system.name)?;
+    let mut systems = args.choice.systems(&SYSTEMS, |system| system.name)?;
+    systems.retain(|system| args.device == Device::Kernel || !system.reads_ahead());
     let parent = impresario_workload::cluster::folder(None)?;
     remove_stale(parent.path())?;
     own_network()?;
@@ -353,7 +381,7 @@ pub fn run(args: &Args) -> Result<ExitCode> {
         false => String::new(),
     };
     let clients = Clients::build(parent.path(), &LIBGFAPI)?;
-    let mut bed = Bricks::new(args.bricks, parent.path())?;
+    let mut bed = Bricks::new(args.device, args.bricks, parent.path())?;
     let (mut volumes, mut missing) = (Vec::new(), Vec::new());
     for (nth, system) in systems.into_iter().enumerate() {
         let port = FIRST_PORT + (nth * bed.disks.len()) as u16;
@@ -368,7 +396,10 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     let Some(first) = volumes.first() else { bail!("no system could be started: {}", missing.join("; ")) };
     bed.mount(first, parent.path(), &stop)?;
     let mut comparison = Comparison {
-        title: "GlusterFS on modelled disks below this kernel, one to a brick",
+        title: match args.device {
+            Device::Kernel => "GlusterFS on modelled disks below this kernel, one to a brick",
+            Device::Bare => "GlusterFS on modelled disks in order of arrival, one to a brick",
+        },
         loads,
         subjects: volumes.iter().map(|volume| Subject { name: volume.name, address: &volume.client }).collect(),
         choice: &args.choice,
@@ -388,12 +419,14 @@ mod tests {
 
     #[test]
     fn graphs_have_the_translator_where_it_belongs() {
-        let graph = brick_graph(&SYSTEMS[4], "user/impresario", "/b", 1, 5);
+        let mlf = SYSTEMS.iter().find(|system| system.name == "mlf").unwrap();
+        let graph = brick_graph(mlf, Device::Bare, "user/impresario", "/b", 1, 5);
         let order = ["posix", "access-control", "locks", "io-threads", "scheduler", "brick1", "server"];
         let places: Vec<usize> = order.iter().map(|name| graph.find(&format!("volume {name}\n")).unwrap()).collect();
         assert!(places.is_sorted(), "{graph}");
+        assert!(graph.contains("option o-direct \"on\""), "{graph}");
         assert!(graph.contains("option policy \"mlf\"") && graph.contains("subvolumes scheduler\n"), "{graph}");
-        assert!(!brick_graph(&SYSTEMS[1], "", "/b", 0, 5).contains("scheduler"));
+        assert!(!brick_graph(&SYSTEMS[1], Device::Kernel, "", "/b", 0, 5).contains("scheduler"));
         let client = client_graph(true, &[7, 8]);
         assert!(
             client.contains("subvolumes client0 client1") && client.contains("performance/write-behind"),
