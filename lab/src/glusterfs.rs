@@ -165,7 +165,14 @@ impl Graph {
 }
 
 /// The volume file of a brick. What glusterd 10 puts into bricks and is not switched off is there, but for what needs glusterd.
-fn brick_graph(system: &System, bed: Device, translator: &Translator, folder: &str, number: usize, port: u16) -> String {
+fn brick_graph(
+    system: &System,
+    bed: Device,
+    translator: &Translator,
+    folder: &str,
+    number: usize,
+    port: u16,
+) -> String {
     let mut graph = Graph::default();
     // A disk that hangs is the model's business.
     let direct = if bed == Device::Bare { "on" } else { "off" };

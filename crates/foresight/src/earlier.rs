@@ -152,11 +152,11 @@ pub(crate) struct Follower {
     count: u32,
     /// By bit: whether each of the last requests is in the run; the last one is the lowest.
     agreed: u32,
-    /// By bit: whether all that the run has of it had been asked for before; and when that began.
+    /// By bit: whether all that the run has of it had been asked for before; and of which reads that holds.
     again: u32,
-    again_ns: u64,
-    /// When this pass over the file began, if it was not the first one; else 0.
-    pass_ns: u64,
+    asked_again: Vec<u32>,
+    /// The file is read again: what was read lately is no reason not to predict it.
+    repeats: bool,
     compared: u32,
 }
 
@@ -175,8 +175,8 @@ impl Follower {
             count: 0,
             agreed: 0,
             again: 0,
-            again_ns: 0,
-            pass_ns: 0,
+            asked_again: Vec::new(),
+            repeats: false,
             compared: 0,
         }
     }
@@ -191,13 +191,15 @@ impl Follower {
         let (known, mut next) = (same.first().copied(), same.get(asked).copied());
         self.compared = self.compared.saturating_add(1);
         self.agreed = self.agreed << 1 | u32::from(known.is_some());
+        let again = known.filter(|_| next.is_none());
         if self.again == 0 {
-            self.again_ns = at_ns;
+            self.asked_again.clear();
+        } else if self.asked_again.len() == u32::BITS as usize {
+            self.asked_again.remove(0);
         }
-        self.again = self.again << 1 | u32::from(known.is_some() && next.is_none());
-        if is_again && self.pass_ns == 0 && self.compared <= u32::BITS {
-            self.pass_ns = at_ns;
-        }
+        self.asked_again.extend(again);
+        self.again = self.again << 1 | u32::from(again.is_some());
+        self.repeats |= is_again && self.compared <= u32::BITS;
         if self.again.count_ones() >= AGAIN_MIN {
             self.begin_again();
             next = known;
@@ -218,12 +220,15 @@ impl Follower {
     fn begin_again(&mut self) {
         self.asked.clear();
         self.ahead.clear();
-        (self.front, self.count, self.again, self.pass_ns) = (0, 0, 0, self.again_ns);
+        for at in std::mem::take(&mut self.asked_again) {
+            self.asked.set(at, true);
+        }
+        (self.front, self.count, self.again, self.repeats) = (0, 0, 0, true);
     }
 
-    /// When this pass over the file began; 0: there was none before it.
-    pub(crate) fn pass_ns(&self) -> u64 {
-        self.pass_ns
+    /// The file is read again: what was read lately is no reason not to predict it.
+    pub(crate) fn repeats(&self) -> bool {
+        self.repeats
     }
 
     /// What the run reads next and is neither asked for nor predicted yet, by offset; its reads count as predicted from now on.

@@ -179,9 +179,14 @@ fn reads_in_no_order_are_predicted_after_a_recorded_run() {
     p.foretell(Some(recorded(&job(1))));
     // Faster than the recorded run, and much slower; other turns than in the recorded run; again and again, also at once, while
     // all has been read a moment ago.
-    for (turns, step_ns, pause_ns) in
-        [(1, MS, 0), (2, MS, 10_000 * MS), (3, 40 * MS, 10_000 * MS), (4, MS / 10, 10_000 * MS), (6, MS / 10, 0), (7, MS / 10, 0)]
-    {
+    for (turns, step_ns, pause_ns) in [
+        (1, MS, 0),
+        (2, MS, 10_000 * MS),
+        (3, 40 * MS, 10_000 * MS),
+        (4, MS / 10, 10_000 * MS),
+        (6, MS / 10, 0),
+        (7, MS / 10, 0),
+    ] {
         clock_ns += pause_ns;
         let before = p.totals();
         let missed = missed(&mut p, &job(turns), &mut clock_ns, step_ns);

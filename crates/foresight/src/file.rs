@@ -91,11 +91,11 @@ impl FileStreams {
         self.expire(shared, at_ns);
         self.credit(shared, &extent);
         let mut predictions = Vec::new();
-        let is_again = shared.earlier.0.is_some() && self.is_read(&extent, at_ns);
+        let is_again = self.is_read(&extent, at_ns);
         let run = self.extend_run(shared, &extent, at_ns);
         let grown_min = if self.is_chancy() { GROWN_MIN_BY_CHANCE } else { GROWN_MIN };
         let (grows, has_front) = self.runs.get(&run).map_or((false, false), |r| (r.grown >= grown_min, r.has_front()));
-        let strided = self.observe_stride(shared, source.reader, &extent, at_ns, !grows);
+        let strided = self.observe_stride(shared, source.reader, &extent, (at_ns, is_again), !grows);
         let follows = self.follow(shared, source.file, &extent, (at_ns, is_again));
         if follows {
             self.foretell(shared, source.file, at_ns, &mut predictions);
@@ -103,7 +103,7 @@ impl FileStreams {
             // A series that ends soon is contiguous, too; but where others fill the gaps, it is all read.
             let (extents, since_ns) = match grows && (has_front || !strided.is_nested) {
                 true => (self.run_ahead(shared, run, extent.end - extent.start, at_ns), 0),
-                false => (strided.extents, strided.pass_ns),
+                false => (strided.extents, strided.again_ns),
             };
             for (stream, extent) in extents {
                 let by = Basis { file: source.file, stream, since_ns, late_ns: None };
@@ -145,7 +145,7 @@ impl FileStreams {
         }
         let (start, mut run) = match found {
             Some((start, mut run)) => {
-                run.read(extent);
+                run.read(extent, at_ns);
                 (start, self.take_in_reach(shared, (start, run), bytes, at_ns))
             }
             None => {

@@ -77,7 +77,8 @@ impl FileStreams {
             _ => (part, 0),
         };
         let Some(follower) = &mut self.following.follower else { return };
-        let (since_ns, next) = (follower.pass_ns(), follower.next((window, left), room, gaps));
+        let since_ns = if follower.repeats() { u64::MAX } else { 0 };
+        let next = follower.next((window, left), room, gaps);
         for Foretold { extent, late_ns } in next {
             let end = extent.end;
             let by = Basis { file, stream, since_ns, late_ns: Some(late_ns) };

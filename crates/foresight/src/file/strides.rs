@@ -29,6 +29,8 @@ pub(super) struct Strides {
     /// By the detector's numbers.
     streams: [Option<Stride>; STREAMS_MAX],
     used: u64,
+    /// When it began to read again what was read lately; 0: it does not.
+    again_ns: u64,
 }
 
 /// A detected stride.
@@ -39,8 +41,6 @@ struct Stride {
     predicted_to: u64,
     /// First byte of its last request.
     last: u64,
-    /// When the reader began again; 0: not yet.
-    pass_ns: u64,
 }
 
 /// What a reader's stride will read next.
@@ -50,19 +50,19 @@ pub(super) struct StrideAhead {
     pub(super) extents: Vec<(u32, Range<u64>)>,
     /// The stride is [nested](crate::forecast::Forecast::is_nested).
     pub(super) is_nested: bool,
-    /// When the reader began again; 0: not yet.
-    pub(super) pass_ns: u64,
+    /// When the reader began to read again what was read lately; 0: it does not.
+    pub(super) again_ns: u64,
 }
 
 impl FileStreams {
-    /// Lets the reader's detector see a request; what its stride will read next. It `counts` as a stream unless a run is predicted in
-    /// its place.
+    /// Lets the reader's detector see a request, whose bytes were read lately if `is_again`; what its stride will read next. It
+    /// `counts` as a stream unless a run is predicted in its place.
     pub(super) fn observe_stride(
         &mut self,
         shared: &mut Shared,
         reader: u64,
         extent: &Range<u64>,
-        at_ns: u64,
+        (at_ns, is_again): (u64, bool),
         counts: bool,
     ) -> StrideAhead {
         let at = match self.readers.iter().position(|r| r.reader == reader) {
@@ -82,6 +82,7 @@ impl FileStreams {
                     detector: Detector::default(),
                     streams: [None; STREAMS_MAX],
                     used: 0,
+                    again_ns: 0,
                 });
                 self.readers.len() - 1
             }
@@ -92,6 +93,12 @@ impl FileStreams {
         };
         let strides = &mut self.readers[at];
         strides.used = self.requests;
+        strides.again_ns = match (is_again, strides.again_ns) {
+            (true, 0) => at_ns,
+            (true, since) => since,
+            (false, _) => 0,
+        };
+        let again_ns = strides.again_ns;
         let seen = strides.detector.observe(extent, gap_bytes);
         let number = seen.stream;
         if seen.fresh
@@ -105,22 +112,19 @@ impl FileStreams {
         let forward = forecast.stride_bytes() > 0;
         let stride_bytes = forecast.stride_bytes().unsigned_abs();
         let nothing = if forward { 0 } else { u64::MAX };
-        let (stream, predicted_to, pass_ns) = match strides.streams[number] {
+        let (stream, predicted_to) = match strides.streams[number] {
             Some(known) => {
                 // Back by more than a round: the reader has begun again.
                 let back = match forward {
                     true => known.last.saturating_sub(extent.start),
                     false => extent.start.saturating_sub(known.last),
                 };
-                match back > stride_bytes {
-                    true => (known.stream, nothing, at_ns),
-                    false => (known.stream, known.predicted_to, known.pass_ns),
-                }
+                (known.stream, if back > stride_bytes { nothing } else { known.predicted_to })
             }
             None => {
                 self.next_stream = self.next_stream.wrapping_add(1);
                 self.ledgers.insert(self.next_stream, Ledger::default());
-                (self.next_stream, nothing, 0)
+                (self.next_stream, nothing)
             }
         };
         let Some(ledger) = self.ledgers.get_mut(&stream) else { return Default::default() };
@@ -148,16 +152,16 @@ impl FileStreams {
                 (start..predicted_to.min(extent.start), start)
             }
         };
-        strides.streams[number] = Some(Stride { stream, predicted_to, last: extent.start, pass_ns });
+        strides.streams[number] = Some(Stride { stream, predicted_to, last: extent.start });
         // Half of the reach at least, so that predictions are long and rare.
         if ahead.start >= ahead.end || (ahead.end - ahead.start) * 2 < reach {
             return StrideAhead { is_nested, ..StrideAhead::default() };
         }
         let pieces = forecast.within(ahead);
         if !pieces.is_empty() {
-            strides.streams[number] = Some(Stride { stream, predicted_to: to, last: extent.start, pass_ns });
+            strides.streams[number] = Some(Stride { stream, predicted_to: to, last: extent.start });
         }
         let extents = pieces.into_iter().map(|piece| (stream, piece)).collect();
-        StrideAhead { extents, is_nested, pass_ns }
+        StrideAhead { extents, is_nested, again_ns }
     }
 }
