@@ -199,13 +199,16 @@ fn inside_limited_tenants() {
         let options = [("policy", "tbf"), ("rules", rules.as_str()), ("job", job)];
         let mut volume = Volume::start(&machine, name, 1, Place::Above, &options);
         let (mut limited, free) = (volume.mount_from(away), volume.mount(&[]));
-        fs::set_permissions(&free.path, fs::Permissions::from_mode(0o777)).unwrap();
+        fs::set_permissions(&limited.path, fs::Permissions::from_mode(0o777)).unwrap();
         // The tenant's second write waits; others' writes, through the same mount unless that is the tenant, do not.
         let user = ["--reuid=1000", "--regid=4242", "--clear-groups"];
         let mut slow = Command::new("setpriv");
         slow.args(user).args(["dd", "if=/dev/zero", "of=slow", "bs=4k", "count=5", "status=none"]);
-        let mut slow = Process::start(slow.current_dir(&limited.path));
-        until("a queued write", || volume.sum("queued_requests") == 1);
+        let mut slow = Process::start(slow.current_dir(&limited.path).stderr(Stdio::null()));
+        until("a queued write", || {
+            assert!(slow.0.try_wait().unwrap().is_none(), "{name}: the writer has ended");
+            volume.sum("queued_requests") == 1
+        });
         let others = if name == "host" { &free } else { &limited };
         script(&others.path, "dd if=/dev/zero of=fast bs=4k count=50 status=none");
         assert!(slow.0.try_wait().unwrap().is_none() && volume.sum("queued_requests") == 1, "{name}");

@@ -130,11 +130,11 @@ impl Volume {
         self.mount_graph("whole-files.vol", &["--direct-io-mode=enable"])
     }
 
-    /// Mounts the volume as a machine of this name would.
+    /// Mounts the volume, its files whole, as a machine of this name would.
     pub fn mount_from(&mut self, host: &str) -> Mount {
         let mut front = Command::new("unshare");
         front.args(["--uts", "sh", "-c", "hostname \"$0\" && exec glusterfs \"$@\"", host]);
-        self.mount_by(front, "shards.vol", &[])
+        self.mount_by(front, "whole-files.vol", &[])
     }
 
     fn mount_graph(&mut self, graph: &str, arguments: &[&str]) -> Mount {
