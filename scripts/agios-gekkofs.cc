@@ -42,8 +42,6 @@ struct Eventual {
 } // namespace
 
 #if AGIOS_API == 1
-struct client agios_client;
-
 void agios_callback(void *info) { static_cast<Eventual *>(info)->set(); }
 
 void agios_callback_aggregated(void **infos, int total) {
