@@ -40,7 +40,7 @@ impl Paging {
     /// A read has just given the byte at `at`.
     pub(super) fn read(&self, open: impl AsFd, at: u64) {
         let nth = self.reads.fetch_add(1, Relaxed);
-        if !self.is_unknown() && nth % LOOK_READS != 0 {
+        if !self.is_unknown() && !nth.is_multiple_of(LOOK_READS) {
             return;
         }
         if let Some(is_there) = has_page(open.as_fd(), at) {

@@ -242,7 +242,7 @@ mod tests {
         read_all(&scheduler);
         let (without, unforetold) = (hit() - first, bytes());
         let before = hit();
-        let told = scheduler.foretell("brick", &[traces.clone()]).unwrap();
+        let told = scheduler.foretell("brick", std::slice::from_ref(&traces)).unwrap();
         assert_eq!((told.requests, told.files, &told.traces[..]), (BLOCKS as usize, 1, &[path.clone()][..]));
         assert_eq!(scheduler.foretold(), Some(told.clone()));
         read_all(&scheduler);
@@ -250,7 +250,7 @@ mod tests {
         assert!(with > BLOCKS * BLOCK_BYTES / 2 && with > 2 * without, "{with} against {without}");
         assert!(bytes() > unforetold);
         // Runs of others change nothing.
-        let whose = scheduler.foretell("another", &[path.clone()]).unwrap_err().to_string();
+        let whose = scheduler.foretell("another", std::slice::from_ref(&path)).unwrap_err().to_string();
         assert!(whose.contains("recorded by brick, not by another"), "{whose}");
         assert!(
             scheduler.foretell("another", &[traces]).unwrap_err().to_string().contains("holds no trace of another")
