@@ -4,8 +4,10 @@
 #
 #   agios-programs.sh forge FOLDER      FORGE (github.com/jeanbez/forge; needs mpicc, mpirun, GSL): built, and run with a
 #                                       shared file that is written and read back with validation
-#   agios-programs.sh gekkofs FOLDER    the scheduler of GekkoFS's forwarding mode (github.com/jeanbez/gekko-fwd): compiled;
-#                                       its daemon needs dependencies that this script does not build
+#   agios-programs.sh gekkofs FOLDER    GekkoFS's forwarding mode (github.com/jeanbez/gekko-fwd, branch forwarding or
+#                                       io-forwarding-mode): its scheduler's unit is built and used as its daemon does, by
+#                                       scripts/agios-gekkofs.cc and with its configuration. The daemon itself needs libraries
+#                                       that Debian lacks (Mercury, Margo, Argobots)
 #   agios-programs.sh public FOLDER     the public library's own test program (github.com/francielizanon/agios): built, and
 #                                       run with each algorithm
 #
@@ -44,12 +46,14 @@ forge() {
     handler/read handler/write dispatcher/posix; do
     sources+=("$source/src/$file.c")
   done
-  # Version 1 of the interface; its header defines variables. The configuration's path is fixed in forge.h.
+  # Its header defines variables. The configuration's path is fixed in forge.h. The branch development is for version 2.
+  local api=2
+  ! grep -q 'agios_init(&' "$source/src/scheduler.c" || api=1
   cp -r "$source/include" "$work/include"
   sed -i "s|\"/tmp/agios.conf\"|\"$work/agios.conf\"|" "$work/include/forge.h"
-  mpicc -O2 -w -fcommon -DAGIOS_API=1 -D_FILE_OFFSET_BITS=64 "${flags[@]}" -I "$work/include" "${sources[@]}" \
+  mpicc -O2 -w -fcommon -DAGIOS_API=$api -D_FILE_OFFSET_BITS=64 "${flags[@]}" -I "$work/include" "${sources[@]}" \
     -o "$work/forge" -lgsl -lgslcblas "${link[@]}"
-  echo "FORGE is built"
+  echo "FORGE is built for version $api of AGIOS"
   mkdir "$work/data"
   pattern() { # pattern OPERATION
     printf '{"repetitions":1,"patterns":[{"path":"%s/data/f","operation":"%s","number_of_files":"shared","spatiality":"strided","total_size":8388608,"request_size":32768,"validation":1,"direct_io":0,"stone_wall":0}]}' "$work" "$1"
@@ -70,8 +74,21 @@ forge() {
 
 gekkofs() {
   need c++ g++
-  c++ -std=c++14 -w -DAGIOS_API=1 "${flags[@]}" -I "$source/include" -c "$source/src/daemon/scheduler/agios.cpp" -o "$work/agios.o"
-  echo "GekkoFS's scheduler compiles; its daemon was not built"
+  local api=3 shipped header=$source/include/daemon/scheduler/agios.hpp
+  ! grep -q 'struct client' "$header" || api=1
+  shipped=$(find "$source" -name agios.conf | head -n 1)
+  c++ -std=c++14 -w -DAGIOS_API=$api "${flags[@]}" -I "$source/include" "$source/src/daemon/scheduler/agios.cpp" \
+    "$root/scripts/agios-gekkofs.cc" -o "$work/gekkofs" "${link[@]}"
+  echo "GekkoFS's scheduler is built for version $api of AGIOS"
+  for algorithm in TO SJF MLF aIOLi TO-agg SRTF NOOP DYN_TREE; do
+    sed "s/^\([[:space:]]*default_algorithm\) *=.*/\1 = \"$algorithm\";/" "$shipped" >"$work/agios.conf"
+    grep -q "default_algorithm = \"$algorithm\"" "$work/agios.conf"
+    if (cd "$work" && timeout 60 "$work/gekkofs" "$work/agios.conf" >log 2>&1) && ! grep . "$work/log"; then
+      echo "$algorithm: ran"
+    else
+      echo "$algorithm: failed" && tail -n 20 "$work/log" && exit 1
+    fi
+  done
 }
 
 public() {

@@ -19,14 +19,16 @@ use impresario_workload::stop::Stop;
 use crate::client_program::LIBGFAPI;
 use crate::print;
 use crate::server_bench::load::{Application, Load};
-use crate::server_bench::{Bed, Choice, Clients, Comparison, Subject, observe_disks, own_network, reset_disks};
+use crate::server_bench::{
+    Bed, Choice, Clients, Comparison, Subject, observe_disks, own_network, reset_disks, serve_once,
+};
 
 /// Measure what the GlusterFS translator gains on modelled disks below the real kernel
 ///
 /// Applications of several processes read and write a shared file each, 256 KiB at a time one behind the other and 16 KiB in
 /// turns, on a volume that is distributed over bricks with a modelled disk each. Systems: GlusterFS as it comes, bricks and clients
 /// without what volumes have beside io-threads, the translator with one request at a time in order of arrival
-/// (throttling alone), with policies, and with foresight. Caches of the whole machine are dropped before each run; a run counts with at least
+/// (throttling alone), with policies, with foresight, and with a run of each load that was recorded before. Caches of the whole machine are dropped before each run; a run counts with at least
 /// 20 % of the CPU idle and disks that are not late; everything read and written is compared. Everything runs in a network of its own. Needs root, /dev/fuse, cc, the
 /// Debian packages glusterfs-server, glusterfs-client and libglusterfs-dev, and the translator, built
 /// (make -C integrations/glusterfs).
@@ -34,11 +36,15 @@ use crate::server_bench::{Bed, Choice, Clients, Comparison, Subject, observe_dis
 #[command(after_long_help = "Examples:
   impresario-lab glusterfs
   impresario-lab glusterfs --loads 'contiguous read' --systems 'as it comes,auto with foresight' --pairs 6
+  impresario-lab glusterfs --device bare --pairs 6
   impresario-lab glusterfs --bricks 4 --size 64m --json glusterfs.json")]
 pub struct Args {
     /// The translator
     #[arg(long, default_value = "integrations/glusterfs/build/impresario.so", value_name = "FILE")]
     translator: PathBuf,
+    /// What the bricks lie on
+    #[arg(long, value_enum, default_value = "kernel")]
+    device: Device,
     /// Bricks, each with a disk of its own
     #[arg(long, default_value_t = 2, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=8))]
     bricks: u64,
@@ -55,6 +61,16 @@ pub struct Args {
     choice: Choice,
 }
 
+/// What the bricks lie on.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, clap::ValueEnum)]
+enum Device {
+    /// A modelled disk below this kernel: ext4, page cache, mq-deadline, read-ahead
+    Kernel,
+    /// A modelled disk in order of arrival, past page cache, read-ahead and scheduler of the kernel (bricks with o-direct). Nothing keeps
+    /// what would be read ahead, so systems with foresight are left out
+    Bare,
+}
+
 /// A way to serve the volume.
 struct System {
     name: &'static str,
@@ -68,19 +84,38 @@ const fn with(name: &'static str, options: &'static [(&'static str, &'static str
     System { name, translator: Some(options), whole: true }
 }
 
+impl System {
+    fn reads_ahead(&self) -> bool {
+        self.name.contains("foresight")
+    }
+
+    /// It predicts by a run that was recorded before.
+    fn is_recorded(&self) -> bool {
+        self.name.ends_with("a recorded run")
+    }
+}
+
 const AS_IT_COMES: &str = "as it comes";
-const SYSTEMS: [System; 10] = [
+const SYSTEMS: [System; 13] = [
     System { name: AS_IT_COMES, translator: None, whole: true },
     System { name: "io-threads alone", translator: None, whole: false },
     with("none", &[("policy", "none")]),
     with("one at a time", &[("policy", "fifo"), ("depth", "1"), ("read-ahead", "0")]),
+    with("mlf one at a time", &[("policy", "mlf"), ("depth", "1"), ("merge", "file"), ("read-ahead", "0")]),
     with("mlf", &[("policy", "mlf"), ("depth", "4"), ("merge", "file"), ("read-ahead", "0")]),
     with("aioli", &[("policy", "aioli"), ("depth", "1"), ("merge", "file"), ("read-ahead", "0")]),
     with("auto", &[("policy", "auto"), ("merge", "file"), ("read-ahead", "0")]),
     with("fifo with foresight", &[("policy", "fifo"), ("merge", "file")]),
     with("mlf with foresight", &[("policy", "mlf"), ("depth", "4"), ("merge", "file")]),
     with("auto with foresight", &[("policy", "auto"), ("merge", "file")]),
+    with("auto with foresight and a recorded run", &[("policy", "auto"), ("merge", "file")]),
+    with(
+        "agios-causal with a recorded run",
+        &[("policy", "agios-causal"), ("depth", "1"), ("merge", "file"), ("read-ahead", "0")],
+    ),
 ];
+/// What records it.
+const RECORDER: System = with("recorder", &[("policy", "fifo"), ("merge", "file"), ("read-ahead", "0")]);
 
 const FIRST_PORT: u16 = 24_100;
 const START_PATIENCE: Duration = Duration::from_secs(30);
@@ -130,10 +165,19 @@ impl Graph {
 }
 
 /// The volume file of a brick. What glusterd 10 puts into bricks and is not switched off is there, but for what needs glusterd.
-fn brick_graph(system: &System, translator: &str, folder: &str, number: usize, port: u16) -> String {
+fn brick_graph(
+    system: &System,
+    bed: Device,
+    translator: &Translator,
+    folder: &str,
+    number: usize,
+    port: u16,
+) -> String {
     let mut graph = Graph::default();
     // A disk that hangs is the model's business.
-    graph.add("posix", "storage/posix", &[("directory", folder), ("health-check-interval", "0")]);
+    let direct = if bed == Device::Bare { "on" } else { "off" };
+    let options = [("directory", folder), ("health-check-interval", "0"), ("o-direct", direct)];
+    graph.add("posix", "storage/posix", &options);
     if system.whole {
         graph.add("access-control", "features/access-control", &[]);
     }
@@ -144,7 +188,8 @@ fn brick_graph(system: &System, translator: &str, folder: &str, number: usize, p
     }
     graph.add("io-threads", "performance/io-threads", &[]);
     if let Some(options) = system.translator {
-        graph.add("scheduler", translator, options);
+        let more = translator.options.iter().map(|(key, value)| (*key, value.as_str()));
+        graph.add("scheduler", &translator.kind, &options.iter().copied().chain(more).collect::<Vec<_>>());
     }
     let name = format!("brick{number}");
     graph.add(&name, "debug/io-stats", &[]);
@@ -183,6 +228,20 @@ fn client_graph(whole: bool, ports: &[u16]) -> String {
     graph.text
 }
 
+/// The translator, and options beside those of the system.
+#[derive(Clone, Default)]
+struct Translator {
+    /// The `type` by which GlusterFS loads it.
+    kind: String,
+    options: Vec<(&'static str, String)>,
+}
+
+impl Translator {
+    fn with(&self, option: &'static str, value: &Path) -> Translator {
+        Translator { kind: self.kind.clone(), options: vec![(option, value.display().to_string())] }
+    }
+}
+
 /// The bricks of a system, and the volume file of its clients.
 struct Volume {
     name: &'static str,
@@ -192,8 +251,15 @@ struct Volume {
 }
 
 impl Volume {
-    /// Its bricks listen at ports from `first` on, in a network of our own.
-    fn start(system: &System, translator: &str, bed: &Bricks, folder: &Path, first: u16) -> Result<Volume> {
+    /// Its bricks listen at ports from `first` on, in a network of our own; it returns when they accept connections.
+    fn start(
+        system: &System,
+        translator: &Translator,
+        bed: &Bricks,
+        folder: &Path,
+        first: u16,
+        stop: &Stop,
+    ) -> Result<Volume> {
         let folder = folder.join(system.name.replace(' ', "-"));
         std::fs::create_dir(&folder)?;
         let (mut children, mut ports) = (Children::default(), Vec::new());
@@ -201,14 +267,16 @@ impl Volume {
             let port = first + number as u16;
             let at = |what: &str| folder.join(format!("brick{number}.{what}")).display().to_string();
             let brick = bed.folder(number).display().to_string();
-            std::fs::write(at("vol"), brick_graph(system, translator, &brick, number, port))?;
+            std::fs::write(at("vol"), brick_graph(system, bed.device, translator, &brick, number, port))?;
             let arguments = ["-N", "-f", &at("vol"), "-l", &at("log"), "-p", &at("pid")].map(String::from);
             children.start(system.name, Path::new("glusterfsd"), &arguments, Path::new(&at("output")))?;
             ports.push(port);
         }
         let client = folder.join("client.vol");
         std::fs::write(&client, client_graph(system.whole, &ports))?;
-        Ok(Volume { name: system.name, client: client.display().to_string(), children, ports })
+        let mut volume = Volume { name: system.name, client: client.display().to_string(), children, ports };
+        volume.wait(stop)?;
+        Ok(volume)
     }
 
     /// Waits until all bricks accept connections.
@@ -229,6 +297,7 @@ impl Volume {
 /// The disks of the bricks, and a mount of the volume.
 struct Bricks {
     mount: Option<Mount>,
+    device: Device,
     disks: Vec<KernelDisk>,
 }
 
@@ -244,9 +313,12 @@ impl Drop for Mount {
 }
 
 impl Bricks {
-    fn new(count: u64, parent: &Path) -> Result<Bricks> {
-        let disk = |_| KernelDisk::new(parent, &DeviceParams::default());
-        let bricks = Bricks { mount: None, disks: (0..count).map(disk).collect::<Result<_>>()? };
+    fn new(device: Device, count: u64, parent: &Path) -> Result<Bricks> {
+        let disk = |_| match device {
+            Device::Kernel => KernelDisk::new(parent, &DeviceParams::default()),
+            Device::Bare => KernelDisk::in_order_of_arrival(parent, &DeviceParams::default()),
+        };
+        let bricks = Bricks { mount: None, device, disks: (0..count).map(disk).collect::<Result<_>>()? };
         for number in 0..bricks.disks.len() {
             std::fs::create_dir(bricks.folder(number))?;
         }
@@ -343,32 +415,54 @@ fn kind_of(translator: &Path) -> Result<String> {
 
 pub fn run(args: &Args) -> Result<ExitCode> {
     let stop = catch_signals()?;
-    let loads = args.choice.loads(loads(args))?;
-    let systems = args.choice.systems(&SYSTEMS, |system| system.name)?;
+    let mut loads = args.choice.loads(loads(args))?;
+    let mut systems = args.choice.systems(&SYSTEMS, |system| system.name)?;
+    systems.retain(|system| args.device == Device::Kernel || !system.reads_ahead());
     let parent = impresario_workload::cluster::folder(None)?;
     remove_stale(parent.path())?;
     own_network()?;
     let translator = match systems.iter().any(|system| system.translator.is_some()) {
-        true => kind_of(&args.translator)?,
-        false => String::new(),
+        true => Translator { kind: kind_of(&args.translator)?, options: Vec::new() },
+        false => Translator::default(),
     };
     let clients = Clients::build(parent.path(), &LIBGFAPI)?;
-    let mut bed = Bricks::new(args.bricks, parent.path())?;
-    let (mut volumes, mut missing) = (Vec::new(), Vec::new());
-    for (nth, system) in systems.into_iter().enumerate() {
-        let port = FIRST_PORT + (nth * bed.disks.len()) as u16;
-        let started = Volume::start(system, &translator, &bed, parent.path(), port)
-            .and_then(|mut volume| volume.wait(&stop).map(|()| volume));
+    let mut bed = Bricks::new(args.device, args.bricks, parent.path())?;
+    let (mut volumes, mut missing, mut port) = (Vec::new(), Vec::new(), FIRST_PORT);
+    let mut start = |system: &System, translator: &Translator, bed: &Bricks| {
+        port += args.bricks as u16;
+        Volume::start(system, translator, bed, parent.path(), port, &stop)
+    };
+    let (recorded, others): (Vec<&System>, Vec<&System>) = systems.into_iter().partition(|s| s.is_recorded());
+    // The first of these mounts the volume.
+    let first = if others.is_empty() { vec![&SYSTEMS[0]] } else { others };
+    let keep = |system: &System, started: Result<Volume>, volumes: &mut Vec<Volume>, missing: &mut Vec<String>| {
         match started {
             Ok(volume) => volumes.push(volume),
             Err(error) if stop.is_set() => return Err(error),
             Err(error) => missing.push(format!("{} could not be started: {error:#}", system.name)),
         }
+        Ok(())
+    };
+    for system in first {
+        keep(system, start(system, &translator, &bed), &mut volumes, &mut missing)?;
     }
     let Some(first) = volumes.first() else { bail!("no system could be started: {}", missing.join("; ")) };
     bed.mount(first, parent.path(), &stop)?;
+    if !recorded.is_empty() {
+        let traces = parent.path().join("traces");
+        let recorder = start(&RECORDER, &translator.with("trace", &traces), &bed)?;
+        serve_once(&bed, &clients, &recorder.client, &mut loads, &stop).context("recording a run")?;
+        // Its bricks end their traces.
+        drop(recorder);
+        for system in recorded {
+            keep(system, start(system, &translator.with("prediction", &traces), &bed), &mut volumes, &mut missing)?;
+        }
+    }
     let mut comparison = Comparison {
-        title: "GlusterFS on modelled disks below this kernel, one to a brick",
+        title: match args.device {
+            Device::Kernel => "GlusterFS on modelled disks below this kernel, one to a brick",
+            Device::Bare => "GlusterFS on modelled disks in order of arrival, one to a brick",
+        },
         loads,
         subjects: volumes.iter().map(|volume| Subject { name: volume.name, address: &volume.client }).collect(),
         choice: &args.choice,
@@ -388,12 +482,16 @@ mod tests {
 
     #[test]
     fn graphs_have_the_translator_where_it_belongs() {
-        let graph = brick_graph(&SYSTEMS[4], "user/impresario", "/b", 1, 5);
+        let translator = Translator { kind: "user/impresario".into(), ..Translator::default() };
+        let translator = translator.with("prediction", Path::new("/t"));
+        let mlf = SYSTEMS.iter().find(|system| system.name == "mlf").unwrap();
+        let graph = brick_graph(mlf, Device::Bare, &translator, "/b", 1, 5);
         let order = ["posix", "access-control", "locks", "io-threads", "scheduler", "brick1", "server"];
         let places: Vec<usize> = order.iter().map(|name| graph.find(&format!("volume {name}\n")).unwrap()).collect();
         assert!(places.is_sorted(), "{graph}");
+        assert!(graph.contains("option o-direct \"on\"") && graph.contains("option prediction \"/t\""), "{graph}");
         assert!(graph.contains("option policy \"mlf\"") && graph.contains("subvolumes scheduler\n"), "{graph}");
-        assert!(!brick_graph(&SYSTEMS[1], "", "/b", 0, 5).contains("scheduler"));
+        assert!(!brick_graph(&SYSTEMS[1], Device::Kernel, &translator, "/b", 0, 5).contains("scheduler"));
         let client = client_graph(true, &[7, 8]);
         assert!(
             client.contains("subvolumes client0 client1") && client.contains("performance/write-behind"),

@@ -366,11 +366,16 @@ pub trait Backend: Send + Sync + 'static {
     /// Where the bytes of a file lie.
     fn placement(&self, file: &Handle) -> Result<Placement>;
 
+    /// Whether memory has a byte, so that a read of it need not wait for the device.
+    fn is_in_memory(&self, caller: &Caller, file: &Handle, at: u64) -> bool {
+        matches!(self.read_cached(caller, file, at, &mut [0]), Some(Ok(1)))
+    }
+
     /// Says that these bytes will be read soon, and does not wait for them. Without effect where that is not known to help.
     fn will_read(&self, _file: &Handle, _offset: u64, _len_bytes: u64) {}
 
-    /// Whether files are read from a device through a cache of this machine, which [`Backend::will_read`] fills and
-    /// [`Backend::read_cached`] looks into.
+    /// Whether files are known to be read from a device through a cache of this machine, which [`Backend::will_read`] fills
+    /// and [`Backend::read_cached`] looks into. A file system may be known only after a first read.
     fn has_page_cache(&self) -> bool {
         false
     }

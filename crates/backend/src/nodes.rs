@@ -74,10 +74,27 @@ pub(crate) struct Open<D: Descriptors> {
     pub(crate) position: Mutex<u64>,
     used_ms: AtomicU64,
     /// Written through since the last sync.
-    pub(crate) unsynced: AtomicBool,
+    unsynced: AtomicBool,
     handle: Handle,
     losses: Arc<Losses>,
     _counted: Counted,
+}
+
+/// A change in progress through a descriptor. The descriptor is marked unsynced before the first byte, so that a sync covers it,
+/// and again at the end: a sync in between may have missed some of its bytes.
+pub(crate) struct Changing<'a>(&'a AtomicBool);
+
+impl<D: Descriptors> Open<D> {
+    pub(crate) fn changing(&self) -> Changing<'_> {
+        self.unsynced.store(true, Ordering::Release);
+        Changing(&self.unsynced)
+    }
+}
+
+impl Drop for Changing<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Release);
+    }
 }
 
 /// Counts a descriptor as long as it lives.
@@ -440,5 +457,18 @@ mod tests {
         drop(used);
         nodes.close_all();
         assert_eq!(nodes.count(), 0);
+    }
+
+    #[test]
+    fn a_write_that_a_sync_overtakes_is_synced_by_the_next() {
+        let losses = Arc::<Losses>::default();
+        let nodes = Nodes::<Nothing>::new(16, losses.clone());
+        let node = nodes.insert(Handle::new(b"node").unwrap(), (), 0, Kind::File);
+        let open = nodes.add_open(&node, (), 0, (true, true));
+        let writing = open.changing();
+        assert_eq!(node.sync_written(&losses), Ok(true));
+        drop(writing);
+        assert_eq!(node.sync_written(&losses), Ok(true));
+        assert_eq!(node.sync_written(&losses), Ok(false));
     }
 }

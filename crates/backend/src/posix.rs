@@ -16,6 +16,7 @@ mod data;
 mod handles;
 mod identity;
 mod metadata;
+mod paging;
 mod placement;
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -36,6 +37,7 @@ use crate::nodes::{self, Descriptors};
 use crate::{Attr, Errno, Handle, Result};
 use handles::{Born, Found, Key, Table};
 use identity::Identity;
+use paging::Paging;
 
 /// Opens a node without the right to read or write it.
 const NAMING: OFlags = OFlags::PATH.union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);
@@ -131,6 +133,7 @@ struct Shared {
     placements: placement::Source,
     /// Files live in memory alone: there is nothing to read them ahead from.
     in_memory: bool,
+    paging: Paging,
     /// The kernel cuts longer advice.
     advice_max_bytes: u64,
     options: Options,
@@ -212,6 +215,7 @@ impl Shared {
             umask: umask(),
             placements: placement::Source::new(statfs.f_type as u64, options.data_servers),
             in_memory: is_in_memory(statfs.f_type as u64),
+            paging: Paging::default(),
             advice_max_bytes: device_limits(Path::new("/sys"), rustix::fs::makedev(device.0, device.1)).call_bytes,
             options,
         };

@@ -154,6 +154,11 @@ impl Condvar {
     }
 }
 
+/// Aligned to two cache lines, since processors prefetch lines in pairs: values that different threads write do not share one.
+#[repr(align(128))]
+#[derive(Default, Debug)]
+pub struct Apart<T>(pub T);
+
 #[cfg(test)]
 mod tests {
     use std::panic::{AssertUnwindSafe, catch_unwind};

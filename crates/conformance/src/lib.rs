@@ -54,6 +54,25 @@ pub struct Options {
     pub stop: Arc<AtomicBool>,
 }
 
+impl Options {
+    /// One round of each check, with agents that this command starts.
+    pub fn new(target: impl Into<OsString>, agent: Vec<OsString>) -> Options {
+        Options {
+            target: target.into(),
+            seed: 0,
+            duration: Duration::ZERO,
+            only: Vec::new(),
+            patience: Duration::from_secs(30),
+            below: None,
+            restart: None,
+            export: String::new(),
+            overwrite: false,
+            agent,
+            stop: Arc::new(AtomicBool::new(false)),
+        }
+    }
+}
+
 /// Why nothing was checked.
 #[derive(Debug)]
 pub enum Error {

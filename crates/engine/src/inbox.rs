@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering}
 use std::thread::Thread;
 use std::time::{Duration, Instant};
 
-use impresario_base::lock::{Condvar, Mutex};
+use impresario_base::lock::{Apart, Condvar, Mutex};
 
 /// Threads beyond this number share lanes.
 const LANES: usize = 8;
@@ -30,11 +30,6 @@ thread_local! {
         NEXT.fetch_add(1, Ordering::Relaxed) % LANES
     };
 }
-
-/// Aligned, so that what different threads write shares no cache line.
-#[repr(align(128))]
-#[derive(Default)]
-struct Apart<T>(T);
 
 struct Lane<M> {
     /// With their numbers.

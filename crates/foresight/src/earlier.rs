@@ -152,8 +152,11 @@ pub(crate) struct Follower {
     count: u32,
     /// By bit: whether each of the last requests is in the run; the last one is the lowest.
     agreed: u32,
-    /// By bit: whether all that the run has of it had been asked for before.
+    /// By bit: whether all that the run has of it had been asked for before; and of which reads that holds.
     again: u32,
+    asked_again: Vec<u32>,
+    /// The file is read again: what was read lately is no reason not to predict it.
+    repeats: bool,
     compared: u32,
 }
 
@@ -172,12 +175,15 @@ impl Follower {
             count: 0,
             agreed: 0,
             again: 0,
+            asked_again: Vec::new(),
+            repeats: false,
             compared: 0,
         }
     }
 
-    /// A request came. Whether the file's reads are those of the run at present; sooner where the run is `trusted`.
-    pub(crate) fn read(&mut self, extent: &Range<u64>, at_ns: u64, trusted: bool) -> bool {
+    /// A request came; `is_again`: its bytes had been read lately. Whether the file's reads are those of the run at present; sooner
+    /// where the run is `trusted`.
+    pub(crate) fn read(&mut self, extent: &Range<u64>, (at_ns, is_again): (u64, bool), trusted: bool) -> bool {
         let reads = Arc::clone(&self.reads);
         let same = reads.of(extent);
         // Each request counts as the first of these that was not asked for yet, so those that were come first.
@@ -185,7 +191,15 @@ impl Follower {
         let (known, mut next) = (same.first().copied(), same.get(asked).copied());
         self.compared = self.compared.saturating_add(1);
         self.agreed = self.agreed << 1 | u32::from(known.is_some());
-        self.again = self.again << 1 | u32::from(known.is_some() && next.is_none());
+        let again = known.filter(|_| next.is_none());
+        if self.again == 0 {
+            self.asked_again.clear();
+        } else if self.asked_again.len() == u32::BITS as usize {
+            self.asked_again.remove(0);
+        }
+        self.asked_again.extend(again);
+        self.again = self.again << 1 | u32::from(again.is_some());
+        self.repeats |= is_again && self.compared <= u32::BITS;
         if self.again.count_ones() >= AGAIN_MIN {
             self.begin_again();
             next = known;
@@ -206,7 +220,15 @@ impl Follower {
     fn begin_again(&mut self) {
         self.asked.clear();
         self.ahead.clear();
-        (self.front, self.count, self.again) = (0, 0, 0);
+        for at in std::mem::take(&mut self.asked_again) {
+            self.asked.set(at, true);
+        }
+        (self.front, self.count, self.again, self.repeats) = (0, 0, 0, true);
+    }
+
+    /// The file is read again: what was read lately is no reason not to predict it.
+    pub(crate) fn repeats(&self) -> bool {
+        self.repeats
     }
 
     /// What the run reads next and is neither asked for nor predicted yet, by offset; its reads count as predicted from now on.

@@ -45,7 +45,7 @@ fn what_the_run_read_next_comes_by_offset() {
     let run = shuffled();
     let mut follower = follower(&run);
     for (n, b) in run[..8].iter().enumerate() {
-        assert_eq!(follower.read(&block(*b), n as u64 * MS, false), n + 1 >= COMPARED_MIN.0 as usize, "{n}");
+        assert_eq!(follower.read(&block(*b), (n as u64 * MS, false), false), n + 1 >= COMPARED_MIN.0 as usize, "{n}");
     }
     let mut wanted: Vec<u64> = run[8..16].to_vec();
     wanted.sort_unstable();
@@ -53,7 +53,7 @@ fn what_the_run_read_next_comes_by_offset() {
     assert_eq!(blocks(&next), wanted.iter().map(|b| *b..b + 1).collect::<Vec<_>>());
     assert!(next.iter().all(|f| f.late_ns > 4_000 * MS && f.late_ns < 5_000 * MS));
     assert!(
-        follower.read(&block(run[9]), 9 * MS, false) && follower.read(&block(run[8]), 10 * MS, false),
+        follower.read(&block(run[9]), (9 * MS, false), false) && follower.read(&block(run[8]), (10 * MS, false), false),
         "in any order"
     );
     let next = blocks(&follower.next((17 * 16 * KIB, 17 * 16 * KIB / 2), 16 * KIB, 0));
@@ -65,7 +65,7 @@ fn small_gaps_that_are_read_later_are_read_along() {
     // Even blocks first, then odd ones but 5; block 40 is far away.
     let run: Vec<u64> = (1..9).map(|n| n * 1000).chain((0..8).map(|n| n * 2)).chain([40, 1, 3, 7, 9, 11, 13]).collect();
     let mut follower = follower(&run);
-    run[..8].iter().for_each(|b| _ = follower.read(&block(*b), 1, false));
+    run[..8].iter().for_each(|b| _ = follower.read(&block(*b), (1, false), false));
     assert_eq!(blocks(&follower.next((10 * 16 * KIB, 10 * 16 * KIB / 2), u64::MAX, u64::MAX)), [0..5, 6..15, 40..41]);
     assert!(follower.next((u64::MAX, u64::MAX / 2), u64::MAX, 0).is_empty(), "the others were read along");
 }
@@ -77,9 +77,9 @@ fn another_run_is_not_followed() {
     for n in 0..100 {
         // Every second read is of the run.
         let b = if n % 2 == 0 { run[n / 2] } else { 50 + n as u64 };
-        assert!(!follower.read(&block(b), 1, false), "{n}");
+        assert!(!follower.read(&block(b), (1, false), false), "{n}");
     }
-    assert!(!follower.read(&(0..4 * KIB), 1, false), "another length");
+    assert!(!follower.read(&(0..4 * KIB), (1, false), false), "another length");
 }
 
 #[test]
@@ -89,7 +89,7 @@ fn a_run_that_begins_again_is_followed_again() {
     for pass in 0..3 {
         let mut predicted = 0;
         for (n, b) in run.iter().enumerate() {
-            if follower.read(&block(*b), (pass * 64 + n as u64) * MS, false) {
+            if follower.read(&block(*b), ((pass * 64 + n as u64) * MS, false), false) {
                 predicted += follower.next((8 * 16 * KIB, 8 * 16 * KIB / 2), 4 * 16 * KIB, 0).len();
             }
         }
@@ -101,7 +101,7 @@ fn a_run_that_begins_again_is_followed_again() {
 fn what_was_not_predicted_comes_another_time() {
     let run = shuffled();
     let mut follower = follower(&run);
-    run[..8].iter().for_each(|b| _ = follower.read(&block(*b), 1, false));
+    run[..8].iter().for_each(|b| _ = follower.read(&block(*b), (1, false), false));
     let next = follower.next((5 * 16 * KIB, 5 * 16 * KIB / 2), u64::MAX, 0);
     follower.not_predicted(&next[3].extent);
     assert_eq!(follower.next((16 * 16 * KIB, 16 * 16 * KIB / 2), 16 * KIB, 0), next[3..]);
@@ -112,7 +112,7 @@ fn what_was_not_predicted_comes_another_time() {
 fn a_run_may_begin_anywhere() {
     let run: Vec<u64> = (0..4096).map(|n| n * 37 % 4096 * 100).collect();
     let mut follower = follower(&run);
-    run[2000..2008].iter().for_each(|b| _ = follower.read(&block(*b), 1, false));
+    run[2000..2008].iter().for_each(|b| _ = follower.read(&block(*b), (1, false), false));
     let next = follower.next((u64::MAX, u64::MAX / 2), 1024 * 16 * KIB, 0);
     let early: HashSet<u64> = run[..2000 - BEHIND as usize].iter().copied().collect();
     assert!(next.len() == 1024 && blocks(&next).iter().all(|b| !early.contains(&b.start)));
@@ -177,9 +177,17 @@ fn reads_in_no_order_are_predicted_after_a_recorded_run() {
     assert!(blind > 2500, "nothing foretells them: {blind}");
     let (mut p, mut clock_ns) = (Predictor::new(Limits::default()), 0);
     p.foretell(Some(recorded(&job(1))));
-    // Faster than the recorded run, and much slower; other turns than in the recorded run; again and again.
-    for (turns, step_ns) in [(1, MS), (2, MS), (3, 40 * MS), (4, MS / 10)] {
-        clock_ns += 10_000 * MS;
+    // Faster than the recorded run, and much slower; other turns than in the recorded run; again and again, also at once, while
+    // all has been read a moment ago.
+    for (turns, step_ns, pause_ns) in [
+        (1, MS, 0),
+        (2, MS, 10_000 * MS),
+        (3, 40 * MS, 10_000 * MS),
+        (4, MS / 10, 10_000 * MS),
+        (6, MS / 10, 0),
+        (7, MS / 10, 0),
+    ] {
+        clock_ns += pause_ns;
         let before = p.totals();
         let missed = missed(&mut p, &job(turns), &mut clock_ns, step_ns);
         assert!(missed < 300, "turns {turns}: {missed} of 4096; {:?}", p.totals());
@@ -189,6 +197,18 @@ fn reads_in_no_order_are_predicted_after_a_recorded_run() {
     clock_ns += 10_000 * MS;
     let blind = missed(&mut p, &job(5), &mut clock_ns, MS);
     assert!(blind > 2500, "{blind}");
+}
+
+/// The run is loaded where the job has just been made, and is made again at once.
+#[test]
+fn what_was_just_read_is_predicted_where_it_is_read_again() {
+    let (mut p, mut clock_ns) = (Predictor::new(Limits::default()), 0);
+    missed(&mut p, &job(1), &mut clock_ns, MS / 10);
+    p.foretell(Some(recorded(&job(1))));
+    let before = p.totals();
+    let missed = missed(&mut p, &job(2), &mut clock_ns, MS / 10);
+    assert!(missed < 300, "{missed} of 4096; {:?}", p.totals());
+    assert!(p.totals().wasted_bytes - before.wasted_bytes < 64 * BLOCK, "{:?}", p.totals());
 }
 
 /// A job that does as the recorded one for a while and then something else, many times.

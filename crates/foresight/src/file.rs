@@ -40,6 +40,17 @@ const LATE_NS: u64 = 1_000_000_000;
 /// The same where the stream's pace is not known yet.
 const LATE_UNKNOWN_NS: u64 = 4_000_000_000;
 
+/// What a prediction goes by.
+#[derive(Clone, Copy)]
+struct Basis {
+    file: u64,
+    stream: u32,
+    /// The readers have begun again since: what was read before may be read again, and may have left memory.
+    since_ns: u64,
+    /// When it is late, unless the stream's pace decides.
+    late_ns: Option<u64>,
+}
+
 /// One file.
 #[derive(Debug, Default)]
 pub(crate) struct FileStreams {
@@ -80,21 +91,23 @@ impl FileStreams {
         self.expire(shared, at_ns);
         self.credit(shared, &extent);
         let mut predictions = Vec::new();
+        let is_again = self.is_read(&extent, at_ns);
         let run = self.extend_run(shared, &extent, at_ns);
         let grown_min = if self.is_chancy() { GROWN_MIN_BY_CHANCE } else { GROWN_MIN };
         let (grows, has_front) = self.runs.get(&run).map_or((false, false), |r| (r.grown >= grown_min, r.has_front()));
-        let (strided, is_nested) = self.observe_stride(shared, source.reader, &extent, at_ns, !grows);
-        let follows = self.follow(shared, source.file, &extent, at_ns);
+        let strided = self.observe_stride(shared, source.reader, &extent, (at_ns, is_again), !grows);
+        let follows = self.follow(shared, source.file, &extent, (at_ns, is_again));
         if follows {
             self.foretell(shared, source.file, at_ns, &mut predictions);
         } else if self.account.pays() {
             // A series that ends soon is contiguous, too; but where others fill the gaps, it is all read.
-            let extents = match grows && (has_front || !is_nested) {
-                true => self.run_ahead(shared, run, extent.end - extent.start, at_ns),
-                false => strided,
+            let (extents, since_ns) = match grows && (has_front || !strided.is_nested) {
+                true => (self.run_ahead(shared, run, extent.end - extent.start, at_ns), 0),
+                false => (strided.extents, strided.again_ns),
             };
             for (stream, extent) in extents {
-                let predicted_to = self.predict(shared, (source.file, stream), extent, at_ns, None, &mut predictions);
+                let by = Basis { file: source.file, stream, since_ns, late_ns: None };
+                let predicted_to = self.predict(shared, by, extent, at_ns, &mut predictions);
                 if let Some(run) = self.runs.get_mut(&run).filter(|run| run.stream == stream) {
                     run.predicted_to = predicted_to;
                 }
@@ -132,7 +145,7 @@ impl FileStreams {
         }
         let (start, mut run) = match found {
             Some((start, mut run)) => {
-                run.read(extent);
+                run.read(extent, at_ns);
                 (start, self.take_in_reach(shared, (start, run), bytes, at_ns))
             }
             None => {
@@ -243,24 +256,22 @@ impl FileStreams {
         vec![(run.stream, from..to)]
     }
 
-    /// Predicts of an extent what is neither predicted nor read already, as far as the budgets allow; how far that is. It is
-    /// late when the stream's pace says so, unless that is given.
+    /// Predicts of an extent what is neither predicted nor read already, as far as the budgets allow; how far that is.
     fn predict(
         &mut self,
         shared: &mut Shared,
-        (file, stream): (u64, u32),
+        Basis { file, stream, since_ns, late_ns }: Basis,
         extent: Range<u64>,
         at_ns: u64,
-        late_ns: Option<u64>,
         predictions: &mut Vec<Prediction>,
     ) -> u64 {
         let mut at = extent.start;
         while at < extent.end {
-            if let Some(end) = self.known_until(at, at_ns) {
+            if let Some(end) = self.known_until(at, (at_ns, since_ns)) {
                 at = end;
                 continue;
             }
-            let next_read = self.next_read(at..extent.end, at_ns);
+            let next_read = self.next_read(at..extent.end, (at_ns, since_ns));
             let next_prediction = self.outstanding.first_within(at..extent.end);
             let end = extent.end.min(at.saturating_add(shared.limits.piece_bytes));
             let end = end.min(next_read.unwrap_or(end)).min(next_prediction.unwrap_or(end));
@@ -292,27 +303,27 @@ impl FileStreams {
         extent.end
     }
 
-    /// The first byte of the first run of these bytes that is not over.
-    fn next_run(&self, within: Range<u64>, at_ns: u64) -> Option<u64> {
-        if within.start >= within.end {
-            return None;
-        }
-        self.runs.range(within).find(|(_, run)| !run.is_over(at_ns)).map(|(start, _)| *start)
+    /// The first byte of these that was [read lately](Run::is_fresh).
+    fn next_read(&self, within: Range<u64>, when: (u64, u64)) -> Option<u64> {
+        let before = self.runs.range(..within.start).next_back().map(|(_, run)| run);
+        let island = before.filter(|run| run.is_fresh(when)).and_then(|run| run.next_island(within.clone()));
+        island.or_else(|| self.runs.range(within).find(|(_, run)| run.is_fresh(when)).map(|(start, _)| *start))
     }
 
-    /// The first byte of the first run of these bytes that is not over, or of the first island.
-    fn next_read(&self, within: Range<u64>, at_ns: u64) -> Option<u64> {
-        let before = self.runs.range(..within.start).next_back().map(|(_, run)| run);
-        let island = before.filter(|run| !run.is_over(at_ns)).and_then(|run| run.next_island(within.clone()));
-        island.or_else(|| self.next_run(within, at_ns))
+    /// Where the range ends that holds this byte and was [read lately](Run::is_fresh).
+    fn read_until(&self, byte: u64, when: (u64, u64)) -> Option<u64> {
+        let run = self.runs.range(..=byte).next_back().map(|(_, run)| run).filter(|run| run.is_fresh(when));
+        run.and_then(|run| run.known_until(byte))
     }
 
     /// Where the run or the prediction ends that holds this byte.
-    fn known_until(&self, byte: u64, at_ns: u64) -> Option<u64> {
-        let run = self.runs.range(..=byte).next_back().map(|(_, run)| run).filter(|run| !run.is_over(at_ns));
-        let run = run.and_then(|run| run.known_until(byte));
-        let predicted = self.outstanding.last_end(byte);
-        run.max(predicted).filter(|end| *end > byte)
+    fn known_until(&self, byte: u64, when: (u64, u64)) -> Option<u64> {
+        self.read_until(byte, when).max(self.outstanding.last_end(byte)).filter(|end| *end > byte)
+    }
+
+    /// All of an extent was read lately.
+    fn is_read(&self, extent: &Range<u64>, at_ns: u64) -> bool {
+        self.read_until(extent.start, (at_ns, 0)).is_some_and(|end| end >= extent.end)
     }
 
     /// Predictions that a request proves right.

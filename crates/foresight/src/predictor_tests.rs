@@ -89,20 +89,41 @@ fn misses(
 
 #[test]
 fn files_that_are_read_again_are_predicted_again() {
-    for (segments, len) in [(true, 128 * KIB), (true, 256 * KIB), (false, 16 * KIB), (false, 8 * KIB)] {
+    let patterns = [(true, 128 * KIB), (true, 256 * KIB), (false, 16 * KIB), (false, 8 * KIB)];
+    // Also at once, while all has been read a moment ago.
+    for ((segments, len), pause_ns) in patterns.into_iter().flat_map(|one| [(one, 5_000 * MS), (one, 0)]) {
         let n = if segments { 32 } else { 256 };
         let at = |client, i| if segments { (client * n + i) * len } else { (i * 8 + client) * len };
         let (mut p, mut clock_ns) = (predictor(), 0);
         let passes: Vec<(u64, u64)> = (0..6)
             .map(|_| {
-                clock_ns += 5_000 * MS;
+                clock_ns += pause_ns;
                 misses(&mut p, &mut clock_ns, len, n, at, 8 * n * len)
             })
             .collect();
-        assert!(passes.iter().all(|(missed, sum)| missed * 100 <= sum * 15), "{segments} {len}: {passes:?}");
         let t = p.totals();
+        assert!(passes.iter().all(|(missed, sum)| missed * 100 <= sum * 15), "{segments} {len}: {passes:?}");
         assert!(t.wasted_bytes * 100 <= t.demand_bytes && t.stops <= 1, "{segments} {len}: {t:?}");
     }
+}
+
+/// Memory may have lost in a moment what the first pass has read.
+#[test]
+fn a_stride_that_begins_again_at_once_is_predicted_again() {
+    let (mut p, mut clock_ns) = (predictor(), 0);
+    let mut hits = Vec::new();
+    for _ in 0..3 {
+        let before = p.totals().hit_bytes;
+        for i in 0..256 {
+            clock_ns += MS;
+            let start = i * 256 * KIB;
+            p.observe(Source { file: 1, reader: 1 }, start..start + 16 * KIB, clock_ns);
+            p.ends_at(1, 64 * MIB);
+            check(&p);
+        }
+        hits.push((p.totals().hit_bytes - before) / (16 * KIB));
+    }
+    assert!(hits.iter().all(|hits| *hits >= 220), "{hits:?} of 256");
 }
 
 #[test]

@@ -1,10 +1,11 @@
 //! Which outstanding requests must keep their order of arrival.
 //!
-//! Two requests conflict if their ranges of one file overlap and one of them changes the bytes. Sync is ordered only
-//! against changes; truncate and unlink change everything they cover. A policy sees a request only when no older
-//! conflicting request is outstanding, queued or in flight.
+//! Two requests conflict if their ranges of one file overlap and one of them changes the bytes; truncate and unlink change
+//! everything they cover. A sync waits for the changes before it. Of later requests only truncate and unlink wait for it:
+//! whether a later write is durable with it is open, so writers need not stall while earlier data go to the device. A policy sees a
+//! request only when no older conflicting request is outstanding, queued or in flight.
 //!
-//! The ranges of each kind (reads, changes, syncs) of a file are ordered by start and divided into classes of similar
+//! The ranges of each kind of a file are ordered by start and divided into classes of similar
 //! length: a range of class `c` that reaches into `start..end` begins after `start - longest(c)`, so a search visits
 //! few ranges that do not overlap. A blocked request waits for one older request at a time and searches again when that
 //! one is gone: a chain of n writes to one block costs n log n, not n².
@@ -25,7 +26,9 @@ type Key = (u64, Arrival);
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Kind {
     Read,
-    Change,
+    Write,
+    /// Truncate and unlink.
+    Cut,
     Sync,
 }
 
@@ -73,13 +76,18 @@ impl Kind {
     fn of(op: Op) -> Kind {
         match op {
             Op::Read => Kind::Read,
-            Op::Write | Op::Truncate | Op::Unlink => Kind::Change,
+            Op::Write => Kind::Write,
+            Op::Truncate | Op::Unlink => Kind::Cut,
             Op::Sync => Kind::Sync,
         }
     }
 
-    fn conflicts_with(self, other: Kind) -> bool {
-        self == Kind::Change || other == Kind::Change
+    /// Whether a younger request must wait for one of this kind.
+    fn holds_up(self, younger: Kind) -> bool {
+        match (self, younger) {
+            (Kind::Read | Kind::Sync, Kind::Read | Kind::Sync) | (Kind::Sync, Kind::Write) => false,
+            (_, _) => true,
+        }
     }
 }
 
@@ -112,14 +120,14 @@ impl FileIndex {
         self.older_conflict(table, Kind::of(table.op(slot)), start, end, seq)
     }
 
-    /// Some range older than `seq` that conflicts with `kind` on `start..end`: among those with one start, the
+    /// Some range older than `seq` that holds up `kind` on `start..end`: among those with one start, the
     /// youngest.
     fn older_conflict(&self, table: &Table, kind: Kind, start: u64, end: u64, seq: u64) -> Option<Slot> {
         let matches = |key: Key| {
             let slot = key.1.slot();
             table.end(slot) > start && table.seq(slot) < seq
         };
-        for group in self.groups.iter().filter(|g| g.kind.conflicts_with(kind)) {
+        for group in self.groups.iter().filter(|g| g.kind.holds_up(kind)) {
             let mut from = (start.saturating_sub(longest(group.class)), Arrival::MIN);
             while let Some(key) = group.ranges.at_or_after(&from).filter(|k| k.0 < end) {
                 if matches(key) {
@@ -210,11 +218,48 @@ impl Conflicts {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::{Core, CoreConfig, Extent, Nanos, Next, PolicySpec, Request};
 
     #[test]
     fn classes_cover_all_lengths() {
         for len in [0, 1, 2, 3, 4, 7, 8, 4096, 65536, 1 << 40, u64::MAX / 2, u64::MAX] {
             assert!(longest(class_of(len)) >= len, "{len}");
+        }
+    }
+
+    /// What is dispatched one after the other, with nothing completed, of requests of one file.
+    fn started(requests: &[(Op, Range<u64>)]) -> Vec<usize> {
+        let config = CoreConfig { lane_requests: 16, ..CoreConfig::single_lane(16) };
+        let mut core = Core::new(config, &PolicySpec::named("none")).unwrap();
+        let push = |(op, range): &(Op, Range<u64>)| {
+            let (offset, len) = (range.start, range.end - range.start);
+            let extent = Extent { file: FileId(0), lane: LaneId(0), file_offset: offset, lane_offset: offset, len };
+            core.push(Nanos::ZERO, &Request::new(*op, extent)).unwrap()
+        };
+        let ids: Vec<_> = requests.iter().map(push).collect();
+        let mut started = Vec::new();
+        while let Next::Dispatch(batch) = core.next(Nanos::ZERO) {
+            started.extend(batch.parts.iter().filter_map(|part| ids.iter().position(|id| *id == part.id)));
+        }
+        started.sort_unstable();
+        started
+    }
+
+    #[test]
+    fn a_sync_waits_for_the_writes_before_it_and_holds_up_none_after_it() {
+        let (sync, all) = (Op::Sync, 0..u64::MAX);
+        // With the sync at work, and with the sync waiting.
+        for first in [Op::Read, Op::Write] {
+            let requests = [
+                (first, 0..10),
+                (sync, all.clone()),
+                (Op::Write, 5..15),
+                (Op::Write, 20..30),
+                (Op::Read, 0..5),
+                (Op::Truncate, 100..u64::MAX),
+            ];
+            let expected: &[usize] = if first == Op::Write { &[0, 3] } else { &[0, 1, 3, 4] };
+            assert_eq!(started(&requests), expected, "{first:?}");
         }
     }
 }

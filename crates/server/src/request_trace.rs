@@ -1,7 +1,6 @@
 //! The trace of a server's requests: begun with the server or by a call, ended by a call, by the server's end, or by an
 //! error such as a full disk, which ends nothing else.
 
-use std::io::ErrorKind;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -10,7 +9,8 @@ use impresario_base::lock::Mutex;
 use impresario_base::machine::host_name;
 use impresario_engine::{Engine, now};
 use impresario_trace::live::LiveStatus;
-use impresario_trace::{Header, LiveOptions, Recorder, Space, TraceError, codec::EXTENSION};
+use impresario_trace::predict::next_trace;
+use impresario_trace::{Header, LiveOptions, Recorder, Space, TraceError};
 use impresario_wire::{Answer, Fault};
 use serde_json::{Value, json};
 
@@ -93,22 +93,9 @@ impl<T: Send + 'static> RequestTrace<T> {
             buffer_bytes: BUFFER_BYTES,
             limit_bytes: LIMIT_BYTES,
         };
-        let mut made = None;
-        // Another one may have begun in the same millisecond.
-        for millis in (unix.as_millis()..).take(100) {
-            let path = folder.join(format!("{}-{millis}.{EXTENSION}", self.name));
-            let complain = |e: &TraceError| tracing::warn!("the trace has ended, the server goes on: {e}");
-            match Recorder::create(&path, &options, None, complain) {
-                Err(TraceError::Io { source, .. }) if source.kind() == ErrorKind::AlreadyExists => {}
-                other => {
-                    made = Some((path, other.map_err(refused)?));
-                    break;
-                }
-            }
-        }
-        let Some((path, fresh)) = made else {
-            return Err(fault(libc::EEXIST, format!("{} is full of traces of this instant", folder.display())));
-        };
+        let path = next_trace(folder, &self.name, unix.as_millis());
+        let complain = |e: &TraceError| tracing::warn!("the trace has ended, the server goes on: {e}");
+        let fresh = Recorder::create(&path, &options, None, complain).map_err(refused)?;
         drop(self.engine.observe(Some(fresh.clone())));
         *recorder = Some(fresh);
         tracing::info!(path = %path.display(), "a trace begins");

@@ -47,6 +47,19 @@ pub fn mean_of(mut runs: Vec<Trace>) -> Result<Trace, String> {
     average(&runs).map(|mean| mean.trace)
 }
 
+/// A new file name for a server's next trace in a folder: one that [`RunsOf`] finds, with numbers that rise with time.
+pub fn next_trace(folder: &Path, server: &str, unix_ms: u128) -> PathBuf {
+    // Another one may have begun in the same millisecond.
+    let mut number = unix_ms;
+    loop {
+        let path = folder.join(format!("{server}-{number}.{EXTENSION}"));
+        match path.try_exists() {
+            Ok(true) => number += 1,
+            _ => return path,
+        }
+    }
+}
+
 /// The server whose earlier runs are loaded.
 pub struct RunsOf<'a> {
     /// Its name, which its traces have as their command.

@@ -81,6 +81,21 @@ static struct volume_options options[] = {
      .tags = {"impresario"},
      .description = "Bytes read into the page cache before clients request them, at most; 0: none. With the policy none "
                     "nothing is read ahead."},
+    {.key = {"trace"},
+     .type = GF_OPTION_TYPE_STR,
+     .default_value = "off",
+     .op_version = {1},
+     .flags = OPT_FLAG_SETTABLE | OPT_FLAG_DOC,
+     .tags = {"impresario"},
+     .description = "Folder in which the brick records its requests; off: it records nothing."},
+    {.key = {"prediction"},
+     .type = GF_OPTION_TYPE_STR,
+     .default_value = "off",
+     .op_version = {1},
+     .flags = OPT_FLAG_SETTABLE | OPT_FLAG_DOC,
+     .tags = {"impresario"},
+     .description = "Traces of earlier runs of the brick that predict requests: files and folders, separated by colons; "
+                    "off: none."},
     {.key = {"queue-requests"},
      .type = GF_OPTION_TYPE_INT,
      .min = 1,
@@ -112,6 +127,8 @@ static void settings_free(sched_settings_t *set) {
     GF_FREE(set->policy);
     GF_FREE(set->rules);
     GF_FREE(set->text);
+    GF_FREE(set->trace);
+    GF_FREE(set->prediction);
     memset(set, 0, sizeof *set);
 }
 
@@ -126,13 +143,15 @@ static enum sched_job job_of(const char *word) {
 /* Reads what can be changed live, from the options of the start or of a change (`changed`). GlusterFS logs a value out of
  * range with the option's name. */
 static int settings_read(xlator_t *this, dict_t *changed, sched_settings_t *set) {
-    char why[256] = "", *policy = NULL, *rules = NULL, *merge = NULL, *job = NULL;
+    char why[256] = "", *policy = NULL, *rules = NULL, *merge = NULL, *job = NULL, *trace = NULL, *prediction = NULL;
     memset(set, 0, sizeof *set);
     if (changed) {
         GF_OPTION_RECONF("policy", policy, changed, str, refused);
         GF_OPTION_RECONF("rules", rules, changed, str, refused);
         GF_OPTION_RECONF("merge", merge, changed, str, refused);
         GF_OPTION_RECONF("job", job, changed, str, refused);
+        GF_OPTION_RECONF("trace", trace, changed, str, refused);
+        GF_OPTION_RECONF("prediction", prediction, changed, str, refused);
         GF_OPTION_RECONF("depth", set->depth, changed, uint32, refused);
         GF_OPTION_RECONF("internal-depth", set->internal_depth, changed, uint32, refused);
         GF_OPTION_RECONF("queue-bytes", set->queue_bytes, changed, size_uint64, refused);
@@ -142,6 +161,8 @@ static int settings_read(xlator_t *this, dict_t *changed, sched_settings_t *set)
         GF_OPTION_INIT("rules", rules, str, refused);
         GF_OPTION_INIT("merge", merge, str, refused);
         GF_OPTION_INIT("job", job, str, refused);
+        GF_OPTION_INIT("trace", trace, str, refused);
+        GF_OPTION_INIT("prediction", prediction, str, refused);
         GF_OPTION_INIT("depth", set->depth, uint32, refused);
         GF_OPTION_INIT("internal-depth", set->internal_depth, uint32, refused);
         GF_OPTION_INIT("queue-bytes", set->queue_bytes, size_uint64, refused);
@@ -151,7 +172,11 @@ static int settings_read(xlator_t *this, dict_t *changed, sched_settings_t *set)
     set->job = job_of(job);
     set->policy = gf_strdup(policy);
     set->rules = gf_strdup(rules ? rules : "");
-    if (set->policy && set->rules) set->text = sched_policy_text(set->policy, set->rules, why, sizeof why);
+    /* An empty value is how volume files switch an option off. */
+    set->trace = gf_strdup(trace && *trace ? trace : "off");
+    set->prediction = gf_strdup(prediction && *prediction ? prediction : "off");
+    if (set->policy && set->rules && set->trace && set->prediction)
+        set->text = sched_policy_text(set->policy, set->rules, why, sizeof why);
     if (set->text) return 0;
     gf_log(this->name, GF_LOG_ERROR, "option rules \"%s\" is refused: %s", rules ? rules : "",
            why[0] ? why : "no memory");
@@ -206,7 +231,7 @@ static int32_t start(xlator_t *this) {
     int threads = threads_of(this);
     if (threads < 0) goto failed;
     state = GF_CALLOC(1, sizeof *state, sched_mt_state);
-    if (!state || settings_read(this, NULL, &state->set) != 0) goto failed;
+    if (!state || settings_read(this, NULL, &state->set) != 0 || sched_runs_init(state) != 0) goto failed;
     state->this = this;
     state->threads = (uint32_t)threads;
     state->queue_requests = queue_requests;
@@ -236,11 +261,15 @@ static int32_t start(xlator_t *this) {
     pthread_cond_init(&state->idle, NULL);
     this->pass_through = pass_through;
     this->private = state;
+    sched_runs_follow(state);
     gf_log(this->name, GF_LOG_INFO, "libimpresario %s: policy %s, depth %u, %u threads", impresario_version(),
            state->set.text, state->set.depth, state->threads);
     return 0;
 failed:
-    if (state) settings_free(&state->set);
+    if (state) {
+        settings_free(&state->set);
+        sched_runs_free(state);
+    }
     GF_FREE(state);
     return -1;
 }
@@ -264,6 +293,7 @@ static void drain(sched_state_t *state) {
     if (GF_ATOMIC_GET(state->open) > 0)
         gf_log(state->this->name, GF_LOG_WARNING, "%" PRId64 " requests have no reply after %d s",
                GF_ATOMIC_GET(state->open), STOP_S);
+    sched_runs_stop(state, STOP_S);
 }
 
 static int32_t notify(xlator_t *this, int32_t event, void *data, ...) {
@@ -272,6 +302,7 @@ static int32_t notify(xlator_t *this, int32_t event, void *data, ...) {
     if (event == GF_EVENT_PARENT_UP && state && __atomic_load_n(&state->stopping, __ATOMIC_SEQ_CST)) {
         if (impresario_set_policy(state->scheduler, state->set.text) != 0) log_refused(this, &state->set);
         __atomic_store_n(&state->stopping, _gf_false, __ATOMIC_SEQ_CST);
+        sched_runs_go_on(state);
     }
     return default_notify(this, event, data);
 }
@@ -282,17 +313,19 @@ static void stop(xlator_t *this) {
     int ended = -EBUSY;
     if (!state) return;
     if (GF_ATOMIC_GET(state->open) > 0) drain(state);
+    gf_boolean_t idle = sched_runs_stop(state, STOP_S);
     /* Callbacks that hang in the child would use the state after it is freed. */
     for (int tries = 0; ended == -EBUSY && tries < 5; tries++)
         ended = impresario_destroy(state->scheduler, DESTROY_MS, sched_request_dropped, state);
     this->private = NULL;
-    if (ended != 0 || GF_ATOMIC_GET(state->open) > 0) {
+    if (ended != 0 || !idle || GF_ATOMIC_GET(state->open) > 0) {
         gf_log(this->name, GF_LOG_ERROR, "requests are still below; the scheduler's memory is not freed: %s",
                impresario_last_error());
         return;
     }
     list_for_each_entry_safe(client, next, &state->clients, list) list_del_init(&client->list);
     settings_free(&state->set);
+    sched_runs_free(state);
     pthread_cond_destroy(&state->idle);
     pthread_mutex_destroy(&state->lock);
     GF_FREE(state);
@@ -326,6 +359,7 @@ static int32_t reconfigure(xlator_t *this, dict_t *changed) {
         gf_log(this->name, GF_LOG_INFO, "policy %s, depth %u, %" PRIu64 " bytes of read-ahead from now on", new.text,
                new.depth, new.read_ahead);
     settings_free(&old);
+    sched_runs_follow(state);
     sched_internal_next(state);
     this->pass_through = pass_through;
     return 0;
@@ -371,6 +405,9 @@ static void figures(sched_state_t *state, void (*put)(void *to, const char *name
     put(to, "read_ahead_outstanding_bytes", (double)stats.ahead_outstanding_bytes);
     put(to, "read_ahead_withheld_bytes", (double)stats.ahead_withheld_bytes);
     put(to, "read_ahead_stops", (double)stats.ahead_stops);
+    put(to, "traced_requests", (double)stats.traced_requests);
+    put(to, "untraced_requests", (double)stats.untraced_requests);
+    put(to, "predicted_requests", (double)stats.predicted_requests);
 }
 
 static void put_statedump(void *to, const char *name, double value) {
@@ -391,6 +428,8 @@ static int32_t statedump(xlator_t *this) {
     gf_proc_dump_write("policy", "%s", state->set.text);
     gf_proc_dump_write("depth", "%u", state->set.depth);
     gf_proc_dump_write("read-ahead", "%" PRIu64, state->set.read_ahead);
+    gf_proc_dump_write("trace", "%s", state->set.trace);
+    gf_proc_dump_write("prediction", "%s", state->set.prediction);
     gf_proc_dump_write("threads", "%u", state->threads);
     list_for_each_entry(client, &state->clients, list) {
         snprintf(key, sizeof key, "client[%d]", n++);

@@ -2,6 +2,7 @@
  *
  *   requests.c   a file operation becomes a request: its file, range, tenant and order; submitted to the scheduler
  *   ahead.c      what is read before it is requested; what is kept of an open file
+ *   runs.c       recorded runs: traces that are written, and traces that predict requests
  *   batches.c    a batch from the scheduler becomes calls of the child, and the child's replies become ours
  *   tenants.c    who sends a request: clients, processes, users, and their names in rules
  *   translator.c options, start, stop, reports
@@ -54,9 +55,20 @@ typedef struct sched_settings {
     uint32_t internal_depth; /* requests of GlusterFS's own processes in the scheduler at a time; 0: no limit */
     uint64_t queue_bytes;   /* payload of queued writes */
     uint64_t read_ahead;    /* bytes read ahead and not yet requested; 0: none */
+    char *trace;            /* owned: the folder in which requests are recorded, or "off" */
+    char *prediction;       /* owned: the traces that predict requests, or "off" */
     enum sched_merge merge;
     enum sched_job job;
 } sched_settings_t;
+
+/* Recorded runs: what was done last for the options `trace` and `prediction`. */
+typedef struct sched_runs {
+    char *trace, *prediction; /* owned */
+    gf_boolean_t records;   /* a trace is being written; known to the thread alone */
+    gf_boolean_t busy;      /* the thread is at work */
+    gf_boolean_t stopped;   /* nothing is to be recorded */
+    pthread_cond_t idle;    /* `busy` has ended */
+} sched_runs_t;
 
 typedef struct sched_state {
     xlator_t *this;
@@ -74,6 +86,7 @@ typedef struct sched_state {
     uint32_t internal_open; /* those that are in the scheduler */
     gf_boolean_t internal_busy; /* a thread is submitting what waits */
     gf_boolean_t stopping;  /* new requests go straight to the child */
+    sched_runs_t runs;
 
     gf_atomic_t open;       /* requests that are neither answered nor passed on */
     gf_atomic_t held_bytes; /* payload of writes among them that the child does not have yet */
@@ -133,6 +146,16 @@ void sched_ahead_dropped(void *state, uint64_t token);
 int sched_in_memory(void *state, const impresario_request_t *of, uint64_t offset);
 /* A speculation is forgotten. */
 void sched_ahead_end(sched_ahead_t *ahead);
+
+/* ---- runs.c ---- */
+int sched_runs_init(sched_state_t *state);
+void sched_runs_free(sched_state_t *state);
+/* Has a thread do what the options say, if they have changed. */
+void sched_runs_follow(sched_state_t *state);
+/* Ends the trace; false if the thread is still at work after that time. */
+gf_boolean_t sched_runs_stop(sched_state_t *state, int seconds);
+/* The brick serves again. */
+void sched_runs_go_on(sched_state_t *state);
 
 /* ---- batches.c ---- */
 /* impresario_batch_fn: calls the child for a batch. */

@@ -7,24 +7,10 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-use support::{Machine, PATIENCE, Place, Process, Volume, apart, figure, script, succeed, until};
+use support::{Machine, PATIENCE, Place, Process, Volume, apart, cooling, figure, on_disk, script, succeed, until};
 
 const OPTIONS: [(&str, &str); 3] = [("policy", "fifo"), ("depth", "8"), ("read-ahead", "16MB")];
 const MIB: u64 = 1 << 20;
-
-/// A folder on the build's disk in the place of a volume's, which is in memory. It goes with the value.
-fn on_disk(machine: &Machine, name: &str) -> Option<tempfile::TempDir> {
-    let disk = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
-    let kind = succeed(Command::new("stat").args(["-f", "-c", "%T"]).arg(disk.path()));
-    if kind.trim() == "tmpfs" {
-        impresario_testing::skip("disk", "the build's folder is in memory");
-        return None;
-    }
-    let place = machine.path(name);
-    fs::create_dir(&place).unwrap();
-    succeed(Command::new("mount").arg("--bind").arg(disk.path()).arg(&place));
-    Some(disk)
-}
 
 /// The files of a brick leave memory.
 fn cool(machine: &Machine, volume: &str) {
@@ -105,10 +91,7 @@ fn inside_changes() {
     let mut volume = Volume::start(&machine, "changes", 1, Place::Above, &OPTIONS);
     let (mount, mut gone) = (volume.mount_uncached(), volume.mount_uncached());
     let expected = write(mount.path.join("kept"), 16);
-    // Files leave memory again and again while their content is written, cut and verified.
-    let folder = machine.path("changes/brick0");
-    let cooler = "while :; do for f in *; do sync $f 2>/dev/null; dd if=$f iflag=nocache count=0 status=none 2>/dev/null; done; done";
-    let _cooler = Process::start(Command::new("bash").args(["-c", cooler]).current_dir(&folder));
+    let _cooling = cooling(&machine.path("changes/brick0"));
     let fio = |arguments: &[&str]| {
         let mut fio = Command::new("fio");
         fio.args(["--name=job", "--ioengine=libaio", "--size=8m", "--verify=crc32c", "--verify_fatal=1"]);

@@ -10,7 +10,7 @@ use std::process::Command;
 use std::time::Duration;
 
 use impresario_testing::suites::{Fsx, Outcome, pjdfstest};
-use support::{Machine, Place, Volume, apart, apart_within, script, succeed};
+use support::{Machine, Place, Volume, apart, apart_within, cooling, on_disk, script, succeed};
 
 /// What programs do to files. Ends with a list of all names, sizes and sums.
 const PROGRAMS: &str = r#"
@@ -139,8 +139,11 @@ fn inside_suites_find_the_same() {
     let machine = Machine::new();
     let mut expected = None;
     for (name, place) in [("as-it-comes", Place::None), ("above", Place::Above), ("instead", Place::Instead)] {
+        // On a disk, and with little in memory: only then is something read ahead.
+        let Some(_disk) = on_disk(&machine, name) else { return };
         let mut volume = Volume::start(&machine, name, 4, place, &[("policy", "mlf"), ("depth", "1")][..]);
-        let (shards, whole) = (volume.mount(&[]), volume.mount_whole_files());
+        let (shards, whole, uncached) = (volume.mount(&[]), volume.mount_whole_files(), volume.mount_uncached());
+        let _cooling = [0, 1, 2, 3].map(|brick| cooling(&machine.path(&format!("{name}/brick{brick}"))));
         fs::set_permissions(&shards.path, fs::Permissions::from_mode(0o755)).unwrap();
         let outcomes = pjdfstest(&shards.path);
         let count = |outcome| outcomes.values().filter(|found| **found == outcome).count();
@@ -152,13 +155,23 @@ fn inside_suites_find_the_same() {
         assert!(differing.is_empty(), "{name}: not as without the translator: {differing:?}");
         std::thread::scope(|scope| {
             for seed in 1..=2 {
-                let files = [shards.path.join(format!("s{seed}")), whole.path.join(format!("w{seed}"))];
-                let [shards, whole] = files;
+                let files = [(&shards, "s"), (&whole, "w"), (&uncached, "u")];
+                let [shards, whole, uncached] = files.map(|(mount, name)| mount.path.join(format!("{name}{seed}")));
                 scope.spawn(move || Fsx { maps: true, space: false, copies: true }.run(&shards, seed, 2000));
                 scope.spawn(move || Fsx { maps: true, space: true, copies: true }.run(&whole, seed, 2000));
+                // Every read is one of the brick.
+                scope.spawn(move || Fsx { maps: false, space: true, copies: false }.run(&uncached, seed, 2000));
             }
         });
-        println!("{name}: fsx: 4 runs of 2000 calls passed");
+        println!("{name}: fsx: 6 runs of 2000 calls passed");
+        if place != Place::None {
+            let ahead = volume.sum("read_ahead_read_bytes");
+            println!(
+                "{name}: {ahead} bytes were read ahead, {} of them in vain",
+                volume.sum("read_ahead_wasted_bytes")
+            );
+            assert!(ahead > 1 << 20, "{name}");
+        }
     }
 }
 

@@ -4,7 +4,7 @@
 mod support;
 
 use std::fs::{self, File};
-use std::os::unix::fs::FileExt;
+use std::os::unix::fs::{FileExt, PermissionsExt};
 use std::path::Path;
 use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::SeqCst};
@@ -181,6 +181,47 @@ fn inside_own_processes() {
 }
 
 #[test]
+fn a_limit_meets_the_tenant_that_it_names() {
+    apart("inside_limited_tenants");
+}
+
+#[test]
+#[ignore = "run by another test as a process"]
+fn inside_limited_tenants() {
+    let machine = Machine::new();
+    let away = "another-machine";
+    for (name, job, tenant) in [
+        ("user", "process", "user=1000"),
+        ("host", "process", "client=host:another-machine"),
+        ("group", "group", "job=4242"),
+    ] {
+        let rules = format!("slow: op=write & {tenant} {{requests_per_s=0.001, burst=1}}");
+        let options = [("policy", "tbf"), ("rules", rules.as_str()), ("job", job)];
+        let mut volume = Volume::start(&machine, name, 1, Place::Above, &options);
+        let (mut limited, free) = (volume.mount_from(away), volume.mount(&[]));
+        fs::set_permissions(&limited.path, fs::Permissions::from_mode(0o777)).unwrap();
+        // The tenant's second write waits; others' writes, through the same mount unless that is the tenant, do not.
+        let user = ["--reuid=1000", "--regid=4242", "--clear-groups"];
+        let mut slow = Command::new("setpriv");
+        slow.args(user).args(["dd", "if=/dev/zero", "of=slow", "bs=4k", "count=5", "status=none"]);
+        let mut slow = Process::start(slow.current_dir(&limited.path).stderr(Stdio::null()));
+        until("a queued write", || {
+            assert!(slow.0.try_wait().unwrap().is_none(), "{name}: the writer has ended");
+            volume.sum("queued_requests") == 1
+        });
+        let others = if name == "host" { &free } else { &limited };
+        script(&others.path, "dd if=/dev/zero of=fast bs=4k count=50 status=none");
+        assert!(slow.0.try_wait().unwrap().is_none() && volume.sum("queued_requests") == 1, "{name}");
+        assert_eq!(fs::metadata(free.path.join("fast")).unwrap().len(), 50 * 4096);
+        limited.process.signal("KILL");
+        limited.process.end(PATIENCE).expect("the client ends");
+        slow.end(PATIENCE).expect("the writer gets an error");
+        drop((limited, free));
+        volume.bricks.clear();
+    }
+}
+
+#[test]
 fn nonsense_is_refused_in_the_log() {
     apart("inside_nonsense");
 }
@@ -233,6 +274,41 @@ fn inside_nonsense() {
         let (brick, log) = start(options);
         until("the start", || log().contains("Final graph"));
         brick.signal("TERM");
+    }
+}
+
+#[test]
+fn a_full_scheduler_passes_requests_on() {
+    if impresario_testing::require("fio") {
+        apart("inside_full_scheduler");
+    }
+}
+
+/// The scheduler holds little, and a limit keeps that there: what finds no room goes straight to the translator below, and
+/// nothing is lost or out of order.
+#[test]
+#[ignore = "run by another test as a process"]
+fn inside_full_scheduler() {
+    let machine = Machine::new();
+    for (name, place, option) in [
+        ("bytes", Place::Above, ("queue-bytes", "1MB")),
+        ("requests", Place::Above, ("queue-requests", "4")),
+        ("bytes-instead", Place::Instead, ("queue-bytes", "1MB")),
+    ] {
+        let limit = [("policy", "tbf"), ("rules", "slow: op=write {requests_per_s=100, burst=1}"), option];
+        let mut volume = Volume::start(&machine, name, 1, place, &limit);
+        let mount = volume.mount(&[]);
+        let mut fio = Command::new("fio");
+        fio.args(["--name=job", "--ioengine=libaio", "--direct=1", "--size=8m", "--rw=randwrite", "--bs=128k"]);
+        fio.args(["--iodepth=32", "--verify=crc32c", "--verify_fatal=1"]);
+        succeed(fio.current_dir(&mount.path));
+        let report = volume.bricks[0].report();
+        assert!(figure(&report, "unscheduled_requests") > 0, "{name}: {report:?}");
+        for left in ["open_requests", "queued_write_bytes", "queued_requests"] {
+            assert_eq!(figure(&report, left), 0, "{name}: {report:?}");
+        }
+        drop(mount);
+        volume.bricks.clear();
     }
 }
 

@@ -224,6 +224,50 @@ fn inside_detached_brick() {
 }
 
 #[test]
+fn a_client_switches_graphs_under_load() {
+    if impresario_testing::require("fio") {
+        apart("inside_switched_graphs");
+    }
+}
+
+/// Options of the volume that clients have translators for: each change gives them a new graph, with connections of its own, and
+/// the bricks lose the clients of the old one with requests under way.
+#[test]
+#[ignore = "run by another test as a process"]
+fn inside_switched_graphs() {
+    let mut pool = Pool::start();
+    pool.volume("switched");
+    // Without quotes, which glusterd minds when it makes new graphs.
+    pool.set("switched", "user.xlator.impresario.policy", "mlf");
+    pool.set("switched", "user.xlator.impresario.depth", "1");
+    let (mount, _client) = pool.mount("switched");
+    let clients = || {
+        let text = text_of_statedump(pool.brick("switched"));
+        text.lines().filter(|line| line.starts_with("client[")).count()
+    };
+    let fio = "fio --name=job --ioengine=libaio --size=8m --rw=randwrite --bsrange=4k-256k --iodepth=8 --numjobs=2 \
+               --verify=crc32c --verify_fatal=1 --output=/dev/null";
+    let load = format!("until [ -e stop ]; do {fio}; done");
+    let mut load = Process::start(Command::new("bash").args(["-euc", &load]).current_dir(&mount));
+    let switches = || fs::read_to_string("/var/log/glusterfs/mount.log").unwrap().matches("switched to graph").count();
+    for value in ["on", "off", "on"] {
+        let switched = switches();
+        pool.set("switched", "performance.read-ahead", value);
+        until("the switch", || switches() > switched);
+        assert!(load.0.try_wait().unwrap().is_none(), "{value}: the load has ended");
+    }
+    fs::write(mount.join("stop"), "").unwrap();
+    assert!(load.end(PATIENCE).expect("fio ends").success());
+    until("the last request", || figure(&statedump(pool.brick("switched")), "open_requests") == 0);
+    until("the clients of old graphs go", || {
+        // A client leaves an old graph at a request.
+        fs::write(mount.join("after"), "after").unwrap();
+        assert_eq!(fs::read_to_string(mount.join("after")).unwrap(), "after");
+        clients() == 1
+    });
+}
+
+#[test]
 fn a_replica_that_was_away_is_healed() {
     apart("inside_healed_replica");
 }
@@ -264,6 +308,95 @@ fn inside_healed_replica() {
         assert!(figure(&report, "internal_requests") > 0, "{folder}: {report:?}");
         assert_eq!(figure(&report, "open_requests"), 0, "{folder}: {report:?}");
     }
+}
+
+#[test]
+fn a_recorded_run_foretells_the_next_on_a_running_volume() {
+    apart("inside_recorded_runs");
+}
+
+#[test]
+#[ignore = "run by another test as a process"]
+fn inside_recorded_runs() {
+    const BLOCK_BYTES: u64 = 64 << 10;
+    const BLOCKS: u64 = 64;
+    const FILE_BYTES: u64 = 2 * BLOCKS * BLOCK_BYTES;
+    let mut pool = Pool::start();
+    pool.volume("runs");
+    let (mount, _client) = pool.mount("runs");
+    let traces = pool.machine.path("traces");
+    let there = traces.to_str().unwrap();
+    fs::write(mount.join("file"), vec![7; FILE_BYTES as usize]).unwrap();
+    let report = |name: &str| figure(&statedump(pool.brick("runs")), name);
+    // What reading every second block of the file in an order without a pattern, the same each time, makes the brick predict.
+    let predicted = || {
+        let before = report("read_ahead_predicted_bytes");
+        script(
+            &mount,
+            "for i in {0..63}; do \
+             dd if=file of=/dev/null iflag=direct bs=64k count=1 skip=$((2 * ((7 * i + 10 * i * i) % 64))) status=none; done",
+        );
+        report("read_ahead_predicted_bytes") - before
+    };
+    let set = |options: &[(&str, &str)]| pool.schedule("runs", options);
+    let says = |line: &str| until(line, || pool.log("runs").contains(line));
+    set(&[("policy", "fifo"), ("trace", there)]);
+    says("requests are recorded there");
+    let unforetold = predicted();
+    until("the record", || report("traced_requests") >= BLOCKS);
+    assert_eq!((report("untraced_requests"), report("predicted_requests")), (0, 0));
+    set(&[("trace", "off"), ("prediction", there)]);
+    until("the run", || report("predicted_requests") > 0);
+    // Every time that it is made again.
+    for _ in 0..2 {
+        let foretold = predicted();
+        assert!(foretold > BLOCKS / 2 * BLOCK_BYTES && foretold > 2 * unforetold, "{foretold} against {unforetold}");
+    }
+    // Traces that are no use: each is named, and nothing is foretold then.
+    let trace = fs::read_dir(&traces).unwrap().next().unwrap().unwrap().path();
+    let bytes = fs::read(&trace).unwrap();
+    let bad = pool.machine.path("bad");
+    fs::create_dir(&bad).unwrap();
+    let (mut later, mut damaged) = (bytes.clone(), bytes.clone());
+    later[7] += 1;
+    damaged[bytes.len() / 2] ^= 0xff;
+    let another = pool.machine.path("another");
+    let mut run = impresario_trace::Trace::load(&trace).unwrap();
+    run.header.command = "another brick".into();
+    run.save(&another).unwrap();
+    let another = fs::read(&another).unwrap();
+    for (name, bytes, why) in [
+        ("later", &later[..], "version"),
+        ("damaged", &damaged, "at byte"),
+        ("cut", &bytes[..bytes.len() - 3], "its end is missing"),
+        ("not-one", b"whatever lies there", "not a trace"),
+        ("another's", &another, "recorded by another brick, not by "),
+    ] {
+        let path = bad.join(name);
+        fs::write(&path, bytes).unwrap();
+        set(&[("prediction", path.to_str().unwrap())]);
+        let option = format!("option prediction \"{}\": no requests are predicted", path.display());
+        until(name, || pool.log("runs").lines().any(|line| line.contains(&option) && line.contains(why)));
+        assert_eq!(report("predicted_requests"), 0, "{name}");
+        // The brick serves as before.
+        assert_eq!(fs::read(mount.join("file")).unwrap().len() as u64, FILE_BYTES);
+        set(&[("prediction", there)]);
+        until("the run again", || report("predicted_requests") > 0);
+    }
+    set(&[("prediction", "off")]);
+    until("no run", || report("predicted_requests") == 0);
+    set(&[("trace", "/dev/null/folder")]);
+    says("no requests are recorded: /dev/null/folder");
+    // A brick that stops ends its trace, and one that starts goes by it: files are known by their gfids.
+    set(&[("trace", there)]);
+    until("a second trace", || fs::read_dir(&traces).unwrap().count() == 2);
+    predicted();
+    pool.gluster(&["volume", "stop", "runs"]);
+    set(&[("trace", "off"), ("prediction", there)]);
+    pool.gluster(&["volume", "start", "runs"]);
+    let brick = pool.brick("runs");
+    until("both runs", || figure(&statedump(brick), "predicted_requests") >= BLOCKS);
+    assert!(!pool.log("runs").contains("passed over"), "{}", pool.log("runs"));
 }
 
 #[test]

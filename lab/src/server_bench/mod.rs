@@ -161,6 +161,18 @@ impl Choice {
     }
 }
 
+/// Has a server serve each load once, as a measurement begins, for whoever records that.
+pub fn serve_once(bed: &dyn Bed, clients: &Clients, address: &str, loads: &mut [Load], stop: &Stop) -> Result<()> {
+    for load in loads {
+        stop.check()?;
+        bed.prepare(load)?;
+        drop_caches()?;
+        bed.reset()?;
+        clients.run(address, &load.lines(0), 0.0, stop).with_context(|| format!("{}, once", load.name))?;
+    }
+    Ok(())
+}
+
 /// A running server.
 pub struct Subject<'a> {
     pub name: &'a str,

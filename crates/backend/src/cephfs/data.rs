@@ -1,7 +1,6 @@
 //! The bytes of files: opening on a caller's behalf, reading, writing, cutting, syncing.
 
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 
 use super::mount::{Descriptor, is_lost};
 use super::{Files, Node, Open, Shared, api, outward, stale};
@@ -69,8 +68,7 @@ impl Shared {
         check_range(offset, bytes.len() as u64)?;
         let open = self.open_for(caller, node, Use::Write)?;
         if !bytes.is_empty() {
-            // Before the first byte: what becomes of it must be asked from then on.
-            open.unsynced.store(true, Ordering::Release);
+            let _changing = open.changing();
             observe(node, open.fd.write(offset, bytes)).map_err(outward)?;
         }
         if !stable {
@@ -83,7 +81,7 @@ impl Shared {
         i64::try_from(size_bytes).map_err(|_| Errno(libc::EFBIG))?;
         // Who may write it, or could when it was opened, may cut it: the library looks at the mode alone.
         let open = self.open_for(caller, node, Use::Write)?;
-        open.unsynced.store(true, Ordering::Release);
+        let _changing = open.changing();
         let inode = self.inode(node)?;
         let cut = inode.set_stat(inode.mount().own(), api::SET_SIZE, |stat| stat.size = size_bytes);
         cut.map_err(stale)

@@ -106,8 +106,7 @@ impl Shared {
         check_range(offset, bytes.len() as u64)?;
         let open = self.open_for(caller, node, Use::Write)?;
         if !bytes.is_empty() {
-            // Before the first byte: what becomes of it must be asked from then on.
-            open.unsynced.store(true, Ordering::Release);
+            let _changing = open.changing();
             let alone = self.bricks.in_shards().then(|| node.fd.writing.lock());
             self.observe(node, || open.fd.write(offset, bytes, alone.is_none()))?;
         }
@@ -120,7 +119,7 @@ impl Shared {
     pub(super) fn truncate(&self, caller: &Caller, node: &Node, size_bytes: u64) -> Result<()> {
         let size = i64::try_from(size_bytes).map_err(|_| Errno(libc::EFBIG))?;
         let open = self.open_for(caller, node, Use::Write)?;
-        open.unsynced.store(true, Ordering::Release);
+        let _changing = open.changing();
         let _alone = self.bricks.in_shards().then(|| node.fd.writing.lock());
         self.observe(node, || open.fd.truncate(size))
     }
@@ -145,7 +144,7 @@ impl Shared {
         if keeps_size && self.bricks.in_shards() {
             return Err(Errno(libc::EOPNOTSUPP));
         }
-        open.unsynced.store(true, Ordering::Release);
+        let _changing = open.changing();
         let _alone = self.bricks.in_shards().then(|| node.fd.writing.lock());
         self.observe(node, || {
             if !matches!(change, SpaceChange::Allocate { .. }) {

@@ -374,6 +374,11 @@ impl Backend for PosixTree {
     }
 
     fn has_page_cache(&self) -> bool {
-        !self.shared.in_memory
+        !self.shared.in_memory && self.shared.paging.is_kept()
+    }
+
+    fn is_in_memory(&self, caller: &Caller, file: &Handle, at: u64) -> bool {
+        let node = self.shared.known(file).and_then(Result::ok);
+        node.is_some_and(|node| self.shared.is_in_memory(caller, &node, at))
     }
 }

@@ -5,13 +5,13 @@ use std::num::NonZeroU64;
 use std::ops::Range;
 use std::os::fd::AsFd;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 
 use impresario_base::machine::path_of;
 use rustix::fs::{Advice, FallocateFlags, Mode, OFlags, SeekFrom};
 use rustix::io::{Errno as Number, ReadWriteFlags};
 
 use super::metadata::may;
+use super::paging::has_page;
 use super::{Files, Node, Open, Shared};
 use crate::nodes::{Descriptors, Use};
 use crate::rules::check_range;
@@ -76,6 +76,9 @@ impl Shared {
                 Err(error) => return Err(error.into()),
             }
         }
+        if done > 0 {
+            self.paging.read(&open.fd, offset + done as u64 - 1);
+        }
         Ok(done)
     }
 
@@ -104,6 +107,20 @@ impl Shared {
         }
     }
 
+    /// Whether memory has a byte, as far as the caller's descriptor tells.
+    pub(super) fn is_in_memory(&self, caller: &Caller, node: &Node, at: u64) -> bool {
+        let Some(open) = node.open_for(self.callers.number(caller), Use::Read, self.nodes.now_ms()) else {
+            return false;
+        };
+        let mut byte = [0];
+        match rustix::io::preadv2(&open.fd, &mut [IoSliceMut::new(&mut byte)], at, ReadWriteFlags::NOWAIT) {
+            Ok(count) => count == 1,
+            // Many network file systems read only what they may wait for.
+            Err(Number::OPNOTSUPP) => !self.paging.is_past() && has_page(open.fd.as_fd(), at) == Some(true),
+            Err(_) => false,
+        }
+    }
+
     /// Has the kernel begin to read a range. Which descriptor says so makes no difference to the page cache; a caller without
     /// the right to read learns nothing by it.
     pub(super) fn will_read(&self, node: &Node, range: Range<u64>) {
@@ -112,6 +129,17 @@ impl Shared {
             None => self.open_for(self.identity.own(), node, Use::Read),
         };
         let Ok(open) = open else { return };
+        if self.paging.is_unknown() {
+            // Hints may come before the first read.
+            let mut byte = [0_u8];
+            let got = rustix::io::retry_on_intr(|| rustix::io::pread(&open.fd, &mut byte, range.start));
+            if got == Ok(1) {
+                self.paging.read(&open.fd, range.start);
+            }
+        }
+        if self.paging.is_past() {
+            return;
+        }
         for at in range.clone().step_by(self.advice_max_bytes as usize) {
             let len = NonZeroU64::new((range.end - at).min(self.advice_max_bytes));
             let _ = rustix::fs::fadvise(&open.fd, at, len, Advice::WillNeed); // a hint
@@ -121,10 +149,9 @@ impl Shared {
     pub(super) fn write(&self, caller: &Caller, node: &Node, offset: u64, bytes: &[u8], stable: bool) -> Result<()> {
         check_range(offset, bytes.len() as u64)?;
         let open = self.open_for(caller, node, Use::Write)?;
+        let changing = (!bytes.is_empty()).then(|| open.changing());
         let mut done = 0;
         while done < bytes.len() {
-            // Before the first byte: what becomes of it must be asked from then on.
-            open.unsynced.store(true, Ordering::Release);
             match rustix::io::pwrite(&open.fd, &bytes[done..], offset + done as u64) {
                 Ok(0) => return Err(Errno(libc::EIO)),
                 Ok(count) => done += count,
@@ -132,6 +159,7 @@ impl Shared {
                 Err(error) => return Err(error.into()),
             }
         }
+        drop(changing);
         if !stable {
             return Ok(());
         }
@@ -142,7 +170,7 @@ impl Shared {
     pub(super) fn truncate(&self, caller: &Caller, node: &Node, size_bytes: u64) -> Result<()> {
         i64::try_from(size_bytes).map_err(|_| Errno(libc::EFBIG))?;
         let open = self.open_for(caller, node, Use::Write)?;
-        open.unsynced.store(true, Ordering::Release);
+        let _changing = open.changing();
         Ok(rustix::io::retry_on_intr(|| rustix::fs::ftruncate(&open.fd, size_bytes))?)
     }
 
@@ -158,7 +186,7 @@ impl Shared {
         if len_bytes == 0 {
             return Ok(());
         }
-        open.unsynced.store(true, Ordering::Release);
+        let _changing = open.changing();
         let change_as = |flags: FallocateFlags| {
             rustix::io::retry_on_intr(|| rustix::fs::fallocate(&open.fd, flags, offset, len_bytes))
         };

@@ -2,8 +2,6 @@
 
 use std::ffi::OsString;
 use std::path::Path;
-use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
 use impresario_conformance::Options;
@@ -28,17 +26,5 @@ pub fn options(target: &Path) -> Options {
     agent.extend(
         ["support::agent_process", "--exact", "--ignored", "--nocapture", "--test-threads=1"].map(OsString::from),
     );
-    Options {
-        target: target.into(),
-        seed: 7,
-        duration: Duration::ZERO,
-        only: Vec::new(),
-        patience: PATIENCE,
-        below: None,
-        restart: None,
-        export: String::new(),
-        overwrite: false,
-        agent,
-        stop: Arc::new(AtomicBool::new(false)),
-    }
+    Options { seed: 7, patience: PATIENCE, ..Options::new(target, agent) }
 }

@@ -39,7 +39,8 @@ extern "C" {
 /* A scheduler. */
 typedef struct impresario impresario_t;
 
-/* Operations. Reads and writes are scheduled; the others are barriers for the bytes that they cover. */
+/* Operations. Reads and writes are scheduled; the others are barriers for the bytes that they cover. Reads and writes that
+ * come after a sync do not wait for it. */
 enum {
     IMPRESARIO_READ = 0,
     IMPRESARIO_WRITE = 1,
@@ -196,6 +197,9 @@ typedef struct impresario_stats {
     uint64_t ahead_outstanding_bytes; /* predicted, and still to come */
     uint64_t ahead_withheld_bytes;  /* not predicted because the budget was used up */
     uint64_t ahead_stops;           /* times that a stream's predictions did not pay and were stopped */
+    uint64_t traced_requests;       /* in the trace that is being written */
+    uint64_t untraced_requests;     /* missing from it: they came too fast, or it has ended early */
+    uint64_t predicted_requests;     /* requests that the recorded runs predict */
 } impresario_stats_t;
 
 /* A policy, and a parameter of one. The strings live as long as the process. */
@@ -281,6 +285,23 @@ int impresario_hold(impresario_t *scheduler, uint32_t lane, uint64_t span_us);
 /* Reports whether a connection can take data (1) or not (0), for the policies that depend on it: stream, scan, wscan,
  * sstf. A connection counts as ready until reported otherwise. */
 int impresario_ready(impresario_t *scheduler, uint32_t connection, int ready);
+
+/* ---- recorded runs: man 3 impresario_set_prediction ---- */
+
+/* Records every request that ends from now on in a new file of `folder`, NAME-NUMBER.imt, which the program `impresario
+ * trace` reads, too. `name` tells servers that share the folder apart; it has no slash. Serving never waits for the trace.
+ * -EINVAL if one is being written already. */
+int impresario_start_trace(impresario_t *scheduler, const char *folder, const char *name);
+
+/* Ends the trace. -ENOENT if there is none, -EIO if it had ended early, as on a full disk. */
+int impresario_stop_trace(impresario_t *scheduler);
+
+/* Predicts requests by recorded runs from now on, replacing earlier ones: for policies that use predictions, and for reading
+ * ahead. `traces`: files and folders, separated by colons, with traces of this `name`; of a folder the newest are used. NULL:
+ * no recorded runs. File keys must be the same in every run. Blocks while it reads the files, up to a million requests, and
+ * returns how many requests they predict, or a negative errno: a trace of another name, a damaged or unfinished one, or one of a
+ * later format changes nothing. */
+int impresario_set_prediction(impresario_t *scheduler, const char *traces, const char *name);
 
 /* ---- statistics and information: man 3 impresario_stats ---- */
 

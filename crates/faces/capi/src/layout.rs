@@ -103,7 +103,8 @@ fn c_and_rust_agree_on_every_struct() {
         layout!("impresario_stats_t", StatsC, size, accepted, completed, failed, cancelled, blocked, batches, read_bytes,
             write_bytes, queued, in_flight, file_switches, queue_ns as "queue_ns_p50", service_ns as "service_ns_p50",
             requests_per_batch, bytes_per_batch, offset_distance_bytes, ahead_predicted_bytes, ahead_read_bytes,
-            ahead_hit_bytes, ahead_wasted_bytes, ahead_outstanding_bytes, ahead_withheld_bytes, ahead_stops),
+            ahead_hit_bytes, ahead_wasted_bytes, ahead_outstanding_bytes, ahead_withheld_bytes, ahead_stops,
+            traced_requests, untraced_requests, predicted_requests),
         layout!("impresario_policy_info_t", PolicyInfoC, size, name, summary, source, params),
         layout!("impresario_param_info_t", ParamInfoC, size, name, default_value, range, summary),
     ];

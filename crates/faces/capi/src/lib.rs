@@ -9,12 +9,13 @@ mod structs;
 
 use std::ffi::{c_char, c_int, c_void};
 use std::ops::Range;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicPtr, Ordering};
 use std::time::Duration;
 
 use impresario_embed::{
-    Ahead, Batch, Delivery, Dispatch, Identity, Member, Misuse, Options, Receiver, Scheduler, Submit, guard,
+    Ahead, Batch, Delivery, Dispatch, Identity, Member, Misuse, Options, Receiver, Scheduler, Submit, TraceError, guard,
 };
 use impresario_sched::Nanos;
 
@@ -63,6 +64,16 @@ impl From<Misuse> for Refusal {
             Misuse::InCallback => libc::EDEADLK,
         };
         Refusal(errno, misuse.to_string())
+    }
+}
+
+impl From<TraceError> for Refusal {
+    fn from(error: TraceError) -> Refusal {
+        let errno = match &error {
+            TraceError::Io { source, .. } => source.raw_os_error().unwrap_or(libc::EIO),
+            _ => libc::EINVAL,
+        };
+        Refusal(errno, error.to_string())
     }
 }
 
@@ -472,6 +483,64 @@ pub extern "C" fn impresario_set_read_ahead(scheduler: *mut Handle, bytes: u64) 
     on(scheduler, |s| {
         s.set_read_ahead(bytes)?;
         Ok(0)
+    })
+}
+
+/// Records requests from now on.
+///
+/// # Safety
+/// `folder` and `name` are NULL or C strings.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn impresario_start_trace(
+    scheduler: *mut Handle,
+    folder: *const c_char,
+    name: *const c_char,
+) -> c_int {
+    on(scheduler, |s| {
+        // SAFETY: NULL or strings, as the header requires.
+        let (folder, name) = unsafe { (guard::text(folder, "folder")?, guard::text(name, "name")?) };
+        s.start_trace_in(folder.as_ref(), name)?;
+        Ok(0)
+    })
+}
+
+/// Ends the trace.
+#[unsafe(no_mangle)]
+pub extern "C" fn impresario_stop_trace(scheduler: *mut Handle) -> c_int {
+    on(scheduler, |s| {
+        let Some(trace) = s.stop_trace() else {
+            return Err(Refusal(libc::ENOENT, "no trace is being written".into()));
+        };
+        match trace.failure {
+            None => Ok(0),
+            Some(why) => Err(Refusal(libc::EIO, format!("the trace ended early: {why}"))),
+        }
+    })
+}
+
+/// Predicts by recorded runs, or by none.
+///
+/// # Safety
+/// `traces` and `name` are NULL or C strings.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn impresario_set_prediction(
+    scheduler: *mut Handle,
+    traces: *const c_char,
+    name: *const c_char,
+) -> c_int {
+    on(scheduler, |s| {
+        if traces.is_null() {
+            s.forget_runs();
+            return Ok(0);
+        }
+        // SAFETY: strings, as the header requires.
+        let (traces, name) = unsafe { (guard::text(traces, "traces")?, guard::text(name, "name")?) };
+        let traces: Vec<PathBuf> = traces.split(':').filter(|path| !path.is_empty()).map(Into::into).collect();
+        if traces.is_empty() {
+            return Err(Refusal::invalid("traces is empty: give files or folders, separated by colons, or NULL"));
+        }
+        let foretold = s.foretell(name, &traces)?;
+        Ok(c_int::try_from(foretold.requests).unwrap_or(c_int::MAX))
     })
 }
 

@@ -5,6 +5,7 @@ use std::mem::size_of;
 use std::sync::OnceLock;
 
 use impresario_sched::policy::POLICIES;
+use serde_json::json;
 
 use crate::handles::Handle;
 use crate::structs::StatsC;
@@ -40,6 +41,7 @@ pub unsafe extern "C" fn impresario_stats(scheduler: *mut Handle, stats: *mut St
         let status = s.status();
         let report = status.statistics;
         let (ahead, ahead_read_bytes) = s.read_ahead().unwrap_or_default();
+        let trace = s.trace_status();
         let report = StatsC {
             size: 0,
             accepted: report.accepted,
@@ -65,6 +67,9 @@ pub unsafe extern "C" fn impresario_stats(scheduler: *mut Handle, stats: *mut St
             ahead_outstanding_bytes: ahead.outstanding_bytes,
             ahead_withheld_bytes: ahead.withheld_bytes,
             ahead_stops: ahead.stops,
+            traced_requests: trace.as_ref().map_or(0, |trace| trace.requests),
+            untraced_requests: trace.as_ref().map_or(0, |trace| trace.not_traced),
+            predicted_requests: s.foretold().map_or(0, |foretold| foretold.requests as u64),
         };
         // SAFETY: as this function's caller promises.
         unsafe { fill(stats, report, "stats") }?;
@@ -80,8 +85,34 @@ pub unsafe extern "C" fn impresario_stats(scheduler: *mut Handle, stats: *mut St
 pub unsafe extern "C" fn impresario_stats_json(scheduler: *mut Handle, text: *mut c_char, size: usize) -> c_int {
     on(scheduler, |s| {
         let mut status = serde_json::to_value(s.status()).map_err(|e| format!("JSON failed: {e}"))?;
-        if let (Some(status), Some(ahead)) = (status.as_object_mut(), s.describe_read_ahead()) {
-            status.insert("read_ahead".into(), ahead);
+        let more = [
+            ("read_ahead", s.describe_read_ahead()),
+            (
+                "trace",
+                s.trace_status().map(|trace| {
+                    json!({
+                        "path": trace.path.display().to_string(),
+                        "requests": trace.requests,
+                        "bytes": trace.bytes,
+                        "not_traced": trace.not_traced,
+                        "failure": trace.failure,
+                    })
+                }),
+            ),
+            (
+                "recorded_runs",
+                s.foretold().map(|foretold| {
+                    json!({
+                        "traces": foretold.traces.iter().map(|path| path.display().to_string()).collect::<Vec<_>>(),
+                        "requests": foretold.requests,
+                        "files": foretold.files,
+                        "passed_over": foretold.passed_over,
+                    })
+                }),
+            ),
+        ];
+        if let Some(status) = status.as_object_mut() {
+            status.extend(more.into_iter().filter_map(|(name, part)| Some((name.to_string(), part?))));
         }
         let json = status.to_string();
         if size > 0 && !text.is_null() {

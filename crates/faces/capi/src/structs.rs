@@ -221,4 +221,7 @@ pub struct StatsC {
     pub(crate) ahead_outstanding_bytes: u64,
     pub(crate) ahead_withheld_bytes: u64,
     pub(crate) ahead_stops: u64,
+    pub(crate) traced_requests: u64,
+    pub(crate) untraced_requests: u64,
+    pub(crate) predicted_requests: u64,
 }

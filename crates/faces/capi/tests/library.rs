@@ -94,7 +94,14 @@ fn valgrind_finds_nothing() {
     let library = Library::find("impresario");
     if let Some(mut command) = valgrind(&behave(&library)) {
         let quick = ["one_by_one", "batches", "poll", "poll_ends", "cancel", "inline", "full", "tokens_come_back"];
-        let more = ["several_schedulers", "policies", "configured", "destroy_in_callback", "read_ahead_taken_back"];
+        let more = [
+            "several_schedulers",
+            "policies",
+            "configured",
+            "destroy_in_callback",
+            "read_ahead_taken_back",
+            "recorded_runs",
+        ];
         succeed(command.args(quick).args(more));
     }
 }

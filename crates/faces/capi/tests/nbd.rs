@@ -5,8 +5,6 @@ mod support;
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
-use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant};
 
 use impresario_conformance::{Options, Outcome, Report, run};
@@ -86,17 +84,12 @@ impl Server {
         let mut agent = vec!["env".into(), format!("{AGENT}=1").into(), std::env::current_exe().unwrap().into()];
         agent.extend(["agent_process", "--exact", "--ignored", "--nocapture", "--test-threads=1"].map(From::from));
         let options = Options {
-            target: self.path("socket").into(),
             seed: 3,
-            duration: Duration::ZERO,
             only: only.iter().map(|name| name.to_string()).collect(),
             patience: PATIENCE,
             below: Some(self.path("file")),
             restart: restart.then(|| format!("{}; : >'{}'; {}", self.stop(), self.path("log").display(), self.start)),
-            export: String::new(),
-            overwrite: false,
-            agent,
-            stop: Arc::new(AtomicBool::new(false)),
+            ..Options::new(self.path("socket"), agent)
         };
         run(&options, &mut |_| {}).unwrap_or_else(|error| panic!("{error}; the server: {}", self.log()))
     }

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 
 use impresario_base::lock::Mutex;
 use impresario_engine::{PagedFile, ReadAhead, Submission, Work};
-use impresario_foresight::{Totals, is_there};
+use impresario_foresight::{PredictedQueues, Totals, is_there};
 use impresario_sched::Op;
 use serde_json::Value;
 
@@ -104,6 +104,11 @@ impl Foresight {
         self.rule.set_budget(budget_bytes);
         self.budgeted.store(budget_bytes > 0, Relaxed);
         self.rest_unless_on();
+    }
+
+    /// Reads of recorded runs that will probably be repeated, replacing earlier ones.
+    pub fn foretell(&self, queues: Option<&PredictedQueues>) {
+        self.rule.foretell(queues);
     }
 
     /// A request is about to be submitted. The speculations that go with it.

@@ -31,9 +31,10 @@ use flights::Flights;
 pub use foresight::Ahead;
 use foresight::Foresight;
 use impresario_foresight::Totals;
+pub use impresario_trace::TraceError;
 pub use options::{Dispatch, Options, parse_policy};
 use ready::{Ready, Taken, Wait};
-pub use traced::Traces;
+pub use traced::{Foretold, Traces};
 
 /// A request of the program.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -309,6 +310,8 @@ pub struct Scheduler {
     threads: Mutex<Vec<JoinHandle<()>>>,
     /// The trace that is being written.
     trace: Mutex<Option<Arc<impresario_trace::Recorder>>>,
+    /// The recorded runs that predict.
+    foretold: Mutex<Option<Foretold>>,
     /// Held during shutdown: a second caller waits for the outcome instead of returning early.
     closing: Mutex<()>,
     lanes: u16,
@@ -373,6 +376,7 @@ impl Scheduler {
             hands,
             threads: Mutex::default(),
             trace: Mutex::default(),
+            foretold: Mutex::default(),
             closing: Mutex::default(),
             lanes,
             queue_requests,

@@ -1,11 +1,14 @@
-//! A trace of the requests served by a program's scheduler, in the project's format (doc/TRACES.md).
+//! Recorded runs of a program's scheduler, in the project's format (doc/TRACES.md): recording them, and predicting by them.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use impresario_engine::now;
+use impresario_foresight::PredictedQueues;
 use impresario_trace::live::{LiveOptions, LiveStatus, PathOf};
-use impresario_trace::{Header, Recorder, TraceError};
+use impresario_trace::predict::{RunsOf, next_trace};
+use impresario_trace::{Header, Recorder, Space, TraceError};
 
 use crate::{Scheduler, guard};
 
@@ -35,7 +38,79 @@ impl Default for Traces {
     }
 }
 
+/// What recorded runs predict.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Foretold {
+    /// Requests.
+    pub requests: usize,
+    /// Files that they are of.
+    pub files: usize,
+    /// The traces that they come from.
+    pub traces: Vec<PathBuf>,
+    /// Traces in folders that were skipped, and why.
+    pub passed_over: Vec<String>,
+}
+
+/// Refuses a name that cannot be part of a file name.
+fn check_name(name: &str) -> Result<(), TraceError> {
+    const BYTES_MAX: usize = 200;
+    if !name.is_empty() && name.len() <= BYTES_MAX && !name.contains(['/', '\0']) {
+        return Ok(());
+    }
+    let reason = format!("it cannot name traces: give 1 to {BYTES_MAX} bytes without a slash");
+    Err(TraceError::File { path: name.into(), reason })
+}
+
 impl Scheduler {
+    /// Starts a trace in a folder, which is made if it is missing, under the name by which
+    /// [`foretell`](Scheduler::foretell) finds it. Returns its file.
+    pub fn start_trace_in(&self, folder: &Path, name: &str) -> Result<PathBuf, TraceError> {
+        check_name(name)?;
+        std::fs::create_dir_all(folder).map_err(|source| TraceError::Io { path: folder.into(), source })?;
+        let unix = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or(Duration::ZERO);
+        let path = next_trace(folder, name, unix.as_millis());
+        self.start_trace(&path, Traces { command: name.into(), ..Traces::default() })?;
+        Ok(path)
+    }
+
+    /// Predicts by recorded runs from now on, instead of earlier ones: traces of this `name`, or folders with such traces, of which
+    /// the newest are used. Reads at most 16 traces and a million requests. An error changes nothing.
+    pub fn foretell(&self, name: &str, traces: &[PathBuf]) -> Result<Foretold, TraceError> {
+        check_name(name)?;
+        // Files that the program no longer has are never read: their predictions cost nothing.
+        let loaded = RunsOf { server: name, space: Space::default(), holds: &|_| true }.load(traces)?;
+        let (requests, files) = (loaded.queues.len(), loaded.queues.files());
+        let foretold = Foretold { requests, files, traces: loaded.traces, passed_over: loaded.passed_over };
+        self.go_by(Some((Arc::new(loaded.queues), foretold.clone())));
+        Ok(foretold)
+    }
+
+    /// Predicts by no recorded run from now on.
+    pub fn forget_runs(&self) {
+        self.go_by(None);
+    }
+
+    fn go_by(&self, runs: Option<(Arc<PredictedQueues>, Foretold)>) {
+        let (queues, foretold) = runs.unzip();
+        self.hands.inside(|| {
+            // Under one lock, so that policies and reading ahead use the same runs.
+            let mut current = self.foretold.lock();
+            self.hands.foresight.iter().for_each(|foresight| foresight.foretell(queues.as_deref()));
+            self.engine.foresee(queues);
+            *current = foretold;
+        });
+    }
+
+    /// What the recorded runs in use predict.
+    pub fn foretold(&self) -> Option<Foretold> {
+        self.foretold.lock().clone()
+    }
+
+    /// The trace that is being written.
+    pub fn trace_status(&self) -> Option<LiveStatus> {
+        self.trace.lock().as_ref().map(|recorder| recorder.status())
+    }
+
     /// Starts a trace in a new file; an existing file is an error. It contains every request that ends from now on,
     /// with its completion. Serving never waits for it.
     pub fn start_trace(&self, path: &Path, traces: Traces) -> Result<(), TraceError> {
@@ -111,5 +186,89 @@ mod tests {
         scheduler.start_trace(&second, Traces::default()).unwrap();
         scheduler.shutdown(Duration::ZERO).unwrap();
         assert_eq!(Trace::load(&second).unwrap().ending, Ending::Closed);
+    }
+
+    /// Accepts what may be read ahead and counts its bytes.
+    struct Counting(Arc<std::sync::atomic::AtomicU64>);
+
+    impl crate::Ahead for Counting {
+        fn accept(&self, _: &Submit, extent: std::ops::Range<u64>) -> Option<u64> {
+            self.0.fetch_add(extent.end - extent.start, std::sync::atomic::Ordering::Relaxed);
+            Some(u64::MAX)
+        }
+
+        fn dropped(&self, _: u64) {}
+    }
+
+    const BLOCK_BYTES: u64 = 64 << 10;
+    const BLOCKS: u64 = 64;
+
+    fn reading_ahead(accepted: &Arc<std::sync::atomic::AtomicU64>) -> Scheduler {
+        let options = Options { read_ahead_bytes: 16 << 20, ..Options::default() };
+        Scheduler::reading_ahead(options, Receiver::Poll, Some(Box::new(Counting(Arc::clone(accepted))))).unwrap()
+    }
+
+    /// Reads every second block of a file in an order without a pattern, one after the other.
+    fn read_all(scheduler: &Scheduler) {
+        for i in 0..BLOCKS {
+            let block = 2 * ((7 * i + 10 * i * i) % BLOCKS);
+            let submit =
+                Submit { file: 7, offset: block * BLOCK_BYTES, len: BLOCK_BYTES, token: i, ..Submit::default() };
+            scheduler.submit(&submit).unwrap();
+            let mut read = false;
+            while !read {
+                let delivery = scheduler.next(Duration::from_secs(5)).unwrap().unwrap();
+                read = delivery.members().iter().any(|member| member.token == i);
+                scheduler.complete(delivery.batch().id, 0, delivery.batch().len).unwrap();
+            }
+        }
+    }
+
+    #[test]
+    fn a_recorded_run_foretells_what_has_no_pattern() {
+        let folder = tempfile::tempdir().unwrap();
+        let traces = folder.path().join("traces");
+        let accepted = Arc::default();
+        let scheduler = reading_ahead(&accepted);
+        let bytes = || accepted.swap(0, std::sync::atomic::Ordering::Relaxed);
+        let hit = || scheduler.read_ahead().unwrap().0.hit_bytes;
+        let path = scheduler.start_trace_in(&traces, "brick").unwrap();
+        assert!(path.starts_with(&traces) && scheduler.trace_status().is_some_and(|status| status.path == path));
+        read_all(&scheduler);
+        assert_eq!(scheduler.stop_trace().unwrap().requests, BLOCKS);
+        // That it was read before is not what foretells it.
+        let first = hit();
+        bytes();
+        read_all(&scheduler);
+        let (without, unforetold) = (hit() - first, bytes());
+        let before = hit();
+        let told = scheduler.foretell("brick", std::slice::from_ref(&traces)).unwrap();
+        assert_eq!((told.requests, told.files, &told.traces[..]), (BLOCKS as usize, 1, &[path.clone()][..]));
+        assert_eq!(scheduler.foretold(), Some(told.clone()));
+        read_all(&scheduler);
+        let with = hit() - before;
+        assert!(with > BLOCKS * BLOCK_BYTES / 2 && with > 2 * without, "{with} against {without}");
+        assert!(bytes() > unforetold);
+        // Runs of others change nothing.
+        let whose = scheduler.foretell("another", std::slice::from_ref(&path)).unwrap_err().to_string();
+        assert!(whose.contains("recorded by brick, not by another"), "{whose}");
+        assert!(
+            scheduler.foretell("another", &[traces]).unwrap_err().to_string().contains("holds no trace of another")
+        );
+        let bytes_of = std::fs::read(&path).unwrap();
+        for (name, change) in [("future", (7, 2)), ("damaged", (100, 0xff))] {
+            let mut bytes = bytes_of.clone();
+            bytes[change.0] ^= change.1;
+            let bad = folder.path().join(name);
+            std::fs::write(&bad, bytes).unwrap();
+            let why = scheduler.foretell("brick", &[bad]).unwrap_err().to_string();
+            assert!(why.contains(if name == "future" { "version" } else { "at byte" }), "{why}");
+        }
+        for name in ["", "a/b"] {
+            assert!(scheduler.start_trace_in(folder.path(), name).unwrap_err().to_string().contains("slash"));
+        }
+        assert_eq!(scheduler.foretold(), Some(told));
+        scheduler.forget_runs();
+        assert_eq!(scheduler.foretold(), None);
     }
 }

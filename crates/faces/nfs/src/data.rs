@@ -197,7 +197,7 @@ impl PagedFile for Node {
     }
 
     fn has(&self, at: u64) -> bool {
-        self.read_cached(at, &mut [0]) == Some(1)
+        self.export.backend.is_in_memory(&self.caller, &self.handle, at)
     }
 
     fn will_read(&self, range: Range<u64>) {
@@ -276,7 +276,7 @@ impl Reading<'_> {
     fn bytes(&mut self, node: &Node, file: u64, extent: Range<u64>) -> Result<Arc<Vec<u8>>, Errno> {
         let mut bytes = vec![0; (extent.end - extent.start) as usize];
         let mut cached = None;
-        if let Some(ahead) = self.ahead {
+        if let Some(ahead) = self.ahead.filter(|_| node.export.backend.has_page_cache()) {
             cached = node.read_cached(extent.start, &mut bytes);
             if cached.is_none() {
                 ahead.reading.waited((file, node), &extent);

@@ -268,6 +268,29 @@ fn a_hung_file_delays_nobody_else() {
     }
 }
 
+/// Others read and write the file whose data go to the device; what they write is not lost to the next COMMIT.
+#[test]
+fn a_commit_holds_up_nobody() {
+    let served = Served::new();
+    let (mut client, root) = served.mounted();
+    let file = filled(&mut client, &root, "f", 64 * KIB);
+    client.write(&file, 0, &content(1, 0, 8192), Stability::Unstable).unwrap();
+    served.tree.set_faults(Faults { syncs_hung: true, ..Faults::default() });
+    let mut args = handle(&file);
+    args.u64(0).u32(0);
+    let commit = client.send(COMMIT, args).unwrap();
+    served.tree.await_hung(1);
+    let mut other = served.client();
+    assert!(other.read(&file, 0, 4096).unwrap().bytes == content(1, 0, 4096));
+    let (_, verifier) = other.write(&file, 4096, &content(2, 4096, 8192), Stability::Unstable).unwrap();
+    assert!(other.read(&file, 4096, 8192).unwrap().bytes == content(2, 4096, 8192));
+    served.tree.set_faults(Faults::default());
+    client.wait(commit).unwrap().good().unwrap();
+    assert_eq!(other.commit(&file).unwrap(), verifier);
+    served.tree.crash();
+    assert!(other.read(&file, 4096, 8192).unwrap().bytes == content(2, 4096, 8192));
+}
+
 #[test]
 fn a_stopping_server_answers_what_it_has_taken() {
     let mut served = Served::new();

@@ -3,7 +3,7 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use super::FileStreams;
+use super::{Basis, FileStreams};
 use crate::earlier::{Follower, Foretold};
 use crate::predictor::{Prediction, Shared};
 
@@ -20,8 +20,14 @@ pub(super) struct Following {
 }
 
 impl FileStreams {
-    /// Whether the file's reads are those of an earlier run.
-    pub(super) fn follow(&mut self, shared: &mut Shared, file: u64, extent: &Range<u64>, at_ns: u64) -> bool {
+    /// Whether the file's reads are those of an earlier run; `is_again`: this one was read lately.
+    pub(super) fn follow(
+        &mut self,
+        shared: &mut Shared,
+        file: u64,
+        extent: &Range<u64>,
+        (at_ns, is_again): (u64, bool),
+    ) -> bool {
         if self.following.exchange != shared.earlier.1 {
             let reads = shared.earlier.0.as_ref().and_then(|earlier| earlier.file(file));
             let follower = reads.map(|reads| Box::new(Follower::new(Arc::clone(reads))));
@@ -29,7 +35,7 @@ impl FileStreams {
         }
         let trusted = shared.trusts_followers();
         let Some(follower) = &mut self.following.follower else { return false };
-        let agrees = follower.read(extent, at_ns, trusted);
+        let agrees = follower.read(extent, (at_ns, is_again), trusted);
         if agrees != self.following.agrees {
             self.following.agrees = agrees;
             shared.followed = if agrees { shared.followed + 1 } else { shared.followed - 1 };
@@ -71,10 +77,12 @@ impl FileStreams {
             _ => (part, 0),
         };
         let Some(follower) = &mut self.following.follower else { return };
+        let since_ns = if follower.repeats() { u64::MAX } else { 0 };
         let next = follower.next((window, left), room, gaps);
         for Foretold { extent, late_ns } in next {
             let end = extent.end;
-            let to = self.predict(shared, (file, stream), extent, at_ns, Some(late_ns), predictions);
+            let by = Basis { file, stream, since_ns, late_ns: Some(late_ns) };
+            let to = self.predict(shared, by, extent, at_ns, predictions);
             if to < end
                 && let Some(follower) = &mut self.following.follower
             {

@@ -34,8 +34,9 @@ pub(super) struct Run {
     pub(super) stream: u32,
     /// Times that it has grown.
     pub(super) grown: u32,
-    /// When a request touched it last.
+    /// When a request touched it last, and when one gave it bytes that it had not.
     pub(super) touched_ns: u64,
+    pub(super) grown_ns: u64,
     /// Predicted up to here.
     pub(super) predicted_to: u64,
     /// The run that was read here before ended here: no farther is predicted before this one is read farther.
@@ -54,11 +55,17 @@ pub(super) struct Run {
 impl Run {
     /// One of no bytes, at `start`.
     pub(super) fn new(start: u64, stream: u32, at_ns: u64) -> Run {
-        Run { end: start, stream, touched_ns: at_ns, ..Run::default() }
+        Run { end: start, stream, touched_ns: at_ns, grown_ns: at_ns, ..Run::default() }
     }
 
     pub(super) fn is_over(&self, at_ns: u64) -> bool {
         at_ns.saturating_sub(self.touched_ns) >= OVER_AFTER_NS
+    }
+
+    /// It was read so lately that its bytes are not predicted again at `at_ns`: where readers have begun again, since then. What is
+    /// read again within a run says nothing of the rest of it.
+    pub(super) fn is_fresh(&self, (at_ns, since_ns): (u64, u64)) -> bool {
+        !self.is_over(at_ns) && self.grown_ns >= since_ns
     }
 
     /// The ranges that it consists of.
@@ -103,14 +110,17 @@ impl Run {
     }
 
     /// A request of these bytes, which begin where it [reaches](Run::reaches) or before.
-    pub(super) fn read(&mut self, extent: &Range<u64>) {
-        let before = self.end;
+    pub(super) fn read(&mut self, extent: &Range<u64>, at_ns: u64) {
+        let (before, islands) = (self.end, self.island_bytes);
         if extent.start <= self.end {
             self.end = self.end.max(extent.end);
         } else {
             self.put_island(extent.clone());
         }
         self.meet_islands(extent.end - extent.start);
+        if self.end > before || self.island_bytes > islands {
+            self.grown_ns = at_ns;
+        }
         if self.end > before {
             self.grown = self.grown.saturating_add(1);
             self.stood = 0;
@@ -137,6 +147,7 @@ impl Run {
         self.meet_islands(request_bytes);
         self.predicted_to = self.predicted_to.max(other.predicted_to);
         self.grown = self.grown.max(other.grown);
+        self.grown_ns = self.grown_ns.max(other.grown_ns);
         self.ended = self.ended.max(other.ended);
         self.met = self.met.max(other.met);
         self.reach = self.reach.max(other.reach);

@@ -29,6 +29,8 @@ pub(super) struct Strides {
     /// By the detector's numbers.
     streams: [Option<Stride>; STREAMS_MAX],
     used: u64,
+    /// When it began to read again what was read lately; 0: it does not.
+    again_ns: u64,
 }
 
 /// A detected stride.
@@ -41,17 +43,28 @@ struct Stride {
     last: u64,
 }
 
+/// What a reader's stride will read next.
+#[derive(Default)]
+pub(super) struct StrideAhead {
+    /// By stream; none of it is predicted yet.
+    pub(super) extents: Vec<(u32, Range<u64>)>,
+    /// The stride is [nested](crate::forecast::Forecast::is_nested).
+    pub(super) is_nested: bool,
+    /// When the reader began to read again what was read lately; 0: it does not.
+    pub(super) again_ns: u64,
+}
+
 impl FileStreams {
-    /// Lets the reader's detector see a request; what its stride will read next and is not predicted yet, and whether that is
-    /// [nested](crate::forecast::Forecast::is_nested). It `counts` as a stream unless a run is predicted in its place.
+    /// Lets the reader's detector see a request, whose bytes were read lately if `is_again`; what its stride will read next. It
+    /// `counts` as a stream unless a run is predicted in its place.
     pub(super) fn observe_stride(
         &mut self,
         shared: &mut Shared,
         reader: u64,
         extent: &Range<u64>,
-        at_ns: u64,
+        (at_ns, is_again): (u64, bool),
         counts: bool,
-    ) -> (Vec<(u32, Range<u64>)>, bool) {
+    ) -> StrideAhead {
         let at = match self.readers.iter().position(|r| r.reader == reader) {
             Some(at) => at,
             None => {
@@ -69,6 +82,7 @@ impl FileStreams {
                     detector: Detector::default(),
                     streams: [None; STREAMS_MAX],
                     used: 0,
+                    again_ns: 0,
                 });
                 self.readers.len() - 1
             }
@@ -79,6 +93,12 @@ impl FileStreams {
         };
         let strides = &mut self.readers[at];
         strides.used = self.requests;
+        strides.again_ns = match (is_again, strides.again_ns) {
+            (true, 0) => at_ns,
+            (true, since) => since,
+            (false, _) => 0,
+        };
+        let again_ns = strides.again_ns;
         let seen = strides.detector.observe(extent, gap_bytes);
         let number = seen.stream;
         if seen.fresh
@@ -135,12 +155,13 @@ impl FileStreams {
         strides.streams[number] = Some(Stride { stream, predicted_to, last: extent.start });
         // Half of the reach at least, so that predictions are long and rare.
         if ahead.start >= ahead.end || (ahead.end - ahead.start) * 2 < reach {
-            return (Vec::new(), is_nested);
+            return StrideAhead { is_nested, ..StrideAhead::default() };
         }
         let pieces = forecast.within(ahead);
         if !pieces.is_empty() {
             strides.streams[number] = Some(Stride { stream, predicted_to: to, last: extent.start });
         }
-        (pieces.into_iter().map(|piece| (stream, piece)).collect(), is_nested)
+        let extents = pieces.into_iter().map(|piece| (stream, piece)).collect();
+        StrideAhead { extents, is_nested, again_ns }
     }
 }

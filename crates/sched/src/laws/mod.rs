@@ -107,11 +107,15 @@ pub struct Laws {
     violations: Vec<String>,
 }
 
-fn conflict(a: &Request, b: &Request, shared_space: bool) -> bool {
-    let same = a.extent.file == b.extent.file && (shared_space || a.extent.lane == b.extent.lane);
-    let overlap = a.extent.lane_offset < b.extent.end() && b.extent.lane_offset < a.extent.end();
+/// Whether the younger one must wait for the older one.
+fn conflict(older: &Request, younger: &Request, shared_space: bool) -> bool {
+    let (a, b) = (older.extent, younger.extent);
+    let same = a.file == b.file && (shared_space || a.lane == b.lane);
+    let overlap = a.lane_offset < b.end() && b.lane_offset < a.end();
     let harmless = |op: Op| matches!(op, Op::Read | Op::Sync);
-    same && overlap && !(harmless(a.op) && harmless(b.op))
+    let changes = !(harmless(older.op) && harmless(younger.op));
+    // A write after a sync need not be durable with it.
+    same && overlap && changes && !(older.op == Op::Sync && younger.op == Op::Write)
 }
 
 /// What a policy may do; whether it may idle with these parameters; whether it serves a connection's accesses in order.

@@ -5,7 +5,8 @@
 //! ```
 //!
 //! Everything above the image is the users' kernel; only the time of a request to the platter is modelled. The model
-//! serves in elevator order with 32 requests outstanding, as a drive with command queueing does.
+//! serves in elevator order with 32 requests outstanding, as a drive with command queueing does; or, as the papers' disks,
+//! in order of arrival.
 
 pub(crate) mod image;
 mod loop_disk;
@@ -49,6 +50,16 @@ pub struct KernelDisk {
 impl KernelDisk {
     /// Makes a disk below `parent`, which should lie in memory. Needs root, `/dev/fuse` and loop devices.
     pub fn new(parent: &Path, params: &DeviceParams) -> Result<KernelDisk> {
+        KernelDisk::make(parent, &DeviceParams { order: Order::Elevator, ..params.clone() }, SCHEDULER, READ_AHEAD_KIB)
+    }
+
+    /// The same in order of arrival: neither the drive nor the kernel sorts, and the kernel reads nothing ahead. Above it is still a
+    /// page cache, unless programs pass it by (O_DIRECT).
+    pub fn in_order_of_arrival(parent: &Path, params: &DeviceParams) -> Result<KernelDisk> {
+        KernelDisk::make(parent, &DeviceParams { order: Order::Arrival, ..params.clone() }, "none", 0)
+    }
+
+    fn make(parent: &Path, params: &DeviceParams, scheduler: &str, read_ahead_kib: u32) -> Result<KernelDisk> {
         if !rustix::process::geteuid().is_root() {
             bail!(
                 "a modelled disk below the real kernel needs root (loop devices, mounts): run as root, or use --device disk"
@@ -58,8 +69,7 @@ impl KernelDisk {
         let at = |name: &str| folder.path().join(name);
         loop_disk::make_image(&at("bytes"), SIZE_BYTES)?;
         let flusher = Flusher::begin();
-        let model = ModelledDevice::start(&DeviceParams { order: Order::Elevator, ..params.clone() })
-            .context("starting the model of a disk")?;
+        let model = ModelledDevice::start(params).context("starting the model of a disk")?;
         fs::create_dir(at("fuse"))?;
         let bytes = fs::File::options().read(true).write(true).open(at("bytes"))?;
         let session = image::mount(bytes, model.clone(), &at("fuse"))?;
@@ -69,9 +79,9 @@ impl KernelDisk {
         let disk = LoopDisk::attach(&at("fuse").join(image::IMAGE), &at("disk"), true)?;
         let device = disk.device()?;
         device.set_queue("max_sectors_kb", REQUEST_MAX_KIB)?;
-        device.set_queue("scheduler", SCHEDULER)?;
+        device.set_queue("scheduler", scheduler)?;
         device.set_queue("rotational", "1")?;
-        device.set_read_ahead_kib(READ_AHEAD_KIB)?;
+        device.set_read_ahead_kib(read_ahead_kib)?;
         let began = Mutex::new(device.counts()?);
         Ok(KernelDisk { disk: Some(disk), image, model, device, began, _folder: folder })
     }

@@ -141,6 +141,28 @@ impl Drop for Machine {
     }
 }
 
+/// A folder on the build's disk in the place of a volume's, which is in memory. It goes with the value.
+pub fn on_disk(machine: &Machine, name: &str) -> Option<tempfile::TempDir> {
+    let disk = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let kind = succeed(Command::new("stat").args(["-f", "-c", "%T"]).arg(disk.path()));
+    if kind.trim() == "tmpfs" {
+        skip("disk", "the build's folder is in memory");
+        return None;
+    }
+    let place = machine.path(name);
+    fs::create_dir(&place).unwrap();
+    succeed(Command::new("mount").arg("--bind").arg(disk.path()).arg(&place));
+    Some(disk)
+}
+
+/// Has the files below a folder leave memory again and again, as long as the value lives; while their content is written, cut and
+/// verified, say.
+pub fn cooling(folder: &Path) -> Process {
+    let text = "while sleep 0.05; do find . -path ./.glusterfs -prune -o -type f -size +0 -print | while read -r f; do \
+                sync \"$f\"; dd if=\"$f\" iflag=nocache count=0 status=none; done; done 2>/dev/null";
+    Process::start(Command::new("nice").args(["bash", "-c", text]).current_dir(folder))
+}
+
 fn installed_translators() -> PathBuf {
     let libraries = fs::read_dir("/usr/lib").unwrap().flatten().map(|e| e.path().join("glusterfs"));
     let versions = libraries.filter_map(|folder| fs::read_dir(folder).ok()).flat_map(|folders| folders.flatten());

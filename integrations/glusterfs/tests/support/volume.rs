@@ -130,11 +130,21 @@ impl Volume {
         self.mount_graph("whole-files.vol", &["--direct-io-mode=enable"])
     }
 
+    /// Mounts the volume, its files whole, as a machine of this name would.
+    pub fn mount_from(&mut self, host: &str) -> Mount {
+        let mut front = Command::new("unshare");
+        front.args(["--uts", "sh", "-c", "hostname \"$0\" && exec glusterfs \"$@\"", host]);
+        self.mount_by(front, "whole-files.vol", &[])
+    }
+
     fn mount_graph(&mut self, graph: &str, arguments: &[&str]) -> Mount {
+        self.mount_by(Command::new("glusterfs"), graph, arguments)
+    }
+
+    fn mount_by(&mut self, mut client: Command, graph: &str, arguments: &[&str]) -> Mount {
         self.mounts += 1;
         let path = self.folder.join(format!("mount{}", self.mounts));
         fs::create_dir(&path).unwrap();
-        let mut client = Command::new("glusterfs");
         client.arg("-N").args(arguments).arg("-f").arg(self.folder.join(graph));
         client.arg("-l").arg(path.with_extension("log")).arg(&path);
         let mut process = Process::start(&mut client);

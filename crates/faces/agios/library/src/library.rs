@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use impresario_base::lock::Mutex;
+use impresario_base::lock::{Apart, Mutex};
 use impresario_embed::guard;
 use impresario_engine::{Inbox, NotSent, now};
 use impresario_sched::{Core, CoreConfig, CostModel, Ended, LaneId, Nanos, Observer, Op, Table};
@@ -53,8 +53,9 @@ pub struct Shared {
     pub default: Sink,
     /// Batches end when their callback returns, as in AGIOS, not when they are released.
     pub complete_on_return: bool,
-    /// The library's thread decides by it; others look at it seldom.
-    pub desk: Mutex<Desk>,
+    /// Written by the library's thread all the time, seldom read by others. Apart from what they read for each request,
+    /// such as the callbacks.
+    pub desk: Apart<Mutex<Desk>>,
     /// Names of files by key, while a trace is written; at most as many files as a trace may have.
     names: Option<Mutex<FxHashMap<u64, Box<[u8]>>>>,
     /// Requests given to a callback at most.
@@ -155,7 +156,7 @@ impl Library {
             inbox: Inbox::new(CAPACITY),
             default: starting.default,
             complete_on_return,
-            desk: Mutex::new(Desk::new(core, config.lane_per_queue, starting.counts)),
+            desk: Apart(Mutex::new(Desk::new(core, config.lane_per_queue, starting.counts))),
             names: config.trace.is_some().then(Mutex::default),
             together_max: config.aggregation_max,
             abandon: AtomicBool::new(false),
@@ -252,7 +253,7 @@ impl Library {
         }
         let arrival = now();
         if self.counts {
-            self.shared.desk.lock_spinning().count_arrival(&identity, arrival);
+            self.shared.desk.0.lock_spinning().count_arrival(&identity, arrival);
         }
         self.shared.delivered.add(identity, 0);
         sink.unwrap_or(self.shared.default).call_one(identifier);
@@ -285,7 +286,7 @@ impl Library {
         };
         if self.counts {
             match self.direct {
-                true => self.shared.desk.lock_spinning().count_release(&identity),
+                true => self.shared.desk.0.lock_spinning().count_release(&identity),
                 false => self.shared.inbox.tell(Message::Counted(identity)),
             }
         }
@@ -297,7 +298,7 @@ impl Library {
 
     /// Cancels the youngest queued request with this identity.
     pub fn cancel(&self, named: &Named<'_>) -> Result<(), String> {
-        match self.shared.desk.lock_spinning().cancel(&self.shared, &named.identity()) {
+        match self.shared.desk.0.lock_spinning().cancel(&self.shared, &named.identity()) {
             true => Ok(()),
             false => Err(format!("{} is not queued; it cannot be cancelled", named.shown())),
         }
@@ -305,7 +306,7 @@ impl Library {
 
     /// Metrics since the start or the last reset.
     pub fn metrics(&self, reset: bool) -> Metrics {
-        self.shared.desk.lock_spinning().metrics(&self.shared, reset)
+        self.shared.desk.0.lock_spinning().metrics(&self.shared, reset)
     }
 
     /// A callback runs on this thread.

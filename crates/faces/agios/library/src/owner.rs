@@ -330,7 +330,7 @@ impl Owner {
     /// For a desk without requests; `untimed`: decisions do not depend on the time, nor does anything record it.
     pub fn new(shared: Arc<Shared>, untimed: bool) -> Owner {
         let shared_time = SharedTime::sample(&SystemClocks);
-        shared.desk.lock().core.event(now(), clock_event(&shared_time));
+        shared.desk.0.lock().core.event(now(), clock_event(&shared_time));
         Owner {
             shared,
             shared_time,
@@ -376,7 +376,7 @@ impl Owner {
     /// Ends the batch whose callbacks have returned, and makes the next decision.
     fn step(&mut self, at: Nanos, look: bool) -> Step {
         let Owner { shared, calls, .. } = self;
-        let mut desk = shared.desk.lock_spinning();
+        let mut desk = shared.desk.0.lock_spinning();
         if let Some(completion) = self.returned.take() {
             desk.complete(&Completion { finished: at, ..completion }, at);
             desk.retired += calls.len() as u64;
@@ -441,7 +441,7 @@ impl Owner {
     /// Delivers, in order of arrival, requests held back by a rule or by unreleased batches.
     fn deliver_rest(mut self) {
         let at = now();
-        let left = self.shared.desk.lock().core.drain(at);
+        let left = self.shared.desk.0.lock().core.drain(at);
         let nothing = Completion { batch: BatchId(u64::MAX), errno: 0, bytes_done: 0, started: at, finished: at };
         for (done, request) in left.iter().enumerate() {
             if self.shared.abandon.load(Ordering::Relaxed) {
@@ -450,7 +450,7 @@ impl Owner {
                 return self.shared.complain(&why);
             }
             self.calls.clear();
-            let mut desk = self.shared.desk.lock();
+            let mut desk = self.shared.desk.0.lock();
             let flight = desk.flights.insert(Some(Flight { completion: nothing, left: u32::MAX }));
             desk.deliver(&self.shared, &mut self.calls, (request.id.0 as u32 as usize, request), flight);
             drop(desk);

@@ -7,7 +7,7 @@
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use hashbrown::HashTable;
-use impresario_base::lock::{Mutex, MutexGuard};
+use impresario_base::lock::{Apart, Mutex, MutexGuard};
 
 use crate::files::FileName;
 
@@ -86,15 +86,10 @@ struct Shard {
     by_identity: HashTable<u32>,
 }
 
-/// Aligned, so that shards share no cache line.
-#[repr(align(128))]
-#[derive(Default)]
-struct Apart(Mutex<Shard>);
-
 /// All requests that were delivered and not released.
 #[derive(Default)]
 pub struct Delivered {
-    shards: [Apart; SHARDS],
+    shards: [Apart<Mutex<Shard>>; SHARDS],
     count: AtomicU32,
     epoch: AtomicU32,
 }

@@ -571,6 +571,7 @@ static void ready_case(void) {
 /* ---- reading ahead ---- */
 
 enum { AHEAD_FILE_BYTES = 8 << 20, AHEAD_PIECE_BYTES = 128 << 10 };
+static atomic_int backwards; /* recorded runs predict what lies before a request, too */
 static struct {
     atomic_uint accepted, delivered, dropped, alone;
     atomic_uchar state[1 << 16]; /* of each token: 1 accepted, 2 delivered or dropped */
@@ -582,7 +583,8 @@ enum { UNKNOWN = -1, READ, LOST, EVERYTHING };
 static int may_read_ahead(void *arg, const impresario_submission_t *after, uint64_t offset, uint64_t len,
                           uint64_t *token) {
     (void)arg;
-    CHECK(after->size == sizeof *after && after->op == IMPRESARIO_READ && len > 0 && offset + len > after->offset);
+    CHECK(after->size == sizeof *after && after->op == IMPRESARIO_READ && len > 0);
+    CHECK(offset + len > after->offset || atomic_load(&backwards));
     if (atomic_load(&ahead.refuse)) return -1;
     *token = atomic_fetch_add(&ahead.accepted, 1);
     CHECK(*token < sizeof ahead.state && atomic_exchange(&ahead.state[*token], 1) == 0);
@@ -758,6 +760,60 @@ static void read_ahead_left_out(void) {
     CHECK_SAYS("ahead_dropped");
 }
 
+/* Reads every second piece of a file in an order without a pattern. */
+static void wander(impresario_t *s, uint64_t file) {
+    for (uint64_t i = 0; i < 32; i++) {
+        unsigned before = atomic_load(&served);
+        submit(s, file, 2 * ((7 * i + 10 * i * i) % 32) * AHEAD_PIECE_BYTES, AHEAD_PIECE_BYTES, i, 0);
+        wait_served(before + 1);
+    }
+}
+
+/* A recorded run foretells the next. */
+static void recorded_runs(void) {
+    char folder[] = "/tmp/impresario-runs-XXXXXX", traces[64], other[80], command[128];
+    CHECK(mkdtemp(folder));
+    snprintf(traces, sizeof traces, "%s/traces", folder);
+    snprintf(other, sizeof other, "%s/other", folder);
+    impresario_t *s = make_ahead(16 << 20, UNKNOWN);
+    CHECK(impresario_stop_trace(s) == -ENOENT);
+    CHECK(impresario_set_prediction(s, traces, "server") == -ENOENT);
+    CHECK(impresario_start_trace(s, traces, "a/b") == -EINVAL);
+    CHECK_SAYS("slash");
+    CHECK(impresario_start_trace(s, NULL, "server") == -EINVAL && impresario_start_trace(s, traces, NULL) == -EINVAL);
+    CHECK(impresario_start_trace(s, traces, "server") == 0);
+    CHECK(impresario_start_trace(s, traces, "server") == -EINVAL);
+    CHECK_SAYS("stop it first");
+    wander(s, 1);
+    CHECK(impresario_stop_trace(s) == 0);
+    impresario_stats_t before = stats_of(s);
+    CHECK(before.predicted_requests == 0 && before.traced_requests == 0);
+    atomic_store(&backwards, 1);
+    CHECK(impresario_set_prediction(s, traces, "server") == 32);
+    CHECK(impresario_set_prediction(s, traces, "another") < 0);
+    CHECK_SAYS("no trace of another");
+    CHECK(impresario_set_prediction(s, "::", "server") == -EINVAL);
+    CHECK(impresario_set_prediction(s, "/dev/null", "server") == -EINVAL);
+    CHECK_SAYS("not a regular file");
+    CHECK(stats_of(s).predicted_requests == 32);
+    wander(s, 1);
+    impresario_stats_t after = stats_of(s);
+    CHECK(after.ahead_hit_bytes - before.ahead_hit_bytes > 16 * AHEAD_PIECE_BYTES);
+    char json[16384];
+    CHECK(impresario_stats_json(s, json, sizeof json) > 0 && strstr(json, "\"recorded_runs\":{"));
+    CHECK(impresario_set_prediction(s, NULL, NULL) == 0 && stats_of(s).predicted_requests == 0);
+    /* The end of the scheduler ends a trace. */
+    CHECK(impresario_start_trace(s, other, "server") == 0);
+    wander(s, 2);
+    end(s);
+    s = make_ahead(16 << 20, UNKNOWN);
+    CHECK(impresario_set_prediction(s, other, "server") == 32);
+    end(s);
+    atomic_store(&backwards, 0);
+    snprintf(command, sizeof command, "rm -r %s", folder);
+    CHECK(system(command) == 0);
+}
+
 static const struct {
     const char *name;
     void (*run)(void);
@@ -769,7 +825,7 @@ static const struct {
     { "tokens_come_back", tokens_come_back }, { "destroy_in_callback", destroy_in_callback },
     { "destroy_under_load", destroy_under_load }, { "policies", policies }, { "configured", configured },
     { "ready", ready_case }, { "read_ahead", read_ahead }, { "read_ahead_taken_back", read_ahead_taken_back },
-    { "read_ahead_left_out", read_ahead_left_out },
+    { "read_ahead_left_out", read_ahead_left_out }, { "recorded_runs", recorded_runs },
     /* by name only: they fork, need an idle machine, or leave the process */
     { "fork", fork_case }, { "idle", idle }, { "destroy_with_blocked_callback", destroy_with_blocked_callback },
 };

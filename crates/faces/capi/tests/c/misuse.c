@@ -31,6 +31,10 @@ static void all_refuse(impresario_t *s, int error) {
     CHECK(impresario_stats(s, &stats) == error);
     CHECK(impresario_stats_json(s, text, sizeof text) == error);
     CHECK(impresario_reset_stats(s) == error);
+    CHECK(impresario_set_read_ahead(s, 1 << 20) == error);
+    CHECK(impresario_start_trace(s, "/nowhere", "name") == error);
+    CHECK(impresario_stop_trace(s) == error);
+    CHECK(impresario_set_prediction(s, "/nowhere", "name") == error);
     CHECK(impresario_destroy(s, 0, NULL, NULL) == error);
     CHECK(strlen(impresario_last_error()) > 0);
 }

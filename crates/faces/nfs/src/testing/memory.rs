@@ -35,6 +35,8 @@ pub struct Faults {
     pub hung: Option<Handle>,
     /// Reads and writes wait until that is over, so that a queue forms.
     pub data_hung: bool,
+    /// Syncs wait until that is over.
+    pub syncs_hung: bool,
 }
 
 #[derive(Clone)]
@@ -157,12 +159,16 @@ impl MemoryTree {
 
     /// The state, once `node` does not hang.
     fn on(&self, node: &Handle, data: bool) -> Guard<'_> {
+        self.unless(|faults| faults.hung == Some(*node) || data && faults.data_hung)
+    }
+
+    /// The state, once it does not hang.
+    fn unless(&self, hangs: impl Fn(&Faults) -> bool) -> Guard<'_> {
         let mut state = self.state.lock();
-        let hangs = |state: &State| state.faults.hung == Some(*node) || data && state.faults.data_hung;
-        if hangs(&state) {
+        if hangs(&state.faults) {
             state.waiting += 1;
             self.changed.notify_all();
-            state = self.changed.wait_while(state, |state| hangs(state));
+            state = self.changed.wait_while(state, |state| hangs(&state.faults));
             state.waiting -= 1;
         }
         state
@@ -629,7 +635,8 @@ impl Backend for MemoryTree {
     }
 
     fn sync(&self, file: &Handle) -> Result<()> {
-        let mut state = self.on(file, true);
+        let hangs = |faults: &Faults| faults.hung == Some(*file) || faults.data_hung || faults.syncs_hung;
+        let mut state = self.unless(hangs);
         let id = state.id(file)?;
         if let Some(errno) = state.faults.sync_errno {
             return err(errno);
