@@ -247,6 +247,7 @@ fn guided(own: OwnSocket, node: &str, job: &Job, program: &[OsString]) -> Result
         told: if job.quiet { None } else { Some(format!("impresario: {node}")) },
         verbose: false,
         report: report.as_deref(),
+        learns: false,
     };
     guided.run(own, program, raise_file_limit(), &[])
 }

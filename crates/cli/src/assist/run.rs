@@ -1,6 +1,7 @@
 //! `impresario assist run`: a program with hints.
 
 use std::ffi::{OsStr, OsString};
+use std::io;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -8,7 +9,8 @@ use std::process::ExitCode;
 use anyhow::{Context, Result};
 use impresario_assist::config::Hints;
 use impresario_assist::learn::{Kind, SHARED, Store, program_of};
-use impresario_assist::manager::{Manager, Options, raise_file_limit};
+use impresario_assist::manager::{Manager, Options, Record, RecordedAccess, RecordedFile, Sink, raise_file_limit};
+use impresario_assist::record::TraceSink;
 
 use super::launch::{OwnSocket, Programs, Purpose, Reach, own_socket, reach};
 use super::nodes::{self, Job};
@@ -28,6 +30,7 @@ use crate::usage;
   impresario assist run -- tar -cf archive.tar data
   impresario assist run hints.json -- python3 analysis.py data.root
   impresario assist run hints.json --report report.json -- ./solver mesh.h5
+  impresario assist run --learn -- python3 analysis.py data.root
   impresario assist run --node -- python3 analysis.py data.root")]
 pub struct Args {
     /// The hints file [default: no plan]
@@ -44,6 +47,9 @@ pub struct Args {
     /// Do not report how much of what the program read was seen
     #[arg(short, long, conflicts_with = "verbose")]
     pub quiet: bool,
+    /// Learn from this run what the program does with kinds of files, for the next one, as `impresario assist learn` does
+    #[arg(long, conflicts_with = "node")]
+    learn: bool,
     /// Number of instances of the program to start at once
     #[arg(long, default_value_t = 1, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1024))]
     instances: u32,
@@ -84,6 +90,7 @@ pub fn run(args: Args) -> Result<ExitCode> {
         told: (!args.quiet).then(|| "impresario".into()),
         verbose: args.verbose,
         report: args.report.as_deref(),
+        learns: args.learn,
     };
     guided.run(folder, &args.program, raise_file_limit(), &environment)
 }
@@ -99,6 +106,32 @@ pub struct Guided<'a> {
     pub told: Option<String>,
     pub verbose: bool,
     pub report: Option<&'a Path>,
+    /// Whether its next run is to know what this one did.
+    pub learns: bool,
+}
+
+/// Accesses of a run that is learnt from; of a longer one nothing is learnt.
+const LEARNT_ACCESSES_MAX: u64 = 1 << 22;
+
+/// A trace that does not grow without end.
+struct Bounded {
+    trace: TraceSink,
+    left: u64,
+}
+
+impl Sink for Bounded {
+    fn opened(&mut self, file: &RecordedFile) -> io::Result<()> {
+        self.trace.opened(file)
+    }
+
+    fn access(&mut self, access: &RecordedAccess) -> io::Result<()> {
+        self.left = self.left.checked_sub(1).ok_or_else(|| io::Error::other("too long a run to learn from"))?;
+        self.trace.access(access)
+    }
+
+    fn finish(&mut self) -> io::Result<()> {
+        self.trace.finish()
+    }
 }
 
 impl Guided<'_> {
@@ -110,7 +143,13 @@ impl Guided<'_> {
         files_limit: Option<u64>,
         environment: &[(OsString, OsString)],
     ) -> Result<ExitCode> {
-        let options = Options { kinds: self.kinds, ..Options::new(self.hints) };
+        let mut options = Options { kinds: self.kinds, ..Options::new(self.hints) };
+        let trace = folder.path().join("learnt.imt");
+        if self.learns {
+            let command: Vec<_> = program.iter().map(|word| word.to_string_lossy()).collect();
+            let sink = Bounded { trace: TraceSink::create(&trace, &command.join(" "))?, left: LEARNT_ACCESSES_MAX };
+            options.record = Some(Record::of_everything(Box::new(sink)));
+        }
         let manager = Manager::start(options, &folder.socket()).context("starting the advice manager")?;
         if let Err(error) = manager.expect(files_named(program)) {
             tracing::debug!(%error, "nothing is prefetched before the program's first read");
@@ -120,8 +159,8 @@ impl Guided<'_> {
         let (code, account) = programs.wait()?;
         match manager.stop() {
             Ok(mut report) => {
-                report.origin = super::report::origin(&self.name.unwrap_or_default());
-                let coverage = account.map(|account| report.cover(account, false));
+                report.origin = super::report::origin(self.name.as_deref().unwrap_or_default());
+                let coverage = account.map(|account| report.cover(account, self.learns));
                 if let Some((coverage, told)) = coverage.zip(self.told) {
                     eprintln!("{told}: {coverage}");
                 }
@@ -134,6 +173,11 @@ impl Guided<'_> {
             }
             // The program's result counts, not ours.
             Err(error) => eprintln!("impresario: the effect of the hints is unknown: {error}"),
+        }
+        if let Some(name) = self.name.filter(|_| self.learns)
+            && let Err(error) = super::learn::remember(&trace, &name)
+        {
+            eprintln!("impresario: nothing is learnt from this run: {error:#}");
         }
         Ok(code)
     }
