@@ -104,7 +104,9 @@ type Metric = (&'static str, &'static str, &'static str, fn(&Job) -> f64);
 
 /// What is told of each job. `doc/METRICS.md` has the same.
 const METRICS: [Metric; 9] = [
-    ("impresario_assist_opens_total", "counter", "Files with hints that programs opened.", |job| job.files.programs as f64),
+    ("impresario_assist_opens_total", "counter", "Files with hints that programs opened.", |job| {
+        job.files.programs as f64
+    }),
     ("impresario_assist_read_seconds_total", "counter", "Time that reads of files with hints took.", |job| {
         job.files.read_ns as f64 / 1e9
     }),
@@ -205,7 +207,10 @@ mod tests {
         let many = (0..1000).map(|i| report(&i.to_string(), "n", &[Some(10)]));
         let jobs = Jobs::of(many.chain([odd]));
         let text = jobs.to_prometheus();
-        assert!(text.contains("impresario_assist_saved_seconds{job=\"a\\\"b\\\\c\\nd\",program=\"solver\"} 1\n"), "{text}");
+        assert!(
+            text.contains("impresario_assist_saved_seconds{job=\"a\\\"b\\\\c\\nd\",program=\"solver\"} 1\n"),
+            "{text}"
+        );
         let of = |name: &str| text.lines().filter(|l| l.starts_with(&format!("{name}{{"))).count();
         assert!(METRICS.iter().all(|(name, ..)| of(name) == SERIES_MAX + 1));
         let values = text.lines().filter(|l| l.starts_with("impresario_assist_wasted_bytes_total{"));
@@ -220,7 +225,8 @@ mod tests {
     #[test]
     fn a_job_is_known_by_what_its_batch_system_says() {
         let of = |set: &[(&str, &str)]| {
-            let variable = |name: &str| set.iter().find(|(known, _)| *known == name).map(|(_, value)| value.to_string());
+            let variable =
+                |name: &str| set.iter().find(|(known, _)| *known == name).map(|(_, value)| value.to_string());
             Origin::here("p", "n", variable).job
         };
         assert_eq!(of(&[("SLURM_JOB_ID", "7"), ("JOB_ID", "8")]), "7");

@@ -27,8 +27,8 @@ use super::users::Users;
 use super::{Access, Command, Control, Options, Record, memory};
 use crate::advisor::{Read, Reader};
 use crate::config::{Lookup, Monitored};
-use crate::learn::{Facts, Kind, find};
 use crate::jobs::Origin;
+use crate::learn::{Facts, Kind, find};
 use crate::report::Report;
 
 const LISTENER: u64 = 0;

@@ -511,7 +511,8 @@ fn a_file_that_lists_its_own_extents_is_planned_by_its_index() {
         &crate::formats::by_name(&path),
     );
     let line = |ms: u64| LinearCost { fixed: Nanos(ms * 1_000_000), ps_per_byte: 0 };
-    let slow = |ms: u64| super::index::reading_ns(index.as_ref().unwrap(), &Device::of(line(ms).into(), line(ms).into(), ""));
+    let slow =
+        |ms: u64| super::index::reading_ns(index.as_ref().unwrap(), &Device::of(line(ms).into(), line(ms).into(), ""));
     assert_eq!(slow(150), None);
     assert!(slow(5).is_some_and(|takes_ns| takes_ns < 50_000_000), "{:?}", slow(5));
     // Of another length, and not there: nothing is believed of its index.

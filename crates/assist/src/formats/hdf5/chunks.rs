@@ -120,7 +120,8 @@ impl Chunks {
         let mut addresses = fields;
         if addresses.take(data_blocks * sizes.offset).is_some() {
             let groups = (groups_in_index..groups).take_while(|group| of_block << group.div_ceil(2) <= 1 << page_bits);
-            let block = |group: u64| Some((sizes.address(&mut addresses)?, head_bytes + sizes.offset * (1 << (group / 2))));
+            let block =
+                |group: u64| Some((sizes.address(&mut addresses)?, head_bytes + sizes.offset * (1 << (group / 2))));
             let super_blocks: Vec<(u64, u64)> = groups.map_while(block).collect();
             file.ahead(super_blocks.into_iter().filter(|(at, _)| *at != u64::MAX));
         }

@@ -149,7 +149,8 @@ impl Heap {
     ) -> Option<()> {
         let deeper = depth.checked_sub(1)?;
         let head_bytes = 5 + sizes.offset + growth.offset_bytes;
-        let block_bytes = |rows: u64| head_bytes.checked_add(rows.checked_mul(growth.width)?.checked_mul(sizes.offset)?);
+        let block_bytes =
+            |rows: u64| head_bytes.checked_add(rows.checked_mul(growth.width)?.checked_mul(sizes.offset)?);
         let block = file.bytes(at, block_bytes(rows)?)?;
         let mut fields = Fields::new(block.strip_prefix(b"FHIB")?);
         fields.take(head_bytes - 4)?;
