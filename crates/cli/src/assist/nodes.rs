@@ -101,10 +101,12 @@ pub fn hook(folder: &Path, job: &Job, known: impl Fn(&str) -> Option<OsString>) 
     let is_set = |name: &str| known(name).is_some_and(|value| !value.is_empty());
     let own = std::env::current_exe().context("finding this program's file")?;
     let mut environment = Environment::new();
-    if is_set("SLURM_JOB_ID") && job.record.is_none() && !is_set("SLURM_TASK_PROLOG") {
-        if let Some(prefix) = own.parent().and_then(Path::parent) {
-            slurm(prefix, job, is_set("SLURM_TASK_EPILOG"), &mut environment);
-        }
+    // Outside of a job, too: there `srun` makes one.
+    if job.record.is_none()
+        && !is_set("SLURM_TASK_PROLOG")
+        && let Some(prefix) = own.parent().and_then(Path::parent)
+    {
+        slurm(prefix, job, &is_set, &mut environment);
     }
     if BATCH_SYSTEMS.into_iter().any(is_set) || SHELLS.into_iter().any(is_set) {
         return Ok(environment);
@@ -125,13 +127,15 @@ pub fn hook(folder: &Path, job: &Job, known: impl Fn(&str) -> Option<OsString>) 
 }
 
 /// Slurm runs a prologue for each task, wherever that is.
-fn slurm(prefix: &Path, job: &Job, has_epilog: bool, environment: &mut Environment) {
+fn slurm(prefix: &Path, job: &Job, is_set: &dyn Fn(&str) -> bool, environment: &mut Environment) {
     let scripts = prefix.join(SLURM);
     if !scripts.join("task-prolog.sh").is_file() {
-        eprintln!(
-            "impresario: tasks on other nodes run without hints: {} is not there; `make install` puts it there",
-            scripts.join("task-prolog.sh").display()
-        );
+        if is_set("SLURM_JOB_ID") {
+            eprintln!(
+                "impresario: tasks on other nodes run without hints: {} is not there; `make install` puts it there",
+                scripts.join("task-prolog.sh").display()
+            );
+        }
         return;
     }
     let hints = job.hints.clone().unwrap_or_else(|| scripts.join("hints.json"));
@@ -139,7 +143,7 @@ fn slurm(prefix: &Path, job: &Job, has_epilog: bool, environment: &mut Environme
     set("SLURM_TASK_PROLOG", scripts.join("task-prolog.sh"));
     set("IMPRESARIO_PREFIX", prefix.into());
     set("IMPRESARIO_ASSIST_HINTS", hints);
-    if let Some(folder) = job.report.as_deref().and_then(Path::parent).filter(|_| !has_epilog) {
+    if let Some(folder) = job.report.as_deref().and_then(Path::parent).filter(|_| !is_set("SLURM_TASK_EPILOG")) {
         set("SLURM_TASK_EPILOG", scripts.join("task-epilog.sh"));
         set("IMPRESARIO_ASSIST_REPORTS", folder.into());
     }
@@ -178,7 +182,8 @@ pub fn through_ssh(args: ThroughSsh) -> Result<ExitCode> {
     if !command.is_empty() {
         let own = std::env::current_exe().context("finding this program's file")?;
         // `ssh` joins words in this way.
-        let command = OsString::from(OsStr::from_bytes(&command.iter().map(|w| w.as_bytes()).collect::<Vec<_>>().join(&b' ')));
+        let command =
+            OsString::from(OsStr::from_bytes(&command.iter().map(|w| w.as_bytes()).collect::<Vec<_>>().join(&b' ')));
         let mut words: Vec<OsString> = ["sh", "-c", START, "guided"].map(OsString::from).to_vec();
         words.extend([command, own.into(), "assist".into(), "on-node".into()]);
         words.extend(args.job.words());
@@ -233,7 +238,8 @@ fn recorded(own: &OwnSocket, trace: &Path, job: &Job, program: &[OsString]) -> R
 }
 
 fn guided(own: OwnSocket, node: &str, job: &Job, program: &[OsString]) -> Result<ExitCode> {
-    let hints = job.hints.as_deref().map_or_else(|| Ok(Hints::online()), |path| super::hints(path).map(Hints::and_online));
+    let hints =
+        job.hints.as_deref().map_or_else(|| Ok(Hints::online()), |path| super::hints(path).map(Hints::and_online));
     let hints = hints.unwrap_or_else(|error| {
         eprintln!("impresario: {node}: no plan: {error:#}");
         Hints::online()

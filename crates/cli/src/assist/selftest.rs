@@ -152,7 +152,8 @@ pub fn run(args: Args) -> Result<ExitCode> {
             bail!("stopped");
         }
         let mut show = |text: String| line.show(&text);
-        told.runs.push(runs(way, &path, args.pairs, &stop, &mut show).unwrap_or_else(|error| Runs::failed(way, &error)));
+        told.runs
+            .push(runs(way, &path, args.pairs, &stop, &mut show).unwrap_or_else(|error| Runs::failed(way, &error)));
     }
     line.end();
     told.left_behind = left_behind(folder.path(), &path)?;
@@ -183,7 +184,7 @@ fn read(path: &Path, way: &str) -> Result<ExitCode> {
     let size = file.metadata()?.len();
     let places: Vec<u64> = match way {
         "strided" => (0..size).step_by(STRIDE as usize).collect(),
-        "backward" => (0..size).step_by(STRIDE as usize).rev().collect(),
+        "backward" => (0..size.div_ceil(STRIDE)).rev().map(|i| i * STRIDE).collect(),
         "straight" | "mapped" => (0..size).step_by(PIECE as usize).collect(),
         other => return Err(usage(format!("there is no way to read {other:?}"))),
     };
@@ -252,7 +253,8 @@ fn file_system(path: &Path) -> Result<FileSystem> {
     let dev = path.metadata()?.dev();
     let number = format!("{}:{}", rustix::fs::major(dev), rustix::fs::minor(dev));
     let mounts = std::fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
-    let found = mounts.lines().filter_map(|line| mount(line, path, &number)).max_by_key(|(is_same, len, _)| (*is_same, *len));
+    let found =
+        mounts.lines().filter_map(|line| mount(line, path, &number)).max_by_key(|(is_same, len, _)| (*is_same, *len));
     Ok(FileSystem { magic, ..found.map(|(.., found)| found).unwrap_or_default() })
 }
 
@@ -331,13 +333,7 @@ impl Runs {
 }
 
 /// Pairs of runs of our own reader, without a plan.
-fn runs(
-    way: &'static str,
-    path: &Path,
-    pairs: u32,
-    stop: &Stop,
-    show: &mut dyn FnMut(String),
-) -> Result<Runs> {
+fn runs(way: &'static str, path: &Path, pairs: u32, stop: &Stop, show: &mut dyn FnMut(String)) -> Result<Runs> {
     let own = std::env::current_exe().context("finding this program's own file")?;
     let scratch = tempfile::tempdir()?;
     let report = scratch.path().join("report.json");
@@ -362,7 +358,8 @@ fn runs(
     ];
     let bed = Files { paths: vec![path.into()], device: BlockDevice::under(path).ok() };
     let trials = Trials { pairs, bed: &bed, group: None, timeout_s: 600.0, seed: 1 };
-    let measured = measure(&trials, &variants, stop, &mut |name, run| show(format!("{way}, {name}: {:.2} s", run.wall_s)))?;
+    let measured =
+        measure(&trials, &variants, stop, &mut |name, run| show(format!("{way}, {name}: {:.2} s", run.wall_s)))?;
     if measured.stopped || measured.runs.is_empty() {
         bail!("stopped");
     }
@@ -432,8 +429,13 @@ impl std::fmt::Display for Told {
                 let percent = [saved.mean, saved.low, saved.high].map(|part| part * 100.0);
                 write!(text, ", saved {:+.1} % [{:.1}, {:.1}]", percent[0], percent[1], percent[2])?;
             }
-            let bytes = [runs.prefetched_bytes, runs.used_bytes, runs.wasted_bytes].map(|bytes| show_bytes(bytes as f64));
-            writeln!(text, "; not slower: {}; {} prefetched, {} used, {} wasted", runs.not_slower, bytes[0], bytes[1], bytes[2])?;
+            let bytes =
+                [runs.prefetched_bytes, runs.used_bytes, runs.wasted_bytes].map(|bytes| show_bytes(bytes as f64));
+            writeln!(
+                text,
+                "; not slower: {}; {} prefetched, {} used, {} wasted",
+                runs.not_slower, bytes[0], bytes[1], bytes[2]
+            )?;
             if let Some(why) = &runs.why_stood_down {
                 writeln!(text, "  stood down: {why}")?;
             }

@@ -143,7 +143,8 @@ fn ranks_elsewhere_are_recorded_beside_the_first_node_s_trace() {
     let path = nodes.data.as_os_str().as_encoded_bytes();
     let trace = eventually("the trace is whole", || {
         let trace = Trace::load(nodes.folder.at("t.nodeb.imt")).ok()?;
-        let is_read = |r: &&impresario_trace::Record| r.op == TraceOp::Read && trace.files[r.file.0 as usize].path == path;
+        let is_read =
+            |r: &&impresario_trace::Record| r.op == TraceOp::Read && trace.files[r.file.0 as usize].path == path;
         (trace.records.iter().filter(is_read).count() as u64 == 2 * COUNT).then_some(trace)
     });
     assert!(!trace.files.is_empty());
@@ -157,7 +158,7 @@ fn ranks_elsewhere_are_recorded_beside_the_first_node_s_trace() {
 
 /// Slurm's `srun` as far as it matters: the prologue of the task, on a node with another host name, and its epilogue.
 const SRUN: &str = r#"#!/bin/sh
-export SLURM_STEP_ID=0 SLURM_PROCID=0
+export SLURM_JOB_ID=4712 SLURM_STEP_ID=0 SLURM_PROCID=0
 exec unshare --uts sh -c '
 hostname nodeb
 "$SLURM_TASK_PROLOG" >"$IMPRESARIO_JOBS/told" || exit 98
@@ -196,7 +197,7 @@ fn tasks_of_srun_have_a_manager_for_their_step() {
     command.args(["assist", "run", "--report"]).arg(folder.at("r.json")).arg("--").arg(&srun).args(&words);
     command.env_remove("IMPRESARIO_ASSIST_SOCKET").env_remove("XDG_RUNTIME_DIR").env("XDG_DATA_HOME", "/nowhere");
     command.env("IMPRESARIO_JOBS", folder.path()).env("IMPRESARIO_ASSIST_WAIT_MS", WAIT_MS);
-    command.env("SLURM_JOB_ID", "4712").env("IMPRESARIO_ASSIST_LIBRARY", library());
+    command.env("IMPRESARIO_ASSIST_LIBRARY", library());
     let run = ran(&mut command);
     assert_eq!((run.code, run.out.as_str()), (0, alone.as_str()), "{}", run.err);
     let told = std::fs::read_to_string(folder.at("told")).unwrap();

@@ -103,7 +103,8 @@ fn how_much_was_seen_is_told() {
         return skip("static-libc", "no C library to link a static program with");
     };
     let script = format!("{}; true", reading(&unseen, &data, 0).join(" "));
-    let recorded = run_command(assist(["record", "-f", "-o"]).arg(folder.at("u.imt")).args(["--", "sh", "-c", &script]));
+    let recorded =
+        run_command(assist(["record", "-f", "-o"]).arg(folder.at("u.imt")).args(["--", "sh", "-c", &script]));
     let unseen = format!("; {} MiB by calls that were not seen", (COUNT * PIECE) >> 20);
     assert!(line(&recorded).contains(&unseen), "{}", recorded.err);
 }
