@@ -6,7 +6,7 @@
 //! path at which the first node's does. Under Slurm its own prologue of tasks does the same: see `packaging/slurm`.
 
 use std::ffi::{OsStr, OsString};
-use std::os::unix::ffi::OsStrExt;
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
@@ -111,8 +111,7 @@ pub fn hook(folder: &Path, job: &Job, known: impl Fn(&str) -> Option<OsString>) 
     if BATCH_SYSTEMS.into_iter().any(is_set) || SHELLS.into_iter().any(is_set) {
         return Ok(environment);
     }
-    // Launchers know it by this name, and so how to call it.
-    let script = folder.join("ssh");
+    let script = folder.join(SCRIPT);
     let words: Vec<OsString> = [own.into_os_string(), "assist".into(), "through-ssh".into()]
         .into_iter()
         .chain(job.words())
@@ -122,7 +121,7 @@ pub fn hook(folder: &Path, job: &Job, known: impl Fn(&str) -> Option<OsString>) 
     std::fs::write(&script, text).with_context(|| format!("writing {}", script.display()))?;
     std::fs::set_permissions(&script, std::fs::Permissions::from_mode(0o700))?;
     environment.extend(SHELLS.map(|name| (name.into(), script.clone().into_os_string())));
-    environment.extend(SESSIONS.into_iter().filter(|name| !is_set(name)).map(|name| (name.into(), "1".into())));
+    environment.extend(SESSIONS.map(|name| (name.into(), "1".into())));
     Ok(environment)
 }
 
@@ -181,9 +180,7 @@ pub fn through_ssh(args: ThroughSsh) -> Result<ExitCode> {
     ssh.args(before);
     if !command.is_empty() {
         let own = std::env::current_exe().context("finding this program's file")?;
-        // `ssh` joins words in this way.
-        let command =
-            OsString::from(OsStr::from_bytes(&command.iter().map(|w| w.as_bytes()).collect::<Vec<_>>().join(&b' ')));
+        let command = without_script(command, &args.job.socket);
         let mut words: Vec<OsString> = ["sh", "-c", START, "guided"].map(OsString::from).to_vec();
         words.extend([command, own.into(), "assist".into(), "on-node".into()]);
         words.extend(args.job.words());
@@ -191,6 +188,22 @@ pub fn through_ssh(args: ThroughSsh) -> Result<ExitCode> {
         ssh.arg(OsStr::from_bytes(&quoted(&words)));
     }
     Err(ssh.exec()).context("starting ssh")
+}
+
+/// The name of the script in the folder of the socket: launchers know it by that, and so how to call it.
+const SCRIPT: &str = "ssh";
+
+/// A command as one text, which is how `ssh` passes it. Open MPI has its daemons look for the script of the first node, though they
+/// start nothing by it: they find a shell in its place.
+fn without_script(command: &[OsString], socket: &Path) -> OsString {
+    let mut left: &[u8] = &command.iter().map(|word| word.as_bytes()).collect::<Vec<_>>().join(&b' ');
+    let script = socket.with_file_name(SCRIPT).into_os_string();
+    let mut text = Vec::new();
+    while let Some(at) = left.windows(script.len()).position(|window| window == script.as_bytes()) {
+        text.extend([&left[..at], b"sh"].concat());
+        left = &left[at + script.len()..];
+    }
+    OsString::from_vec([&text, left].concat())
 }
 
 /// `ssh`'s options with the host, and the command.
@@ -294,6 +307,16 @@ mod tests {
     }
 
     #[test]
+    fn the_script_s_path_is_none_of_another_node_s() {
+        let text = without_script(
+            &words(&["orted -mca a \"/tmp/i/ssh\"", "/tmp/i/ssh", "/tmp/i/sock"]),
+            Path::new("/tmp/i/socket"),
+        );
+        assert_eq!(text, "orted -mca a \"sh\" sh /tmp/i/sock");
+        assert_eq!(without_script(&[], Path::new("/tmp/i/socket")), "");
+    }
+
+    #[test]
     fn words_survive_a_shell_and_our_own_reading() {
         let odd = words(&["it's", "a  b", "$HOME;`x`", "\"", "'", "", "\n"]);
         let script = [b"printf '%s|' ".to_vec(), quoted(&odd)].concat();
@@ -327,7 +350,6 @@ mod tests {
             names.collect::<Vec<_>>()
         };
         assert_eq!(set(&[]).len(), SHELLS.len() + SESSIONS.len());
-        assert!(!set(&[SESSIONS[1]]).contains(&SESSIONS[1].into()));
         assert_eq!(set(&["HYDRA_LAUNCHER_EXEC"]), Vec::<OsString>::new());
         assert_eq!(set(&["PBS_JOBID"]), Vec::<OsString>::new());
         assert_eq!(set(&["SLURM_JOB_ID"]), Vec::<OsString>::new(), "the scripts are not installed beside a test");

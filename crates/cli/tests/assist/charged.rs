@@ -1,9 +1,10 @@
 //! What is prefetched for a job is charged to the job: its manager is in the job's control group.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use impresario_testing::{page_cache, require, skip};
 use impresario_workload::programs::{BlockDevice, Group, Limits};
+use serde_json::json;
 
 use crate::support::run_command;
 use crate::tools::{COUNT, Folder, PIECE, STRIDE, assist, forget, plain, reading};
@@ -39,7 +40,11 @@ fn what_is_brought_in_for_a_job_counts_as_its_memory() {
     let charge = |guided: bool| {
         forget(&data);
         let before = charged_bytes(&name).unwrap();
-        let hints = folder.hints("hints.json", &[Path::new(&data)]);
+        // All of the file, and all of it kept.
+        let entry =
+            json!({ "Path": data, "BlockSize": 1 << 20, "CacheSize": 64, "ReadAheadSize": 4, "WillNeed": [{}] });
+        let hints = json!({ "File": [entry], "StandDown": { "Trial": false } });
+        let hints = folder.write("hints.json", hints.to_string());
         let mut command = assist(["run", "-q"]);
         command.arg(&hints).arg("--").args(&words);
         if !guided {

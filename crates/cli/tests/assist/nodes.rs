@@ -101,7 +101,7 @@ fn ranks_are_served_there((launcher, options): (&str, &[&str])) {
     let file = of(&there, &nodes.data);
     assert_eq!((file.programs, file.reads), (2, 2 * COUNT), "{there:?}");
     let here = nodes.report("r.json");
-    assert!(here.files.iter().all(|file| Path::new(&file.path) != nodes.data), "{here:?}");
+    assert!(here.files.iter().all(|file| Path::new(&file.path) != nodes.data || file.reads == 0), "{here:?}");
     assert!(run.err.contains("impresario: nodeb: Saw "), "{}", run.err);
     assert_eq!(std::fs::read_dir(nodes.folder.at("temporary")).unwrap().count(), 0, "nothing is left behind");
 }
