@@ -17,6 +17,12 @@ if mkdir -m 700 "$folder" 2>/dev/null; then
 	echo $! >"$folder/pid"
 fi
 [ -O "$folder" ] && [ ! -L "$folder" ] || exit 0
+# So that the task's first reads are seen; a manager that does not start is not waited for.
+left=20
+while [ ! -S "$folder/assist.sock" ] && [ $left -gt 0 ] && kill -0 "$(cat "$folder/pid" 2>/dev/null)" 2>/dev/null; do
+	left=$((left - 1))
+	sleep 0.05
+done
 
 library=$prefix/lib/impresario/preload/\$PLATFORM/libimpresario_assist.so
 # Not twice: a step that `impresario assist run` started has it already.
