@@ -223,6 +223,17 @@ mod tests {
     }
 
     #[test]
+    fn every_metric_is_documented_and_no_other() {
+        let document = include_str!("../../../doc/METRICS.md").split("\n## Guided I/O").nth(1).unwrap();
+        let rows: Vec<&str> = document.lines().filter(|line| line.starts_with("| `impresario_")).collect();
+        assert_eq!(rows.len(), METRICS.len());
+        for (name, kind, help, _) in METRICS {
+            let (row, help) = (format!("| `{name}` | {kind} | "), help.trim_end_matches('.'));
+            assert!(rows.iter().any(|line| line.starts_with(&row) && line.contains(help)), "{row}{help}");
+        }
+    }
+
+    #[test]
     fn a_job_is_known_by_what_its_batch_system_says() {
         let of = |set: &[(&str, &str)]| {
             let variable =
