@@ -256,7 +256,8 @@ impl Bench<'_> {
         let scratch = self.folder.join("scratch");
         fs::create_dir_all(&scratch)?;
         let data = mount.map_or(self.folder.as_path(), SlowMount::path).join(set).join(program.files);
-        let set = [("PYTHON", self.options.python.clone()), ("D", data), ("S", scratch), ("T", self.folder.join("tools"))];
+        let set =
+            [("PYTHON", self.options.python.clone()), ("D", data), ("S", scratch), ("T", self.folder.join("tools"))];
         let assigned: String = set.iter().map(|(name, value)| format!("{name}='{}'; ", value.display())).collect();
         Ok(vec!["/bin/sh".into(), "-c".into(), assigned + program.script])
     }
