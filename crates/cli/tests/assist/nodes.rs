@@ -169,6 +169,18 @@ done <"$IMPRESARIO_JOBS/told"
 "$SLURM_TASK_EPILOG"; exit $code' srun "$@"
 "#;
 
+/// The manager of a step by the file with its number; Slurm ends it with the step.
+struct OfStep(PathBuf);
+
+impl Drop for OfStep {
+    fn drop(&mut self) {
+        let pid = std::fs::read_to_string(&self.0).ok().and_then(|pid| pid.trim().parse().ok());
+        if let Some(pid) = pid.and_then(rustix::process::Pid::from_raw) {
+            let _ = rustix::process::kill_process(pid, rustix::process::Signal::TERM);
+        }
+    }
+}
+
 #[test]
 fn tasks_of_srun_have_a_manager_for_their_step() {
     if !require("root") {
@@ -193,6 +205,8 @@ fn tasks_of_srun_have_a_manager_for_their_step() {
     let srun = folder.write("srun", SRUN);
     std::fs::set_permissions(&srun, std::fs::Permissions::from_mode(0o755)).unwrap();
 
+    let uid = rustix::process::getuid().as_raw();
+    let _daemon = OfStep(folder.at(&format!("impresario-{uid}-4712.0/pid")));
     let mut command = Command::new(&program);
     command.args(["assist", "run", "--report"]).arg(folder.at("r.json")).arg("--").arg(&srun).args(&words);
     command.env_remove("IMPRESARIO_ASSIST_SOCKET").env_remove("XDG_RUNTIME_DIR").env("XDG_DATA_HOME", "/nowhere");
@@ -205,8 +219,4 @@ fn tasks_of_srun_have_a_manager_for_their_step() {
     let report: Report = serde_json::from_slice(&std::fs::read(folder.at("guided-4712-nodeb.json")).unwrap()).unwrap();
     assert_eq!(of(&report, &data).programs, 1);
     assert!(of(&report, &data).reads > 0);
-    let uid = rustix::process::getuid().as_raw();
-    let pid = std::fs::read_to_string(folder.at(&format!("impresario-{uid}-4712.0/pid"))).unwrap();
-    let pid = rustix::process::Pid::from_raw(pid.trim().parse().unwrap()).unwrap();
-    rustix::process::kill_process(pid, rustix::process::Signal::TERM).unwrap();
 }
