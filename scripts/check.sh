@@ -29,6 +29,9 @@ step format cargo fmt --version -- cargo fmt --all --check
 step lint cargo clippy --version -- cargo clippy --workspace --all-targets --locked --quiet -- -D warnings
 # Links to private items are for readers of the source.
 RUSTDOCFLAGS="-D warnings -A rustdoc::private-intra-doc-links" step documentation cargo --version -- cargo doc --workspace --exclude impresario-preload --lib --no-deps --locked --quiet
+# The fuzzers are a workspace of their own, which nothing else builds.
+fuzzers() { cargo metadata --locked --format-version 1 --manifest-path fuzz/Cargo.toml >/dev/null; }
+step fuzzers cargo --version -- fuzzers
 if command -v cargo-deny >/dev/null; then
   step licences cargo deny --version -- cargo deny --log-level error check licenses bans sources
 fi

@@ -11,6 +11,9 @@ command -v c++ >/dev/null || { echo "fuzz: a C++ compiler is needed: apt-get ins
 
 host=$(rustc -vV | sed -n 's/^host: //p')
 target_dir=${CARGO_TARGET_DIR:-target}/fuzz
+mkdir -p fuzz/corpus/format
+IMPRESARIO_FUZZ_SEEDS=$PWD/fuzz/corpus/format cargo test --quiet --locked -p impresario-assist --lib -- --ignored --exact \
+  formats::tests::seeds_of_the_fuzzer >/dev/null
 # What cargo-fuzz passes to the compiler, without the sanitizers that need a nightly toolchain: safe Rust
 # panics where C would read out of bounds.
 export RUSTFLAGS="--cfg fuzzing -Cpasses=sancov-module -Cllvm-args=-sanitizer-coverage-level=4 \

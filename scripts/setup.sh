@@ -44,6 +44,7 @@ needs=(
   "mpirun.mpich:mpich:the tests of MPI-IO"
   "mpicc.mpich:libmpich-dev:the tests of MPI-IO"
   "lib/python3/dist-packages/h5py/_debian_h5py_mpi:python3-h5py-mpi:the tests of parallel HDF5"
+  "include/liburing.h:liburing-dev:the tests of guided I/O with io_uring"
   "sqlite3:sqlite3:the programs that guided I/O is measured with"
   "zstd:zstd:the programs that guided I/O is measured with"
 )

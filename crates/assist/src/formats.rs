@@ -24,7 +24,7 @@ use std::path::Path;
 
 pub use bytes::Fields;
 use impresario_foresight::Tracks;
-pub use source::{ReadAt, Source};
+pub use source::{ReadAt, Source, Spent};
 
 /// Smaller files are in memory after a few reads.
 pub const FILE_BYTES_MIN: u64 = 1 << 20;
@@ -82,10 +82,8 @@ pub struct Index {
     pub tracks: Tracks,
     /// The file's length as the index was read.
     pub size_bytes: u64,
-    /// What reading it took: calls, and bytes.
-    pub reads: u64,
-    /// Bytes that these read.
-    pub read_bytes: u64,
+    /// What reading it took.
+    pub spent: Spent,
 }
 
 /// A file's index, read by the first of these formats that understands it.
@@ -95,8 +93,7 @@ pub fn read(formats: &[&'static dyn Format], size_bytes: u64, read_at: &ReadAt<'
         let tracks = Tracks::new(format.tracks(&mut source)?, size_bytes);
         (!tracks.is_empty()).then_some((format.name(), tracks))
     })?;
-    let (reads, read_bytes) = source.spent();
-    Some(Index { format, tracks, size_bytes, reads, read_bytes })
+    Some(Index { format, tracks, size_bytes, spent: source.spent() })
 }
 
 /// The index of an open file, which nobody else reads through: the kernel is told that it is read in pieces. Nothing is

@@ -5,8 +5,8 @@
 //! - [`advice`]: which of Sequential, Random and Normal an open file gets.
 //! - [`judge`]: whether hints pay; [`advisor`]: all of these for one file.
 //! - [`backend`]: how hints are given to the file system.
-//! - [`manager`]: takes accesses from programs and gives hints; [`report`] says what it did, [`coverage`] what it did not
-//!   see.
+//! - [`manager`]: takes accesses from programs and gives hints; [`report`] says what it did, [`jobs`] what came of it for the
+//!   jobs of a site, [`coverage`] what was not seen.
 //! - [`record`] records a run; [`plan`]: from it to hints, each with its reason and expected gain.
 //! - [`learn`]: what programs do with kinds of files, from recorded runs, for files that were never read before.
 //! - [`formats`]: files that list their own extents, one reader for each format.
@@ -24,6 +24,7 @@ pub mod cache;
 pub mod config;
 pub mod coverage;
 pub mod formats;
+pub mod jobs;
 pub mod judge;
 pub mod learn;
 pub mod manager;

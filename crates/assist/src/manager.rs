@@ -57,6 +57,13 @@ pub struct Record {
     pub patterns: Vec<(PatternKind, Vec<u8>)>,
 }
 
+impl Record {
+    /// Of all regular files.
+    pub fn of_everything(sink: Box<dyn Sink>) -> Record {
+        Record { sink, patterns: vec![(PatternKind::Tree, b"/".to_vec())] }
+    }
+}
+
 /// What a manager is to do.
 pub struct Options {
     /// The hints, with budgets and limits.
@@ -91,8 +98,7 @@ impl Options {
 
     /// Nothing but a record of all regular files.
     pub fn record(sink: Box<dyn Sink>) -> Options {
-        let record = Record { sink, patterns: vec![(PatternKind::Tree, b"/".to_vec())] };
-        Options { advise: false, record: Some(record), ..Options::new(Hints::default()) }
+        Options { advise: false, record: Some(Record::of_everything(sink)), ..Options::new(Hints::default()) }
     }
 }
 

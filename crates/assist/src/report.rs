@@ -7,6 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::config::ReadAhead;
 use crate::coverage::{Account, Coverage};
+use crate::jobs::Origin;
 
 /// One file, over all programs that read it.
 #[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
@@ -74,6 +75,14 @@ impl FileReport {
         (all > 0).then(|| self.hits as f64 / all as f64)
     }
 
+    /// Time of its reads that hints have saved, by what they were last seen to save; negative where they cost time.
+    pub fn saved_ns(&self) -> i64 {
+        let Some(gain) = self.gain_percent.filter(|gain| *gain < 100) else { return 0 };
+        // What is left is the rest of what it would have been.
+        let saved = i128::from(self.read_ns) * i128::from(gain) / i128::from(100 - gain);
+        i64::try_from(saved).unwrap_or(if saved < 0 { i64::MIN } else { i64::MAX })
+    }
+
     /// Adds another file's numbers to these, as for a total.
     pub fn add(&mut self, other: &FileReport) {
         let sums: [(&mut u64, u64); 18] = [
@@ -105,6 +114,9 @@ impl FileReport {
 /// What the manager did, in all.
 #[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
 pub struct Report {
+    /// Whose run this is.
+    #[serde(default)]
+    pub origin: Origin,
     /// Programs connected now.
     pub programs: u64,
     /// Programs that were connected, in all.

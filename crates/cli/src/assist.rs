@@ -5,10 +5,12 @@ mod daemon;
 pub mod launch;
 mod learn;
 pub mod library;
+mod nodes;
 mod plan;
 mod record;
 mod report;
 mod run;
+mod selftest;
 mod survey;
 
 use std::process::ExitCode;
@@ -36,7 +38,12 @@ pub enum Command {
     Daemon(daemon::Args),
     Report(report::Args),
     Survey(survey::Args),
+    Selftest(selftest::Args),
     Library(library::Args),
+    #[command(hide = true)]
+    ThroughSsh(nodes::ThroughSsh),
+    #[command(hide = true)]
+    OnNode(nodes::OnNode),
 }
 
 pub fn run(command: Command) -> Result<ExitCode> {
@@ -49,7 +56,10 @@ pub fn run(command: Command) -> Result<ExitCode> {
         Command::Daemon(args) => daemon::run(args),
         Command::Report(args) => report::run(args),
         Command::Survey(args) => survey::run(args),
+        Command::Selftest(args) => selftest::run(args),
         Command::Library(args) => library::run(args),
+        Command::ThroughSsh(args) => nodes::through_ssh(args),
+        Command::OnNode(args) => nodes::on_node(args),
     }
 }
 

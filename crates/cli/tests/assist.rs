@@ -5,6 +5,8 @@ mod support;
 
 #[path = "assist/batch.rs"]
 mod batch;
+#[path = "assist/charged.rs"]
+mod charged;
 #[path = "assist/formats.rs"]
 mod formats;
 #[path = "assist/inside.rs"]
@@ -17,8 +19,14 @@ mod learnt;
 mod mistakes;
 #[path = "assist/node.rs"]
 mod node;
+#[path = "assist/nodes.rs"]
+mod nodes;
 #[path = "assist/one_program.rs"]
 mod one_program;
+#[path = "assist/reports.rs"]
+mod reports;
+#[path = "assist/selftest.rs"]
+mod selftest;
 #[path = "assist/survey.rs"]
 mod survey;
 #[path = "assist/tools.rs"]

@@ -8,7 +8,9 @@ use impresario_metrics::FAMILIES;
 fn every_metric_is_documented_and_no_other() {
     let document = concat!(env!("CARGO_MANIFEST_DIR"), "/../../doc/METRICS.md");
     let document = std::fs::read_to_string(document).unwrap();
-    let rows = document.lines().filter_map(|line| line.strip_prefix("| `impresario_")?.split_once('`'));
+    // Those of guided I/O are another room's.
+    let of_servers = document.split("\n## Guided I/O").next().unwrap();
+    let rows = of_servers.lines().filter_map(|line| line.strip_prefix("| `impresario_")?.split_once('`'));
     let rows: Vec<(&str, &str)> = rows.collect();
     for family in FAMILIES {
         let kind = family.kind.name();

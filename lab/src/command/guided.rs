@@ -34,7 +34,8 @@ pub struct Args {
     /// Pairs of runs of each experiment
     #[arg(long, default_value_t = 9, value_name = "N", value_parser = clap::value_parser!(u32).range(2..))]
     pairs: u32,
-    /// A Python with uproot and h5py, for the experiments that read ROOT and HDF5 files
+    /// A Python with uproot and h5py, for the experiments that read ROOT and HDF5 files; with --held-out it needs NumPy, too, and
+    /// pyarrow for Parquet [there: /usr/bin/python3]
     #[arg(long, value_name = "PROGRAM")]
     python: Option<PathBuf>,
     /// Where the disks are made; needs 4 GB
@@ -99,7 +100,9 @@ fn run_held_out(args: Args) -> Result<ExitCode> {
         outstanding: args.outstanding as usize,
         bytes_per_s: args.mb_per_s * 1_000_000,
     };
-    let options = held_out::Options { only: args.only, pairs: args.pairs, folder: args.dir, slowness, beds: args.on };
+    let python = args.python.unwrap_or_else(|| held_out::PYTHON.into());
+    let options =
+        held_out::Options { only: args.only, pairs: args.pairs, folder: args.dir, python, slowness, beds: args.on };
     let stop = catch_signals()?;
     let (rows, missing) = held_out::run(&options, &stop, &mut |line| eprintln!("{line}"))?;
     print(held_out::table(&rows, &missing).as_bytes())?;

@@ -21,7 +21,9 @@ use serde::Serialize;
 use super::slow_mount::{SlowMount, Slowness};
 
 /// The Python of the system, with Debian's python3-numpy and python3-h5py.
-const PYTHON: &str = "/usr/bin/python3";
+pub const PYTHON: &str = "/usr/bin/python3";
+/// Before the name of a module that a program's Python must have.
+const MODULE: &str = "python:";
 /// A run with guided I/O may be slower by this share and this time, s.
 const SLOWER_MAX: (f64, f64) = (0.01, 0.02);
 /// Where the device allows to save a share of the time waiting, and what must be saved of it then.
@@ -36,6 +38,8 @@ pub struct Options {
     pub pairs: u32,
     /// Where the files are made.
     pub folder: PathBuf,
+    /// With NumPy, h5py, and where their programs are to run, uproot and pyarrow.
+    pub python: PathBuf,
     /// The latency-bound mount.
     pub slowness: Slowness,
     /// Leave out the machine's own disk, or the mount.
@@ -72,9 +76,12 @@ const fn program(
     Program { name, files, script, needs }
 }
 
-const PROGRAMS: [Program; 24] = [
+const PROGRAMS: [Program; 27] = [
     program("memmap", "numpy", "exec $PYTHON $T/held_out.py read memmap $D", &[]),
     program("memmap-some", "numpy", "exec $PYTHON $T/held_out.py read memmap-some $D", &[]),
+    program("model", "model", "exec $PYTHON $T/held_out.py read model $D", &[]),
+    program("uproot", "root", "exec $PYTHON $T/held_out.py read root $D", &["python:uproot"]),
+    program("parquet", "parquet", "exec $PYTHON $T/held_out.py read parquet $D", &["python:pyarrow"]),
     program("npload", "numpy", "exec $PYTHON $T/held_out.py read npload $D", &[]),
     program("h5-slices", "hdf5", "exec $PYTHON $T/held_out.py read steps $D", &[]),
     program("h5-chunks", "hdf5", "exec $PYTHON $T/held_out.py read chunks $D", &[]),
@@ -159,7 +166,7 @@ pub fn run(options: &Options, stop: &Stop, say: &mut dyn FnMut(&str)) -> Result<
     let wanted = |p: &&Program| options.only.is_empty() || options.only.iter().any(|name| name == p.name);
     let (mut runnable, mut missing) = (Vec::new(), Vec::new());
     for program in PROGRAMS.iter().filter(wanted) {
-        match program.needs.iter().find(|need| !present(need)) {
+        match program.needs.iter().find(|need| !present(need, &options.python)) {
             Some(need) => missing.push(format!("{}: there is no {need} here", program.name)),
             None => runnable.push(program),
         }
@@ -189,7 +196,11 @@ pub fn run(options: &Options, stop: &Stop, say: &mut dyn FnMut(&str)) -> Result<
     Ok((rows, missing))
 }
 
-fn present(program: &str) -> bool {
+fn present(program: &str, python: &Path) -> bool {
+    if let Some(module) = program.strip_prefix(MODULE) {
+        let imports = Command::new(python).args(["-c", &format!("import {module}")]).output();
+        return imports.is_ok_and(|ran| ran.status.success());
+    }
     let path = std::env::var_os("PATH").unwrap_or_default();
     std::env::split_paths(&path).any(|folder| folder.join(program).is_file())
 }
@@ -222,15 +233,18 @@ impl Bench<'_> {
                 say(&format!("making files: {kind} to {set}"));
                 let folder = self.folder.join(set).join(kind);
                 fs::create_dir_all(&folder)?;
-                let make = Command::new(PYTHON)
+                let make = Command::new(&self.options.python)
                     .arg(tools.join("held_out.py"))
                     .args(["make", kind])
                     .arg(&folder)
                     .arg(seed)
                     .status();
-                let made = make.with_context(|| format!("starting {PYTHON}"))?;
+                let made = make.with_context(|| format!("starting {}", self.options.python.display()))?;
                 if !made.success() {
-                    bail!("making files of kind {kind} failed; scripts/setup.sh installs what {PYTHON} needs");
+                    bail!(
+                        "making files of kind {kind} failed; scripts/setup.sh installs what {} needs",
+                        self.options.python.display()
+                    );
                 }
             }
         }
@@ -242,7 +256,8 @@ impl Bench<'_> {
         let scratch = self.folder.join("scratch");
         fs::create_dir_all(&scratch)?;
         let data = mount.map_or(self.folder.as_path(), SlowMount::path).join(set).join(program.files);
-        let set = [("PYTHON", PathBuf::from(PYTHON)), ("D", data), ("S", scratch), ("T", self.folder.join("tools"))];
+        let set =
+            [("PYTHON", self.options.python.clone()), ("D", data), ("S", scratch), ("T", self.folder.join("tools"))];
         let assigned: String = set.iter().map(|(name, value)| format!("{name}='{}'; ", value.display())).collect();
         Ok(vec!["/bin/sh".into(), "-c".into(), assigned + program.script])
     }
@@ -445,6 +460,7 @@ mod tests {
             only: vec!["tarr".into()],
             pairs: 2,
             folder: std::env::temp_dir(),
+            python: PYTHON.into(),
             slowness: Slowness::default(),
             beds: Beds::All,
         };

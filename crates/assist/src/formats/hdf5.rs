@@ -39,6 +39,7 @@ impl Format for Hdf5 {
 
     /// A track for each data set: its chunks in the order of its elements.
     fn tracks(&self, file: &mut Source<'_>) -> Option<Vec<Track>> {
+        file.beginning();
         let (base, start) = SUPERBLOCKS_AT.into_iter().find_map(|at| {
             let start = file.up_to(at, 96)?;
             start.starts_with(SIGNATURE).then_some((at, start))

@@ -6,6 +6,7 @@ use super::{Fields, Format, Source, Track};
 /// The reader.
 pub struct NetCdf;
 
+const HEADER_BYTES: u64 = 64 << 10;
 const HEADER_BYTES_MAX: u64 = 1 << 20;
 const ITEMS_MAX: u64 = 1 << 16;
 /// Slices of a variable that are shorter share pages, and come with the kernel's read-ahead.
@@ -22,13 +23,14 @@ impl Format for NetCdf {
 
     /// A track for each variable: its records, or its slices along the first dimension.
     fn tracks(&self, file: &mut Source<'_>) -> Option<Vec<Track>> {
+        file.beginning();
         let first = file.bytes(0, 4)?;
         let version = match first.as_slice() {
             [b'C', b'D', b'F', v @ (1 | 2 | 5)] => *v,
             _ => return None,
         };
         // Most headers are short; a longer one is read once more as a whole.
-        let short = file.up_to(0, 16 << 10)?;
+        let short = file.up_to(0, HEADER_BYTES)?;
         match header(&short, version) {
             Some(header) => Some(header.tracks(file)),
             None => {

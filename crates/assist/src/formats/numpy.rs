@@ -32,6 +32,7 @@ impl Format for Numpy {
 
 /// A track of the archive's members, each with the header before it.
 fn members(file: &mut Source<'_>) -> Option<Vec<Track>> {
+    file.end();
     let end_at = file.size_bytes().checked_sub(END_BYTES)?;
     let end = file.bytes(end_at, END_BYTES)?;
     let mut fields = Fields::new(end.strip_prefix(b"PK\x05\x06")?);

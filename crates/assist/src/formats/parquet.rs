@@ -20,6 +20,7 @@ impl Format for Parquet {
 
     /// A track for each column: its chunks, row group after row group.
     fn tracks(&self, file: &mut Source<'_>) -> Option<Vec<Track>> {
+        file.end();
         let end_at = file.size_bytes().checked_sub(8)?;
         let end = file.bytes(end_at, 8)?;
         let footer_bytes = u64::from(u32::from_le_bytes(end.strip_suffix(b"PAR1")?.try_into().ok()?));

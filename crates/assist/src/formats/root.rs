@@ -35,19 +35,22 @@ impl Format for Root {
 
     /// A track for each branch or column: its baskets or pages in the order of the entries.
     fn tracks(&self, file: &mut Source<'_>) -> Option<Vec<Track>> {
+        file.beginning();
         let start = file.up_to(0, 64)?;
         let mut fields = Fields::new(start.strip_prefix(b"root")?);
+        // Where most writers put the list of the keys.
+        file.end();
         let (version, begin) = (fields.big(4)?, fields.big(4)?);
         let wide = if version >= WIDE_FILE { 8 } else { 4 };
         fields.take(2 * wide + 4 + 4)?;
         let name_bytes = fields.big(4)?;
         let (mut waiting, mut seen) = (vec![begin + name_bytes], HashSet::new());
         let mut trees: HashMap<(u64, Vec<u8>), Key> = HashMap::new();
-        while let Some(at) = waiting.pop() {
-            if seen.len() >= FOLDERS_MAX || !seen.insert(at) {
-                continue;
-            }
-            for key in keys(file, at).unwrap_or_default() {
+        while !waiting.is_empty() {
+            waiting.retain(|at| seen.len() < FOLDERS_MAX && seen.insert(*at));
+            let folders = file.each(&waiting, |file, at| keys(file, *at));
+            let level = std::mem::take(&mut waiting).into_iter().zip(folders);
+            for (at, key) in level.flat_map(|(at, keys)| keys.into_iter().flatten().map(move |key| (at, key))) {
                 match key.class.as_slice() {
                     b"TDirectory" | b"TDirectoryFile" => waiting.push(key.at.saturating_add(key.head_bytes)),
                     // Of a tree that was written more than once the last one counts.

@@ -27,6 +27,7 @@ impl Format for Safetensors {
 
     /// One track: the tensors in the order of the file, in which writers put them and loaders take them.
     fn tracks(&self, file: &mut Source<'_>) -> Option<Vec<Track>> {
+        file.beginning();
         let header_bytes = u64::from_le_bytes(file.bytes(0, 8)?.try_into().ok()?);
         let header = file.bytes(8, header_bytes)?;
         let entries: HashMap<String, Entry> = serde_json::from_slice(&header).ok()?;

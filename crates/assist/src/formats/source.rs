@@ -18,6 +18,8 @@ const INDEX_TIME_MAX: Duration = Duration::from_millis(200);
 const INDEX_TIME_SIDE_BY_SIDE_MAX: Duration = Duration::from_secs(1);
 /// Shorter requests take as long, so this much is read at least, and serves what is asked for next to it.
 const REQUEST_BYTES_MIN: u64 = 4096;
+/// An index at the file's beginning or end is wholly in these bytes, as a rule.
+const EDGE_BYTES: u64 = 64 << 10;
 /// Requests that lie side by side are joined up to this length.
 const REQUEST_BYTES_JOINED_MAX: u64 = 256 << 10;
 /// How often what waits for the file begins again: an index has fewer levels.
@@ -42,6 +44,8 @@ pub struct Source<'a> {
     known: BTreeMap<u64, Vec<u8>>,
     /// What is not known is put down here, and not read yet.
     wanted: Option<Vec<Request>>,
+    /// How many requests could go side by side, each time that the file was waited for.
+    rounds: Vec<u32>,
     left_request_bytes: u64,
     left_requests: u32,
     left_bytes: u64,
@@ -59,6 +63,7 @@ impl<'a> Source<'a> {
             pace: Pace { at_once: 1, alone: Duration::ZERO },
             known: BTreeMap::new(),
             wanted: None,
+            rounds: Vec::new(),
             left_request_bytes: INDEX_BYTES_MAX,
             left_requests: REQUESTS_MAX,
             left_bytes: INDEX_BYTES_MAX,
@@ -67,9 +72,10 @@ impl<'a> Source<'a> {
         }
     }
 
-    /// Requests so far, and their bytes.
-    pub(super) fn spent(&self) -> (u64, u64) {
-        (u64::from(REQUESTS_MAX - self.left_requests), INDEX_BYTES_MAX - self.left_request_bytes)
+    /// What reading took so far.
+    pub(super) fn spent(&self) -> Spent {
+        let requests = u64::from(REQUESTS_MAX - self.left_requests);
+        Spent { requests, bytes: INDEX_BYTES_MAX - self.left_request_bytes, rounds: self.rounds.clone() }
     }
 
     /// The file's length.
@@ -97,6 +103,7 @@ impl<'a> Source<'a> {
             return None;
         }
         self.charge(&request)?;
+        self.rounds.push(1);
         let began = Instant::now();
         let mut bytes = read(self.read_at, request)?;
         self.pace.saw(1, began.elapsed());
@@ -105,6 +112,16 @@ impl<'a> Source<'a> {
             bytes.truncate(usize::try_from(len).ok()?);
         }
         (bytes.len() as u64 == len).then_some(bytes)
+    }
+
+    /// Reads the file's beginning, where there is more of what will be asked for than a first request shows.
+    pub fn beginning(&mut self) {
+        self.ahead([(0, EDGE_BYTES)]);
+    }
+
+    /// The same of its end.
+    pub fn end(&mut self) {
+        self.ahead([(self.size_bytes.saturating_sub(EDGE_BYTES), EDGE_BYTES)]);
     }
 
     /// As many of these bytes as the file has.
@@ -167,6 +184,9 @@ impl<'a> Source<'a> {
             last.end = if is_joined { end } else { last.end };
             is_joined
         });
+        if !requests.is_empty() {
+            self.rounds.push(u32::try_from(requests.len()).unwrap_or(u32::MAX));
+        }
         let mut requests = requests.as_slice();
         while !requests.is_empty() && !self.is_late() {
             let (now, later) = requests.split_at(requests.len().min(self.pace.at_once));
@@ -208,6 +228,39 @@ impl<'a> Source<'a> {
         self.left_request_bytes = self.left_request_bytes.checked_sub(request.end - request.at)?;
         self.left_requests = self.left_requests.checked_sub(1)?;
         Some(())
+    }
+}
+
+/// What it took to read an index.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct Spent {
+    /// Requests to the file system.
+    pub requests: u64,
+    /// Their bytes.
+    pub bytes: u64,
+    /// Requests that could go side by side, each time that the file was waited for.
+    pub rounds: Vec<u32>,
+}
+
+impl Spent {
+    /// How long reading takes on a device that needs `each` for a request and serves `parallel` of them at a time. `None` where
+    /// it takes longer than a reader may.
+    pub fn time(&self, each: Duration, parallel: u32) -> Option<Duration> {
+        let most = (parallel.max(1) as usize).min(AT_ONCE_MAX);
+        let (mut at_once, mut turns) = (1, 0u32);
+        for requests in &self.rounds {
+            let mut left = *requests as usize;
+            while left > 0 {
+                let now = left.min(at_once);
+                (left, turns) = (left - now, turns.saturating_add(1));
+                if now == at_once {
+                    at_once = (2 * at_once).min(most);
+                }
+            }
+        }
+        let time = each.saturating_mul(turns);
+        let time_max = if at_once > 2 { INDEX_TIME_SIDE_BY_SIDE_MAX } else { INDEX_TIME_MAX };
+        (time <= time_max).then_some(time)
     }
 }
 
@@ -380,7 +433,7 @@ mod tests {
         let mut source = Source::new(&fill, 1 << 40, None);
         source.ahead((0..1 << 20).map(|i| (i << 13, 4096)));
         let taken = (0..1u64 << 15).take_while(|i| source.bytes(i << 13, 4096).is_some()).count() as u64;
-        assert!(taken * 4096 <= INDEX_BYTES_MAX && source.spent().1 <= INDEX_BYTES_MAX, "{taken}");
+        assert!(taken * 4096 <= INDEX_BYTES_MAX && source.spent().bytes <= INDEX_BYTES_MAX, "{taken}");
         // What is known is not free for ever: a loop of calls ends.
         let mut source = Source::new(&fill, 1 << 40, None);
         assert!((0..=CALLS_MAX).any(|_| source.bytes(0, 8).is_none()));
@@ -412,6 +465,24 @@ mod tests {
             (0..20).try_fold(*at, |at, _| Some(u64::from_le_bytes(source.bytes(at, 8)?.try_into().ok()?)))
         };
         assert_eq!(source.each(&lists[1..2], deep), [Some(lists[1] + (20 << 20))]);
+    }
+
+    #[test]
+    fn what_reading_takes_follows_from_what_may_go_side_by_side() {
+        let spent = Spent { requests: 44, bytes: 1 << 20, rounds: vec![1, 1, 42] };
+        // 1, 1; 2, 4, 8, 16, 12.
+        assert_eq!(spent.time(MILLIS, 32), Some(MILLIS * 7));
+        // Two at a time: 1, 1, 21 times 2.
+        assert_eq!(spent.time(MILLIS, 2), Some(MILLIS * 23));
+        // One after the other, which takes longer than it may.
+        assert_eq!((spent.time(MILLIS, 1), spent.time(MILLIS / 2, 1)), (None, Some(MILLIS * 22)));
+        assert_eq!(Spent::default().time(MILLIS, 0), Some(Duration::ZERO));
+        // What a reader does is told so.
+        let mut source = Source::new(&fill, 1 << 30, None);
+        source.bytes(0, 8);
+        source.ahead([(1 << 20, 8), (2 << 20, 8), ((2 << 20) + 8, 8)]);
+        source.bytes(2 << 20, 16);
+        assert_eq!(source.spent(), Spent { requests: 3, bytes: 4096 + 8 + 16, rounds: vec![1, 2] });
     }
 
     #[test]

@@ -27,6 +27,7 @@ use super::users::Users;
 use super::{Access, Command, Control, Options, Record, memory};
 use crate::advisor::{Read, Reader};
 use crate::config::{Lookup, Monitored};
+use crate::jobs::Origin;
 use crate::learn::{Facts, Kind, find};
 use crate::report::Report;
 
@@ -479,6 +480,7 @@ impl Service {
         let dropped = |c: &Client| c.ring.as_ref().map_or(0, |(ring, _)| ring.dropped());
         let now: u64 = self.clients.values().map(dropped).fold(0, u64::saturating_add);
         Report {
+            origin: Origin::default(),
             programs: self.clients.len() as u64,
             programs_ever: self.programs_ever,
             cut_off: self.cut_off,

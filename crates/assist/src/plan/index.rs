@@ -5,6 +5,7 @@ use std::fs::{File, Metadata};
 use std::os::fd::AsFd;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
+use std::time::Duration;
 
 use super::device::Device;
 use crate::formats::{self, Index};
@@ -43,8 +44,9 @@ impl Indexes {
     }
 }
 
-/// How long a device takes for an index.
-pub(super) fn reading_ns(index: &Index, device: &Device) -> u64 {
-    let each = device.random.ttp(index.read_bytes / index.reads.max(1)).0;
-    each.saturating_mul(index.reads)
+/// How long a device takes for an index; `None` where its reader would give up.
+pub(super) fn reading_ns(index: &Index, device: &Device) -> Option<u64> {
+    let spent = &index.spent;
+    let each = Duration::from_nanos(device.random.ttp(spent.bytes / spent.requests.max(1)).0);
+    Some(u64::try_from(spent.time(each, device.parallel)?.as_nanos()).unwrap_or(u64::MAX))
 }

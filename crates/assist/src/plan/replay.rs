@@ -39,6 +39,8 @@ pub struct Outcome {
     pub device_bytes: u64,
     /// Bytes that hints brought in and no read used.
     pub wasted_bytes: u64,
+    /// When hints for a file were first stopped, from the beginning of the first read.
+    pub stood_down_ns: Option<u64>,
 }
 
 /// Hints for a file, and its own index, if it has one that is known.
@@ -81,6 +83,7 @@ pub fn replay_judged(
         windows: FxHashMap::default(),
         took: FxHashMap::default(),
         guides,
+        began_ns: None,
         outcome: Outcome::default(),
     };
     let elapsed = foresight::replay(run, &mut node);
@@ -114,7 +117,10 @@ impl Guide {
         let index = match hinted.index.filter(|_| entry.online) {
             Some(index) => {
                 advisor.may_be(formats::by_name(&entry.path));
-                FileIndex::Unread(index.clone(), reading_ns(index, device))
+                match reading_ns(index, device) {
+                    Some(takes_ns) => FileIndex::Unread(index.clone(), takes_ns),
+                    None => FileIndex::None,
+                }
             }
             None => FileIndex::None,
         };
@@ -153,12 +159,15 @@ struct Node<'a> {
     /// How long the reads of each thread took that were not learnt of yet.
     took: FxHashMap<(u64, u16), VecDeque<u64>>,
     guides: FxHashMap<usize, Guide>,
+    /// When the first read began.
+    began_ns: Option<u64>,
     outcome: Outcome,
 }
 
 impl Storage for Node<'_> {
     fn read(&mut self, now_ns: u64, reader: Reader, access: &Access) -> ReadEnd {
         let (file, range, size) = (access.file, pages(&access.bytes), self.sizes[access.file]);
+        self.began_ns.get_or_insert(now_ns);
         let guide = self.guides.get(&file);
         let mode = guide.and_then(|g| g.modes.get(&reader.process)).map_or(ReadAhead::Normal, OpenFile::in_force);
         let window_bytes = match mode {
@@ -191,6 +200,9 @@ impl Storage for Node<'_> {
         let who = advisor::Reader { program: reader.process, thread: reader.thread };
         guide.follow_index(now_ns);
         let mut actions = guide.advisor.read(who, &read, &mut |_| true);
+        if guide.advisor.why_down().is_some() {
+            self.outcome.stood_down_ns.get_or_insert(now_ns.saturating_sub(self.began_ns.unwrap_or(now_ns)));
+        }
         if last {
             // The process closes the file.
             actions.extend(guide.advisor.depart(reader.process));

@@ -157,6 +157,35 @@ fn a_plan_for_another_device_costs_next_to_nothing() {
     assert!(bad.is_empty(), "{}\n{}", bad.len(), bad.join("\n"));
 }
 
+/// Long pieces with three quarters for nothing pay where requests are rationed or late, and not where bytes are: there hints
+/// end within the first twentieth of the run or two seconds.
+#[test]
+fn devices_bound_by_requests_latency_and_bytes_are_told_apart() {
+    let steps: Vec<Step> = (0..4000).map(|i| (1, 0, i * 256 * KIB, 64 * KIB, 100)).collect();
+    let size = 1000 * MIB;
+    let rationed = Device::limited(200, 200);
+    let line = |us: u64, ps_per_byte| LinearCost { fixed: Nanos::from_micros(us), ps_per_byte };
+    let late = Device { parallel: 32, ..Device::of(line(5000, 5000).into(), line(5000, 5000).into(), "late") };
+    let narrow = Device::of(line(50, 50_000).into(), line(50, 50_000).into(), "narrow");
+    let trace = record(&[size], &steps, &rationed);
+    let plan = plan(&trace, &Options::new(rationed.clone()));
+    let entry = &plan.hints.file[0];
+    let run = run_of(&trace, &rationed, |_| true, usize::MAX);
+    let entries: Entries = [(0, Hinted { entry, index: None })].into_iter().collect();
+    for (device, pays) in [(&rationed, true), (&late, true), (&narrow, false)] {
+        let without = replay(&run, device, 1 << 30, &Entries::default()).run_ns;
+        let with = replay_judged(&run, device, 1 << 30, &entries, StandDown::default(), &plan.hints.device);
+        let what = format!("{}: {without} ns, {with:?}", device.source);
+        if pays {
+            assert!(with.stood_down_ns.is_none() && with.run_ns < without * 7 / 10, "{what}");
+        } else {
+            let soon = (without / 20).min(2_000_000_000);
+            assert!(with.stood_down_ns.is_some_and(|after_ns| after_ns <= soon), "{what}");
+            assert!(with.run_ns <= without + without / 100 + 20_000_000, "{what}");
+        }
+    }
+}
+
 /// Where six sevenths of what blocks bring in are for nothing, they must gain plainly; else the manager would stop them.
 #[test]
 fn what_goes_unread_must_pay() {
@@ -476,6 +505,16 @@ fn a_file_that_lists_its_own_extents_is_planned_by_its_index() {
     assert!(entry.online && entry.sequence.is_empty() && entry.will_need.is_empty(), "{entry:?}");
     assert!(plan.files[0].why.contains("index (NumPy)"), "{}", plan.files[0].why);
     assert!(plan.expected.unwrap().gain() > 0.2, "{:?}", plan.expected);
+    // Where the reader of the index would give up, the plan does not count on it.
+    let index = crate::formats::read_open(
+        std::os::fd::AsFd::as_fd(&std::fs::File::open(&path).unwrap()),
+        &crate::formats::by_name(&path),
+    );
+    let line = |ms: u64| LinearCost { fixed: Nanos(ms * 1_000_000), ps_per_byte: 0 };
+    let slow =
+        |ms: u64| super::index::reading_ns(index.as_ref().unwrap(), &Device::of(line(ms).into(), line(ms).into(), ""));
+    assert_eq!(slow(150), None);
+    assert!(slow(5).is_some_and(|takes_ns| takes_ns < 50_000_000), "{:?}", slow(5));
     // Of another length, and not there: nothing is believed of its index.
     for plan in [plan_of(&path, size + 1), plan_of(&dir.path().join("other.npz"), size)] {
         assert!(!plan.files[0].why.contains("index"), "{}", plan.files[0].why);

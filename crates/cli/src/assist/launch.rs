@@ -96,6 +96,9 @@ fn find(name: &str) -> Result<PathBuf> {
 /// How long a recorded program may wait for the manager, so that its first accesses are recorded too.
 const RECORD_WAIT_MS: &str = "1000";
 
+/// Variables that programs get beside ours.
+pub type Environment = Vec<(OsString, OsString)>;
+
 /// The purpose of a run.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Purpose {
@@ -113,14 +116,15 @@ pub struct Programs {
 }
 
 impl Programs {
-    /// Starts `instances` of a program; `socket` is that of their advice manager, and `files_limit` the limit of open
-    /// files that they would have without us.
+    /// Starts `instances` of a program; `socket` is that of their advice manager, `files_limit` the limit of open files that
+    /// they would have without us, and `environment` what they get beside the library.
     pub fn start(
         words: &[OsString],
         purpose: Purpose,
         instances: u32,
         socket: &Path,
         files_limit: Option<u64>,
+        environment: &[(OsString, OsString)],
     ) -> Result<Programs> {
         let library = library::find()?;
         let mut preload = library.to_preload();
@@ -135,7 +139,7 @@ impl Programs {
         let mut programs = Programs { children: Vec::new(), signals: None };
         for _ in 0..instances.max(1) {
             let mut command = Command::new(name);
-            command.args(arguments).env(SOCKET_VARIABLE, socket);
+            command.args(arguments).env(SOCKET_VARIABLE, socket).envs(environment.iter().cloned());
             if preloaded {
                 command.env("LD_PRELOAD", &preload);
             }
@@ -250,6 +254,11 @@ impl OwnSocket {
     pub fn path(&self) -> &Path {
         self.folder.path()
     }
+
+    /// The socket's path.
+    pub fn socket(&self) -> PathBuf {
+        self.folder.path().join("socket")
+    }
 }
 
 /// A directory for the socket of our own manager that only this user can access. Removes directories left by killed
@@ -264,6 +273,17 @@ pub fn own_socket() -> Result<OwnSocket> {
         Ok::<_, std::io::Error>(OwnSocket { folder, _lock: lock })
     };
     create().context("creating a directory for the manager's socket")
+}
+
+/// The same at a path that is given; an error where something is there already.
+pub fn own_socket_at(folder: &Path) -> std::io::Result<OwnSocket> {
+    let (Some(place), Some(name)) = (folder.parent(), folder.file_name()) else {
+        return Err(std::io::ErrorKind::InvalidInput.into());
+    };
+    let only_ours = std::fs::Permissions::from_mode(0o700);
+    let folder = tempfile::Builder::new().prefix(name).rand_bytes(0).permissions(only_ours).tempdir_in(place)?;
+    let lock = locked(folder.path())?;
+    Ok(OwnSocket { folder, _lock: lock })
 }
 
 /// The lock of a manager's directory, which is its own as long as it lives.

@@ -1,11 +1,12 @@
 //! `impresario assist learn`: what a program does with kinds of files, from recorded runs.
 
 use std::fmt::Write;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use anyhow::{Context, Result};
 use impresario_assist::learn::{Learnt, Observed, SHARED, Store, observe, program_of};
+use impresario_trace::Trace;
 use impresario_trace::convert::{ImportOptions, import};
 
 use crate::{print, print_json, usage};
@@ -94,6 +95,17 @@ pub fn run(args: Args) -> Result<ExitCode> {
     print(&text)
 }
 
+/// Adds a run to what this user knows of a program.
+pub fn remember(trace: &Path, program: &str) -> Result<()> {
+    let store = Store::of_user(|name| std::env::var_os(name));
+    let store = store.context("neither XDG_DATA_HOME nor HOME names a folder")?;
+    let observed = observe(&Trace::load(trace)?);
+    if !observed.files.is_empty() {
+        store.add(program, observed.files)?;
+    }
+    Ok(())
+}
+
 fn list(store: &Store, json: bool) -> Result<ExitCode> {
     let (learnt, errors) = store.all();
     errors.iter().for_each(|error| eprintln!("impresario: {error}"));
@@ -134,7 +146,7 @@ fn words(learnt: &Learnt) -> String {
     text
 }
 
-fn left_out(observed: &Observed, path: &std::path::Path) -> String {
+fn left_out(observed: &Observed, path: &Path) -> String {
     let reasons = [
         (observed.written, "written, too"),
         (observed.in_no_order, "read in no order"),

@@ -5,19 +5,21 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use anyhow::{Context, Result};
+use impresario_assist::coverage::Coverage;
 use impresario_assist::manager::{Manager, Options, raise_file_limit};
 use impresario_assist::record::TraceSink;
 use impresario_base::units::show_bytes;
 use impresario_trace::{Trace, TraceOp};
 
-use super::launch::{Programs, Purpose, Reach, own_socket, reach};
+use super::launch::{OwnSocket, Programs, Purpose, Reach, own_socket, reach};
+use super::nodes::{self, Job, beside};
 use crate::usage;
 
 /// Record one run of a program: write its reads and writes to a trace
 ///
 /// The program runs as usual. The trace holds every access to regular files with its time and duration, but not the
-/// contents. The exit status is that of the program. Processes that it starts on this node are in the same trace; where it
-/// runs as one of several ranks (mpirun, srun), each rank writes its own, with its number before the suffix. The last
+/// contents. The exit status is that of the program. Processes that it starts on this node are in the same trace, those that
+/// mpirun starts on other nodes in one for each node beside it (trace.NODE.imt). Where it runs as one of several ranks (mpirun, srun), each rank writes its own, with its number before the suffix. The last
 /// lines tell how much of what the program read was seen.
 #[derive(clap::Args)]
 #[command(after_long_help = "Examples:
@@ -41,36 +43,55 @@ pub fn run(args: Args) -> Result<ExitCode> {
         return Err(usage(why));
     }
     let (output, ranks) = match rank(|name| std::env::var(name).ok()) {
-        Some(rank) => (of_rank(&args.output, &rank.to_string()), Some(of_rank(&args.output, "*"))),
+        Some(rank) => (beside(&args.output, &rank.to_string()), Some(beside(&args.output, "*"))),
         None => (args.output, None),
     };
-    if output.exists() {
-        if !args.force {
-            let shown = output.display();
-            return Err(usage(format!(
-                "{shown} already exists; name another trace with -o, or replace it with --force"
-            )));
-        }
-        std::fs::remove_file(&output).with_context(|| format!("replacing {}", output.display()))?;
-    }
-    let command: Vec<_> = args.program.iter().map(|word| word.to_string_lossy()).collect();
-    let sink = TraceSink::create(&output, &command.join(" "))?;
+    make_room(&output, args.force)?;
     let folder = own_socket()?;
-    let before = raise_file_limit();
-    let manager = Manager::start(Options::record(Box::new(sink)), &folder.path().join("socket"))
-        .context("starting the advice manager")?;
-    let programs = Programs::start(&args.program, Purpose::Record, 1, manager.socket(), before)?;
-    let (code, account) = programs.wait()?;
-    let mut report = manager.stop().context("ending the advice manager")?;
-    let trace = Trace::load(&output)?;
+    let job = Job::recorded(&folder.socket(), &output, args.force)?;
+    let environment = nodes::hook(folder.path(), &job, |name| std::env::var_os(name))?;
+    let (code, trace, coverage) = record(&folder, &output, &args.program, &environment)?;
     eprint!("{}", seen(&trace));
-    match account.map(|account| report.cover(account, true)) {
+    match coverage {
         Some(coverage) => eprintln!("{coverage}"),
         None => eprintln!("How much of what the program read was seen is not known: this kernel does not count it."),
     }
     let next = ranks.as_ref().unwrap_or(&output).display();
     eprintln!("The trace is {}; next: impresario assist plan {next} -o hints.json", output.display());
     Ok(code)
+}
+
+/// No trace is lost by mistake.
+pub fn make_room(output: &Path, force: bool) -> Result<()> {
+    if output.exists() {
+        if !force {
+            let shown = output.display();
+            return Err(usage(format!(
+                "{shown} already exists; name another trace with -o, or replace it with --force"
+            )));
+        }
+        std::fs::remove_file(output).with_context(|| format!("replacing {}", output.display()))?;
+    }
+    Ok(())
+}
+
+/// Runs a program to its end and records it.
+pub fn record(
+    folder: &OwnSocket,
+    output: &Path,
+    program: &[OsString],
+    environment: &[(OsString, OsString)],
+) -> Result<(ExitCode, Trace, Option<Coverage>)> {
+    let command: Vec<_> = program.iter().map(|word| word.to_string_lossy()).collect();
+    let sink = TraceSink::create(output, &command.join(" "))?;
+    let before = raise_file_limit();
+    let manager =
+        Manager::start(Options::record(Box::new(sink)), &folder.socket()).context("starting the advice manager")?;
+    let programs = Programs::start(program, Purpose::Record, 1, manager.socket(), before, environment)?;
+    let (code, account) = programs.wait()?;
+    let mut report = manager.stop().context("ending the advice manager")?;
+    let coverage = account.map(|account| report.cover(account, true));
+    Ok((code, Trace::load(output)?, coverage))
 }
 
 /// Which rank of a parallel job this process was started as, when there are several: each rank records a trace of its
@@ -84,17 +105,6 @@ fn rank(variable: impl Fn(&str) -> Option<String>) -> Option<u32> {
     ];
     let number = |name| variable(name)?.parse::<u32>().ok();
     KNOWN.into_iter().find_map(|(rank, size)| number(rank).filter(|_| number(size).is_some_and(|size| size > 1)))
-}
-
-/// `trace.imt` as `trace.RANK.imt`.
-fn of_rank(path: &Path, rank: &str) -> PathBuf {
-    let mut name = path.file_stem().unwrap_or_default().to_os_string();
-    name.push(format!(".{rank}"));
-    if let Some(extension) = path.extension() {
-        name.push(".");
-        name.push(extension);
-    }
-    path.with_file_name(name)
 }
 
 /// A short summary of a run: the files with the longest waiting time.
@@ -152,8 +162,5 @@ mod tests {
         assert_eq!(of(&[("PMI_RANK", "0"), ("PMI_SIZE", "1")]), None);
         assert_eq!(of(&[("SLURM_PROCID", "0"), ("SLURM_NTASKS", "8")]), None);
         assert_eq!((of(&[("PMI_RANK", "x"), ("PMI_SIZE", "2")]), of(&[])), (None, None));
-        let named = |path: &str| of_rank(Path::new(path), "7");
-        assert_eq!(named("out/trace.imt"), Path::new("out/trace.7.imt"));
-        assert_eq!(named("trace"), Path::new("trace.7"));
     }
 }

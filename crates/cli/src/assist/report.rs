@@ -1,5 +1,6 @@
 //! `impresario assist report`: statistics of the node's advice manager, and the daemon's side that answers.
 
+use std::fs::File;
 use std::io::{Read, Write};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::net::{UnixListener, UnixStream};
@@ -8,7 +9,9 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
+use impresario_assist::jobs::{Jobs, Origin};
 use impresario_assist::report::Report;
+use impresario_base::machine::host_name;
 
 use crate::{print, usage};
 
@@ -17,23 +20,55 @@ const PATIENCE: Duration = Duration::from_secs(10);
 /// Limit of an answer, bytes.
 const ANSWER_BYTES_MAX: u64 = 64 << 20;
 
+/// Folders below one another that are searched for reports.
+const DEPTH_MAX: u32 = 16;
+
 /// Report what the advice manager of the node did: per file hints given, bytes prefetched, used and wasted, hit rate
+///
+/// With files or folders of reports (`--report` of `assist run`, or `--json` of this), it adds them up instead, by job and
+/// program: time waited for reads, time that hints saved, bytes prefetched, used and wasted, those that gained most first. With
+/// --prometheus it prints metrics, for example into the folder of node_exporter's textfile collector; doc/METRICS.md lists them.
 #[derive(clap::Args)]
 #[command(after_long_help = "Examples:
   impresario assist report
-  impresario assist report --socket /run/impresario/assist.sock --json")]
+  impresario assist report --socket /run/impresario/assist.sock --json
+  impresario assist report /shared/guided/2026-10
+  impresario assist report --prometheus > /var/lib/node_exporter/impresario.prom.new")]
 pub struct Args {
+    /// Reports, or folders of files that end with .json [default: ask the manager]
+    #[arg(value_name = "REPORT", conflicts_with = "socket")]
+    reports: Vec<PathBuf>,
     /// The manager's socket [default: the user's, else the machine's]
     #[arg(long, value_name = "PATH")]
     socket: Option<PathBuf>,
     /// Print JSON
     #[arg(long)]
     json: bool,
+    /// Print metrics in Prometheus' text format
+    #[arg(long, conflicts_with = "json")]
+    prometheus: bool,
 }
 
 pub fn run(args: Args) -> Result<ExitCode> {
-    let socket = args.socket.unwrap_or_else(answering_socket);
-    let place = place(&socket);
+    if !args.reports.is_empty() {
+        let jobs = Jobs::of(saved(&args.reports)?);
+        return match (args.json, args.prometheus) {
+            (true, _) => print(serde_json::to_string_pretty(&jobs)? + "\n"),
+            (_, true) => print(jobs.to_prometheus()),
+            _ => print(jobs.to_string()),
+        };
+    }
+    let report = asked(&args.socket.unwrap_or_else(answering_socket))?;
+    match (args.json, args.prometheus) {
+        (true, _) => print(report.to_json() + "\n"),
+        (_, true) => print(Jobs::of([report]).to_prometheus()),
+        _ => print(report.to_string()),
+    }
+}
+
+/// The report of a manager that runs.
+fn asked(socket: &Path) -> Result<Report> {
+    let place = place(socket);
     let mut stream = UnixStream::connect(&place).map_err(|error| {
         usage(format!(
             "no advice manager answers at {}: {error}; start one with `impresario assist daemon`, or name its socket with \
@@ -44,11 +79,56 @@ pub fn run(args: Args) -> Result<ExitCode> {
     stream.set_read_timeout(Some(PATIENCE))?;
     let mut text = String::new();
     Read::by_ref(&mut stream).take(ANSWER_BYTES_MAX).read_to_string(&mut text).context("reading its answer")?;
-    let report: Report = serde_json::from_str(&text).context("its answer is not a report")?;
-    match args.json {
-        true => print(report.to_json() + "\n"),
-        false => print(report.to_string()),
+    serde_json::from_str(&text).context("its answer is not a report")
+}
+
+/// Reports in files. One that is none is named, and costs the others nothing.
+fn saved(places: &[PathBuf]) -> Result<Vec<Report>> {
+    let (mut files, mut reports) = (Vec::new(), Vec::new());
+    for place in places {
+        let found = files.len();
+        find(place, DEPTH_MAX, &mut files).with_context(|| format!("reading {}", place.display()))?;
+        if files.len() == found {
+            return Err(usage(format!("no file below {} ends with .json", place.display())));
+        }
     }
+    for file in files {
+        let report = File::open(&file).map_err(anyhow::Error::from).and_then(|opened| {
+            let mut text = String::new();
+            opened.take(ANSWER_BYTES_MAX).read_to_string(&mut text)?;
+            Ok(serde_json::from_str(&text)?)
+        });
+        match report {
+            Ok(report) => reports.push(report),
+            Err(error) => eprintln!("impresario: {} is no report: {error:#}", file.display()),
+        }
+    }
+    Ok(reports)
+}
+
+/// A file, or those in a folder that end with `.json`.
+fn find(place: &Path, depth: u32, files: &mut Vec<PathBuf>) -> std::io::Result<()> {
+    if !place.metadata()?.is_dir() {
+        files.push(place.into());
+        return Ok(());
+    }
+    let mut inside = std::fs::read_dir(place)?.map(|entry| Ok(entry?.path())).collect::<std::io::Result<Vec<_>>>()?;
+    inside.sort();
+    for path in inside {
+        let is_folder = path.symlink_metadata().is_ok_and(|meta| meta.is_dir());
+        if is_folder && depth > 0 {
+            find(&path, depth - 1, files)?;
+        } else if path.is_file() && path.extension().is_some_and(|suffix| suffix == "json") {
+            files.push(path);
+        }
+    }
+    Ok(())
+}
+
+/// Whose run a report of this process tells of.
+pub fn origin(program: &str) -> Origin {
+    let node = host_name();
+    Origin::here(program, &node, |name| std::env::var(name).ok())
 }
 
 /// The default socket to query: that of the user's own manager if there is one, else that of the machine's.
@@ -97,7 +177,7 @@ impl Reports {
             let Ok((mut stream, _)) = self.listener.accept() else { return };
             let sent = stream
                 .set_write_timeout(Some(Duration::from_secs(1)))
-                .and_then(|()| stream.write_all(report()?.to_json().as_bytes()));
+                .and_then(|()| stream.write_all(Report { origin: origin(""), ..report()? }.to_json().as_bytes()));
             if let Err(error) = sent {
                 tracing::warn!(%error, "a report could not be sent");
             }

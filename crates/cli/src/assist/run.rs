@@ -1,16 +1,19 @@
 //! `impresario assist run`: a program with hints.
 
 use std::ffi::{OsStr, OsString};
+use std::io;
 use std::os::unix::ffi::OsStrExt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use anyhow::{Context, Result};
 use impresario_assist::config::Hints;
 use impresario_assist::learn::{Kind, SHARED, Store, program_of};
-use impresario_assist::manager::{Manager, Options, raise_file_limit};
+use impresario_assist::manager::{Manager, Options, Record, RecordedAccess, RecordedFile, Sink, raise_file_limit};
+use impresario_assist::record::TraceSink;
 
-use super::launch::{Programs, Purpose, Reach, own_socket, reach};
+use super::launch::{OwnSocket, Programs, Purpose, Reach, own_socket, reach};
+use super::nodes::{self, Job};
 use crate::usage;
 
 /// Run a program with hints
@@ -19,29 +22,34 @@ use crate::usage;
 /// beginnings of files named on the command line while the program loads. For files without hints it follows what
 /// was learnt of files of their kind (see `impresario assist learn`), or else finds a pattern while the program reads them. With --node the manager of the node serves it (see
 /// `impresario assist daemon`). The exit status is that of the program. A program into which the library cannot be
-/// preloaded runs without hints, and a message says so. The last line on standard error tells how much of what the program
+/// preloaded runs without hints, and a message says so. Processes that mpirun or srun starts on other nodes have a manager on each
+/// node, whose report stands beside the first (report.NODE.json). The last line on standard error tells how much of what the program
 /// read was seen: reads of files without hints, memory maps and statically linked children are not.
 #[derive(clap::Args)]
 #[command(after_long_help = "Examples:
   impresario assist run -- tar -cf archive.tar data
   impresario assist run hints.json -- python3 analysis.py data.root
   impresario assist run hints.json --report report.json -- ./solver mesh.h5
+  impresario assist run --learn -- python3 analysis.py data.root
   impresario assist run --node -- python3 analysis.py data.root")]
 pub struct Args {
     /// The hints file [default: no plan]
-    hints: Option<PathBuf>,
+    pub hints: Option<PathBuf>,
     /// Use the advice manager of the node
     #[arg(long, conflicts_with_all = ["hints", "report"])]
     node: bool,
     /// Write the effect of the hints to a file, as JSON
     #[arg(long, value_name = "FILE")]
-    report: Option<PathBuf>,
+    pub report: Option<PathBuf>,
     /// Report the effect of the hints on standard error
     #[arg(short, long)]
     verbose: bool,
     /// Do not report how much of what the program read was seen
     #[arg(short, long, conflicts_with = "verbose")]
-    quiet: bool,
+    pub quiet: bool,
+    /// Learn from this run what the program does with kinds of files, for the next one, as `impresario assist learn` does
+    #[arg(long, conflicts_with = "node")]
+    learn: bool,
     /// Number of instances of the program to start at once
     #[arg(long, default_value_t = 1, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1024))]
     instances: u32,
@@ -62,50 +70,125 @@ pub fn run(args: Args) -> Result<ExitCode> {
                 socket.display()
             )));
         }
-        let programs = Programs::start(&args.program, Purpose::Advise, args.instances, &socket, None)?;
+        let programs = Programs::start(&args.program, Purpose::Advise, args.instances, &socket, None, &[])?;
         return Ok(programs.wait()?.0);
     }
     let hints = match &args.hints {
         Some(path) => super::hints(path)?.and_online(),
         None => Hints::online(),
     };
-    let kinds = learnt(&args.program);
+    let words: Vec<_> = args.program.iter().map(|word| word.to_string_lossy()).collect();
+    let name = program_of(words.iter().map(|word| &**word));
     let folder = own_socket()?;
-    let before = raise_file_limit();
-    let options = Options { kinds, ..Options::new(hints) };
-    let manager = Manager::start(options, &folder.path().join("socket")).context("starting the advice manager")?;
-    if let Err(error) = manager.expect(files_named(&args.program)) {
-        tracing::debug!(%error, "nothing is prefetched before the program's first read");
+    let job = Job::guided(&folder.socket(), &args, name.clone())?;
+    let environment = nodes::hook(folder.path(), &job, |name| std::env::var_os(name))?;
+    let guided = Guided {
+        kinds: name.as_deref().map(learnt).unwrap_or_default(),
+        name,
+        hints,
+        instances: args.instances,
+        told: (!args.quiet).then(|| "impresario".into()),
+        verbose: args.verbose,
+        report: args.report.as_deref(),
+        learns: args.learn,
+    };
+    guided.run(folder, &args.program, raise_file_limit(), &environment)
+}
+
+/// A program under a manager of its own.
+pub struct Guided<'a> {
+    /// The program's, as far as it has one.
+    pub name: Option<String>,
+    pub hints: Hints,
+    pub kinds: Vec<Kind>,
+    pub instances: u32,
+    /// What stands before the line that tells how much was seen; `None` for no line.
+    pub told: Option<String>,
+    pub verbose: bool,
+    pub report: Option<&'a Path>,
+    /// Whether its next run is to know what this one did.
+    pub learns: bool,
+}
+
+/// Accesses of a run that is learnt from; of a longer one nothing is learnt.
+const LEARNT_ACCESSES_MAX: u64 = 1 << 22;
+
+/// A trace that does not grow without end.
+struct Bounded {
+    trace: TraceSink,
+    left: u64,
+}
+
+impl Sink for Bounded {
+    fn opened(&mut self, file: &RecordedFile) -> io::Result<()> {
+        self.trace.opened(file)
     }
-    let programs = Programs::start(&args.program, Purpose::Advise, args.instances, manager.socket(), before)?;
-    let (code, account) = programs.wait()?;
-    match manager.stop() {
-        Ok(mut report) => {
-            let coverage = account.map(|account| report.cover(account, false));
-            if let Some(coverage) = coverage.filter(|_| !args.quiet) {
-                eprintln!("impresario: {coverage}");
-            }
-            if args.verbose {
-                eprint!("{report}");
-            }
-            if let Some(file) = &args.report {
-                std::fs::write(file, report.to_json()).with_context(|| format!("writing {}", file.display()))?;
-            }
+
+    fn access(&mut self, access: &RecordedAccess) -> io::Result<()> {
+        self.left = self.left.checked_sub(1).ok_or_else(|| io::Error::other("too long a run to learn from"))?;
+        self.trace.access(access)
+    }
+
+    fn finish(&mut self) -> io::Result<()> {
+        self.trace.finish()
+    }
+}
+
+impl Guided<'_> {
+    /// Runs it to its end.
+    pub fn run(
+        self,
+        folder: OwnSocket,
+        program: &[OsString],
+        files_limit: Option<u64>,
+        environment: &[(OsString, OsString)],
+    ) -> Result<ExitCode> {
+        let mut options = Options { kinds: self.kinds, ..Options::new(self.hints) };
+        let trace = folder.path().join("learnt.imt");
+        if self.learns {
+            let command: Vec<_> = program.iter().map(|word| word.to_string_lossy()).collect();
+            let sink = Bounded { trace: TraceSink::create(&trace, &command.join(" "))?, left: LEARNT_ACCESSES_MAX };
+            options.record = Some(Record::of_everything(Box::new(sink)));
         }
-        // The program's result counts, not ours.
-        Err(error) => eprintln!("impresario: the effect of the hints is unknown: {error}"),
+        let manager = Manager::start(options, &folder.socket()).context("starting the advice manager")?;
+        if let Err(error) = manager.expect(files_named(program)) {
+            tracing::debug!(%error, "nothing is prefetched before the program's first read");
+        }
+        let socket = manager.socket();
+        let programs = Programs::start(program, Purpose::Advise, self.instances, socket, files_limit, environment)?;
+        let (code, account) = programs.wait()?;
+        match manager.stop() {
+            Ok(mut report) => {
+                report.origin = super::report::origin(self.name.as_deref().unwrap_or_default());
+                let coverage = account.map(|account| report.cover(account, self.learns));
+                if let Some((coverage, told)) = coverage.zip(self.told) {
+                    eprintln!("{told}: {coverage}");
+                }
+                if self.verbose {
+                    eprint!("{report}");
+                }
+                if let Some(file) = self.report {
+                    std::fs::write(file, report.to_json()).with_context(|| format!("writing {}", file.display()))?;
+                }
+            }
+            // The program's result counts, not ours.
+            Err(error) => eprintln!("impresario: the effect of the hints is unknown: {error}"),
+        }
+        if let Some(name) = self.name.filter(|_| self.learns)
+            && let Err(error) = super::learn::remember(&trace, &name)
+        {
+            eprintln!("impresario: nothing is learnt from this run: {error:#}");
+        }
+        Ok(code)
     }
-    Ok(code)
 }
 
 /// What was learnt of the program: by this user, or where that is nothing, for all users of the machine. What cannot be read
 /// costs hints and not the run.
-fn learnt(program: &[OsString]) -> Vec<Kind> {
-    let words: Vec<_> = program.iter().map(|word| word.to_string_lossy()).collect();
-    let Some(name) = program_of(words.iter().map(|word| &**word)) else { return Vec::new() };
+pub fn learnt(name: &str) -> Vec<Kind> {
     let own = Store::of_user(|name| std::env::var_os(name));
     for store in own.into_iter().chain([Store::at(SHARED)]) {
-        match store.load(&name) {
+        match store.load(name) {
             Ok(None) => {}
             Ok(Some(learnt)) => return learnt.kinds,
             Err(error) => {

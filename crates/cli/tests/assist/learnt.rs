@@ -86,6 +86,26 @@ impl Tables {
     }
 }
 
+/// No trace is carried around: each run adds to what is known, and the first new file after two gets the hints of its kind.
+#[test]
+fn each_run_teaches_the_next() {
+    let tables = Tables::new();
+    let hints = tables.never_down();
+    for (name, size) in [("a.tbl", 12 * MIB + 100), ("b.tbl", 20 * MIB)] {
+        let file = tables.table(name, size);
+        let words = tables.words(&file, &[]);
+        let mut command = tables.command(&["run", "-q", "--learn"]);
+        let ran = run_command(command.arg("--").args(&words));
+        assert_eq!((ran.code, ran.out, ran.err.as_str()), (0, plain(&words), ""));
+    }
+    let list = run_command(&mut tables.command(&["learn", "--list"]));
+    assert!(list.out.starts_with("table, 2 recorded runs:\n  *.tbl: "), "{}", list.out);
+    assert!(!list.out.contains("not used"), "{}", list.out);
+    let (file, _) = tables.run(Some(&hints), &tables.table("c.tbl", 30 * MIB), &[]);
+    assert_eq!(file.entry, "learnt of *.tbl");
+    assert!(file.hits * 10 >= file.reads * 9 && !file.strayed, "{file:?}");
+}
+
 #[test]
 fn a_file_that_was_never_read_gets_the_hints_of_its_kind() {
     let tables = Tables::new();

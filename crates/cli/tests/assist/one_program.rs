@@ -98,6 +98,15 @@ fn how_much_was_seen_is_told() {
     assert!(guided.starts_with("impresario: Saw "), "{guided}");
     let quiet = run_command(assist(["run", "-q"]).arg(&hints).args(["--", "sh", "-c", &script]));
     assert_eq!((quiet.code, quiet.err.as_str()), (0, ""));
+    // A child that calls the kernel past any library, as programs in Go do.
+    let Some(unseen) = try_compile(folder.path(), "strided", &["-static"]) else {
+        return skip("static-libc", "no C library to link a static program with");
+    };
+    let script = format!("{}; true", reading(&unseen, &data, 0).join(" "));
+    let recorded =
+        run_command(assist(["record", "-f", "-o"]).arg(folder.at("u.imt")).args(["--", "sh", "-c", &script]));
+    let unseen = format!("; {} MiB by calls that were not seen", (COUNT * PIECE) >> 20);
+    assert!(line(&recorded).contains(&unseen), "{}", recorded.err);
 }
 
 /// No hints file: what a program reads next is found while it runs, and its result is its own.

@@ -75,6 +75,65 @@ def make_block(folder, seed):
             f.write(rng.randbytes(1 << 20))
 
 
+def make_model(folder, seed):
+    """As safetensors has it; HELD_OUT_MODEL_MB says how large."""
+    import json
+    import numpy as np
+    rng = np.random.default_rng(seed)
+    tensors = max(1, int(os.environ.get("HELD_OUT_MODEL_MB", "256")) // 8)
+    size = 8 << 20
+    names = {f"layers.{i}.weight": {"dtype": "F32", "shape": [2048, 1024], "data_offsets": [i * size, (i + 1) * size]}
+             for i in range(tensors)}
+    header = json.dumps(names).encode()
+    with open(folder + "/model.safetensors", "wb") as f:
+        f.write(len(header).to_bytes(8, "little") + header)
+        for _ in range(tensors):
+            f.write(rng.integers(0, 1 << 30, size // 4, dtype="i4").tobytes())
+
+
+def make_root(folder, seed):
+    import numpy as np
+    import uproot
+    rng = np.random.default_rng(seed)
+    with uproot.recreate(folder + "/events.root", compression=uproot.ZLIB(1)) as f:
+        tree = f.mktree("events", {f"b{i}": "f4" for i in range(24)})
+        for _ in range(40):
+            tree.extend({f"b{i}": np.round(rng.random(20_000, dtype="f4"), 3) for i in range(24)})
+
+
+def make_parquet(folder, seed):
+    import numpy as np
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+    rng = np.random.default_rng(seed)
+    table = pa.table({f"c{i}": rng.random(480_000) for i in range(12)})
+    pq.write_table(table, folder + "/table.parquet", row_group_size=20_000)
+
+
+def read_model(folder):
+    import json
+    import numpy as np
+    file = np.memmap(folder + "/model.safetensors", "u1", "r")
+    start = 8 + int.from_bytes(file[:8].tobytes(), "little")
+    places = (tensor["data_offsets"] for tensor in json.loads(file[8:start].tobytes()).values())
+    return sum(int(np.bitwise_xor.reduce(file[start + a:start + b])) for a, b in places)
+
+
+def read_root(folder):
+    import uproot
+    with uproot.open(folder + "/events.root") as f:
+        arrays = f["events"].arrays(["b3", "b11", "b17"], library="np")
+    return sum(float(array.astype("f8").sum()) for array in arrays.values())
+
+
+def read_parquet(folder):
+    import pyarrow.compute as pc
+    import pyarrow.parquet as pq
+    file = pq.ParquetFile(folder + "/table.parquet")
+    groups = (file.read_row_group(i, columns=["c2", "c7"]) for i in range(0, file.num_row_groups, 2))
+    return sum(pc.sum(column).as_py() for group in groups for column in group.columns)
+
+
 def read_memmap(folder):
     import numpy as np
     rows = np.load(folder + "/array.npy", mmap_mode="r")

@@ -106,7 +106,8 @@ impl Chunks {
         }
         let groups = (1 + bits).checked_sub(log2(of_block)?)?;
         let groups_in_index = 2 * log2(pointers)?;
-        let pointers = 2 * (pointers - 1) + groups.checked_sub(groups_in_index)?;
+        let data_blocks = 2 * (pointers - 1);
+        let pointers = data_blocks + groups.checked_sub(groups_in_index)?;
         let head_bytes = 6 + sizes.offset;
         let index = file.bytes(index, head_bytes + in_index * entry.bytes + pointers * sizes.offset)?;
         let mut fields = Fields::new(index.strip_prefix(b"EAIB")?);
@@ -115,6 +116,15 @@ impl Chunks {
         found.take(fields.take(in_index * found.entry.bytes)?);
         // A block's place in the array stands before its entries.
         let head_bytes = head_bytes + bits.div_ceil(8);
+        // The super blocks' addresses stand behind those of the first data blocks; they are read together.
+        let mut addresses = fields;
+        if addresses.take(data_blocks * sizes.offset).is_some() {
+            let groups = (groups_in_index..groups).take_while(|group| of_block << group.div_ceil(2) <= 1 << page_bits);
+            let block =
+                |group: u64| Some((sizes.address(&mut addresses)?, head_bytes + sizes.offset * (1 << (group / 2))));
+            let super_blocks: Vec<(u64, u64)> = groups.map_while(block).collect();
+            file.ahead(super_blocks.into_iter().filter(|(at, _)| *at != u64::MAX));
+        }
         for group in 0..groups {
             let (blocks, of_block) = (1u64 << (group / 2), of_block << group.div_ceil(2));
             // Longer blocks are divided into pages. With what the library chooses they begin at 131,072 entries, which

@@ -149,26 +149,31 @@ impl Heap {
     ) -> Option<()> {
         let deeper = depth.checked_sub(1)?;
         let head_bytes = 5 + sizes.offset + growth.offset_bytes;
-        let block = file.bytes(at, head_bytes + rows.checked_mul(growth.width)?.checked_mul(sizes.offset)?)?;
+        let block_bytes =
+            |rows: u64| head_bytes.checked_add(rows.checked_mul(growth.width)?.checked_mul(sizes.offset)?);
+        let block = file.bytes(at, block_bytes(rows)?)?;
         let mut fields = Fields::new(block.strip_prefix(b"FHIB")?);
         fields.take(head_bytes - 4)?;
+        // Indirect blocks below: address, first place, rows.
+        let mut below = Vec::new();
         for row in 0..rows {
             // The first two rows have blocks of the first size, each further one twice that of the one before.
             let bytes = growth.first_bytes.checked_shl(u32::try_from(row.saturating_sub(1)).ok()?)?;
             for _ in 0..growth.width {
                 let child = sizes.address(&mut fields)?;
-                if child != u64::MAX && self.blocks.len() < BLOCKS_MAX {
+                if child != u64::MAX && self.blocks.len() + below.len() < BLOCKS_MAX {
                     if bytes <= growth.direct_bytes_max {
                         self.blocks.push((place, child, bytes));
                     } else {
                         let rows = (bytes / growth.first_bytes.checked_mul(growth.width)?).checked_ilog2()? + 1;
-                        self.indirect(file, sizes, growth, (child, place, rows.into()), deeper)?;
+                        below.push((child, place, u64::from(rows)));
                     }
                 }
                 place = place.checked_add(bytes)?;
             }
         }
-        Some(())
+        file.ahead(below.iter().filter_map(|(at, _, rows)| Some((*at, block_bytes(*rows)?))));
+        below.into_iter().try_for_each(|block| self.indirect(file, sizes, growth, block, deeper))
     }
 
     /// An object that is kept in a block, by its number.

@@ -17,7 +17,7 @@ mod served;
 use std::ffi::{CStr, CString, c_int};
 use std::os::unix::ffi::OsStringExt;
 
-use hooks::streams;
+use hooks::{streams, uring};
 use impresario_interpose::served::protocol::{AT_VARIABLE, BYPASS_VARIABLE, FOLDER_VARIABLE, TOKEN_VARIABLE};
 use impresario_interpose::{Assist, Table};
 
@@ -34,6 +34,7 @@ extern "C" fn start() {
         // A program must never see a word of ours, even of a mistake.
         std::panic::set_hook(Box::new(|_| {}));
         real::find_all();
+        uring::find_syscall();
         // SAFETY: the auxiliary vector is always there.
         if unsafe { libc::getauxval(libc::AT_SECURE) } != 0 {
             return;

@@ -176,6 +176,11 @@ real! {
     aio_write64(*mut aiocb) -> c_int;
     lio_listio(c_int, *const *mut aiocb, c_int, *mut sigevent) -> c_int;
     lio_listio64(c_int, *const *mut aiocb, c_int, *mut sigevent) -> c_int;
+    io_uring_submit(Buffer) -> c_int;
+    io_uring_submit_and_wait(Buffer, c_uint) -> c_int;
+    io_uring_submit_and_get_events(Buffer) -> c_int;
+    io_uring_submit_and_wait_timeout(Buffer, Buffer, c_uint, Buffer, Buffer) -> c_int;
+    syscall(c_long, c_long, c_long, c_long, c_long, c_long, c_long) -> c_long;
     io_submit(*mut c_void, c_long, *mut *mut c_void) -> c_int;
 
     fopen(Path, Path) -> Stream;

@@ -32,6 +32,12 @@ impl Stage {
     }
 
     fn run(&self, case: &str, socket: &Path, manager: bool) {
+        let text = self.said(case, socket, manager);
+        assert!(!text.is_empty() && text.lines().all(|line| line == "ok"), "{case}: {text}");
+    }
+
+    /// What a case prints; it must end well.
+    fn said(&self, case: &str, socket: &Path, manager: bool) -> String {
         let mut command = preloaded(&self.program, socket);
         if manager {
             command.env("EXPECT_MANAGER", "1");
@@ -40,10 +46,22 @@ impl Stage {
             command.env("IMPRESARIO_ASSIST_WAIT_MS", wait_ms);
         }
         let output = run(command.arg(case).arg(self.path("bytes")).arg(self.path("lines")));
-        let text = String::from_utf8_lossy(&output.stdout);
-        let good = !text.is_empty() && text.lines().all(|line| line == "ok");
-        assert!(output.status.success() && good, "{case}: {} {text}", output.status);
+        let text = String::from_utf8_lossy(&output.stdout).into_owned();
+        assert!(output.status.success(), "{case}: {} {text}", output.status);
         assert!(output.stderr.is_empty(), "{case}: {}", String::from_utf8_lossy(&output.stderr));
+        text
+    }
+
+    /// What the manager is told of a case with io_uring; `None` where the kernel gives no ring.
+    fn rings(&self, case: &str) -> Option<Vec<Told>> {
+        let manager = Manager::start(&self.dir.path().join("socket"), &self.path(""), Mode::Advise);
+        let text = self.said(case, &manager.socket, true);
+        if text == "no ring\n" {
+            impresario_testing::skip("io_uring", "the kernel refuses io_uring");
+            return None;
+        }
+        assert_eq!(text, "ok\n");
+        Some(manager.finish())
     }
 
     /// What the manager is told of a case.
@@ -262,6 +280,33 @@ fn libaio_is_told_even_when_it_was_loaded_out_of_sight() {
     let stage = Stage::new(&[]);
     let told = stage.told("libaio", Mode::Advise);
     assert_eq!(of(&told, &stage.path("bytes")).next().unwrap(), reads(&[(300, 100), (5000, 70)]));
+}
+
+/// What a ring of the program's own is given, by its system calls.
+#[test]
+#[cfg(target_arch = "x86_64")]
+fn what_is_put_into_a_ring_is_told_when_the_kernel_has_taken_it() {
+    let stage = Stage::new(&[]);
+    let Some(told) = stage.rings("urings") else { return };
+    let bytes: Vec<_> = of(&told, &stage.path("bytes")).collect();
+    assert_eq!(bytes, [reads(&[(300, 100), (5000, 70), (700, 50), (40, 10)]), reads(&[(900, 20)])]);
+    assert_eq!(of(&told, &stage.path("lines")).next().unwrap(), reads(&[(0, 7)]));
+    let is_async = |a: &&impresario_ring::Access| a.op == Op::Read && a.flags & flag::ASYNC != 0;
+    assert_eq!(told.iter().flat_map(|t| &t.accesses).filter(is_async).count(), 6);
+}
+
+/// And by liburing, whose system calls pass nothing that could be interposed.
+#[test]
+fn what_liburing_submits_is_told() {
+    if !Path::new("/usr/include/liburing.h").exists() {
+        return impresario_testing::skip("liburing", "liburing.h is not installed");
+    }
+    let mut stage = Stage::new(&[]);
+    stage.program = compile(stage.dir.path(), "liburing", &["-Wl,--no-as-needed", "-luring"]);
+    let Some(told) = stage.rings("") else { return };
+    let wanted =
+        [(300, 100), (500, 20), (700, 30), (900, 11), (1000, 40), (2000, 10), (2100, 10), (2200, 10), (2300, 10)];
+    assert_eq!(of(&told, &stage.path("bytes")).next().unwrap(), reads(&wanted));
 }
 
 /// Ten thousand files open at once, faster than any manager takes them: those that it could not take are not told, and

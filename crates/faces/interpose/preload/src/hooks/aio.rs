@@ -84,7 +84,7 @@ unsafe fn serve(block: *mut aiocb, op: Option<Op>) -> Option<c_int> {
     Some(0)
 }
 
-fn submitted(fd: c_int, op: Op, offset: i64, len_bytes: u64, start_ns: u64, end_ns: u64) {
+pub(super) fn submitted(fd: c_int, op: Op, offset: i64, len_bytes: u64, start_ns: u64, end_ns: u64) {
     if let Some(watched) = wanted(fd, op).filter(|_| len_bytes > 0) {
         tell(watched, op, flag::ASYNC, offset, len_bytes, start_ns, end_ns);
     }

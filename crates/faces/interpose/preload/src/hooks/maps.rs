@@ -10,6 +10,7 @@ use impresario_ring::{Op, now_ns};
 use libc::{off_t, size_t};
 use rustix::mm::{MapFlags, ProtFlags};
 
+use super::uring;
 use crate::around::{set_errno, tell, wanted};
 use crate::served;
 
@@ -93,7 +94,11 @@ macro_rules! mmaps {
             let watched = if fd >= 0 && flags & libc::MAP_ANONYMOUS == 0 { wanted(fd, Op::Mmap) } else { None };
             let Some(watched) = watched else {
                 // SAFETY: the caller's arguments.
-                return unsafe { map(place, len, protection, flags, fd, offset) };
+                let result = unsafe { map(place, len, protection, flags, fd, offset) };
+                if fd >= 0 && result != libc::MAP_FAILED {
+                    uring::mapped(fd, offset, result);
+                }
+                return result;
             };
             let start_ns = now_ns();
             // SAFETY: the caller's arguments.

@@ -20,5 +20,6 @@ mod stdio;
 pub mod streams;
 mod temporary;
 mod times;
+pub mod uring;
 mod writes;
 mod xattrs;

@@ -5,6 +5,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <linux/aio_abi.h>
+#include <linux/io_uring.h>
 #include <pthread.h>
 #include <sched.h>
 #include <signal.h>
@@ -367,6 +368,79 @@ static void libaio(void) {
     CHECK(syscall(SYS_io_destroy, context) == 0 && close(fd) == 0);
 }
 
+/* io_uring by system calls alone. Prints "no ring" and stops where the kernel gives none. */
+static unsigned *queue, *completions;
+static struct io_uring_params ring;
+static struct io_uring_sqe *entries;
+static int ring_fd;
+
+static struct io_uring_sqe *entry(int op, int fd, void *at, unsigned len, long offset) {
+    unsigned tail = queue[ring.sq_off.tail / 4], place = tail & queue[ring.sq_off.ring_mask / 4];
+    struct io_uring_sqe *e = &entries[place];
+    memset(e, 0, sizeof *e);
+    e->opcode = op, e->fd = fd, e->addr = (unsigned long)at, e->len = len, e->off = offset, e->user_data = tail;
+    queue[ring.sq_off.array / 4 + place] = place;
+    __atomic_store_n(&queue[ring.sq_off.tail / 4], tail + 1, __ATOMIC_RELEASE);
+    return e;
+}
+
+/* Submits what was filled and gives the sum of the results. */
+static int done(int count) {
+    int sum = 0;
+    CHECK(syscall(SYS_io_uring_enter, ring_fd, count, count, IORING_ENTER_GETEVENTS, NULL, 0) == count);
+    for (int i = 0; i < count; i++) {
+        unsigned head = completions[ring.cq_off.head / 4];
+        CHECK(head != __atomic_load_n(&completions[ring.cq_off.tail / 4], __ATOMIC_ACQUIRE));
+        struct io_uring_cqe *all = (void *)((char *)completions + ring.cq_off.cqes);
+        int result = all[head & completions[ring.cq_off.ring_mask / 4]].res;
+        CHECK(result >= 0);
+        sum += result;
+        __atomic_store_n(&completions[ring.cq_off.head / 4], head + 1, __ATOMIC_RELEASE);
+    }
+    return sum;
+}
+
+static void urings(void) {
+    ring_fd = syscall(SYS_io_uring_setup, 4, &ring);
+    if (ring_fd < 0) {
+        puts("no ring");
+        exit(0);
+    }
+    int all = PROT_READ | PROT_WRITE, fd = open(path, O_RDONLY);
+    queue = mmap(NULL, ring.sq_off.array + 4 * ring.sq_entries, all, MAP_SHARED, ring_fd, IORING_OFF_SQ_RING);
+    completions = mmap(NULL, ring.cq_off.cqes + 16 * ring.cq_entries, all, MAP_SHARED, ring_fd, IORING_OFF_CQ_RING);
+    entries = mmap(NULL, 64 * ring.sq_entries, all, MAP_SHARED, ring_fd, IORING_OFF_SQES);
+    CHECK(queue != MAP_FAILED && completions != MAP_FAILED && entries != MAP_FAILED);
+    struct iovec v[2] = {{buf + 1000, 30}, {buf + 1030, 40}}, whole = {buf, sizeof buf};
+    CHECK(syscall(SYS_io_uring_register, ring_fd, IORING_REGISTER_BUFFERS, &whole, 1) == 0);
+    entry(IORING_OP_READ, fd, buf, 100, 300);
+    entry(IORING_OP_READV, fd, v, 2, 5000);
+    CHECK(done(2) == 170 && right(buf, 300, 100) && right(buf + 1000, 5000, 70));
+    /* Round the queue's end; the second one is of what the first one opens. */
+    CHECK(lseek(fd, 40, SEEK_SET) == 40);
+    entry(IORING_OP_READ_FIXED, fd, buf, 50, 700);
+    entry(IORING_OP_READ, fd, buf + 100, 10, -1);
+    entry(IORING_OP_NOP, -1, NULL, 0, 0);
+    CHECK(done(3) == 60 && right(buf, 700, 50) && right(buf + 100, 40, 10));
+    entry(IORING_OP_OPENAT, AT_FDCWD, (void *)path, 0, 0)->open_flags = O_RDONLY;
+    int opened = done(1);
+    entry(IORING_OP_READ, opened, buf, 20, 900);
+    CHECK(done(1) == 20 && right(buf, 900, 20));
+    entry(IORING_OP_CLOSE, opened, NULL, 0, 0);
+    CHECK(done(1) == 0 && lseek(opened, 0, SEEK_CUR) == -1);
+    /* The same number is another file now. */
+    CHECK(open(other, O_RDONLY) == opened);
+    entry(IORING_OP_READ, opened, buf, 7, 0);
+    CHECK(done(1) == 7 && !memcmp(buf, "line 0\n", 7));
+    /* Mistakes are the kernel's to tell, with memory that is gone, too. */
+    CHECK(syscall(SYS_io_uring_enter, fd, 1, 0, 0, NULL, 0) == -1 && errno == EOPNOTSUPP);
+    CHECK(syscall(SYS_io_uring_enter, 999, 1, 0, 0, NULL, 0) == -1 && errno == EBADF);
+    CHECK(syscall(SYS_io_uring_setup, 0, NULL) == -1 && (errno == EFAULT || errno == EINVAL));
+    CHECK(munmap(entries, 64 * ring.sq_entries) == 0 && munmap(queue, ring.sq_off.array + 4 * ring.sq_entries) == 0);
+    CHECK(syscall(SYS_io_uring_enter, ring_fd, 1, 0, 0, NULL, 0) == 0);
+    CHECK(close(ring_fd) == 0 && close(opened) == 0 && close(fd) == 0);
+}
+
 static void many(void) {
     static int fds[10000];
     struct rlimit r;
@@ -545,6 +619,7 @@ int main(int argc, char **argv) {
     CASE("copies", kernel_copies());
     CASE("aio", aios());
     CASE("libaio", libaio());
+    CASE("urings", urings());
     CASE("many", many());
     CASE("closes", closes());
     CASE("limits", limits());
