@@ -436,3 +436,37 @@ fn epochs_are_written_anew_after_a_failed_sync() {
         assert_eq!(sync(), (true, vec!["sync_directory"]));
     }
 }
+
+/// A descriptor is told once that its file has lost something: a sync that began before another one has failed must not believe
+/// that it has not.
+#[test]
+fn the_file_of_changes_is_synced_by_one_thread_at_a_time() {
+    let dir = tempfile::tempdir().unwrap();
+    let (syncing, is_watched) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicBool::new(false)));
+    let (inside, watched) = (syncing.clone(), is_watched.clone());
+    let hook: impresario_server::meta::StepHook = Arc::new(move |step| {
+        if step != "sync_changes" || !watched.load(Ordering::SeqCst) {
+            return Fate::Done;
+        }
+        if inside.fetch_add(1, Ordering::SeqCst) > 0 {
+            return Fate::Done; // the kernel has told the first one
+        }
+        std::thread::sleep(Duration::from_millis(500));
+        Fate::Fails(libc::EIO)
+    });
+    let server = start_with(MetaOptions { before_step: Some(hook), ..options(dir.path()) }, Arc::default());
+    let who = |client, epoch| Who { client: ClientKey(client), epoch, since: epoch, sequence: 1, ..Who::default() };
+    ["a", "b"].into_iter().for_each(|name| server.mkdir(name));
+    // An epoch to be made durable.
+    let mkdir = MetaCall::Mkdir { path: path("c"), mode: 0o755, uid: 0, gid: 0 };
+    server.service.call_from(server.session, who(7, 4), mkdir);
+    is_watched.store(true, Ordering::SeqCst);
+    std::thread::scope(|scope| {
+        let exchange = MetaCall::Exchange { from: path("a"), to: path("b") };
+        let first = scope.spawn(|| server.service.call_from(server.session, who(8, 0), exchange));
+        impresario_testing::until("the first sync", || syncing.load(Ordering::SeqCst) > 0);
+        server.done(MetaCall::FsyncDir { path: path("") });
+        assert!(matches!(first.join().unwrap(), Answer::Fault(_)));
+    });
+    assert_eq!(syncing.load(Ordering::SeqCst), 1, "the second has believed a descriptor that had lost something");
+}
