@@ -57,8 +57,10 @@ lab-reports: lab ## Write the reports on the papers and on policies to target/la
 bench: lab ## Print the benchmarks that the documentation quotes
 	@scripts/bench.sh $(TARGET_DIR)/release
 
-soak: setup ## Kill servers under load for SOAK_S seconds and verify every byte; then suites for file systems, and as long random simulations
+soak: setup ## Kill servers and break links under load for SOAK_S seconds each and verify every byte; then suites for file systems, and as long random simulations
 	IMPRESARIO_SOAK_S=$(SOAK_S) $(CARGO) test --release --locked -p impresario-cli --test soak -- --ignored --nocapture
+	IMPRESARIO_LINKS_S=$(SOAK_S) $(CARGO) test --release --locked -p impresario-cli --test links -- --nocapture
+	$(CARGO) test --release --locked -p impresario-server --test meta_stress -- --ignored --nocapture
 	$(CARGO) test --release --locked -p impresario-cli --test assist -- --ignored --nocapture
 	$(CARGO) test --release --locked -p impresario-fuse --test mounted -- --ignored --nocapture sqlite
 	$(CARGO) install --locked --root $(TARGET_DIR)/suites pjdfstest@0.2.2 fsx@0.3.2
