@@ -40,7 +40,8 @@ impl Bed {
             let path = bed.seen_from(&name);
             let log = bed.cluster.dir.path().join(format!("{name}.log"));
             let words = ["serve".as_ref(), path.as_os_str(), "--name".as_ref(), name.as_ref()];
-            bed.servers.push((name, Process::start(words, &log)));
+            let process = Process::start(words, &log);
+            bed.servers.push((name, process));
         }
         bed.config = Config::load(&bed.seen_from("client")).unwrap();
         for name in bed.names() {
@@ -104,6 +105,14 @@ impl Bed {
 
     fn late_bytes(&self) -> usize {
         self.links.iter().map(|(_, link)| link.late_bytes()).sum()
+    }
+}
+
+impl Drop for Bed {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            self.servers.iter().for_each(|(name, process)| println!("{name} wrote:\n{}", process.log()));
+        }
     }
 }
 

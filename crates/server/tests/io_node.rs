@@ -389,7 +389,7 @@ fn a_stale_request_is_refused_though_it_is_merged_with_a_neighbours() {
         let newer = Who { epoch: 5, ..who(1) };
         let call = Call::Write { who: newer, file: FileKey(1), lane_offset: at_stale };
         assert_eq!(cluster.peer(server, 1).call(&call, &[7; 1000]).0, Answer::Written(1000));
-        let mut merged = 0.0;
+        let mut merged = false;
         for _ in 0..200 {
             // Behind the others' requests the two wait together.
             let mut busy = Peer::connect(io.address(), Role::Io, 3);
@@ -406,17 +406,22 @@ fn a_stale_request_is_refused_though_it_is_merged_with_a_neighbours() {
                 let (_, answer, bytes) = fresh.answer().unwrap();
                 assert!(answer == Answer::Data && bytes == [2; 1000], "{case}: {answer:?}");
             }
-            assert_eq!(fault(stale.answer().unwrap().1).0, Fault::FENCED, "{case}");
+            match stale.answer().unwrap() {
+                // Merged reads travel under the name of the first. Whoever gave this one up, it changes nothing.
+                (_, Answer::Data, bytes) => assert!(!writes && !stale_first && bytes == [7; 1000], "{case}"),
+                (_, answer, _) => assert_eq!(fault(answer).0, Fault::FENCED, "{case}"),
+            }
             (0..20).for_each(|_| assert_eq!(busy.answer().unwrap().1, Answer::Written(4096)));
             let forward = busy.status()["forward"].clone();
-            // Merged and refused, they are sent again one by one.
-            merged += forward["forwarded"].as_f64().unwrap() - forward["requests"].as_f64().unwrap();
+            // Merged and refused, they are sent again one by one; merged and not refused, they were sent as one.
+            let more = forward["forwarded"].as_f64().unwrap() - forward["requests"].as_f64().unwrap();
+            merged |= if writes || stale_first { more > 0.0 } else { more < 0.0 };
             assert_eq!(busy.call(&Call::ResetStatistics, &[]).0, Answer::Done);
-            if merged > 0.0 {
+            if merged {
                 break;
             }
         }
-        assert!(merged > 0.0, "{case}: the two were never merged");
+        assert!(merged, "{case}: the two were never merged");
         let mut reader = cluster.peer(server, 9);
         assert_eq!(reader.read(9, 1, at_stale, 1000), [7; 1000], "{case}");
         assert_eq!(reader.read(9, 1, at_fresh, 1000), [2; 1000]);

@@ -148,11 +148,12 @@ impl Shared {
         loop {
             let got = from.read(&mut buffer).unwrap_or(0);
             let is_stranded = || number < self.stranded.load(SeqCst);
-            let was_stranded = is_stranded();
+            let mut is_late = false;
             while self.is_held.load(SeqCst) || is_stranded() {
+                is_late |= is_stranded();
                 std::thread::sleep(STEP);
             }
-            if was_stranded && is_there {
+            if is_late && is_there {
                 self.late_bytes.fetch_add(got, SeqCst);
             }
             let carried = buffer.get(..got).unwrap_or_default();
