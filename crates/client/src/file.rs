@@ -299,6 +299,16 @@ impl OpenFile {
 
     /// Registers the file with the metadata server's present session, if it is not; returns session and handle.
     pub(crate) fn register(&self, deadline: Instant) -> Result<(u64, u64), ClientError> {
+        loop {
+            match self.register_once(deadline) {
+                // A registration goes with its session, so another one does no harm.
+                Err(ClientError::SessionEnded { .. } | ClientError::Lost { .. }) if Instant::now() < deadline => {}
+                registered => return registered,
+            }
+        }
+    }
+
+    fn register_once(&self, deadline: Instant) -> Result<(u64, u64), ClientError> {
         let link = self.client.meta_link();
         let mut registration = self.registration.lock();
         let session = link.session(deadline)?;
