@@ -243,7 +243,10 @@ fn all_is_done_once(data: usize, io: usize) {
     found.sort_unstable();
     wanted.sort_unstable();
     assert!(found == wanted, "{} records, {} were appended", found.len(), wanted.len());
-    println!("{troubles} troubles, {} bytes came late, {changes} rounds of names, appends {counts:?}", bed.late_bytes());
+    println!(
+        "{troubles} troubles, {} bytes came late, {changes} rounds of names, appends {counts:?}",
+        bed.late_bytes()
+    );
     assert!(troubles > 0 && bed.late_bytes() > 0);
 }
 

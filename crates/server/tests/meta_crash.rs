@@ -480,8 +480,9 @@ fn the_file_of_changes_is_synced_by_one_thread_at_a_time() {
 #[test]
 fn a_create_whose_connection_ends_meanwhile_is_done_once() {
     let dir = tempfile::tempdir().unwrap();
-    let ending: Arc<std::sync::OnceLock<(Arc<impresario_server::meta::MetaService>, impresario_server::meta::SessionId)>> =
-        Arc::default();
+    let ending: Arc<
+        std::sync::OnceLock<(Arc<impresario_server::meta::MetaService>, impresario_server::meta::SessionId)>,
+    > = Arc::default();
     let here = ending.clone();
     let hook: impresario_server::meta::StepHook = Arc::new(move |step| {
         if step == "link"

@@ -37,7 +37,11 @@ const STEPS: &[Step] = &[
     (
         "CREATE",
         |client, root| drop(client.create(root, "made", &OWNED).unwrap()),
-        |at| at.join("made").metadata().is_ok_and(|made| (made.mode() & 0o777, made.uid(), made.gid()) == (0o640, 1000, 1001)),
+        |at| {
+            at.join("made")
+                .metadata()
+                .is_ok_and(|made| (made.mode() & 0o777, made.uid(), made.gid()) == (0o640, 1000, 1001))
+        },
     ),
     (
         "CREATE, exclusive",
@@ -122,11 +126,7 @@ const STEPS: &[Step] = &[
         |at| at.join("kept.link").symlink_metadata().is_ok_and(|kept| kept.uid() == 1000),
     ),
     ("REMOVE", |client, root| client.remove(root, "removed").unwrap(), |at| !at.join("removed").exists()),
-    (
-        "RMDIR",
-        |client, root| done(client, RMDIR, name_in(root, "removed.dir")),
-        |at| !at.join("removed.dir").exists(),
-    ),
+    ("RMDIR", |client, root| done(client, RMDIR, name_in(root, "removed.dir")), |at| !at.join("removed.dir").exists()),
 ];
 
 /// Each change alone: those before it are stable with one that is. Without the rule none is.
