@@ -180,3 +180,33 @@ fn a_change_that_cannot_be_made_stable_fails() {
     assert_eq!(client.call(SETATTR, args).unwrap().open().unwrap().0, Status::IO);
     client.create(&fast, "fast", &SetAttr::default()).unwrap();
 }
+
+/// Creates a second in a folder on the disk of this machine, with and without the rule.
+#[test]
+#[ignore = "prints figures"]
+fn what_stable_names_cost() {
+    for clients in [1_u32, 8] {
+        for stable_names in [true, false, true, false] {
+            let dir = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+            let backend = Arc::new(PosixTree::open(dir.path(), Options::default()).unwrap());
+            let rules = Rules { stable_names, ..open_rules() };
+            let settings = ExportSettings { name: "/data".into(), backend, folder: String::new(), rules };
+            let running = start(Settings::new(vec![settings]).unwrap()).unwrap();
+            let (address, each) = (running.addresses()[0], 1600 / clients);
+            let began = std::time::Instant::now();
+            std::thread::scope(|scope| {
+                for number in 0..clients {
+                    scope.spawn(move || {
+                        let mut client = Client::connect(address).unwrap();
+                        let root = client.mount("/data").unwrap();
+                        for file in 0..each {
+                            client.create(&root, &format!("{number}.{file}"), &SetAttr::default()).unwrap();
+                        }
+                    });
+                }
+            });
+            let per_s = f64::from(clients * each) / began.elapsed().as_secs_f64();
+            println!("{clients} clients, stable {stable_names}: {per_s:.0} creates/s");
+        }
+    }
+}
