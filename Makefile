@@ -8,6 +8,7 @@ LAB        := $(TARGET_DIR)/release/impresario-lab
 PREFIX     ?= /usr/local
 LIBDIR     ?= $(PREFIX)/lib
 UNITDIR    ?= $(PREFIX)/lib/systemd/system
+UNITS       = impresario-assist.service impresario@.service impresario@meta.service
 VERSION    := $(shell sed -n 's/^version = "\(.*\)"/\1/p' Cargo.toml | head -n 1)
 # The C libraries.
 LIBRARIES  := impresario agios agios1 agios3
@@ -56,8 +57,10 @@ lab-reports: lab ## Write the reports on the papers and on policies to target/la
 bench: lab ## Print the benchmarks that the documentation quotes
 	@scripts/bench.sh $(TARGET_DIR)/release
 
-soak: setup ## Kill servers under load for SOAK_S seconds and verify every byte; then suites for file systems, and as long random simulations
+soak: setup ## Kill servers and break links under load for SOAK_S seconds each and verify every byte; then suites for file systems, and as long random simulations
 	IMPRESARIO_SOAK_S=$(SOAK_S) $(CARGO) test --release --locked -p impresario-cli --test soak -- --ignored --nocapture
+	IMPRESARIO_LINKS_S=$(SOAK_S) $(CARGO) test --release --locked -p impresario-cli --test links -- --nocapture
+	$(CARGO) test --release --locked -p impresario-server --test meta_stress -- --ignored --nocapture
 	$(CARGO) test --release --locked -p impresario-cli --test assist -- --ignored --nocapture
 	$(CARGO) test --release --locked -p impresario-fuse --test mounted -- --ignored --nocapture sqlite
 	$(CARGO) install --locked --root $(TARGET_DIR)/suites pjdfstest@0.2.2 fsx@0.3.2
@@ -88,7 +91,7 @@ install: ## Install below PREFIX (default /usr/local); DESTDIR is honoured
 	IMPRESARIO_ASSIST_LIBRARY=$(TARGET_DIR)/release/libimpresario_assist.so \
 	  $(BIN) assist library $(DESTDIR)$(LIBDIR)/impresario/preload >/dev/null
 	install -d $(DESTDIR)$(UNITDIR)
-	sed 's|@PREFIX@|$(PREFIX)|' packaging/impresario-assist.service > $(DESTDIR)$(UNITDIR)/impresario-assist.service
+	for unit in $(UNITS); do sed 's|@PREFIX@|$(PREFIX)|' packaging/$$unit > $(DESTDIR)$(UNITDIR)/$$unit || exit 1; done
 	install -d $(DESTDIR)$(PREFIX)/share/impresario
 	cp -r packaging/slurm packaging/htcondor $(DESTDIR)$(PREFIX)/share/impresario/
 	@VERSION=$(VERSION) scripts/install-libs.sh install $(TARGET_DIR)/release "$(DESTDIR)" $(PREFIX) $(LIBDIR) $(LIBRARIES)
@@ -96,7 +99,7 @@ install: ## Install below PREFIX (default /usr/local); DESTDIR is honoured
 uninstall: ## Remove what `make install` put there
 	rm -f $(DESTDIR)$(PREFIX)/bin/impresario $(DESTDIR)$(PREFIX)/share/bash-completion/completions/impresario
 	rm -rf $(DESTDIR)$(LIBDIR)/impresario/preload $(DESTDIR)$(PREFIX)/share/impresario
-	rm -f $(DESTDIR)$(LIBDIR)/libimpresario_assist.so $(DESTDIR)$(UNITDIR)/impresario-assist.service
+	rm -f $(DESTDIR)$(LIBDIR)/libimpresario_assist.so $(addprefix $(DESTDIR)$(UNITDIR)/,$(UNITS))
 	@VERSION=$(VERSION) scripts/install-libs.sh uninstall $(TARGET_DIR)/release "$(DESTDIR)" $(PREFIX) $(LIBDIR) $(LIBRARIES)
 
 clean: ## Remove what was built

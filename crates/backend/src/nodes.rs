@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
+use impresario_base::Durable;
 use impresario_base::lock::{Mutex, MutexGuard};
 use rustc_hash::FxHashMap;
 
@@ -50,6 +51,8 @@ pub(crate) struct Node<D: Descriptors> {
     opens: Mutex<Vec<Arc<Open<D>>>>,
     /// Held over a sync and the record of what it said: the kernel says it only once for each descriptor.
     pub(crate) syncing: Mutex<()>,
+    /// Calls that ask for a sync.
+    asked: Durable,
     /// When its way in the table of names was last confirmed, milliseconds of the cache's clock.
     pub(crate) confirmed_ms: AtomicU64,
     _counted: Counted,
@@ -181,6 +184,12 @@ impl<D: Descriptors> Node<D> {
         synced
     }
 
+    /// Does a sync for all who ask for one while it has not begun.
+    pub(crate) fn share_sync(&self, sync: impl FnOnce() -> Result<()>) -> Result<()> {
+        self.asked.changed();
+        self.asked.sync(sync)
+    }
+
     /// Syncs a stable write. Its descriptor stays marked: what others wrote through it meanwhile may need another sync.
     pub(crate) fn sync_stable(&self, losses: &Losses, sync: impl FnOnce() -> Result<()>) -> Result<()> {
         let _syncing = self.syncing.lock();
@@ -275,6 +284,7 @@ impl<D: Descriptors> Nodes<D> {
             holds: AtomicU32::new(0),
             opens: Mutex::default(),
             syncing: Mutex::default(),
+            asked: Durable::default(),
             confirmed_ms: AtomicU64::new(now_ms),
             _counted: Counted::new(&self.count),
         });

@@ -53,6 +53,9 @@ pub struct Args {
     /// Let clients call from any port, not only from those below 1024 that root has
     #[arg(long)]
     any_port: bool,
+    /// Answer changes of names and attributes before they are on stable storage: faster, and a power failure may undo them
+    #[arg(long)]
+    unstable_names: bool,
     /// Scheduling policy, such as "mlf" or "mlf window_us=1000" (see `impresario policy list`) [default: auto]
     #[arg(long)]
     policy: Option<PolicySpec>,
@@ -136,11 +139,14 @@ fn settle(args: Args) -> anyhow::Result<Nfs> {
         }
         (export.read_only, export.privileged_ports) = (args.read_only, !args.any_port);
         export.squash = args.squash.unwrap_or_default();
+        export.stable_names = !args.unstable_names;
         nfs.export.push(export);
     }
-    if args.export.is_empty() && (!args.allow.is_empty() || args.read_only || args.any_port || args.squash.is_some()) {
+    let flags = args.read_only || args.any_port || args.unstable_names;
+    if args.export.is_empty() && (!args.allow.is_empty() || args.squash.is_some() || flags) {
         return Err(usage(
-            "--allow, --read-only, --squash and --any-port are for what --export names; the file's exports say this themselves",
+            "--allow, --read-only, --squash, --any-port and --unstable-names are for what --export names; the file's exports \
+             say this themselves",
         ));
     }
     if !args.listen.is_empty() {
@@ -190,6 +196,7 @@ fn start(nfs: &Nfs) -> anyhow::Result<Running> {
                 anonymous_uid: export.anonymous_uid,
                 anonymous_gid: export.anonymous_gid,
                 privileged_ports: export.privileged_ports,
+                stable_names: export.stable_names,
             },
         })
     });

@@ -23,9 +23,14 @@ struct Mount {
 
 impl Mount {
     fn start(cluster: &Cluster, name: &str) -> Mount {
+        Mount::start_with(cluster, name, &[])
+    }
+
+    fn start_with(cluster: &Cluster, name: &str, more: &[&str]) -> Mount {
         let dir = cluster.dir.path().join(name);
         std::fs::create_dir(&dir).unwrap();
         let words = ["mount".as_ref(), cluster.path.as_os_str(), dir.as_os_str()];
+        let words = words.into_iter().chain(more.iter().map(|word| word.as_ref()));
         let process = Process::start(words, &cluster.dir.path().join(format!("{name}.log")));
         until("the mount is usable", || process.log().contains("mounted "));
         Mount { process, dir }
@@ -101,6 +106,33 @@ fn a_mount_that_hung_writes_nothing_under_a_lock_that_it_has_lost() {
         let locks = &cluster.state("meta")["meta"]["locks"];
         assert_eq!((locks["held"].as_u64(), locks["waiting"].as_u64()), (Some(1), Some(0)), "{locks}");
     }
+}
+
+/// The kernel answers programs by what it has cached while the mount is stopped, but no longer than the locks are certain.
+#[test]
+fn a_mount_that_hangs_shows_nothing_cached_under_a_lock_that_it_has_lost() {
+    if !impresario_testing::require("fuse") {
+        return;
+    }
+    let cluster = Cluster::start(2, 0, |config| config.meta.lock_lease_ms = Some(LEASE_MS));
+    let one = Mount::start_with(&cluster, "one", &["--cache-time", "1h"]);
+    let two = Mount::start(&cluster, "two");
+    let (a, b) = (one.open(), two.open());
+    lock(&a, libc::F_SETLK, libc::F_WRLCK).unwrap();
+    a.write_all_at(&[1; 8192], 0).unwrap();
+    let mut bytes = [0; 8192];
+    a.read_exact_at(&mut bytes, 0).unwrap();
+    assert_eq!(bytes, [1; 8192]);
+    // Attributes and bytes are cached now, for an hour unless the lock says otherwise.
+    assert_eq!(a.metadata().unwrap().len(), 8192);
+    one.process.signal(Signal::STOP);
+    get(&b);
+    b.write_all_at(&[2; 8192], 0).unwrap();
+    let reading = std::thread::spawn(move || a.read_exact_at(&mut bytes, 0).map(|()| bytes));
+    std::thread::sleep(Duration::from_millis(300));
+    one.process.signal(Signal::CONT);
+    let read = reading.join().unwrap();
+    assert!(errno(read) == Some(libc::EIO), "it has read what was there before");
 }
 
 #[test]

@@ -4,6 +4,7 @@ mod support;
 
 use std::fs;
 
+use impresario_wire::{Device, NodeKind, SetAttr};
 use support::{Cluster, Ran, client, pattern, read_file, run, write_file};
 
 /// `impresario store WORDS[0] CONFIG WORDS[1..]`.
@@ -161,4 +162,44 @@ fn folders_of_the_version_before_are_adopted() {
     fs::write(cluster.config.data[0].dir.join("format"), "impresario objects 1\n").unwrap();
     let ran = store(&cluster, &["adopt", "--name", "data.0"]);
     assert!(ran.code == 1 && ran.err.contains("objects of another cluster"), "{ran:?}");
+}
+
+/// The rights of root that a unit leaves its server, as setpriv(1) writes them.
+fn rights_in(unit: &str) -> String {
+    let path = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../packaging").join(unit);
+    let text = fs::read_to_string(path).unwrap();
+    let rights = text.lines().find_map(|line| line.strip_prefix("CapabilityBoundingSet=")).unwrap();
+    let rights = rights.split_whitespace().map(|right| right.strip_prefix("CAP_").unwrap().to_lowercase());
+    std::iter::once("-all".to_string()).chain(rights.map(|right| format!("+{right}"))).collect::<Vec<_>>().join(",")
+}
+
+#[test]
+fn servers_do_with_the_rights_that_their_units_leave_them() {
+    if !["root", "setpriv"].into_iter().all(impresario_testing::require) {
+        return;
+    }
+    let mut cluster = Cluster::describe(2, 1, |_| {});
+    impresario_server::folders::make_all(&cluster.config).unwrap();
+    for name in ["data.0", "data.1", "meta", "io.0"] {
+        let unit = if name == "meta" { "impresario@meta.service" } else { "impresario@.service" };
+        let mut command = std::process::Command::new("setpriv");
+        command.args(["--no-new-privs", "--inh-caps=-all", "--bounding-set", &rights_in(unit), support::IMPRESARIO]);
+        cluster.launch_by(&mut command, name);
+    }
+    for name in ["data.0", "data.1", "meta", "io.0"] {
+        cluster.await_answer(name);
+        let status = fs::read_to_string(format!("/proc/{}/status", cluster.server(name).pid())).unwrap();
+        assert_eq!(status.contains("CapBnd:\t0000000000000000"), name != "meta", "{status}");
+    }
+    let client = client(&cluster.config, 1);
+    let data = pattern(1, 1, 0, 500_000);
+    write_file(&client, "f", &data);
+    let set = SetAttr { uid: Some(1000), gid: Some(1001), mode: Some(0o6755), ..SetAttr::default() };
+    let attr = client.set_attr("f", set).unwrap();
+    assert_eq!((attr.uid, attr.gid, attr.mode), (1000, 1001, 0o6755));
+    assert!(read_file(&client, "f") == data);
+    client.open("f", true).unwrap().set_len(7).unwrap();
+    client.rename("f", "g", true).unwrap();
+    client.mknod("null", NodeKind::Character(Device { major: 1, minor: 3 }), 0o666, 0, 0).unwrap();
+    client.unlink("g").unwrap();
 }

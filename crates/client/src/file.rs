@@ -73,17 +73,15 @@ impl File {
 
     /// Reads from `offset` on. Short only at the end of the file; holes are zeros.
     pub fn read_at(&self, into: &mut [u8], offset: u64) -> Result<usize, ClientError> {
-        let OpenFile { client, key, layout, made, losses, .. } = &*self.inner;
-        client.identity().leases.may_read(*key, *losses)?;
-        self.inner.known(|| client.read_made(*key, layout, *made, offset, into))
+        let OpenFile { client, key, layout, made, .. } = &*self.inner;
+        self.inner.read(|| client.read_made(*key, layout, *made, offset, into))
     }
 
     /// Reads extents (offset, length) into `into`, back to back; `into` is as long as all of them together. They may
     /// overlap and come in any order. Returns the bytes of each that lie before the end of the file; holes are zeros.
     pub fn read_list(&self, extents: &[(u64, usize)], into: &mut [u8]) -> Result<Vec<usize>, ClientError> {
-        let OpenFile { client, key, layout, made, losses, .. } = &*self.inner;
-        client.identity().leases.may_read(*key, *losses)?;
-        self.inner.known(|| client.read_list_made(*key, layout, *made, extents, into))
+        let OpenFile { client, key, layout, made, .. } = &*self.inner;
+        self.inner.read(|| client.read_list_made(*key, layout, *made, extents, into))
     }
 
     /// Writes all bytes at `offset`. They are with the data servers when it returns; durable they are after
@@ -167,9 +165,8 @@ impl File {
     /// The first byte from `from` on that is data, or in a hole; behind the last byte there is a hole. `None`: there is
     /// none, or `from` is not before the end. What a hole holds are zeros; zeros may also be data.
     pub fn seek(&self, from: u64, to: SeekTo) -> Result<Option<u64>, ClientError> {
-        let OpenFile { client, key, layout, made, losses, .. } = &*self.inner;
-        client.identity().leases.may_read(*key, *losses)?;
-        self.inner.known(|| client.seek(*key, layout, *made, from, to)).map(|sought| sought.at)
+        let OpenFile { client, key, layout, made, .. } = &*self.inner;
+        self.inner.read(|| client.seek(*key, layout, *made, from, to)).map(|sought| sought.at)
     }
 
     /// Says that `len` bytes from `offset` on will be read soon, so that the data servers read them into memory meanwhile;
@@ -302,6 +299,16 @@ impl OpenFile {
 
     /// Registers the file with the metadata server's present session, if it is not; returns session and handle.
     pub(crate) fn register(&self, deadline: Instant) -> Result<(u64, u64), ClientError> {
+        loop {
+            match self.register_once(deadline) {
+                // A registration goes with its session, so another one does no harm.
+                Err(ClientError::SessionEnded { .. } | ClientError::Lost { .. }) if Instant::now() < deadline => {}
+                registered => return registered,
+            }
+        }
+    }
+
+    fn register_once(&self, deadline: Instant) -> Result<(u64, u64), ClientError> {
         let link = self.client.meta_link();
         let mut registration = self.registration.lock();
         let session = link.session(deadline)?;
@@ -339,6 +346,15 @@ impl OpenFile {
                 tracing::debug!(file = self.key.0, %error, "what a failed write has added stays");
             }
         });
+    }
+
+    /// Reads. What came after the file's locks were lost, or while that is possible, is nobody's: others may be changing it.
+    fn read<T>(&self, data: impl FnMut() -> Result<T, ClientError>) -> Result<T, ClientError> {
+        let leases = &self.client.identity().leases;
+        leases.may_read(self.key, self.losses)?;
+        let read = self.known(data)?;
+        leases.may_read(self.key, self.losses)?;
+        Ok(read)
     }
 
     /// Reads, writes or syncs. An I/O node in front of a folder knows the files that are open there: one that does not know

@@ -5,6 +5,9 @@
 //! check is made with every copy of a write, after the copy has its epoch and before it is sent. So a copy that is sent late
 //! is of an epoch that the data servers refuse, and a new one is not sent.
 //!
+//! Reads are checked the same way, and once more when they have come: a client that was stopped in between may have been
+//! given what others wrote since.
+//!
 //! A file of which locks were lost is not to be used through the descriptors that were open then: they give EIO.
 
 use std::sync::OnceLock;
@@ -23,6 +26,16 @@ const LOST_FILES_MAX: usize = 4096;
 /// Locks of one owner in one file: what one call can restore.
 pub(crate) const OWNER_LOCKS_MAX: usize = 1000;
 
+/// An instant of a lease: since the machine started. Unlike an [`Instant`] it goes on while the machine is suspended, and so do
+/// the leases that the metadata server counts.
+pub(crate) type LeaseTime = Duration;
+
+/// The present one.
+pub(crate) fn lease_time() -> LeaseTime {
+    let now = rustix::time::clock_gettime(rustix::time::ClockId::Boottime);
+    Duration::new(now.tv_sec.unsigned_abs(), now.tv_nsec.unsigned_abs() as u32)
+}
+
 /// The locks of an owner of a file.
 pub(crate) type Owned = (FileKey, u64);
 
@@ -33,7 +46,7 @@ pub(crate) struct Leases {
     is_used: AtomicBool,
     /// Counts losses.
     losses: AtomicU64,
-    /// Is told of losses.
+    /// Is told of losses, and of files whose lease has run out.
     listener: Listener,
     pub(crate) state: Mutex<State>,
     pub(crate) changed: Condvar,
@@ -54,12 +67,14 @@ impl std::fmt::Debug for Listener {
 pub(crate) struct State {
     /// Number of the lease; 0: none.
     pub(crate) number: u64,
-    valid_until: Option<Instant>,
+    valid_until: Option<LeaseTime>,
+    /// It is known, and was told, that the lease has run out.
+    is_lapsed: bool,
     pub(crate) lease: Duration,
     /// When the lease was renewed last.
-    pub(crate) renewed: Option<Instant>,
+    pub(crate) renewed: Option<LeaseTime>,
     /// When a lock was asked for last.
-    pub(crate) used: Option<Instant>,
+    pub(crate) used: Option<LeaseTime>,
     /// The epoch that the server knew then, at least.
     epoch: u32,
     pub(crate) held: FxHashMap<Owned, Vec<Lock>>,
@@ -97,8 +112,8 @@ impl State {
         self.lost.get(&file).copied().unwrap_or(self.forgotten) > since
     }
 
-    fn is_valid(&self, now: Instant) -> bool {
-        self.valid_until.is_some_and(|until| now < until)
+    fn is_valid(&self) -> bool {
+        self.valid_until.is_some_and(|until| lease_time() < until)
     }
 }
 
@@ -140,7 +155,7 @@ impl Leases {
             return Ok(());
         }
         let state = self.state.lock();
-        let lapsed = state.files.contains_key(&file) && !state.is_valid(Instant::now());
+        let lapsed = state.files.contains_key(&file) && !state.is_valid();
         if lapsed || state.is_lost(file, since) { Err(lost(file)) } else { Ok(()) }
     }
 
@@ -163,7 +178,7 @@ impl Leases {
         Ok(Some(Entered(self)))
     }
 
-    /// Before a copy of a write is sent that has this epoch already.
+    /// Before a copy of a read or write is sent that has this epoch already.
     pub(crate) fn check(&self, file: FileKey, epoch: u32, until: Instant) -> Result<(), ClientError> {
         if !self.is_used.load(Ordering::Acquire) {
             return Ok(());
@@ -176,8 +191,7 @@ impl Leases {
             if !state.files.contains_key(&file) {
                 return Ok(());
             }
-            let now = Instant::now();
-            if !state.is_valid(now) || now >= until {
+            if !state.is_valid() || Instant::now() >= until {
                 return Err(lost(file));
             }
             if epoch <= state.epoch.saturating_add(EPOCHS_AHEAD) {
@@ -190,6 +204,34 @@ impl Leases {
         }
     }
 
+    /// For how long, at most `most`, what a server said of any file may be gone by: others may get the locks when the lease
+    /// has run out, whether or not this client runs then.
+    pub(crate) fn keeps(&self, most: Duration) -> Duration {
+        if !self.is_used.load(Ordering::Acquire) {
+            return most;
+        }
+        let valid_until = self.state.lock().valid_until.unwrap_or_default();
+        most.min(valid_until.saturating_sub(lease_time()))
+    }
+
+    /// Tells the listener, once, when the lease has run out: what is cached of locked files is not to be used.
+    pub(crate) fn note_lapse(&self) {
+        let mut state = self.state.lock();
+        if state.number == 0 || state.is_lapsed || state.is_valid() {
+            return;
+        }
+        state.is_lapsed = true;
+        let files: Vec<FileKey> = state.files.keys().copied().collect();
+        drop(state);
+        self.tell(&files);
+    }
+
+    fn tell(&self, files: &[FileKey]) {
+        if let Some(tell) = self.listener.0.get() {
+            tell(files);
+        }
+    }
+
     /// Waits for a change.
     pub(crate) fn wait<'a>(&'a self, state: MutexGuard<'a, State>, until: Instant) -> MutexGuard<'a, State> {
         let left = until.saturating_duration_since(Instant::now());
@@ -197,7 +239,7 @@ impl Leases {
     }
 
     /// The server has renewed the lease, of a call that was sent at an instant in an epoch.
-    pub(crate) fn renewed(&self, number: u64, lease: Duration, sent: Instant, epoch: u32) {
+    pub(crate) fn renewed(&self, number: u64, lease: Duration, sent: LeaseTime, epoch: u32) {
         let mut state = self.state.lock();
         if !state.ending.is_empty() || (state.number != 0 && state.number != number) {
             return;
@@ -207,6 +249,7 @@ impl Leases {
         state.renewed = Some(state.renewed.map_or(sent, |before| before.max(sent)));
         let until = sent + lease;
         state.valid_until = Some(state.valid_until.map_or(until, |before| before.max(until)));
+        state.is_lapsed = false;
         state.epoch = state.epoch.max(epoch);
         drop(state);
         self.changed.notify_all();
@@ -237,9 +280,7 @@ impl Leases {
         state.lost.extend(files.iter().take(LOST_FILES_MAX).map(|file| (*file, loss)));
         state.ending.extend(files.iter().copied());
         drop(state);
-        if let Some(tell) = self.listener.0.get() {
-            tell(&files);
-        }
+        self.tell(&files);
         self.finish_ending();
         self.changed.notify_all();
     }
@@ -366,7 +407,7 @@ mod tests {
 
     fn leases(lease: Duration) -> Leases {
         let leases = Leases::default();
-        leases.renewed(7, lease, Instant::now(), 3);
+        leases.renewed(7, lease, lease_time(), 3);
         assert!(leases.take(FILE, &lock(1, 0, 9), 7));
         leases
     }
@@ -379,10 +420,38 @@ mod tests {
         assert_eq!(leases.check(FILE, 3, soon()).unwrap_err().errno(), libc::EIO);
         assert!(leases.may_read(FILE, 0).is_err());
         assert!(leases.check(FileKey(6), 3, soon()).is_ok(), "a file without locks");
-        leases.renewed(7, Duration::from_secs(9), Instant::now(), 3);
+        assert_eq!(leases.keeps(Duration::MAX), Duration::ZERO);
+        leases.renewed(7, Duration::from_secs(9), lease_time(), 3);
         assert!(leases.check(FILE, 3, soon()).is_ok(), "nobody else had it");
+        assert_eq!(leases.keeps(Duration::from_secs(1)), Duration::from_secs(1));
+        assert!((5..9).contains(&leases.keeps(Duration::MAX).as_secs()));
         leases.give_up((FILE, 1), 0, u64::MAX);
         assert!(!leases.is_used.load(Ordering::Relaxed));
+    }
+
+    #[test]
+    fn a_lease_that_has_run_out_is_told_once_until_it_is_renewed() {
+        let (leases, told) = (leases(Duration::from_millis(30)), std::sync::Arc::new(Mutex::new(Vec::new())));
+        let here = told.clone();
+        leases.when_lost(Box::new(move |files| here.lock().extend_from_slice(files)));
+        leases.note_lapse();
+        assert!(told.lock().is_empty());
+        for round in 1..3 {
+            std::thread::sleep(Duration::from_millis(40));
+            (0..3).for_each(|_| leases.note_lapse());
+            assert_eq!(*told.lock(), vec![FILE; round]);
+            leases.renewed(7, Duration::from_millis(30), lease_time(), 3);
+        }
+        leases.give_up((FILE, 1), 0, u64::MAX);
+        assert_eq!(leases.keeps(Duration::MAX), Duration::MAX);
+    }
+
+    /// A suspended machine's [`Instant`]s stand still.
+    #[test]
+    fn leases_run_by_the_clock_that_goes_on_while_the_machine_is_suspended() {
+        let uptime = std::fs::read_to_string("/proc/uptime").unwrap();
+        let since_start: f64 = uptime.split(' ').next().unwrap().parse().unwrap();
+        assert!((lease_time().as_secs_f64() - since_start).abs() < 5.0, "{uptime}");
     }
 
     #[test]
@@ -391,7 +460,7 @@ mod tests {
         assert!(leases.check(FILE, 3 + EPOCHS_AHEAD, soon()).is_ok());
         assert!(leases.check(FILE, 4 + EPOCHS_AHEAD, soon()).is_err());
         assert!(leases.state.lock().hurries);
-        leases.renewed(7, Duration::from_secs(9), Instant::now(), 4);
+        leases.renewed(7, Duration::from_secs(9), lease_time(), 4);
         assert!(leases.check(FILE, 4 + EPOCHS_AHEAD, soon()).is_ok());
     }
 
@@ -408,11 +477,11 @@ mod tests {
         assert!(leases.enter(FILE, 0, soon()).is_err() && leases.may_read(FILE, 0).is_err());
         let since = leases.losses();
         assert!(leases.may_read(FILE, since).is_ok(), "opened anew");
-        leases.renewed(8, Duration::from_secs(9), Instant::now(), 3);
+        leases.renewed(8, Duration::from_secs(9), lease_time(), 3);
         assert_eq!(leases.state.lock().number, 0, "not before they have ended");
         drop(entered);
         assert!(leases.finish_ending());
-        leases.renewed(8, Duration::from_secs(9), Instant::now(), 3);
+        leases.renewed(8, Duration::from_secs(9), lease_time(), 3);
         assert!(!leases.take(FILE, &lock(1, 0, 9), 7), "granted under the lease that is over");
         assert!(leases.take(FILE, &lock(1, 0, 9), 8));
         assert!(leases.check(FILE, 3, soon()).is_ok() && leases.enter(FILE, since, soon()).is_ok());
@@ -424,7 +493,7 @@ mod tests {
     fn losses_that_are_forgotten_concern_all_files() {
         let leases = Leases::default();
         for number in 1..4 {
-            leases.renewed(number, Duration::from_secs(9), Instant::now(), 0);
+            leases.renewed(number, Duration::from_secs(9), lease_time(), 0);
             for file in 0..2000 {
                 assert!(leases.take(FileKey(number * 10_000 + file), &lock(1, 0, 9), number));
             }

@@ -12,7 +12,7 @@ use impresario_wire::{Answer, Call, Fault, FileKey, FileLock, LockAnswer, LockCa
 use crate::client::Client;
 use crate::error::{ClientError, Errno};
 use crate::file::File;
-use crate::leases::{OWNER_LOCKS_MAX, Owned, file_lock};
+use crate::leases::{LeaseTime, OWNER_LOCKS_MAX, Owned, file_lock, lease_time};
 use crate::striped::unexpected;
 
 /// A lease under which nothing is locked is given up after this time.
@@ -253,9 +253,16 @@ impl Client {
         }
     }
 
-    /// Has `tell` called, once for each loss, when locks are lost, with the files. Only the first to ask is told.
+    /// Has `tell` called with the files when locks are lost or the lease has run out, once for each time: what is cached of
+    /// them is not to be used. Only the first to ask is told.
     pub fn when_locks_are_lost(&self, tell: impl Fn(&[FileKey]) + Send + Sync + 'static) {
         self.identity().leases.when_lost(Box::new(tell));
+    }
+
+    /// For how long at most a node may go by what it was told of files, and not longer than `most`: while it has locks, others
+    /// may get them when its lease has run out.
+    pub fn keeps(&self, most: Duration) -> Duration {
+        self.identity().leases.keeps(most)
     }
 
     /// One call about locks. `begins`: it may begin a lease.
@@ -265,7 +272,7 @@ impl Client {
         // Two must not begin a lease at a time: the second would end the first.
         let _beginning = (begins && known() == 0).then(|| self.beginning_lease.lock());
         let number = known();
-        let (sent, epoch) = (Instant::now(), self.identity().epoch());
+        let (sent, epoch) = (lease_time(), self.identity().epoch());
         if begins {
             leases.state.lock().used = Some(sent);
         }
@@ -322,6 +329,7 @@ impl Client {
     /// One round of the thread that renews the lease; false when there is none any more.
     fn keep_round(&self) -> bool {
         let leases = &self.identity().leases;
+        leases.note_lapse();
         if !leases.finish_ending() {
             return true;
         }
@@ -331,7 +339,7 @@ impl Client {
                 state.is_kept = false;
                 return false;
             }
-            let since = |at: Option<Instant>| at.map_or(Duration::MAX, |at| at.elapsed());
+            let since = |at: Option<LeaseTime>| at.map_or(Duration::MAX, |at| lease_time().saturating_sub(at));
             let is_due = std::mem::take(&mut state.hurries) || since(state.renewed) >= state.lease / 4;
             (state.number, is_due, state.is_idle() && since(state.used) >= IDLE_MAX)
         };

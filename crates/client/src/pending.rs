@@ -41,7 +41,7 @@ pub struct Pending<'a> {
     payload: &'a [IoSlice<'a>],
     want_bytes: u32,
     session: Option<u64>,
-    /// The file that it writes.
+    /// The file that it reads or writes.
     under: Option<FileKey>,
     started: Instant,
     under_way: Option<(Arc<Connection>, u64)>,
@@ -62,6 +62,7 @@ impl<'a> Pending<'a> {
         }
         let under = match &call {
             Call::Write { file, .. } | Call::FileWrite { file, .. } => Some(*file),
+            Call::Read { file, .. } | Call::ReadList { file, .. } | Call::FileRead { file, .. } => Some(*file),
             Call::ChangeSpace { file, .. } | Call::FileChangeSpace { file, .. } => Some(*file),
             _ => None,
         };

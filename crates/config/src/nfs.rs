@@ -88,6 +88,9 @@ pub struct NfsExport {
     /// Clients must use a source port below 1024.
     #[serde(default = "yes")]
     pub privileged_ports: bool,
+    /// Put changes of names and attributes on stable storage before they are answered.
+    #[serde(default = "yes")]
+    pub stable_names: bool,
 }
 
 /// Which users are mapped to the anonymous user.
@@ -147,6 +150,7 @@ impl NfsExport {
             anonymous_uid: nobody(),
             anonymous_gid: nobody(),
             privileged_ports: true,
+            stable_names: true,
         }
     }
 }

@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use impresario_base::machine::random_number;
 use impresario_client::admin;
-use impresario_config::{Config, META_NAME, Server};
+use impresario_config::{Config, Data, META_NAME, Server};
 use impresario_store::{FolderIdentity, StoreError};
 use impresario_transport::Access;
 use impresario_wire::{ClusterId, KeyRole};
@@ -113,6 +113,17 @@ pub fn survey(config: &Config) -> Vec<Folder> {
         std::iter::once(folder(&data.dir)).chain(to)
     });
     std::iter::once(meta).chain(data).collect()
+}
+
+/// Where a data server runs: where it has moved to, once its objects are there, else where it was.
+pub(crate) fn place_of(data: &Data) -> Result<Data, StoreError> {
+    let Some(to) = &data.moves_to else { return Ok(data.clone()) };
+    match impresario_store::arrived(&to.dir)? {
+        Some(arrived) if arrived.address == to.address => {
+            Ok(Data { address: to.address.clone(), dir: to.dir.clone(), moves_to: None, ..data.clone() })
+        }
+        _ => Ok(data.clone()),
+    }
 }
 
 fn meta_state(dir: &Path) -> Result<State, FolderError> {

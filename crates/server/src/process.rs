@@ -246,7 +246,8 @@ fn start_meta(config: &Config) -> Result<Started, StartError> {
 }
 
 fn start_data(config: &Config, index: usize, data: &Data) -> Result<Started, StartError> {
-    let data = &place_of(data)?;
+    let moved = |source| StartError::Store { name: data.name.clone(), source };
+    let data = &crate::folders::place_of(data).map_err(moved)?;
     let unsuitable = |reason| StartError::Unsuitable { name: data.name.clone(), reason };
     let descriptors = Descriptors::of(config, &data.name);
     let kept = StoreOptions::default().open_files;
@@ -296,18 +297,6 @@ fn start_data(config: &Config, index: usize, data: &Data) -> Result<Started, Sta
     let mut started = begin(&data.name, data.metrics, server, service, |service| service.stop())?;
     started.departure = Some(departure);
     Ok(started)
-}
-
-/// Where a data server runs: where it has moved to, once its objects are there, else where it was.
-fn place_of(data: &Data) -> Result<Data, StartError> {
-    let store_error = |source| StartError::Store { name: data.name.clone(), source };
-    let Some(to) = &data.moves_to else { return Ok(data.clone()) };
-    match impresario_store::arrived(&to.dir).map_err(store_error)? {
-        Some(arrived) if arrived.address == to.address => {
-            Ok(Data { address: to.address.clone(), dir: to.dir.clone(), moves_to: None, ..data.clone() })
-        }
-        _ => Ok(data.clone()),
-    }
 }
 
 /// The boot that a server speaks of whose folder came from another machine, until this one restarts.

@@ -4,15 +4,17 @@ mod support;
 
 use std::collections::BTreeMap;
 use std::fs;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use impresario_base::Random;
 use impresario_client::{Client, ClientOptions, CreateOptions, Via};
+use impresario_config::MovesTo;
 use impresario_server::Started;
 use impresario_server::fsck::{self, Finding, Kind, Options, Outcome, Report};
+use impresario_store::{Arrived, Departed, FolderState, ObjectStore, StoreOptions, examine, make};
 use support::Cluster;
 
 const OFFLINE: Options = Options { online: false, repair: false, delete_orphans: false, min_age: Duration::ZERO };
@@ -146,6 +148,29 @@ fn objects_without_a_file_are_set_aside_or_removed() {
         bed.assert_clean(&OFFLINE);
     }
     bed.assert_readable();
+}
+
+/// A folder that is being filled is beside its server's own, and one that it has moved to is in its place; the folders of the
+/// others are theirs all the same.
+#[test]
+fn a_server_that_moves_is_checked_where_it_serves_from() {
+    let mut bed = Bed::stopped_with_files(3);
+    let of = |server: usize| bed.cluster.config.data[server].clone();
+    let (first, dir) = (of(0), of(0).dir.with_file_name("moved.0"));
+    let address = "127.0.0.1:1".to_string();
+    let FolderState::Made(identity) = examine(&first.dir).unwrap() else { panic!("{first:?}") };
+    make(&dir, &identity).unwrap();
+    bed.cluster.config.data[0].moves_to = Some(MovesTo { address: address.clone(), dir: dir.clone() });
+    bed.assert_clean(&OFFLINE);
+    fs::remove_dir_all(&dir).unwrap();
+    assert!(std::process::Command::new("cp").arg("-a").args([&first.dir, &dir]).status().unwrap().success());
+    let open = |dir: &Path| ObjectStore::open(dir, &first.name, StoreOptions::default()).unwrap();
+    open(&first.dir).depart(&Departed { number: 1, address: address.clone() }).unwrap();
+    let there = open(&dir);
+    fs::write(dir.join("arriving"), "").unwrap();
+    there.arrive(&Arrived { address, boot: (1, 1) }).unwrap();
+    drop(there);
+    bed.assert_clean(&OFFLINE);
 }
 
 #[test]

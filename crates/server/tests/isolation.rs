@@ -3,51 +3,13 @@
 mod support;
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use impresario_client::{Client, ClientOptions, CreateOptions, Locked, Via};
+use impresario_testing::link::Link;
 use impresario_wire::{FileLock, LayoutRequest};
 use support::Cluster;
-
-/// A proxy that stops to pass anything on, as a stopped process does: connections stay, and new ones are accepted.
-struct Stoppable {
-    address: String,
-    stopped: Arc<AtomicBool>,
-}
-
-impl Stoppable {
-    fn to(server: &str) -> Stoppable {
-        use std::io::{Read, Write};
-        use std::net::{TcpListener, TcpStream};
-        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-        let address = listener.local_addr().unwrap().to_string();
-        let stopped = Arc::new(AtomicBool::new(false));
-        let (server, is_stopped) = (server.to_string(), stopped.clone());
-        std::thread::spawn(move || {
-            while let Ok((client, _)) = listener.accept() {
-                let Ok(upstream) = TcpStream::connect(&server) else { continue };
-                let ways = [(client.try_clone().unwrap(), upstream.try_clone().unwrap()), (upstream, client)];
-                for (mut from, mut to) in ways {
-                    let is_stopped = is_stopped.clone();
-                    std::thread::spawn(move || {
-                        let mut buffer = vec![0; 1 << 16];
-                        while let Ok(got @ 1..) = from.read(&mut buffer) {
-                            while is_stopped.load(Ordering::SeqCst) {
-                                std::thread::sleep(Duration::from_millis(5));
-                            }
-                            if to.write_all(&buffer[..got]).is_err() {
-                                break;
-                            }
-                        }
-                        let _ = to.shutdown(std::net::Shutdown::Both);
-                    });
-                }
-            }
-        });
-        Stoppable { address, stopped }
-    }
-}
 
 fn connect(cluster: &Cluster) -> Arc<Client> {
     Client::connect(&cluster.config, ClientOptions { via: Via::Direct, ..Default::default() }).unwrap()
@@ -69,15 +31,15 @@ fn cycle(client: &Arc<Client>, name: &str) {
 /// How long locks are kept for a client that does not renew them: long for a busy machine, short for a test.
 const LEASE: Duration = Duration::from_millis(1500);
 
-/// Two data servers; the metadata server sees the second one through what can be stopped.
-fn start() -> (Cluster, Stoppable, impresario_server::Started) {
+/// Two data servers; the metadata server sees the second one through a link that can hang.
+fn start() -> (Cluster, Link, impresario_server::Started) {
     let mut cluster = Cluster::start(2, |config| {
         config.cluster.request_timeout_ms = 40_000;
         config.meta.lock_lease_ms = Some(LEASE.as_millis() as u64);
     });
-    let hung = Stoppable::to(cluster.address(1));
+    let hung = Link::to(cluster.address(1)).unwrap();
     let mut seen_by_meta = cluster.config.clone();
-    seen_by_meta.data[1].address = hung.address.clone();
+    seen_by_meta.data[1].address = hung.address().into();
     let meta = impresario_server::start(&seen_by_meta, "meta").unwrap();
     cluster.config.meta.address = meta.address().to_string();
     (cluster, hung, meta)
@@ -97,7 +59,7 @@ fn a_call_that_waits_for_a_hung_server_delays_no_other_of_its_connection() {
     let (cluster, hung, _meta) = start();
     let client = connect(&cluster);
     let file = written(&client, "waits");
-    hung.stopped.store(true, Ordering::SeqCst);
+    hung.hold();
     let ended = AtomicUsize::new(0);
     std::thread::scope(|scope| {
         scope.spawn(|| {
@@ -112,7 +74,7 @@ fn a_call_that_waits_for_a_hung_server_delays_no_other_of_its_connection() {
         let made =
             std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| client.mkdir("beside", 0o755, 0, 0).unwrap()));
         let had_ended = ended.load(Ordering::SeqCst);
-        hung.stopped.store(false, Ordering::SeqCst);
+        hung.heal();
         made.unwrap();
         assert_eq!(had_ended, 0, "both calls wait still");
     });
@@ -131,7 +93,7 @@ fn a_call_that_waits_behind_an_io_node_delays_no_other_and_no_renewal_of_a_lease
     let lock = FileLock { owner: 1, pid: 1, start: 0, end: 9, exclusive: true };
     let soon = || Instant::now() + Duration::from_secs(10);
     assert!(matches!(locked.lock(lock, false, soon()).unwrap(), Locked::Granted { .. }));
-    hung.stopped.store(true, Ordering::SeqCst);
+    hung.hold();
     let ended = AtomicUsize::new(0);
     std::thread::scope(|scope| {
         scope.spawn(|| {
@@ -153,7 +115,7 @@ fn a_call_that_waits_behind_an_io_node_delays_no_other_and_no_renewal_of_a_lease
             assert!(!locked.is_lost());
         }));
         let had_ended = ended.load(Ordering::SeqCst);
-        hung.stopped.store(false, Ordering::SeqCst);
+        hung.heal();
         beside.unwrap_or_else(|panic| std::panic::resume_unwind(panic));
         assert_eq!(had_ended, 0, "the first call waits still");
     });
@@ -170,7 +132,7 @@ fn files_on_other_servers_are_served_while_64_callers_wait_for_a_hung_one() {
     (0..CYCLES).for_each(|n| cycle(&client, &format!("before.{n}")));
     let before = began.elapsed();
 
-    hung.stopped.store(true, Ordering::SeqCst);
+    hung.hold();
     let ended = AtomicUsize::new(0);
     std::thread::scope(|scope| {
         for file in &waiting {
@@ -186,7 +148,7 @@ fn files_on_other_servers_are_served_while_64_callers_wait_for_a_hung_one() {
             (0..CYCLES).for_each(|n| cycle(&client, &format!("beside.{n}")));
         }));
         let (beside, had_ended) = (began.elapsed(), ended.load(Ordering::SeqCst));
-        hung.stopped.store(false, Ordering::SeqCst);
+        hung.heal();
         cycles.unwrap();
         println!("{CYCLES} cycles: {before:?} before, {beside:?} beside {CALLERS} callers of a hung server");
         assert_eq!(had_ended, 0, "all callers of the hung server wait still");

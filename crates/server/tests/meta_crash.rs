@@ -436,3 +436,71 @@ fn epochs_are_written_anew_after_a_failed_sync() {
         assert_eq!(sync(), (true, vec!["sync_directory"]));
     }
 }
+
+/// A descriptor is told once that its file has lost something: a sync that began before another one has failed must not believe
+/// that it has not.
+#[test]
+fn the_file_of_changes_is_synced_by_one_thread_at_a_time() {
+    let dir = tempfile::tempdir().unwrap();
+    let (syncs, has_overlapped) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicBool::new(false)));
+    let (is_watched, is_inside) = (Arc::new(AtomicBool::new(false)), AtomicBool::new(false));
+    let (begun, overlapped, watched) = (syncs.clone(), has_overlapped.clone(), is_watched.clone());
+    let hook: impresario_server::meta::StepHook = Arc::new(move |step| {
+        if step != "sync_changes" || !watched.load(Ordering::SeqCst) {
+            return Fate::Done;
+        }
+        if begun.fetch_add(1, Ordering::SeqCst) > 0 {
+            // The kernel has told the first one, and says nothing to this one.
+            overlapped.fetch_or(is_inside.load(Ordering::SeqCst), Ordering::SeqCst);
+            return Fate::Done;
+        }
+        is_inside.store(true, Ordering::SeqCst);
+        std::thread::sleep(Duration::from_millis(500));
+        is_inside.store(false, Ordering::SeqCst);
+        Fate::Fails(libc::EIO)
+    });
+    let server = start_with(MetaOptions { before_step: Some(hook), ..options(dir.path()) }, Arc::default());
+    let who = |client, epoch| Who { client: ClientKey(client), epoch, since: epoch, sequence: 1, ..Who::default() };
+    ["a", "b"].into_iter().for_each(|name| server.mkdir(name));
+    // An epoch to be made durable.
+    let mkdir = MetaCall::Mkdir { path: path("c"), mode: 0o755, uid: 0, gid: 0 };
+    server.service.call_from(server.session, who(7, 4), mkdir);
+    is_watched.store(true, Ordering::SeqCst);
+    std::thread::scope(|scope| {
+        let exchange = MetaCall::Exchange { from: path("a"), to: path("b") };
+        let first = scope.spawn(|| server.service.call_from(server.session, who(8, 0), exchange));
+        impresario_testing::until("the first sync", || syncs.load(Ordering::SeqCst) > 0);
+        server.done(MetaCall::FsyncDir { path: path("") });
+        assert!(matches!(first.join().unwrap(), Answer::Fault(_)));
+    });
+    assert!(!has_overlapped.load(Ordering::SeqCst), "the second has believed a descriptor that had lost something");
+}
+
+/// The connection on which a create came ends while it is done: its client asks again on another, and gets the file.
+#[test]
+fn a_create_whose_connection_ends_meanwhile_is_done_once() {
+    let dir = tempfile::tempdir().unwrap();
+    let ending: Arc<
+        std::sync::OnceLock<(Arc<impresario_server::meta::MetaService>, impresario_server::meta::SessionId)>,
+    > = Arc::default();
+    let here = ending.clone();
+    let hook: impresario_server::meta::StepHook = Arc::new(move |step| {
+        if step == "link"
+            && let Some((service, session)) = here.get()
+        {
+            service.close_session(*session);
+        }
+        Fate::Done
+    });
+    let server = start_with(MetaOptions { before_step: Some(hook), ..options(dir.path()) }, Arc::default());
+    let lost = server.again();
+    assert!(ending.set((server.service.clone(), lost.session)).is_ok());
+    let who = |epoch| Who { client: ClientKey(7), epoch, since: 0, sequence: 1, ..Who::default() };
+    lost.service.call_from(lost.session, who(0), create("f"));
+    match server.service.call_from(server.session, who(1), create("f")) {
+        Answer::Opened(opened) => server.close(opened),
+        other => panic!("{other:?}"),
+    }
+    server.idle();
+    check_directory(dir.path(), &server.objects);
+}

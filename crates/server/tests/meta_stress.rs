@@ -3,6 +3,7 @@
 
 mod meta_support;
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -152,4 +153,83 @@ fn a_storm_leaves_nothing_over() {
 #[test]
 fn a_storm_with_data_servers_coming_and_going_leaves_nothing_over() {
     storm(3, true, 2);
+}
+
+/// The names of a directory, in pages, each once.
+fn listed(s: &Server, dir: &str) -> BTreeSet<Vec<u8>> {
+    let (mut names, mut after) = (BTreeSet::new(), Vec::new());
+    loop {
+        let page = match s.call(MetaCall::Readdir { path: path(dir), after, max: 1000 }) {
+            Answer::Entries(page) => page,
+            other => panic!("{other:?}"),
+        };
+        let Some(last) = page.last() else { return names };
+        after = last.name.clone();
+        for entry in page {
+            let name = String::from_utf8_lossy(&entry.name).into_owned();
+            assert!(names.insert(entry.name), "{name} is listed twice");
+        }
+    }
+}
+
+/// Clients fill a directory and half empty it again, while others list it.
+fn large_directory(names_of_each: u64) {
+    let dir = tempfile::tempdir().unwrap();
+    let s = start(dir.path());
+    s.mkdir("d");
+    let began = Instant::now();
+    let all_do = |act: &(dyn Fn(&Server, String, u64) + Sync)| {
+        let is_over = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            let lister = s.again();
+            let listing = scope.spawn(|| {
+                let lister = lister;
+                let mut before = listed(&lister, "d");
+                while !is_over.load(Ordering::Relaxed) {
+                    let now = listed(&lister, "d");
+                    // Names are only made, or only removed, meanwhile.
+                    assert!(now.is_superset(&before) || now.is_subset(&before));
+                    before = now;
+                }
+                lister.hang_up();
+            });
+            let clients: Vec<_> = (0..THREADS)
+                .map(|client| {
+                    let of = s.again();
+                    scope.spawn(move || {
+                        (0..names_of_each).for_each(|number| act(&of, format!("d/{client}.{number}"), number));
+                        of.hang_up();
+                    })
+                })
+                .collect();
+            clients.into_iter().for_each(|client| client.join().unwrap());
+            is_over.store(true, Ordering::Relaxed);
+            listing.join().unwrap();
+        });
+    };
+    all_do(&|s, name, _| s.close(s.create(&name)));
+    println!("{} names made in {:?}", THREADS * names_of_each, began.elapsed());
+    assert_eq!(listed(&s, "d").len() as u64, THREADS * names_of_each);
+    all_do(&|s, name, number| {
+        if number % 2 == 0 {
+            s.done(unlink(&name));
+        }
+    });
+    let left = listed(&s, "d");
+    let expected = (0..THREADS).flat_map(|client| {
+        (0..names_of_each).filter(|number| number % 2 == 1).map(move |number| path(&format!("{client}.{number}")))
+    });
+    assert!(left == expected.collect());
+    println!("half of them removed in {:?}", began.elapsed());
+}
+
+#[test]
+fn a_directory_is_filled_by_many_clients_and_listed_meanwhile() {
+    large_directory(1_000);
+}
+
+#[test]
+#[ignore = "takes a minute: make soak"]
+fn a_directory_of_100000_names_is_filled_by_8_clients_and_listed_meanwhile() {
+    large_directory(12_500);
 }

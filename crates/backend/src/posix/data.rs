@@ -218,13 +218,26 @@ impl Shared {
     }
 
     pub(super) fn sync(&self, node: &Node) -> Result<()> {
+        node.share_sync(|| self.sync_now(node))
+    }
+
+    fn sync_now(&self, node: &Node) -> Result<()> {
         let _syncing = node.syncing.lock();
         if node.sync_written(&self.losses)? {
             return Ok(());
         }
         // Others' writes, the attributes, the names of a directory.
         let what = if node.kind == Kind::Directory { Use::List } else { Use::Read };
-        let open = node.any_open().map_or_else(|| self.open_for(self.identity.own(), node, what), Ok)?;
-        self.losses.observe(&node.handle, Files::sync(&open.fd))
+        let opened = node.any_open().map_or_else(|| self.open_for(self.identity.own(), node, what), Ok);
+        let open = match opened {
+            // Links, pipes and devices are not opened, nor what the server may not read: they are stable when all is.
+            Err(Errno(libc::EINVAL | libc::EACCES)) => return Ok(rustix::fs::syncfs(&self.folder)?),
+            opened => opened?,
+        };
+        match self.losses.observe(&node.handle, Files::sync(&open.fd)) {
+            // The file system has no such call: names are as stable as it makes them.
+            Err(Errno(libc::EINVAL)) if node.kind == Kind::Directory => Ok(()),
+            synced => synced,
+        }
     }
 }

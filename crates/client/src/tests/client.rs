@@ -1,13 +1,14 @@
 //! Clients and files on a whole cluster in this process.
 
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use impresario_config::AllocationRule;
 use impresario_testing::until;
-use impresario_wire::{MetaCall, NodeKind, SetAttr};
+use impresario_wire::{Call, MetaCall, NodeKind, SetAttr};
 
 use super::*;
-use crate::testing::FakeCluster;
+use crate::testing::{FakeCall, FakeCluster, FakeConnection, FakeGreeting, FakeServer, Flow, Serve};
 use crate::{Access, Client, ClientOptions, CreateOptions, Via};
 
 fn connect(cluster: &FakeCluster, via: Via) -> Arc<Client> {
@@ -168,6 +169,33 @@ fn open_files_survive_the_metadata_server() {
     idle.close().unwrap();
     let closes = cluster.names.log().iter().filter(|call| matches!(call, MetaCall::Close { .. })).count();
     assert_eq!(closes, 2, "the server is told of the end of a file that was written");
+}
+
+/// The connection is lost again while an open file is registered on it.
+#[test]
+fn a_registration_that_is_lost_with_its_connection_fails_no_write() {
+    let mut cluster = FakeCluster::start(2, 0, 5000).unwrap();
+    let client = connect(&cluster, Via::Direct);
+    let file = client.create("written", CreateOptions::default()).unwrap();
+    file.write_at(b"before", 0).unwrap();
+    cluster.meta.take().unwrap().kill();
+    let (names, lost) = (cluster.names.clone(), Arc::new(AtomicUsize::new(0)));
+    let count = lost.clone();
+    let serve = move || {
+        let (mut serve, lost) = (names.serve(), lost.clone());
+        Box::new(move |connection: &FakeConnection, call: FakeCall| {
+            let registers = matches!(&call.call, Call::Meta { call: MetaCall::Reopen { .. }, .. });
+            match registers && lost.fetch_add(1, Ordering::SeqCst) < 4 {
+                true => Flow::Close,
+                false => serve(connection, call),
+            }
+        }) as Serve
+    };
+    let greeting = FakeGreeting::of(impresario_config::META_NAME);
+    cluster.meta = Some(FakeServer::start_at(&cluster.config().meta.address, greeting, serve).unwrap());
+    file.write_at(b"during", 6).unwrap();
+    assert!(count.load(Ordering::SeqCst) > 4);
+    file.close().unwrap();
 }
 
 #[test]

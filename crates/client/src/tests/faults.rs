@@ -5,10 +5,12 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-use impresario_wire::{Answer, Call, Fault, FileKey, FrameHeader, Kind, MetaCall, frame};
+use impresario_node::locks::EPOCHS_AHEAD;
+use impresario_wire::{Answer, Call, Fault, FileKey, FileLock, FrameHeader, Kind, MetaCall, frame};
 
 use super::*;
 use crate::Access;
+use crate::leases::lease_time;
 use crate::testing::{FakeCall, FakeObjects, refuse};
 
 /// Reads 100 bytes at offset 5 and checks them.
@@ -155,6 +157,29 @@ fn a_call_is_repeated_under_a_new_epoch_when_a_server_asks_for_it() {
     // On behalf of others it is their matter.
     let error = link.call(foreign_write(0), &[IoSlice::new(b"x")], None, in_ms(1000)).unwrap_err();
     assert_eq!(error.errno(), Fault::FENCED);
+}
+
+/// The locks of a client went to others, and by its own clock its lease still runs: its machine was suspended. Data servers
+/// refuse what it sends, and it must not come back to them in a newer epoch before it has heard of that.
+#[test]
+fn a_refused_read_of_a_locked_file_is_repeated_only_when_the_lease_is_renewed() {
+    let server = server(|connection, call| {
+        match call.call.who().copied().unwrap().epoch {
+            0..=EPOCHS_AHEAD => connection.answer(call.id, &refuse(Fault::FENCED, "older epoch"), &[]),
+            _ => connection.answer(call.id, &Answer::Data, &content(5, 100)),
+        }
+        Flow::Continue
+    });
+    let link = link_to(&[server.address()], Duration::from_secs(5));
+    let (leases, lease) = (&link.identity().leases, Duration::from_secs(60));
+    leases.renewed(7, lease, lease_time(), 0);
+    let lock = FileLock { owner: 1, pid: 1, start: 0, end: 9, exclusive: true };
+    assert!(leases.take(FileKey(1), &lock, 7));
+    let error = read(&link, in_ms(1500)).unwrap_err();
+    assert!(matches!(error, ClientError::LocksLost { .. }), "{error}");
+    assert!(link.identity().epoch() > EPOCHS_AHEAD);
+    leases.renewed(7, lease, lease_time(), link.identity().epoch());
+    read(&link, in_ms(1500)).unwrap();
 }
 
 #[test]

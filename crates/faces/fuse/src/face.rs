@@ -82,14 +82,20 @@ pub(crate) fn fault(error: ClientError) -> Errno {
 }
 
 impl Face {
+    /// How long the kernel may keep attributes and names. Not longer than the locks of this mount are certain: while it is
+    /// stopped the kernel goes on answering programs by what it has.
+    pub(crate) fn cache_time(&self) -> Duration {
+        self.client.keeps(self.options.cache_time)
+    }
+
     /// How long the kernel may keep a name.
     fn name_time(&self, parent: INodeNo, name: &[u8]) -> Duration {
         let is_beside = self.locks.as_ref().is_some_and(|locks| locks.beside.has(parent.0, name));
-        if is_beside { Duration::ZERO } else { self.options.cache_time }
+        if is_beside { Duration::ZERO } else { self.cache_time() }
     }
 
     fn reply_entry(&self, reply: ReplyEntry, outcome: Outcome<(Entered, Attr)>) {
-        self.reply_entry_for(self.options.cache_time, reply, outcome);
+        self.reply_entry_for(self.cache_time(), reply, outcome);
     }
 
     fn reply_entry_for(&self, valid: Duration, reply: ReplyEntry, outcome: Outcome<(Entered, Attr)>) {
@@ -184,7 +190,7 @@ impl Filesystem for Face {
             mtime: mtime.map(set_time),
         };
         let outcome = self.set_attr(ino.0, handle.map(|handle| handle.0), set, request.uid());
-        self.reply_attr(reply, ino.0, outcome.map(|attr| (attr, self.options.cache_time)));
+        self.reply_attr(reply, ino.0, outcome.map(|attr| (attr, self.cache_time())));
     }
 
     fn readlink(&self, _: &Request, ino: INodeNo, reply: ReplyData) {

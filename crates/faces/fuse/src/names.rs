@@ -109,14 +109,14 @@ impl Face {
     pub(crate) fn get_attr(&self, number: u64, handle: Option<u64>) -> Outcome<(Attr, Duration)> {
         let Some(open) = self.some_open(number, handle) else {
             if let Some(attr) = self.inodes.removed_directory(number) {
-                return Ok((attr, self.options.cache_time));
+                return Ok((attr, self.cache_time()));
             }
             let attr = self.at_path(number, |path| self.client.stat(path))?;
             self.must_be(number, &attr)?;
             self.inodes.record_attr(number, &attr);
-            return Ok((attr, self.options.cache_time));
+            return Ok((attr, self.cache_time()));
         };
-        let recent = || open.fresh().recent(Instant::now(), self.options.cache_time);
+        let recent = || open.fresh().recent(Instant::now(), self.cache_time());
         if let Some(attr) = handle.and_then(|_| recent()) {
             return Ok((attr, Duration::ZERO));
         }
@@ -127,7 +127,7 @@ impl Face {
             self.must_be(number, &attr)?;
         }
         open.fresh().learnt(&attr, mark, Instant::now());
-        Ok((attr, self.options.cache_time))
+        Ok((attr, self.cache_time()))
     }
 
     pub(crate) fn set_attr(&self, number: u64, handle: Option<u64>, mut set: SetAttr, uid: u32) -> Outcome<Attr> {

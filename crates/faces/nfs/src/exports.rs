@@ -25,6 +25,8 @@ pub struct Rules {
     pub anonymous_gid: u32,
     /// Clients must call from a port below 1024, which only root gets on most machines.
     pub privileged_ports: bool,
+    /// Changes of names and attributes are on stable storage before they are answered.
+    pub stable_names: bool,
 }
 
 impl Default for Rules {
@@ -36,6 +38,7 @@ impl Default for Rules {
             anonymous_uid: 65534,
             anonymous_gid: 65534,
             privileged_ports: true,
+            stable_names: true,
         }
     }
 }

@@ -129,6 +129,21 @@ impl Node {
         let exact = began.end();
         (done, Change { before: before.filter(|_| exact), after })
     }
+
+    /// Changes names in it, which are stable when this returns.
+    fn change_names<T>(&self, asker: &Asker<'_>, change: impl FnOnce() -> Answer<T>) -> (Answer<T>, Change) {
+        let (done, told) = self.change(asker, change);
+        (done.and_then(|value| self.stabilize().map(|()| value)), told)
+    }
+
+    /// Puts its attributes, of a directory also its names, on stable storage, as a change must be before it is answered
+    /// (RFC 1813, 4.8). Calls that wait at the same time share what is done.
+    fn stabilize(&self) -> Answer<()> {
+        if self.export.rules.stable_names {
+            self.export.backend.sync(&self.handle)?;
+        }
+        Ok(())
+    }
 }
 
 fn getattr(asker: &Asker<'_>, args: &mut Reader<'_>, out: &mut Writer) -> Served {
@@ -150,7 +165,7 @@ fn setattr(asker: &Asker<'_>, args: &mut Reader<'_>, out: &mut Writer) -> Served
     Ok(tell(out, done, |_, _| (), |out| write_change(out, &change)))
 }
 
-/// Sets attributes, unless the node was changed since the client looked.
+/// Sets attributes, which are stable then, unless the node was changed since the client looked.
 pub fn set_attr(node: &Node, set: &SetAttr, guard: Option<std::time::SystemTime>) -> Answer<()> {
     let backend = &node.export.backend;
     if let Some(guard) = guard {
@@ -161,7 +176,7 @@ pub fn set_attr(node: &Node, set: &SetAttr, guard: Option<std::time::SystemTime>
         }
     }
     backend.set_attr(&node.caller, &node.handle, set)?;
-    Ok(())
+    node.stabilize()
 }
 
 /// Writes status, results, and what follows both in success and in failure.
@@ -278,7 +293,7 @@ fn make(asker: &Asker<'_>, procedure: u32, args: &mut Reader<'_>, out: &mut Writ
         args.end()?;
     }
     let dir = attempt!(asker.node_to_change(sealed));
-    let (done, change) = dir.change(asker, || {
+    let (done, change) = dir.change_names(asker, || {
         let (what, set) = to_make?;
         let backend = &dir.export.backend;
         let (node, attr) = backend.make(&dir.caller, &dir.handle, name, what, &set)?;
@@ -286,6 +301,11 @@ fn make(asker: &Asker<'_>, procedure: u32, args: &mut Reader<'_>, out: &mut Writ
         let resize = set.size_bytes.filter(|size| what == Make::FileIfNone && *size != attr.size_bytes);
         let size = SetAttr { size_bytes: resize, ..SetAttr::default() };
         let attr = if resize.is_some() { backend.set_attr(&dir.caller, &node, &size)? } else { attr };
+        // What was made may have got attributes in further steps. A directory's names do not speak for them.
+        let has_steps = matches!(attr.kind, Kind::File | Kind::Directory) || set.uid.is_some() || set.gid.is_some();
+        if has_steps || set.atime.is_some() || set.mtime.is_some() {
+            Node { handle: node, ..dir.clone() }.stabilize()?;
+        }
         Ok((node, attr))
     });
     let results = |out: &mut Writer, (node, attr): (Handle, Attr)| {
@@ -299,7 +319,7 @@ fn remove(asker: &Asker<'_>, procedure: u32, args: &mut Reader<'_>, out: &mut Wr
     let (sealed, name) = (handle(args)?, name(args)?);
     args.end()?;
     let dir = attempt!(asker.node_to_change(sealed));
-    let (done, change) = dir.change(asker, || {
+    let (done, change) = dir.change_names(asker, || {
         let backend = &dir.export.backend;
         let removed = match procedure {
             REMOVE => backend.remove(&dir.caller, &dir.handle, name),
@@ -319,10 +339,11 @@ fn rename(asker: &Asker<'_>, args: &mut Reader<'_>, out: &mut Writer) -> Served 
         return Ok(Err(Status::XDEV.into()));
     }
     let mut new_change = Change::default();
-    let (done, old_change) = old.change(asker, || {
+    let (done, old_change) = old.change_names(asker, || {
         let backend = &old.export.backend;
         let rename = || Ok(backend.rename(&old.caller, (&old.handle, old_name), (&new.handle, new_name))?);
-        let (done, change) = new.change(asker, rename);
+        let is_one = old.handle == new.handle;
+        let (done, change) = if is_one { new.change(asker, rename) } else { new.change_names(asker, rename) };
         new_change = change;
         done
     });
@@ -345,7 +366,7 @@ fn link(asker: &Asker<'_>, args: &mut Reader<'_>, out: &mut Writer) -> Served {
         return Ok(Err(Status::XDEV.into()));
     }
     let link = || Ok(dir.export.backend.link(&dir.caller, &node.handle, &dir.handle, name)?);
-    let (done, change) = dir.change(asker, link);
+    let (done, change) = dir.change_names(asker, link);
     let attr = done.as_ref().ok().cloned().or_else(|| node.attr());
     let done = done.map(drop);
     Ok(tell(

@@ -1,13 +1,14 @@
 //! Names and objects of folders that no server serves. Each folder is locked while it is checked.
 
+use std::path::Path;
 use std::time::Duration;
 
-use impresario_config::Config;
+use impresario_config::{Config, Data, META_NAME};
 use impresario_store::{ObjectStore, Scrubbed, StoreError, StoreOptions};
 use impresario_wire::{Examine, FileKey, FileRecord};
 
 use super::{Finding, Kind, Looked, Names, Objects, Outcome, Page, Report, Sides};
-use crate::folders::{Folder, State, survey};
+use crate::folders::{Folder, State, place_of, survey};
 use crate::meta::{IdleFolder, Stores};
 
 /// Objects that are looked at together.
@@ -15,8 +16,12 @@ const PAGE_OBJECTS: usize = 4096;
 
 /// Opens the folders of a configuration that are on this machine.
 pub(super) fn open(config: &Config, report: &mut Report) -> Sides {
-    let mut folders = survey(config).into_iter();
-    let meta = folders.next().and_then(|folder| usable(folder, report));
+    let mut folders = survey(config);
+    let mut take = |name: &str, dir: &Path| {
+        let at = folders.iter().position(|folder| folder.name == name && folder.dir == dir)?;
+        Some(folders.swap_remove(at))
+    };
+    let meta = take(META_NAME, &config.meta.dir).and_then(|folder| usable(folder, report));
     let known = meta.as_ref().and_then(|_| Stores::open(&config.meta.dir).ok());
     let cluster =
         meta.as_ref().and_then(|state| if let State::Made { cluster, .. } = state { Some(*cluster) } else { None });
@@ -52,8 +57,9 @@ pub(super) fn open(config: &Config, report: &mut Report) -> Sides {
             }
         }
     };
-    // The folders of those that are not retired come in the same order.
-    let objects = config.data.iter().map(|data| if data.is_retired() { None } else { open(folders.next()?) }).collect();
+    // Of a server that moves there may be two: the one that it serves from counts.
+    let serving = |data: &Data| place_of(data).map_or_else(|_| data.dir.clone(), |place| place.dir);
+    let objects = config.data.iter().map(|data| open(take(&data.name, &serving(data))?)).collect();
     Sides { names, objects }
 }
 

@@ -460,8 +460,7 @@ impl Forwarder {
         drop(pieces);
         let lanes = match written {
             Ok(lanes) => lanes,
-            // One of them has left its epoch, or its bytes cannot be written: the others' are as good as before.
-            Err(fault) if (fault.errno == Fault::FENCED && whos.len() > 1) || is_of_one(&fault, began, &parts) => {
+            Err(fault) if is_of_one(&fault, began, &parts) => {
                 let mut failed = None;
                 for (request, item) in parts {
                     let (start, end) = (request.extent.lane_offset, request.extent.end());
@@ -673,10 +672,15 @@ fn senders(parts: &[(Request, Item)]) -> Vec<Who> {
     whos
 }
 
-/// Whether a failure may be of one of several requests that were sent together, which are then sent alone. One that took its
-/// time is of a server that does not answer: to ask it again for each would multiply the wait.
-fn is_of_one(fault: &Fault, began: Nanos, parts: &[(Request, Item)]) -> bool {
-    fault.errno == libc::EIO && parts.len() > 1 && now().since(began) < ANSWERED_IN
+/// Whether a failure may be of one of several requests that were sent together, which are then sent alone: its client has
+/// left the epoch that it was sent under, or its bytes cannot be read or written. A failure that took its time is of a server
+/// that does not answer: to ask it again for each would multiply the wait.
+pub(super) fn is_of_one(fault: &Fault, began: Nanos, parts: &[(Request, Item)]) -> bool {
+    match fault.errno {
+        Fault::FENCED => senders(parts).len() > 1,
+        libc::EIO => parts.len() > 1 && now().since(began) < ANSWERED_IN,
+        _ => false,
+    }
 }
 
 /// Answers all parts with the failure; gives its errno.

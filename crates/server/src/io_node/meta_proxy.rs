@@ -67,6 +67,7 @@ struct State {
     /// The calls that have no answer yet.
     waiting: FxHashMap<u64, Waiting>,
     ended: bool,
+    has_thread: bool,
 }
 
 struct Waiting {
@@ -78,13 +79,15 @@ impl MetaProxy {
     /// Starts the proxy of a client's connection; it connects at the first call.
     pub(super) fn new(upstream: &Arc<Upstream>, client: &Arc<Connection>) -> MetaProxy {
         let (upstream, client) = (upstream.clone(), client.clone());
-        let (last_id, state, changed) = Default::default();
+        let (last_id, changed) = Default::default();
+        let state = Mutex::new(State { has_thread: true, ..State::default() });
         let passing = Arc::new(Passing { upstream, client, last_id, state, changed });
         let here = passing.clone();
         let thread = std::thread::Builder::new().name("metadata".into()).stack_size(STACK_BYTES);
         if let Err(error) = thread.spawn(move || here.run()) {
             tracing::warn!(%error, "no thread to forward a client's metadata calls; raise its limit (ulimit -u)");
-            passing.state.lock().ended = true;
+            let mut state = passing.state.lock();
+            (state.ended, state.has_thread) = (true, false);
         }
         MetaProxy(passing)
     }
@@ -109,7 +112,12 @@ impl Passing {
         };
         let mut state = self.state.lock();
         if state.ended {
-            // Without a thread the reply is dropped, which is EIO; a client that has gone hears nothing.
+            // Without a thread the reply is dropped, which is EIO. Else the client's connection has ended or is about to, and
+            // the call was not sent on: the client repeats it.
+            if state.has_thread {
+                drop(state);
+                reply.forget();
+            }
             return;
         }
         state.waiting.insert(id, Waiting { reply, since: impresario_engine::now() });

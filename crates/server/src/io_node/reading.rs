@@ -10,7 +10,7 @@ use impresario_sched::{Nanos, Request};
 use impresario_wire::{Answer, Fault};
 
 use super::family::Short;
-use super::forward::{Forwarded, Forwarder, Joined, complete, fail_all};
+use super::forward::{Forwarded, Forwarder, Joined, complete, fail_all, is_of_one};
 use super::storage::Target;
 use super::{Answering, Item};
 use crate::owed::{Came, Owed, PART_MAX_BYTES, Run, send_parts};
@@ -121,12 +121,19 @@ impl Reading {
         }
         let got = match self.forwarder.read_on(&self.target, self.range.start, &mut whole, got) {
             Ok(got) => got,
+            Err(fault) if is_of_one(&fault, self.begun.1, &self.load.parts) => return self.again(),
             Err(fault) => return self.failed(&fault),
         };
         let mut forwarded = Forwarded::default();
         let parts = std::mem::take(&mut self.load.parts);
         self.forwarder.answer_reads(&self.target, self.range.start, parts, (whole, got), &mut forwarded);
         self.end(forwarded);
+    }
+
+    /// Has it forwarded by a thread that waits.
+    fn again(self) {
+        let Reading { forwarder, load, begun: (key, started), .. } = self;
+        forwarder.forward_later(&forwarder, load, key, started);
     }
 
     fn failed(self, fault: &Fault) {
@@ -187,10 +194,7 @@ impl Task for Reading {
             }
             End::Late(error) => self.failed(&error.to_fault()),
             // A thread that waits may ask again, elsewhere or later, and for each part alone.
-            End::Answered(..) | End::Lost => {
-                let Reading { forwarder, load, begun: (key, started), .. } = *self;
-                forwarder.forward_later(&forwarder, load, key, started);
-            }
+            End::Answered(..) | End::Lost => self.again(),
         }
     }
 }

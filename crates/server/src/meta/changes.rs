@@ -70,6 +70,8 @@ impl Known {
 pub(super) struct Changes {
     replies: Mutex<Replies<Known>>,
     file: Mutex<File>,
+    /// Held over a sync and what it says: the kernel tells a descriptor only once that it has lost something.
+    syncing: Mutex<()>,
     /// Exchanges of names are done one at a time: two copies of one that an earlier run began must not both end it.
     exchanging: Mutex<()>,
     /// The exchange under way that is noted: client, sequence, and the node that its first name was of.
@@ -211,6 +213,7 @@ impl Changes {
         Ok(Changes {
             replies: Mutex::new(replies),
             file: Mutex::new(file),
+            syncing: Mutex::default(),
             exchanging: Mutex::default(),
             exchange: Mutex::default(),
             epochs: Durable::default(),
@@ -255,6 +258,7 @@ impl Changes {
     }
 
     fn sync_file(&self, directory: &MetaDirectory) -> rustix::io::Result<()> {
+        let _syncing = self.syncing.lock();
         let mut file = self.file.lock();
         if file.is_doubtful {
             return file.renew(directory, &self.all_notes());

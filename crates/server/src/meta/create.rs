@@ -57,12 +57,24 @@ impl Meta {
             }
             let layout = self.layout_for(&entry, request)?;
             match self.make_file(&entry, layout, owned)? {
-                Some(pin) => return self.grant_handle(session, pin, true, true, path),
+                Some(pin) => return self.open_made(session, &pin, path),
                 None if exclusive => return Err(Errno::EXIST).explain(doing, path),
                 None => {}
             }
         }
         Err(Errno::BUSY).explain(doing, path)
+    }
+
+    /// Opens a file that was just made. Its session may have ended meanwhile, but the file is there, and a copy of the call must
+    /// learn of it: so this is no failure. Nobody hears the answer, and its handle is none.
+    fn open_made(&self, session: &Session, pin: &Pin<'_>, path: &[u8]) -> Outcome<Opened> {
+        match self.grant_handle(session, pin, true, true, path) {
+            Err(ended) if ended.errno == Errno::NOTCONN.raw_os_error() => {
+                let attr = self.local_attr_of(pin, path)?;
+                Ok(Opened { handle: 0, file: pin.key, layout: pin.layout, made: 0, attr })
+            }
+            opened => opened,
+        }
     }
 
     /// A new file with one writer; `None` if the name was taken meanwhile.

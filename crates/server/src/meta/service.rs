@@ -362,21 +362,21 @@ impl Meta {
     /// Gives a session a handle to a pinned file.
     pub(super) fn open_pinned(&self, session: &Session, pin: Pin<'_>, write: bool, path: &[u8]) -> Outcome<Opened> {
         let fresh = self.admit(&pin, write, path)?;
-        self.grant_handle(session, pin, write, fresh, path)
+        self.grant_handle(session, &pin, write, fresh, path)
     }
 
     /// The same, for an open that is already counted. `local`: the local size is still right.
     pub(super) fn grant_handle(
         &self,
         session: &Session,
-        pin: Pin<'_>,
+        pin: &Pin<'_>,
         write: bool,
         local: bool,
         path: &[u8],
     ) -> Outcome<Opened> {
-        let attr = if local { self.local_attr_of(&pin, path) } else { self.attr_of(&pin, path) };
+        let attr = if local { self.local_attr_of(pin, path) } else { self.attr_of(pin, path) };
         let opened = attr.and_then(|attr| {
-            let handle = self.sessions.register(session, &pin, write)?;
+            let handle = self.sessions.register(session, pin, write)?;
             let made = pin.seen.lock().made;
             Ok(Opened { handle, file: pin.key, layout: pin.layout, made, attr })
         });
