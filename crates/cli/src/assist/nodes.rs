@@ -28,6 +28,7 @@ pub struct Job {
     /// Where programs look for their manager
     #[arg(long)]
     socket: PathBuf,
+    /// Follows these hints
     #[arg(long)]
     hints: Option<PathBuf>,
     /// The name under which the program's kinds of files were learnt
@@ -39,8 +40,10 @@ pub struct Job {
     /// Records instead, beside this trace
     #[arg(long)]
     record: Option<PathBuf>,
+    /// Writes over a trace that is there
     #[arg(long)]
     force: bool,
+    /// Says nothing at the end
     #[arg(long)]
     quiet: bool,
 }
@@ -222,6 +225,7 @@ fn parted(words: &[OsString]) -> (&[OsString], &[OsString]) {
 pub struct OnNode {
     #[command(flatten)]
     job: Job,
+    /// The launcher's daemon and its arguments
     #[arg(last = true, required = true)]
     program: Vec<OsString>,
 }
