@@ -153,7 +153,13 @@ impl Objects for DataServers {
         let own = who.client == ClientKey::default();
         let newer = if own { self.identity.who() } else { Who { epoch: who.epoch.saturating_add(1), ..*who } };
         // A sync waits for all that came before it.
-        waiting_elsewhere(|| self.striped.sync(&newer, file, layout)).map_err(failed)
+        match waiting_elsewhere(|| self.striped.sync(&newer, file, layout)) {
+            // Its client has gone on, and so has revoked it.
+            Err(ClientError::Fault { fault: Fault { errno: Fault::FENCED, .. }, .. }) if !own => {
+                waiting_elsewhere(|| self.striped.sync(&self.identity.who(), file, layout)).map_err(failed)
+            }
+            synced => synced.map_err(failed),
+        }
     }
 
     fn fence(&self, who: &Who) -> io::Result<()> {
@@ -200,5 +206,33 @@ impl Objects for DataServers {
         }
         total.free_bytes = total.free_bytes.saturating_mul(active).min(total.total_bytes);
         Ok(total)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What a client has given up it revokes with whatever it does next: that others see to it too must not fail then.
+    #[test]
+    fn what_its_client_has_revoked_is_revoked() {
+        let folder = tempfile::tempdir().unwrap();
+        let mut config = Config::default();
+        config.meta.dir = folder.path().join("meta");
+        config.data = vec![impresario_config::Data::new("data.0", "127.0.0.1:0", folder.path().join("data"))];
+        crate::folders::make_all(&config).unwrap();
+        let server = crate::process::start(&config, "data.0").unwrap();
+        config.data[0].address = server.address().to_string();
+        let servers = DataServers::of(&config, "meta", Arc::default(), None, None).unwrap();
+        let layout = Layout { base: 0, pcount: 1, ssize_bytes: 65_536, servers: 1, skipped: Skipped::NONE };
+        let of = |epoch| Who { client: ClientKey(7), epoch, ..Who::default() };
+        servers.striped.write(&of(5), FileKey(1), &layout, 0, b"bytes").unwrap();
+        let stale = servers.truncate(&of(4), FileKey(1), &layout, 0).unwrap_err();
+        assert_eq!(stale.raw_os_error(), Some(Fault::FENCED));
+        for epoch in [1, 3, 4, 5] {
+            servers.revoke(&of(epoch), FileKey(1), &layout).unwrap();
+        }
+        assert_eq!(servers.truncate(&of(5), FileKey(1), &layout, 0).unwrap_err().raw_os_error(), Some(Fault::FENCED));
+        assert_eq!(servers.stat(FileKey(1), &layout).unwrap().size, 5);
     }
 }
