@@ -15,6 +15,10 @@ pub struct Mount {
     pub point: PathBuf,
     /// Type of the file system, with its subtype.
     pub kind: String,
+    /// What is mounted, such as a device or a server.
+    pub source: String,
+    /// Options of the mount, then those of the file system, separated by commas.
+    pub options: String,
 }
 
 /// The mounts of this process in their order: of two at one place the later one is seen. None where the kernel tells none.
@@ -34,8 +38,11 @@ fn line(line: &[u8]) -> Option<Mount> {
     let device = text(fields.nth(1)?);
     let (major, minor) = device.split_once(':')?;
     let point = unescape(fields.nth(1)?).into();
-    let kind = text(fields.skip_while(|field| *field != b"-").nth(1)?);
-    Some(Mount { id, device: (major.parse().ok()?, minor.parse().ok()?), point, kind })
+    let of_mount = text(fields.next()?);
+    let mut fields = fields.skip_while(|field| *field != b"-").skip(1).map(text);
+    let (kind, source) = (fields.next()?, fields.next()?);
+    let options = format!("{of_mount},{}", fields.next().unwrap_or_default());
+    Some(Mount { id, device: (major.parse().ok()?, minor.parse().ok()?), point, kind, source, options })
 }
 
 /// Decodes octal escapes (`\040`).
@@ -68,6 +75,8 @@ mod tests {
             (37, (0, 3), "/x\\9".into(), "tmpfs".into()),
         ];
         assert_eq!(told, wanted);
+        let first = parse(text).swap_remove(0);
+        assert_eq!((first.source.as_str(), first.options.as_str()), ("/dev/vda", "rw,noatime,rw"));
         assert!(mounts().iter().any(|mount| mount.point == *"/"));
     }
 }

@@ -170,16 +170,12 @@ impl<T: Send + 'static> Engine<T> {
     ) -> Result<RequestId, Refused<T>> {
         let at = now();
         let taken = state.take_in(at, &submission, context);
-        for (speculation, context) in ahead {
-            let refused = match &taken {
-                Ok(_) => state.take_in(at, &speculation, context).err().map(Refused::context),
-                Err(_) => Some(context),
-            };
-            refused.into_iter().for_each(|context| self.shared.executor.given_up(context));
+        if taken.is_err() {
+            ahead.into_iter().for_each(|(_, context)| self.shared.executor.given_up(context));
+            return taken;
         }
-        if taken.is_ok() {
-            self.shared.pump(state, at);
-        }
+        state.take_in_ahead(at, ahead, &*self.shared.executor);
+        self.shared.pump(state, at);
         taken
     }
 

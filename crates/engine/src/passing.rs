@@ -67,11 +67,7 @@ impl<T: Send + 'static> Passing<'_, T> {
         }
         self.has_ended = true;
         state.hold(self.id, Held { context, names: self.names });
-        for (speculation, context) in ahead {
-            if let Err(refused) = state.take_in(at, &speculation, context) {
-                shared.executor.given_up(refused.context());
-            }
-        }
+        state.take_in_ahead(at, ahead, &*shared.executor);
         shared.pump(state, at);
         None
     }

@@ -85,6 +85,20 @@ impl<T: Send + 'static> State<T> {
         Ok(id)
     }
 
+    /// Queues speculations with their contexts; hands back those that are not accepted.
+    pub(crate) fn take_in_ahead(
+        &mut self,
+        at: Nanos,
+        ahead: impl IntoIterator<Item = (Submission, T)>,
+        executor: &dyn Executor<T>,
+    ) {
+        for (speculation, context) in ahead {
+            if let Err(refused) = self.take_in(at, &speculation, context) {
+                executor.given_up(refused.context());
+            }
+        }
+    }
+
     /// A request as the core knows it, with its identities.
     pub(crate) fn request(&mut self, arrival: Nanos, submission: &Submission) -> (Names, Request) {
         let names = self.intern(submission);
@@ -174,8 +188,7 @@ impl<T: Send + 'static> State<T> {
                 self.again(of);
             }
             names.push(of);
-            request.extent.lane_offset += part.from;
-            request.extent.file_offset += part.from;
+            request.extent.advance(part.from);
             request.extent.len = part.len;
             parts.push((request, piece));
         }

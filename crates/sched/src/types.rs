@@ -88,6 +88,13 @@ impl Extent {
     pub const fn end(&self) -> u64 {
         self.lane_offset.saturating_add(self.len)
     }
+
+    /// Leaves out the first `bytes`, of which there are at least so many.
+    pub const fn advance(&mut self, bytes: u64) {
+        self.file_offset += bytes;
+        self.lane_offset += bytes;
+        self.len -= bytes;
+    }
 }
 
 /// A request's metadata. The payload stays with the driver.

@@ -12,7 +12,7 @@ use impresario_trace::live::LiveStatus;
 use impresario_trace::predict::next_trace;
 use impresario_trace::{Header, LiveOptions, Recorder, Space, TraceError};
 use impresario_wire::{Answer, Fault};
-use serde_json::{Value, json};
+use serde_json::Value;
 
 use crate::connection::Reply;
 
@@ -119,15 +119,6 @@ impl<T: Send + 'static> RequestTrace<T> {
 
     /// For the server's status.
     pub(crate) fn status(&self) -> Value {
-        let status = self.recorder.lock().as_ref().map(|r| r.status());
-        status.map_or(Value::Null, |s| {
-            json!({
-                "path": s.path.display().to_string(),
-                "requests": s.requests,
-                "bytes": s.bytes,
-                "requests_not_traced": s.not_traced,
-                "failure": s.failure,
-            })
-        })
+        crate::json(&self.recorder.lock().as_ref().map(|r| r.status()))
     }
 }

@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 use impresario_base::lock::{Condvar, Mutex};
 use impresario_sched::{Ended, FileId, Nanos, Observer};
 use rustc_hash::FxHashMap;
+use serde::{Serialize, Serializer};
 
 use crate::codec::{FileInfo, Header, Origin, OriginId, Outcome, PATH_BYTES_MAX, Record};
 use crate::{TraceError, Writer};
@@ -49,19 +50,26 @@ pub fn key_of_name(name: &[u8]) -> u64 {
     hash.max(1)
 }
 
-/// The status of a trace being written.
-#[derive(Clone, PartialEq, Eq, Debug)]
+/// The status of a trace being written, as servers and libraries tell it.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize)]
 pub struct LiveStatus {
     /// Its file.
+    #[serde(serialize_with = "shown")]
     pub path: PathBuf,
     /// Requests in it.
     pub requests: u64,
     /// Its length, bytes, without what is still in memory.
     pub bytes: u64,
     /// Requests missing from it, because the buffer was full, there were too many files, or it had ended.
+    #[serde(rename = "requests_not_traced")]
     pub not_traced: u64,
     /// Why it ended early.
     pub failure: Option<String>,
+}
+
+/// A path need not be text.
+fn shown<S: Serializer>(path: &Path, serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.collect_str(&path.display())
 }
 
 struct Buffer {

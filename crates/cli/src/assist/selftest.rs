@@ -15,6 +15,7 @@ use impresario_assist::backend::{Backends, FileId, HintedFile, is_cached};
 use impresario_assist::config::BackendChoice;
 use impresario_assist::report::Report;
 use impresario_base::machine::host_name;
+use impresario_base::mounts::{Mount, mounts};
 use impresario_base::units::{parse_positive_bytes, show_bytes};
 use impresario_workload::programs::{BlockDevice, Files, Trials, Variant, measure};
 use impresario_workload::progress::{Progress, catch_signals, write_json};
@@ -247,28 +248,19 @@ impl Drop for Map {
     }
 }
 
-/// The file system that a file is on, by the mount with the longest path above it.
+/// The file system that a file is on.
 fn file_system(path: &Path) -> Result<FileSystem> {
     let magic = format!("{:#x}", rustix::fs::statfs(path)?.f_type);
     let dev = path.metadata()?.dev();
-    let number = format!("{}:{}", rustix::fs::major(dev), rustix::fs::minor(dev));
-    let mounts = std::fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
-    let found =
-        mounts.lines().filter_map(|line| mount(line, path, &number)).max_by_key(|(is_same, len, _)| (*is_same, *len));
-    Ok(FileSystem { magic, ..found.map(|(.., found)| found).unwrap_or_default() })
+    let found = mount_of(mounts(), path, (rustix::fs::major(dev), rustix::fs::minor(dev)));
+    let told = |Mount { kind, source, options, .. }| FileSystem { kind, source, options, ..FileSystem::default() };
+    Ok(FileSystem { magic, ..found.map(told).unwrap_or_default() })
 }
 
-/// A line of `mountinfo`, if the path may be below it; whether the device is that of the file, and how long its path is.
-fn mount(line: &str, path: &Path, number: &str) -> Option<(bool, usize, FileSystem)> {
-    let (mount, rest) = line.split_once(" - ")?;
-    let mut of_mount = mount.split(' ').skip(2);
-    let (device, place) = (of_mount.next()?, of_mount.nth(1)?.replace("\\040", " "));
-    let options = of_mount.next()?;
-    let mut of_kind = rest.splitn(3, ' ');
-    let (kind, source) = (of_kind.next()?.to_string(), of_kind.next()?.to_string());
-    let options = format!("{options},{}", of_kind.next().unwrap_or_default());
-    let file_system = FileSystem { kind, source, options, magic: String::new() };
-    path.starts_with(&place).then_some((device == number, place.len(), file_system))
+/// The mount with the longest path above a file, of the file's device if there is one.
+fn mount_of(mounts: Vec<Mount>, path: &Path, device: (u32, u32)) -> Option<Mount> {
+    let above = mounts.into_iter().filter(|mount| path.starts_with(&mount.point));
+    above.max_by_key(|mount| (mount.device == device, mount.point.as_os_str().len()))
 }
 
 fn forget(file: &File) -> io::Result<()> {
@@ -450,17 +442,25 @@ impl std::fmt::Display for Told {
 
 #[cfg(test)]
 mod tests {
+    use impresario_base::mounts::parse;
+
     use super::*;
 
     #[test]
     fn the_longest_mount_of_the_file_s_device_is_told() {
         let path = Path::new("/data/a b/x/file");
-        let line = |line: &str| mount(line, path, "0:44").map(|(is_same, len, fs)| (is_same, len, fs.kind, fs.options));
+        let of = |text: &str| {
+            let found = mount_of(parse(text.as_bytes()), path, (0, 44));
+            found.map(|mount| (mount.kind, mount.options))
+        };
         let nfs = "36 35 0:44 / /data/a\\040b rw,noatime shared:1 master:2 - nfs4 srv:/x rw,vers=4.2";
-        assert_eq!(line(nfs), Some((true, 9, "nfs4".into(), "rw,noatime,rw,vers=4.2".into())));
+        let told = Some(("nfs4".to_string(), "rw,noatime,rw,vers=4.2".to_string()));
+        assert_eq!(of(nfs), told);
         let root = "22 1 8:1 / / rw - ext4 /dev/sda1 rw";
-        assert_eq!(line(root), Some((false, 1, "ext4".into(), "rw,rw".into())));
-        assert_eq!((line("36 35 0:44 / /other rw - xfs a rw"), line("nonsense"), line("")), (None, None, None));
+        assert_eq!(of(root), Some(("ext4".into(), "rw,rw".into())));
+        let others = "22 1 8:1 / /data/a\\040b/x rw - ext4 /dev/sda1 rw\n40 1 0:44 / /data rw - nfs4 srv:/x ro";
+        assert_eq!(of(&format!("{root}\n{others}\n{nfs}")), told, "of its device, the longest");
+        assert_eq!((of("36 35 0:44 / /other rw - xfs a rw"), of("nonsense"), of("")), (None, None, None));
     }
 
     #[test]

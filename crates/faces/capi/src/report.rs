@@ -87,18 +87,7 @@ pub unsafe extern "C" fn impresario_stats_json(scheduler: *mut Handle, text: *mu
         let mut status = serde_json::to_value(s.status()).map_err(|e| format!("JSON failed: {e}"))?;
         let more = [
             ("read_ahead", s.describe_read_ahead()),
-            (
-                "trace",
-                s.trace_status().map(|trace| {
-                    json!({
-                        "path": trace.path.display().to_string(),
-                        "requests": trace.requests,
-                        "bytes": trace.bytes,
-                        "not_traced": trace.not_traced,
-                        "failure": trace.failure,
-                    })
-                }),
-            ),
+            ("trace", s.trace_status().map(|trace| json!(trace))),
             (
                 "recorded_runs",
                 s.foretold().map(|foretold| {

@@ -270,11 +270,7 @@ impl Disk {
         if 0 < answered && answered < range.1 {
             item.owed = item.owed.piece(answered, range.1 - answered);
         }
-        for extent in [extent, &mut request.extent] {
-            extent.file_offset += answered;
-            extent.lane_offset += answered;
-            extent.len -= answered;
-        }
+        [extent, &mut request.extent].into_iter().for_each(|extent| extent.advance(answered));
         moved_bytes
     }
 

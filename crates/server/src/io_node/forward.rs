@@ -385,7 +385,7 @@ impl Forwarder {
         };
         if let Some(errno) = failed {
             forwarded.errno = errno;
-            self.counts.failed.fetch_add(1, Ordering::Relaxed);
+            self.has_failed();
         }
     }
 

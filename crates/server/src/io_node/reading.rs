@@ -66,9 +66,7 @@ impl Reading {
         }
         if let Some((request, owed)) = self.lone() {
             *owed = owed.piece(passed, len - passed);
-            let extent = &mut request.extent;
-            (extent.file_offset, extent.lane_offset, extent.len) =
-                (extent.file_offset + passed, extent.lane_offset + passed, extent.len - passed);
+            request.extent.advance(passed);
         }
         self.range.start += passed;
         self.buffers.drain(..passed as usize / self.part_bytes);

@@ -24,13 +24,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#define CHECK(x)                                                                                                       \
-    do {                                                                                                               \
-        if (!(x)) {                                                                                                    \
-            printf("line %d: %s (errno %d)\n", __LINE__, #x, errno);                                                   \
-            exit(1);                                                                                                   \
-        }                                                                                                              \
-    } while (0)
+#include "check.h"
 
 static char buf[1 << 16];
 static const char *path, *other;

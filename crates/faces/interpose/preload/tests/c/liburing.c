@@ -7,13 +7,7 @@
 #include <stdlib.h>
 #include <unistd.h>
 
-#define CHECK(x)                                                                                                       \
-    do {                                                                                                               \
-        if (!(x)) {                                                                                                    \
-            printf("line %d: %s (errno %d)\n", __LINE__, #x, errno);                                                   \
-            exit(1);                                                                                                   \
-        }                                                                                                              \
-    } while (0)
+#include "check.h"
 
 static struct io_uring ring;
 static unsigned char buf[4096];
