@@ -9,6 +9,7 @@ use std::process::{Command, ExitCode, Stdio};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
+use impresario_workload::progress::Progress;
 
 use crate::print;
 use measure::{Case, Measured, QUEUES};
@@ -99,6 +100,7 @@ pub fn run(args: Args) -> Result<ExitCode> {
     let dir = tempfile::tempdir()?;
     let mut out = String::from("Median of each measurement: ours");
     out += if args.public.is_some() { ", the public library, how many times better ours is\n" } else { "\n" };
+    let mut line = Progress::new();
     for algorithm in &args.algorithms {
         let config = write_config(dir.path(), algorithm)?;
         let _ = writeln!(out, "{algorithm}");
@@ -108,7 +110,8 @@ pub fn run(args: Args) -> Result<ExitCode> {
         let mut all = Vec::new();
         for case in cases {
             let mut runs: Vec<Vec<Measured>> = vec![Vec::new(); libraries.len()];
-            for _ in 0..args.repetitions.max(1) {
+            for repetition in 1..=args.repetitions.max(1) {
+                line.show(&format!("{algorithm}, {case}, {repetition} of {}", args.repetitions.max(1)));
                 for (library, runs) in libraries.iter().zip(&mut runs) {
                     runs.extend(measure_apart(library, &config, case, args.requests)?);
                 }
@@ -131,6 +134,9 @@ pub fn run(args: Args) -> Result<ExitCode> {
             }
             out.push('\n');
         }
+        // Whoever stops it keeps what it has.
+        line.end();
+        print(std::mem::take(&mut out).as_bytes())?;
     }
     out += "-: the library did not end the measurement\n";
     print(out.as_bytes())

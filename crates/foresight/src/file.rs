@@ -4,12 +4,13 @@
 //! sequential reader is a run that grows at its end, 32 of them are 32 runs, and processes that read a file in turns
 //! (each every n-th block, in whatever order they arrive) are one run with islands before it. A run that keeps
 //! growing is predicted to grow on beyond its islands, up to the next run. What does not grow is left to the readers'
-//! [`Detector`](crate::Detector)s.
+//! [`Detector`](crate::Detector)s. Before both come [`turns`], which several readers with the same step show.
 
 mod following;
 mod ledger;
 mod runs;
 pub(crate) mod strides;
+mod turns;
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -24,6 +25,7 @@ use following::Following;
 use ledger::{Ledger, WINDOW_BYTES_MIN};
 use runs::Run;
 use strides::Strides;
+use turns::Turns;
 
 /// Runs of one file: of any file, and as long as all files together are below [`RUNS_OF_ALL`].
 const RUNS_MAX: (usize, usize) = (64, 1024);
@@ -65,6 +67,8 @@ pub(crate) struct FileStreams {
     /// Where the next runs are sampled.
     hand: u64,
     readers: Vec<Strides>,
+    /// In which several readers together read all.
+    turns: Vec<Turns>,
     ledgers: FxHashMap<u32, Ledger>,
     next_stream: u32,
     outstanding: Outstanding,
@@ -101,13 +105,19 @@ impl FileStreams {
             self.foretell(shared, source.file, at_ns, &mut predictions);
         } else if self.account.pays() {
             // A series that ends soon is contiguous, too; but where others fill the gaps, it is all read.
-            let (extents, since_ns) = match grows && (has_front || !strided.is_nested) {
-                true => (self.run_ahead(shared, run, extent.end - extent.start, at_ns), 0),
-                false => (strided.extents, strided.again_ns),
+            let (extents, since_ns) = match self.in_turns(shared, strided.reader, &extent, at_ns) {
+                Some(ahead) => (ahead, strided.again_ns),
+                None if grows && (has_front || !strided.is_nested) => {
+                    (self.run_ahead(shared, run, extent.end - extent.start, at_ns), 0)
+                }
+                None => (strided.extents, strided.again_ns),
             };
             for (stream, extent) in extents {
-                let by = Basis { file: source.file, stream, since_ns, late_ns: None };
+                let (by, end) = (Basis { file: source.file, stream, since_ns, late_ns: None }, extent.end);
                 let predicted_to = self.predict(shared, by, extent, at_ns, &mut predictions);
+                if predicted_to < end {
+                    self.turns_predicted_to(stream, predicted_to);
+                }
                 if let Some(run) = self.runs.get_mut(&run).filter(|run| run.stream == stream) {
                     run.predicted_to = predicted_to;
                 }
@@ -509,7 +519,10 @@ impl FileStreams {
         assert_eq!(self.ranges, self.runs.values().map(Run::ranges).sum::<usize>());
         assert!(self.runs.len() <= RUNS_MAX.1 && self.readers.len() <= strides::READERS_MAX.1);
         assert_eq!(self.growing, self.runs.values().filter(|run| run.grown >= GROWN_MIN).count());
-        assert!(self.ledgers.len() <= self.runs.len() + self.readers.len() * crate::detector::STREAMS_MAX + 1);
+        assert!(
+            self.ledgers.len()
+                <= self.runs.len() + self.readers.len() * crate::detector::STREAMS_MAX + 1 + self.turns.len()
+        );
         outstanding
     }
 }

@@ -126,7 +126,8 @@ impl Outstanding {
             let inside = start.max(extent.start)..p.end.min(extent.end);
             taken.push(Taken { extent: inside.clone(), stream: p.stream, arrived_to: p.arrived_to });
             if start < inside.start {
-                self.predicted.insert(start, Predicted { end: inside.start, ..p });
+                let arrived_to = p.arrived_to.min(inside.start);
+                self.predicted.insert(start, Predicted { end: inside.start, arrived_to, ..p });
             }
             if inside.end < p.end {
                 self.order.push_back(inside.end);

@@ -626,3 +626,163 @@ fn many_slow_streams_share_the_budget() {
         assert!(t.wasted_bytes * 1000 <= t.demand_bytes, "{t:?}");
     }
 }
+
+/// A request at the disk.
+#[derive(Clone, PartialEq, Debug)]
+struct AtDisk {
+    extent: Range<u64>,
+    since_ns: u64,
+}
+
+/// Readers that take a file apart in turns, each waiting for its bytes before it asks for its next ones, in front of a disk that
+/// serves the nearest request ahead of its head, or one that has waited for half a second, as the kernel's does.
+struct InTurns {
+    readers: u64,
+    /// Blocks from one of a reader to its next one: as many as there are readers, or more.
+    turn: u64,
+    len: u64,
+    file_len: u64,
+    random: Random,
+    predictor: Predictor,
+    now_ns: u64,
+    /// Predictions beyond those that may be at the disk.
+    held: VecDeque<Range<u64>>,
+}
+
+const AT_DISK_MAX: usize = 16;
+const EXPIRES_NS: u64 = 500 * MS;
+
+impl InTurns {
+    fn new(readers: u64, len: u64, file_len: u64, seed: u64) -> InTurns {
+        let random = Random::new(seed);
+        InTurns {
+            readers,
+            turn: readers,
+            len,
+            file_len,
+            random,
+            predictor: predictor(),
+            now_ns: 0,
+            held: VecDeque::new(),
+        }
+    }
+
+    /// Reads the file once from the disk: requests there, and how long it took, ms. `pass` makes the readers others than before.
+    fn pass(&mut self, pass: u64) -> (u64, u64) {
+        let (len, blocks) = (self.len, self.file_len / self.len);
+        let mut there = vec![false; blocks as usize];
+        let mut next: Vec<u64> = (0..self.readers).collect();
+        let mut thinking: Vec<(u64, u64)> =
+            (0..self.readers).map(|reader| (self.now_ns + self.random.below(2 * MS), reader)).collect();
+        let (mut waiting, mut queue): (Vec<u64>, Vec<(AtDisk, bool)>) = (Vec::new(), Vec::new());
+        let (mut head, mut requests, began_ns) = (0, 0, self.now_ns);
+        let mut busy: Option<(u64, AtDisk, bool)> = None;
+        loop {
+            let asks = thinking.iter().copied().min();
+            let ends_ns = busy.as_ref().map(|(at_ns, ..)| *at_ns);
+            let Some(now_ns) = asks.map(|(at_ns, _)| at_ns).into_iter().chain(ends_ns).min() else { break };
+            self.now_ns = now_ns;
+            let mut served = Vec::new();
+            if ends_ns == Some(now_ns)
+                && let Some((_, done, _)) = busy.take()
+            {
+                let extent = done.extent;
+                there[(extent.start / len) as usize..extent.end.div_ceil(len).min(blocks) as usize].fill(true);
+                self.predictor.arrived(1, &extent);
+                waiting.retain(|reader| {
+                    let is_there = there[next[*reader as usize] as usize];
+                    served.extend(is_there.then_some(*reader));
+                    !is_there
+                });
+            } else if let Some((_, reader)) = asks {
+                thinking.retain(|(_, other)| *other != reader);
+                let block = next[reader as usize];
+                let extent = block * len..(block + 1) * len;
+                let source = Source { file: 1, reader: pass * self.readers + reader };
+                for prediction in self.predictor.observe(source, extent.clone(), now_ns) {
+                    let Range { start, end } = prediction.extent;
+                    if end > self.file_len {
+                        self.predictor.declined(1, start.max(self.file_len)..end);
+                        self.predictor.ends_at(1, self.file_len);
+                    }
+                    let end = end.min(self.file_len);
+                    self.held.extend((start < end).then_some(start..end));
+                }
+                if there[block as usize] {
+                    served.push(reader);
+                } else {
+                    waiting.push(reader);
+                    let has = |other: &AtDisk| other.extent.start <= extent.start && extent.end <= other.extent.end;
+                    if !queue.iter().any(|(other, _)| has(other)) && !busy.iter().any(|(_, other, _)| has(other)) {
+                        queue.push((AtDisk { extent, since_ns: now_ns }, false));
+                    }
+                }
+            }
+            for reader in served {
+                next[reader as usize] += self.turn;
+                if next[reader as usize] < blocks {
+                    thinking.push((now_ns + 50_000 + self.random.below(300_000), reader));
+                }
+            }
+            while queue.iter().filter(|(_, ahead)| *ahead).count() < AT_DISK_MAX
+                && let Some(extent) = self.held.pop_front()
+            {
+                queue.push((AtDisk { extent, since_ns: now_ns }, true));
+            }
+            let late = |one: &AtDisk| now_ns - one.since_ns >= EXPIRES_NS;
+            let order = |one: &AtDisk| (!late(one), one.extent.start < head, one.extent.start);
+            if busy.is_none()
+                && let Some(first) = (0..queue.len()).min_by_key(|i| order(&queue[*i].0))
+            {
+                let (one, ahead) = queue.swap_remove(first);
+                let seek_ns = if one.extent.start == head { 0 } else { 2 * MS + self.random.below(6 * MS) };
+                head = one.extent.end;
+                requests += 1;
+                let took_ns = 100_000 + seek_ns + (one.extent.end - one.extent.start) * 7;
+                busy = Some((now_ns + took_ns, one, ahead));
+            }
+        }
+        check(&self.predictor);
+        (requests, (self.now_ns - began_ns) / MS)
+    }
+}
+
+/// Each pass takes hardly longer than the disk needs for one sequential read, whatever the order in which it lets the readers go on,
+/// and hardly anything is read for nothing.
+#[test]
+fn readers_in_turns_are_served_in_one_sweep() {
+    for seed in 1..4 {
+        for (readers, len) in [(32, 8), (32, 64), (32, 128), (8, 64), (4, 256), (8, 16), (48, 32)] {
+            let mut load = InTurns::new(readers, len * KIB, 64 * MIB, seed);
+            let sequential_ms = load.file_len * 7 / MS;
+            let pass = |pass| {
+                load.now_ns += 2_000 * MS;
+                load.pass(pass)
+            };
+            let passes: Vec<(u64, u64)> = (0..5).map(pass).collect();
+            let told = format!("{readers} × {len} KiB, seed {seed}: {passes:?}");
+            // The first one must see the turns, and the others have seen them.
+            assert!(passes[0].1 <= sequential_ms * 2, "{told}");
+            assert!(passes[1..].iter().all(|(_, ms)| *ms <= sequential_ms * 5 / 4), "{told}");
+            let t = load.predictor.totals();
+            assert!(t.wasted_bytes * 100 <= t.demand_bytes, "{told} {t:?}");
+        }
+    }
+}
+
+/// Of what eight readers leave out, every other eight blocks, little is read, and what they want is still predicted.
+#[test]
+fn what_readers_in_turns_leave_out_is_found() {
+    for seed in 1..4 {
+        let mut load = InTurns::new(8, 64 * KIB, 256 * MIB, seed);
+        load.turn = 16;
+        let pass = |pass| {
+            load.now_ns += 2_000 * MS;
+            load.pass(pass)
+        };
+        let passes: Vec<(u64, u64)> = (0..4).map(pass).collect();
+        let t = load.predictor.totals();
+        assert!(t.wasted_bytes * 10 <= t.demand_bytes, "{passes:?} {t:?}");
+        assert!(t.hit_bytes * 10 >= t.demand_bytes * 7, "{passes:?} {t:?}");
+    }
+}

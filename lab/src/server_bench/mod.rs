@@ -24,7 +24,7 @@ use serde::Serialize;
 use serde_json::json;
 
 use crate::client_program::{self, Library};
-use crate::usage;
+use crate::{print, usage};
 use load::Load;
 
 const CLIENTS: &str = include_str!("clients.c");
@@ -195,11 +195,41 @@ pub struct Comparison<'a> {
 }
 
 impl Comparison<'_> {
-    /// Runs everything, and gives the table.
+    /// Runs everything, and gives the table. When it is stopped, or a run fails, what was measured until then is printed and
+    /// written before the error is returned.
     pub fn run(&mut self, bed: &dyn Bed, clients: &Clients, stop: &Stop) -> Result<String> {
-        let (mut runs, mut line) = (Vec::<Run>::new(), Progress::new());
-        let (mut random, mut generation) = (Random::new(1), 0);
         let total = self.loads.len() * self.subjects.len() * self.choice.pairs as usize;
+        let mut runs = Vec::new();
+        let ended = self.measure(&mut runs, total, bed, clients, stop);
+        if runs.is_empty() {
+            return ended.and_then(|()| Ok(self.table(&runs)));
+        }
+        write_json(
+            self.choice.json.as_deref(),
+            &json!({
+                "loads": self.loads.iter().map(|load| &load.name).collect::<Vec<_>>(),
+                "systems": self.subjects.iter().map(|subject| subject.name).collect::<Vec<_>>(),
+                "runs": runs,
+                "missing": self.missing,
+            }),
+        )?;
+        let table = self.table(&runs);
+        if let Err(error) = ended {
+            print(table.as_bytes())?;
+            return Err(error.context(format!("the table holds {} of {total} runs", runs.len())));
+        }
+        Ok(table)
+    }
+
+    fn measure(
+        &mut self,
+        runs: &mut Vec<Run>,
+        total: usize,
+        bed: &dyn Bed,
+        clients: &Clients,
+        stop: &Stop,
+    ) -> Result<()> {
+        let (mut line, mut random, mut generation) = (Progress::new(), Random::new(1), 0);
         for (nth, load) in self.loads.iter_mut().enumerate() {
             bed.prepare(load)?;
             for pair in 0..self.choice.pairs {
@@ -222,16 +252,7 @@ impl Comparison<'_> {
             }
         }
         line.end();
-        write_json(
-            self.choice.json.as_deref(),
-            &json!({
-                "loads": self.loads.iter().map(|load| &load.name).collect::<Vec<_>>(),
-                "systems": self.subjects.iter().map(|subject| subject.name).collect::<Vec<_>>(),
-                "runs": runs,
-                "missing": self.missing,
-            }),
-        )?;
-        Ok(self.table(&runs))
+        Ok(())
     }
 
     /// Times of every subject, and how many times as fast as the baselines it was, pair by pair.
@@ -241,7 +262,8 @@ impl Comparison<'_> {
             "{}\ntimes on the MODELLED disk; × is the baseline's time over the system's, pair by pair, with its 95 % interval\n",
             self.title
         );
-        for (nth, load) in self.loads.iter().enumerate() {
+        let measured = |nth: usize| runs.iter().any(|run| run.load == nth);
+        for (nth, load) in self.loads.iter().enumerate().filter(|(nth, _)| measured(*nth)) {
             out += &format!("\n{}\n  {:<24} {:>10} {:>12}", load.name, "", "makespan", "at the disk");
             self.baselines.iter().for_each(|base| out += &format!(" {:>26}", format!("× {base}")));
             out += "\n";
@@ -379,7 +401,9 @@ mod tests {
         let (counted, all) = (choice(false), choice(true));
         let mut comparison = Comparison {
             title: "a title",
-            loads: vec![Load { name: "a load".into(), applications }],
+            loads: ["a load", "one not reached"]
+                .map(|name| Load { name: name.into(), applications: applications.clone() })
+                .into(),
             subjects: ["none", "mlf"].map(|name| Subject { name, address: "" }).into(),
             choice: &counted,
             baselines: &["none"],
@@ -388,6 +412,7 @@ mod tests {
         let text = comparison.table(&runs);
         assert!(text.contains("2.00 [2.00, 2.00] n=2") && text.contains("runs that do not count: 1 of 5\n"), "{text}");
         assert!(text.contains("x is not there") && !text.contains("TRIAL"), "{text}");
+        assert!(!text.contains("one not reached"), "{text}");
         comparison.choice = &all;
         assert!(comparison.table(&runs).contains("TRIAL"));
     }

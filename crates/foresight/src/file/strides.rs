@@ -4,6 +4,7 @@ use std::ops::Range;
 
 use super::FileStreams;
 use super::ledger::Ledger;
+use super::turns::Turn;
 use crate::detector::{Detector, STREAMS_MAX};
 use crate::predictor::Shared;
 
@@ -31,6 +32,7 @@ pub(super) struct Strides {
     used: u64,
     /// When it began to read again what was read lately; 0: it does not.
     again_ns: u64,
+    pub(super) turn: Turn,
 }
 
 /// A detected stride.
@@ -46,6 +48,8 @@ struct Stride {
 /// What a reader's stride will read next.
 #[derive(Default)]
 pub(super) struct StrideAhead {
+    /// The reader's place among those of the file.
+    pub(super) reader: usize,
     /// By stream; none of it is predicted yet.
     pub(super) extents: Vec<(u32, Range<u64>)>,
     /// The stride is [nested](crate::forecast::Forecast::is_nested).
@@ -83,6 +87,7 @@ impl FileStreams {
                     streams: [None; STREAMS_MAX],
                     used: 0,
                     again_ns: 0,
+                    turn: Turn::default(),
                 });
                 self.readers.len() - 1
             }
@@ -93,21 +98,23 @@ impl FileStreams {
         };
         let strides = &mut self.readers[at];
         strides.used = self.requests;
+        strides.turn.next(extent);
         strides.again_ns = match (is_again, strides.again_ns) {
             (true, 0) => at_ns,
             (true, since) => since,
             (false, _) => 0,
         };
         let again_ns = strides.again_ns;
+        let none = StrideAhead { reader: at, again_ns, ..StrideAhead::default() };
         let seen = strides.detector.observe(extent, gap_bytes);
         let number = seen.stream;
         if seen.fresh
             && let Some(gone) = strides.streams[number].take()
         {
             self.end_stream(shared, gone.stream);
-            return Default::default();
+            return none;
         }
-        let Some(forecast) = seen.forecast.filter(|f| f.rounds() >= ROUNDS_MIN) else { return Default::default() };
+        let Some(forecast) = seen.forecast.filter(|f| f.rounds() >= ROUNDS_MIN) else { return none };
         let is_nested = forecast.is_nested();
         let forward = forecast.stride_bytes() > 0;
         let stride_bytes = forecast.stride_bytes().unsigned_abs();
@@ -127,7 +134,7 @@ impl FileStreams {
                 (self.next_stream, nothing)
             }
         };
-        let Some(ledger) = self.ledgers.get_mut(&stream) else { return Default::default() };
+        let Some(ledger) = self.ledgers.get_mut(&stream) else { return none };
         if counts {
             shared.stream_lives(&mut ledger.lives, at_ns);
         }
@@ -155,13 +162,13 @@ impl FileStreams {
         strides.streams[number] = Some(Stride { stream, predicted_to, last: extent.start });
         // Half of the reach at least, so that predictions are long and rare.
         if ahead.start >= ahead.end || (ahead.end - ahead.start) * 2 < reach {
-            return StrideAhead { is_nested, ..StrideAhead::default() };
+            return StrideAhead { is_nested, ..none };
         }
         let pieces = forecast.within(ahead);
         if !pieces.is_empty() {
             strides.streams[number] = Some(Stride { stream, predicted_to: to, last: extent.start });
         }
         let extents = pieces.into_iter().map(|piece| (stream, piece)).collect();
-        StrideAhead { extents, is_nested, again_ns }
+        StrideAhead { reader: at, extents, is_nested, again_ns }
     }
 }
