@@ -170,6 +170,11 @@ impl Shared {
         self.followers.pays() && self.followers.hit_bytes >= TRUSTED_BYTES
     }
 
+    /// The budget has room for so many bytes more.
+    pub(crate) fn has_room(&self, bytes: u64) -> bool {
+        self.totals.outstanding_bytes + bytes <= self.outstanding_max()
+    }
+
     /// Whether `bytes` more may be outstanding, for a stream that has hit `hit` bytes and has `not_hit`
     /// outstanding or wasted.
     pub(crate) fn may_predict(&self, bytes: u64, hit: u64, not_hit: u64) -> bool {
@@ -179,8 +184,7 @@ impl Shared {
             u128::from(outstanding_bytes) * u128::from(wasted_bytes) / u128::from((wasted_bytes + hit_bytes).max(1));
         let waste_max = SLACK_BYTES + demand_bytes / 100 * self.limits.waste_percent;
         let proven = not_hit + bytes <= hit / PROVEN_PART;
-        outstanding_bytes + bytes <= self.outstanding_max()
-            && (wasted_bytes + doubtful as u64 + bytes <= waste_max || proven)
+        self.has_room(bytes) && (wasted_bytes + doubtful as u64 + bytes <= waste_max || proven)
     }
 }
 

@@ -14,8 +14,8 @@ use super::ledger::Ledger;
 use super::strides::Strides;
 use crate::predictor::Shared;
 
-/// Readers that must have made the same step to show turns, where the blocks of all with such blocks make up the whole step,
-/// and where they do not.
+/// Readers that must have made the same step to show turns where the blocks of all with such blocks make up the whole step; and
+/// that must have made it twice in a row where they do not.
 const WITNESSES: (usize, usize) = (2, 4);
 /// Blocks that make up so many eighths of a step make it up: what they leave out is read for nothing. Fewer than so many
 /// blocks must make up all of it.
@@ -28,6 +28,8 @@ const APART: (u64, u64) = (32 << 20, 16);
 /// many of the file's last requests.
 const TURNS_MAX: usize = 16;
 const IN_USE_REQUESTS: u64 = 1024;
+/// Steps that the readers have made when their turns are seen, at most.
+const STEPS_BEFORE: u64 = 3;
 /// Steps that are predicted beyond the foremost reader, at least, and pieces that are at a time.
 const STEPS_AHEAD: u64 = 2;
 const PIECES_MAX: usize = 256;
@@ -38,6 +40,8 @@ pub(super) struct Turn {
     start: u64,
     len: u64,
     step: u64,
+    /// The step before was the same.
+    again: bool,
 }
 
 impl Turn {
@@ -45,7 +49,7 @@ impl Turn {
     pub(super) fn next(&mut self, extent: &Range<u64>) {
         let len = extent.end - extent.start;
         let step = if self.len == len { extent.start.saturating_sub(self.start) } else { 0 };
-        *self = Turn { start: extent.start, len, step };
+        *self = Turn { start: extent.start, len, step, again: step == self.step };
     }
 }
 
@@ -170,7 +174,7 @@ impl FileStreams {
         let reach = (u128::from(window) * u128::from(turns.step) / u128::from(theirs)).min(1 << 62) as u64;
         let ahead = turns.predicted_to.saturating_sub(turns.front);
         let to = turns.front.saturating_add(reach).min(self.len_bytes.unwrap_or(u64::MAX)).min(i64::MAX as u64);
-        if ahead > reach / 2 || turns.predicted_to >= to {
+        if ahead > reach / 2 || turns.predicted_to >= to || !shared.has_room(window.min(shared.limits.piece_bytes)) {
             return Some(Vec::new());
         }
         let (pieces, predicted_to) = turns.within(turns.predicted_to..to);
@@ -212,7 +216,8 @@ impl FileStreams {
         };
         let goes_on = |other: &&Turn| other.step == turn.step;
         // One that has begun only, and waits since, takes a turn as well.
-        let (sure, all) = (phases_of(&goes_on), phases_of(&|other| other.step == turn.step || other.step == 0));
+        let twice = |other: &&Turn| goes_on(other) && other.again;
+        let (sure, all) = (phases_of(&twice), phases_of(&|other| other.step == turn.step || other.step == 0));
         let witnesses = near.iter().filter(goes_on).count();
         let phases = match is_whole(all.len(), turn.len, turn.step) {
             true if witnesses >= WITNESSES.0 && all.len() > 1 => all,
@@ -235,8 +240,8 @@ impl FileStreams {
             len: turn.len,
             phases,
             stream,
-            // Whoever begins again does so a step before.
-            from: ((last - turn.len) / turn.step * turn.step).saturating_sub(turn.step),
+            // Whoever begins again does so some steps before.
+            from: ((last - turn.len) / turn.step).saturating_sub(STEPS_BEFORE) * turn.step,
             front,
             predicted_to: last,
             used: self.requests,
