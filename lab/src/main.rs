@@ -40,6 +40,7 @@ mod reproduce;
 mod server_bench;
 mod sim_cost;
 mod trace_cost;
+mod tree_io;
 mod validate;
 
 /// Experiments on Impresario: the papers' results beside ours, validation of the simulator, and the project's benchmarks
@@ -79,6 +80,7 @@ enum Command {
     SimCost(sim_cost::Args),
     TraceCost(trace_cost::Args),
     KeyCost(key_cost::Args),
+    TreeIo(tree_io::Args),
     MinimalServer(command::datapath::MinimalServerArgs),
 }
 
@@ -147,6 +149,7 @@ fn run(command: Command) -> Result<ExitCode> {
         Command::SimCost(args) => sim_cost::run(&args),
         Command::TraceCost(args) => trace_cost::run(&args),
         Command::KeyCost(args) => key_cost::run(&args),
+        Command::TreeIo(args) => tree_io::run(&args),
         Command::MinimalServer(args) => command::datapath::minimal_server(&args),
     }
 }

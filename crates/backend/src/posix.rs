@@ -15,9 +15,12 @@ mod calls;
 mod data;
 mod handles;
 mod identity;
+mod io;
 mod metadata;
 mod paging;
 mod placement;
+mod region;
+mod ring;
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
@@ -37,7 +40,10 @@ use crate::nodes::{self, Descriptors};
 use crate::{Attr, Errno, Handle, Result};
 use handles::{Born, Found, Key, Table};
 use identity::Identity;
+pub use io::{Calls, IoStatus};
+use io::{Io, OpenFile};
 use paging::Paging;
+pub use ring::RingStatus;
 
 /// Opens a node without the right to read or write it.
 const NAMING: OFlags = OFlags::PATH.union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);
@@ -55,14 +61,29 @@ pub struct Options {
     pub striping: Option<Layout>,
     /// Data servers, where the file system tells of stripes but not whose they are.
     pub data_servers: u16,
+    /// Which calls move the bytes of files.
+    pub calls: Calls,
+    /// Files are read and written past the page cache, where the file system can.
+    pub direct: bool,
+    /// How long a read through io_uring may take; then it is `EIO`.
+    pub patience: Duration,
     /// Use the table for handles even where the kernel gives permanent ones. For tests.
     pub table_only: bool,
 }
 
 impl Default for Options {
     fn default() -> Options {
-        let idle = Duration::from_secs(10);
-        Options { descriptors_max: None, idle, table_max: 262_144, striping: None, data_servers: 1, table_only: false }
+        Options {
+            descriptors_max: None,
+            idle: Duration::from_secs(10),
+            table_max: 262_144,
+            striping: None,
+            data_servers: 1,
+            calls: Calls::Auto,
+            direct: false,
+            patience: Duration::from_secs(60),
+            table_only: false,
+        }
     }
 }
 
@@ -106,9 +127,9 @@ type Open = nodes::Open<Files>;
 
 impl Descriptors for Files {
     type Name = OwnedFd;
-    type Open = OwnedFd;
+    type Open = OpenFile;
 
-    fn sync(open: &OwnedFd) -> Result<()> {
+    fn sync(open: &OpenFile) -> Result<()> {
         Ok(rustix::io::retry_on_intr(|| rustix::fs::fsync(open))?)
     }
 }
@@ -133,6 +154,7 @@ struct Shared {
     placements: placement::Source,
     /// Files live in memory alone: there is nothing to read them ahead from.
     in_memory: bool,
+    io: Io,
     paging: Paging,
     /// The kernel cuts longer advice.
     advice_max_bytes: u64,
@@ -172,6 +194,11 @@ impl PosixTree {
         self.shared.losses.count()
     }
 
+    /// How the bytes of files are moved.
+    pub fn io(&self) -> IoStatus {
+        self.shared.io.status()
+    }
+
     /// Closes every descriptor that is not in use or held, as idleness would.
     pub fn close_all(&self) {
         self.shared.nodes.close_all();
@@ -198,7 +225,9 @@ impl Shared {
                  clients that go by handles (NFS) must look their files up again"
             );
         }
-        let descriptors = options.descriptors_max.unwrap_or_else(descriptors_default).max(16);
+        // A file that is open has two past the page cache.
+        let each = if options.direct { 2 } else { 1 };
+        let descriptors = (options.descriptors_max.unwrap_or_else(descriptors_default) / each).max(16);
         let losses = Arc::new(Losses::default());
         let mut shared = Shared {
             folder: fd,
@@ -215,7 +244,8 @@ impl Shared {
             umask: umask(),
             placements: placement::Source::new(statfs.f_type as u64, options.data_servers),
             in_memory: is_in_memory(statfs.f_type as u64),
-            paging: Paging::default(),
+            io: Io::new(options.calls, options.direct, options.patience),
+            paging: if options.direct { Paging::past() } else { Paging::default() },
             advice_max_bytes: device_limits(Path::new("/sys"), rustix::fs::makedev(device.0, device.1)).call_bytes,
             options,
         };

@@ -3,7 +3,7 @@
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
-use impresario_backend::posix::Options;
+use impresario_backend::posix::{Calls, Options};
 use impresario_backend::suite::Suite;
 use impresario_backend::{Backend, Caller, Errno, Handle, Make, PosixTree, SetAttr};
 
@@ -39,16 +39,131 @@ fn the_contract_holds_with_few_descriptors() {
     suite(folder.path(), Options { descriptors_max: Some(16), ..Options::default() }, 300);
 }
 
+/// The ways in which bytes may be moved other than by plain calls through the page cache, as far as this machine has them.
+fn other_ways(folder: &Path) -> Vec<Options> {
+    let ways = [(Calls::Uring, false), (Calls::Threads, true), (Calls::Auto, true)];
+    let ways = ways.map(|(calls, direct)| Options { calls, direct, ..Options::default() });
+    let mut there = Vec::new();
+    for options in ways {
+        let tree = PosixTree::open(folder, options.clone()).unwrap();
+        let (caller, root) = (caller(), tree.root().unwrap());
+        let (file, _) = tree.make(&caller, &root, b"probe", Make::File, &SetAttr::default()).unwrap();
+        // Longer than a piece, so that `auto` takes the ring.
+        tree.write(&caller, &file, 0, &vec![1; 512 << 10], false).unwrap();
+        tree.remove(&caller, &root, b"probe").unwrap();
+        let (io, wants_ring) = (tree.io(), options.calls != Calls::Threads);
+        if wants_ring && io.ring.is_none() {
+            impresario_testing::skip("io_uring", io.no_ring.expect("why there is none"));
+        } else if options.direct && !io.direct {
+            impresario_testing::skip("O_DIRECT", "the file system of temporary folders does not have it");
+        } else {
+            // What was chosen was used.
+            assert_eq!(io.ring.is_some_and(|ring| ring.transfers > 0), wants_ring, "{io:?}");
+            there.push(options);
+        }
+    }
+    there
+}
+
+#[test]
+fn the_contract_holds_whichever_way_bytes_are_moved() {
+    let folder = tempfile::tempdir().unwrap();
+    for options in other_ways(folder.path()) {
+        suite(folder.path(), options, 300);
+    }
+}
+
 #[test]
 fn random_calls_do_what_a_plain_folder_does() {
-    for table_only in [false, true] {
+    let folder = tempfile::tempdir().unwrap();
+    let ways = [Options::default(), Options { table_only: true, ..Options::default() }];
+    for options in ways.into_iter().chain(other_ways(folder.path())) {
         for seed in 1..=6 {
             let (folder, model) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
-            let options = Options { table_only, descriptors_max: (seed % 3 == 0).then_some(16), ..Options::default() };
+            let options = Options { descriptors_max: (seed % 3 == 0).then_some(16), ..options.clone() };
             let tree = PosixTree::open(folder.path(), options).unwrap();
             let suite = Suite { backend: &tree, caller: caller(), others: false, earlier_times: true, entries: 0 };
             impresario_backend::suite::reference::compare(&suite, model.path(), seed, 1500);
         }
+    }
+}
+
+#[test]
+fn odd_ranges_past_the_page_cache_are_what_was_written() {
+    let folder = tempfile::tempdir().unwrap();
+    for options in other_ways(folder.path()) {
+        let (calls, tree) = (options.calls, PosixTree::open(folder.path(), options).unwrap());
+        let (caller, root) = (caller(), tree.root().unwrap());
+        let (file, _) = tree.make(&caller, &root, b"file", Make::File, &SetAttr::default()).unwrap();
+        let mut random = impresario_base::Random::new(7);
+        let mut model = Vec::new();
+        for round in 0..200_u8 {
+            // Whole blocks, parts of them, and both; the end moves.
+            let unit = [1, 4096][round as usize % 2];
+            let at = random.below(3 << 20) as usize / unit * unit;
+            let len = 1 + random.below(if round % 5 == 0 { 3 << 20 } else { 10_000 }) as usize;
+            if random.below(2) == 0 {
+                let bytes: Vec<u8> = (0..len).map(|n| (n >> 3) as u8 ^ round).collect();
+                tree.write(&caller, &file, at as u64, &bytes, false).unwrap();
+                model.resize(model.len().max(at + len), 0);
+                model[at..at + len].copy_from_slice(&bytes);
+            } else {
+                let mut back = vec![0; len];
+                let got = tree.read(&caller, &file, at as u64, &mut back).unwrap();
+                let wanted = model.get(at..model.len().min(at + len)).unwrap_or(&[]);
+                assert!(back[..got] == *wanted, "{len} bytes from {at}, {calls:?}: {got} of {}", wanted.len());
+            }
+        }
+        assert_eq!(std::fs::read(folder.path().join("file")).unwrap(), model);
+        tree.remove(&caller, &root, b"file").unwrap();
+    }
+}
+
+/// Has the kernel refuse this thread, and those that it starts, rings: as containers and administrators do.
+fn refuse_rings(errno: i32) {
+    let op =
+        |code: u32, value: u32, (yes, no): (u8, u8)| libc::sock_filter { code: code as u16, jt: yes, jf: no, k: value };
+    let (load, equal, answer) = (
+        libc::BPF_LD | libc::BPF_W | libc::BPF_ABS,
+        libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K,
+        libc::BPF_RET | libc::BPF_K,
+    );
+    let mut filter = [
+        op(load, 0, (0, 0)), // the call's number
+        op(equal, libc::SYS_io_uring_setup as u32, (0, 1)),
+        op(answer, libc::SECCOMP_RET_ERRNO | errno as u32, (0, 0)),
+        op(answer, libc::SECCOMP_RET_ALLOW, (0, 0)),
+    ];
+    let program = libc::sock_fprog { len: filter.len() as u16, filter: filter.as_mut_ptr() };
+    // SAFETY: numbers.
+    assert_eq!(unsafe { libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) }, 0);
+    // SAFETY: the program and its filter live until the call returns; the kernel copies them.
+    assert_eq!(unsafe { libc::prctl(libc::PR_SET_SECCOMP, libc::SECCOMP_MODE_FILTER, &raw const program) }, 0);
+}
+
+/// Not a test by itself: the next one runs it in a process of its own.
+#[test]
+#[ignore = "run by another test as a process"]
+fn without_rings() {
+    let folder = std::env::var_os("IMPRESARIO_FOLDER").unwrap();
+    refuse_rings(std::env::var("IMPRESARIO_ERRNO").unwrap().parse().unwrap());
+    for (calls, direct) in [(Calls::Uring, false), (Calls::Auto, true), (Calls::Auto, false)] {
+        let options = Options { calls, direct, ..Options::default() };
+        let io = PosixTree::open(Path::new(&folder), options.clone()).unwrap().io();
+        assert_eq!((io.ring, io.no_ring.is_some()), (None, calls == Calls::Uring || direct));
+        suite(Path::new(&folder), options, 300);
+    }
+}
+
+#[test]
+fn where_the_kernel_refuses_a_ring_plain_calls_do_its_work() {
+    for errno in [libc::ENOSYS, libc::EPERM] {
+        let folder = tempfile::tempdir().unwrap();
+        let mut command = std::process::Command::new(std::env::current_exe().unwrap());
+        command.args(["--ignored", "--exact", "without_rings"]);
+        command.env("IMPRESARIO_FOLDER", folder.path()).env("IMPRESARIO_ERRNO", errno.to_string());
+        let output = command.output().unwrap();
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stdout));
     }
 }
 

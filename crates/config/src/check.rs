@@ -167,8 +167,10 @@ impl Config {
         let ceph = ceph
             .into_iter()
             .chain([("filesystem", tree.filesystem.is_some()), ("object_bytes", tree.object_bytes.is_some())]);
+        let posix = [("io", tree.io.is_some()), ("direct", tree.direct.is_some())].into_iter();
         let keys = gluster
             .map(|key| (key, TreeBackend::Glusterfs, "glusterfs"))
+            .chain(posix.map(|key| (key, TreeBackend::Posix, "posix")))
             .chain(ceph.map(|key| (key, TreeBackend::Cephfs, "cephfs")));
         for ((key, given), backend, called) in keys {
             if given && tree.backend != backend {
@@ -590,6 +592,10 @@ mod tests {
         refused(with(|c| c.io.clear()), "tree.backend", "no section [[io]]");
         refused(with(|c| c.tree.as_mut().unwrap().folder = "".into()), "tree.folder", "folder is missing or empty");
         refused(with(|c| c.tree.as_mut().unwrap().server = Some("h".into())), "tree.server", "glusterfs");
+        let ceph = |c: &mut Config| {
+            c.tree = Some(Tree { backend: TreeBackend::Cephfs, direct: Some(true), ..Tree::default() });
+        };
+        refused(with(ceph), "tree.direct", "posix");
         let none = |c: &mut Config| {
             let tree = c.tree.as_mut().unwrap();
             (tree.data_servers, tree.stripe_count) = (0, None);

@@ -21,6 +21,7 @@ pub use calibration::Calibration;
 pub use check::{device_key, missing_device, policy_complaint};
 pub use model::{
     Cluster, Config, Data, DataState, Io, META_NAME, Meta, MovesTo, Protect, Security, Server, Tree, TreeBackend,
+    TreeIo,
 };
 pub use nfs::{Network, Nfs, NfsExport, Squash};
 pub use policies::policies;

@@ -158,6 +158,12 @@ pub struct Tree {
     /// Of `cephfs`: length of the objects of new files, bytes; absent: 4 MiB. Needs `stripe_bytes`, and is a multiple of it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub object_bytes: Option<u32>,
+    /// Of `posix`: which system calls move the bytes of files.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub io: Option<TreeIo>,
+    /// Of `posix`: files are read and written past the page cache (`O_DIRECT`), where the file system can. Absent: no.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub direct: Option<bool>,
 }
 
 impl Default for Tree {
@@ -175,6 +181,8 @@ impl Default for Tree {
             stripe_bytes: None,
             stripe_count: None,
             object_bytes: None,
+            io: None,
+            direct: None,
         }
     }
 }
@@ -212,6 +220,19 @@ pub enum TreeBackend {
     Glusterfs,
     /// By Ceph's client library, without a mount.
     Cephfs,
+}
+
+/// Which system calls move the bytes of files.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum TreeIo {
+    /// io_uring past the page cache, if the kernel allows it; `pread` and `pwrite` otherwise.
+    #[default]
+    Auto,
+    /// io_uring, if the kernel allows it.
+    Uring,
+    /// `pread` and `pwrite`.
+    Threads,
 }
 
 impl Tree {

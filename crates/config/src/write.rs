@@ -25,6 +25,8 @@ const CLUSTER: &Notes = &[
 const TREE: &Notes = &[
     ("data_servers", "of the file system: each is a lane of the schedulers"),
     ("stripe_bytes", "of new files (cephfs), or of files of which the file system does not tell how they are striped"),
+    ("io", "which system calls move the bytes of files"),
+    ("direct", "past the page cache of the I/O node"),
 ];
 const DATA: &Notes = &[
     ("in_flight_requests", "requests in flight below the scheduler; 0: the policy's choice"),
@@ -154,7 +156,7 @@ mod tests {
 
     use super::*;
     use crate::allocation::{Allocation, Spread};
-    use crate::model::{Meta, MovesTo, TreeBackend};
+    use crate::model::{Meta, MovesTo, TreeBackend, TreeIo};
 
     #[test]
     fn what_is_written_reads_back_the_same() {
@@ -179,6 +181,8 @@ mod tests {
             data_servers: 3,
             stripe_bytes: Some(1 << 20),
             stripe_count: Some(2),
+            io: Some(TreeIo::Uring),
+            direct: Some(true),
             ..Tree::default()
         };
         let volume = Tree {

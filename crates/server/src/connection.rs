@@ -195,13 +195,22 @@ impl Connection {
         let deadline = Instant::now() + patience;
         self.enter(bytes).ok_or(Denied::Ended)?;
         let mut slot = Slot { connection: self.clone(), bytes, reservation: None, share: None };
+        // At once or, with nothing held back from the client meanwhile, later.
         if let Some(tenancy) = &self.tenancy {
-            slot.share = Some(tenancy.share(bytes, patience).ok_or(Denied::Address)?);
+            let share = tenancy.share(bytes, Duration::ZERO).or_else(|| {
+                self.outbox.let_go();
+                tenancy.share(bytes, patience)
+            });
+            slot.share = Some(share.ok_or(Denied::Address)?);
         }
         // Also a call without payload waits for those that have too much: its answer may be long.
         if bytes > 0 || self.pool.is_over() {
-            let left = deadline.saturating_duration_since(Instant::now());
-            slot.reservation = Some(self.pool.reserve(bytes, left.max(patience / 2)).ok_or(Denied::Memory)?);
+            let reservation = self.pool.reserve(bytes, Duration::ZERO).or_else(|| {
+                self.outbox.let_go();
+                let left = deadline.saturating_duration_since(Instant::now());
+                self.pool.reserve(bytes, left.max(patience / 2))
+            });
+            slot.reservation = Some(reservation.ok_or(Denied::Memory)?);
         }
         Ok(slot)
     }
@@ -216,7 +225,12 @@ impl Connection {
             if self.has_ended() || self.outbox.peer_is_gone() {
                 return None;
             }
-            load = self.gate.wait(load, Duration::from_secs(1));
+            drop(load);
+            self.outbox.let_go();
+            load = self.gate.state.lock();
+            if load.calls > 0 && (load.calls >= CALLS_MAX || load.bytes + bytes > self.gate.bytes_max) {
+                load = self.gate.wait(load, Duration::from_secs(1));
+            }
         }
         load.calls += 1;
         load.bytes += bytes;

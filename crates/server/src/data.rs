@@ -22,7 +22,7 @@ use crate::connection::{Connection, Reply};
 use crate::earlier_runs::EarlierRuns;
 use crate::grants::{Exchange, Peers};
 use crate::listener::{Incoming, Service, Vitals};
-use crate::outbox::Bulk;
+use crate::outbox::{Bulk, let_own_replies_go};
 use crate::owed::{Came, Owed, Run, Shared, send_parts};
 use crate::payload::Slice;
 use crate::readiness::Asked;
@@ -262,6 +262,8 @@ impl DataServer {
 impl Service for DataServer {
     type Session = ConnId;
 
+    const ANSWERS_TOGETHER: bool = true;
+
     fn open(&self, connection: &Arc<Connection>) -> Result<ConnId, Fault> {
         if let Some(fault) = self.departure.refusal(self.vitals.name()) {
             return Err(fault);
@@ -273,6 +275,9 @@ impl Service for DataServer {
 
     fn serve(&self, conn: &mut ConnId, request: Incoming, reply: Reply) {
         let Incoming { call, payload } = request;
+        if !matches!(call, Call::Read { .. }) {
+            let_own_replies_go();
+        }
         let is_apart = matches!(call, Call::Move(_) | Call::Status);
         if !is_apart && self.departure.holds(*conn) && !self.departure.wait(*conn) {
             return reply.forget();

@@ -38,6 +38,10 @@ pub trait Service: Send + Sync + 'static {
     /// What is kept for each connection, and dropped by [`Service::close`].
     type Session: Send + 'static;
 
+    /// Several calls that came together may be answered together. [`Service::serve`] then lets replies that are held back go
+    /// before it does anything that may wait.
+    const ANSWERS_TOGETHER: bool = false;
+
     /// A client connected. A fault refuses it.
     fn open(&self, connection: &Arc<Connection>) -> Result<Self::Session, Fault>;
 

@@ -5,11 +5,16 @@
 //! a writer thread made on demand. The queue needs no limit of its own: every frame holds the slot of its request
 //! ([`Hold`]) until its last byte has left, slots are bounded, and the frames of one request carry no more than it
 //! asked for.
+//!
+//! Where several calls came together, small replies that their thread makes at once leave together: the peer wakes up
+//! once for all. A reply is [held back](Outbox::hold_back) only while another call is there to be served, and leaves
+//! before anything that may wait.
 
 use std::cell::RefCell;
 use std::collections::VecDeque;
 use std::io::{self, IoSlice};
 use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
@@ -31,6 +36,10 @@ const WRITER_LINGER: Duration = Duration::from_millis(if cfg!(test) { 100 } else
 pub(crate) const STACK_BYTES: usize = 256 * 1024;
 /// The kernel takes at most this many pieces at once.
 const IOV_MAX: usize = 1024;
+/// Replies up to this length are held back, bytes.
+pub(crate) const HELD_FRAME_BYTES: usize = 16 << 10;
+/// Replies that are held back at a time.
+const HELD_MAX: usize = 16;
 
 /// A connection's socket.
 pub(crate) type Socket = Arc<dyn AsFd + Send + Sync>;
@@ -86,6 +95,11 @@ impl OutFrame {
         OutFrame { len, wire_len: len, head, bulk, sent: 0, sealed: false, _hold: hold }
     }
 
+    /// Its bytes, in order.
+    fn bytes(&self) -> impl Iterator<Item = &[u8]> {
+        std::iter::once(self.head.as_slice()).chain(self.bulk.slices().iter().map(|slice| &**slice))
+    }
+
     /// Has the frame protected, once: frames must leave in the order in which they are sealed.
     fn seal(&mut self, session: &Session) -> io::Result<()> {
         if self.sealed || !session.seals_next() {
@@ -110,13 +124,11 @@ impl OutFrame {
             let mut skip = self.sent;
             let mut pieces = [IoSlice::new(&[]); 8];
             let mut many = Vec::new();
-            let unsent = std::iter::once(self.head.as_slice())
-                .chain(self.bulk.slices().iter().map(|s| &**s))
-                .filter_map(|bytes| {
-                    let rest = bytes.get(skip..);
-                    skip = skip.saturating_sub(bytes.len());
-                    rest.filter(|r| !r.is_empty()).map(IoSlice::new)
-                });
+            let unsent = self.bytes().filter_map(|bytes| {
+                let rest = bytes.get(skip..);
+                skip = skip.saturating_sub(bytes.len());
+                rest.filter(|r| !r.is_empty()).map(IoSlice::new)
+            });
             let pieces = if self.bulk.slices().len() < pieces.len() {
                 let mut count = 0;
                 pieces.iter_mut().zip(unsent).for_each(|(slot, piece)| {
@@ -141,6 +153,28 @@ impl OutFrame {
     }
 }
 
+/// Sends what the socket takes of several frames, without blocking and with one system call; gives how many have left
+/// entirely.
+fn push_together(frames: &mut [OutFrame], socket: BorrowedFd<'_>, session: Option<&Arc<Session>>) -> io::Result<usize> {
+    session.map_or(Ok(()), |session| frames.iter_mut().try_for_each(|frame| frame.seal(session)))?;
+    let pieces = frames.iter().flat_map(OutFrame::bytes).filter(|bytes| !bytes.is_empty()).map(IoSlice::new);
+    let pieces: Vec<IoSlice<'_>> = pieces.take(IOV_MAX).collect();
+    let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
+    let mut sent = match rustix::net::sendmsg(socket, &pieces, &mut SendAncillaryBuffer::default(), flags) {
+        Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
+        Ok(sent) => sent,
+        Err(rustix::io::Errno::INTR | rustix::io::Errno::AGAIN) => 0,
+        Err(errno) => return Err(errno.into()),
+    };
+    let mut left = 0;
+    for frame in frames {
+        frame.sent = sent.min(frame.wire_len);
+        sent -= frame.sent;
+        left += usize::from(frame.sent == frame.wire_len);
+    }
+    Ok(left)
+}
+
 /// Who sends what did not fit.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Drainer {
@@ -152,6 +186,8 @@ enum Drainer {
 
 struct Queue {
     frames: VecDeque<OutFrame>,
+    /// What waits for the reply to the call after, by the connection's own thread; nothing while `frames` has something.
+    held: Vec<OutFrame>,
     drainer: Drainer,
     /// A frame is being sent outside the lock; no other may overtake it.
     busy: bool,
@@ -168,6 +204,8 @@ pub(crate) struct Outbox {
     pool: Arc<PayloadPool>,
     queue: Mutex<Queue>,
     wake: Condvar,
+    /// Another call is there, of which the reply may take others along.
+    holds_back: AtomicBool,
     /// Reports whether the connection takes more.
     pub(crate) readiness: Readiness,
 }
@@ -182,22 +220,40 @@ pub(crate) fn serve_on_this_thread(outbox: Option<Arc<Outbox>>) {
     OWN.set(outbox);
 }
 
-/// To be called before other connections' work is done on a connection's thread: what its own client has
-/// not yet been sent must not wait for that.
+/// To be called before a connection's thread waits: what its own client has not yet been sent must not wait for that.
 pub fn hand_over_own_replies() {
+    let_own_replies_go();
+    hand_over_own_drain();
+}
+
+/// To be called before other connections' work is done on a connection's thread: another thread sends what is left of the
+/// replies to its own client.
+pub(crate) fn hand_over_own_drain() {
     OWN.with_borrow(|own| own.iter().for_each(Outbox::hand_over));
+}
+
+/// To be called before anything on a connection's thread that may take a while: sends what is held back for its client.
+pub(crate) fn let_own_replies_go() {
+    OWN.with_borrow(|own| own.iter().for_each(Outbox::let_go));
 }
 
 impl Outbox {
     pub(crate) fn new(socket: Socket, pool: Arc<PayloadPool>) -> Arc<Outbox> {
-        let queue =
-            Queue { frames: VecDeque::new(), drainer: Drainer::Nobody, busy: false, closed: false, waiting_bytes: 0 };
+        let queue = Queue {
+            frames: VecDeque::new(),
+            held: Vec::new(),
+            drainer: Drainer::Nobody,
+            busy: false,
+            closed: false,
+            waiting_bytes: 0,
+        };
         Arc::new(Outbox {
             socket,
             session: OnceLock::new(),
             pool,
             queue: Mutex::new(queue),
             wake: Condvar::new(),
+            holds_back: AtomicBool::new(false),
             readiness: Readiness::default(),
         })
     }
@@ -215,7 +271,19 @@ impl Outbox {
             drop(queue);
             return;
         }
-        if queue.frames.is_empty() && !queue.busy {
+        let is_free = queue.frames.is_empty() && !queue.busy;
+        if self.holds_back.load(Ordering::Relaxed)
+            && (is_free && !asked && queue.held.len() < HELD_MAX)
+            && frame.len <= HELD_FRAME_BYTES
+            && self.is_own()
+        {
+            return queue.held.push(frame);
+        }
+        if !queue.held.is_empty() {
+            queue.held.push(frame);
+            return self.push_held(queue, asked);
+        }
+        if is_free {
             match frame.push(self.socket.as_fd(), self.session.get()) {
                 Ok(true) => {
                     drop(queue);
@@ -235,6 +303,49 @@ impl Outbox {
         queue.waiting_bytes += frame.len as u64;
         queue.frames.push_back(frame);
         self.find_drainer(queue);
+        self.report();
+    }
+
+    /// Says on the connection's thread whether another call is there to be served at once: a small reply may wait for that of
+    /// the other one. Whoever says so lets go what is held back before the thread does anything else.
+    pub(crate) fn hold_back(&self, is_another_there: bool) {
+        self.holds_back.store(is_another_there, Ordering::Relaxed);
+    }
+
+    /// Sends what is held back.
+    pub(crate) fn let_go(self: &Arc<Self>) {
+        let asked = self.readiness.is_asked(&self.socket);
+        let queue = self.queue.lock();
+        if !queue.held.is_empty() {
+            self.push_held(queue, asked);
+        }
+    }
+
+    fn push_held(self: &Arc<Self>, mut queue: MutexGuard<'_, Queue>, asked: bool) {
+        let mut frames = std::mem::take(&mut queue.held);
+        let mut left = 0;
+        if queue.frames.is_empty() && !queue.busy {
+            match push_together(&mut frames, self.socket.as_fd(), self.session.get()) {
+                Ok(count) if count == frames.len() => {
+                    drop(queue);
+                    if asked {
+                        self.watch();
+                    }
+                    return;
+                }
+                Ok(count) => left = count,
+                Err(_) => {
+                    drop(queue);
+                    self.close();
+                    return;
+                }
+            }
+        }
+        let rest = frames.split_off(left);
+        queue.waiting_bytes += rest.iter().map(|frame| frame.len as u64).sum::<u64>();
+        queue.frames.extend(rest);
+        self.find_drainer(queue);
+        drop(frames); // their holds are given up outside the lock
         self.report();
     }
 
@@ -351,7 +462,7 @@ impl Outbox {
             let mut queue = self.queue.lock();
             queue.closed = true;
             queue.waiting_bytes = 0;
-            std::mem::take(&mut queue.frames)
+            (std::mem::take(&mut queue.frames), std::mem::take(&mut queue.held))
         };
         drop(unsent);
         let _ = rustix::net::shutdown(self.socket.as_fd(), Shutdown::Both);
@@ -376,7 +487,7 @@ impl Outbox {
     #[cfg(test)]
     pub(crate) fn is_drained(&self) -> bool {
         let queue = self.queue.lock();
-        queue.closed || (queue.frames.is_empty() && !queue.busy)
+        queue.closed || (queue.frames.is_empty() && queue.held.is_empty() && !queue.busy)
     }
 
     fn is_own(self: &Arc<Self>) -> bool {
@@ -475,7 +586,7 @@ mod tests {
     use super::*;
     use std::io::Read;
     use std::os::unix::net::UnixStream;
-    use std::sync::atomic::{AtomicUsize, Ordering};
+    use std::sync::atomic::AtomicUsize;
 
     struct Count(Arc<AtomicUsize>);
     impl Drop for Count {
@@ -556,6 +667,96 @@ mod tests {
         theirs.read_exact(&mut got).unwrap();
         assert!(got.iter().all(|&b| b == 3));
         serve_on_this_thread(None);
+    }
+
+    #[test]
+    fn small_replies_wait_for_the_next_one_and_leave_in_order() {
+        // A socket that keeps the bounds of messages shows what left together.
+        let (ours, theirs) = rustix::net::socketpair(
+            rustix::net::AddressFamily::UNIX,
+            rustix::net::SocketType::SEQPACKET,
+            rustix::net::SocketFlags::CLOEXEC,
+            None,
+        )
+        .unwrap();
+        let pool = PayloadPool::new(1 << 20);
+        let outbox = Outbox::new(Arc::new(ours), pool.clone());
+        let held = Arc::new(AtomicUsize::new(0));
+        let next = || {
+            let (mut buffer, flags) = (vec![0; 64 << 10], rustix::net::RecvFlags::DONTWAIT);
+            let (got, _) = rustix::net::recv(&theirs, &mut buffer[..], flags).ok()?;
+            // The numbers of the frames, each of 24 bytes and 100 of its payload.
+            assert_eq!(got % 124, 0);
+            Some(buffer[..got].chunks(124).map(|frame| frame[0]).collect::<Vec<_>>())
+        };
+        let send = |number| outbox.send(frame(number, 100, &pool, &held));
+        serve_on_this_thread(Some(outbox.clone()));
+        send(0);
+        assert_eq!(next(), Some(vec![0]));
+        outbox.hold_back(true);
+        send(1);
+        send(2);
+        assert_eq!((next(), held.load(Ordering::SeqCst)), (None, 2));
+        outbox.hold_back(false);
+        send(3);
+        assert_eq!((next(), held.load(Ordering::SeqCst)), (Some(vec![1, 2, 3]), 0));
+
+        // Before the thread waits.
+        outbox.hold_back(true);
+        send(4);
+        let_own_replies_go();
+        assert_eq!(next(), Some(vec![4]));
+        send(5);
+        hand_over_own_replies();
+        assert_eq!(next(), Some(vec![5]));
+
+        // Replies of other threads go at once, and overtake nothing.
+        send(6);
+        std::thread::scope(|scope| {
+            scope.spawn(|| send(7));
+        });
+        assert_eq!(next(), Some(vec![6, 7]));
+
+        // Neither many nor long ones wait.
+        (0..=HELD_MAX as u8).for_each(&send);
+        assert_eq!(next(), Some((0..=HELD_MAX as u8).collect()));
+        send(8);
+        outbox.send(OutFrame::new(vec![9; 124], frame(9, 124 * 200, &pool, &held).bulk, None));
+        assert_eq!(next().map(|numbers| numbers[..2].to_vec()), Some(vec![8, 9]));
+
+        // What is held back ends with the connection.
+        send(10);
+        assert_eq!(held.load(Ordering::SeqCst), 1);
+        outbox.close();
+        assert_eq!(held.load(Ordering::SeqCst), 0);
+        serve_on_this_thread(None);
+    }
+
+    #[test]
+    fn replies_that_leave_together_wait_together_for_a_slow_reader() {
+        let (outbox, mut theirs, pool) = pair();
+        let held = Arc::new(AtomicUsize::new(0));
+        serve_on_this_thread(Some(outbox.clone()));
+        let mut number = 0_u8;
+        while outbox.queue.lock().frames.is_empty() {
+            outbox.hold_back(true);
+            for _ in 0..7 {
+                outbox.send(frame(number, 5000, &pool, &held));
+                number += 1;
+            }
+            outbox.let_go();
+        }
+        // These join the end.
+        outbox.send(frame(number, 5000, &pool, &held));
+        serve_on_this_thread(None);
+        outbox.hand_over();
+        let mut got = vec![0; (usize::from(number) + 1) * 5024];
+        theirs.read_exact(&mut got).unwrap();
+        for (n, chunk) in got.chunks(5024).enumerate() {
+            assert!(chunk.iter().all(|&b| usize::from(b) == n), "frame {n} is mixed up");
+        }
+        wait_for(|| held.load(Ordering::SeqCst) == 0 && outbox.is_drained());
+        assert_eq!(outbox.queue.lock().waiting_bytes, 0);
     }
 
     #[test]

@@ -6,9 +6,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use impresario_backend::gluster::Source;
+use impresario_backend::posix::Calls;
 use impresario_backend::{Backend, Caller, CephTree, GlusterVolume, Layout, PosixTree, cephfs};
 use impresario_client::Vet;
-use impresario_config::{Calibration, Config, Data, Io, META_NAME, Server as Configured, TreeBackend, read_table};
+use impresario_config::{
+    Calibration, Config, Data, Io, META_NAME, Server as Configured, TreeBackend, TreeIo, read_table,
+};
 use impresario_engine::EngineConfig;
 use impresario_metrics::Endpoint;
 use impresario_sched::{CostModel, LinearCost, Nanos};
@@ -379,7 +382,7 @@ fn start_tree(
 ) -> Result<Below, StartError> {
     let name = io.name.clone();
     let (backend, describe) = match tree.backend {
-        TreeBackend::Posix => open_folder(&name, tree)?,
+        TreeBackend::Posix => open_folder(&name, config, tree)?,
         TreeBackend::Glusterfs => open_volume(&name, tree)?,
         TreeBackend::Cephfs => open_cephfs(config, io, tree)?,
     };
@@ -400,23 +403,45 @@ fn start_tree(
     Ok(Below::Tree(Tree::new(settings), identity))
 }
 
-fn open_folder(name: &str, tree: &impresario_config::Tree) -> Result<OpenedTree, StartError> {
+fn open_folder(name: &str, config: &Config, tree: &impresario_config::Tree) -> Result<OpenedTree, StartError> {
     let striping = tree.stripe_bytes.map(|bytes| {
         let count = tree.stripe_count.unwrap_or(tree.data_servers);
         Layout::new(0, count, bytes, tree.data_servers)
     });
     let striping = striping.transpose();
     let striping = striping.map_err(|e| StartError::Unsuitable { name: name.into(), reason: e.to_string() })?;
-    let options =
-        impresario_backend::posix::Options { striping, data_servers: tree.data_servers, ..Default::default() };
+    let options = impresario_backend::posix::Options {
+        striping,
+        data_servers: tree.data_servers,
+        calls: match tree.io.unwrap_or_default() {
+            TreeIo::Auto => Calls::Auto,
+            TreeIo::Uring => Calls::Uring,
+            TreeIo::Threads => Calls::Threads,
+        },
+        direct: tree.direct.unwrap_or(false),
+        // As for CephFS: what takes longer is of no use to the client.
+        patience: Duration::from_millis(config.cluster.request_timeout_ms),
+        ..Default::default()
+    };
     let posix = PosixTree::open(&tree.folder, options)
         .map_err(|error| StartError::Tree { name: name.into(), source: error.into() })?;
     let (posix, folder) = (Arc::new(posix), tree.folder.display().to_string());
     let described = posix.clone();
     let describe = Box::new(move || {
+        let io = described.io();
         serde_json::json!({
             "backend": "posix",
             "folder": folder,
+            "direct": io.direct,
+            "ring": io.ring.map(|ring| serde_json::json!({
+                "pieces": ring.pieces,
+                "free_pieces": ring.free_pieces,
+                "piece_bytes": ring.piece_bytes,
+                "transfers": ring.transfers,
+                "unserved_calls": ring.unserved,
+                "reads_left": ring.left,
+            })),
+            "no_ring": io.no_ring,
             "permanent_handles": described.has_permanent_handles(),
             "descriptors": described.descriptors(),
             "files_with_losses": described.losses(),

@@ -8,8 +8,8 @@ use std::time::{Duration, Instant};
 use impresario_sched::PolicySpec;
 use impresario_sched::policy::POLICIES;
 use impresario_testing::until;
-use impresario_wire::{Answer, Call, Extents, Fault, FileKey, Role, SeekTo, Sought, SpaceChange, Who};
-use support::{Cluster, Peer, cold_object, fault, pattern, who};
+use impresario_wire::{Answer, Call, Extents, Fault, FileKey, Kind, Role, SeekTo, Sought, SpaceChange, Who};
+use support::{Cluster, Peer, cold_object, encode, fault, pattern, who};
 
 fn sync(file: u64) -> Call {
     Call::Sync { who: who(1), file: FileKey(file) }
@@ -24,6 +24,53 @@ fn stat(peer: &mut Peer, file: u64) -> impresario_wire::ObjectInfo {
 
 fn set_policy(name: &str) -> Call {
     Call::SetPolicy { name: name.into(), params: Vec::new(), at_shared_ns: 0 }
+}
+
+#[test]
+fn calls_that_come_together_are_answered_and_none_waits_for_one_that_is_not_there() {
+    let cluster = Cluster::start(1, |_| {});
+    let mut peer = cluster.peer(0, 1);
+    let bytes = pattern(1, 64 << 10);
+    assert_eq!(peer.write(1, 1, 0, &bytes), Answer::Written(64 << 10));
+    let read = |n: u64| Call::Read { who: who(1), file: FileKey(1), lane_offset: n % 16 * 4096, len: 4096 };
+    let call = |id: u64, call: &Call, payload: usize| encode(Kind::Call, id, call, payload);
+    let check = |peer: &mut Peer, id: u64| {
+        let (answered, answer, payload) = peer.answer().expect("an answer");
+        assert_eq!((answered, answer), (id, Answer::Data));
+        assert!(payload == bytes[(id % 16 * 4096) as usize..][..4096], "{id}");
+    };
+    // More than are held back at a time, answered in order.
+    let many: Vec<u8> = (1000..1100).flat_map(|id| call(id, &read(id), 0)).collect();
+    peer.pipe.write_all(&many).unwrap();
+    (1000..1100).for_each(|id| check(&mut peer, id));
+
+    // With each of these another call begins that does not come yet: a part of its header, of its body, and all but its payload.
+    let (whole, written) = (call(2001, &read(2001), 0), [9; 100]);
+    let write = call(2001, &Call::Write { who: who(1), file: FileKey(2), lane_offset: 0 }, written.len());
+    for (next, sent) in [(&whole, 5), (&whole, whole.len() - 1), (&write, write.len()), (&write, write.len() - 1)] {
+        peer.pipe.write_all(&[call(2000, &read(2000), 0), next[..sent].to_vec()].concat()).unwrap();
+        check(&mut peer, 2000);
+        peer.pipe.write_all(&next[sent..]).unwrap();
+        if next == &whole {
+            check(&mut peer, 2001);
+        } else {
+            peer.pipe.write_all(&written).unwrap();
+            assert_eq!(peer.answer().unwrap().1, Answer::Written(100));
+        }
+    }
+    // What goes to the scheduler, and calls of other kinds, among them.
+    let sync = Call::Sync { who: who(1), file: FileKey(1) };
+    let mixed =
+        [call(3000, &read(3000), 0), call(3001, &sync, 0), call(3002, &read(3002), 0), call(3003, &Call::Status, 0)];
+    peer.pipe.write_all(&mixed.concat()).unwrap();
+    let mut ids: Vec<u64> = (0..4).map(|_| peer.answer().unwrap().0).collect();
+    ids.sort_unstable();
+    assert_eq!(ids, [3000, 3001, 3002, 3003]);
+    // A call that is refused takes along what waits.
+    let refused = Call::Read { who: who(1), file: FileKey(1), lane_offset: 0, len: u32::MAX };
+    peer.pipe.write_all(&[call(4000, &read(4000), 0), call(4001, &refused, 0)].concat()).unwrap();
+    check(&mut peer, 4000);
+    assert_eq!(fault(peer.answer().unwrap().1).0, libc::EINVAL);
 }
 
 #[test]

@@ -318,3 +318,30 @@ fn names_of_the_folder_are_exchanged() {
     assert_eq!(errno(client.exchange("a", "nothing")), libc::ENOENT);
     assert_eq!(errno(client.exchange("a", "a/b")), libc::EINVAL);
 }
+
+#[test]
+fn past_the_page_cache_the_bytes_are_the_same_and_the_status_says_how_they_go() {
+    let bed = Bed::start(1, |tree, _| tree.direct = Some(true));
+    let client = bed.client(0);
+    let file = client.create("file", CreateOptions::default()).unwrap();
+    // Whole pages, and what is not.
+    let bytes = pattern(3, 700_001);
+    file.write_at(&bytes, 0).unwrap();
+    file.write_at(b"inside", 300_000).unwrap();
+    file.sync().unwrap();
+    let mut whole = bytes.clone();
+    whole[300_000..300_006].copy_from_slice(b"inside");
+    let mut back = vec![0; whole.len()];
+    assert_eq!(file.read_at(&mut back, 0).unwrap(), whole.len());
+    assert!(back == whole);
+    assert!(std::fs::read(bed.path().join("file")).unwrap() == whole);
+    let access = impresario_transport::Access::of(&bed.config, impresario_wire::KeyRole::Server);
+    let status = impresario_client::admin::status(&access, &bed.config.io[0].address, impresario_testing::PATIENCE);
+    let tree = &serde_json::from_str::<serde_json::Value>(&status.unwrap()).unwrap()["tree"];
+    if tree["ring"].is_null() {
+        impresario_testing::skip("io_uring", &tree["no_ring"]);
+    } else if tree["direct"] == true {
+        assert!(tree["ring"]["transfers"].as_u64() > Some(0), "{tree}");
+        assert_eq!(tree["ring"]["free_pieces"], tree["ring"]["pieces"]);
+    }
+}

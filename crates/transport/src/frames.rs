@@ -198,6 +198,13 @@ impl FrameReader {
         Ok(Some((header, self.buffer.get(from..self.start).unwrap_or(&[]))))
     }
 
+    /// Whether the header and body of another frame have been received already. To be asked once the present frame has been
+    /// taken with its payload.
+    pub fn has_frame(&mut self, limits: &Limits) -> bool {
+        // What is wrong with it is told by whatever takes it.
+        self.is_complete(limits).unwrap_or(false)
+    }
+
     /// Takes at most `len` payload bytes that were received with the frame.
     pub fn take_payload(&mut self, mut len: usize) -> &[u8] {
         if let Some(opener) = &mut self.opener {

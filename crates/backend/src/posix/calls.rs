@@ -109,7 +109,7 @@ impl Shared {
         };
         let (node, attr) = self.enter(&dir.handle, name, fd)?;
         if let Some(file) = opened {
-            self.nodes.add_open(&node, file, self.callers.number(caller), (true, true));
+            self.add_open(&node, file, self.callers.number(caller), (true, true));
         }
         let (uid, gid) = (set.uid.filter(|uid| *uid != attr.uid), set.gid.filter(|gid| *gid != attr.gid));
         let lacking = SetAttr {

@@ -26,7 +26,19 @@ impl Shared {
         }
         node.check_use(what)?;
         let (fd, rights) = self.open_checked(caller, node, what)?;
-        Ok(self.nodes.add_open(node, fd, number, rights))
+        Ok(self.add_open(node, fd, number, rights))
+    }
+
+    /// Adds a descriptor to a node, with these rights to read and write.
+    pub(super) fn add_open(
+        &self,
+        node: &Node,
+        fd: std::os::fd::OwnedFd,
+        caller: u64,
+        rights: (bool, bool),
+    ) -> Arc<Open> {
+        let file = self.io.open(fd, rights, node.kind == Kind::File);
+        self.nodes.add_open(node, file, caller, rights)
     }
 
     fn open_checked(&self, caller: &Caller, node: &Node, what: Use) -> Result<(std::os::fd::OwnedFd, (bool, bool))> {
@@ -66,20 +78,11 @@ impl Shared {
 
     pub(super) fn read(&self, caller: &Caller, node: &Node, offset: u64, into: &mut [u8]) -> Result<usize> {
         let open = self.open_for(caller, node, Use::Read)?;
-        let mut done = 0;
-        while done < into.len() {
-            let Some(at) = offset.checked_add(done as u64).filter(|at| i64::try_from(*at).is_ok()) else { break };
-            match rustix::io::pread(&open.fd, &mut into[done..], at) {
-                Ok(0) => break,
-                Ok(count) => done += count,
-                Err(Number::INTR) => {}
-                Err(error) => return Err(error.into()),
-            }
+        let got = self.io.read(&open.fd, offset, into)?;
+        if got > 0 && !self.io.is_direct() {
+            self.paging.read(&open.fd, offset + got as u64 - 1);
         }
-        if done > 0 {
-            self.paging.read(&open.fd, offset + done as u64 - 1);
-        }
-        Ok(done)
+        Ok(got)
     }
 
     /// Reads what the page cache has, through a descriptor that the caller has already.
@@ -90,6 +93,9 @@ impl Shared {
         offset: u64,
         into: &mut [u8],
     ) -> Option<Result<usize>> {
+        if self.io.is_direct() {
+            return None;
+        }
         let open = node.open_for(self.callers.number(caller), Use::Read, self.nodes.now_ms())?;
         i64::try_from(offset).ok()?;
         let (wanted, mut slices) = (into.len(), [IoSliceMut::new(into)]);
@@ -109,6 +115,9 @@ impl Shared {
 
     /// Whether memory has a byte, as far as the caller's descriptor tells.
     pub(super) fn is_in_memory(&self, caller: &Caller, node: &Node, at: u64) -> bool {
+        if self.io.is_direct() {
+            return false;
+        }
         let Some(open) = node.open_for(self.callers.number(caller), Use::Read, self.nodes.now_ms()) else {
             return false;
         };
@@ -150,15 +159,7 @@ impl Shared {
         check_range(offset, bytes.len() as u64)?;
         let open = self.open_for(caller, node, Use::Write)?;
         let changing = (!bytes.is_empty()).then(|| open.changing());
-        let mut done = 0;
-        while done < bytes.len() {
-            match rustix::io::pwrite(&open.fd, &bytes[done..], offset + done as u64) {
-                Ok(0) => return Err(Errno(libc::EIO)),
-                Ok(count) => done += count,
-                Err(Number::INTR) => {}
-                Err(error) => return Err(error.into()),
-            }
-        }
+        self.io.write(&open.fd, offset, bytes)?;
         drop(changing);
         if !stable {
             return Ok(());

@@ -22,6 +22,11 @@ pub(super) struct Paging {
 }
 
 impl Paging {
+    /// Reads are known to leave nothing there.
+    pub(super) fn past() -> Paging {
+        Paging { state: AtomicU8::new(PAST), ..Paging::default() }
+    }
+
     /// Reads leave what they read in the page cache.
     pub(super) fn is_kept(&self) -> bool {
         self.state.load(Relaxed) == KEPT

@@ -29,7 +29,7 @@ use super::losses::Losses;
 use super::modelled::{Memory, Rendezvous};
 use crate::connection::Reply;
 use crate::listener::Vitals;
-use crate::outbox::hand_over_own_replies;
+use crate::outbox::{HELD_FRAME_BYTES, hand_over_own_drain, hand_over_own_replies, let_own_replies_go};
 use crate::owed::{PART_MAX_BYTES, Run, send_parts};
 use crate::payload::Slice;
 use crate::workers::{PATIENCE, Workers};
@@ -302,7 +302,10 @@ impl Disk {
 
 impl Executor<Item> for Disk {
     fn start(&self, mut work: Work<Item>) -> Started<Item> {
-        hand_over_own_replies();
+        if work.batch.op != Op::Read || work.batch.extent.len > HELD_FRAME_BYTES as u64 {
+            let_own_replies_go();
+        }
+        hand_over_own_drain();
         if let Some(device) = &self.device {
             return self.start_modelled(device, work);
         }

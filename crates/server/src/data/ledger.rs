@@ -10,6 +10,7 @@ use impresario_store::{Note, ObjectStore};
 use impresario_wire::{ClientKey, Fault, Who};
 
 use super::losses::{LOSS, Losses};
+use crate::outbox::let_own_replies_go;
 
 /// Clients that have raised their epochs and are remembered at least.
 const RAISED_CLIENTS: usize = 1 << 16;
@@ -67,6 +68,8 @@ impl Ledger {
                 return if is_stale { Err(stale(who)) } else { Ok(Passing(fence)) };
             }
             drop(fence);
+            // A note may wait for the device.
+            let_own_replies_go();
             senders().try_for_each(|(client, epoch)| self.raise(store, client, epoch))?;
         }
     }

@@ -59,6 +59,7 @@ impl Shared {
             }
             connection.outbox.drain_own();
         };
+        connection.outbox.let_go();
         if self.stopping.load(Ordering::Acquire) {
             // Replies made from here on must not wait for this thread.
             outbox::serve_on_this_thread(None);
@@ -112,6 +113,11 @@ impl Shared {
     ) -> Result<(), Farewell> {
         let Receiver { stream, reader, limits } = receiver;
         let (header, body) = reader.next_frame_paced(stream, limits, &PACE)?;
+        connection.outbox.hold_back(false);
+        if header.payload_len > 0 {
+            // Which may be long in coming.
+            connection.outbox.let_go();
+        }
         let refuse = |errno, message: String| Farewell::Fault(header.id, Fault { errno, message });
         if header.kind != Kind::Call {
             return Err(refuse(libc::EPROTO, format!("only calls are expected here, not {:?}", header.kind)));
@@ -179,8 +185,13 @@ impl Shared {
             }
             payload = Some(buffer);
         }
+        let is_another_there = S::ANSWERS_TOGETHER && !is_write && reader.has_frame(limits);
+        connection.outbox.hold_back(is_another_there);
         let reply = Reply::new(header.id, slot);
         service.serve(session, Incoming { call, payload }, reply);
+        if !is_another_there {
+            connection.outbox.let_go();
+        }
         Ok(())
     }
 
