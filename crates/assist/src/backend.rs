@@ -24,7 +24,7 @@ use std::sync::{Arc, OnceLock};
 use rustc_hash::{FxHashMap, FxHashSet};
 
 use crate::config::{BackendChoice, ReadAhead};
-pub use cachestat::{CachedPages, PAGE_BYTES, cached_pages, is_cached};
+pub use cachestat::{CachedPages, PAGE_BYTES, cached_pages, is_cached, sees_all_pages};
 pub use fadvise::Fadvise;
 pub use forced_read::ForcedRead;
 pub use gpfs::{Gpfs, Inside};

@@ -9,6 +9,10 @@ mod batch;
 mod charged;
 #[path = "assist/formats.rs"]
 mod formats;
+#[path = "assist/hung.rs"]
+mod hung;
+#[path = "assist/hung_mount.rs"]
+mod hung_mount;
 #[path = "assist/inside.rs"]
 mod inside;
 #[path = "assist/kinds.rs"]

@@ -30,6 +30,14 @@ pub fn program_of<'a>(words: impl IntoIterator<Item = &'a str>) -> Option<String
     Some(shortened(plain))
 }
 
+/// The name of the program that a process runs; `None` of one that is gone or that may not be looked at. The kernel reads it
+/// in the process's memory, so a process that hangs may make this wait.
+pub fn program_of_process(pid: u32) -> Option<String> {
+    let line = std::fs::read(format!("/proc/{pid}/cmdline")).ok()?;
+    let words: Vec<_> = line.split(|b| *b == 0).map(String::from_utf8_lossy).collect();
+    program_of(words.iter().map(|word| &**word))
+}
+
 fn file_name(word: &str) -> Option<&str> {
     word.rsplit('/').find(|part| !part.is_empty())
 }
@@ -60,6 +68,9 @@ mod tests {
             assert_eq!(program_of(command.split(' ')).as_deref(), Some(name), "{command}");
         }
         assert_eq!((program_of([]), program_of(["/"])), (None, None));
+        let own = std::env::current_exe().unwrap();
+        assert_eq!(program_of_process(std::process::id()).as_deref(), own.file_name().and_then(|name| name.to_str()));
+        assert_eq!(program_of_process(u32::MAX), None);
         assert_eq!(program_of(["ä".repeat(200).as_str()]).map(|name| name.len()), Some(NAME_BYTES_MAX));
     }
 }

@@ -52,11 +52,11 @@ impl Inside {
         *self.socket.lock() = Some(Arc::new(socket));
     }
 
-    /// The program is asked no more; its thread notices.
-    pub fn hang_up(&self) {
-        if let Some(socket) = self.socket.lock().take() {
-            let _ = rustix::net::shutdown(&socket, rustix::net::Shutdown::Both);
-        }
+    /// The program is asked no more; its thread notices. The connection, if no one else has it any more.
+    pub fn hang_up(&self) -> Option<OwnedFd> {
+        let socket = self.socket.lock().take()?;
+        let _ = rustix::net::shutdown(&socket, rustix::net::Shutdown::Both);
+        Arc::into_inner(socket)
     }
 }
 
@@ -73,7 +73,7 @@ impl Giver for Inside {
             Ok(Answer { errno, .. }) => Err(io::Error::from_raw_os_error(i32::try_from(errno).unwrap_or(libc::EIO))),
             Err(e) => {
                 tracing::debug!(error = %e, "a program gives no hints itself any more");
-                self.hang_up();
+                drop(self.hang_up());
                 Err(e)
             }
         }
