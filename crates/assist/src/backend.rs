@@ -9,7 +9,9 @@ mod cachestat;
 mod fadvise;
 mod forced_read;
 mod gpfs;
+mod inside;
 mod lustre;
+mod program;
 
 use std::ffi::{CStr, CString};
 use std::io;
@@ -27,10 +29,12 @@ use crate::config::{BackendChoice, ReadAhead};
 pub use cachestat::{CachedPages, PAGE_BYTES, cached_pages, is_cached, sees_all_pages};
 pub use fadvise::Fadvise;
 pub use forced_read::ForcedRead;
-pub use gpfs::{Gpfs, Inside};
+pub use gpfs::Gpfs;
 use impresario_base::lock::Mutex;
 pub use impresario_device::{DeviceLimits, device_limits};
+pub use inside::Inside;
 pub use lustre::{Advice, Ladvise, Lustre};
+use program::ByProgram;
 
 /// An open file and which file it is.
 #[derive(Clone, Copy, Debug)]
@@ -165,6 +169,7 @@ impl Backends {
             BackendChoice::ForcedRead => &self.forced_read,
             BackendChoice::Lustre => &self.lustre,
             BackendChoice::Gpfs => self.gpfs(file),
+            BackendChoice::Program => &ByProgram,
             BackendChoice::Auto if self.is_ignored(file.id.dev) => &self.forced_read,
             BackendChoice::Auto => match self.magic(file) {
                 Some(LUSTRE_MAGIC) => &self.lustre,
