@@ -17,7 +17,6 @@ use std::ffi::{CStr, CString};
 use std::io;
 use std::ops::Range;
 use std::os::fd::{AsFd, BorrowedFd};
-use std::os::unix::ffi::OsStringExt;
 use std::path::Path;
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::atomic::{AtomicBool, AtomicU64};
@@ -122,7 +121,6 @@ pub trait HintBackend: Send + Sync {
 }
 
 const LUSTRE_MAGIC: u64 = 0x0BD0_0BD0;
-const GPFS_MAGIC: u64 = 0x4750_4653;
 
 /// All ways, and which one each device needs.
 pub struct Backends {
@@ -140,9 +138,7 @@ pub struct Backends {
 
 impl Default for Backends {
     fn default() -> Backends {
-        let named = std::env::var_os(impresario_gpfs::LIBRARY_VARIABLE).and_then(|v| CString::new(v.into_vec()).ok());
-        let libgpfs = named.as_deref().unwrap_or(impresario_gpfs::LIBRARY);
-        Backends::new(libgpfs, lustre::ladvise_ioctl())
+        Backends::new(&impresario_gpfs::library_name(), lustre::ladvise_ioctl())
     }
 }
 
@@ -173,7 +169,7 @@ impl Backends {
             BackendChoice::Auto if self.is_ignored(file.id.dev) => &self.forced_read,
             BackendChoice::Auto => match self.magic(file) {
                 Some(LUSTRE_MAGIC) => &self.lustre,
-                Some(GPFS_MAGIC) => self.gpfs(file),
+                Some(impresario_gpfs::MAGIC) => self.gpfs(file),
                 _ => &self.fadvise,
             },
         }

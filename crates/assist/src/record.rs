@@ -39,7 +39,12 @@ impl TraceSink {
             ..Header::default()
         };
         let writer = Writer::create(path, &header)?;
-        Ok(TraceSink { writer: Some(writer), zero_ns: impresario_ring::now_ns(), files: HashMap::new(), origins: HashMap::new() })
+        Ok(TraceSink {
+            writer: Some(writer),
+            zero_ns: impresario_ring::now_ns(),
+            files: HashMap::new(),
+            origins: HashMap::new(),
+        })
     }
 
     fn push(&mut self, number: u64, thread: u32, record: impl FnOnce(FileId, OriginId) -> Record) -> io::Result<()> {

@@ -39,3 +39,5 @@ mod tools;
 mod trouble;
 #[path = "assist/watched.rs"]
 mod watched;
+#[path = "assist/workers.rs"]
+mod workers;

@@ -16,7 +16,6 @@ use impresario_ring::order::{self, ANSWER_BYTES, Answer, Task};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::{RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags};
 
-
 /// A program answers within this time; until then a worker waits, as for a file system.
 const ANSWER_WITHIN: Duration = Duration::from_secs(10);
 

@@ -11,8 +11,8 @@ use std::mem::ManuallyDrop;
 use std::ops::Range;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::Ordering::Relaxed;
-use std::sync::{Arc, Weak};
 use std::sync::mpsc::Sender;
+use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 use impresario_base::machine::path_of;
@@ -165,7 +165,10 @@ enum Line {
     Hints(FileId),
     Index(FileId),
     /// Descriptors that one user's programs sent and that are not kept.
-    LetGo { uid: u32, dev: u64 },
+    LetGo {
+        uid: u32,
+        dev: u64,
+    },
 }
 
 impl Line {

@@ -265,7 +265,13 @@ impl Service {
         // What is only followed online is found out when it is read, also by which program.
         let found = found.filter(|(monitored, _)| !monitored.entry.online || monitored.learnt.is_some());
         let Some((monitored, examined)) = found else { return self.pool.let_go(fd, uid) };
-        let acting = Acting { id: examined.id, fd: &Arc::new(LentFile::new(fd, uid, &self.pool)), uid, inside: None, pool: &self.pool };
+        let acting = Acting {
+            id: examined.id,
+            fd: &Arc::new(LentFile::new(fd, uid, &self.pool)),
+            uid,
+            inside: None,
+            pool: &self.pool,
+        };
         let about = (examined.path.as_path(), examined.size_bytes);
         self.files.expected(&acting, &monitored, about, &mut self.users, now_ns());
     }

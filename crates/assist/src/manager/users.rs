@@ -91,7 +91,8 @@ impl Users {
     pub(super) fn open(&mut self, uid: u32, of_program: usize, closing: u64) -> bool {
         let limits = self.limits;
         let user = self.users.entry(uid).or_default();
-        let room = user.files.saturating_add(closing) < limits.files_per_user && (of_program as u64) < limits.files_per_program;
+        let room = user.files.saturating_add(closing) < limits.files_per_user
+            && (of_program as u64) < limits.files_per_program;
         user.files += u64::from(room);
         room
     }

@@ -138,7 +138,8 @@ fn others_are_served(users: u32, processes: u32, files: u32, pause_us: u64) {
     [&data, &hung].map(|path| std::fs::create_dir(path).unwrap());
     // Of each process one file is read by the manager itself, and of the other it asks what file system it is on.
     let (first, count) = (|process: u32| (process * 2).to_string(), "2");
-    let forced = (0..processes).map(|process| json!({ "Path": hung.join(first(process)), "Backend": "ForcedRead", "WillNeed": [{}] }));
+    let forced = (0..processes)
+        .map(|process| json!({ "Path": hung.join(first(process)), "Backend": "ForcedRead", "WillNeed": [{}] }));
     let hints = json!({
         "File": forced.collect::<Vec<_>>(),
         "Directory": [
@@ -167,7 +168,9 @@ fn others_are_served(users: u32, processes: u32, files: u32, pause_us: u64) {
     until("it hangs in every way", || [Asked::Read, Asked::Flush, Asked::Statfs].iter().all(|a| mount.waiting(*a) > 0));
     // Those that wait in no call of the file system go; their files are still to be closed.
     for (process, stuck) in stuck.iter().enumerate().filter(|(process, _)| process % 2 == 1) {
-        until("its files are open", || std::fs::read_to_string(folder.at(&format!("hold.{process}"))).unwrap() == "open\n");
+        until("its files are open", || {
+            std::fs::read_to_string(folder.at(&format!("hold.{process}"))).unwrap() == "open\n"
+        });
         stuck.signal(Signal::KILL);
     }
     let beside = node.arrivals("beside", pause_us);

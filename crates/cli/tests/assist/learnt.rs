@@ -120,11 +120,7 @@ fn programs_that_a_launcher_starts_are_known_by_themselves() {
     let first = tables.table("a.tbl", 12 * MIB + 100);
     launched(&["run", "-q", "--learn"], "\"$0\" \"$@\"; true", &first);
     let trace = tables.folder.at("b.imt");
-    launched(
-        &["record", "-o", trace.to_str().unwrap()],
-        "env \"$0\" \"$@\"; true",
-        &tables.table("b.tbl", 20 * MIB),
-    );
+    launched(&["record", "-o", trace.to_str().unwrap()], "env \"$0\" \"$@\"; true", &tables.table("b.tbl", 20 * MIB));
     let ran = tables.learn(&[&trace]);
     assert!(ran.out.starts_with("table, 2 recorded runs:\n  *.tbl: "), "{}{}", ran.out, ran.err);
     let list = run_command(&mut tables.command(&["learn", "--list"]));

@@ -145,23 +145,25 @@ impl Service {
             }
             return;
         }
-        let advised = found.and_then(|monitored| Some((monitored, Arc::new(LentFile::new(sent.take()?, uid, &self.pool))))).map(|(monitored, fd)| {
-            let inside = Some(&client.inside);
-            let acting = Acting { id: examined.id, fd: &fd, uid: client.uid, inside, pool: &self.pool };
-            let file = (examined.path.as_path(), examined.size_bytes);
-            self.files.opened(&acting, client.id, &monitored, file, &mut self.users, now_ns());
-            if let Some(siblings) = self.siblings.as_ref().filter(|_| monitored.entry.online) {
-                siblings.opened(&examined.path);
-            }
-            let mut mode = OpenFile::default();
-            // A file met again is somewhere; only one just opened is at its beginning.
-            if flags & register::FOUND == 0
-                && let Some(how) = mode.opened(&monitored.regions)
-            {
-                self.files.read_ahead(&acting, how);
-            }
-            Advised { id: examined.id, fd: fd.clone(), mode, is_mapped: false }
-        });
+        let advised = found
+            .and_then(|monitored| Some((monitored, Arc::new(LentFile::new(sent.take()?, uid, &self.pool)))))
+            .map(|(monitored, fd)| {
+                let inside = Some(&client.inside);
+                let acting = Acting { id: examined.id, fd: &fd, uid: client.uid, inside, pool: &self.pool };
+                let file = (examined.path.as_path(), examined.size_bytes);
+                self.files.opened(&acting, client.id, &monitored, file, &mut self.users, now_ns());
+                if let Some(siblings) = self.siblings.as_ref().filter(|_| monitored.entry.online) {
+                    siblings.opened(&examined.path);
+                }
+                let mut mode = OpenFile::default();
+                // A file met again is somewhere; only one just opened is at its beginning.
+                if flags & register::FOUND == 0
+                    && let Some(how) = mode.opened(&monitored.regions)
+                {
+                    self.files.read_ahead(&acting, how);
+                }
+                Advised { id: examined.id, fd: fd.clone(), mode, is_mapped: false }
+            });
         self.next_number += 1;
         let recorded = RecordedFile {
             number: self.next_number,
