@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use impresario_ring::message::{Mode, ToClient};
 use impresario_ring::patterns::Builder;
-use impresario_ring::{Access as RingAccess, Op, flag, now_ns, ring_bytes};
+use impresario_ring::{Access as RingAccess, Op, Unseen, flag, now_ns, ring_bytes};
 use rustc_hash::FxHashMap;
 use rustix::event::epoll::{self, Event, EventData, EventFlags};
 
@@ -99,6 +99,7 @@ pub(super) struct Service {
     cut_off: u64,
     /// Of rings that are gone.
     dropped_accesses: u64,
+    unseen: Unseen,
     /// Of all reads and of all memory maps told of.
     seen_bytes: u64,
     mapped_bytes: u64,
@@ -164,6 +165,7 @@ impl Service {
             programs_ever: 0,
             cut_off: 0,
             dropped_accesses: 0,
+            unseen: Unseen::default(),
             seen_bytes: 0,
             mapped_bytes: 0,
         })
@@ -480,6 +482,7 @@ impl Service {
             let _ = epoll::delete(&self.epoll, event);
             self.users.drop_ring(client.uid, ring_bytes(ring.slots()) as u64);
             self.dropped_accesses = self.dropped_accesses.saturating_add(ring.dropped());
+            self.unseen = self.unseen.and(ring.unseen());
         }
         self.users.disconnect(client.uid);
         self.pool.hang_up(client.socket, client.uid);
@@ -498,6 +501,8 @@ impl Service {
     fn report(&self) -> Report {
         let (files, others) = self.files.reports();
         let dropped = |c: &Client| c.ring.as_ref().map_or(0, |(ring, _)| ring.dropped());
+        let unseen = |c: &Client| c.ring.as_ref().map_or(Unseen::default(), |(ring, _)| ring.unseen());
+        let unseen = self.clients.values().map(unseen).fold(self.unseen, Unseen::and);
         let now: u64 = self.clients.values().map(dropped).fold(0, u64::saturating_add);
         Report {
             origin: Origin::default(),
@@ -507,6 +512,8 @@ impl Service {
             dropped_accesses: self.dropped_accesses.saturating_add(now),
             seen_bytes: self.seen_bytes,
             mapped_bytes: self.mapped_bytes,
+            unseen_bytes: unseen.bytes,
+            unseen_rings: unseen.rings,
             coverage: None,
             siblings_bytes: self.siblings.as_ref().map_or(0, Siblings::brought_bytes),
             held_bytes: self.users.held_bytes(),

@@ -3,7 +3,7 @@
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::process::CommandExt;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
@@ -133,9 +133,13 @@ fn others_are_served(users: u32, processes: u32, files: u32, pause_us: u64) {
         return;
     }
     let _cache = page_cache::watched();
-    ["arrivals", "hold"].map(|name| try_compile(folder.path(), name, &[]).unwrap());
+    for name in ["arrivals", "hold"] {
+        try_compile(folder.path(), name, &[]).unwrap();
+    }
     let (data, hung) = (folder.at("data"), folder.at("hung"));
-    [&data, &hung].map(|path| std::fs::create_dir(path).unwrap());
+    for path in [&data, &hung] {
+        std::fs::create_dir(path).unwrap();
+    }
     // Of each process one file is read by the manager itself, and of the other it asks what file system it is on.
     let (first, count) = (|process: u32| (process * 2).to_string(), "2");
     let forced = (0..processes)
@@ -279,6 +283,13 @@ fn lingering(listener: &std::net::TcpListener, peers: &mut Vec<std::net::TcpStre
     slow.into()
 }
 
+/// Whether all threads of a process have stopped.
+fn stopped(pid: u32) -> bool {
+    let states = std::fs::read_dir(format!("/proc/{pid}/task")).unwrap().flatten();
+    let mut states = states.filter_map(|task| std::fs::read_to_string(task.path().join("stat")).ok());
+    states.all(|stat| stat.rsplit_once(')').is_some_and(|(_, rest)| rest.trim_start().starts_with('T')))
+}
+
 /// Descriptors that come where none are expected, and those that are not even taken, are closed beside the service, too.
 #[test]
 fn descriptors_in_a_connection_that_is_cut_off_delay_nobody() {
@@ -299,6 +310,7 @@ fn descriptors_in_a_connection_that_is_cut_off_delay_nobody() {
     for (case, messages) in cases {
         // Until the descriptors are in the connection alone.
         daemon.process.signal(Signal::STOP);
+        until("all its threads have stopped", || stopped(daemon.process.pid()));
         let address = SocketAddrUnix::new(&daemon.socket).unwrap();
         let socket = rustix::net::socket(AddressFamily::UNIX, SocketType::SEQPACKET, None).unwrap();
         rustix::net::connect(&socket, &address).unwrap();

@@ -51,12 +51,14 @@ pub struct HungMount {
 }
 
 impl HungMount {
-    /// Mounts it. The kernel takes attributes and names for `known_for`.
+    /// Mounts it. The kernel takes attributes and names for `known_for`; read-only unless that is 0.
     pub fn new(at: &Path, known_for: Duration) -> HungMount {
         let state = Arc::<State>::default();
         let mut config = Config::default();
+        // Read-only, the kernel does not ask who may write, nor for times of access.
+        let rights = if known_for.is_zero() { MountOption::RW } else { MountOption::RO };
         config.mount_options =
-            vec![MountOption::FSName("impresario-hung".into()), MountOption::RO, MountOption::DefaultPermissions];
+            vec![MountOption::FSName("impresario-hung".into()), MountOption::DefaultPermissions, rights];
         config.acl = SessionACL::All;
         let session = fuser::spawn_mount(Files { state: state.clone(), known_for }, at, &config).unwrap();
         HungMount { state, session: Some(session) }

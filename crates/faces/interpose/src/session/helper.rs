@@ -167,7 +167,8 @@ fn serve() -> Option<Notice> {
         if let Some(client) = ring().and_then(Producer::helper_wanted)
             && let Err(line) = converse(client, &mut library)
         {
-            return Some(line);
+            // Where the library's name says that there is none, that is as it should be.
+            return library_name().map(|_| line);
         }
         let _ = rustix::event::poll(&mut [], Some(&LOOK));
         end_when_restricted();
