@@ -9,13 +9,14 @@ mod cachestat;
 mod fadvise;
 mod forced_read;
 mod gpfs;
+mod inside;
 mod lustre;
+mod program;
 
 use std::ffi::{CStr, CString};
 use std::io;
 use std::ops::Range;
 use std::os::fd::{AsFd, BorrowedFd};
-use std::os::unix::ffi::OsStringExt;
 use std::path::Path;
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::atomic::{AtomicBool, AtomicU64};
@@ -24,13 +25,15 @@ use std::sync::{Arc, OnceLock};
 use rustc_hash::{FxHashMap, FxHashSet};
 
 use crate::config::{BackendChoice, ReadAhead};
-pub use cachestat::{CachedPages, PAGE_BYTES, cached_pages, is_cached};
+pub use cachestat::{CachedPages, PAGE_BYTES, cached_pages, is_cached, sees_all_pages};
 pub use fadvise::Fadvise;
 pub use forced_read::ForcedRead;
-pub use gpfs::{Gpfs, Inside};
+pub use gpfs::Gpfs;
 use impresario_base::lock::Mutex;
 pub use impresario_device::{DeviceLimits, device_limits};
+pub use inside::Inside;
 pub use lustre::{Advice, Ladvise, Lustre};
+use program::ByProgram;
 
 /// An open file and which file it is.
 #[derive(Clone, Copy, Debug)]
@@ -118,7 +121,6 @@ pub trait HintBackend: Send + Sync {
 }
 
 const LUSTRE_MAGIC: u64 = 0x0BD0_0BD0;
-const GPFS_MAGIC: u64 = 0x4750_4653;
 
 /// All ways, and which one each device needs.
 pub struct Backends {
@@ -136,9 +138,7 @@ pub struct Backends {
 
 impl Default for Backends {
     fn default() -> Backends {
-        let named = std::env::var_os(impresario_gpfs::LIBRARY_VARIABLE).and_then(|v| CString::new(v.into_vec()).ok());
-        let libgpfs = named.as_deref().unwrap_or(impresario_gpfs::LIBRARY);
-        Backends::new(libgpfs, lustre::ladvise_ioctl())
+        Backends::new(&impresario_gpfs::library_name(), lustre::ladvise_ioctl())
     }
 }
 
@@ -165,10 +165,11 @@ impl Backends {
             BackendChoice::ForcedRead => &self.forced_read,
             BackendChoice::Lustre => &self.lustre,
             BackendChoice::Gpfs => self.gpfs(file),
+            BackendChoice::Program => &ByProgram,
             BackendChoice::Auto if self.is_ignored(file.id.dev) => &self.forced_read,
             BackendChoice::Auto => match self.magic(file) {
                 Some(LUSTRE_MAGIC) => &self.lustre,
-                Some(GPFS_MAGIC) => self.gpfs(file),
+                Some(impresario_gpfs::MAGIC) => self.gpfs(file),
                 _ => &self.fadvise,
             },
         }

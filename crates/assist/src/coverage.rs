@@ -56,6 +56,12 @@ pub struct Coverage {
     pub seen_bytes: u64,
     /// Bytes of the files that the program mapped into memory, as often as it did.
     pub mapped_bytes: u64,
+    /// Bytes of reads by files in a table of a ring of io_uring.
+    #[serde(default)]
+    pub unseen_bytes: u64,
+    /// Rings of io_uring that cannot be looked into.
+    #[serde(default)]
+    pub unseen_rings: u64,
     /// Bytes that the program's calls read.
     pub called_bytes: u64,
     /// Bytes that came from a device for it.
@@ -95,6 +101,13 @@ impl fmt::Display for Coverage {
         if self.mapped_bytes > 0 {
             write!(f, "; {} of files were mapped", shown(self.mapped_bytes))?;
         }
+        if self.unseen_bytes > 0 {
+            write!(f, "; {} by files in a table of io_uring were not seen", shown(self.unseen_bytes))?;
+        }
+        if self.unseen_rings > 0 {
+            let s = if self.unseen_rings == 1 { "" } else { "s" };
+            write!(f, "; {} ring{s} of io_uring cannot be looked into", self.unseen_rings)?;
+        }
         if self.lost_accesses > 0 {
             write!(f, "; {} accesses came too fast to be told", self.lost_accesses)?;
         }
@@ -133,6 +146,12 @@ mod tests {
         );
         let hinted = Coverage { seen_bytes: mib(200), all_files: false, ..all };
         assert_eq!(hinted.to_string(), "Saw 200 MiB of 214 MiB read; 14 MiB of what has no hints, or unseen.");
+        let rings = Coverage { unseen_bytes: mib(12), unseen_rings: 1, ..all };
+        assert_eq!(
+            rings.to_string(),
+            "Saw 214 MiB of 214 MiB read; 12 MiB by files in a table of io_uring were not seen; 1 ring of io_uring cannot \
+             be looked into."
+        );
         // libaio's reads are told and in no account of calls.
         let asynchronous = Coverage { called_bytes: mib(1), device_bytes: mib(214), lost_accesses: 3, ..all };
         assert_eq!(asynchronous.to_string(), "Saw 214 MiB of 214 MiB read; 3 accesses came too fast to be told.");

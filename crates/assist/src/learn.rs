@@ -17,15 +17,16 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 
 use impresario_foresight::Sample;
-use impresario_trace::{Trace, TraceOp};
-use rustc_hash::FxHashMap;
+use impresario_trace::{Record, Trace, TraceOp};
+use rustc_hash::{FxHashMap, FxHashSet};
 
 pub use facts::{Facts, Files, MAGIC_BYTES};
 pub use kinds::{KIND_FILES_MAX, Kind, Observation, PRECISION_MIN, find, kinds_of};
-pub use program::program_of;
+pub use program::{program_of, program_of_process};
 pub use store::{Learnt, SHARED, Store, StoreError};
 
 use crate::plan::{Purpose, purpose, uses};
+use crate::record::SOURCE;
 
 /// Nothing is learnt of shorter files: the kernel reads them as a whole.
 const FILE_BYTES_MIN: u64 = 64 << 10;
@@ -47,11 +48,33 @@ pub struct Observed {
     pub short: u64,
 }
 
-/// Looks at a recorded run. Of files that are still there the first bytes are read.
-pub fn observe(trace: &Trace) -> Observed {
+/// The programs that read in a recorded run, in the order of their first reads: each by its name, and with the label that its
+/// accesses have. A trace that is not ours is of one program, the recorded command's; without one its name is `None`.
+pub fn programs_in(trace: &Trace) -> Vec<(Option<String>, Option<&str>)> {
+    let command = program_of(trace.header.command.split_whitespace());
+    let mut labels: Vec<&str> = Vec::new();
+    for r in trace.records.iter().filter(|r| r.op == TraceOp::Read) {
+        let label = trace.origin(r.origin).label.as_str();
+        // Most accesses have the one before's.
+        if labels.last() != Some(&label) && !labels.contains(&label) {
+            labels.push(label);
+        }
+    }
+    if labels.is_empty() || !trace.header.source.ends_with(SOURCE) {
+        return vec![(command, None)];
+    }
+    let name = |label: &str| if label.is_empty() { command.clone() } else { Some(label.into()) };
+    labels.into_iter().map(|label| (name(label), Some(label))).collect()
+}
+
+/// Looks at a recorded run: at what one program of it read, whose accesses have this label, or at all. Of files that are
+/// still there the first bytes are read.
+pub fn observe(trace: &Trace, label: Option<&str>) -> Observed {
     let uses = uses(trace);
+    let is_of = |r: &Record| r.op == TraceOp::Read && label.is_none_or(|label| trace.origin(r.origin).label == label);
+    let read: FxHashSet<usize> = trace.records.iter().filter(|r| is_of(r)).map(|r| r.file.0 as usize).collect();
     let mut observed = Observed::default();
-    let mut files: Vec<usize> = (0..uses.len()).filter(|file| uses[*file].reads > 0).collect();
+    let mut files: Vec<usize> = (0..uses.len()).filter(|file| uses[*file].reads > 0 && read.contains(file)).collect();
     files.sort_by_key(|file| std::cmp::Reverse(uses[*file].bytes));
     let mut reads: FxHashMap<usize, Vec<(u32, Range<u64>)>> = FxHashMap::default();
     for file in files.iter().take(FILES_MAX) {
@@ -65,7 +88,7 @@ pub fn observe(trace: &Trace) -> Observed {
     }
     for r in &trace.records {
         let (len, of) = (r.moved_bytes(), reads.get_mut(&(r.file.0 as usize)));
-        if let Some(of) = of.filter(|of| r.op == TraceOp::Read && len > 0 && of.len() < READS_MAX) {
+        if let Some(of) = of.filter(|of| is_of(r) && len > 0 && of.len() < READS_MAX) {
             of.push((r.origin.0, r.offset..r.offset.saturating_add(len)));
         }
     }
@@ -104,7 +127,7 @@ fn first_bytes(path: &Path, size_bytes: u64) -> Option<Vec<u8>> {
 #[cfg(test)]
 mod tests {
     use impresario_sched::Nanos;
-    use impresario_trace::{Builder, FileInfo, Header, Origin, Record};
+    use impresario_trace::{Builder, FileInfo, Header, Origin};
 
     use super::*;
 
@@ -131,7 +154,8 @@ mod tests {
         access("/data/unknown", None, 1, TraceOp::Read, 0, 1000);
         access("/usr/lib/x.dat", Some(1 << 20), 1, TraceOp::Read, 0, 65_536);
         access("/data/empty", Some(1 << 20), 1, TraceOp::Read, 2 << 20, 65_536);
-        let observed = observe(&builder.build());
+        let trace = builder.build();
+        let observed = observe(&trace, None);
         assert_eq!((observed.written, observed.short, observed.in_no_order), (1, 2, 1));
         assert_eq!(observed.files.len(), 2);
         let [threads, file] = observed.files.as_slice() else { panic!("{observed:?}") };
@@ -139,5 +163,30 @@ mod tests {
         assert_eq!((file.sample.series.len(), file.seen_unix_s), (1, 5));
         assert_eq!((threads.sample.series.len(), threads.magic.as_deref()), (1, None));
         assert_eq!(threads.sample.pieces().next(), Some(65_536..11 * 65_536));
+        assert_eq!(programs_in(&trace), [(None, None)]);
+    }
+
+    /// A launcher, a shell and what they start are in one record.
+    #[test]
+    fn each_program_of_a_run_is_known_by_itself() {
+        let (command, source) = ("mpirun -n 2 ./solver mesh".into(), format!("impresario {SOURCE}"));
+        let mut builder = Builder::new(Header { command, source, ..Header::default() });
+        for (at, label) in ["", "solver", "solver", "post.py"].into_iter().enumerate() {
+            let path = format!("/data/{label}");
+            let file = builder.file(FileInfo { path: path.into(), key: 0, size_bytes: Some(1 << 20) }).unwrap();
+            let origin = Origin { process: at as u32, label: label.into(), ..Origin::default() };
+            let origin = builder.origin(origin).unwrap();
+            let read = |i: u64| Record::new(TraceOp::Read, file, i * 65_536, 4096, Nanos(at as u64 * 10 + i));
+            (0..4).for_each(|i| builder.push(Record { origin, ..read(i) }).unwrap());
+        }
+        let trace = builder.build();
+        let of = |name: &str, label| (Some(name.to_string()), label);
+        let all = [of("mpirun", Some("")), of("solver", Some("solver")), of("post.py", Some("post.py"))];
+        assert_eq!(programs_in(&trace), all);
+        let other = Header { source: "another".into(), ..trace.header.clone() };
+        assert_eq!(programs_in(&Trace { header: other, ..trace.clone() }), [of("mpirun", None)]);
+        let paths = |label| observe(&trace, label).files.iter().map(|f| f.path.clone()).collect::<Vec<_>>();
+        assert_eq!(paths(Some("solver")), [Path::new("/data/solver")]);
+        assert_eq!((paths(Some("other")).len(), paths(None).len()), (0, 3));
     }
 }

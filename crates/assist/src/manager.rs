@@ -12,6 +12,7 @@ mod client;
 mod files;
 mod memory;
 mod pool;
+mod programs;
 mod registration;
 mod service;
 mod siblings;
@@ -64,6 +65,9 @@ impl Record {
     }
 }
 
+/// What is known of a program's kinds of files.
+pub type KindsOf = Box<dyn Fn(&str) -> Vec<Kind> + Send>;
+
 /// What a manager is to do.
 pub struct Options {
     /// The hints, with budgets and limits.
@@ -78,8 +82,11 @@ pub struct Options {
     pub workers: u32,
     /// Ways of giving hints.
     pub backends: Backends,
-    /// What the programs read of kinds of files, for files without a plan.
-    pub kinds: Vec<Kind>,
+    /// The name of the program that is started, where it cannot be asked of the process that reads.
+    pub program: Option<String>,
+    /// What a program, by its name, reads of kinds of files, for files without a plan. Called by the manager's thread, once for
+    /// each name.
+    pub kinds: Option<KindsOf>,
 }
 
 impl Options {
@@ -92,7 +99,8 @@ impl Options {
             record: None,
             workers: 8,
             backends: Backends::default(),
-            kinds: Vec::new(),
+            program: None,
+            kinds: None,
         }
     }
 

@@ -1,10 +1,12 @@
 //! A recorded run as a trace.
 
 use std::collections::HashMap;
+use std::collections::hash_map::Entry;
 use std::fs::File;
 use std::io;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
+use std::sync::Arc;
 
 use impresario_base::machine::host_name;
 use impresario_ring::{Op, flag};
@@ -13,11 +15,16 @@ use impresario_trace::{FileInfo, Header, Origin, OriginId, Outcome, Record, Trac
 
 use crate::manager::{RecordedAccess, RecordedFile, Sink};
 
+/// How the source of our traces ends; each access has its program's name as a label.
+pub const SOURCE: &str = "assist record";
+
 /// Writes what programs do to a trace file.
 pub struct TraceSink {
     writer: Option<Writer<File>>,
     zero_ns: u64,
-    files: HashMap<u64, (FileId, u32)>,
+    files: HashMap<u64, (FileId, u32, Arc<str>)>,
+    /// By process, thread and program.
+    origins: HashMap<(u32, u32, Arc<str>), OriginId>,
 }
 
 impl TraceSink {
@@ -27,17 +34,30 @@ impl TraceSink {
         let header = Header {
             clock_unix_ns: unix_ns.and_then(|d| u64::try_from(d.as_nanos()).ok()),
             host: host_name(),
-            source: concat!("impresario ", env!("CARGO_PKG_VERSION"), " assist record").into(),
+            source: format!("impresario {} {SOURCE}", env!("CARGO_PKG_VERSION")),
             command: command.into(),
             ..Header::default()
         };
         let writer = Writer::create(path, &header)?;
-        Ok(TraceSink { writer: Some(writer), zero_ns: impresario_ring::now_ns(), files: HashMap::new() })
+        Ok(TraceSink {
+            writer: Some(writer),
+            zero_ns: impresario_ring::now_ns(),
+            files: HashMap::new(),
+            origins: HashMap::new(),
+        })
     }
 
     fn push(&mut self, number: u64, thread: u32, record: impl FnOnce(FileId, OriginId) -> Record) -> io::Result<()> {
-        let (Some(writer), Some((file, pid))) = (&mut self.writer, self.files.get(&number)) else { return Ok(()) };
-        let origin = writer.origin(&Origin { process: *pid, thread, ..Origin::default() }).map_err(io::Error::other)?;
+        let (Some(writer), Some((file, pid, program))) = (&mut self.writer, self.files.get(&number)) else {
+            return Ok(());
+        };
+        let origin = match self.origins.entry((*pid, thread, program.clone())) {
+            Entry::Occupied(known) => *known.get(),
+            Entry::Vacant(new) => {
+                let origin = Origin { process: *pid, thread, label: program.to_string(), ..Origin::default() };
+                *new.insert(writer.origin(&origin).map_err(io::Error::other)?)
+            }
+        };
         writer.push(&record(*file, origin)).map_err(io::Error::other)
     }
 }
@@ -51,7 +71,7 @@ impl Sink for TraceSink {
             size_bytes: Some(file.size_bytes),
         };
         let id = writer.file(&info).map_err(io::Error::other)?;
-        self.files.insert(file.number, (id, file.pid));
+        self.files.insert(file.number, (id, file.pid, file.program.clone()));
         Ok(())
     }
 
@@ -106,6 +126,7 @@ mod tests {
             size_bytes: 1000,
             pid: 11,
             uid: 0,
+            program: "x.py".into(),
         };
         sink.opened(&file).unwrap();
         let read = RecordedAccess {
@@ -136,7 +157,8 @@ mod tests {
                 (TraceOp::Close, 100, Some(Nanos(900)))
             ]
         );
-        assert_eq!((trace.origin(trace.records[0].origin).process, trace.header.command.as_str()), (11, "program x"));
+        let origin = trace.origin(trace.records[0].origin);
+        assert_eq!((origin.process, origin.label.as_str(), trace.header.command.as_str()), (11, "x.py", "program x"));
         assert!(TraceSink::create(&path, "").is_err(), "an old trace is not overwritten");
     }
 }

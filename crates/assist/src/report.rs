@@ -131,6 +131,12 @@ pub struct Report {
     /// Bytes of all memory maps told of.
     #[serde(default)]
     pub mapped_bytes: u64,
+    /// Bytes of reads by files in a table of a ring of io_uring: the files, and so the places, are not known.
+    #[serde(default)]
+    pub unseen_bytes: u64,
+    /// Rings of io_uring that were seen to be made and cannot be looked into.
+    #[serde(default)]
+    pub unseen_rings: u64,
     /// Of a manager that served one program alone: how much of what it read was seen.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub coverage: Option<Coverage>,
@@ -160,6 +166,8 @@ impl Report {
         let coverage = Coverage {
             seen_bytes: self.seen_bytes,
             mapped_bytes: self.mapped_bytes,
+            unseen_bytes: self.unseen_bytes,
+            unseen_rings: self.unseen_rings,
             called_bytes: account.called_bytes,
             device_bytes: account.device_bytes,
             lost_accesses: self.dropped_accesses,

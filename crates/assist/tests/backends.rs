@@ -14,7 +14,7 @@ use std::thread::JoinHandle;
 use impresario_assist::backend::{Backends, FileId, Gpfs, HintBackend, HintedFile, Inside, Progress, cached_pages};
 use impresario_assist::config::BackendChoice;
 use impresario_gpfs::Hint;
-use impresario_ring::order::{self, Answer, ORDER_BYTES_MAX};
+use impresario_ring::order::{self, Answer, ORDER_BYTES_MAX, Task};
 use impresario_testing::page_cache::{self, PageCache};
 
 const MIB: u64 = 1 << 20;
@@ -236,7 +236,7 @@ fn helper(answer: impl Fn(usize, &Hint) -> Option<Answer> + Send + 'static) -> (
             let got = rustix::net::recvmsg(&theirs, &mut parts, &mut control, RecvFlags::CMSG_CLOEXEC).unwrap();
             let Some(RecvAncillaryMessage::ScmRights(mut rights)) = control.drain().next() else { return seen };
             let stat = rustix::fs::fstat(rights.next().unwrap()).unwrap();
-            let hint = order::decode(&bytes[..got.bytes]).unwrap();
+            let Task::Hint(hint) = order::decode(&bytes[..got.bytes]).unwrap() else { panic!("a hint was asked for") };
             let Some(answer) = answer(seen.len(), &hint) else { return seen };
             seen.push((stat.st_ino, hint));
             rustix::net::send(&theirs, &answer.encode(), SendFlags::NOSIGNAL).unwrap();

@@ -9,6 +9,10 @@ mod batch;
 mod charged;
 #[path = "assist/formats.rs"]
 mod formats;
+#[path = "assist/hung.rs"]
+mod hung;
+#[path = "assist/hung_mount.rs"]
+mod hung_mount;
 #[path = "assist/inside.rs"]
 mod inside;
 #[path = "assist/kinds.rs"]
@@ -35,3 +39,5 @@ mod tools;
 mod trouble;
 #[path = "assist/watched.rs"]
 mod watched;
+#[path = "assist/workers.rs"]
+mod workers;

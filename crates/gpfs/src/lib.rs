@@ -4,10 +4,11 @@
 //! The interface is that of the public `gpfs_fcntl.h`. The `assist` crate decides which ranges to request and release,
 //! and when.
 
-use std::ffi::{CStr, c_int, c_void};
+use std::ffi::{CStr, CString, c_int, c_void};
 use std::io;
 use std::ops::Deref;
 use std::os::fd::{AsRawFd, BorrowedFd};
+use std::os::unix::ffi::OsStringExt;
 
 /// Largest number of ranges to prefetch, and of ranges to release, in one hint.
 pub const RANGES_MAX: usize = 8;
@@ -18,8 +19,13 @@ pub const LIBRARY_VARIABLE: &str = "IMPRESARIO_ASSIST_LIBGPFS";
 /// Default name of the library.
 pub const LIBRARY: &CStr = c"libgpfs.so";
 
+/// The file system's number, as `statfs` has it.
+pub const MAGIC: u64 = 0x4750_4653;
+
+const ACCESS_RANGE: c_int = 1001;
 const FREE_RANGE: c_int = 1002;
 const MULTIPLE_ACCESS_RANGE: c_int = 1003;
+const CLEAR_FILE_CACHE: c_int = 1004;
 const CANCEL_HINTS: c_int = 2001;
 
 /// A range within one block of the file system.
@@ -124,10 +130,28 @@ struct FreeRange {
 }
 
 #[repr(C)]
-struct Cancel {
+struct AccessRange {
     header: Header,
     length: c_int,
     kind: c_int,
+    start: i64,
+    bytes: i64,
+    is_write: c_int,
+    padding: [u8; 4],
+}
+
+/// What has nothing but its kind.
+#[repr(C)]
+struct Plain {
+    header: Header,
+    length: c_int,
+    kind: c_int,
+}
+
+/// The library's name: the environment's, or the default. Empty: there is none.
+pub fn library_name() -> CString {
+    let named = std::env::var_os(LIBRARY_VARIABLE).and_then(|name| CString::new(name.into_vec()).ok());
+    named.unwrap_or_else(|| LIBRARY.into())
 }
 
 fn header<T>() -> Header {
@@ -227,11 +251,32 @@ impl Library {
                 let (header, length) = (header::<FreeRange>(), body::<FreeRange>());
                 self.call(fd, &mut FreeRange { header, length, kind: FREE_RANGE, start, bytes }).map(|()| 0)
             }
-            Hint::Cancel => {
-                let (header, length) = (header::<Cancel>(), body::<Cancel>());
-                self.call(fd, &mut Cancel { header, length, kind: CANCEL_HINTS }).map(|()| 0)
-            }
+            Hint::Cancel => self.plain(fd, CANCEL_HINTS).map(|()| 0),
         }
+    }
+
+    /// Says that this range is read soon, and nothing outside of it; 0 `bytes`: to the end of the file. A later call
+    /// replaces it. The manager does not give this hint: it would have to know all that a program reads.
+    ///
+    /// # Errors
+    /// errno, as the library sets it.
+    pub fn access_range(&self, fd: BorrowedFd<'_>, start: i64, bytes: i64) -> io::Result<()> {
+        let (header, length) = (header::<AccessRange>(), body::<AccessRange>());
+        let kind = ACCESS_RANGE;
+        self.call(fd, &mut AccessRange { header, length, kind, start, bytes, is_write: 0, padding: [0; 4] })
+    }
+
+    /// Lets go what GPFS has of the file in memory, whoever brought it in.
+    ///
+    /// # Errors
+    /// errno, as the library sets it.
+    pub fn clear_file_cache(&self, fd: BorrowedFd<'_>) -> io::Result<()> {
+        self.plain(fd, CLEAR_FILE_CACHE)
+    }
+
+    fn plain(&self, fd: BorrowedFd<'_>, kind: c_int) -> io::Result<()> {
+        let (header, length) = (header::<Plain>(), body::<Plain>());
+        self.call(fd, &mut Plain { header, length, kind })
     }
 
     fn call<T>(&self, fd: BorrowedFd<'_>, argument: &mut T) -> io::Result<()> {
@@ -260,7 +305,8 @@ mod tests {
     fn the_structures_are_those_of_the_header_file() {
         let sizes = [size_of::<Header>(), size_of::<BlockRange>(), size_of::<MultipleAccessRange>()];
         assert_eq!(sizes, [16, 24, 16 + 16 + 16 * 24]);
-        assert_eq!([size_of::<FreeRange>(), size_of::<Cancel>()], [40, 24]);
+        assert_eq!([size_of::<FreeRange>(), size_of::<AccessRange>(), size_of::<Plain>()], [40, 48, 24]);
+        assert_eq!(std::mem::offset_of!(AccessRange, is_write), 40);
     }
 
     #[test]

@@ -57,6 +57,23 @@ pub struct Access {
     pub start_ns: u64,
 }
 
+/// What a client does and knows that it cannot tell of: counts that only grow.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Unseen {
+    /// Bytes of reads of files that are not known.
+    pub bytes: u64,
+    /// Rings of io_uring that cannot be looked into.
+    pub rings: u64,
+}
+
+impl Unseen {
+    /// Both together.
+    pub fn and(self, other: Unseen) -> Unseen {
+        let (bytes, rings) = (self.bytes.saturating_add(other.bytes), self.rings.saturating_add(other.rings));
+        Unseen { bytes, rings }
+    }
+}
+
 impl Access {
     /// The four words of a slot.
     #[inline]

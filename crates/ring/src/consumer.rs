@@ -8,7 +8,7 @@ use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use rustix::fs::SealFlags;
 use rustix::mm::MapFlags;
 
-use crate::access::Access;
+use crate::access::{Access, Unseen};
 use crate::cells::{Cells, Reading, Stuck};
 use crate::layout::{MAGIC, Mapped, VERSION, slots_of};
 use crate::producer::{map, unmap};
@@ -144,6 +144,12 @@ impl Consumer {
     /// Accesses dropped so far because the ring was full, as counted by the client.
     pub fn dropped(&self) -> u64 {
         self.ring.dropped().load(Relaxed)
+    }
+
+    /// What the client knows that it cannot tell of.
+    pub fn unseen(&self) -> Unseen {
+        let [bytes, rings] = self.ring.unseen().map(|count| count.load(Relaxed));
+        Unseen { bytes, rings }
     }
 
     /// Returns at most `max` accesses in the order in which they were claimed. Visits no more than `max` positions,

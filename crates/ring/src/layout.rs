@@ -47,6 +47,8 @@ const DROPPED_AT: usize = 384;
 const ASLEEP_AT: usize = 512;
 const CLOSED_AT: usize = 640;
 const HELPER_AT: usize = 768;
+const UNSEEN_AT: usize = 896;
+const UNSEEN_RINGS_AT: usize = 904;
 
 /// Bytes of a ring's shared memory; `slots` is at most [`SLOTS_MAX`].
 pub const fn ring_bytes(slots: u32) -> usize {
@@ -127,6 +129,11 @@ impl Mapped {
 
     pub(crate) fn started_ns(&self) -> u64 {
         self.u64_at(STARTED_AT).load(Ordering::Relaxed)
+    }
+
+    /// Bytes, and rings, of [`Unseen`](crate::Unseen).
+    pub(crate) fn unseen(&self) -> [&AtomicU64; 2] {
+        [UNSEEN_AT, UNSEEN_RINGS_AT].map(|at| self.u64_at(at))
     }
 
     #[inline]

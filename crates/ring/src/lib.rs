@@ -21,7 +21,7 @@ mod producer;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::PathBuf;
 
-pub use access::{Access, Op, flag};
+pub use access::{Access, Op, Unseen, flag};
 pub use consumer::{Consumer, Corrupt, Drained, STUCK_NS, Sleep, Unusable};
 pub use layout::{HEADER_BYTES, SLOT_BYTES, SLOTS, SLOTS_MAX, SLOTS_MIN, ring_bytes};
 pub use producer::{Producer, Push};

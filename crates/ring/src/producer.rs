@@ -10,7 +10,7 @@ use std::sync::atomic::Ordering::{Acquire, Relaxed};
 use rustix::fs::{MemfdFlags, SealFlags};
 use rustix::mm::{MapFlags, ProtFlags};
 
-use crate::access::Access;
+use crate::access::{Access, Unseen};
 use crate::cells::{Cells, push};
 use crate::layout::{Mapped, SLOTS_MAX, SLOTS_MIN, ring_bytes};
 use crate::now_ns;
@@ -84,6 +84,13 @@ impl Producer {
     /// Accesses dropped because this ring was full.
     pub fn dropped(&self) -> u64 {
         self.ring.dropped().load(Relaxed)
+    }
+
+    /// Adds what the program does and cannot be told of.
+    pub fn add_unseen(&self, more: Unseen) {
+        let [bytes, rings] = self.ring.unseen();
+        bytes.fetch_add(more.bytes, Relaxed);
+        rings.fetch_add(more.rings, Relaxed);
     }
 
     /// Whether the ring has room now.

@@ -61,6 +61,13 @@ pub fn cached_pages(fd: BorrowedFd<'_>, range: Range<u64>) -> io::Result<CachedP
     Ok(CachedPages { cached: stat.nr_cache, all })
 }
 
+/// Whether this process may ask of any file ([`cached_pages`]). Otherwise the kernel asks the file system whether we could
+/// write to it, and some ask their server.
+pub fn sees_all_pages() -> bool {
+    use rustix::thread::{CapabilitySet, capabilities};
+    capabilities(None).is_ok_and(|own| own.effective.contains(CapabilitySet::FOWNER))
+}
+
 /// As [`cached_pages`], for a range that is about to be brought in. Where the kernel keeps `cachestat` from us, single pages
 /// are asked for without waiting (`RWF_NOWAIT`): an estimate. What is not there, the kernel may begin to read then, so no
 /// further page is asked for after a missing one.

@@ -89,7 +89,7 @@ impl ForcedRead {
 
 /// Whether a program has just read past a piece. Bringing it in then would only fill the gaps between what the program
 /// read itself, in many short requests, and never get ahead of it.
-fn overtaken(file: HintedFile<'_>, piece: &Range<u64>) -> bool {
+pub(super) fn overtaken(file: HintedFile<'_>, piece: &Range<u64>) -> bool {
     let passed = file.progress.map_or(0, |progress| progress.passed.load(Relaxed));
     (piece.end..piece.end.saturating_add(JUST_PASSED_BYTES)).contains(&passed)
 }

@@ -1,4 +1,4 @@
-//! GPFS (IBM Storage Scale): hints through its library, loaded at run time, here or [inside](inside) the program.
+//! GPFS (IBM Storage Scale): hints through its library, loaded at run time, here or [inside](super::inside) the program.
 //!
 //! The *multiple access range* hint takes up to 8 ranges to bring in, each within one block of the file system, and up
 //! to 8 to give back. GPFS takes on a prefix of the ranges and says how many; each one taken on must be given back
@@ -7,8 +7,6 @@
 //!
 //! It has not been tried on a real GPFS; tests load a recorder in the place of the library. GPFS has been seen to follow
 //! the hints of one file for each process only (Congiu et al., 2014, IV.C).
-
-mod inside;
 
 use std::collections::VecDeque;
 use std::ffi::CStr;
@@ -20,11 +18,11 @@ use std::sync::Arc;
 
 use impresario_base::lock::Mutex;
 use impresario_gpfs::{BlockRange, Hint, Library};
+use impresario_ring::order::Task;
 use rustc_hash::FxHashMap;
 
-use super::{Brought, FileId, HintBackend, HintedFile, blocks};
+use super::{Brought, FileId, HintBackend, HintedFile, Inside, blocks};
 use crate::config::ReadAhead;
-pub use inside::Inside;
 
 /// Ranges of an open file that wait to be taken on; more are dropped, oldest first.
 const WAITING_MAX: usize = 64;
@@ -43,6 +41,16 @@ trait Giver: Send + Sync + Debug {
 impl Giver for Library {
     fn give(&self, fd: BorrowedFd<'_>, hint: &Hint) -> io::Result<u32> {
         Library::give(self, fd, hint)
+    }
+}
+
+impl Giver for Inside {
+    fn is_gone(&self) -> bool {
+        !self.is_there()
+    }
+
+    fn give(&self, fd: BorrowedFd<'_>, hint: &Hint) -> io::Result<u32> {
+        self.ask(fd, &Task::Hint(*hint))
     }
 }
 

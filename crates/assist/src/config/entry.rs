@@ -117,6 +117,9 @@ pub enum BackendChoice {
     Lustre,
     /// Hints of GPFS: by the library inside the program where it can, else by the manager.
     Gpfs,
+    /// Reads by the library inside the program, so that memory and I/O are charged to the program's control group; none
+    /// where it cannot.
+    Program,
 }
 
 impl Entry {

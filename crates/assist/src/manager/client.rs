@@ -6,8 +6,10 @@ use std::sync::Arc;
 use impresario_ring::{Consumer, Sleep};
 use rustc_hash::FxHashMap;
 
+use super::pool::LentFile;
 use crate::advice::OpenFile;
 use crate::backend::{FileId, Inside};
+use crate::learn::Kind;
 
 /// Drains of an empty ring before the manager waits to be woken by it.
 const QUIET_DRAINS: u32 = 8;
@@ -24,7 +26,7 @@ pub(super) struct Open {
 #[derive(Debug)]
 pub(super) struct Advised {
     pub(super) id: FileId,
-    pub(super) fd: Arc<OwnedFd>,
+    pub(super) fd: Arc<LentFile>,
     pub(super) mode: OpenFile,
     /// The program has mapped the file, which lasts when it closes the descriptor.
     pub(super) is_mapped: bool,
@@ -48,6 +50,10 @@ pub(super) struct Client {
     pub(super) inside: Arc<Inside>,
     /// Files that the program closed, but whose last accesses may still be in the ring.
     pub(super) leaving: Vec<u32>,
+    /// Its name; empty when it is not known.
+    pub(super) program: Arc<str>,
+    /// What is known of it.
+    pub(super) kinds: Arc<[Kind]>,
     /// Registrations that found no room were told of in the log.
     pub(super) told_of_limit: bool,
     quiet: u32,
@@ -67,6 +73,8 @@ impl Client {
             mapped: Vec::new(),
             inside: Arc::default(),
             leaving: Vec::new(),
+            program: Arc::default(),
+            kinds: Arc::default(),
             told_of_limit: false,
             quiet: 0,
         }

@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 use std::ops::Range;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::AsFd;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use rustc_hash::FxHashMap;
 
-use super::pool::{Done, Pool, Target, Work};
+use super::pool::{Done, LentFile, Pool, Target, Work};
 use super::registration;
 use super::users::Users;
 use crate::advisor::{Advisor, Read, Reader};
@@ -52,7 +52,7 @@ struct SharedFile {
 /// A program that will open a file.
 struct Expected {
     /// Our own descriptor.
-    fd: Arc<OwnedFd>,
+    fd: Arc<LentFile>,
     /// It is waited for until then.
     until_ns: u64,
     /// It had the file open before.
@@ -67,23 +67,26 @@ pub(super) struct Files {
     others: FileReport,
     stand_down: StandDown,
     device: DeviceCost,
+    /// Whether the page cache may be looked into here.
+    looks: bool,
     /// Files whose maps are looked at.
-    watched: FxHashMap<FileId, Arc<OwnedFd>>,
+    watched: FxHashMap<FileId, Arc<LentFile>>,
 }
 
 /// What is needed to act on a file: who reads it, by which descriptor, and who does the work.
 pub(super) struct Acting<'a> {
     pub(super) id: FileId,
-    pub(super) fd: &'a Arc<OwnedFd>,
+    pub(super) fd: &'a Arc<LentFile>,
     pub(super) uid: u32,
     pub(super) inside: Option<&'a Arc<Inside>>,
     pub(super) pool: &'a Pool,
 }
 
 impl Files {
-    pub(super) fn new(stand_down: StandDown, device: DeviceCost) -> Files {
+    /// `looks`: whether the kernel says what of a file is in memory, without asking its file system whether we may know.
+    pub(super) fn new(stand_down: StandDown, device: DeviceCost, looks: bool) -> Files {
         let (open, watched) = (FxHashMap::default(), FxHashMap::default());
-        Files { open, closed: VecDeque::new(), others: FileReport::default(), stand_down, device, watched }
+        Files { open, closed: VecDeque::new(), others: FileReport::default(), stand_down, device, looks, watched }
     }
 
     /// A file, new if no program has it open.
@@ -211,7 +214,7 @@ impl Files {
 
     /// A file is looked at from now on, if its advisor wants that.
     fn watch(&mut self, acting: &Acting<'_>) {
-        let wants = self.open.get(&acting.id).is_some_and(|file| file.advisor.look_at_map_ns().is_some());
+        let wants = self.looks && self.open.get(&acting.id).is_some_and(|file| file.advisor.look_at_map_ns().is_some());
         if wants && self.watched.len() < WATCHED_MAX {
             self.watched.entry(acting.id).or_insert_with(|| acting.fd.clone());
         }
@@ -468,6 +471,7 @@ impl SharedFile {
 
 #[cfg(test)]
 mod tests {
+    use std::os::fd::OwnedFd;
     use std::sync::mpsc;
 
     use impresario_foresight::Tracks;
@@ -484,7 +488,7 @@ mod tests {
         files: Files,
         users: Users,
         pool: Arc<Pool>,
-        fd: Arc<OwnedFd>,
+        fd: Arc<LentFile>,
         monitored: Arc<Monitored>,
         uid: u32,
     }
@@ -498,10 +502,10 @@ mod tests {
             let entry = Entry { online: true, ..Entry::new(PATH) };
             let regions = RegionMap::of(&entry);
             Setting {
-                files: Files::new(StandDown { trial: false, ..StandDown::default() }, DeviceCost::default()),
+                files: Files::new(StandDown { trial: false, ..StandDown::default() }, DeviceCost::default(), true),
                 users: Users::new(Limits::default(), Budget { per_file: 1 << 30, ..Budget::default() }, 1 << 30),
                 pool,
-                fd: Arc::new(file.into()),
+                fd: Arc::new(OwnedFd::from(file).into()),
                 monitored: Arc::new(Monitored { key: "*".into(), entry, regions, learnt: None }),
                 uid: 7,
             }

@@ -3,19 +3,23 @@
 //! One bounded pool for all files. Each file's jobs are done in order, one at a time, and files take turns; reading an index
 //! stands in a queue of its own, so that the file's hints need not wait for it. Neither a user
 //! nor a file system that hangs can take all workers, and where several do, others are started in their place.
+//! What a user whose files hang leaves behind is bounded: jobs, and descriptors that wait to be closed.
 
+use std::cell::Cell;
 use std::collections::VecDeque;
+use std::mem::ManuallyDrop;
 use std::ops::Range;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::mpsc::Sender;
+use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 use impresario_base::machine::path_of;
 use rustc_hash::FxHashMap;
 use rustix::fs::{Mode, OFlags};
 
+use super::registration::device_of_file;
 use crate::backend::{Backends, Brought, FileId, HintedFile, Inside, Progress};
 use crate::config::{BackendChoice, ReadAhead};
 use crate::formats::{self, Format, Index};
@@ -23,6 +27,8 @@ use impresario_base::lock::{Condvar, Mutex, MutexGuard};
 
 /// Jobs of one file that wait at most; more hints are refused.
 const WAITING_MAX: usize = 256;
+/// And of one user, some 2 MiB.
+const WAITING_OF_USER_MAX: u32 = 16_384;
 /// Descriptors of one user that wait to be let go, at most; a user who has more is not served.
 pub(super) const LETTING_GO_MAX: u32 = 1024;
 /// A worker that is in one job for so long counts as stuck, and another one may be started in its place.
@@ -38,16 +44,74 @@ const INDEXES_MAX: u32 = 2;
 /// Stands for the device of descriptors that are no files.
 const NO_DEVICE: u64 = u64::MAX;
 
+thread_local! {
+    static IS_WORKER: Cell<bool> = const { Cell::new(false) };
+}
+
+/// An open file that a program sent. A worker closes it, whichever thread needs it last, since the file system may make
+/// that wait.
+#[derive(Debug)]
+pub(super) struct LentFile {
+    fd: ManuallyDrop<OwnedFd>,
+    uid: u32,
+    /// Without one, any thread may close it.
+    pool: Weak<Pool>,
+}
+
+impl LentFile {
+    /// Of a program of this user.
+    pub(super) fn new(fd: OwnedFd, uid: u32, pool: &Arc<Pool>) -> LentFile {
+        LentFile { fd: ManuallyDrop::new(fd), uid, pool: Arc::downgrade(pool) }
+    }
+}
+
+/// One that any thread may close.
+impl From<OwnedFd> for LentFile {
+    fn from(fd: OwnedFd) -> LentFile {
+        LentFile { fd: ManuallyDrop::new(fd), uid: 0, pool: Weak::new() }
+    }
+}
+
+impl AsFd for LentFile {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
+    }
+}
+
+impl Drop for LentFile {
+    fn drop(&mut self) {
+        // SAFETY: taken here only, and a value is dropped once.
+        let fd = unsafe { ManuallyDrop::take(&mut self.fd) };
+        match self.pool.upgrade() {
+            Some(pool) if !IS_WORKER.get() => pool.let_go(fd, self.uid),
+            _ => drop(fd),
+        }
+    }
+}
+
 /// A file as the workers need it.
 #[derive(Clone, Debug)]
 pub(super) struct Target {
     pub(super) id: FileId,
-    pub(super) fd: Arc<OwnedFd>,
+    pub(super) fd: Arc<LentFile>,
     pub(super) backend: BackendChoice,
     pub(super) uid: u32,
     pub(super) progress: Arc<Progress>,
     /// The program's own thread for hints, if it may have one.
     pub(super) inside: Option<Arc<Inside>>,
+}
+
+impl Target {
+    fn to_close(fd: OwnedFd, uid: u32, dev: u64) -> Target {
+        Target {
+            id: FileId { dev, ino: 0 },
+            fd: Arc::new(fd.into()),
+            backend: BackendChoice::Auto,
+            uid,
+            progress: Arc::default(),
+            inside: None,
+        }
+    }
 }
 
 #[derive(Debug)]
@@ -67,6 +131,8 @@ pub(super) enum Work {
     Index(Vec<&'static dyn Format>),
     /// This descriptor is no longer needed. Closing it may block in its file system, so a worker does.
     LetGo,
+    /// The same of a program's connection: descriptors that it sent may be in it.
+    HangUp,
     /// The program closed it; `last` when no other program has it open.
     Close {
         last: bool,
@@ -98,16 +164,48 @@ struct Job {
 enum Line {
     Hints(FileId),
     Index(FileId),
+    /// Descriptors that one user's programs sent and that are not kept.
+    LetGo {
+        uid: u32,
+        dev: u64,
+    },
 }
 
 impl Line {
-    fn of(id: FileId, work: &Work) -> Line {
-        if matches!(work, Work::Index(_)) { Line::Index(id) } else { Line::Hints(id) }
+    fn of(target: &Target, work: &Work) -> Line {
+        match work {
+            Work::Index(_) => Line::Index(target.id),
+            Work::LetGo | Work::HangUp => Line::LetGo { uid: target.uid, dev: target.id.dev },
+            _ => Line::Hints(target.id),
+        }
     }
 
     fn dev(self) -> u64 {
-        let (Line::Hints(id) | Line::Index(id)) = self;
-        id.dev
+        match self {
+            Line::Hints(id) | Line::Index(id) => id.dev,
+            Line::LetGo { dev, .. } => dev,
+        }
+    }
+}
+
+/// What a user's jobs are counted as, of which each has a limit.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Count {
+    /// Until they begin.
+    Hint,
+    /// Until they are done.
+    Close,
+    LetGo,
+}
+
+impl Work {
+    fn count(&self) -> Option<Count> {
+        match self {
+            Work::Close { .. } => Some(Count::Close),
+            Work::LetGo => Some(Count::LetGo),
+            Work::HangUp => None,
+            _ => Some(Count::Hint),
+        }
     }
 }
 
@@ -129,6 +227,10 @@ struct State {
     running_on: FxHashMap<u64, u32>,
     /// Indexes being read, by device.
     indexing_on: FxHashMap<u64, u32>,
+    /// Hints that wait, by user.
+    waiting_of: FxHashMap<u32, u32>,
+    /// Files that wait to be closed, by user.
+    closing: FxHashMap<u32, u32>,
     /// Descriptors that wait to be let go, by user.
     letting_go: FxHashMap<u32, u32>,
     /// Since when workers are in their jobs, by a number of the job.
@@ -136,6 +238,30 @@ struct State {
     jobs_begun: u64,
     workers: u32,
     stopping: bool,
+}
+
+impl State {
+    fn counted(&mut self, count: Count) -> &mut FxHashMap<u32, u32> {
+        match count {
+            Count::Hint => &mut self.waiting_of,
+            Count::Close => &mut self.closing,
+            Count::LetGo => &mut self.letting_go,
+        }
+    }
+
+    /// Whether the next job of a line may begin when a user, or a device, may have `share` workers.
+    fn may_begin(&self, line: Line, share: u32) -> bool {
+        let Some(job) = self.files.get(&line).and_then(|queue| queue.jobs.front()) else { return true };
+        let dev = line.dev();
+        let of_user = self.running_of.get(&job.target.uid).copied().unwrap_or(0);
+        let on_device = self.running_on.get(&dev).copied().unwrap_or(0);
+        let indexing = self.indexing_on.get(&dev).copied().unwrap_or(0);
+        // A worker of the device's share is left to hints.
+        let indexes_max = INDEXES_MAX.min(share - 1).max(1);
+        of_user < share
+            && (on_device < share || dev == NO_DEVICE)
+            && (indexing < indexes_max || !matches!(line, Line::Index(_)))
+    }
 }
 
 /// The pool.
@@ -183,53 +309,59 @@ impl Pool {
 
     /// Adds a job. False, and the job is not done, when too many wait; closing is always taken.
     pub(super) fn submit(&self, target: Target, work: Work) -> bool {
+        // Outlives the lock: with the last job of a file its descriptor goes.
+        let mut dropped = VecDeque::new();
         let mut state = self.locked();
-        if state.stopping {
+        let (line, uid, count) = (Line::of(&target, &work), target.uid, work.count());
+        let is_hint = count == Some(Count::Hint);
+        if state.stopping || is_hint && state.waiting_of.get(&uid).is_some_and(|n| *n >= WAITING_OF_USER_MAX) {
             return false;
         }
-        let line = Line::of(target.id, &work);
-        if matches!(work, Work::LetGo) {
-            *state.letting_go.entry(target.uid).or_default() += 1;
+        let State { files, ready, waiting_of, .. } = &mut *state;
+        let queue = files.entry(line).or_default();
+        let goes = |job: &Job| match (&work, &job.work) {
+            // What is not asked for yet and not needed any more is not asked for at all.
+            (Work::DontNeed(gone), Work::WillNeed { range, .. }) => gone.start <= range.start && range.end <= gone.end,
+            (Work::Close { last: true }, other) => !matches!(other, Work::Close { .. } | Work::DontNeed(_)),
+            _ => false,
+        };
+        if matches!(work, Work::DontNeed(_) | Work::Close { last: true }) {
+            (dropped, queue.jobs) = std::mem::take(&mut queue.jobs).into_iter().partition(goes);
+            dropped.iter().for_each(|job| one_less(waiting_of, job.target.uid));
         }
-        let queue = state.files.entry(line).or_default();
-        match &work {
-            Work::DontNeed(gone) => {
-                // What is not asked for yet and not needed any more is not asked for at all.
-                queue.jobs.retain(|job| match &job.work {
-                    Work::WillNeed { range, .. } => !(gone.start <= range.start && range.end <= gone.end),
-                    _ => true,
-                });
-            }
-            Work::Close { last: true } => {
-                queue.jobs.retain(|job| matches!(job.work, Work::Close { .. } | Work::DontNeed(_)));
-            }
-            _ => {}
-        }
-        if queue.jobs.len() >= WAITING_MAX && !matches!(work, Work::Close { .. } | Work::LetGo) {
+        if is_hint && queue.jobs.len() >= WAITING_MAX {
             return false;
         }
         queue.jobs.push_back(Job { target, work });
         if !queue.is_ready && queue.running < RUNNING_MAX {
             queue.is_ready = true;
-            state.ready.push_back(line);
+            ready.push_back(line);
+        }
+        if let Some(count) = count {
+            *state.counted(count).entry(uid).or_default() += 1;
         }
         drop(state);
+        drop(dropped);
         self.work.notify_one();
         true
     }
 
-    /// Closes a descriptor that a user's program sent, without waiting for it. Those of one user are closed one after the
-    /// other.
+    /// Closes a descriptor that a user's program sent, without waiting for it. Those of one user on one device are closed
+    /// one after the other.
     pub(super) fn let_go(&self, fd: OwnedFd, uid: u32) {
-        let target = Target {
-            id: FileId { dev: NO_DEVICE, ino: uid.into() },
-            fd: Arc::new(fd),
-            backend: BackendChoice::Auto,
-            uid,
-            progress: Arc::default(),
-            inside: None,
-        };
-        self.submit(target, Work::LetGo);
+        let dev = device_of_file(fd.as_fd()).unwrap_or(NO_DEVICE);
+        self.submit(Target::to_close(fd, uid, dev), Work::LetGo);
+    }
+
+    /// Ends a program's connection. Closing it closes what the program sent and was not taken, which may wait.
+    pub(super) fn hang_up(&self, socket: OwnedFd, uid: u32) {
+        let _ = rustix::net::shutdown(&socket, rustix::net::Shutdown::Both);
+        self.submit(Target::to_close(socket, uid, NO_DEVICE), Work::HangUp);
+    }
+
+    /// Files that a user's programs closed and that are not closed here yet.
+    pub(super) fn closing(&self, uid: u32) -> u64 {
+        self.locked().closing.get(&uid).copied().unwrap_or(0).into()
     }
 
     /// Whether a user's descriptors cannot be closed as fast as they come.
@@ -237,19 +369,22 @@ impl Pool {
         self.locked().letting_go.get(&uid).is_some_and(|waiting| *waiting >= LETTING_GO_MAX)
     }
 
-    /// Starts a worker in the place of one that is stuck, if jobs wait and no worker is free for them.
+    /// Starts workers in the place of those that are stuck, if jobs wait that may begin and no worker is free for them.
     pub(super) fn relieve(self: &Arc<Pool>) {
         let mut state = self.locked();
         let stuck = state.since.values().filter(|since| since.elapsed() >= STUCK_AFTER).count() as u32;
         let free = state.workers.saturating_sub(stuck);
         let replaced = state.workers.saturating_sub(self.workers);
-        if state.stopping || state.ready.is_empty() || free >= self.workers || replaced >= REPLACEMENTS_MAX.min(stuck) {
+        if state.stopping || free >= self.workers {
             return;
         }
-        let own = self.clone();
-        let thread = std::thread::Builder::new().name("assist-hint-more".into());
-        if thread.spawn(move || own.run(true)).is_ok() {
-            state.workers += 1;
+        let waiting = state.ready.iter().filter(|line| state.may_begin(**line, self.share)).count() as u32;
+        for _ in 0..REPLACEMENTS_MAX.min(stuck).saturating_sub(replaced).min(waiting) {
+            let own = self.clone();
+            let thread = std::thread::Builder::new().name("assist-hint-more".into());
+            if thread.spawn(move || own.run(true)).is_ok() {
+                state.workers += 1;
+            }
         }
     }
 
@@ -280,15 +415,15 @@ impl Pool {
 
     /// A worker. A replacement ends when nothing waits, or the workers that it stands for are back.
     fn run(&self, replacement: bool) {
+        IS_WORKER.set(true);
         while let Some((number, job)) = self.next(replacement) {
-            let (line, uid) = (Line::of(job.target.id, &job.work), job.target.uid);
-            let lets_go = matches!(job.work, Work::LetGo);
+            let (line, uid, count) = (Line::of(&job.target, &job.work), job.target.uid, job.work.count());
             if let Some(report) = self.perform(job)
                 && self.done.send(report).is_ok()
             {
                 (self.wake)();
             }
-            self.finished(number, line, uid, lets_go);
+            self.finished(number, line, uid, count);
         }
         self.locked().workers -= 1;
         self.ended.notify_all();
@@ -303,22 +438,7 @@ impl Pool {
             }
             for _ in 0..state.ready.len() {
                 let Some(line) = state.ready.pop_front() else { break };
-                let Some(queue) = state.files.get(&line) else { continue };
-                let Some(uid) = queue.jobs.front().map(|job| job.target.uid) else {
-                    if let Some(queue) = state.files.get_mut(&line) {
-                        queue.is_ready = false;
-                    }
-                    continue;
-                };
-                let of_user = state.running_of.get(&uid).copied().unwrap_or(0);
-                let dev = line.dev();
-                let on_device = state.running_on.get(&dev).copied().unwrap_or(0);
-                let indexing = state.indexing_on.get(&dev).copied().unwrap_or(0);
-                let is_index = matches!(line, Line::Index(_));
-                // A worker of the device's share is left to hints.
-                let indexes_max = INDEXES_MAX.min(self.share - 1).max(1);
-                let is_full = on_device >= self.share && dev != NO_DEVICE || is_index && indexing >= indexes_max;
-                if of_user >= self.share || is_full {
+                if !state.may_begin(line, self.share) {
                     state.ready.push_back(line);
                     continue;
                 }
@@ -330,9 +450,13 @@ impl Pool {
                     state.ready.push_back(line);
                 }
                 let Some(job) = job else { continue };
+                let (uid, dev) = (job.target.uid, line.dev());
+                if job.work.count() == Some(Count::Hint) {
+                    one_less(&mut state.waiting_of, uid);
+                }
                 *state.running_of.entry(uid).or_default() += 1;
                 *state.running_on.entry(dev).or_default() += 1;
-                if is_index {
+                if matches!(line, Line::Index(_)) {
                     *state.indexing_on.entry(dev).or_default() += 1;
                 }
                 state.jobs_begun += 1;
@@ -347,7 +471,7 @@ impl Pool {
         }
     }
 
-    fn finished(&self, number: u64, line: Line, uid: u32, let_go: bool) {
+    fn finished(&self, number: u64, line: Line, uid: u32, count: Option<Count>) {
         let mut state = self.locked();
         state.since.remove(&number);
         one_less(&mut state.running_of, uid);
@@ -355,8 +479,8 @@ impl Pool {
         if matches!(line, Line::Index(_)) {
             one_less(&mut state.indexing_on, line.dev());
         }
-        if let_go {
-            one_less(&mut state.letting_go, uid);
+        if let Some(count @ (Count::Close | Count::LetGo)) = count {
+            one_less(state.counted(count), uid);
         }
         if let Some(queue) = state.files.get_mut(&line) {
             queue.running = queue.running.saturating_sub(1);
@@ -429,7 +553,7 @@ impl Pool {
                 self.backends.closed(file, last);
                 None
             }
-            Work::LetGo => None,
+            Work::LetGo | Work::HangUp => None,
         }
     }
 }
@@ -459,7 +583,7 @@ mod tests {
     fn target(ino: u64, uid: u32) -> Target {
         let file = tempfile::tempfile().unwrap();
         file.set_len(1 << 20).unwrap();
-        let (id, fd) = (FileId { dev: 1 << 40, ino }, Arc::new(file.into()));
+        let (id, fd) = (FileId { dev: 1 << 40, ino }, Arc::new(OwnedFd::from(file).into()));
         Target { id, fd, backend: BackendChoice::ForcedRead, uid, inside: None, progress: Arc::default() }
     }
 
@@ -504,7 +628,7 @@ mod tests {
         let backends = Backends::new(c"/nowhere", Box::new(hang));
         let pool = Pool::start(3, 2, backends, send, || {}).unwrap();
         let (read, write) = std::io::pipe().unwrap();
-        let read: Arc<OwnedFd> = Arc::new(read.into());
+        let read: Arc<LentFile> = Arc::new(OwnedFd::from(read).into());
         for ino in 0..20 {
             let (id, fd) = (FileId { dev: 7, ino }, read.clone());
             let hung =
@@ -530,7 +654,7 @@ mod tests {
         };
         let pool = Pool::start(2, 1, Backends::new(c"/nowhere", Box::new(hang)), send, || {}).unwrap();
         let (read, write) = std::io::pipe().unwrap();
-        let read: Arc<OwnedFd> = Arc::new(read.into());
+        let read: Arc<LentFile> = Arc::new(OwnedFd::from(read).into());
         for uid in [1, 2] {
             let (id, fd) = (FileId { dev: uid.into(), ino: 1 }, read.clone());
             let hung = Target { id, fd, backend: BackendChoice::Lustre, uid, inside: None, progress: Arc::default() };

@@ -62,6 +62,12 @@ pub(super) fn first_bytes_in_memory(fd: BorrowedFd<'_>) -> Option<Vec<u8>> {
     bytes.get(..read).map(<[u8]>::to_vec)
 }
 
+/// The device of a regular file or a directory, by what is in memory of it; `None` of anything else.
+pub(super) fn device_of_file(fd: BorrowedFd<'_>) -> Option<u64> {
+    let stat = stat(fd).filter(|stat| matches!(stat.file_type, FileType::RegularFile | FileType::Directory))?;
+    Some(stat.id.dev)
+}
+
 /// The file's length as the file system has it in memory.
 pub(super) fn size_bytes(fd: BorrowedFd<'_>) -> Option<u64> {
     stat(fd).map(|stat| stat.size_bytes)

@@ -12,13 +12,14 @@ use std::time::Duration;
 
 use impresario_ring::message::{Mode, ToClient};
 use impresario_ring::patterns::Builder;
-use impresario_ring::{Access as RingAccess, Op, flag, now_ns, ring_bytes};
+use impresario_ring::{Access as RingAccess, Op, Unseen, flag, now_ns, ring_bytes};
 use rustc_hash::FxHashMap;
 use rustix::event::epoll::{self, Event, EventData, EventFlags};
 
 use super::client::Client;
 use super::files::{Acting, Files};
-use super::pool::{Done, Pool};
+use super::pool::{Done, LentFile, Pool};
+use super::programs::Programs;
 use super::registration::{Examined, examine, first_bytes_in_memory};
 use super::siblings::Siblings;
 use super::sink::{RecordedAccess, Recorder};
@@ -26,6 +27,7 @@ use super::socket::{self, Peer};
 use super::users::Users;
 use super::{Access, Command, Control, Options, Record, memory};
 use crate::advisor::{Read, Reader};
+use crate::backend::sees_all_pages;
 use crate::config::{Lookup, Monitored};
 use crate::jobs::Origin;
 use crate::learn::{Facts, Kind, find};
@@ -76,8 +78,7 @@ pub(super) struct Service {
     done: Receiver<Done>,
     advise: bool,
     lookup: Lookup,
-    /// What programs read of kinds of files.
-    kinds: Vec<Kind>,
+    programs: Programs,
     mode: Mode,
     patterns: (OwnedFd, u32),
     recorder: Recorder,
@@ -98,6 +99,7 @@ pub(super) struct Service {
     cut_off: u64,
     /// Of rings that are gone.
     dropped_accesses: u64,
+    unseen: Unseen,
     /// Of all reads and of all memory maps told of.
     seen_bytes: u64,
     mapped_bytes: u64,
@@ -105,7 +107,7 @@ pub(super) struct Service {
 
 impl Service {
     pub(super) fn new(options: Options, listener: OwnedFd, control: Control) -> io::Result<Service> {
-        let Options { hints, advise, access, record, workers, backends, kinds } = options;
+        let Options { hints, advise, access, record, workers, backends, program, kinds } = options;
         let lookup = Lookup::new(&hints);
         let (sink, patterns) = match record {
             None => (None, lookup.patterns()),
@@ -133,6 +135,8 @@ impl Service {
         let share = if access == Access::Everyone { workers / 2 } else { workers.saturating_sub(1) };
         // Files are opened here with the rights of the manager, which must be those of its programs.
         let follows = advise && access == Access::Owner && hints.directory.iter().any(|entry| entry.online);
+        // Of others' files the kernel may ask the file system whether we could write to them, which waits for one that hangs.
+        let looks = access == Access::Owner || sees_all_pages();
         let node_bytes = memory::node_budget_bytes();
         let siblings = follows.then(|| Siblings::start(node_bytes)).transpose()?;
         let pool = Pool::start(workers, share, backends, send, wake)?;
@@ -144,14 +148,14 @@ impl Service {
             done,
             advise,
             lookup,
-            kinds,
+            programs: Programs::new(program, kinds, mode),
             mode,
             patterns,
             recorder: Recorder::new(sink),
             clients: FxHashMap::default(),
             active: BTreeSet::new(),
             users: Users::new(hints.limits, hints.budget, node_bytes),
-            files: Files::new(hints.stand_down, hints.device),
+            files: Files::new(hints.stand_down, hints.device, looks),
             siblings,
             next_client: FIRST_CLIENT,
             next_number: 0,
@@ -161,6 +165,7 @@ impl Service {
             programs_ever: 0,
             cut_off: 0,
             dropped_accesses: 0,
+            unseen: Unseen::default(),
             seen_bytes: 0,
             mapped_bytes: 0,
         })
@@ -254,24 +259,36 @@ impl Service {
     fn expect(&mut self, fd: OwnedFd) {
         let uid = rustix::process::geteuid().as_raw();
         let examined = examine(fd.as_fd()).filter(|_| self.advise);
-        let found = examined.and_then(|examined| Some((self.monitored(&examined, fd.as_fd())?, examined)));
+        let kinds = {
+            let started = self.programs.started();
+            self.programs.kinds_of(&started)
+        };
+        let found = examined.and_then(|examined| Some((self.monitored(&examined, fd.as_fd(), &kinds)?, examined)));
+        // What is only followed online is found out when it is read, also by which program.
+        let found = found.filter(|(monitored, _)| !monitored.entry.online || monitored.learnt.is_some());
         let Some((monitored, examined)) = found else { return self.pool.let_go(fd, uid) };
-        let acting = Acting { id: examined.id, fd: &Arc::new(fd), uid, inside: None, pool: &self.pool };
+        let acting = Acting {
+            id: examined.id,
+            fd: &Arc::new(LentFile::new(fd, uid, &self.pool)),
+            uid,
+            inside: None,
+            pool: &self.pool,
+        };
         let about = (examined.path.as_path(), examined.size_bytes);
         self.files.expected(&acting, &monitored, about, &mut self.users, now_ns());
     }
 
     /// What is to be done for a file: by the hints, or where they leave that open, by its kind.
-    fn monitored(&self, examined: &Examined, fd: BorrowedFd<'_>) -> Option<Arc<Monitored>> {
+    fn monitored(&self, examined: &Examined, fd: BorrowedFd<'_>, kinds: &[Kind]) -> Option<Arc<Monitored>> {
         let found = self.lookup.find(&examined.path)?;
-        if self.kinds.is_empty() || !found.entry.online {
+        if kinds.is_empty() || !found.entry.online {
             return Some(found.clone());
         }
         if let Some(open) = self.files.monitored(examined.id) {
             return Some(open.clone());
         }
         let facts = Facts::of(&examined.path, examined.size_bytes, first_bytes_in_memory(fd).as_deref());
-        let Some(kind) = find(&self.kinds, &facts) else { return Some(found.clone()) };
+        let Some(kind) = find(kinds, &facts) else { return Some(found.clone()) };
         let (key, learnt) = (format!("learnt of {}", kind.files.words()), Some(Arc::new(kind.shape.clone())));
         Some(Arc::new(Monitored { key, learnt, ..Monitored::clone(found) }))
     }
@@ -299,6 +316,7 @@ impl Service {
             tracing::warn!(uid, pid, "a user has as many programs connected, or files to close, as allowed");
             let _ = socket::send(socket.as_fd(), ToClient::Refused { errno: libc::EUSERS as u32 }, None);
             self.cut_off += 1;
+            self.pool.hang_up(socket, uid);
             return;
         }
         let id = self.next_client;
@@ -306,6 +324,7 @@ impl Service {
         if let Err(e) = epoll::add(&self.epoll, &socket, EventData::new_u64(id * 2), EventFlags::IN) {
             tracing::warn!(uid, pid, error = %e, "a program cannot be watched");
             self.users.disconnect(uid);
+            self.pool.hang_up(socket, uid);
             return;
         }
         self.clients.insert(id, Client::new(id, socket, uid, pid, now_ns()));
@@ -456,13 +475,17 @@ impl Service {
         self.active.remove(&id);
         let Some(client) = self.clients.remove(&id) else { return };
         let _ = epoll::delete(&self.epoll, &client.socket);
-        client.inside.hang_up();
+        if let Some(socket) = client.inside.hang_up() {
+            self.pool.hang_up(socket, client.uid);
+        }
         if let Some((ring, event)) = &client.ring {
             let _ = epoll::delete(&self.epoll, event);
             self.users.drop_ring(client.uid, ring_bytes(ring.slots()) as u64);
             self.dropped_accesses = self.dropped_accesses.saturating_add(ring.dropped());
+            self.unseen = self.unseen.and(ring.unseen());
         }
         self.users.disconnect(client.uid);
+        self.pool.hang_up(client.socket, client.uid);
     }
 
     fn keep_house(&mut self, now: u64) {
@@ -478,6 +501,8 @@ impl Service {
     fn report(&self) -> Report {
         let (files, others) = self.files.reports();
         let dropped = |c: &Client| c.ring.as_ref().map_or(0, |(ring, _)| ring.dropped());
+        let unseen = |c: &Client| c.ring.as_ref().map_or(Unseen::default(), |(ring, _)| ring.unseen());
+        let unseen = self.clients.values().map(unseen).fold(self.unseen, Unseen::and);
         let now: u64 = self.clients.values().map(dropped).fold(0, u64::saturating_add);
         Report {
             origin: Origin::default(),
@@ -487,6 +512,8 @@ impl Service {
             dropped_accesses: self.dropped_accesses.saturating_add(now),
             seen_bytes: self.seen_bytes,
             mapped_bytes: self.mapped_bytes,
+            unseen_bytes: unseen.bytes,
+            unseen_rings: unseen.rings,
             coverage: None,
             siblings_bytes: self.siblings.as_ref().map_or(0, Siblings::brought_bytes),
             held_bytes: self.users.held_bytes(),

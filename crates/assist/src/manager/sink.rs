@@ -2,6 +2,7 @@
 
 use std::io;
 use std::path::PathBuf;
+use std::sync::Arc;
 
 use impresario_ring::Op;
 
@@ -22,6 +23,8 @@ pub struct RecordedFile {
     pub pid: u32,
     /// The program's user.
     pub uid: u32,
+    /// The program's name; empty when it is not known.
+    pub program: Arc<str>,
 }
 
 /// One access of a program.

@@ -5,7 +5,7 @@ use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::path::Path;
 
-use impresario_ring::message::{DESCRIPTORS_MAX, MESSAGE_BYTES_MAX, Malformed, ToClient, ToManager};
+use impresario_ring::message::{MESSAGE_BYTES_MAX, Malformed, ToClient, ToManager};
 use rustix::fs::Mode;
 use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer,
@@ -16,6 +16,9 @@ use super::Access;
 
 /// Programs that may wait to be taken; the kernel bounds it further (`somaxconn`).
 const BACKLOG: i32 = 4096;
+
+/// Descriptors that one packet can have (`SCM_MAX_FD`).
+const SENT_MAX: usize = 253;
 
 fn new_socket() -> io::Result<OwnedFd> {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
@@ -72,7 +75,8 @@ pub(super) enum Received {
 
 /// Takes one packet without waiting.
 pub(super) fn receive(socket: BorrowedFd<'_>) -> Received {
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(DESCRIPTORS_MAX))];
+    // Room for all that can come: what does not fit the kernel closes on this thread, and a file system may make it wait.
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(SENT_MAX))];
     let mut control = RecvAncillaryBuffer::new(&mut space);
     let mut bytes = [0; MESSAGE_BYTES_MAX];
     let flags = RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC;
@@ -90,7 +94,7 @@ pub(super) fn receive(socket: BorrowedFd<'_>) -> Received {
             descriptors.extend(rights);
         }
     }
-    if packet.bytes == 0 {
+    if packet.bytes == 0 && descriptors.is_empty() {
         return Received::End;
     }
     if packet.flags.contains(ReturnFlags::TRUNC) {

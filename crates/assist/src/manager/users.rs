@@ -86,11 +86,13 @@ impl Users {
         self.change(uid, |user| user.ring_bytes -= bytes);
     }
 
-    /// A program that has `of_program` files open registers one more. False when there is no room for it.
-    pub(super) fn open(&mut self, uid: u32, of_program: usize) -> bool {
+    /// A program that has `of_program` files open registers one more, while `closing` of its user are being closed here.
+    /// False when there is no room for it.
+    pub(super) fn open(&mut self, uid: u32, of_program: usize, closing: u64) -> bool {
         let limits = self.limits;
         let user = self.users.entry(uid).or_default();
-        let room = user.files < limits.files_per_user && (of_program as u64) < limits.files_per_program;
+        let room = user.files.saturating_add(closing) < limits.files_per_user
+            && (of_program as u64) < limits.files_per_program;
         user.files += u64::from(room);
         room
     }
@@ -136,10 +138,10 @@ mod tests {
         let mut users = Users::new(limits, Budget::default(), 1000);
         assert_eq!([1, 1, 1, 2].map(|uid| users.connect(uid)), [true, true, false, true]);
         assert_eq!(
-            [(1, 0), (1, 1), (1, 2), (1, 0), (1, 0)].map(|(u, n)| users.open(u, n)),
+            [(1, 0), (1, 1), (1, 2), (1, 0), (1, 0)].map(|(u, n)| users.open(u, n, 0)),
             [true, true, false, true, false]
         );
-        assert!(users.open(2, 0));
+        assert!(!users.open(2, 0, 3) && users.open(2, 0, 2), "what is not closed yet counts");
         assert_eq!((users.room_bytes(1, 0), users.room_bytes(1, 200)), (250, 50));
         users.held(1, 0, 450);
         assert_eq!((users.room_bytes(1, 0), users.room_bytes(2, 0)), (50, 250));

@@ -16,6 +16,7 @@ struct header { int total, version, error_offset, reserved; };
 struct range { long long block; int start, length, is_write; char padding[4]; };
 struct multiple { int length, type, access_count, release_count; struct range access[8], release[8]; };
 struct free_range { int length, type; long long start, bytes; };
+struct access_range { int length, type; long long start, bytes; int is_write; char padding[4]; };
 
 struct call { int type, asked, taken, released; long long first_block, first_start, first_length; };
 struct call recorded[CALLS];
@@ -97,6 +98,15 @@ int gpfs_fcntl(int fd, void *argument)
         struct free_range *f = (struct free_range *)body;
         call.first_start = f->start;
         call.first_length = f->bytes;
+    } else if (call.type == 1001) {
+        struct access_range *a = (struct access_range *)body;
+        if (sizeof *a != (size_t)a->length || a->is_write)
+            broken++;
+        call.first_start = a->start;
+        call.first_length = a->bytes;
+    } else if (call.type == 1004) {
+        if (body[0] != 8)
+            broken++;
     } else if (call.type == 2001) {
         held -= *of_file;
         *of_file = 0;

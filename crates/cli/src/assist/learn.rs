@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use anyhow::{Context, Result};
-use impresario_assist::learn::{Learnt, Observed, SHARED, Store, observe, program_of};
+use impresario_assist::learn::{Learnt, Observed, SHARED, Store, observe, programs_in};
 use impresario_trace::Trace;
 use impresario_trace::convert::{ImportOptions, import};
 
@@ -31,7 +31,7 @@ pub struct Args {
     /// Recorded runs: from `assist record`, or Darshan DXT as text, strace, CSV or fio
     #[arg(required_unless_present_any = ["list", "forget"], conflicts_with_all = ["list", "forget"], value_name = "TRACE")]
     traces: Vec<PathBuf>,
-    /// The program of these runs [default: by the recorded command; of an interpreter, the script]
+    /// The program of these runs [default: each program of a run by its own name; of an interpreter, the script's]
     #[arg(long, value_name = "NAME", conflicts_with_all = ["list", "forget"])]
     program: Option<String>,
     /// Keep it for all users of this machine, in /var/lib/impresario/assist
@@ -75,16 +75,16 @@ pub fn run(args: Args) -> Result<ExitCode> {
         let imported = import(path, &ImportOptions::default())?;
         imported.notes.iter().for_each(|note| eprintln!("impresario: {}: {note}", path.display()));
         let trace = imported.trace;
-        let program = args.program.clone().or_else(|| program_of(trace.header.command.split_whitespace()));
-        let program = program.with_context(|| {
-            format!("{} does not tell which program it is of; name it with --program", path.display())
-        })?;
-        let observed = observe(&trace);
-        let note = left_out(&observed, path);
-        let now = store.add(&program, observed.files)?;
-        match learnt.iter_mut().find(|(before, _)| before.program == program) {
-            Some((before, notes)) => (*before, *notes) = (now, notes.clone() + &note),
-            None => learnt.push((now, note)),
+        for (program, observed) in observations(&trace, args.program.as_deref()) {
+            let program = program.with_context(|| {
+                format!("{} does not tell which program it is of; name it with --program", path.display())
+            })?;
+            let note = left_out(&observed, path);
+            let now = store.add(&program, observed.files)?;
+            match learnt.iter_mut().find(|(before, _)| before.program == program) {
+                Some((before, notes)) => (*before, *notes) = (now, notes.clone() + &note),
+                None => learnt.push((now, note)),
+            }
         }
     }
     if args.json {
@@ -95,13 +95,29 @@ pub fn run(args: Args) -> Result<ExitCode> {
     print(&text)
 }
 
-/// Adds a run to what this user knows of a program.
-pub fn remember(trace: &Path, program: &str) -> Result<()> {
+/// What is observed of each program of a run, or of all that it read, under one name. Programs of which nothing is are left out
+/// beside others: shells and launchers.
+fn observations(trace: &Trace, program: Option<&str>) -> Vec<(Option<String>, Observed)> {
+    if let Some(program) = program {
+        return vec![(Some(program.into()), observe(trace, None))];
+    }
+    let mut all: Vec<_> = programs_in(trace).into_iter().map(|(name, label)| (name, observe(trace, label))).collect();
+    if all.iter().any(|(_, observed)| !observed.files.is_empty()) {
+        all.retain(|(_, observed)| !observed.files.is_empty());
+    } else {
+        all.truncate(1);
+    }
+    all
+}
+
+/// Adds a run to what this user knows of its programs.
+pub fn remember(trace: &Path) -> Result<()> {
     let store = Store::of_user(|name| std::env::var_os(name));
     let store = store.context("neither XDG_DATA_HOME nor HOME names a folder")?;
-    let observed = observe(&Trace::load(trace)?);
-    if !observed.files.is_empty() {
-        store.add(program, observed.files)?;
+    for (program, observed) in observations(&Trace::load(trace)?, None) {
+        if let Some(program) = program.filter(|_| !observed.files.is_empty()) {
+            store.add(&program, observed.files)?;
+        }
     }
     Ok(())
 }

@@ -31,7 +31,7 @@ pub struct Job {
     /// Follows these hints
     #[arg(long)]
     hints: Option<PathBuf>,
-    /// The name under which the program's kinds of files were learnt
+    /// The name of the program that was started, for the report and where that of a process is not known
     #[arg(long)]
     learnt: Option<String>,
     /// Where the first node's report goes; others stand beside it
@@ -263,7 +263,6 @@ fn guided(own: OwnSocket, node: &str, job: &Job, program: &[OsString]) -> Result
     });
     let report = job.report.as_deref().map(|report| beside(report, node));
     let guided = Guided {
-        kinds: job.learnt.as_deref().map(run::learnt).unwrap_or_default(),
         name: job.learnt.clone(),
         hints,
         instances: 1,

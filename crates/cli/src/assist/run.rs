@@ -83,7 +83,6 @@ pub fn run(args: Args) -> Result<ExitCode> {
     let job = Job::guided(&folder.socket(), &args, name.clone())?;
     let environment = nodes::hook(folder.path(), &job, |name| std::env::var_os(name))?;
     let guided = Guided {
-        kinds: name.as_deref().map(learnt).unwrap_or_default(),
         name,
         hints,
         instances: args.instances,
@@ -100,7 +99,6 @@ pub struct Guided<'a> {
     /// The program's, as far as it has one.
     pub name: Option<String>,
     pub hints: Hints,
-    pub kinds: Vec<Kind>,
     pub instances: u32,
     /// What stands before the line that tells how much was seen; `None` for no line.
     pub told: Option<String>,
@@ -143,7 +141,8 @@ impl Guided<'_> {
         files_limit: Option<u64>,
         environment: &[(OsString, OsString)],
     ) -> Result<ExitCode> {
-        let mut options = Options { kinds: self.kinds, ..Options::new(self.hints) };
+        let mut options =
+            Options { program: self.name.clone(), kinds: Some(Box::new(learnt)), ..Options::new(self.hints) };
         let trace = folder.path().join("learnt.imt");
         if self.learns {
             let command: Vec<_> = program.iter().map(|word| word.to_string_lossy()).collect();
@@ -174,8 +173,8 @@ impl Guided<'_> {
             // The program's result counts, not ours.
             Err(error) => eprintln!("impresario: the effect of the hints is unknown: {error}"),
         }
-        if let Some(name) = self.name.filter(|_| self.learns)
-            && let Err(error) = super::learn::remember(&trace, &name)
+        if self.learns
+            && let Err(error) = super::learn::remember(&trace)
         {
             eprintln!("impresario: nothing is learnt from this run: {error:#}");
         }
@@ -183,9 +182,9 @@ impl Guided<'_> {
     }
 }
 
-/// What was learnt of the program: by this user, or where that is nothing, for all users of the machine. What cannot be read
+/// What was learnt of a program: by this user, or where that is nothing, for all users of the machine. What cannot be read
 /// costs hints and not the run.
-pub fn learnt(name: &str) -> Vec<Kind> {
+fn learnt(name: &str) -> Vec<Kind> {
     let own = Store::of_user(|name| std::env::var_os(name));
     for store in own.into_iter().chain([Store::at(SHARED)]) {
         match store.load(name) {

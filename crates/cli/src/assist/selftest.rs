@@ -17,7 +17,8 @@ use impresario_assist::report::Report;
 use impresario_base::machine::host_name;
 use impresario_base::mounts::{Mount, mounts};
 use impresario_base::units::{parse_positive_bytes, show_bytes};
-use impresario_workload::programs::{BlockDevice, Files, Trials, Variant, measure};
+use impresario_gpfs::{Hint, Library};
+use impresario_workload::programs::{BlockDevice, Files, Trials, Variant, cool, measure};
 use impresario_workload::progress::{Progress, catch_signals, write_json};
 use impresario_workload::stats::{Interval, no_worse_than};
 use impresario_workload::stop::Stop;
@@ -95,6 +96,8 @@ struct Call {
     way: String,
     /// The one that a manager takes here by itself.
     is_default: bool,
+    /// Whether it is looked whether it brings data in; GPFS keeps them where the kernel does not see them.
+    is_looked_at: bool,
     error: Option<String>,
     /// Until the call returned, and until everything was there.
     returned_ms: f64,
@@ -144,7 +147,7 @@ pub fn run(args: Args) -> Result<ExitCode> {
         left_behind: Vec::new(),
     };
     let file = File::open(&path)?;
-    forget(&file)?;
+    cool(&file)?;
     told.pages_go = is_cached(file.as_fd(), TRIED).map(|cached| !cached);
     told.calls = calls(&file)?;
     drop(file);
@@ -263,10 +266,6 @@ fn mount_of(mounts: Vec<Mount>, path: &Path, device: (u32, u32)) -> Option<Mount
     above.max_by_key(|mount| (mount.device == device, mount.point.as_os_str().len()))
 }
 
-fn forget(file: &File) -> io::Result<()> {
-    Ok(rustix::fs::fadvise(file, 0, None, rustix::fs::Advice::DontNeed)?)
-}
-
 /// Each way of bringing data in, tried.
 fn calls(file: &File) -> Result<Vec<Call>> {
     let meta = file.metadata()?;
@@ -280,7 +279,7 @@ fn calls(file: &File) -> Result<Vec<Call>> {
     }
     let mut calls = Vec::new();
     for choice in choices {
-        forget(file)?;
+        cool(file)?;
         let backend = backends.choose(choice, hinted);
         let began = Instant::now();
         let brought = backend.will_need(hinted, TRIED);
@@ -297,10 +296,33 @@ fn calls(file: &File) -> Result<Vec<Call>> {
         };
         let error = brought.err().map(|error| error.to_string());
         let way = backend.name().to_string();
-        calls.push(Call { is_default: way == default, way, error, returned_ms, there_ms });
+        calls.push(Call { is_default: way == default, is_looked_at: true, way, error, returned_ms, there_ms });
         backend.closed(hinted);
     }
+    calls.extend(calls_of_gpfs(file));
     Ok(calls)
+}
+
+/// The calls of GPFS that the backend does not make, tried on GPFS, and elsewhere with a library that was named.
+fn calls_of_gpfs(file: &File) -> Vec<Call> {
+    let is_gpfs = rustix::fs::fstatfs(file).is_ok_and(|stat| stat.f_type as u64 == impresario_gpfs::MAGIC);
+    let name = impresario_gpfs::library_name();
+    if name.is_empty() || !is_gpfs && std::env::var_os(impresario_gpfs::LIBRARY_VARIABLE).is_none() {
+        return Vec::new();
+    }
+    let library = Library::load(&name).map_err(io::Error::other);
+    let tried = |way: &str, call: &dyn Fn(&Library) -> io::Result<()>| {
+        let began = Instant::now();
+        let error = library.as_ref().map_or_else(|e| Some(e.to_string()), |l| call(l).err().map(|e| e.to_string()));
+        let (way, returned_ms) = (way.to_string(), ms(began));
+        Call { way, is_default: false, is_looked_at: false, error, returned_ms, there_ms: None }
+    };
+    let (start, bytes) = (TRIED.start as i64, (TRIED.end - TRIED.start) as i64);
+    vec![
+        tried("gpfsAccessRange_t", &|library| library.access_range(file.as_fd(), start, bytes)),
+        tried("gpfsCancelHints_t", &|library| library.give(file.as_fd(), &Hint::Cancel).map(drop)),
+        tried("gpfsClearFileCache_t", &|library| library.clear_file_cache(file.as_fd())),
+    ]
 }
 
 fn ms(began: Instant) -> f64 {
@@ -408,6 +430,7 @@ impl std::fmt::Display for Told {
                     show_bytes((TRIED.end - TRIED.start) as f64),
                     call.returned_ms
                 )?,
+                (None, None) if !call.is_looked_at => writeln!(text, "taken after {:.1} ms", call.returned_ms)?,
                 (None, None) => writeln!(text, "brings nothing, or the kernel does not tell")?,
             }
         }

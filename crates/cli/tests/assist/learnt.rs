@@ -106,6 +106,35 @@ fn each_run_teaches_the_next() {
     assert!(file.hits * 10 >= file.reads * 9 && !file.strayed, "{file:?}");
 }
 
+/// What a launcher starts is known by its own name, and is guided under another launcher, too.
+#[test]
+fn programs_that_a_launcher_starts_are_known_by_themselves() {
+    let tables = Tables::new();
+    let hints = tables.never_down();
+    let launched = |args: &[&str], launcher: &str, file: &Path| {
+        let mut command = tables.command(args);
+        command.args(["--", "sh", "-c", launcher]).args(tables.words(file, &[]));
+        let ran = run_command(&mut command);
+        assert_eq!((ran.code, ran.out), (0, plain(&tables.words(file, &[]))), "{}", ran.err);
+    };
+    let first = tables.table("a.tbl", 12 * MIB + 100);
+    launched(&["run", "-q", "--learn"], "\"$0\" \"$@\"; true", &first);
+    let trace = tables.folder.at("b.imt");
+    launched(&["record", "-o", trace.to_str().unwrap()], "env \"$0\" \"$@\"; true", &tables.table("b.tbl", 20 * MIB));
+    let ran = tables.learn(&[&trace]);
+    assert!(ran.out.starts_with("table, 2 recorded runs:\n  *.tbl: "), "{}{}", ran.out, ran.err);
+    let list = run_command(&mut tables.command(&["learn", "--list"]));
+    assert_eq!(list.out.lines().filter(|line| !line.starts_with(' ')).count(), 1, "{}", list.out);
+
+    let (new, report) = (tables.table("c.tbl", 30 * MIB), tables.folder.at("launched.json"));
+    let args = ["run", "-q", hints.to_str().unwrap(), "--report", report.to_str().unwrap()];
+    launched(&args, "\"$0\" \"$@\" && true", &new);
+    let report: Report = serde_json::from_slice(&std::fs::read(&report).unwrap()).unwrap();
+    let file = of(&report, &new);
+    assert_eq!(file.entry, "learnt of *.tbl");
+    assert!(file.hits * 10 >= file.reads * 9 && !file.strayed, "{file:?}");
+}
+
 #[test]
 fn a_file_that_was_never_read_gets_the_hints_of_its_kind() {
     let tables = Tables::new();

@@ -1,5 +1,8 @@
 //! `impresario assist selftest`: what a site runs on its own file system.
 
+use std::path::Path;
+use std::process::Command;
+
 use impresario_testing::page_cache;
 use serde_json::Value;
 
@@ -30,6 +33,26 @@ fn a_file_system_is_described_measured_and_left_as_it_was() {
         assert!(calls.iter().all(|call| call["there_ms"].is_number()), "{told}");
         assert_eq!(calls.iter().filter(|call| call["is_default"] == true).count(), 1, "{told}");
     }
+}
+
+/// With the stand-in for GPFS's library, whose lines are: process, thread, inode, kind, …, first byte, bytes, held, broken.
+#[test]
+fn the_calls_of_gpfs_are_tried() {
+    let folder = Folder::new();
+    let (library, record, mount) = (folder.at("libgpfs.so"), folder.at("calls"), folder.at("mount"));
+    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("../assist/tests/support/gpfs.c");
+    assert!(Command::new("cc").args(["-shared", "-fPIC", "-o"]).arg(&library).arg(source).status().unwrap().success());
+    std::fs::create_dir(&mount).unwrap();
+    let mut command = assist(["selftest", "--size", "16m", "--pairs", "2"]);
+    command.arg(&mount).env("IMPRESARIO_ASSIST_LIBGPFS", &library).env("GPFS_RECORD", &record);
+    let ran = run_command(&mut command);
+    for way in ["gpfsAccessRange_t: taken", "gpfsCancelHints_t: taken", "gpfsClearFileCache_t: taken"] {
+        assert!(ran.code == 0 && ran.out.contains(way), "{way}: {}{}", ran.out, ran.err);
+    }
+    let lines = std::fs::read_to_string(record).unwrap();
+    let calls = lines.lines().map(|line| line.split(' ').skip(3).map(|n| n.parse().unwrap()).collect::<Vec<u64>>());
+    let calls: Vec<[u64; 4]> = calls.map(|n| [n[0], n[4], n[5], n[7]]).collect();
+    assert_eq!(calls, [[1001, 1 << 20, 8 << 20, 0], [2001, 0, 0, 0], [1004, 0, 0, 0]]);
 }
 
 #[test]

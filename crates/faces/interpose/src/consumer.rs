@@ -1,6 +1,6 @@
 //! Who is told what a program does with its descriptors.
 
-use impresario_ring::Op;
+use impresario_ring::{Op, Unseen};
 
 /// What a consumer says of a descriptor that it is asked about.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -60,6 +60,9 @@ pub trait Consumer: Sync {
 
     /// The program did something with a file claimed in this generation.
     fn tell(&self, generation: u32, file: u32, event: Event);
+
+    /// The program did something that is known not to be told.
+    fn unseen(&self, _what: Unseen) {}
 
     /// The descriptor of this file is about to be closed.
     fn release(&self, generation: u32, file: u32);

@@ -50,7 +50,7 @@ impl Notice {
             Notice::Sandboxed => "the program restricts its system calls; running without advice from here on",
             Notice::NoRing => "no shared memory for the ring; running without advice",
             Notice::NoHelper => {
-                "no thread can give GPFS hints here (this needs Linux 5.9 and /proc); the manager does what it can"
+                "no thread can give hints here (this needs Linux 5.9 and /proc); the manager does what it can"
             }
             Notice::NoGpfs => "libgpfs cannot be loaded here; the manager does what it can without",
             Notice::OwnGpfs => "the program uses libgpfs itself; its hints are its own matter",

@@ -20,7 +20,7 @@ use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64};
 
 use impresario_ring::message::{Mode, ToClient, ToManager, register};
 use impresario_ring::patterns::{PATTERNS_BYTES_MAX, Patterns};
-use impresario_ring::{Access, Op, Producer, Push, SLOTS, now_ns, ring_bytes};
+use impresario_ring::{Access, Op, Producer, Push, SLOTS, Unseen, now_ns, ring_bytes};
 use rustix::event::{PollFd, PollFlags};
 use rustix::fs::{FileType, OFlags};
 
@@ -627,6 +627,12 @@ impl Consumer for Assist {
         }
         if event.start_ns >= PAGE.next_look_ns.load(Relaxed) {
             quietly(|| look_after_socket(event.start_ns));
+        }
+    }
+
+    fn unseen(&self, what: Unseen) {
+        if let Some(ring) = ring() {
+            ring.add_unseen(what);
         }
     }
 

@@ -4,9 +4,8 @@ use std::ffi::CStr;
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
-use impresario_gpfs::Hint;
 use impresario_ring::message::{DESCRIPTORS_MAX, MESSAGE_BYTES, Packet, ToClient};
-use impresario_ring::order::{self, Answer, ORDER_BYTES_MAX};
+use impresario_ring::order::{self, Answer, ORDER_BYTES_MAX, Task};
 use rustix::io::{Errno, IoSlice, IoSliceMut};
 use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage,
@@ -85,11 +84,11 @@ pub(crate) fn answer(socket: BorrowedFd<'_>) -> Result<Option<(ToClient, Option<
 }
 
 /// An order, if there is one. Anything else ends the conversation.
-pub(crate) fn order(socket: BorrowedFd<'_>) -> Result<(Hint, OwnedFd), Trouble> {
+pub(crate) fn order(socket: BorrowedFd<'_>) -> Result<(Task, OwnedFd), Trouble> {
     let mut bytes = [0u8; ORDER_BYTES_MAX + 1];
     let (len, file) = receive(socket, &mut bytes)?;
     match (order::decode(bytes.get(..len).unwrap_or(&[])), file) {
-        (Ok(hint), Some(file)) => Ok((hint, file)),
+        (Ok(task), Some(file)) => Ok((task, file)),
         (_, file) => {
             if let Some(file) = file {
                 crate::own::close_raw(file);

@@ -7,4 +7,4 @@ mod trials;
 
 pub use block::{BlockDevice, Counts, drop_caches};
 pub use limits::{Group, Limits};
-pub use trials::{Files, Machine, Measured, Run, TestBed, Trials, Variant, measure};
+pub use trials::{Files, Machine, Measured, Run, TestBed, Trials, Variant, cool, measure};

@@ -3,10 +3,12 @@
 
 use std::fs::File;
 use std::hash::{DefaultHasher, Hasher};
-use std::io::{Read, Seek, SeekFrom};
+use std::io::{self, Read, Seek, SeekFrom};
+use std::os::fd::AsFd;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::PathBuf;
 use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::OnceLock;
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -18,6 +20,7 @@ use super::limits::Group;
 use crate::stats::{Interval, median};
 use crate::stop::Stop;
 use impresario_base::Random;
+use impresario_gpfs::Library;
 
 /// Where the programs read from.
 pub trait TestBed {
@@ -309,11 +312,29 @@ fn describe(status: ExitStatus) -> String {
 fn forget(files: &[PathBuf]) -> Result<()> {
     for path in files {
         let file = File::open(path).with_context(|| format!("opening {}", path.display()))?;
-        let _ = file.sync_data(); // dirty pages would stay; a file system that cannot sync still lets go of clean ones
-        rustix::fs::fadvise(&file, 0, None, rustix::fs::Advice::DontNeed)
-            .with_context(|| format!("taking {} out of the page cache", path.display()))?;
+        cool(&file).with_context(|| format!("taking {} out of the page cache", path.display()))?;
     }
     Ok(())
+}
+
+/// Lets a file's data leave memory, as far as the kernel allows, and on GPFS its library, if it can be loaded: GPFS keeps data
+/// in memory of its own.
+///
+/// # Errors
+/// Where the kernel or GPFS refuses.
+pub fn cool(file: &File) -> io::Result<()> {
+    let _ = file.sync_data(); // dirty pages would stay; a file system that cannot sync still lets go of clean ones
+    rustix::fs::fadvise(file, 0, None, rustix::fs::Advice::DontNeed)?;
+    static GPFS: OnceLock<Option<Library>> = OnceLock::new();
+    let is_gpfs = rustix::fs::fstatfs(file).is_ok_and(|stat| stat.f_type as u64 == impresario_gpfs::MAGIC);
+    if !is_gpfs {
+        return Ok(());
+    }
+    let library = GPFS.get_or_init(|| {
+        let name = impresario_gpfs::library_name();
+        if name.is_empty() { None } else { Library::load(&name).ok() }
+    });
+    library.as_ref().map_or(Ok(()), |library| library.clear_file_cache(file.as_fd()))
 }
 
 #[cfg(test)]

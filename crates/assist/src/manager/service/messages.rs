@@ -12,6 +12,7 @@ use super::{CutOff, MESSAGES_A_TURN, Messages, Service};
 use crate::advice::OpenFile;
 use crate::manager::client::{Advised, Open};
 use crate::manager::files::Acting;
+use crate::manager::pool::LentFile;
 use crate::manager::registration::{examine, is_eventfd};
 use crate::manager::sink::RecordedFile;
 use crate::manager::socket::{self, Received};
@@ -72,6 +73,8 @@ impl Service {
                     return Err("the rings of its user's programs take as much memory as allowed".into());
                 }
                 let Some(event) = event.take() else { return Ok(()) };
+                client.program = self.programs.name_of(client.pid);
+                client.kinds = self.programs.kinds_of(&client.program);
                 // Each write wakes the manager once, whether or not the count is ever read.
                 let added =
                     epoll::add(&self.epoll, &event, EventData::new_u64(id * 2 + 1), EventFlags::IN | EventFlags::ET);
@@ -114,6 +117,9 @@ impl Service {
             self.active.remove(&id);
             self.users.disconnect(uid);
             self.programs_ever -= 1;
+            if let Some(before) = inside.hang_up() {
+                self.pool.hang_up(before, uid);
+            }
             inside.connected(helper.socket);
         }
         Ok(())
@@ -125,9 +131,11 @@ impl Service {
         }
         let Some(examined) = sent.as_ref().and_then(|fd| examine(fd.as_fd())) else { return };
         let is_hinted = self.advise && examined.cached && examined.readable;
-        let found = sent.as_ref().filter(|_| is_hinted).and_then(|fd| self.monitored(&examined, fd.as_fd()));
+        let kinds = self.clients.get(&id).map(|client| client.kinds.clone()).unwrap_or_default();
+        let found = sent.as_ref().filter(|_| is_hinted).and_then(|fd| self.monitored(&examined, fd.as_fd(), &kinds));
         let Some(client) = self.clients.get_mut(&id) else { return };
-        if !self.users.open(client.uid, client.files.len()) {
+        let uid = client.uid;
+        if !self.users.open(uid, client.files.len(), self.pool.closing(uid)) {
             if !std::mem::replace(&mut client.told_of_limit, true) {
                 tracing::warn!(
                     pid = client.pid,
@@ -137,23 +145,25 @@ impl Service {
             }
             return;
         }
-        let advised = found.and_then(|monitored| Some((monitored, Arc::new(sent.take()?)))).map(|(monitored, fd)| {
-            let inside = Some(&client.inside);
-            let acting = Acting { id: examined.id, fd: &fd, uid: client.uid, inside, pool: &self.pool };
-            let file = (examined.path.as_path(), examined.size_bytes);
-            self.files.opened(&acting, client.id, &monitored, file, &mut self.users, now_ns());
-            if let Some(siblings) = self.siblings.as_ref().filter(|_| monitored.entry.online) {
-                siblings.opened(&examined.path);
-            }
-            let mut mode = OpenFile::default();
-            // A file met again is somewhere; only one just opened is at its beginning.
-            if flags & register::FOUND == 0
-                && let Some(how) = mode.opened(&monitored.regions)
-            {
-                self.files.read_ahead(&acting, how);
-            }
-            Advised { id: examined.id, fd: fd.clone(), mode, is_mapped: false }
-        });
+        let advised = found
+            .and_then(|monitored| Some((monitored, Arc::new(LentFile::new(sent.take()?, uid, &self.pool)))))
+            .map(|(monitored, fd)| {
+                let inside = Some(&client.inside);
+                let acting = Acting { id: examined.id, fd: &fd, uid: client.uid, inside, pool: &self.pool };
+                let file = (examined.path.as_path(), examined.size_bytes);
+                self.files.opened(&acting, client.id, &monitored, file, &mut self.users, now_ns());
+                if let Some(siblings) = self.siblings.as_ref().filter(|_| monitored.entry.online) {
+                    siblings.opened(&examined.path);
+                }
+                let mut mode = OpenFile::default();
+                // A file met again is somewhere; only one just opened is at its beginning.
+                if flags & register::FOUND == 0
+                    && let Some(how) = mode.opened(&monitored.regions)
+                {
+                    self.files.read_ahead(&acting, how);
+                }
+                Advised { id: examined.id, fd: fd.clone(), mode, is_mapped: false }
+            });
         self.next_number += 1;
         let recorded = RecordedFile {
             number: self.next_number,
@@ -162,6 +172,7 @@ impl Service {
             size_bytes: examined.size_bytes,
             pid: client.pid,
             uid: client.uid,
+            program: client.program.clone(),
         };
         self.recorder.tell(|sink| sink.opened(&recorded));
         client.files.insert(number, Open { advised, number: self.next_number });

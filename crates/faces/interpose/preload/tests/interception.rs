@@ -5,7 +5,7 @@ mod support;
 use std::path::{Path, PathBuf};
 
 use impresario_ring::message::{Mode, register};
-use impresario_ring::{Op, flag};
+use impresario_ring::{Op, Unseen, flag};
 use support::{Manager, Told, compile, preloaded, run};
 
 struct Stage {
@@ -53,7 +53,7 @@ impl Stage {
     }
 
     /// What the manager is told of a case with io_uring; `None` where the kernel gives no ring.
-    fn rings(&self, case: &str) -> Option<Vec<Told>> {
+    fn rings(&self, case: &str) -> Option<(Vec<Told>, Unseen)> {
         let manager = Manager::start(&self.dir.path().join("socket"), &self.path(""), Mode::Advise);
         let text = self.said(case, &manager.socket, true);
         if text == "no ring\n" {
@@ -61,7 +61,9 @@ impl Stage {
             return None;
         }
         assert_eq!(text, "ok\n");
-        Some(manager.finish())
+        let unseen = manager.unseen();
+        let told = manager.finish();
+        Some((told, *unseen.lock().unwrap()))
     }
 
     /// What the manager is told of a case.
@@ -287,12 +289,17 @@ fn libaio_is_told_even_when_it_was_loaded_out_of_sight() {
 #[cfg(target_arch = "x86_64")]
 fn what_is_put_into_a_ring_is_told_when_the_kernel_has_taken_it() {
     let stage = Stage::new(&[]);
-    let Some(told) = stage.rings("urings") else { return };
+    let Some((told, unseen)) = stage.rings("urings") else { return };
     let bytes: Vec<_> = of(&told, &stage.path("bytes")).collect();
     assert_eq!(bytes, [reads(&[(300, 100), (5000, 70), (700, 50), (40, 10)]), reads(&[(900, 20)])]);
     assert_eq!(of(&told, &stage.path("lines")).next().unwrap(), reads(&[(0, 7)]));
     let is_async = |a: &&impresario_ring::Access| a.op == Op::Read && a.flags & flag::ASYNC != 0;
     assert_eq!(told.iter().flat_map(|t| &t.accesses).filter(is_async).count(), 6);
+    assert_eq!(
+        unseen,
+        Unseen { bytes: 123 + 30, rings: 1 },
+        "of files in the ring's table, and in a ring that is polled"
+    );
 }
 
 /// And by liburing, whose system calls pass nothing that could be interposed.
@@ -303,7 +310,8 @@ fn what_liburing_submits_is_told() {
     }
     let mut stage = Stage::new(&[]);
     stage.program = compile(stage.dir.path(), "liburing", &["-Wl,--no-as-needed", "-luring"]);
-    let Some(told) = stage.rings("") else { return };
+    let Some((told, unseen)) = stage.rings("") else { return };
+    assert_eq!(unseen, Unseen::default());
     let wanted =
         [(300, 100), (500, 20), (700, 30), (900, 11), (1000, 40), (2000, 10), (2100, 10), (2200, 10), (2300, 10)];
     assert_eq!(of(&told, &stage.path("bytes")).next().unwrap(), reads(&wanted));

@@ -1,6 +1,6 @@
-//! The thread that gives hints from inside the program, because GPFS follows those of one file for each process only.
-//! The manager decides; this thread makes the call that an [order](impresario_ring::order) asks for, which may block,
-//! and answers.
+//! The thread that gives hints from inside the program, because GPFS follows those of one file for each process only, and
+//! that reads for the manager what is to be charged to the program. The manager decides; this thread makes the call that an
+//! [order](impresario_ring::order) asks for, which may block, and answers.
 //!
 //! - It is started when the manager wants it, at a read of a watched file, and never in a signal handler or in a
 //!   program that restricts its system calls. All signals are blocked in it.
@@ -11,12 +11,14 @@
 //! - Where anything fails it ends, and the manager gives hints as it would without it.
 
 use std::ffi::{c_int, c_void};
+use std::io;
 use std::num::NonZeroU64;
+use std::os::fd::AsRawFd;
 use std::panic::catch_unwind;
 use std::sync::atomic::AtomicPtr;
 
 use impresario_gpfs::Library;
-use impresario_ring::order::Answer;
+use impresario_ring::order::{Answer, READ_BYTES_MAX, Task};
 use rustix::fs::Mode as FileMode;
 
 use super::*;
@@ -34,7 +36,10 @@ const LOOK: rustix::time::Timespec = rustix::time::Timespec { tv_sec: 1, tv_nsec
 const END_WITHIN_MS: u32 = 50;
 const STACK_BYTES: usize = 256 << 10;
 const LIBRARY_BYTES: usize = 1024;
+/// Where what is read goes: the same few pages again and again. No one looks at it.
+const SCRATCH_BYTES: usize = 64 << 10;
 
+static SCRATCH: Locked<[u8; SCRATCH_BYTES]> = Locked(UnsafeCell::new([0; SCRATCH_BYTES]));
 static LIBRARY: Locked<[u8; LIBRARY_BYTES]> = Locked(UnsafeCell::new([0; LIBRARY_BYTES]));
 /// The library's handle, once it is loaded; in a forked child, the parent's.
 static HANDLE: AtomicPtr<c_void> = AtomicPtr::new(std::ptr::null_mut());
@@ -67,7 +72,7 @@ pub(super) fn start() {
         let now = coarse_ns();
         let next = PAGE.helper_try_ns.load(Relaxed);
         let mine = now >= next && PAGE.helper_try_ns.compare_exchange(next, now + TRY_NS, AcqRel, Relaxed).is_ok();
-        if !mine || OFF.load(Relaxed) || !Assist.here() || library_name().is_none() || may_be_in_handler() {
+        if !mine || OFF.load(Relaxed) || !Assist.here() || may_be_in_handler() {
             return;
         }
         if PAGE.helper.compare_exchange(NONE, RUNS, AcqRel, Relaxed).is_ok() && spawn() != 0 {
@@ -157,14 +162,13 @@ fn serve() -> Option<Notice> {
     if !separate_descriptors() || !main_thread_is_there() {
         return Some(Notice::NoHelper);
     }
-    let library = match load() {
-        Ok(library) => library,
-        Err(line) => return Some(line),
-    };
-    end_when_restricted();
+    let mut library = None;
     while main_thread_is_there() {
-        if let Some(client) = ring().and_then(Producer::helper_wanted) {
-            converse(client, &library);
+        if let Some(client) = ring().and_then(Producer::helper_wanted)
+            && let Err(line) = converse(client, &mut library)
+        {
+            // Where the library's name says that there is none, that is as it should be.
+            return library_name().map(|_| line);
         }
         let _ = rustix::event::poll(&mut [], Some(&LOOK));
         end_when_restricted();
@@ -219,9 +223,11 @@ fn load() -> Result<Library, Notice> {
     loaded
 }
 
-/// Takes orders until the manager hangs up.
-fn converse(client: NonZeroU64, library: &Library) {
-    let Some(socket) = socket_name().and_then(socket::connect) else { return };
+/// Takes orders until the manager hangs up, or GPFS's library is needed and cannot be loaded: then the manager is to do without
+/// this thread.
+fn converse(client: NonZeroU64, library: &mut Option<Library>) -> Result<(), Notice> {
+    let Some(socket) = socket_name().and_then(socket::connect) else { return Ok(()) };
+    let mut ended = Ok(());
     let hello = ToManager::Helper { client: client.get() }.encode();
     if socket::send(socket.as_fd(), &hello, &[]).is_ok() {
         loop {
@@ -232,14 +238,30 @@ fn converse(client: NonZeroU64, library: &Library) {
                 Ok(1..) => {}
                 _ => break,
             }
-            let (hint, file) = match socket::order(socket.as_fd()) {
+            let (task, file) = match socket::order(socket.as_fd()) {
                 Ok(order) => order,
                 Err(Trouble::Wait) => continue,
                 Err(_) => break,
             };
-            let given = library.give(file.as_fd(), &hint);
+            let done = match task {
+                Task::Read { start, bytes } => read_in(file.as_fd(), start, bytes),
+                Task::Hint(hint) => {
+                    if library.is_none() {
+                        match load() {
+                            Ok(loaded) => *library = Some(loaded),
+                            Err(line) => ended = Err(line),
+                        }
+                        end_when_restricted();
+                    }
+                    let Some(library) = library else {
+                        own::close_raw(file);
+                        break;
+                    };
+                    library.give(file.as_fd(), &hint)
+                }
+            };
             end_when_restricted();
-            let answer = match given {
+            let answer = match done {
                 Ok(accepted) => Answer { errno: 0, accepted },
                 Err(e) => {
                     let errno = e.raw_os_error().filter(|errno| *errno > 0).unwrap_or(libc::EIO);
@@ -253,4 +275,32 @@ fn converse(client: NonZeroU64, library: &Library) {
         }
     }
     own::close_raw(socket);
+    ended
+}
+
+/// Reads a range into the page cache; how many bytes there were. The program's position stays where it is.
+fn read_in(file: BorrowedFd<'_>, start: i64, bytes: u32) -> io::Result<u32> {
+    let mut read = 0;
+    while read < bytes {
+        let mut places = [libc::iovec { iov_base: SCRATCH.0.get().cast(), iov_len: SCRATCH_BYTES };
+            READ_BYTES_MAX as usize / SCRATCH_BYTES];
+        let (whole, rest) = ((bytes - read) as usize / SCRATCH_BYTES, (bytes - read) as usize % SCRATCH_BYTES);
+        let count = whole.min(places.len()) + usize::from(rest > 0 && whole < places.len());
+        if let Some(last) = places.get_mut(whole) {
+            last.iov_len = rest;
+        }
+        let at = start.saturating_add(read.into());
+        // SAFETY: each place is the scratch space, which this thread alone uses and no one looks at. Past our own hook.
+        let n = unsafe { libc::syscall(libc::SYS_preadv, file.as_raw_fd(), places.as_ptr(), count, at, 0) };
+        match n {
+            0 => break,
+            1.. => read += n as u32,
+            _ => match io::Error::last_os_error() {
+                e if e.kind() == io::ErrorKind::Interrupted => {}
+                e => return Err(e),
+            },
+        }
+        end_when_restricted();
+    }
+    Ok(read)
 }

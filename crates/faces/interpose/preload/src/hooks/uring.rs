@@ -1,13 +1,14 @@
 //! io_uring: what is put into a ring is told when the kernel has taken it, with the length that was asked for. A ring is seen
 //! through liburing's functions, and where programs make the system calls themselves, through the C library's `syscall`.
 //!
-//! Not seen: rings in programs that contain liburing, or make system calls, in code of their own; rings that the kernel polls
-//! without liburing; and files by their place in a table of the ring (`IOSQE_FIXED_FILE`).
+//! Not seen: rings in programs that contain liburing, or make system calls, in code of their own. Not seen, and counted as
+//! such: rings that the kernel polls without liburing, or that are used by a place in a table; and reads of files by their
+//! place in a table of the ring (`IOSQE_FIXED_FILE`).
 
 use std::ffi::{c_int, c_long, c_uint, c_void};
 
 use impresario_interpose::{Consumer, quietly};
-use impresario_ring::{Op, now_ns};
+use impresario_ring::{Op, Unseen, now_ns};
 use libc::iovec;
 
 use super::aio::submitted;
@@ -57,9 +58,13 @@ const POLLED: u32 = 1 << 1;
 const WIDE_ENTRIES: u32 = 1 << 10;
 const NO_ARRAY: u32 = 1 << 16;
 
+/// Stands for a file of the ring's table.
+const NO_FD: c_int = -1;
+
 /// A read or write that an entry asks for.
 #[derive(Clone, Copy)]
 struct Wish {
+    /// Or [`NO_FD`].
     fd: c_int,
     op: Op,
     offset: i64,
@@ -90,10 +95,13 @@ fn wish(entry: &Entry) -> Option<Wish> {
         }
         _ => return None,
     };
-    if entry.flags & OF_TABLE != 0 {
+    let of_table = entry.flags & OF_TABLE != 0;
+    if of_table && op != Op::Read {
         return None;
     }
-    wanted(entry.fd, op)?;
+    if !of_table {
+        wanted(entry.fd, op)?;
+    }
     let len_bytes = if is_vector {
         let mut parts = [iovec { iov_base: std::ptr::null_mut(), iov_len: 0 }; PARTS_MAX];
         let parts = &mut parts[..(entry.len as usize).min(PARTS_MAX)];
@@ -104,6 +112,9 @@ fn wish(entry: &Entry) -> Option<Wish> {
     } else {
         entry.len.into()
     };
+    if of_table {
+        return Some(Wish { fd: NO_FD, op, offset: 0, len_bytes });
+    }
     // Without an offset it is at the descriptor's position.
     let offset = if entry.offset == u64::MAX { position(entry.fd)? as i64 } else { entry.offset as i64 };
     Some(Wish { fd: entry.fd, op, offset, len_bytes })
@@ -126,6 +137,10 @@ impl Pending {
     fn taken(&self, count: usize) {
         let end_ns = now_ns();
         for wish in self.wishes.iter().take(count).flatten() {
+            if wish.fd == NO_FD {
+                TABLE.consumer().unseen(Unseen { bytes: wish.len_bytes, rings: 0 });
+                continue;
+            }
             submitted(wish.fd, wish.op, wish.offset, wish.len_bytes, self.start_ns, end_ns);
         }
     }
@@ -271,6 +286,8 @@ mod by_call {
     /// The next place to be used once all are.
     static NEXT: AtomicU32 = AtomicU32::new(0);
     static MADE: AtomicU32 = AtomicU32::new(0);
+    /// That a ring is used by its place was told.
+    static BY_PLACE_TOLD: AtomicU32 = AtomicU32::new(0);
 
     fn known(fd: c_int) -> Option<&'static Known> {
         RINGS.iter().find(|ring| ring.fd.load(Acquire) == fd.wrapping_add(1))
@@ -292,6 +309,9 @@ mod by_call {
         ring.array.store(words[ARRAY], Relaxed);
         ring.fd.store(fd.wrapping_add(1), Release);
         MADE.store(1, Release);
+        if words[FLAGS] & POLLED != 0 {
+            TABLE.consumer().unseen(Unseen { bytes: 0, rings: 1 });
+        }
     }
 
     /// The program has mapped a part of a descriptor.
@@ -436,7 +456,11 @@ mod by_call {
             }
             return fd;
         }
-        let pending = if d & BY_PLACE == 0 { quietly(|| pending(a as c_int, b as u32)) } else { None };
+        let by_place = d & BY_PLACE != 0;
+        if by_place && BY_PLACE_TOLD.swap(1, Relaxed) == 0 {
+            quietly(|| TABLE.consumer().unseen(Unseen { bytes: 0, rings: 1 }));
+        }
+        let pending = if by_place { None } else { quietly(|| pending(a as c_int, b as u32)) };
         // SAFETY: the caller's arguments.
         let taken = unsafe { call(number, a, b, c, d, e, f) };
         if let (Some(pending), 1..) = (pending, taken) {

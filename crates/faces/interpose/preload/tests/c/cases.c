@@ -426,6 +426,16 @@ static void urings(void) {
     CHECK(open(other, O_RDONLY) == opened);
     entry(IORING_OP_READ, opened, buf, 7, 0);
     CHECK(done(1) == 7 && !memcmp(buf, "line 0\n", 7));
+    /* Of files in the ring's table nothing is told but how much is read; of a ring that the kernel polls, that it is there. */
+    int table[2] = {fd, opened};
+    CHECK(syscall(SYS_io_uring_register, ring_fd, IORING_REGISTER_FILES, table, 2) == 0);
+    entry(IORING_OP_READ, 0, buf, 123, 600)->flags = IOSQE_FIXED_FILE;
+    struct iovec part = {buf + 200, 30};
+    entry(IORING_OP_READV, 0, &part, 1, 650)->flags = IOSQE_FIXED_FILE;
+    CHECK(done(2) == 153 && right(buf, 600, 123) && right(buf + 200, 650, 30));
+    struct io_uring_params polled = {.flags = IORING_SETUP_SQPOLL};
+    int polled_fd = syscall(SYS_io_uring_setup, 4, &polled);
+    CHECK(polled_fd >= 0 && close(polled_fd) == 0);
     /* Mistakes are the kernel's to tell, with memory that is gone, too. */
     CHECK(syscall(SYS_io_uring_enter, fd, 1, 0, 0, NULL, 0) == -1 && errno == EOPNOTSUPP);
     CHECK(syscall(SYS_io_uring_enter, 999, 1, 0, 0, NULL, 0) == -1 && errno == EBADF);

@@ -14,7 +14,7 @@ use std::time::Duration;
 
 use impresario_ring::message::{Mode, ToClient, ToManager};
 use impresario_ring::patterns::{Builder, Kind};
-use impresario_ring::{Access, Consumer, Op};
+use impresario_ring::{Access, Consumer, Op, Unseen};
 use impresario_testing::until;
 use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketAddrUnix, SocketFlags, SocketType};
 
@@ -74,6 +74,7 @@ pub struct Manager {
     stop: Arc<AtomicBool>,
     pause: Arc<AtomicBool>,
     dropped: Arc<AtomicU64>,
+    unseen: Arc<Mutex<Unseen>>,
     told: Arc<Mutex<Vec<Told>>>,
     errors: Arc<Mutex<Vec<String>>>,
     clients: Arc<Mutex<(usize, usize)>>,
@@ -95,6 +96,7 @@ impl Manager {
             stop: Arc::default(),
             pause: Arc::default(),
             dropped: Arc::default(),
+            unseen: Arc::default(),
             told: Arc::default(),
             errors: Arc::default(),
             clients: Arc::default(),
@@ -102,7 +104,7 @@ impl Manager {
         };
         let (stop, told, errors) = (manager.stop.clone(), manager.told.clone(), manager.errors.clone());
         let counts = manager.clients.clone();
-        let (pause, dropped) = (manager.pause.clone(), manager.dropped.clone());
+        let (pause, dropped, unseen) = (manager.pause.clone(), manager.dropped.clone(), manager.unseen.clone());
         let patterns = builder.finish();
         let serve = move || {
             let mut clients: Vec<Option<Client>> = Vec::new();
@@ -122,6 +124,8 @@ impl Manager {
                         Ok(true) => {}
                         Ok(false) => {
                             dropped.fetch_add(client.ring.as_ref().map_or(0, Consumer::dropped), Ordering::SeqCst);
+                            let mut all = unseen.lock().unwrap();
+                            *all = all.and(client.ring.as_ref().map(Consumer::unseen).unwrap_or_default());
                             *place = None;
                         }
                         Err(e) => {
@@ -165,6 +169,11 @@ impl Manager {
         assert!(errors.is_empty(), "{errors:?}");
         drop(errors);
         (self.dropped.load(Ordering::SeqCst), std::mem::take(&mut self.told.lock().unwrap()))
+    }
+
+    /// What programs that have gone could not tell; complete once it has finished.
+    pub fn unseen(&self) -> Arc<Mutex<Unseen>> {
+        self.unseen.clone()
     }
 
     /// What was told so far.
