@@ -47,7 +47,7 @@ pub use identity::{Identity, Traffic, TrafficCount, whoami};
 pub use link::{Check, Link, LinkOptions, Vet};
 pub use locks::{LockAttempt, Locked, Other, Tried};
 pub use names::CreateOptions;
-pub use pending::{Buffers, Op, Pending, Reply, exchange};
+pub use pending::{Buffers, Op, Pending, Reply, exchange, verdict};
 pub use striped::Striped;
 pub use unattended::{End, Job, Task};
 pub use whereabouts::Whereabouts;
