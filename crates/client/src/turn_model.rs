@@ -39,6 +39,7 @@ mod lock {
     }
 }
 
+#[allow(clippy::duplicate_mod, reason = "this one has the locks of the model")]
 #[path = "turn.rs"]
 mod turn;
 

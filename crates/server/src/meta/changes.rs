@@ -524,7 +524,7 @@ impl MetaService {
 
     fn change(&self, session: SessionId, who: Who, call: MetaCall) -> Outcome<Answer> {
         let mut under_way = UnderWay { service: self, who, known: None, is_noted: false };
-        let node = deciding_name(&call).map_or(0, |path| self.node_at(path));
+        let node = self.deciding_node(session, &call);
         self.meta.changes.note_begin(&self.meta.dir, BEGUN, who, node).map_err(not_noted)?;
         under_way.is_noted = true;
         self.meta.changes.touch(&call);
@@ -557,30 +557,36 @@ impl MetaService {
         }
     }
 
-    /// The number of the node that a path names; 0 if there is none.
-    fn node_at(&self, path: &[u8]) -> u64 {
+    /// The number of the node by which it is seen whether a change was done: that of the name that it takes away, or gives; of
+    /// an attribute, 1. 0 if there is none.
+    fn deciding_node(&self, session: SessionId, call: &MetaCall) -> u64 {
+        if let MetaCall::SetXattr { target: target @ Target::Path(_), name, .. } = call {
+            let session = self.meta.sessions.get(session);
+            return session.is_ok_and(|session| self.meta.get_xattr(&session, target, name).is_ok()).into();
+        }
+        let Some(path) = deciding_name(call) else { return 0 };
         let entry = check_path(path).ok().and_then(|()| self.meta.dir.entry(path).ok().flatten());
         entry.and_then(|entry| entry.stat().ok()).map_or(0, |stat| stat.st_ino)
     }
 
     /// Ends a change that an earlier run of the server had begun: does it, unless the name space shows that it was done.
     fn finish(&self, session: SessionId, who: Who, call: MetaCall, begun: Begun) -> Outcome<Answer> {
-        let takes = matches!(call, MetaCall::Unlink { .. } | MetaCall::Rmdir { .. } | MetaCall::Rename { .. });
-        let is_done = deciding_name(&call).is_some_and(|path| match self.node_at(path) {
-            now if takes => begun.node != 0 && now != begun.node,
-            now => begun.node == 0 && now != 0,
-        });
+        let now = self.deciding_node(session, &call);
+        let is_done = match &call {
+            MetaCall::Unlink { .. }
+            | MetaCall::Rmdir { .. }
+            | MetaCall::Rename { .. }
+            | MetaCall::SetXattr { value: None, .. } => begun.node != 0 && now != begun.node,
+            _ => begun.node == 0 && now != 0,
+        };
         // After the look: who has changed a name before it is known by now.
         self.meta.changes.check_hidden(begun, &call)?;
-        let answer = match &call {
-            MetaCall::Create { path, .. } if is_done => {
-                self.look(session, MetaCall::Open { path: path.clone(), write: true })?
-            }
-            _ if is_done => self.answer_again(session, call.clone())?,
+        let answer = match call {
+            MetaCall::Create { path, .. } if is_done => self.look(session, MetaCall::Open { path, write: true })?,
+            _ if is_done => self.answer_again(session, call)?,
             _ => {
                 self.meta.changes.touch(&call);
-                let answer = self.call_as(session, &who, call.clone());
-                self.unless_done(session, call, answer)
+                self.call_as(session, &who, call)
             }
         };
         drop(UnderWay { service: self, who, known: Known::of(&answer), is_noted: true });
@@ -621,22 +627,6 @@ impl MetaService {
                 Errno::IO,
                 "the metadata server was restarted during this exchange of names, and others changed them since; look",
             )),
-        }
-    }
-
-    /// The answer, or what says that the attribute was set before.
-    fn unless_done(&self, session: SessionId, call: MetaCall, answer: Answer) -> Answer {
-        let Answer::Fault(Fault { errno, .. }) = &answer else { return answer };
-        match (Errno::from_raw_os_error(*errno), &call) {
-            (Errno::NODATA, MetaCall::SetXattr { value: None, .. }) => Answer::Done,
-            (Errno::EXIST, MetaCall::SetXattr { target, name, value: Some(value), .. }) => {
-                let look = MetaCall::GetXattr { target: target.clone(), name: name.clone() };
-                match self.call(session, look) {
-                    Answer::Xattr(there) if there == *value => Answer::Done,
-                    _ => answer,
-                }
-            }
-            _ => answer,
         }
     }
 }

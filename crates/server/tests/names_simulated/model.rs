@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use impresario_testing::linear::Model;
-use impresario_wire::message::NodeKind;
+use impresario_wire::message::{NodeKind, XattrMode};
 
 use crate::plan::{MODES, NAMES, Op, kind_of};
 
@@ -18,6 +18,8 @@ pub enum Seen {
     Node(NodeKind, u32, u32),
     /// The names in a directory.
     Names(Vec<String>),
+    /// An extended attribute.
+    Tag(Vec<u8>),
     /// It failed and changed nothing.
     Failed(i32),
     /// It may have been done.
@@ -37,6 +39,7 @@ pub struct Told {
 struct Node {
     kind: u8,
     mode: u32,
+    tag: Option<u8>,
     /// The number of the file, once somebody was told.
     key: Option<u64>,
 }
@@ -55,6 +58,7 @@ const ENOENT: i32 = 2;
 const EEXIST: i32 = 17;
 const ENOSPC: i32 = 28;
 const ENOTEMPTY: i32 = 39;
+const ENODATA: i32 = 61;
 
 impl Names {
     fn at(&self, path: &str) -> Result<u64, i32> {
@@ -76,7 +80,7 @@ impl Names {
 
     fn make(&mut self, path: &'static str, id: u64, kind: u8) {
         self.names.insert(path, id);
-        self.nodes.insert(id, Node { kind, mode: MODES[usize::from(kind)], key: None });
+        self.nodes.insert(id, Node { kind, mode: MODES[usize::from(kind)], tag: None, key: None });
     }
 
     fn below(path: &str) -> impl Iterator<Item = &'static str> {
@@ -158,6 +162,20 @@ impl Names {
                     node.mode = mode;
                 }
             }
+            Op::Tag { path, value, mode } => {
+                let node = self.at(path)?;
+                let Some(node) = self.nodes.get_mut(&node) else { return Err(ENOENT) };
+                match (node.tag, value, mode) {
+                    (None, None, _) | (None, Some(_), XattrMode::Replace) => return Err(ENODATA),
+                    (Some(_), Some(_), XattrMode::Create) => return Err(EEXIST),
+                    _ => node.tag = value,
+                }
+            }
+            Op::ReadTag { path } => {
+                let node = self.at(path)?;
+                let tag = self.nodes.get(&node).and_then(|node| node.tag);
+                return tag.map(|tag| Answer::Tag(vec![tag])).ok_or(ENODATA);
+            }
             Op::Look { path } => return Ok(Answer::Node(self.at(path)?)),
             Op::Open { path } => return Ok(Answer::File(self.at(path)?)),
             Op::List { path: "" } => {
@@ -185,6 +203,7 @@ enum Answer {
     File(u64),
     Node(u64),
     Names(Vec<String>),
+    Tag(Vec<u8>),
 }
 
 /// The rules, and the numbers of the files that are known to be of certain operations.
@@ -232,6 +251,7 @@ impl Model for NameSpace {
                 })
             }
             (Seen::Names(seen), Ok(Answer::Names(names))) => *seen == names,
+            (Seen::Tag(seen), Ok(Answer::Tag(tag))) => *seen == tag,
             _ => false,
         };
         names.forget_the_nameless();
@@ -244,5 +264,6 @@ pub fn everything() -> impl Iterator<Item = Op> {
     let lists = ["", "d", "e"].into_iter().map(|path| Op::List { path });
     let looks = NAMES.into_iter().map(|path| Op::Look { path });
     let files = NAMES.into_iter().filter(|path| kind_of(path) == NodeKind::File);
-    lists.chain(looks).chain(files.map(|path| Op::Open { path }))
+    let opens = files.flat_map(|path| [Op::Open { path }, Op::ReadTag { path }]);
+    lists.chain(looks).chain(opens)
 }

@@ -4,7 +4,7 @@
 use std::fmt;
 
 use impresario_base::Random;
-use impresario_wire::message::{MetaCall, NodeKind, SetAttr, Target};
+use impresario_wire::message::{MetaCall, NodeKind, SetAttr, Target, XattrMode};
 
 /// Names of files, in the root or in one of the directories.
 const FILES: [&str; 5] = ["a", "b", "c", "d/a", "e/a"];
@@ -14,19 +14,56 @@ pub const DIRECTORIES: [&str; 2] = ["d", "e"];
 pub const NAMES: [&str; 7] = ["a", "b", "c", "d", "e", "d/a", "e/a"];
 
 /// One operation on the name space.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Op {
-    Create { path: &'static str, exclusive: bool },
-    Unlink { path: &'static str },
-    Rename { from: &'static str, to: &'static str, no_replace: bool },
-    Exchange { from: &'static str, to: &'static str },
-    Link { from: &'static str, to: &'static str },
-    Mkdir { path: &'static str },
-    Rmdir { path: &'static str },
-    Chmod { path: &'static str, mode: u32 },
-    Look { path: &'static str },
-    Open { path: &'static str },
-    List { path: &'static str },
+    Create {
+        path: &'static str,
+        exclusive: bool,
+    },
+    Unlink {
+        path: &'static str,
+    },
+    Rename {
+        from: &'static str,
+        to: &'static str,
+        no_replace: bool,
+    },
+    Exchange {
+        from: &'static str,
+        to: &'static str,
+    },
+    Link {
+        from: &'static str,
+        to: &'static str,
+    },
+    Mkdir {
+        path: &'static str,
+    },
+    Rmdir {
+        path: &'static str,
+    },
+    Chmod {
+        path: &'static str,
+        mode: u32,
+    },
+    /// Sets an extended attribute, or removes it.
+    Tag {
+        path: &'static str,
+        value: Option<u8>,
+        mode: XattrMode,
+    },
+    ReadTag {
+        path: &'static str,
+    },
+    Look {
+        path: &'static str,
+    },
+    Open {
+        path: &'static str,
+    },
+    List {
+        path: &'static str,
+    },
 }
 
 /// The mode of a new file and of a new directory.
@@ -49,6 +86,11 @@ impl Op {
                 let set = SetAttr { mode: Some(mode), ..SetAttr::default() };
                 MetaCall::SetAttr { target: Target::Path(bytes(path)), set }
             }
+            Op::Tag { path, value, mode } => {
+                let (target, name) = (Target::Path(bytes(path)), bytes("user.tag"));
+                MetaCall::SetXattr { target, name, value: value.map(|value| vec![value]), mode }
+            }
+            Op::ReadTag { path } => MetaCall::GetXattr { target: Target::Path(bytes(path)), name: bytes("user.tag") },
             Op::Look { path } => MetaCall::GetAttr { target: Target::Path(bytes(path)) },
             Op::Open { path } => MetaCall::Open { path: bytes(path), write: false },
             Op::List { path } => MetaCall::Readdir { path: bytes(path), after: Vec::new(), max: 1000 },
@@ -76,9 +118,15 @@ impl Op {
             67..69 => Op::Rmdir { path: one },
             69..72 => Op::Rename { from: one, to: two, no_replace: draws.below(3) == 0 },
             72..74 => Op::Exchange { from: one, to: two },
-            74..80 => Op::Chmod { path, mode: 0o600 + draws.below(64) as u32 },
-            80..88 => Op::Look { path },
-            88..96 => Op::Open { path },
+            74..78 => Op::Chmod { path, mode: 0o600 + draws.below(64) as u32 },
+            78..83 => {
+                let value = (draws.below(3) > 0).then(|| draws.below(100) as u8);
+                let mode = [XattrMode::Any, XattrMode::Create, XattrMode::Replace][draws.below(3) as usize];
+                Op::Tag { path, value, mode }
+            }
+            83..85 => Op::ReadTag { path },
+            85..90 => Op::Look { path },
+            90..96 => Op::Open { path },
             _ => Op::List { path: ["", "d", "e"][draws.below(3) as usize] },
         }
     }

@@ -73,6 +73,7 @@ impl History {
                 let name = |entry: Entry| String::from_utf8_lossy(&entry.name).into_owned();
                 Seen::Names(entries.into_iter().map(name).collect())
             }
+            Answer::Xattr(value) => Seen::Tag(value),
             _ => Seen::Done,
         }
     }
@@ -425,7 +426,7 @@ impl World<'_> {
     /// How long a message takes.
     fn transit(&self, of: [u64; 3]) -> Nanos {
         let (draw, links) = (self.draw(of), &self.plan.links);
-        let is = |one_of: u64, salt: u64| one_of > 0 && mix(draw ^ salt) % one_of == 0;
+        let is = |one_of: u64, salt: u64| one_of > 0 && mix(draw ^ salt).is_multiple_of(one_of);
         let within_us = match () {
             () if is(links.late_of, 1) => 15_000_000,
             () if is(links.slow_of, 2) => 60_000,
@@ -581,7 +582,7 @@ impl World<'_> {
         let request = What::Request { operation, connection, who, copy };
         self.carry(client, way, [id, copy, 1], request.clone());
         let doubled = self.plan.links.doubled_of;
-        if doubled > 0 && self.draw([id, copy, 6]) % doubled == 0 {
+        if doubled > 0 && self.draw([id, copy, 6]).is_multiple_of(doubled) {
             self.carry(client, way, [id, copy, 2], request);
         }
         self.schedule(Nanos((self.now.0 + TICK.0).min(deadline.0)), What::Tick { operation, copy });
