@@ -571,7 +571,10 @@ fn a_change_that_was_interrupted_is_done_once_or_fails() {
             }
         }
         // What could not be done fails as it would have.
-        for (call, errno) in [(unlink("x"), ENOENT), (rename("x", "n"), ENOENT), (create("a"), libc::EEXIST)] {
+        let untag = set_xattr("a", "user.x", None);
+        let failing =
+            [(unlink("x"), ENOENT), (rename("x", "n"), ENOENT), (create("a"), libc::EEXIST), (untag, libc::ENODATA)];
+        for (call, errno) in failing {
             let dir = tempfile::tempdir().unwrap();
             let objects = Arc::new(MemoryObjects::default());
             start_with(options(dir.path()), objects.clone()).file("a", 1);
