@@ -295,6 +295,10 @@ mod tests {
         assert_eq!(replies.begin(first(1, 0, 5)), Admission::New);
         replies.end(1, 5, None);
         assert_eq!(replies.begin(first(1, 0, 5)), Admission::New);
+        replies.restore(Kept::Change { client: 1, epoch: 0, sequence: 6, reply: Some(()) });
+        assert_eq!(replies.begin(first(1, 0, 6)), Admission::Done(()));
+        replies.end(1, 6, None);
+        assert_eq!(replies.begin(first(1, 0, 6)), Admission::New, "begun by an earlier run, and failed in this one");
     }
 
     #[test]
