@@ -48,7 +48,7 @@ host=$(rustc -vV | sed -n 's/^host: //p')
 cargo test --workspace --locked --lib --bins --tests --examples \
   --config "target.$host.runner = ['$PWD/scripts/test.sh', '--keep', '$folder']" </dev/null || exit 1
 # Long ones first, so that none is left over at the end.
-slow='/(fuzz|assist|mounting|mounted|soak|faults|transparency|content|managed|failures)-'
+slow='/(fuzz|names_simulated|assist|mounting|mounted|soak|faults|transparency|content|managed|failures)-'
 { grep -lE "$slow" "$folder"/*.test; grep -LE "$slow" "$folder"/*.test; } |
   xargs -d '\n' -n 1 -P "${TEST_JOBS:-$(nproc)}" scripts/test.sh --run
 tests=$?

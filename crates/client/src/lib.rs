@@ -4,6 +4,7 @@
 //! - [`Striped`] reads and writes files on the data servers directly; an I/O node forwards through it.
 //! - [`Link`] is a connection to one service that many threads share and that is made anew when it is lost.
 
+use impresario_base::lock;
 pub use impresario_transport::Access;
 pub use impresario_wire::KeyRole;
 
@@ -33,6 +34,8 @@ pub mod testing;
 mod tests;
 mod told;
 mod turn;
+#[cfg(test)]
+mod turn_model;
 mod unattended;
 mod unsynced;
 mod way;
@@ -47,7 +50,7 @@ pub use identity::{Identity, Traffic, TrafficCount, whoami};
 pub use link::{Check, Link, LinkOptions, Vet};
 pub use locks::{LockAttempt, Locked, Other, Tried};
 pub use names::CreateOptions;
-pub use pending::{Buffers, Op, Pending, Reply, exchange};
+pub use pending::{Buffers, Op, Pending, Reply, exchange, verdict};
 pub use striped::Striped;
 pub use unattended::{End, Job, Task};
 pub use whereabouts::Whereabouts;

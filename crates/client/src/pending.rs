@@ -249,7 +249,7 @@ impl Drop for Pending<'_> {
 }
 
 /// What a server's fault means for the repetition of a call.
-fn verdict(fault: &Fault) -> Verdict {
+pub fn verdict(fault: &Fault) -> Verdict {
     match fault.errno {
         Fault::FENCED => Verdict::Fenced,
         Fault::PATH_LOST => Verdict::PathLost,

@@ -4,6 +4,7 @@ mod client;
 mod faults;
 mod link;
 mod striped;
+mod turn;
 mod unattended;
 
 use std::sync::Arc;

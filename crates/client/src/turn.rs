@@ -3,8 +3,10 @@
 //! A small frame is put into a queue; when a thread is sending already, that thread sends it next, together
 //! with whatever else has come meanwhile. A frame with a payload waits for its turn.
 
-use impresario_base::lock::{Condvar, Mutex, MutexGuard};
 use std::time::Instant;
+
+// The model of this file has other locks in this place.
+use super::lock::{Condvar, Mutex, MutexGuard};
 
 /// Small frames are not queued beyond this many bytes: then they wait for their turn, too.
 const QUEUE_MAX_BYTES: usize = 256 << 10;
@@ -111,56 +113,5 @@ impl Drop for Turn<'_> {
             state.queue.clear();
             self.end(state);
         }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use std::time::Duration;
-
-    fn put(outgoing: &Outgoing, bytes: &[u8]) -> Option<Vec<u8>> {
-        match outgoing.put(bytes, Instant::now()) {
-            Put::Queued => None,
-            Put::Turn(mut turn) => {
-                let mut all = turn.batch.clone();
-                while turn.next() {
-                    all.extend_from_slice(&turn.batch);
-                }
-                Some(all)
-            }
-            Put::Late => panic!("nothing waits"),
-        }
-    }
-
-    #[test]
-    fn who_has_the_turn_sends_for_the_others() {
-        let outgoing = Outgoing::default();
-        assert_eq!(put(&outgoing, b"a").unwrap(), b"a");
-        let mut turn = outgoing.take(Instant::now()).unwrap();
-        assert!(put(&outgoing, b"b").is_none() && put(&outgoing, b"c").is_none());
-        assert!(outgoing.take(Instant::now() + Duration::from_millis(20)).is_none());
-        assert!(turn.next());
-        assert_eq!(turn.batch, b"bc");
-        assert!(!turn.next());
-        assert_eq!(put(&outgoing, b"d").unwrap(), b"d");
-    }
-
-    #[test]
-    fn a_turn_that_fails_takes_the_queue_with_it() {
-        let outgoing = Outgoing::default();
-        let turn = outgoing.take(Instant::now()).unwrap();
-        assert!(put(&outgoing, b"lost").is_none());
-        drop(turn);
-        assert_eq!(put(&outgoing, b"next").unwrap(), b"next");
-    }
-
-    #[test]
-    fn the_queue_is_bounded() {
-        let outgoing = Outgoing::default();
-        let turn = outgoing.take(Instant::now()).unwrap();
-        assert!(put(&outgoing, &vec![0; QUEUE_MAX_BYTES + 1]).is_none());
-        assert!(matches!(outgoing.put(b"x", Instant::now()), Put::Late));
-        drop(turn);
     }
 }

@@ -504,3 +504,114 @@ fn a_create_whose_connection_ends_meanwhile_is_done_once() {
     server.idle();
     check_directory(dir.path(), &server.objects);
 }
+
+/// Serves a change of client 7 by a server that is killed before it is done, or before it has noted that it was.
+fn interrupted(dir: &std::path::Path, objects: &Arc<MemoryObjects>, call: &MetaCall, is_done: bool) {
+    let (is_armed, notes, is_dead) = (Arc::new(AtomicBool::new(false)), AtomicUsize::new(0), AtomicBool::new(false));
+    let armed = is_armed.clone();
+    let hook: impresario_server::meta::StepHook = Arc::new(move |step| {
+        if !armed.load(Ordering::SeqCst) {
+            return Fate::Done;
+        }
+        // The first note says that it begins.
+        let is_note = step == "append_change";
+        let before = if is_note { notes.fetch_add(1, Ordering::SeqCst) } else { notes.load(Ordering::SeqCst) };
+        let dies = if is_note { before > 0 } else { before > 0 && !is_done };
+        is_dead.fetch_or(dies, Ordering::SeqCst);
+        if is_dead.load(Ordering::SeqCst) { Fate::Fails(libc::EIO) } else { Fate::Done }
+    });
+    let server = start_with(MetaOptions { before_step: Some(hook), ..options(dir) }, objects.clone());
+    is_armed.store(true, Ordering::SeqCst);
+    server.service.call_from(server.session, asked(0), call.clone());
+}
+
+fn asked(epoch: u32) -> Who {
+    Who { client: ClientKey(7), epoch, since: 0, sequence: 1, ..Who::default() }
+}
+
+/// The name `a` is removed, and the name `n` made, by a client whose server is killed; its names are changed by others, or not,
+/// before it asks again.
+#[test]
+fn a_change_that_was_interrupted_is_done_once_or_fails() {
+    const ENOENT: i32 = 2;
+    for (is_done, others) in [(false, false), (false, true), (true, false), (true, true)] {
+        for call in [unlink("a"), create("n"), link("a", "n"), rename("a", "n")] {
+            let dir = tempfile::tempdir().unwrap();
+            let objects = Arc::new(MemoryObjects::default());
+            let case = format!("{call:?}, is_done {is_done}, others {others}");
+            start_with(options(dir.path()), objects.clone()).file("a", 1);
+            interrupted(dir.path(), &objects, &call, is_done);
+            let server = start_with(options(dir.path()), objects.clone());
+            let other = |name: &str, sequence: u64| {
+                let who = |sequence| Who { client: ClientKey(8), sequence, ..Who::default() };
+                server.service.call_from(server.session, who(sequence), unlink(name));
+                match server.service.call_from(server.session, who(sequence + 1), create(name)) {
+                    Answer::Opened(opened) => opened.file,
+                    answer => panic!("{case}: {answer:?}"),
+                }
+            };
+            let made = others.then(|| [other("a", 1), other("n", 3)]);
+            let answer = server.service.call_from(server.session, asked(1), call.clone());
+            let again = server.service.call_from(server.session, asked(2), call.clone());
+            assert_eq!(std::mem::discriminant(&answer), std::mem::discriminant(&again), "{case}");
+            match made {
+                Some(made) => {
+                    assert!(matches!(answer, Answer::Fault(Fault { errno: libc::EIO, .. })), "{case}: {answer:?}");
+                    assert_eq!(["a", "n"].map(|name| server.open(name, false).file), made, "{case}");
+                }
+                None => {
+                    assert!(!matches!(answer, Answer::Fault(_)), "{case}: {answer:?}");
+                    let names: &[&str] = match call {
+                        MetaCall::Unlink { .. } => &[],
+                        MetaCall::Rename { .. } => &["n"],
+                        _ => &["a", "n"],
+                    };
+                    assert_eq!(server.names(""), names, "{case}");
+                }
+            }
+        }
+        // What could not be done fails as it would have.
+        let untag = set_xattr("a", "user.x", None);
+        let failing =
+            [(unlink("x"), ENOENT), (rename("x", "n"), ENOENT), (create("a"), libc::EEXIST), (untag, libc::ENODATA)];
+        for (call, errno) in failing {
+            let dir = tempfile::tempdir().unwrap();
+            let objects = Arc::new(MemoryObjects::default());
+            start_with(options(dir.path()), objects.clone()).file("a", 1);
+            interrupted(dir.path(), &objects, &call, is_done);
+            let server = start_with(options(dir.path()), objects);
+            match server.service.call_from(server.session, asked(1), call.clone()) {
+                Answer::Fault(fault) => assert_eq!(fault.errno, errno, "{call:?}"),
+                answer => panic!("{call:?}: {answer:?}"),
+            }
+        }
+    }
+}
+
+/// Of a change that was begun two runs ago nobody knows what others have done to its names since.
+#[test]
+fn a_change_that_was_interrupted_is_not_judged_after_another_restart() {
+    let dir = tempfile::tempdir().unwrap();
+    let objects = Arc::new(MemoryObjects::default());
+    start_with(options(dir.path()), objects.clone()).file("a", 1);
+    interrupted(dir.path(), &objects, &unlink("a"), true);
+    drop(start_with(options(dir.path()), objects.clone()));
+    let server = start_with(options(dir.path()), objects);
+    let answer = server.service.call_from(server.session, asked(1), unlink("a"));
+    assert!(matches!(answer, Answer::Fault(Fault { errno: libc::EIO, .. })), "{answer:?}");
+}
+
+/// A change was done, its answer is lost, and what it made is gone: it does not fail as if it had not been done.
+#[test]
+fn a_change_that_was_done_does_not_fail_for_what_came_after_it() {
+    let dir = tempfile::tempdir().unwrap();
+    let objects = Arc::new(MemoryObjects::default());
+    let mkdir = MetaCall::Mkdir { path: path("d"), mode: 0o755, uid: 0, gid: 0 };
+    let server = start_with(options(dir.path()), objects.clone());
+    server.service.call_from(server.session, asked(0), mkdir.clone());
+    drop(server);
+    let server = start_with(options(dir.path()), objects);
+    server.done(MetaCall::Rmdir { path: path("d") });
+    let answer = server.service.call_from(server.session, asked(1), mkdir);
+    assert!(matches!(answer, Answer::Fault(Fault { errno: libc::EIO, .. })), "{answer:?}");
+}

@@ -19,6 +19,7 @@
 
 pub mod ceph;
 pub mod gluster;
+pub mod linear;
 pub mod link;
 pub mod page_cache;
 pub mod power;

@@ -155,15 +155,22 @@ impl<R: Clone> Replies<R> {
         Admission::New
     }
 
-    /// A change ended: with this reply, or, if `None`, without changing anything.
+    /// A change ended: with this reply, or, if `None`, without changing anything; what was remembered of it is forgotten then.
     pub fn end(&mut self, client: u64, sequence: u64, reply: Option<R>) {
         let known = self.client(client);
         known.under_way.retain(|(under_way, _)| *under_way != sequence);
-        if let Some(reply) = reply
-            && known.done.insert(sequence, reply).is_none()
-        {
-            self.order.push_back((client, sequence));
-            self.forget_oldest();
+        match reply {
+            Some(reply) => {
+                if known.done.insert(sequence, reply).is_none() {
+                    self.order.push_back((client, sequence));
+                    self.forget_oldest();
+                }
+            }
+            None => {
+                if known.done.remove(&sequence).is_some() {
+                    self.order.retain(|entry| *entry != (client, sequence));
+                }
+            }
         }
     }
 
@@ -179,10 +186,6 @@ impl<R: Clone> Replies<R> {
             }
             Kept::Change { client, epoch, sequence, reply } => {
                 self.note(client, epoch);
-                if reply.is_none() {
-                    self.client(client).done.remove(&sequence);
-                    self.order.retain(|entry| *entry != (client, sequence));
-                }
                 self.end(client, sequence, reply);
             }
         }
@@ -292,6 +295,10 @@ mod tests {
         assert_eq!(replies.begin(first(1, 0, 5)), Admission::New);
         replies.end(1, 5, None);
         assert_eq!(replies.begin(first(1, 0, 5)), Admission::New);
+        replies.restore(Kept::Change { client: 1, epoch: 0, sequence: 6, reply: Some(()) });
+        assert_eq!(replies.begin(first(1, 0, 6)), Admission::Done(()));
+        replies.end(1, 6, None);
+        assert_eq!(replies.begin(first(1, 0, 6)), Admission::New, "begun by an earlier run, and failed in this one");
     }
 
     #[test]

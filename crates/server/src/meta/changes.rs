@@ -2,7 +2,9 @@
 //!
 //! A change is noted before it begins and again when it has ended, 32 bytes each. A restarted server thus knows which
 //! changes an earlier run did, and of which it only knows that they had begun: a crash came between the change and
-//! its second note. A client that asks for such a one again gets it done, unless the name space shows that it was.
+//! its second note. A client that asks for such a one again gets it done, unless the name space shows that it was: the first
+//! note says which node the name had before. What others have done to the names since the restart would hide that, so
+//! the names that they change are remembered as long as such changes are open; a change whose names are among them fails.
 //!
 //! The epochs of clients are noted, too, so that what they have given up is refused after a restart.
 //!
@@ -17,17 +19,20 @@
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use impresario_base::Durable;
 use impresario_base::lock::Mutex;
 use impresario_node::session::{Admission, Kept, Replies, Stamp};
 use impresario_wire::message::{Answer, ClientKey, Fault, FileKey, MetaCall, Target, Who};
+use rustc_hash::FxHashMap;
 use rustix::io::Errno;
 
 use super::directory::MetaDirectory;
 use super::fault::{Explain, Outcome, fault};
 use super::opens::SessionId;
-use super::service::MetaService;
+use super::service::{MetaService, paths_of};
+use super::tree::check_path;
 
 /// Clients and changes that are remembered at least.
 const CLIENTS_MAX: usize = 16 << 10;
@@ -39,6 +44,8 @@ const ROOM_BYTES: u64 = FILE_MAX_BYTES + FILE_MAX_BYTES / 4;
 /// To rewrite it is tried again after so many more.
 const TRY_AGAIN_BYTES: u64 = 1024 * NOTE_BYTES as u64;
 const NOTE_BYTES: usize = 32;
+/// Names that are remembered for changes that an earlier run began.
+const TOUCHED_MAX: usize = 16 << 10;
 
 /// What is known of a change.
 #[derive(Clone)]
@@ -50,9 +57,18 @@ enum Known {
     /// An earlier run did it.
     Done,
     /// An earlier run began it.
-    Begun,
-    /// An earlier run began to exchange two names, the first of which was of this node.
-    Exchanging(u64),
+    Begun(Begun),
+    /// An earlier run began to exchange two names.
+    Exchanging(Begun),
+}
+
+/// A change of which it is not known whether it was done.
+#[derive(Clone, Copy)]
+struct Begun {
+    /// The node that its name, or its first one, had before; 0: none.
+    node: u64,
+    /// It was the last run: what others have done to the name space since is known.
+    is_of_last_run: bool,
 }
 
 impl Known {
@@ -72,13 +88,49 @@ pub(super) struct Changes {
     file: Mutex<File>,
     /// Held over a sync and what it says: the kernel tells a descriptor only once that it has lost something.
     syncing: Mutex<()>,
-    /// Exchanges of names are done one at a time: two copies of one that an earlier run began must not both end it.
-    exchanging: Mutex<()>,
-    /// The exchange under way that is noted: client, sequence, and the node that its first name was of.
-    exchange: Mutex<Option<(u64, u64, u64)>>,
+    /// Exchanges of names are done one at a time, and what an earlier run began is ended so: two copies must not both end it.
+    ending: Mutex<()>,
+    /// How many changes that an earlier run began nobody has ended yet.
+    open: AtomicUsize,
+    /// The names that were changed since the start, while there are such.
+    touched: Mutex<Touched>,
+    /// What is noted of the changes under way, by client and sequence.
+    begun: Mutex<Noted>,
     /// Notes of new epochs.
     epochs: Durable,
 }
+
+/// Names that were changed since the start.
+#[derive(Default)]
+struct Touched {
+    paths: Vec<Vec<u8>>,
+    /// There were more than are remembered.
+    are_more: bool,
+}
+
+impl Touched {
+    fn add(&mut self, paths: impl Iterator<Item = Vec<u8>>) {
+        for path in paths {
+            if self.paths.len() >= TOUCHED_MAX {
+                *self = Touched { paths: Vec::new(), are_more: true };
+            }
+            if !self.are_more && self.paths.last() != Some(&path) {
+                self.paths.push(path);
+            }
+        }
+    }
+
+    /// Whether one of these names, or one above or below it, may be among them.
+    fn has(&self, path: &[u8]) -> bool {
+        let is_below = |path: &[u8], above: &[u8]| {
+            path.strip_prefix(above).is_some_and(|rest| above.is_empty() || rest.is_empty() || rest.starts_with(b"/"))
+        };
+        self.are_more || self.paths.iter().any(|other| is_below(path, other) || is_below(other, path))
+    }
+}
+
+/// Of changes under way, by client and sequence: the kind of their notes, and the node that their first name had.
+type Noted = FxHashMap<(u64, u64), (u32, u64)>;
 
 struct File {
     fd: Arc<OwnedFd>,
@@ -124,7 +176,7 @@ impl File {
 struct Note {
     kind: u32,
     who: Who,
-    /// Of [`OPENED`]; of [`EXCHANGING`], the number of a node.
+    /// Of [`OPENED`]; of [`BEGUN`] and [`EXCHANGING`], the number of a node.
     key: FileKey,
 }
 
@@ -141,6 +193,8 @@ const BASE: u32 = 6;
 const FORGOT: u32 = 7;
 /// An exchange of two names begins.
 const EXCHANGING: u32 = 8;
+/// With [`BEGUN`] or [`EXCHANGING`]: not by the run that has written the note, but by one before.
+const BEFORE: u32 = 16;
 
 impl Note {
     fn encode(&self) -> [u8; NOTE_BYTES] {
@@ -165,7 +219,8 @@ impl Note {
         };
         let kind = u32::from_le_bytes([*k0, *k1, *k2, *k3]);
         let key = FileKey(u64::from_le_bytes(*key.first_chunk::<8>()?));
-        (BEGUN..=EXCHANGING).contains(&kind).then_some(Note { kind, who, key })
+        let is_known = (BEGUN..=EXCHANGING).contains(&kind) || [BEFORE | BEGUN, BEFORE | EXCHANGING].contains(&kind);
+        is_known.then_some(Note { kind, who, key })
     }
 }
 
@@ -185,14 +240,16 @@ impl Changes {
                 BASE => Kept::Base(epoch),
                 FORGOT => Kept::Forgot(epoch),
                 CLIENT => Kept::Client { client, epoch, forgotten: sequence },
-                BEGUN => change(Some(Known::Begun)),
-                EXCHANGING => change(Some(Known::Exchanging(note.key.0))),
+                BEGUN | EXCHANGING => change(Some(begun(&note))),
+                kind if kind & BEFORE != 0 => change(Some(begun(&note))),
                 DONE => change(Some(Known::Done)),
                 OPENED => change(Some(Known::Opened(note.key))),
                 _ => change(None),
             });
         }
-        let notes = encode_all(&replies, None);
+        let notes = encode_all(&replies, &Noted::default());
+        let open = notes.chunks_exact(NOTE_BYTES).filter_map(Note::decode).filter(|note| note.kind & BEFORE != 0);
+        let open: Vec<Note> = open.collect();
         let file = match directory.disk.prepare_changes(&directory.top, &notes, ROOM_BYTES) {
             Ok(fd) => {
                 directory.disk.replace_changes(&directory.top)?;
@@ -206,7 +263,9 @@ impl Changes {
                 if torn > 0 {
                     directory.disk.append_change(&fd, &[0; NOTE_BYTES][torn..])?;
                 }
-                File::new(fd, noted.len().next_multiple_of(NOTE_BYTES) as u64)
+                let before = open.iter().flat_map(Note::encode).collect::<Vec<u8>>();
+                directory.disk.append_change(&fd, &before)?;
+                File::new(fd, (noted.len().next_multiple_of(NOTE_BYTES) + before.len()) as u64)
             }
             Err(error) => return Err(error),
         };
@@ -214,8 +273,10 @@ impl Changes {
             replies: Mutex::new(replies),
             file: Mutex::new(file),
             syncing: Mutex::default(),
-            exchanging: Mutex::default(),
-            exchange: Mutex::default(),
+            ending: Mutex::default(),
+            open: AtomicUsize::new(open.len()),
+            touched: Mutex::default(),
+            begun: Mutex::default(),
             epochs: Durable::default(),
         })
     }
@@ -239,13 +300,43 @@ impl Changes {
         Ok(())
     }
 
+    fn note_begin(&self, directory: &MetaDirectory, kind: u32, who: Who, node: u64) -> rustix::io::Result<()> {
+        self.begun.lock().insert((who.client.0, who.sequence), (kind, node));
+        self.note(directory, Note { kind, who, key: FileKey(node) })
+    }
+
+    /// Remembers the names that a change is about to touch, while others depend on who has touched what.
+    fn touch(&self, call: &MetaCall) {
+        if self.open.load(Ordering::Acquire) > 0 {
+            self.touched.lock().add(paths_of(call).map(<[u8]>::to_vec));
+        }
+    }
+
+    /// Refuses a change that an earlier run had begun when what the name space shows of it may be the work of others.
+    fn check_hidden(&self, begun: Begun, call: &MetaCall) -> Outcome<()> {
+        let touched = self.touched.lock();
+        if begun.is_of_last_run && !paths_of(call).any(|path| touched.has(path)) {
+            return Ok(());
+        }
+        Err(fault(
+            Errno::IO,
+            "the metadata server was restarted during this change, and others may have changed its names since; look",
+        ))
+    }
+
+    /// A change that an earlier run had begun has ended.
+    fn ended(&self) {
+        if self.open.fetch_sub(1, Ordering::AcqRel) == 1 {
+            *self.touched.lock() = Touched::default();
+        }
+    }
+
     /// Notes, before an exchange of names that [`MetaService::call_from`] has begun, which node its first name is of.
     pub(super) fn note_exchange(&self, directory: &MetaDirectory, who: &Who, node: u64) -> rustix::io::Result<()> {
         if who.client == ClientKey::default() {
             return Ok(());
         }
-        *self.exchange.lock() = Some((who.client.0, who.sequence, node));
-        self.note(directory, Note { kind: EXCHANGING, who: *who, key: FileKey(node) })?;
+        self.note_begin(directory, EXCHANGING, *who, node)?;
         // A crash of the machine must not keep the exchange and forget the note: a copy would undo it.
         self.sync_file(directory)
     }
@@ -253,8 +344,8 @@ impl Changes {
     /// What is remembered, for a file. Call under the file's lock.
     fn all_notes(&self) -> Vec<u8> {
         // Not in the call: its lock would be held over it.
-        let exchange = *self.exchange.lock();
-        encode_all(&self.replies.lock(), exchange)
+        let begun = self.begun.lock().clone();
+        encode_all(&self.replies.lock(), &begun)
     }
 
     fn sync_file(&self, directory: &MetaDirectory) -> rustix::io::Result<()> {
@@ -292,8 +383,14 @@ impl Changes {
     }
 }
 
+/// What a note of an earlier run says.
+fn begun(note: &Note) -> Known {
+    let begun = Begun { node: note.key.0, is_of_last_run: note.kind & BEFORE == 0 };
+    if note.kind & !BEFORE == EXCHANGING { Known::Exchanging(begun) } else { Known::Begun(begun) }
+}
+
 /// The remembered changes, as the file has them.
-fn encode_all(replies: &Replies<Known>, exchange: Option<(u64, u64, u64)>) -> Vec<u8> {
+fn encode_all(replies: &Replies<Known>, begun: &Noted) -> Vec<u8> {
     let mut bytes = Vec::new();
     for kept in replies.kept() {
         let (kind, client, epoch, sequence, key) = match kept {
@@ -303,8 +400,8 @@ fn encode_all(replies: &Replies<Known>, exchange: Option<(u64, u64, u64)>) -> Ve
             Kept::Change { client, epoch, sequence, reply } => match reply {
                 Some(Known::Answered(_) | Known::Done) => (DONE, client, epoch, sequence, 0),
                 Some(Known::Opened(key)) => (OPENED, client, epoch, sequence, key.0),
-                Some(Known::Begun) => (BEGUN, client, epoch, sequence, 0),
-                Some(Known::Exchanging(node)) => (EXCHANGING, client, epoch, sequence, node),
+                Some(Known::Begun(begun)) => (BEFORE | BEGUN, client, epoch, sequence, begun.node),
+                Some(Known::Exchanging(begun)) => (BEFORE | EXCHANGING, client, epoch, sequence, begun.node),
                 None => (FAILED, client, epoch, sequence, 0),
             },
         };
@@ -313,10 +410,7 @@ fn encode_all(replies: &Replies<Known>, exchange: Option<(u64, u64, u64)>) -> Ve
     }
     for (client, epoch, sequence) in replies.under_way() {
         let who = Who { client: ClientKey(client), epoch, sequence, ..Who::default() };
-        let (kind, key) = match exchange {
-            Some((by, number, node)) if (by, number) == (client, sequence) => (EXCHANGING, node),
-            _ => (BEGUN, 0),
-        };
+        let (kind, key) = begun.get(&(client, sequence)).copied().unwrap_or((BEGUN, 0));
         bytes.extend_from_slice(&Note { kind, who, key: FileKey(key) }.encode());
     }
     bytes
@@ -364,10 +458,7 @@ impl Drop for UnderWay<'_> {
             }
         }
         drop(file);
-        let mut exchange = changes.exchange.lock();
-        if exchange.is_some_and(|(client, sequence, _)| (client, sequence) == (self.who.client.0, self.who.sequence)) {
-            *exchange = None;
-        }
+        changes.begun.lock().remove(&(self.who.client.0, self.who.sequence));
     }
 }
 
@@ -383,7 +474,11 @@ impl MetaService {
 
     fn admit_from(&self, session: SessionId, who: Who, call: MetaCall) -> Outcome<Answer> {
         let (changes, client) = (&self.meta.changes, who.client.0);
-        let is_current = changes.note_epoch(&self.meta.dir, who).map_err(not_noted)?;
+        let is_current = changes.note_epoch(&self.meta.dir, who).map_err(|errno| match who.since < who.epoch {
+            // A copy of it may have been done: this is no answer to that.
+            true => Fault { errno: libc::EIO, ..not_noted(errno) },
+            false => not_noted(errno),
+        })?;
         if !call.is_change() {
             return if is_current || only_looks(&call) {
                 Ok(self.call_as(session, &who, call))
@@ -391,25 +486,30 @@ impl MetaService {
                 Err(fenced(who))
             };
         }
-        let _one = matches!(call, MetaCall::Exchange { .. }).then(|| changes.exchanging.lock());
-        // Not in the `match`: its lock would be held through it.
+        let exchanging = matches!(call, MetaCall::Exchange { .. }).then(|| changes.ending.lock());
         let stamp = Stamp { client, epoch: who.epoch, since: who.since, sequence: who.sequence };
-        let admission = changes.replies.lock().begin(stamp);
+        // Not in the `match`: its lock would be held through it.
+        let begin = || changes.replies.lock().begin(stamp);
+        let admission = begin();
+        let is_open = matches!(admission, Admission::Done(Known::Begun(_))) && exchanging.is_none();
+        let ending = is_open.then(|| changes.ending.lock());
+        // Another copy may have ended it meanwhile.
+        let admission = if ending.is_some() { begin() } else { admission };
         match admission {
             Admission::New => self.change(session, who, call),
             Admission::Done(Known::Answered(answer)) => Ok(answer),
-            Admission::Done(Known::Opened(file)) => Ok(match call {
-                MetaCall::Create { path, .. } => self.call(session, MetaCall::Reopen { path, file, write: true }),
-                other => self.call(session, other),
-            }),
-            Admission::Done(Known::Done) => Ok(self.answer_again(session, call)),
-            Admission::Done(Known::Begun) => {
+            Admission::Done(Known::Opened(file)) => match call {
+                MetaCall::Create { path, .. } => self.look(session, MetaCall::Reopen { path, file, write: true }),
+                other => Ok(self.call(session, other)),
+            },
+            Admission::Done(Known::Done) => self.answer_again(session, call),
+            Admission::Done(Known::Begun(begun)) => {
                 let is_current = changes.replies.lock().note(client, who.epoch);
-                if is_current { Ok(self.finish(session, who, call)) } else { Err(fenced(who)) }
+                if is_current { self.finish(session, who, call, begun) } else { Err(fenced(who)) }
             }
-            Admission::Done(Known::Exchanging(node)) => {
+            Admission::Done(Known::Exchanging(begun)) => {
                 let is_current = changes.replies.lock().note(client, who.epoch);
-                if is_current { self.finish_exchange(session, who, call, node) } else { Err(fenced(who)) }
+                if is_current { self.finish_exchange(session, who, call, begun) } else { Err(fenced(who)) }
             }
             Admission::Busy => {
                 Err(fault(Errno::BUSY, "an earlier copy of this change, or one given up before it, is being served"))
@@ -424,35 +524,78 @@ impl MetaService {
 
     fn change(&self, session: SessionId, who: Who, call: MetaCall) -> Outcome<Answer> {
         let mut under_way = UnderWay { service: self, who, known: None, is_noted: false };
-        self.meta.changes.note(&self.meta.dir, Note { kind: BEGUN, who, key: FileKey(0) }).map_err(not_noted)?;
+        let node = self.deciding_node(session, &call);
+        self.meta.changes.note_begin(&self.meta.dir, BEGUN, who, node).map_err(not_noted)?;
         under_way.is_noted = true;
+        self.meta.changes.touch(&call);
         let answer = self.call_as(session, &who, call);
         under_way.known = Known::of(&answer);
         Ok(answer)
     }
 
     /// The answer to a change that an earlier run of the server did.
-    fn answer_again(&self, session: SessionId, call: MetaCall) -> Answer {
-        match call {
-            MetaCall::SetAttr { target, .. } => self.call(session, MetaCall::GetAttr { target }),
+    fn answer_again(&self, session: SessionId, call: MetaCall) -> Outcome<Answer> {
+        let target = match call {
+            MetaCall::SetAttr { target, .. } => target,
             MetaCall::Mkdir { path, .. }
             | MetaCall::Symlink { path, .. }
             | MetaCall::Mknod { path, .. }
-            | MetaCall::Link { to: path, .. } => self.call(session, MetaCall::GetAttr { target: Target::Path(path) }),
-            _ => Answer::Done,
+            | MetaCall::Link { to: path, .. } => Target::Path(path),
+            _ => return Ok(Answer::Done),
+        };
+        self.look(session, MetaCall::GetAttr { target })
+    }
+
+    /// What a change that was done has to answer, by a call that looks. Where it cannot, because others have changed the name
+    /// since or a disk is full, its failure is not that of the change, which must not seem not to have been done.
+    fn look(&self, session: SessionId, call: MetaCall) -> Outcome<Answer> {
+        match self.call(session, call) {
+            Answer::Fault(why) if why.errno != libc::EBUSY => {
+                Err(fault(Errno::IO, format!("this was done, and what it made cannot be told again: {}", why.message)))
+            }
+            answer => Ok(answer),
         }
     }
 
-    /// Does a change that an earlier run of the server had begun, unless the name space shows that it was done.
-    fn finish(&self, session: SessionId, who: Who, call: MetaCall) -> Answer {
-        let answer = self.call_as(session, &who, call.clone());
-        let answer = self.unless_done(session, call, answer);
-        drop(UnderWay { service: self, who, known: Known::of(&answer), is_noted: true });
-        answer
+    /// The number of the node by which it is seen whether a change was done: that of the name that it takes away, or gives; of
+    /// an attribute, 1. 0 if there is none.
+    fn deciding_node(&self, session: SessionId, call: &MetaCall) -> u64 {
+        if let MetaCall::SetXattr { target: target @ Target::Path(_), name, .. } = call {
+            let session = self.meta.sessions.get(session);
+            return session.is_ok_and(|session| self.meta.get_xattr(&session, target, name).is_ok()).into();
+        }
+        let Some(path) = deciding_name(call) else { return 0 };
+        let entry = check_path(path).ok().and_then(|()| self.meta.dir.entry(path).ok().flatten());
+        entry.and_then(|entry| entry.stat().ok()).map_or(0, |stat| stat.st_ino)
     }
 
-    /// Ends an exchange that an earlier run had begun, when its first name was of `node`.
-    fn finish_exchange(&self, session: SessionId, who: Who, call: MetaCall, node: u64) -> Outcome<Answer> {
+    /// Ends a change that an earlier run of the server had begun: does it, unless the name space shows that it was done.
+    fn finish(&self, session: SessionId, who: Who, call: MetaCall, begun: Begun) -> Outcome<Answer> {
+        let now = self.deciding_node(session, &call);
+        let is_done = match &call {
+            MetaCall::Unlink { .. }
+            | MetaCall::Rmdir { .. }
+            | MetaCall::Rename { .. }
+            | MetaCall::SetXattr { value: None, .. } => begun.node != 0 && now != begun.node,
+            _ => begun.node == 0 && now != 0,
+        };
+        // After the look: who has changed a name before it is known by now.
+        self.meta.changes.check_hidden(begun, &call)?;
+        let answer = match call {
+            MetaCall::Create { path, .. } if is_done => self.look(session, MetaCall::Open { path, write: true })?,
+            _ if is_done => self.answer_again(session, call)?,
+            _ => {
+                self.meta.changes.touch(&call);
+                self.call_as(session, &who, call)
+            }
+        };
+        drop(UnderWay { service: self, who, known: Known::of(&answer), is_noted: true });
+        self.meta.changes.ended();
+        Ok(answer)
+    }
+
+    /// Ends an exchange that an earlier run had begun.
+    fn finish_exchange(&self, session: SessionId, who: Who, call: MetaCall, begun: Begun) -> Outcome<Answer> {
         let MetaCall::Exchange { from, to } = &call else {
             return Err(fault(Errno::INVAL, "an exchange of names had this number before"));
         };
@@ -460,19 +603,24 @@ impl MetaService {
         let is_at = |path: &[u8]| {
             let stat = self.meta.dir.entry(path).and_then(|entry| entry.ok_or(Errno::ISDIR)?.stat());
             match stat {
-                Ok(stat) => Ok(stat.st_ino == node),
+                Ok(stat) => Ok(stat.st_ino == begun.node),
                 Err(Errno::NOENT | Errno::NOTDIR | Errno::ISDIR) => Ok(false),
                 Err(errno) => Err(errno).explain("look where an exchange of names left", path),
             }
         };
-        match (is_at(from)?, is_at(to)?) {
+        let (is_at_first, is_at_second) = (is_at(from)?, is_at(to)?);
+        self.meta.changes.check_hidden(begun, &call)?;
+        match (is_at_first, is_at_second) {
             (false, true) => {
                 drop(UnderWay { service: self, who, known: Known::of(&Answer::Done), is_noted: true });
+                self.meta.changes.ended();
                 Ok(Answer::Done)
             }
             (true, false) => {
+                self.meta.changes.touch(&call);
                 let answer = self.call_as(session, &who, call);
                 drop(UnderWay { service: self, who, known: Known::of(&answer), is_noted: true });
+                self.meta.changes.ended();
                 Ok(answer)
             }
             _ => Err(fault(
@@ -481,45 +629,20 @@ impl MetaService {
             )),
         }
     }
+}
 
-    /// The answer, or what says that the change was done before.
-    fn unless_done(&self, session: SessionId, call: MetaCall, answer: Answer) -> Answer {
-        let Answer::Fault(Fault { errno, .. }) = &answer else { return answer };
-        match (Errno::from_raw_os_error(*errno), &call) {
-            (Errno::NOENT, MetaCall::Unlink { .. } | MetaCall::Rmdir { .. }) => Answer::Done,
-            (Errno::NOENT, MetaCall::Rename { to, .. }) => {
-                match self.call(session, MetaCall::GetAttr { target: Target::Path(to.clone()) }) {
-                    Answer::Attr(_) => Answer::Done,
-                    _ => answer,
-                }
-            }
-            (Errno::EXIST, MetaCall::Create { path, .. }) => {
-                self.call(session, MetaCall::Open { path: path.clone(), write: true })
-            }
-            (Errno::NODATA, MetaCall::SetXattr { value: None, .. }) => Answer::Done,
-            (Errno::EXIST, MetaCall::SetXattr { target, name, value: Some(value), .. }) => {
-                let look = MetaCall::GetXattr { target: target.clone(), name: name.clone() };
-                match self.call(session, look) {
-                    Answer::Xattr(there) if there == *value => Answer::Done,
-                    _ => answer,
-                }
-            }
-            (Errno::EXIST, MetaCall::Link { from, to }) => {
-                let look =
-                    |path: &[u8]| match self.call(session, MetaCall::GetAttr { target: Target::Path(path.into()) }) {
-                        Answer::Attr(attr) => Some(attr),
-                        _ => None,
-                    };
-                match (look(from), look(to)) {
-                    (Some(from), Some(to)) if from.ino == to.ino => Answer::Attr(to),
-                    _ => answer,
-                }
-            }
-            (Errno::EXIST, MetaCall::Mkdir { .. } | MetaCall::Symlink { .. } | MetaCall::Mknod { .. }) => {
-                self.answer_again(session, call)
-            }
-            _ => answer,
-        }
+/// The name whose node shows whether a change was done: that which it takes away, or gives.
+fn deciding_name(call: &MetaCall) -> Option<&[u8]> {
+    match call {
+        MetaCall::Create { path, exclusive: true, .. }
+        | MetaCall::Mkdir { path, .. }
+        | MetaCall::Symlink { path, .. }
+        | MetaCall::Mknod { path, .. }
+        | MetaCall::Unlink { path }
+        | MetaCall::Rmdir { path }
+        | MetaCall::Rename { from: path, .. }
+        | MetaCall::Link { to: path, .. } => Some(path),
+        _ => None,
     }
 }
 

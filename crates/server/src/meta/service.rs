@@ -393,7 +393,7 @@ impl Meta {
     }
 }
 
-fn paths_of(call: &MetaCall) -> impl Iterator<Item = &[u8]> {
+pub(super) fn paths_of(call: &MetaCall) -> impl Iterator<Item = &[u8]> {
     let (one, other) = match call {
         MetaCall::Examine(Examine::Directory { path, .. } | Examine::File { path }) => (Some(path), None),
         MetaCall::Examine(_) | MetaCall::Lock(_) => (None, None),
