@@ -386,14 +386,18 @@ impl MetaCall {
 
     /// True for calls that make, remove or move the names that they are about, rather than act on what the names are of.
     pub fn is_of_names(&self) -> bool {
-        match self {
-            MetaCall::Create { .. } | MetaCall::Mkdir { .. } | MetaCall::Symlink { .. } | MetaCall::Mknod { .. } => {
-                true
-            }
-            MetaCall::Rmdir { .. } | MetaCall::Unlink { .. } | MetaCall::Link { .. } => true,
-            MetaCall::Rename { .. } | MetaCall::Exchange { .. } => true,
-            _ => false,
-        }
+        matches!(
+            self,
+            MetaCall::Create { .. }
+                | MetaCall::Mkdir { .. }
+                | MetaCall::Symlink { .. }
+                | MetaCall::Mknod { .. }
+                | MetaCall::Rmdir { .. }
+                | MetaCall::Unlink { .. }
+                | MetaCall::Link { .. }
+                | MetaCall::Rename { .. }
+                | MetaCall::Exchange { .. }
+        )
     }
 
     /// True for calls that a client may not send where it may only read.
