@@ -513,7 +513,7 @@ impl Connection {
             let answer = match decode_body(body)? {
                 Answer::Admitted { opened, write, pass } => {
                     self.identity.passes.keep(opened.file, write, pass);
-                    Answer::Opened(opened)
+                    Answer::Opened(*opened)
                 }
                 answer => answer,
             };

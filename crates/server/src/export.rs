@@ -111,7 +111,7 @@ impl Export {
         let Answer::Opened(opened) = answer else { return None };
         let keys = asker.keys.filter(|_| self.needs_passes())?;
         let pass = keys.issue_pass(&self.about(asker.client, opened.file, write))?;
-        Some(Answer::Admitted { opened: *opened, write, pass })
+        Some(Answer::Admitted { opened: Box::new(*opened), write, pass })
     }
 
     /// Its clients may not use every file.

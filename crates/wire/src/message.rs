@@ -555,7 +555,7 @@ pub enum Answer {
     /// As [`Answer::Opened`], to a client that may not use every file.
     Admitted {
         /// The file.
-        opened: Opened,
+        opened: Box<Opened>,
         /// It was opened for writing.
         write: bool,
         /// What the client shows whenever it names the file by its key.
