@@ -377,7 +377,7 @@ impl Reply {
     }
 
     /// The same to a call that needs the right to write.
-    pub(crate) fn to_writer(self, needs_write: bool) -> Reply {
+    pub(crate) fn for_writer(self, needs_write: bool) -> Reply {
         let mut reply = self;
         reply.opens_to_write = needs_write;
         reply

@@ -201,7 +201,7 @@ impl Shared {
             }
             payload = Some(buffer);
         }
-        let reply = Reply::new(header.id, slot).to_writer(needs_write);
+        let reply = Reply::new(header.id, slot).for_writer(needs_write);
         service.serve(session, Incoming { call, payload }, reply);
         Ok(())
     }
