@@ -184,17 +184,12 @@ fn start(nfs: &Nfs) -> anyhow::Result<Running> {
                  stale handles when the server restarts"
             );
         }
-        let networks = export.networks.iter().map(|network| network.parse()).collect::<Result<_, String>>();
         Ok(ExportSettings {
             name: export.name.clone(),
             backend: Arc::new(tree),
             folder: export.folder.clone(),
             rules: Rules {
-                networks: networks.map_err(anyhow::Error::msg)?,
-                read_only: export.read_only,
-                squash: export.squash,
-                anonymous_uid: export.anonymous_uid,
-                anonymous_gid: export.anonymous_gid,
+                access: export.rules().map_err(anyhow::Error::msg)?,
                 privileged_ports: export.privileged_ports,
                 stable_names: export.stable_names,
             },

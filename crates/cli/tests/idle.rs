@@ -4,6 +4,7 @@ mod support;
 
 use std::time::{Duration, Instant};
 
+use impresario_workload::cpu::process_rss_bytes;
 use support::{Cluster, client, pattern, write_file};
 
 /// CPU time that a process has used, seconds (fields 14 and 15 of /proc/PID/stat).
@@ -12,12 +13,6 @@ fn cpu_seconds(pid: u32) -> f64 {
     let after_name: Vec<&str> = stat.rsplit_once(')').unwrap().1.split_whitespace().collect();
     let ticks: u64 = after_name[11].parse::<u64>().unwrap() + after_name[12].parse::<u64>().unwrap();
     ticks as f64 / rustix::param::clock_ticks_per_second() as f64
-}
-
-fn resident_bytes(pid: u32) -> u64 {
-    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
-    let line = status.lines().find(|line| line.starts_with("VmRSS:")).unwrap();
-    line.split_whitespace().nth(1).unwrap().parse::<u64>().unwrap() * 1024
 }
 
 #[test]
@@ -49,7 +44,7 @@ fn an_idle_cluster_uses_less_than_one_percent_of_a_core_and_little_memory() {
     println!("idle: {:.3} % of a core in all", sum * 100.0);
     assert!(sum < 0.01, "the idle cluster uses {:.2} % of a core: {names:?} {shares:?}", sum * 100.0);
     for (name, pid) in names.iter().zip(&pids) {
-        let resident = resident_bytes(*pid);
+        let resident = process_rss_bytes(*pid).unwrap();
         println!("{name}: {:.1} MB", resident as f64 / 1e6);
         assert!(resident < 50_000_000, "{name} has {resident} bytes resident");
     }

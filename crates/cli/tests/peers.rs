@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use impresario_testing::PATIENCE;
 use impresario_wire::{Answer, Call, ClientKey, FileKey, Hello, PROTOCOL_VERSION, Role, Who};
+use impresario_workload::cpu::process_rss_bytes;
 use support::Cluster;
 
 const MAGIC: u32 = u32::from_le_bytes(*b"IMP1");
@@ -75,12 +76,6 @@ fn frames(mut bytes: &[u8]) -> Vec<(u8, Vec<u8>)> {
         bytes = &bytes[24 + body + payload..];
     }
     out
-}
-
-fn resident_kib(pid: u32) -> u64 {
-    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
-    let line = status.lines().find(|line| line.starts_with("VmRSS:")).unwrap();
-    line.split_whitespace().nth(1).unwrap().parse().unwrap()
 }
 
 #[test]
@@ -159,7 +154,7 @@ fn a_frame_that_claims_4_gib_is_refused_without_the_memory() {
     let mut cluster = Cluster::start(1, 1, |_| {});
     for (name, role) in roles() {
         let pid = cluster.server(name).pid();
-        let before = resident_kib(pid);
+        let before = process_rss_bytes(pid).unwrap();
         let write = Call::Write { who: Who::default(), file: FileKey(1), lane_offset: 0 };
         let body = postcard(&write);
         for lens in [(body.len() as u32, u32::MAX), (u32::MAX, 0), (u32::MAX, u32::MAX), (1 << 20, 0)] {
@@ -170,8 +165,8 @@ fn a_frame_that_claims_4_gib_is_refused_without_the_memory() {
         // The same before the handshake.
         let mut stream = connect(&cluster, name);
         send(&mut stream, &frame(MAGIC, HELLO, 0, &[0; 16], (u32::MAX, u32::MAX)), "a huge hello");
-        let after = resident_kib(pid);
-        assert!(after < before + 20_000, "{name} grew from {before} to {after} KiB");
+        let after = process_rss_bytes(pid).unwrap();
+        assert!(after < before + 20_000_000, "{name} grew from {before} to {after} bytes");
         cluster.state(name);
     }
 }

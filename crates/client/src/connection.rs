@@ -196,7 +196,7 @@ impl Connection {
             NotStarted::Impossible(frame::FrameError::PayloadTooLong { kind, claimed, limit })
         })?;
         let id = self.next_id();
-        let head = frame::encode(Kind::Call, id, call, payload_len).map_err(NotStarted::Impossible)?;
+        let head = self.encode(id, call, payload_len).map_err(NotStarted::Impossible)?;
         let payload = if payload_len > 0 { payload } else { &[] };
         let turn = if payload_len > 0 { Some(self.outgoing.take(deadline).ok_or(NotStarted::Late)?) } else { None };
         {
@@ -217,6 +217,14 @@ impl Connection {
                 self.withdraw(id);
                 Err(NotStarted::Sent(broken))
             }
+        }
+    }
+
+    /// The header and body of a call, with the pass that it takes, if any.
+    pub(crate) fn encode(&self, id: u64, call: &Call, payload_len: u32) -> Result<Vec<u8>, frame::FrameError> {
+        match self.identity.passes.of(call.file(), call.needs_write()) {
+            None => frame::encode(Kind::Call, id, call, payload_len),
+            Some(pass) => frame::encode(Kind::PassedCall, id, &(pass, call), payload_len),
         }
     }
 
@@ -502,7 +510,13 @@ impl Connection {
                 return receiving.reader.fill(&self.stream, large, deadline).map(|()| None);
             };
             let header = header.expect(Kind::Answer)?;
-            let answer: Answer = decode_body(body)?;
+            let answer = match decode_body(body)? {
+                Answer::Admitted { opened, write, pass } => {
+                    self.identity.passes.keep(opened.file, write, pass);
+                    Answer::Opened(*opened)
+                }
+                answer => answer,
+            };
             let mut state = self.slots.lock();
             state.silence.heard(nanos(Instant::now()));
             let Some(slot) = state.slots.get_mut(&header.id).filter(|slot| slot.done.is_none()) else {

@@ -10,6 +10,7 @@ use impresario_wire::{ClientKey, Who};
 
 use crate::error::{ClientError, Errno};
 use crate::leases::Leases;
+use crate::passes::Passes;
 
 /// A client as its servers know it; shared by all its links.
 #[derive(Debug)]
@@ -23,6 +24,8 @@ pub struct Identity {
     membership: Arc<Membership>,
     /// The file locks of this client.
     pub(crate) leases: Leases,
+    /// What it shows for the files that it has open.
+    pub(crate) passes: Passes,
     /// What left this client.
     pub traffic: Traffic,
 }
@@ -53,6 +56,7 @@ impl Identity {
             user: who.user,
             membership: Arc::default(),
             leases: Leases::default(),
+            passes: Passes::default(),
             traffic: Traffic::default(),
         }
     }

@@ -24,6 +24,7 @@ mod link;
 mod locks;
 pub mod names;
 mod opens;
+mod passes;
 mod paths;
 mod pending;
 mod slots;

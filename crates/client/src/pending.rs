@@ -303,7 +303,7 @@ fn may_repeat(call: &Call, ours: bool) -> bool {
             MetaCall::Open { .. } | MetaCall::Reopen { .. } => true,
             MetaCall::Create { exclusive, .. } => !exclusive,
             MetaCall::Readlink { .. } | MetaCall::Readdir { .. } | MetaCall::Statfs | MetaCall::Examine(_) => true,
-            MetaCall::Lock(_) | MetaCall::Relay(_) => false,
+            MetaCall::Lock(_) | MetaCall::Relay(_) | MetaCall::Restrict(_) => false,
             MetaCall::FsyncDir { .. } | MetaCall::SetLayout { .. } => true,
             MetaCall::Close { .. } | MetaCall::Fsync { .. } | MetaCall::Append { .. } => false,
             MetaCall::Mkdir { .. } | MetaCall::Rmdir { .. } | MetaCall::Unlink { .. } => false,

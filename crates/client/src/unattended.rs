@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use impresario_base::lock::MutexGuard;
 use impresario_node::session::Sign;
-use impresario_wire::{Answer, Call, Kind, frame};
+use impresario_wire::{Answer, Call};
 
 use crate::clock::nanos;
 use crate::connection::{Connection, State, Unsent};
@@ -121,7 +121,7 @@ impl Connection {
     ) -> Result<(), Box<dyn Task>> {
         let id = self.next_id();
         let has_room = task.len_bytes() >= want_bytes as usize;
-        let Some(head) = frame::encode(Kind::Call, id, call, 0).ok().filter(|_| has_room) else { return Err(task) };
+        let Some(head) = self.encode(id, call, 0).ok().filter(|_| has_room) else { return Err(task) };
         let mut state = self.slots.lock();
         if state.broken.is_some() {
             return Err(task);

@@ -84,6 +84,7 @@ impl Config {
         self.check_allocation(&mut found);
         self.check_apart(&mut found);
         self.check_moves(&mut found);
+        found.0.extend(self.check_exports());
         found.0
     }
 

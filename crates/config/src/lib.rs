@@ -7,6 +7,7 @@ mod address;
 mod allocation;
 pub mod calibration;
 mod check;
+mod export;
 mod load;
 mod model;
 mod nfs;
@@ -19,11 +20,12 @@ pub use address::Address;
 pub use allocation::{Allocation, AllocationRule, Placed, Spread};
 pub use calibration::Calibration;
 pub use check::{device_key, missing_device, policy_complaint};
+pub use export::{AccessRules, Export, Network, Squash};
 pub use model::{
     Cluster, Config, Data, DataState, Io, META_NAME, Meta, MovesTo, Protect, Security, Server, Tree, TreeBackend,
     TreeIo,
 };
-pub use nfs::{Network, Nfs, NfsExport, Squash};
+pub use nfs::{Nfs, NfsExport};
 pub use policies::policies;
 pub use seen::FileSeen;
 pub use table::{read_table, table_file};

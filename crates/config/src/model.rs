@@ -9,6 +9,7 @@ use impresario_sched::PolicySpec;
 use serde::{Deserialize, Serialize};
 
 use crate::allocation::Allocation;
+use crate::export::Export;
 use crate::seen::FileSeen;
 
 /// Name of the metadata server, which has no `name` key because there is only one.
@@ -36,6 +37,9 @@ pub struct Config {
     /// Which I/O nodes clients use.
     #[serde(default, skip_serializing_if = "Allocation::is_default")]
     pub allocation: Allocation,
+    /// What the clients of some networks may do; without any, all clients may do everything.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub export: Vec<Export>,
     /// Device models by name, for `device` of a data server.
     #[serde(default)]
     pub device: BTreeMap<String, DeviceParams>,

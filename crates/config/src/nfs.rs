@@ -1,10 +1,8 @@
 //! The section `[nfs]` of a configuration: an NFS server's addresses, limits and exports. It may be in a cluster's file
 //! or in a separate one: the server needs nothing else of a cluster.
 
-use std::fmt;
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
-use std::str::FromStr;
 
 use impresario_sched::{PolicySpec, policy};
 use impresario_toml::{FileErrors, KeyPath, Mistakes, Tree, read, text_of};
@@ -12,13 +10,11 @@ use serde::{Deserialize, Serialize};
 use toml::{Table, Value};
 
 use crate::check::{READ_AHEAD_MIN_BYTES, policy_complaint};
+use crate::export::{AccessRules, EXPORTS_MAX, Export, NOBODY, Squash, check_networks, loopback};
 use crate::load::FILE_MAX_BYTES;
 use crate::model::Data;
 use crate::policies::policies;
 use crate::table::{set_base, without_table_file};
-
-/// Maximum exports of one server.
-const EXPORTS_MAX: usize = 1024;
 
 /// An NFS server.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
@@ -93,24 +89,8 @@ pub struct NfsExport {
     pub stable_names: bool,
 }
 
-/// Which users are mapped to the anonymous user.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Squash {
-    /// User and group 0.
-    #[default]
-    Root,
-    /// All.
-    All,
-    /// None: root on a client is root here.
-    None,
-}
-
-fn loopback() -> Vec<String> {
-    Network::loopback().iter().map(Network::to_string).collect()
-}
 fn nobody() -> u32 {
-    65534
+    NOBODY
 }
 fn yes() -> bool {
     true
@@ -138,6 +118,12 @@ impl Default for Nfs {
 }
 
 impl NfsExport {
+    /// The rules of access, as a server enforces them; the error names what is wrong with a network.
+    pub fn rules(&self) -> Result<AccessRules, String> {
+        let NfsExport { networks, read_only, squash, anonymous_uid, anonymous_gid, .. } = self.clone();
+        Export { networks, read_only, squash, anonymous_uid, anonymous_gid, ..Export::default() }.rules()
+    }
+
     /// A folder under a name, with the default of every other key.
     pub fn new(name: impl Into<String>, dir: impl Into<PathBuf>) -> NfsExport {
         NfsExport {
@@ -243,11 +229,7 @@ impl Nfs {
             if export.folder.split('/').any(|name| name == ".." || name == ".") {
                 found.push((at.key("folder"), "folder may not contain . or ..; name a folder below dir".into()));
             }
-            for (k, network) in export.networks.iter().enumerate() {
-                if let Err(why) = network.parse::<Network>() {
-                    found.push((at.key("networks").index(k), why));
-                }
-            }
+            found.extend(check_networks(&export.networks, &at));
         }
         found
     }
@@ -276,71 +258,10 @@ fn missing(path: &KeyPath) -> Option<(&'static str, Value)> {
     Some((example, Value::String("/".into())))
 }
 
-/// A network: an address and how many of its leading bits count.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Network {
-    address: IpAddr,
-    prefix_bits: u8,
-}
-
-impl Network {
-    /// True for addresses inside. An IPv4 address counts as itself also where it is mapped into IPv6.
-    pub fn contains(&self, client: IpAddr) -> bool {
-        let differs = match (self.address, client.to_canonical()) {
-            (IpAddr::V4(a), IpAddr::V4(b)) => u128::from(a.to_bits() ^ b.to_bits()) << 96,
-            (IpAddr::V6(a), IpAddr::V6(b)) => a.to_bits() ^ b.to_bits(),
-            _ => return false,
-        };
-        differs.leading_zeros() >= u32::from(self.prefix_bits)
-    }
-
-    /// This machine only.
-    pub fn loopback() -> Vec<Network> {
-        vec![
-            Network { address: Ipv4Addr::new(127, 0, 0, 0).into(), prefix_bits: 8 },
-            Network { address: Ipv6Addr::LOCALHOST.into(), prefix_bits: 128 },
-        ]
-    }
-}
-
-impl FromStr for Network {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Network, String> {
-        let refuse = || format!("{text:?} is not a network; write 10.1.0.0/16, 192.168.3.4, fd00::/8 or 0.0.0.0/0");
-        let (address, bits) = text.split_once('/').map_or((text, None), |(address, bits)| (address, Some(bits)));
-        let address: IpAddr = address.parse().map_err(|_| refuse())?;
-        let most = if address.is_ipv4() { 32 } else { 128 };
-        let prefix_bits = bits.map_or(Ok(most), |bits| bits.parse().map_err(|_| refuse()))?;
-        if prefix_bits > most { Err(refuse()) } else { Ok(Network { address, prefix_bits }) }
-    }
-}
-
-impl fmt::Display for Network {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}/{}", self.address, self.prefix_bits)
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::Config;
-
-    #[test]
-    fn networks_contain_what_shares_their_bits() {
-        let inside = |network: &str, client: &str| {
-            network.parse::<Network>().unwrap().contains(client.parse::<IpAddr>().unwrap())
-        };
-        assert!(inside("10.1.0.0/16", "10.1.255.3") && !inside("10.1.0.0/16", "10.2.0.1"));
-        assert!(inside("10.1.2.3", "10.1.2.3") && !inside("10.1.2.3", "10.1.2.4"));
-        assert!(inside("0.0.0.0/0", "1.2.3.4") && !inside("0.0.0.0/0", "fd00::1"));
-        assert!(inside("10.0.0.0/8", "::ffff:10.9.9.9"));
-        assert!(inside("fd00::/8", "fdab::1") && !inside("fd00::/8", "fe80::1"));
-        for bad in ["", "10.1.0.0/33", "10.1/16", "fd00::/129", "host", "any", "10.0.0.1/-1"] {
-            bad.parse::<Network>().unwrap_err();
-        }
-    }
 
     const GOOD: &str = "[nfs]\npolicy = \"mlf\"\nkey_file = \"key\"\n[[nfs.export]]\nname = \"/data\"\ndir = \"d\"\n\
                         networks = [\"10.0.0.0/8\"]\nsquash = \"none\"\n";

@@ -6,6 +6,7 @@ use serde::Serialize;
 use toml_edit::Value;
 
 use crate::allocation::AllocationRule;
+use crate::export::Export;
 use crate::model::{Cluster, Config, Data, Io, Tree};
 
 /// Keys of a section and their explanations.
@@ -100,6 +101,13 @@ impl Config {
                 section(out, "[[allocation.rule]]", rule, Some(&AllocationRule::default()), &[])?;
             }
         }
+        if !self.export.is_empty() {
+            *out +=
+                "\n# What clients may do: the first one that names a client's network counts, and others are refused.";
+        }
+        for export in &self.export {
+            section(out, "[[export]]", export, Some(&Export::default()), &[])?;
+        }
         for (name, device) in &self.device {
             *out += "\n# A device model: its times are modelled, whatever the directory lies on.";
             section(out, &format!("[device.{}]", toml_edit::Key::new(name.as_str())), device, None, &[])?;
@@ -169,6 +177,7 @@ mod tests {
             data: (0..3).map(data).collect(),
             io: (0..2).map(io).collect(),
             allocation: Allocation::default(),
+            export: Vec::new(),
             device: BTreeMap::from([
                 ("disk".into(), DeviceParams::default()),
                 ("a disk, fast".into(), DeviceParams { rpm: 15_000, seek_average_ms: 8.25, ..DeviceParams::default() }),

@@ -7,10 +7,11 @@ use std::time::{Duration, Instant};
 use impresario_base::lock::{Condvar, Mutex, MutexGuard};
 use impresario_engine::Engine;
 use impresario_sched::ConnId;
-use impresario_transport::{Guest, Stream};
-use impresario_wire::{Answer, Fault, FrameError, Kind, Who, frame};
+use impresario_transport::{Guest, Keyring, Stream};
+use impresario_wire::{Answer, Fault, FrameError, Kind, Squashed, Who, frame};
 
 use crate::addresses::{Share, Tenancy};
+use crate::export::{Asker, Export};
 use crate::outbox::{Bulk, Hold, OutFrame, Outbox};
 use crate::payload::{PayloadPool, Reservation};
 use crate::readiness::{Asked, Listener};
@@ -21,12 +22,21 @@ const CALLS_MAX: u32 = 4096;
 /// Frames with bodies from this length on are counted as memory, bytes; shorter ones are bounded by [`CALLS_MAX`].
 const BODY_CHARGED_BYTES: u64 = 4096;
 
+/// The rule that a client is under.
+pub(crate) struct Under {
+    pub(crate) export: Arc<Export>,
+    /// The keys of the server.
+    pub(crate) keys: Option<Arc<Keyring>>,
+}
+
 /// A client's connection.
 pub struct Connection {
     id: ConnId,
     peer: String,
     /// What the client's hello said; set once.
     hello: OnceLock<(String, Who, Guest)>,
+    /// Set before that, of a client that is under a rule.
+    under: OnceLock<Under>,
     pub(crate) outbox: Arc<Outbox>,
     pool: Arc<PayloadPool>,
     /// Its place among the connections of its address; `None` for one that is refused.
@@ -77,9 +87,23 @@ impl Connection {
         tenancy: Option<Tenancy>,
     ) -> Arc<Connection> {
         let gate = Gate { state: Mutex::default(), room: Condvar::new(), bytes_max };
-        let (made, hello) = (Instant::now(), OnceLock::new());
+        let (made, hello, under) = (Instant::now(), OnceLock::new(), OnceLock::new());
         let (ended, active_ms, owing_ms, due_ms) = Default::default();
-        Arc::new(Connection { id, peer, hello, outbox, pool, tenancy, gate, ended, made, active_ms, owing_ms, due_ms })
+        Arc::new(Connection {
+            id,
+            peer,
+            hello,
+            under,
+            outbox,
+            pool,
+            tenancy,
+            gate,
+            ended,
+            made,
+            active_ms,
+            owing_ms,
+            due_ms,
+        })
     }
 
     fn age_ms(&self) -> u64 {
@@ -135,8 +159,21 @@ impl Connection {
         self.gate.state.lock().bytes
     }
 
-    pub(crate) fn introduce(&self, name: String, who: Who, guest: Guest) {
+    pub(crate) fn introduce(&self, name: String, who: Who, guest: Guest, under: Option<Under>) {
+        if let Some(under) = under {
+            let _ = self.under.set(under);
+        }
         let _ = self.hello.set((name, who, guest));
+    }
+
+    /// The rule that the client is under.
+    pub(crate) fn under(&self) -> Option<&Under> {
+        self.under.get()
+    }
+
+    /// As whom the client's users act; `None`: as themselves.
+    pub(crate) fn squashed(&self) -> Option<Squashed> {
+        self.under().and_then(|under| under.export.squashed())
     }
 
     /// What the hand-shake proved of the client.
@@ -344,11 +381,20 @@ impl Drop for Slot {
 pub struct Reply {
     id: u64,
     slot: Option<Arc<Slot>>,
+    /// The call is to open a file for writing.
+    opens_to_write: bool,
 }
 
 impl Reply {
     pub(crate) fn new(id: u64, slot: Slot) -> Reply {
-        Reply { id, slot: Some(Arc::new(slot)) }
+        Reply { id, slot: Some(Arc::new(slot)), opens_to_write: false }
+    }
+
+    /// The same to a call that needs the right to write.
+    pub(crate) fn for_writer(self, needs_write: bool) -> Reply {
+        let mut reply = self;
+        reply.opens_to_write = needs_write;
+        reply
     }
 
     /// Answers without bulk data.
@@ -359,7 +405,11 @@ impl Reply {
     /// Answers with bulk data, which may not be more than the call asked for.
     pub fn send_bulk(mut self, answer: &Answer, bulk: Bulk) {
         if let Some(slot) = self.slot.take() {
-            post(self.id, answer, bulk, slot);
+            let ruled = slot.connection.under().and_then(|under| {
+                let asker = Asker { client: slot.connection.who().client, pass: None, keys: under.keys.as_deref() };
+                under.export.answer(answer, self.opens_to_write, &asker)
+            });
+            post(self.id, ruled.as_ref().unwrap_or(answer), bulk, slot);
         }
     }
 
@@ -387,7 +437,7 @@ impl Reply {
 
     /// Takes the answer over; what is left behind says nothing.
     pub(crate) fn take(&mut self) -> Reply {
-        Reply { id: self.id, slot: self.slot.take() }
+        Reply { id: self.id, slot: self.slot.take(), opens_to_write: self.opens_to_write }
     }
 
     /// The last frame was sent.

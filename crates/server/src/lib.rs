@@ -10,6 +10,7 @@ pub mod data;
 mod data_servers;
 pub mod draining;
 pub mod earlier_runs;
+pub mod export;
 pub mod folders;
 pub mod fsck;
 mod grants;

@@ -25,6 +25,7 @@ use conversation::PACE;
 use crate::addresses::Addresses;
 use crate::complaints::Complaints;
 use crate::connection::{Connection, Reply};
+use crate::export::Exports;
 use crate::outbox::{self, Outbox, STACK_BYTES};
 use crate::payload::{Buffer, PayloadPool};
 
@@ -94,6 +95,8 @@ pub struct Settings {
     pub keys: Option<Arc<Keyring>>,
     /// What of the frames is protected where keys are used.
     pub protect: Protect,
+    /// The rules that clients are under; `None`: none.
+    pub exports: Option<Arc<Exports>>,
 }
 
 impl Settings {
@@ -114,6 +117,7 @@ impl Settings {
             boot: None,
             keys: None,
             protect: cluster.protect,
+            exports: None,
         }
     }
 }

@@ -34,7 +34,9 @@ impl Service for MetaFront {
     type Session = SessionId;
 
     fn open(&self, connection: &Arc<Connection>) -> Result<SessionId, Fault> {
-        self.meta.open_session(connection.who())
+        let session = self.meta.open_session(connection.who())?;
+        connection.squashed().map_or(Ok(()), |squashed| self.meta.restrict(session, squashed))?;
+        Ok(session)
     }
 
     fn serve(&self, session: &mut SessionId, request: Incoming, reply: Reply) {

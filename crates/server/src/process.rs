@@ -25,6 +25,7 @@ use signal_hook::iterator::Signals;
 
 use crate::data::{DataServer, Departure, Disk};
 use crate::data_servers::{DataServers, upstream_timeout};
+use crate::export::Exports;
 use crate::grants::Peers;
 use crate::io_node::{Below, IoNode, IoSettings, Tree, TreeSettings, Upstream};
 use crate::listener::{Running, Server, Service, Settings};
@@ -216,9 +217,16 @@ fn start_meta(config: &Config) -> Result<Started, StartError> {
     let settings = Settings {
         membership: membership.clone(),
         keys: keys(config, META_NAME, &meta.address)?,
+        exports: exports(config, META_NAME)?,
         max_connections: descriptors.connections,
         ..Settings::new(META_NAME, Role::Meta, &config.cluster, 32 << 20)
     };
+    let squashes = settings.exports.as_ref().is_some_and(|exports| exports.squash());
+    if squashes && !rustix::process::geteuid().is_root() {
+        let reason = "an [[export]] squashes users, and a metadata server that does not run as root keeps no owners; run it as \
+                      root, or write squash = \"none\"";
+        return Err(StartError::Unsuitable { name: META_NAME.into(), reason: reason.into() });
+    }
     let server = Server::bind(&meta.address, settings)?;
     let known = stores.clone();
     let vet = Vet(Arc::new(move |welcome| known.vet(welcome)));
@@ -242,6 +250,7 @@ fn start_meta(config: &Config) -> Result<Started, StartError> {
         },
         stores: Some(stores.clone()),
         files_max: descriptors.files,
+        squashes,
         ..MetaOptions::new(&meta.dir, config.data.len() as u16)
     };
     let service = MetaFront::new(server.vitals(), MetaService::open(options, Arc::new(objects))?, stores);
@@ -265,6 +274,7 @@ fn start_data(config: &Config, index: usize, data: &Data) -> Result<Started, Sta
         store: store.identity().store,
         boot: boot_of(data)?,
         keys: keys(config, &data.name, &data.address)?,
+        exports: exports(config, &data.name)?,
         max_connections: descriptors.connections,
         ..Settings::new(&data.name, Role::Data, &config.cluster, data.payload_bytes)
     };
@@ -322,6 +332,7 @@ fn start_io(config: &Config, index: usize, io: &Io) -> Result<Started, StartErro
     let settings = Settings {
         membership: membership.clone(),
         keys: keys(config, &io.name, &io.address)?,
+        exports: exports(config, &io.name)?,
         max_connections: Descriptors::of(config, &io.name).connections,
         ..Settings::new(&io.name, Role::Io, &config.cluster, io.payload_bytes)
     };
@@ -526,6 +537,11 @@ fn keys(config: &Config, name: &str, address: &str) -> Result<Option<Arc<Keyring
     }
     let failed = |source| StartError::Keys { name: name.into(), address: address.into(), source };
     Keyring::find(&config.cluster.key_dir, KeyRole::Server).map(|keys| Some(Arc::new(keys))).map_err(failed)
+}
+
+/// The rules that a server's clients are under.
+fn exports(config: &Config, name: &str) -> Result<Option<Arc<Exports>>, StartError> {
+    Exports::of(config).map_err(|reason| StartError::Unsuitable { name: name.into(), reason })
 }
 
 fn begin<S: Service>(

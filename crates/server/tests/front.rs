@@ -75,6 +75,7 @@ fn settings() -> Settings {
         boot: None,
         keys: None,
         protect: impresario_config::Protect::Headers,
+        exports: None,
     }
 }
 
@@ -449,4 +450,17 @@ fn silent_peers_have_half_of_the_connections_at_most() {
     // Those that have been silent for half a second make room; nobody waits for their five.
     until("others are served", || Peer::raw(running.address()).greet(&hello(Role::Data, 1)).is_ok());
     drop(silent);
+}
+
+#[test]
+fn a_storm_of_silent_connections_keeps_no_other_machine_out() {
+    let (_toy, running) = start_with(Settings { max_connections: 64, ..settings() });
+    // All of them have come a moment ago: none has been silent for long.
+    let storm: Vec<Peer> = (0..31).map(|_| Peer::raw_from([127, 0, 0, 2], running.address())).collect();
+    let mut first = Peer::raw(running.address());
+    for client in 0..8 {
+        Peer::raw(running.address()).greet(&hello(Role::Data, client)).expect("welcome at once");
+    }
+    first.greet(&hello(Role::Data, 9)).expect("of a machine with few, none was closed");
+    drop(storm);
 }

@@ -15,6 +15,9 @@ use crate::{PIECES_MAX, Session, Stream, TransportError};
 
 /// Size of a client's receive buffer, bytes: header, body and payload of a small reply arrive with one system call.
 const BUFFER_BYTES: usize = 64 << 10;
+/// Size of a buffer before its peer has filled it once, bytes: enough for the hand-shake and for small calls one by one. Many
+/// connections never need more.
+const FIRST_BYTES: usize = 1 << 10;
 /// How much of a large payload is read into the buffer, bytes; the rest goes straight to its destination.
 const GLANCE_BYTES: usize = 4 << 10;
 /// Size of a buffer for sealed payloads, bytes: two records.
@@ -166,7 +169,7 @@ impl FrameReader {
     pub fn new(buffer_bytes: usize) -> FrameReader {
         let buffer_bytes = buffer_bytes.max(HEADER_BYTES);
         FrameReader {
-            buffer: vec![0; buffer_bytes],
+            buffer: vec![0; buffer_bytes.min(FIRST_BYTES)],
             start: 0,
             end: 0,
             header: None,
@@ -221,6 +224,9 @@ impl FrameReader {
     /// Receives more bytes with one system call. `large` announces a large payload: then little more than a header is
     /// buffered.
     pub fn fill(&mut self, stream: &Stream, large: bool, deadline: Instant) -> Result<(), TransportError> {
+        if self.end == self.buffer.len() && self.buffer.len() < self.buffer_bytes {
+            self.buffer.resize(self.buffer_bytes, 0);
+        }
         if self.start == self.end {
             (self.start, self.end) = (0, 0);
         }

@@ -6,9 +6,9 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use impresario_base::lock::Mutex;
-use impresario_wire::KeyRole;
+use impresario_wire::{KeyRole, Pass};
 
-use crate::keys::{KeyError, Keys, key_file_name};
+use crate::keys::{Generation, KeyError, Keys, key_file_name};
 
 /// Minimum interval between checks of a file.
 const EXAMINE_EVERY: Duration = Duration::from_millis(200);
@@ -79,6 +79,21 @@ impl Keyring {
         self.keys().generation(key).is_some_and(|generation| generation.is_accepted())
     }
 
+    /// A pass for what `about` says, which every server of the cluster recognises; `None` without a server's keys.
+    pub fn issue_pass(&self, about: &[u8]) -> Option<Pass> {
+        let keys = self.keys();
+        let tag = ring::hmac::sign(&pass_key(keys.generations.first()?)?, about);
+        tag.as_ref().try_into().ok().map(Pass)
+    }
+
+    /// True if a server of the cluster has issued the pass for this, under a key that is still in the file: after a rotation
+    /// files that were opened before can be used until the next one.
+    pub fn recognises_pass(&self, about: &[u8], pass: &Pass) -> bool {
+        let keys = self.keys();
+        let mut known = keys.generations.iter().filter_map(pass_key);
+        known.any(|key| ring::hmac::verify(&key, about, &pass.0).is_ok())
+    }
+
     /// Checks the file now and reads it again if it changed. True if the keys differ.
     pub fn refresh(&self) -> bool {
         self.examine(&mut self.state.lock())
@@ -104,6 +119,13 @@ impl Keyring {
             }
         }
     }
+}
+
+/// What passes of a generation are signed with: a key of its own, made of the secret that only servers have.
+fn pass_key(generation: &Generation) -> Option<ring::hmac::Key> {
+    let secret = ring::hmac::Key::new(ring::hmac::HMAC_SHA256, &generation.secret(KeyRole::Server)?.0);
+    let own = ring::hmac::sign(&secret, b"impresario pass of a file");
+    Some(ring::hmac::Key::new(ring::hmac::HMAC_SHA256, own.as_ref()))
 }
 
 /// Changes whenever the file is replaced; zeros if it is missing.
@@ -133,5 +155,23 @@ mod tests {
         assert!(!ring.refresh());
         assert_eq!(*ring.keys(), second);
         assert!(Keyring::find(dir.path(), KeyRole::Client).unwrap_err().file.ends_with("client.key"));
+    }
+
+    #[test]
+    fn passes_are_recognised_by_servers_of_the_cluster_until_their_key_is_gone() {
+        let dir = tempfile::tempdir().unwrap();
+        let (keys, foreign) = (Keys::draw().unwrap(), Keys::draw().unwrap());
+        let ring_of = |name: &str, keys: &Keys| {
+            keys.store(&dir.path().join(name)).unwrap();
+            Keyring::open(&dir.path().join(name)).unwrap()
+        };
+        let (ring, other) = (ring_of("a", &keys), ring_of("b", &foreign));
+        let pass = ring.issue_pass(b"a file").unwrap();
+        assert!(ring.recognises_pass(b"a file", &pass) && !ring.recognises_pass(b"another", &pass));
+        assert!(!other.recognises_pass(b"a file", &pass));
+        let rotated = keys.rotated(Duration::from_secs(60)).unwrap();
+        assert!(ring_of("c", &rotated).recognises_pass(b"a file", &pass));
+        assert!(!ring_of("d", &keys.rotated(Duration::ZERO).unwrap()).recognises_pass(b"a file", &pass));
+        assert!(ring_of("e", &keys.for_role(KeyRole::Client)).issue_pass(b"a file").is_none());
     }
 }

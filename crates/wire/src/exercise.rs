@@ -1,7 +1,7 @@
 //! What a decoder must survive: one function that the fuzzer, the property tests and the regression tests share.
 
 use crate::frame::{FrameHeader, HEADER_BYTES, Kind, Limits, decode_body, encode_frame};
-use crate::{Answer, Call, Hello, KeyOffer, KeyProof, LIST_EXTENTS_MAX, Welcome};
+use crate::{Answer, Call, Hello, KeyOffer, KeyProof, LIST_EXTENTS_MAX, Pass, Welcome};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use std::fmt::Debug;
@@ -23,6 +23,7 @@ pub fn decode_everything(bytes: &[u8]) {
         there_and_back::<Hello>(Kind::Hello, body);
         there_and_back::<Welcome>(Kind::Welcome, body);
         there_and_back::<Call>(Kind::Call, body);
+        there_and_back::<(Pass, Call)>(Kind::PassedCall, body);
         there_and_back::<KeyOffer>(Kind::Key, body);
         there_and_back::<KeyProof>(Kind::Key, body);
         judge_list(body);

@@ -43,6 +43,8 @@ pub enum Kind {
     Answer = 4,
     /// A [`KeyOffer`](crate::KeyOffer), or a [`KeyProof`](crate::KeyProof) in reply.
     Key = 5,
+    /// A [`Pass`](crate::Pass) and the [`Call`](crate::Call) that it is shown with.
+    PassedCall = 6,
 }
 
 impl Kind {
@@ -50,7 +52,7 @@ impl Kind {
     pub fn body_max_bytes(self) -> u32 {
         match self {
             Kind::Answer => ANSWER_BODY_MAX_BYTES,
-            Kind::Call => BODY_MAX_BYTES,
+            Kind::Call | Kind::PassedCall => BODY_MAX_BYTES,
             Kind::Hello | Kind::Welcome | Kind::Key => HANDSHAKE_BODY_MAX_BYTES,
         }
     }
@@ -62,6 +64,7 @@ impl Kind {
             3 => Some(Kind::Call),
             4 => Some(Kind::Answer),
             5 => Some(Kind::Key),
+            6 => Some(Kind::PassedCall),
             _ => None,
         }
     }

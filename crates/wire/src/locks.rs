@@ -85,6 +85,19 @@ pub enum LockWish {
     End,
 }
 
+impl LockWish {
+    /// The file that it is about.
+    pub fn file(&self) -> Option<FileKey> {
+        match self {
+            LockWish::Set { file, .. }
+            | LockWish::Unlock { file, .. }
+            | LockWish::Test { file, .. }
+            | LockWish::Restore { file, .. } => Some(*file),
+            LockWish::Renew { .. } | LockWish::End => None,
+        }
+    }
+}
+
 /// Answer to a [`LockCall`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct LockAnswer {

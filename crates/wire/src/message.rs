@@ -317,6 +317,64 @@ impl Call {
         }
     }
 
+    /// The file whose bytes, objects or locks the call names by its key, as clients do with files that they have open.
+    pub fn file(&self) -> Option<FileKey> {
+        match self {
+            Call::Read { file, .. }
+            | Call::ReadList { file, .. }
+            | Call::Write { file, .. }
+            | Call::WriteMerged { file, .. }
+            | Call::Sync { file, .. }
+            | Call::Truncate { file, .. }
+            | Call::Unlink { file, .. }
+            | Call::ObjectStat { file }
+            | Call::FileRead { file, .. }
+            | Call::FileWrite { file, .. }
+            | Call::FileSync { file, .. }
+            | Call::FileStat { file, .. }
+            | Call::Prefetch { file, .. }
+            | Call::FilePrefetch { file, .. }
+            | Call::Scrub { file, .. }
+            | Call::SetAside { file, .. }
+            | Call::ChangeSpace { file, .. }
+            | Call::FileChangeSpace { file, .. }
+            | Call::ObjectSeek { file, .. }
+            | Call::FileSeek { file, .. }
+            | Call::Meta { call: MetaCall::Reopen { file, .. }, .. } => Some(*file),
+            Call::Meta { call: MetaCall::Lock(lock), .. } => lock.wish.file(),
+            Call::Meta { .. }
+            | Call::Status
+            | Call::SetPolicy { .. }
+            | Call::Explain { .. }
+            | Call::ResetStatistics
+            | Call::SetDiskOrder { .. }
+            | Call::Trace { .. }
+            | Call::EarlierRuns { .. }
+            | Call::ListObjects { .. }
+            | Call::Grants
+            | Call::Move(_) => None,
+        }
+    }
+
+    /// True for calls that a client may not send where it may only read. What only administrators and servers may send is not
+    /// looked at.
+    pub fn needs_write(&self) -> bool {
+        match self {
+            Call::Write { .. } | Call::WriteMerged { .. } | Call::FileWrite { .. } => true,
+            Call::Truncate { .. } | Call::Unlink { .. } | Call::SetAside { .. } => true,
+            Call::ChangeSpace { .. } | Call::FileChangeSpace { .. } => true,
+            Call::Meta { call, .. } => call.needs_write(),
+            Call::Read { .. } | Call::ReadList { .. } | Call::FileRead { .. } => false,
+            Call::Sync { .. } | Call::FileSync { .. } | Call::ObjectStat { .. } | Call::FileStat { .. } => false,
+            Call::Prefetch { .. } | Call::FilePrefetch { .. } | Call::ObjectSeek { .. } | Call::FileSeek { .. } => {
+                false
+            }
+            Call::Status | Call::Explain { .. } | Call::Grants | Call::ListObjects { .. } | Call::Scrub { .. } => false,
+            Call::SetPolicy { .. } | Call::ResetStatistics | Call::SetDiskOrder { .. } | Call::Trace { .. } => false,
+            Call::EarlierRuns { .. } | Call::Move(_) => false,
+        }
+    }
+
     /// Who the request is from, if the call says so.
     pub fn who(&self) -> Option<&Who> {
         who_of!(self)
@@ -494,7 +552,21 @@ pub enum Answer {
     Move(MoveAnswer),
     /// Of a file that is laid out anew.
     Relaid(Relaid),
+    /// As [`Answer::Opened`], to a client that may not use every file.
+    Admitted {
+        /// The file.
+        opened: Box<Opened>,
+        /// It was opened for writing.
+        write: bool,
+        /// What the client shows whenever it names the file by its key.
+        pass: Pass,
+    },
 }
+
+/// Proves to every server of a cluster that a client may use a file that it names by its key: the client was given it when it
+/// opened the file.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct Pass(pub [u8; 32]);
 
 /// What a server granted of a limit over all servers.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]

@@ -257,6 +257,64 @@ pub enum MetaCall {
     },
     /// A step of laying a file out anew over other data servers. Answer: [`Answer::Relaid`].
     Relay(RelayCall),
+    /// From an I/O node, before any other call of a client: as whom the client's users act from now on. Answer:
+    /// [`Answer::Done`].
+    Restrict(Squashed),
+}
+
+/// As whom the users of a client's machine act.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct Squashed {
+    /// All act as the anonymous user; otherwise root alone.
+    pub all: bool,
+    /// The anonymous user.
+    pub uid: u32,
+    /// The anonymous group.
+    pub gid: u32,
+}
+
+/// The paths of a call on names, shared or to be changed.
+macro_rules! paths_of {
+    ($call:expr) => {
+        match $call {
+            MetaCall::Examine(Examine::Directory { path, .. } | Examine::File { path })
+            | MetaCall::Relay(RelayCall::Begin { path })
+            | MetaCall::GetAttr { target: Target::Path(path) }
+            | MetaCall::SetAttr { target: Target::Path(path), .. }
+            | MetaCall::GetXattr { target: Target::Path(path), .. }
+            | MetaCall::ListXattr { target: Target::Path(path) }
+            | MetaCall::SetXattr { target: Target::Path(path), .. }
+            | MetaCall::Create { path, .. }
+            | MetaCall::Open { path, .. }
+            | MetaCall::Reopen { path, .. }
+            | MetaCall::FsyncDir { path }
+            | MetaCall::Mkdir { path, .. }
+            | MetaCall::Rmdir { path }
+            | MetaCall::Unlink { path }
+            | MetaCall::Symlink { path, .. }
+            | MetaCall::Mknod { path, .. }
+            | MetaCall::Readlink { path }
+            | MetaCall::Readdir { path, .. }
+            | MetaCall::SetLayout { path, .. } => [Some(path), None],
+            MetaCall::Rename { from, to, .. } | MetaCall::Exchange { from, to } | MetaCall::Link { from, to } => {
+                [Some(from), Some(to)]
+            }
+            MetaCall::Examine(Examine::Unnamed { .. } | Examine::BeginWalk | Examine::EndWalk { .. })
+            | MetaCall::Relay(RelayCall::Commit { .. } | RelayCall::Emptied { .. })
+            | MetaCall::GetAttr { target: Target::Handle(_) }
+            | MetaCall::SetAttr { target: Target::Handle(_), .. }
+            | MetaCall::GetXattr { target: Target::Handle(_), .. }
+            | MetaCall::ListXattr { target: Target::Handle(_) }
+            | MetaCall::SetXattr { target: Target::Handle(_), .. }
+            | MetaCall::Close { .. }
+            | MetaCall::Fsync { .. }
+            | MetaCall::Append { .. }
+            | MetaCall::CutBack { .. }
+            | MetaCall::Lock(_)
+            | MetaCall::Restrict(_)
+            | MetaCall::Statfs => [None, None],
+        }
+    };
 }
 
 /// Names of one node. File systems below take 65,000 at least, and a metadata server needs some for itself.
@@ -316,6 +374,41 @@ pub enum Examine {
 }
 
 impl MetaCall {
+    /// The paths that it names.
+    pub fn paths(&self) -> impl Iterator<Item = &Vec<u8>> {
+        paths_of!(self).into_iter().flatten()
+    }
+
+    /// The same, to be changed.
+    pub fn paths_mut(&mut self) -> impl Iterator<Item = &mut Vec<u8>> {
+        paths_of!(self).into_iter().flatten()
+    }
+
+    /// True for calls that make, remove or move the names that they are about, rather than act on what the names are of.
+    pub fn is_of_names(&self) -> bool {
+        matches!(
+            self,
+            MetaCall::Create { .. }
+                | MetaCall::Mkdir { .. }
+                | MetaCall::Symlink { .. }
+                | MetaCall::Mknod { .. }
+                | MetaCall::Rmdir { .. }
+                | MetaCall::Unlink { .. }
+                | MetaCall::Link { .. }
+                | MetaCall::Rename { .. }
+                | MetaCall::Exchange { .. }
+        )
+    }
+
+    /// True for calls that a client may not send where it may only read.
+    pub fn needs_write(&self) -> bool {
+        match self {
+            MetaCall::Open { write, .. } | MetaCall::Reopen { write, .. } => *write,
+            MetaCall::Append { .. } | MetaCall::Relay(_) => true,
+            call => call.is_change(),
+        }
+    }
+
     /// True for calls that change something for others: they must not be done twice.
     pub fn is_change(&self) -> bool {
         match self {
@@ -333,6 +426,7 @@ impl MetaCall {
             MetaCall::Lock(_) => false,
             // A copy of it finds that there is no such handle, or begins anew.
             MetaCall::Relay(_) => false,
+            MetaCall::Restrict(_) => false,
         }
     }
 }

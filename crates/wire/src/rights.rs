@@ -100,6 +100,7 @@ fn right_for_meta(call: &MetaCall) -> (Right, &'static str) {
         | MetaCall::SetLayout { .. } => (Right::Anyone, "a call of the name space"),
         MetaCall::Examine(_) => (Right::NotClients, "examining the name space"),
         MetaCall::Relay(_) => (Right::Admin, "laying out a file anew"),
+        MetaCall::Restrict(_) => (Right::Server, "saying as whom a client's users act"),
     }
 }
 
@@ -156,6 +157,7 @@ mod tests {
             ("a", Call::Scrub { file, offset: 0, max_bytes: 1 }),
             ("as", Call::Grants),
             ("a", Call::Meta { who, call: MetaCall::Relay(crate::RelayCall::Commit { handle: 1 }) }),
+            ("s", Call::Meta { who, call: MetaCall::Restrict(crate::Squashed { all: true, uid: 9, gid: 9 }) }),
             ("as", Call::Meta { who, call: MetaCall::Examine(Examine::File { path: vec![] }) }),
             ("cas", Call::Status),
             ("a", Call::SetPolicy { name: "fifo".into(), params: vec![], at_shared_ns: 0 }),

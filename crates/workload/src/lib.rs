@@ -10,6 +10,7 @@ pub mod compare_page;
 pub mod comparison;
 pub mod content;
 pub mod cpu;
+pub mod crowd;
 pub mod dataset;
 pub mod demonstration;
 mod disk_mount;

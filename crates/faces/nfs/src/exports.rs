@@ -5,7 +5,7 @@ use std::net::IpAddr;
 use std::sync::Arc;
 
 use impresario_backend::{Backend, Caller, Handle, Kind};
-pub use impresario_config::{Network, Squash};
+pub use impresario_config::{AccessRules, Network, Squash};
 
 use crate::handles::export_number;
 use crate::rpc::Credential;
@@ -13,16 +13,8 @@ use crate::rpc::Credential;
 /// The rules of an export.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Rules {
-    /// Clients that may use it; nobody else even sees it.
-    pub networks: Vec<Network>,
-    /// Nothing can be changed through it.
-    pub read_only: bool,
-    /// Which users act as the anonymous one.
-    pub squash: Squash,
-    /// The anonymous user, also for calls without a user.
-    pub anonymous_uid: u32,
-    /// His group.
-    pub anonymous_gid: u32,
+    /// Who may use it, and as whom; nobody else even sees it.
+    pub access: AccessRules,
     /// Clients must call from a port below 1024, which only root gets on most machines.
     pub privileged_ports: bool,
     /// Changes of names and attributes are on stable storage before they are answered.
@@ -31,38 +23,24 @@ pub struct Rules {
 
 impl Default for Rules {
     fn default() -> Rules {
-        Rules {
-            networks: Network::loopback(),
-            read_only: false,
-            squash: Squash::Root,
-            anonymous_uid: 65534,
-            anonymous_gid: 65534,
-            privileged_ports: true,
-            stable_names: true,
-        }
+        Rules { access: AccessRules::default(), privileged_ports: true, stable_names: true }
     }
 }
 
 impl Rules {
     /// True when a client at this address and port may use the export.
     pub fn admits(&self, address: IpAddr, port: u16) -> bool {
-        (!self.privileged_ports || port < 1024) && self.networks.iter().any(|network| network.contains(address))
+        (!self.privileged_ports || port < 1024) && self.access.admits(address)
     }
 
     /// As whom a call is made.
     pub fn caller(&self, credential: &Credential) -> Caller {
-        let anonymous = || Caller { uid: self.anonymous_uid, gid: self.anonymous_gid, groups: Vec::new() };
-        let Credential::Sys { uid, gid, groups } = credential else { return anonymous() };
-        match self.squash {
-            Squash::All => anonymous(),
-            Squash::None => Caller { uid: *uid, gid: *gid, groups: groups.clone() },
-            Squash::Root => Caller {
-                uid: if *uid == 0 { self.anonymous_uid } else { *uid },
-                gid: if *gid == 0 { self.anonymous_gid } else { *gid },
-                // A user may rightly be in group 0, but who says so is the client.
-                groups: groups.iter().copied().filter(|group| *group != 0).collect(),
-            },
-        }
+        let access = &self.access;
+        let Credential::Sys { uid, gid, groups } = credential else {
+            return Caller { uid: access.anonymous_uid, gid: access.anonymous_gid, groups: Vec::new() };
+        };
+        let (uid, gid) = access.acts_as(*uid, *gid);
+        Caller { uid, gid, groups: access.groups(groups) }
     }
 }
 
@@ -177,7 +155,7 @@ mod tests {
     #[test]
     fn users_are_squashed_as_the_rules_say() {
         let sys = |uid, gid, groups: &[u32]| Credential::Sys { uid, gid, groups: groups.to_vec() };
-        let rules = |squash| Rules { squash, ..Rules::default() };
+        let rules = |squash| Rules { access: AccessRules { squash, ..AccessRules::default() }, ..Rules::default() };
         let caller = |uid, gid, groups: &[u32]| Caller { uid, gid, groups: groups.to_vec() };
         let nobody = caller(65534, 65534, &[]);
         assert_eq!(rules(Squash::Root).caller(&sys(0, 0, &[0, 4])), caller(65534, 65534, &[4]));

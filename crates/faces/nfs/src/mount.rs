@@ -76,10 +76,10 @@ pub fn serve(asker: &Asker<'_>, procedure: u32, args: &mut Reader<'_>, out: &mut
         UMNT => text.iter().for_each(|path| mounts.remove(client, Some(path))),
         UMNTALL => mounts.remove(client, None),
         EXPORT => {
-            let admitted = |rules: &crate::Rules| rules.networks.iter().any(|network| network.contains(client));
+            let admitted = |rules: &crate::Rules| rules.access.admits(client);
             for export in asker.service.exports.iter().filter(|export| admitted(&export.rules)) {
                 out.bool(true).opaque(export.name.as_bytes());
-                for network in &export.rules.networks {
+                for network in &export.rules.access.networks {
                     out.bool(true).opaque(network.to_string().as_bytes());
                 }
                 out.bool(false);
@@ -94,7 +94,7 @@ pub fn serve(asker: &Asker<'_>, procedure: u32, args: &mut Reader<'_>, out: &mut
 /// The handle of a directory in an export; links are not followed.
 fn find(asker: &Asker<'_>, path: &str) -> Result<Vec<u8>, Status> {
     let (export, below) = asker.service.exports.by_path(path).ok_or(Status::NOENT)?;
-    if !export.rules.networks.iter().any(|network| network.contains(asker.peer.ip())) {
+    if !export.rules.access.admits(asker.peer.ip()) {
         // To others it is not there.
         return Err(Status::NOENT);
     }

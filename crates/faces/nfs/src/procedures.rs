@@ -233,7 +233,7 @@ fn access(asker: &Asker<'_>, args: &mut Reader<'_>, out: &mut Writer) -> Served 
         (if is_dir { LOOKUP } else { EXECUTE }, libc::X_OK),
     ];
     let asked = rights.iter().filter(|(bits, _)| wanted & bits != 0).fold(0, |all, (_, right)| all | *right as u32);
-    let asked = if node.export.rules.read_only { asked & !(libc::W_OK as u32) } else { asked };
+    let asked = if node.export.rules.access.read_only { asked & !(libc::W_OK as u32) } else { asked };
     let has = if asked == 0 { 0 } else { attempt!(node.export.backend.access(&node.caller, &node.handle, asked)) };
     let granted = rights.iter().filter(|(_, right)| has & *right as u32 != 0).fold(0, |all, (bits, _)| all | bits);
     out.u32(0);

@@ -225,7 +225,7 @@ fn accept(shared: &Arc<Shared>, listeners: &[TcpListener]) {
 impl Shared {
     fn admit(self: &Arc<Shared>, socket: TcpStream, peer: SocketAddr) {
         // Whom no export admits is nobody's client.
-        let known = self.service.exports.iter().any(|e| e.rules.networks.iter().any(|n| n.contains(peer.ip())));
+        let known = self.service.exports.iter().any(|e| e.rules.access.admits(peer.ip()));
         if !known || !self.make_room() {
             self.refused.fetch_add(1, Ordering::Relaxed);
             return;
@@ -359,8 +359,8 @@ fn status(shared: &Shared) -> Value {
         .exports
         .iter()
         .map(|export| {
-            let networks: Vec<String> = export.rules.networks.iter().map(ToString::to_string).collect();
-            json!({ "name": export.name, "read_only": export.rules.read_only, "networks": networks })
+            let networks: Vec<String> = export.rules.access.networks.iter().map(ToString::to_string).collect();
+            json!({ "name": export.name, "read_only": export.rules.access.read_only, "networks": networks })
         })
         .collect();
     let addresses: Vec<String> = shared.addresses.iter().map(ToString::to_string).collect();

@@ -117,7 +117,7 @@ impl Asker<'_> {
     /// The same for a node that the call will change.
     pub fn node_to_change(&self, sealed: &[u8]) -> Answer<Node> {
         let node = self.node(sealed)?;
-        if node.export.rules.read_only { Err(Status::ROFS) } else { Ok(node) }
+        if node.export.rules.access.read_only { Err(Status::ROFS) } else { Ok(node) }
     }
 
     /// The client as the scheduler and the changes know it.

@@ -9,8 +9,8 @@ use impresario_nfs::protocol::{MOUNT_PROGRAM, Status, procedure::*, read_attr, r
 use impresario_nfs::rpc::{Acceptance, Credential};
 use impresario_nfs::testing::{Client, ClientError, MemoryTree, handle, name_in, skip_change};
 use impresario_nfs::xdr::Writer;
-use impresario_nfs::{ExportSettings, Network, Rules, Squash};
-use support::{Served, export, open_rules, serve};
+use impresario_nfs::{ExportSettings, Rules, Squash};
+use support::{Served, export, open_rules, serve, with_access};
 
 fn status<T: std::fmt::Debug>(result: Result<T, ClientError>) -> Status {
     match result {
@@ -274,8 +274,8 @@ fn the_file_system_is_described_truly() {
 #[test]
 fn handles_of_others_and_of_other_exports_are_worth_nothing() {
     let (one, two) = (MemoryTree::new(), MemoryTree::new());
-    let read_only = Rules { read_only: true, ..open_rules() };
-    let elsewhere = Rules { networks: vec!["10.9.9.0/24".parse::<Network>().unwrap()], ..open_rules() };
+    let read_only = with_access(|access| access.read_only = true);
+    let elsewhere = with_access(|access| access.networks = vec!["10.9.9.0/24".parse().unwrap()]);
     let served = serve(&one, |settings| {
         settings.exports.push(export("/ro", &one, read_only));
         settings.exports.push(export("/two", &two, open_rules()));
@@ -323,7 +323,7 @@ fn contains(all: &[u8], part: &[u8]) -> bool {
 #[test]
 fn root_is_squashed_unless_the_rules_say_otherwise() {
     let tree = MemoryTree::new();
-    let rules = |squash| Rules { squash, ..open_rules() };
+    let rules = |squash| with_access(|access| access.squash = squash);
     let served = serve(&tree, |settings| {
         settings.exports.push(export("/root", &tree, rules(Squash::Root)));
         settings.exports.push(export("/all", &tree, rules(Squash::All)));

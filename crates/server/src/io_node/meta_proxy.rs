@@ -17,11 +17,12 @@ use impresario_base::lock::{Condvar, Mutex};
 use impresario_config::META_NAME;
 use impresario_node::session::{Patience, Sign, Silence};
 use impresario_sched::Nanos;
-use impresario_transport::{Access, FrameReader, Membership, Stream, TransportError, say_hello};
-use impresario_wire::{Answer, Call, ClusterId, Hello, Kind, Limits, PROTOCOL_VERSION, Role, frame};
+use impresario_transport::{Access, FrameReader, Membership, Stream, TransportError, say_hello, send_frame};
+use impresario_wire::{Answer, Call, ClusterId, Hello, Kind, Limits, PROTOCOL_VERSION, Role, Squashed, frame};
 use rustc_hash::FxHashMap;
 
 use crate::connection::{Connection, Reply};
+use crate::export::restriction;
 use crate::outbox::{Bulk, OutFrame, Outbox, STACK_BYTES};
 
 /// First and longest pause between attempts to connect.
@@ -296,6 +297,9 @@ impl Passing {
         let server = (META_NAME, &address);
         say_hello(&stream, &mut reader, &hello, server, access, membership, &NO_PAYLOAD, deadline)
             .map_err(|e| e.to_string())?;
+        if let Some(squashed) = self.client.squashed() {
+            restrict(&stream, &mut reader, squashed, deadline).map_err(|e| e.to_string())?;
+        }
         Ok(Link { stream: Arc::new(stream), reader })
     }
 }
@@ -311,6 +315,24 @@ impl State {
 struct Link {
     stream: Arc<Stream>,
     reader: FrameReader,
+}
+
+/// Has the metadata server know, before anything else, as whom the client's users act.
+fn restrict(
+    stream: &Stream,
+    reader: &mut FrameReader,
+    squashed: Squashed,
+    deadline: Instant,
+) -> Result<(), TransportError> {
+    let head = frame::encode(Kind::Call, 0, &restriction(squashed), 0)?;
+    send_frame(stream, &head, &[], deadline)?;
+    let (header, body) = reader.next_frame(stream, &NO_PAYLOAD, deadline)?;
+    header.expect(Kind::Answer)?;
+    match frame::decode_body(body)? {
+        Answer::Done => Ok(()),
+        Answer::Fault(fault) => Err(TransportError::Farewell(fault)),
+        _ => Err(TransportError::Unasked(header.id)),
+    }
 }
 
 /// How often a receiving thread looks at the clock.

@@ -57,10 +57,9 @@ impl Shared {
             (silent || idle >= idle_min).then_some((silent, idle))
         };
         let of_unproven = connections.len() < max;
-        let silent = |c: &&Arc<Connection>| !c.is_greeted() && c.idle_for().is_some_and(|idle| idle >= IDLE_MIN);
         let victim = match of_unproven {
             // Half of the connections may be silent before their hello; the longest of them goes.
-            true => connections.values().filter(silent).max_by_key(|c| c.idle_for()).cloned(),
+            true => silent_victim(&connections, ours),
             false => connections.values().filter(|c| standing(c).is_some()).max_by_key(standing).cloned(),
         };
         let Some(victim) = victim else {
@@ -93,6 +92,21 @@ impl Shared {
             connection.close();
         }
     }
+}
+
+/// The connection that goes where too many have not said hello: of the machine that has most of them, at once if it would still
+/// have more than the new one's, so that a storm of connections from elsewhere keeps no machine out; else one that has been
+/// silent for a while.
+fn silent_victim(connections: &FxHashMap<u32, Arc<Connection>>, ours: &str) -> Option<Arc<Connection>> {
+    let unproven = || connections.values().filter(|connection| !connection.is_greeted());
+    let mut counts: FxHashMap<&str, usize> = FxHashMap::default();
+    unproven().for_each(|connection| *counts.entry(connection.host()).or_default() += 1);
+    let own = counts.get(ours).copied().unwrap_or(0);
+    let crowded = counts.iter().max_by_key(|(_, count)| **count).filter(|(_, count)| **count > own + 1);
+    let of_crowded =
+        crowded.and_then(|(host, _)| unproven().filter(|c| c.host() == *host).max_by_key(|c| c.idle_for()));
+    let longest = || unproven().filter(|c| c.idle_for() >= Some(IDLE_MIN)).max_by_key(|c| c.idle_for());
+    of_crowded.or_else(longest).cloned()
 }
 
 /// The machine that a peer speaks from; all peers on Unix sockets are one.

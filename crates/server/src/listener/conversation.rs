@@ -6,13 +6,14 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use impresario_node::credits::SLICE_BYTES;
-use impresario_transport::{FrameReader, HelloError, Host, Pace, Stream, TransportError, receive_hello};
-use impresario_wire::{Answer, Call, Fault, Kind, Limits, PROTOCOL_VERSION, Welcome, frame, may_send};
+use impresario_transport::{FrameReader, Guest, HelloError, Host, Pace, Stream, TransportError, receive_hello};
+use impresario_wire::{Answer, Call, Fault, KeyRole, Kind, Limits, PROTOCOL_VERSION, Pass, Welcome, frame, may_send};
 use rustc_hash::FxHashMap;
 use rustix::net::Shutdown;
 
 use super::{Incoming, SETTLE_MAX, Service, Settings, Shared};
-use crate::connection::{self, Connection, Denied, Reply};
+use crate::connection::{self, Connection, Denied, Reply, Under};
+use crate::export::Asker;
 use crate::outbox::{self, Bulk, OutFrame};
 
 /// The hand-shake must be over after this time.
@@ -86,9 +87,10 @@ impl Shared {
         if let Some(message) = refusal {
             return Err(Farewell::Fault(id, Fault { errno: libc::EUSERS, message }));
         }
+        let under = self.rule_for(connection, &guest).map_err(|fault| Farewell::Fault(id, fault))?;
         let name: String = hello.name.chars().filter(|c| !c.is_control()).take(256).collect();
         tracing::debug!(peer = connection.peer(), name, job = hello.who.job, "connected");
-        connection.introduce(name, hello.who, guest);
+        connection.introduce(name, hello.who, guest, under);
         let welcome = Welcome {
             version: PROTOCOL_VERSION,
             name: settings.name.clone(),
@@ -101,6 +103,22 @@ impl Shared {
         connection.outbox.send(OutFrame::new(head, Bulk::None, None));
         connection.outbox.drain_own();
         Ok(())
+    }
+
+    /// The rule that a peer is under; `None`: none.
+    fn rule_for(&self, connection: &Connection, guest: &Guest) -> Result<Option<Under>, Fault> {
+        let Settings { name, exports, keys, .. } = &self.settings;
+        let is_client = !matches!(guest.role, Some(KeyRole::Admin | KeyRole::Server));
+        let Some(exports) = exports.as_ref().filter(|_| is_client) else { return Ok(None) };
+        match exports.of_peer(connection.peer()) {
+            Some(export) => Ok(Some(Under { export: export.clone(), keys: keys.clone() })),
+            None => {
+                let host = connection.host();
+                let message =
+                    format!("{name}: no [[export]] is for clients at {host}; add its network, or use the admin key");
+                Err(Fault { errno: libc::EACCES, message })
+            }
+        }
     }
 
     /// Reads one call and has it served.
@@ -119,13 +137,17 @@ impl Shared {
             connection.outbox.let_go();
         }
         let refuse = |errno, message: String| Farewell::Fault(header.id, Fault { errno, message });
-        if header.kind != Kind::Call {
-            return Err(refuse(libc::EPROTO, format!("only calls are expected here, not {:?}", header.kind)));
-        }
-        let call: Call = frame::decode_body(body)
+        let decoded = match header.kind {
+            Kind::Call => frame::decode_body(body).map(|call| (None, call)),
+            Kind::PassedCall => frame::decode_body(body).map(|(pass, call)| (Some(pass), call)),
+            other => return Err(refuse(libc::EPROTO, format!("only calls are expected here, not {other:?}"))),
+        };
+        let (pass, mut call): (Option<Pass>, Call) = decoded
             .map_err(|e| refuse(libc::EPROTO, format!("this is no call that version {PROTOCOL_VERSION} knows: {e}")))?;
         self.check_key(connection)?;
-        if let Err(fault) = self.check_right(connection, &call) {
+        let needs_write = call.needs_write();
+        let permitted = self.check_right(connection, &call).and_then(|()| self.apply_rule(connection, &mut call, pass));
+        if let Err(fault) = permitted {
             reader.skip_payload_paced(stream, header.payload_len as usize, &PACE)?;
             return self.refuse(connection, header.id, &fault);
         }
@@ -187,7 +209,7 @@ impl Shared {
         }
         let is_another_there = S::ANSWERS_TOGETHER && !is_write && reader.has_frame(limits);
         connection.outbox.hold_back(is_another_there);
-        let reply = Reply::new(header.id, slot);
+        let reply = Reply::new(header.id, slot).for_writer(needs_write);
         service.serve(session, Incoming { call, payload }, reply);
         if !is_another_there {
             connection.outbox.let_go();
@@ -222,6 +244,16 @@ impl Shared {
             })?;
         }
         Ok(())
+    }
+
+    /// Makes of a call what it is under the rule of its client.
+    fn apply_rule(&self, connection: &Connection, call: &mut Call, pass: Option<Pass>) -> Result<(), Fault> {
+        let Some(under) = connection.under() else { return Ok(()) };
+        let asker = Asker { client: connection.who().client, pass, keys: under.keys.as_deref() };
+        under.export.apply(call, &asker).map_err(|Fault { errno, message }| {
+            let message = format!("{}: {message}", self.settings.name);
+            Fault { errno, message }
+        })
     }
 
     /// Answers a call that is not served. The answer takes a slot as every other does: a peer that reads none of them is

@@ -31,7 +31,7 @@ use rustix::io::Errno;
 use super::directory::MetaDirectory;
 use super::fault::{Explain, Outcome, fault};
 use super::opens::SessionId;
-use super::service::{MetaService, paths_of};
+use super::service::MetaService;
 use super::tree::check_path;
 
 /// Clients and changes that are remembered at least.
@@ -308,14 +308,14 @@ impl Changes {
     /// Remembers the names that a change is about to touch, while others depend on who has touched what.
     fn touch(&self, call: &MetaCall) {
         if self.open.load(Ordering::Acquire) > 0 {
-            self.touched.lock().add(paths_of(call).map(<[u8]>::to_vec));
+            self.touched.lock().add(call.paths().cloned());
         }
     }
 
     /// Refuses a change that an earlier run had begun when what the name space shows of it may be the work of others.
     fn check_hidden(&self, begun: Begun, call: &MetaCall) -> Outcome<()> {
         let touched = self.touched.lock();
-        if begun.is_of_last_run && !paths_of(call).any(|path| touched.has(path)) {
+        if begun.is_of_last_run && !call.paths().any(|path| touched.has(path)) {
             return Ok(());
         }
         Err(fault(

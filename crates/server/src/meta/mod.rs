@@ -15,6 +15,7 @@
 //! | `exchange` | how two names change places |
 //! | `append` | where the appends of several clients go |
 //! | `removal` | how names and files are removed |
+//! | `permissions` | what clients whose users act as others may do |
 //! | `listing` | how directories are read |
 //! | `examine` | what a check of the cluster asks |
 //! | `opens` | which client has which file open |
@@ -60,6 +61,7 @@ mod listing;
 mod locks;
 mod objects;
 mod opens;
+mod permissions;
 mod record;
 mod relay;
 mod removal;

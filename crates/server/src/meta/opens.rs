@@ -6,14 +6,14 @@
 use std::collections::VecDeque;
 use std::ops::Deref;
 use std::os::fd::OwnedFd;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use impresario_base::lock::Mutex;
 use impresario_layout::Layout;
 use impresario_node::append::Appends;
-use impresario_wire::message::{FileKey, Who};
+use impresario_wire::message::{FileKey, Squashed, Who};
 use rustc_hash::FxHashMap;
 use rustix::io::Errno;
 
@@ -517,6 +517,8 @@ pub(super) struct Session {
     pub(super) id: SessionId,
     who: Who,
     handles: Mutex<Handles>,
+    /// As whom its users act, where not as themselves.
+    pub(super) squashed: OnceLock<Squashed>,
 }
 
 #[derive(Default)]
@@ -548,7 +550,7 @@ impl Sessions {
                 format!("the metadata server has {SESSIONS_MAX} clients, which is its limit"),
             ));
         }
-        by_id.insert(id, Arc::new(Session { id, who, handles: Mutex::default() }));
+        by_id.insert(id, Arc::new(Session { id, who, handles: Mutex::default(), squashed: OnceLock::new() }));
         Ok(id)
     }
 

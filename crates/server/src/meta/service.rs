@@ -6,10 +6,10 @@ use std::sync::atomic::AtomicU64;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use impresario_base::lock::Mutex;
+use impresario_base::lock::{Mutex, RwLock};
 use impresario_layout::{Layout, Skipped};
-use impresario_wire::message::{Answer, Examine, MetaCall, Opened, Statfs, Target, Who};
-use impresario_wire::{LockCall, RelayCall};
+use impresario_wire::LockCall;
+use impresario_wire::message::{Answer, MetaCall, Opened, Squashed, Statfs, Target, Who};
 use rustix::io::Errno;
 
 use super::background::{self, BackgroundTasks};
@@ -17,7 +17,7 @@ use super::changes::Changes;
 use super::directory::{MetaDirectory, StartError};
 use super::disk::StepHook;
 use super::examine::Walks;
-use super::fault::{Explain, Outcome, data_fault};
+use super::fault::{Explain, Outcome, data_fault, fault};
 use super::listing::Listings;
 use super::locks::Locking;
 use super::objects::Objects;
@@ -49,6 +49,8 @@ pub struct MetaOptions {
     pub lock_lease: Duration,
     /// Files that clients may have open at once; each holds a descriptor of this process.
     pub files_max: usize,
+    /// Users of some sessions act as others.
+    pub squashes: bool,
     /// For tests: called before each change of the local file system.
     pub before_step: Option<StepHook>,
 }
@@ -66,6 +68,7 @@ impl MetaOptions {
             grace: Duration::from_secs(30),
             lock_lease: Duration::from_secs(10),
             files_max: usize::MAX,
+            squashes: false,
             before_step: None,
         }
     }
@@ -92,6 +95,8 @@ pub(super) struct Meta {
     pub(super) listings: Listings,
     pub(super) walks: Walks,
     pub(super) operations: Operations,
+    /// See [`Meta::hold_names`].
+    pub(super) moves: RwLock<()>,
     /// Held while an extended attribute of a user is set.
     pub(super) xattrs: Mutex<()>,
     /// Counts created files, to distribute their first strips evenly.
@@ -130,6 +135,7 @@ impl MetaService {
             listings: Listings::default(),
             walks: Walks::default(),
             operations: Operations::default(),
+            moves: RwLock::new(()),
             xattrs: Mutex::default(),
             dealt: AtomicU64::new(u64::from(std::process::id())),
             staged: AtomicU64::new(0),
@@ -162,6 +168,11 @@ impl MetaService {
         let session = self.meta.sessions.start(who);
         self.meta.operations.note(SESSION_START, began.elapsed(), session.is_err());
         session
+    }
+
+    /// Has the users of a session act as others from now on.
+    pub fn restrict(&self, session: SessionId, squashed: Squashed) -> Result<(), super::Fault> {
+        restrict(&*self.meta.sessions.get(session)?, squashed)
     }
 
     /// A client's connection has ended: closes what it had open.
@@ -250,10 +261,29 @@ impl Drop for MetaService {
 }
 
 impl Meta {
-    fn serve(&self, session: &Session, who: &Who, call: MetaCall) -> Outcome<Answer> {
-        for path in paths_of(&call) {
-            check_path(path)?;
+    fn serve(&self, session: &Session, who: &Who, mut call: MetaCall) -> Outcome<Answer> {
+        call.paths().try_for_each(|path| check_path(path))?;
+        let squashed = session.squashed.get().copied();
+        let _held = self.hold_names(squashed, &call);
+        let Some(user) = squashed else { return self.serve_permitted(session, who, call) };
+        self.permit(session, user, &mut call)?;
+        let opens = match &call {
+            MetaCall::Open { path, write } | MetaCall::Reopen { path, write, .. } => Some((path.clone(), *write)),
+            MetaCall::Create { path, .. } => Some((path.clone(), true)),
+            _ => None,
+        };
+        let answer = self.serve_permitted(session, who, call)?;
+        if let (Answer::Opened(opened), Some((path, write))) = (&answer, opens)
+            && let Err(denied) = self.permit_opened(user, &opened.attr, write, &path)
+        {
+            self.serve_permitted(session, who, MetaCall::Close { handle: opened.handle })?;
+            return Err(denied);
         }
+        Ok(answer)
+    }
+
+    /// The same of a call that its session may make.
+    fn serve_permitted(&self, session: &Session, who: &Who, call: MetaCall) -> Outcome<Answer> {
         Ok(match call {
             MetaCall::GetAttr { target: Target::Path(path) } => Answer::Attr(match self.dir.entry(&path) {
                 Ok(Some(place)) => self.attr_at(&place)?,
@@ -264,7 +294,9 @@ impl Meta {
                 let pin = self.pin_handle(session, handle)?;
                 Answer::Attr(self.attr_of(&pin, &self.opens.path_of(pin.ino))?)
             }
-            MetaCall::SetAttr { target: Target::Path(path), set } => Answer::Attr(self.set_attr_at(who, &path, &set)?),
+            MetaCall::SetAttr { target: Target::Path(path), set } => {
+                Answer::Attr(self.set_attr_at(who, &path, &set, session.squashed.get().copied())?)
+            }
             MetaCall::SetAttr { target: Target::Handle(handle), set } => {
                 let pin = self.pin_handle(session, handle)?;
                 let path = self.opens.path_of(pin.ino);
@@ -352,6 +384,10 @@ impl Meta {
             MetaCall::Examine(what) => self.examine(session.id, what)?,
             MetaCall::Lock(call) => self.lock(who, &call)?,
             MetaCall::Relay(call) => Answer::Relaid(self.relay(session, &call)?),
+            MetaCall::Restrict(squashed) => {
+                restrict(session, squashed)?;
+                Answer::Done
+            }
             MetaCall::SetLayout { path, layout } => {
                 self.set_layout(&path, layout)?;
                 Answer::Done
@@ -393,42 +429,8 @@ impl Meta {
     }
 }
 
-pub(super) fn paths_of(call: &MetaCall) -> impl Iterator<Item = &[u8]> {
-    let (one, other) = match call {
-        MetaCall::Examine(Examine::Directory { path, .. } | Examine::File { path }) => (Some(path), None),
-        MetaCall::Examine(_) | MetaCall::Lock(_) => (None, None),
-        MetaCall::Relay(RelayCall::Commit { .. } | RelayCall::Emptied { .. }) => (None, None),
-        MetaCall::Relay(RelayCall::Begin { path }) => (Some(path), None),
-        MetaCall::GetAttr { target: Target::Path(path) }
-        | MetaCall::SetAttr { target: Target::Path(path), .. }
-        | MetaCall::GetXattr { target: Target::Path(path), .. }
-        | MetaCall::ListXattr { target: Target::Path(path) }
-        | MetaCall::SetXattr { target: Target::Path(path), .. }
-        | MetaCall::Create { path, .. }
-        | MetaCall::Open { path, .. }
-        | MetaCall::Reopen { path, .. }
-        | MetaCall::FsyncDir { path }
-        | MetaCall::Mkdir { path, .. }
-        | MetaCall::Rmdir { path }
-        | MetaCall::Unlink { path }
-        | MetaCall::Symlink { path, .. }
-        | MetaCall::Mknod { path, .. }
-        | MetaCall::Readlink { path }
-        | MetaCall::Readdir { path, .. }
-        | MetaCall::SetLayout { path, .. } => (Some(path), None),
-        MetaCall::Rename { from, to, .. } | MetaCall::Exchange { from, to } | MetaCall::Link { from, to } => {
-            (Some(from), Some(to))
-        }
-        MetaCall::GetAttr { target: Target::Handle(_) }
-        | MetaCall::SetAttr { target: Target::Handle(_), .. }
-        | MetaCall::GetXattr { target: Target::Handle(_), .. }
-        | MetaCall::ListXattr { target: Target::Handle(_) }
-        | MetaCall::SetXattr { target: Target::Handle(_), .. }
-        | MetaCall::Close { .. }
-        | MetaCall::Fsync { .. }
-        | MetaCall::Append { .. }
-        | MetaCall::CutBack { .. }
-        | MetaCall::Statfs => (None, None),
-    };
-    one.into_iter().chain(other).map(Vec::as_slice)
+/// Once and for all.
+fn restrict(session: &Session, squashed: Squashed) -> Outcome<()> {
+    let again = |_| fault(Errno::INVAL, "as whom the users of this client act was said before");
+    session.squashed.set(squashed).map_err(again)
 }

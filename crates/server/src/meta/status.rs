@@ -9,7 +9,7 @@ use serde_json::{Map, Value, json};
 
 use super::service::Meta;
 
-const KINDS: [&str; 30] = [
+const KINDS: [&str; 31] = [
     "getattr",
     "setattr",
     "create",
@@ -40,6 +40,7 @@ const KINDS: [&str; 30] = [
     "lock",
     "cutback",
     "relay",
+    "restrict",
 ];
 
 /// The kind of a call, as an index of [`Operations`].
@@ -73,6 +74,7 @@ pub(super) fn kind_of(call: &MetaCall) -> usize {
         MetaCall::Lock(_) => 27,
         MetaCall::CutBack { .. } => 28,
         MetaCall::Relay(_) => 29,
+        MetaCall::Restrict(_) => 30,
     }
 }
 

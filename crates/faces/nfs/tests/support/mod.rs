@@ -5,7 +5,7 @@
 use std::sync::Arc;
 
 use impresario_nfs::testing::{Client, MemoryTree};
-use impresario_nfs::{ExportSettings, Rules, Running, Settings, Squash, start};
+use impresario_nfs::{AccessRules, ExportSettings, Rules, Running, Settings, Squash, start};
 use impresario_sched::PolicySpec;
 
 /// A server and its file system.
@@ -16,7 +16,15 @@ pub struct Served {
 
 /// Rules under which tests call: from any port, root is root.
 pub fn open_rules() -> Rules {
-    Rules { squash: Squash::None, privileged_ports: false, ..Rules::default() }
+    let access = AccessRules { squash: Squash::None, ..AccessRules::default() };
+    Rules { access, privileged_ports: false, ..Rules::default() }
+}
+
+/// The same with changed access.
+pub fn with_access(change: impl FnOnce(&mut AccessRules)) -> Rules {
+    let mut rules = open_rules();
+    change(&mut rules.access);
+    rules
 }
 
 pub fn export(name: &str, tree: &Arc<MemoryTree>, rules: Rules) -> ExportSettings {

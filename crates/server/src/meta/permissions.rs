@@ -1,0 +1,327 @@
+//! What a session whose users act as others may do with names and files: the permissions that a local file system checks, here
+//! for clients whose own kernel is not believed.
+//!
+//! Calls do not say which user of a client's machine asks: the machine vouches for its users, except for those that are
+//! squashed. So with root squashed a call is permitted if *some* user other than root may do it, and with all squashed if the
+//! anonymous user may. What root alone may do, such a machine cannot do, whatever it sends.
+//!
+//! Permissions are checked on the nodes that a path leads to. So that the same nodes are changed, no name is moved between the
+//! check and the change ([`Meta::hold_names`]). Files that are opened or cut are checked when they are pinned, which needs no
+//! such hold.
+
+use impresario_base::lock::{RwLockReadGuard, RwLockWriteGuard};
+use impresario_wire::message::{Attr, MetaCall, NodeKind, SetAttr, SetTime, Squashed, Target};
+use rustix::fs::Stat;
+use rustix::io::Errno;
+
+use super::disk::PATH_FLAGS;
+use super::fault::{Explain, Outcome, fault, show};
+use super::opens::{Pin, Session};
+use super::service::Meta;
+use super::tree::{kind_of, split};
+
+const READ: u32 = 4;
+const WRITE: u32 = 2;
+const SEARCH: u32 = 1;
+const STICKY: u32 = 0o1000;
+
+/// Keeps names where they are, or others from looking at them.
+pub(super) enum NamesHeld<'a> {
+    /// Not at all.
+    No,
+    /// Nothing is moved.
+    Still(#[allow(dead_code, reason = "held")] RwLockReadGuard<'a, ()>),
+    /// Only the holder moves something.
+    Moving(#[allow(dead_code, reason = "held")] RwLockWriteGuard<'a, ()>),
+}
+
+/// Who owns a node, and what others may do with it.
+#[derive(Clone, Copy)]
+struct Owned {
+    uid: u32,
+    gid: u32,
+    mode: u32,
+}
+
+impl From<&Stat> for Owned {
+    fn from(stat: &Stat) -> Owned {
+        Owned { uid: stat.st_uid, gid: stat.st_gid, mode: stat.st_mode }
+    }
+}
+
+impl From<&Attr> for Owned {
+    fn from(attr: &Attr) -> Owned {
+        Owned { uid: attr.uid, gid: attr.gid, mode: attr.mode }
+    }
+}
+
+/// Whether it is a node of theirs.
+fn owns(user: Squashed, node: Owned) -> bool {
+    if user.all { node.uid == user.uid } else { node.uid != 0 }
+}
+
+/// Whether they may read, write or search it. Who owns a node may give themselves the right.
+fn may(user: Squashed, node: Owned, wanted: u32) -> bool {
+    let is_in_group = if user.all { node.gid == user.gid } else { node.gid != 0 };
+    let (of_group, of_others) = (node.mode >> 3 & wanted == wanted, node.mode & wanted == wanted);
+    let by_bits = match (is_in_group, user.all) {
+        (true, true) => of_group,
+        // Some user is in the group, and some user is not.
+        (true, false) => of_group || of_others,
+        (false, _) => of_others,
+    };
+    owns(user, node) || by_bits
+}
+
+fn denied(doing: &str, path: &[u8]) -> impresario_wire::Fault {
+    let why = "no user of this client may, as its [[export]] squashes them (`squash`)";
+    fault(Errno::ACCESS, format!("cannot {doing} {}: {why}", show(path)))
+}
+
+fn not_owned(doing: &str, path: &[u8]) -> impresario_wire::Fault {
+    let why = "it takes root, or an owner that this client's [[export]] squashes (`squash`)";
+    fault(Errno::PERM, format!("cannot {doing} {}: {why}", show(path)))
+}
+
+impl Meta {
+    /// Holds the names for a call, where users of some client are squashed. To be taken before [`Meta::permit`].
+    pub(super) fn hold_names(&self, squashed: Option<Squashed>, call: &MetaCall) -> NamesHeld<'_> {
+        if !self.options.squashes {
+            return NamesHeld::No;
+        }
+        match call {
+            MetaCall::Rename { .. } | MetaCall::Exchange { .. } => NamesHeld::Moving(self.moves.write()),
+            // What may wait for data servers is checked on the pinned file.
+            MetaCall::Create { .. } | MetaCall::Open { .. } => NamesHeld::No,
+            MetaCall::SetAttr { set, .. } if set.size.is_some() => NamesHeld::No,
+            call if squashed.is_some() && call.is_change() => NamesHeld::Still(self.moves.read()),
+            _ => NamesHeld::No,
+        }
+    }
+
+    /// Refuses what no user of the session may do, and has what the call makes belong to those that it may belong to.
+    pub(super) fn permit(&self, session: &Session, user: Squashed, call: &mut MetaCall) -> Outcome<()> {
+        call.paths().try_for_each(|path| self.check_search(user, path))?;
+        match call {
+            MetaCall::Create { path, uid, gid, exclusive, .. } => {
+                map_owner(user, uid, gid);
+                // One that is there already is opened, and checked like any.
+                if *exclusive || self.node_at(path, "create").is_err() {
+                    self.check_directory(user, path, "create")?;
+                }
+            }
+            MetaCall::Mkdir { path, uid, gid, .. } => {
+                map_owner(user, uid, gid);
+                self.check_directory(user, path, "make")?;
+            }
+            MetaCall::Symlink { path, uid, gid, .. } => {
+                map_owner(user, uid, gid);
+                self.check_directory(user, path, "make")?;
+            }
+            MetaCall::Mknod { path, kind, uid, gid, .. } => {
+                if matches!(kind, NodeKind::Character(_) | NodeKind::Block(_)) {
+                    return Err(not_owned("make the device", path));
+                }
+                map_owner(user, uid, gid);
+                self.check_directory(user, path, "make")?;
+            }
+            MetaCall::Rmdir { path } | MetaCall::Unlink { path } => self.check_removal(user, path, "remove")?,
+            MetaCall::Rename { from, to, .. } | MetaCall::Exchange { from, to } => {
+                self.check_removal(user, from, "rename")?;
+                match self.node_at(to, "replace") {
+                    Ok(_) => self.check_removal(user, to, "replace")?,
+                    Err(_) => self.check_directory(user, to, "rename to")?,
+                }
+            }
+            MetaCall::Link { from, to } => {
+                // Or a link to what they may not read could be kept until somebody changes its mode.
+                let node = self.node_at(from, "link to")?;
+                if !may(user, node, READ | WRITE) {
+                    return Err(not_owned("link to", from));
+                }
+                self.check_directory(user, to, "link")?;
+            }
+            MetaCall::SetAttr { target, set } => {
+                let node = self.node_of(session, target, "change")?;
+                check_set(user, node, set, path_of(target), matches!(target, Target::Handle(_)))?;
+                if let (Target::Handle(handle), Some(_)) = (&*target, set.size) {
+                    session.check_writes(*handle)?;
+                }
+            }
+            MetaCall::SetXattr { target: target @ Target::Path(_), .. } => {
+                self.check_node(user, session, target, WRITE, "set an extended attribute of")?;
+            }
+            MetaCall::SetXattr { target: Target::Handle(handle), .. } => session.check_writes(*handle)?,
+            MetaCall::GetXattr { target: target @ Target::Path(_), .. }
+            | MetaCall::ListXattr { target: target @ Target::Path(_) } => {
+                self.check_node(user, session, target, READ, "read an extended attribute of")?;
+            }
+            MetaCall::Readdir { path, .. } => {
+                let node = self.node_at(path, "list")?;
+                if !may(user, node, READ) {
+                    return Err(denied("list", path));
+                }
+            }
+            MetaCall::SetLayout { path, .. } => {
+                let node = self.node_at(path, "lay out")?;
+                if !owns(user, node) {
+                    return Err(not_owned("lay out", path));
+                }
+            }
+            // Those that open are checked by what they opened; the others act on what is open, or show attributes.
+            _ => {}
+        }
+        Ok(())
+    }
+
+    /// Refuses an open file that no user of the session may open so.
+    pub(super) fn permit_opened(&self, user: Squashed, attr: &Attr, write: bool, path: &[u8]) -> Outcome<()> {
+        let wanted = if write { READ | WRITE } else { READ };
+        // Who may execute a file reads it through its kernel.
+        let executes = !write && may(user, attr.into(), SEARCH);
+        if may(user, attr.into(), wanted) || executes { Ok(()) } else { Err(denied("open", path)) }
+    }
+
+    /// Refuses a path through a directory that they may not search.
+    fn check_search(&self, user: Squashed, path: &[u8]) -> Outcome<()> {
+        let ends = path.iter().enumerate().filter(|(_, byte)| **byte == b'/').map(|(at, _)| at);
+        let directories = (!path.is_empty()).then_some(0).into_iter().chain(ends);
+        for end in directories {
+            let directory = path.get(..end).unwrap_or_default();
+            match self.node_at(directory, "search") {
+                Ok(node) if !may(user, node, SEARCH) => return Err(denied("search", directory)),
+                Ok(_) => {}
+                // The call itself says what is wrong with its path.
+                Err(_) => return Ok(()),
+            }
+        }
+        Ok(())
+    }
+
+    /// Refuses a new name in a directory that they may not change.
+    fn check_directory(&self, user: Squashed, path: &[u8], doing: &str) -> Outcome<()> {
+        let Some((directory, _)) = split(path) else { return Ok(()) };
+        let node = self.node_at(directory, doing)?;
+        if may(user, node, WRITE | SEARCH) { Ok(()) } else { Err(denied(doing, path)) }
+    }
+
+    /// The same for a name that goes.
+    fn check_removal(&self, user: Squashed, path: &[u8], doing: &str) -> Outcome<()> {
+        self.check_directory(user, path, doing)?;
+        let Some((directory, _)) = split(path) else { return Ok(()) };
+        let (directory, node) = (self.node_at(directory, doing)?, self.node_at(path, doing)?);
+        let is_kept = directory.mode & STICKY != 0 && !owns(user, directory) && !owns(user, node);
+        if is_kept { Err(not_owned(doing, path)) } else { Ok(()) }
+    }
+
+    fn check_node(&self, user: Squashed, session: &Session, target: &Target, wanted: u32, doing: &str) -> Outcome<()> {
+        let node = self.node_of(session, target, doing)?;
+        if may(user, node, wanted) { Ok(()) } else { Err(denied(doing, path_of(target))) }
+    }
+
+    fn node_of(&self, session: &Session, target: &Target, doing: &str) -> Outcome<Owned> {
+        match target {
+            Target::Path(path) => self.node_at(path, doing),
+            Target::Handle(handle) => {
+                let pin = self.pin_handle(session, *handle)?;
+                let stat = rustix::fs::fstat(&pin.fd).explain(doing, b"an open file")?;
+                Ok(Owned::from(&stat))
+            }
+        }
+    }
+
+    fn node_at(&self, path: &[u8], doing: &str) -> Outcome<Owned> {
+        let node = self.dir.walk(path, PATH_FLAGS).explain(doing, path)?;
+        let stat = rustix::fs::fstat(&node).explain(doing, path)?;
+        kind_of(&stat).ok_or(Errno::OPNOTSUPP).explain(doing, path)?;
+        Ok(Owned::from(&stat))
+    }
+}
+
+fn path_of(target: &Target) -> &[u8] {
+    match target {
+        Target::Path(path) => path,
+        Target::Handle(_) => b"an open file",
+    }
+}
+
+/// The owner of what they make.
+fn map_owner(user: Squashed, uid: &mut u32, gid: &mut u32) {
+    if user.all || *uid == 0 {
+        *uid = user.uid;
+    }
+    if user.all || *gid == 0 {
+        *gid = user.gid;
+    }
+}
+
+/// Refuses a change of attributes of a node.
+fn check_set(user: Squashed, node: Owned, set: &SetAttr, path: &[u8], is_open: bool) -> Outcome<()> {
+    let is_theirs = owns(user, node);
+    let gives_away = set.uid.is_some_and(|uid| uid != node.uid);
+    let group = set.gid.filter(|gid| *gid != node.gid);
+    let is_strange_group = group.is_some_and(|gid| if user.all { gid != user.gid } else { gid == 0 });
+    if gives_away || is_strange_group || (group.is_some() || set.mode.is_some()) && !is_theirs {
+        return Err(not_owned("change the owner, group or mode of", path));
+    }
+    let sets_now = |time: Option<SetTime>| time.is_none_or(|time| time == SetTime::Now);
+    let now_only = sets_now(set.atime) && sets_now(set.mtime);
+    let sets_times = set.atime.is_some() || set.mtime.is_some();
+    if sets_times && !is_theirs && !(now_only && may(user, node, WRITE)) {
+        return Err(not_owned("set the times of", path));
+    }
+    if set.size.is_some() && !is_open && !may(user, node, WRITE) {
+        return Err(denied("set the length of", path));
+    }
+    Ok(())
+}
+
+/// The same of a file that is pinned: it is the one that will change.
+pub(super) fn permit_pinned(user: Squashed, pin: &Pin<'_>, set: &SetAttr, path: &[u8]) -> Outcome<()> {
+    let stat = rustix::fs::fstat(&pin.fd).explain("change", path)?;
+    check_set(user, Owned::from(&stat), set, path, false)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const ROOT: Squashed = Squashed { all: false, uid: 65534, gid: 65534 };
+    const ALL: Squashed = Squashed { all: true, uid: 99, gid: 98 };
+
+    #[test]
+    fn bits_count_for_those_whom_a_client_may_speak_for() {
+        let node = |uid, gid, mode| Owned { uid, gid, mode };
+        // Root's own things, and what root lets others do.
+        assert!(!may(ROOT, node(0, 0, 0o770), READ) && !may(ROOT, node(0, 0, 0o644), WRITE));
+        assert!(may(ROOT, node(0, 0, 0o644), READ) && may(ROOT, node(0, 5, 0o660), WRITE));
+        assert!(may(ROOT, node(7, 0, 0), READ | WRITE), "its owner may be a user there");
+        assert!(!may(ALL, node(7, 5, 0o770), READ) && may(ALL, node(7, 5, 0o774), READ));
+        assert!(may(ALL, node(99, 5, 0), WRITE) && may(ALL, node(7, 98, 0o020), WRITE));
+        assert!(!may(ALL, node(7, 98, 0o702), WRITE), "the group's bits count for its members");
+    }
+
+    #[test]
+    fn owners_are_those_that_may_be() {
+        let mapped = |user, mut uid, mut gid| {
+            map_owner(user, &mut uid, &mut gid);
+            (uid, gid)
+        };
+        assert_eq!((mapped(ROOT, 0, 0), mapped(ROOT, 7, 8)), ((65534, 65534), (7, 8)));
+        assert_eq!(mapped(ALL, 7, 8), (99, 98));
+        let set = |node: Owned, set: SetAttr| check_set(ROOT, node, &set, b"f", false);
+        let (theirs, roots) = (Owned { uid: 7, gid: 8, mode: 0o644 }, Owned { uid: 0, gid: 0, mode: 0o666 });
+        set(theirs, SetAttr { mode: Some(0o4755), uid: Some(7), gid: Some(9), ..SetAttr::default() }).unwrap();
+        for bad in [
+            SetAttr { uid: Some(0), ..SetAttr::default() },
+            SetAttr { uid: Some(9), ..SetAttr::default() },
+            SetAttr { gid: Some(0), ..SetAttr::default() },
+        ] {
+            assert_eq!(set(theirs, bad).unwrap_err().errno, 1);
+        }
+        assert!(set(roots, SetAttr { mode: Some(0o666), ..SetAttr::default() }).is_err());
+        set(roots, SetAttr { size: Some(0), mtime: Some(SetTime::Now), ..SetAttr::default() }).unwrap();
+        let past = SetTime::At(impresario_wire::message::Time { secs: 1, nanos: 0 });
+        assert!(set(roots, SetAttr { mtime: Some(past), ..SetAttr::default() }).is_err());
+    }
+}

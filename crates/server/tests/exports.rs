@@ -1,0 +1,304 @@
+//! The rules that clients are under: networks, reading only, a folder as the root, and users that act as others. They hold
+//! at every server, whatever a client sends.
+
+mod support;
+
+use std::path::Path;
+use std::sync::Arc;
+
+use impresario_client::{Client, ClientError, ClientOptions, CreateOptions, Via};
+use impresario_config::{Config, Export, Security, Squash};
+use impresario_server::Started;
+use impresario_testing::require;
+use impresario_transport::{Keys, key_file_name};
+use impresario_wire::message::{NodeKind, SetAttr};
+use impresario_wire::{Device, KeyRole, MetaCall, SetTime, Time, XattrMode};
+use support::{Cluster, pattern};
+
+/// Servers with keys, one I/O node among them.
+struct Cell {
+    cluster: Cluster,
+    /// A configuration whose folder of keys has no client's: its programs show the administrator's.
+    admin: Config,
+    meta: Option<Started>,
+    io: Started,
+}
+
+fn cell(export: Export) -> Cell {
+    let keys = Keys::draw().unwrap();
+    let mut cluster = Cluster::start(2, |config| {
+        config.cluster.security = Security::Key;
+        config.cluster.key_dir = config.meta.dir.with_file_name("keys");
+        config.export = vec![export];
+        write_keys(&config.cluster.key_dir, &keys, &KeyRole::ALL);
+    });
+    let meta = start_meta(&mut cluster);
+    let io = cluster.start_io(|_| {});
+    let mut admin = cluster.config.clone();
+    admin.cluster.key_dir = cluster.dir.path().join("admin");
+    write_keys(&admin.cluster.key_dir, &keys, &[KeyRole::Admin]);
+    Cell { cluster, admin, meta: Some(meta), io }
+}
+
+fn start_meta(cluster: &mut Cluster) -> Started {
+    let meta = impresario_server::start(&cluster.config, "meta").unwrap();
+    cluster.config.meta.address = meta.address().into();
+    meta
+}
+
+fn write_keys(folder: &Path, keys: &Keys, roles: &[KeyRole]) {
+    roles.iter().for_each(|role| keys.for_role(*role).store(&folder.join(key_file_name(*role))).unwrap());
+}
+
+fn connect(config: &Config, via: Via) -> Result<Arc<Client>, ClientError> {
+    Client::connect(config, ClientOptions { via, ..ClientOptions::default() })
+}
+
+impl Cell {
+    fn admin(&self) -> Arc<Client> {
+        connect(&self.admin, Via::Direct).unwrap()
+    }
+
+    /// A client on each way.
+    fn clients(&self) -> Vec<Arc<Client>> {
+        let ways = [Via::Direct, Via::IoNode(0)];
+        ways.into_iter().map(|via| connect(&self.cluster.config, via).unwrap()).collect()
+    }
+}
+
+fn owned(mode: u32, uid: u32) -> CreateOptions {
+    CreateOptions { mode, uid, gid: uid, exclusive: true, layout: None }
+}
+
+fn put(client: &Arc<Client>, path: &str, mode: u32, uid: u32, bytes: &[u8]) {
+    let file = client.create(path, owned(mode, uid)).unwrap();
+    file.write_at(bytes, 0).unwrap();
+    file.close().unwrap();
+}
+
+fn get(client: &Arc<Client>, path: &str) -> Result<Vec<u8>, ClientError> {
+    let file = client.open(path, false)?;
+    let mut bytes = vec![0; file.attr()?.size as usize];
+    let len = file.read_at(&mut bytes, 0)?;
+    bytes.truncate(len);
+    Ok(bytes)
+}
+
+#[track_caller]
+fn refused<T>(result: Result<T, ClientError>, errno: i32) -> String {
+    match result {
+        Ok(_) => panic!("it was done"),
+        Err(error) => {
+            assert_eq!(error.errno(), errno, "{error}");
+            error.to_string()
+        }
+    }
+}
+
+fn export(change: impl FnOnce(&mut Export)) -> Export {
+    let mut export = Export { squash: Squash::None, ..Export::default() };
+    change(&mut export);
+    export
+}
+
+#[test]
+fn clients_of_other_networks_are_refused_by_every_server_and_administrators_are_not() {
+    let cell = cell(export(|export| export.networks = vec!["10.0.0.0/8".into(), "fd00::/8".into()]));
+    for role in ["the metadata server", "a data server"] {
+        let mut config = cell.cluster.config.clone();
+        if role == "a data server" {
+            // What it says of itself is a call like another.
+            config.meta.address = config.data[0].address.clone();
+        }
+        let access = impresario_client::Access::of(&config, KeyRole::Client);
+        let error = impresario_client::admin::status(&access, &config.meta.address, impresario_testing::PATIENCE);
+        let message = error.unwrap_err().to_string();
+        assert!(message.contains("[[export]]") && message.contains("127.0.0.1"), "{role}: {message}");
+    }
+    let admin = cell.admin();
+    put(&admin, "f", 0o644, 0, b"bytes");
+    assert_eq!(get(&admin, "f").unwrap(), b"bytes");
+}
+
+#[test]
+fn clients_that_may_only_read_change_nothing_by_names_or_by_keys() {
+    let cell = cell(export(|export| export.read_only = true));
+    let (admin, bytes) = (cell.admin(), pattern(1, 300_000));
+    put(&admin, "f", 0o666, 0, &bytes);
+    admin.mkdir("d", 0o777, 0, 0).unwrap();
+    for client in cell.clients() {
+        assert!(get(&client, "f").unwrap() == bytes);
+        let file = client.open("f", false).unwrap();
+        let (key, layout) = (file.key(), file.layout());
+        let message = refused(client.write(key, &layout, 0, b"x"), libc::EROFS);
+        assert!(message.contains("read_only"), "{message}");
+        refused(client.change_space(key, &layout, impresario_wire::SpaceChange::Punch, (0, 4096)), libc::EROFS);
+        refused(client.open("f", true).map(drop), libc::EROFS);
+        refused(client.create("g", owned(0o644, 7)).map(drop), libc::EROFS);
+        refused(client.unlink("f"), libc::EROFS);
+        refused(client.rename("f", "g", true), libc::EROFS);
+        refused(client.mkdir("e", 0o755, 7, 7), libc::EROFS);
+        refused(client.rmdir("d"), libc::EROFS);
+        refused(client.link("f", "g"), libc::EROFS);
+        refused(client.set_attr("f", SetAttr { mode: Some(0o600), ..SetAttr::default() }), libc::EROFS);
+        refused(file.set_attr(&SetAttr { size: Some(0), ..SetAttr::default() }), libc::EROFS);
+        refused(client.set_xattr("f", "user.x", Some(b"v"), XattrMode::Any), libc::EROFS);
+        file.close().unwrap();
+    }
+    assert!(get(&admin, "f").unwrap() == bytes && admin.list("").unwrap().len() == 2);
+}
+
+#[test]
+fn a_folder_is_a_clients_root_and_nothing_else_is_there_by_names_or_by_keys() {
+    let mut cell = cell(export(|export| export.folder = "projects/a".into()));
+    let admin = cell.admin();
+    admin.mkdir("projects", 0o755, 0, 0).unwrap();
+    admin.mkdir("projects/a", 0o755, 0, 0).unwrap();
+    put(&admin, "projects/secret", 0o666, 0, b"secret");
+    put(&admin, "projects/a/f", 0o666, 0, b"shared");
+    let secret = admin.open("projects/secret", true).unwrap();
+    for (n, client) in cell.clients().into_iter().enumerate() {
+        let names = |path: &str| client.list(path).map(|all| all.into_iter().map(|e| e.name).collect::<Vec<_>>());
+        assert_eq!(get(&client, "f").unwrap(), b"shared");
+        for path in ["projects", "projects/secret", "secret", "projects/a/f"] {
+            refused(client.stat(path), libc::ENOENT);
+        }
+        for path in ["../secret", "..", "/projects/secret", "x/../../secret"] {
+            refused(client.meta(MetaCall::Open { path: path.into(), write: false }), libc::EINVAL);
+        }
+        // The root itself stays.
+        client.rmdir("").unwrap_err();
+        client.rename("", "x", false).unwrap_err();
+        client.unlink("").unwrap_err();
+        // A link leads where the client's own root has it.
+        client.symlink(format!("link.{n}"), "projects/secret", 7, 7).unwrap();
+        let own = format!("own.{n}");
+        put(&client, &own, 0o644, 7, b"new");
+        assert_eq!(get(&admin, &format!("projects/a/{own}")).unwrap(), b"new");
+        client.rename(&own, format!("moved.{n}"), false).unwrap();
+        assert!(names("").unwrap().contains(&format!("moved.{n}").into_bytes()));
+        client.rename("f", "../f", false).unwrap_err();
+        // By its key a file is there for those that have opened it.
+        let (mut into, layout) = ([0; 6], secret.layout());
+        let message = refused(client.read(secret.key(), &layout, 0, &mut into), libc::EACCES);
+        assert!(message.contains("[[export]]"), "{message}");
+        refused(client.write(secret.key(), &layout, 0, b"public"), libc::EACCES);
+        refused(client.stat_data(secret.key(), &layout), libc::EACCES);
+        let reopen = MetaCall::Reopen { path: b"x".into(), file: secret.key(), write: false };
+        refused(client.meta(reopen), libc::EACCES);
+        // Reading is no right to write.
+        let file = client.open("f", false).unwrap();
+        refused(client.write(file.key(), &file.layout(), 0, b"x"), libc::EACCES);
+        file.close().unwrap();
+    }
+    assert_eq!(get(&admin, "projects/secret").unwrap(), b"secret");
+    // What is open stays open over a restart of the metadata server, and a rotation of the keys.
+    let clients = cell.clients();
+    let files: Vec<_> = clients.iter().map(|client| client.open("f", true).unwrap()).collect();
+    cell.meta = None;
+    let key_dir = cell.cluster.config.cluster.key_dir.clone();
+    let keys = Keys::load(&key_dir.join("server.key")).unwrap();
+    write_keys(&key_dir, &keys.rotated(std::time::Duration::from_secs(3600)).unwrap(), &KeyRole::ALL);
+    cell.meta = Some(impresario_server::start(&cell.cluster.config, "meta").unwrap());
+    for file in files {
+        assert_eq!(file.write_at(b"SHARED", 0).unwrap(), 6);
+        assert_eq!(file.attr().unwrap().size, 6);
+        file.close().unwrap();
+    }
+    drop((clients, cell.io));
+}
+
+/// A tree that root made, seen by clients whose root is not believed.
+#[test]
+fn what_only_root_may_do_a_client_with_root_squashed_cannot_do() {
+    if !require("root") {
+        return;
+    }
+    let cell = cell(Export::default());
+    let admin = cell.admin();
+    put(&admin, "private", 0o600, 0, b"private");
+    put(&admin, "public", 0o644, 0, b"public");
+    put(&admin, "open", 0o666, 0, b"open");
+    put(&admin, "users", 0o600, 1000, b"users");
+    for (path, mode) in [("closed", 0o755), ("hidden", 0o700), ("tmp", 0o1777), ("all", 0o777)] {
+        admin.mkdir(path, mode, 0, 0).unwrap();
+    }
+    put(&admin, "hidden/f", 0o666, 0, b"hidden");
+    put(&admin, "tmp/roots", 0o644, 0, b"roots");
+    put(&admin, "all/roots", 0o600, 0, b"roots");
+    let private = admin.open("private", true).unwrap();
+    for (n, client) in cell.clients().into_iter().enumerate() {
+        let message = refused(client.open("private", false).map(drop), libc::EACCES);
+        assert!(message.contains("squash"), "{message}");
+        let mut into = [0; 7];
+        refused(client.read(private.key(), &private.layout(), 0, &mut into), libc::EACCES);
+        refused(client.write(private.key(), &private.layout(), 0, b"x"), libc::EACCES);
+        assert_eq!(get(&client, "public").unwrap(), b"public");
+        refused(client.open("public", true).map(drop), libc::EACCES);
+        let public = client.open("public", false).unwrap();
+        refused(client.write(public.key(), &public.layout(), 0, b"x"), libc::EACCES);
+        public.close().unwrap();
+        assert_eq!((get(&client, "open").unwrap(), get(&client, "users").unwrap()), (b"open".into(), b"users".into()));
+        client.open("open", true).unwrap().close().unwrap();
+        // Directories.
+        refused(client.create("closed/f", owned(0o644, 1000)).map(drop), libc::EACCES);
+        refused(client.mkdir("closed/d", 0o755, 1000, 1000), libc::EACCES);
+        refused(client.stat("hidden/f"), libc::EACCES);
+        refused(client.list("hidden"), libc::EACCES);
+        refused(client.unlink("tmp/roots"), libc::EPERM);
+        refused(client.rename("tmp/roots", "tmp/x", false), libc::EPERM);
+        refused(client.link("all/roots", "all/link"), libc::EPERM);
+        // What is root's.
+        let set = |set: SetAttr| set;
+        for (path, change) in [
+            ("public", set(SetAttr { mode: Some(0o4777), ..SetAttr::default() })),
+            ("users", set(SetAttr { uid: Some(0), ..SetAttr::default() })),
+            ("users", set(SetAttr { uid: Some(1001), ..SetAttr::default() })),
+            ("users", set(SetAttr { gid: Some(0), ..SetAttr::default() })),
+            ("public", set(SetAttr { mtime: Some(SetTime::At(Time { secs: 1, nanos: 0 })), ..SetAttr::default() })),
+        ] {
+            refused(client.set_attr(path, change), libc::EPERM);
+        }
+        refused(client.set_attr("public", SetAttr { size: Some(0), ..SetAttr::default() }), libc::EACCES);
+        refused(client.set_xattr("public", "user.x", Some(b"v"), XattrMode::Any), libc::EACCES);
+        let device = NodeKind::Block(Device { major: 8, minor: 0 });
+        refused(client.mknod(format!("all/disk.{n}"), device, 0o666, 1000, 1000), libc::EPERM);
+        // What they make is theirs; root's is the anonymous user's.
+        let (own, roots) = (format!("all/own.{n}"), format!("all/by-root.{n}"));
+        put(&client, &own, 0o600, 1000, b"own");
+        put(&client, &roots, 0o4755, 0, b"by root");
+        let owner = |path: &str| client.stat(path).map(|attr| (attr.uid, attr.gid)).unwrap();
+        assert_eq!((owner(&own), owner(&roots)), ((1000, 1000), (65534, 65534)));
+        client.set_attr(&own, SetAttr { mode: Some(0o640), size: Some(1), ..SetAttr::default() }).unwrap();
+        assert_eq!(get(&client, &own).unwrap(), b"o");
+        client.rename(&own, format!("tmp/own.{n}"), false).unwrap();
+        client.unlink(format!("tmp/own.{n}")).unwrap();
+    }
+    assert_eq!(get(&admin, "private").unwrap(), b"private");
+    assert_eq!(admin.stat("public").unwrap().mode, 0o644);
+}
+
+#[test]
+fn all_users_of_a_client_are_one_where_all_are_squashed() {
+    if !require("root") {
+        return;
+    }
+    let cell = cell(export(|export| {
+        (export.squash, export.anonymous_uid, export.anonymous_gid) = (Squash::All, 99, 98);
+    }));
+    let admin = cell.admin();
+    put(&admin, "users", 0o600, 1000, b"users");
+    put(&admin, "shown", 0o644, 1000, b"shown");
+    admin.mkdir("all", 0o777, 0, 0).unwrap();
+    for (n, client) in cell.clients().into_iter().enumerate() {
+        refused(client.open("users", false).map(drop), libc::EACCES);
+        assert_eq!(get(&client, "shown").unwrap(), b"shown");
+        refused(client.open("shown", true).map(drop), libc::EACCES);
+        refused(client.set_attr("shown", SetAttr { mode: Some(0o666), ..SetAttr::default() }), libc::EPERM);
+        let own = format!("all/own.{n}");
+        put(&client, &own, 0o400, 1000, b"own");
+        let attr = client.stat(&own).unwrap();
+        assert_eq!((attr.uid, attr.gid), (99, 98));
+        client.open(&own, true).unwrap().close().unwrap();
+    }
+}
