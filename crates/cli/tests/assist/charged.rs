@@ -75,7 +75,7 @@ impl Job {
     fn without(&self) -> u64 {
         let mut command = Command::new(&self.words[0]);
         let without = self.charge(command.args(&self.words[1..]));
-        assert!(without >= COUNT * PIECE && without < SIZE * 3 / 4, "the program's own reads: {without}");
+        assert!((COUNT * PIECE..SIZE * 3 / 4).contains(&without), "the program's own reads: {without}");
         without
     }
 }

@@ -301,7 +301,9 @@ fn descriptors_in_a_connection_that_is_cut_off_delay_nobody() {
     let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let mut peers = Vec::new();
     let register = ToManager::Register { file: 1, flags: register::READ }.encode();
-    let cases: [(&str, &[(&[u8], usize)]); 4] = [
+    /// Messages, each with so many descriptors.
+    type Messages<'a> = &'a [(&'a [u8], usize)];
+    let cases: [(&str, Messages<'_>); 4] = [
         ("not taken", &[(&[0xff; 16], 1), (register.as_bytes(), 1)]),
         ("too many", &[(register.as_bytes(), 8)]),
         ("with nothing", &[(b"", 1)]),
