@@ -7,11 +7,11 @@ use impresario_base::Random;
 use impresario_base::lock::Mutex;
 use impresario_server::meta::{Fate, MetaOptions, StepHook};
 use impresario_testing::linear::Event;
-use impresario_wire::message::{Answer, ClientKey, Who};
+use impresario_wire::message::{Answer, ClientKey, NodeKind, Who};
 
 use crate::meta_support;
 use crate::model::Told;
-use crate::plan::Op;
+use crate::plan::{Op, kind_of};
 use crate::world::{History, folder};
 
 const THREADS: u64 = 4;
@@ -34,9 +34,12 @@ pub fn run(seed: u64) -> History {
                 begin.wait();
                 for sequence in 1..=OPERATIONS {
                     let op = loop {
-                        // A listing need not be of one instant.
                         match Op::draw(&mut draws) {
+                            // A listing need not be of one instant.
                             Op::List { .. } => {}
+                            // Neither need the walk along a path: what is made in a directory that is renamed at that moment may be in
+                            // it under its new name, as in every local file system.
+                            Op::Rename { from, .. } | Op::Exchange { from, .. } if kind_of(from) == NodeKind::Dir => {}
                             op => break op,
                         }
                     };
