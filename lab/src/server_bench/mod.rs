@@ -202,7 +202,7 @@ impl Comparison<'_> {
         let mut runs = Vec::new();
         let ended = self.measure(&mut runs, total, bed, clients, stop);
         if runs.is_empty() {
-            return ended.and_then(|()| Ok(self.table(&runs)));
+            return ended.map(|()| self.table(&runs));
         }
         write_json(
             self.choice.json.as_deref(),
