@@ -35,12 +35,18 @@ pub fn run(seed: u64) -> History {
                 for sequence in 1..=OPERATIONS {
                     let op = loop {
                         match Op::draw(&mut draws) {
-                            // A listing need not be of one instant.
-                            Op::List { .. } => {}
-                            // Neither need the walk along a path: what is made in a directory that is renamed at that moment may be in
-                            // it under its new name, as in every local file system.
+                            // What is made in a directory that is renamed at that moment may be in it under its new name.
                             Op::Rename { from, .. } | Op::Exchange { from, .. } if kind_of(from) == NodeKind::Dir => {}
-                            op => break op,
+                            op @ (Op::Create { .. }
+                            | Op::Open { .. }
+                            | Op::Unlink { .. }
+                            | Op::Rename { .. }
+                            | Op::Exchange { .. }
+                            | Op::Mkdir { .. }
+                            | Op::Rmdir { .. }) => break op,
+                            // As in every local file system, a listing is not of one instant, and neither is what begins with a
+                            // name and goes on with what it named.
+                            _ => {}
                         }
                     };
                     let who = Who { client: ClientKey(7 + thread), sequence, ..Who::default() };
