@@ -25,6 +25,7 @@ use std::sync::{Arc, OnceLock};
 use rustc_hash::{FxHashMap, FxHashSet};
 
 use crate::config::{BackendChoice, ReadAhead};
+use cachestat::pages_before;
 pub use cachestat::{CachedPages, PAGE_BYTES, cached_pages, is_cached, sees_all_pages};
 pub use fadvise::Fadvise;
 pub use forced_read::ForcedRead;
@@ -93,6 +94,13 @@ impl Brought {
         self.calls += more.calls;
         self.missed_bytes += more.missed_bytes;
     }
+
+    /// Looks for a piece that is about to be brought in, and counts what memory has of it; `None` where that cannot be known.
+    fn look(&mut self, fd: BorrowedFd<'_>, piece: &Range<u64>) -> Option<CachedPages> {
+        let cached = pages_before(fd, piece.clone()).ok()?;
+        self.found_bytes += cached.of_bytes(piece.end - piece.start);
+        Some(cached)
+    }
 }
 
 /// One way of giving hints. Calls may block for as long as the device takes; any thread may make them.
@@ -106,18 +114,22 @@ pub trait HintBackend: Send + Sync {
     /// Brings a range (not empty) into memory; blocks that are there already are not asked for again.
     fn will_need(&self, file: HintedFile<'_>, range: Range<u64>) -> io::Result<Brought>;
 
-    /// Lets a range go. Dirty pages stay.
-    fn dont_need(&self, file: HintedFile<'_>, range: Range<u64>) -> io::Result<()>;
+    /// Lets a range go. Dirty pages stay. By default the kernel is told.
+    fn dont_need(&self, file: HintedFile<'_>, range: Range<u64>) -> io::Result<()> {
+        fadvise_drop(file, range)
+    }
 
     /// Sets how the kernel reads ahead on this open file.
-    fn read_ahead(&self, file: HintedFile<'_>, how: ReadAhead) -> io::Result<()>;
+    fn read_ahead(&self, file: HintedFile<'_>, how: ReadAhead) -> io::Result<()> {
+        fadvise_mode(file, how)
+    }
 
     /// A program closed this open file, but the file is read here through others.
     fn left(&self, _file: HintedFile<'_>) {}
 
     /// The file has no reader here any more: what the backend remembers of it is forgotten, what it must give back is
     /// given back.
-    fn closed(&self, file: HintedFile<'_>);
+    fn closed(&self, _file: HintedFile<'_>) {}
 }
 
 const LUSTRE_MAGIC: u64 = 0x0BD0_0BD0;

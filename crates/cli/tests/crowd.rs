@@ -7,13 +7,17 @@ use std::net::SocketAddrV4;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
+use impresario_assist::manager::raise_file_limit;
 use impresario_client::Client;
 use impresario_testing::{skip, until};
 use impresario_workload::cpu::process_rss_bytes;
-use impresario_workload::crowd::{Crowd, Malice, raise_descriptors};
+use impresario_workload::crowd::{Crowd, Malice};
+use rustix::process::{Resource, getrlimit};
 use support::{Cluster, Worker, client, new_file, pattern, read_file, write_file};
 
 const SILENT: usize = 10_000;
+/// Silent ones that say hello first.
+const GREETED: usize = 1000;
 const HOSTILE: usize = 100;
 /// What a data server may have resident, bytes.
 const RESIDENT_MAX: u64 = 200_000_000;
@@ -49,19 +53,20 @@ fn load(a: &AtomicU64) -> u64 {
     a.load(Relaxed)
 }
 
-/// Serves honest clients beside a crowd, `greeted` of whose silent connections say hello first. Gives the data server's
-/// status at the end.
-fn beside_a_crowd(cluster: &mut Cluster, greeted: usize) -> Option<serde_json::Value> {
-    let descriptors = raise_descriptors();
+#[test]
+fn ten_thousand_silent_and_a_hundred_hostile_connections_stop_nobody() {
+    let mut cluster = Cluster::start(1, 0, |_| {});
+    raise_file_limit();
+    let descriptors = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
     if descriptors < (SILENT + HOSTILE + 500) as u64 {
         skip("descriptors", format!("the limit of open files is {descriptors}"));
-        return None;
+        return;
     }
     let pid = cluster.server("data.0").pid();
     let workers: Vec<_> = (0..CLIENTS).map(|n| work(client(&cluster.config, n), n)).collect();
     workers.iter().for_each(|worker| worker.goes_on(1));
     let address: SocketAddrV4 = cluster.config.server("data.0").unwrap().address().parse().unwrap();
-    let crowd = Crowd::gather(address, SILENT, greeted, HOSTILE).unwrap();
+    let crowd = Crowd::gather(address, SILENT, GREETED, HOSTILE).unwrap();
     let mut resident_max = 0;
     let mut look = || {
         let resident = process_rss_bytes(pid).expect("the data server lives");
@@ -75,7 +80,7 @@ fn beside_a_crowd(cluster: &mut Cluster, greeted: usize) -> Option<serde_json::V
     for n in 0..20 {
         look();
         workers.iter().for_each(|worker| worker.goes_on(2));
-        newcomer(cluster, n);
+        newcomer(&cluster, n);
     }
     for (n, way) in Malice::ALL.iter().enumerate() {
         until(format!("the server has closed those of {way:?}; {:?}", crowd.fates()), || {
@@ -100,13 +105,6 @@ fn beside_a_crowd(cluster: &mut Cluster, greeted: usize) -> Option<serde_json::V
     until("the connections of the crowd are gone", || {
         cluster.state("data.0")["connections"]["open"].as_u64().is_some_and(|open| open < 20)
     });
-    Some(state)
-}
-
-#[test]
-fn ten_thousand_silent_and_a_hundred_hostile_connections_stop_nobody() {
-    let mut cluster = Cluster::start(1, 0, |_| {});
-    let Some(state) = beside_a_crowd(&mut cluster, 1000) else { return };
     let connections = &state["connections"];
     assert!(connections["open"].as_u64() <= connections["max"].as_u64(), "{connections}");
     assert!(connections["evicted"].as_u64() > Some(0), "{connections}");

@@ -109,14 +109,6 @@ impl Drop for Crowd {
     }
 }
 
-/// Lets this process have as many descriptors as it may; how many.
-pub fn raise_descriptors() -> u64 {
-    use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
-    let limit = getrlimit(Resource::Nofile);
-    let _ = setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, ..limit }); // what it has may do
-    getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX)
-}
-
 /// One of the silent: its connection, or since when it has none.
 enum Silent {
     Here(TcpStream),

@@ -12,9 +12,8 @@ use std::path::{Path, PathBuf};
 use rustc_hash::FxHashMap;
 use rustix::fs::Advice;
 
-use super::cachestat::{PAGE_BYTES, cached_pages, pages_before};
-use super::{Brought, HintBackend, HintedFile, fadvise_drop, fadvise_mode, pieces};
-use crate::config::ReadAhead;
+use super::cachestat::{PAGE_BYTES, cached_pages};
+use super::{Brought, HintBackend, HintedFile, pieces};
 use impresario_base::lock::Mutex;
 use impresario_device::{DeviceLimits, device_limits};
 
@@ -118,26 +117,12 @@ impl HintBackend for Fadvise {
         let call_bytes = self.with_device(file.id.dev, |d| d.call_bytes);
         let mut brought = Brought::default();
         for piece in pieces(range, call_bytes).take_while(|_| !file.has_ended()) {
-            let bytes = piece.end - piece.start;
-            let cached = pages_before(file.fd, piece.clone()).ok();
-            if let Some(cached) = cached {
-                brought.found_bytes += cached.of_bytes(bytes);
-                if cached.complete() {
-                    continue;
-                }
+            let cached = brought.look(file.fd, &piece);
+            if cached.is_some_and(|cached| cached.complete()) {
+                continue;
             }
             brought.add(self.ask(file, piece, cached.map(|c| c.cached))?);
         }
         Ok(brought)
     }
-
-    fn dont_need(&self, file: HintedFile<'_>, range: Range<u64>) -> io::Result<()> {
-        fadvise_drop(file, range)
-    }
-
-    fn read_ahead(&self, file: HintedFile<'_>, how: ReadAhead) -> io::Result<()> {
-        fadvise_mode(file, how)
-    }
-
-    fn closed(&self, _: HintedFile<'_>) {}
 }

@@ -21,9 +21,7 @@ use impresario_base::machine::path_of;
 use rustc_hash::FxHashMap;
 use rustix::fs::{AtFlags, OFlags, StatxFlags};
 
-use super::cachestat::pages_before;
-use super::{Brought, FileId, HintBackend, HintedFile, fadvise_drop, fadvise_mode, pieces};
-use crate::config::ReadAhead;
+use super::{Brought, FileId, HintBackend, HintedFile, pieces};
 use impresario_base::lock::{Mutex, MutexGuard};
 use impresario_device::device_limits;
 
@@ -128,11 +126,8 @@ impl HintBackend for ForcedRead {
             // it would end the stream that the kernel sees, and its requests would become short again.
             let end = own.end.load(Relaxed);
             let goes_on = end > 0 && (end..end.saturating_add(OWN_AHEAD_BYTES)).contains(&piece.start);
-            if !goes_on && let Ok(cached) = pages_before(fd, piece.clone()) {
-                brought.found_bytes += cached.of_bytes(bytes);
-                if cached.complete() {
-                    continue;
-                }
+            if !goes_on && brought.look(fd, &piece).is_some_and(|cached| cached.complete()) {
+                continue;
             }
             let (read, calls) = read_piece(fd, piece.clone())?;
             own.end.store(piece.start + read, Relaxed);
@@ -143,14 +138,6 @@ impl HintBackend for ForcedRead {
             }
         }
         Ok(brought)
-    }
-
-    fn dont_need(&self, file: HintedFile<'_>, range: Range<u64>) -> io::Result<()> {
-        fadvise_drop(file, range)
-    }
-
-    fn read_ahead(&self, file: HintedFile<'_>, how: ReadAhead) -> io::Result<()> {
-        fadvise_mode(file, how)
     }
 
     fn closed(&self, file: HintedFile<'_>) {

@@ -10,10 +10,8 @@ use std::time::Duration;
 
 use impresario_ring::order::{READ_BYTES_MAX, Task};
 
-use super::cachestat::pages_before;
 use super::forced_read::overtaken;
-use super::{Brought, HintBackend, HintedFile, fadvise_drop, fadvise_mode, pieces};
-use crate::config::ReadAhead;
+use super::{Brought, HintBackend, HintedFile, pieces};
 
 /// The first hint of a program waits so long for its thread, which is started at its next read.
 const STARTS_WITHIN: Duration = Duration::from_millis(200);
@@ -39,14 +37,8 @@ impl HintBackend for ByProgram {
         };
         for piece in pieces(range, READ_BYTES_MAX.into()).take_while(|_| !file.has_ended()) {
             let len = piece.end - piece.start;
-            if overtaken(file, &piece) {
+            if overtaken(file, &piece) || brought.look(file.fd, &piece).is_some_and(|cached| cached.complete()) {
                 continue;
-            }
-            if let Ok(cached) = pages_before(file.fd, piece.clone()) {
-                brought.found_bytes += cached.of_bytes(len);
-                if cached.complete() {
-                    continue;
-                }
             }
             let start = i64::try_from(piece.start).map_err(io::Error::other)?;
             let read = match inside.ask(file.fd, &Task::Read { start, bytes: len as u32 }) {
@@ -65,14 +57,4 @@ impl HintBackend for ByProgram {
         }
         Ok(brought)
     }
-
-    fn dont_need(&self, file: HintedFile<'_>, range: Range<u64>) -> io::Result<()> {
-        fadvise_drop(file, range)
-    }
-
-    fn read_ahead(&self, file: HintedFile<'_>, how: ReadAhead) -> io::Result<()> {
-        fadvise_mode(file, how)
-    }
-
-    fn closed(&self, _: HintedFile<'_>) {}
 }

@@ -8,9 +8,9 @@ use impresario_trace::{Trace, TraceOp};
 use crate::support::run_command;
 use crate::tools::{COUNT, Folder, PIECE, STRIDE, assist, plain};
 
-/// Two workers read the pieces of a file; the program prints a checksum of all in their order.
-const MULTIPROCESSING: &str = r#"
-import multiprocessing, sys, time, zlib
+/// What the workers do: each reads pieces of a file.
+const PIECES: &str = r#"
+import sys, time, zlib
 
 def piece(job):
     path, offset, length = job
@@ -22,24 +22,17 @@ def piece(job):
 if __name__ == "__main__":
     path, (length, stride, count) = sys.argv[2], map(int, sys.argv[3:6])
     jobs = [(path, i * stride, length) for i in range(count)]
+"#;
+
+/// Two workers; the program prints a checksum of all pieces in their order.
+const MULTIPROCESSING: &str = r#"
+    import multiprocessing
     with multiprocessing.get_context(sys.argv[1]).Pool(2) as pool:
         print(zlib.crc32(repr(pool.map(piece, jobs, chunksize=1)).encode()))
 "#;
 
 const DASK: &str = r#"
-import sys, time, zlib
-import dask.bag
-
-def piece(job):
-    path, offset, length = job
-    time.sleep(0.005)
-    with open(path, "rb", buffering=0) as file:
-        file.seek(offset)
-        return zlib.crc32(file.read(length))
-
-if __name__ == "__main__":
-    path, (length, stride, count) = sys.argv[2], map(int, sys.argv[3:6])
-    jobs = [(path, i * stride, length) for i in range(count)]
+    import dask.bag
     bag = dask.bag.from_sequence(jobs, npartitions=16).map(piece)
     print(zlib.crc32(repr(bag.compute(scheduler="processes", num_workers=2)).encode()))
 "#;
@@ -72,7 +65,7 @@ fn recorded(folder: &Folder, python: &Path, script: &Path, how: &str) {
 fn workers_of_python_are_recorded_as_their_program() {
     let Some(python) = impresario_testing::python("multiprocessing") else { return };
     let folder = Folder::new();
-    let script = folder.write("pieces.py", MULTIPROCESSING);
+    let script = folder.write("pieces.py", [PIECES, MULTIPROCESSING].concat());
     for how in ["fork", "forkserver", "spawn"] {
         recorded(&folder, &python, &script, how);
     }
@@ -82,6 +75,6 @@ fn workers_of_python_are_recorded_as_their_program() {
 fn workers_of_dask_are_recorded_as_their_program() {
     let Some(python) = impresario_testing::python("dask.bag") else { return };
     let folder = Folder::new();
-    let script = folder.write("bag.py", DASK);
+    let script = folder.write("bag.py", [PIECES, DASK].concat());
     recorded(&folder, &python, &script, "processes");
 }

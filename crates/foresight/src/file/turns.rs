@@ -10,7 +10,6 @@
 use std::ops::Range;
 
 use super::FileStreams;
-use super::ledger::Ledger;
 use super::strides::Strides;
 use crate::predictor::Shared;
 
@@ -215,9 +214,10 @@ impl FileStreams {
             phases
         };
         let goes_on = |other: &&Turn| other.step == turn.step;
-        // One that has begun only, and waits since, takes a turn as well.
         let twice = |other: &&Turn| goes_on(other) && other.again;
-        let (sure, all) = (phases_of(&twice), phases_of(&|other| other.step == turn.step || other.step == 0));
+        // One that has begun only, and waits since, takes a turn as well.
+        let takes_turns = |other: &&Turn| goes_on(other) || other.step == 0;
+        let (sure, all) = (phases_of(&twice), phases_of(&takes_turns));
         let witnesses = near.iter().filter(goes_on).count();
         let phases = match is_whole(all.len(), turn.len, turn.step) {
             true if witnesses >= WITNESSES.0 && all.len() > 1 => all,
@@ -227,14 +227,12 @@ impl FileStreams {
         let theirs = || near.iter().filter(|other| phases.binary_search(&(other.start % turn.step)).is_ok());
         let ends = |other: &Turn| other.start + turn.len;
         let front = theirs().filter(goes_on).map(ends).max()?;
-        let last = theirs().filter(|other| goes_on(other) || other.step == 0).map(ends).min()?;
+        let last = theirs().filter(takes_turns).map(ends).min()?;
         if let Some(oldest) = oldest {
             let gone = self.turns.swap_remove(oldest);
             self.end_stream(shared, gone.stream);
         }
-        self.next_stream = self.next_stream.wrapping_add(1);
-        let stream = self.next_stream;
-        self.ledgers.insert(stream, Ledger::default());
+        let stream = self.new_stream();
         self.turns.push(Turns {
             step: turn.step,
             len: turn.len,
