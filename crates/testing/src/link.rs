@@ -21,8 +21,10 @@ struct Shared {
     server: String,
     /// Nothing gets through; connections stay.
     is_held: AtomicBool,
-    /// Connections before this number were lost, and what is on them is held back.
-    stranded: AtomicUsize,
+    /// Connections before this number were lost: their senders have them no more.
+    lost: AtomicUsize,
+    /// What is on lost connections is held back.
+    is_stranding: AtomicBool,
     /// New connections are refused.
     is_cut: AtomicBool,
     is_over: AtomicBool,
@@ -41,7 +43,8 @@ impl Link {
         let shared = Arc::new(Shared {
             server: server.into(),
             is_held: AtomicBool::new(false),
-            stranded: AtomicUsize::new(0),
+            lost: AtomicUsize::new(0),
+            is_stranding: AtomicBool::new(false),
             is_cut: AtomicBool::new(false),
             is_over: AtomicBool::new(false),
             count: AtomicUsize::new(0),
@@ -73,7 +76,8 @@ impl Link {
     /// Takes the present connections from who made them. What was sent on them and has not arrived does so when the link
     /// heals; the answers are lost. New connections work at once.
     pub fn lose(&self) {
-        self.shared.stranded.store(self.shared.count.load(SeqCst), SeqCst);
+        self.shared.is_stranding.store(true, SeqCst);
+        self.shared.lost.store(self.shared.count.load(SeqCst), SeqCst);
         for (client, _) in self.shared.ends().values() {
             let _ = client.shutdown(Shutdown::Both); // it may have ended
         }
@@ -94,7 +98,7 @@ impl Link {
     pub fn heal(&self) {
         self.shared.is_held.store(false, SeqCst);
         self.shared.is_cut.store(false, SeqCst);
-        self.shared.stranded.store(0, SeqCst);
+        self.shared.is_stranding.store(false, SeqCst);
     }
 
     /// Bytes so far that came to the server after their sender had lost the connection.
@@ -147,13 +151,11 @@ impl Shared {
         let mut buffer = vec![0; CHUNK_BYTES];
         loop {
             let got = from.read(&mut buffer).unwrap_or(0);
-            let is_stranded = || number < self.stranded.load(SeqCst);
-            let mut is_late = false;
-            while self.is_held.load(SeqCst) || is_stranded() {
-                is_late |= is_stranded();
+            let is_lost = || number < self.lost.load(SeqCst);
+            while self.is_held.load(SeqCst) || self.is_stranding.load(SeqCst) && is_lost() {
                 std::thread::sleep(STEP);
             }
-            if is_late && is_there {
+            if is_lost() && is_there {
                 self.late_bytes.fetch_add(got, SeqCst);
             }
             let carried = buffer.get(..got).unwrap_or_default();
