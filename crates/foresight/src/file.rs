@@ -7,6 +7,7 @@
 //! [`Detector`](crate::Detector)s. Before both come [`turns`], which several readers with the same step show.
 
 mod following;
+mod interleaved;
 mod ledger;
 mod runs;
 pub(crate) mod strides;
@@ -22,6 +23,7 @@ use crate::outstanding::Outstanding;
 use crate::phases::{NextPhase, Phases};
 use crate::predictor::{Prediction, Shared, Source};
 use following::Following;
+use interleaved::Interleaved;
 use ledger::{Ledger, WINDOW_BYTES_MIN};
 use runs::Run;
 use strides::Strides;
@@ -69,6 +71,7 @@ pub(crate) struct FileStreams {
     readers: Vec<Strides>,
     /// In which several readers together read all.
     turns: Vec<Turns>,
+    interleaved: Interleaved,
     ledgers: FxHashMap<u32, Ledger>,
     next_stream: u32,
     outstanding: Outstanding,
@@ -100,12 +103,14 @@ impl FileStreams {
         let grown_min = if self.is_chancy() { GROWN_MIN_BY_CHANCE } else { GROWN_MIN };
         let (grows, has_front) = self.runs.get(&run).map_or((false, false), |r| (r.grown >= grown_min, r.has_front()));
         let strided = self.observe_stride(shared, source.reader, &extent, (at_ns, is_again), !grows);
+        let any = self.interleaved.observe(&extent, self.requests);
+        let any = strided.is_several.then_some(any);
         let follows = self.follow(shared, source.file, &extent, (at_ns, is_again));
         if follows {
             self.foretell(shared, source.file, at_ns, &mut predictions);
         } else if self.account.pays() {
             // A series that ends soon is contiguous, too; but where others fill the gaps, it is all read.
-            let (extents, since_ns) = match self.in_turns(shared, strided.reader, &extent, at_ns) {
+            let (extents, since_ns) = match self.in_turns(shared, (strided.reader, any), &extent, at_ns) {
                 Some(ahead) => (ahead, strided.again_ns),
                 None if grows && (has_front || !strided.is_nested) => {
                     (self.run_ahead(shared, run, extent.end - extent.start, at_ns), 0)

@@ -21,6 +21,11 @@ const ROUNDS_AHEAD_MAX: u64 = 64;
 const GAP_BYTES: u64 = 128 << 10;
 /// Where it has one reader, up to this part of its request.
 const GAP_PART: u64 = 4;
+/// How a reader's requests go on: at first, at most, less where it is taken for several readers until it is at most again, and where
+/// it may be one of several.
+const GOES_ON: (u8, u8, u8, u8) = (8, 16, 6, 12);
+/// So few readers may be machines.
+const MOUNTS_MAX: usize = 4;
 
 /// One reader's strides.
 #[derive(Debug)]
@@ -33,6 +38,10 @@ pub(super) struct Strides {
     /// When it began to read again what was read lately; 0: it does not.
     again_ns: u64,
     pub(super) turn: Turn,
+    /// How many more of its requests went on with something than did not, within bounds.
+    goes_on: u8,
+    /// It is taken for several readers that are not told apart.
+    is_several: bool,
 }
 
 /// A detected stride.
@@ -56,6 +65,8 @@ pub(super) struct StrideAhead {
     pub(super) is_nested: bool,
     /// When the reader began to read again what was read lately; 0: it does not.
     pub(super) again_ns: u64,
+    /// Its requests hardly go on with anything: it may be several that are not told apart.
+    pub(super) is_several: bool,
 }
 
 impl FileStreams {
@@ -88,6 +99,8 @@ impl FileStreams {
                     used: 0,
                     again_ns: 0,
                     turn: Turn::default(),
+                    goes_on: GOES_ON.0,
+                    is_several: false,
                 });
                 self.readers.len() - 1
             }
@@ -96,6 +109,7 @@ impl FileStreams {
             1 => ((extent.end - extent.start) / GAP_PART).min(GAP_BYTES),
             _ => GAP_BYTES,
         };
+        let readers = self.readers.len();
         let strides = &mut self.readers[at];
         strides.used = self.requests;
         strides.turn.next(extent);
@@ -105,8 +119,21 @@ impl FileStreams {
             (false, _) => 0,
         };
         let again_ns = strides.again_ns;
-        let none = StrideAhead { reader: at, again_ns, ..StrideAhead::default() };
         let seen = strides.detector.observe(extent, gap_bytes);
+        strides.goes_on = match strides.turn.goes_on() || readers > MOUNTS_MAX && seen.forecast.is_some() {
+            true => (strides.goes_on + 1).min(GOES_ON.1),
+            false => strides.goes_on.saturating_sub(1),
+        };
+        if strides.goes_on < GOES_ON.2 || strides.goes_on == GOES_ON.1 {
+            strides.is_several = strides.goes_on < GOES_ON.2;
+        }
+        // Where there are few, each may be a machine's mount.
+        let is_several = match readers {
+            1 => true,
+            2..=MOUNTS_MAX => strides.goes_on < GOES_ON.3,
+            _ => strides.is_several,
+        };
+        let none = StrideAhead { reader: at, again_ns, is_several, ..StrideAhead::default() };
         let number = seen.stream;
         if seen.fresh
             && let Some(gone) = strides.streams[number].take()
@@ -169,6 +196,6 @@ impl FileStreams {
             strides.streams[number] = Some(Stride { stream, predicted_to: to, last: extent.start });
         }
         let extents = pieces.into_iter().map(|piece| (stream, piece)).collect();
-        StrideAhead { reader: at, extents, is_nested, again_ns }
+        StrideAhead { extents, is_nested, ..none }
     }
 }

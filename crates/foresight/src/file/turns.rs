@@ -10,7 +10,7 @@
 use std::ops::Range;
 
 use super::FileStreams;
-use super::strides::Strides;
+use super::interleaved::OfAny;
 use crate::predictor::Shared;
 
 /// Readers that must have made the same step to show turns where the blocks of all with such blocks make up the whole step; and
@@ -27,6 +27,8 @@ const APART: (u64, u64) = (32 << 20, 16);
 /// many of the file's last requests.
 const TURNS_MAX: usize = 16;
 const IN_USE_REQUESTS: u64 = 1024;
+/// Sequences without readers are looked at with one of so many requests.
+const LOOKS: u64 = 4;
 /// Steps that the readers have made when their turns are seen, at most.
 const STEPS_BEFORE: u64 = 3;
 /// Steps that are predicted beyond the foremost reader, at least, and pieces that are at a time.
@@ -44,6 +46,21 @@ pub(super) struct Turn {
 }
 
 impl Turn {
+    /// One of a sequence that goes on by this step, bytes; 0: not known.
+    pub(super) fn at(start: u64, len: u64, step: u64) -> Turn {
+        Turn { start, len, step, again: step > 0 }
+    }
+
+    /// The last step was as the one before, or both were backwards.
+    pub(super) fn goes_on(&self) -> bool {
+        self.again
+    }
+
+    /// Blocks that its step is long.
+    pub(super) fn step_blocks(&self) -> u64 {
+        self.step.checked_div(self.len).unwrap_or(0)
+    }
+
     /// The reader's next request.
     pub(super) fn next(&mut self, extent: &Range<u64>) {
         let len = extent.end - extent.start;
@@ -135,25 +152,38 @@ fn is_whole(phases: usize, len: u64, step: u64) -> bool {
 }
 
 impl FileStreams {
-    /// What comes of a request if its reader, the one `at` this place, takes turns with others: the stream and what it will
-    /// read next, in order; `None`: it does not, or that does not pay.
+    /// What comes of a request if its reader, the one `at` this place, takes turns with others, or if it is of a sequence that does,
+    /// `any`, whoever reads it: the stream and what it will read next, in order; `None`: it does not, or that does not pay.
     pub(super) fn in_turns(
         &mut self,
         shared: &mut Shared,
-        at: usize,
+        (at, any): (usize, Option<OfAny>),
         extent: &Range<u64>,
         at_ns: u64,
     ) -> Option<Vec<(u32, Range<u64>)>> {
-        let turn = self.readers.get(at)?.turn;
+        let own = self.readers.get(at)?.turn;
         // Of two whose ways meet, the one that began later.
-        let known = (0..self.turns.len()).filter(|i| self.turns[*i].has(turn)).max_by_key(|i| self.turns[*i].from);
-        let number = match known {
-            Some(number) => number,
-            None => self.find_turns(shared, turn)?,
+        let with =
+            |turn: Turn| (0..self.turns.len()).filter(|i| self.turns[*i].has(turn)).max_by_key(|i| self.turns[*i].from);
+        let turn = any.map_or(own, |any| any.turn);
+        let number = match (with(turn), any) {
+            (Some(number), _) => number,
+            (None, None) => {
+                let readers = self.readers.iter().map(|reader| reader.turn).collect();
+                self.find_turns(shared, own, readers)?
+            }
+            (None, Some(_)) if self.requests.is_multiple_of(LOOKS) => {
+                let (from, fronts) = self.interleaved.fronts(turn);
+                let number = self.find_turns(shared, turn, fronts)?;
+                self.turns[number].from = self.turns[number].from.min(from);
+                number
+            }
+            _ => return None,
         };
         let turns = self.turns.get_mut(number)?;
         turns.add_phase(turn.start % turns.step);
-        let begins = turn.step == 0 && extent.end + turns.step <= turns.front;
+        let was_read = any.is_none_or(|any| any.is_again || any.since > turns.used);
+        let begins = turn.step == 0 && was_read && extent.end + turns.step <= turns.front;
         if begins {
             (turns.front, turns.predicted_to) = (extent.end, extent.end);
         }
@@ -188,8 +218,8 @@ impl FileStreams {
         }
     }
 
-    /// The turns that a request shows together with those of other readers: their number.
-    fn find_turns(&mut self, shared: &mut Shared, turn: Turn) -> Option<usize> {
+    /// The turns that a request shows together with the last ones of `all` readers: their number.
+    fn find_turns(&mut self, shared: &mut Shared, turn: Turn, all: Vec<Turn>) -> Option<usize> {
         let oldest =
             (0..self.turns.len()).min_by_key(|i| self.turns[*i].used).filter(|_| self.turns.len() >= TURNS_MAX);
         let in_use = |i: usize| self.turns[i].used + IN_USE_REQUESTS > self.requests;
@@ -197,8 +227,8 @@ impl FileStreams {
             return None;
         }
         // Readers without any order, which are many, end here.
-        let steps = |reader: &&Strides| (reader.turn.step, reader.turn.len) == (turn.step, turn.len);
-        if self.readers.iter().filter(steps).count() < WITNESSES.0 {
+        let steps = |other: &&Turn| (other.step, other.len) == (turn.step, turn.len);
+        if all.iter().filter(steps).count() < WITNESSES.0 {
             return None;
         }
         let is_near = |other: &&Turn| {
@@ -206,7 +236,7 @@ impl FileStreams {
                 && other.start % turn.len == turn.start % turn.len
                 && other.start.abs_diff(turn.start) <= apart(turn.step)
         };
-        let near: Vec<Turn> = self.readers.iter().map(|reader| &reader.turn).filter(is_near).copied().collect();
+        let near: Vec<Turn> = all.iter().filter(is_near).copied().collect();
         let phases_of = |which: &dyn Fn(&&Turn) -> bool| {
             let mut phases: Vec<u64> = near.iter().filter(which).map(|other| other.start % turn.step).collect();
             phases.sort_unstable();
