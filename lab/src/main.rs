@@ -114,7 +114,7 @@ fn free_port() -> Result<u16> {
 fn main() -> ExitCode {
     let command = Cli::parse().command;
     let filter = tracing_subscriber::EnvFilter::try_from_env("IMPRESARIO_LOG")
-        .unwrap_or_else(|_| tracing_subscriber::EnvFilter::new("warn"));
+        .unwrap_or_else(|_| tracing_subscriber::EnvFilter::new("warn,fuser=error"));
     tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).init();
     match run(command) {
         Ok(code) => code,

@@ -21,7 +21,7 @@ use crate::way::{DataPath, Way};
 use crate::will_need::Hints;
 
 /// Which way a client's requests go.
-#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Default, Debug)]
 pub enum Via {
     /// Through the I/O nodes that the configuration gives it (`[allocation]`); directly where it gives it none.
     #[default]

@@ -1,7 +1,8 @@
 //! One of our clusters as a target that can be measured and reconfigured.
 
+use std::collections::HashMap;
 use std::path::PathBuf;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use anyhow::{Context, Result};
@@ -22,12 +23,17 @@ use crate::system::{Switch, System};
 /// Timeout of a server's reply to a control call.
 const PATIENCE: Duration = Duration::from_secs(20);
 
+/// Clients by application and I/O node.
+type Shared = HashMap<(u64, Via), Weak<Counted>>;
+
 /// A running cluster.
 pub struct Storage {
     config: Config,
     /// The keys of an administrator, where they are needed.
     access: Access,
     direct: bool,
+    /// Where the processes of an application share clients.
+    shared: Option<Mutex<Shared>>,
     pids: Vec<u32>,
     kernel_disks: Arc<[KernelDisk]>,
     /// The machine's own device below the servers' folders and what it had counted before the run, where runs are cold.
@@ -38,7 +44,15 @@ impl Storage {
     /// An existing cluster.
     pub fn new(config: Config) -> Storage {
         let access = Access::of(&config, KeyRole::Admin);
-        Storage { config, access, direct: false, pids: Vec::new(), kernel_disks: Arc::default(), cold_device: None }
+        Storage {
+            config,
+            access,
+            direct: false,
+            shared: None,
+            pids: Vec::new(),
+            kernel_disks: Arc::default(),
+            cold_device: None,
+        }
     }
 
     /// A cluster of our own.
@@ -46,13 +60,18 @@ impl Storage {
         let pids = cluster.pids().into_iter().map(|(_, pid)| pid).collect();
         let kernel_disks = Arc::clone(cluster.kernel_disks());
         let cold_device = cluster.cold_device().map(|device| (device.clone(), Mutex::default()));
-        let config = cluster.config.clone();
-        Storage { access: Access::of(&config, KeyRole::Admin), config, direct: false, pids, kernel_disks, cold_device }
+        Storage { pids, kernel_disks, cold_device, ..Storage::new(cluster.config.clone()) }
     }
 
     /// The same, bypassing its I/O nodes.
     pub fn direct(mut self) -> Storage {
         self.direct = true;
+        self
+    }
+
+    /// The same, with one client for the processes of an application, as those of one mount have; through I/O nodes one for each.
+    pub fn with_shared_clients(mut self) -> Storage {
+        self.shared = Some(Mutex::default());
         self
     }
 
@@ -107,7 +126,17 @@ impl Target for Storage {
             wire_max_bytes: identity.wire_max_bytes,
             ..ClientOptions::default()
         };
-        Ok(Box::new(Connected(Client::connect(&self.config, options)?)))
+        let Some(shared) = self.shared.as_ref().filter(|_| identity.job > 0) else {
+            return Ok(Box::new(Connected::to(Counted::connect(&self.config, options)?)));
+        };
+        let mut shared = shared.lock();
+        let known = shared.entry((identity.job, via)).or_default();
+        let client = match known.upgrade() {
+            Some(client) => client,
+            None => Counted::connect(&self.config, options)?,
+        };
+        *known = Arc::downgrade(&client);
+        Ok(Box::new(Connected::to(client)))
     }
 
     fn nodes(&self) -> usize {
@@ -269,36 +298,69 @@ fn observation(data: Vec<(String, Value)>, io: Vec<(String, Value)>) -> Observat
     seen
 }
 
-/// A client of the cluster.
-struct Connected(Arc<Client>);
+/// A client of the cluster, of one process or of several.
+struct Counted {
+    client: Arc<Client>,
+    /// What it has sent that is put down to one of its processes.
+    put_down: Mutex<Moved>,
+}
+
+impl Counted {
+    fn connect(config: &Config, options: ClientOptions) -> Result<Arc<Counted>> {
+        Ok(Arc::new(Counted { client: Client::connect(config, options)?, put_down: Mutex::default() }))
+    }
+}
+
+/// A process of the cluster's client.
+struct Connected {
+    counted: Arc<Counted>,
+    sent: Mutex<Moved>,
+}
+
+impl Connected {
+    fn to(counted: Arc<Counted>) -> Connected {
+        Connected { counted, sent: Mutex::default() }
+    }
+
+    fn client(&self) -> &Arc<Client> {
+        &self.counted.client
+    }
+}
 
 impl Process for Connected {
     fn make_dir(&self, path: &str) -> Result<bool> {
-        match self.0.mkdir(path, 0o755, 0, 0) {
+        match self.client().mkdir(path, 0o755, 0, 0) {
             Err(e) if e.errno() != libc::EEXIST => Err(e.into()),
             made => Ok(made.is_ok()),
         }
     }
 
     fn create(&self, path: &str) -> Result<Box<dyn FileIo>> {
-        Ok(Box::new(Open(self.0.create(path, CreateOptions::default())?)))
+        Ok(Box::new(Open(self.client().create(path, CreateOptions::default())?)))
     }
 
     fn open(&self, path: &str, write: bool) -> Result<Box<dyn FileIo>> {
-        Ok(Box::new(Open(self.0.open(path, write)?)))
+        Ok(Box::new(Open(self.client().open(path, write)?)))
     }
 
     fn remove(&self, path: &str) -> Result<()> {
-        Ok(self.0.unlink(path)?)
+        Ok(self.client().unlink(path)?)
     }
 
     fn remove_dir(&self, path: &str) -> Result<()> {
-        Ok(self.0.rmdir(path)?)
+        Ok(self.client().rmdir(path)?)
     }
 
     fn sent(&self) -> Moved {
-        let traffic = self.0.traffic();
-        Moved { requests: traffic.requests(), bytes: traffic.read_bytes + traffic.written_bytes }
+        // Of what several processes have sent through one client, each has what no other had been given before it asked: their sum
+        // is right.
+        let (mut put_down, mut sent) = (self.counted.put_down.lock(), self.sent.lock());
+        let traffic = self.client().traffic();
+        let all = Moved { requests: traffic.requests(), bytes: traffic.read_bytes + traffic.written_bytes };
+        sent.requests += all.requests - put_down.requests;
+        sent.bytes += all.bytes - put_down.bytes;
+        *put_down = all;
+        *sent
     }
 }
 

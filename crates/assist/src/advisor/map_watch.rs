@@ -3,7 +3,8 @@
 //! Nothing tells of a touch, but a page fault brings pages in. What comes into memory without our doing is a touch. Where
 //! touches go forward, a window ahead of them is brought in but for a hole in its middle: when the hole fills, the program has
 //! come so far, and the next window, twice as long, is brought in. So each window costs the program one fault, and nothing is
-//! brought in for a program that has stopped. Looking costs a system call for each part asked about, so it is done less often
+//! brought in for a program that has stopped. Where the program does not get on faster by the first windows than it did before them, as on
+//! flash that the kernel's own read-ahead keeps busy, there are no more. Looking costs a system call for each part asked about, so it is done less often
 //! when nothing is found, and ends when all is in memory.
 
 use std::collections::{BTreeMap, VecDeque};
@@ -16,6 +17,9 @@ const WINDOW_BYTES: (u64, u64) = (2 << 20, 64 << 20);
 /// Touches that must go forward, and the gap between them that is read along.
 const FORWARD: usize = 3;
 const GAP_BYTES: u64 = 512 << 10;
+/// Windows after which it is judged whether the program gets on faster by them, in percent of its pace before.
+const JUDGED_WINDOWS: u32 = 3;
+const FASTER_PERCENT: u64 = 110;
 /// No question is about more than this: an answer takes the longer the more is in memory.
 const QUESTION_BYTES: u64 = 16 << 20;
 /// Questions to the page cache in one look.
@@ -42,6 +46,27 @@ struct Run {
     hole: Range<u64>,
     end: u64,
     window_bytes: u64,
+    /// Where the program was, and when.
+    since: (u64, u64),
+}
+
+/// How fast a program goes through its map.
+#[derive(Clone, Copy, Debug, Default)]
+struct Pace {
+    bytes: u64,
+    ns: u64,
+}
+
+impl Pace {
+    fn add(&mut self, bytes: u64, ns: u64) {
+        (self.bytes, self.ns) = (self.bytes.saturating_add(bytes), self.ns.saturating_add(ns));
+    }
+
+    /// It is so many percent of another.
+    fn is(&self, percent: u64, of: Pace) -> bool {
+        let product = |a: u64, b: u64| u128::from(a) * u128::from(b);
+        product(self.bytes, of.ns) * 100 >= product(of.bytes, self.ns) * u128::from(percent)
+    }
 }
 
 /// The maps of one file.
@@ -61,6 +86,10 @@ pub(super) struct MapWatch {
     look_ns: u64,
     every_ns: u64,
     held_bytes: u64,
+    /// The program's pace before the first window, and by windows; how many it has come to the middle of.
+    before: Pace,
+    by_windows: Pace,
+    windows: u32,
 }
 
 impl MapWatch {
@@ -76,6 +105,9 @@ impl MapWatch {
             look_ns: now_ns,
             every_ns: LOOK_EVERY_NS.0,
             held_bytes: 0,
+            before: Pace::default(),
+            by_windows: Pace::default(),
+            windows: 0,
         }
     }
 
@@ -115,21 +147,38 @@ impl MapWatch {
             && cached(run.hole.clone()).is_some_and(|bytes| bytes > 0)
         {
             let (end, window_bytes) = (run.end, (run.window_bytes * 2).min(WINDOW_BYTES.1));
+            let at = (run.hole.start, now_ns);
+            self.by_windows.add(at.0 - run.since.0, now_ns.saturating_sub(run.since.1));
+            self.windows += 1;
             (self.run, found) = (None, true);
-            self.window(end, window_bytes, &mut seen, may);
+            if self.windows == JUDGED_WINDOWS && !self.by_windows.is(FASTER_PERCENT, self.before) {
+                self.unknown.clear();
+                return seen;
+            }
+            self.window((end, at), window_bytes, &mut seen, may);
         }
         for touch in self.touches(cached) {
             found = true;
             if !self.is_settled {
                 continue;
             }
-            seen.faults_ns.push(now_ns.saturating_sub(self.touched_ns).min(FAULT_NS_MAX));
+            let took_ns = now_ns.saturating_sub(self.touched_ns);
+            seen.faults_ns.push(took_ns.min(FAULT_NS_MAX));
             self.touched_ns = now_ns;
+            // What was before the first is not known.
+            if self.held_bytes == 0 && !self.touched.is_empty() {
+                self.before.add(touch.end - touch.start, took_ns);
+            }
             // One that passes over parts may have passed over the hole, too.
             let after = |run: &mut Run| (run.end..=run.end.saturating_add(GAP_BYTES)).contains(&touch.start);
             if let Some(run) = self.run.take_if(after) {
                 self.touched.clear();
-                self.window(touch.end, (run.window_bytes * 2).min(WINDOW_BYTES.1), &mut seen, may);
+                self.window(
+                    (touch.end, (touch.end, now_ns)),
+                    (run.window_bytes * 2).min(WINDOW_BYTES.1),
+                    &mut seen,
+                    may,
+                );
                 continue;
             }
             self.touched.push_back(touch.clone());
@@ -140,7 +189,7 @@ impl MapWatch {
             let goes_on = self.touched.iter().zip(self.touched.iter().skip(1)).all(forward);
             if self.touched.len() == FORWARD && goes_on {
                 self.touched.clear();
-                self.window(touch.end, WINDOW_BYTES.0, &mut seen, may);
+                self.window((touch.end, (touch.end, now_ns)), WINDOW_BYTES.0, &mut seen, may);
             }
         }
         self.every_ns = if found { LOOK_EVERY_NS.0 } else { (self.every_ns * 2).min(LOOK_EVERY_NS.1) };
@@ -152,8 +201,14 @@ impl MapWatch {
         seen
     }
 
-    /// Brings in a window from `start` on, but for a hole.
-    fn window(&mut self, start: u64, window_bytes: u64, seen: &mut Seen, may: &mut dyn FnMut(u64) -> bool) {
+    /// Brings in a window from `start` on, but for a hole; `since`: where the program is, and when.
+    fn window(
+        &mut self,
+        (start, since): (u64, (u64, u64)),
+        window_bytes: u64,
+        seen: &mut Seen,
+        may: &mut dyn FnMut(u64) -> bool,
+    ) {
         // Not beyond what is mapped, nor into what is in memory.
         let parts = self.unknown.range(..start.saturating_add(window_bytes)).skip_while(|(_, end)| **end <= start);
         let mapped_end = parts.fold(start, |at, (from, end)| if *from <= at { at.max(*end) } else { at });
@@ -168,7 +223,7 @@ impl MapWatch {
         self.held_bytes += len;
         if hole.start < hole.end && window.end < self.end {
             seen.bring.extend([window.start..hole.start, hole.end..window.end].into_iter().filter(|r| r.start < r.end));
-            self.run = Some(Run { hole, end: window.end, window_bytes });
+            self.run = Some(Run { hole, end: window.end, window_bytes, since });
         } else {
             seen.bring.push(window);
             self.run = None;
@@ -265,25 +320,35 @@ mod tests {
 
     const SIZE: u64 = 64 << 20;
 
-    /// A page cache in granules, and a program that touches some of them, one in each look.
+    /// A page cache in granules, and a program that touches some of them, one in each look: 5 ms if it is not there, else 0.1 ms.
     fn run(touches: impl IntoIterator<Item = u64>, warm: Range<u64>) -> (u64, u64, Vec<Range<u64>>, MapWatch) {
+        paced(touches, warm, (5_000_000, 100_000))
+    }
+
+    fn paced(
+        touches: impl IntoIterator<Item = u64>,
+        warm: Range<u64>,
+        (fault_ns, hit_ns): (u64, u64),
+    ) -> (u64, u64, Vec<Range<u64>>, MapWatch) {
         let mut memory: BTreeSet<u64> = (warm.start / GRANULE_BYTES..warm.end / GRANULE_BYTES).collect();
         let (mut watch, mut brought) = (MapWatch::new(0), Vec::new());
         watch.add(0..SIZE);
-        let (mut faults, mut questions) = (0, 0);
-        for (n, granule) in touches.into_iter().enumerate() {
+        let (mut faults, mut questions, mut now_ns) = (0, 0, 0);
+        for granule in touches {
             let mut cached = |r: Range<u64>| {
                 questions += 1;
                 let held = memory.range(r.start / GRANULE_BYTES..r.end.div_ceil(GRANULE_BYTES)).count() as u64;
                 Some(held * GRANULE_BYTES)
             };
-            let seen = watch.look(n as u64 * 5_000_000, &mut cached, &mut |_| true);
+            let seen = watch.look(now_ns, &mut cached, &mut |_| true);
             for range in seen.bring {
                 assert!(range.end <= SIZE && range.start < range.end);
                 memory.extend(range.start / GRANULE_BYTES..range.end.div_ceil(GRANULE_BYTES));
                 brought.push(range);
             }
-            faults += u64::from(memory.insert(granule));
+            let is_fault = memory.insert(granule);
+            faults += u64::from(is_fault);
+            now_ns += if is_fault { fault_ns } else { hit_ns };
         }
         (faults, questions, brought, watch)
     }
@@ -297,6 +362,15 @@ mod tests {
         assert!(watch.held_bytes() <= SIZE);
         // Every other granule as well, and a program that begins in the middle.
         assert!(run((granules / 2..granules).step_by(2), 0..0).0 < 12);
+    }
+
+    #[test]
+    fn windows_that_make_nothing_faster_end() {
+        let (_, _, brought, watch) = paced(0..SIZE / GRANULE_BYTES, 0..0, (1_000_000, 1_000_000));
+        let bytes: u64 = brought.iter().map(|r| r.end - r.start).sum();
+        assert!(bytes <= 7 * WINDOW_BYTES.0 && watch.is_done(), "{brought:?}");
+        let (faults, _, _, _) = paced(0..SIZE / GRANULE_BYTES, 0..0, (1_000_000, 700_000));
+        assert!(faults < 14, "{faults}");
     }
 
     #[test]

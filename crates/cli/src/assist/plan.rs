@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result};
 use impresario_assist::plan::{Device, Options, plan, probe};
 use impresario_base::units::parse_positive_bytes;
 use impresario_config::calibration::Calibration;
@@ -53,9 +53,6 @@ pub struct Args {
     json: bool,
 }
 
-/// Smallest file on which a device is measured.
-const MEASURED_BYTES_MIN: u64 = 8 << 20;
-
 pub fn run(args: Args) -> Result<ExitCode> {
     let mut traces = Vec::new();
     for path in &args.traces {
@@ -96,20 +93,8 @@ fn device(args: &Args, trace: &Trace) -> Result<Device> {
     match args.device.as_str() {
         "disk" => Ok(kernel(Device::disk())),
         "flash" => Ok(kernel(Device::flash())),
-        "auto" => {
-            // Small files say little about a device.
-            let large = |path: &PathBuf| std::fs::metadata(path).is_ok_and(|meta| meta.len() >= MEASURED_BYTES_MIN);
-            let Some(path) = files_used(trace).into_iter().find(large) else {
-                bail!(
-                    "no file of the trace is here and has the {} MiB that measuring its device takes; give the device \
-                     with --device or --calibration",
-                    MEASURED_BYTES_MIN >> 20
-                )
-            };
-            probe(&path, Duration::from_secs(2)).with_context(|| {
-                format!("{} cannot be measured; give its device with --device or --calibration", path.display())
-            })
-        }
+        "auto" => probe(&files_used(trace), Duration::from_secs(2))
+            .context("the device cannot be measured on the files of the trace; give it with --device or --calibration"),
         text => {
             let limits = text.split_once(':').and_then(|(i, m)| Some((i.parse::<u64>().ok()?, m.parse::<u64>().ok()?)));
             match limits {

@@ -178,6 +178,10 @@ pub struct ClusterArgs {
     /// under this kernel's page cache, read-ahead and I/O scheduler; needs root) or none
     #[arg(long, default_value = "none", value_name = "MODEL")]
     device: String,
+    /// The processes of an application share one client, as those of one mount do (with I/O nodes one for each), instead of having
+    /// one each
+    #[arg(long)]
+    one_mount: bool,
     /// Empty this machine's page cache before each run, so that reads come from the device of --dir; needs root
     #[arg(long, conflicts_with = "config")]
     cold: bool,
@@ -271,10 +275,14 @@ impl ClusterArgs {
 
     /// Opens the running cluster, or starts one.
     pub fn open(&self, stop: &Stop) -> Result<Opened> {
-        if let Some(path) = &self.config {
-            return Ok(Opened { storage: Storage::new(load(path)?), _own: None });
-        }
-        let own = OwnCluster::start(&self.plan()?, stop)?;
-        Ok(Opened { storage: Storage::of(&own), _own: Some(own) })
+        let (storage, own) = match &self.config {
+            Some(path) => (Storage::new(load(path)?), None),
+            None => {
+                let own = OwnCluster::start(&self.plan()?, stop)?;
+                (Storage::of(&own), Some(own))
+            }
+        };
+        let storage = if self.one_mount { storage.with_shared_clients() } else { storage };
+        Ok(Opened { storage, _own: own })
     }
 }
