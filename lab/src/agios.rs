@@ -124,8 +124,8 @@ pub fn run(args: Args) -> Result<ExitCode> {
             let _ = write!(out, "  {name:40}");
             for value in &figures {
                 let _ = match value {
-                    Some(value) => write!(out, "{value:10.3}"),
-                    None => write!(out, "{:>10}", "-"),
+                    Some(value) => write!(out, " {value:11.3}"),
+                    None => write!(out, "{:>12}", "-"),
                 };
             }
             if let [Some(ours), Some(public)] = figures[..] {
