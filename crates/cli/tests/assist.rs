@@ -41,3 +41,5 @@ mod trouble;
 mod watched;
 #[path = "assist/workers.rs"]
 mod workers;
+#[path = "assist/xrootd.rs"]
+mod xrootd;
