@@ -24,6 +24,7 @@ use impresario_ring::{Access, Op, Producer, Push, SLOTS, Unseen, now_ns, ring_by
 use rustix::event::{PollFd, PollFlags};
 use rustix::fs::{FileType, OFlags};
 
+use crate::beside;
 use crate::consumer::{Claim, Consumer, Event};
 use crate::locks;
 use crate::log::{self, Notice};
@@ -198,6 +199,17 @@ impl Assist {
                 }
             }
         });
+    }
+
+    /// Whether the program has restricted its system calls, so that none of ours may be made any more.
+    pub fn is_retired(&self) -> bool {
+        OFF.load(SeqCst)
+    }
+
+    /// Starts a thread beside the program's, where one can be started here and now: not in a signal handler, in a child of
+    /// `vfork`, or in a program that restricts its system calls.
+    pub fn start_beside(&self, body: beside::Body) -> bool {
+        quietly(|| !self.is_retired() && self.here() && !may_be_in_handler() && beside::spawn(body) == 0)
     }
 
     /// Whether a number is one of the library's own descriptors in this process.
@@ -633,6 +645,12 @@ impl Consumer for Assist {
     fn unseen(&self, what: Unseen) {
         if let Some(ring) = ring() {
             ring.add_unseen(what);
+        }
+    }
+
+    fn missed(&self, accesses: u64) {
+        if let Some(ring) = ring() {
+            ring.add_dropped(accesses);
         }
     }
 
