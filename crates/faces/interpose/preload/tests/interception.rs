@@ -336,6 +336,16 @@ fn what_the_kernel_takes_by_itself_is_seen_in_the_ring() {
     looked_into("polled");
 }
 
+/// A program that restricts its system calls while its rings are looked into is not ended by that.
+#[test]
+#[cfg(target_arch = "x86_64")]
+fn a_program_that_restricts_itself_is_looked_into_no_more() {
+    let stage = Stage::new(&[]);
+    if let Some((told, ..)) = stage.rings_lossy("restricted_ring") {
+        assert!(told.iter().all(|t| t.accesses.iter().all(|a| a.op == Op::Close)), "{told:?}");
+    }
+}
+
 /// A ring of one entry, used again every few microseconds.
 #[test]
 #[cfg(target_arch = "x86_64")]

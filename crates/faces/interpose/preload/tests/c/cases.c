@@ -5,10 +5,13 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <linux/aio_abi.h>
+#include <linux/filter.h>
 #include <linux/io_uring.h>
+#include <linux/seccomp.h>
 #include <pthread.h>
 #include <sched.h>
 #include <signal.h>
+#include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -531,6 +534,30 @@ static void too_fast(void) {
     CHECK(close(ring_fd) == 0);
 }
 
+/* From here on, whoever copies memory through the kernel ends the program, and all its threads. */
+static void restricted_ring(void) {
+    make_ring(4);
+    int fd = open(path, O_RDONLY);
+    looked();
+    struct sock_filter steps[] = {
+        BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, nr)),
+        BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_process_vm_readv, 0, 1),
+        BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_KILL_PROCESS),
+        BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
+    };
+    struct sock_fprog filter = {sizeof steps / sizeof *steps, steps};
+    CHECK(prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0);
+    CHECK(syscall(SYS_seccomp, SECCOMP_SET_MODE_FILTER, SECCOMP_FILTER_FLAG_TSYNC, &filter) == 0);
+    for (int i = 0; i < 10; i++) {
+        entry(IORING_OP_READ, fd, buf, 50, 100 * i);
+        CHECK(done(1) == 50 && right(buf, 100 * i, 50));
+        usleep(5000);
+    }
+    CHECK(syscall(SYS_io_uring_register, ring_fd, IORING_REGISTER_FILES, &fd, 1) == 0);
+    unmap_ring();
+    CHECK(close(ring_fd) == 0);
+}
+
 static void many(void) {
     static int fds[10000];
     struct rlimit r;
@@ -713,6 +740,7 @@ int main(int argc, char **argv) {
     CASE("inline", (way = INLINE, unheard()));
     CASE("polled", (way = POLLED, unheard()));
     CASE("too_fast", (way = INLINE, too_fast()));
+    CASE("restricted_ring", (way = INLINE, restricted_ring()));
     CASE("many", many());
     CASE("closes", closes());
     CASE("limits", limits());

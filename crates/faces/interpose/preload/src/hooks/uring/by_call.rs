@@ -161,6 +161,9 @@ impl Known {
 
 /// The program has made a ring.
 fn made(fd: c_int, params: u64) {
+    if TABLE.consumer().is_retired() {
+        return;
+    }
     // SAFETY: the kernel has just written it.
     let words = unsafe { (params as *const [u32; PARAMS_WORDS]).read_unaligned() };
     let free = || RINGS.iter().find(|ring| ring.fd.load(Relaxed) == 0);
@@ -193,7 +196,7 @@ fn made(fd: c_int, params: u64) {
 /// The program has mapped a part of a descriptor.
 #[inline]
 pub fn mapped(fd: c_int, offset: i64, place: *mut c_void) {
-    if MADE.load(Relaxed) == 0 || (offset != QUEUE_AT && offset != ENTRIES_AT) {
+    if MADE.load(Relaxed) == 0 || (offset != QUEUE_AT && offset != ENTRIES_AT) || TABLE.consumer().is_retired() {
         return;
     }
     if let Some(ring) = known(fd) {
@@ -208,7 +211,7 @@ pub fn mapped(fd: c_int, offset: i64, place: *mut c_void) {
 /// The program is about to unmap memory.
 #[inline]
 pub fn unmapping(place: *mut c_void, len: usize) {
-    if MADE.load(Relaxed) == 0 {
+    if MADE.load(Relaxed) == 0 || TABLE.consumer().is_retired() {
         return;
     }
     let memory = place as u64..(place as u64).saturating_add(len as u64);
@@ -225,7 +228,7 @@ pub fn unmapping(place: *mut c_void, len: usize) {
 
 /// The program has registered something with a ring.
 fn registered(fd: c_int, what: c_long, argument: u64, count: usize) {
-    let Some(ring) = known(fd) else { return };
+    let Some(ring) = known(fd).filter(|_| !TABLE.consumer().is_retired()) else { return };
     match what {
         FILES => {
             ring.forget_files();
