@@ -30,7 +30,7 @@ fn recorded(how: &str, more: &[&str]) {
         format!("--size={size}"),
         format!("--io_size={bytes}"),
     ]);
-    let rest = "--readonly --ioengine=io_uring --iodepth=2 --invalidate=0 --thinktime=2000 --thinktime_blocks=1";
+    let rest = "--readonly --ioengine=io_uring --iodepth=2 --invalidate=0 --thinktime=8000 --thinktime_blocks=1";
     words.extend(rest.split(' ').chain(more.iter().copied()).map(String::from));
     words.push(format!("--output={}", folder.at("fio.log").display()));
     let alone = run_command(Command::new(&words[0]).args(&words[1..]).current_dir(folder.path()));

@@ -25,7 +25,7 @@ mod table;
 pub use beside::{leave, name_thread};
 pub use consumer::{Claim, Consumer, Event};
 pub use empty::{Machine, empty_library};
-pub use process::quietly;
+pub use process::{quietly, stand_apart};
 pub use program::{Verdict, check_program};
 pub use session::{Assist, State};
 pub use table::{DESCRIPTORS, Table, Watched};

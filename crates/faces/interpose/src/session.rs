@@ -672,8 +672,11 @@ impl Consumer for Assist {
 #[inline(never)]
 fn wake() {
     quietly(|| {
+        let write = |event: BorrowedFd<'_>| rustix::io::write(event, &1u64.to_ne_bytes());
         if Assist.here() {
-            let _ = EVENT.with(|event| rustix::io::write(event, &1u64.to_ne_bytes()));
+            let _ = EVENT.with(write);
+        } else if stands_apart() && pid() == OWNER.load(Relaxed) {
+            let _ = EVENT.with_unopened(write);
         }
     });
 }

@@ -105,6 +105,12 @@ impl<C: Consumer> Table<C> {
         Self::known(word, fd, self.consumer.generation())?.filter(|watched| watched.token() == token)
     }
 
+    /// Whether the consumer has said in this generation what it wants of the descriptor.
+    pub fn is_known(&self, fd: i32) -> bool {
+        let word = self.entries.get(fd as usize).map_or(0, |entry| entry.word.load(Acquire));
+        Self::known(word, fd, self.consumer.generation()).is_some()
+    }
+
     /// What a word of the table says of a descriptor; `None` when it says nothing in this generation.
     #[inline]
     fn known(word: u64, fd: i32, generation: u32) -> Option<Option<Watched>> {

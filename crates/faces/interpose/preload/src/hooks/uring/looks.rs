@@ -1,4 +1,4 @@
-//! Looking into rings that are fed past the C library, or that the kernel polls: a thread of ours copies, a thousand times a
+//! Looking into rings that are fed past the C library, or that the kernel polls: a thread of ours copies, 250 times a
 //! second while there is something to see, the entries that the kernel has taken since the last look.
 //!
 //! - A program may use an entry's place again once the kernel has taken it, in the order of the queue or in its own (fio). What was
@@ -10,17 +10,21 @@
 //!   then: these are missed, too.
 //! - A ring whose entries are handed over by `syscall` is left to that. One that the kernel does not poll is looked at only up to
 //!   what the kernel has taken, which it does in a call: had that been seen, it would be known by then.
-//! - The thread shares the program's descriptors and opens none. It ends with the last such ring, when the program's main thread
+//! - The thread shares the program's descriptors and opens none, for that would take the program's next number: reads of regular
+//!   files that are not registered yet are missed. It ends with the last such ring, when the program's main thread
 //!   has left, and before the program restricts its system calls.
 
 use std::sync::atomic::Ordering::{Acquire, Relaxed, SeqCst};
 use std::sync::atomic::{AtomicI32, AtomicU32, AtomicU64};
 
+use impresario_interpose::State;
+
 use super::by_call::{Known, RINGS};
 use super::*;
 
-/// From look to look: while something was found, and at last.
-const PAUSE_MS: (u32, u32) = (1, 16);
+/// From look to look: while something was found in one of the last looks, and at last.
+const PAUSE_MS: (u32, u32) = (4, 16);
+const LAST_LOOKS: u32 = 16;
 /// Entries of a ring that are looked at in one look.
 const ENTRIES_MAX: u32 = 64;
 /// Entries whose places are compared: what is further back is missed.
@@ -28,6 +32,10 @@ const ORDER_MAX: usize = 512;
 /// Once so many were taken, at most every so many-th may be missed.
 const JUDGED_AFTER: u64 = 256;
 const MISSED_SHARE: u64 = 10;
+/// How long a program that makes a ring waits for the manager's answer at most, ms.
+const ANSWER_MS: u32 = 5;
+/// Descriptors that may be open then.
+const MET: c_int = 64;
 /// How often a thread that unmaps a ring makes way for one that looks into it.
 const FINISH_TRIES: u32 = 100;
 /// How long one who wants no look to go on waits for its end, ms.
@@ -108,6 +116,16 @@ pub(super) fn begin(ring: &Known) {
         return;
     }
     let Some((head, _)) = ring.ends() else { return };
+    // The thread registers no files: those that are open are met here, and others as they are opened, once the manager has answered.
+    for _ in 0..ANSWER_MS {
+        if TABLE.consumer().state() != State::Asked {
+            break;
+        }
+        pause(1);
+    }
+    for fd in 0..MET {
+        let _ = TABLE.watch(fd);
+    }
     let watch = &ring.watch;
     watch.seen.store(head, Relaxed);
     watch.taken.store(0, Relaxed);
@@ -145,8 +163,9 @@ extern "C" fn run(_: *mut c_void) -> *mut c_void {
 }
 
 fn serve() {
+    impresario_interpose::stand_apart();
     impresario_interpose::name_thread();
-    let mut pause_ms = PAUSE_MS.0;
+    let (mut pause_ms, mut in_vain) = (PAUSE_MS.0, 0u32);
     loop {
         pause(pause_ms);
         LOOKS_NOW.store(1, SeqCst);
@@ -170,7 +189,8 @@ fn serve() {
                 return;
             }
         }
-        pause_ms = if found { PAUSE_MS.0 } else { (pause_ms * 2).min(PAUSE_MS.1) };
+        in_vain = if found { 0 } else { in_vain.saturating_add(1) };
+        pause_ms = if in_vain < LAST_LOOKS { PAUSE_MS.0 } else { (pause_ms * 2).min(PAUSE_MS.1) };
     }
 }
 
@@ -247,6 +267,17 @@ fn is_over(entry: &Entry) -> bool {
     !(is_of_length && is_at_place) && (entry.flags & OF_TABLE != 0 || wanted(entry.fd, op).is_some())
 }
 
+/// Whether an entry reads a regular file of which the manager has not said whether it is to be watched.
+fn is_strange(entry: &Entry) -> bool {
+    if !matches!(entry.operation, READ | READ_FIXED) || entry.flags & OF_TABLE != 0 || entry.fd < 0 {
+        return false;
+    }
+    // SAFETY: used for one system call, which fails cleanly when the number is closed meanwhile.
+    let file = unsafe { std::os::fd::BorrowedFd::borrow_raw(entry.fd) };
+    let is_regular = |stat: rustix::fs::Stat| rustix::fs::FileType::from_raw_mode(stat.st_mode).is_file();
+    !TABLE.is_known(entry.fd) && rustix::fs::fstat(file).is_ok_and(is_regular)
+}
+
 /// `None`: it is not to be looked into any more.
 fn look_alone(ring: &Known) -> Option<bool> {
     let (watch, count) = (&ring.watch, ring.count.load(Relaxed));
@@ -268,8 +299,9 @@ fn look_alone(ring: &Known) -> Option<bool> {
             missed += 1;
             continue;
         };
-        if is_over(&entry) {
+        if is_over(&entry) || is_strange(&entry) {
             missed += 1;
+            found = true;
             continue;
         }
         if let Some(wish) = wish(&entry, |place| ring.file(place)) {
