@@ -48,6 +48,9 @@ needs=(
   "include/liburing.h:liburing-dev:the tests of guided I/O with io_uring"
   "sqlite3:sqlite3:the programs that guided I/O is measured with"
   "zstd:zstd:the programs that guided I/O is measured with"
+  "lib/python3/dist-packages/dask:python3-dask:the tests of guided I/O with Dask"
+  "xrootd:xrootd-server:the tests of guided I/O with XRootD"
+  "xrdcp:xrootd-client:the tests of guided I/O with XRootD"
 )
 if [[ $(uname -m) == x86_64 ]]; then
   needs+=(

@@ -29,6 +29,9 @@ mod nodes;
 mod one_program;
 #[path = "assist/reports.rs"]
 mod reports;
+#[cfg(target_arch = "x86_64")]
+#[path = "assist/rings.rs"]
+mod rings;
 #[path = "assist/selftest.rs"]
 mod selftest;
 #[path = "assist/survey.rs"]
@@ -41,3 +44,5 @@ mod trouble;
 mod watched;
 #[path = "assist/workers.rs"]
 mod workers;
+#[path = "assist/xrootd.rs"]
+mod xrootd;

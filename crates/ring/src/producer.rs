@@ -86,6 +86,11 @@ impl Producer {
         self.ring.dropped().load(Relaxed)
     }
 
+    /// Counts accesses as dropped of which nothing is known but that they were made.
+    pub fn add_dropped(&self, accesses: u64) {
+        self.ring.dropped().fetch_add(accesses, Relaxed);
+    }
+
     /// Adds what the program does and cannot be told of.
     pub fn add_unseen(&self, more: Unseen) {
         let [bytes, rings] = self.ring.unseen();

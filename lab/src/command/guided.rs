@@ -5,9 +5,9 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use crate::guided::held_out::{self, Beds};
-use crate::guided::page;
 use crate::guided::slow_mount::Slowness;
 use crate::guided::suite::{EXPERIMENTS, Options, run as run_suite};
+use crate::guided::{maps, page};
 use anyhow::{Context, Result};
 use impresario_workload::stats::Verdict;
 
@@ -21,7 +21,8 @@ use impresario_workload::progress::{catch_signals, write_json};
 /// they start share the limits. Requests are counted by the kernel. Needs root, and mkfs.ext4 and losetup.
 ///
 /// With --held-out programs run that guided I/O was not developed with, without a plan and with a plan from another file of
-/// the same kind, on a mount where each read request takes 5 ms and on the machine's own disk.
+/// the same kind, on a mount where each read request takes 5 ms and on the machine's own disk. With --maps one program adds up a
+/// mapped file, from memory and guided from that mount, and its page table is filled in different ways.
 #[derive(clap::Args)]
 #[command(after_long_help = "Examples:
   sudo impresario-lab guided strided
@@ -50,6 +51,9 @@ pub struct Args {
     /// Run programs and files that were not used in development
     #[arg(long)]
     held_out: bool,
+    /// Measure what it is worth to fill the page table of a program that maps its file
+    #[arg(long, conflicts_with_all = ["held_out", "only", "python", "html", "list"])]
+    maps: bool,
     /// Where the held-out programs run
     #[arg(long, value_enum, default_value_t = Beds::All, requires = "held_out", value_name = "DEVICE")]
     on: Beds,
@@ -70,6 +74,13 @@ pub struct Args {
 pub fn run(args: Args) -> Result<ExitCode> {
     if args.held_out {
         return run_held_out(args);
+    }
+    if args.maps {
+        let rows =
+            maps::run(&args.dir, args.pairs, Slowness::default(), &catch_signals()?, &mut |line| eprintln!("{line}"))?;
+        print(maps::table(&rows).as_bytes())?;
+        write_json(args.json.as_deref(), &rows)?;
+        return Ok(ExitCode::SUCCESS);
     }
     if args.list {
         let lines: String = EXPERIMENTS.iter().map(|(name, what)| format!("{name:<14} {what}\n")).collect();

@@ -76,7 +76,7 @@ const fn program(
     Program { name, files, script, needs }
 }
 
-const PROGRAMS: [Program; 27] = [
+const PROGRAMS: [Program; 28] = [
     program("memmap", "numpy", "exec $PYTHON $T/held_out.py read memmap $D", &[]),
     program("memmap-some", "numpy", "exec $PYTHON $T/held_out.py read memmap-some $D", &[]),
     program("model", "model", "exec $PYTHON $T/held_out.py read model $D", &[]),
@@ -125,6 +125,7 @@ const PROGRAMS: [Program; 27] = [
         &["fio"],
     ),
     program("java", "block", "exec java -Xshare:auto -cp $T HeldOut $D/block", &["java", "javac"]),
+    program("xrootd", "block", "exec sh $T/xrootd.sh $D $S $T/held_out block", &["cc", "xrootd", "xrdcp", "unshare"]),
     program("cat", "block", "cat $D/block | cksum", &["cat"]),
 ];
 
@@ -217,6 +218,7 @@ impl Bench<'_> {
         let tools = self.folder.join("tools");
         fs::create_dir(&tools)?;
         fs::write(tools.join("held_out.py"), include_str!("programs/held_out.py"))?;
+        fs::write(tools.join("xrootd.sh"), include_str!("programs/xrootd.sh"))?;
         let (c, java) = (tools.join("held_out.c"), tools.join("HeldOut.java"));
         fs::write(&c, include_str!("programs/held_out.c"))?;
         fs::write(&java, include_str!("programs/HeldOut.java"))?;

@@ -64,6 +64,9 @@ pub trait Consumer: Sync {
     /// The program did something that is known not to be told.
     fn unseen(&self, _what: Unseen) {}
 
+    /// The program did so many things of which it was seen only that they were done.
+    fn missed(&self, _accesses: u64) {}
+
     /// The descriptor of this file is about to be closed.
     fn release(&self, generation: u32, file: u32);
 

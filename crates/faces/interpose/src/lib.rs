@@ -8,6 +8,7 @@
 //! Rules of every function that a hook calls: no waiting, no output, no allocation, errno left as it was, and failure
 //! means that the program runs on unobserved. A recorded program alone may wait for the manager, within a bound.
 
+mod beside;
 mod consumer;
 mod empty;
 mod locks;
@@ -21,9 +22,10 @@ mod session;
 mod socket;
 mod table;
 
+pub use beside::{leave, name_thread};
 pub use consumer::{Claim, Consumer, Event};
 pub use empty::{Machine, empty_library};
-pub use process::quietly;
+pub use process::{quietly, stand_apart};
 pub use program::{Verdict, check_program};
 pub use session::{Assist, State};
 pub use table::{DESCRIPTORS, Table, Watched};

@@ -71,6 +71,14 @@ impl Own {
 
     /// Uses the descriptor if it is still ours. A thread that takes the number away waits for the user to finish.
     pub(crate) fn with<R>(&self, run: impl FnOnce(BorrowedFd<'_>) -> R) -> Option<R> {
+        self.use_if(|fd| self.is_ours(fd), run)
+    }
+
+    fn use_if<R>(
+        &self,
+        is_ours: impl FnOnce(BorrowedFd<'_>) -> bool,
+        run: impl FnOnce(BorrowedFd<'_>) -> R,
+    ) -> Option<R> {
         self.users.fetch_add(1, SeqCst);
         let number = self.number.load(SeqCst) - 1;
         let result = if number < 0 {
@@ -78,10 +86,16 @@ impl Own {
         } else {
             // SAFETY: only used below; if the program closed the number, the mark differs or the call fails.
             let fd = unsafe { BorrowedFd::borrow_raw(number) };
-            self.is_ours(fd).then(|| run(fd))
+            is_ours(fd).then(|| run(fd))
         };
         self.users.fetch_sub(1, SeqCst);
         result
+    }
+
+    /// [`with`](Own::with) for a thread beside the program's, which opens no file to look, as that would take the program's next
+    /// number for a moment: an event descriptor is not told from another event descriptor in its place.
+    pub(crate) fn with_unopened<R>(&self, run: impl FnOnce(BorrowedFd<'_>) -> R) -> Option<R> {
+        self.use_if(|fd| mark(fd) == self.mark.load(Relaxed), run)
     }
 
     fn is_ours(&self, fd: BorrowedFd<'_>) -> bool {

@@ -105,8 +105,9 @@ pub(crate) fn thread(generation: u32) -> u16 {
 
 thread_local!(static APART: Cell<bool> = const { Cell::new(false) });
 
-/// The calling thread has descriptors of its own: what it opens and closes is none of the program's.
-pub(crate) fn stand_apart() {
+/// The calling thread is none of the program's: it registers no file, and what it opens and closes, if it has descriptors of its
+/// own, is not noted.
+pub fn stand_apart() {
     APART.with(|apart| apart.set(true));
 }
 

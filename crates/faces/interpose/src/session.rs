@@ -24,6 +24,7 @@ use impresario_ring::{Access, Op, Producer, Push, SLOTS, Unseen, now_ns, ring_by
 use rustix::event::{PollFd, PollFlags};
 use rustix::fs::{FileType, OFlags};
 
+use crate::beside;
 use crate::consumer::{Claim, Consumer, Event};
 use crate::locks;
 use crate::log::{self, Notice};
@@ -198,6 +199,17 @@ impl Assist {
                 }
             }
         });
+    }
+
+    /// Whether the program has restricted its system calls, so that none of ours may be made any more.
+    pub fn is_retired(&self) -> bool {
+        OFF.load(SeqCst)
+    }
+
+    /// Starts a thread beside the program's, where one can be started here and now: not in a signal handler, in a child of
+    /// `vfork`, or in a program that restricts its system calls.
+    pub fn start_beside(&self, body: beside::Body) -> bool {
+        quietly(|| !self.is_retired() && self.here() && !may_be_in_handler() && beside::spawn(body) == 0)
     }
 
     /// Whether a number is one of the library's own descriptors in this process.
@@ -636,6 +648,12 @@ impl Consumer for Assist {
         }
     }
 
+    fn missed(&self, accesses: u64) {
+        if let Some(ring) = ring() {
+            ring.add_dropped(accesses);
+        }
+    }
+
     fn release(&self, generation: u32, file: u32) {
         let now = now_ns();
         let close = Event { op: Op::Close, flags: 0, offset: 0, len_bytes: 0, start_ns: now, duration_ns: 0 };
@@ -654,8 +672,11 @@ impl Consumer for Assist {
 #[inline(never)]
 fn wake() {
     quietly(|| {
+        let write = |event: BorrowedFd<'_>| rustix::io::write(event, &1u64.to_ne_bytes());
         if Assist.here() {
-            let _ = EVENT.with(|event| rustix::io::write(event, &1u64.to_ne_bytes()));
+            let _ = EVENT.with(write);
+        } else if stands_apart() && pid() == OWNER.load(Relaxed) {
+            let _ = EVENT.with_unopened(write);
         }
     });
 }

@@ -67,7 +67,15 @@ impl Watched {
     pub fn file(&self) -> u32 {
         self.file
     }
+
+    /// All of it in one number that is not 0, for [`Table::recall`].
+    pub fn token(&self) -> u64 {
+        // Descriptors of the table have 16 bits.
+        u64::from(self.generation as u16) << 48 | u64::from(self.fd as u16) << 32 | u64::from(self.file)
+    }
 }
+
+const _: () = assert!(DESCRIPTORS <= 1 << 16);
 
 impl<C: Consumer> Table<C> {
     /// An empty table.
@@ -87,6 +95,20 @@ impl<C: Consumer> Table<C> {
         let generation = self.consumer.generation();
         let word = self.entries.get(fd as usize)?.word.load(Acquire);
         Self::known(word, fd, generation).unwrap_or_else(|| self.ask(fd, generation, false))
+    }
+
+    /// The descriptor of a [token](Watched::token), unless it was closed or became another file since. For files that are
+    /// used by another way than their descriptor.
+    pub fn recall(&self, token: u64) -> Option<Watched> {
+        let fd = i32::from((token >> 32) as u16);
+        let word = self.entries.get(fd as usize)?.word.load(Acquire);
+        Self::known(word, fd, self.consumer.generation())?.filter(|watched| watched.token() == token)
+    }
+
+    /// Whether the consumer has said in this generation what it wants of the descriptor.
+    pub fn is_known(&self, fd: i32) -> bool {
+        let word = self.entries.get(fd as usize).map_or(0, |entry| entry.word.load(Acquire));
+        Self::known(word, fd, self.consumer.generation()).is_some()
     }
 
     /// What a word of the table says of a descriptor; `None` when it says nothing in this generation.
@@ -400,6 +422,21 @@ mod tests {
         TABLE.tell(watched, read(40, 3 * TRUST_NS));
         assert_eq!(TABLE.consumer().take(), ["claim 2", "tell 1 2 0+10", "tell 1 2 20+10", "release 2"]);
         assert_eq!(TABLE.watch(fd).unwrap().file(), 3);
+    }
+
+    #[test]
+    fn a_token_is_of_the_file_that_it_was_made_of_and_no_other() {
+        static TABLE: Table<Notes> = Table::new(Notes::new());
+        let file = tempfile::tempfile().unwrap();
+        let watched = TABLE.watch(file.as_raw_fd()).unwrap();
+        assert_eq!((TABLE.recall(watched.token()), TABLE.recall(0)), (Some(watched), None));
+        // Closed, and open again under the same number.
+        TABLE.forget(file.as_raw_fd());
+        assert_eq!(TABLE.recall(watched.token()), None);
+        let again = TABLE.watch(file.as_raw_fd()).unwrap();
+        assert_eq!((TABLE.recall(watched.token()), TABLE.recall(again.token())), (None, Some(again)));
+        TABLE.consumer().generation.store(2, Relaxed);
+        assert_eq!(TABLE.recall(again.token()), None);
     }
 
     #[test]

@@ -67,7 +67,7 @@ impl Agent {
         let mirror = Mirror::new(folder.path().join(DIRECTORIES)).map_err(failed("making the run's folder"))?;
         let at = at.as_os_str().as_bytes().to_vec();
         let calls = Calls::new(client, at, mirror, &token).map_err(failed("preparing to serve programs"))?;
-        let listener = UnixListener::bind(folder.path().join(SOCKET)).map_err(failed("listening for programs"))?;
+        let listener = listen(folder.path()).map_err(failed("listening for programs"))?;
         let shared = Arc::new(Shared { calls, connections: AtomicUsize::new(0) });
         let thread = |name: &str| std::thread::Builder::new().name(name.into()).stack_size(STACK_BYTES);
         let watching = shared.clone();
@@ -99,6 +99,15 @@ fn private_folder(place: &Path) -> std::io::Result<tempfile::TempDir> {
     let place = place.canonicalize()?;
     let only_ours = std::fs::Permissions::from_mode(0o700);
     tempfile::Builder::new().prefix(PREFIX).permissions(only_ours).tempdir_in(place)
+}
+
+/// Listens in a run's folder. The socket has its name only once it listens: to another run that starts at this moment, a socket
+/// without a listener is that of a run that was killed, whose folder it removes.
+fn listen(folder: &Path) -> std::io::Result<UnixListener> {
+    let nameless = folder.join("new");
+    let listener = UnixListener::bind(&nameless)?;
+    std::fs::rename(&nameless, folder.join(SOCKET))?;
+    Ok(listener)
 }
 
 /// Removes folders of this user's runs that were killed: nobody accepts connections there any more.
@@ -277,6 +286,28 @@ mod tests {
         let _listener = UnixListener::bind(at("running").join(SOCKET)).unwrap();
         remove_stale(place.path());
         assert!(!at("killed").exists() && at("running").exists() && at("starting").exists());
+    }
+
+    /// Eight ranks start at once, each with a run of its own: a socket that does not listen yet must not have the name by which
+    /// another run would take it for that of one that was killed.
+    #[test]
+    fn a_run_that_starts_is_never_taken_for_one_that_was_killed() {
+        use rustix::fs::inotify;
+        let folder = tempfile::tempdir().unwrap();
+        let notify = inotify::init(inotify::CreateFlags::CLOEXEC | inotify::CreateFlags::NONBLOCK).unwrap();
+        let made = inotify::WatchFlags::CREATE | inotify::WatchFlags::MOVED_TO;
+        inotify::add_watch(&notify, folder.path(), made).unwrap();
+        let _listener = listen(folder.path()).unwrap();
+        let mut space = [std::mem::MaybeUninit::uninit(); 4096];
+        let (mut events, mut named) = (inotify::Reader::new(&notify, &mut space), Vec::new());
+        while let Ok(event) = events.next() {
+            if event.file_name().is_some_and(|name| name.to_bytes() == SOCKET.as_bytes()) {
+                named.push(event.events());
+            }
+        }
+        assert_eq!(named, [inotify::ReadFlags::MOVED_TO], "it is made under another name");
+        assert!(!is_refused(&folder.path().join(SOCKET)));
+        UnixStream::connect(folder.path().join(SOCKET)).unwrap();
     }
 
     #[test]

@@ -5,7 +5,6 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 static uint64_t sum;
@@ -23,11 +22,11 @@ static int piece(int fd, off_t at, size_t len) {
 }
 
 int main(int argc, char **argv) {
-    struct stat st;
     if (argc != 3) return 2;
     int fd = open(argv[2], O_RDONLY), bad = 0;
-    if (fd < 0 || fstat(fd, &st) != 0) return 1;
-    off_t size = st.st_size;
+    /* XRootD's library for programs does not know every fstat. */
+    off_t size = fd < 0 ? -1 : lseek(fd, 0, SEEK_END);
+    if (size < 0) return 1;
     uint64_t seed = 88172645463325252u;
     if (strncmp(argv[1], "mmap", 4) == 0) {
         const unsigned char *map = mmap(NULL, (size_t)size, PROT_READ, MAP_PRIVATE, fd, 0);

@@ -89,3 +89,9 @@ unsafe extern "C" fn forked() {
 pub extern "C" fn impresario_assist_state() -> c_int {
     TABLE.consumer().state() as c_int
 }
+
+/// How often this process, or one that it was forked from, has looked into rings of io_uring; it goes round. For tests.
+#[unsafe(no_mangle)]
+pub extern "C" fn impresario_assist_looks() -> u32 {
+    uring::looks()
+}

@@ -52,8 +52,9 @@ impl Stage {
         text
     }
 
-    /// What the manager is told of a case with io_uring; `None` where the kernel gives no ring.
-    fn rings(&self, case: &str) -> Option<(Vec<Told>, Unseen)> {
+    /// What the manager is told of a case with io_uring, and how many accesses were missed; `None` where the kernel gives no
+    /// ring.
+    fn rings_lossy(&self, case: &str) -> Option<(Vec<Told>, u64, Unseen)> {
         let manager = Manager::start(&self.dir.path().join("socket"), &self.path(""), Mode::Advise);
         let text = self.said(case, &manager.socket, true);
         if text == "no ring\n" {
@@ -62,8 +63,15 @@ impl Stage {
         }
         assert_eq!(text, "ok\n");
         let unseen = manager.unseen();
-        let told = manager.finish();
-        Some((told, *unseen.lock().unwrap()))
+        let (missed, told) = manager.finish_lossy();
+        Some((told, missed, *unseen.lock().unwrap()))
+    }
+
+    /// The same, and nothing is missed.
+    fn rings(&self, case: &str) -> Option<(Vec<Told>, Unseen)> {
+        let (told, missed, unseen) = self.rings_lossy(case)?;
+        assert_eq!(missed, 0);
+        Some((told, unseen))
     }
 
     /// What the manager is told of a case.
@@ -291,15 +299,60 @@ fn what_is_put_into_a_ring_is_told_when_the_kernel_has_taken_it() {
     let stage = Stage::new(&[]);
     let Some((told, unseen)) = stage.rings("urings") else { return };
     let bytes: Vec<_> = of(&told, &stage.path("bytes")).collect();
-    assert_eq!(bytes, [reads(&[(300, 100), (5000, 70), (700, 50), (40, 10)]), reads(&[(900, 20)])]);
+    let wanted = [(300, 100), (5000, 70), (700, 50), (40, 10), (600, 123), (650, 30), (800, 8)];
+    assert_eq!(bytes, [reads(&wanted), reads(&[(900, 20)])]);
     assert_eq!(of(&told, &stage.path("lines")).next().unwrap(), reads(&[(0, 7)]));
     let is_async = |a: &&impresario_ring::Access| a.op == Op::Read && a.flags & flag::ASYNC != 0;
-    assert_eq!(told.iter().flat_map(|t| &t.accesses).filter(is_async).count(), 6);
-    assert_eq!(
-        unseen,
-        Unseen { bytes: 123 + 30, rings: 1 },
-        "of files in the ring's table, and in a ring that is polled"
-    );
+    assert_eq!(told.iter().flat_map(|t| &t.accesses).filter(is_async).count(), 9);
+    assert_eq!(unseen, Unseen { bytes: 7, rings: 0 }, "of a file in the ring's table that was closed");
+}
+
+/// Rings that are fed in ways that pass nothing that could be interposed are looked into: each read is told, or counted as missed.
+#[cfg(target_arch = "x86_64")]
+fn looked_into(case: &str) {
+    let stage = Stage::new(&[]);
+    let Some((told, missed, unseen)) = stage.rings_lossy(case) else { return };
+    assert_eq!(unseen, Unseen::default());
+    let mut bytes = of(&told, &stage.path("bytes")).next().unwrap();
+    let waited_for = (0..3).flat_map(|i| [(1000 * i, 100), (1000 * i + 500, 10)]).collect::<Vec<_>>();
+    let hasty = bytes.split_off(waited_for.len());
+    assert_eq!(bytes, reads(&waited_for));
+    assert_eq!(hasty.len() as u64 + missed, 100, "{} told, {missed} missed", hasty.len());
+    assert!(hasty.is_sorted_by_key(|r| r.1) && hasty.iter().all(|r| r.1 >= 10_000 && r.1 % 100 == 0 && r.2 == 50));
+    assert_eq!(of(&told, &stage.path("lines")).next().unwrap(), reads(&[(0, 7)]));
+    let mut all = told.iter().flat_map(|t| &t.accesses).filter(|a| a.op == Op::Read);
+    assert!(all.all(|a| a.flags & flag::ASYNC != 0));
+}
+
+#[test]
+#[cfg(target_arch = "x86_64")]
+fn what_a_program_hands_over_by_instructions_of_its_own_is_seen_in_its_ring() {
+    looked_into("inline");
+}
+
+#[test]
+#[cfg(target_arch = "x86_64")]
+fn what_the_kernel_takes_by_itself_is_seen_in_the_ring() {
+    looked_into("polled");
+}
+
+/// A program that restricts its system calls while its rings are looked into is not ended by that.
+#[test]
+#[cfg(target_arch = "x86_64")]
+fn a_program_that_restricts_itself_is_looked_into_no_more() {
+    let stage = Stage::new(&[]);
+    if let Some((told, ..)) = stage.rings_lossy("restricted_ring") {
+        assert!(told.iter().all(|t| t.accesses.iter().all(|a| a.op == Op::Close)), "{told:?}");
+    }
+}
+
+/// A ring of one entry, used again every few microseconds.
+#[test]
+#[cfg(target_arch = "x86_64")]
+fn a_ring_that_is_too_fast_to_be_looked_into_is_said_to_be() {
+    let stage = Stage::new(&[]);
+    let Some((_, _, unseen)) = stage.rings_lossy("too_fast") else { return };
+    assert_eq!(unseen, Unseen { bytes: 0, rings: 1 });
 }
 
 /// And by liburing, whose system calls pass nothing that could be interposed.

@@ -171,7 +171,8 @@ impl Channels {
         let address = SocketAddrUnix::new(&path[..]).map_err(|_| libc::EIO)?;
         let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)
             .map_err(Errno::raw_os_error)?;
-        let refused = match rustix::net::connect(&socket, &address) {
+        // A signal may end the wait for a place in the agent's queue.
+        let refused = match rustix::io::retry_on_intr(|| rustix::net::connect(&socket, &address)) {
             // The agent serves its own user alone, so another one's is none, whatever the folder of a run that is over
             // has become.
             Ok(()) if peer_uid(&socket) == Some(rustix::process::geteuid().as_raw()) => return Ok(socket),

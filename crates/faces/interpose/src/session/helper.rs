@@ -10,7 +10,7 @@
 //! - A forked child has none; it gets its own when it is wanted there.
 //! - Where anything fails it ends, and the manager gives hints as it would without it.
 
-use std::ffi::{c_int, c_void};
+use std::ffi::c_void;
 use std::io;
 use std::num::NonZeroU64;
 use std::os::fd::AsRawFd;
@@ -34,7 +34,6 @@ const TRY_NS: u64 = 10_000_000;
 const LOOK: rustix::time::Timespec = rustix::time::Timespec { tv_sec: 1, tv_nsec: 0 };
 /// How long the program waits for its end before it restricts its system calls.
 const END_WITHIN_MS: u32 = 50;
-const STACK_BYTES: usize = 256 << 10;
 const LIBRARY_BYTES: usize = 1024;
 /// Where what is read goes: the same few pages again and again. No one looks at it.
 const SCRATCH_BYTES: usize = 64 << 10;
@@ -75,36 +74,10 @@ pub(super) fn start() {
         if !mine || OFF.load(Relaxed) || !Assist.here() || may_be_in_handler() {
             return;
         }
-        if PAGE.helper.compare_exchange(NONE, RUNS, AcqRel, Relaxed).is_ok() && spawn() != 0 {
+        if PAGE.helper.compare_exchange(NONE, RUNS, AcqRel, Relaxed).is_ok() && beside::spawn(run) != 0 {
             PAGE.helper.store(NEVER, Release);
         }
     });
-}
-
-/// The result of `pthread_create`.
-fn spawn() -> c_int {
-    let mut attributes = MaybeUninit::uninit();
-    let mut all = MaybeUninit::uninit();
-    let mut before = MaybeUninit::uninit();
-    let mut thread = MaybeUninit::uninit();
-    // SAFETY: each is initialised by the first call that gets it; a detached thread needs no looking after. It
-    // inherits the signal mask, which is put back afterwards.
-    unsafe {
-        let failed = libc::pthread_attr_init(attributes.as_mut_ptr());
-        if failed != 0 {
-            return failed;
-        }
-        libc::pthread_attr_setdetachstate(attributes.as_mut_ptr(), libc::PTHREAD_CREATE_DETACHED);
-        libc::pthread_attr_setstacksize(attributes.as_mut_ptr(), STACK_BYTES);
-        libc::sigfillset(all.as_mut_ptr());
-        let mut failed = libc::pthread_sigmask(libc::SIG_SETMASK, all.as_ptr(), before.as_mut_ptr());
-        if failed == 0 {
-            failed = libc::pthread_create(thread.as_mut_ptr(), attributes.as_ptr(), run, std::ptr::null_mut());
-            libc::pthread_sigmask(libc::SIG_SETMASK, before.as_ptr(), std::ptr::null_mut());
-        }
-        libc::pthread_attr_destroy(attributes.as_mut_ptr());
-        failed
-    }
 }
 
 /// Before the program restricts its system calls: makes the thread end, and waits a moment. Should it hang in the file
@@ -149,16 +122,14 @@ extern "C" fn run(_: *mut c_void) -> *mut c_void {
 fn end_when_restricted() {
     if OFF.load(SeqCst) {
         PAGE.helper.store(NEVER, Release);
-        // SAFETY: ends this thread and nothing else; its descriptors are closed by that. The C library's way out makes
-        // calls that may not be allowed any more; this one leaves the stack behind.
-        unsafe { libc::syscall(libc::SYS_exit, 0) };
+        // Its descriptors are closed by that.
+        beside::leave();
     }
 }
 
 fn serve() -> Option<Notice> {
     stand_apart();
-    // SAFETY: names the calling thread, for those who list threads; past our own hook.
-    unsafe { libc::syscall(libc::SYS_prctl, libc::PR_SET_NAME, c"impresario".as_ptr()) };
+    beside::name_thread();
     if !separate_descriptors() || !main_thread_is_there() {
         return Some(Notice::NoHelper);
     }

@@ -1,4 +1,4 @@
-//! mmap: a range of a file that will be read without further calls.
+//! mmap: a range of a file that will be read without further calls. munmap: a ring of io_uring that is let go.
 //!
 //! Memory allocators call mmap before anything else runs, so the real one is not looked for: the system call is made
 //! directly, as the C library does.
@@ -112,3 +112,16 @@ macro_rules! mmaps {
 }
 
 mmaps! { mmap mmap64 }
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C-unwind" fn munmap(place: *mut c_void, len: size_t) -> c_int {
+    uring::unmapping(place, len);
+    // SAFETY: the caller's arguments, for the call that the caller meant.
+    match unsafe { rustix::mm::munmap(place, len) } {
+        Ok(()) => 0,
+        Err(errno) => {
+            set_errno(errno.raw_os_error());
+            -1
+        }
+    }
+}

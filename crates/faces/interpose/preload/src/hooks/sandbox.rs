@@ -3,6 +3,7 @@
 
 use std::ffi::{c_int, c_ulong};
 
+use super::uring;
 use crate::real::missing;
 use crate::{TABLE, real};
 
@@ -12,6 +13,7 @@ pub unsafe extern "C-unwind" fn prctl(option: c_int, a: c_ulong, b: c_ulong, c: 
     // Filters that are loaded by the seccomp call itself need this promise first, or great rights.
     if option == libc::PR_SET_SECCOMP || option == libc::PR_SET_NO_NEW_PRIVS {
         TABLE.consumer().retire();
+        uring::settle();
     }
     // SAFETY: the caller's arguments.
     unsafe { real(option, a, b, c, d) }

@@ -1,18 +1,20 @@
 //! io_uring: what is put into a ring is told when the kernel has taken it, with the length that was asked for. A ring is seen
-//! through liburing's functions, and where programs make the system calls themselves, through the C library's `syscall`.
+//! through liburing's functions, and where programs make the system calls themselves, through the C library's `syscall`
+//! ([`by_call`]). One that was made by that, and is fed past it or polled by the kernel, is looked into from time to time
+//! ([`looks`]).
 //!
-//! Not seen: rings in programs that contain liburing, or make system calls, in code of their own. Not seen, and counted as
-//! such: rings that the kernel polls without liburing, or that are used by a place in a table; and reads of files by their
-//! place in a table of the ring (`IOSQE_FIXED_FILE`).
+//! Not seen: rings that a program makes in code of its own, as liburing's when it is linked statically. Not seen, and counted as
+//! such: rings that take more than can be looked at, and reads of files by their place in a ring's table (`IOSQE_FIXED_FILE`)
+//! where it was not seen what was put there.
 
-use std::ffi::{c_int, c_long, c_uint, c_void};
+use std::ffi::{c_int, c_uint, c_void};
 
-use impresario_interpose::{Consumer, quietly};
-use impresario_ring::{Op, Unseen, now_ns};
+use impresario_interpose::{Consumer, Watched, quietly};
+use impresario_ring::{Op, Unseen, flag, now_ns};
 use libc::iovec;
 
 use super::aio::submitted;
-use crate::around::{position, wanted};
+use crate::around::{position, tell, wanted};
 use crate::served::SERVED;
 use crate::{TABLE, real};
 
@@ -58,31 +60,57 @@ const POLLED: u32 = 1 << 1;
 const WIDE_ENTRIES: u32 = 1 << 10;
 const NO_ARRAY: u32 = 1 << 16;
 
-/// Stands for a file of the ring's table.
-const NO_FD: c_int = -1;
+/// Which file an entry is of.
+#[derive(Clone, Copy)]
+enum Target {
+    Descriptor(c_int),
+    /// In the ring's table.
+    OfTable(Watched),
+    /// In the ring's table, and it is not known what is there.
+    Unknown,
+}
 
 /// A read or write that an entry asks for.
 #[derive(Clone, Copy)]
 struct Wish {
-    /// Or [`NO_FD`].
-    fd: c_int,
+    target: Target,
     op: Op,
     offset: i64,
     len_bytes: u64,
 }
 
+impl Wish {
+    fn tell(&self, start_ns: u64, end_ns: u64) {
+        match self.target {
+            Target::Descriptor(fd) => submitted(fd, self.op, self.offset, self.len_bytes, start_ns, end_ns),
+            Target::OfTable(_) if self.len_bytes == 0 => {}
+            Target::OfTable(watched) => {
+                tell(watched, self.op, flag::ASYNC, self.offset, self.len_bytes, start_ns, end_ns);
+            }
+            Target::Unknown => TABLE.consumer().unseen(Unseen { bytes: self.len_bytes, rings: 0 }),
+        }
+    }
+}
+
 /// Copies from this process's memory without trusting the place.
 fn peek<T: Copy>(place: u64, into: &mut [T]) -> bool {
     let len = size_of_val(into);
+    peek_all(&[(place, len)], into)
+}
+
+/// Copies parts of this process's memory, one after the other, without trusting the places. Together they are as long as `into`.
+fn peek_all<T: Copy, const N: usize>(parts: &[(u64, usize); N], into: &mut [T]) -> bool {
+    let len = size_of_val(into);
     let local = iovec { iov_base: into.as_mut_ptr().cast(), iov_len: len };
-    let remote = iovec { iov_base: place as *mut c_void, iov_len: len };
-    // SAFETY: writes `into`, whose types are numbers, and fails where the place cannot be read.
-    let done = unsafe { libc::process_vm_readv(std::process::id() as c_int, &local, 1, &remote, 1, 0) };
+    let remote = parts.map(|(place, len)| iovec { iov_base: place as *mut c_void, iov_len: len });
+    let pid = std::process::id() as c_int;
+    // SAFETY: writes `into`, whose types are numbers, and fails where a place cannot be read.
+    let done = unsafe { libc::process_vm_readv(pid, &local, 1, remote.as_ptr(), N as u64, 0) };
     done == len as isize
 }
 
-/// What an entry asks for. A descriptor that it closes is forgotten.
-fn wish(entry: &Entry) -> Option<Wish> {
+/// What an entry asks for, with what is known of a place in the ring's table. A descriptor that it closes is forgotten.
+fn wish(entry: &Entry, of_table: impl Fn(c_int) -> Option<Watched>) -> Option<Wish> {
     let (op, is_vector) = match entry.operation {
         READ | READ_FIXED => (Op::Read, false),
         WRITE | WRITE_FIXED => (Op::Write, false),
@@ -95,13 +123,16 @@ fn wish(entry: &Entry) -> Option<Wish> {
         }
         _ => return None,
     };
-    let of_table = entry.flags & OF_TABLE != 0;
-    if of_table && op != Op::Read {
-        return None;
-    }
-    if !of_table {
+    let (target, fd) = if entry.flags & OF_TABLE == 0 {
         wanted(entry.fd, op)?;
-    }
+        (Target::Descriptor(entry.fd), Some(entry.fd))
+    } else {
+        match of_table(entry.fd) {
+            Some(watched) if TABLE.consumer().wants(op) => (Target::OfTable(watched), Some(watched.fd())),
+            None if op == Op::Read => (Target::Unknown, None),
+            _ => return None,
+        }
+    };
     let len_bytes = if is_vector {
         let mut parts = [iovec { iov_base: std::ptr::null_mut(), iov_len: 0 }; PARTS_MAX];
         let parts = &mut parts[..(entry.len as usize).min(PARTS_MAX)];
@@ -112,12 +143,12 @@ fn wish(entry: &Entry) -> Option<Wish> {
     } else {
         entry.len.into()
     };
-    if of_table {
-        return Some(Wish { fd: NO_FD, op, offset: 0, len_bytes });
-    }
     // Without an offset it is at the descriptor's position.
-    let offset = if entry.offset == u64::MAX { position(entry.fd)? as i64 } else { entry.offset as i64 };
-    Some(Wish { fd: entry.fd, op, offset, len_bytes })
+    let offset = match fd {
+        Some(fd) if entry.offset == u64::MAX => position(fd)? as i64,
+        _ => entry.offset as i64,
+    };
+    Some(Wish { target, op, offset, len_bytes })
 }
 
 /// What is about to be submitted.
@@ -136,13 +167,7 @@ impl Pending {
     /// The kernel has taken so many.
     fn taken(&self, count: usize) {
         let end_ns = now_ns();
-        for wish in self.wishes.iter().take(count).flatten() {
-            if wish.fd == NO_FD {
-                TABLE.consumer().unseen(Unseen { bytes: wish.len_bytes, rings: 0 });
-                continue;
-            }
-            submitted(wish.fd, wish.op, wish.offset, wish.len_bytes, self.start_ns, end_ns);
-        }
+        self.wishes.iter().take(count).flatten().for_each(|wish| wish.tell(self.start_ns, end_ns));
     }
 }
 
@@ -186,7 +211,7 @@ impl Ring {
         let entry = |i: c_uint| {
             let place = (head.wrapping_add(i) & mask) << wide;
             // SAFETY: an entry that the program has filled, within the queue.
-            wish(unsafe { &*self.entries.add(place as usize) })
+            wish(unsafe { &*self.entries.add(place as usize) }, |_| None)
         };
         Some((head, Pending::new((0..count).map(entry))))
     }
@@ -224,9 +249,16 @@ submits! {
     io_uring_submit_and_wait_timeout(done: *mut c_void, count: c_uint, time: *mut c_void, mask: *mut c_void);
 }
 
+#[cfg(target_arch = "x86_64")]
+mod by_call;
+#[cfg(target_arch = "x86_64")]
+mod looks;
+
 /// Rings that the program made by system calls, and those calls.
 #[cfg(target_arch = "x86_64")]
-pub use by_call::{find_syscall, mapped};
+pub use by_call::{find_syscall, mapped, unmapping};
+#[cfg(target_arch = "x86_64")]
+pub use looks::{count as looks, settle};
 
 #[cfg(not(target_arch = "x86_64"))]
 mod elsewhere {
@@ -234,238 +266,15 @@ mod elsewhere {
 
     #[inline(always)]
     pub fn mapped(_: i32, _: i64, _: *mut std::ffi::c_void) {}
+
+    #[inline(always)]
+    pub fn unmapping(_: *mut std::ffi::c_void, _: usize) {}
+
+    pub fn looks() -> u32 {
+        0
+    }
+
+    pub fn settle() {}
 }
 #[cfg(not(target_arch = "x86_64"))]
-pub use elsewhere::{find_syscall, mapped};
-
-#[cfg(target_arch = "x86_64")]
-mod by_call {
-    use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
-    use std::sync::atomic::{AtomicI32, AtomicPtr, AtomicU32, AtomicU64};
-
-    use super::*;
-
-    /// `IORING_OFF_SQ_RING`, `IORING_OFF_SQES`.
-    const QUEUE_AT: i64 = 0;
-    const ENTRIES_AT: i64 = 0x1000_0000;
-    /// `IORING_ENTER_REGISTERED_RING`: the number is not a descriptor.
-    const BY_PLACE: c_long = 1 << 4;
-
-    /// The kernel's `struct io_uring_params`, in numbers of four bytes.
-    const PARAMS_WORDS: usize = 20;
-    const FLAGS: usize = 2;
-    const HEAD: usize = 10;
-    const MASK: usize = 12;
-    const ARRAY: usize = 16;
-
-    /// One of the program's rings: where things lie from the beginning of the mapped queue.
-    struct Known {
-        /// 0 for none, else the descriptor and 1.
-        fd: AtomicI32,
-        queue: AtomicU64,
-        entries: AtomicU64,
-        flags: AtomicU32,
-        head: AtomicU32,
-        mask: AtomicU32,
-        array: AtomicU32,
-    }
-
-    const RINGS_MAX: usize = 64;
-
-    static RINGS: [Known; RINGS_MAX] = [const {
-        Known {
-            fd: AtomicI32::new(0),
-            queue: AtomicU64::new(0),
-            entries: AtomicU64::new(0),
-            flags: AtomicU32::new(0),
-            head: AtomicU32::new(0),
-            mask: AtomicU32::new(0),
-            array: AtomicU32::new(0),
-        }
-    }; RINGS_MAX];
-    /// The next place to be used once all are.
-    static NEXT: AtomicU32 = AtomicU32::new(0);
-    static MADE: AtomicU32 = AtomicU32::new(0);
-    /// That a ring is used by its place was told.
-    static BY_PLACE_TOLD: AtomicU32 = AtomicU32::new(0);
-
-    fn known(fd: c_int) -> Option<&'static Known> {
-        RINGS.iter().find(|ring| ring.fd.load(Acquire) == fd.wrapping_add(1))
-    }
-
-    /// The program has made a ring.
-    fn made(fd: c_int, params: u64) {
-        // SAFETY: the kernel has just written it.
-        let words = unsafe { (params as *const [u32; PARAMS_WORDS]).read_unaligned() };
-        let free = || RINGS.iter().find(|ring| ring.fd.load(Relaxed) == 0);
-        let oldest = || &RINGS[NEXT.fetch_add(1, Relaxed) as usize % RINGS_MAX];
-        let ring = known(fd).or_else(free).unwrap_or_else(oldest);
-        ring.fd.store(0, Release);
-        ring.queue.store(0, Relaxed);
-        ring.entries.store(0, Relaxed);
-        ring.flags.store(words[FLAGS], Relaxed);
-        ring.head.store(words[HEAD], Relaxed);
-        ring.mask.store(words[MASK], Relaxed);
-        ring.array.store(words[ARRAY], Relaxed);
-        ring.fd.store(fd.wrapping_add(1), Release);
-        MADE.store(1, Release);
-        if words[FLAGS] & POLLED != 0 {
-            TABLE.consumer().unseen(Unseen { bytes: 0, rings: 1 });
-        }
-    }
-
-    /// The program has mapped a part of a descriptor.
-    #[inline]
-    pub fn mapped(fd: c_int, offset: i64, place: *mut c_void) {
-        if MADE.load(Relaxed) == 0 || (offset != QUEUE_AT && offset != ENTRIES_AT) {
-            return;
-        }
-        if let Some(ring) = known(fd) {
-            let field = if offset == QUEUE_AT { &ring.queue } else { &ring.entries };
-            field.store(place as u64, Release);
-        }
-    }
-
-    /// The first `count` entries of the program's ring that the kernel has not taken. Everything is copied by the kernel, for a
-    /// ring may be unmapped, or belong to a parent.
-    fn pending(fd: c_int, count: u32) -> Option<Pending> {
-        if count == 0 || MADE.load(Relaxed) == 0 || TABLE.consumer().generation() == 0 {
-            return None;
-        }
-        let ring = known(fd)?;
-        let (queue, entries, flags) = (ring.queue.load(Acquire), ring.entries.load(Acquire), ring.flags.load(Relaxed));
-        let (mut head, mut mask) = ([0u32], [0u32]);
-        let at = |offset: &AtomicU32| queue + u64::from(offset.load(Relaxed));
-        if queue == 0 || entries == 0 || !peek(at(&ring.head), &mut head) || !peek(at(&ring.mask), &mut mask) {
-            return None;
-        }
-        let entry_bytes = ENTRY_BYTES as u64 * if flags & WIDE_ENTRIES != 0 { 2 } else { 1 };
-        let entry = |i: u32| {
-            let mut place = [head[0].wrapping_add(i) & mask[0]];
-            if flags & NO_ARRAY == 0 && !peek(at(&ring.array) + 4 * u64::from(place[0]), &mut place) {
-                return None;
-            }
-            let mut entry = [0u64; ENTRY_BYTES / 8];
-            if place[0] > mask[0] || !peek(entries + entry_bytes * u64::from(place[0]), &mut entry) {
-                return None;
-            }
-            // SAFETY: an entry consists of numbers, and is as large.
-            wish(unsafe { &*entry.as_ptr().cast::<Entry>() })
-        };
-        Some(Pending::new((0..count.min(mask[0].wrapping_add(1))).map(entry)))
-    }
-
-    /// The C library's `syscall`, once it was looked for.
-    static REAL: AtomicPtr<c_void> = AtomicPtr::new(std::ptr::null_mut());
-
-    /// Looks for the real function; until then the system call is made here.
-    pub fn find_syscall() {
-        if let Some(real) = real::syscall.get() {
-            REAL.store(real as *mut c_void, Release);
-        }
-    }
-
-    /// Most programs come through here for every futex: two comparisons and a jump, and nothing is left on the stack, on which a
-    /// child of `vfork` would return.
-    ///
-    /// # Safety
-    /// As the C library's.
-    #[unsafe(no_mangle)]
-    #[unsafe(naked)]
-    pub unsafe extern "C-unwind" fn syscall() {
-        std::arch::naked_asm!(
-            "lea rax, [rdi - {setup}]",
-            "cmp rax, 1",
-            "jbe {ring}",
-            "mov rax, qword ptr [rip + {real}]",
-            "test rax, rax",
-            "jz {bare}",
-            "jmp rax",
-            setup = const SETUP,
-            ring = sym ring_call,
-            real = sym REAL,
-            bare = sym bare,
-        )
-    }
-
-    const SETUP: c_long = libc::SYS_io_uring_setup;
-    const _: () = assert!(libc::SYS_io_uring_enter == SETUP + 1);
-
-    /// Makes the call as the C library does.
-    #[unsafe(naked)]
-    unsafe extern "C-unwind" fn bare(
-        _number: c_long,
-        _a: c_long,
-        _b: c_long,
-        _c: c_long,
-        _d: c_long,
-        _e: c_long,
-        _f: c_long,
-    ) -> c_long {
-        std::arch::naked_asm!(
-            "mov rax, rdi",
-            "mov rdi, rsi",
-            "mov rsi, rdx",
-            "mov rdx, rcx",
-            "mov r10, r8",
-            "mov r8, r9",
-            "mov r9, [rsp + 8]",
-            "syscall",
-            "cmp rax, -4095",
-            "jae 2f",
-            "ret",
-            "2:",
-            "mov rdi, rax",
-            "jmp {failed}",
-            failed = sym failed,
-        )
-    }
-
-    extern "C-unwind" fn failed(result: c_long) -> c_long {
-        crate::around::set_errno(-result as c_int);
-        -1
-    }
-
-    /// `io_uring_setup` and `io_uring_enter`.
-    unsafe extern "C-unwind" fn ring_call(
-        number: c_long,
-        a: c_long,
-        b: c_long,
-        c: c_long,
-        d: c_long,
-        e: c_long,
-        f: c_long,
-    ) -> c_long {
-        let real = REAL.load(Acquire);
-        let call = if real.is_null() {
-            bare
-        } else {
-            // SAFETY: the C library's function, which takes up to seven numbers.
-            unsafe {
-                std::mem::transmute::<
-                    *mut c_void,
-                    unsafe extern "C-unwind" fn(c_long, c_long, c_long, c_long, c_long, c_long, c_long) -> c_long,
-                >(real)
-            }
-        };
-        if number == SETUP {
-            // SAFETY: the caller's arguments.
-            let fd = unsafe { call(number, a, b, c, d, e, f) };
-            if fd >= 0 {
-                quietly(|| made(fd as c_int, b as u64));
-            }
-            return fd;
-        }
-        let by_place = d & BY_PLACE != 0;
-        if by_place && BY_PLACE_TOLD.swap(1, Relaxed) == 0 {
-            quietly(|| TABLE.consumer().unseen(Unseen { bytes: 0, rings: 1 }));
-        }
-        let pending = if by_place { None } else { quietly(|| pending(a as c_int, b as u32)) };
-        // SAFETY: the caller's arguments.
-        let taken = unsafe { call(number, a, b, c, d, e, f) };
-        if let (Some(pending), 1..) = (pending, taken) {
-            quietly(|| pending.taken(taken as usize));
-        }
-        taken
-    }
-}
+pub use elsewhere::{find_syscall, looks, mapped, settle, unmapping};

@@ -5,10 +5,13 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <linux/aio_abi.h>
+#include <linux/filter.h>
 #include <linux/io_uring.h>
+#include <linux/seccomp.h>
 #include <pthread.h>
 #include <sched.h>
 #include <signal.h>
+#include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -367,12 +370,51 @@ static unsigned *queue, *completions;
 static struct io_uring_params ring;
 static struct io_uring_sqe *entries;
 static int ring_fd;
+/* How entries are handed over: by the C library, by an instruction of the program's own, or taken by the kernel by itself. */
+static enum { CALLED, INLINE, POLLED } way;
+
+static long enter(int count, int flags) {
+#ifdef __x86_64__
+    if (way != CALLED) {
+        register long mask __asm__("r8") = 0, size __asm__("r9") = 0, how __asm__("r10") = flags;
+        long result;
+        __asm__ volatile("syscall"
+                         : "=a"(result)
+                         : "a"(SYS_io_uring_enter), "D"(ring_fd), "S"(count), "d"(count), "r"(how), "r"(mask), "r"(size)
+                         : "rcx", "r11", "memory");
+        return result;
+    }
+#endif
+    return syscall(SYS_io_uring_enter, ring_fd, count, count, flags, NULL, 0);
+}
+
+static void make_ring(int count) {
+    ring = (struct io_uring_params){.flags = way == POLLED ? IORING_SETUP_SQPOLL : 0, .sq_thread_idle = 1000};
+    ring_fd = syscall(SYS_io_uring_setup, count, &ring);
+    if (ring_fd < 0) {
+        puts("no ring");
+        exit(0);
+    }
+    int all = PROT_READ | PROT_WRITE;
+    queue = mmap(NULL, ring.sq_off.array + 4 * ring.sq_entries, all, MAP_SHARED, ring_fd, IORING_OFF_SQ_RING);
+    completions = mmap(NULL, ring.cq_off.cqes + 16 * ring.cq_entries, all, MAP_SHARED, ring_fd, IORING_OFF_CQ_RING);
+    entries = mmap(NULL, 64 * ring.sq_entries, all, MAP_SHARED, ring_fd, IORING_OFF_SQES);
+    CHECK(queue != MAP_FAILED && completions != MAP_FAILED && entries != MAP_FAILED);
+}
+
+static void unmap_ring(void) {
+    CHECK(munmap(entries, 64 * ring.sq_entries) == 0 && munmap(queue, ring.sq_off.array + 4 * ring.sq_entries) == 0);
+}
+
+/* Of the next entry: once it is handed over, the kernel may have taken it. */
+static int with_flags;
 
 static struct io_uring_sqe *entry(int op, int fd, void *at, unsigned len, long offset) {
     unsigned tail = queue[ring.sq_off.tail / 4], place = tail & queue[ring.sq_off.ring_mask / 4];
     struct io_uring_sqe *e = &entries[place];
     memset(e, 0, sizeof *e);
     e->opcode = op, e->fd = fd, e->addr = (unsigned long)at, e->len = len, e->off = offset, e->user_data = tail;
+    e->flags = with_flags, with_flags = 0;
     queue[ring.sq_off.array / 4 + place] = place;
     __atomic_store_n(&queue[ring.sq_off.tail / 4], tail + 1, __ATOMIC_RELEASE);
     return e;
@@ -381,7 +423,7 @@ static struct io_uring_sqe *entry(int op, int fd, void *at, unsigned len, long o
 /* Submits what was filled and gives the sum of the results. */
 static int done(int count) {
     int sum = 0;
-    CHECK(syscall(SYS_io_uring_enter, ring_fd, count, count, IORING_ENTER_GETEVENTS, NULL, 0) == count);
+    CHECK(enter(count, IORING_ENTER_GETEVENTS | (way == POLLED ? IORING_ENTER_SQ_WAKEUP : 0)) == count);
     for (int i = 0; i < count; i++) {
         unsigned head = completions[ring.cq_off.head / 4];
         CHECK(head != __atomic_load_n(&completions[ring.cq_off.tail / 4], __ATOMIC_ACQUIRE));
@@ -395,16 +437,8 @@ static int done(int count) {
 }
 
 static void urings(void) {
-    ring_fd = syscall(SYS_io_uring_setup, 4, &ring);
-    if (ring_fd < 0) {
-        puts("no ring");
-        exit(0);
-    }
-    int all = PROT_READ | PROT_WRITE, fd = open(path, O_RDONLY);
-    queue = mmap(NULL, ring.sq_off.array + 4 * ring.sq_entries, all, MAP_SHARED, ring_fd, IORING_OFF_SQ_RING);
-    completions = mmap(NULL, ring.cq_off.cqes + 16 * ring.cq_entries, all, MAP_SHARED, ring_fd, IORING_OFF_CQ_RING);
-    entries = mmap(NULL, 64 * ring.sq_entries, all, MAP_SHARED, ring_fd, IORING_OFF_SQES);
-    CHECK(queue != MAP_FAILED && completions != MAP_FAILED && entries != MAP_FAILED);
+    make_ring(4);
+    int fd = open(path, O_RDONLY);
     struct iovec v[2] = {{buf + 1000, 30}, {buf + 1030, 40}}, whole = {buf, sizeof buf};
     CHECK(syscall(SYS_io_uring_register, ring_fd, IORING_REGISTER_BUFFERS, &whole, 1) == 0);
     entry(IORING_OP_READ, fd, buf, 100, 300);
@@ -426,23 +460,102 @@ static void urings(void) {
     CHECK(open(other, O_RDONLY) == opened);
     entry(IORING_OP_READ, opened, buf, 7, 0);
     CHECK(done(1) == 7 && !memcmp(buf, "line 0\n", 7));
-    /* Of files in the ring's table nothing is told but how much is read; of a ring that the kernel polls, that it is there. */
+    /* Files in the ring's table; of one whose descriptor was closed nothing is told but how much is read. */
     int table[2] = {fd, opened};
     CHECK(syscall(SYS_io_uring_register, ring_fd, IORING_REGISTER_FILES, table, 2) == 0);
-    entry(IORING_OP_READ, 0, buf, 123, 600)->flags = IOSQE_FIXED_FILE;
+    with_flags = IOSQE_FIXED_FILE;
+    entry(IORING_OP_READ, 0, buf, 123, 600);
     struct iovec part = {buf + 200, 30};
-    entry(IORING_OP_READV, 0, &part, 1, 650)->flags = IOSQE_FIXED_FILE;
+    with_flags = IOSQE_FIXED_FILE;
+    entry(IORING_OP_READV, 0, &part, 1, 650);
     CHECK(done(2) == 153 && right(buf, 600, 123) && right(buf + 200, 650, 30));
-    struct io_uring_params polled = {.flags = IORING_SETUP_SQPOLL};
-    int polled_fd = syscall(SYS_io_uring_setup, 4, &polled);
-    CHECK(polled_fd >= 0 && close(polled_fd) == 0);
+    CHECK(close(opened) == 0);
+    with_flags = IOSQE_FIXED_FILE;
+    entry(IORING_OP_READ, 1, buf, 7, 0);
+    CHECK(done(1) == 7 && !memcmp(buf, "line 0\n", 7));
+    struct io_uring_files_update again = {.offset = 1, .fds = (unsigned long)table};
+    CHECK(syscall(SYS_io_uring_register, ring_fd, IORING_REGISTER_FILES_UPDATE, &again, 1) == 1);
+    with_flags = IOSQE_FIXED_FILE;
+    entry(IORING_OP_READ, 1, buf, 8, 800);
+    CHECK(done(1) == 8 && right(buf, 800, 8));
     /* Mistakes are the kernel's to tell, with memory that is gone, too. */
     CHECK(syscall(SYS_io_uring_enter, fd, 1, 0, 0, NULL, 0) == -1 && errno == EOPNOTSUPP);
     CHECK(syscall(SYS_io_uring_enter, 999, 1, 0, 0, NULL, 0) == -1 && errno == EBADF);
     CHECK(syscall(SYS_io_uring_setup, 0, NULL) == -1 && (errno == EFAULT || errno == EINVAL));
-    CHECK(munmap(entries, 64 * ring.sq_entries) == 0 && munmap(queue, ring.sq_off.array + 4 * ring.sq_entries) == 0);
+    unmap_ring();
     CHECK(syscall(SYS_io_uring_enter, ring_fd, 1, 0, 0, NULL, 0) == 0);
-    CHECK(close(ring_fd) == 0 && close(opened) == 0 && close(fd) == 0);
+    CHECK(close(ring_fd) == 0 && close(fd) == 0);
+}
+
+/* Waits until rings have been looked into, from beginning to end, since. */
+static void looked(void) {
+    unsigned (*looks)(void);
+    *(void **)&looks = dlsym(RTLD_DEFAULT, "impresario_assist_looks");
+    unsigned before = looks ? looks() : 0;
+    for (int i = 0; looks && getenv("EXPECT_MANAGER") && looks() - before < 2 && i < 10000; i++)
+        usleep(1000);
+}
+
+/* Nothing of what is handed over passes the C library. */
+static void unheard(void) {
+    make_ring(4);
+    int fd = open(path, O_RDONLY), gone = open(other, O_RDONLY);
+    CHECK(fd >= 0 && gone >= 0 && syscall(SYS_io_uring_register, ring_fd, IORING_REGISTER_FILES, &fd, 1) == 0);
+    looked();
+    for (int i = 0; i < 3; i++) {
+        entry(IORING_OP_READ, fd, buf, 100, 1000 * i);
+        with_flags = IOSQE_FIXED_FILE;
+        entry(IORING_OP_READ, 0, buf + 200, 10, 1000 * i + 500);
+        CHECK(done(2) == 110 && right(buf, 1000 * i, 100) && right(buf + 200, 1000 * i + 500, 10));
+        looked();
+    }
+    /* More than are left in the ring, before it is looked into again; those that are not told are counted. */
+    for (int i = 0; i < 100; i++) {
+        entry(IORING_OP_READ, fd, buf, 50, 10000 + 100 * i);
+        CHECK(done(1) == 50);
+    }
+    looked();
+    /* The last one is not waited for. */
+    entry(IORING_OP_READ, gone, buf, 7, 0);
+    CHECK(done(1) == 7 && !memcmp(buf, "line 0\n", 7));
+    unmap_ring();
+    CHECK(close(ring_fd) == 0);
+}
+
+/* Too fast for being looked into, until that is given up. */
+static void too_fast(void) {
+    make_ring(1);
+    int fd = open(path, O_RDONLY);
+    for (int i = 0; i < 20000; i++) {
+        entry(IORING_OP_READ, fd, buf, 50, i);
+        CHECK(done(1) == 50);
+    }
+    unmap_ring();
+    CHECK(close(ring_fd) == 0);
+}
+
+/* From here on, whoever copies memory through the kernel ends the program, and all its threads. */
+static void restricted_ring(void) {
+    make_ring(4);
+    int fd = open(path, O_RDONLY);
+    looked();
+    struct sock_filter steps[] = {
+        BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, nr)),
+        BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_process_vm_readv, 0, 1),
+        BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_KILL_PROCESS),
+        BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
+    };
+    struct sock_fprog filter = {sizeof steps / sizeof *steps, steps};
+    CHECK(prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0);
+    CHECK(syscall(SYS_seccomp, SECCOMP_SET_MODE_FILTER, SECCOMP_FILTER_FLAG_TSYNC, &filter) == 0);
+    for (int i = 0; i < 10; i++) {
+        entry(IORING_OP_READ, fd, buf, 50, 100 * i);
+        CHECK(done(1) == 50 && right(buf, 100 * i, 50));
+        usleep(5000);
+    }
+    CHECK(syscall(SYS_io_uring_register, ring_fd, IORING_REGISTER_FILES, &fd, 1) == 0);
+    unmap_ring();
+    CHECK(close(ring_fd) == 0);
 }
 
 static void many(void) {
@@ -624,6 +737,10 @@ int main(int argc, char **argv) {
     CASE("aio", aios());
     CASE("libaio", libaio());
     CASE("urings", urings());
+    CASE("inline", (way = INLINE, unheard()));
+    CASE("polled", (way = POLLED, unheard()));
+    CASE("too_fast", (way = INLINE, too_fast()));
+    CASE("restricted_ring", (way = INLINE, restricted_ring()));
     CASE("many", many());
     CASE("closes", closes());
     CASE("limits", limits());
