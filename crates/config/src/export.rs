@@ -145,7 +145,7 @@ impl Config {
             let (name, address) = (open.name(), open.address());
             let why = format!(
                 "exports tell clients from servers by their keys, and {name} at {address} takes peers without one; set \
-                 security = \"key\" in [cluster]"
+                 security = \"key\" or \"tls\" in [cluster]"
             );
             found.push((root.index(0), why));
         }

@@ -22,7 +22,7 @@ pub use calibration::Calibration;
 pub use check::{device_key, missing_device, policy_complaint};
 pub use export::{AccessRules, Export, Network, Squash};
 pub use model::{
-    Cluster, Config, Data, DataState, Io, META_NAME, Meta, MovesTo, Protect, Security, Server, Tree, TreeBackend,
+    Cluster, Config, Data, DataState, Io, META_NAME, Meta, MovesTo, Protect, Security, Server, Tls, Tree, TreeBackend,
     TreeIo,
 };
 pub use nfs::{Nfs, NfsExport};

@@ -43,6 +43,11 @@ impl Exports {
         self.0.iter().any(|export| export.squashed().is_some())
     }
 
+    /// True if clients are given passes for the files that they open.
+    pub fn give_passes(&self) -> bool {
+        self.0.iter().any(|export| export.needs_passes())
+    }
+
     /// The export of a client at this address, `ip:port`, or on a Unix socket.
     pub(crate) fn of_peer(&self, peer: &str) -> Option<&Arc<Export>> {
         let here = IpAddr::V4(Ipv4Addr::LOCALHOST);

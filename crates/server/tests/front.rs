@@ -76,6 +76,7 @@ fn settings() -> Settings {
         keys: None,
         protect: impresario_config::Protect::Headers,
         exports: None,
+        certificates: None,
     }
 }
 

@@ -18,6 +18,7 @@
 //! ```
 
 pub mod ceph;
+pub mod certificates;
 pub mod gluster;
 pub mod linear;
 pub mod link;

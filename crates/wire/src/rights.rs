@@ -117,7 +117,7 @@ pub fn may_send(role: KeyRole, client: crate::ClientKey, call: &Call) -> Result<
             Right::NotClients => "the admin or the server key",
             Right::Server | Right::Anyone => "the server key",
         };
-        return Err(format!("{what} takes {needed}; the caller has shown the {role} key"));
+        return Err(format!("{what} takes {needed} or certificate; the caller has shown that of role {role}"));
     }
     if role != KeyRole::Server && call.who().is_some_and(|who| who.client != client) {
         return Err(format!("{what} was asked for in the name of another client, which takes the server key"));

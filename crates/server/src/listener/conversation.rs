@@ -74,7 +74,9 @@ impl Shared {
     fn greet(&self, receiver: &mut Receiver, connection: &Connection, refusal: Option<String>) -> Result<(), Farewell> {
         let settings = &self.settings;
         let keys = settings.keys.as_deref().map(|keys| (keys, settings.protect));
-        let host = Host { name: &settings.name, role: settings.role, membership: &settings.membership, keys };
+        let certificates = settings.certificates.as_deref();
+        let Settings { name, role, membership, .. } = settings;
+        let host = Host { name, role: *role, membership, keys, certificates };
         let Receiver { stream, reader, limits } = receiver;
         let received = receive_hello(stream, reader, host, limits, Instant::now() + GREETING_MAX);
         // A refusal is protected too, once both sides have keys.
@@ -217,17 +219,25 @@ impl Shared {
         Ok(())
     }
 
-    /// Ends a connection whose key has been replaced and is no longer accepted. Its client comes back with the present one.
+    /// Ends a connection whose key has been replaced and is no longer accepted, or whose certificate is no longer good. Its
+    /// client comes back with the present one.
     fn check_key(&self, connection: &Connection) -> Result<(), Farewell> {
-        let Some(ring) = &self.settings.keys else { return Ok(()) };
-        let Some(key) = connection.guest().and_then(|guest| guest.key) else { return Ok(()) };
-        if !connection.is_due(KEY_CHECK_EVERY) || ring.accepts(key) {
+        let Settings { name, keys, certificates, .. } = &self.settings;
+        let Some(guest) = connection.guest().filter(|guest| guest.is_proven()) else { return Ok(()) };
+        if !connection.is_due(KEY_CHECK_EVERY) {
             return Ok(());
         }
-        let name = &self.settings.name;
-        let message =
-            format!("{name}: key {key:016x} was replaced and is no longer accepted; use the present key file");
-        Err(Farewell::Fault(0, Fault { errno: libc::EKEYEXPIRED, message }))
+        let why = match (guest.key, keys, &guest.certificate, certificates) {
+            (Some(key), Some(ring), ..) if !ring.accepts(key) => {
+                format!("key {key:016x} was replaced and is no longer accepted; use the present key file")
+            }
+            (_, _, Some(certificate), Some(certificates)) => match certificates.check(certificate) {
+                Ok(()) => return Ok(()),
+                Err(why) => why,
+            },
+            _ => return Ok(()),
+        };
+        Err(Farewell::Fault(0, Fault { errno: libc::EKEYEXPIRED, message: format!("{name}: {why}") }))
     }
 
     /// Whether the peer may send the call.
@@ -236,9 +246,9 @@ impl Shared {
         if let Some(role) = guest.role {
             may_send(role, connection.who().client, call).map_err(|why| {
                 let name = &self.settings.name;
-                let message = match guest.key {
-                    Some(_) => format!("{name}: {why}"),
-                    None => format!("{name}: {why}, as its user is neither the server's nor root"),
+                let message = match guest.is_proven() {
+                    true => format!("{name}: {why}"),
+                    false => format!("{name}: {why}, as its user is neither the server's nor root"),
                 };
                 Fault { errno: libc::EPERM, message }
             })?;
