@@ -73,6 +73,9 @@ pub struct Cluster {
     pub security: Security,
     /// What keys protect; the stricter of the server's and the client's setting applies.
     pub protect: Protect,
+    /// The socket of the MUNGE daemon; absent: the one that the library knows.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub munge_socket: Option<PathBuf>,
     /// The file that it was read from. Who uses the servers looks there for new addresses when it has changed.
     #[serde(skip)]
     pub file: FileSeen,
@@ -569,7 +572,12 @@ impl Config {
             folder.into_iter().chain(&mut tree.volfile).chain(&mut tree.ceph_config)
         });
         let tls = self.tls.iter_mut().flat_map(|tls| [&mut tls.ca, &mut tls.certificate, &mut tls.private_key]);
-        data.chain(io).chain(meta).chain(folder).chain(std::iter::once(&mut self.cluster.key_dir)).chain(tls)
+        data.chain(io)
+            .chain(meta)
+            .chain(folder)
+            .chain(std::iter::once(&mut self.cluster.key_dir))
+            .chain(tls)
+            .chain(&mut self.cluster.munge_socket)
     }
 
     /// Number of data servers that a file is striped over by default.
@@ -598,6 +606,7 @@ impl Default for Cluster {
             payload_percent_per_address: 75,
             security: Security::default(),
             protect: Protect::default(),
+            munge_socket: None,
             file: FileSeen::default(),
             key_dir: "keys".into(),
         }

@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use impresario_base::lock::{Condvar, Mutex};
 use impresario_config::Protect;
 use impresario_sched::ConnId;
-use impresario_transport::{BindError, Certificates, Keyring, Listening, Membership, Stream};
+use impresario_transport::{BindError, Certificates, Keyring, Listening, Membership, Munge, Stream};
 use impresario_wire::{Call, Fault, Role};
 use rustc_hash::FxHashMap;
 use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
@@ -100,6 +100,8 @@ pub struct Settings {
     pub protect: Protect,
     /// The rules that clients are under; `None`: none.
     pub exports: Option<Arc<Exports>>,
+    /// What vouches for users of clients that have to prove which one they are.
+    pub munge: Munge,
 }
 
 impl Settings {
@@ -122,6 +124,7 @@ impl Settings {
             certificates: None,
             protect: cluster.protect,
             exports: None,
+            munge: Munge::at(cluster.munge_socket.as_deref()),
         }
     }
 }

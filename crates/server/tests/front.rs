@@ -77,6 +77,7 @@ fn settings() -> Settings {
         protect: impresario_config::Protect::Headers,
         exports: None,
         certificates: None,
+        munge: Default::default(),
     }
 }
 

@@ -22,6 +22,7 @@ pub mod certificates;
 pub mod gluster;
 pub mod linear;
 pub mod link;
+pub mod munge;
 pub mod page_cache;
 pub mod power;
 pub mod suites;

@@ -2,10 +2,10 @@
 
 use std::sync::Arc;
 
-use impresario_config::{Address, Config, Protect, Security};
-use impresario_wire::KeyRole;
+use impresario_config::{Address, Config, Protect, Security, Users};
+use impresario_wire::{Hello, KeyRole, Role};
 
-use crate::{Certificates, KeyError, Keyring};
+use crate::{Certificates, KeyError, Keyring, Munge};
 
 /// What a program proves itself with, if it has anything.
 #[derive(Clone, Debug)]
@@ -16,6 +16,8 @@ pub struct Access {
     proof: Option<Proof>,
     /// Why there is none.
     missing: Option<Arc<KeyError>>,
+    /// What vouches for the program's user, if some [[export]] asks for that.
+    munge: Option<Munge>,
 }
 
 /// What a program proves itself with.
@@ -28,7 +30,7 @@ pub(crate) enum Proof {
 impl Default for Access {
     /// Without keys.
     fn default() -> Self {
-        Access { security: Security::None, protect: Protect::default(), proof: None, missing: None }
+        Access { security: Security::None, protect: Protect::default(), proof: None, missing: None, munge: None }
     }
 }
 
@@ -46,7 +48,17 @@ impl Access {
             Some(Err(error)) => (None, Some(Arc::new(error))),
             None => (None, None),
         };
-        Access { security: cluster.security, protect: cluster.protect, proof, missing }
+        let is_asked = role == KeyRole::Client && config.export.iter().any(|export| export.users == Users::Munge);
+        let munge = is_asked.then(|| Munge::at(cluster.munge_socket.as_deref()));
+        Access { security: cluster.security, protect: cluster.protect, proof, missing, munge }
+    }
+
+    /// A credential of the program's user for a connection to a server of names, if that may ask for it.
+    pub(crate) fn credential(&self, hello: &Hello) -> Result<Vec<u8>, String> {
+        match (&self.munge, hello.role) {
+            (Some(munge), Role::Meta | Role::Io) => munge.prove(hello.who.client),
+            _ => Ok(Vec::new()),
+        }
     }
 
     /// What to prove to a server at this address; `None` if it requires nothing.

@@ -88,7 +88,12 @@ pub fn say_hello(
         Some(Proof::Certificates(certificates)) => tls::connect(stream, reader, certificates, limits, deadline)?,
         None => {}
     }
-    let hello = Hello { cluster: membership.cluster(), ..hello.clone() };
+    // Whether one is needed is the server's to say.
+    let (credential, lacking) = match access.credential(hello) {
+        Ok(credential) => (credential, None),
+        Err(why) => (Vec::new(), Some(why)),
+    };
+    let hello = Hello { cluster: membership.cluster(), credential, ..hello.clone() };
     let head = frame::encode(Kind::Hello, 0, &hello, 0).map_err(TransportError::from)?;
     // A server that refuses may close before reading our hello; its reason can still be read.
     let sent = send_frame(stream, &head, &[], deadline);
@@ -108,7 +113,10 @@ pub fn say_hello(
             }
         },
         Kind::Answer => match decode_body(body).map_err(bad)? {
-            Answer::Fault(fault) => return Err(HandshakeError::Refused(fault)),
+            Answer::Fault(mut fault) => {
+                lacking.iter().for_each(|why| fault.message += &format!(" (this program could make none: {why})"));
+                return Err(HandshakeError::Refused(fault));
+            }
             other => return Err(HandshakeError::Protocol(format!("it answered a hello with {other:?}"))),
         },
         other => return Err(HandshakeError::Protocol(format!("it answered a hello with a {other:?} frame"))),

@@ -4,6 +4,7 @@
 //! - [`FrameReader`] splits a stream into frames; [`Unsent`] and [`send_frame`] send one without copying its payload.
 //! - [`say_hello`] and [`receive_hello`] are the two sides of the hand-shake, with keys or certificates if [`Access`] and
 //!   [`Host`] have them.
+//! - [`Munge`] says which user a process is, and checks what others say.
 //! - [`Keys`] is a key file, [`Keyring`] a watched one; [`Certificates`] are watched too; [`Session`] protects a connection.
 
 mod access;
@@ -14,6 +15,7 @@ mod handshake;
 mod keyring;
 mod keys;
 mod listen;
+mod munge;
 mod noise;
 mod opener;
 mod secret_file;
@@ -30,6 +32,7 @@ pub use handshake::{Guest, HandshakeError, HelloError, Host, Membership, new_inc
 pub use keyring::Keyring;
 pub use keys::{Generation, Keys, key_file_name};
 pub use listen::{BindError, Listening};
+pub use munge::{Munge, Proven};
 pub use secret_file::KeyError;
 pub use session::Session;
 pub use stream::{PIECES_MAX, Stream};

@@ -157,7 +157,13 @@ mod tests {
             ("a", Call::Scrub { file, offset: 0, max_bytes: 1 }),
             ("as", Call::Grants),
             ("a", Call::Meta { who, call: MetaCall::Relay(crate::RelayCall::Commit { handle: 1 }) }),
-            ("s", Call::Meta { who, call: MetaCall::Restrict(crate::Squashed { all: true, uid: 9, gid: 9 }) }),
+            (
+                "s",
+                Call::Meta {
+                    who,
+                    call: MetaCall::Restrict(crate::Squashed { all: true, proven: true, uid: 9, gid: 9 }),
+                },
+            ),
             ("as", Call::Meta { who, call: MetaCall::Examine(Examine::File { path: vec![] }) }),
             ("cas", Call::Status),
             ("a", Call::SetPolicy { name: "fifo".into(), params: vec![], at_shared_ns: 0 }),

@@ -28,6 +28,7 @@ pub fn greet(stream: &Stream, reader: &mut FrameReader, access: &Access) -> Resu
         role: Role::Data,
         name: "test".into(),
         cluster: ClusterId(0),
+        credential: vec![],
     };
     let address = Address::Tcp { host: "127.0.0.1".into(), port: 2 };
     say_hello(stream, reader, &hello, ("data.0", &address), access, &Membership::default(), &LIMITS, soon())
