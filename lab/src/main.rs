@@ -25,6 +25,7 @@ mod command {
 }
 mod concurrency;
 mod core_bench;
+mod crowd;
 mod datapath;
 mod glusterfs;
 mod goals;
@@ -80,6 +81,7 @@ enum Command {
     SimCost(sim_cost::Args),
     TraceCost(trace_cost::Args),
     KeyCost(key_cost::Args),
+    Crowd(crowd::Args),
     TreeIo(tree_io::Args),
     MinimalServer(command::datapath::MinimalServerArgs),
 }
@@ -149,6 +151,7 @@ fn run(command: Command) -> Result<ExitCode> {
         Command::SimCost(args) => sim_cost::run(&args),
         Command::TraceCost(args) => trace_cost::run(&args),
         Command::KeyCost(args) => key_cost::run(&args),
+        Command::Crowd(args) => crowd::run(&args),
         Command::TreeIo(args) => tree_io::run(&args),
         Command::MinimalServer(args) => command::datapath::minimal_server(&args),
     }

@@ -3,6 +3,7 @@
 pub mod durable;
 pub mod glob;
 pub mod histogram;
+pub mod loader;
 pub mod lock;
 pub mod machine;
 pub mod mounts;

@@ -11,7 +11,7 @@ use clap::ValueEnum;
 use impresario_base::replace::replace;
 use impresario_base::units::parse_positive_bytes;
 use impresario_client::{Access, KeyRole};
-use impresario_config::{Cluster, Config, Data, Io, Meta};
+use impresario_config::{Cluster, Config, Data, Io, Meta, Security};
 use impresario_device::{DeviceParams, Order};
 use impresario_sched::{PolicySpec, policy};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
@@ -112,10 +112,11 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::from(u8::from(!(outcome? && clean))))
 }
 
-/// Makes keys where servers listen beyond this machine and there are none yet.
+/// Makes keys where servers listen beyond this machine and there are none yet. Certificates are an administrator's to make.
 fn make_keys(config: &Config) -> anyhow::Result<()> {
-    let needs = config.servers().any(|server| config.cluster.security.needs_key(server.address()));
-    if needs && key::make(&config.cluster.key_dir, false)? {
+    let security = config.cluster.security;
+    let needs = config.servers().any(|server| security.needs_key(server.address()));
+    if needs && security != Security::Tls && key::make(&config.cluster.key_dir, false)? {
         print(format!("made keys: {}\n", config.cluster.key_dir.display()))?;
     }
     Ok(())

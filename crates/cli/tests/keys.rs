@@ -1,4 +1,4 @@
-//! Clusters with keys, of real processes: what `up` makes, who is let in, and a rotation under load.
+//! Clusters with keys or certificates, of real processes: what `up` makes, who is let in, and a rotation under load.
 
 mod support;
 
@@ -8,8 +8,9 @@ use std::process::Command;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
-use impresario_client::{KeyRole, Via};
-use impresario_config::{Protect, Security};
+use impresario_client::{Access, KeyRole, Via, admin};
+use impresario_config::{Protect, Security, Tls};
+use impresario_testing::certificates::{Authority, Wish, replace};
 use impresario_testing::until;
 use impresario_transport::{Keys, key_file_name};
 use rustix::process::Signal;
@@ -149,59 +150,139 @@ fn remove_keys(cluster: &Cluster) {
     let _ = std::fs::remove_dir_all(cluster.config.cluster.key_dir.parent().unwrap_or(Path::new("/nowhere")));
 }
 
+/// Clients write, read and remove files, without an error, while something is changed.
+fn work_goes_on(cluster: &Cluster, via: Via, change: impl FnOnce(&dyn Fn(Duration))) {
+    let (stop, rounds) = (AtomicBool::new(false), AtomicU64::new(0));
+    let round = |client: &std::sync::Arc<impresario_client::Client>, thread: u64, n: u64| {
+        let path = format!("f{thread}.{n}");
+        let data = pattern(thread, n, 0, 300_000);
+        let file = client.create(path.as_bytes(), new_file(0o644)).unwrap_or_else(|e| panic!("{path}: {e}"));
+        file.write_at(&data, 0).unwrap_or_else(|e| panic!("writing {path}: {e}"));
+        let mut back = vec![0; data.len()];
+        let got = file.read_at(&mut back, 0).unwrap_or_else(|e| panic!("reading {path}: {e}"));
+        assert!(got == data.len() && back == data, "{path}");
+        file.close().unwrap_or_else(|e| panic!("closing {path}: {e}"));
+        client.unlink(path.as_bytes()).unwrap_or_else(|e| panic!("removing {path}: {e}"));
+    };
+    std::thread::scope(|scope| {
+        let workers: Vec<_> = (0..4)
+            .map(|thread| {
+                let (stop, rounds) = (&stop, &rounds);
+                scope.spawn(move || {
+                    let mut client = client_via(&cluster.config, thread, via);
+                    let mut n = 0;
+                    while !stop.load(Ordering::Relaxed) {
+                        round(&client, thread, n);
+                        // One that comes and goes.
+                        if thread == 3 {
+                            client = client_via(&cluster.config, thread, via);
+                        }
+                        n += 1;
+                        rounds.fetch_add(1, Ordering::Relaxed);
+                    }
+                })
+            })
+            .collect();
+        change(&|while_s| {
+            let end = std::time::Instant::now() + while_s;
+            until("work goes on", || {
+                std::time::Instant::now() > end || workers.iter().any(|worker| worker.is_finished())
+            });
+        });
+        stop.store(true, Ordering::Relaxed);
+        workers.into_iter().for_each(|worker| worker.join().unwrap());
+    });
+    assert!(rounds.load(Ordering::Relaxed) > 10, "little was done");
+}
+
 #[test]
 fn keys_are_replaced_under_load_without_an_error() {
     for (protect, via) in [(Protect::Handshake, Via::Direct), (Protect::All, Via::Auto)] {
         let mut cluster = keyed(protect);
         let config = cluster.path.to_str().unwrap().to_string();
-        let (stop, rounds) = (AtomicBool::new(false), AtomicU64::new(0));
-        let round = |client: &std::sync::Arc<impresario_client::Client>, thread: u64, n: u64| {
-            let path = format!("f{thread}.{n}");
-            let data = pattern(thread, n, 0, 300_000);
-            let file = client.create(path.as_bytes(), new_file(0o644)).unwrap_or_else(|e| panic!("{path}: {e}"));
-            file.write_at(&data, 0).unwrap_or_else(|e| panic!("writing {path}: {e}"));
-            let mut back = vec![0; data.len()];
-            let got = file.read_at(&mut back, 0).unwrap_or_else(|e| panic!("reading {path}: {e}"));
-            assert!(got == data.len() && back == data, "{path}");
-            file.close().unwrap_or_else(|e| panic!("closing {path}: {e}"));
-            client.unlink(path.as_bytes()).unwrap_or_else(|e| panic!("removing {path}: {e}"));
-        };
-        std::thread::scope(|scope| {
-            let workers: Vec<_> = (0..4)
-                .map(|thread| {
-                    let (cluster, stop, rounds) = (&cluster, &stop, &rounds);
-                    scope.spawn(move || {
-                        let mut client = client_via(&cluster.config, thread, via);
-                        let mut n = 0;
-                        while !stop.load(Ordering::Relaxed) {
-                            round(&client, thread, n);
-                            // One that comes and goes.
-                            if thread == 3 {
-                                client = client_via(&cluster.config, thread, via);
-                            }
-                            n += 1;
-                            rounds.fetch_add(1, Ordering::Relaxed);
-                        }
-                    })
-                })
-                .collect();
+        work_goes_on(&cluster, via, |go_on| {
             // Each generation ends under way: connections of the first are closed and made anew with the second.
             for _ in 0..2 {
                 let ran = run(["key", "rotate", &config, "--keep", "1s"]);
                 assert_eq!(ran.code, 0, "{ran:?}");
-                let end = std::time::Instant::now() + Duration::from_secs(3);
-                until("work goes on past the old key", || {
-                    std::time::Instant::now() > end || workers.iter().any(|worker| worker.is_finished())
-                });
+                go_on(Duration::from_secs(3));
             }
-            stop.store(true, Ordering::Relaxed);
-            workers.into_iter().for_each(|worker| worker.join().unwrap());
         });
-        assert!(rounds.load(Ordering::Relaxed) > 10, "little was done");
         // A hang-up makes a server with keys read them again, not end.
         cluster.server("data.0").signal(Signal::HUP);
         assert!(cluster.state("data.0")["connections"]["open"].as_u64().is_some());
         assert!(cluster.server("data.0").log().contains("read the keys again"), "{}", cluster.server("data.0").log());
         remove_keys(&cluster);
     }
+}
+
+/// A cluster whose programs show certificates, in this folder.
+fn certified(folder: &Path, authority: &Authority) -> Cluster {
+    authority.write_all(folder);
+    Cluster::start(2, 1, |config| {
+        config.cluster.security = Security::Tls;
+        config.tls = Some(Tls {
+            ca: folder.join("ca.pem"),
+            certificate: folder.join("{role}.pem"),
+            private_key: folder.join("{role}.key"),
+        });
+    })
+}
+
+#[test]
+fn authorities_and_certificates_are_replaced_under_load_without_an_error() {
+    let folder = tempfile::tempdir().unwrap();
+    let (authority, next) = (Authority::draw("cluster"), Authority::draw("next"));
+    let mut cluster = certified(folder.path(), &authority);
+    for via in [Via::Direct, Via::Auto] {
+        // What was issued by the one that goes is refused in the end, and what comes is known before.
+        let (from, to) = if via == Via::Direct { (&authority, &next) } else { (&next, &authority) };
+        work_goes_on(&cluster, via, |go_on| {
+            replace(&folder.path().join("ca.pem"), &(from.pem().to_string() + to.pem()));
+            go_on(Duration::from_secs(2));
+            for role in ["server", "client", "admin"] {
+                to.write(folder.path(), role, &Wish::role(role));
+                go_on(Duration::from_secs(1));
+            }
+            replace(&folder.path().join("ca.pem"), to.pem());
+            go_on(Duration::from_secs(3));
+        });
+    }
+    let log = cluster.server("data.0").log();
+    assert!(log.contains("no authority in"), "a connection of before went on: {log}");
+}
+
+#[test]
+fn certificates_give_the_roles_that_keys_give() {
+    let folder = tempfile::tempdir().unwrap();
+    let authority = Authority::draw("cluster");
+    let cluster = certified(folder.path(), &authority);
+    let config = cluster.path.to_str().unwrap();
+    let set = ["policy", "set", config, "--server", "io.0", "sjf"];
+    assert_eq!(run(set).code, 0);
+    // A machine that has a client's certificate under the administrator's name.
+    let other = tempfile::tempdir().unwrap();
+    let theirs = other.path().join("impresario.toml");
+    let text = std::fs::read_to_string(config).unwrap();
+    std::fs::write(&theirs, text.replace(folder.path().to_str().unwrap(), other.path().to_str().unwrap())).unwrap();
+    let theirs = theirs.to_str().unwrap();
+    replace(&other.path().join("ca.pem"), authority.pem());
+    authority.write(other.path(), "client", &Wish::role("client"));
+    assert_eq!(run(["status", theirs]).code, 0);
+    let set = ["policy", "set", theirs, "--server", "io.0", "fifo"];
+    let ran = run(set);
+    assert!(ran.code == 1 && ran.err.contains("admin.pem"), "{ran:?}");
+    authority.write(other.path(), "admin", &Wish::role("client"));
+    let ran = run(set);
+    assert!(ran.code == 1 && ran.err.contains("needs one for admin"), "{ran:?}");
+    // A client that is not honest about that sends the call all the same, and is refused by the server.
+    let access = Access::of(&cluster.config, KeyRole::Client);
+    let error = admin::reset_statistics(&access, cluster.config.data[0].address.as_str(), Duration::from_secs(20));
+    let error = error.err().map(|error| error.to_string()).unwrap_or_default();
+    assert!(error.contains("takes the admin key or certificate"), "{error}");
+    // One of another cluster.
+    let foreign = Authority::draw("another");
+    foreign.write_all(other.path());
+    let ran = run(["status", theirs]);
+    assert!(ran.code == 1 && (ran.out.clone() + &ran.err).contains("no authority in"), "{ran:?}");
 }

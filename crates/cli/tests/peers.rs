@@ -33,7 +33,7 @@ fn whole(kind: u8, id: u64, body: &[u8]) -> Vec<u8> {
 
 fn hello(version: u32, role: Role) -> Vec<u8> {
     let who = Who { client: ClientKey(7), ..Who::default() };
-    let hello = Hello { version, who, role, name: "a test".into(), cluster: Default::default() };
+    let hello = Hello { version, who, role, name: "a test".into(), cluster: Default::default(), credential: vec![] };
     whole(HELLO, 0, &postcard(&hello))
 }
 

@@ -164,6 +164,7 @@ impl ClientError {
             ClientError::System { errno, .. } => errno.0,
             ClientError::UnsyncedLost { errno, .. } => *errno,
             ClientError::Key { .. } => libc::EACCES,
+            ClientError::Refused { fault, .. } if fault.errno == libc::EACCES => libc::EACCES,
             ClientError::Stale { .. } => libc::ESTALE,
             _ => libc::EIO,
         }

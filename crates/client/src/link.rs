@@ -108,7 +108,7 @@ impl Link {
         let mut name = options.name.clone();
         name.truncate((0..=256.min(name.len())).rev().find(|at| name.is_char_boundary(*at)).unwrap_or(0));
         let (version, cluster) = (PROTOCOL_VERSION, ClusterId::default());
-        let hello = Hello { version, who: options.who, role: options.role, name, cluster };
+        let hello = Hello { version, who: options.who, role: options.role, name, cluster, credential: Vec::new() };
         let routes = Routes::new(ways.len(), 0);
         let state = State { connection: None, ways, routes, cause: String::new() };
         Ok(Link { options, hello, identity, state: Mutex::new(state), changed: Condvar::new() })
@@ -391,7 +391,7 @@ fn unreachable_because(ways: &Ways, route: usize, started: Instant, cause: Strin
 fn is_final(error: &ClientError) -> bool {
     match error {
         ClientError::Protocol { .. } | ClientError::Key { .. } | ClientError::Invalid { .. } => true,
-        ClientError::Refused { fault, .. } => fault.errno == libc::EPROTO,
+        ClientError::Refused { fault, .. } => matches!(fault.errno, libc::EPROTO | libc::EACCES),
         _ => false,
     }
 }

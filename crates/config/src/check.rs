@@ -12,7 +12,7 @@ use impresario_toml::{KeyPath, nearest};
 
 use crate::Address;
 use crate::allocation::{NAMES_MAX, RULES_MAX};
-use crate::model::{Config, DataState, META_NAME, Tree, TreeBackend};
+use crate::model::{Config, DataState, META_NAME, Security, Tree, TreeBackend};
 use crate::table::without_table_file;
 
 /// A file with more servers than this is a mistake.
@@ -105,12 +105,41 @@ impl Config {
         if cluster.key_dir.as_os_str().is_empty() {
             found.add(&at, "key_dir", "key_dir is empty; name a folder for the files of keys, or remove the key");
         }
+        self.check_tls(found);
         if let Some(lease_ms) = self.meta.lock_lease_ms {
             found.range(&KeyPath::default().key("meta"), "lock_lease_ms", lease_ms, (500, 600_000), " ms");
         }
         if let Some(count) = cluster.stripe_count.filter(|_| !self.data.is_empty()) {
             let most = self.data.len() as u64;
             found.range(&at, "stripe_count", count.into(), (1, most), ", the number of data servers");
+        }
+    }
+
+    /// Certificates are named where they are used, and only there.
+    fn check_tls(&self, found: &mut Findings) {
+        let root = KeyPath::default();
+        let at = root.key("tls");
+        match (&self.tls, self.cluster.security) {
+            (None, Security::Tls) => {
+                let why =
+                    "security is \"tls\", and there is no section [tls]; add one, with ca, certificate and private_key";
+                found.add(&root.key("cluster"), "security", why);
+            }
+            (Some(_), Security::Auto | Security::Key | Security::None) => {
+                let why = "there is a section [tls], but certificates are not used; write security = \"tls\" in [cluster], \
+                           or remove the section";
+                found.add(&root, "tls", why);
+            }
+            _ => {}
+        }
+        for (key, path) in self
+            .tls
+            .iter()
+            .flat_map(|tls| [("ca", &tls.ca), ("certificate", &tls.certificate), ("private_key", &tls.private_key)])
+        {
+            if path.as_os_str().is_empty() {
+                found.add(&at, key, format!("{key} is empty; name the file, or remove the key"));
+            }
         }
     }
 
@@ -474,7 +503,7 @@ mod tests {
     use impresario_device::DeviceParams;
 
     use super::*;
-    use crate::model::{Data, Io, Meta, MovesTo};
+    use crate::model::{Data, Io, Meta, MovesTo, Tls};
 
     fn good() -> Config {
         Config {
@@ -528,6 +557,13 @@ mod tests {
         let each = "cluster.max_connections_per_address";
         refused(|c| c.cluster.max_connections_per_address = 0, each, "between 1 and");
         refused(|c| c.cluster.key_dir = "".into(), "cluster.key_dir", "name a folder");
+        refused(|c| c.cluster.security = Security::Tls, "cluster.security", "no section [tls]");
+        refused(|c| c.tls = Some(Tls::default()), "tls", "certificates are not used");
+        let nameless = |c: &mut Config| {
+            c.cluster.security = Security::Tls;
+            c.tls = Some(Tls { ca: "".into(), ..Tls::default() });
+        };
+        refused(nameless, "tls.ca", "name the file");
         refused(|c| c.cluster.stripe_bytes = 511, "cluster.stripe_bytes", "between 512 and 1073741824 bytes");
         refused(|c| c.cluster.request_timeout_ms = 99, "cluster.request_timeout_ms", "between 100 and 600000 ms");
         refused(|c| c.cluster.max_payload_bytes = 1, "cluster.max_payload_bytes", "between 4096 and 67108864 bytes");

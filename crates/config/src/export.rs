@@ -30,6 +30,8 @@ pub struct Export {
     pub anonymous_uid: u32,
     /// The anonymous group.
     pub anonymous_gid: u32,
+    /// Who says which user a client's is.
+    pub users: Users,
 }
 
 impl Default for Export {
@@ -41,8 +43,20 @@ impl Default for Export {
             squash: Squash::Root,
             anonymous_uid: NOBODY,
             anonymous_gid: NOBODY,
+            users: Users::Machine,
         }
     }
+}
+
+/// Who says which user a client's is.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Users {
+    /// The client's machine is believed.
+    #[default]
+    Machine,
+    /// Each client proves its user with a credential of MUNGE.
+    Munge,
 }
 
 /// Number of the anonymous user and group unless the configuration says otherwise.
@@ -145,7 +159,7 @@ impl Config {
             let (name, address) = (open.name(), open.address());
             let why = format!(
                 "exports tell clients from servers by their keys, and {name} at {address} takes peers without one; set \
-                 security = \"key\" in [cluster]"
+                 security = \"key\" or \"tls\" in [cluster]"
             );
             found.push((root.index(0), why));
         }
@@ -164,6 +178,10 @@ impl Config {
             if export.squash != Squash::None && self.tree.is_some() {
                 let why = "the I/O nodes of a [tree] act as one user for all; write squash = \"none\"";
                 found.push((at.key("squash"), why.into()));
+            }
+            if export.users == Users::Munge && self.tree.is_some() {
+                let why = "the I/O nodes of a [tree] act as one user for all; remove the key";
+                found.push((at.key("users"), why.into()));
             }
             if export.squash != Squash::None && (export.anonymous_uid == 0 || export.anonymous_gid == 0) {
                 let why = "the anonymous user and group may not be root's; name others, or write squash = \"none\"";

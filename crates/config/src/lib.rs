@@ -20,9 +20,9 @@ pub use address::Address;
 pub use allocation::{Allocation, AllocationRule, Placed, Spread};
 pub use calibration::Calibration;
 pub use check::{device_key, missing_device, policy_complaint};
-pub use export::{AccessRules, Export, Network, Squash};
+pub use export::{AccessRules, Export, Network, Squash, Users};
 pub use model::{
-    Cluster, Config, Data, DataState, Io, META_NAME, Meta, MovesTo, Protect, Security, Server, Tree, TreeBackend,
+    Cluster, Config, Data, DataState, Io, META_NAME, Meta, MovesTo, Protect, Security, Server, Tls, Tree, TreeBackend,
     TreeIo,
 };
 pub use nfs::{Nfs, NfsExport};

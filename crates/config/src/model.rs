@@ -37,6 +37,9 @@ pub struct Config {
     /// Which I/O nodes clients use.
     #[serde(default, skip_serializing_if = "Allocation::is_default")]
     pub allocation: Allocation,
+    /// The files of certificates; there if and only if `security` is `tls`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub tls: Option<Tls>,
     /// What the clients of some networks may do; without any, all clients may do everything.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub export: Vec<Export>,
@@ -66,10 +69,13 @@ pub struct Cluster {
     pub max_connections_per_address: u32,
     /// Share of a server's `payload_bytes` available to the requests and replies of one address, percent (1 to 100).
     pub payload_percent_per_address: u32,
-    /// Whether servers require peers to prove a key of the cluster.
+    /// Whether servers require peers to prove a key of the cluster, or a certificate.
     pub security: Security,
     /// What keys protect; the stricter of the server's and the client's setting applies.
     pub protect: Protect,
+    /// The socket of the MUNGE daemon; absent: the one that the library knows.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub munge_socket: Option<PathBuf>,
     /// The file that it was read from. Who uses the servers looks there for new addresses when it has changed.
     #[serde(skip)]
     pub file: FileSeen,
@@ -78,7 +84,7 @@ pub struct Cluster {
     pub key_dir: PathBuf,
 }
 
-/// Whether servers require peers to prove a key.
+/// Whether servers require peers to prove a key or a certificate.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Security {
@@ -87,15 +93,17 @@ pub enum Security {
     Auto,
     /// Everywhere.
     Key,
+    /// Everywhere, by certificates and TLS 1.3 instead of keys.
+    Tls,
     /// Nowhere: anyone who reaches a port can do everything.
     None,
 }
 
 impl Security {
-    /// True if a server at this configured address requires a key. Both sides decide from the same text.
+    /// True if a server at this configured address requires a key or certificate. Both sides decide from the same text.
     pub fn needs_key(self, address: &str) -> bool {
         match self {
-            Security::Key => true,
+            Security::Key | Security::Tls => true,
             Security::None => false,
             Security::Auto => address.parse::<crate::Address>().map_or_else(
                 // Port 0 occurs only with servers started by programs.
@@ -104,6 +112,42 @@ impl Security {
             ),
         }
     }
+}
+
+/// The files of certificates, in PEM. `{role}` in a path stands for the role of the program: client, admin or server.
+/// Relative to the configuration file.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Tls {
+    /// The certificates of the authorities that the cluster's programs believe.
+    pub ca: PathBuf,
+    /// The program's own certificate, followed by those between it and the authority.
+    pub certificate: PathBuf,
+    /// The private key of the certificate, without a password; nobody but its owner may use the file.
+    pub private_key: PathBuf,
+}
+
+impl Default for Tls {
+    fn default() -> Tls {
+        Tls { ca: "tls/ca.pem".into(), certificate: "tls/{role}.pem".into(), private_key: "tls/{role}.key".into() }
+    }
+}
+
+impl Tls {
+    /// The certificate of a program in this role.
+    pub fn certificate_of(&self, role: &str) -> PathBuf {
+        of_role(&self.certificate, role)
+    }
+
+    /// The private key of a program in this role.
+    pub fn private_key_of(&self, role: &str) -> PathBuf {
+        of_role(&self.private_key, role)
+    }
+}
+
+/// `path` with the role in its place.
+fn of_role(path: &Path, role: &str) -> PathBuf {
+    path.to_str().map_or_else(|| path.into(), |text| text.replace("{role}", role).into())
 }
 
 /// What keys protect.
@@ -527,7 +571,13 @@ impl Config {
             let folder = is_here.then_some(&mut tree.folder);
             folder.into_iter().chain(&mut tree.volfile).chain(&mut tree.ceph_config)
         });
-        data.chain(io).chain(meta).chain(folder).chain(std::iter::once(&mut self.cluster.key_dir))
+        let tls = self.tls.iter_mut().flat_map(|tls| [&mut tls.ca, &mut tls.certificate, &mut tls.private_key]);
+        data.chain(io)
+            .chain(meta)
+            .chain(folder)
+            .chain(std::iter::once(&mut self.cluster.key_dir))
+            .chain(tls)
+            .chain(&mut self.cluster.munge_socket)
     }
 
     /// Number of data servers that a file is striped over by default.
@@ -556,6 +606,7 @@ impl Default for Cluster {
             payload_percent_per_address: 75,
             security: Security::default(),
             protect: Protect::default(),
+            munge_socket: None,
             file: FileSeen::default(),
             key_dir: "keys".into(),
         }

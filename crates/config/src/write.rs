@@ -19,7 +19,10 @@ const CLUSTER: &Notes = &[
     ("max_connections", "connections of a server at once"),
     ("max_connections_per_address", "of them from one address"),
     ("payload_percent_per_address", "percent of a server's payload_bytes for one address"),
-    ("security", "servers take only peers with a key: auto (those beyond loopback), key (all) or none"),
+    (
+        "security",
+        "servers take only peers with a key: auto (those beyond loopback), key (all), tls (certificates) or none",
+    ),
     ("protect", "by keys: handshake (who connects), headers (messages, not the bytes of files) or all"),
     ("key_dir", "folder of the files of keys: see `impresario key new`"),
 ];
@@ -101,6 +104,10 @@ impl Config {
                 section(out, "[[allocation.rule]]", rule, Some(&AllocationRule::default()), &[])?;
             }
         }
+        if let Some(tls) = &self.tls {
+            *out += "\n# The files of certificates; {role} stands for client, admin or server.";
+            section(out, "[tls]", tls, None, &[])?;
+        }
         if !self.export.is_empty() {
             *out +=
                 "\n# What clients may do: the first one that names a client's network counts, and others are refused.";
@@ -164,7 +171,7 @@ mod tests {
 
     use super::*;
     use crate::allocation::{Allocation, Spread};
-    use crate::model::{Meta, MovesTo, TreeBackend, TreeIo};
+    use crate::model::{Meta, MovesTo, Security, Tls, TreeBackend, TreeIo};
 
     #[test]
     fn what_is_written_reads_back_the_same() {
@@ -177,6 +184,11 @@ mod tests {
             data: (0..3).map(data).collect(),
             io: (0..2).map(io).collect(),
             allocation: Allocation::default(),
+            tls: Some(Tls {
+                ca: "/etc/\"ca\".pem".into(),
+                certificate: "/t/{role}.pem".into(),
+                private_key: "/k".into(),
+            }),
             export: Vec::new(),
             device: BTreeMap::from([
                 ("disk".into(), DeviceParams::default()),
@@ -184,6 +196,7 @@ mod tests {
             ]),
         };
         config.cluster.key_dir = "/etc/impresario/keys".into();
+        config.cluster.security = Security::Tls;
         let tree = Tree {
             backend: TreeBackend::Posix,
             folder: "/mnt/a \"folder\"".into(),

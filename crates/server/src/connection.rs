@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use impresario_base::lock::{Condvar, Mutex, MutexGuard};
 use impresario_engine::Engine;
 use impresario_sched::ConnId;
-use impresario_transport::{Guest, Keyring, Stream};
+use impresario_transport::{Guest, Keyring, Proven, Stream};
 use impresario_wire::{Answer, Fault, FrameError, Kind, Squashed, Who, frame};
 
 use crate::addresses::{Share, Tenancy};
@@ -27,6 +27,8 @@ pub(crate) struct Under {
     pub(crate) export: Arc<Export>,
     /// The keys of the server.
     pub(crate) keys: Option<Arc<Keyring>>,
+    /// The user that the client has proved to be, where the rule asks for that.
+    pub(crate) user: Option<Proven>,
 }
 
 /// A client's connection.
@@ -107,7 +109,12 @@ impl Connection {
     }
 
     fn age_ms(&self) -> u64 {
-        self.made.elapsed().as_millis() as u64
+        self.age().as_millis() as u64
+    }
+
+    /// How long ago it was made.
+    pub(crate) fn age(&self) -> Duration {
+        self.made.elapsed()
     }
 
     /// A call came.
@@ -173,7 +180,7 @@ impl Connection {
 
     /// As whom the client's users act; `None`: as themselves.
     pub(crate) fn squashed(&self) -> Option<Squashed> {
-        self.under().and_then(|under| under.export.squashed())
+        self.under().and_then(|under| under.export.acts_as(under.user))
     }
 
     /// What the hand-shake proved of the client.

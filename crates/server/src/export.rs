@@ -12,9 +12,9 @@
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::sync::Arc;
 
-use impresario_config::{AccessRules, Config, Squash};
-use impresario_transport::Keyring;
-use impresario_wire::{Answer, Call, ClientKey, Fault, FileKey, MetaCall, Pass, Squashed};
+use impresario_config::{AccessRules, Config, Squash, Users};
+use impresario_transport::{Keyring, Munge, Proven};
+use impresario_wire::{Answer, Call, ClientKey, Fault, FileKey, Hello, MetaCall, Pass, Role, Squashed};
 
 /// The exports of a cluster.
 #[derive(Debug)]
@@ -26,21 +26,29 @@ pub struct Export {
     rules: AccessRules,
     /// A path without slashes at its ends; empty: the whole name space.
     folder: Vec<u8>,
+    /// Clients prove their users.
+    proves_users: bool,
 }
 
 impl Exports {
     /// Those of a configuration; `None` if it has none, and no client is under a rule.
     pub fn of(config: &Config) -> Result<Option<Arc<Exports>>, String> {
         let export = |export: &impresario_config::Export| {
-            Ok(Arc::new(Export { rules: export.rules()?, folder: export.folder.clone().into_bytes() }))
+            let (rules, folder) = (export.rules()?, export.folder.clone().into_bytes());
+            Ok(Arc::new(Export { rules, folder, proves_users: export.users == Users::Munge }))
         };
         let all = config.export.iter().map(export).collect::<Result<Vec<_>, String>>()?;
         Ok((!all.is_empty()).then(|| Arc::new(Exports(all))))
     }
 
-    /// True if users of some clients act as others.
+    /// True if users of some clients act as others, or only as themselves.
     pub fn squash(&self) -> bool {
-        self.0.iter().any(|export| export.squashed().is_some())
+        self.0.iter().any(|export| export.squashed().is_some() || export.proves_users)
+    }
+
+    /// True if clients are given passes for the files that they open.
+    pub fn give_passes(&self) -> bool {
+        self.0.iter().any(|export| export.needs_passes())
     }
 
     /// The export of a client at this address, `ip:port`, or on a Unix socket.
@@ -63,7 +71,41 @@ impl Export {
     /// As whom its clients' users act; `None`: as themselves.
     pub(crate) fn squashed(&self) -> Option<Squashed> {
         let (uid, gid) = (self.rules.anonymous_uid, self.rules.anonymous_gid);
-        (self.rules.squash != Squash::None).then_some(Squashed { all: self.rules.squash == Squash::All, uid, gid })
+        let all = self.rules.squash == Squash::All;
+        (self.rules.squash != Squash::None).then_some(Squashed { all, proven: false, uid, gid })
+    }
+
+    /// The user that a client proves to be with its hello; `None` where it need not.
+    pub(crate) fn user(&self, hello: &Hello, munge: &Munge) -> Result<Option<Proven>, Fault> {
+        // Data servers go by passes, and who only asks for a server's state is nobody to it.
+        if !self.proves_users || !matches!(hello.role, Role::Meta | Role::Io) {
+            return Ok(None);
+        }
+        let refused = |why: &str| {
+            let message =
+                format!("users of this client have to prove who they are (`users` of its [[export]]), and {why}");
+            Fault { errno: libc::EACCES, message }
+        };
+        if hello.credential.is_empty() {
+            return Err(refused("no credential of MUNGE was shown"));
+        }
+        let proven = munge.verify(&hello.credential, hello.who.client);
+        proven.map(Some).map_err(|why| refused(&format!("its credential is not accepted: {why}")))
+    }
+
+    /// As whom the users of a client act that has proved to be `user`; `None`: as themselves.
+    pub(crate) fn acts_as(&self, user: Option<Proven>) -> Option<Squashed> {
+        match (self.proves_users, user) {
+            // Root can be every user of its machine: it vouches for them.
+            (false, _) | (true, Some(Proven { uid: 0, .. })) => self.squashed(),
+            (true, Some(Proven { uid, gid })) if self.rules.squash != Squash::All => {
+                Some(Squashed { all: true, proven: true, uid, gid })
+            }
+            (true, _) => {
+                let (uid, gid) = (self.rules.anonymous_uid, self.rules.anonymous_gid);
+                Some(Squashed { all: true, proven: false, uid, gid })
+            }
+        }
     }
 
     /// Makes of a client's call what it is under the rules, or refuses it.
@@ -116,13 +158,14 @@ impl Export {
 
     /// Its clients may not use every file.
     fn needs_passes(&self) -> bool {
-        !self.folder.is_empty() || self.squashed().is_some()
+        !self.folder.is_empty() || self.squashed().is_some() || self.proves_users
     }
 
     /// What a pass is about.
     fn about(&self, client: ClientKey, file: FileKey, write: bool) -> Vec<u8> {
-        let Squashed { all, uid, gid } = self.squashed().unwrap_or(Squashed { all: false, uid: 0, gid: 0 });
-        let flags = [write.into(), all.into()];
+        let nobody = Squashed { all: false, proven: false, uid: 0, gid: 0 };
+        let Squashed { all, uid, gid, .. } = self.squashed().unwrap_or(nobody);
+        let flags = [write.into(), all.into(), self.proves_users.into()];
         let numbers = [uid.to_le_bytes(), gid.to_le_bytes()].concat();
         [&client.0.to_le_bytes()[..], &file.0.to_le_bytes(), &flags, &numbers, &self.folder].concat()
     }

@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use impresario_base::lock::{Condvar, Mutex};
 use impresario_config::Protect;
 use impresario_sched::ConnId;
-use impresario_transport::{BindError, Keyring, Listening, Membership, Stream};
+use impresario_transport::{BindError, Certificates, Keyring, Listening, Membership, Munge, Stream};
 use impresario_wire::{Call, Fault, Role};
 use rustc_hash::FxHashMap;
 use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
@@ -91,12 +91,17 @@ pub struct Settings {
     /// The boot that it speaks of in the place of this machine's: of the machine that its folder came from, whose last writes
     /// are durable here.
     pub boot: Option<u32>,
-    /// The keys of which peers must prove one; `None`: they need none.
+    /// The keys of which peers must prove one, unless they must show certificates; passes are signed with them too. `None`:
+    /// peers need no key.
     pub keys: Option<Arc<Keyring>>,
+    /// The certificates of the server, if its peers must show theirs.
+    pub certificates: Option<Arc<Certificates>>,
     /// What of the frames is protected where keys are used.
     pub protect: Protect,
     /// The rules that clients are under; `None`: none.
     pub exports: Option<Arc<Exports>>,
+    /// What vouches for users of clients that have to prove which one they are.
+    pub munge: Munge,
 }
 
 impl Settings {
@@ -116,8 +121,10 @@ impl Settings {
             store: 0,
             boot: None,
             keys: None,
+            certificates: None,
             protect: cluster.protect,
             exports: None,
+            munge: Munge::at(cluster.munge_socket.as_deref()),
         }
     }
 }
@@ -276,10 +283,12 @@ impl Running {
         &self.shared.address
     }
 
-    /// Reads the keys again if their file has changed; false when there are none.
+    /// Reads keys and certificates again if their files have changed; false when there are none.
     pub fn refresh_keys(&self) -> bool {
-        let keys = self.shared.settings.keys.as_ref();
-        keys.inspect(|keys| _ = keys.refresh()).is_some()
+        let Settings { keys, certificates, .. } = &self.shared.settings;
+        keys.iter().for_each(|keys| _ = keys.refresh());
+        certificates.iter().for_each(|certificates| _ = certificates.refresh());
+        keys.is_some() || certificates.is_some()
     }
 
     /// Stops: no new connections or calls; accepted calls may finish, for at most five seconds.

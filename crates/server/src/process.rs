@@ -10,14 +10,14 @@ use impresario_backend::posix::Calls;
 use impresario_backend::{Backend, Caller, CephTree, GlusterVolume, Layout, PosixTree, cephfs};
 use impresario_client::Vet;
 use impresario_config::{
-    Calibration, Config, Data, Io, META_NAME, Server as Configured, TreeBackend, TreeIo, read_table,
+    Calibration, Config, Data, Io, META_NAME, Security, Server as Configured, TreeBackend, TreeIo, read_table,
 };
 use impresario_engine::EngineConfig;
 use impresario_metrics::Endpoint;
 use impresario_sched::{CostModel, LinearCost, Nanos};
 use impresario_store::{ModelledDevice, ObjectStore, StoreOptions};
 use impresario_trace::Space;
-use impresario_transport::{Access, BindError, KeyError, Keyring, Membership};
+use impresario_transport::{Access, BindError, Certificates, KeyError, Keyring, Membership};
 use impresario_wire::{ClusterId, KeyRole, Role};
 use rustix::process::{Signal, getpid, kill_process};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
@@ -68,6 +68,28 @@ pub enum StartError {
         name: String,
         /// Its address.
         address: String,
+        /// What is wrong, and the remedy.
+        source: KeyError,
+    },
+    /// Its certificates cannot be used.
+    #[error(
+        "{name}: it listens at {address}, where only peers with a certificate are taken (`security`), and {source}"
+    )]
+    Certificates {
+        /// The server.
+        name: String,
+        /// Its address.
+        address: String,
+        /// What is wrong, and the remedy.
+        source: KeyError,
+    },
+    /// The key for passes cannot be used.
+    #[error(
+        "{name}: an [[export]] has files passed on under server.key in `key_dir`, also where peers show certificates, and {source}"
+    )]
+    Passes {
+        /// The server.
+        name: String,
         /// What is wrong, and the remedy.
         source: KeyError,
     },
@@ -217,6 +239,7 @@ fn start_meta(config: &Config) -> Result<Started, StartError> {
     let settings = Settings {
         membership: membership.clone(),
         keys: keys(config, META_NAME, &meta.address)?,
+        certificates: certificates(config, META_NAME, &meta.address)?,
         exports: exports(config, META_NAME)?,
         max_connections: descriptors.connections,
         ..Settings::new(META_NAME, Role::Meta, &config.cluster, 32 << 20)
@@ -274,6 +297,7 @@ fn start_data(config: &Config, index: usize, data: &Data) -> Result<Started, Sta
         store: store.identity().store,
         boot: boot_of(data)?,
         keys: keys(config, &data.name, &data.address)?,
+        certificates: certificates(config, &data.name, &data.address)?,
         exports: exports(config, &data.name)?,
         max_connections: descriptors.connections,
         ..Settings::new(&data.name, Role::Data, &config.cluster, data.payload_bytes)
@@ -332,6 +356,7 @@ fn start_io(config: &Config, index: usize, io: &Io) -> Result<Started, StartErro
     let settings = Settings {
         membership: membership.clone(),
         keys: keys(config, &io.name, &io.address)?,
+        certificates: certificates(config, &io.name, &io.address)?,
         exports: exports(config, &io.name)?,
         max_connections: Descriptors::of(config, &io.name).connections,
         ..Settings::new(&io.name, Role::Io, &config.cluster, io.payload_bytes)
@@ -530,13 +555,28 @@ fn open_cephfs(config: &Config, io: &Io, tree: &impresario_config::Tree) -> Resu
     Ok((ceph, describe))
 }
 
-/// The keys that a server's peers must prove; `None` where they need none.
+/// The keys that a server's peers must prove, or that passes are signed with; `None` where they need none.
 fn keys(config: &Config, name: &str, address: &str) -> Result<Option<Arc<Keyring>>, StartError> {
-    if !config.cluster.security.needs_key(address) {
+    let (security, name) = (config.cluster.security, name.to_string());
+    let find = || Keyring::find(&config.cluster.key_dir, KeyRole::Server).map(|keys| Some(Arc::new(keys)));
+    match security {
+        Security::Tls if exports(config, &name)?.is_some_and(|exports| exports.give_passes()) => {
+            find().map_err(|source| StartError::Passes { name, source })
+        }
+        Security::Auto | Security::Key if security.needs_key(address) => {
+            find().map_err(|source| StartError::Keys { name, address: address.into(), source })
+        }
+        _ => Ok(None),
+    }
+}
+
+/// The certificates of a server whose peers must show theirs.
+fn certificates(config: &Config, name: &str, address: &str) -> Result<Option<Arc<Certificates>>, StartError> {
+    if config.cluster.security != Security::Tls {
         return Ok(None);
     }
-    let failed = |source| StartError::Keys { name: name.into(), address: address.into(), source };
-    Keyring::find(&config.cluster.key_dir, KeyRole::Server).map(|keys| Some(Arc::new(keys))).map_err(failed)
+    let failed = |source| StartError::Certificates { name: name.into(), address: address.into(), source };
+    Certificates::of(config, KeyRole::Server).map(|found| Some(Arc::new(found))).map_err(failed)
 }
 
 /// The rules that a server's clients are under.

@@ -7,8 +7,10 @@ use std::path::Path;
 use std::sync::Arc;
 
 use impresario_client::{Client, ClientError, ClientOptions, CreateOptions, Via};
-use impresario_config::{Config, Export, Security, Squash};
+use impresario_config::{Config, Export, Security, Squash, Tls, Users};
 use impresario_server::Started;
+use impresario_testing::certificates::Authority;
+use impresario_testing::munge::Munged;
 use impresario_testing::require;
 use impresario_transport::{Keys, key_file_name};
 use impresario_wire::message::{NodeKind, SetAttr};
@@ -25,11 +27,16 @@ struct Cell {
 }
 
 fn cell(export: Export) -> Cell {
+    cell_with(export, |_| {})
+}
+
+fn cell_with(export: Export, change: impl FnOnce(&mut Config)) -> Cell {
     let keys = Keys::draw().unwrap();
     let mut cluster = Cluster::start(2, |config| {
         config.cluster.security = Security::Key;
         config.cluster.key_dir = config.meta.dir.with_file_name("keys");
         config.export = vec![export];
+        change(config);
         write_keys(&config.cluster.key_dir, &keys, &KeyRole::ALL);
     });
     let meta = start_meta(&mut cluster);
@@ -301,4 +308,121 @@ fn all_users_of_a_client_are_one_where_all_are_squashed() {
         assert_eq!((attr.uid, attr.gid), (99, 98));
         client.open(&own, true).unwrap().close().unwrap();
     }
+}
+
+#[test]
+fn clients_with_certificates_are_under_the_same_rules() {
+    let certificates = tempfile::tempdir().unwrap();
+    Authority::draw("cluster").write_all(certificates.path());
+    let file = |name: &str| certificates.path().join(name);
+    let tls = |name: &str| Tls {
+        ca: file("ca.pem"),
+        certificate: file(&format!("{name}.pem")),
+        private_key: file(&format!("{name}.key")),
+    };
+    let mut cell = cell_with(export(|export| export.folder = "theirs".into()), |config| {
+        (config.cluster.security, config.tls) = (Security::Tls, Some(tls("{role}")));
+    });
+    cell.admin.tls = Some(tls("admin"));
+    let admin = cell.admin();
+    admin.mkdir("theirs", 0o777, 0, 0).unwrap();
+    put(&admin, "theirs/f", 0o666, 0, b"theirs");
+    put(&admin, "other", 0o666, 0, b"other");
+    let other = admin.open("other", false).unwrap();
+    for client in cell.clients() {
+        // By a pass, which a server signs with the key that servers share.
+        assert_eq!(get(&client, "f").unwrap(), b"theirs");
+        refused(client.stat("other"), libc::ENOENT);
+        refused(client.read(other.key(), &other.layout(), 0, &mut [0; 5]), libc::EACCES);
+    }
+    // Without that key servers say so.
+    std::fs::remove_file(cell.cluster.config.cluster.key_dir.join("server.key")).unwrap();
+    let why = impresario_server::start(&cell.cluster.config, "io.0").err().expect("no key").to_string();
+    assert!(why.contains("server.key") && why.contains("impresario key new"), "{why}");
+}
+
+/// What a program of user 1000 is to find: run by the next test as a process of that user.
+#[test]
+#[ignore = "run by another test as a process of another user"]
+fn a_program_of_user_1000() {
+    let config = Config::load(Path::new(&std::env::var_os("IMPRESARIO_TEST_CONFIG").unwrap())).unwrap();
+    for (n, via) in [Via::Direct, Via::IoNode(0)].into_iter().enumerate() {
+        let client = connect(&config, via).unwrap();
+        // Its own, what its group may read, and what all may read.
+        assert_eq!(get(&client, "own").unwrap(), b"own");
+        assert_eq!(get(&client, "group").unwrap(), b"group");
+        assert_eq!(get(&client, "shown").unwrap(), b"shown");
+        refused(client.open("group", true).map(drop), libc::EACCES);
+        refused(client.open("others", false).map(drop), libc::EACCES);
+        refused(client.open("roots", false).map(drop), libc::EACCES);
+        refused(client.set_attr("others", SetAttr { mode: Some(0o666), ..SetAttr::default() }), libc::EPERM);
+        refused(client.unlink("roots"), libc::EACCES);
+        // Whoever it says that it is.
+        let made = format!("all/made.{n}");
+        put(&client, &made, 0o600, 1001, b"made");
+        assert_eq!(client.stat(&made).map(|attr| (attr.uid, attr.gid)).unwrap(), (1000, 1000));
+        assert_eq!(get(&client, &made).unwrap(), b"made");
+    }
+}
+
+#[test]
+fn a_client_acts_as_the_user_that_it_proves_to_be_and_without_proof_as_nobody() {
+    use std::os::unix::fs::{PermissionsExt, chown};
+    use std::os::unix::process::CommandExt;
+    let dir = tempfile::tempdir().unwrap();
+    let Some(munged) = Munged::start(&dir.path().join("munge"), &[1; 32]) else { return };
+    let Some(foreign) = Munged::start(&dir.path().join("foreign"), &[2; 32]) else { return };
+    let mut cell = cell_with(export(|export| export.users = Users::Munge), |config| {
+        config.cluster.munge_socket = Some(munged.socket().into());
+    });
+    let admin = cell.admin();
+    put(&admin, "own", 0o600, 1000, b"own");
+    put(&admin, "others", 0o600, 1001, b"others");
+    put(&admin, "roots", 0o600, 0, b"roots");
+    put(&admin, "shown", 0o644, 0, b"shown");
+    put(&admin, "group", 0o640, 1001, b"group");
+    admin.set_attr("group", SetAttr { gid: Some(1000), ..SetAttr::default() }).unwrap();
+    admin.mkdir("all", 0o777, 0, 0).unwrap();
+
+    // Another user's program: this one's, which that user may run, with a client's key of its own.
+    let open = |path: &Path, mode: u32| std::fs::set_permissions(path, std::fs::Permissions::from_mode(mode)).unwrap();
+    open(dir.path(), 0o755);
+    let (program, file, keys) = (dir.path().join("program"), dir.path().join("c.toml"), dir.path().join("theirs"));
+    std::fs::copy(std::env::current_exe().unwrap(), &program).unwrap();
+    open(&program, 0o755);
+    let mut theirs = cell.cluster.config.clone();
+    std::fs::create_dir(&keys).unwrap();
+    std::fs::copy(theirs.cluster.key_dir.join("client.key"), keys.join("client.key")).unwrap();
+    chown(keys.join("client.key"), Some(1000), Some(1000)).unwrap();
+    theirs.cluster.key_dir = keys;
+    std::fs::write(&file, theirs.to_toml()).unwrap();
+    let ran = std::process::Command::new(&program)
+        .args(["--ignored", "--exact", "a_program_of_user_1000"])
+        .env("IMPRESARIO_TEST_CONFIG", &file)
+        .current_dir("/")
+        .gid(1000)
+        .uid(1000)
+        .output()
+        .unwrap();
+    let said = String::from_utf8_lossy(&ran.stdout).into_owned() + &String::from_utf8_lossy(&ran.stderr);
+    assert!(ran.status.success() && said.contains("1 passed"), "{said}");
+
+    // Root's programs vouch for the users of their machine.
+    for client in cell.clients() {
+        assert_eq!(get(&client, "roots").unwrap(), b"roots");
+        assert_eq!(get(&client, "others").unwrap(), b"others");
+    }
+    // A machine without the daemon, and one with another key.
+    for (socket, what) in [(dir.path().join("nobody"), "start munged"), (foreign.socket().into(), "same munge.key")] {
+        cell.cluster.config.cluster.munge_socket = Some(socket);
+        for via in [Via::Direct, Via::IoNode(0)] {
+            let why = refused(connect(&cell.cluster.config, via), libc::EACCES);
+            assert!(why.contains("have to prove who they are") && why.contains(what), "{why}");
+        }
+    }
+    // Administrators are not asked, and neither is who only wants to know how a server is.
+    assert!(connect(&cell.admin, Via::Direct).is_ok());
+    let access = impresario_client::Access::of(&cell.cluster.config, KeyRole::Client);
+    let address = &cell.cluster.config.meta.address;
+    impresario_client::admin::status(&access, address, std::time::Duration::from_secs(20)).unwrap();
 }

@@ -76,6 +76,8 @@ fn settings() -> Settings {
         keys: None,
         protect: impresario_config::Protect::Headers,
         exports: None,
+        certificates: None,
+        munge: Default::default(),
     }
 }
 

@@ -18,9 +18,11 @@
 //! ```
 
 pub mod ceph;
+pub mod certificates;
 pub mod gluster;
 pub mod linear;
 pub mod link;
+pub mod munge;
 pub mod page_cache;
 pub mod power;
 pub mod suites;

@@ -32,6 +32,9 @@ pub enum TransportError {
         "the data were altered or replayed in transit, or not sealed by the peer; the network may have been tampered with"
     )]
     Forged,
+    /// The TLS connection failed, for this reason.
+    #[error("{0}")]
+    Tls(String),
     /// An answer to a call that was not made.
     #[error("it answered call {0}, which is not under way")]
     Unasked(u64),

@@ -187,6 +187,29 @@ impl FrameReader {
         self.opener = Some(Box::new(Opener::new(session)));
     }
 
+    /// Waits until the deadline for the first byte of what comes next, and leaves it there.
+    pub(crate) fn first_byte(&mut self, stream: &Stream, deadline: Instant) -> Result<u8, TransportError> {
+        loop {
+            if let Some(byte) = self.held().first() {
+                return Ok(*byte);
+            }
+            self.fill_until(stream, deadline)?;
+        }
+    }
+
+    /// Waits until the deadline for a record of a protected stream, and opens it. Returns its length, bytes.
+    pub(crate) fn receive_record(&mut self, stream: &Stream, deadline: Instant) -> Result<usize, TransportError> {
+        loop {
+            let held = self.buffer.get(self.start..self.end).unwrap_or(&[]);
+            let used = self.opener.as_mut().map_or(Ok(0), |opener| opener.open(held))?;
+            self.start += used;
+            if used > 0 {
+                return Ok(used);
+            }
+            self.fill_until(stream, deadline)?;
+        }
+    }
+
     /// The next frame's header and body, once both have arrived. Take its payload before the next frame.
     pub fn take_frame(&mut self, limits: &Limits) -> Result<Option<(FrameHeader, &[u8])>, TransportError> {
         if !self.is_complete(limits)? {

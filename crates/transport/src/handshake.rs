@@ -1,5 +1,5 @@
-//! The hand-shake: with keys, both sides first prove theirs; then a client sends a hello, and the server replies with a
-//! welcome or a refusal.
+//! The hand-shake: with keys or certificates, both sides first prove theirs; then a client sends a hello, and the server
+//! replies with a welcome or a refusal.
 
 use std::io;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -12,8 +12,12 @@ use impresario_wire::{
     Welcome, decode_body, frame,
 };
 
+use crate::access::Proof;
 use crate::keys::GENERATIONS_MAX;
-use crate::{Access, FrameReader, Keyring, Stream, TransportError, noise, send_frame};
+use crate::{
+    Access, Certificates, FrameReader, Keyring, PeerCertificate, Session, Stream, TransportError, noise, send_frame,
+    tls,
+};
 
 /// The cluster of a program: known from its folder, or learnt from the first server that welcomes it.
 #[derive(Debug, Default)]
@@ -57,7 +61,7 @@ pub enum HandshakeError {
     /// The server refused, for this reason.
     #[error("{}", .0.message)]
     Refused(Fault),
-    /// The keys do not match.
+    /// The keys or certificates do not match.
     #[error("{0}")]
     Key(String),
     /// The server does not speak our protocol, or is not the expected one.
@@ -65,7 +69,7 @@ pub enum HandshakeError {
     Protocol(String),
 }
 
-/// Proves a key if the server's `address` requires one, sends a hello and waits for the welcome until `deadline`. The
+/// Proves a key or certificate if the server's `address` requires one, sends a hello and waits for the welcome until `deadline`. The
 /// server must be named `server`, unless that is empty, and belong to the same cluster, unless that is unknown: one
 /// server's data must not be mistaken for another's.
 #[allow(clippy::too_many_arguments)]
@@ -79,10 +83,17 @@ pub fn say_hello(
     limits: &Limits,
     deadline: Instant,
 ) -> Result<Welcome, HandshakeError> {
-    if let Some(keys) = access.keys_for(address).map_err(HandshakeError::Key)? {
-        show_key(stream, reader, keys, access.protect, limits, deadline)?;
+    match access.proof_for(address).map_err(HandshakeError::Key)? {
+        Some(Proof::Keys(keys)) => show_key(stream, reader, keys, access.protect, limits, deadline)?,
+        Some(Proof::Certificates(certificates)) => tls::connect(stream, reader, certificates, limits, deadline)?,
+        None => {}
     }
-    let hello = Hello { cluster: membership.cluster(), ..hello.clone() };
+    // Whether one is needed is the server's to say.
+    let (credential, lacking) = match access.credential(hello) {
+        Ok(credential) => (credential, None),
+        Err(why) => (Vec::new(), Some(why)),
+    };
+    let hello = Hello { cluster: membership.cluster(), credential, ..hello.clone() };
     let head = frame::encode(Kind::Hello, 0, &hello, 0).map_err(TransportError::from)?;
     // A server that refuses may close before reading our hello; its reason can still be read.
     let sent = send_frame(stream, &head, &[], deadline);
@@ -102,7 +113,10 @@ pub fn say_hello(
             }
         },
         Kind::Answer => match decode_body(body).map_err(bad)? {
-            Answer::Fault(fault) => return Err(HandshakeError::Refused(fault)),
+            Answer::Fault(mut fault) => {
+                lacking.iter().for_each(|why| fault.message += &format!(" (this program could make none: {why})"));
+                return Err(HandshakeError::Refused(fault));
+            }
             other => return Err(HandshakeError::Protocol(format!("it answered a hello with {other:?}"))),
         },
         other => return Err(HandshakeError::Protocol(format!("it answered a hello with a {other:?} frame"))),
@@ -156,7 +170,7 @@ fn show_key(
                         generation.number
                     ))
                 })?;
-                let session = std::sync::Arc::new(session);
+                let session = Session::by_keys(session);
                 reader.protect(session.clone());
                 stream.protect(session);
                 return Ok(());
@@ -179,6 +193,7 @@ fn show_key(
 fn protocol_or_transport(error: TransportError) -> HandshakeError {
     match error {
         TransportError::Frame(error) => HandshakeError::Protocol(error.to_string()),
+        TransportError::Tls(why) => HandshakeError::Key(why),
         other => HandshakeError::Transport(other),
     }
 }
@@ -203,18 +218,29 @@ pub struct Host<'a> {
     pub membership: &'a Membership,
     /// Its keys, if it requires proof of one.
     pub keys: Option<(&'a Keyring, Protect)>,
+    /// Its certificates, if it requires those; keys are then not asked for.
+    pub certificates: Option<&'a Certificates>,
 }
 
 /// What a server learns about a peer in the hand-shake.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Debug, Default)]
 pub struct Guest {
-    /// The permitted role; `None`: unrestricted, because no key is required here.
+    /// The permitted role; `None`: unrestricted, because nothing has to be proved here.
     pub role: Option<KeyRole>,
     /// The number of the key that it proved.
     pub key: Option<u64>,
+    /// The certificate that it proved.
+    pub certificate: Option<PeerCertificate>,
 }
 
-/// Waits for a hello until `deadline` and checks that its sender has a key if required, speaks this version, wants this
+impl Guest {
+    /// It has proved a key or a certificate.
+    pub fn is_proven(&self) -> bool {
+        self.key.is_some() || self.certificate.is_some()
+    }
+}
+
+/// Waits for a hello until `deadline` and checks that its sender has a key or certificate if required, speaks this version, wants this
 /// kind of server and is not of another cluster. Returns the id to answer.
 pub fn receive_hello(
     stream: &Stream,
@@ -223,9 +249,32 @@ pub fn receive_hello(
     limits: &Limits,
     deadline: Instant,
 ) -> Result<(u64, Hello, Guest), HelloError> {
-    let guest = match host.keys {
-        Some((ring, protect)) => receive_key(stream, reader, host, ring, protect, limits, deadline)?,
-        None => Guest { role: role_by_user(stream), key: None },
+    let speaks_tls = reader.first_byte(stream, deadline).map_err(HelloError::Broken)? == tls::HANDSHAKE;
+    let guest = match (host.certificates, host.keys) {
+        (Some(certificates), _) if speaks_tls => {
+            let peer = tls::accept(stream, reader, certificates, deadline).map_err(HelloError::Broken)?;
+            Guest { role: Some(peer.role), certificate: Some(peer), ..Guest::default() }
+        }
+        (None, _) if speaks_tls => {
+            let wanted = if host.keys.is_some() { "a key" } else { "none" };
+            let message = format!(
+                "{}: a certificate was shown by TLS, but this server asks for {wanted} (`security`); use the same \
+                 configuration on both sides",
+                host.name
+            );
+            return Err(HelloError::Refused(0, Fault { errno: libc::EKEYREJECTED, message }));
+        }
+        (Some(_), _) => {
+            let (header, _) = reader.next_frame(stream, limits, deadline).map_err(HelloError::Broken)?;
+            let message = format!(
+                "{}: this server takes only peers that show a certificate by TLS (`security`), and none was shown; use the \
+                 same configuration on both sides",
+                host.name
+            );
+            return Err(HelloError::Refused(header.id, Fault { errno: libc::EKEYREJECTED, message }));
+        }
+        (None, Some((ring, protect))) => receive_key(stream, reader, host, ring, protect, limits, deadline)?,
+        (None, None) => Guest { role: role_by_user(stream), ..Guest::default() },
     };
     let (header, body) = reader.next_frame(stream, limits, deadline).map_err(HelloError::Broken)?;
     let refuse = |message: String| {
@@ -348,10 +397,10 @@ fn receive_key(
         })?;
         let head = frame::encode(Kind::Key, id, &proof, 0).map_err(|error| HelloError::Broken(error.into()))?;
         send_frame(stream, &head, &[], deadline).map_err(HelloError::Broken)?;
-        let session = std::sync::Arc::new(session);
+        let session = Session::by_keys(session);
         reader.protect(session.clone());
         stream.protect(session);
-        return Ok(Guest { role: Some(offer.role), key: Some(offer.key) });
+        return Ok(Guest { role: Some(offer.role), key: Some(offer.key), certificate: None });
     }
 }
 

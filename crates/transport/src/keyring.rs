@@ -1,63 +1,79 @@
 //! The keys of a running program, read again when their file changes.
 
-use std::os::unix::fs::MetadataExt;
+use std::fmt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::{Duration, Instant};
 
-use impresario_base::lock::Mutex;
 use impresario_wire::{KeyRole, Pass};
 
-use crate::keys::{Generation, KeyError, Keys, key_file_name};
-
-/// Minimum interval between checks of a file.
-const EXAMINE_EVERY: Duration = Duration::from_millis(200);
+use crate::keys::{Generation, Keys, key_file_name};
+use crate::secret_file::KeyError;
+use crate::watched::Watched;
 
 /// A key file that is watched: a rotation takes effect without a restart. While a changed file cannot be read, the
 /// previous keys stay in use.
-#[derive(Debug)]
 pub struct Keyring {
     file: PathBuf,
-    state: Mutex<State>,
+    loaded: Watched<Loaded>,
 }
 
-#[derive(Debug)]
-struct State {
+struct Loaded {
     keys: Arc<Keys>,
-    /// Device, inode, length and modification time of the file when read.
-    stamp: Stamp,
-    examined: Instant,
+    /// What passes are signed with, one for each generation of a server's keys.
+    pass_keys: Vec<ring::hmac::Key>,
 }
 
-type Stamp = (u64, u64, u64, i64, i64);
+impl Loaded {
+    fn read(file: &Path) -> Result<Loaded, KeyError> {
+        let keys = Keys::load(file)?;
+        let pass_keys = keys.generations.iter().filter_map(pass_key).collect();
+        Ok(Loaded { keys: Arc::new(keys), pass_keys })
+    }
+}
+
+impl fmt::Debug for Keyring {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Keyring").field("file", &self.file).finish_non_exhaustive()
+    }
+}
+
+/// The roles whose file does for a program, the best first: one that needs no more than a client's rights may use another's.
+pub(crate) fn roles_that_do(role: KeyRole) -> &'static [KeyRole] {
+    match role {
+        KeyRole::Client => &[KeyRole::Client, KeyRole::Admin, KeyRole::Server],
+        KeyRole::Admin => &[KeyRole::Admin, KeyRole::Server],
+        KeyRole::Server => &[KeyRole::Server],
+    }
+}
+
+/// Opens the first of the files that do for a role and are there; the error is about the best.
+pub(crate) fn open_first<T>(
+    role: KeyRole,
+    mut open: impl FnMut(KeyRole) -> Result<T, KeyError>,
+) -> Result<T, KeyError> {
+    let mut first = None;
+    for role in roles_that_do(role) {
+        match open(*role) {
+            Err(error) if error.is_missing => {
+                first.get_or_insert(error);
+            }
+            other => return other,
+        }
+    }
+    Err(first.unwrap_or_else(|| KeyError { file: PathBuf::new(), reason: "holds no keys".into(), is_missing: true }))
+}
 
 impl Keyring {
     /// Reads the file.
     pub fn open(file: &Path) -> Result<Keyring, KeyError> {
-        let stamp = stamp(file);
-        let keys = Arc::new(Keys::load(file)?);
-        let state = State { keys, stamp, examined: Instant::now() };
-        Ok(Keyring { file: file.into(), state: Mutex::new(state) })
+        let read = file.to_path_buf();
+        Ok(Keyring { file: file.into(), loaded: Watched::open(vec![file.into()], move || Loaded::read(&read))? })
     }
 
     /// The keys of a role in a folder. A client may use another role's file if its own is missing; the error is about
     /// its own.
     pub fn find(folder: &Path, role: KeyRole) -> Result<Keyring, KeyError> {
-        let others: &[KeyRole] = match role {
-            KeyRole::Client => &[KeyRole::Client, KeyRole::Admin, KeyRole::Server],
-            KeyRole::Admin => &[KeyRole::Admin, KeyRole::Server],
-            KeyRole::Server => &[KeyRole::Server],
-        };
-        let mut first = None;
-        for role in others {
-            match Keyring::open(&folder.join(key_file_name(*role))) {
-                Err(error) if error.is_missing => {
-                    first.get_or_insert(error);
-                }
-                other => return other,
-            }
-        }
-        Err(first.unwrap_or_else(|| KeyError { file: folder.into(), reason: "holds no keys".into(), is_missing: true }))
+        open_first(role, |role| Keyring::open(&folder.join(key_file_name(role))))
     }
 
     /// The file.
@@ -67,11 +83,7 @@ impl Keyring {
 
     /// The keys as the file had them at the last check.
     pub fn keys(&self) -> Arc<Keys> {
-        let mut state = self.state.lock();
-        if state.examined.elapsed() >= EXAMINE_EVERY {
-            self.examine(&mut state);
-        }
-        state.keys.clone()
+        self.loaded.get().keys.clone()
     }
 
     /// True if peers that proved the key with this number are served.
@@ -81,43 +93,19 @@ impl Keyring {
 
     /// A pass for what `about` says, which every server of the cluster recognises; `None` without a server's keys.
     pub fn issue_pass(&self, about: &[u8]) -> Option<Pass> {
-        let keys = self.keys();
-        let tag = ring::hmac::sign(&pass_key(keys.generations.first()?)?, about);
+        let tag = ring::hmac::sign(self.loaded.get().pass_keys.first()?, about);
         tag.as_ref().try_into().ok().map(Pass)
     }
 
     /// True if a server of the cluster has issued the pass for this, under a key that is still in the file: after a rotation
     /// files that were opened before can be used until the next one.
     pub fn recognises_pass(&self, about: &[u8], pass: &Pass) -> bool {
-        let keys = self.keys();
-        let mut known = keys.generations.iter().filter_map(pass_key);
-        known.any(|key| ring::hmac::verify(&key, about, &pass.0).is_ok())
+        self.loaded.get().pass_keys.iter().any(|key| ring::hmac::verify(key, about, &pass.0).is_ok())
     }
 
-    /// Checks the file now and reads it again if it changed. True if the keys differ.
+    /// Checks the file now and reads it again if it changed. True if it was read.
     pub fn refresh(&self) -> bool {
-        self.examine(&mut self.state.lock())
-    }
-
-    fn examine(&self, state: &mut State) -> bool {
-        state.examined = Instant::now();
-        let found = stamp(&self.file);
-        if found == state.stamp {
-            return false;
-        }
-        match Keys::load(&self.file) {
-            Ok(keys) => {
-                let number = keys.generations.first().map_or("", |generation| &generation.number);
-                tracing::info!(file = %self.file.display(), key = number, "read the keys again");
-                state.stamp = found;
-                state.keys = Arc::new(keys);
-                true
-            }
-            Err(error) => {
-                tracing::warn!(%error, "the keys changed and cannot be read; those from before stay in use");
-                false
-            }
-        }
+        self.loaded.refresh()
     }
 }
 
@@ -128,14 +116,10 @@ fn pass_key(generation: &Generation) -> Option<ring::hmac::Key> {
     Some(ring::hmac::Key::new(ring::hmac::HMAC_SHA256, own.as_ref()))
 }
 
-/// Changes whenever the file is replaced; zeros if it is missing.
-fn stamp(file: &Path) -> Stamp {
-    std::fs::metadata(file).map(|m| (m.dev(), m.ino(), m.len(), m.ctime(), m.ctime_nsec())).unwrap_or_default()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::time::Duration;
 
     #[test]
     fn a_changed_file_is_read_again_and_a_bad_one_changes_nothing() {

@@ -12,9 +12,8 @@
 //! | `server.key` | yes | yes | yes | yes | yes |
 
 use std::fmt;
-use std::io::{self, Read};
-use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
-use std::path::{Path, PathBuf};
+use std::io;
+use std::path::Path;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use impresario_base::machine::{random_bytes, random_number};
@@ -22,26 +21,12 @@ use impresario_base::replace::replace;
 use impresario_wire::KeyRole;
 use serde::{Deserialize, Serialize};
 
+use crate::secret_file::{KeyError, read_secret};
+
 /// Length of a secret and of both halves of a key pair, bytes.
 pub(crate) const SECRET_BYTES: usize = 32;
-/// Maximum length of a key file, bytes.
-const FILE_MAX_BYTES: u64 = 64 << 10;
 /// Maximum generations in a file.
 pub(crate) const GENERATIONS_MAX: usize = 3;
-/// Permission bits that a key file must not have.
-const OTHERS: u32 = 0o077;
-
-/// Why keys cannot be used, in one line with the remedy.
-#[derive(Debug, thiserror::Error)]
-#[error("{}: {reason}", file.display())]
-pub struct KeyError {
-    /// The file.
-    pub file: PathBuf,
-    /// The problem and the remedy.
-    pub reason: String,
-    /// The file does not exist.
-    pub is_missing: bool,
-}
 
 /// 32 secret bytes, never displayed.
 #[derive(Clone, PartialEq, Eq)]
@@ -197,47 +182,12 @@ impl Keys {
     /// Reads a key file. Refused if others may read it, or if it belongs neither to this user nor to root.
     pub fn load(file: &Path) -> Result<Keys, KeyError> {
         let fail = |reason: String| KeyError { file: file.into(), reason, is_missing: false };
-        let opened = std::fs::OpenOptions::new()
-            .read(true)
-            .custom_flags(libc::O_NONBLOCK | libc::O_CLOEXEC)
-            .open(file)
-            .map_err(|error| match error.kind() {
-                io::ErrorKind::NotFound => KeyError {
-                    is_missing: true,
-                    ..fail("there is no such key file; make keys with `impresario key new`, or copy the file from where they were made".into())
-                },
-                io::ErrorKind::PermissionDenied => {
-                    fail("it may not be read by this user; use the key file of your role, or ask its owner".into())
-                }
-                _ => fail(format!("cannot be opened: {error}")),
-            })?;
-        let about = opened.metadata().map_err(|error| fail(format!("cannot be examined: {error}")))?;
-        if !about.is_file() {
-            return Err(fail("is not a file; name the file of keys".into()));
-        }
-        if about.mode() & OTHERS != 0 {
-            let mode = about.mode() & 0o777;
-            let shown = file.display();
-            return Err(fail(format!(
-                "others than its owner may use it (mode {mode:04o}); run `chmod 0600 {shown}`, and \
-                 `impresario key rotate` if others may have read it"
-            )));
-        }
-        let me = rustix::process::geteuid().as_raw();
-        if about.uid() != me && about.uid() != 0 && me != 0 {
-            return Err(fail(format!(
-                "belongs to user {}; run `chown` on it, or use a key file of your own",
-                about.uid()
-            )));
-        }
-        if about.len() > FILE_MAX_BYTES {
-            return Err(fail(format!("has {} bytes, which no file of keys has", about.len())));
-        }
-        let mut text = String::new();
-        opened
-            .take(FILE_MAX_BYTES)
-            .read_to_string(&mut text)
-            .map_err(|error| fail(format!("cannot be read: {error}")))?;
+        let bytes = read_secret(
+            file,
+            "make keys with `impresario key new`, or copy the file from where they were made",
+            "`impresario key rotate`",
+        )?;
+        let text = String::from_utf8(bytes).map_err(|_| fail("is no text; copy the file again".into()))?;
         let keys: Keys = impresario_toml::parse_text(&text)
             .map_err(|why| fail(format!("{why}; copy the file again from where the keys were made")))?;
         keys.check().map_err(fail)?;

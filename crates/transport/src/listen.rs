@@ -10,6 +10,10 @@ use std::time::Duration;
 
 use crate::Stream;
 
+/// Connections that the kernel keeps until they are accepted: a crowd that comes at once, such as the clients of a large job.
+/// The kernel keeps at most `net.core.somaxconn`.
+const BACKLOG: i32 = 4096;
+
 /// Why a server cannot listen; one line with the remedy.
 #[derive(Debug, thiserror::Error)]
 #[error("cannot listen on {address}: {reason}")]
@@ -67,7 +71,7 @@ impl Listening {
             };
             fail(reason, Some(error))
         })?;
-        listener.set_nonblocking(true).map_err(|error| fail(error.to_string(), Some(error)))?;
+        prepare(&listener).map_err(|error| fail(error.to_string(), Some(error)))?;
         Ok(Listening(Bound::Tcp(listener)))
     }
 
@@ -115,6 +119,12 @@ impl Drop for Listening {
     }
 }
 
+/// Has a listening socket accept without waiting, and hold more connections than the library asked for.
+fn prepare(listener: &impl AsFd) -> io::Result<()> {
+    rustix::io::ioctl_fionbio(listener, true)?;
+    Ok(rustix::net::listen(listener, BACKLOG)?)
+}
+
 fn identity_of(path: &Path) -> Option<(u64, u64)> {
     std::fs::symlink_metadata(path).ok().map(|m| (m.dev(), m.ino()))
 }
@@ -151,7 +161,7 @@ fn bind_unix(path: &Path) -> Result<Listening, (String, Option<io::Error>)> {
         };
         (reason, Some(error))
     })?;
-    listener.set_nonblocking(true).map_err(|error| (error.to_string(), Some(error)))?;
+    prepare(&listener).map_err(|error| (error.to_string(), Some(error)))?;
     Ok(Listening(Bound::Unix { listener, path: path.into(), identity: identity_of(path) }))
 }
 
@@ -175,6 +185,19 @@ mod tests {
         assert!(!line.contains('\n'));
         drop(first);
         Listening::bind(&address).expect("free again");
+    }
+
+    #[test]
+    fn a_crowd_that_comes_at_once_is_kept() {
+        // With fewer places the kernel drops what comes, and its sender tries again after a second.
+        let kept_max =
+            std::fs::read_to_string("/proc/sys/net/core/somaxconn").unwrap().trim().parse::<usize>().unwrap();
+        let listening = Listening::bind("127.0.0.1:0").unwrap();
+        let address = listening.address().parse().unwrap();
+        let within = Duration::from_millis(900);
+        let crowd: Result<Vec<_>, _> =
+            (0..500.min(kept_max)).map(|_| std::net::TcpStream::connect_timeout(&address, within)).collect();
+        crowd.expect("all have come before one is accepted");
     }
 
     #[test]

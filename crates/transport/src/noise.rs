@@ -32,7 +32,7 @@ const RECORD_BYTES: usize = 32 << 10;
 /// Overhead of a record: its tag, bytes.
 const TAG_BYTES: usize = 16;
 /// Length prefix of a record, bytes.
-pub(crate) const LENGTH_BYTES: usize = 2;
+const LENGTH_BYTES: usize = 2;
 /// Both sides rekey a direction after this many records, far below the limit of AES-GCM.
 const REKEY_RECORDS: u64 = 1 << 20;
 
@@ -90,10 +90,10 @@ pub(crate) fn offer(
 
 impl Offered {
     /// Completes it with the server's proof.
-    pub(crate) fn conclude(mut self, proof: &KeyProof) -> Result<Session, Mismatch> {
+    pub(crate) fn conclude(mut self, proof: &KeyProof) -> Result<Channel, Mismatch> {
         let mut payload = [0; MESSAGE_MAX_BYTES];
         let len = self.0.read_message(&proof.noise, &mut payload)?;
-        Session::of(self.0, payload.get(..len))
+        Channel::of(self.0, payload.get(..len))
     }
 }
 
@@ -102,7 +102,7 @@ pub(crate) fn accept(
     generation: &Generation,
     offer: &KeyOffer,
     protect: Protect,
-) -> Result<(KeyProof, Session), Mismatch> {
+) -> Result<(KeyProof, Channel), Mismatch> {
     let (Some(secret), Some(private)) = (generation.secret(offer.role), &generation.private) else {
         return Err(Mismatch);
     };
@@ -120,7 +120,7 @@ pub(crate) fn accept(
     let mut noise = vec![0; MESSAGE_MAX_BYTES];
     let len = state.write_message(&chosen, &mut noise)?;
     noise.truncate(len);
-    Ok((KeyProof { noise }, Session::of(state, Some(&chosen))?))
+    Ok((KeyProof { noise }, Channel::of(state, Some(&chosen))?))
 }
 
 fn protect_of(payload: Option<&[u8]>) -> Option<Protect> {
@@ -128,40 +128,42 @@ fn protect_of(payload: Option<&[u8]>) -> Option<Protect> {
     [Protect::Handshake, Protect::Headers, Protect::All].into_iter().find(|protect| *protect as u8 == *byte)
 }
 
+/// Length of the first record in `held`, prefix included; before the prefix has arrived the length of that, bytes.
+pub(crate) fn record_bytes(held: &[u8]) -> usize {
+    match held {
+        [a, b, ..] => LENGTH_BYTES + usize::from(u16::from_le_bytes([*a, *b])),
+        _ => LENGTH_BYTES,
+    }
+}
+
 /// The keys of a connection. Each direction is used by one thread at a time.
-pub struct Session {
+pub(crate) struct Channel {
     noise: RwLock<StatelessTransportState>,
     sent: AtomicU64,
     received: AtomicU64,
     protect: Protect,
 }
 
-impl std::fmt::Debug for Session {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Session").field("protect", &self.protect).finish_non_exhaustive()
-    }
-}
-
-impl Session {
-    fn of(state: HandshakeState, chosen: Option<&[u8]>) -> Result<Session, Mismatch> {
+impl Channel {
+    fn of(state: HandshakeState, chosen: Option<&[u8]>) -> Result<Channel, Mismatch> {
         let protect = protect_of(chosen).ok_or(Mismatch)?;
         let noise = RwLock::new(state.into_stateless_transport_mode()?);
-        Ok(Session { noise, sent: AtomicU64::new(0), received: AtomicU64::new(0), protect })
+        Ok(Channel { noise, sent: AtomicU64::new(0), received: AtomicU64::new(0), protect })
     }
 
     /// The protection level.
-    pub fn protect(&self) -> Protect {
+    pub(crate) fn protect(&self) -> Protect {
         self.protect
     }
 
     /// True if the next frame sent must be sealed.
-    pub fn seals_next(&self) -> bool {
+    pub(crate) fn seals_next(&self) -> bool {
         self.protect != Protect::Handshake || self.sent.load(Ordering::Relaxed) == 0
     }
 
     /// The records for the next bytes to send: the heads of frames, and the payload of the last one if payloads are
     /// protected too. Send them in the order in which they are sealed.
-    pub fn seal(&self, head: &[u8], payload: &[IoSlice<'_>]) -> Result<Vec<u8>, TransportError> {
+    pub(crate) fn seal(&self, head: &[u8], payload: &[IoSlice<'_>]) -> Result<Vec<u8>, TransportError> {
         let payload = if self.protect == Protect::All { payload } else { &[] };
         let bytes = head.len() + payload.iter().map(|piece| piece.len()).sum::<usize>();
         let records = bytes / RECORD_BYTES + 1 + payload.len();
@@ -185,14 +187,15 @@ impl Session {
         self.noise.read().write_message(number, part, room).map(drop).map_err(|_| TransportError::Forged)
     }
 
-    /// Opens the next record, without its length prefix, into `into`, which must be as long as the record. Returns the
-    /// length of its content.
+    /// Opens the next record, with its prefix, into `into`, which must be as long as the record. Returns the length of its
+    /// content.
     pub(crate) fn open(&self, record: &[u8], into: &mut [u8]) -> Result<usize, TransportError> {
         let number = self.received.fetch_add(1, Ordering::Relaxed);
         if number > 0 && number.is_multiple_of(REKEY_RECORDS) {
             self.noise.write().rekey_incoming();
         }
-        self.noise.read().read_message(number, record, into).map_err(|_| TransportError::Forged)
+        let message = record.get(LENGTH_BYTES..).unwrap_or(&[]);
+        self.noise.read().read_message(number, message, into).map_err(|_| TransportError::Forged)
     }
 }
 
@@ -201,7 +204,7 @@ mod tests {
     use super::*;
     use crate::Keys;
 
-    fn pair(protect: Protect) -> (Session, Session) {
+    fn pair(protect: Protect) -> (Channel, Channel) {
         let keys = Keys::draw().unwrap();
         let generation = &keys.generations[0];
         let secret = generation.secret(KeyRole::Client).unwrap();
@@ -210,10 +213,10 @@ mod tests {
         (offered.conclude(&proof).unwrap(), server)
     }
 
-    fn open_all(session: &Session, mut bytes: &[u8]) -> Result<Vec<u8>, TransportError> {
+    fn open_all(session: &Channel, mut bytes: &[u8]) -> Result<Vec<u8>, TransportError> {
         let mut all = Vec::new();
-        while let [a, b, rest @ ..] = bytes {
-            let (record, later) = rest.split_at(u16::from_le_bytes([*a, *b]).into());
+        while !bytes.is_empty() {
+            let (record, later) = bytes.split_at(record_bytes(bytes));
             let mut plain = vec![0; record.len()];
             let len = session.open(record, &mut plain)?;
             all.extend_from_slice(&plain[..len]);

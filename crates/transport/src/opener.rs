@@ -6,7 +6,6 @@ use std::sync::Arc;
 use impresario_config::Protect;
 use impresario_wire::{FrameError, FrameHeader, HEADER_BYTES, Limits};
 
-use crate::noise::LENGTH_BYTES;
 use crate::{Session, TransportError};
 
 /// Memory kept for the next records, bytes; a long body enlarges it temporarily.
@@ -47,11 +46,7 @@ impl Opener {
 
     /// Bytes that must arrive, including the `held` ones, before anything can be done.
     pub(crate) fn need(&self, held: &[u8]) -> usize {
-        match held {
-            _ if self.clear_left > 0 => 1,
-            [a, b, ..] => LENGTH_BYTES + usize::from(u16::from_le_bytes([*a, *b])),
-            _ => LENGTH_BYTES,
-        }
+        if self.clear_left > 0 { 1 } else { self.session.record_bytes(held) }
     }
 
     /// Takes the header of the next frame, if it has arrived.
@@ -121,7 +116,7 @@ impl Opener {
         }
         let room = self.plain.get_mut(self.end..).unwrap_or(&mut []);
         self.end += self.session.open(record, room)?;
-        Ok(LENGTH_BYTES + record.len())
+        Ok(record.len())
     }
 
     /// The same for a payload: straight into the first piece of `into` if it fits, otherwise to be taken. Returns the
@@ -135,13 +130,13 @@ impl Opener {
         match into.first_mut() {
             Some(piece) if piece.len() >= record.len() => {
                 let got = self.session.open(record, piece)?;
-                Ok(Some((LENGTH_BYTES + record.len(), got)))
+                Ok(Some((record.len(), got)))
             }
             _ => self.open(bytes).map(|used| Some((used, 0))),
         }
     }
 
     fn record<'b>(&self, bytes: &'b [u8]) -> Option<&'b [u8]> {
-        if self.clear_left > 0 { None } else { bytes.get(LENGTH_BYTES..self.need(bytes)) }
+        if self.clear_left > 0 { None } else { bytes.get(..self.need(bytes)) }
     }
 }

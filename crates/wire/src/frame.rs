@@ -466,7 +466,14 @@ mod tests {
             encode(
                 Kind::Hello,
                 3,
-                &Hello { version: PROTOCOL_VERSION, who, role: Role::Any, name, cluster: ClusterId(9) },
+                &Hello {
+                    version: PROTOCOL_VERSION,
+                    who,
+                    role: Role::Any,
+                    name,
+                    cluster: ClusterId(9),
+                    credential: vec![1, 2],
+                },
                 0,
             )
             .unwrap()

@@ -262,14 +262,16 @@ pub enum MetaCall {
     Restrict(Squashed),
 }
 
-/// As whom the users of a client's machine act.
+/// As whom the users of a client act.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Squashed {
-    /// All act as the anonymous user; otherwise root alone.
+    /// All act as this user; otherwise root alone.
     pub all: bool,
-    /// The anonymous user.
+    /// It is no anonymous user but one who has proved to be that: its further groups count.
+    pub proven: bool,
+    /// The user.
     pub uid: u32,
-    /// The anonymous group.
+    /// Its group.
     pub gid: u32,
 }
 

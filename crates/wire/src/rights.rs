@@ -117,7 +117,7 @@ pub fn may_send(role: KeyRole, client: crate::ClientKey, call: &Call) -> Result<
             Right::NotClients => "the admin or the server key",
             Right::Server | Right::Anyone => "the server key",
         };
-        return Err(format!("{what} takes {needed}; the caller has shown the {role} key"));
+        return Err(format!("{what} takes {needed} or certificate; the caller has shown that of role {role}"));
     }
     if role != KeyRole::Server && call.who().is_some_and(|who| who.client != client) {
         return Err(format!("{what} was asked for in the name of another client, which takes the server key"));
@@ -157,7 +157,13 @@ mod tests {
             ("a", Call::Scrub { file, offset: 0, max_bytes: 1 }),
             ("as", Call::Grants),
             ("a", Call::Meta { who, call: MetaCall::Relay(crate::RelayCall::Commit { handle: 1 }) }),
-            ("s", Call::Meta { who, call: MetaCall::Restrict(crate::Squashed { all: true, uid: 9, gid: 9 }) }),
+            (
+                "s",
+                Call::Meta {
+                    who,
+                    call: MetaCall::Restrict(crate::Squashed { all: true, proven: true, uid: 9, gid: 9 }),
+                },
+            ),
             ("as", Call::Meta { who, call: MetaCall::Examine(Examine::File { path: vec![] }) }),
             ("cas", Call::Status),
             ("a", Call::SetPolicy { name: "fifo".into(), params: vec![], at_shared_ns: 0 }),

@@ -50,6 +50,8 @@ pub struct Plan {
     pub security: Security,
     /// What keys protect.
     pub protect: Protect,
+    /// Connections of a server at once; absent: the default.
+    pub max_connections: Option<u32>,
     /// The server program `impresario`; absent: this program.
     pub program: Option<PathBuf>,
     /// Where the cluster's folder is made; absent: in memory where the system has `/dev/shm`, else the temporary folder.
@@ -71,6 +73,7 @@ impl Default for Plan {
             in_flight_requests: 0,
             security: Security::Auto,
             protect: Protect::default(),
+            max_connections: None,
             program: None,
             parent: None,
         }
@@ -250,6 +253,7 @@ impl Plan {
             security: self.security,
             protect: self.protect,
             key_dir: dir.join("keys"),
+            max_connections: self.max_connections.unwrap_or(Cluster::default().max_connections),
             ..Cluster::default()
         };
         let config = Config { cluster, meta, data, io, device, ..Config::default() };

@@ -236,8 +236,8 @@ fn attack(stream: &mut TcpStream, way: Malice, n: u64, is_over: &AtomicBool) -> 
 
 fn hello(client: u64) -> Vec<u8> {
     let who = Who { client: ClientKey(client), job: 666, ..Who::default() };
-    let hello =
-        Hello { version: PROTOCOL_VERSION, who, role: Role::Data, name: "crowd".into(), cluster: Default::default() };
+    let (version, role, name) = (PROTOCOL_VERSION, Role::Data, "crowd".into());
+    let hello = Hello { version, who, role, name, cluster: Default::default(), credential: vec![] };
     frame::encode(Kind::Hello, 0, &hello, 0).unwrap_or_default()
 }
 

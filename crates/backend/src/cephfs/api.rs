@@ -8,6 +8,7 @@
 
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 
+use impresario_base::loader::Library;
 use libc::{dirent, gid_t, mode_t, size_t, statvfs, timespec, uid_t};
 
 use crate::loader::functions;
@@ -172,6 +173,6 @@ functions! {
 impl Api {
     /// Loads the library.
     pub(super) fn load(name: &CStr) -> Result<Api, String> {
-        Api::look_up(crate::loader::load(name)?)
+        Api::look_up(&Library::load(name)?)
     }
 }

@@ -7,6 +7,7 @@
 
 use std::ffi::{CStr, c_char, c_int, c_uchar, c_void};
 
+use impresario_base::loader::Library;
 use libc::{dev_t, dirent, gid_t, mode_t, off_t, size_t, ssize_t, stat, statvfs, uid_t};
 
 use crate::loader::functions;
@@ -113,6 +114,6 @@ functions! {
 impl Api {
     /// Loads the library.
     pub(super) fn load(name: &CStr) -> Result<Api, String> {
-        Api::look_up(crate::loader::load(name)?)
+        Api::look_up(&Library::load(name)?)
     }
 }

@@ -291,8 +291,9 @@ impl Passing {
         let stream = Stream::connect(&address, left, tick(self.upstream.timeout)).map_err(|e| e.to_string())?;
         let mut reader = FrameReader::default();
         let name: String = format!("{} via {}", self.client.name(), self.upstream.via).chars().take(256).collect();
-        let hello =
-            Hello { version: PROTOCOL_VERSION, who: self.client.who(), role: Role::Meta, name, cluster: ClusterId(0) };
+        let (version, who, cluster) = (PROTOCOL_VERSION, self.client.who(), ClusterId(0));
+        // Whose users this node has made sure of itself.
+        let hello = Hello { version, who, role: Role::Meta, name, cluster, credential: Vec::new() };
         let Upstream { membership, access, .. } = &*self.upstream;
         let server = (META_NAME, &address);
         say_hello(&stream, &mut reader, &hello, server, access, membership, &NO_PAYLOAD, deadline)

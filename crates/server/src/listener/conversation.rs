@@ -7,7 +7,9 @@ use std::time::{Duration, Instant};
 
 use impresario_node::credits::SLICE_BYTES;
 use impresario_transport::{FrameReader, Guest, HelloError, Host, Pace, Stream, TransportError, receive_hello};
-use impresario_wire::{Answer, Call, Fault, KeyRole, Kind, Limits, PROTOCOL_VERSION, Pass, Welcome, frame, may_send};
+use impresario_wire::{
+    Answer, Call, Fault, Hello, KeyRole, Kind, Limits, PROTOCOL_VERSION, Pass, Welcome, frame, may_send,
+};
 use rustc_hash::FxHashMap;
 use rustix::net::Shutdown;
 
@@ -24,6 +26,8 @@ const BUFFER_BYTES: usize = 20 << 10;
 pub(super) const PACE: Pace = Pace { stall: Duration::from_secs(10), frame: Duration::from_secs(120) };
 /// How often a connection that is used is asked whether its key is still accepted.
 const KEY_CHECK_EVERY: Duration = Duration::from_secs(1);
+/// How long a connection lives whose user was proved at its beginning.
+const USER_PROVEN_MAX: Duration = Duration::from_secs(8 * 3600);
 /// A refused peer has this time to read why.
 const FAREWELL_MAX: Duration = Duration::from_millis(300);
 
@@ -74,7 +78,9 @@ impl Shared {
     fn greet(&self, receiver: &mut Receiver, connection: &Connection, refusal: Option<String>) -> Result<(), Farewell> {
         let settings = &self.settings;
         let keys = settings.keys.as_deref().map(|keys| (keys, settings.protect));
-        let host = Host { name: &settings.name, role: settings.role, membership: &settings.membership, keys };
+        let certificates = settings.certificates.as_deref();
+        let Settings { name, role, membership, .. } = settings;
+        let host = Host { name, role: *role, membership, keys, certificates };
         let Receiver { stream, reader, limits } = receiver;
         let received = receive_hello(stream, reader, host, limits, Instant::now() + GREETING_MAX);
         // A refusal is protected too, once both sides have keys.
@@ -87,7 +93,7 @@ impl Shared {
         if let Some(message) = refusal {
             return Err(Farewell::Fault(id, Fault { errno: libc::EUSERS, message }));
         }
-        let under = self.rule_for(connection, &guest).map_err(|fault| Farewell::Fault(id, fault))?;
+        let under = self.rule_for(connection, &guest, &hello).map_err(|fault| Farewell::Fault(id, fault))?;
         let name: String = hello.name.chars().filter(|c| !c.is_control()).take(256).collect();
         tracing::debug!(peer = connection.peer(), name, job = hello.who.job, "connected");
         connection.introduce(name, hello.who, guest, under);
@@ -106,12 +112,17 @@ impl Shared {
     }
 
     /// The rule that a peer is under; `None`: none.
-    fn rule_for(&self, connection: &Connection, guest: &Guest) -> Result<Option<Under>, Fault> {
-        let Settings { name, exports, keys, .. } = &self.settings;
+    fn rule_for(&self, connection: &Connection, guest: &Guest, hello: &Hello) -> Result<Option<Under>, Fault> {
+        let Settings { name, exports, keys, munge, .. } = &self.settings;
         let is_client = !matches!(guest.role, Some(KeyRole::Admin | KeyRole::Server));
         let Some(exports) = exports.as_ref().filter(|_| is_client) else { return Ok(None) };
         match exports.of_peer(connection.peer()) {
-            Some(export) => Ok(Some(Under { export: export.clone(), keys: keys.clone() })),
+            Some(export) => {
+                let user = export.user(hello, munge);
+                let user =
+                    user.map_err(|Fault { errno, message }| Fault { errno, message: format!("{name}: {message}") })?;
+                Ok(Some(Under { export: export.clone(), keys: keys.clone(), user }))
+            }
             None => {
                 let host = connection.host();
                 let message =
@@ -217,17 +228,29 @@ impl Shared {
         Ok(())
     }
 
-    /// Ends a connection whose key has been replaced and is no longer accepted. Its client comes back with the present one.
+    /// Ends a connection whose key has been replaced and is no longer accepted, or whose certificate is no longer good. Its
+    /// client comes back with the present one.
     fn check_key(&self, connection: &Connection) -> Result<(), Farewell> {
-        let Some(ring) = &self.settings.keys else { return Ok(()) };
-        let Some(key) = connection.guest().and_then(|guest| guest.key) else { return Ok(()) };
-        if !connection.is_due(KEY_CHECK_EVERY) || ring.accepts(key) {
+        let Settings { name, keys, certificates, .. } = &self.settings;
+        let Some(guest) = connection.guest().filter(|guest| guest.is_proven()) else { return Ok(()) };
+        if !connection.is_due(KEY_CHECK_EVERY) {
             return Ok(());
         }
-        let name = &self.settings.name;
-        let message =
-            format!("{name}: key {key:016x} was replaced and is no longer accepted; use the present key file");
-        Err(Farewell::Fault(0, Fault { errno: libc::EKEYEXPIRED, message }))
+        if connection.under().is_some_and(|under| under.user.is_some()) && connection.age() > USER_PROVEN_MAX {
+            let message = format!("{name}: the user was proved long ago; it has to be proved again");
+            return Err(Farewell::Fault(0, Fault { errno: libc::EKEYEXPIRED, message }));
+        }
+        let why = match (guest.key, keys, &guest.certificate, certificates) {
+            (Some(key), Some(ring), ..) if !ring.accepts(key) => {
+                format!("key {key:016x} was replaced and is no longer accepted; use the present key file")
+            }
+            (_, _, Some(certificate), Some(certificates)) => match certificates.check(certificate) {
+                Ok(()) => return Ok(()),
+                Err(why) => why,
+            },
+            _ => return Ok(()),
+        };
+        Err(Farewell::Fault(0, Fault { errno: libc::EKEYEXPIRED, message: format!("{name}: {why}") }))
     }
 
     /// Whether the peer may send the call.
@@ -236,9 +259,9 @@ impl Shared {
         if let Some(role) = guest.role {
             may_send(role, connection.who().client, call).map_err(|why| {
                 let name = &self.settings.name;
-                let message = match guest.key {
-                    Some(_) => format!("{name}: {why}"),
-                    None => format!("{name}: {why}, as its user is neither the server's nor root"),
+                let message = match guest.is_proven() {
+                    true => format!("{name}: {why}"),
+                    false => format!("{name}: {why}, as its user is neither the server's nor root"),
                 };
                 Fault { errno: libc::EPERM, message }
             })?;

@@ -3,25 +3,19 @@
 
 use std::os::fd::AsFd;
 
-use impresario_wire::message::{Attr, NodeKind, SetAttr, Squashed, Who};
+use impresario_wire::message::{Attr, NodeKind, SetAttr, Who};
 use rustix::io::Errno;
 
 use super::disk::PATH_FLAGS;
 use super::fault::{Explain, Outcome};
 use super::opens::Pin;
-use super::permissions::permit_pinned;
+use super::permissions::{User, permit_pinned};
 use super::service::Meta;
 use super::tree::kind_of;
 
 impl Meta {
     /// Changes attributes of the node at a path.
-    pub(super) fn set_attr_at(
-        &self,
-        who: &Who,
-        path: &[u8],
-        set: &SetAttr,
-        squashed: Option<Squashed>,
-    ) -> Outcome<Attr> {
+    pub(super) fn set_attr_at(&self, who: &Who, path: &[u8], set: &SetAttr, user: Option<&User>) -> Outcome<Attr> {
         let doing = "change";
         let node = self.dir.walk(path, PATH_FLAGS).explain(doing, path)?;
         let stat = rustix::fs::fstat(&node).explain(doing, path)?;
@@ -30,7 +24,7 @@ impl Meta {
         if kind == NodeKind::File && through_table {
             let entry = self.dir.entry(path).and_then(|entry| entry.ok_or(Errno::ISDIR)).explain(doing, path)?;
             let pin = self.pin_at(&entry, doing)?;
-            squashed.map_or(Ok(()), |user| permit_pinned(user, &pin, set, path))?;
+            user.map_or(Ok(()), |user| permit_pinned(user, &pin, set, path))?;
             if set.size.is_some() {
                 // It is no open, but changes what those who have it open for writing know of its length.
                 self.opens.note_other_writer(pin.ino);

@@ -13,12 +13,13 @@ use std::time::{Duration, Instant};
 use impresario_base::lock::Mutex;
 use impresario_layout::Layout;
 use impresario_node::append::Appends;
-use impresario_wire::message::{FileKey, Squashed, Who};
+use impresario_wire::message::{FileKey, Who};
 use rustc_hash::FxHashMap;
 use rustix::io::Errno;
 
 use super::background::Job;
 use super::fault::{Outcome, fault};
+use super::permissions::User;
 use super::record::{Record, Seen};
 use super::service::Meta;
 
@@ -518,7 +519,7 @@ pub(super) struct Session {
     who: Who,
     handles: Mutex<Handles>,
     /// As whom its users act, where not as themselves.
-    pub(super) squashed: OnceLock<Squashed>,
+    pub(super) acts_as: OnceLock<User>,
 }
 
 #[derive(Default)]
@@ -550,7 +551,7 @@ impl Sessions {
                 format!("the metadata server has {SESSIONS_MAX} clients, which is its limit"),
             ));
         }
-        by_id.insert(id, Arc::new(Session { id, who, handles: Mutex::default(), squashed: OnceLock::new() }));
+        by_id.insert(id, Arc::new(Session { id, who, handles: Mutex::default(), acts_as: OnceLock::new() }));
         Ok(id)
     }
 

@@ -24,6 +24,8 @@ const READ: u32 = 4;
 const WRITE: u32 = 2;
 const SEARCH: u32 = 1;
 const STICKY: u32 = 0o1000;
+/// Most groups of a user that count.
+const GROUPS_MAX: usize = 1024;
 
 /// Keeps names where they are, or others from looking at them.
 pub(super) enum NamesHeld<'a> {
@@ -33,6 +35,32 @@ pub(super) enum NamesHeld<'a> {
     Still(#[allow(dead_code, reason = "held")] RwLockReadGuard<'a, ()>),
     /// Only the holder moves something.
     Moving(#[allow(dead_code, reason = "held")] RwLockWriteGuard<'a, ()>),
+}
+
+/// As whom the users of a session act.
+#[derive(Clone, Debug)]
+pub(super) struct User {
+    /// All act as this user; otherwise root alone.
+    all: bool,
+    uid: u32,
+    gid: u32,
+    /// Further groups of the user.
+    groups: Vec<u32>,
+}
+
+impl From<Squashed> for User {
+    /// Asks the machine for a user's groups, which may take long.
+    fn from(squashed: Squashed) -> User {
+        let Squashed { all, proven, uid, gid } = squashed;
+        User { all, uid, gid, groups: if proven { groups_of(uid, gid) } else { Vec::new() } }
+    }
+}
+
+impl User {
+    /// Whether it may be a group of theirs.
+    fn may_be_in(&self, gid: u32) -> bool {
+        if self.all { gid == self.gid || self.groups.contains(&gid) } else { gid != 0 }
+    }
 }
 
 /// Who owns a node, and what others may do with it.
@@ -56,13 +84,13 @@ impl From<&Attr> for Owned {
 }
 
 /// Whether it is a node of theirs.
-fn owns(user: Squashed, node: Owned) -> bool {
+fn owns(user: &User, node: Owned) -> bool {
     if user.all { node.uid == user.uid } else { node.uid != 0 }
 }
 
 /// Whether they may read, write or search it. Who owns a node may give themselves the right.
-fn may(user: Squashed, node: Owned, wanted: u32) -> bool {
-    let is_in_group = if user.all { node.gid == user.gid } else { node.gid != 0 };
+fn may(user: &User, node: Owned, wanted: u32) -> bool {
+    let is_in_group = user.may_be_in(node.gid);
     let (of_group, of_others) = (node.mode >> 3 & wanted == wanted, node.mode & wanted == wanted);
     let by_bits = match (is_in_group, user.all) {
         (true, true) => of_group,
@@ -71,6 +99,25 @@ fn may(user: Squashed, node: Owned, wanted: u32) -> bool {
         (false, _) => of_others,
     };
     owns(user, node) || by_bits
+}
+
+/// The groups of a user as this machine knows them, or none if it does not know the user.
+fn groups_of(uid: u32, gid: u32) -> Vec<u32> {
+    let mut text = vec![0; 16 << 10];
+    // SAFETY: all zeros is a value of the structure, which is filled below.
+    let (mut entry, mut found) = (unsafe { std::mem::zeroed::<libc::passwd>() }, std::ptr::null_mut());
+    // SAFETY: places for the entry, its texts, and whether there is one.
+    let failed = unsafe { libc::getpwuid_r(uid, &mut entry, text.as_mut_ptr(), text.len(), &mut found) };
+    if failed != 0 || found.is_null() {
+        return Vec::new();
+    }
+    let mut groups = vec![0; GROUPS_MAX];
+    let mut count = GROUPS_MAX as libc::c_int;
+    // SAFETY: the name is a terminated string in `text`, and there is room for `count` groups.
+    let given = unsafe { libc::getgrouplist(entry.pw_name, gid, groups.as_mut_ptr(), &mut count) };
+    // With more groups than fit the first ones count.
+    groups.truncate(if given < 0 { GROUPS_MAX } else { usize::try_from(count).unwrap_or(0) });
+    groups
 }
 
 fn denied(doing: &str, path: &[u8]) -> impresario_wire::Fault {
@@ -85,7 +132,7 @@ fn not_owned(doing: &str, path: &[u8]) -> impresario_wire::Fault {
 
 impl Meta {
     /// Holds the names for a call, where users of some client are squashed. To be taken before [`Meta::permit`].
-    pub(super) fn hold_names(&self, squashed: Option<Squashed>, call: &MetaCall) -> NamesHeld<'_> {
+    pub(super) fn hold_names(&self, user: Option<&User>, call: &MetaCall) -> NamesHeld<'_> {
         if !self.options.squashes {
             return NamesHeld::No;
         }
@@ -94,13 +141,13 @@ impl Meta {
             // What may wait for data servers is checked on the pinned file.
             MetaCall::Create { .. } | MetaCall::Open { .. } => NamesHeld::No,
             MetaCall::SetAttr { set, .. } if set.size.is_some() => NamesHeld::No,
-            call if squashed.is_some() && call.is_change() => NamesHeld::Still(self.moves.read()),
+            call if user.is_some() && call.is_change() => NamesHeld::Still(self.moves.read()),
             _ => NamesHeld::No,
         }
     }
 
     /// Refuses what no user of the session may do, and has what the call makes belong to those that it may belong to.
-    pub(super) fn permit(&self, session: &Session, user: Squashed, call: &mut MetaCall) -> Outcome<()> {
+    pub(super) fn permit(&self, session: &Session, user: &User, call: &mut MetaCall) -> Outcome<()> {
         call.paths().try_for_each(|path| self.check_search(user, path))?;
         match call {
             MetaCall::Create { path, uid, gid, exclusive, .. } => {
@@ -175,7 +222,7 @@ impl Meta {
     }
 
     /// Refuses an open file that no user of the session may open so.
-    pub(super) fn permit_opened(&self, user: Squashed, attr: &Attr, write: bool, path: &[u8]) -> Outcome<()> {
+    pub(super) fn permit_opened(&self, user: &User, attr: &Attr, write: bool, path: &[u8]) -> Outcome<()> {
         let wanted = if write { READ | WRITE } else { READ };
         // Who may execute a file reads it through its kernel.
         let executes = !write && may(user, attr.into(), SEARCH);
@@ -183,7 +230,7 @@ impl Meta {
     }
 
     /// Refuses a path through a directory that they may not search.
-    fn check_search(&self, user: Squashed, path: &[u8]) -> Outcome<()> {
+    fn check_search(&self, user: &User, path: &[u8]) -> Outcome<()> {
         let ends = path.iter().enumerate().filter(|(_, byte)| **byte == b'/').map(|(at, _)| at);
         let directories = (!path.is_empty()).then_some(0).into_iter().chain(ends);
         for end in directories {
@@ -199,14 +246,14 @@ impl Meta {
     }
 
     /// Refuses a new name in a directory that they may not change.
-    fn check_directory(&self, user: Squashed, path: &[u8], doing: &str) -> Outcome<()> {
+    fn check_directory(&self, user: &User, path: &[u8], doing: &str) -> Outcome<()> {
         let Some((directory, _)) = split(path) else { return Ok(()) };
         let node = self.node_at(directory, doing)?;
         if may(user, node, WRITE | SEARCH) { Ok(()) } else { Err(denied(doing, path)) }
     }
 
     /// The same for a name that goes.
-    fn check_removal(&self, user: Squashed, path: &[u8], doing: &str) -> Outcome<()> {
+    fn check_removal(&self, user: &User, path: &[u8], doing: &str) -> Outcome<()> {
         self.check_directory(user, path, doing)?;
         let Some((directory, _)) = split(path) else { return Ok(()) };
         let (directory, node) = (self.node_at(directory, doing)?, self.node_at(path, doing)?);
@@ -214,7 +261,7 @@ impl Meta {
         if is_kept { Err(not_owned(doing, path)) } else { Ok(()) }
     }
 
-    fn check_node(&self, user: Squashed, session: &Session, target: &Target, wanted: u32, doing: &str) -> Outcome<()> {
+    fn check_node(&self, user: &User, session: &Session, target: &Target, wanted: u32, doing: &str) -> Outcome<()> {
         let node = self.node_of(session, target, doing)?;
         if may(user, node, wanted) { Ok(()) } else { Err(denied(doing, path_of(target))) }
     }
@@ -246,21 +293,21 @@ fn path_of(target: &Target) -> &[u8] {
 }
 
 /// The owner of what they make.
-fn map_owner(user: Squashed, uid: &mut u32, gid: &mut u32) {
+fn map_owner(user: &User, uid: &mut u32, gid: &mut u32) {
     if user.all || *uid == 0 {
         *uid = user.uid;
     }
-    if user.all || *gid == 0 {
+    if !user.may_be_in(*gid) {
         *gid = user.gid;
     }
 }
 
 /// Refuses a change of attributes of a node.
-fn check_set(user: Squashed, node: Owned, set: &SetAttr, path: &[u8], is_open: bool) -> Outcome<()> {
+fn check_set(user: &User, node: Owned, set: &SetAttr, path: &[u8], is_open: bool) -> Outcome<()> {
     let is_theirs = owns(user, node);
     let gives_away = set.uid.is_some_and(|uid| uid != node.uid);
     let group = set.gid.filter(|gid| *gid != node.gid);
-    let is_strange_group = group.is_some_and(|gid| if user.all { gid != user.gid } else { gid == 0 });
+    let is_strange_group = group.is_some_and(|gid| !user.may_be_in(gid));
     if gives_away || is_strange_group || (group.is_some() || set.mode.is_some()) && !is_theirs {
         return Err(not_owned("change the owner, group or mode of", path));
     }
@@ -277,7 +324,7 @@ fn check_set(user: Squashed, node: Owned, set: &SetAttr, path: &[u8], is_open: b
 }
 
 /// The same of a file that is pinned: it is the one that will change.
-pub(super) fn permit_pinned(user: Squashed, pin: &Pin<'_>, set: &SetAttr, path: &[u8]) -> Outcome<()> {
+pub(super) fn permit_pinned(user: &User, pin: &Pin<'_>, set: &SetAttr, path: &[u8]) -> Outcome<()> {
     let stat = rustix::fs::fstat(&pin.fd).explain("change", path)?;
     check_set(user, Owned::from(&stat), set, path, false)
 }
@@ -286,8 +333,8 @@ pub(super) fn permit_pinned(user: Squashed, pin: &Pin<'_>, set: &SetAttr, path: 
 mod tests {
     use super::*;
 
-    const ROOT: Squashed = Squashed { all: false, uid: 65534, gid: 65534 };
-    const ALL: Squashed = Squashed { all: true, uid: 99, gid: 98 };
+    const ROOT: &User = &User { all: false, uid: 65534, gid: 65534, groups: Vec::new() };
+    const ALL: &User = &User { all: true, uid: 99, gid: 98, groups: Vec::new() };
 
     #[test]
     fn bits_count_for_those_whom_a_client_may_speak_for() {
@@ -299,6 +346,8 @@ mod tests {
         assert!(!may(ALL, node(7, 5, 0o770), READ) && may(ALL, node(7, 5, 0o774), READ));
         assert!(may(ALL, node(99, 5, 0), WRITE) && may(ALL, node(7, 98, 0o020), WRITE));
         assert!(!may(ALL, node(7, 98, 0o702), WRITE), "the group's bits count for its members");
+        let proven = &User { groups: vec![5, 6], ..ALL.clone() };
+        assert!(may(proven, node(7, 5, 0o770), READ) && !may(proven, node(7, 4, 0o770), READ));
     }
 
     #[test]
@@ -309,6 +358,7 @@ mod tests {
         };
         assert_eq!((mapped(ROOT, 0, 0), mapped(ROOT, 7, 8)), ((65534, 65534), (7, 8)));
         assert_eq!(mapped(ALL, 7, 8), (99, 98));
+        assert_eq!(mapped(&User { groups: vec![8], ..ALL.clone() }, 7, 8), (99, 8));
         let set = |node: Owned, set: SetAttr| check_set(ROOT, node, &set, b"f", false);
         let (theirs, roots) = (Owned { uid: 7, gid: 8, mode: 0o644 }, Owned { uid: 0, gid: 0, mode: 0o666 });
         set(theirs, SetAttr { mode: Some(0o4755), uid: Some(7), gid: Some(9), ..SetAttr::default() }).unwrap();

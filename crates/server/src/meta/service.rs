@@ -263,9 +263,9 @@ impl Drop for MetaService {
 impl Meta {
     fn serve(&self, session: &Session, who: &Who, mut call: MetaCall) -> Outcome<Answer> {
         call.paths().try_for_each(|path| check_path(path))?;
-        let squashed = session.squashed.get().copied();
-        let _held = self.hold_names(squashed, &call);
-        let Some(user) = squashed else { return self.serve_permitted(session, who, call) };
+        let user = session.acts_as.get();
+        let _held = self.hold_names(user, &call);
+        let Some(user) = user else { return self.serve_permitted(session, who, call) };
         self.permit(session, user, &mut call)?;
         let opens = match &call {
             MetaCall::Open { path, write } | MetaCall::Reopen { path, write, .. } => Some((path.clone(), *write)),
@@ -295,7 +295,7 @@ impl Meta {
                 Answer::Attr(self.attr_of(&pin, &self.opens.path_of(pin.ino))?)
             }
             MetaCall::SetAttr { target: Target::Path(path), set } => {
-                Answer::Attr(self.set_attr_at(who, &path, &set, session.squashed.get().copied())?)
+                Answer::Attr(self.set_attr_at(who, &path, &set, session.acts_as.get())?)
             }
             MetaCall::SetAttr { target: Target::Handle(handle), set } => {
                 let pin = self.pin_handle(session, handle)?;
@@ -432,5 +432,5 @@ impl Meta {
 /// Once and for all.
 fn restrict(session: &Session, squashed: Squashed) -> Outcome<()> {
     let again = |_| fault(Errno::INVAL, "as whom the users of this client act was said before");
-    session.squashed.set(squashed).map_err(again)
+    session.acts_as.set(squashed.into()).map_err(again)
 }

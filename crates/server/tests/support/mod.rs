@@ -51,7 +51,14 @@ pub fn who(client: u64) -> Who {
 }
 
 pub fn hello(role: Role, client: u64) -> Hello {
-    Hello { version: PROTOCOL_VERSION, who: who(client), role, name: "test".into(), cluster: Default::default() }
+    Hello {
+        version: PROTOCOL_VERSION,
+        who: who(client),
+        role,
+        name: "test".into(),
+        cluster: Default::default(),
+        credential: vec![],
+    }
 }
 
 /// A frame without its payload.

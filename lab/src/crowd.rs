@@ -1,0 +1,160 @@
+//! What a crowd takes from honest clients: their rate at a data server without and with 10,000 silent and 100 hostile
+//! connections at its door, and the server's memory.
+//!
+//! One data server without a device model, in memory; honest clients connect over loopback. Each repetition measures both, in
+//! random order, and ratios are taken within it. The crowd lives in this process, so what it costs itself, in processor time
+//! of its threads and of the kernel, counts as lost too: on a machine with few processors that is the larger part.
+
+use std::net::SocketAddrV4;
+use std::process::ExitCode;
+use std::sync::atomic::Ordering::Relaxed;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail, ensure};
+use impresario_base::Random;
+use impresario_base::statistics::{Interval, mean};
+use impresario_sched::PolicySpec;
+use impresario_workload::cluster::{OwnCluster, Plan};
+use impresario_workload::cpu::process_rss_bytes;
+use impresario_workload::crowd::Crowd;
+use impresario_workload::dataset::DataSet;
+use impresario_workload::progress::{Progress, catch_signals, write_json};
+use impresario_workload::runner::{RunOptions, run as run_load};
+use impresario_workload::stop::Stop;
+use impresario_workload::storage::Storage;
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+use serde_json::json;
+
+use crate::{datapath, impresario, print};
+
+/// What honest clients keep at least, percent, and what a server may have resident, bytes.
+const TARGET: (f64, u64) = (90.0, 200_000_000);
+/// Longest wait until the crowd is there.
+const GATHERING_MAX: Duration = Duration::from_secs(120);
+
+/// Measure what a crowd of silent and hostile connections takes from honest clients
+#[derive(clap::Args)]
+pub struct Args {
+    /// Repetitions, each without and with the crowd
+    #[arg(long, default_value_t = 10, value_name = "N")]
+    repetitions: u32,
+    /// Length of a run: 1 is some gigabytes
+    #[arg(long, default_value_t = 1.0, value_name = "FACTOR")]
+    scale: f64,
+    /// Only loads whose names contain this
+    #[arg(long, value_name = "TEXT", default_value = "16 clients")]
+    load: String,
+    /// Silent connections
+    #[arg(long, default_value_t = 10_000, value_name = "N")]
+    silent: usize,
+    /// How many of them say hello first; the server holds these, and closes others after 5 s
+    #[arg(long, default_value_t = 1000, value_name = "N")]
+    greeted: usize,
+    /// Hostile connections
+    #[arg(long, default_value_t = 100, value_name = "N")]
+    hostile: usize,
+    /// Connections that the server has at once (`max_connections`); with more than the crowd has it holds all of it
+    #[arg(long, default_value_t = 1024, value_name = "N")]
+    max_connections: u32,
+    /// Write every run to a file
+    #[arg(long, value_name = "FILE")]
+    json: Option<std::path::PathBuf>,
+}
+
+pub fn run(args: &Args) -> Result<ExitCode> {
+    let stop = catch_signals()?;
+    let descriptors = raise_descriptors(4 * (args.silent + args.hostile) as u64 + 4096);
+    // A server gives connections half of its descriptors.
+    ensure!(
+        descriptors >= 2 * u64::from(args.max_connections) && descriptors >= (args.silent + args.hostile + 500) as u64,
+        "the limit of open files is {descriptors}: raise it (ulimit -n), or take a smaller crowd"
+    );
+    let plan = Plan {
+        data_servers: 1,
+        io_nodes: 0,
+        data_policy: PolicySpec::named("auto"),
+        max_connections: Some(args.max_connections),
+        program: Some(impresario()?),
+        ..Plan::default()
+    };
+    let cluster = OwnCluster::start(&plan, &stop)?;
+    let pid = cluster.pids().into_iter().find(|(name, _)| name.starts_with("data")).context("a data server")?.1;
+    let address: SocketAddrV4 = cluster.config.data.first().context("a data server")?.address.parse()?;
+    let target = Storage::of(&cluster).direct();
+    let (mut random, mut line, mut all) = (Random::new(1), Progress::new(), Vec::new());
+    let (mut out, mut resident_max, mut least) = (String::new(), 0, f64::INFINITY);
+    for load in datapath::loads(args.scale).iter().filter(|load| load.name.contains(&args.load)) {
+        let mut set = DataSet::new(&load.workload)?;
+        set.prepare(&target, &stop)?;
+        let mut measure = || -> Result<f64> {
+            let options = RunOptions { verify: false, ..RunOptions::default() };
+            Ok(run_load(&target, &mut set, &load.workload, &options, &stop)?.requests_per_s)
+        };
+        let mut pairs = Vec::new();
+        // The first one warms up.
+        for repetition in 0..=args.repetitions.max(2) {
+            let crowd_first = random.below(2) == 0;
+            let mut pair = [0.0; 2];
+            for with in [crowd_first, !crowd_first] {
+                let with_text = if with { "with" } else { "without" };
+                line.show(&format!("{}, repetition {repetition}, {with_text} the crowd", load.name));
+                let crowd = if with { Some(gather(args, address, &stop)?) } else { None };
+                pair[usize::from(with)] = measure()?;
+                let resident = process_rss_bytes(pid).context("the data server has ended")?;
+                resident_max = resident.max(resident_max);
+                drop(crowd);
+            }
+            if repetition > 0 {
+                pairs.push(pair);
+            }
+        }
+        set.remove(&target)?;
+        let kept = Interval::of(&pairs.iter().map(|[without, with]| 100.0 * with / without).collect::<Vec<_>>());
+        let without = mean(&pairs.iter().map(|[without, _]| *without).collect::<Vec<_>>());
+        least = least.min(kept.low);
+        out += &format!(
+            "{:<40} {without:>10.0}/s without, with the crowd {:.1} % [{:.1}, {:.1}] of that, n={}\n",
+            load.name, kept.mean, kept.low, kept.high, kept.n
+        );
+        all.push(json!({ "load": load.name, "per_s_without_and_with": pairs }));
+    }
+    line.end();
+    ensure!(!all.is_empty(), "no load's name contains {:?}", args.load);
+    let (kept_min, resident_limit) = TARGET;
+    let judge = |holds: bool| if holds { "holds" } else { "not shown" };
+    out += &format!(
+        "honest clients keep at least {kept_min} %: {}; the server had at most {:.1} MB resident, less than {:.0} MB: {}\n",
+        judge(least >= kept_min),
+        resident_max as f64 / 1e6,
+        resident_limit as f64 / 1e6,
+        judge(resident_max < resident_limit)
+    );
+    write_json(args.json.as_deref(), &json!({ "loads": all, "resident_max_bytes": resident_max }))?;
+    print(out.as_bytes())
+}
+
+/// A crowd that is all there.
+fn gather(args: &Args, address: SocketAddrV4, stop: &Stop) -> Result<Crowd> {
+    let crowd = Crowd::gather(address, args.silent, args.greeted, args.hostile)?;
+    let began = Instant::now();
+    while crowd.fates().silent_made.load(Relaxed) < args.silent as u64 {
+        stop.check()?;
+        if began.elapsed() > GATHERING_MAX {
+            bail!("the crowd does not come: {:?}", crowd.fates());
+        }
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    Ok(crowd)
+}
+
+/// Raises the limit of open files of this process, and so of the servers that it starts, as far as it may; gives the limit.
+fn raise_descriptors(wanted: u64) -> u64 {
+    let before = getrlimit(Resource::Nofile);
+    let most = before.maximum.unwrap_or(u64::MAX);
+    for maximum in [most.max(wanted), most] {
+        if setrlimit(Resource::Nofile, Rlimit { current: Some(maximum), maximum: Some(maximum) }).is_ok() {
+            return maximum;
+        }
+    }
+    before.current.unwrap_or(u64::MAX)
+}
