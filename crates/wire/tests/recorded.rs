@@ -1,4 +1,4 @@
-//! The bytes of messages under [`PROTOCOL_VERSION`] 8, recorded: whoever changes them changes the version too.
+//! The bytes of messages under [`PROTOCOL_VERSION`] 9, recorded: whoever changes them changes the version too.
 
 use impresario_layout::{Layout, Skipped};
 use impresario_wire::frame::encode;
@@ -34,7 +34,7 @@ fn answer(answer: Answer) -> String {
 
 #[test]
 fn the_bytes_of_messages_stay_those_of_the_version() {
-    assert_eq!(PROTOCOL_VERSION, 8, "record the new version's bytes");
+    assert_eq!(PROTOCOL_VERSION, 9, "record the new version's bytes");
     let layout = Layout::new(1, 3, 65536, 4).unwrap();
     let file = FileKey(600);
     let time = Time { secs: -3, nanos: 500 };
@@ -50,18 +50,19 @@ fn the_bytes_of_messages_stay_those_of_the_version() {
         atime: time,
         mtime: Time { secs: 1, nanos: 2 },
         ctime: Time { secs: 3, nanos: 4 },
+        labelled: true,
     };
     let object = ObjectInfo { size: 1000, mtime: time, used_bytes: 4096, made: 5 };
-    let hello = Hello { version: 8, who: who(), role: Role::Io, name: "cli".into(), cluster: ClusterId(400) };
+    let hello = Hello { version: 9, who: who(), role: Role::Io, name: "cli".into(), cluster: ClusterId(400) };
     let welcome = Welcome {
-        version: 8,
+        version: 9,
         name: "data-1".into(),
         incarnation: 1 << 33,
         max_payload_bytes: 1 << 20,
         cluster: ClusterId(400),
         store: 12,
     };
-    let offer = KeyOffer { version: 8, key: 1, role: KeyRole::Server, noise: vec![1, 2, 3] };
+    let offer = KeyOffer { version: 9, key: 1, role: KeyRole::Server, noise: vec![1, 2, 3] };
     let seen = [
         body(Kind::Hello, &hello),
         body(Kind::Welcome, &welcome),
@@ -113,9 +114,9 @@ fn the_bytes_of_messages_stay_those_of_the_version() {
 }
 
 const RECORDED: &[&str] = &[
-    "08ac0202f0a2040109e8070203636c699003",
-    "0806646174612d31808080802080804090030c",
-    "08010203010203",
+    "09ac0202f0a2040109e8070203636c699003",
+    "0906646174612d31808080802080804090030c",
+    "09010203010203",
     "1aac0202f0a2040109e807d804000180018827",
     "1bac0202f0a2040109e807d80401038080040400010102",
     "1cd804ac0201",
@@ -126,8 +127,8 @@ const RECORDED: &[&str] = &[
     "0cac0202f0a2040109e807190400d804054d00ffffffffffffffffff010101",
     "0cac0202f0a2040109e807190003d8040501054d00ffffffffffffffffff0101",
     "0cac0202f0a2040109e8071a0364c801",
-    "0908050401ed13020a0b808080808020802005f40302020604",
-    "0a01d804010380800404000108050401ed13020a0b808080808020802005f40302020604",
+    "0908050401ed13020a0b808080808020802005f4030202060401",
+    "0a01d804010380800404000108050401ed13020a0b808080808020802005f4030202060401",
     "1704b0ea0101054d00ffffffffffffffffff010100",
     "1801bc05e80705f403802005",
     "0f01020304",
