@@ -147,9 +147,7 @@ impl Meta {
                 }
             }
             MetaCall::SetXattr { target, name, .. } if is_acl(name) => {
-                if !owns(user, &self.node_of(session, target, "change")?) {
-                    return Err(not_owned("change the access control list of", path_of(target)));
-                }
+                self.check_owner(user, session, target, "change the access control list of")?;
             }
             MetaCall::SetXattr { target, name, .. } if name.starts_with(SECURITY) => {
                 return Err(not_owned("label", path_of(target)));
@@ -233,6 +231,11 @@ impl Meta {
     fn check_node(&self, user: Squashed, session: &Session, target: &Target, wanted: u32, doing: &str) -> Outcome<()> {
         let node = self.node_of(session, target, doing)?;
         if may(user, &node, wanted) { Ok(()) } else { Err(denied(doing, path_of(target))) }
+    }
+
+    fn check_owner(&self, user: Squashed, session: &Session, target: &Target, doing: &str) -> Outcome<()> {
+        let node = self.node_of(session, target, doing)?;
+        if owns(user, &node) { Ok(()) } else { Err(not_owned(doing, path_of(target))) }
     }
 
     fn node_of(&self, session: &Session, target: &Target, doing: &str) -> Outcome<Owned> {

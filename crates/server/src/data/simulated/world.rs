@@ -507,7 +507,7 @@ fn value_of(bytes: &[u8], sector: usize) -> Result<u64, String> {
     let end = (start + SECTOR_BYTES as usize).min(bytes.len());
     let held = &bytes[start..end];
     let Some((first, _)) = held.split_first_chunk::<8>() else { return Ok(0) };
-    match held.chunks_exact(8).all(|word| word == first) && held.len() % 8 == 0 {
+    match held.chunks_exact(8).all(|word| word == first) && held.len().is_multiple_of(8) {
         true => Ok(u64::from_le_bytes(*first)),
         false => Err(format!("sector {sector} is torn")),
     }
