@@ -70,6 +70,7 @@ soak: setup ## Kill servers and break links under load for SOAK_S seconds each a
 	  --ignored --nocapture --exact suites_find_the_same_with_and_without_the_translator
 	IMPRESARIO_SIM_FUZZ_S=$(SOAK_S) $(CARGO) test --release --locked -p impresario-sim --test fuzz -- --nocapture
 	IMPRESARIO_SIM_FUZZ_S=$(SOAK_S) $(CARGO) test --release --locked -p impresario-server --test names_simulated -- --nocapture
+	IMPRESARIO_SIM_FUZZ_S=$(SOAK_S) $(CARGO) test --release --locked -p impresario-server --lib -- --nocapture data::simulated
 	$(CARGO) run --release --locked -p impresario-lab -- reproduce --sweep
 
 fuzz: ## Fuzz what decodes frames, traces and file formats for FUZZ_S seconds each

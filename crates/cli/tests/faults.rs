@@ -218,8 +218,8 @@ fn names_with_dots_are_refused() {
             MetaCall::Rmdir { path: path.clone() },
             MetaCall::Readdir { path: path.clone(), after: vec![], max: 10 },
             MetaCall::Symlink { path: path.clone(), target: b"x".to_vec(), uid: 0, gid: 0 },
-            MetaCall::Rename { from: path.clone(), to: b"y".to_vec(), no_replace: false },
-            MetaCall::Rename { from: b"d".to_vec(), to: path.clone(), no_replace: false },
+            MetaCall::Rename { from: path.clone(), to: b"y".to_vec(), no_replace: false, whiteout: false },
+            MetaCall::Rename { from: b"d".to_vec(), to: path.clone(), no_replace: false, whiteout: false },
         ];
         for call in calls {
             let what = format!("{call:?}");

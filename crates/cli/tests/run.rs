@@ -96,6 +96,24 @@ fn cp_tar_grep_and_redirections_work() {
 }
 
 #[test]
+fn access_control_lists_count_in_a_run() {
+    if !["root", "setfacl", "getfacl"].into_iter().all(impresario_testing::require) {
+        return;
+    }
+    let cluster = Cluster::start(1, 0, |_| {});
+    let script = "umask 027; show() { stat -c '%n %A' $@; getfacl -n $@; }; \
+        mkdir d; setfacl -d -m u:4321:rwx,g:4400:rx d; echo x > d/f; mkdir d/sub plain; echo x > plain/f; \
+        show d d/f d/sub plain plain/f; chmod 640 d/f; show d/f; setfacl -m u:4322:rw,m::r d/f; show d/f; \
+        cp -a d copy; show copy/f copy/sub; setfacl -b d/f; show d/f; \
+        setfattr -n system.posix_acl_access -v 0x0200 d/f 2>/dev/null || echo refused";
+    let local = cluster.dir.path().join("local");
+    std::fs::create_dir(&local).unwrap();
+    let expected = run_command(Command::new("bash").args(["-euo", "pipefail", "-c", script]).current_dir(&local));
+    assert_eq!(expected.code, 0, "{expected:?}");
+    assert_eq!(shell(&cluster, &format!("cd {AT}; {script}")), expected.out);
+}
+
+#[test]
 fn python_reads_writes_maps_and_starts_programs() {
     if !impresario_testing::require("python3") {
         return;

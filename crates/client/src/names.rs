@@ -136,18 +136,20 @@ impl Client {
 
     /// Renames, atomically replacing what was there, unless `no_replace`.
     pub fn rename(&self, from: impl AsRef<[u8]>, to: impl AsRef<[u8]>, no_replace: bool) -> Result<(), ClientError> {
-        self.replace_name(from, to, no_replace).map(drop)
+        self.replace_name(from, to, no_replace, false).map(drop)
     }
 
-    /// The same. Returns how many names is left of what was replaced; `None`: nothing was, or the server cannot say.
+    /// The same; with `whiteout` the old name becomes that of a device 0/0, as overlay file systems use it. Returns how many names
+    /// are left of what was replaced; `None`: nothing was, or the server cannot say.
     pub fn replace_name(
         &self,
         from: impl AsRef<[u8]>,
         to: impl AsRef<[u8]>,
         no_replace: bool,
+        whiteout: bool,
     ) -> Result<Option<u32>, ClientError> {
         let (from, to) = (clean(from), clean(to));
-        let call = MetaCall::Rename { from: from.clone(), to: to.clone(), no_replace };
+        let call = MetaCall::Rename { from: from.clone(), to: to.clone(), no_replace, whiteout };
         let left = removed(&self.ask(call)?)?;
         self.opens.note_rename(&from, &to);
         Ok(left)

@@ -23,6 +23,8 @@ use impresario_wire::{
 
 pub use self::names::FakeNames;
 pub use self::objects::FakeObjects;
+pub use crate::told::Told;
+pub use crate::unsynced::Unsynced;
 use crate::{Identity, Link, LinkOptions, Striped};
 
 /// Longest payload that a fake server takes, bytes.

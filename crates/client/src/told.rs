@@ -11,7 +11,7 @@ const FILES_MAX: usize = 4096;
 
 /// The losses of this client's files.
 #[derive(Default)]
-pub(crate) struct Told(Mutex<State>);
+pub struct Told(Mutex<State>);
 
 #[derive(Default)]
 struct State {
@@ -23,7 +23,7 @@ struct State {
 
 impl Told {
     /// A sync found that data of a file may be lost.
-    pub(crate) fn lost(&self, file: FileKey, error: &ClientError) {
+    pub fn lost(&self, file: FileKey, error: &ClientError) {
         let mut state = self.0.lock();
         state.last += 1;
         let last = state.last;
@@ -35,13 +35,13 @@ impl Told {
     }
 
     /// The number of a file's last loss: what a new open file need not be told.
-    pub(crate) fn last(&self, file: FileKey) -> u64 {
+    pub fn last(&self, file: FileKey) -> u64 {
         let state = self.0.lock();
         state.files.get(&file).map_or(state.forgotten.0, |(loss, _)| *loss)
     }
 
     /// What an open file has not been told since loss `told`.
-    pub(crate) fn news(&self, file: FileKey, told: u64) -> Option<(u64, ClientError)> {
+    pub fn news(&self, file: FileKey, told: u64) -> Option<(u64, ClientError)> {
         let state = self.0.lock();
         let (loss, error) = match state.files.get(&file) {
             Some((loss, error)) => (*loss, error.clone()),

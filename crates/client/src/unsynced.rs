@@ -16,13 +16,13 @@ const GENERATION_MAX: usize = 1 << 15;
 
 /// Writes without a sync since, per data server and file.
 #[derive(Default)]
-pub(crate) struct Unsynced {
+pub struct Unsynced {
     generations: Mutex<[FxHashMap<(u16, FileKey), u64>; 2]>,
 }
 
 impl Unsynced {
     /// A write was acknowledged by a server in this state.
-    pub(crate) fn note_write(&self, file: FileKey, LaneState { server, state }: LaneState) {
+    pub fn note_write(&self, file: FileKey, LaneState { server, state }: LaneState) {
         let mut generations = self.generations.lock();
         let [young, old] = &mut *generations;
         if young.contains_key(&(server, file)) {
@@ -36,12 +36,12 @@ impl Unsynced {
     }
 
     /// A sync was acknowledged. False when writes from before may have been lost.
-    pub(crate) fn note_sync(&self, file: FileKey, LaneState { server, state }: LaneState) -> bool {
+    pub fn note_sync(&self, file: FileKey, LaneState { server, state }: LaneState) -> bool {
         self.forget(server, file).is_none_or(|written| written == state)
     }
 
     /// Judges a sync of a file by the states of its data servers and by how one of them failed, or 0.
-    pub(crate) fn judge(
+    pub fn judge(
         &self,
         file: FileKey,
         lanes: &[LaneState],
@@ -59,7 +59,7 @@ impl Unsynced {
     }
 
     /// The object is gone, or its state known.
-    pub(crate) fn forget(&self, server: u16, file: FileKey) -> Option<u64> {
+    pub fn forget(&self, server: u16, file: FileKey) -> Option<u64> {
         let mut generations = self.generations.lock();
         let [young, old] = &mut *generations;
         let (a, b) = (young.remove(&(server, file)), old.remove(&(server, file)));

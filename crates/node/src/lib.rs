@@ -1,5 +1,6 @@
 //! The decision logic of I/O nodes and data servers, without sockets, files or clocks.
 
+pub mod acl;
 pub mod allocation;
 pub mod append;
 pub mod credits;

@@ -3,9 +3,12 @@
 mod callers;
 mod departure;
 mod disk;
+mod durability;
 mod ledger;
 mod losses;
 mod modelled;
+#[cfg(test)]
+mod simulated;
 
 use std::ops::Range;
 use std::path::PathBuf;

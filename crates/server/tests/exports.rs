@@ -14,7 +14,7 @@ use impresario_testing::munge::Munged;
 use impresario_testing::require;
 use impresario_transport::{Keys, key_file_name};
 use impresario_wire::message::{NodeKind, SetAttr};
-use impresario_wire::{Device, KeyRole, MetaCall, SetTime, Time, XattrMode};
+use impresario_wire::{ACL_ACCESS, Device, KeyRole, MetaCall, SetTime, Time, XattrMode};
 use support::{Cluster, pattern};
 
 /// Servers with keys, one I/O node among them.
@@ -283,6 +283,26 @@ fn what_only_root_may_do_a_client_with_root_squashed_cannot_do() {
     }
     assert_eq!(get(&admin, "private").unwrap(), b"private");
     assert_eq!(admin.stat("public").unwrap().mode, 0o644);
+    // What access control lists say counts too.
+    let entries = [(1, 6, u32::MAX), (2, 4, 1000), (4, 0, u32::MAX), (16, 4, u32::MAX), (32, 0, u32::MAX)];
+    let list = entries.into_iter().flat_map(|(tag, rights, id)| [[tag, 0, rights, 0], u32::to_le_bytes(id)].concat());
+    let list: Vec<u8> = [2, 0, 0, 0].into_iter().chain(list).collect();
+    admin.set_xattr("private", ACL_ACCESS, Some(&list), XattrMode::Any).unwrap();
+    for client in cell.clients() {
+        assert_eq!(get(&client, "private").unwrap(), b"private");
+        refused(client.open("private", true).map(drop), libc::EACCES);
+        assert_eq!(client.xattr("private", ACL_ACCESS).unwrap(), list);
+        refused(client.set_xattr("private", ACL_ACCESS, Some(&list), XattrMode::Any), libc::EPERM);
+        refused(client.set_xattr("private", ACL_ACCESS, None, XattrMode::Any), libc::EPERM);
+        refused(client.set_xattr("users", "security.capability", Some(b"x"), XattrMode::Any), libc::EPERM);
+        client.set_xattr("users", ACL_ACCESS, Some(&list), XattrMode::Any).unwrap();
+        client.set_xattr("users", ACL_ACCESS, None, XattrMode::Any).unwrap();
+        client.set_attr("users", SetAttr { mode: Some(0o600), ..SetAttr::default() }).unwrap();
+    }
+    admin.set_attr("private", SetAttr { mode: Some(0o600), ..SetAttr::default() }).unwrap();
+    for client in cell.clients() {
+        refused(client.open("private", false).map(drop), libc::EACCES);
+    }
 }
 
 #[test]

@@ -81,7 +81,7 @@ fn renames_over_names_of_a_file() {
     linked(&s, "a", "b");
     assert_eq!(removed(&s, rename("a", "b")), None, "two names of one file: nothing is done");
     assert_eq!(s.names(""), ["a", "b"]);
-    let onto = MetaCall::Rename { from: path("a"), to: path("b"), no_replace: true };
+    let onto = MetaCall::Rename { from: path("a"), to: path("b"), no_replace: true, whiteout: false };
     assert_eq!(s.errno(onto), EEXIST);
     s.file("x", 1);
     assert_eq!(removed(&s, rename("x", "a")), Some(1), "one name of two");

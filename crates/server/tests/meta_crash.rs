@@ -46,6 +46,23 @@ const STEPS: &[(&str, Step)] = &[
     ("an extended attribute of b", |s| s.done(set_xattr("b", "user.one", Some("value")))),
     ("another value", |s| s.done(set_xattr("b", "user.one", Some("longer value")))),
     ("an extended attribute of d", |s| s.done(set_xattr("d", "user.two", Some("")))),
+    ("a list of d for what is made there", |s| {
+        let entries = [(1, 6, u32::MAX), (2, 6, 5), (4, 4, u32::MAX), (16, 6, u32::MAX), (32, 0, u32::MAX)];
+        let bytes =
+            entries.into_iter().flat_map(|(tag, rights, id)| [[tag, 0, rights, 0], u32::to_le_bytes(id)].concat());
+        let (name, value) = (ACL_DEFAULT.to_vec(), Some([2, 0, 0, 0].into_iter().chain(bytes).collect()));
+        s.done(MetaCall::SetXattr { target: at("d"), name, value, mode: XattrMode::Any });
+    }),
+    ("create what inherits it", |s| {
+        let _ = s.create("d/listed");
+    }),
+    ("make a directory that inherits it", |s| s.mkdir("d/listed.d")),
+    ("remove what inherited it", |s| s.done(unlink("d/listed"))),
+    ("remove the directory that did", |s| s.done(MetaCall::Rmdir { path: path("d/listed.d") })),
+    ("no list of d any more", |s| {
+        let target = at("d");
+        s.done(MetaCall::SetXattr { target, name: ACL_DEFAULT.to_vec(), value: None, mode: XattrMode::Any });
+    }),
     ("no attribute of d any more", |s| s.done(set_xattr("d", "user.two", None))),
     ("rename b to d/c", |s| s.done(rename("b", "d/c"))),
     ("write and close d/f", |s| {
@@ -102,6 +119,15 @@ const STEPS: &[(&str, Step)] = &[
     ("exchange the open file and a directory", |s| s.done(exchange("m", "g"))),
     ("exchange them back", |s| s.done(exchange("m", "g"))),
     ("exchange a pipe and a file", |s| s.done(exchange("p", "k"))),
+    ("write and close n", |s| {
+        let _ = s.file("n", 4);
+    }),
+    ("leave a whiteout at n", |s| s.done(whiteout("n", "o"))),
+    ("leave one of a directory", |s| s.done(whiteout("g", "h"))),
+    ("rename over a whiteout", |s| s.done(rename("h", "h.2"))),
+    ("replace a file and leave another", |s| s.done(whiteout("o", "k"))),
+    ("remove one", |s| s.done(unlink("o"))),
+    ("rename another away", |s| s.done(rename("n", "o"))),
     ("remove the last name of the open file", |s| s.done(unlink("m"))),
 ];
 
@@ -535,7 +561,7 @@ fn asked(epoch: u32) -> Who {
 fn a_change_that_was_interrupted_is_done_once_or_fails() {
     const ENOENT: i32 = 2;
     for (is_done, others) in [(false, false), (false, true), (true, false), (true, true)] {
-        for call in [unlink("a"), create("n"), link("a", "n"), rename("a", "n")] {
+        for call in [unlink("a"), create("n"), link("a", "n"), rename("a", "n"), whiteout("a", "n")] {
             let dir = tempfile::tempdir().unwrap();
             let objects = Arc::new(MemoryObjects::default());
             let case = format!("{call:?}, is_done {is_done}, others {others}");
@@ -563,7 +589,7 @@ fn a_change_that_was_interrupted_is_done_once_or_fails() {
                     assert!(!matches!(answer, Answer::Fault(_)), "{case}: {answer:?}");
                     let names: &[&str] = match call {
                         MetaCall::Unlink { .. } => &[],
-                        MetaCall::Rename { .. } => &["n"],
+                        MetaCall::Rename { whiteout: false, .. } => &["n"],
                         _ => &["a", "n"],
                     };
                     assert_eq!(server.names(""), names, "{case}");

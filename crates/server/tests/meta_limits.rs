@@ -156,7 +156,7 @@ fn what_no_call_may_do_is_refused_with_its_error() {
         (rename("d", "d/e"), EINVAL),
         (rename("", "x"), EBUSY),
         (rename("d", ""), EBUSY),
-        (MetaCall::Rename { from: path("f"), to: path("l"), no_replace: true }, EEXIST),
+        (MetaCall::Rename { from: path("f"), to: path("l"), no_replace: true, whiteout: false }, EEXIST),
         (symlink(b""), ENOENT),
         (symlink(b"a\0b"), EINVAL),
         (symlink(&[b'x'; 4096]), ENAMETOOLONG),

@@ -22,7 +22,7 @@ enum Op {
     Mkdir { path: String, mode: u32 },
     Rmdir { path: String },
     Unlink { path: String },
-    Rename { from: String, to: String, no_replace: bool },
+    Rename { from: String, to: String, no_replace: bool, whiteout: bool },
     Exchange { from: String, to: String },
     Link { from: String, to: String },
     Symlink { path: String, target: String },
@@ -67,7 +67,8 @@ fn ops() -> impl Strategy<Value = Op> {
         6 => (paths(), mode.clone()).prop_map(|(path, mode)| Op::Mkdir { path, mode }),
         2 => paths().prop_map(|path| Op::Rmdir { path }),
         4 => paths().prop_map(|path| Op::Unlink { path }),
-        6 => (paths(), paths(), any::<bool>()).prop_map(|(from, to, no_replace)| Op::Rename { from, to, no_replace }),
+        6 => (paths(), paths(), any::<bool>(), 0..6)
+            .prop_map(|(from, to, no_replace, n)| Op::Rename { from, to, no_replace, whiteout: n == 0 }),
         4 => (paths(), paths()).prop_map(|(from, to)| Op::Exchange { from, to }),
         6 => (paths(), paths()).prop_map(|(from, to)| Op::Link { from, to }),
         2 => (paths(), paths()).prop_map(|(path, target)| Op::Symlink { path, target }),
@@ -150,9 +151,11 @@ impl Model {
                 let (directory, name) = self.parent(path)?;
                 rustix::fs::unlinkat(directory, name, AtFlags::empty())?;
             }
-            Op::Rename { from, to, no_replace } => {
+            Op::Rename { from, to, no_replace, whiteout } => {
                 let ((from, name), (to, new_name)) = (self.parent(from)?, self.parent(to)?);
-                let flags = if *no_replace { RenameFlags::NOREPLACE } else { RenameFlags::empty() };
+                let mut flags = RenameFlags::empty();
+                flags.set(RenameFlags::NOREPLACE, *no_replace);
+                flags.set(RenameFlags::WHITEOUT, *whiteout);
                 rustix::fs::renameat_with(from, name, to, new_name, flags)?;
             }
             Op::Exchange { from, to } => {
@@ -310,8 +313,8 @@ impl Tested<'_> {
             }
             Op::Rmdir { path: p } => drop(self.ask(MetaCall::Rmdir { path: path(&p) })?),
             Op::Unlink { path: p } => drop(self.ask(unlink(&p))?),
-            Op::Rename { from, to, no_replace } => {
-                self.ask(MetaCall::Rename { from: path(&from), to: path(&to), no_replace })?;
+            Op::Rename { from, to, no_replace, whiteout } => {
+                self.ask(MetaCall::Rename { from: path(&from), to: path(&to), no_replace, whiteout })?;
             }
             Op::Exchange { from, to } => drop(self.ask(exchange(&from, &to))?),
             Op::Link { from, to } => drop(self.ask(link(&from, &to))?),

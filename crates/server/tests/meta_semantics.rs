@@ -486,7 +486,7 @@ fn modes_and_owners_are_exactly_as_asked() {
     }
     let Answer::Link(said) = s.call(MetaCall::Readlink { path: path("l") }) else { panic!() };
     assert_eq!(said, b"\x01");
-    let renamed = MetaCall::Rename { from: path("l"), to: path("d/l"), no_replace: true };
+    let renamed = MetaCall::Rename { from: path("l"), to: path("d/l"), no_replace: true, whiteout: false };
     s.done(renamed);
     assert_eq!(s.stat("d/l").size, 1);
 }
@@ -597,7 +597,8 @@ fn extended_attributes_stay_with_their_node_and_apart_from_our_own() {
     assert_eq!(s.xattr(at("f"), "user.b"), Err(61));
     assert_eq!(set(at("f"), "user.", Some(b"x"), any), 22);
     assert_eq!(set(at("f"), "user.a\0b", Some(b"x"), any), 22);
-    assert_eq!(set(at("f"), "security.capability", Some(b"x"), any), 95);
+    assert_eq!(set(at("f"), "trusted.a", Some(b"x"), any), 95);
+    assert_eq!(set(at("f"), "system.other", Some(b"x"), any), 95);
     assert_eq!(set(at("f"), &format!("user.{}", "x".repeat(233)), Some(b"x"), any), 34);
     assert_eq!(set(at("nothing"), "user.a", Some(b"x"), any), 2);
     s.done(MetaCall::Symlink { path: path("l"), target: path("f"), uid: 0, gid: 0 });
@@ -618,6 +619,88 @@ fn extended_attributes_stay_with_their_node_and_apart_from_our_own() {
     assert_eq!(s.xattrs("d/g"), "");
     assert_eq!(set(at("d"), "user.a", Some(b"of a directory"), any), 0);
     assert_eq!(s.xattrs("d"), " user.a:14");
+}
+
+/// A list that lets user 5 read and write, and the group read.
+fn list() -> Vec<u8> {
+    let entries = [(1, 6, u32::MAX), (2, 6, 5), (4, 4, u32::MAX), (16, 6, u32::MAX), (32, 0, u32::MAX)];
+    let bytes = entries.into_iter().flat_map(|(tag, rights, id)| [[tag, 0, rights, 0], u32::to_le_bytes(id)].concat());
+    [2, 0, 0, 0].into_iter().chain(bytes).collect()
+}
+
+fn set_list(p: &str, name: &[u8], list: Option<Vec<u8>>) -> MetaCall {
+    MetaCall::SetXattr { target: at(p), name: name.to_vec(), value: list, mode: XattrMode::Any }
+}
+
+#[test]
+fn access_control_lists_go_with_permission_bits_and_are_inherited() {
+    let dir = tempfile::tempdir().unwrap();
+    let s = start(dir.path());
+    s.mkdir("d");
+    s.file("f", 100);
+    let access = "system.posix_acl_access";
+    s.done(set_list("f", ACL_ACCESS, Some(list())));
+    assert_eq!((s.stat("f").mode, s.xattr(at("f"), access)), (0o660, Ok(list())));
+    s.set(at("f"), SetAttr { mode: Some(0o4740), ..SetAttr::default() });
+    let changed = s.xattr(at("f"), access).unwrap();
+    assert_eq!((changed[6], changed[14], changed[22], changed[30]), (7, 6, 4, 4), "owner and mask are the bits");
+    s.done(set_list("d", ACL_DEFAULT, Some(list())));
+    let made = |p: &str, mode| {
+        let mode = with_umask(mode, 0o077);
+        s.call(MetaCall::Create { path: path(p), mode, uid: 0, gid: 0, exclusive: true, layout: None })
+    };
+    let Answer::Opened(opened) = made("d/f", 0o666) else { panic!() };
+    assert!(opened.attr.labelled && opened.attr.mode == 0o660, "{opened:?}");
+    let Answer::Opened(opened) = made("g", 0o666) else { panic!() };
+    assert!(!opened.attr.labelled && opened.attr.mode == 0o600, "{opened:?}");
+    let mode = with_umask(0o2755, 0o077);
+    let Answer::Attr(sub) = s.call(MetaCall::Mkdir { path: path("d/sub"), mode, uid: 0, gid: 0 }) else { panic!() };
+    assert_eq!((sub.mode, sub.labelled), (0o2640, true));
+    assert_eq!(s.xattr(at("d/sub"), "system.posix_acl_default"), Ok(list()));
+    // They are there after a restart, and those who have none say so.
+    let objects = s.objects.clone();
+    drop(s);
+    let s = start_with(options(dir.path()), objects);
+    assert!(s.stat("f").labelled && s.stat("d").labelled && !s.stat("g").labelled && !s.stat("").labelled);
+    assert_eq!(s.xattr(at("d/sub"), "system.posix_acl_default"), Ok(list()));
+    let Answer::Entries(entries) = s.call(MetaCall::Readdir { path: path(""), after: path(""), max: 9 }) else {
+        panic!()
+    };
+    assert_eq!(entries.iter().map(|entry| entry.attr.labelled).collect::<Vec<_>>(), [true, true, false]);
+    // Without entries beyond the bits there is none.
+    let plain = [&list()[..12], &list()[20..28], &list()[36..]].concat();
+    s.done(set_list("f", ACL_ACCESS, Some(plain)));
+    assert_eq!((s.stat("f").mode, s.xattr(at("f"), access), s.stat("f").labelled), (0o4640, Err(61), false));
+    s.done(set_list("f", ACL_ACCESS, None));
+    s.done(set_list("d", ACL_DEFAULT, Some(vec![2, 0, 0, 0])));
+    assert_eq!(s.xattr(at("d"), "system.posix_acl_default"), Err(61));
+    assert_eq!(s.errno(set_list("f", ACL_DEFAULT, Some(list()))), 13);
+    s.done(pipe("p"));
+    assert_eq!(s.errno(set_list("p", ACL_ACCESS, Some(list()))), 95);
+    for bad in [vec![1, 0, 0, 0], list()[..30].to_vec(), [list(), vec![0; 8]].concat()] {
+        assert_eq!(s.errno(set_list("f", ACL_ACCESS, Some(bad))), 22);
+    }
+}
+
+#[test]
+fn a_capability_goes_when_its_file_is_cut_or_given_away() {
+    let dir = tempfile::tempdir().unwrap();
+    let s = start(dir.path());
+    s.file("f", 100);
+    let name = "security.capability";
+    let open = s.open("f", true);
+    for (target, set) in [
+        (at("f"), size(7)),
+        (handle(&open), size(6)),
+        (at("f"), SetAttr { uid: Some(5), ..SetAttr::default() }),
+        (handle(&open), SetAttr { gid: Some(5), ..SetAttr::default() }),
+    ] {
+        s.done(set_xattr("f", name, Some("x")));
+        s.set(at("f"), SetAttr { mode: Some(0o755), ..SetAttr::default() });
+        assert_eq!(s.xattr(at("f"), name), Ok(b"x".to_vec()));
+        s.set(target, set);
+        assert_eq!(s.xattr(at("f"), name), Err(61));
+    }
 }
 
 #[test]

@@ -400,7 +400,7 @@ fn a_restarted_metadata_server_does_no_change_twice() {
     let path = |name: &str| name.as_bytes().to_vec();
     let create = MetaCall::Create { path: path("f"), mode: 0o644, uid: 0, gid: 0, exclusive: true, layout: None };
     let mkdir = MetaCall::Mkdir { path: path("d"), mode: 0o755, uid: 0, gid: 0 };
-    let rename = MetaCall::Rename { from: path("d"), to: path("e"), no_replace: true };
+    let rename = MetaCall::Rename { from: path("d"), to: path("e"), no_replace: true, whiteout: false };
     let unlink = MetaCall::Unlink { path: path("g") };
     let link = MetaCall::Link { from: path("p"), to: path("q") };
     let mknod = MetaCall::Mknod { path: path("p"), kind: NodeKind::Fifo, mode: 0o644, uid: 0, gid: 0 };

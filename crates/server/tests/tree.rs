@@ -107,7 +107,8 @@ fn names_are_those_of_the_folder() {
     assert_eq!(std::fs::metadata(bed.path().join("second")).unwrap().nlink(), 2);
     assert_eq!(errno(two.link("dir/moved", "second")), libc::EEXIST);
     assert_eq!(errno(two.link("dir", "third")), libc::EPERM);
-    assert_eq!(two.replace_name("second", "dir/moved", false).unwrap(), None, "two names of one file");
+    assert_eq!(two.replace_name("second", "dir/moved", false, false).unwrap(), None, "two names of one file");
+    assert_eq!(errno(two.replace_name("second", "third", false, true)), libc::EINVAL, "no whiteouts");
     assert_eq!(two.remove_name("second").unwrap(), Some(1));
     let attr = one.set_attr("dir/moved", set).unwrap();
     assert_eq!((attr.mode, attr.size, attr.mtime.secs), (0o600, 2, 1_000_000));

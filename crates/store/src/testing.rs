@@ -41,6 +41,7 @@ pub struct ForgetfulFile {
     told: AtomicU64,
 }
 
+#[derive(Clone)]
 struct State {
     inodes: Vec<Inode>,
     now: Names,
@@ -50,8 +51,19 @@ struct State {
     fail_syncs: bool,
     sites: BTreeSet<SyncSite>,
     ignored: Option<SyncSite>,
-    changes_left: u64,
+    trouble: Option<Trouble>,
+    troubles: u64,
     ticks: i64,
+}
+
+/// What is to fail.
+#[derive(Clone, Copy)]
+struct Trouble {
+    /// After so many more changes and syncs.
+    left: u64,
+    errno: Errno,
+    /// All of them from then on, until a crash; otherwise one.
+    lasts: bool,
 }
 
 #[derive(Clone, Default)]
@@ -128,7 +140,8 @@ impl Forgetful {
             fail_syncs: false,
             sites: BTreeSet::new(),
             ignored: None,
-            changes_left: u64::MAX,
+            trouble: None,
+            troubles: 0,
             ticks: 0,
         };
         Forgetful { state: Arc::new(Mutex::new(state)) }
@@ -164,7 +177,58 @@ impl Forgetful {
     /// After this many more changes and syncs every one fails with EIO until the next crash: to stop a server at any
     /// point.
     pub fn stop_after(&self, changes: u64) {
-        self.lock().changes_left = changes;
+        self.lock().trouble = Some(Trouble { left: changes, errno: Errno::IO, lasts: true });
+    }
+
+    /// After this many more changes and syncs one fails with `errno` and does nothing, or, if `lasts`, every one until the next
+    /// crash or [`Forgetful::mend`]: a file system that has become read-only, say.
+    pub fn fail_after(&self, changes: u64, errno: i32, lasts: bool) {
+        self.lock().trouble = Some(Trouble { left: changes, errno: Errno::from_raw_os_error(errno), lasts });
+    }
+
+    /// Ends what [`Forgetful::stop_after`] or [`Forgetful::fail_after`] began: the next server finds what the last one left.
+    pub fn mend(&self) {
+        self.lock().trouble = None;
+    }
+
+    /// How often something has failed that should not: changes, syncs, and blocks written in the background.
+    pub fn troubles(&self) -> u64 {
+        self.lock().troubles
+    }
+
+    /// The system writes some of what is dirty by itself, as a random draw from `seed` decides. If it `fails`, these blocks count
+    /// as written, as on Linux, and the next sync by each open file says so.
+    pub fn write_back(&self, seed: u64, fails: bool) {
+        let (mut random, mut state) = (Random::new(seed), self.lock());
+        let mut troubles = 0;
+        for inode in &mut state.inodes {
+            let chosen: Vec<usize> = inode.dirty.iter().copied().filter(|_| random.below(2) == 0).collect();
+            for block in &chosen {
+                inode.dirty.remove(block);
+                let start = (block * BLOCK_BYTES).min(inode.now.len());
+                let end = (start + BLOCK_BYTES).min(inode.now.len());
+                if !fails && start < end {
+                    inode.durable.resize(inode.durable.len().max(end), 0);
+                    inode.durable[start..end].copy_from_slice(&inode.now[start..end]);
+                }
+            }
+            if fails && !chosen.is_empty() {
+                inode.failures += 1;
+                troubles += 1;
+            }
+        }
+        state.troubles += troubles;
+    }
+
+    /// Whether some write has failed, or is going to, of which no open file has been told.
+    pub fn owes_errors(&self) -> bool {
+        let state = self.lock();
+        state.fail_syncs || state.inodes.iter().any(|inode| inode.failures != inode.seen)
+    }
+
+    /// Another file system with the same in memory and on its device.
+    pub fn copied(&self) -> Forgetful {
+        Forgetful { state: Arc::new(Mutex::new(self.lock().clone())) }
     }
 
     /// A bit rots: inverts bits of a byte, in memory and on the device, and no sync has to write it. False if there is no
@@ -189,8 +253,18 @@ impl State {
     /// Counts a change or a sync; an error if it may not happen any more.
     fn change(&mut self) -> io::Result<()> {
         self.ticks += 1;
-        self.changes_left = self.changes_left.checked_sub(1).ok_or(Errno::IO)?;
-        Ok(())
+        match &mut self.trouble {
+            None => return Ok(()),
+            Some(trouble) if trouble.left > 0 => {
+                trouble.left -= 1;
+                return Ok(());
+            }
+            Some(_) => {}
+        }
+        let errno = self.trouble.map_or(Errno::IO, |trouble| trouble.errno);
+        self.trouble = self.trouble.filter(|trouble| trouble.lasts);
+        self.troubles += 1;
+        Err(errno.into())
     }
 
     /// Notes a sync of this place in the code; true if it is to do nothing.
@@ -224,7 +298,7 @@ impl State {
 
     fn crash(&mut self, mut survives: impl FnMut() -> bool) {
         self.crashes += 1;
-        self.changes_left = u64::MAX;
+        self.trouble = None;
         let (now, old) = (std::mem::take(&mut self.now), std::mem::take(&mut self.durable));
         let mut files = BTreeMap::new();
         for name in now.files.keys().chain(old.files.keys()).collect::<BTreeSet<_>>() {
@@ -254,6 +328,8 @@ impl State {
                 }
             }
             (inode.now, inode.durable) = (content.clone(), content);
+            // What was not told before is forgotten with the machine's memory.
+            (inode.failures, inode.seen) = (0, 0);
             // A hole that did not survive, or came back, says nothing of what it holds.
             inode.stored = (0..inode.now.len().div_ceil(BLOCK_BYTES)).collect();
         }
@@ -404,18 +480,20 @@ impl FileSystem for Forgetful {
         }
         let fails = state.fail_syncs;
         let inode = state.inode(file)?;
-        if fails && (!inode.dirty.is_empty() || inode.durable.len() != inode.now.len()) {
+        let has_failed = fails && (!inode.dirty.is_empty() || inode.durable.len() != inode.now.len());
+        if has_failed {
             // Marked as written all the same.
             inode.dirty.clear();
             inode.failures += 1;
         } else {
             inode.write_back();
         }
-        if file.told.swap(inode.failures, Ordering::Relaxed) != inode.failures {
+        let is_news = file.told.swap(inode.failures, Ordering::Relaxed) != inode.failures;
+        if is_news {
             inode.seen = inode.failures;
-            return Err(Errno::IO.into());
         }
-        Ok(())
+        state.troubles += u64::from(has_failed);
+        if is_news { Err(Errno::IO.into()) } else { Ok(()) }
     }
 
     #[track_caller]
@@ -463,6 +541,7 @@ impl FileSystem for Forgetful {
             return Ok(());
         }
         if state.fail_syncs {
+            state.troubles += 1;
             return Err(Errno::IO.into());
         }
         let inside = |name: &str| parent(name) == path;
@@ -562,6 +641,43 @@ mod tests {
         fs.sync(&put(&fs, "a", "third")).unwrap();
         fs.crash();
         assert_eq!(get(&fs, "a").as_deref(), Some("third"), "written again");
+    }
+
+    #[test]
+    fn what_the_system_could_not_write_counts_as_written_and_is_told_once() {
+        let whole = |fs: &Forgetful| {
+            let mut bytes = vec![0; 10_000];
+            let file = fs.open("a", false).unwrap();
+            assert_eq!(fs.read(&file, 0, &mut [IoSliceMut::new(&mut bytes)]).unwrap(), bytes.len());
+            String::from_utf8(bytes).unwrap()
+        };
+        let fs = Forgetful::default();
+        let file = put(&fs, "a", &"first".repeat(2000));
+        fs.sync(&file).unwrap();
+        fs.sync_dir("").unwrap();
+        let other = put(&fs, "a", &"other".repeat(2000));
+        fs.write_back(1, true);
+        assert_eq!(fs.troubles(), 1);
+        for file in [&file, &other] {
+            assert!(fs.sync(file).is_err());
+            fs.sync(file).expect("told once");
+        }
+        let lost = fs.copied();
+        lost.crash();
+        let found = whole(&lost);
+        assert!(found.contains("first") && found.contains("other"), "some blocks were written, by the syncs");
+        assert_eq!(whole(&fs), "other".repeat(2000), "still in memory");
+        put(&fs, "a", &"third".repeat(2000));
+        fs.write_back(2, false);
+        fs.crash();
+        assert!(whole(&fs).contains("third"), "written without a sync");
+        fs.fail_after(1, libc::ENOSPC, false);
+        let errno = |path| fs.open(path, true).err().and_then(|error| error.raw_os_error());
+        assert_eq!((errno("b"), errno("c"), errno("c")), (None, Some(libc::ENOSPC), None));
+        fs.fail_after(0, libc::EROFS, true);
+        assert_eq!((errno("d"), errno("d"), errno("a")), (Some(libc::EROFS), Some(libc::EROFS), None));
+        fs.mend();
+        assert_eq!(errno("d"), None);
     }
 
     #[test]

@@ -17,6 +17,7 @@
 //! # a_test_that_mounts();
 //! ```
 
+pub mod campaign;
 pub mod ceph;
 pub mod certificates;
 pub mod gluster;

@@ -73,7 +73,7 @@ pub enum MetaCall {
     Create {
         /// Path.
         path: Vec<u8>,
-        /// Permission bits.
+        /// Permission bits, and what is taken off them ([`with_umask`]).
         mode: u32,
         /// Owner.
         uid: u32,
@@ -119,7 +119,7 @@ pub enum MetaCall {
     Mkdir {
         /// Path.
         path: Vec<u8>,
-        /// Permission bits.
+        /// Permission bits, and what is taken off them ([`with_umask`]).
         mode: u32,
         /// Owner.
         uid: u32,
@@ -146,6 +146,8 @@ pub enum MetaCall {
         to: Vec<u8>,
         /// Fail when the new name exists.
         no_replace: bool,
+        /// Leave a character device 0/0 at the old path, in the same step. EINVAL: the server cannot.
+        whiteout: bool,
     },
     /// Assigns the next `len_bytes` behind the end of a file that is open for writing to the caller, who writes them itself.
     /// Copies of the call get the same range. EOPNOTSUPP: the server cannot. Answer: [`Answer::Assigned`].
@@ -180,7 +182,7 @@ pub enum MetaCall {
         path: Vec<u8>,
         /// What to make: no file, directory or symbolic link.
         kind: NodeKind,
-        /// Permission bits.
+        /// Permission bits, and what is taken off them ([`with_umask`]).
         mode: u32,
         /// Owner.
         uid: u32,
@@ -214,7 +216,7 @@ pub enum MetaCall {
     GetXattr {
         /// Of what.
         target: Target,
-        /// Its name, with its name space: `user.` and more.
+        /// Its name, with its name space: `user.` or `security.` and more, or [`ACL_ACCESS`] or [`ACL_DEFAULT`].
         name: Vec<u8>,
     },
     /// The names of all extended attributes. Answer: [`Answer::Xattr`], each name with a NUL byte behind it.
@@ -222,7 +224,8 @@ pub enum MetaCall {
         /// Of what.
         target: Target,
     },
-    /// Sets or removes an extended attribute. ENOSPC: beyond [`XATTRS_MAX_BYTES`]. Answer: [`Answer::Done`].
+    /// Sets or removes an extended attribute. ENOSPC: beyond [`XATTRS_MAX_BYTES`]. An access control list changes the permission
+    /// bits too. Answer: [`Answer::Done`].
     SetXattr {
         /// Of what.
         target: Target,
@@ -321,6 +324,25 @@ macro_rules! paths_of {
 
 /// Names of one node. File systems below take 65,000 at least, and a metadata server needs some for itself.
 pub const LINKS_MAX: u32 = 64_000;
+
+/// The extended attribute that is a node's access control list, as the kernel writes it.
+pub const ACL_ACCESS: &[u8] = b"system.posix_acl_access";
+/// The extended attribute of a directory that is the access control list of what is made in it.
+pub const ACL_DEFAULT: &[u8] = b"system.posix_acl_default";
+
+/// Where the umask is in the permission bits of a new node.
+const UMASK_SHIFT: u32 = 16;
+
+/// Permission bits for a node to be made, with the umask that is taken off them unless the directory has a default access
+/// control list: only the server knows that at the moment when it makes the node.
+pub fn with_umask(mode: u32, umask: u32) -> u32 {
+    mode & 0o7777 | (umask & 0o777) << UMASK_SHIFT
+}
+
+/// The permission bits of a new node from which the umask that came with them is taken off.
+pub fn masked_mode(mode: u32) -> u32 {
+    mode & 0o7777 & !(mode >> UMASK_SHIFT & 0o777)
+}
 
 /// Names and values of all extended attributes of one node, bytes, with [`XATTR_EACH_BYTES`] for each.
 pub const XATTRS_MAX_BYTES: usize = 3584;
@@ -498,6 +520,8 @@ pub struct Attr {
     pub mtime: Time,
     /// Last change of attributes.
     pub ctime: Time,
+    /// It may have access control lists or extended attributes `security.*`. When false it has none.
+    pub labelled: bool,
 }
 
 /// An open file, as its client needs it.

@@ -50,6 +50,7 @@ fn the_bytes_of_messages_stay_those_of_the_version() {
         atime: time,
         mtime: Time { secs: 1, nanos: 2 },
         ctime: Time { secs: 3, nanos: 4 },
+        labelled: true,
     };
     let object = ObjectInfo { size: 1000, mtime: time, used_bytes: 4096, made: 5 };
     let hello = Hello {
@@ -133,8 +134,8 @@ const RECORDED: &[&str] = &[
     "0cac0202f0a2040109e807190400d804054d00ffffffffffffffffff010101",
     "0cac0202f0a2040109e807190003d8040501054d00ffffffffffffffffff0101",
     "0cac0202f0a2040109e8071a0364c801",
-    "0908050401ed13020a0b808080808020802005f40302020604",
-    "0a01d804010380800404000108050401ed13020a0b808080808020802005f40302020604",
+    "0908050401ed13020a0b808080808020802005f4030202060401",
+    "0a01d804010380800404000108050401ed13020a0b808080808020802005f4030202060401",
     "1704b0ea0101054d00ffffffffffffffffff010100",
     "1801bc05e80705f403802005",
     "0f01020304",

@@ -7,7 +7,7 @@ use impresario_base::lock::Mutex;
 use impresario_layout::Layout;
 use impresario_wire::{
     Answer, Attr, Call, ClientKey, Entry, FileKey, MetaCall, NodeKind, Opened, SetAttr, Statfs, Target, Time, Who,
-    XattrMode,
+    XattrMode, masked_mode,
 };
 
 use super::{FakeObjects, Flow, Serve, refuse};
@@ -114,7 +114,7 @@ impl FakeNames {
             }
             MetaCall::Create { path, .. } if state.nodes.contains_key(path) => self.open(state, session, path)?,
             MetaCall::Create { path, mode, uid, gid, .. } => {
-                self.insert(state, path, NodeKind::File, *mode, *uid, *gid, b"");
+                self.insert(state, path, NodeKind::File, masked_mode(*mode), *uid, *gid, b"");
                 self.open(state, session, path)?
             }
             MetaCall::Open { path, .. } => self.open(state, session, path)?,
@@ -131,13 +131,13 @@ impl FakeNames {
                 return Err(libc::EEXIST);
             }
             MetaCall::Mkdir { path, mode, uid, gid } => {
-                Answer::Attr(self.insert(state, path, NodeKind::Dir, *mode, *uid, *gid, b""))
+                Answer::Attr(self.insert(state, path, NodeKind::Dir, masked_mode(*mode), *uid, *gid, b""))
             }
             MetaCall::Symlink { path, target, uid, gid } => {
                 Answer::Attr(self.insert(state, path, NodeKind::Symlink, 0o777, *uid, *gid, target))
             }
             MetaCall::Mknod { path, kind, mode, uid, gid } => {
-                Answer::Attr(self.insert(state, path, *kind, *mode, *uid, *gid, b""))
+                Answer::Attr(self.insert(state, path, *kind, masked_mode(*mode), *uid, *gid, b""))
             }
             MetaCall::Readlink { path } => Answer::Link(state.nodes.get(path).ok_or(libc::ENOENT)?.target.clone()),
             MetaCall::Rmdir { path } if children(state, path).next().is_some() => return Err(libc::ENOTEMPTY),
@@ -233,8 +233,20 @@ impl FakeNames {
         state.next += 1;
         let time = Time { secs: 1, nanos: 0 };
         let (ino, size) = (state.next, says.len() as u64);
-        let attr =
-            Attr { ino, kind, mode, nlink: 1, uid, gid, size, used_bytes: size, atime: time, mtime: time, ctime: time };
+        let attr = Attr {
+            ino,
+            kind,
+            mode,
+            nlink: 1,
+            uid,
+            gid,
+            size,
+            used_bytes: size,
+            atime: time,
+            mtime: time,
+            ctime: time,
+            labelled: false,
+        };
         let servers = self.data.len().max(1) as u16;
         let base = (ino % u64::from(servers)) as u16;
         let skipped = impresario_layout::Skipped::NONE;

@@ -176,6 +176,7 @@ mod tests {
             atime: Time::default(),
             mtime: Time { secs: 12, nanos: 34 },
             ctime: Time::default(),
+            labelled: false,
         };
         let shown = file_attr(42, &attr);
         assert_eq!((shown.perm, shown.blocks, shown.ino.0), (0o7755, 2, 42));

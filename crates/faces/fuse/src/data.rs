@@ -8,7 +8,7 @@ use std::time::SystemTime;
 use fuser::{Errno, FopenFlags, WriteFlags};
 use impresario_base::lock::Mutex;
 use impresario_client::{ClientError, File};
-use impresario_wire::{Attr, FileLock, SetAttr};
+use impresario_wire::{Attr, FileLock, SetAttr, XattrMode};
 
 use crate::face::{Face, Outcome, fault};
 use crate::freshness::{Freshness, Mark, Verdict};
@@ -18,6 +18,9 @@ use crate::names::Maker;
 
 /// Largest read served, bytes; the kernel asks for at most 1 MiB.
 const READ_MAX_BYTES: usize = 16 << 20;
+
+/// What a file may do that root may; a change of its bytes takes it away.
+const CAPABILITY: &[u8] = b"security.capability";
 
 /// The last byte that a lock can cover.
 const LOCK_END: u64 = i64::MAX as u64;
@@ -288,6 +291,13 @@ impl Face {
             Err(_) => open.fresh.write_ended(None),
         }
         let (_, written) = written.map_err(fault)?;
+        // The kernel does it only where it keeps pages of what is written.
+        if open.fresh.takes_capability() {
+            match file.set_xattr(CAPABILITY, None, XattrMode::Any) {
+                Err(error) if ![libc::ENODATA, libc::EOPNOTSUPP].contains(&error.errno()) => return Err(fault(error)),
+                _ => {}
+            }
+        }
         // The kernel leaves it to us to clear set-id bits when an unprivileged user writes.
         if flags.contains(WriteFlags::FUSE_WRITE_KILL_SUIDGID)
             && let Some(mode) = set_id_removed(open.fresh.mode())

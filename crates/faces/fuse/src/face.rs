@@ -25,7 +25,7 @@ use crate::data::OpenFile;
 use crate::handles::Handles;
 use crate::inodes::{Entered, Inodes};
 use crate::locks::LockService;
-use crate::names::{Maker, OpenDirectory};
+use crate::names::{Maker, OpenDirectory, Setter};
 use crate::{MountOptions, kernel};
 
 /// The result of an operation, or the error number for the kernel.
@@ -140,8 +140,12 @@ fn lock_kind(exclusive: bool) -> i32 {
     if exclusive { libc::F_WRLCK } else { libc::F_RDLCK }
 }
 
-fn maker(request: &Request) -> Maker {
-    Maker { uid: request.uid(), gid: request.gid() }
+fn maker(request: &Request, umask: u32) -> Maker {
+    Maker { uid: request.uid(), gid: request.gid(), umask }
+}
+
+fn setter(request: &Request) -> Setter {
+    Setter { uid: request.uid(), gid: request.gid(), thread: request.pid() }
 }
 
 impl Filesystem for Face {
@@ -206,15 +210,15 @@ impl Filesystem for Face {
         parent: INodeNo,
         name: &OsStr,
         mode: u32,
-        _umask: u32,
+        umask: u32,
         device: u32,
         reply: ReplyEntry,
     ) {
-        self.reply_entry(reply, self.make_node(parent.0, name.as_bytes(), mode, device, maker(request)));
+        self.reply_entry(reply, self.make_node(parent.0, name.as_bytes(), mode, device, maker(request, umask)));
     }
 
-    fn mkdir(&self, request: &Request, parent: INodeNo, name: &OsStr, mode: u32, _umask: u32, reply: ReplyEntry) {
-        self.reply_entry(reply, self.make_directory(parent.0, name.as_bytes(), mode, maker(request)));
+    fn mkdir(&self, request: &Request, parent: INodeNo, name: &OsStr, mode: u32, umask: u32, reply: ReplyEntry) {
+        self.reply_entry(reply, self.make_directory(parent.0, name.as_bytes(), mode, maker(request, umask)));
     }
 
     fn unlink(&self, _: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEmpty) {
@@ -228,7 +232,7 @@ impl Filesystem for Face {
 
     fn symlink(&self, request: &Request, parent: INodeNo, name: &OsStr, target: &Path, reply: ReplyEntry) {
         let target = target.as_os_str().as_bytes();
-        self.reply_entry(reply, self.make_symlink(parent.0, name.as_bytes(), target, maker(request)));
+        self.reply_entry(reply, self.make_symlink(parent.0, name.as_bytes(), target, maker(request, 0)));
     }
 
     fn rename(
@@ -263,11 +267,11 @@ impl Filesystem for Face {
         parent: INodeNo,
         name: &OsStr,
         mode: u32,
-        _umask: u32,
+        umask: u32,
         flags: i32,
         reply: ReplyCreate,
     ) {
-        match self.create_file(parent.0, name.as_bytes(), mode, flags, maker(request), request.pid()) {
+        match self.create_file(parent.0, name.as_bytes(), mode, flags, maker(request, umask), request.pid()) {
             Ok((entered, attr, handle, flags)) => {
                 let (shown, generation) = (file_attr(entered.number, &attr), Generation(entered.generation));
                 reply.created(&self.name_time(parent, name.as_bytes()), &shown, generation, FileHandle(handle), flags);
@@ -442,13 +446,22 @@ impl Filesystem for Face {
         }
     }
 
-    fn setxattr(&self, _: &Request, ino: INodeNo, name: &OsStr, value: &[u8], flags: i32, _: u32, reply: ReplyEmpty) {
+    fn setxattr(
+        &self,
+        request: &Request,
+        ino: INodeNo,
+        name: &OsStr,
+        value: &[u8],
+        flags: i32,
+        _: u32,
+        reply: ReplyEmpty,
+    ) {
         let mode = match flags {
             libc::XATTR_CREATE => XattrMode::Create,
             libc::XATTR_REPLACE => XattrMode::Replace,
             _ => XattrMode::Any,
         };
-        reply_empty(reply, self.set_extended(ino.0, name.as_bytes(), Some(value), mode));
+        reply_empty(reply, self.set_extended(ino.0, name.as_bytes(), Some(value), mode, setter(request)));
     }
 
     fn getxattr(&self, _: &Request, ino: INodeNo, name: &OsStr, room_bytes: u32, reply: ReplyXattr) {
@@ -459,8 +472,8 @@ impl Filesystem for Face {
         reply_xattr(reply, room_bytes, self.list_extended(ino.0));
     }
 
-    fn removexattr(&self, _: &Request, ino: INodeNo, name: &OsStr, reply: ReplyEmpty) {
-        reply_empty(reply, self.set_extended(ino.0, name.as_bytes(), None, XattrMode::Any));
+    fn removexattr(&self, request: &Request, ino: INodeNo, name: &OsStr, reply: ReplyEmpty) {
+        reply_empty(reply, self.set_extended(ino.0, name.as_bytes(), None, XattrMode::Any, setter(request)));
     }
 
     fn ioctl(

@@ -7,7 +7,7 @@
 //! Between opens, a program that reads what it also writes makes the kernel ask for the size after every write. As long
 //! as attributes may be cached, [`Freshness::recent`] answers that request locally.
 
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::Relaxed};
 use std::time::{Duration, Instant, SystemTime};
 
 use impresario_base::lock::Mutex;
@@ -29,6 +29,10 @@ pub(crate) struct Freshness {
     /// Owner and group.
     uid: AtomicU32,
     gid: AtomicU32,
+    /// It is known to have no access control lists and no attributes `security.*`.
+    unlabelled: AtomicBool,
+    /// It is known to have no capability, as a file has none that was just written.
+    incapable: AtomicBool,
     /// Writes through this mount: started, and ended (or truncations).
     begun: AtomicU64,
     writes: AtomicU64,
@@ -82,7 +86,25 @@ impl Freshness {
         self.mode.store(attr.mode, Relaxed);
         self.uid.store(attr.uid, Relaxed);
         self.gid.store(attr.gid, Relaxed);
+        self.unlabelled.store(!attr.labelled, Relaxed);
+        self.incapable.store(!attr.labelled, Relaxed);
         *self.view.lock() = None;
+    }
+
+    /// Whether it may have access control lists or attributes `security.*`.
+    pub(crate) fn is_labelled(&self) -> bool {
+        !self.unlabelled.load(Relaxed)
+    }
+
+    /// It got such an attribute.
+    pub(crate) fn label(&self) {
+        self.unlabelled.store(false, Relaxed);
+        self.incapable.store(false, Relaxed);
+    }
+
+    /// True when the file may have a capability, which whoever asks takes away.
+    pub(crate) fn takes_capability(&self) -> bool {
+        self.is_labelled() && !self.incapable.swap(true, Relaxed)
     }
 
     /// A write through this mount starts.
@@ -222,6 +244,7 @@ mod tests {
             atime: Time::default(),
             mtime: Time { secs: mtime_secs, nanos: 0 },
             ctime: Time::default(),
+            labelled: false,
         }
     }
 
@@ -269,6 +292,18 @@ mod tests {
         assert!(!fresh.locked(7), "the first");
         assert!(fresh.recent(now, Duration::from_secs(1)).is_none());
         assert!(fresh.locked(7) && !fresh.locked(8) && fresh.locked(8));
+    }
+
+    #[test]
+    fn what_has_no_label_is_not_asked_for_one_until_it_gets_one() {
+        let fresh = Freshness::default();
+        assert!(fresh.is_labelled(), "nothing is known of it");
+        fresh.kernel_has(&attr(10, 100));
+        assert!(!fresh.is_labelled() && !fresh.takes_capability());
+        fresh.label();
+        assert!(fresh.is_labelled() && fresh.takes_capability() && !fresh.takes_capability());
+        fresh.kernel_has(&Attr { labelled: true, ..attr(10, 100) });
+        assert!(fresh.takes_capability(), "another node may have given it one");
     }
 
     #[test]

@@ -396,6 +396,7 @@ impl Inodes {
             atime: at,
             mtime: at,
             ctime: at,
+            labelled: node.fresh.is_labelled(),
         })
     }
 

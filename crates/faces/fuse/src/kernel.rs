@@ -9,13 +9,16 @@ use crate::MountOptions;
 const BACKGROUND_MAX: u16 = 64;
 
 /// Requested capabilities; the kernel grants those it knows.
-const REQUESTED: [(InitFlags, &str); 8] = [
+const REQUESTED: [(InitFlags, &str); 10] = [
     (InitFlags::FUSE_ATOMIC_O_TRUNC, "an open that truncates is one request"),
     (InitFlags::FUSE_ASYNC_DIO, "asynchronous direct I/O runs in parallel"),
     (InitFlags::FUSE_AUTO_INVAL_DATA, "cached pages are dropped when size or time changed on the server"),
     (InitFlags::FUSE_DO_READDIRPLUS, "directory entries come with their attributes"),
     (InitFlags::FUSE_READDIRPLUS_AUTO, "but only where a program uses them"),
     (InitFlags::FUSE_PARALLEL_DIROPS, "look-ups in one directory run in parallel"),
+    (InitFlags::FUSE_POSIX_ACL, "access control lists count when permissions are checked"),
+    // A default access control list takes its place.
+    (InitFlags::FUSE_DONT_MASK, "the servers take the umask off"),
     // Without it the kernel asks for an extended attribute before every single write.
     (InitFlags::FUSE_HANDLE_KILLPRIV_V2, "we clear set-id bits on write"),
     (InitFlags::FUSE_DIRECT_IO_ALLOW_MMAP, "files open for direct I/O can be mapped"),

@@ -6,7 +6,9 @@ use std::time::{Duration, Instant};
 use fuser::{Errno, FileType, RenameFlags};
 use impresario_base::lock::Mutex;
 use impresario_client::{Client, ClientError, CreateOptions, File};
-use impresario_wire::{Attr, Entry, NodeKind, SetAttr, XATTRS_MAX_BYTES, XattrMode};
+use impresario_wire::{
+    ACL_ACCESS, ACL_DEFAULT, Attr, Entry, NodeKind, SetAttr, XATTRS_MAX_BYTES, XattrMode, with_umask,
+};
 
 use crate::attr::{file_type, special_kind};
 use crate::data::{OpenFile, without_set_id};
@@ -22,12 +24,39 @@ const NAMES_MAX: u32 = 1024;
 
 /// With which the names of users' extended attributes begin.
 const USER: &[u8] = b"user.";
+/// And those of security modules and capabilities.
+const SECURITY: &[u8] = b"security.";
 
 /// The user that creates a node.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Maker {
     pub uid: u32,
     pub gid: u32,
+    /// What is taken off the permission bits of the node, unless its directory has a default access control list.
+    pub umask: u32,
+}
+
+/// Who sets an extended attribute.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Setter {
+    pub uid: u32,
+    pub gid: u32,
+    /// The thread.
+    pub thread: u32,
+}
+
+impl Setter {
+    /// Whether the kernel lets this user's files of a group keep its set-group-id bit.
+    fn is_in(self, gid: u32) -> bool {
+        let status = || std::fs::read_to_string(format!("/proc/{}/status", self.thread)).unwrap_or_default();
+        self.uid == 0 || self.gid == gid || lists_group(&status(), gid)
+    }
+}
+
+/// Whether the status of a thread says that it is in a group.
+fn lists_group(status: &str, gid: u32) -> bool {
+    let groups = status.lines().find_map(|line| line.strip_prefix("Groups:"));
+    groups.is_some_and(|groups| groups.split_whitespace().any(|group| group.parse() == Ok(gid)))
 }
 
 /// An open directory.
@@ -165,7 +194,8 @@ impl Face {
     ) -> Outcome<(File, Entered, Attr)> {
         let asked = self.inodes.changes();
         let gid = self.inherited_gid(parent, maker.gid);
-        let options = CreateOptions { mode: mode & 0o7777, uid: maker.uid, gid, exclusive: true, layout: None };
+        let mode = with_umask(mode, maker.umask);
+        let options = CreateOptions { mode, uid: maker.uid, gid, exclusive: true, layout: None };
         let (file, attr) = self.at_name(parent, name, |path| self.client.create_with_attr(path, options))?;
         let entered = self.inodes.enter_made(parent, name, &attr, asked, file.key());
         Ok((file, entered, attr))
@@ -183,7 +213,8 @@ impl Face {
         if let Some(kind) = special_kind(mode, device) {
             let asked = self.inodes.changes();
             let gid = self.inherited_gid(parent, maker.gid);
-            let make = |path: &[u8]| self.client.mknod(path, kind, mode & 0o7777, maker.uid, gid);
+            let mode = with_umask(mode, maker.umask);
+            let make = |path: &[u8]| self.client.mknod(path, kind, mode, maker.uid, gid);
             let attr = self.at_name(parent, name, make)?;
             return Ok((self.inodes.enter(parent, name, &attr, asked), attr));
         }
@@ -198,7 +229,7 @@ impl Face {
         let asked = self.inodes.changes();
         let gid = self.inherited_gid(parent, maker.gid);
         let inherited = if self.has_set_gid(parent) { libc::S_ISGID } else { 0 };
-        let mode = (mode & 0o7777) | inherited;
+        let mode = with_umask(mode | inherited, maker.umask);
         let attr = self.at_name(parent, name, |path| self.client.mkdir(path, mode, maker.uid, gid))?;
         Ok((self.inodes.enter(parent, name, &attr, asked), attr))
     }
@@ -260,14 +291,15 @@ impl Face {
         if flags == RenameFlags::RENAME_EXCHANGE {
             return self.exchange_names(from, to);
         }
-        if !(flags - RenameFlags::RENAME_NOREPLACE).is_empty() {
+        if !(flags - RenameFlags::RENAME_NOREPLACE - RenameFlags::RENAME_WHITEOUT).is_empty() {
             return Err(Errno::EINVAL);
         }
         let no_replace = flags.contains(RenameFlags::RENAME_NOREPLACE);
+        let whiteout = flags.contains(RenameFlags::RENAME_WHITEOUT);
         let moved = || {
             let from_path = self.inodes.path_in(from.0, from.1).ok_or(Errno::ESTALE)?;
             let to_path = self.inodes.path_in(to.0, to.1).ok_or(Errno::ESTALE)?;
-            let left = self.client.replace_name(&from_path, &to_path, no_replace).map_err(fault)?;
+            let left = self.client.replace_name(&from_path, &to_path, no_replace, whiteout).map_err(fault)?;
             self.inodes.renamed(from, to, left);
             Ok(())
         };
@@ -386,12 +418,13 @@ impl Face {
         }
     }
 
-    /// Striping as an extended attribute, or one of users. Every other attribute is absent, which is what programs expect
-    /// that copy access control lists or look for capabilities. The server is not asked: the kernel itself looks for
-    /// `security.capability` at writes.
+    /// Striping as an extended attribute, or one that the servers keep. Every other is absent, and so, without a question to the
+    /// server, are access control lists and labels of what is known to have none: the kernel itself looks for lists when it checks
+    /// permissions, and for `security.capability` at writes.
     pub(crate) fn get_extended(&self, number: u64, name: &[u8]) -> Outcome<Vec<u8>> {
         if name != striping::NAME.as_bytes() {
-            return match (name.starts_with(USER), self.some_open(number, None)) {
+            let is_there = name.starts_with(USER) || is_label(name) && self.is_labelled(number);
+            return match (is_there, self.some_open(number, None)) {
                 (false, _) => Err(Errno::NO_XATTR),
                 (true, Some(open)) => open.file()?.xattr(name).map_err(fault),
                 (true, None) => self.at_path(number, |path| self.client.xattr(path, name)),
@@ -411,7 +444,12 @@ impl Face {
         Ok(shown.into_bytes())
     }
 
-    /// The names of the attributes of users. The striping is not listed, so that `cp -a` and `tar` do not try to set it on
+    /// Whether the node may have access control lists or labels.
+    fn is_labelled(&self, number: u64) -> bool {
+        self.inodes.fresh(number).is_none_or(|fresh| fresh.is_labelled())
+    }
+
+    /// The names of the attributes that the servers keep. The striping is not listed, so that `cp -a` and `tar` do not try to set it on
     /// copies.
     pub(crate) fn list_extended(&self, number: u64) -> Outcome<Vec<u8>> {
         let names = match self.some_open(number, None) {
@@ -425,18 +463,40 @@ impl Face {
         }
     }
 
-    /// Sets an attribute of users, or the default striping of a directory. `None` removes it; the striping is then as in
-    /// the parent.
-    pub(crate) fn set_extended(&self, number: u64, name: &[u8], value: Option<&[u8]>, mode: XattrMode) -> Outcome<()> {
+    /// Sets an attribute that the servers keep, or the default striping of a directory. `None` removes it; the striping is then
+    /// as in the parent.
+    pub(crate) fn set_extended(
+        &self,
+        number: u64,
+        name: &[u8],
+        value: Option<&[u8]>,
+        mode: XattrMode,
+        setter: Setter,
+    ) -> Outcome<()> {
         let is_striping = name == striping::NAME.as_bytes();
-        if name.starts_with(USER) && !is_striping {
+        if (name.starts_with(USER) || is_label(name)) && !is_striping {
             if value.is_some_and(|value| value.len() > XATTRS_MAX_BYTES) {
                 return Err(Errno::ENOSPC);
             }
-            return match self.some_open(number, None) {
+            if name == ACL_ACCESS && value.is_some() {
+                self.clear_set_gid(number, setter)?;
+            }
+            match self.some_open(number, None) {
                 Some(open) => open.file()?.set_xattr(name, value, mode).map_err(fault),
                 None => self.at_path(number, |path| self.client.set_xattr(path, name, value, mode)),
-            };
+            }?;
+            if is_label(name)
+                && let Some(fresh) = self.inodes.fresh(number)
+            {
+                fresh.label();
+                // The permission bits are others now, which the kernel asks for itself.
+                if name == ACL_ACCESS
+                    && let Ok(attr) = self.at_path(number, |path| self.client.stat(path))
+                {
+                    fresh.set_mode(attr.mode);
+                }
+            }
+            return Ok(());
         }
         // A file's striping is fixed when it is created.
         if !is_striping || self.inodes.kind(number) != Some(NodeKind::Dir) {
@@ -448,6 +508,24 @@ impl Face {
         })?;
         self.at_path(number, |path| self.client.set_layout(path, request))
     }
+}
+
+impl Face {
+    /// Before a user sets an access control list: as the kernel has it in local file systems, the set-group-id bit goes unless the
+    /// user is in the group.
+    fn clear_set_gid(&self, number: u64, setter: Setter) -> Outcome<()> {
+        let Some(fresh) = self.inodes.fresh(number) else { return Ok(()) };
+        if fresh.mode() & libc::S_ISGID == 0 || setter.is_in(fresh.gid()) {
+            return Ok(());
+        }
+        let set = SetAttr { mode: Some(fresh.mode() & 0o7777 & !libc::S_ISGID), ..SetAttr::default() };
+        self.set_attr(number, None, set, setter.uid).map(drop)
+    }
+}
+
+/// Access control lists, and what security modules and capabilities use.
+fn is_label(name: &[u8]) -> bool {
+    name == ACL_ACCESS || name == ACL_DEFAULT || name.starts_with(SECURITY)
 }
 
 /// For `.` and `..`, of which the kernel uses only the kind.
@@ -464,5 +542,20 @@ fn directory_attr() -> Attr {
         atime: Default::default(),
         mtime: Default::default(),
         ctime: Default::default(),
+        labelled: false,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn groups_are_those_of_the_status() {
+        let status = "Name:\tx\nGid:\t7\t7\t7\t7\nGroups:\t4 24 1000 \nNStgid:\t5\n";
+        assert!(lists_group(status, 24) && lists_group(status, 1000));
+        assert!(
+            !lists_group(status, 7) && !lists_group(status, 5) && !lists_group("Groups:\n", 0) && !lists_group("", 0)
+        );
     }
 }

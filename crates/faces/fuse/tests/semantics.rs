@@ -4,7 +4,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 /// Directories of the letters in the document.
-const PLACES: [(&str, &str); 11] = [
+const PLACES: [(&str, &str); 12] = [
     ("F", "crates/faces/fuse/tests/mounted"),
     ("U", "crates/faces/fuse/src"),
     ("S", "crates/server/tests"),
@@ -15,6 +15,7 @@ const PLACES: [(&str, &str); 11] = [
     ("N", "crates/faces/nfs/tests"),
     ("G", "integrations/glusterfs/tests"),
     ("M", "crates/server/src/meta"),
+    ("D", "crates/server/src/data/simulated"),
     ("Y", "crates/layout"),
 ];
 

@@ -5,8 +5,8 @@ use std::sync::Arc;
 
 use impresario_base::lock::Mutex;
 use impresario_client::{Client, ClientError, CreateOptions, seek_to, space_change};
-use impresario_interpose::served::protocol::{AT_POSITION, Entries, Meta, Op, Request};
-use impresario_wire::{Attr, Device, NodeKind, SetAttr, SetTime, Time, XattrMode};
+use impresario_interpose::served::protocol::{AT_POSITION, Entries, Meta, Op, Request, UMASK_SHIFT};
+use impresario_wire::{ACL_ACCESS, ACL_DEFAULT, Attr, Device, NodeKind, SetAttr, SetTime, Time, XattrMode, with_umask};
 
 use crate::locks::Peer;
 use crate::mirror::Mirror;
@@ -89,7 +89,7 @@ impl Calls {
         let Request { op, a, b, c, room, .. } = asked.numbers;
         let room = room as usize;
         let done = match op {
-            Op::Open => return self.open(asked.path, a as i32, b as u32),
+            Op::Open => return self.open(asked.path, a as i32, new_mode(b)),
             Op::Read => self.read(asked, room, out)?,
             Op::Write => self.write(asked)?,
             Op::Seek => self.seek(asked)?,
@@ -144,7 +144,7 @@ impl Calls {
             }
             Op::Mkdir => {
                 let named = self.inside(asked.path, false)?;
-                let (gid, mode) = self.user.inherited(&self.may_make(&named)?, a as u32 & 0o7777);
+                let (gid, mode) = self.user.inherited(&self.may_make(&named)?, new_mode(a));
                 self.client.mkdir(&named.path, mode, self.user.uid, gid)?;
                 0
             }
@@ -156,7 +156,7 @@ impl Calls {
                     libc::S_IFSOCK => NodeKind::Socket,
                     _ => return Err(libc::EPERM.into()),
                 };
-                self.client.mknod(&named.path, kind, a as u32 & 0o7777, self.user.uid, gid)?;
+                self.client.mknod(&named.path, kind, new_mode(a), self.user.uid, gid)?;
                 0
             }
             Op::Chmod => {
@@ -177,7 +177,7 @@ impl Calls {
             Op::Times => self.times(asked)?,
             Op::Access => {
                 let named = self.inside(asked.path, b as i32 & libc::AT_SYMLINK_NOFOLLOW == 0)?;
-                self.user.may(named.attr()?, a as i32)?;
+                self.user.may_at(&self.client, &named.path, named.attr()?, a as i32)?;
                 0
             }
             Op::Readdir => {
@@ -252,6 +252,18 @@ impl Calls {
         }
     }
 
+    /// Whether the user may do all of `wanted` with what a call is about.
+    fn may(&self, target: &Target, attr: &Attr, wanted: i32) -> Result<(), i32> {
+        let read_acl = || match target {
+            Target::Named(named) => self.client.xattr(&named.path, ACL_ACCESS),
+            Target::Open(open) => match &open.node {
+                Node::File(file) => file.xattr(ACL_ACCESS),
+                Node::Directory => self.client.xattr(path_of(open), ACL_ACCESS),
+            },
+        };
+        self.user.may(attr, read_acl, wanted)
+    }
+
     fn set(&self, target: &Target, set: SetAttr) -> Result<i64, Stop> {
         match target {
             Target::Named(named) => self.client.set_attr(&named.path, set)?,
@@ -269,7 +281,7 @@ impl Calls {
             return Err(libc::EEXIST.into());
         }
         let parent = stat(&self.client, named.parent())?.ok_or(libc::ENOENT)?;
-        self.user.may(&parent, libc::W_OK | libc::X_OK)?;
+        self.user.may_at(&self.client, named.parent(), &parent, libc::W_OK | libc::X_OK)?;
         Ok(parent)
     }
 
@@ -279,6 +291,7 @@ impl Calls {
             return Err(libc::EBUSY.into());
         }
         let parent = stat(&self.client, named.parent())?.ok_or(libc::ENOENT)?;
+        self.user.may_at(&self.client, named.parent(), &parent, libc::W_OK | libc::X_OK)?;
         Ok(self.user.may_remove(&parent, attr)?)
     }
 
@@ -298,8 +311,7 @@ impl Calls {
                 return Err(libc::EISDIR.into());
             }
             let (gid, _) = self.user.inherited(&self.may_make(&named)?, 0);
-            let options =
-                CreateOptions { mode: mode & 0o7777, uid: self.user.uid, gid, exclusive: is_new, layout: None };
+            let options = CreateOptions { mode, uid: self.user.uid, gid, exclusive: is_new, layout: None };
             let (file, attr) = self.client.create_with_attr(&named.path, options)?;
             return self.opened(Node::File(file), attr.ino, flags, named.path);
         };
@@ -316,12 +328,12 @@ impl Calls {
             NodeKind::Symlink => Err(libc::ELOOP.into()),
             NodeKind::Dir if is_made || writes => Err(libc::EISDIR.into()),
             NodeKind::Dir => {
-                self.user.may(&attr, wanted)?;
+                self.user.may_at(&self.client, &named.path, &attr, wanted)?;
                 self.opened(Node::Directory, attr.ino, flags, named.path)
             }
             NodeKind::File if flags & libc::O_DIRECTORY != 0 => Err(libc::ENOTDIR.into()),
             NodeKind::File => {
-                self.user.may(&attr, wanted)?;
+                self.user.may_at(&self.client, &named.path, &attr, wanted)?;
                 let (file, attr) = self.client.open_with_attr(&named.path, writes)?;
                 if flags & libc::O_TRUNC != 0 && flags & libc::O_PATH == 0 {
                     file.set_len(0)?;
@@ -451,7 +463,7 @@ impl Calls {
             Target::Named(named) => {
                 let attr = named.attr()?;
                 match attr.kind {
-                    NodeKind::File => self.user.may(attr, libc::W_OK)?,
+                    NodeKind::File => self.user.may_at(&self.client, &named.path, attr, libc::W_OK)?,
                     NodeKind::Dir => return Err(libc::EISDIR.into()),
                     _ => return Err(libc::EINVAL.into()),
                 }
@@ -473,7 +485,7 @@ impl Calls {
     }
 
     fn rename(&self, from: &[u8], to: &[u8], flags: u32) -> Result<i64, Stop> {
-        if flags & !libc::RENAME_NOREPLACE != 0 {
+        if flags & !(libc::RENAME_NOREPLACE | libc::RENAME_WHITEOUT) != 0 {
             return Err(libc::EINVAL.into());
         }
         let named = |path| match self.inside(path, false) {
@@ -489,7 +501,9 @@ impl Calls {
                 self.may_make(&to)?;
             }
         }
-        self.client.rename(&from.path, &to.path, flags & libc::RENAME_NOREPLACE != 0)?;
+        let has = |flag| flags & flag != 0;
+        let (no_replace, whiteout) = (has(libc::RENAME_NOREPLACE), has(libc::RENAME_WHITEOUT));
+        self.client.replace_name(&from.path, &to.path, no_replace, whiteout)?;
         if from.path != to.path {
             self.opens.note_rename(&from.path, &to.path);
         }
@@ -518,7 +532,7 @@ impl Calls {
         if self.user.owns(&attr).is_err() {
             // Who may write a file may say that it was just used.
             let is_now = (atime, mtime) == (Some(SetTime::Now), Some(SetTime::Now));
-            self.user.may(&attr, libc::W_OK).map_err(|_| if is_now { libc::EACCES } else { libc::EPERM })?;
+            self.may(&target, &attr, libc::W_OK).map_err(|_| if is_now { libc::EACCES } else { libc::EPERM })?;
             if !is_now {
                 return Err(libc::EPERM.into());
             }
@@ -533,7 +547,7 @@ impl Calls {
         if attr.kind != NodeKind::Dir {
             return Err(libc::ENOTDIR.into());
         }
-        self.user.may(&attr, libc::X_OK)?;
+        self.may(&target, &attr, libc::X_OK)?;
         let inside = match &target {
             Target::Named(named) => named.path.clone(),
             Target::Open(open) => path_of(open),
@@ -547,13 +561,22 @@ impl Calls {
         let Request { op, a, c, .. } = asked.numbers;
         let name = asked.other;
         let is_change = matches!(op, Op::SetXattr | Op::RemoveXattr);
-        if op != Op::ListXattr && !name.starts_with(b"user.") {
-            // As on a mount: only users' own attributes are kept.
+        let is_acl = name == ACL_ACCESS || name == ACL_DEFAULT;
+        let is_label = is_acl || name.starts_with(b"security.");
+        if op != Op::ListXattr && !is_label && !name.starts_with(b"user.") {
+            // As on a mount: others are not kept.
             return Err(if op == Op::SetXattr { libc::EOPNOTSUPP } else { libc::ENODATA }.into());
         }
         let target = self.target(asked, c as i32 & libc::AT_SYMLINK_NOFOLLOW == 0)?;
-        if op != Op::ListXattr {
-            self.user.may(&self.attr(&target)?, if is_change { libc::W_OK } else { libc::R_OK })?;
+        let attr = self.attr(&target)?;
+        match (is_label, is_change) {
+            _ if op == Op::ListXattr => {}
+            (true, false) => {}
+            (true, true) if is_acl => self.user.owns(&attr)?,
+            (true, true) if !self.user.is_root() => return Err(libc::EPERM.into()),
+            (true, true) => {}
+            (false, true) => self.may(&target, &attr, libc::W_OK)?,
+            (false, false) => self.may(&target, &attr, libc::R_OK)?,
         }
         let by_path = match &target {
             Target::Named(named) => {
@@ -600,6 +623,11 @@ impl Calls {
 
 fn path_of(open: &Open) -> Vec<u8> {
     open.path.lock().clone()
+}
+
+/// The mode of a new node, as the server takes it.
+fn new_mode(asked: i64) -> u32 {
+    with_umask(asked as u32, asked as u32 >> UMASK_SHIFT)
 }
 
 fn d_type(kind: NodeKind) -> u8 {

@@ -1,6 +1,8 @@
 //! Whether the user may: what the kernel checks for a mount is checked here for a run.
 
-use impresario_wire::{Attr, NodeKind};
+use impresario_client::{Client, ClientError};
+use impresario_node::acl::Acl;
+use impresario_wire::{ACL_ACCESS, Attr, NodeKind};
 
 /// The user of the run.
 #[derive(Debug)]
@@ -24,25 +26,42 @@ impl User {
         self.gid == gid || self.groups.contains(&gid)
     }
 
-    /// Whether the user may do all of `wanted` (`R_OK`, `W_OK`, `X_OK`) with a node.
-    pub(crate) fn may(&self, attr: &Attr, wanted: i32) -> Result<(), i32> {
+    /// Whether the user may do all of `wanted` (`R_OK`, `W_OK`, `X_OK`) with the node at a path.
+    pub(crate) fn may_at(&self, client: &Client, path: &[u8], attr: &Attr, wanted: i32) -> Result<(), i32> {
+        self.may(attr, || client.xattr(path, ACL_ACCESS), wanted)
+    }
+
+    /// The same; `read_acl` reads the access control list of the node, which it may have none of.
+    pub(crate) fn may(
+        &self,
+        attr: &Attr,
+        read_acl: impl FnOnce() -> Result<Vec<u8>, ClientError>,
+        wanted: i32,
+    ) -> Result<(), i32> {
         let wanted = wanted as u32 & 7;
         if self.is_root() {
             // A file that nobody may execute is not executed by root either.
             let runs = attr.kind == NodeKind::Dir || attr.mode & 0o111 != 0 || wanted & 1 == 0;
             return if runs { Ok(()) } else { Err(libc::EACCES) };
         }
-        let class = match attr {
-            _ if attr.uid == self.uid => 6,
-            _ if self.is_in(attr.gid) => 3,
-            _ => 0,
+        let acl = match attr.labelled && attr.uid != self.uid {
+            true => match read_acl() {
+                Ok(bytes) => Acl::decode(&bytes).map_err(|_| libc::EIO)?,
+                Err(error) if error.errno() == libc::ENODATA => None,
+                Err(error) => return Err(error.errno()),
+            },
+            false => None,
         };
-        if attr.mode >> class & wanted == wanted { Ok(()) } else { Err(libc::EACCES) }
+        let acl = acl.unwrap_or_else(|| Acl::of_mode(attr.mode));
+        let is_user = |uid| uid == self.uid;
+        match acl.permits((attr.uid, attr.gid), is_user, |gid| self.is_in(gid), wanted) {
+            true => Ok(()),
+            false => Err(libc::EACCES),
+        }
     }
 
-    /// Whether the user may remove or rename `node` in a directory.
+    /// Whether the user may remove or rename `node` in a directory that the user may change.
     pub(crate) fn may_remove(&self, directory: &Attr, node: &Attr) -> Result<(), i32> {
-        self.may(directory, libc::W_OK | libc::X_OK)?;
         let is_sticky = directory.mode & libc::S_ISVTX != 0;
         if is_sticky && !self.is_root() && self.uid != node.uid && self.uid != directory.uid {
             return Err(libc::EPERM);
@@ -77,23 +96,47 @@ mod tests {
 
     fn node(kind: NodeKind, mode: u32, uid: u32, gid: u32) -> Attr {
         let (atime, mtime, ctime) = Default::default();
-        Attr { ino: 1, kind, mode, nlink: 1, uid, gid, size: 0, used_bytes: 0, atime, mtime, ctime }
+        Attr { ino: 1, kind, mode, nlink: 1, uid, gid, size: 0, used_bytes: 0, atime, mtime, ctime, labelled: false }
+    }
+
+    /// Of a node without a list.
+    fn may(user: &User, attr: &Attr, wanted: i32) -> Result<(), i32> {
+        user.may(attr, || panic!("it has none"), wanted)
+    }
+
+    #[test]
+    fn a_list_counts_where_there_is_one() {
+        let user = User { uid: 5, gid: 6, groups: vec![7] };
+        let mut list = vec![2, 0, 0, 0];
+        for (tag, rights, id) in [(1, 7, u32::MAX), (2, 4, 5), (4, 7, u32::MAX), (16, 7, u32::MAX), (32, 0, u32::MAX)] {
+            list.extend([tag, 0, rights, 0]);
+            list.extend(u32::to_le_bytes(id));
+        }
+        let labelled = |uid, gid| Attr { labelled: true, ..node(NodeKind::File, 0o770, uid, gid) };
+        assert_eq!(user.may(&labelled(9, 7), || Ok(list.clone()), libc::R_OK), Ok(()));
+        assert_eq!(user.may(&labelled(9, 7), || Ok(list.clone()), libc::W_OK), Err(libc::EACCES), "its own entry");
+        assert_eq!(user.may(&labelled(5, 9), || panic!("not asked"), libc::W_OK), Ok(()), "the owner");
+        assert_eq!(user.may(&labelled(9, 7), || Ok(vec![1]), libc::R_OK), Err(libc::EIO));
+        let peer = impresario_client::Peer { name: "meta".into(), address: String::new() };
+        let fault = impresario_wire::Fault { errno: libc::ENODATA, message: String::new() };
+        let none = || Err(ClientError::Fault { peer, fault });
+        assert_eq!(user.may(&labelled(9, 7), none, libc::W_OK), Ok(()), "the bits");
     }
 
     #[test]
     fn the_first_class_that_fits_counts() {
         let user = User { uid: 5, gid: 6, groups: vec![7] };
         let file = |mode, uid, gid| node(NodeKind::File, mode, uid, gid);
-        assert_eq!(user.may(&file(0o077, 5, 6), libc::R_OK), Err(libc::EACCES));
-        assert_eq!(user.may(&file(0o600, 5, 9), libc::R_OK | libc::W_OK), Ok(()));
-        assert_eq!(user.may(&file(0o607, 9, 7), libc::R_OK), Err(libc::EACCES));
-        assert_eq!(user.may(&file(0o640, 9, 7), libc::R_OK), Ok(()));
-        assert_eq!(user.may(&file(0o604, 9, 9), libc::R_OK), Ok(()));
-        assert_eq!(user.may(&file(0o604, 9, 9), libc::W_OK), Err(libc::EACCES));
+        assert_eq!(may(&user, &file(0o077, 5, 6), libc::R_OK), Err(libc::EACCES));
+        assert_eq!(may(&user, &file(0o600, 5, 9), libc::R_OK | libc::W_OK), Ok(()));
+        assert_eq!(may(&user, &file(0o607, 9, 7), libc::R_OK), Err(libc::EACCES));
+        assert_eq!(may(&user, &file(0o640, 9, 7), libc::R_OK), Ok(()));
+        assert_eq!(may(&user, &file(0o604, 9, 9), libc::R_OK), Ok(()));
+        assert_eq!(may(&user, &file(0o604, 9, 9), libc::W_OK), Err(libc::EACCES));
         let root = User { uid: 0, gid: 0, groups: vec![] };
-        assert_eq!(root.may(&file(0, 9, 9), libc::R_OK | libc::W_OK), Ok(()));
-        assert_eq!(root.may(&file(0o600, 9, 9), libc::X_OK), Err(libc::EACCES));
-        assert_eq!(root.may(&node(NodeKind::Dir, 0, 9, 9), libc::X_OK), Ok(()));
+        assert_eq!(may(&root, &file(0, 9, 9), libc::R_OK | libc::W_OK), Ok(()));
+        assert_eq!(may(&root, &file(0o600, 9, 9), libc::X_OK), Err(libc::EACCES));
+        assert_eq!(may(&root, &node(NodeKind::Dir, 0, 9, 9), libc::X_OK), Ok(()));
     }
 
     #[test]
@@ -104,7 +147,6 @@ mod tests {
         assert_eq!(user.may_remove(&folder(0o1777), &mine), Ok(()));
         assert_eq!(user.may_remove(&folder(0o1777), &other), Err(libc::EPERM));
         assert_eq!(user.may_remove(&folder(0o777), &other), Ok(()));
-        assert_eq!(user.may_remove(&folder(0o755), &mine), Err(libc::EACCES));
     }
 
     #[test]

@@ -70,7 +70,7 @@ fn find(client: &Client, user: &User, at: &[u8], path: &[u8], follow: bool) -> R
         if directory.kind != NodeKind::Dir {
             return Err(libc::ENOTDIR);
         }
-        user.may(&directory, libc::X_OK)?;
+        user.may_at(client, &joined(&done), &directory, libc::X_OK)?;
         if word == b".." {
             if done.pop().is_none() {
                 let mut outside = at.to_vec();

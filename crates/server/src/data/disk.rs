@@ -18,15 +18,15 @@ use impresario_engine::{CachedReads, Executor, Outcome, ReadAhead, Started, Work
 use impresario_foresight::ALONE_MAX;
 use impresario_sched::{Extent, Nanos, Op, Request};
 use impresario_store::{Job, ModelledDevice, ObjectStore, Timing};
-use impresario_wire::{Answer, FileKey, SpaceChange};
+use impresario_wire::{Answer, FileKey};
 use serde_json::{Map, Value, json};
 
 use self::ahead::{Object, take_speculation};
-pub(super) use self::answers::Done;
-use self::answers::{answer, complete, complete_after, complete_modelled, errno_of, outcome};
-use super::Item;
+pub(super) use self::answers::{Done, errno_of};
+use self::answers::{answer, complete, complete_after, complete_modelled, outcome};
 use super::losses::Losses;
 use super::modelled::{Memory, Rendezvous};
+use super::{Item, durability};
 use crate::connection::Reply;
 use crate::listener::Vitals;
 use crate::outbox::{HELD_FRAME_BYTES, hand_over_own_drain, hand_over_own_replies, let_own_replies_go};
@@ -200,19 +200,12 @@ impl Disk {
                 Ok(Done::Written(0, Some(_), _)) if work.parts.len() > 1 => Ok(Done::Apart(alone(&work.parts))),
                 done => done,
             },
-            Op::Sync => Ok(match self.store.sync(file) {
-                Ok(()) => match self.losses.of(file) {
-                    0 => Done::Barrier,
-                    loss => Done::AfterLoss(loss, 0),
-                },
-                Err(error) => Done::AfterLoss(self.lost(file, &error), errno_of(&error)),
-            }),
+            Op::Sync => Ok(durability::sync(&self.store, &self.losses, file)),
             Op::Truncate => match first.change {
                 None => self.store.truncate(file, extent.lane_offset).map(|()| Done::Barrier),
                 Some(change) => {
-                    // Before it, as for a write.
-                    let loss = self.losses.of(file);
-                    self.change_space(file, change, extent.lane_offset..extent.end()).map(|()| Done::Changed(loss))
+                    let range = extent.lane_offset..extent.end();
+                    durability::change_space(&self.store, &self.losses, file, change, range)
                 }
             },
             Op::Unlink => self.store.unlink(file).map(|()| Done::Barrier),
@@ -228,28 +221,12 @@ impl Disk {
         }
         let pieces: Vec<IoSlice<'_>> =
             parts.iter().filter_map(|(_, item)| item.payload.as_deref()).map(IoSlice::new).collect();
-        // Before the write: of a sync that fails meanwhile the writer learns.
-        let loss = self.losses.of(file);
-        let written = match self.store.write_vectored(file, extent.lane_offset, &pieces) {
-            Ok(written) => Done::Written(written as u64, None, loss),
-            Err(error) => Done::Written(error.written as u64, Some(error.source), loss),
-        };
-        self.store.relieve(|key, error| _ = self.lost(key, &error));
-        Ok(written)
-    }
-
-    fn change_space(&self, file: u64, change: SpaceChange, range: Range<u64>) -> io::Result<()> {
-        match change {
-            SpaceChange::Allocate { keep_size } => self.store.allocate(file, range, keep_size),
-            SpaceChange::Punch => self.store.punch(file, range),
-            SpaceChange::Zero { keep_size } => self.store.zero(file, range, keep_size),
-        }
+        Ok(durability::write(&self.store, &self.losses, file, extent.lane_offset, &pieces))
     }
 
     /// A sync has failed; gives the number of the loss.
     fn lost(&self, file: u64, error: &io::Error) -> u32 {
-        tracing::error!(key = file, %error, "a sync failed; unsynced data of the object are lost");
-        self.losses.lost(&self.store, file)
+        durability::lost(&self.store, &self.losses, file, error)
     }
 
     /// Sends what the page cache has of the beginning of a long read, in parts; the rest remains to be done. Gives the bytes

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use impresario_base::lock::{RwLock, RwLockReadGuard};
 use impresario_node::session::{Fence, Passage};
-use impresario_store::{Note, ObjectStore};
+use impresario_store::{FileSystem, Note, ObjectStore};
 use impresario_wire::{ClientKey, Fault, Who};
 
 use super::losses::{LOSS, Losses};
@@ -34,7 +34,7 @@ pub(super) struct Passing<'a>(#[allow(dead_code, reason = "held for its drop")] 
 
 impl Ledger {
     /// Takes up what earlier runs noted.
-    pub(super) fn open(store: &ObjectStore, losses: Arc<Losses>) -> io::Result<Ledger> {
+    pub(super) fn open<F: FileSystem>(store: &ObjectStore<F>, losses: Arc<Losses>) -> io::Result<Ledger> {
         let mut fence = Fence::new(RAISED_CLIENTS);
         for note in store.open_notes()? {
             match note.kind {
@@ -48,14 +48,14 @@ impl Ledger {
     }
 
     /// Lets a request pass, or refuses it; its epoch is noted before it passes.
-    pub(super) fn admit(&self, store: &ObjectStore, who: Who) -> Result<Passing<'_>, Fault> {
+    pub(super) fn admit<F: FileSystem>(&self, store: &ObjectStore<F>, who: Who) -> Result<Passing<'_>, Fault> {
         self.admit_all(store, who, &[])
     }
 
     /// The same for a request of several clients. Every epoch is learnt, whatever the others are.
-    pub(super) fn admit_all(
+    pub(super) fn admit_all<F: FileSystem>(
         &self,
-        store: &ObjectStore,
+        store: &ObjectStore<F>,
         who: Who,
         others: &[(ClientKey, u32)],
     ) -> Result<Passing<'_>, Fault> {
@@ -79,7 +79,7 @@ impl Ledger {
         drop(self.fence.write());
     }
 
-    fn raise(&self, store: &ObjectStore, client: ClientKey, epoch: u32) -> Result<(), Fault> {
+    fn raise<F: FileSystem>(&self, store: &ObjectStore<F>, client: ClientKey, epoch: u32) -> Result<(), Fault> {
         let mut fence = self.fence.write();
         if fence.passage(client.0, epoch) == Passage::Raised {
             self.note(store, &fence, Note { kind: EPOCH, key: client.0, value: epoch }).map_err(|error| Fault {
@@ -91,7 +91,7 @@ impl Ledger {
         Ok(())
     }
 
-    fn note(&self, store: &ObjectStore, fence: &Fence, note: Note) -> io::Result<()> {
+    fn note<F: FileSystem>(&self, store: &ObjectStore<F>, fence: &Fence, note: Note) -> io::Result<()> {
         let kept = || {
             let base = Note { kind: BASE, key: 0, value: fence.base() };
             let epochs = fence.remembered().map(|(key, value)| Note { kind: EPOCH, key, value });

@@ -6,7 +6,7 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use impresario_base::lock::Mutex;
-use impresario_store::{Note, ObjectStore};
+use impresario_store::{FileSystem, Note, ObjectStore};
 use rustc_hash::FxHashMap;
 
 /// Objects remembered; beyond it all are taken for objects that have lost data anew.
@@ -39,7 +39,7 @@ impl Losses {
     }
 
     /// Notes that an object has lost data; gives the number of the loss.
-    pub(super) fn lost(&self, store: &ObjectStore, key: u64) -> u32 {
+    pub(super) fn lost<F: FileSystem>(&self, store: &ObjectStore<F>, key: u64) -> u32 {
         let mut state = self.state.lock();
         let loss = state.last + 1;
         let noted = store.note(Note { kind: LOSS, key, value: loss });

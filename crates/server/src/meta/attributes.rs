@@ -9,7 +9,7 @@ use rustix::io::Errno;
 use super::disk::PATH_FLAGS;
 use super::fault::{Explain, Outcome};
 use super::opens::Pin;
-use super::permissions::{User, permit_pinned};
+use super::permissions::User;
 use super::service::Meta;
 use super::tree::kind_of;
 
@@ -24,7 +24,7 @@ impl Meta {
         if kind == NodeKind::File && through_table {
             let entry = self.dir.entry(path).and_then(|entry| entry.ok_or(Errno::ISDIR)).explain(doing, path)?;
             let pin = self.pin_at(&entry, doing)?;
-            user.map_or(Ok(()), |user| permit_pinned(user, &pin, set, path))?;
+            user.map_or(Ok(()), |user| self.permit_pinned(user, &pin, set, path))?;
             if set.size.is_some() {
                 // It is no open, but changes what those who have it open for writing know of its length.
                 self.opens.note_other_writer(pin.ino);
@@ -43,12 +43,16 @@ impl Meta {
         if kind == NodeKind::Symlink && set.mode.is_some() {
             return Err(Errno::OPNOTSUPP).explain("set the mode of the link", path);
         }
+        if kind == NodeKind::File {
+            self.before_plain(&node, set).explain(doing, path)?;
+        }
         self.set_plain(&node, set).explain(doing, path)?;
         self.attr_by(path, || rustix::fs::fstat(&node), |_| self.noted_of(&node))
     }
 
     /// Changes attributes of a pinned file.
     pub(super) fn set_attr_of(&self, who: &Who, pin: &Pin<'_>, set: &SetAttr, path: &[u8]) -> Outcome<()> {
+        self.before_plain(&pin.fd, set).explain("change", path)?;
         if let Some(len_bytes) = set.size {
             self.truncate(who, pin, len_bytes, path)?;
         }
@@ -56,6 +60,12 @@ impl Meta {
             self.note_before_times(pin, path)?;
         }
         self.set_plain(&pin.fd, set).explain("change", path)
+    }
+
+    /// A file that is cut, or given to another, has no capabilities any more. This goes first: a crash must not leave them.
+    fn before_plain(&self, node: impl AsFd, set: &SetAttr) -> rustix::io::Result<()> {
+        let is_other = set.size.is_some() || set.uid.is_some() || set.gid.is_some();
+        if is_other { self.drop_capability(node) } else { Ok(()) }
     }
 
     /// Changes what the local file system stores itself. The owner goes first: changing it clears set-id bits.

@@ -30,6 +30,7 @@ use rustix::io::Errno;
 
 use super::directory::MetaDirectory;
 use super::fault::{Explain, Outcome, fault};
+use super::labels::is_acl;
 use super::opens::SessionId;
 use super::service::MetaService;
 use super::tree::check_path;
@@ -560,6 +561,12 @@ impl MetaService {
     /// The number of the node by which it is seen whether a change was done: that of the name that it takes away, or gives; of
     /// an attribute, 1. 0 if there is none.
     fn deciding_node(&self, session: SessionId, call: &MetaCall) -> u64 {
+        if let MetaCall::SetXattr { name, .. } = call
+            && is_acl(name)
+        {
+            // It is done in more than one step, and done again it is the same.
+            return 0;
+        }
         if let MetaCall::SetXattr { target: target @ Target::Path(_), name, .. } = call {
             let session = self.meta.sessions.get(session);
             return session.is_ok_and(|session| self.meta.get_xattr(&session, target, name).is_ok()).into();

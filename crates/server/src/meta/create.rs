@@ -1,5 +1,5 @@
 //! Creation of names: files, directories, symbolic links, pipes, sockets and devices appear whole or not at all; and the
-//! striping of new files.
+//! striping of new files. What new nodes inherit of access control lists is in `labels`.
 //!
 //! A file is created as its own mark, `writers/<key>`. Its record, owner and mode are set there, then it is linked into
 //! place. So it has a record before it has a name, and its first writer needs no further mark. An interrupted creation
@@ -87,7 +87,7 @@ impl Meta {
         let record = Record { key, layout, seen: Seen::default(), spare: None };
         let prepared = disk
             .set_attribute(&fd, FILE_ATTRIBUTE, &record.encode())
-            .and_then(|()| self.set_ownership(&fd, entry, owned, 0))
+            .and_then(|()| self.set_ownership(&fd, entry, owned, NodeKind::File))
             .and_then(|()| rustix::fs::fstat(&fd));
         let undo = |errno| {
             let _ = disk.unlink(writers, name.as_bytes());
@@ -119,13 +119,13 @@ impl Meta {
         Ok(Some(pin))
     }
 
-    /// Gives a new node its owner and mode. `extra`: mode bits that it gets in a directory with set-group-id.
+    /// Gives a new node its owner, mode and access control lists.
     fn set_ownership(
         &self,
         node: &OwnedFd,
         entry: &EntryRef<'_>,
         owned: [u32; 3],
-        extra: u32,
+        kind: NodeKind,
     ) -> rustix::io::Result<()> {
         let [mode, uid, gid] = owned;
         let directory = rustix::fs::fstat(entry.directory())?;
@@ -135,7 +135,10 @@ impl Meta {
             let gid = if inherits { directory.st_gid } else { gid };
             self.dir.disk.set_owner(node, Some(uid), Some(gid))?;
         }
-        self.dir.disk.set_mode(node, if inherits { mode | extra } else { mode })
+        let inherited = self.inherited(entry.directory(), kind, mode)?;
+        self.set_inherited(node, &inherited)?;
+        let is_passed_on = inherits && kind == NodeKind::Dir;
+        self.dir.disk.set_mode(node, inherited.mode | if is_passed_on { SETGID } else { 0 })
     }
 
     /// Creates a directory; it inherits the default layout of its parent.
@@ -149,7 +152,7 @@ impl Meta {
                 if let Some(request) = request {
                     disk.set_attribute(&node, LAYOUT_ATTRIBUTE, &encode_layout_request(&request))?;
                 }
-                self.set_ownership(&node, &entry, [mode, uid, gid], SETGID)?;
+                self.set_ownership(&node, &entry, [mode, uid, gid], NodeKind::Dir)?;
                 disk.rename(staging, name.as_bytes(), entry.directory(), entry.name, true)?;
                 local_attr(&rustix::fs::fstat(&node)?)
             });
@@ -199,7 +202,7 @@ impl Meta {
         let (disk, staging, name) = (&self.dir.disk, &self.dir.staging, self.staging_name());
         let made = disk.make_node(staging, &name, node).and_then(|()| {
             let prepared = rustix::fs::openat(staging, &name, PATH_FLAGS, Mode::empty()).and_then(|node| {
-                self.set_ownership(&node, &entry, owned, 0)?;
+                self.set_ownership(&node, &entry, owned, kind)?;
                 let _special = disk.with_specials();
                 disk.rename(staging, name.as_bytes(), entry.directory(), entry.name, true)?;
                 local_attr(&rustix::fs::fstat(&node)?)

@@ -4,6 +4,7 @@
 //! format    version, identity of the keys, cluster; written last when the directory is created
 //! stores    the folders of the cluster's data servers
 //! keys      file keys below this count may be in use
+//! labels    there may be access control lists, or attributes `security.*`
 //! changes   changes of the name space that were done, for their clients that ask again
 //! lock      held while a server runs here
 //! lockers/  <client>-<lease>: a client that has locks of byte ranges
@@ -31,7 +32,7 @@ const FORMAT: u32 = 2;
 const KEYS_PER_RESERVATION: u64 = 1 << 16;
 /// A key is the directory's identity, shifted left by this many bits, plus a count.
 pub const COUNT_BITS: u32 = 40;
-const MEMBERS: [&str; 15] = [
+const MEMBERS: [&str; 17] = [
     "changes",
     "changes.new",
     "emptied",
@@ -39,6 +40,8 @@ const MEMBERS: [&str; 15] = [
     "format",
     "keys",
     "keys.new",
+    "labels",
+    "labels.new",
     "lock",
     "lockers",
     "names",

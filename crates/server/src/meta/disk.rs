@@ -195,6 +195,20 @@ impl Disk {
         rustix::fs::renameat_with(from, name, to, new_name, flags)
     }
 
+    /// The same; what had the old name is followed there by a device 0/0, in one step.
+    pub(super) fn rename_leaving_whiteout(
+        &self,
+        from: impl AsFd,
+        name: &[u8],
+        to: impl AsFd,
+        new_name: &[u8],
+        no_replace: bool,
+    ) -> Result<()> {
+        self.step("rename_leaving_whiteout")?;
+        let flags = if no_replace { RenameFlags::NOREPLACE } else { RenameFlags::empty() };
+        rustix::fs::renameat_with(from, name, to, new_name, flags | RenameFlags::WHITEOUT)
+    }
+
     pub(super) fn exchange(&self, from: impl AsFd, name: &[u8], to: impl AsFd, other_name: &[u8]) -> Result<()> {
         self.step("exchange")?;
         rustix::fs::renameat_with(from, name, to, other_name, RenameFlags::EXCHANGE)

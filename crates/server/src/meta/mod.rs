@@ -9,7 +9,8 @@
 //! | `record` | what the extended attributes hold |
 //! | `create` | how names are created |
 //! | `attributes` | how attributes change |
-//! | `xattrs` | how extended attributes of users are kept |
+//! | `xattrs` | how extended attributes are kept |
+//! | `labels` | access control lists, and which nodes may have one |
 //! | `sizes` | who knows a file's size |
 //! | `links` | how a node gets another name, and how many it has |
 //! | `exchange` | how two names change places |
@@ -56,6 +57,7 @@ mod disk;
 mod examine;
 mod exchange;
 mod fault;
+mod labels;
 mod links;
 mod listing;
 mod locks;

@@ -9,13 +9,16 @@
 //! check and the change ([`Meta::hold_names`]). Files that are opened or cut are checked when they are pinned, which needs no
 //! such hold.
 
+use std::os::fd::AsFd;
+
 use impresario_base::lock::{RwLockReadGuard, RwLockWriteGuard};
-use impresario_wire::message::{Attr, MetaCall, NodeKind, SetAttr, SetTime, Squashed, Target};
-use rustix::fs::Stat;
+use impresario_node::acl::Acl;
+use impresario_wire::message::{ACL_ACCESS, MetaCall, NodeKind, Opened, SetAttr, SetTime, Squashed, Target};
 use rustix::io::Errno;
 
 use super::disk::PATH_FLAGS;
 use super::fault::{Explain, Outcome, fault, show};
+use super::labels::{SECURITY, is_acl};
 use super::opens::{Pin, Session};
 use super::service::Meta;
 use super::tree::{kind_of, split};
@@ -64,41 +67,37 @@ impl User {
 }
 
 /// Who owns a node, and what others may do with it.
-#[derive(Clone, Copy)]
 struct Owned {
     uid: u32,
     gid: u32,
     mode: u32,
-}
-
-impl From<&Stat> for Owned {
-    fn from(stat: &Stat) -> Owned {
-        Owned { uid: stat.st_uid, gid: stat.st_gid, mode: stat.st_mode }
-    }
-}
-
-impl From<&Attr> for Owned {
-    fn from(attr: &Attr) -> Owned {
-        Owned { uid: attr.uid, gid: attr.gid, mode: attr.mode }
-    }
+    /// What its mode says, or more.
+    acl: Acl,
 }
 
 /// Whether it is a node of theirs.
-fn owns(user: &User, node: Owned) -> bool {
+fn owns(user: &User, node: &Owned) -> bool {
     if user.all { node.uid == user.uid } else { node.uid != 0 }
 }
 
 /// Whether they may read, write or search it. Who owns a node may give themselves the right.
-fn may(user: &User, node: Owned, wanted: u32) -> bool {
-    let is_in_group = user.may_be_in(node.gid);
-    let (of_group, of_others) = (node.mode >> 3 & wanted == wanted, node.mode & wanted == wanted);
-    let by_bits = match (is_in_group, user.all) {
-        (true, true) => of_group,
-        // Some user is in the group, and some user is not.
-        (true, false) => of_group || of_others,
-        (false, _) => of_others,
+fn may(user: &User, node: &Owned, wanted: u32) -> bool {
+    if owns(user, node) {
+        return true;
+    }
+    let owner = (node.uid, node.gid);
+    if user.all {
+        return node.acl.permits(owner, |uid| uid == user.uid, |gid| user.may_be_in(gid), wanted);
+    }
+    let permits = |uid: Option<u32>, gid: Option<u32>| {
+        node.acl.permits(owner, |of| uid == Some(of), |of| gid == Some(of), wanted)
     };
-    owns(user, node) || by_bits
+    // Some user is one that the list names, some other is in one of its groups, and some other is in none.
+    let (mut users, groups) = node.acl.named();
+    let mut groups = groups.chain([node.gid]).filter(|group| *group != 0);
+    users.any(|uid| uid != 0 && permits(Some(uid), None))
+        || groups.any(|group| permits(None, Some(group)))
+        || permits(None, None)
 }
 
 /// The groups of a user as this machine knows them, or none if it does not know the user.
@@ -183,18 +182,26 @@ impl Meta {
             MetaCall::Link { from, to } => {
                 // Or a link to what they may not read could be kept until somebody changes its mode.
                 let node = self.node_at(from, "link to")?;
-                if !may(user, node, READ | WRITE) {
+                if !may(user, &node, READ | WRITE) {
                     return Err(not_owned("link to", from));
                 }
                 self.check_directory(user, to, "link")?;
             }
             MetaCall::SetAttr { target, set } => {
                 let node = self.node_of(session, target, "change")?;
-                check_set(user, node, set, path_of(target), matches!(target, Target::Handle(_)))?;
+                check_set(user, &node, set, path_of(target), matches!(target, Target::Handle(_)))?;
                 if let (Target::Handle(handle), Some(_)) = (&*target, set.size) {
                     session.check_writes(*handle)?;
                 }
             }
+            MetaCall::SetXattr { target, name, .. } if is_acl(name) => {
+                self.check_owner(user, session, target, "change the access control list of")?;
+            }
+            MetaCall::SetXattr { target, name, .. } if name.starts_with(SECURITY) => {
+                return Err(not_owned("label", path_of(target)));
+            }
+            // Who may go there may look at these.
+            MetaCall::GetXattr { name, .. } if is_acl(name) || name.starts_with(SECURITY) => {}
             MetaCall::SetXattr { target: target @ Target::Path(_), .. } => {
                 self.check_node(user, session, target, WRITE, "set an extended attribute of")?;
             }
@@ -205,13 +212,13 @@ impl Meta {
             }
             MetaCall::Readdir { path, .. } => {
                 let node = self.node_at(path, "list")?;
-                if !may(user, node, READ) {
+                if !may(user, &node, READ) {
                     return Err(denied("list", path));
                 }
             }
             MetaCall::SetLayout { path, .. } => {
                 let node = self.node_at(path, "lay out")?;
-                if !owns(user, node) {
+                if !owns(user, &node) {
                     return Err(not_owned("lay out", path));
                 }
             }
@@ -222,11 +229,19 @@ impl Meta {
     }
 
     /// Refuses an open file that no user of the session may open so.
-    pub(super) fn permit_opened(&self, user: &User, attr: &Attr, write: bool, path: &[u8]) -> Outcome<()> {
+    pub(super) fn permit_opened(
+        &self,
+        session: &Session,
+        user: &User,
+        opened: &Opened,
+        write: bool,
+        path: &[u8],
+    ) -> Outcome<()> {
         let wanted = if write { READ | WRITE } else { READ };
+        let node = self.node_of(session, &Target::Handle(opened.handle), "open")?;
         // Who may execute a file reads it through its kernel.
-        let executes = !write && may(user, attr.into(), SEARCH);
-        if may(user, attr.into(), wanted) || executes { Ok(()) } else { Err(denied("open", path)) }
+        let executes = !write && may(user, &node, SEARCH);
+        if may(user, &node, wanted) || executes { Ok(()) } else { Err(denied("open", path)) }
     }
 
     /// Refuses a path through a directory that they may not search.
@@ -236,7 +251,7 @@ impl Meta {
         for end in directories {
             let directory = path.get(..end).unwrap_or_default();
             match self.node_at(directory, "search") {
-                Ok(node) if !may(user, node, SEARCH) => return Err(denied("search", directory)),
+                Ok(node) if !may(user, &node, SEARCH) => return Err(denied("search", directory)),
                 Ok(_) => {}
                 // The call itself says what is wrong with its path.
                 Err(_) => return Ok(()),
@@ -249,7 +264,7 @@ impl Meta {
     fn check_directory(&self, user: &User, path: &[u8], doing: &str) -> Outcome<()> {
         let Some((directory, _)) = split(path) else { return Ok(()) };
         let node = self.node_at(directory, doing)?;
-        if may(user, node, WRITE | SEARCH) { Ok(()) } else { Err(denied(doing, path)) }
+        if may(user, &node, WRITE | SEARCH) { Ok(()) } else { Err(denied(doing, path)) }
     }
 
     /// The same for a name that goes.
@@ -257,13 +272,18 @@ impl Meta {
         self.check_directory(user, path, doing)?;
         let Some((directory, _)) = split(path) else { return Ok(()) };
         let (directory, node) = (self.node_at(directory, doing)?, self.node_at(path, doing)?);
-        let is_kept = directory.mode & STICKY != 0 && !owns(user, directory) && !owns(user, node);
+        let is_kept = directory.mode & STICKY != 0 && !owns(user, &directory) && !owns(user, &node);
         if is_kept { Err(not_owned(doing, path)) } else { Ok(()) }
     }
 
     fn check_node(&self, user: &User, session: &Session, target: &Target, wanted: u32, doing: &str) -> Outcome<()> {
         let node = self.node_of(session, target, doing)?;
-        if may(user, node, wanted) { Ok(()) } else { Err(denied(doing, path_of(target))) }
+        if may(user, &node, wanted) { Ok(()) } else { Err(denied(doing, path_of(target))) }
+    }
+
+    fn check_owner(&self, user: &User, session: &Session, target: &Target, doing: &str) -> Outcome<()> {
+        let node = self.node_of(session, target, doing)?;
+        if owns(user, &node) { Ok(()) } else { Err(not_owned(doing, path_of(target))) }
     }
 
     fn node_of(&self, session: &Session, target: &Target, doing: &str) -> Outcome<Owned> {
@@ -271,17 +291,26 @@ impl Meta {
             Target::Path(path) => self.node_at(path, doing),
             Target::Handle(handle) => {
                 let pin = self.pin_handle(session, *handle)?;
-                let stat = rustix::fs::fstat(&pin.fd).explain(doing, b"an open file")?;
-                Ok(Owned::from(&stat))
+                self.owned(&pin.fd).explain(doing, b"an open file")
             }
         }
     }
 
     fn node_at(&self, path: &[u8], doing: &str) -> Outcome<Owned> {
         let node = self.dir.walk(path, PATH_FLAGS).explain(doing, path)?;
-        let stat = rustix::fs::fstat(&node).explain(doing, path)?;
-        kind_of(&stat).ok_or(Errno::OPNOTSUPP).explain(doing, path)?;
-        Ok(Owned::from(&stat))
+        self.owned(&node).explain(doing, path)
+    }
+
+    fn owned(&self, node: impl AsFd) -> rustix::io::Result<Owned> {
+        let stat = rustix::fs::fstat(&node)?;
+        kind_of(&stat).ok_or(Errno::OPNOTSUPP)?;
+        let acl = self.acl_of(node, ACL_ACCESS)?.unwrap_or_else(|| Acl::of_mode(stat.st_mode));
+        Ok(Owned { uid: stat.st_uid, gid: stat.st_gid, mode: stat.st_mode, acl })
+    }
+
+    /// Refuses a change of attributes of a file that is pinned: it is the one that will change.
+    pub(super) fn permit_pinned(&self, user: &User, pin: &Pin<'_>, set: &SetAttr, path: &[u8]) -> Outcome<()> {
+        check_set(user, &self.owned(&pin.fd).explain("change", path)?, set, path, false)
     }
 }
 
@@ -303,7 +332,7 @@ fn map_owner(user: &User, uid: &mut u32, gid: &mut u32) {
 }
 
 /// Refuses a change of attributes of a node.
-fn check_set(user: &User, node: Owned, set: &SetAttr, path: &[u8], is_open: bool) -> Outcome<()> {
+fn check_set(user: &User, node: &Owned, set: &SetAttr, path: &[u8], is_open: bool) -> Outcome<()> {
     let is_theirs = owns(user, node);
     let gives_away = set.uid.is_some_and(|uid| uid != node.uid);
     let group = set.gid.filter(|gid| *gid != node.gid);
@@ -323,12 +352,6 @@ fn check_set(user: &User, node: Owned, set: &SetAttr, path: &[u8], is_open: bool
     Ok(())
 }
 
-/// The same of a file that is pinned: it is the one that will change.
-pub(super) fn permit_pinned(user: &User, pin: &Pin<'_>, set: &SetAttr, path: &[u8]) -> Outcome<()> {
-    let stat = rustix::fs::fstat(&pin.fd).explain("change", path)?;
-    check_set(user, Owned::from(&stat), set, path, false)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -338,7 +361,8 @@ mod tests {
 
     #[test]
     fn bits_count_for_those_whom_a_client_may_speak_for() {
-        let node = |uid, gid, mode| Owned { uid, gid, mode };
+        let node = |uid, gid, mode| Owned { uid, gid, mode, acl: Acl::of_mode(mode) };
+        let may = |user, node: Owned, wanted| may(user, &node, wanted);
         // Root's own things, and what root lets others do.
         assert!(!may(ROOT, node(0, 0, 0o770), READ) && !may(ROOT, node(0, 0, 0o644), WRITE));
         assert!(may(ROOT, node(0, 0, 0o644), READ) && may(ROOT, node(0, 5, 0o660), WRITE));
@@ -350,6 +374,32 @@ mod tests {
         assert!(may(proven, node(7, 5, 0o770), READ) && !may(proven, node(7, 4, 0o770), READ));
     }
 
+    /// The list that names user 5, whom it lets read and write, user 6, whom it lets nothing, and group 9, whom it lets read.
+    fn naming(mode: u32) -> Acl {
+        let mut bytes = vec![2, 0, 0, 0];
+        let entries =
+            [(1, 7, u32::MAX), (2, 6, 5), (2, 0, 6), (4, 1, u32::MAX), (8, 4, 9), (16, 7, u32::MAX), (32, 0, u32::MAX)];
+        for (tag, rights, id) in entries {
+            bytes.extend([tag, 0, rights, 0]);
+            bytes.extend(u32::to_le_bytes(id));
+        }
+        Acl::decode(&bytes).unwrap().unwrap().with_mode(mode)
+    }
+
+    #[test]
+    fn lists_count_for_those_whom_a_client_may_speak_for() {
+        let node = |uid, gid, mode| Owned { uid, gid, mode, acl: naming(mode) };
+        // Some user of the machine may be number 5, and some may be in group 9.
+        assert!(may(ROOT, &node(0, 0, 0o770), READ | WRITE) && !may(ROOT, &node(0, 0, 0o770), SEARCH));
+        assert!(!may(ROOT, &node(0, 0, 0o700), READ), "the mask");
+        assert!(may(ROOT, &node(0, 3, 0o770), SEARCH), "the owning group's own entry");
+        let user = |uid, gid| User { all: true, uid, gid, groups: Vec::new() };
+        assert!(may(&user(5, 1), &node(0, 0, 0o770), READ | WRITE) && !may(&user(5, 1), &node(0, 0, 0o750), WRITE));
+        assert!(!may(&user(6, 9), &node(0, 0, 0o774), READ), "the entry of a user comes before those of groups");
+        assert!(may(&user(7, 9), &node(0, 0, 0o770), READ) && !may(&user(7, 9), &node(0, 0, 0o770), WRITE));
+        assert!(may(&user(7, 8), &node(0, 0, 0o774), READ) && !may(&user(7, 8), &node(0, 0, 0o770), READ));
+    }
+
     #[test]
     fn owners_are_those_that_may_be() {
         let mapped = |user, mut uid, mut gid| {
@@ -359,8 +409,9 @@ mod tests {
         assert_eq!((mapped(ROOT, 0, 0), mapped(ROOT, 7, 8)), ((65534, 65534), (7, 8)));
         assert_eq!(mapped(ALL, 7, 8), (99, 98));
         assert_eq!(mapped(&User { groups: vec![8], ..ALL.clone() }, 7, 8), (99, 8));
-        let set = |node: Owned, set: SetAttr| check_set(ROOT, node, &set, b"f", false);
-        let (theirs, roots) = (Owned { uid: 7, gid: 8, mode: 0o644 }, Owned { uid: 0, gid: 0, mode: 0o666 });
+        let set = |node: &Owned, set: SetAttr| check_set(ROOT, node, &set, b"f", false);
+        let node = |uid, gid, mode| Owned { uid, gid, mode, acl: Acl::of_mode(mode) };
+        let (theirs, roots) = (&node(7, 8, 0o644), &node(0, 0, 0o666));
         set(theirs, SetAttr { mode: Some(0o4755), uid: Some(7), gid: Some(9), ..SetAttr::default() }).unwrap();
         for bad in [
             SetAttr { uid: Some(0), ..SetAttr::default() },

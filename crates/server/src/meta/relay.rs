@@ -529,7 +529,7 @@ mod tests {
         let emptied =
             |number, walk| call(MetaCall::Relay(RelayCall::Emptied { server: "data.1".into(), number, walk }));
         let rename = |from: &str, to: &str| {
-            call(MetaCall::Rename { from: from.into(), to: to.into(), no_replace: false });
+            call(MetaCall::Rename { from: from.into(), to: to.into(), no_replace: false, whiteout: false });
         };
         call(MetaCall::Mkdir { path: b"d".to_vec(), mode: 0o755, uid: 0, gid: 0 });
         let number = walk();

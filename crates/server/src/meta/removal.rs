@@ -24,6 +24,7 @@ use rustix::io::Errno;
 
 use super::background::{Failure, Job};
 use super::directory::{key_name, key_of, names_in};
+use super::disk::Disk;
 use super::fault::{Explain, Outcome, fault, show};
 use super::opens::{Found, OpenFile, Pin};
 use super::record::{BadRecord, Record};
@@ -172,8 +173,8 @@ impl Meta {
     }
 
     /// Renames; a replaced file is removed like any other. Of what was replaced, if anything was: how many names it has
-    /// left.
-    pub(super) fn rename(&self, from: &[u8], to: &[u8], no_replace: bool) -> Outcome<Option<u32>> {
+    /// left. `whiteout`: the old name is that of a new device 0/0, which belongs to the user that the server runs as.
+    pub(super) fn rename(&self, from: &[u8], to: &[u8], no_replace: bool, whiteout: bool) -> Outcome<Option<u32>> {
         let doing = "rename";
         let source = self.dir.entry(from).and_then(|entry| entry.ok_or(Errno::BUSY)).explain(doing, from)?;
         let target = self.dir.entry(to).and_then(|entry| entry.ok_or(Errno::BUSY)).explain("rename to", to)?;
@@ -187,8 +188,9 @@ impl Meta {
             let from_dir = kind_of(&moved) == Some(NodeKind::Dir);
             let is_special = !matches!(kind_of(&moved), Some(NodeKind::File | NodeKind::Dir | NodeKind::Symlink));
             let plain = |no_replace| {
-                let _special = is_special.then(|| self.dir.disk.with_specials());
-                self.dir.disk.rename(source.directory(), source.name, target.directory(), target.name, no_replace)
+                let _special = (is_special || whiteout).then(|| self.dir.disk.with_specials());
+                let rename = if whiteout { Disk::rename_leaving_whiteout } else { Disk::rename };
+                rename(&self.dir.disk, source.directory(), source.name, target.directory(), target.name, no_replace)
             };
             let _walked = self.walks.rename(&self.dir.disk, &[(&source, &moved)], &*self.options.skipped);
             let result = match replaced {

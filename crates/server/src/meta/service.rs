@@ -18,6 +18,7 @@ use super::directory::{MetaDirectory, StartError};
 use super::disk::StepHook;
 use super::examine::Walks;
 use super::fault::{Explain, Outcome, data_fault, fault};
+use super::labels::Labels;
 use super::listing::Listings;
 use super::locks::Locking;
 use super::objects::Objects;
@@ -90,6 +91,7 @@ pub(super) struct Meta {
     pub(super) sessions: Sessions,
     pub(super) background: BackgroundTasks,
     pub(super) changes: Changes,
+    pub(super) labels: Labels,
     pub(super) locks: Locking,
     pub(super) names: NameLocks,
     pub(super) listings: Listings,
@@ -97,7 +99,7 @@ pub(super) struct Meta {
     pub(super) operations: Operations,
     /// See [`Meta::hold_names`].
     pub(super) moves: RwLock<()>,
-    /// Held while an extended attribute of a user is set.
+    /// Held while an extended attribute is set.
     pub(super) xattrs: Mutex<()>,
     /// Counts created files, to distribute their first strips evenly.
     pub(super) dealt: AtomicU64,
@@ -118,6 +120,11 @@ impl MetaService {
             what: "its file `changes` cannot be read and rewritten",
             source: errno.into(),
         })?;
+        let labels = Labels::open(&dir).map_err(|errno| StartError::Unusable {
+            dir: options.dir.clone(),
+            what: "its file `labels` cannot be looked at",
+            source: errno.into(),
+        })?;
         let locks = Locking::open(&dir, &changes, options.lock_lease).map_err(|errno| StartError::Unusable {
             dir: options.dir.clone(),
             what: "its directory `lockers` cannot be made and read",
@@ -126,6 +133,7 @@ impl MetaService {
         let meta = Arc::new(Meta {
             dir,
             changes,
+            labels,
             locks,
             objects,
             opens: Opens::new(options.files_max),
@@ -274,7 +282,7 @@ impl Meta {
         };
         let answer = self.serve_permitted(session, who, call)?;
         if let (Answer::Opened(opened), Some((path, write))) = (&answer, opens)
-            && let Err(denied) = self.permit_opened(user, &opened.attr, write, &path)
+            && let Err(denied) = self.permit_opened(session, user, opened, write, &path)
         {
             self.serve_permitted(session, who, MetaCall::Close { handle: opened.handle })?;
             return Err(denied);
@@ -284,6 +292,23 @@ impl Meta {
 
     /// The same of a call that its session may make.
     fn serve_permitted(&self, session: &Session, who: &Who, call: MetaCall) -> Outcome<Answer> {
+        if !self.labels.are_any() {
+            return self.serve_unlabelled(session, who, call);
+        }
+        // A link is about its new name, which comes last.
+        let path = call.paths().last().cloned();
+        let handle = match &call {
+            MetaCall::GetAttr { target: Target::Handle(handle) }
+            | MetaCall::SetAttr { target: Target::Handle(handle), .. } => Some(*handle),
+            _ => None,
+        };
+        let mut answer = self.serve_unlabelled(session, who, call)?;
+        self.label(session, path.as_deref(), handle, &mut answer);
+        Ok(answer)
+    }
+
+    /// The same; the attributes in the answer do not say yet which nodes have labels.
+    fn serve_unlabelled(&self, session: &Session, who: &Who, call: MetaCall) -> Outcome<Answer> {
         Ok(match call {
             MetaCall::GetAttr { target: Target::Path(path) } => Answer::Attr(match self.dir.entry(&path) {
                 Ok(Some(place)) => self.attr_at(&place)?,
@@ -355,8 +380,8 @@ impl Meta {
                 let links = self.unlink(&path)?;
                 Answer::Removed { links }
             }
-            MetaCall::Rename { from, to, no_replace } => {
-                let replaced = self.rename(&from, &to, no_replace)?;
+            MetaCall::Rename { from, to, no_replace, whiteout } => {
+                let replaced = self.rename(&from, &to, no_replace, whiteout)?;
                 replaced.map_or(Answer::Done, |links| Answer::Removed { links })
             }
             MetaCall::Exchange { from, to } => {

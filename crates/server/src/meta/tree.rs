@@ -170,6 +170,8 @@ pub(super) fn local_attr(stat: &Stat) -> Result<Attr> {
         atime: Time { secs: stat.st_atime, nanos: stat.st_atime_nsec as u32 },
         mtime: mtime_of(stat),
         ctime: Time { secs: stat.st_ctime, nanos: stat.st_ctime_nsec as u32 },
+        // `labels` says otherwise where there may be any.
+        labelled: false,
     })
 }
 

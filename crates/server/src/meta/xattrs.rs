@@ -1,4 +1,4 @@
-//! Extended attributes of users: how they are kept beside the server's own.
+//! Extended attributes: how they are kept beside the server's own.
 //!
 //! Each is an attribute of the local node, with a prefix before its name, so that none can hide or change a record. It is
 //! set and removed with one system call, moves with its node and goes with it. `Fsync` and `FsyncDir` make it durable.
@@ -8,20 +8,24 @@
 
 use std::os::fd::{AsFd, BorrowedFd};
 
-use impresario_wire::message::{NodeKind, Target, XATTR_EACH_BYTES, XATTRS_MAX_BYTES, XattrMode};
+use impresario_node::acl::Acl;
+use impresario_wire::message::{ACL_DEFAULT, NodeKind, Target, XATTR_EACH_BYTES, XATTRS_MAX_BYTES, XattrMode};
 use rustix::fs::XattrFlags;
 use rustix::io::Errno;
 
 use super::disk::PATH_FLAGS;
 use super::fault::{Explain, Outcome, fault, show};
+use super::labels::{SECURITY, is_acl, may_have};
 use super::opens::Session;
 use super::service::Meta;
 use super::tree::kind_of;
 
 /// Before each name on the local node.
-const PREFIX: &[u8] = b"user.impresario.x.";
-/// The one name space that is kept.
-const NAME_SPACE: &[u8] = b"user.";
+pub(super) const PREFIX: &[u8] = b"user.impresario.x.";
+/// The name spaces that are kept, beside access control lists.
+const NAME_SPACES: [&[u8]; 2] = [USER, SECURITY];
+/// That of users.
+const USER: &[u8] = b"user.";
 /// Longest name: the local file system takes 255 bytes.
 const NAME_MAX_BYTES: usize = 255 - PREFIX.len();
 
@@ -29,12 +33,15 @@ impl Meta {
     /// The value of an attribute.
     pub(super) fn get_xattr(&self, session: &Session, target: &Target, name: &[u8]) -> Outcome<Vec<u8>> {
         self.at_node(session, target, "read an extended attribute of", |node| {
-            let name = local_name(name)?;
+            let local = local_name(name)?;
             if !may_have(node)? {
                 return Err(Errno::NODATA);
             }
+            if is_acl(name) {
+                return self.acl_of(node, name)?.map(|acl| acl.encode()).ok_or(Errno::NODATA);
+            }
             let mut value = vec![0; XATTRS_MAX_BYTES];
-            let len = self.dir.disk.attribute(node, name.as_slice(), &mut value)?;
+            let len = self.dir.disk.attribute(node, local.as_slice(), &mut value)?;
             value.truncate(len);
             Ok(value)
         })
@@ -65,18 +72,24 @@ impl Meta {
         self.at_node(session, target, doing, |node| {
             let local = local_name(name)?;
             if !may_have(node)? {
-                return Err(Errno::PERM);
+                return Err(if is_acl(name) { Errno::OPNOTSUPP } else { Errno::PERM });
             }
-            let Some(value) = value else { return self.dir.disk.remove_xattr(node, &local) };
             // The room that there is does not change meanwhile.
             let _alone = self.xattrs.lock();
-            let (mut taken, mut room) = (XATTR_EACH_BYTES + name.len() + value.len(), [0; XATTRS_MAX_BYTES]);
-            for other in self.xattrs_of(node)?.into_iter().filter(|other| other != name) {
-                let len = self.dir.disk.attribute(node, local_name(&other)?.as_slice(), &mut room)?;
-                taken += XATTR_EACH_BYTES + other.len() + len;
+            if is_acl(name) {
+                // As Linux has it, no bytes are no list.
+                let given = value.filter(|value| !value.is_empty());
+                let acl = given.map(Acl::decode).transpose().map_err(|_| Errno::INVAL)?.flatten();
+                if name == ACL_DEFAULT && kind_of(&rustix::fs::fstat(node)?) != Some(NodeKind::Dir) {
+                    return if acl.is_some() { Err(Errno::ACCESS) } else { Ok(()) };
+                }
+                self.check_room(node, name, acl.as_ref().map_or(0, |acl| acl.encode().len()))?;
+                return self.set_acl(node, name, acl.as_ref());
             }
-            if taken > XATTRS_MAX_BYTES {
-                return Err(Errno::NOSPC);
+            let Some(value) = value else { return self.dir.disk.remove_xattr(node, &local) };
+            self.check_room(node, name, value.len())?;
+            if name.starts_with(SECURITY) {
+                self.labels.begin(&self.dir)?;
             }
             let flags = match mode {
                 XattrMode::Any => XattrFlags::empty(),
@@ -85,6 +98,16 @@ impl Meta {
             };
             self.dir.disk.set_xattr(node, &local, value, flags)
         })
+    }
+
+    /// Refuses an attribute for which there is no room beside the node's others.
+    fn check_room(&self, node: BorrowedFd<'_>, name: &[u8], len_bytes: usize) -> rustix::io::Result<()> {
+        let (mut taken, mut room) = (XATTR_EACH_BYTES + name.len() + len_bytes, [0; XATTRS_MAX_BYTES]);
+        for other in self.xattrs_of(node)?.into_iter().filter(|other| other != name) {
+            let len = self.dir.disk.attribute(node, local_name(&other)?.as_slice(), &mut room)?;
+            taken += XATTR_EACH_BYTES + other.len() + len;
+        }
+        if taken > XATTRS_MAX_BYTES { Err(Errno::NOSPC) } else { Ok(()) }
     }
 
     /// The names of a node's attributes.
@@ -114,14 +137,10 @@ impl Meta {
     }
 }
 
-/// Linux has attributes of users on files and directories only.
-fn may_have(node: impl AsFd) -> rustix::io::Result<bool> {
-    Ok(matches!(kind_of(&rustix::fs::fstat(node)?), Some(NodeKind::File | NodeKind::Dir)))
-}
-
 /// The name on the local node.
-fn local_name(name: &[u8]) -> rustix::io::Result<Vec<u8>> {
-    match name.strip_prefix(NAME_SPACE) {
+pub(super) fn local_name(name: &[u8]) -> rustix::io::Result<Vec<u8>> {
+    match NAME_SPACES.iter().find_map(|space| name.strip_prefix(*space)) {
+        None if is_acl(name) => Ok([PREFIX, name].concat()),
         None => Err(Errno::OPNOTSUPP),
         Some([]) => Err(Errno::INVAL),
         Some(_) if name.len() > NAME_MAX_BYTES => Err(Errno::RANGE),
@@ -131,9 +150,15 @@ fn local_name(name: &[u8]) -> rustix::io::Result<Vec<u8>> {
 
 fn refuse<T>(errno: Errno, doing: &str, path: &[u8]) -> Outcome<T> {
     let why = match errno {
-        Errno::OPNOTSUPP => "only attributes whose names begin with `user.` are kept".to_string(),
+        Errno::OPNOTSUPP => {
+            "only access control lists, of files and directories, and attributes whose names begin with `user.` \
+                             or `security.` are kept"
+                .to_string()
+        }
+        Errno::INVAL => "that is no name or no access control list".to_string(),
+        Errno::ACCESS => "only directories have a default access control list".to_string(),
         Errno::RANGE => format!("its name is longer than {NAME_MAX_BYTES} bytes"),
-        Errno::PERM => "only files and directories have attributes of users".to_string(),
+        Errno::PERM => "only files and directories have extended attributes".to_string(),
         Errno::NODATA => "there is no such attribute".to_string(),
         Errno::NOSPC => format!(
             "there is no room for it: names and values of one node may take {XATTRS_MAX_BYTES} bytes, {XATTR_EACH_BYTES} of them for \
@@ -153,7 +178,12 @@ mod tests {
         let local = |name: &[u8]| local_name(name).map(|name| String::from_utf8(name).unwrap());
         assert_eq!(local(b"user.impresario.file"), Ok("user.impresario.x.user.impresario.file".into()));
         assert_eq!(local(b"user."), Err(Errno::INVAL));
-        assert_eq!(local(b"security.capability"), Err(Errno::OPNOTSUPP));
+        assert_eq!(local(b"security.capability"), Ok("user.impresario.x.security.capability".into()));
+        assert_eq!(local(b"system.posix_acl_default"), Ok("user.impresario.x.system.posix_acl_default".into()));
+        assert_eq!(local(b"security."), Err(Errno::INVAL));
+        for other in [&b"trusted.x"[..], b"system.posix_acl", b"system.posix_acl_access2", b"system.nfs4_acl"] {
+            assert_eq!(local(other), Err(Errno::OPNOTSUPP));
+        }
         assert_eq!(local(b""), Err(Errno::OPNOTSUPP));
         let longest = [b"user.".to_vec(), vec![b'x'; NAME_MAX_BYTES - 5]].concat();
         assert_eq!(local(&longest).unwrap().len(), 255);

@@ -218,12 +218,16 @@ pub fn set_xattr(p: &str, name: &str, value: Option<&str>) -> MetaCall {
     MetaCall::SetXattr { target: at(p), name, value, mode: XattrMode::Any }
 }
 
+pub fn whiteout(from: &str, to: &str) -> MetaCall {
+    MetaCall::Rename { from: path(from), to: path(to), no_replace: false, whiteout: true }
+}
+
 pub fn unlink(p: &str) -> MetaCall {
     MetaCall::Unlink { path: path(p) }
 }
 
 pub fn rename(from: &str, to: &str) -> MetaCall {
-    MetaCall::Rename { from: path(from), to: path(to), no_replace: false }
+    MetaCall::Rename { from: path(from), to: path(to), no_replace: false, whiteout: false }
 }
 
 pub fn exchange(from: &str, to: &str) -> MetaCall {

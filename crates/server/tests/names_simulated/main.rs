@@ -2,8 +2,7 @@
 //! heal, while the server is killed in the middle of calls and started again and its disk fails. Each history must be
 //! linearizable, and nothing may be left over.
 //!
-//! It takes IMPRESARIO_SIM_FUZZ_S seconds (default 5; `make test`: 60; `make soak`: SOAK_S); IMPRESARIO_SIM_FUZZ_SEED says
-//! with which seed it begins, and so repeats one.
+//! How long it takes, and how a seed is repeated, says [`impresario_testing::campaign`].
 
 mod concurrent;
 #[path = "../meta_support/mod.rs"]
@@ -13,10 +12,10 @@ mod plan;
 mod world;
 
 use std::fmt;
-use std::sync::Mutex;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
+use impresario_testing::campaign::{self, Found};
 use impresario_testing::linear::{Verdict, check};
 use model::{NameSpace, Names, Seen};
 use plan::{Fault, Plan};
@@ -88,68 +87,17 @@ fn show(history: &History, order: &[usize], next: &[usize]) -> String {
     format!("as far as it goes:\n{}\nwhat cannot come next:\n{}", lines(order), lines(next))
 }
 
-/// A plan that fails.
-struct Found {
-    seed: u64,
-    plan: Plan,
-    wrong: Wrong,
-}
-
-/// Tries seeds until one fails or it is told to stop.
-fn hunt(first: u64, sabotage: Sabotage, tally: &Tally, is_over: &(dyn Fn(u64) -> bool + Sync)) -> Option<Found> {
-    let (next, found, is_found) = (AtomicU64::new(0), Mutex::new(None), AtomicBool::new(false));
-    let threads = std::thread::available_parallelism().map_or(1, usize::from);
-    std::thread::scope(|scope| {
-        for _ in 0..threads {
-            scope.spawn(|| {
-                loop {
-                    let tried = next.fetch_add(1, Ordering::Relaxed);
-                    if is_over(tried) || is_found.load(Ordering::Relaxed) {
-                        return;
-                    }
-                    let seed = first.wrapping_add(tried);
-                    let plan = Plan::of_seed(seed);
-                    if let Err(wrong) = judge(&plan, sabotage, tally) {
-                        is_found.store(true, Ordering::Relaxed);
-                        found.lock().unwrap().get_or_insert(Found { seed, plan, wrong });
-                    }
-                }
-            });
-        }
-    });
-    found.into_inner().unwrap()
-}
-
-/// Makes a plan that fails smaller for a while.
-fn shrink(found: Found, sabotage: Sabotage, time: Duration) -> Found {
-    let (began, mut best) = (Instant::now(), found);
-    'smaller: loop {
-        for plan in best.plan.smaller() {
-            if began.elapsed() > time {
-                return best;
-            }
-            let resembles = |wrong: &Wrong| matches!(wrong, Wrong::Order(_)) == matches!(best.wrong, Wrong::Order(_));
-            if let Some(wrong) = judge(&plan, sabotage, &Tally::default()).err().filter(resembles) {
-                best = Found { plan, wrong, ..best };
-                continue 'smaller;
-            }
-        }
-        return best;
-    }
-}
-
-fn number(name: &str) -> Option<u64> {
-    std::env::var(name).ok()?.parse().ok()
+fn shrink(found: Found<Plan, Wrong>, sabotage: Sabotage, time: Duration) -> Found<Plan, Wrong> {
+    let resembles = |one: &Wrong, other: &Wrong| matches!(one, Wrong::Order(_)) == matches!(other, Wrong::Order(_));
+    campaign::shrink(found, Plan::smaller, |plan| judge(plan, sabotage, &Tally::default()), resembles, time)
 }
 
 #[test]
 fn names_are_linearizable_under_faults() {
-    let time = Duration::from_secs(number("IMPRESARIO_SIM_FUZZ_S").unwrap_or(5));
-    // Different seeds every second, so that each run explores new ones.
-    let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap().as_secs();
-    let first = number("IMPRESARIO_SIM_FUZZ_SEED").unwrap_or(now << 20);
+    let (time, first) = (campaign::time(), campaign::first_seed());
     let (began, tally) = (Instant::now(), Tally::default());
-    let found = hunt(first, Sabotage::None, &tally, &|tried| tried > 0 && began.elapsed() >= time);
+    let judge = |plan: &Plan| judge(plan, Sabotage::None, &tally);
+    let found = campaign::hunt(first, Plan::of_seed, judge, |tried| tried > 0 && began.elapsed() >= time);
     println!("names: {tally:?} in {time:?} from seed {first}");
     if let Some(found) = found {
         let (seed, operations) = (found.seed, found.plan.operations());
@@ -166,9 +114,9 @@ fn names_are_linearizable_under_faults() {
 /// Threads that call at the same time, without faults: what happens depends on the machine, so a failure may not come again.
 #[test]
 fn names_are_linearizable_when_threads_call_at_once() {
-    let time = Duration::from_secs(number("IMPRESARIO_SIM_FUZZ_S").unwrap_or(5)) / 4;
+    let time = campaign::time() / 4;
     let (began, tally) = (Instant::now(), Tally::default());
-    let mut seed = number("IMPRESARIO_SIM_FUZZ_SEED").unwrap_or(1);
+    let mut seed = campaign::given_seed().unwrap_or(1);
     while began.elapsed() < time {
         if let Err(wrong) = judge_history(concurrent::run(seed), false, &tally) {
             panic!("seed {seed}: {wrong}");
@@ -181,9 +129,10 @@ fn names_are_linearizable_when_threads_call_at_once() {
 }
 
 /// What is broken on purpose is found soon, from small plans.
-fn is_found(sabotage: Sabotage) -> Found {
+fn is_found(sabotage: Sabotage) -> Found<Plan, Wrong> {
     let tally = Tally::default();
-    let found = hunt(1, sabotage, &tally, &|tried| tried > 3000);
+    let judge = |plan: &Plan| judge(plan, sabotage, &tally);
+    let found = campaign::hunt(1, Plan::of_seed, judge, |tried| tried > 3000);
     let found = found.unwrap_or_else(|| panic!("{sabotage:?} is not found in {tally:?}"));
     let before = found.plan.operations();
     let found = shrink(found, sabotage, Duration::from_secs(20));

@@ -46,6 +46,7 @@ struct Node {
 
 const FILE: u8 = 0;
 const DIRECTORY: u8 = 1;
+const DEVICE: u8 = 2;
 
 /// Nodes by the operation that made them, and which names they have.
 #[derive(Clone, PartialEq, Eq, Hash, Default, Debug)]
@@ -54,11 +55,13 @@ pub struct Names {
     nodes: BTreeMap<u64, Node>,
 }
 
+const EPERM: i32 = 1;
 const ENOENT: i32 = 2;
 const EEXIST: i32 = 17;
 const ENOSPC: i32 = 28;
 const ENOTEMPTY: i32 = 39;
 const ENODATA: i32 = 61;
+const EOPNOTSUPP: i32 = 95;
 
 impl Names {
     fn at(&self, path: &str) -> Result<u64, i32> {
@@ -80,7 +83,8 @@ impl Names {
 
     fn make(&mut self, path: &'static str, id: u64, kind: u8) {
         self.names.insert(path, id);
-        self.nodes.insert(id, Node { kind, mode: MODES[usize::from(kind)], tag: None, key: None });
+        self.nodes
+            .insert(id, Node { kind, mode: MODES.get(usize::from(kind)).copied().unwrap_or(0), tag: None, key: None });
     }
 
     fn below(path: &str) -> impl Iterator<Item = &'static str> {
@@ -110,7 +114,7 @@ impl Names {
     fn done(&mut self, id: u64, op: Op) -> Result<Answer, i32> {
         match op {
             Op::Create { path, exclusive } => match self.is_free(path) {
-                Err(EEXIST) if !exclusive => return Ok(Answer::File(self.at(path)?)),
+                Err(EEXIST) if !exclusive => return self.open(path),
                 free => {
                     free?;
                     self.make(path, id, FILE);
@@ -132,7 +136,7 @@ impl Names {
                 }
                 self.names.remove(path);
             }
-            Op::Rename { from, to, no_replace } => {
+            Op::Rename { from, to, no_replace, whiteout } => {
                 let node = self.at(from)?;
                 match self.is_free(to) {
                     Err(EEXIST) if no_replace => return Err(EEXIST),
@@ -143,6 +147,9 @@ impl Names {
                 }
                 let taken = self.take(from);
                 self.put(to, &taken);
+                if whiteout {
+                    self.make(from, id, DEVICE);
+                }
             }
             Op::Exchange { from, to } => {
                 self.at(from)?;
@@ -166,6 +173,7 @@ impl Names {
                 let node = self.at(path)?;
                 let Some(node) = self.nodes.get_mut(&node) else { return Err(ENOENT) };
                 match (node.tag, value, mode) {
+                    _ if node.kind == DEVICE => return Err(EPERM),
                     (None, None, _) | (None, Some(_), XattrMode::Replace) => return Err(ENODATA),
                     (Some(_), Some(_), XattrMode::Create) => return Err(EEXIST),
                     _ => node.tag = value,
@@ -177,7 +185,7 @@ impl Names {
                 return tag.map(|tag| Answer::Tag(vec![tag])).ok_or(ENODATA);
             }
             Op::Look { path } => return Ok(Answer::Node(self.at(path)?)),
-            Op::Open { path } => return Ok(Answer::File(self.at(path)?)),
+            Op::Open { path } => return self.open(path),
             Op::List { path: "" } => {
                 return Ok(Answer::Names(
                     self.names.keys().filter(|name| !name.contains('/')).map(|n| n.to_string()).collect(),
@@ -190,6 +198,12 @@ impl Names {
             }
         }
         Ok(Answer::Done)
+    }
+
+    fn open(&self, path: &str) -> Result<Answer, i32> {
+        let node = self.at(path)?;
+        let is_device = self.nodes.get(&node).is_some_and(|node| node.kind == DEVICE);
+        if is_device { Err(EOPNOTSUPP) } else { Ok(Answer::File(node)) }
     }
 
     fn forget_the_nameless(&mut self) {
@@ -243,11 +257,14 @@ impl Model for NameSpace {
             (Seen::File(key), Ok(Answer::File(node))) => self.is_file(&mut names, node, *key),
             (Seen::Node(kind, mode, links), Ok(Answer::Node(node))) => {
                 let is_directory = *kind == NodeKind::Dir;
+                let kind = match kind {
+                    NodeKind::File => FILE,
+                    NodeKind::Dir => DIRECTORY,
+                    _ => DEVICE,
+                };
                 let count = names.names.values().filter(|other| **other == node).count();
                 names.nodes.get(&node).is_some_and(|node| {
-                    node.kind == u8::from(is_directory)
-                        && node.mode == *mode
-                        && (is_directory || count == *links as usize)
+                    node.kind == kind && node.mode == *mode && (is_directory || count == *links as usize)
                 })
             }
             (Seen::Names(seen), Ok(Answer::Names(names))) => *seen == names,

@@ -27,6 +27,8 @@ pub enum Op {
         from: &'static str,
         to: &'static str,
         no_replace: bool,
+        /// Leaves a device at the old name.
+        whiteout: bool,
     },
     Exchange {
         from: &'static str,
@@ -77,7 +79,9 @@ impl Op {
                 MetaCall::Create { path: bytes(path), mode: MODES[0], uid: 0, gid: 0, exclusive, layout: None }
             }
             Op::Unlink { path } => MetaCall::Unlink { path: bytes(path) },
-            Op::Rename { from, to, no_replace } => MetaCall::Rename { from: bytes(from), to: bytes(to), no_replace },
+            Op::Rename { from, to, no_replace, whiteout } => {
+                MetaCall::Rename { from: bytes(from), to: bytes(to), no_replace, whiteout }
+            }
             Op::Exchange { from, to } => MetaCall::Exchange { from: bytes(from), to: bytes(to) },
             Op::Link { from, to } => MetaCall::Link { from: bytes(from), to: bytes(to) },
             Op::Mkdir { path } => MetaCall::Mkdir { path: bytes(path), mode: MODES[1], uid: 0, gid: 0 },
@@ -111,12 +115,15 @@ impl Op {
         match draws.below(100) {
             0..18 => Op::Create { path, exclusive: draws.below(2) == 0 },
             18..33 => Op::Unlink { path },
-            33..46 => Op::Rename { from: path, to: other(draws), no_replace: draws.below(3) == 0 },
+            33..46 => {
+                let (to, how) = (other(draws), draws.below(12));
+                Op::Rename { from: path, to, no_replace: how < 4, whiteout: how % 4 == 0 }
+            }
             46..54 => Op::Exchange { from: path, to: other(draws) },
             54..63 => Op::Link { from: path, to: other(draws) },
             63..67 => Op::Mkdir { path: one },
             67..69 => Op::Rmdir { path: one },
-            69..72 => Op::Rename { from: one, to: two, no_replace: draws.below(3) == 0 },
+            69..72 => Op::Rename { from: one, to: two, no_replace: draws.below(3) == 0, whiteout: false },
             72..74 => Op::Exchange { from: one, to: two },
             74..78 => Op::Chmod { path, mode: 0o600 + draws.below(64) as u32 },
             78..83 => {

@@ -16,6 +16,7 @@ fn attr(ino: u64, kind: NodeKind) -> Attr {
         atime: Default::default(),
         mtime: Default::default(),
         ctime: Default::default(),
+        labelled: false,
     }
 }
 

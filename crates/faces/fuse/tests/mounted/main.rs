@@ -2,6 +2,7 @@
 //!
 //! Each sentence of `doc/SEMANTICS.md` names a test here. Without `/dev/fuse` they are skipped.
 
+mod acls;
 mod cluster;
 mod files;
 mod links;

@@ -81,7 +81,8 @@ fn rename_flags() {
     fs::write(node.at("b"), "b").unwrap();
     let refused = |flags, what| assert_eq!(errno(renameat2(&node.at("a"), &node.at("b"), flags)), what);
     refused(libc::RENAME_NOREPLACE, libc::EEXIST);
-    refused(libc::RENAME_WHITEOUT, libc::EINVAL);
+    refused(libc::RENAME_WHITEOUT | libc::RENAME_NOREPLACE, libc::EEXIST);
+    refused(libc::RENAME_WHITEOUT | libc::RENAME_EXCHANGE, libc::EINVAL);
     refused(libc::RENAME_EXCHANGE | libc::RENAME_NOREPLACE, libc::EINVAL);
     assert_eq!(fs::read_to_string(node.at("b")).unwrap(), "b");
     renameat2(&node.at("a"), &node.at("c"), libc::RENAME_NOREPLACE).unwrap();
@@ -91,6 +92,46 @@ fn rename_flags() {
     assert_eq!(errno(fs::rename(node.at("dir"), node.at("full"))), libc::ENOTEMPTY);
     assert_eq!(errno(fs::rename(node.at("full"), node.at("full/inside/deeper"))), libc::EINVAL);
     assert_eq!(errno(fs::rename(node.at("c"), node.at("dir"))), libc::EISDIR);
+}
+
+#[test]
+fn a_whiteout_is_left_where_something_was() {
+    use std::os::unix::fs::FileTypeExt;
+    let Some(node) = mounted() else { return };
+    let other = node.second(MountOptions { cache_time: std::time::Duration::ZERO, ..MountOptions::default() });
+    fs::create_dir_all(node.at("d/e")).unwrap();
+    fs::write(node.at("d/e/f"), "below").unwrap();
+    fs::write(node.at("a"), "one").unwrap();
+    fs::write(node.at("b"), "two").unwrap();
+    let leave = |a: &str, b: &str, more| renameat2(&node.at(a), &node.at(b), libc::RENAME_WHITEOUT | more);
+    let is_left = |name: &str| {
+        for node in [&node, &other] {
+            let left = fs::symlink_metadata(node.at(name)).unwrap();
+            assert!(left.file_type().is_char_device() && left.rdev() == 0 && left.nlink() == 1, "{name}: {left:?}");
+        }
+    };
+    let mut open = OpenOptions::new().append(true).open(node.at("a")).unwrap();
+    leave("a", "c", libc::RENAME_NOREPLACE).unwrap();
+    is_left("a");
+    open.write_all(b" more").unwrap();
+    assert_eq!(fs::read_to_string(other.at("c")).unwrap(), "one more");
+    leave("c", "b", 0).unwrap();
+    is_left("c");
+    assert_eq!(fs::read_to_string(node.at("b")).unwrap(), "one more");
+    leave("d", "moved", 0).unwrap();
+    is_left("d");
+    assert_eq!(fs::read_to_string(node.at("moved/e/f")).unwrap(), "below");
+    // Names of one file: nothing is done.
+    fs::hard_link(node.at("b"), node.at("b.2")).unwrap();
+    leave("b", "b.2", 0).unwrap();
+    assert_eq!(fs::read_to_string(node.at("b")).unwrap(), "one more");
+    assert_eq!(errno(leave("none", "x", 0)), libc::ENOENT);
+    // What is left is replaced and removed like anything else.
+    fs::rename(node.at("b"), node.at("a")).unwrap();
+    assert_eq!(fs::read_to_string(other.at("a")).unwrap(), "one more");
+    fs::remove_file(node.at("c")).unwrap();
+    fs::remove_file(node.at("d")).unwrap();
+    fs::create_dir(node.at("d")).unwrap();
 }
 
 #[test]
@@ -537,7 +578,7 @@ fn totals() {
     assert!(Command::new("df").arg(node.mount_point()).output().unwrap().status.success());
 }
 
-fn get_xattr(path: &Path, name: &str) -> std::io::Result<String> {
+pub fn get_xattr(path: &Path, name: &str) -> std::io::Result<String> {
     let (path, name, mut value) = (c_path(path), CString::new(name).unwrap(), [0u8; 256]);
     // SAFETY: terminated strings and a buffer of the length given.
     match unsafe { libc::getxattr(path.as_ptr(), name.as_ptr(), value.as_mut_ptr().cast(), value.len()) } {
@@ -546,7 +587,7 @@ fn get_xattr(path: &Path, name: &str) -> std::io::Result<String> {
     }
 }
 
-fn set_xattr(path: &Path, name: &str, value: &str) -> std::io::Result<()> {
+pub fn set_xattr(path: &Path, name: &str, value: &str) -> std::io::Result<()> {
     set_xattr_with(path, name, value, 0)
 }
 
@@ -640,7 +681,7 @@ fn devices_are_kept_and_do_not_open() {
     }
 }
 
-fn list_xattr(path: &Path) -> Vec<String> {
+pub fn list_xattr(path: &Path) -> Vec<String> {
     let (path, mut names) = (c_path(path), [0u8; 4096]);
     // SAFETY: a terminated string and a buffer of the length given.
     let len = unsafe { libc::listxattr(path.as_ptr(), names.as_mut_ptr().cast(), names.len()) };
@@ -650,7 +691,7 @@ fn list_xattr(path: &Path) -> Vec<String> {
     names
 }
 
-fn remove_xattr(path: &Path, name: &str) -> std::io::Result<()> {
+pub fn remove_xattr(path: &Path, name: &str) -> std::io::Result<()> {
     let (path, name) = (c_path(path), CString::new(name).unwrap());
     // SAFETY: terminated strings that live over the call.
     match unsafe { libc::removexattr(path.as_ptr(), name.as_ptr()) } {
@@ -705,9 +746,9 @@ fn what_is_not_there_says_so() {
     let Some(node) = mounted() else { return };
     fs::write(node.at("f"), "text").unwrap();
     if require("root") {
-        for name in ["security.other", "trusted.other"] {
+        for name in ["trusted.other", "system.other"] {
             assert_eq!(errno(set_xattr(&node.at("f"), name, "x")), libc::EOPNOTSUPP);
-            assert_eq!(errno(get_xattr(&node.at("f"), name)), libc::ENODATA);
+            assert_eq!(errno(get_xattr(&node.at("f"), "trusted.other")), libc::ENODATA);
         }
     }
     assert_eq!(errno(get_xattr(&node.at("f"), "security.capability")), libc::ENODATA);

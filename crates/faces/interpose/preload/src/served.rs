@@ -3,7 +3,9 @@
 
 use std::ffi::{CStr, c_char, c_int, c_long, c_void};
 
-use impresario_interpose::served::protocol::{AT_POSITION, DATA_MAX, META_BYTES, Meta, Op, PATH_MAX, Request};
+use impresario_interpose::served::protocol::{
+    AT_POSITION, DATA_MAX, META_BYTES, Meta, Op, PATH_MAX, Request, UMASK_SHIFT,
+};
 use impresario_interpose::served::{Got, Place, Room, Served};
 use libc::{iovec, off_t, size_t, ssize_t};
 
@@ -106,7 +108,7 @@ pub fn with(op: Op, a: i64) -> Request {
 }
 
 /// The process's mask of new files, without changing it.
-pub fn umask() -> u32 {
+fn umask() -> u32 {
     let read = || {
         let status = rustix::fs::open(
             c"/proc/self/status",
@@ -129,6 +131,11 @@ pub fn umask() -> u32 {
     })
 }
 
+/// A mode and the process's mask: the server takes it off, or not, as the directory says.
+pub fn with_umask(mode: libc::mode_t) -> u32 {
+    mode | umask() << UMASK_SHIFT
+}
+
 /// Opens a path, of the cluster or of the machine.
 ///
 /// # Safety
@@ -144,7 +151,7 @@ pub unsafe fn open(
     if !SERVED.is_active() {
         return real(dir, path);
     }
-    let mode = if flags & libc::O_CREAT != 0 { mode & !umask() } else { 0 };
+    let mode = if flags & libc::O_CREAT != 0 { with_umask(mode) } else { 0 };
     let request = Request { b: mode.into(), ..with(Op::Open, flags.into()) };
     let real = |dir, path| {
         let fd = real(dir, path);

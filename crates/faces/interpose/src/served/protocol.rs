@@ -5,7 +5,8 @@
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
 pub enum Op {
-    /// Opens `path` with the flags `a` and the mode `b`. The reply carries the descriptor.
+    /// Opens `path` with the flags `a` and the mode `b`, which has the umask too ([`UMASK_SHIFT`]). The reply carries the
+    /// descriptor.
     Open = 1,
     /// Reads `b` bytes at `a`, or at the position when `a` is [`AT_POSITION`].
     Read,
@@ -31,7 +32,7 @@ pub enum Op {
     Symlink,
     /// What the symbolic link `path` says.
     Readlink,
-    /// Makes the directory `path` with the mode `a`.
+    /// Makes the directory `path` with the mode `a`, which has the umask too.
     Mkdir,
     /// Sets the mode `a`; `b`: flags of `fchmodat`.
     Chmod,
@@ -63,7 +64,7 @@ pub enum Op {
     RemoveXattr,
     /// Totals, as six words: block size, blocks, free, available, files, free files.
     Statfs,
-    /// Makes a pipe or socket node `path` with the mode `a`.
+    /// Makes a pipe or socket node `path` with the mode `a`, which has the umask too.
     Mknod,
     /// Changes the space of `b` bytes from `a` on, as `fallocate` does with the mode `c`.
     Space,
@@ -110,6 +111,9 @@ const OPS: [Op; 33] = [
     Op::Lock,
     Op::Flock,
 ];
+
+/// Where the umask is in the mode of a node to be made, bits from the right.
+pub const UMASK_SHIFT: u32 = 16;
 
 /// The offset that means the file's position.
 pub const AT_POSITION: i64 = -1;

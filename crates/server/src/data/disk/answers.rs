@@ -86,7 +86,7 @@ fn answer_part((from, len): (u64, u64), mut item: Item, result: &io::Result<Done
     0
 }
 
-pub(super) fn errno_of(error: &io::Error) -> i32 {
+pub(in crate::data) fn errno_of(error: &io::Error) -> i32 {
     error.raw_os_error().unwrap_or(libc::EIO)
 }
 

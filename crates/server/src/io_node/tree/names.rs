@@ -5,7 +5,7 @@ use std::time::{Duration, UNIX_EPOCH};
 
 use impresario_backend::{Attr as Node, Errno, Handle, Kind, Make, SetAttr as Change, SetTime as When};
 use impresario_wire::{
-    Answer, Attr, Device, Entry, Fault, MetaCall, NodeKind, Opened, SetAttr, SetTime, Statfs, Target,
+    Answer, Attr, Device, Entry, Fault, MetaCall, NodeKind, Opened, SetAttr, SetTime, Statfs, Target, masked_mode,
 };
 
 use super::files::{anywhere, striping};
@@ -66,6 +66,7 @@ fn attr_of(node: &Node) -> Attr {
         atime: time(node.atime),
         mtime: time(node.mtime),
         ctime: time(node.ctime),
+        labelled: false,
     }
 }
 
@@ -128,7 +129,8 @@ impl Tree {
             MetaCall::Create { layout: Some(_), path, .. } => return Err(no_layouts(&path)),
             MetaCall::Create { path, mode, uid, gid, exclusive, layout: None } => {
                 let what = if exclusive { Make::File } else { Make::FileIfNone };
-                let (dir, (handle, _)) = self.make(&path, what, [mode, uid, gid]).explain("create", &path)?;
+                let (dir, (handle, _)) =
+                    self.make(&path, what, [masked_mode(mode), uid, gid]).explain("create", &path)?;
                 let opened = self.open(session, handle)?;
                 if let Ok(file) = session.opened(opened.handle) {
                     *file.made_in.lock() = Some(dir);
@@ -180,7 +182,8 @@ impl Tree {
                 Answer::Done
             }
             MetaCall::Mkdir { path, mode, uid, gid } => {
-                let (_, (_, node)) = self.make(&path, Make::Directory, [mode, uid, gid]).explain("make", &path)?;
+                let owned = [masked_mode(mode), uid, gid];
+                let (_, (_, node)) = self.make(&path, Make::Directory, owned).explain("make", &path)?;
                 Answer::Attr(attr_of(&node))
             }
             MetaCall::Symlink { path, target, uid, gid } => {
@@ -196,7 +199,7 @@ impl Tree {
                     NodeKind::Block(device) => Ok(Make::Block(device.major, device.minor)),
                     NodeKind::File | NodeKind::Dir | NodeKind::Symlink => Err(Errno(libc::EINVAL)),
                 };
-                let made = what.and_then(|what| self.make(&path, what, [mode, uid, gid]));
+                let made = what.and_then(|what| self.make(&path, what, [masked_mode(mode), uid, gid]));
                 let (_, (_, node)) = made.explain("make", &path)?;
                 Answer::Attr(attr_of(&node))
             }
@@ -214,7 +217,10 @@ impl Tree {
                 });
                 removed.explain("remove", &path)?
             }
-            MetaCall::Rename { from, to, no_replace } => {
+            MetaCall::Rename { from, whiteout: true, .. } => {
+                Err(Errno(libc::EINVAL)).explain("leave a whiteout at", &from)?
+            }
+            MetaCall::Rename { from, to, no_replace, whiteout: false } => {
                 let renamed = self.at(&from).and_then(|(old_dir, old)| {
                     let (new_dir, new) = self.at(&to)?;
                     let replaced = if no_replace { None } else { backend.lookup(caller, &new_dir, new).ok() };

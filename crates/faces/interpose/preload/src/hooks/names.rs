@@ -8,7 +8,7 @@ use libc::{gid_t, mode_t, size_t, ssize_t, uid_t};
 
 use crate::real;
 use crate::real::missing;
-use crate::served::{self, SERVED, fail, named, open_file, umask, with};
+use crate::served::{self, SERVED, fail, named, open_file, with};
 
 const HERE: c_int = libc::AT_FDCWD;
 const NOFOLLOW: i64 = libc::AT_SYMLINK_NOFOLLOW as i64;
@@ -61,8 +61,9 @@ macro_rules! descriptors {
     )* };
 }
 
+/// The mode of a new node, with the umask.
 fn masked(mode: mode_t) -> i64 {
-    i64::from(mode & !umask())
+    i64::from(served::with_umask(mode))
 }
 
 fn owner(uid: uid_t, gid: gid_t, flags: i64) -> Request {

@@ -1,0 +1,514 @@
+//! Runs a plan: the real store, notes of losses and fence on a simulated disk, clients that judge syncs as the real ones do, and
+//! what is known of every sector.
+
+use std::collections::BTreeSet;
+use std::io::IoSlice;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use impresario_client::testing::{Told, Unsynced};
+use impresario_client::{ClientError, Peer};
+use impresario_store::testing::Forgetful;
+use impresario_store::{FolderIdentity, ObjectStore, StoreOptions};
+use impresario_wire::{ClientKey, FileKey, LaneState, SpaceChange, Who};
+
+use super::plan::{CLIENTS, HANDLES, OBJECTS, Plan, SECTOR_BYTES, SECTORS, Span, Step};
+use crate::data::disk::Done;
+use crate::data::durability;
+use crate::data::ledger::Ledger;
+use crate::data::losses::Losses;
+
+/// What is broken on purpose.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Sabotage {
+    None,
+    /// Every third sync is answered and not done.
+    SkipsSyncs,
+    /// An error of a sync is not told.
+    SwallowsErrors,
+    /// Only who has synced is told of an error.
+    NotesNoLosses,
+    /// A restarted server does not know which objects have lost data.
+    ForgetsLosses,
+    /// A machine that was started again says it was not.
+    HidesReboots,
+    /// A client tells only the open file through which it has synced.
+    TellsOneFile,
+}
+
+/// Why a history is wrong.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(super) enum Wrong {
+    /// A read gives what nobody wrote last.
+    Read(String),
+    /// What was promised to be durable is not.
+    Lost(String),
+    /// An open file is not told of lost data, or is told again or without a reason.
+    Told(String),
+    /// The server does not start.
+    Start(String),
+}
+
+/// A sector: what was written to it, in order.
+struct Sector {
+    /// The first is what it held at first.
+    values: Vec<u64>,
+    /// Which of them memory may hold.
+    now: BTreeSet<usize>,
+    /// What a crash leaves is this one or one that came later.
+    floor: usize,
+}
+
+impl Sector {
+    fn new() -> Sector {
+        Sector { values: vec![0], now: BTreeSet::from([0]), floor: 0 }
+    }
+
+    /// It was written, or may have been.
+    fn write(&mut self, value: u64, is_certain: bool) -> usize {
+        self.values.push(value);
+        let at = self.values.len() - 1;
+        if is_certain {
+            self.now.clear();
+        }
+        self.now.insert(at);
+        at
+    }
+
+    /// The later ones of what was written with this value.
+    fn since(&self, floor: usize, value: u64) -> Vec<usize> {
+        (floor..self.values.len()).filter(|at| self.values[*at] == value).collect()
+    }
+}
+
+#[derive(Clone, Copy, Default)]
+struct Handle {
+    /// The client's last loss of the file that it was told of.
+    told: u64,
+    /// Another open file of the client found a loss, of which this one must be told.
+    is_owed: bool,
+    /// How often it was told.
+    times: u64,
+}
+
+#[derive(Default)]
+struct Client {
+    epoch: u32,
+    unsynced: Unsynced,
+    told: Told,
+    handles: [[Handle; HANDLES]; OBJECTS],
+    /// What it wrote and has not synced: sector and which write.
+    pending: [Vec<(usize, usize)>; OBJECTS],
+    /// Some of that is lost.
+    has_lost: [bool; OBJECTS],
+}
+
+struct Server {
+    store: ObjectStore<Forgetful>,
+    losses: Arc<Losses>,
+    ledger: Ledger,
+}
+
+struct World<'a> {
+    plan: &'a Plan,
+    sabotage: Sabotage,
+    disk: Forgetful,
+    server: Option<Server>,
+    boot: u64,
+    clients: Vec<Client>,
+    sectors: Vec<Vec<Sector>>,
+    value: u64,
+    syncs: u64,
+    /// Crashes and restarts in the middle of something, beside the disk's own troubles.
+    troubles: u64,
+    kill_after: Option<u64>,
+    /// The disk takes no changes until the next crash.
+    is_read_only: bool,
+}
+
+fn key(object: usize) -> u64 {
+    object as u64 + 1
+}
+
+/// Runs a plan to its end, or to what is wrong; how many steps were done.
+pub(super) fn run(plan: &Plan, sabotage: Sabotage) -> Result<usize, Wrong> {
+    let disk = Forgetful::new(plan.capacity_bytes);
+    let identity = FolderIdentity { cluster: 1, store: 2, server: "data.0".into() };
+    impresario_store::make_over(&disk, Path::new("disk"), &identity).expect("an empty disk");
+    let sectors = (0..OBJECTS).map(|_| (0..SECTORS).map(|_| Sector::new()).collect()).collect();
+    let clients = (0..CLIENTS).map(|_| Client::default()).collect();
+    let mut world = World {
+        plan,
+        sabotage,
+        disk,
+        server: None,
+        boot: 1,
+        clients,
+        sectors,
+        value: 0,
+        syncs: 0,
+        troubles: 0,
+        kill_after: None,
+        is_read_only: false,
+    };
+    world.start()?;
+    for step in &plan.steps {
+        world.step(*step)?;
+    }
+    // At the end the machine fails once more, with nothing that is not durable surviving.
+    world.crash(None)?;
+    Ok(plan.steps.len())
+}
+
+impl World<'_> {
+    /// Starts the server, unless its disk keeps it from that.
+    fn start(&mut self) -> Result<(), Wrong> {
+        let checksums = Some(self.plan.checksums);
+        let options = StoreOptions { open_files: 1, checksums, unsettled_blocks: 4, ..StoreOptions::default() };
+        let before = self.disk.troubles();
+        let losses = Arc::new(Losses::default());
+        let opened = ObjectStore::over(self.disk.clone(), Path::new("disk"), "data.0", options);
+        let started = opened.map_err(|error| error.to_string()).and_then(|store| {
+            let noted = match self.sabotage {
+                Sabotage::ForgetsLosses => Arc::default(),
+                _ => losses.clone(),
+            };
+            let ledger = Ledger::open(&store, noted).map_err(|error| error.to_string())?;
+            Ok(Server { store, losses, ledger })
+        });
+        match started {
+            Ok(server) => self.server = Some(server),
+            // It is tried again before the next step.
+            Err(_) if self.disk.troubles() > before || self.is_full() => {}
+            Err(why) => return Err(Wrong::Start(why)),
+        }
+        Ok(())
+    }
+
+    fn is_full(&self) -> bool {
+        self.plan.capacity_bytes < 1 << 20
+    }
+
+    fn incarnation(&self) -> u64 {
+        if self.sabotage == Sabotage::HidesReboots { 1 << 32 } else { self.boot << 32 }
+    }
+
+    fn all_troubles(&self) -> u64 {
+        self.troubles + self.disk.troubles()
+    }
+
+    fn step(&mut self, step: Step) -> Result<(), Wrong> {
+        match step {
+            Step::WriteBack { seed, fails } => self.disk.write_back(seed, fails),
+            Step::SyncsFail(fail) => self.disk.fail_syncs(fail),
+            Step::Fail { .. } if self.is_read_only => {}
+            Step::Fail { after, errno, lasts } => {
+                self.disk.fail_after(after, errno, lasts);
+                self.is_read_only = lasts;
+            }
+            Step::KillIn { after } => self.kill_after = Some(after),
+            Step::Kill => self.server = None,
+            Step::Crash { seed } => self.crash(Some(seed))?,
+            Step::NewEpoch { client } => self.clients[client].epoch += 1,
+            Step::Reopen { client, object, handle } => {
+                let client = &mut self.clients[client];
+                let told = client.told.last(FileKey(key(object)));
+                client.handles[object][handle] = Handle { told, ..Handle::default() };
+            }
+            Step::Write { .. }
+            | Step::Cut { .. }
+            | Step::Punch { .. }
+            | Step::Sync { .. }
+            | Step::Read { .. }
+            | Step::Settle => return self.call(step),
+        }
+        Ok(())
+    }
+
+    /// What needs the server.
+    fn call(&mut self, step: Step) -> Result<(), Wrong> {
+        if self.server.is_none() {
+            self.start()?;
+        }
+        let Some(server) = self.server.take() else { return Ok(()) };
+        let killed = self.kill_after.take();
+        // A loss that cannot be noted, because the server is killed in that moment or its disk fails for that too, is
+        // forgotten by a restart: the server's log has it. That is not tried.
+        let must_note = self.disk.owes_errors();
+        match killed {
+            _ if must_note && self.is_read_only => return Ok(()),
+            _ if must_note => self.disk.mend(),
+            Some(after) if !self.is_read_only => self.disk.stop_after(after),
+            _ => {}
+        }
+        let done = match step {
+            Step::Write { client, span } => self.write(&server, client, span, killed.is_none()),
+            Step::Cut { object, sectors } => self.cut(&server, object, sectors, killed.is_none()),
+            Step::Punch { client, span } => self.punch(&server, client, span, killed.is_none()),
+            Step::Sync { client, object, handle } => self.sync(&server, client, object, handle, killed.is_none()),
+            Step::Read { object } => self.read(&server, object),
+            _ => {
+                server.store.settle_older(Duration::ZERO, |key, error| {
+                    durability::lost(&server.store, &server.losses, key, &error);
+                });
+                Ok(())
+            }
+        };
+        match killed {
+            None => self.server = Some(server),
+            Some(_) => {
+                self.troubles += 1;
+                if !self.is_read_only {
+                    self.disk.mend();
+                }
+            }
+        }
+        done
+    }
+
+    fn admit(&mut self, server: &Server, client: usize) -> bool {
+        let who = Who { client: ClientKey(client as u64 + 1), epoch: self.clients[client].epoch, ..Who::default() };
+        server.ledger.admit(&server.store, who).is_ok()
+    }
+
+    /// Something was written: `outcome` says so, or that a part of it may have been. Without an answer its client does not know.
+    fn note(&mut self, client: Option<usize>, span: Span, value: u64, outcome: Outcome, loss: u32) {
+        let state = LaneState::new(0, self.incarnation(), loss);
+        for sector in span.first..span.first + span.count {
+            let at = self.sectors[span.object][sector].write(value, outcome == Outcome::Done);
+            if let (Some(client), Outcome::Done) = (client, outcome) {
+                self.clients[client].pending[span.object].push((sector, at));
+            }
+        }
+        if let (Some(client), Outcome::Done) = (client, outcome) {
+            self.clients[client].unsynced.note_write(FileKey(key(span.object)), state);
+        }
+    }
+
+    fn write(&mut self, server: &Server, client: usize, span: Span, is_answered: bool) -> Result<(), Wrong> {
+        if !self.admit(server, client) {
+            return Ok(());
+        }
+        self.value += 1;
+        let value = self.value;
+        let bytes = value.to_le_bytes().repeat(span.count * SECTOR_BYTES as usize / 8);
+        // As requests that were merged have it, in several pieces.
+        let (front, back) = bytes.split_at(bytes.len() / 2);
+        let pieces = [IoSlice::new(front), IoSlice::new(back)];
+        let at = span.first as u64 * SECTOR_BYTES;
+        let done = durability::write(&server.store, &server.losses, key(span.object), at, &pieces);
+        let Done::Written(written, error, loss) = done else { return Err(Wrong::Read("no answer to a write".into())) };
+        let outcome = if error.is_none() && is_answered { Outcome::Done } else { Outcome::Unknown };
+        if error.is_none() && written != bytes.len() as u64 {
+            return Err(Wrong::Read(format!("{written} bytes written of {}", bytes.len())));
+        }
+        self.note(Some(client), span, value, outcome, loss);
+        Ok(())
+    }
+
+    fn cut(&mut self, server: &Server, object: usize, sectors: usize, is_answered: bool) -> Result<(), Wrong> {
+        let cut = server.store.truncate(key(object), sectors as u64 * SECTOR_BYTES);
+        let outcome = if cut.is_ok() && is_answered { Outcome::Done } else { Outcome::Unknown };
+        self.note(None, Span { object, first: sectors, count: SECTORS - sectors }, 0, outcome, 0);
+        Ok(())
+    }
+
+    fn punch(&mut self, server: &Server, client: usize, span: Span, is_answered: bool) -> Result<(), Wrong> {
+        if !self.admit(server, client) {
+            return Ok(());
+        }
+        let range = span.first as u64 * SECTOR_BYTES..(span.first + span.count) as u64 * SECTOR_BYTES;
+        let done = durability::change_space(&server.store, &server.losses, key(span.object), SpaceChange::Punch, range);
+        match done {
+            Ok(Done::Changed(loss)) if is_answered => self.note(Some(client), span, 0, Outcome::Done, loss),
+            _ => self.note(None, span, 0, Outcome::Unknown, 0),
+        }
+        Ok(())
+    }
+
+    fn sync(
+        &mut self,
+        server: &Server,
+        client: usize,
+        object: usize,
+        handle: usize,
+        is_answered: bool,
+    ) -> Result<(), Wrong> {
+        if !self.admit(server, client) {
+            return Ok(());
+        }
+        self.syncs += 1;
+        let skipped = self.sabotage == Sabotage::SkipsSyncs && self.syncs.is_multiple_of(3);
+        let done = match self.sabotage {
+            _ if skipped => Done::Barrier,
+            Sabotage::SwallowsErrors => {
+                let _ = server.store.sync(key(object));
+                Done::Barrier
+            }
+            Sabotage::NotesNoLosses => match server.store.sync(key(object)) {
+                Ok(()) => Done::Barrier,
+                Err(error) => Done::AfterLoss(0, error.raw_os_error().unwrap_or(libc::EIO)),
+            },
+            _ => durability::sync(&server.store, &server.losses, key(object)),
+        };
+        if !is_answered {
+            return Ok(());
+        }
+        let (loss, errno) = match done {
+            Done::AfterLoss(loss, errno) => (loss, errno),
+            _ => (0, 0),
+        };
+        self.judge(client, object, handle, LaneState::new(0, self.incarnation(), loss), errno)
+    }
+
+    /// What a client makes of an answer to its sync.
+    fn judge(
+        &mut self,
+        client: usize,
+        object: usize,
+        handle: usize,
+        state: LaneState,
+        errno: i32,
+    ) -> Result<(), Wrong> {
+        let (file, troubles) = (FileKey(key(object)), self.all_troubles());
+        let whose = format!("client {client}, object {object}, open file {handle}");
+        let own = &mut self.clients[client];
+        let judged =
+            own.unsynced.judge(file, &[state], errno, |_| Ok(Peer { name: "data.0".into(), address: String::new() }));
+        if let Err(error @ ClientError::UnsyncedLost { .. }) = &judged {
+            own.told.lost(file, error);
+            for (nth, other) in own.handles[object].iter_mut().enumerate() {
+                other.is_owed |= nth != handle;
+            }
+        }
+        let news = match self.sabotage {
+            Sabotage::TellsOneFile => judged.is_err().then(|| own.told.last(file)),
+            _ => own.told.news(file, own.handles[object][handle].told).map(|(loss, _)| loss),
+        };
+        let pending = std::mem::take(&mut own.pending[object]);
+        let has_lost = std::mem::take(&mut own.has_lost[object]);
+        let open = &mut own.handles[object][handle];
+        if let Some(loss) = news {
+            *open = Handle { told: loss, is_owed: false, times: open.times + 1 };
+            return match open.times > troubles {
+                true => Err(Wrong::Told(format!("{whose} is told {} times of {troubles} failures", open.times))),
+                false => Ok(()),
+            };
+        }
+        if open.is_owed {
+            return Err(Wrong::Told(format!("{whose} is not told of the loss that another open file found")));
+        }
+        if has_lost {
+            return Err(Wrong::Lost(format!("{whose}: a sync succeeds after a power failure lost what was written")));
+        }
+        for (sector, at) in pending {
+            let sector = &mut self.sectors[object][sector];
+            sector.floor = sector.floor.max(at);
+        }
+        let device = self.disk.copied();
+        device.crash();
+        self.is_durable(&device, object).map_err(|why| Wrong::Lost(format!("{whose}: after its sync {why}")))
+    }
+
+    /// Whether a device has what it must have of an object.
+    fn is_durable(&self, device: &Forgetful, object: usize) -> Result<(), String> {
+        let bytes = contents(device, object);
+        for (number, sector) in self.sectors[object].iter().enumerate() {
+            let value = value_of(&bytes, number)?;
+            if sector.since(sector.floor, value).is_empty() {
+                let wanted = &sector.values[sector.floor..];
+                return Err(format!("the device has {value} in sector {number}, and not one of {wanted:?}"));
+            }
+        }
+        Ok(())
+    }
+
+    fn read(&mut self, server: &Server, object: usize) -> Result<(), Wrong> {
+        let mut bytes = vec![0; SECTORS * SECTOR_BYTES as usize];
+        let read = server.store.read(key(object), 0, &mut bytes);
+        let len = read.map_err(|error| Wrong::Read(format!("object {object} cannot be read: {error}")))?;
+        bytes.truncate(len);
+        for (number, sector) in self.sectors[object].iter_mut().enumerate() {
+            let value = value_of(&bytes, number).map_err(Wrong::Read)?;
+            let seen: BTreeSet<usize> = sector.now.iter().copied().filter(|at| sector.values[*at] == value).collect();
+            if seen.is_empty() {
+                let wanted: Vec<u64> = sector.now.iter().map(|at| sector.values[*at]).collect();
+                let why = format!("object {object}, sector {number}: {value} is read, and not one of {wanted:?}");
+                return Err(Wrong::Read(why));
+            }
+            sector.now = seen;
+        }
+        Ok(())
+    }
+
+    /// The machine fails and is started again.
+    fn crash(&mut self, seed: Option<u64>) -> Result<(), Wrong> {
+        (self.server, self.kill_after, self.is_read_only) = (None, None, false);
+        self.boot += 1;
+        self.troubles += 1;
+        self.disk.fail_syncs(false);
+        match seed {
+            Some(seed) => self.disk.crash_partly(seed),
+            None => self.disk.crash(),
+        }
+        for object in 0..OBJECTS {
+            self.is_durable(&self.disk, object)
+                .map_err(|why| Wrong::Lost(format!("object {object}, after a power failure: {why}")))?;
+            let bytes = contents(&self.disk, object);
+            for number in 0..SECTORS {
+                let value = value_of(&bytes, number).map_err(Wrong::Lost)?;
+                let sector = &mut self.sectors[object][number];
+                let left = sector.since(sector.floor, value);
+                let latest = left.last().copied().unwrap_or(0);
+                for client in &mut self.clients {
+                    client.has_lost[object] |=
+                        client.pending[object].iter().any(|(at, write)| *at == number && *write > latest);
+                }
+                sector.values.push(value);
+                sector.floor = sector.values.len() - 1;
+                sector.now = BTreeSet::from([sector.floor]);
+            }
+        }
+        self.start()?;
+        // Checksums must not take good bytes for damaged ones.
+        if let Some(server) = self.server.take() {
+            (0..OBJECTS).try_for_each(|object| self.read(&server, object))?;
+            self.server = Some(server);
+        }
+        Ok(())
+    }
+}
+
+/// What became of a change.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Outcome {
+    Done,
+    /// It may have been done, wholly or in part.
+    Unknown,
+}
+
+/// The bytes of an object's file.
+fn contents(disk: &Forgetful, object: usize) -> Vec<u8> {
+    use std::io::IoSliceMut;
+
+    use impresario_store::FileSystem;
+    let key = key(object);
+    let Ok(file) = disk.open(&format!("objects/{:02x}/{key:016x}", key & 0xff), false) else { return Vec::new() };
+    let mut bytes = vec![0; SECTORS * SECTOR_BYTES as usize];
+    let len = disk.read(&file, 0, &mut [IoSliceMut::new(&mut bytes)]).unwrap_or(0);
+    bytes.truncate(len);
+    bytes
+}
+
+/// What a sector holds: zeros beyond the end.
+fn value_of(bytes: &[u8], sector: usize) -> Result<u64, String> {
+    let start = (sector * SECTOR_BYTES as usize).min(bytes.len());
+    let end = (start + SECTOR_BYTES as usize).min(bytes.len());
+    let held = &bytes[start..end];
+    let Some((first, _)) = held.split_first_chunk::<8>() else { return Ok(0) };
+    match held.chunks_exact(8).all(|word| word == first) && held.len().is_multiple_of(8) {
+        true => Ok(u64::from_le_bytes(*first)),
+        false => Err(format!("sector {sector} is torn")),
+    }
+}
