@@ -29,6 +29,8 @@ use crate::{datapath, impresario, print};
 
 /// What honest clients keep at least, percent, and what a server may have resident, bytes.
 const TARGET: (f64, u64) = (90.0, 200_000_000);
+/// So long after its arrival a crowd's connections have been accepted, and refused or evicted.
+const SETTLE: Duration = Duration::from_secs(5);
 /// Longest wait until the crowd is there.
 const GATHERING_MAX: Duration = Duration::from_secs(120);
 
@@ -38,8 +40,9 @@ pub struct Args {
     /// Repetitions, each without and with the crowd
     #[arg(long, default_value_t = 10, value_name = "N")]
     repetitions: u32,
-    /// Length of a run: 1 is some gigabytes
-    #[arg(long, default_value_t = 1.0, value_name = "FACTOR")]
+    /// Length of a run: 20 is some tens of gigabytes. Clients connect at its beginning, which a crowd delays by seconds: a run
+    /// should last much longer
+    #[arg(long, default_value_t = 20.0, value_name = "FACTOR")]
     scale: f64,
     /// Only loads whose names contain this
     #[arg(long, value_name = "TEXT", default_value = "16 clients")]
@@ -144,6 +147,7 @@ fn gather(args: &Args, address: SocketAddrV4, stop: &Stop) -> Result<Crowd> {
         }
         std::thread::sleep(Duration::from_millis(50));
     }
+    std::thread::sleep(SETTLE);
     Ok(crowd)
 }
 

@@ -373,7 +373,8 @@ fn a_program_of_user_1000() {
         assert_eq!(get(&client, "group").unwrap(), b"group");
         assert_eq!(get(&client, "shown").unwrap(), b"shown");
         refused(client.open("group", true).map(drop), libc::EACCES);
-        refused(client.open("others", false).map(drop), libc::EACCES);
+        let why = refused(client.open("others", false).map(drop), libc::EACCES);
+        assert!(why.contains("user 1000 has no permission"), "{why}");
         refused(client.open("roots", false).map(drop), libc::EACCES);
         refused(client.set_attr("others", SetAttr { mode: Some(0o666), ..SetAttr::default() }), libc::EPERM);
         refused(client.unlink("roots"), libc::EACCES);

@@ -3,7 +3,8 @@
 //!
 //! Calls do not say which user of a client's machine asks: the machine vouches for its users, except for those that are
 //! squashed. So with root squashed a call is permitted if *some* user other than root may do it, and with all squashed if the
-//! anonymous user may. What root alone may do, such a machine cannot do, whatever it sends.
+//! anonymous user may. What root alone may do, such a machine cannot do, whatever it sends. A client that has proved to be a user
+//! is one all of whose users are that one.
 //!
 //! Permissions are checked on the nodes that a path leads to. So that the same nodes are changed, no name is moved between the
 //! check and the change ([`Meta::hold_names`]). Files that are opened or cut are checked when they are pinned, which needs no
@@ -45,6 +46,8 @@ pub(super) enum NamesHeld<'a> {
 pub(super) struct User {
     /// All act as this user; otherwise root alone.
     all: bool,
+    /// It has proved to be this user.
+    proven: bool,
     uid: u32,
     gid: u32,
     /// Further groups of the user.
@@ -55,7 +58,7 @@ impl From<Squashed> for User {
     /// Asks the machine for a user's groups, which may take long.
     fn from(squashed: Squashed) -> User {
         let Squashed { all, proven, uid, gid } = squashed;
-        User { all, uid, gid, groups: if proven { groups_of(uid, gid) } else { Vec::new() } }
+        User { all, proven, uid, gid, groups: if proven { groups_of(uid, gid) } else { Vec::new() } }
     }
 }
 
@@ -119,13 +122,19 @@ fn groups_of(uid: u32, gid: u32) -> Vec<u32> {
     groups
 }
 
-fn denied(doing: &str, path: &[u8]) -> impresario_wire::Fault {
-    let why = "no user of this client may, as its [[export]] squashes them (`squash`)";
+fn denied(user: &User, doing: &str, path: &[u8]) -> impresario_wire::Fault {
+    let why = match user.proven {
+        true => format!("user {} has no permission", user.uid),
+        false => "no user of this client may, as its [[export]] squashes them (`squash`)".into(),
+    };
     fault(Errno::ACCESS, format!("cannot {doing} {}: {why}", show(path)))
 }
 
-fn not_owned(doing: &str, path: &[u8]) -> impresario_wire::Fault {
-    let why = "it takes root, or an owner that this client's [[export]] squashes (`squash`)";
+fn not_owned(user: &User, doing: &str, path: &[u8]) -> impresario_wire::Fault {
+    let why = match user.proven {
+        true => format!("it takes root or its owner, and this client's user is {}", user.uid),
+        false => "it takes root, or an owner that this client's [[export]] squashes (`squash`)".into(),
+    };
     fault(Errno::PERM, format!("cannot {doing} {}: {why}", show(path)))
 }
 
@@ -166,7 +175,7 @@ impl Meta {
             }
             MetaCall::Mknod { path, kind, uid, gid, .. } => {
                 if matches!(kind, NodeKind::Character(_) | NodeKind::Block(_)) {
-                    return Err(not_owned("make the device", path));
+                    return Err(not_owned(user, "make the device", path));
                 }
                 map_owner(user, uid, gid);
                 self.check_directory(user, path, "make")?;
@@ -183,7 +192,7 @@ impl Meta {
                 // Or a link to what they may not read could be kept until somebody changes its mode.
                 let node = self.node_at(from, "link to")?;
                 if !may(user, &node, READ | WRITE) {
-                    return Err(not_owned("link to", from));
+                    return Err(not_owned(user, "link to", from));
                 }
                 self.check_directory(user, to, "link")?;
             }
@@ -198,7 +207,7 @@ impl Meta {
                 self.check_owner(user, session, target, "change the access control list of")?;
             }
             MetaCall::SetXattr { target, name, .. } if name.starts_with(SECURITY) => {
-                return Err(not_owned("label", path_of(target)));
+                return Err(not_owned(user, "label", path_of(target)));
             }
             // Who may go there may look at these.
             MetaCall::GetXattr { name, .. } if is_acl(name) || name.starts_with(SECURITY) => {}
@@ -213,13 +222,13 @@ impl Meta {
             MetaCall::Readdir { path, .. } => {
                 let node = self.node_at(path, "list")?;
                 if !may(user, &node, READ) {
-                    return Err(denied("list", path));
+                    return Err(denied(user, "list", path));
                 }
             }
             MetaCall::SetLayout { path, .. } => {
                 let node = self.node_at(path, "lay out")?;
                 if !owns(user, &node) {
-                    return Err(not_owned("lay out", path));
+                    return Err(not_owned(user, "lay out", path));
                 }
             }
             // Those that open are checked by what they opened; the others act on what is open, or show attributes.
@@ -241,7 +250,7 @@ impl Meta {
         let node = self.node_of(session, &Target::Handle(opened.handle), "open")?;
         // Who may execute a file reads it through its kernel.
         let executes = !write && may(user, &node, SEARCH);
-        if may(user, &node, wanted) || executes { Ok(()) } else { Err(denied("open", path)) }
+        if may(user, &node, wanted) || executes { Ok(()) } else { Err(denied(user, "open", path)) }
     }
 
     /// Refuses a path through a directory that they may not search.
@@ -251,7 +260,7 @@ impl Meta {
         for end in directories {
             let directory = path.get(..end).unwrap_or_default();
             match self.node_at(directory, "search") {
-                Ok(node) if !may(user, &node, SEARCH) => return Err(denied("search", directory)),
+                Ok(node) if !may(user, &node, SEARCH) => return Err(denied(user, "search", directory)),
                 Ok(_) => {}
                 // The call itself says what is wrong with its path.
                 Err(_) => return Ok(()),
@@ -264,7 +273,7 @@ impl Meta {
     fn check_directory(&self, user: &User, path: &[u8], doing: &str) -> Outcome<()> {
         let Some((directory, _)) = split(path) else { return Ok(()) };
         let node = self.node_at(directory, doing)?;
-        if may(user, &node, WRITE | SEARCH) { Ok(()) } else { Err(denied(doing, path)) }
+        if may(user, &node, WRITE | SEARCH) { Ok(()) } else { Err(denied(user, doing, path)) }
     }
 
     /// The same for a name that goes.
@@ -273,17 +282,17 @@ impl Meta {
         let Some((directory, _)) = split(path) else { return Ok(()) };
         let (directory, node) = (self.node_at(directory, doing)?, self.node_at(path, doing)?);
         let is_kept = directory.mode & STICKY != 0 && !owns(user, &directory) && !owns(user, &node);
-        if is_kept { Err(not_owned(doing, path)) } else { Ok(()) }
+        if is_kept { Err(not_owned(user, doing, path)) } else { Ok(()) }
     }
 
     fn check_node(&self, user: &User, session: &Session, target: &Target, wanted: u32, doing: &str) -> Outcome<()> {
         let node = self.node_of(session, target, doing)?;
-        if may(user, &node, wanted) { Ok(()) } else { Err(denied(doing, path_of(target))) }
+        if may(user, &node, wanted) { Ok(()) } else { Err(denied(user, doing, path_of(target))) }
     }
 
     fn check_owner(&self, user: &User, session: &Session, target: &Target, doing: &str) -> Outcome<()> {
         let node = self.node_of(session, target, doing)?;
-        if owns(user, &node) { Ok(()) } else { Err(not_owned(doing, path_of(target))) }
+        if owns(user, &node) { Ok(()) } else { Err(not_owned(user, doing, path_of(target))) }
     }
 
     fn node_of(&self, session: &Session, target: &Target, doing: &str) -> Outcome<Owned> {
@@ -338,16 +347,16 @@ fn check_set(user: &User, node: &Owned, set: &SetAttr, path: &[u8], is_open: boo
     let group = set.gid.filter(|gid| *gid != node.gid);
     let is_strange_group = group.is_some_and(|gid| !user.may_be_in(gid));
     if gives_away || is_strange_group || (group.is_some() || set.mode.is_some()) && !is_theirs {
-        return Err(not_owned("change the owner, group or mode of", path));
+        return Err(not_owned(user, "change the owner, group or mode of", path));
     }
     let sets_now = |time: Option<SetTime>| time.is_none_or(|time| time == SetTime::Now);
     let now_only = sets_now(set.atime) && sets_now(set.mtime);
     let sets_times = set.atime.is_some() || set.mtime.is_some();
     if sets_times && !is_theirs && !(now_only && may(user, node, WRITE)) {
-        return Err(not_owned("set the times of", path));
+        return Err(not_owned(user, "set the times of", path));
     }
     if set.size.is_some() && !is_open && !may(user, node, WRITE) {
-        return Err(denied("set the length of", path));
+        return Err(denied(user, "set the length of", path));
     }
     Ok(())
 }
@@ -356,8 +365,8 @@ fn check_set(user: &User, node: &Owned, set: &SetAttr, path: &[u8], is_open: boo
 mod tests {
     use super::*;
 
-    const ROOT: &User = &User { all: false, uid: 65534, gid: 65534, groups: Vec::new() };
-    const ALL: &User = &User { all: true, uid: 99, gid: 98, groups: Vec::new() };
+    const ROOT: &User = &User { all: false, proven: false, uid: 65534, gid: 65534, groups: Vec::new() };
+    const ALL: &User = &User { all: true, proven: false, uid: 99, gid: 98, groups: Vec::new() };
 
     #[test]
     fn bits_count_for_those_whom_a_client_may_speak_for() {
@@ -393,7 +402,7 @@ mod tests {
         assert!(may(ROOT, &node(0, 0, 0o770), READ | WRITE) && !may(ROOT, &node(0, 0, 0o770), SEARCH));
         assert!(!may(ROOT, &node(0, 0, 0o700), READ), "the mask");
         assert!(may(ROOT, &node(0, 3, 0o770), SEARCH), "the owning group's own entry");
-        let user = |uid, gid| User { all: true, uid, gid, groups: Vec::new() };
+        let user = |uid, gid| User { uid, gid, ..ALL.clone() };
         assert!(may(&user(5, 1), &node(0, 0, 0o770), READ | WRITE) && !may(&user(5, 1), &node(0, 0, 0o750), WRITE));
         assert!(!may(&user(6, 9), &node(0, 0, 0o774), READ), "the entry of a user comes before those of groups");
         assert!(may(&user(7, 9), &node(0, 0, 0o770), READ) && !may(&user(7, 9), &node(0, 0, 0o770), WRITE));
