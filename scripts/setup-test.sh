@@ -10,11 +10,11 @@ trap 'rm -rf "$folder"' EXIT
 failures=0
 
 base=(bash sh awk cat chmod cp dirname env grep head mkdir mktemp rm sed sha256sum sort tail uname)
-present=(c++ valgrind pkg-config make git fusermount3 fio getfattr mkfs.btrfs glusterfsd glusterfs ceph-mon ceph-mgr ceph-osd ceph-mds ceph openssl ip rsync nfs-cp sqlite3 zstd xrootd xrdcp musl-gcc
+present=(c++ valgrind pkg-config make git fusermount3 fio getfattr mkfs.btrfs glusterfsd glusterfs ceph-mon ceph-mgr ceph-osd ceph-mds ceph openssl ip rsync nfs-cp sqlite3 zstd xrootd xrdcp getfacl musl-gcc
   mpirun.openmpi mpicc.openmpi mpirun.mpich mpicc.mpich)
 headers=(nfsc/libnfs.h cephfs/libcephfs.h glusterfs/xlator.h multiarch/urcu.h acl/libacl.h uuid/uuid.h liburing.h)
 modules=(numpy h5py/_debian_h5py_mpi dask)
-loaders=(lib32/ld-linux.so.2 sbin/munged lib/multiarch/libmunge.so.2)
+loaders=(lib32/ld-linux.so.2 sbin/munged sbin/setcap lib/multiarch/libmunge.so.2)
 
 # stand_in FILE: a program made of the lines on standard input, which first records its call.
 stand_in() {

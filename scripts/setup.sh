@@ -21,7 +21,7 @@ needs=(
   "fio:fio:the tests that run fio on the mount"
   "getfattr:attr:the tests of extended attributes"
   "getfacl:acl:the tests of access control lists"
-  "setcap:libcap2-bin:the tests of capabilities of files"
+  "sbin/setcap:libcap2-bin:the tests of capabilities of files"
   "mkfs.btrfs:btrfs-progs:the tests of power failures"
   "glusterfsd:glusterfs-server:the tests of the GlusterFS translator, and of folders of GlusterFS behind I/O nodes"
   "glusterfs:glusterfs-client:the tests of the GlusterFS translator, and of folders of GlusterFS behind I/O nodes"
