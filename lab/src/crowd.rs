@@ -12,6 +12,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
 use impresario_base::Random;
+use impresario_base::machine::raise_file_limit;
 use impresario_base::statistics::{Interval, mean};
 use impresario_sched::PolicySpec;
 use impresario_workload::cluster::{OwnCluster, Plan};
@@ -22,7 +23,6 @@ use impresario_workload::progress::{Progress, catch_signals, write_json};
 use impresario_workload::runner::{RunOptions, run as run_load};
 use impresario_workload::stop::Stop;
 use impresario_workload::storage::Storage;
-use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use serde_json::json;
 
 use crate::{datapath, impresario, print};
@@ -66,7 +66,8 @@ pub struct Args {
 
 pub fn run(args: &Args) -> Result<ExitCode> {
     let stop = catch_signals()?;
-    let descriptors = raise_descriptors(4 * (args.silent + args.hostile) as u64 + 4096);
+    // Servers that are started from here have it, too.
+    let descriptors = raise_file_limit(4 * (args.silent + args.hostile) as u64 + 4096).now.unwrap_or(u64::MAX);
     // A server gives connections half of its descriptors.
     ensure!(
         descriptors >= 2 * u64::from(args.max_connections) && descriptors >= (args.silent + args.hostile + 500) as u64,
@@ -149,16 +150,4 @@ fn gather(args: &Args, address: SocketAddrV4, stop: &Stop) -> Result<Crowd> {
     }
     std::thread::sleep(SETTLE);
     Ok(crowd)
-}
-
-/// Raises the limit of open files of this process, and so of the servers that it starts, as far as it may; gives the limit.
-fn raise_descriptors(wanted: u64) -> u64 {
-    let before = getrlimit(Resource::Nofile);
-    let most = before.maximum.unwrap_or(u64::MAX);
-    for maximum in [most.max(wanted), most] {
-        if setrlimit(Resource::Nofile, Rlimit { current: Some(maximum), maximum: Some(maximum) }).is_ok() {
-            return maximum;
-        }
-    }
-    before.current.unwrap_or(u64::MAX)
 }

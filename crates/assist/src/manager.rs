@@ -224,15 +224,3 @@ impl Drop for Handle {
         }
     }
 }
-
-/// Lets this process have as many open files as the system allows; a manager of many programs needs them. Returns the
-/// limit that was in force, for programs started from here, which should not see the change.
-pub fn raise_file_limit() -> Option<u64> {
-    use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
-    let before = getrlimit(Resource::Nofile);
-    let raised = Rlimit { current: before.maximum, maximum: before.maximum };
-    if let Err(e) = setrlimit(Resource::Nofile, raised) {
-        tracing::warn!(error = %e, "the limit of open files stays as it is");
-    }
-    before.current
-}

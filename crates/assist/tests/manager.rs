@@ -146,7 +146,7 @@ fn a_thousand_programs_come_and_go() {
 
 #[test]
 fn ten_thousand_files_in_one_program() {
-    impresario_assist::manager::raise_file_limit();
+    impresario_base::machine::raise_file_limit(0);
     let dir = folder();
     let real = dir.path().canonicalize().unwrap();
     let directory = vec![Entry { will_need: vec![Region::WHOLE], ..Entry::new(&real) }];

@@ -19,6 +19,33 @@ pub fn is_in_memory(f_type: u64) -> bool {
     matches!(f_type & 0xffff_ffff, 0x0102_1994 | 0x8584_58f6)
 }
 
+/// How many files a process may have open; `None`: as many as it likes.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct FileLimit {
+    /// Before it was raised: what programs started from here should have.
+    pub before: Option<u64>,
+    /// Now.
+    pub now: Option<u64>,
+}
+
+/// Lets this process have as many open files as the system allows, and `wanted` of them where it may allow that itself. A limit that
+/// cannot be changed stays.
+pub fn raise_file_limit(wanted: u64) -> FileLimit {
+    let limited = |limit: libc::rlim_t| (limit != libc::RLIM_INFINITY).then_some(limit);
+    let mut limit = libc::rlimit { rlim_cur: libc::RLIM_INFINITY, rlim_max: libc::RLIM_INFINITY };
+    // SAFETY: a place for the limits.
+    unsafe { libc::getrlimit(libc::RLIMIT_NOFILE, &mut limit) };
+    let before = limited(limit.rlim_cur);
+    for maximum in [limit.rlim_max.max(wanted), limit.rlim_max] {
+        let raised = libc::rlimit { rlim_cur: maximum, rlim_max: maximum };
+        // SAFETY: limits to be read.
+        if unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &raised) } == 0 {
+            return FileLimit { before, now: limited(maximum) };
+        }
+    }
+    FileLimit { before, now: before }
+}
+
 /// Random bytes that nobody can foresee.
 pub fn random_bytes<const N: usize>() -> io::Result<[u8; N]> {
     let mut bytes = [0; N];
@@ -37,6 +64,13 @@ pub fn random_number() -> io::Result<u64> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_limit_that_was_raised_is_not_raised_again() {
+        let first = raise_file_limit(0);
+        assert!(first.now.is_none() || first.now >= first.before);
+        assert_eq!(raise_file_limit(0), FileLimit { before: first.now, now: first.now });
+    }
 
     #[test]
     fn the_machine_tells() {

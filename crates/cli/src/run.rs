@@ -8,7 +8,7 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
 use anyhow::{Context, bail};
-use impresario_assist::manager::raise_file_limit;
+use impresario_base::machine::raise_file_limit;
 use impresario_client::{Client, ClientOptions};
 use impresario_interpose::served::protocol::{AT_VARIABLE, BYPASS_VARIABLE, FOLDER_VARIABLE, TOKEN_VARIABLE};
 use impresario_run::Agent;
@@ -69,7 +69,7 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
         .with_context(|| format!("cannot reach the cluster of {}; see `impresario status`", args.config.display()))?;
     client.follow(&config);
     // The agent has a descriptor for each open file of all programs.
-    let files_limit = raise_file_limit();
+    let files_limit = raise_file_limit(0).before;
     let agent = Agent::start(client, &at)?;
     let mut preload = library.to_preload();
     if let Some(others) = std::env::var_os("LD_PRELOAD").filter(|others| !others.is_empty()) {

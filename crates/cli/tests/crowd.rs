@@ -7,12 +7,11 @@ use std::net::SocketAddrV4;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-use impresario_assist::manager::raise_file_limit;
+use impresario_base::machine::raise_file_limit;
 use impresario_client::Client;
 use impresario_testing::{skip, until};
 use impresario_workload::cpu::process_rss_bytes;
 use impresario_workload::crowd::{Crowd, Malice};
-use rustix::process::{Resource, getrlimit};
 use support::{Cluster, Worker, client, new_file, pattern, read_file, write_file};
 
 const SILENT: usize = 10_000;
@@ -56,8 +55,7 @@ fn load(a: &AtomicU64) -> u64 {
 #[test]
 fn ten_thousand_silent_and_a_hundred_hostile_connections_stop_nobody() {
     let mut cluster = Cluster::start(1, 0, |_| {});
-    raise_file_limit();
-    let descriptors = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
+    let descriptors = raise_file_limit(0).now.unwrap_or(u64::MAX);
     if descriptors < (SILENT + HOSTILE + 500) as u64 {
         skip("descriptors", format!("the limit of open files is {descriptors}"));
         return;

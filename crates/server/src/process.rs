@@ -8,6 +8,7 @@ use std::time::Duration;
 use impresario_backend::gluster::Source;
 use impresario_backend::posix::Calls;
 use impresario_backend::{Backend, Caller, CephTree, GlusterVolume, Layout, PosixTree, cephfs};
+use impresario_base::machine::raise_file_limit;
 use impresario_client::Vet;
 use impresario_config::{
     Calibration, Config, Data, Io, META_NAME, Security, Server as Configured, TreeBackend, TreeIo, read_table,
@@ -213,7 +214,8 @@ pub fn until_signal<S, E>(
 ) -> Result<(), E> {
     // Before anything else, so that a signal during the start is not lost.
     let mut signals = Signals::new([SIGTERM, SIGINT, SIGHUP]).map_err(no_signals)?;
-    raise_descriptor_limit();
+    // A thousand clients and as many open objects need more descriptors than shells give by default.
+    raise_file_limit(0);
     keep_the_heap_small();
     let server = start()?;
     let signal = signals.forever().find(|signal| *signal != SIGHUP || !goes_on(&server));
@@ -674,15 +676,6 @@ impl Descriptors {
         let left = limit - u64::from(connections);
         let files = left - (left / 2).min(Descriptors::OTHERS);
         Descriptors { connections, files: usize::try_from(files).unwrap_or(usize::MAX) }
-    }
-}
-
-/// A thousand clients and as many open objects need more descriptors than shells give by default.
-fn raise_descriptor_limit() {
-    use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
-    let limit = getrlimit(Resource::Nofile);
-    if let Err(error) = setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, ..limit }) {
-        tracing::debug!(%error, "the limit of open files stays as it is");
     }
 }
 

@@ -7,8 +7,9 @@ use std::time::Duration;
 
 use anyhow::{Context, Result};
 use impresario_assist::config::Hints;
-use impresario_assist::manager::{Access, Handle, Manager, Options, raise_file_limit};
+use impresario_assist::manager::{Access, Handle, Manager, Options};
 use impresario_assist::watch::{Follower, Means};
+use impresario_base::machine::raise_file_limit;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 
 use super::report::{Reports, default_socket};
@@ -52,7 +53,7 @@ pub fn run(args: Args) -> Result<ExitCode> {
     let socket = args.socket.clone().unwrap_or_else(default_socket);
     let mut hints = super::hints(&args.config)?;
     let (stop, reload) = (stop_at(&[SIGINT, SIGTERM])?, stop_at(&[SIGHUP])?);
-    raise_file_limit();
+    raise_file_limit(0);
     let mut first = true;
     loop {
         let manager = start(&args, &hints, &socket)?;

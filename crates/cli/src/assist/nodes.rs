@@ -14,8 +14,8 @@ use std::process::{Command, ExitCode};
 
 use anyhow::{Context, Result};
 use impresario_assist::config::Hints;
-use impresario_assist::manager::raise_file_limit;
 use impresario_base::machine::host_name;
+use impresario_base::machine::raise_file_limit;
 
 use super::launch::{Environment, OwnSocket, Programs, Purpose, own_socket_at};
 use super::record::{self, record};
@@ -271,7 +271,7 @@ fn guided(own: OwnSocket, node: &str, job: &Job, program: &[OsString]) -> Result
         report: report.as_deref(),
         learns: false,
     };
-    guided.run(own, program, raise_file_limit(), &[])
+    guided.run(own, program, raise_file_limit(0).before, &[])
 }
 
 /// `trace.imt` of a node or rank: `trace.PART.imt`.

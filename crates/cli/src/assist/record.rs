@@ -6,8 +6,9 @@ use std::process::ExitCode;
 
 use anyhow::{Context, Result};
 use impresario_assist::coverage::Coverage;
-use impresario_assist::manager::{Manager, Options, raise_file_limit};
+use impresario_assist::manager::{Manager, Options};
 use impresario_assist::record::TraceSink;
+use impresario_base::machine::raise_file_limit;
 use impresario_base::units::show_bytes;
 use impresario_trace::{Trace, TraceOp};
 
@@ -84,7 +85,7 @@ pub fn record(
 ) -> Result<(ExitCode, Trace, Option<Coverage>)> {
     let command: Vec<_> = program.iter().map(|word| word.to_string_lossy()).collect();
     let sink = TraceSink::create(output, &command.join(" "))?;
-    let before = raise_file_limit();
+    let before = raise_file_limit(0).before;
     let manager =
         Manager::start(Options::record(Box::new(sink)), &folder.socket()).context("starting the advice manager")?;
     let programs = Programs::start(program, Purpose::Record, 1, manager.socket(), before, environment)?;

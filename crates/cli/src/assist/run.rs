@@ -9,8 +9,9 @@ use std::process::ExitCode;
 use anyhow::{Context, Result};
 use impresario_assist::config::Hints;
 use impresario_assist::learn::{Kind, SHARED, Store, program_of};
-use impresario_assist::manager::{Manager, Options, Record, RecordedAccess, RecordedFile, Sink, raise_file_limit};
+use impresario_assist::manager::{Manager, Options, Record, RecordedAccess, RecordedFile, Sink};
 use impresario_assist::record::TraceSink;
+use impresario_base::machine::raise_file_limit;
 
 use super::launch::{OwnSocket, Programs, Purpose, Reach, own_socket, reach};
 use super::nodes::{self, Job};
@@ -91,7 +92,7 @@ pub fn run(args: Args) -> Result<ExitCode> {
         report: args.report.as_deref(),
         learns: args.learn,
     };
-    guided.run(folder, &args.program, raise_file_limit(), &environment)
+    guided.run(folder, &args.program, raise_file_limit(0).before, &environment)
 }
 
 /// A program under a manager of its own.
