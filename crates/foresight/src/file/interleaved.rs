@@ -230,13 +230,17 @@ impl Interleaved {
     }
 
     /// Where the sequences have come of which this is one.
-    /// First comes where they began.
-    pub(super) fn fronts(&self, turn: Turn) -> (u64, Vec<Turn>) {
-        let latest = self.windows.iter().max_by_key(|window| window.used);
-        match latest.filter(|_| turn.step_blocks() > 1) {
-            Some(window) => (window.lowest * window.len, window.fronts(turn.step_blocks())),
-            None => (0, Vec::new()),
-        }
+    pub(super) fn fronts(&self, turn: Turn) -> Vec<Turn> {
+        self.latest().map_or_else(Vec::new, |window| window.fronts(turn.step_blocks()))
+    }
+
+    /// Where those of the last request began, as far back as is known.
+    pub(super) fn began(&self) -> u64 {
+        self.latest().map_or(0, |window| window.lowest * window.len)
+    }
+
+    fn latest(&self) -> Option<&Window> {
+        self.windows.iter().max_by_key(|window| window.used)
     }
 }
 

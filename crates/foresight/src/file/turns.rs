@@ -169,13 +169,12 @@ impl FileStreams {
         let number = match (with(turn), any) {
             (Some(number), _) => number,
             (None, None) => {
-                let readers = self.readers.iter().map(|reader| reader.turn).collect();
-                self.find_turns(shared, own, readers)?
+                let of_readers = |file: &FileStreams| file.readers.iter().map(|reader| reader.turn).collect();
+                self.find_turns(shared, own, of_readers)?
             }
             (None, Some(_)) if self.requests.is_multiple_of(LOOKS) => {
-                let (from, fronts) = self.interleaved.fronts(turn);
-                let number = self.find_turns(shared, turn, fronts)?;
-                self.turns[number].from = self.turns[number].from.min(from);
+                let number = self.find_turns(shared, turn, |file| file.interleaved.fronts(turn))?;
+                self.turns[number].from = self.turns[number].from.min(self.interleaved.began());
                 number
             }
             _ => return None,
@@ -219,13 +218,19 @@ impl FileStreams {
     }
 
     /// The turns that a request shows together with the last ones of `all` readers: their number.
-    fn find_turns(&mut self, shared: &mut Shared, turn: Turn, all: Vec<Turn>) -> Option<usize> {
+    fn find_turns(
+        &mut self,
+        shared: &mut Shared,
+        turn: Turn,
+        all: impl FnOnce(&FileStreams) -> Vec<Turn>,
+    ) -> Option<usize> {
         let oldest =
             (0..self.turns.len()).min_by_key(|i| self.turns[*i].used).filter(|_| self.turns.len() >= TURNS_MAX);
         let in_use = |i: usize| self.turns[i].used + IN_USE_REQUESTS > self.requests;
         if turn.step <= turn.len || turn.len == 0 || oldest.is_some_and(in_use) {
             return None;
         }
+        let all = all(self);
         // Readers without any order, which are many, end here.
         let steps = |other: &&Turn| (other.step, other.len) == (turn.step, turn.len);
         if all.iter().filter(steps).count() < WITNESSES.0 {
