@@ -129,7 +129,7 @@ impl Volume {
         let called = text(name)?;
         // SAFETY: a terminated string, as below.
         let fs = NonNull::new(unsafe { (api.new)(called.as_ptr()) }).ok_or_else(|| last_error().to_string())?;
-        // From here on the volume is closed whatever fails.
+        // From here on the volume is closed whatever fails, but for its start.
         let volume = Volume { api, fs, source: source.clone(), own };
         let refused = |what: &str| format!("libgfapi refuses {what}: {}", last_error());
         // SAFETY: the volume is not opened yet, which is when its options are set.
@@ -158,11 +158,16 @@ impl Volume {
             check(set).map_err(|_| refused("that a cache is switched off"))?;
         }
         // SAFETY: as above.
-        check(unsafe { (volume.api.init)(fs.as_ptr()) }).map_err(|error| match error {
-            // What it says when the graph does not come up.
-            Errno(libc::EIO | libc::EAGAIN | libc::EINPROGRESS) => "no brick or management daemon answers".to_string(),
-            error => error.to_string(),
-        })?;
+        if let Err(error) = check(unsafe { (volume.api.init)(fs.as_ptr()) }) {
+            // Closing it would free what a thread that the library has just started is about to look at: that ends the process
+            // now and then (GlusterFS 10.3). Who cannot open a volume gives up or tries it seldom.
+            std::mem::forget(volume);
+            return Err(match error {
+                // What it says when the graph does not come up.
+                Errno(libc::EIO | libc::EAGAIN | libc::EINPROGRESS) => "no brick or management daemon answers".into(),
+                error => error.to_string(),
+            });
+        }
         // SAFETY: as above.
         let log = unsafe { (volume.api.set_logging)(fs.as_ptr(), c"-".as_ptr(), LOG_LEVEL) };
         check(log).map_err(|_| refused("its log"))?;
