@@ -20,6 +20,8 @@ const GAP_BYTES: u64 = 512 << 10;
 /// Windows after which it is judged whether the program gets on faster by them, in percent of its pace before.
 const JUDGED_WINDOWS: u32 = 3;
 const FASTER_PERCENT: u64 = 110;
+/// A program that goes through its map as fast as this without us waits for little, bytes a second.
+const FAST_BYTES_PER_S: u64 = 400_000_000;
 /// No question is about more than this: an answer takes the longer the more is in memory.
 const QUESTION_BYTES: u64 = 16 << 20;
 /// Questions to the page cache in one look.
@@ -189,6 +191,10 @@ impl MapWatch {
             let goes_on = self.touched.iter().zip(self.touched.iter().skip(1)).all(forward);
             if self.touched.len() == FORWARD && goes_on {
                 self.touched.clear();
+                if self.before.is(100, Pace { bytes: FAST_BYTES_PER_S, ns: 1_000_000_000 }) {
+                    self.unknown.clear();
+                    return seen;
+                }
                 self.window((touch.end, (touch.end, now_ns)), WINDOW_BYTES.0, &mut seen, may);
             }
         }
@@ -371,6 +377,8 @@ mod tests {
         assert!(bytes <= 7 * WINDOW_BYTES.0 && watch.is_done(), "{brought:?}");
         let (faults, _, _, _) = paced(0..SIZE / GRANULE_BYTES, 0..0, (1_000_000, 700_000));
         assert!(faults < 14, "{faults}");
+        let (_, _, brought, watch) = paced(0..SIZE / GRANULE_BYTES, 0..0, (300_000, 100_000));
+        assert!(brought.is_empty() && watch.is_done(), "{brought:?}");
     }
 
     #[test]
