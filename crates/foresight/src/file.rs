@@ -4,7 +4,8 @@
 //! sequential reader is a run that grows at its end, 32 of them are 32 runs, and processes that read a file in turns
 //! (each every n-th block, in whatever order they arrive) are one run with islands before it. A run that keeps
 //! growing is predicted to grow on beyond its islands, up to the next run. What does not grow is left to the readers'
-//! [`Detector`](crate::Detector)s. Before both come [`turns`], which several readers with the same step show.
+//! [`Detector`](crate::Detector)s. Before both come [`turns`], which several readers with the same step show, or
+//! [`interleaved`] sequences where readers are not told apart.
 
 mod following;
 mod interleaved;

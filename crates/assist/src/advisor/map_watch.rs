@@ -3,8 +3,9 @@
 //! Nothing tells of a touch, but a page fault brings pages in. What comes into memory without our doing is a touch. Where
 //! touches go forward, a window ahead of them is brought in but for a hole in its middle: when the hole fills, the program has
 //! come so far, and the next window, twice as long, is brought in. So each window costs the program one fault, and nothing is
-//! brought in for a program that has stopped. Where the program does not get on faster by the first windows than it did before them, as on
-//! flash that the kernel's own read-ahead keeps busy, there are no more. Looking costs a system call for each part asked about, so it is done less often
+//! brought in for a program that has stopped. Where the program does not get on faster by the first windows than it did before
+//! them, as on flash that the kernel's own read-ahead keeps busy, there are no more, and where it is fast by itself there are
+//! none. Looking costs a system call for each part asked about, so it is done less often
 //! when nothing is found, and ends when all is in memory.
 
 use std::collections::{BTreeMap, VecDeque};

@@ -26,8 +26,9 @@ const SMALL_FILES_MAX: usize = 64;
 /// There is no file with data among them, or their file system does not read past the page cache (`O_DIRECT`).
 pub fn probe(paths: &[PathBuf], time: Duration) -> io::Result<Device> {
     let open = |path: &PathBuf| -> io::Result<(File, u64)> {
-        let file = OpenOptions::new().read(true).custom_flags(libc::O_DIRECT).open(path)?;
-        let size = file.metadata()?.len();
+        let opened = OpenOptions::new().read(true).custom_flags(libc::O_DIRECT).open(path);
+        let sized = opened.and_then(|file| Ok((file.metadata()?.len(), file)));
+        let (size, file) = sized.map_err(|e| io::Error::new(e.kind(), format!("{}: {e}", path.display())))?;
         Ok((file, size))
     };
     let size = |path: &&PathBuf| std::fs::metadata(path).map_or(0, |meta| meta.len());

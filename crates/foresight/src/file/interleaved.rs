@@ -22,8 +22,8 @@ const WORDS_MORE: usize = 8;
 const WINDOWS_MAX: usize = 4;
 /// Requests after which half of what spoke for a step and against it is forgotten.
 const FADE_REQUESTS: u64 = 16;
-/// A step is known when eight of the last requests or more speak for it and hardly one against it, after so many requests and twice as many as it has blocks: those
-/// with which shorter sequences begin speak against their step.
+/// A step is known when eight of the last requests or more speak for it and hardly one against it, after so many requests and one more
+/// for each of its blocks: those with which sequences begin speak against their own step.
 const REQUESTS_MIN: u64 = 16;
 /// Requests of what was read already after which a new pass is thought to have begun.
 const AGAIN_MAX: u32 = 4;
@@ -77,7 +77,8 @@ struct Window {
 }
 
 impl Window {
-    fn new((len, rest, block): (u64, u64, u64)) -> Window {
+    /// One that begins with this block, by the file's request of that number.
+    fn new((len, rest, block): (u64, u64, u64), number: u64) -> Window {
         Window {
             len,
             rest,
@@ -88,8 +89,8 @@ impl Window {
             refuted: Counters::default(),
             requests: 0,
             again: 0,
-            born: 0,
-            used: 0,
+            born: number,
+            used: number,
         }
     }
 
@@ -114,7 +115,7 @@ impl Window {
     fn observe(&mut self, block: u64) -> (u64, bool) {
         if block < self.base {
             // Before all that is known, though near: rare, and shown only by those that come after it.
-            *self = Window { born: self.used, used: self.used, ..Window::new((self.len, self.rest, block)) };
+            *self = Window::new((self.len, self.rest, block), self.used);
         }
         if block + STEPS >= self.base + WINDOW_BLOCKS {
             let words = ((block + STEPS - self.base - WINDOW_BLOCKS) / 64) as usize + 1 + WORDS_MORE;
@@ -128,7 +129,7 @@ impl Window {
         if self.read[word] & bit != 0 {
             self.again += 1;
             if self.again > AGAIN_MAX {
-                *self = Window { born: self.used, used: self.used, ..Window::new((self.len, self.rest, block)) };
+                *self = Window::new((self.len, self.rest, block), self.used);
                 self.observe(block);
             }
             return (0, true);
@@ -214,12 +215,12 @@ impl Interleaved {
         let at = match known {
             Some(at) => at,
             None if self.windows.len() < WINDOWS_MAX => {
-                self.windows.push(Window { born: number, ..Window::new(place) });
+                self.windows.push(Window::new(place, number));
                 self.windows.len() - 1
             }
             None => {
                 let oldest = (0..WINDOWS_MAX).min_by_key(|i| self.windows[*i].used).unwrap_or(0);
-                self.windows[oldest] = Window { born: number, ..Window::new(place) };
+                self.windows[oldest] = Window::new(place, number);
                 oldest
             }
         };

@@ -21,9 +21,12 @@ const ROUNDS_AHEAD_MAX: u64 = 64;
 const GAP_BYTES: u64 = 128 << 10;
 /// Where it has one reader, up to this part of its request.
 const GAP_PART: u64 = 4;
-/// How a reader's requests go on: at first, at most, less where it is taken for several readers until it is at most again, and where
-/// it may be one of several.
-const GOES_ON: (u8, u8, u8, u8) = (8, 16, 6, 12);
+/// How many more of a reader's requests went on with something than did not: at first, and at most.
+const GOES_ON: (u8, u8) = (8, 16);
+/// With fewer it is taken for several readers, until it is at the most again.
+const SEVERAL_BELOW: u8 = 6;
+/// With fewer it is taken for several where it may be a machine.
+const MACHINE_BELOW: u8 = 12;
 /// So few readers may be machines.
 const MOUNTS_MAX: usize = 4;
 
@@ -38,7 +41,7 @@ pub(super) struct Strides {
     /// When it began to read again what was read lately; 0: it does not.
     again_ns: u64,
     pub(super) turn: Turn,
-    /// How many more of its requests went on with something than did not, within bounds.
+    /// See [`GOES_ON`].
     goes_on: u8,
     /// It is taken for several readers that are not told apart.
     is_several: bool,
@@ -124,13 +127,13 @@ impl FileStreams {
             true => (strides.goes_on + 1).min(GOES_ON.1),
             false => strides.goes_on.saturating_sub(1),
         };
-        if strides.goes_on < GOES_ON.2 || strides.goes_on == GOES_ON.1 {
-            strides.is_several = strides.goes_on < GOES_ON.2;
+        if strides.goes_on < SEVERAL_BELOW || strides.goes_on == GOES_ON.1 {
+            strides.is_several = strides.goes_on < SEVERAL_BELOW;
         }
         // Where there are few, each may be a machine's mount.
         let is_several = match readers {
             1 => true,
-            2..=MOUNTS_MAX => strides.goes_on < GOES_ON.3,
+            2..=MOUNTS_MAX => strides.goes_on < MACHINE_BELOW,
             _ => strides.is_several,
         };
         let none = StrideAhead { reader: at, again_ns, is_several, ..StrideAhead::default() };
