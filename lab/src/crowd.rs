@@ -94,14 +94,19 @@ pub fn run(args: &Args) -> Result<ExitCode> {
             let options = RunOptions { verify: false, ..RunOptions::default() };
             Ok(run_load(&target, &mut set, &load.workload, &options, &stop)?.requests_per_s)
         };
-        let mut pairs = Vec::new();
+        let mut pairs: Vec<[f64; 2]> = Vec::new();
         // The first one warms up.
         for repetition in 0..=args.repetitions.max(2) {
             let crowd_first = random.below(2) == 0;
             let mut pair = [0.0; 2];
             for with in [crowd_first, !crowd_first] {
                 let with_text = if with { "with" } else { "without" };
-                line.show(&format!("{}, repetition {repetition}, {with_text} the crowd", load.name));
+                // What was measured stays on the screen when it is stopped.
+                let so_far = match pairs.last() {
+                    Some([without, with]) => format!("; the last one kept {:.1} %", 100.0 * with / without),
+                    None => String::new(),
+                };
+                line.show(&format!("{}, repetition {repetition}, {with_text} the crowd{so_far}", load.name));
                 let crowd = if with { Some(gather(args, address, &stop)?) } else { None };
                 pair[usize::from(with)] = measure()?;
                 let resident = process_rss_bytes(pid).context("the data server has ended")?;

@@ -1,5 +1,5 @@
-//! The cost of keys: throughput and processor time of data and metadata with each protection of frames, compared with
-//! the same cluster without keys. Processor time is that of clients and servers together; on a busy machine it is
+//! The cost of keys and certificates: throughput and processor time of data and metadata with each protection of frames, and
+//! through TLS, compared with the same cluster without keys. Processor time is that of clients and servers together; on a busy machine it is
 //! steadier than throughput.
 //!
 //! One cluster per protection, with one data server without a device model and a metadata server, in memory; clients
@@ -15,6 +15,7 @@ use impresario_base::statistics::{Interval, mean};
 use impresario_client::{Client, ClientOptions, Via};
 use impresario_config::{Protect, Security};
 use impresario_sched::PolicySpec;
+use impresario_testing::certificates::Authority;
 use impresario_wire::{MetaCall, Target};
 use impresario_workload::access::Target as _;
 use impresario_workload::cluster::{OwnCluster, Plan};
@@ -28,7 +29,7 @@ use serde_json::json;
 
 use crate::{datapath, impresario, print};
 
-/// Measure what keys cost, in throughput of data and metadata
+/// Measure what keys and certificates cost, in throughput of data and metadata
 #[derive(clap::Args)]
 pub struct Args {
     /// Repetitions, each with every protection once
@@ -49,11 +50,12 @@ pub struct Args {
 }
 
 /// Name, security and protection of each cluster.
-const MODES: [(&str, Security, Protect); 4] = [
+const MODES: [(&str, Security, Protect); 5] = [
     ("none", Security::None, Protect::Handshake),
     ("handshake", Security::Key, Protect::Handshake),
     ("headers", Security::Key, Protect::Headers),
     ("all", Security::Key, Protect::All),
+    ("tls", Security::Tls, Protect::Handshake),
 ];
 
 /// Threads and rounds of the metadata loads; a round creates a file, stats it and removes it.
@@ -62,12 +64,15 @@ const META_LOADS: [(&str, usize, u32); 2] =
 
 pub fn run(args: &Args) -> Result<ExitCode> {
     let stop = catch_signals()?;
+    let certificates = tempfile::tempdir()?;
+    Authority::draw("key-cost").write_all(certificates.path());
     let start = |(_, security, protect): &(&str, Security, Protect)| {
         let plan = Plan {
             data_servers: 1,
             io_nodes: 0,
             data_policy: PolicySpec::named("auto"),
             security: *security,
+            certificates: (*security == Security::Tls).then(|| certificates.path().into()),
             protect: *protect,
             program: Some(impresario()?),
             ..Plan::default()
@@ -144,7 +149,8 @@ fn repeat(
 ) -> Result<Vec<[Sample; MODES.len()]>> {
     let mut rates = Vec::new();
     for repetition in 0..=repetitions.max(2) {
-        let (mut order, mut row) = ([0, 1, 2, 3], [Sample::default(); MODES.len()]);
+        let (mut order, mut row): ([usize; MODES.len()], _) =
+            (std::array::from_fn(|mode| mode), [Sample::default(); MODES.len()]);
         random.shuffle(&mut order);
         for mode in order {
             row[mode] = measure(mode, repetition)?;

@@ -7,6 +7,9 @@
 //! A write gets its credit in slices, as its bytes come: a client that only announces them holds little. Writes that all
 //! have a part and wait for more would wait forever. So a headroom of the longest write is kept for one of them at a time
 //! (the banker's algorithm with one customer), which can thus always be completed.
+//!
+//! Another part of the limit is kept for modest requests: those of peers that have little under way. A crowd that holds all
+//! memory it can get keeps nobody waiting who asks for a few kilobytes.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -26,17 +29,34 @@ const STALL_MAX_WHEN_SHORT: Duration = Duration::from_secs(3);
 /// While others wait for memory, a slice of a write may take this long to come.
 const SLICE_MAX_WHEN_SHORT: Duration = Duration::from_secs(2);
 
+/// The part of the limit that a peer may have under way whose requests are modest.
+const MODEST_PART: u64 = 256;
+/// The part of the limit that is kept for them where writes get credit in slices.
+const KEPT_PART: u64 = 8;
+
 /// A request that waits.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct Ticket(u64);
+
+/// Where credit comes from.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+pub enum Source {
+    /// What is there for all.
+    #[default]
+    Common,
+    /// That, and the headroom until everything is given back.
+    Headroom,
+    /// What is kept for modest requests.
+    Kept,
+}
 
 /// A request no longer waits.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Grant {
     /// Which.
     pub ticket: Ticket,
-    /// It has the headroom until it gives everything back.
-    pub completes: bool,
+    /// Where its credit comes from.
+    pub source: Source,
 }
 
 #[derive(Debug)]
@@ -53,10 +73,16 @@ pub struct Credits {
     limit_bytes: u64,
     /// Of the limit, kept for the one write that is to be completed.
     headroom_bytes: u64,
+    /// Of the limit, kept for modest requests.
+    kept_bytes: u64,
     used_bytes: u64,
+    /// Of what is kept.
+    kept_used_bytes: u64,
     peak_bytes: u64,
     /// First those that grow, then the others; each in order, so that a large request is not starved by small ones.
     waiters: VecDeque<Waiter>,
+    /// Modest requests, in order.
+    modest: VecDeque<Waiter>,
     next_ticket: u64,
     /// A write has the headroom.
     completing: bool,
@@ -66,7 +92,15 @@ impl Credits {
     /// For `limit_bytes` at once, with a headroom for a write of at most `write_max_bytes` if the limit is large enough.
     pub fn new(limit_bytes: u64, write_max_bytes: u64) -> Credits {
         let headroom_bytes = if write_max_bytes <= limit_bytes / 2 { write_max_bytes } else { 0 };
-        Credits { limit_bytes, headroom_bytes, ..Credits::default() }
+        // The longest write still fits into the rest.
+        let kept_bytes = if headroom_bytes > 0 { limit_bytes / KEPT_PART } else { 0 };
+        let kept_bytes = kept_bytes.min(limit_bytes - 2 * headroom_bytes);
+        Credits { limit_bytes, headroom_bytes, kept_bytes, ..Credits::default() }
+    }
+
+    /// A request is modest if its peer has at most so much under way with it, and it has all its credit at once, bytes.
+    pub fn modest_bytes(&self) -> u64 {
+        if self.kept_bytes == 0 { 0 } else { self.limit_bytes / MODEST_PART }
     }
 
     /// The bytes of a write for which it asks first; for the rest it asks as they come.
@@ -80,9 +114,9 @@ impl Credits {
         len.max(CREDIT_MIN_BYTES).min(self.usual_bytes())
     }
 
-    /// The limit of all but the write that completes.
+    /// The limit of all but the write that completes and modest requests.
     fn usual_bytes(&self) -> u64 {
-        self.limit_bytes - self.headroom_bytes
+        self.limit_bytes - self.headroom_bytes - self.kept_bytes
     }
 
     fn fits(&self, bytes: u64) -> bool {
@@ -90,41 +124,72 @@ impl Credits {
     }
 
     /// Asks for credit; a request that waits is given a ticket, and later a [`Grant`] unless it gives up.
-    pub fn ask(&mut self, bytes: u64) -> Result<(), Ticket> {
-        if self.waiters.is_empty() && self.fits(bytes) {
+    pub fn ask(&mut self, bytes: u64, is_modest: bool) -> Result<Source, Ticket> {
+        if self.waiters.is_empty() && (!is_modest || self.modest.is_empty()) && self.fits(bytes) {
             self.charge(bytes);
-            return Ok(());
+            return Ok(Source::Common);
         }
-        Err(self.wait(bytes, false, self.waiters.len()))
+        if is_modest && self.modest.is_empty() && self.is_kept(bytes) {
+            self.charge_kept(bytes);
+            return Ok(Source::Kept);
+        }
+        let ticket = self.ticket();
+        let waiters = if is_modest { &mut self.modest } else { &mut self.waiters };
+        waiters.push_back(Waiter { ticket, bytes, grows: false });
+        Err(ticket)
     }
 
-    /// Asks for more credit for a write that has a part; `completes` as it was granted.
-    pub fn grow(&mut self, bytes: u64, completes: bool) -> Result<(), Ticket> {
+    /// Asks for more credit for a write that has a part, of this source.
+    pub fn grow(&mut self, bytes: u64, source: Source) -> Result<Source, Ticket> {
         // It does not wait for those that have nothing yet.
-        if completes || self.fits(bytes) {
+        if source == Source::Headroom || self.fits(bytes) {
             self.charge(bytes);
-            return Ok(());
+            return Ok(source);
         }
         let before = self.waiters.iter().take_while(|waiter| waiter.grows).count();
-        Err(self.wait(bytes, true, before))
+        let ticket = self.ticket();
+        self.waiters.insert(before, Waiter { ticket, bytes, grows: true });
+        Err(ticket)
     }
 
-    fn wait(&mut self, bytes: u64, grows: bool, at: usize) -> Ticket {
+    fn ticket(&mut self) -> Ticket {
         let ticket = Ticket(self.next_ticket);
         self.next_ticket += 1;
-        self.waiters.insert(at, Waiter { ticket, bytes, grows });
         ticket
     }
 
     /// Takes credit for what is there already.
     pub fn charge(&mut self, bytes: u64) {
         self.used_bytes += bytes;
-        self.peak_bytes = self.peak_bytes.max(self.used_bytes);
+        self.peak_bytes = self.peak_bytes.max(self.used_bytes + self.kept_used_bytes);
+    }
+
+    fn is_kept(&self, bytes: u64) -> bool {
+        self.kept_used_bytes.saturating_add(bytes) <= self.kept_bytes
+    }
+
+    fn charge_kept(&mut self, bytes: u64) {
+        self.kept_used_bytes += bytes;
+        self.charge(0);
     }
 
     /// The next request that need not wait any longer. Call after every change until there is none: one that gives up may
     /// have held back smaller ones behind it, and one that begins to wait may have the headroom.
     pub fn next_grant(&mut self) -> Option<Grant> {
+        if let Some(first) = self.modest.front() {
+            let is_kept = self.is_kept(first.bytes);
+            // No other waits for the rest.
+            if is_kept || self.waiters.is_empty() && self.fits(first.bytes) {
+                let Waiter { ticket, bytes, .. } = self.modest.pop_front()?;
+                let source = if is_kept { Source::Kept } else { Source::Common };
+                if is_kept {
+                    self.charge_kept(bytes)
+                } else {
+                    self.charge(bytes)
+                }
+                return Some(Grant { ticket, source });
+            }
+        }
         let first = self.waiters.front()?;
         let completes = !self.fits(first.bytes);
         // Only one write that is to be completed goes beyond, and no other until it is.
@@ -134,33 +199,38 @@ impl Credits {
         let Waiter { ticket, bytes, .. } = self.waiters.pop_front()?;
         self.completing |= completes;
         self.charge(bytes);
-        Some(Grant { ticket, completes })
+        Some(Grant { ticket, source: if completes { Source::Headroom } else { Source::Common } })
     }
 
     /// A request no longer waits.
     pub fn give_up(&mut self, ticket: Ticket) {
-        self.waiters.retain(|waiter| waiter.ticket != ticket);
+        [&mut self.waiters, &mut self.modest]
+            .into_iter()
+            .for_each(|waiters| waiters.retain(|waiter| waiter.ticket != ticket));
     }
 
-    /// A request gives back all that it has.
-    pub fn give_back(&mut self, bytes: u64, completes: bool) {
-        self.used_bytes -= bytes;
-        self.completing &= !completes;
+    /// A request gives back all that it has of this source.
+    pub fn give_back(&mut self, bytes: u64, source: Source) {
+        match source {
+            Source::Kept => self.kept_used_bytes -= bytes,
+            Source::Common | Source::Headroom => self.used_bytes -= bytes,
+        }
+        self.completing &= source != Source::Headroom;
     }
 
     /// Bytes held now, most ever, limit.
     pub fn usage_bytes(&self) -> (u64, u64, u64) {
-        (self.used_bytes, self.peak_bytes, self.limit_bytes)
+        (self.used_bytes + self.kept_used_bytes, self.peak_bytes, self.limit_bytes)
     }
 
     /// What was charged exceeds the limit.
     pub fn is_over(&self) -> bool {
-        self.used_bytes > self.limit_bytes
+        self.used_bytes + self.kept_used_bytes > self.limit_bytes
     }
 
     /// A request waits: no peer may hold memory without progress.
     pub fn is_short(&self) -> bool {
-        !self.waiters.is_empty()
+        !self.waiters.is_empty() || !self.modest.is_empty()
     }
 }
 
@@ -204,17 +274,17 @@ mod tests {
     #[test]
     fn the_limit_holds_and_waiters_are_served_in_order() {
         let mut credits = Credits::new(4096, 0);
-        assert_eq!(credits.ask(3000), Ok(()));
-        let [large, small] = [4000, 600].map(|bytes| credits.ask(bytes).unwrap_err());
+        assert_eq!(credits.ask(3000, false), Ok(Source::Common));
+        let [large, small] = [4000, 600].map(|bytes| credits.ask(bytes, false).unwrap_err());
         assert!(granted(&mut credits).is_empty() && credits.is_short(), "600 would fit but is not first");
-        credits.give_back(3000, false);
-        assert_eq!(granted(&mut credits), [Grant { ticket: large, completes: false }]);
+        credits.give_back(3000, Source::Common);
+        assert_eq!(granted(&mut credits), [Grant { ticket: large, source: Source::Common }]);
         credits.give_up(small);
         assert!(!credits.is_short());
         // One that gives up does not hold back those behind it.
-        let [large, small] = [4000, 90].map(|bytes| credits.ask(bytes).unwrap_err());
+        let [large, small] = [4000, 90].map(|bytes| credits.ask(bytes, false).unwrap_err());
         credits.give_up(large);
-        assert_eq!(granted(&mut credits), [Grant { ticket: small, completes: false }]);
+        assert_eq!(granted(&mut credits), [Grant { ticket: small, source: Source::Common }]);
         assert_eq!(credits.usage_bytes(), (4090, 4090, 4096));
     }
 
@@ -222,10 +292,37 @@ mod tests {
     fn more_than_the_limit_is_granted_alone() {
         let mut credits = Credits::new(4096, 0);
         let all = credits.bytes_for(1 << 30);
-        assert_eq!((all, credits.bytes_for(1), credits.ask(all)), (4096, 512, Ok(())));
-        assert!(credits.ask(512).is_err());
-        credits.give_back(all, false);
+        assert_eq!((all, credits.bytes_for(1), credits.ask(all, false)), (4096, 512, Ok(Source::Common)));
+        assert!(credits.ask(512, false).is_err());
+        credits.give_back(all, Source::Common);
         assert_eq!(granted(&mut credits).len(), 1);
+    }
+
+    #[test]
+    fn who_asks_for_little_does_not_wait_for_those_that_hold_all() {
+        let mut credits = Credits::new(32 << 20, 4 << 20);
+        let (kept, modest) = (4 << 20, credits.modest_bytes());
+        assert_eq!(modest, 128 << 10);
+        // With room for all, modest requests take nothing of what is kept.
+        assert_eq!(credits.ask(modest, true), Ok(Source::Common));
+        credits.give_back(modest, Source::Common);
+        // A crowd takes what it can get, and more of it waits.
+        let all = credits.bytes_for(u64::MAX);
+        assert_eq!((all, credits.ask(all, false)), (24 << 20, Ok(Source::Common)));
+        let waits = credits.ask(4096, false).unwrap_err();
+        for _ in 0..kept / modest {
+            assert_eq!(credits.ask(modest, true), Ok(Source::Kept));
+        }
+        let [first, second] = [1, 2].map(|_| credits.ask(modest, true).unwrap_err());
+        assert!(granted(&mut credits).is_empty());
+        credits.give_back(modest, Source::Kept);
+        assert_eq!(granted(&mut credits), [Grant { ticket: first, source: Source::Kept }]);
+        // They do not keep the others waiting either: those have the rest, in order.
+        credits.give_back(all, Source::Common);
+        let common = |ticket| Grant { ticket, source: Source::Common };
+        assert_eq!(granted(&mut credits), [common(waits), common(second)]);
+        assert_eq!(credits.usage_bytes().0, kept + 4096 + modest);
+        assert_eq!(Credits::new(32 << 20, 0).modest_bytes(), 0);
     }
 
     #[test]
@@ -245,7 +342,7 @@ mod tests {
         writes: bool,
         held: u64,
         waits: Option<(Ticket, u64)>,
-        completes: bool,
+        source: Source,
     }
 
     proptest! {
@@ -254,15 +351,15 @@ mod tests {
         /// served in order, and every request is completed although none gives up.
         #[test]
         fn every_request_is_completed_within_the_limit(
-            lens in proptest::collection::vec((1u64..=4 * SLICE_BYTES, any::<bool>()), 1..40),
+            lens in proptest::collection::vec((prop_oneof![1u64..=8192, 1..=4 * SLICE_BYTES], any::<bool>()), 1..40),
             limit in 8u64..20,
             order in proptest::collection::vec(any::<u16>(), 0..200),
         ) {
             let mut credits = Credits::new(limit * SLICE_BYTES, 4 * SLICE_BYTES);
-            let fresh = |(len, writes)| Client { len, writes, held: 0, waits: None, completes: false };
+            let fresh = |(len, writes)| Client { len, writes, held: 0, waits: None, source: Source::Common };
             let mut clients: Vec<Client> = lens.into_iter().map(fresh).collect();
             let mut turns = order.into_iter().map(usize::from).chain(0..);
-            let mut queue: VecDeque<Ticket> = VecDeque::new();
+            let (mut queue, mut modest): (VecDeque<Ticket>, VecDeque<Ticket>) = Default::default();
             for _ in 0..5_000 {
                 let able: Vec<usize> = (0..clients.len()).filter(|c| clients[*c].waits.is_none()).collect();
                 prop_assert!(!able.is_empty() || clients.is_empty(), "all wait for each other");
@@ -275,31 +372,36 @@ mod tests {
                     (false, _) => client.len.saturating_sub(client.held).min(SLICE_BYTES),
                 };
                 if bytes == 0 {
-                    credits.give_back(client.held, client.completes);
+                    credits.give_back(client.held, client.source);
                     clients.swap_remove(c);
                 } else {
-                    let asked = if first { credits.ask(bytes) } else { credits.grow(bytes, client.completes) };
+                    let is_modest = !client.writes && client.len <= credits.modest_bytes();
+                    let asked = match first {
+                        true => credits.ask(bytes, is_modest),
+                        false => credits.grow(bytes, client.source),
+                    };
                     match asked {
-                        Ok(()) => client.held += bytes,
+                        Ok(source) => (client.held, client.source) = (client.held + bytes, source),
                         Err(ticket) => client.waits = Some((ticket, bytes)),
                     }
-                    if first && asked.is_err() {
-                        queue.extend(asked.err());
+                    if first {
+                        (if is_modest { &mut modest } else { &mut queue }).extend(asked.err());
                     }
                 }
                 for grant in granted(&mut credits) {
                     let waited = |c: &&mut Client| c.waits.is_some_and(|(ticket, _)| ticket == grant.ticket);
                     let client = clients.iter_mut().find(waited).unwrap();
                     if client.held == 0 {
+                        let queue = if modest.contains(&grant.ticket) { &mut modest } else { &mut queue };
                         prop_assert_eq!(queue.pop_front(), Some(grant.ticket));
-                        prop_assert!(!grant.completes);
+                        prop_assert!(grant.source != Source::Headroom);
                     }
                     client.held += client.waits.take().unwrap().1;
-                    client.completes = grant.completes;
+                    client.source = grant.source;
                 }
                 let (used, peak, limit) = credits.usage_bytes();
                 prop_assert!(used == clients.iter().map(|c| c.held).sum::<u64>() && peak <= limit);
-                prop_assert!(clients.iter().filter(|c| c.completes).count() <= 1);
+                prop_assert!(clients.iter().filter(|c| c.source == Source::Headroom).count() <= 1);
             }
             prop_assert!(clients.is_empty() && credits.usage_bytes().0 == 0);
         }

@@ -34,6 +34,10 @@ pub(crate) struct Account {
     freed: Condvar,
 }
 
+/// Tells addresses apart that have connections.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub(crate) struct AddressId(usize);
+
 /// A connection's entry; counts as long as it lives.
 pub(crate) struct Tenancy(Arc<Account>);
 
@@ -88,6 +92,21 @@ impl Account {
 }
 
 impl Tenancy {
+    /// Of which address it is.
+    pub(crate) fn address(&self) -> AddressId {
+        AddressId(Arc::as_ptr(&self.0) as usize)
+    }
+
+    /// Bytes that the address has under way.
+    pub(crate) fn bytes_under_way(&self) -> u64 {
+        self.0.bytes.load(Ordering::Relaxed)
+    }
+
+    /// Connections that the address has, this one and those that are about to end included.
+    pub(crate) fn connections(&self) -> u32 {
+        self.0.connections.load(Ordering::Acquire)
+    }
+
     /// A share of this size; waits for it at most `patience`. Calls without bytes have one always.
     pub(crate) fn share(&self, bytes: u64, patience: Duration) -> Option<Share> {
         let account = &self.0;

@@ -10,7 +10,7 @@ use impresario_sched::ConnId;
 use impresario_transport::{Guest, Keyring, Proven, Stream};
 use impresario_wire::{Answer, Fault, FrameError, Kind, Squashed, Who, frame};
 
-use crate::addresses::{Share, Tenancy};
+use crate::addresses::{AddressId, Share, Tenancy};
 use crate::export::{Asker, Export};
 use crate::outbox::{Bulk, Hold, OutFrame, Outbox};
 use crate::payload::{PayloadPool, Reservation};
@@ -161,6 +161,11 @@ impl Connection {
         self.peer.rsplit_once(':').map_or(&self.peer, |(host, _)| host)
     }
 
+    /// The address that it counts for; `None` for one that is refused.
+    pub(crate) fn address(&self) -> Option<AddressId> {
+        self.tenancy.as_ref().map(Tenancy::address)
+    }
+
     /// Bytes of requests and answers under way.
     pub(crate) fn bytes_under_way(&self) -> u64 {
         self.gate.state.lock().bytes
@@ -235,7 +240,8 @@ impl Connection {
 
     /// Waits until the connection may have another call with `bytes` of payload or reply under way;
     /// the error says why not.
-    pub(crate) fn admit(self: &Arc<Self>, bytes: u64, patience: Duration) -> Result<Slot, Denied> {
+    /// More of it may be asked for later only unless `is_whole`.
+    pub(crate) fn admit(self: &Arc<Self>, bytes: u64, is_whole: bool, patience: Duration) -> Result<Slot, Denied> {
         let deadline = Instant::now() + patience;
         self.enter(bytes).ok_or(Denied::Ended)?;
         let mut slot = Slot { connection: self.clone(), bytes, reservation: None, share: None };
@@ -249,10 +255,11 @@ impl Connection {
         }
         // Also a call without payload waits for those that have too much: its answer may be long.
         if bytes > 0 || self.pool.is_over() {
-            let reservation = self.pool.reserve(bytes, Duration::ZERO).or_else(|| {
+            let its = self.tenancy.as_ref().filter(|_| is_whole).map_or(u64::MAX, Tenancy::bytes_under_way);
+            let reservation = self.pool.reserve_for(its, bytes, Duration::ZERO).or_else(|| {
                 self.outbox.let_go();
                 let left = deadline.saturating_duration_since(Instant::now());
-                self.pool.reserve(bytes, left.max(patience / 2))
+                self.pool.reserve_for(its, bytes, left.max(patience / 2))
             });
             slot.reservation = Some(reservation.ok_or(Denied::Memory)?);
         }

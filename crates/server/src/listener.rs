@@ -3,6 +3,7 @@
 
 mod admission;
 mod conversation;
+mod lobby;
 
 use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -13,14 +14,15 @@ use std::time::{Duration, Instant};
 use impresario_base::lock::{Condvar, Mutex};
 use impresario_config::Protect;
 use impresario_sched::ConnId;
-use impresario_transport::{BindError, Certificates, Keyring, Listening, Membership, Munge, Stream};
+use impresario_transport::{BindError, Certificates, Keyring, Listening, Membership, Munge};
 use impresario_wire::{Call, Fault, Role};
 use rustc_hash::FxHashMap;
-use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
+use rustix::event::{EventfdFlags, eventfd};
 use rustix::net::Shutdown;
 
-use admission::host_of;
-use conversation::PACE;
+use admission::{Refusal, host_of};
+use conversation::{GREETING_MAX, PACE};
+use lobby::{Lobby, Ready, Waiting};
 
 use crate::addresses::Addresses;
 use crate::complaints::Complaints;
@@ -32,7 +34,9 @@ use crate::payload::{Buffer, PayloadPool};
 /// When stopping: how long accepted calls may take to finish.
 const SETTLE_MAX: Duration = Duration::from_secs(5);
 /// Connections over the limit that are refused with a message; further ones are closed at once.
-const REFUSALS_MAX: u32 = 32;
+const REFUSALS_MAX: usize = 32;
+/// Connections that are taken in at a time, between which those that speak are heard.
+const NEWCOMERS_MAX: usize = 64;
 
 /// What a server does with its clients' calls.
 pub trait Service: Send + Sync + 'static {
@@ -147,7 +151,11 @@ struct Shared {
     /// Connection threads that run; changes are signalled.
     threads: Mutex<u32>,
     fewer_threads: Condvar,
-    refusals: AtomicU32,
+    /// Connections that have said nothing.
+    silent: AtomicU32,
+    /// Held once more by each connection whose hello is not complete, and by each that is refused with a message.
+    ungreeted: Arc<()>,
+    refusals: Arc<()>,
     next_id: AtomicU32,
     accepted: AtomicU64,
     refused: AtomicU64,
@@ -194,7 +202,7 @@ impl Vitals {
             "incarnation": format!("{:016x}", shared.incarnation),
             "uptime_s": shared.started.elapsed().as_secs_f64(),
             "connections": {
-                "open": connections,
+                "open": connections + shared.silent.load(Ordering::Relaxed) as usize,
                 "max": shared.settings.max_connections,
                 "accepted": shared.accepted.load(Ordering::Relaxed),
                 "evicted": shared.evicted.load(Ordering::Relaxed),
@@ -241,7 +249,9 @@ impl Server {
             addresses: Addresses::new(settings.payload_bytes_per_address),
             threads: Mutex::default(),
             fewer_threads: Condvar::new(),
-            refusals: AtomicU32::new(0),
+            silent: AtomicU32::new(0),
+            ungreeted: Arc::default(),
+            refusals: Arc::default(),
             next_id: AtomicU32::new(1),
             accepted: AtomicU64::new(0),
             refused: AtomicU64::new(0),
@@ -271,8 +281,9 @@ impl Server {
     pub fn start<S: Service>(self, service: Arc<S>) -> io::Result<Running> {
         let Server { listening, shared } = self;
         let accepting = shared.clone();
+        let lobby = Lobby::new(&listening, &shared.wake)?;
         let acceptor = std::thread::Builder::new().name("accept".into()).stack_size(STACK_BYTES);
-        let acceptor = acceptor.spawn(move || accept(&accepting, &listening, &service))?;
+        let acceptor = acceptor.spawn(move || accept(&accepting, &listening, lobby, &service))?;
         Ok(Running { shared, acceptor: Some(acceptor) })
     }
 }
@@ -323,77 +334,96 @@ impl Drop for Running {
 }
 
 /// The accepting thread.
-fn accept<S: Service>(shared: &Arc<Shared>, listening: &Listening, service: &Arc<S>) {
+fn accept<S: Service>(shared: &Arc<Shared>, listening: &Listening, mut lobby: Lobby, service: &Arc<S>) {
     while !shared.stopping.load(Ordering::Acquire) {
-        match listening.accept(PACE.stall) {
-            Ok((stream, peer)) => admit(shared, service, stream, peer),
-            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
-                let mut fds = [PollFd::new(listening, PollFlags::IN), PollFd::new(&shared.wake, PollFlags::IN)];
-                let _ = poll(&mut fds, None);
+        for ready in lobby.wait(lobby.next_expiry(GREETING_MAX)) {
+            match ready {
+                Ready::Newcomers => take_in(shared, listening, &mut lobby),
+                Ready::Speaks(waiting) => admit(shared, service, waiting),
             }
+        }
+        while let Some(Waiting { peer, .. }) = lobby.expired(GREETING_MAX) {
+            shared.complaints.about(host_of(&peer), || {
+                tracing::warn!(peer, "closed a connection: no hello came within {} s", GREETING_MAX.as_secs());
+            });
+        }
+        shared.silent.store(lobby.len() as u32, Ordering::Relaxed);
+    }
+}
+
+/// Takes new connections into the lobby.
+fn take_in(shared: &Shared, listening: &Listening, lobby: &mut Lobby) {
+    for _ in 0..NEWCOMERS_MAX {
+        match listening.accept(PACE.stall) {
+            Ok((stream, peer)) => {
+                let admission = shared.make_room_for(&peer, lobby).map_err(|why| {
+                    shared.refused.fetch_add(1, Ordering::Relaxed);
+                    shared.complaints.about(host_of(&peer), || tracing::warn!(peer, "refused a connection: {why}"));
+                    Refusal { why, place: shared.refusals.clone() }
+                });
+                if admission.is_err() && Arc::strong_count(&shared.refusals) - 1 > REFUSALS_MAX {
+                    continue;
+                }
+                shared.accepted.fetch_add(u64::from(admission.is_ok()), Ordering::Relaxed);
+                if let Err(error) = lobby.enter(stream, peer, admission) {
+                    shared.complaints.about("accept", || tracing::warn!(%error, "cannot wait for a connection"));
+                }
+            }
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
             Err(error) if matches!(error.kind(), io::ErrorKind::ConnectionAborted | io::ErrorKind::Interrupted) => {}
             Err(error) => {
                 // Out of descriptors or memory: wait for connections to end instead of spinning.
                 shared.complaints.about("accept", || {
                     tracing::warn!(%error, "cannot accept connections; raise the limit of open files (ulimit -n)");
                 });
-                std::thread::sleep(Duration::from_millis(100));
+                return std::thread::sleep(Duration::from_millis(100));
             }
         }
     }
 }
 
-/// Gives a connection its thread, or refuses it.
-fn admit<S: Service>(shared: &Arc<Shared>, service: &Arc<S>, stream: Stream, peer: String) {
+/// Gives a connection its thread, on which it is served or told why it is refused.
+fn admit<S: Service>(shared: &Arc<Shared>, service: &Arc<S>, waiting: Waiting) {
+    let Waiting { stream, peer, admission, .. } = waiting;
     let stream = Arc::new(stream);
-    let (refusal, tenancy) = match shared.make_room_for(&peer) {
-        Ok(tenancy) => (None, Some(tenancy)),
-        Err(why) => (Some(why), None),
+    let (tenancy, refusal, place) = match admission {
+        Ok(tenancy) => (Some(tenancy), None, None),
+        Err(Refusal { why, place }) => (None, Some(why), Some(place)),
     };
-    let full = refusal.is_some();
-    if let Some(why) = &refusal {
-        shared.refused.fetch_add(1, Ordering::Relaxed);
-        shared.complaints.about(host_of(&peer), || tracing::warn!(peer, "refused a connection: {why}"));
-        if shared.refusals.fetch_add(1, Ordering::AcqRel) >= REFUSALS_MAX {
-            shared.refusals.fetch_sub(1, Ordering::AcqRel);
-            return;
-        }
-    }
-    shared.accepted.fetch_add(u64::from(!full), Ordering::Relaxed);
+    let is_refused = refusal.is_some();
     let id = shared.next_id.fetch_add(1, Ordering::Relaxed);
     let outbox = Outbox::new(stream.clone(), shared.pool.clone());
     let bytes_max = (shared.settings.payload_bytes / 2).max(u64::from(shared.settings.max_payload_bytes));
     let connection = Connection::new(ConnId(id), peer, outbox, shared.pool.clone(), bytes_max, tenancy);
-    if !full {
+    let ungreeted = (!is_refused).then(|| shared.ungreeted.clone());
+    if !is_refused {
         shared.connections.lock().insert(id, connection.clone());
     }
     *shared.threads.lock() += 1;
     let (here, service) = (shared.clone(), service.clone());
     let thread = std::thread::Builder::new().name(format!("conn-{id}")).stack_size(STACK_BYTES);
     let spawned = thread.spawn(move || {
-        let served = catch_unwind(AssertUnwindSafe(|| here.converse(&*service, &connection, stream, refusal)));
+        let served =
+            catch_unwind(AssertUnwindSafe(|| here.converse(&*service, &connection, stream, refusal, ungreeted)));
         if served.is_err() {
             tracing::error!(peer = connection.peer(), "a connection's thread panicked; the connection is closed");
         }
         connection.close();
         outbox::serve_on_this_thread(None);
         // A thread that waits for the end of this one relies on the service being released.
-        drop(service);
-        here.ended(id, full);
+        drop((service, place));
+        here.ended(id);
     });
     if let Err(error) = spawned {
         shared.complaints.about("thread", || tracing::warn!(%error, "no thread for a connection; raise ulimit -u"));
-        shared.ended(id, full);
+        shared.ended(id);
     }
 }
 
 impl Shared {
     /// Books the end of a connection's thread.
-    fn ended(&self, id: u32, was_refused: bool) {
-        match was_refused {
-            true => drop(self.refusals.fetch_sub(1, Ordering::AcqRel)),
-            false => drop(self.connections.lock().remove(&id)),
-        }
+    fn ended(&self, id: u32) {
+        drop(self.connections.lock().remove(&id));
         *self.threads.lock() -= 1;
         self.fewer_threads.notify_all();
     }

@@ -10,7 +10,7 @@ use std::thread::Thread;
 use std::time::{Duration, Instant};
 
 use impresario_base::lock::Mutex;
-use impresario_node::credits::{CREDIT_MIN_BYTES, Credits, Ticket};
+use impresario_node::credits::{CREDIT_MIN_BYTES, Credits, Source, Ticket};
 use rustc_hash::FxHashMap;
 
 /// Smallest recycled buffer, bytes.
@@ -36,8 +36,8 @@ struct Account {
 }
 
 struct Waiter {
-    /// Whether it was given the headroom, once it has its credit.
-    completes: OnceLock<bool>,
+    /// Where its credit comes from, once it has it.
+    source: OnceLock<Source>,
     thread: Thread,
 }
 
@@ -73,28 +73,43 @@ impl PayloadPool {
 
     /// Permission for `len` bytes; waits its turn, at most `patience`.
     pub fn reserve(self: &Arc<Self>, len: u64, patience: Duration) -> Option<Reservation> {
+        self.reserve_for(u64::MAX, len, patience)
+    }
+
+    /// The same for a peer that has `under_way_bytes` of the memory or waits for them, these `len` included. A peer that has
+    /// little does not wait for those that have much; `u64::MAX` where `len` is a part of what is to come.
+    pub(crate) fn reserve_for(
+        self: &Arc<Self>,
+        under_way_bytes: u64,
+        len: u64,
+        patience: Duration,
+    ) -> Option<Reservation> {
         let mut account = self.account.lock();
         let bytes = account.credits.bytes_for(len);
-        if let Err(ticket) = account.credits.ask(bytes) {
-            let waiter = account.enter(ticket);
-            drop(account);
-            self.wait_for(ticket, &waiter, patience)?;
-        }
-        Some(Reservation { pool: self.clone(), bytes, completes: false })
+        let is_modest = under_way_bytes <= account.credits.modest_bytes();
+        let source = match account.credits.ask(bytes, is_modest) {
+            Ok(source) => source,
+            Err(ticket) => {
+                let waiter = account.enter(ticket);
+                drop(account);
+                self.wait_for(ticket, &waiter, patience)?
+            }
+        };
+        Some(Reservation { pool: self.clone(), bytes, source })
     }
 
     /// Permission for bytes that are here already: it may exceed the limit, and then others wait.
     pub(crate) fn charge(self: &Arc<Self>, bytes: u64) -> Reservation {
         self.account.lock().credits.charge(bytes);
-        Reservation { pool: self.clone(), bytes, completes: false }
+        Reservation { pool: self.clone(), bytes, source: Source::Common }
     }
 
-    /// Waits for credit, at most `patience`; says whether the headroom came with it.
-    fn wait_for(&self, ticket: Ticket, waiter: &Waiter, patience: Duration) -> Option<bool> {
+    /// Waits for credit, at most `patience`; says where it comes from.
+    fn wait_for(&self, ticket: Ticket, waiter: &Waiter, patience: Duration) -> Option<Source> {
         let deadline = Instant::now() + patience;
         loop {
-            if let Some(completes) = waiter.completes.get() {
-                return Some(*completes);
+            if let Some(source) = waiter.source.get() {
+                return Some(*source);
             }
             let left = deadline.saturating_duration_since(Instant::now());
             if left.is_zero() {
@@ -103,10 +118,10 @@ impl PayloadPool {
                     account.credits.give_up(ticket);
                     account.grant();
                 }
-                return waiter.completes.get().copied();
+                return waiter.source.get().copied();
             }
             std::thread::park_timeout(left.min(RELIEF_EVERY));
-            if waiter.completes.get().is_none()
+            if waiter.source.get().is_none()
                 && let Some(relief) = self.relief.get()
             {
                 relief();
@@ -176,7 +191,7 @@ impl PayloadPool {
 impl Account {
     /// This thread waits.
     fn enter(&mut self, ticket: Ticket) -> Arc<Waiter> {
-        let waiter = Arc::new(Waiter { completes: OnceLock::new(), thread: std::thread::current() });
+        let waiter = Arc::new(Waiter { source: OnceLock::new(), thread: std::thread::current() });
         self.waiting.insert(ticket, waiter.clone());
         self.grant();
         waiter
@@ -186,7 +201,7 @@ impl Account {
     fn grant(&mut self) {
         while let Some(grant) = self.credits.next_grant() {
             let Some(waiter) = self.waiting.remove(&grant.ticket) else { continue };
-            let _ = waiter.completes.set(grant.completes);
+            let _ = waiter.source.set(grant.source);
             waiter.thread.unpark();
         }
     }
@@ -203,8 +218,7 @@ fn class_of(len: usize) -> Option<usize> {
 pub struct Reservation {
     pool: Arc<PayloadPool>,
     bytes: u64,
-    /// It has the headroom.
-    completes: bool,
+    source: Source,
 }
 
 impl Reservation {
@@ -212,11 +226,11 @@ impl Reservation {
     /// was up: then the write is to be given up, with what it has.
     pub(crate) fn grow(&mut self, more: u64, patience: Duration) -> bool {
         let mut account = self.pool.account.lock();
-        if let Err(ticket) = account.credits.grow(more, self.completes) {
+        if let Err(ticket) = account.credits.grow(more, self.source) {
             let waiter = account.enter(ticket);
             drop(account);
-            let Some(completes) = self.pool.wait_for(ticket, &waiter, patience) else { return false };
-            self.completes = completes;
+            let Some(source) = self.pool.wait_for(ticket, &waiter, patience) else { return false };
+            self.source = source;
         }
         self.bytes += more;
         true
@@ -226,7 +240,7 @@ impl Reservation {
 impl Drop for Reservation {
     fn drop(&mut self) {
         let mut account = self.pool.account.lock();
-        account.credits.give_back(self.bytes, self.completes);
+        account.credits.give_back(self.bytes, self.source);
         account.grant();
     }
 }
@@ -322,9 +336,9 @@ mod tests {
     fn writes_that_wait_for_each_other_are_completed_one_by_one() {
         const WRITE: u64 = 4 * SLICE_BYTES;
         let pool = PayloadPool::with_headroom(3 * WRITE, WRITE);
-        // Eight writes have a slice each: all but the headroom. Each needs three more.
+        // Six writes have a slice each: all but the headroom and what is kept. Each needs three more.
         let mut parts: Vec<_> =
-            (0..8).map(|_| pool.reserve(pool.first_slice_bytes(WRITE), Duration::ZERO).unwrap()).collect();
+            (0..6).map(|_| pool.reserve(pool.first_slice_bytes(WRITE), Duration::ZERO).unwrap()).collect();
         assert!(pool.reserve(SLICE_BYTES, Duration::ZERO).is_none(), "the headroom is not for new ones");
         let mut second = parts.pop().unwrap();
         let mut first = parts.pop().unwrap();
@@ -339,6 +353,17 @@ mod tests {
         let (used, peak, limit) = pool.usage_bytes();
         assert!(used == 0 && peak <= limit, "{used} {peak}");
         assert_eq!(PayloadPool::new(WRITE).first_slice_bytes(WRITE), WRITE, "too small for slices");
+    }
+
+    #[test]
+    fn a_peer_with_little_under_way_does_not_wait_for_those_with_all() {
+        let pool = PayloadPool::with_headroom(32 << 20, 4 << 20);
+        let all = pool.reserve(u64::MAX, Duration::ZERO).unwrap();
+        assert!(pool.reserve_for(256 << 10, 4096, Duration::ZERO).is_none(), "it has much");
+        let little = pool.reserve_for(64 << 10, 4096, Duration::ZERO).unwrap();
+        drop((all, little));
+        let (used, peak, limit) = pool.usage_bytes();
+        assert!(used == 0 && peak <= limit, "{used} {peak}");
     }
 
     #[test]

@@ -466,3 +466,39 @@ fn a_storm_of_silent_connections_keeps_no_other_machine_out() {
     first.greet(&hello(Role::Data, 9)).expect("of a machine with few, none was closed");
     drop(storm);
 }
+
+#[test]
+fn a_storm_that_says_hello_keeps_no_other_machine_out_while_others_are_silent() {
+    let (_toy, running) = start_with(Settings { max_connections: 64, ..settings() });
+    let greeted = |_| {
+        let mut peer = Peer::raw_from([127, 0, 0, 2], running.address());
+        peer.greet(&hello(Role::Data, 9)).expect("there is room");
+        peer
+    };
+    let storm: Vec<Peer> = (0..40).map(greeted).collect();
+    let silent: Vec<Peer> = (0..24).map(|_| Peer::raw_from([127, 0, 0, 3], running.address())).collect();
+    // The machine with most has only connections that have just come; that with fewer, but more than ours, makes room.
+    for client in 0..4 {
+        let mut ours = Peer::raw(running.address());
+        ours.greet(&hello(Role::Data, client)).expect("welcome at once");
+    }
+    drop((storm, silent));
+}
+
+#[test]
+fn silent_connections_have_no_threads() {
+    let (_toy, running) = start_with(Settings { max_connections: 512, ..settings() });
+    let mut peers: Vec<Peer> = (0..200).map(|_| Peer::raw(running.address())).collect();
+    let mut first = Peer::connect(running.address(), Role::Data, 1);
+    // Accepted after them.
+    assert_eq!(first.status()["connections"]["open"], 201);
+    let threads = || std::fs::read_dir("/proc/self/task").unwrap().count();
+    let before = threads();
+    peers.iter_mut().for_each(|peer| drop(peer.greet(&hello(Role::Data, 2)).expect("welcome")));
+    let with_hellos = threads();
+    // Other tests of this program have threads, too.
+    assert!(
+        with_hellos >= before + 100,
+        "{before} threads for 200 silent connections, {with_hellos} for those that speak"
+    );
+}

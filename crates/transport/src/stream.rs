@@ -98,6 +98,13 @@ impl Stream {
         }
     }
 
+    /// Whether bytes have come that were not received yet; does not wait.
+    pub fn has_bytes(&self) -> bool {
+        let mut byte = [0];
+        let looked = rustix::net::recv(self, &mut byte, RecvFlags::PEEK | RecvFlags::DONTWAIT);
+        looked.is_ok_and(|(got, _)| got > 0)
+    }
+
     /// Receives available bytes, at least one; `TimedOut` after a tick or at the deadline, whichever is first. The end
     /// of the stream is `Closed`.
     pub fn receive(&self, into: &mut [IoSliceMut<'_>], deadline: Instant) -> Result<usize, TransportError> {

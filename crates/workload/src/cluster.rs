@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 use impresario_client::{Access, KeyRole, admin};
-use impresario_config::{Cluster, Config, Data, Io, Meta, Protect, Security};
+use impresario_config::{Cluster, Config, Data, Io, Meta, Protect, Security, Tls};
 use impresario_device::DeviceParams;
 use impresario_sched::PolicySpec;
 use impresario_transport::{Keys, key_file_name};
@@ -48,6 +48,8 @@ pub struct Plan {
     pub in_flight_requests: u32,
     /// Whether its servers require a key from peers; keys are then made.
     pub security: Security,
+    /// The folder of the certificates, if it requires these: `ca.pem`, and `client.pem`, `client.key` and so on for each role.
+    pub certificates: Option<PathBuf>,
     /// What keys protect.
     pub protect: Protect,
     /// Connections of a server at once; absent: the default.
@@ -72,6 +74,7 @@ impl Default for Plan {
             read_ahead_bytes: impresario_config::Data::READ_AHEAD_BYTES,
             in_flight_requests: 0,
             security: Security::Auto,
+            certificates: None,
             protect: Protect::default(),
             max_connections: None,
             program: None,
@@ -256,7 +259,11 @@ impl Plan {
             max_connections: self.max_connections.unwrap_or(Cluster::default().max_connections),
             ..Cluster::default()
         };
-        let config = Config { cluster, meta, data, io, device, ..Config::default() };
+        let tls = self.certificates.as_ref().map(|folder| {
+            let of_role = |ending| folder.join(format!("{{role}}.{ending}"));
+            Tls { ca: folder.join("ca.pem"), certificate: of_role("pem"), private_key: of_role("key") }
+        });
+        let config = Config { cluster, meta, data, io, tls, device, ..Config::default() };
         match config.check().as_slice() {
             [] => Ok(config),
             complaints => {

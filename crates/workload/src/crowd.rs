@@ -3,6 +3,7 @@
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::{Ipv4Addr, SocketAddrV4, TcpStream};
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::thread::JoinHandle;
@@ -11,7 +12,8 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result};
 use impresario_base::Random;
 use impresario_wire::{Call, ClientKey, FileKey, Hello, Kind, PROTOCOL_VERSION, Role, Who, frame};
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::event::Timespec;
+use rustix::event::epoll::{self, Event, EventData, EventFlags};
 use rustix::net::{AddressFamily, SocketFlags, SocketType, bind, connect, socket_with, sockopt};
 
 /// Connections from one address at most.
@@ -109,26 +111,42 @@ impl Drop for Crowd {
     }
 }
 
-/// One of the silent: its connection, or since when it has none.
-enum Silent {
-    Here(TcpStream),
-    Away(Option<Instant>),
+/// One of the silent.
+#[derive(Default)]
+struct Silent {
+    connection: Option<TcpStream>,
+    /// When it was closed.
+    left: Option<Instant>,
+}
+
+impl Silent {
+    fn leave(&mut self) {
+        *self = Silent { connection: None, left: Some(Instant::now()) };
+    }
+
+    fn comes(&self) -> bool {
+        self.connection.is_none() && self.left.is_none_or(|left| left.elapsed() >= BACK_AFTER)
+    }
 }
 
 fn stay_silent(address: SocketAddrV4, count: usize, greeted: usize, fates: &Fates, is_over: &AtomicBool) {
-    let mut all: Vec<Silent> = (0..count).map(|_| Silent::Away(None)).collect();
+    let Ok(epoll) = epoll::create(epoll::CreateFlags::CLOEXEC) else { return };
+    let mut all: Vec<Silent> = (0..count).map(|_| Silent::default()).collect();
     while !is_over.load(Relaxed) {
         let mut new = 0;
         for (n, silent) in all.iter_mut().enumerate() {
-            let comes =
-                matches!(silent, Silent::Away(since) if since.is_none_or(|since| since.elapsed() >= BACK_AFTER));
-            if !comes || new == NEW_EACH_LOOK {
+            if !silent.comes() || new == NEW_EACH_LOOK {
                 continue;
             }
             new += 1;
             let source = Ipv4Addr::new(127, 1, (n / PER_ADDRESS) as u8, 1);
-            let Ok(mut stream) = connect_from(source, address, true) else {
-                *silent = Silent::Away(Some(Instant::now()));
+            let hangs_up = EventFlags::RDHUP | EventFlags::HUP | EventFlags::ERR;
+            let made = connect_from(source, address, true).and_then(|stream| {
+                epoll::add(&epoll, &stream, EventData::new_u64(n as u64), hangs_up)?;
+                Ok(stream)
+            });
+            let Ok(mut stream) = made else {
+                silent.leave();
                 continue;
             };
             if n < greeted {
@@ -136,32 +154,24 @@ fn stay_silent(address: SocketAddrV4, count: usize, greeted: usize, fates: &Fate
             }
             fates.silent_made.fetch_add(1, Relaxed);
             fates.silent_open.fetch_add(1, Relaxed);
-            *silent = Silent::Here(stream);
+            silent.connection = Some(stream);
         }
-        look_after(&mut all, fates);
+        look_after(&mut all, &epoll, fates);
         std::thread::sleep(LOOK_EVERY);
     }
 }
 
 /// Closes the connections whose server has closed them.
-fn look_after(all: &mut [Silent], fates: &Fates) {
-    let (mut places, mut fds) = (Vec::new(), Vec::new());
-    for (n, silent) in all.iter().enumerate() {
-        if let Silent::Here(stream) = silent {
-            places.push(n);
-            fds.push(PollFd::new(stream, PollFlags::RDHUP));
+fn look_after(all: &mut [Silent], epoll: &OwnedFd, fates: &Fates) {
+    let mut events: Vec<Event> = Vec::with_capacity(all.len());
+    let now = Timespec { tv_sec: 0, tv_nsec: 0 };
+    let _ = epoll::wait(epoll, rustix::buffer::spare_capacity(&mut events), Some(&now));
+    for event in &events {
+        if let Some(silent) = all.get_mut(event.data.u64() as usize) {
+            silent.leave();
+            fates.silent_open.fetch_sub(1, Relaxed);
+            fates.silent_closed.fetch_add(1, Relaxed);
         }
-    }
-    if fds.is_empty() || poll(&mut fds, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })).is_err() {
-        return;
-    }
-    let gone: Vec<usize> =
-        places.iter().zip(&fds).filter(|(_, fd)| !fd.revents().is_empty()).map(|(n, _)| *n).collect();
-    drop(fds);
-    for n in gone {
-        all[n] = Silent::Away(Some(Instant::now()));
-        fates.silent_open.fetch_sub(1, Relaxed);
-        fates.silent_closed.fetch_add(1, Relaxed);
     }
 }
 

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use impresario_base::lock::Mutex;
-use impresario_node::credits::Credits;
+use impresario_node::credits::{Credits, Source};
 
 /// All of it. One call at a time may exceed it, so that of many that wait for memory one can always finish.
 pub type Budget = Mutex<Credits>;
@@ -18,25 +18,25 @@ pub fn budget(limit_bytes: u64) -> Arc<Budget> {
 pub struct Reservation {
     budget: Arc<Budget>,
     bytes: u64,
-    /// It may exceed the limit.
-    completes: bool,
+    /// From the headroom it may exceed the limit.
+    source: Source,
 }
 
 impl Reservation {
     /// Nothing yet.
     pub fn nothing(budget: Arc<Budget>) -> Reservation {
-        Reservation { budget, bytes: 0, completes: false }
+        Reservation { budget, bytes: 0, source: Source::Common }
     }
 
     /// Takes more; false where there is none.
     pub fn grow(&mut self, bytes: u64) -> bool {
         let mut credits = self.budget.lock();
-        if let Err(ticket) = credits.grow(bytes, self.completes) {
+        if let Err(ticket) = credits.grow(bytes, self.source) {
             let Some(grant) = credits.next_grant() else {
                 credits.give_up(ticket);
                 return false;
             };
-            self.completes = grant.completes;
+            self.source = grant.source;
         }
         self.bytes += bytes;
         true
@@ -55,15 +55,15 @@ impl Reservation {
     /// Gives back all beyond so many bytes.
     pub fn shrink_to(&mut self, bytes: u64) {
         let spare = self.bytes.saturating_sub(bytes);
-        self.budget.lock().give_back(spare, false);
+        self.budget.lock().give_back(spare, Source::Common);
         self.bytes -= spare;
     }
 }
 
 impl Drop for Reservation {
     fn drop(&mut self) {
-        if self.bytes > 0 || self.completes {
-            self.budget.lock().give_back(self.bytes, self.completes);
+        if self.bytes > 0 || self.source == Source::Headroom {
+            self.budget.lock().give_back(self.bytes, self.source);
         }
     }
 }

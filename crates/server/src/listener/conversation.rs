@@ -19,7 +19,7 @@ use crate::export::Asker;
 use crate::outbox::{self, Bulk, OutFrame};
 
 /// The hand-shake must be over after this time.
-const GREETING_MAX: Duration = Duration::from_secs(5);
+pub(super) const GREETING_MAX: Duration = Duration::from_secs(5);
 /// Enough for the header, body and payload of a 16 KiB write; larger payloads mostly bypass the buffer, bytes.
 const BUFFER_BYTES: usize = 20 << 10;
 /// How fast a peer must send a frame that it has begun.
@@ -39,11 +39,13 @@ impl Shared {
         connection: &Arc<Connection>,
         stream: Arc<Stream>,
         refusal: Option<String>,
+        ungreeted: Option<Arc<()>>,
     ) {
         outbox::serve_on_this_thread(Some(connection.outbox.clone()));
         let limits = Limits { max_payload_bytes: self.settings.max_payload_bytes };
         let mut receiver = Receiver { stream, reader: FrameReader::new(BUFFER_BYTES), limits };
         let greeted = self.greet(&mut receiver, connection, refusal);
+        drop(ungreeted);
         let session = greeted.and_then(|()| service.open(connection).map_err(|fault| Farewell::Fault(0, fault)));
         let mut session = match session {
             Ok(session) => session,
@@ -186,7 +188,7 @@ impl Shared {
         let patience = self.settings.payload_patience;
         let is_write = matches!(call, Call::Write { .. } | Call::WriteMerged { .. } | Call::FileWrite { .. });
         let first = if is_write { self.pool.first_slice_bytes(bytes) } else { bytes };
-        let mut slot = match connection.admit(first, patience) {
+        let mut slot = match connection.admit(first, first == bytes, patience) {
             Ok(slot) => slot,
             Err(_) if connection.has_ended() || connection.outbox.peer_is_gone() => return Err(Farewell::Silent),
             Err(denied) => {
