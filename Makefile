@@ -86,7 +86,8 @@ bench-capi: setup ## Measure the C library from C, every policy (about 3 minutes
 install: ## Install below PREFIX (default /usr/local); DESTDIR is honoured
 	@test -x $(BIN) -a -e $(TARGET_DIR)/release/libimpresario.so -a -e $(TARGET_DIR)/release/libagios.so \
 	  -a -e $(TARGET_DIR)/release/libagios3.so || $(MAKE) build
-	install -D -m 755 $(BIN) $(DESTDIR)$(PREFIX)/bin/impresario
+	@# Without its symbols: a program that is guided waits until ours has come from the disk, of which the kernel may read all.
+	install -D -s -m 755 $(BIN) $(DESTDIR)$(PREFIX)/bin/impresario
 	install -d $(DESTDIR)$(PREFIX)/share/bash-completion/completions
 	$(BIN) completions bash > $(DESTDIR)$(PREFIX)/share/bash-completion/completions/impresario
 	install -D -m 755 $(TARGET_DIR)/release/libimpresario_assist.so $(DESTDIR)$(LIBDIR)/libimpresario_assist.so

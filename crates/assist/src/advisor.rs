@@ -24,7 +24,7 @@ use map_watch::MapWatch;
 use crate::cache::{Action, BlockCache, Geometry, Plan, Tally};
 use crate::config::{Budget, DeviceCost, Entry, Monitored, Region, StandDown};
 use crate::formats::Format;
-use crate::judge::{Judge, Why, is_slow};
+use crate::judge::{Judge, Why, is_slow, waited_ns};
 
 /// Blocks are of this size when strides are detected, so that little is brought in for nothing.
 const ONLINE_BLOCK_BYTES: u64 = 512 << 10;
@@ -45,6 +45,9 @@ const QUIET_NS: u64 = 5_000_000;
 const QUIET_LOOKS_MAX: u32 = 32;
 /// Threads of a program whose streams are told apart; more share.
 const THREADS_MAX: u16 = 64;
+/// What a program's reads of a file without a plan must have waited in all before their pattern is followed or its index read:
+/// one that waits for less, as on a fast disk, can gain less than a mistake costs.
+const AT_STAKE_NS: u64 = 8_000_000;
 
 /// Stands for a program that will open the file; the manager gives no program this number.
 const EXPECTED: u64 = (1 << 48) - 1;
@@ -106,6 +109,8 @@ pub struct Advisor {
     quiet_looks: u32,
     /// Until when a program is waited for that is expected to read from the beginning.
     expecting_until_ns: Option<u64>,
+    /// What reads have still to wait before it is known that something is at stake.
+    to_wait_ns: u64,
 }
 
 impl Advisor {
@@ -148,6 +153,7 @@ impl Advisor {
         // whole, has no way ahead that could be tried.
         let ahead_bytes = entry.block_size.saturating_mul(entry.read_ahead_size);
         let tries = matches!(engine, Engine::Regions(_)) && size_bytes > ahead_bytes.max(TRIED_FILE_BYTES_MIN);
+        let at_once = !stand_down.enabled || !stand_down.trial;
         let judge = Judge::new(stand_down, tries);
         Advisor {
             monitored,
@@ -166,6 +172,7 @@ impl Advisor {
             quiet_ns: None,
             quiet_looks: 0,
             expecting_until_ns: None,
+            to_wait_ns: if at_once { 0 } else { AT_STAKE_NS },
         }
     }
 
@@ -178,7 +185,7 @@ impl Advisor {
 
     /// The formats whose readers are to look at the file's index now; once.
     pub fn take_index_wish(&mut self) -> Option<Vec<&'static dyn Format>> {
-        self.indexed.take_wish()
+        if self.to_wait_ns > 0 { None } else { self.indexed.take_wish() }
     }
 
     /// What the file's index says, read when the file had this length. No effect where it is not waited for any more, or the
@@ -294,6 +301,12 @@ impl Advisor {
             return Vec::new();
         }
         self.was_down = false;
+        let len = read.bytes.end - read.bytes.start;
+        self.to_wait_ns = match read.duration_ns {
+            0 => 0, // how long reads take is not known
+            duration_ns => self.to_wait_ns.saturating_sub(waited_ns(len, duration_ns)),
+        };
+        let at_stake = self.to_wait_ns == 0;
         let mut grant = |bytes: u64| advising && may(bytes);
         let (hit, mut actions) = match &mut self.engine {
             Engine::Nothing => return Vec::new(),
@@ -327,10 +340,11 @@ impl Advisor {
                     if seen.changed {
                         cache.look_again(stream);
                     }
-                    actions.extend(cache.access(stream, read.bytes.clone(), forecast, &mut grant));
+                    let mut may = |bytes: u64| at_stake && grant(bytes);
+                    actions.extend(cache.access(stream, read.bytes.clone(), forecast, &mut may));
                 }
                 let unforeseen = !hit && !is_known && seen.forecast.is_none();
-                let steps = match unforeseen && is_slow(read.bytes.end - read.bytes.start, read.duration_ns) {
+                let steps = match unforeseen && is_slow(len, read.duration_ns) {
                     true => self.fill.slow_read(read.duration_ns, self.size_bytes, &mut grant),
                     false => self.fill.more(self.size_bytes),
                 };

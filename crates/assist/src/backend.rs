@@ -216,7 +216,8 @@ impl Backends {
         Ok((brought, backend.name()))
     }
 
-    /// Brings a range in and waits until it is there, where a way is known to wait; with the way.
+    /// Brings a range in as [`Backends::will_need`] would and waits until it is there, where a way is known to wait; with the
+    /// way.
     pub fn bring_in(
         &self,
         choice: BackendChoice,
@@ -224,9 +225,16 @@ impl Backends {
         range: Range<u64>,
     ) -> (io::Result<Brought>, &dyn HintBackend) {
         let chosen = self.choose(choice, file);
-        // The kernel's advice only begins to read.
-        let backend = if chosen.name() == self.fadvise.name() { &self.forced_read } else { chosen };
-        (backend.will_need(file, range), backend)
+        if chosen.name() != self.fadvise.name() {
+            return (chosen.will_need(file, range), chosen);
+        }
+        if self.fadvise.limits(file.id.dev).better_read(range.end.saturating_sub(range.start)) {
+            return (self.forced_read.will_need(file, range), &self.forced_read);
+        }
+        // The kernel's advice only begins to read; a device that serves many requests at once is much faster by it than by
+        // reading. Who reads behind it waits for what is on its way.
+        let brought = self.fadvise.will_need(file, range.clone());
+        (brought.and_then(|brought| self.forced_read.wait_for(file, range).map(|()| brought)), &self.forced_read)
     }
 
     /// Lets a range go. With an error, the name of the way that failed.

@@ -80,6 +80,11 @@ pub fn is_slow(bytes: u64, duration_ns: u64) -> bool {
     !Sample::one(bytes, duration_ns).as_fast_as_memory()
 }
 
+/// How much longer a read of `bytes` took than it takes from memory, ns.
+pub fn waited_ns(bytes: u64, duration_ns: u64) -> u64 {
+    Sample::one(bytes, duration_ns).waited_ns()
+}
+
 #[derive(Clone, Copy, Debug)]
 enum State {
     Advising,

@@ -130,17 +130,55 @@ impl Manager {
     /// Starts a manager that listens at `socket`. A socket that a manager left behind is replaced; one at which a
     /// manager still answers is an error.
     pub fn start(options: Options, socket: &Path) -> io::Result<Handle> {
-        let listener = socket::listen(socket, options.access)?;
+        Manager::listen(socket, options.access)?.start(options)
+    }
+
+    /// The same in two steps, so that a program can load while its manager is made.
+    pub fn listen(socket: &Path, access: Access) -> io::Result<Listening> {
+        let listener = socket::listen(socket, access)?;
+        Ok(Listening { listener, access, socket: SocketFile(socket.into()) })
+    }
+}
+
+/// The socket of a manager that is to be started: programs can connect, and are answered once it runs.
+#[derive(Debug)]
+pub struct Listening {
+    listener: OwnedFd,
+    access: Access,
+    socket: SocketFile,
+}
+
+impl Listening {
+    /// Where it listens.
+    pub fn socket(&self) -> &Path {
+        &self.socket.0
+    }
+
+    /// Starts the manager. Who may connect is settled; what the options say of it does not count.
+    pub fn start(self, options: Options) -> io::Result<Handle> {
+        let Listening { listener, access, socket } = self;
         let flags = rustix::event::EventfdFlags::CLOEXEC | rustix::event::EventfdFlags::NONBLOCK;
         let event = Arc::new(rustix::event::eventfd(0, flags)?);
         let (send, commands) = mpsc::channel();
         let control = Control { commands, event: event.clone() };
-        let service = service::Service::new(options, listener, control);
-        let service = service.inspect_err(|_| {
-            let _ = std::fs::remove_file(socket);
-        })?;
+        let service = service::Service::new(Options { access, ..options }, listener, control)?;
         std::thread::Builder::new().name("assist-manager".into()).spawn(move || service.run())?;
-        Ok(Handle { commands: send, event, socket: socket.into(), stopped: false })
+        Ok(Handle { commands: send, event, socket, stopped: false })
+    }
+}
+
+/// The file of a socket, removed when this is dropped.
+#[derive(Debug)]
+struct SocketFile(PathBuf);
+
+impl Drop for SocketFile {
+    fn drop(&mut self) {
+        match std::fs::remove_file(&self.0) {
+            Err(e) if e.kind() != io::ErrorKind::NotFound => {
+                tracing::warn!(socket = %self.0.display(), error = %e, "the socket stays behind");
+            }
+            _ => {}
+        }
     }
 }
 
@@ -149,14 +187,14 @@ impl Manager {
 pub struct Handle {
     commands: Sender<Command>,
     event: Arc<OwnedFd>,
-    socket: PathBuf,
+    socket: SocketFile,
     stopped: bool,
 }
 
 impl Handle {
     /// Where it listens.
     pub fn socket(&self) -> &Path {
-        &self.socket
+        &self.socket.0
     }
 
     /// A program that is being started will read these files: the beginnings of those that have hints are brought in while
@@ -186,21 +224,15 @@ impl Handle {
         self.ask(Command::Report)
     }
 
-    /// Ends it: programs are let go, everything recorded is written out. What it did, as far as it could still say.
+    /// Ends it: programs are let go, everything recorded is written out. What it did, as far as it could still say. What
+    /// workers are in the middle of is not waited for.
     pub fn stop(mut self) -> io::Result<Report> {
         self.end()
     }
 
     fn end(&mut self) -> io::Result<Report> {
         self.stopped = true;
-        let report = self.ask(Command::Stop);
-        match std::fs::remove_file(&self.socket) {
-            Err(e) if e.kind() != io::ErrorKind::NotFound => {
-                tracing::warn!(socket = %self.socket.display(), error = %e, "the socket stays behind");
-            }
-            _ => {}
-        }
-        report
+        self.ask(Command::Stop)
     }
 
     fn ask(&self, command: impl FnOnce(Sender<Report>) -> Command) -> io::Result<Report> {

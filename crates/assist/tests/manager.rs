@@ -4,13 +4,14 @@ mod support;
 
 use std::fs::File;
 use std::io;
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::path::Path;
-use std::sync::Arc;
+use std::sync::{Arc, mpsc};
+use std::time::{Duration, Instant};
 
-use impresario_assist::backend::cached_pages;
-use impresario_assist::config::{Budget, Entry, Hints, Limits, ReadAhead, Region, StandDown};
-use impresario_assist::manager::{Handle, Manager, Options, RecordedAccess, RecordedFile, Sink};
+use impresario_assist::backend::{Advice, Backends, cached_pages};
+use impresario_assist::config::{BackendChoice, Budget, Entry, Hints, Limits, ReadAhead, Region, StandDown};
+use impresario_assist::manager::{Access, Handle, Manager, Options, RecordedAccess, RecordedFile, Sink};
 use impresario_base::lock::Mutex;
 use impresario_ring::Op;
 use impresario_ring::message::ToClient;
@@ -365,6 +366,52 @@ fn a_recorded_program_is_recorded_whole_and_gets_no_hints() {
         assert_eq!((access.offset, access.op, access.len_bytes, access.duration_ns), (n as u64, ops[n % 4], 10, 7));
         assert_eq!((access.file, access.pid), (recorded.opened[0].number, std::process::id()));
     }
+}
+
+/// A program that is started before its manager is served when that is there.
+#[test]
+fn a_program_may_come_before_its_manager() {
+    let dir = folder();
+    let (path, file) = cold_file(dir.path(), "f", MIB);
+    let listening = Manager::listen(&dir.path().join("socket"), Access::Owner).unwrap();
+    let early = listening.socket().to_path_buf();
+    let early = std::thread::spawn(move || Program::start(&early));
+    let manager = listening.start(Options::new(hints(vec![window(&path)]))).unwrap();
+    let mut program = early.join().unwrap();
+    let number = program.register(&file);
+    program.tell(number, 0, 10);
+    until("it is heard", || manager.report().unwrap().total().reads == 1);
+    // One that is never started leaves nothing behind.
+    let socket = dir.path().join("other");
+    drop(Manager::listen(&socket, Access::Owner).unwrap());
+    assert!(!socket.exists());
+}
+
+/// A worker in a call that takes long is not waited for: the program has ended, and its user waits for us.
+#[test]
+fn who_stops_a_manager_does_not_wait_for_its_workers() {
+    let dir = folder();
+    let (path, file) = cold_file(dir.path(), "f", MIB);
+    let (let_go, held) = mpsc::channel::<()>();
+    let held = Mutex::new(held);
+    let hangs = move |_: BorrowedFd<'_>, _: &mut Advice| {
+        let _ = held.lock().recv();
+        Ok(())
+    };
+    let backends = Backends::new(c"/nowhere", Box::new(hangs));
+    let entry = Entry { backend: BackendChoice::Lustre, ..window(&path) };
+    let options = Options { backends, ..Options::new(hints(vec![entry])) };
+    let manager = Manager::start(options, &dir.path().join("socket")).unwrap();
+    let mut program = Program::start(manager.socket());
+    let number = program.register(&file);
+    program.tell(number, 0, 10);
+    until("it is hinted", || file_report(&manager.report().unwrap(), &path).hints > 0);
+    let began = Instant::now();
+    let report = manager.stop().unwrap();
+    // Its own patience with workers is two seconds.
+    assert!(began.elapsed() < Duration::from_secs(2), "{:?}", began.elapsed());
+    assert_eq!(report.programs_ever, 1);
+    drop(let_go);
 }
 
 #[test]

@@ -46,6 +46,21 @@ struct Cli {
     command: Command,
 }
 
+/// [`Cli`] with guided I/O alone: a program that is to run faster waits until its command line is read, and need not wait for the
+/// options of all servers to be put together, nor for their code to come from a cold disk.
+#[derive(Parser)]
+#[command(name = "impresario", version, propagate_version = true, max_term_width = 100)]
+struct OnlyAssist {
+    #[command(subcommand)]
+    command: Assist,
+}
+
+#[derive(Subcommand)]
+enum Assist {
+    #[command(subcommand)]
+    Assist(assist::Command),
+}
+
 const AFTER_HELP: &str = "\
 Examples:
   impresario up --dir ./cluster                 a cluster on this machine, in the foreground
@@ -113,7 +128,13 @@ enum Command {
 }
 
 fn main() -> ExitCode {
-    let command = Cli::parse().command;
+    let command = match std::env::args_os().nth(1) {
+        Some(word) if word == "assist" => {
+            let Assist::Assist(command) = OnlyAssist::parse().command;
+            Command::Assist(command)
+        }
+        _ => Cli::parse().command,
+    };
     let level = if matches!(command, Command::Serve(_) | Command::Nfs(_)) { "info" } else { "warn" };
     let filter = tracing_subscriber::EnvFilter::try_from_env("IMPRESARIO_LOG")
         .unwrap_or_else(|_| tracing_subscriber::EnvFilter::new(level));
@@ -238,6 +259,20 @@ mod tests {
     #[test]
     fn the_command_line_is_consistent() {
         Cli::command().debug_assert();
+    }
+
+    /// Guided I/O has the same options and texts by either way.
+    #[test]
+    fn guided_io_is_read_alone_as_among_the_others() {
+        fn texts(mut command: clap::Command) -> Vec<String> {
+            command.build();
+            let Some(assist) = command.find_subcommand_mut("assist") else { return Vec::new() };
+            let all = assist.render_long_help().to_string();
+            std::iter::once(all).chain(assist.get_subcommands_mut().map(|c| c.render_long_help().to_string())).collect()
+        }
+        let texts = [Cli::command(), OnlyAssist::command()].map(texts);
+        assert!(texts[0].len() > 10);
+        assert_eq!(texts[0], texts[1]);
     }
 
     /// Every subcommand and flag has a help text.

@@ -3,6 +3,8 @@
 
 mod support;
 
+#[path = "assist/advice.rs"]
+mod advice;
 #[path = "assist/batch.rs"]
 mod batch;
 #[path = "assist/charged.rs"]

@@ -4,6 +4,10 @@
 //! i of a track is predicted to read the next one, and after two equal steps the ones a step further: a column of a table of
 //! chunks, a data set read backward. Each track is followed on its own, so the columns that a program wants are found by
 //! themselves. The prediction begins with one extent and doubles with each step that was right.
+//!
+//! A program that reads a table of chunks column by column, or a part of each plane of an array, makes *runs*: as many equal
+//! steps each, and the same jump from one to the next. A run that begins like the one before is predicted as far as that
+//! went, and after two equal runs the next ones are predicted beyond their ends.
 
 use std::ops::Range;
 
@@ -16,6 +20,8 @@ const TOUCHED_MAX: usize = 256;
 /// Steps predicted, and bytes in one track ahead of the reader, at most.
 const STEPS_MAX: u32 = 64;
 const AHEAD_BYTES_MAX: u64 = 16 << 20;
+/// Steps predicted in a run that begins like the one before.
+const LIKELY_MAX: u32 = 16;
 /// Extents that one read may look ahead at, over all its tracks.
 const LOOKED_AT_MAX: usize = 1024;
 /// An extent that is longer is read in pieces, which other predictions follow better.
@@ -78,9 +84,60 @@ struct Place {
     part: Range<u64>,
     whole: Range<u64>,
     step: i64,
-    /// The step before, which becomes the step when it is seen again.
+    /// The step before, which becomes the step when it is seen again at once; 0 when there is none.
     seen: i64,
     right: u32,
+    /// The equal steps that it is in the middle of, and those before them.
+    run: Run,
+    before: Option<Run>,
+    /// From the beginning of a run to that of the next one, when two were alike.
+    jump: Option<i64>,
+}
+
+/// Reads in equal steps.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+struct Run {
+    first: i64,
+    reads: i64,
+}
+
+impl Place {
+    /// The step has been seen twice: what was known of runs is of another one.
+    fn steps_by(&mut self, step: i64) {
+        (self.step, self.right) = (step, 1);
+        (self.run, self.before, self.jump) = (Run { first: self.first - 2 * step, reads: 3 }, None, None);
+    }
+
+    /// A step that is not that of the run: where another run begins, if it is one. Whether that was foreseen.
+    fn begins_run(&mut self) -> bool {
+        let (ended, begun) = (self.run, Run { first: self.first, reads: 1 });
+        let jump = begun.first - ended.first;
+        let alike = |before: &Run| before.reads == ended.reads && ended.first - before.first == jump;
+        let is_series = ended.reads >= 2 && self.before.as_ref().is_some_and(alike);
+        (self.run, self.before, self.jump) = (begun, Some(ended), is_series.then_some(jump));
+        is_series
+    }
+
+    /// How many steps to predict, given how many the reads so far allow.
+    fn steps(&self, steps_max: u32) -> u32 {
+        let doubled = 1u32.checked_shl(self.right).unwrap_or(steps_max).min(steps_max);
+        let left = self.before.map(|before| before.reads - self.run.reads).filter(|left| *left > 0);
+        match left.and_then(|left| u32::try_from(left).ok()) {
+            Some(left) if self.jump.is_none() => left.min(steps_max).min(LIKELY_MAX),
+            _ => doubled,
+        }
+    }
+
+    /// Where the reader is after so many steps.
+    fn after(&self, steps: i64) -> i64 {
+        match (self.jump, self.before) {
+            (Some(jump), Some(Run { reads, .. })) if self.run.reads <= reads => {
+                let place = self.run.reads - 1 + steps;
+                self.run.first + place / reads * jump + place % reads * self.step
+            }
+            _ => self.first + self.step * steps,
+        }
+    }
 }
 
 /// What a read of a known extent means.
@@ -273,14 +330,23 @@ impl Tracks {
             part = whole.clone();
         }
         let Some(place) = places.get_mut(&track) else {
-            places.insert(
-                track,
-                Place { first, end, part: part.clone(), whole: whole.clone(), step: group, seen: 0, right: 0 },
-            );
+            let place = Place {
+                first,
+                end,
+                part: part.clone(),
+                whole: whole.clone(),
+                step: group,
+                seen: 0,
+                right: 0,
+                run: Run { first, reads: 1 },
+                before: None,
+                jump: None,
+            };
+            places.insert(track, place.clone());
             if group == 1 && part != whole || self.unproven >= UNPROVEN_MAX + 2 * self.proven {
                 return false;
             }
-            self.predict(track, (first, group, group), 1, None, may, next);
+            self.predict(track, (&place, group), 1, None, may, next);
             return true;
         };
         let moved = first - place.first;
@@ -293,33 +359,33 @@ impl Tracks {
         let before = (std::mem::replace(&mut place.whole, whole), std::mem::replace(&mut place.part, part));
         place.first = first;
         if moved == place.step {
-            place.right += 1;
+            (place.right, place.seen) = (place.right + 1, 0);
+            place.run.reads += 1;
         } else if moved == place.seen {
-            (place.step, place.right) = (moved, 1);
-        } else {
+            place.steps_by(moved);
+        } else if !place.begins_run() {
             (place.seen, place.right) = (moved, 0);
             return false;
         }
-        let steps = 1u32.checked_shl(place.right).unwrap_or(steps_max).min(steps_max);
-        let at = (first, place.step, group);
+        let place = place.clone();
         // A read of several extents takes all of each.
         let part = Some((before.0.end, before.1)).filter(|(len, part)| group == 1 && *part != (0..*len));
-        self.predict(track, at, steps, part, may, next);
+        self.predict(track, (&place, group), place.steps(steps_max), part, may, next);
         true
     }
 
-    /// Predicts so many steps from an extent: where it is, the step, and how many extents a read takes. With a part, that of
-    /// extents of the same length, else all of each.
+    /// Predicts so many steps from where a reader is, who takes so many extents in a read. With a part, that of extents of the
+    /// same length, else all of each.
     fn predict(
         &mut self,
         track: u32,
-        (first, step, group): (i64, i64, i64),
+        (place, group): (&Place, i64),
         steps: u32,
         part: Option<(u64, Range<u64>)>,
         may: &mut dyn FnMut(u64) -> bool,
         next: &mut Vec<Range<u64>>,
     ) {
-        let unproven = steps == 1;
+        let unproven = place.right == 0;
         let range = self.tracks[track as usize].clone();
         let pass = self.passes[track as usize];
         let wanted = |extent: &Extent| match &part {
@@ -331,7 +397,7 @@ impl Tracks {
         };
         let mut left = AHEAD_BYTES_MAX;
         for k in 1..=i64::from(steps) {
-            let from = first + step * k;
+            let from = place.after(k);
             // A read takes a group of extents: they come together or not at all.
             let together = from.max(range.start as i64)..(from + group).min(range.end as i64);
             if together.is_empty() {
@@ -512,6 +578,28 @@ mod tests {
                 .unwrap();
             assert!(sum(&next.next) <= LOOKED_AT_MAX as u64 * KIB && asked <= 5, "{next:?}");
         }
+    }
+
+    /// A table of 16 x 32 chunks: of every fourth column the upper 12 rows, downward.
+    #[test]
+    fn columns_one_after_the_other_are_foreseen_beyond_their_ends() {
+        let chunks: Vec<_> = (0..512u64).map(|i| i * 64 * KIB..(i + 1) * 64 * KIB).collect();
+        let mut tracks = Tracks::new([chunks.clone()], 1 << 30);
+        let (mut missed, mut predicted, mut used) = (Vec::new(), 0, 0);
+        for column in (0..32).step_by(4) {
+            let mut of_column = 0;
+            for row in 0..12 {
+                let read = &chunks[row * 32 + column];
+                let next = tracks.read(1, read, &mut |_| true).unwrap_or_default();
+                of_column += usize::from(!next.was_predicted);
+                (predicted, used) = (predicted + sum(&next.next), used + next.used_bytes);
+            }
+            missed.push(of_column);
+        }
+        assert_eq!(missed, [3, 2, 1, 0, 0, 0, 0, 0], "after one column its length is known, after two the next one");
+        // The first guess, four below the first column, and what would follow the last one.
+        assert!((predicted - used) / (64 * KIB) <= 12, "{}", predicted - used);
+        assert_eq!(tracks.depart(1), predicted - used);
     }
 
     #[test]

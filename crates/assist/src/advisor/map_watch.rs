@@ -29,7 +29,7 @@ const QUESTION_BYTES: u64 = 16 << 20;
 const QUESTIONS: u32 = 64;
 /// From look to look: at first, and when nothing is found for long.
 const LOOK_EVERY_NS: (u64, u64) = (1_000_000, 64_000_000);
-/// A touch is not held to have cost more than this.
+/// A fault is not held to have cost more than this.
 const FAULT_NS_MAX: u64 = 20_000_000;
 
 /// How many of some bytes are in memory; `None` where that cannot be asked, or not any more now.
@@ -40,7 +40,7 @@ pub type Cached<'a> = dyn FnMut(Range<u64>) -> Option<u64> + 'a;
 pub(super) struct Seen {
     /// Bring exactly these in, and nothing beside them.
     pub(super) bring: Vec<Range<u64>>,
-    /// Touches that nothing foretold, and the time from one to the next, at most so long as a fault may take.
+    /// Touches that nothing foretold, and the time that each took, at most so long as its faults may.
     pub(super) faults_ns: Vec<u64>,
 }
 
@@ -160,13 +160,18 @@ impl MapWatch {
             }
             self.window((end, at), window_bytes, &mut seen, may);
         }
-        for touch in self.touches(cached) {
-            found = true;
+        let (touches, all_looked_at) = self.touches(cached);
+        let granules = |touch: &Range<u64>| (touch.end - touch.start).div_ceil(GRANULE_BYTES);
+        let of_all = touches.iter().map(granules).sum::<u64>().max(1);
+        let since_ns = now_ns.saturating_sub(self.touched_ns);
+        found |= !touches.is_empty();
+        for touch in touches {
             if !self.is_settled {
                 continue;
             }
-            let took_ns = now_ns.saturating_sub(self.touched_ns);
-            seen.faults_ns.push(took_ns.min(FAULT_NS_MAX));
+            // Which came when is not known: each of them has its share of the time.
+            let took_ns = since_ns / of_all * granules(&touch);
+            seen.faults_ns.push(took_ns.min(FAULT_NS_MAX * granules(&touch)));
             self.touched_ns = now_ns;
             // What was before the first is not known.
             if self.held_bytes == 0 && !self.touched.is_empty() {
@@ -199,7 +204,12 @@ impl MapWatch {
                 self.window((touch.end, (touch.end, now_ns)), WINDOW_BYTES.0, &mut seen, may);
             }
         }
-        self.every_ns = if found { LOOK_EVERY_NS.0 } else { (self.every_ns * 2).min(LOOK_EVERY_NS.1) };
+        self.every_ns = match found {
+            true => LOOK_EVERY_NS.0,
+            // What was not looked at may have been touched.
+            false if !all_looked_at => self.every_ns,
+            false => (self.every_ns * 2).min(LOOK_EVERY_NS.1),
+        };
         // While a run goes on it must not get ahead of us.
         if self.run.is_some() {
             self.every_ns = self.every_ns.min(LOOK_EVERY_NS.0 * 4);
@@ -237,8 +247,8 @@ impl MapWatch {
         }
     }
 
-    /// Parts that came into memory since the last look, joined where they touch.
-    fn touches(&mut self, cached: &mut Cached<'_>) -> Vec<Range<u64>> {
+    /// Parts that came into memory since the last look, joined where they touch, and whether all of the map was looked at.
+    fn touches(&mut self, cached: &mut Cached<'_>) -> (Vec<Range<u64>>, bool) {
         let (mut left, mut all_told) = (QUESTIONS, true);
         let cached = &mut |range: Range<u64>| {
             let told = cached(range);
@@ -261,7 +271,8 @@ impl MapWatch {
             self.cursor = start + 1;
             narrow(start..end, &mut left, cached, &mut touched);
         }
-        if left > 0 && all_told && !self.is_settled {
+        let all_looked_at = left > 0 && all_told;
+        if all_looked_at && !self.is_settled {
             // What has been found so far was there before.
             touched.drain(..).for_each(|part| self.take(&part));
             self.is_settled = true;
@@ -275,7 +286,7 @@ impl MapWatch {
                 _ => joined.push(part),
             }
         }
-        joined
+        (joined, all_looked_at)
     }
 
     /// These bytes are known.
@@ -389,6 +400,31 @@ mod tests {
         assert!(bytes <= WINDOW_BYTES.0, "{brought:?}");
         let (faults, _, brought, _) = run((0..200u64).map(|i| i * 197 % 512), 0..0);
         assert!(brought.is_empty() && faults == 200, "{brought:?}");
+    }
+
+    /// Several faults between two looks, more and more of the map in pieces: none of their time is lost.
+    #[test]
+    fn faults_that_are_seen_late_count_by_their_time() {
+        let mut memory = BTreeSet::new();
+        let mut watch = MapWatch::new(0);
+        watch.add(0..SIZE);
+        let (mut now_ns, mut waited_ns, mut next_ns) = (0, 0, 0);
+        for i in 0..300u64 {
+            if now_ns >= next_ns {
+                let mut cached = |r: Range<u64>| {
+                    let held = memory.range(r.start / GRANULE_BYTES..r.end.div_ceil(GRANULE_BYTES)).count() as u64;
+                    Some(held * GRANULE_BYTES)
+                };
+                let seen = watch.look(now_ns, &mut cached, &mut |_| true);
+                waited_ns += seen.faults_ns.iter().sum::<u64>();
+                assert!(seen.bring.is_empty() && watch.look_ns() <= now_ns + 8_000_000, "{i}: {}", watch.look_ns());
+                // The manager has other things to do, too.
+                next_ns = watch.look_ns() + 50_000_000;
+            }
+            memory.insert(i * 197 % 512);
+            now_ns += 5_000_000;
+        }
+        assert!(waited_ns >= now_ns * 8 / 10, "{waited_ns} of {now_ns}");
     }
 
     #[test]

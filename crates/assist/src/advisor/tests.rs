@@ -147,6 +147,33 @@ fn a_known_order_is_expected_from_its_first_piece() {
     assert_eq!(read(&mut a, 1, pieces[1].bytes(), 0, 2), [Action::Prefetch(pieces[2].bytes())]);
 }
 
+/// 20 KB of each 150 KB: on a fast disk a short program is left alone, on a distant one the first reads suffice.
+#[test]
+fn without_a_plan_something_must_be_at_stake() {
+    let entry = Entry { online: true, ..Entry::new("/f.parquet") };
+    let monitored = Arc::new(Monitored { key: "*".into(), regions: RegionMap::of(&entry), entry, learnt: None });
+    // How many reads until something is brought in, and until the index is wanted.
+    let first = |read_ns: u64| {
+        let new = || {
+            Advisor::new(monitored.clone(), 512 * MIB, &Budget::default(), StandDown::default(), &DeviceCost::default())
+        };
+        let (mut a, mut brought, mut wished) = (new(), None, None);
+        a.may_be(crate::formats::by_name(std::path::Path::new("/f.parquet")));
+        for i in 1..400u64 {
+            let asked = prefetched(&read(&mut a, 1, i * 150_000..i * 150_000 + 20_000, read_ns, i * read_ns));
+            brought = brought.or((asked > 0).then_some(i));
+            wished = wished.or(a.take_index_wish().map(|_| i));
+        }
+        (brought, wished)
+    };
+    let (brought, wished) = first(5_000_000);
+    assert!(brought.is_some_and(|at| at < 10) && wished == Some(2), "{brought:?} {wished:?}");
+    assert_eq!(first(125_000), (Some(80), Some(80)), "8 ms, beside what reads from memory take");
+    assert_eq!(first(20_000), (None, None), "from memory");
+    let unknown = first(0);
+    assert!(unknown.0.is_some_and(|at| at < 10) && unknown.1 == Some(1), "{unknown:?}");
+}
+
 fn online(size: u64) -> Advisor {
     advisor(Entry { online: true, ..Entry::new("/f") }, size, Budget::default())
 }

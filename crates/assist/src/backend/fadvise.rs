@@ -116,13 +116,38 @@ impl HintBackend for Fadvise {
     fn will_need(&self, file: HintedFile<'_>, range: Range<u64>) -> io::Result<Brought> {
         let call_bytes = self.with_device(file.id.dev, |d| d.call_bytes);
         let mut brought = Brought::default();
-        for piece in pieces(range, call_bytes).take_while(|_| !file.has_ended()) {
+        for piece in calls(&range, call_bytes).take_while(|_| !file.has_ended()) {
             let cached = brought.look(file.fd, &piece);
             if cached.is_some_and(|cached| cached.complete()) {
                 continue;
             }
             brought.add(self.ask(file, piece, cached.map(|c| c.cached))?);
         }
+        // Whole pages were asked about.
+        brought.found_bytes = brought.found_bytes.min(range.end - range.start);
         Ok(brought)
+    }
+}
+
+/// What is asked for call by call. The kernel counts pages, also those of which a range has a part: a call that begins within a
+/// page would be cut by its last one, for which the program then waits.
+fn calls(range: &Range<u64>, call_bytes: u64) -> impl Iterator<Item = Range<u64>> {
+    pieces(range.start / PAGE_BYTES * PAGE_BYTES..range.end, call_bytes)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn no_call_touches_more_pages_than_the_kernel_takes() {
+        let most = 128 << 10;
+        for range in [2048..2048 + most, 0..most, 4095..4096 + 2 * most, 100..200, 4096..4096] {
+            let calls: Vec<_> = calls(&range, most).collect();
+            let touched = |call: &Range<u64>| call.end.div_ceil(PAGE_BYTES) - call.start / PAGE_BYTES;
+            assert!(calls.iter().all(|call| touched(call) <= most / PAGE_BYTES), "{range:?}: {calls:?}");
+            assert!(calls.iter().map(touched).sum::<u64>() >= touched(&range), "{range:?}: {calls:?}");
+            assert!(calls.windows(2).all(|pair| pair[0].end == pair[1].start), "{range:?}: {calls:?}");
+        }
     }
 }

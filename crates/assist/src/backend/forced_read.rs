@@ -83,6 +83,16 @@ impl ForcedRead {
         self.files().insert(file.id, own.clone());
         own
     }
+
+    /// Reads what was asked for, so as to know when it is there.
+    pub(super) fn wait_for(&self, file: HintedFile<'_>, range: Range<u64>) -> io::Result<()> {
+        let own = self.own(file);
+        let fd = own.fd.as_ref().map_or(file.fd, |fd| fd.as_fd());
+        pieces(range, own.call_bytes).take_while(|_| !file.has_ended()).try_for_each(|piece| {
+            own.end.store(piece.end, Relaxed);
+            read_piece(fd, piece).map(drop)
+        })
+    }
 }
 
 /// Whether a program has just read past a piece. Bringing it in then would only fill the gaps between what the program

@@ -27,10 +27,19 @@ impl Sample {
         (self.ns_squared / n - mean * mean).max(0.0) / n
     }
 
-    /// Whether reads take about as long as from memory: 20 µs and 4 GB/s.
+    /// What they take from memory, ns: 20 µs and 4 GB/s.
+    fn memory_ns(&self) -> u64 {
+        self.reads.saturating_mul(20_000).saturating_add(self.bytes / 4)
+    }
+
+    /// Whether reads take about as long as from memory.
     pub(super) fn as_fast_as_memory(&self) -> bool {
-        let memory = self.reads.saturating_mul(20_000).saturating_add(self.bytes / 4);
-        self.ns <= memory.saturating_mul(MEMORY_FACTOR)
+        self.ns <= self.memory_ns().saturating_mul(MEMORY_FACTOR)
+    }
+
+    /// How much longer they took than from memory, ns.
+    pub(super) fn waited_ns(&self) -> u64 {
+        self.ns.saturating_sub(self.memory_ns())
     }
 
     pub(super) fn add(&mut self, bytes: u64, ns: u64) {

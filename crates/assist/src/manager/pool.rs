@@ -35,6 +35,9 @@ pub(super) const LETTING_GO_MAX: u32 = 1024;
 const STUCK_AFTER: Duration = Duration::from_secs(1);
 /// Workers started in the place of others, at most.
 const REPLACEMENTS_MAX: u32 = 24;
+/// Workers that are there from the beginning; more are started as jobs wait, so that little is to be done before a short program
+/// and after it.
+const WORKERS_AT_FIRST: u32 = 2;
 /// Jobs of one file that run at once: the kernel then sees one reader that goes forward.
 const RUNNING_MAX: u32 = 1;
 
@@ -237,6 +240,8 @@ struct State {
     since: FxHashMap<u64, Instant>,
     jobs_begun: u64,
     workers: u32,
+    /// Of these, such as have no job, or are about to look for one.
+    idle: u32,
     stopping: bool,
 }
 
@@ -275,6 +280,8 @@ pub(super) struct Pool {
     share: u32,
     done: Sender<Done>,
     wake: Arc<dyn Fn() + Send + Sync>,
+    /// For workers that are started later.
+    own: Weak<Pool>,
 }
 
 impl Pool {
@@ -289,22 +296,42 @@ impl Pool {
     ) -> std::io::Result<Arc<Pool>> {
         let workers = workers.max(2);
         let share = share.clamp(1, workers - 1);
-        let state = Mutex::new(State { workers, ..State::default() });
-        let (work, ended, wake) = (Condvar::new(), Condvar::new(), Arc::new(wake));
-        let pool = Arc::new(Pool { state, work, ended, backends, workers, share, done, wake });
-        for n in 0..workers {
-            let own = pool.clone();
-            let thread = std::thread::Builder::new().name(format!("assist-hint-{n}"));
-            if let Err(e) = thread.spawn(move || own.run(false)) {
-                let mut state = pool.locked();
-                state.workers -= workers - n;
-                state.stopping = true;
-                drop(state);
+        let pool = Arc::new_cyclic(|own| Pool {
+            state: Mutex::default(),
+            work: Condvar::new(),
+            ended: Condvar::new(),
+            backends,
+            workers,
+            share,
+            done,
+            wake: Arc::new(wake),
+            own: own.clone(),
+        });
+        for _ in 0..WORKERS_AT_FIRST {
+            let started = pool.start_worker(&mut pool.locked(), false);
+            if let Err(e) = started {
+                pool.locked().stopping = true;
                 pool.work.notify_all();
                 return Err(e);
             }
         }
         Ok(pool)
+    }
+
+    /// Starts a worker, which may stand for one that is stuck.
+    fn start_worker(&self, state: &mut State, replacement: bool) -> std::io::Result<()> {
+        let Some(own) = self.own.upgrade() else { return Ok(()) };
+        let name = if replacement { "assist-hint-more".into() } else { format!("assist-hint-{}", state.workers) };
+        std::thread::Builder::new().name(name).spawn(move || own.run(replacement))?;
+        (state.workers, state.idle) = (state.workers + 1, state.idle + 1);
+        Ok(())
+    }
+
+    /// Starts a worker if there are fewer without a job than files with one. A system that has no thread left makes jobs wait.
+    fn grow(&self, state: &mut State) {
+        if state.ready.len() > state.idle as usize && state.workers < self.workers && !state.stopping {
+            let _ = self.start_worker(state, false);
+        }
     }
 
     /// Adds a job. False, and the job is not done, when too many wait; closing is always taken.
@@ -340,6 +367,7 @@ impl Pool {
         if let Some(count) = count {
             *state.counted(count).entry(uid).or_default() += 1;
         }
+        self.grow(&mut state);
         drop(state);
         drop(dropped);
         self.work.notify_one();
@@ -370,8 +398,9 @@ impl Pool {
     }
 
     /// Starts workers in the place of those that are stuck, if jobs wait that may begin and no worker is free for them.
-    pub(super) fn relieve(self: &Arc<Pool>) {
+    pub(super) fn relieve(&self) {
         let mut state = self.locked();
+        self.grow(&mut state);
         let stuck = state.since.values().filter(|since| since.elapsed() >= STUCK_AFTER).count() as u32;
         let free = state.workers.saturating_sub(stuck);
         let replaced = state.workers.saturating_sub(self.workers);
@@ -380,11 +409,7 @@ impl Pool {
         }
         let waiting = state.ready.iter().filter(|line| state.may_begin(**line, self.share)).count() as u32;
         for _ in 0..REPLACEMENTS_MAX.min(stuck).saturating_sub(replaced).min(waiting) {
-            let own = self.clone();
-            let thread = std::thread::Builder::new().name("assist-hint-more".into());
-            if thread.spawn(move || own.run(true)).is_ok() {
-                state.workers += 1;
-            }
+            let _ = self.start_worker(&mut state, true);
         }
     }
 
@@ -425,7 +450,9 @@ impl Pool {
             }
             self.finished(number, line, uid, count);
         }
-        self.locked().workers -= 1;
+        let mut state = self.locked();
+        (state.workers, state.idle) = (state.workers - 1, state.idle - 1);
+        drop(state);
         self.ended.notify_all();
     }
 
@@ -459,6 +486,7 @@ impl Pool {
                 if matches!(line, Line::Index(_)) {
                     *state.indexing_on.entry(dev).or_default() += 1;
                 }
+                state.idle -= 1;
                 state.jobs_begun += 1;
                 let number = state.jobs_begun;
                 state.since.insert(number, Instant::now());
@@ -473,6 +501,7 @@ impl Pool {
 
     fn finished(&self, number: u64, line: Line, uid: u32, count: Option<Count>) {
         let mut state = self.locked();
+        state.idle += 1;
         state.since.remove(&number);
         one_less(&mut state.running_of, uid);
         one_less(&mut state.running_on, line.dev());
@@ -491,6 +520,7 @@ impl Pool {
                 state.ready.push_back(line);
             }
         }
+        self.grow(&mut state);
         drop(state);
         // This worker looks again by itself; another one may wait for this user's place.
         self.work.notify_one();

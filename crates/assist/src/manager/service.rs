@@ -190,11 +190,12 @@ impl Service {
         for id in self.clients.keys().copied().collect::<Vec<_>>() {
             self.remove(id);
         }
-        self.pool.stop(WORKERS_END_WITHIN);
         self.recorder.tell(|sink| sink.finish());
+        // Who stops a manager waits for its report and not for what workers still read.
         if let Some(answer) = answer {
             let _ = answer.send(report);
         }
+        self.pool.stop(WORKERS_END_WITHIN);
     }
 
     /// One round: waits, and serves what there is. `Some` when it is to end.

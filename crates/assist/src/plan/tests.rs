@@ -520,3 +520,56 @@ fn a_file_that_lists_its_own_extents_is_planned_by_its_index() {
         assert!(!plan.files[0].why.contains("index"), "{}", plan.files[0].why);
     }
 }
+
+/// Without a plan no program is held up on a fast disk, nor where requests are late, by more than a hundredth and a few
+/// milliseconds.
+#[test]
+fn no_plan_costs_next_to_nothing_on_fast_and_on_distant_devices() {
+    let line = |us: u64, ps_per_byte| LinearCost { fixed: Nanos::from_micros(us), ps_per_byte };
+    let late = Device { parallel: 32, ..Device::of(line(5000, 5000).into(), line(5000, 5000).into(), "latency-bound") };
+    let fast = Device { parallel: 2, ..Device::of(line(60, 450).into(), line(60, 450).into(), "fast") };
+    let devices = [Device::flash(), fast, Device::limited(3000, 1000), late];
+    let entry = Entry { online: true, ..Entry::new("/data/f0") };
+    let entries: Entries = [(0, Hinted { entry: &entry, index: None })].into_iter().collect();
+    let mut all = programs();
+    all.push(("20 KB of each 150 KB, soon over", 48 * MIB, (0..320).map(|i| (1, 0, i * 150_000, 20_000, 5)).collect()));
+    let mut bad = Vec::new();
+    for (name, size, steps) in all {
+        for device in &devices {
+            let run = run_of(&record(&[size], &steps, device), device, |_| true, usize::MAX);
+            let without = replay(&run, device, 1 << 30, &Entries::default()).run_ns;
+            let with = replay_judged(&run, device, 1 << 30, &entries, StandDown::default(), &device.cost()).run_ns;
+            if with > without + without / 100 + 3_000_000 {
+                bad.push(format!("{name}, on {}: {} → {} ms", device.source, without / 1_000_000, with / 1_000_000));
+            }
+        }
+    }
+    assert!(bad.is_empty(), "{}\n{}", bad.len(), bad.join("\n"));
+}
+
+/// Columns of a table of chunks that its index knows, one after the other, from a mount where each request takes 5 ms.
+#[test]
+fn columns_of_chunks_hardly_wait_for_a_distant_device() {
+    let line = LinearCost { fixed: Nanos::from_micros(5000), ps_per_byte: 5000 };
+    let device = Device { parallel: 32, ..Device::of(line.into(), line.into(), "latency-bound") };
+    let size = 64 * MIB;
+    let chunk = |i: u64| MIB + i * 64 * KIB;
+    let chunks: Vec<_> = (0..512).map(|i| chunk(i)..chunk(i + 1)).collect();
+    let index = Index {
+        format: "HDF5",
+        tracks: impresario_foresight::Tracks::new([chunks], size),
+        size_bytes: size,
+        spent: crate::formats::Spent { requests: 4, bytes: 80 * KIB, rounds: vec![1; 4] },
+    };
+    // The superblock, and every fourth column.
+    let mut steps = vec![(1, 0, 0, 512, 0), (1, 0, 2048, 544, 0)];
+    let columns = (0..32).step_by(4).flat_map(|column| (0..16).map(move |row| row * 32 + column));
+    steps.extend(columns.map(|i| (1, 0, chunk(i), 64 * KIB, 20)));
+    let run = run_of(&record(&[size], &steps, &device), &device, |_| true, usize::MAX);
+    let entry = Entry { online: true, ..Entry::new("/data/f0.h5") };
+    let entries: Entries = [(0, Hinted { entry: &entry, index: Some(&index) })].into_iter().collect();
+    let without = replay(&run, &device, 1 << 30, &Entries::default());
+    let with = replay_judged(&run, &device, 1 << 30, &entries, StandDown::default(), &device.cost());
+    assert!(with.wait_ns * 10 <= without.wait_ns * 3, "{without:?} {with:?}");
+    assert!(with.device_bytes <= without.device_bytes * 12 / 10, "{without:?} {with:?}");
+}

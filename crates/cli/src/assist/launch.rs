@@ -116,14 +116,13 @@ pub struct Programs {
 }
 
 impl Programs {
-    /// Starts `instances` of a program; `socket` is that of their advice manager, `files_limit` the limit of open files that
-    /// they would have without us, and `environment` what they get beside the library.
+    /// Starts `instances` of a program; `socket` is that of their advice manager, and `environment` what they get beside the
+    /// library. They have our limit of open files, which is to be raised after this.
     pub fn start(
         words: &[OsString],
         purpose: Purpose,
         instances: u32,
         socket: &Path,
-        files_limit: Option<u64>,
         environment: &[(OsString, OsString)],
     ) -> Result<Programs> {
         let library = library::find()?;
@@ -146,7 +145,6 @@ impl Programs {
             if purpose == Purpose::Record {
                 command.env(WAIT_VARIABLE, RECORD_WAIT_MS);
             }
-            limit_files(&mut command, files_limit);
             let child = command.spawn().with_context(|| format!("starting {}", name.to_string_lossy()))?;
             programs.children.push(child);
         }

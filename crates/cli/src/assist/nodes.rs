@@ -15,7 +15,6 @@ use std::process::{Command, ExitCode};
 use anyhow::{Context, Result};
 use impresario_assist::config::Hints;
 use impresario_base::machine::host_name;
-use impresario_base::machine::raise_file_limit;
 
 use super::launch::{Environment, OwnSocket, Programs, Purpose, own_socket_at};
 use super::record::{self, record};
@@ -240,7 +239,7 @@ pub fn on_node(args: OnNode) -> Result<ExitCode> {
         Err(error) => {
             tracing::debug!(%error, "this node's manager is another one");
             let purpose = if job.record.is_some() { Purpose::Record } else { Purpose::Advise };
-            return Ok(Programs::start(&program, purpose, 1, &job.socket, None, &[])?.wait()?.0);
+            return Ok(Programs::start(&program, purpose, 1, &job.socket, &[])?.wait()?.0);
         }
     };
     match &job.record {
@@ -271,7 +270,7 @@ fn guided(own: OwnSocket, node: &str, job: &Job, program: &[OsString]) -> Result
         report: report.as_deref(),
         learns: false,
     };
-    guided.run(own, program, raise_file_limit(0).before, &[])
+    guided.run(own, program, &[])
 }
 
 /// `trace.imt` of a node or rank: `trace.PART.imt`.

@@ -85,10 +85,10 @@ pub fn record(
 ) -> Result<(ExitCode, Trace, Option<Coverage>)> {
     let command: Vec<_> = program.iter().map(|word| word.to_string_lossy()).collect();
     let sink = TraceSink::create(output, &command.join(" "))?;
-    let before = raise_file_limit(0).before;
     let manager =
         Manager::start(Options::record(Box::new(sink)), &folder.socket()).context("starting the advice manager")?;
-    let programs = Programs::start(program, Purpose::Record, 1, manager.socket(), before, environment)?;
+    let programs = Programs::start(program, Purpose::Record, 1, manager.socket(), environment)?;
+    raise_file_limit(0);
     let (code, account) = programs.wait()?;
     let mut report = manager.stop().context("ending the advice manager")?;
     let coverage = account.map(|account| report.cover(account, true));

@@ -9,7 +9,7 @@ use std::process::ExitCode;
 use anyhow::{Context, Result};
 use impresario_assist::config::Hints;
 use impresario_assist::learn::{Kind, SHARED, Store, program_of};
-use impresario_assist::manager::{Manager, Options, Record, RecordedAccess, RecordedFile, Sink};
+use impresario_assist::manager::{Access, Handle, Manager, Options, Record, RecordedAccess, RecordedFile, Sink};
 use impresario_assist::record::TraceSink;
 use impresario_base::machine::raise_file_limit;
 
@@ -71,7 +71,7 @@ pub fn run(args: Args) -> Result<ExitCode> {
                 socket.display()
             )));
         }
-        let programs = Programs::start(&args.program, Purpose::Advise, args.instances, &socket, None, &[])?;
+        let programs = Programs::start(&args.program, Purpose::Advise, args.instances, &socket, &[])?;
         return Ok(programs.wait()?.0);
     }
     let hints = match &args.hints {
@@ -92,7 +92,7 @@ pub fn run(args: Args) -> Result<ExitCode> {
         report: args.report.as_deref(),
         learns: args.learn,
     };
-    guided.run(folder, &args.program, raise_file_limit(0).before, &environment)
+    guided.run(folder, &args.program, &environment)
 }
 
 /// A program under a manager of its own.
@@ -139,25 +139,32 @@ impl Guided<'_> {
         self,
         folder: OwnSocket,
         program: &[OsString],
-        files_limit: Option<u64>,
         environment: &[(OsString, OsString)],
     ) -> Result<ExitCode> {
-        let mut options =
-            Options { program: self.name.clone(), kinds: Some(Box::new(learnt)), ..Options::new(self.hints) };
         let trace = folder.path().join("learnt.imt");
-        if self.learns {
+        let record = if self.learns {
             let command: Vec<_> = program.iter().map(|word| word.to_string_lossy()).collect();
             let sink = Bounded { trace: TraceSink::create(&trace, &command.join(" "))?, left: LEARNT_ACCESSES_MAX };
-            options.record = Some(Record::of_everything(Box::new(sink)));
-        }
-        let manager = Manager::start(options, &folder.socket()).context("starting the advice manager")?;
-        if let Err(error) = manager.expect(files_named(program)) {
-            tracing::debug!(%error, "nothing is prefetched before the program's first read");
-        }
-        let socket = manager.socket();
-        let programs = Programs::start(program, Purpose::Advise, self.instances, socket, files_limit, environment)?;
+            Some(Record::of_everything(Box::new(sink)))
+        } else {
+            None
+        };
+        // The program loads while its manager is made.
+        let listening =
+            Manager::listen(&folder.socket(), Access::Owner).context("making the advice manager's socket")?;
+        let programs = Programs::start(program, Purpose::Advise, self.instances, listening.socket(), environment)?;
+        raise_file_limit(0);
+        let options =
+            Options { program: self.name.clone(), kinds: Some(Box::new(learnt)), record, ..Options::new(self.hints) };
+        let started = listening.start(options);
+        let started = started.map_err(|e| io::Error::new(e.kind(), format!("the advice manager did not start: {e}")));
+        let manager = started.inspect(|manager| {
+            if let Err(error) = manager.expect(files_named(program)) {
+                tracing::debug!(%error, "nothing is prefetched before the program's first read");
+            }
+        });
         let (code, account) = programs.wait()?;
-        match manager.stop() {
+        match manager.and_then(Handle::stop) {
             Ok(mut report) => {
                 report.origin = super::report::origin(self.name.as_deref().unwrap_or_default());
                 let coverage = account.map(|account| report.cover(account, self.learns));

@@ -251,6 +251,43 @@ impl Assist {
             true
         })
     }
+
+    /// Puts an access into the ring; whether the manager will find it there.
+    #[inline]
+    fn push(&self, generation: u32, file: u32, event: Event) -> bool {
+        // A number of a connection that is gone means nothing in the next one's ring.
+        if generation != PAGE.generation.load(Acquire) {
+            return false;
+        }
+        let Some(ring) = ring() else { return false };
+        let short = |n: u64| u32::try_from(n).unwrap_or(u32::MAX);
+        let access = Access {
+            file,
+            op: event.op,
+            flags: event.flags,
+            thread: thread(generation),
+            offset: event.offset,
+            len_bytes: short(event.len_bytes),
+            duration_ns: short(event.duration_ns),
+            start_ns: event.start_ns,
+        };
+        if PAGE.mode.load(Relaxed) == Mode::Record as u32 && !ring.has_room() && is_patient() {
+            await_room(ring);
+        }
+        let pushed = ring.push(access);
+        match pushed {
+            Push::Stored | Push::Full => {}
+            Push::Wake => wake(),
+            Push::Closed => quietly(|| lost(Notice::Lost)),
+        }
+        if ring.helper_wanted().is_some() {
+            helper::start();
+        }
+        if event.start_ns >= PAGE.next_look_ns.load(Relaxed) {
+            quietly(|| look_after_socket(event.start_ns));
+        }
+        matches!(pushed, Push::Stored | Push::Wake)
+    }
 }
 
 /// Makes the page this process's.
@@ -609,37 +646,7 @@ impl Consumer for Assist {
 
     #[inline]
     fn tell(&self, generation: u32, file: u32, event: Event) {
-        // A number of a connection that is gone means nothing in the next one's ring.
-        if generation != PAGE.generation.load(Acquire) {
-            return;
-        }
-        let Some(ring) = ring() else { return };
-        let short = |n: u64| u32::try_from(n).unwrap_or(u32::MAX);
-        let access = Access {
-            file,
-            op: event.op,
-            flags: event.flags,
-            thread: thread(generation),
-            offset: event.offset,
-            len_bytes: short(event.len_bytes),
-            duration_ns: short(event.duration_ns),
-            start_ns: event.start_ns,
-        };
-        if PAGE.mode.load(Relaxed) == Mode::Record as u32 && !ring.has_room() && is_patient() {
-            await_room(ring);
-        }
-        match ring.push(access) {
-            Push::Stored => {}
-            Push::Wake => wake(),
-            Push::Full => {}
-            Push::Closed => quietly(|| lost(Notice::Lost)),
-        }
-        if ring.helper_wanted().is_some() {
-            helper::start();
-        }
-        if event.start_ns >= PAGE.next_look_ns.load(Relaxed) {
-            quietly(|| look_after_socket(event.start_ns));
-        }
+        self.push(generation, file, event);
     }
 
     fn unseen(&self, what: Unseen) {
@@ -657,8 +664,8 @@ impl Consumer for Assist {
     fn release(&self, generation: u32, file: u32) {
         let now = now_ns();
         let close = Event { op: Op::Close, flags: 0, offset: 0, len_bytes: 0, start_ns: now, duration_ns: 0 };
-        self.tell(generation, file, close);
-        if generation == PAGE.generation.load(Acquire) {
+        // In the ring it costs the program no call and stands behind the file's accesses.
+        if !self.push(generation, file, close) && generation == PAGE.generation.load(Acquire) {
             let _ = send(ToManager::Unregister { file }, None);
         }
     }

@@ -278,7 +278,10 @@ impl Client {
 
     fn note(&mut self, access: Access, told: &mut [Told]) {
         match self.files.get(&access.file) {
-            Some(at) => told[*at].accesses.push(access),
+            Some(at) => {
+                told[*at].unregistered |= access.op == Op::Close;
+                told[*at].accesses.push(access);
+            }
             // Its registration is still on the way.
             None => self.early.push(access),
         }
