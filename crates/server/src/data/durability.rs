@@ -30,7 +30,7 @@ pub(super) fn write<F: FileSystem>(
 
 /// Makes an object durable, or tells that it has lost data.
 pub(super) fn sync<F: FileSystem>(store: &ObjectStore<F>, losses: &Losses, key: u64) -> Done {
-    match store.sync(key) {
+    match losses.settle_doubt(store, key).and_then(|()| store.sync(key)) {
         Ok(()) => match losses.of(key) {
             0 => Done::Barrier,
             loss => Done::AfterLoss(loss, 0),

@@ -98,6 +98,11 @@ fn restarts_that_forget_losses_are_found() {
 }
 
 #[test]
+fn restarts_that_forget_syncs_under_way_are_found() {
+    assert!(matches!(is_found(Sabotage::ForgetsSyncs), Wrong::Lost(_)));
+}
+
+#[test]
 fn power_failures_that_are_hidden_are_found() {
     assert!(matches!(is_found(Sabotage::HidesReboots), Wrong::Lost(_)));
 }

@@ -10,7 +10,7 @@ use std::time::Duration;
 use impresario_client::testing::{Told, Unsynced};
 use impresario_client::{ClientError, Peer};
 use impresario_store::testing::Forgetful;
-use impresario_store::{FolderIdentity, ObjectStore, StoreOptions};
+use impresario_store::{FileSystem, FolderIdentity, ObjectStore, StoreOptions};
 use impresario_wire::{ClientKey, FileKey, LaneState, SpaceChange, Who};
 
 use super::plan::{CLIENTS, HANDLES, OBJECTS, Plan, SECTOR_BYTES, SECTORS, Span, Step};
@@ -31,6 +31,8 @@ pub(super) enum Sabotage {
     NotesNoLosses,
     /// A restarted server does not know which objects have lost data.
     ForgetsLosses,
+    /// Nor in which syncs it was killed.
+    ForgetsSyncs,
     /// A machine that was started again says it was not.
     HidesReboots,
     /// A client tells only the open file through which it has synced.
@@ -168,6 +170,9 @@ impl World<'_> {
         let options = StoreOptions { open_files: 1, checksums, unsettled_blocks: 4, ..StoreOptions::default() };
         let before = self.disk.troubles();
         let losses = Arc::new(Losses::default());
+        if self.sabotage == Sabotage::ForgetsSyncs {
+            let _ = self.disk.unlink("syncing"); // there may be none
+        }
         let opened = ObjectStore::over(self.disk.clone(), Path::new("disk"), "data.0", options);
         let started = opened.map_err(|error| error.to_string()).and_then(|store| {
             let noted = match self.sabotage {
@@ -233,14 +238,8 @@ impl World<'_> {
         }
         let Some(server) = self.server.take() else { return Ok(()) };
         let killed = self.kill_after.take();
-        // A loss that cannot be noted, because the server is killed in that moment or its disk fails for that too, is
-        // forgotten by a restart: the server's log has it. That is not tried.
-        let must_note = self.disk.owes_errors();
-        match killed {
-            _ if must_note && self.is_read_only => return Ok(()),
-            _ if must_note => self.disk.mend(),
-            Some(after) if !self.is_read_only => self.disk.stop_after(after),
-            _ => {}
+        if let Some(after) = killed.filter(|_| !self.is_read_only) {
+            self.disk.stop_after(after);
         }
         let done = match step {
             Step::Write { client, span } => self.write(&server, client, span, killed.is_none()),
@@ -492,7 +491,6 @@ enum Outcome {
 fn contents(disk: &Forgetful, object: usize) -> Vec<u8> {
     use std::io::IoSliceMut;
 
-    use impresario_store::FileSystem;
     let key = key(object);
     let Ok(file) = disk.open(&format!("objects/{:02x}/{key:016x}", key & 0xff), false) else { return Vec::new() };
     let mut bytes = vec![0; SECTORS * SECTOR_BYTES as usize];
