@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use impresario_base::lock::{Mutex, RwLock};
 use impresario_config::Config;
 use impresario_layout::Layout;
-use impresario_wire::{Answer, Call, FileKey, KeyRole, MetaCall, ObjectInfo, SeekTo, Sought, SpaceChange};
+use impresario_wire::{Answer, Attr, Call, FileKey, KeyRole, MetaCall, ObjectInfo, SeekTo, Sought, SpaceChange};
 
 use crate::error::ClientError;
 use crate::identity::{Identity, TrafficCount};
@@ -370,6 +370,18 @@ impl Client {
                 let reply = self.io(Call::FileStat { file, layout: *layout })?;
                 if let Answer::Object(info) = reply.answer { Ok(info) } else { Err(unexpected(&reply)) }
             }
+        }
+    }
+
+    /// The attributes in an answer; an answer without any is given back. What was cut is to be synced like what was written.
+    pub(crate) fn attributes(&self, answer: Answer) -> Result<Attr, Answer> {
+        match answer {
+            Answer::Attr(attr) => Ok(attr),
+            Answer::Cut { attr, file, lanes } => {
+                lanes.into_iter().for_each(|lane| self.unsynced.note_write(file, lane));
+                Ok(attr)
+            }
+            other => Err(other),
         }
     }
 

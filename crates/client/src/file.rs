@@ -13,7 +13,7 @@ use crate::client::Client;
 use crate::error::{ClientError, Errno};
 use crate::length::Length;
 use crate::paths::Paths;
-use crate::striped::Written;
+use crate::striped::{Written, unasked};
 use crate::will_need::Hint;
 
 /// A file that is dropped without being closed waits at most so long for the metadata server.
@@ -433,10 +433,8 @@ impl OpenFile {
     }
 
     fn attr(&self, call: impl Fn(u64) -> MetaCall) -> Result<Attr, ClientError> {
-        match self.ask(call)? {
-            Answer::Attr(attr) => Ok(attr),
-            other => Err(self.unexpected(&other)),
-        }
+        let answer = self.ask(call)?;
+        self.client.attributes(answer).map_err(|other| self.unexpected(&other))
     }
 
     fn xattr(&self, call: impl Fn(u64) -> MetaCall) -> Result<Vec<u8>, ClientError> {
@@ -477,8 +475,6 @@ impl OpenFile {
     }
 
     fn unexpected(&self, answer: &Answer) -> ClientError {
-        let mut what = format!("its answer does not belong to the call: {answer:?}");
-        what.truncate((0..=200.min(what.len())).rev().find(|at| what.is_char_boundary(*at)).unwrap_or(0));
-        ClientError::Protocol { peer: self.client.meta_link().peer(), what }
+        unasked(self.client.meta_link().peer(), answer)
     }
 }

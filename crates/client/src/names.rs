@@ -15,7 +15,7 @@ use crate::client::Client;
 use crate::error::ClientError;
 use crate::file::File;
 use crate::pending::Reply;
-use crate::striped::{expect_done, unexpected};
+use crate::striped::{expect_done, unasked, unexpected};
 
 /// How a file is to be made.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -48,7 +48,8 @@ impl Client {
 
     /// Changes attributes of what a path names.
     pub fn set_attr(&self, path: impl AsRef<[u8]>, set: SetAttr) -> Result<Attr, ClientError> {
-        attr(self.ask(MetaCall::SetAttr { target: at(path), set })?)
+        let Reply { answer, peer, .. } = self.ask(MetaCall::SetAttr { target: at(path), set })?;
+        self.attributes(answer).map_err(|other| unasked(peer, &other))
     }
 
     /// Makes a file and opens it for reading and writing.

@@ -39,6 +39,18 @@ pub(super) fn sync<F: FileSystem>(store: &ObjectStore<F>, losses: &Losses, key: 
     }
 }
 
+/// Sets the length of an object.
+pub(super) fn truncate<F: FileSystem>(
+    store: &ObjectStore<F>,
+    losses: &Losses,
+    key: u64,
+    len_bytes: u64,
+) -> io::Result<Done> {
+    // Before it, as for a write.
+    let loss = losses.of(key);
+    store.truncate(key, len_bytes).map(|()| if loss == 0 { Done::Barrier } else { Done::AfterLoss(loss, 0) })
+}
+
 /// Changes the space of a range.
 pub(super) fn change_space<F: FileSystem>(
     store: &ObjectStore<F>,

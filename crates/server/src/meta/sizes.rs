@@ -27,7 +27,7 @@ use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
 
 use impresario_base::lock::MutexGuard;
-use impresario_wire::message::{Attr, Fault, FileKey, NodeKind, ObjectInfo, SetTime, Who};
+use impresario_wire::message::{Attr, Fault, FileKey, LaneState, NodeKind, ObjectInfo, SetTime, Who};
 use rustix::fs::{AtFlags, Mode, Stat};
 use rustix::io::Errno;
 
@@ -345,8 +345,8 @@ impl Meta {
         Ok(())
     }
 
-    /// Sets the length of a pinned file.
-    pub(super) fn truncate(&self, who: &Who, pin: &Pin<'_>, len_bytes: u64, path: &[u8]) -> Outcome<()> {
+    /// Sets the length of a pinned file. Gives the states of the data servers that have done it.
+    pub(super) fn truncate(&self, who: &Who, pin: &Pin<'_>, len_bytes: u64, path: &[u8]) -> Outcome<Vec<LaneState>> {
         let doing = "set the length of";
         if i64::try_from(len_bytes).is_err() {
             return Err(Errno::FBIG).explain(doing, path);
@@ -365,7 +365,8 @@ impl Meta {
         }
         let objects = self.ask(pin).map_err(|error| data_fault(&error, doing, &path))?;
         match objects.size > len_bytes && objects.size <= end {
-            true => self.truncate_held(who, pin, len_bytes, &path, &gate),
+            // The write that it takes back has failed as far as its client knows: there is nothing to sync.
+            true => self.truncate_held(who, pin, len_bytes, &path, &gate).map(drop),
             false => Ok(()),
         }
     }
@@ -377,12 +378,13 @@ impl Meta {
         len_bytes: u64,
         path: &[u8],
         gate: &MutexGuard<'_, ()>,
-    ) -> Outcome<()> {
+    ) -> Outcome<Vec<LaneState>> {
         let doing = "set the length of";
         self.end_relays(pin).explain(doing, path)?;
         let stat = rustix::fs::fstat(&pin.fd).explain(doing, path)?;
         if self.opens.mark_of(pin.ino).is_none() && stat.st_size == 0 && len_bytes == 0 {
-            return self.dir.disk.set_times(&pin.fd, None, Some(SetTime::Now)).explain(doing, path);
+            let timed = self.dir.disk.set_times(&pin.fd, None, Some(SetTime::Now));
+            return timed.map(|()| Vec::new()).explain(doing, path);
         }
         self.mark(pin).explain(doing, path)?;
         // The same client revokes it by being in a newer epoch.
@@ -392,7 +394,7 @@ impl Meta {
         }
         self.opens.set_doubt(pin.ino, Some(*who));
         let cut = self.note_answer(self.objects.truncate(who, pin.key, &pin.layout, len_bytes));
-        cut.map_err(|error| data_fault(&error, doing, path))?;
+        let lanes = cut.map_err(|error| data_fault(&error, doing, path))?;
         self.opens.set_doubt(pin.ino, None);
         // Not before: it moves the local time, which from now on is not the file's.
         let noted = self.cut_assigned(pin, len_bytes).and_then(|()| {
@@ -409,7 +411,7 @@ impl Meta {
         if let Err(failure) = self.settle_held(pin, gate) {
             tracing::warn!(path = show(path), ?failure, "the new length will be settled later");
         }
-        Ok(())
+        Ok(lanes)
     }
 
     /// Called before a time is set by hand on a file whose objects may be newer: records the objects' time, so that the

@@ -33,6 +33,8 @@ pub(super) enum Sabotage {
     ForgetsLosses,
     /// Nor in which syncs it was killed.
     ForgetsSyncs,
+    /// A client does not take a truncation for something that is to be synced.
+    ForgetsCuts,
     /// A machine that was started again says it was not.
     HidesReboots,
     /// A client tells only the open file through which it has synced.
@@ -243,7 +245,7 @@ impl World<'_> {
         }
         let done = match step {
             Step::Write { client, span } => self.write(&server, client, span, killed.is_none()),
-            Step::Cut { object, sectors } => self.cut(&server, object, sectors, killed.is_none()),
+            Step::Cut { client, object, sectors } => self.cut(&server, client, object, sectors, killed.is_none()),
             Step::Punch { client, span } => self.punch(&server, client, span, killed.is_none()),
             Step::Sync { client, object, handle } => self.sync(&server, client, object, handle, killed.is_none()),
             Step::Read { object } => self.read(&server, object),
@@ -273,6 +275,8 @@ impl World<'_> {
 
     /// Something was written: `outcome` says so, or that a part of it may have been. Without an answer its client does not know.
     fn note(&mut self, client: Option<usize>, span: Span, value: u64, outcome: Outcome, loss: u32) {
+        // Nothing but a truncation, or a hole that is punched, writes zeros.
+        let is_forgotten = self.sabotage == Sabotage::ForgetsCuts && value == 0;
         let state = LaneState::new(0, self.incarnation(), loss);
         for sector in span.first..span.first + span.count {
             let at = self.sectors[span.object][sector].write(value, outcome == Outcome::Done);
@@ -280,7 +284,7 @@ impl World<'_> {
                 self.clients[client].pending[span.object].push((sector, at));
             }
         }
-        if let (Some(client), Outcome::Done) = (client, outcome) {
+        if let (Some(client), Outcome::Done, false) = (client, outcome, is_forgotten) {
             self.clients[client].unsynced.note_write(FileKey(key(span.object)), state);
         }
     }
@@ -306,10 +310,24 @@ impl World<'_> {
         Ok(())
     }
 
-    fn cut(&mut self, server: &Server, object: usize, sectors: usize, is_answered: bool) -> Result<(), Wrong> {
-        let cut = server.store.truncate(key(object), sectors as u64 * SECTOR_BYTES);
-        let outcome = if cut.is_ok() && is_answered { Outcome::Done } else { Outcome::Unknown };
-        self.note(None, Span { object, first: sectors, count: SECTORS - sectors }, 0, outcome, 0);
+    fn cut(
+        &mut self,
+        server: &Server,
+        client: usize,
+        object: usize,
+        sectors: usize,
+        is_answered: bool,
+    ) -> Result<(), Wrong> {
+        if !self.admit(server, client) {
+            return Ok(());
+        }
+        let span = Span { object, first: sectors, count: SECTORS - sectors };
+        let cut = durability::truncate(&server.store, &server.losses, key(object), sectors as u64 * SECTOR_BYTES);
+        let loss = if let Ok(Done::AfterLoss(loss, _)) = cut { loss } else { 0 };
+        match cut {
+            Ok(_) if is_answered => self.note(Some(client), span, 0, Outcome::Done, loss),
+            _ => self.note(None, span, 0, Outcome::Unknown, 0),
+        }
         Ok(())
     }
 
