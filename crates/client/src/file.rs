@@ -303,7 +303,7 @@ impl OpenFile {
             match self.register_once(deadline) {
                 // A registration goes with its session, so another one does no harm.
                 Err(ClientError::SessionEnded { .. } | ClientError::Lost { .. }) if Instant::now() < deadline => {}
-                registered => return registered,
+                registered => return registered.map_err(|error| self.unless_stale(error)),
             }
         }
     }
@@ -368,11 +368,14 @@ impl OpenFile {
             }
             done => done,
         };
-        match done {
-            Err(ClientError::Fault { fault: Fault { errno: libc::EIDRM, .. }, .. }) => {
-                Err(ClientError::Stale { file: self.key })
-            }
-            done => done,
+        done.map_err(|error| self.unless_stale(error))
+    }
+
+    /// The file's objects are removed: the open is stale.
+    fn unless_stale(&self, error: ClientError) -> ClientError {
+        match error {
+            ClientError::Fault { fault: Fault { errno: libc::EIDRM, .. }, .. } => ClientError::Stale { file: self.key },
+            error => error,
         }
     }
 
@@ -427,7 +430,7 @@ impl OpenFile {
                     has_been_stale = true;
                     self.registration.lock().session = 0;
                 }
-                asked => return asked.map(|reply| reply.answer),
+                asked => return asked.map(|reply| reply.answer).map_err(|error| self.unless_stale(error)),
             }
         }
     }

@@ -375,6 +375,30 @@ fn lost_truncations_and_changes_of_space_are_told_of_like_lost_writes() {
     }
 }
 
+/// The metadata server has asked the data servers, which have removed the objects of a file while its client was away.
+#[test]
+fn a_file_whose_objects_are_removed_is_stale() {
+    let mut cluster = FakeCluster::start(1, 0, 4000).unwrap();
+    let client = connect(&cluster, Via::Direct);
+    let file = client.create("f", CreateOptions::default()).unwrap();
+    let names = cluster.names.clone();
+    let serve = move || {
+        let mut serve = names.serve();
+        Box::new(move |connection: &FakeConnection, call: FakeCall| match &call.call {
+            Call::Meta { call: MetaCall::GetAttr { .. } | MetaCall::SetAttr { .. }, .. } => {
+                connection.answer(call.id, &crate::testing::refuse(libc::EIDRM, "removed"), &[]);
+                Flow::Continue
+            }
+            _ => serve(connection, call),
+        }) as Serve
+    };
+    cluster.meta.take().unwrap().kill();
+    let greeting = FakeGreeting::of(impresario_config::META_NAME);
+    cluster.meta = Some(FakeServer::start_at(&cluster.config().meta.address, greeting, serve).unwrap());
+    assert_eq!(file.attr().unwrap_err().errno(), libc::ESTALE);
+    assert_eq!(file.set_len(3).unwrap_err().errno(), libc::ESTALE);
+}
+
 #[test]
 fn every_open_file_is_told_of_a_failed_sync_once() {
     for (io_nodes, via) in ways() {

@@ -7,11 +7,11 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use impresario_base::lock::{Condvar, Mutex};
 use impresario_layout::Layout;
 use impresario_wire::message::{FileKey, LaneState, ObjectInfo, Statfs, Time, Who};
-use rustc_hash::FxHashMap;
+use rustc_hash::{FxHashMap, FxHashSet};
 
 /// The objects of files, on the data servers. Calls may take long, but each has its own deadline.
 pub trait Objects: Send + Sync {
-    /// Length and last modification of a file according to its objects; zeros if it has none.
+    /// Length and last modification of a file according to its objects; zeros if it has none, EIDRM if they were removed.
     fn stat(&self, file: FileKey, layout: &Layout) -> io::Result<ObjectInfo>;
     /// Truncates or extends the file's objects to those of a file of `len_bytes`, in the name of the client that asked
     /// for it: what that client does in a newer epoch revokes it. Gives the states of the data servers, by which the client
@@ -35,6 +35,7 @@ const TRUNCATE_MAX_BYTES: u64 = 1 << 50;
 #[derive(Default)]
 pub struct MemoryObjects {
     files: Mutex<FxHashMap<FileKey, MemoryFile>>,
+    removed: Mutex<FxHashSet<FileKey>>,
     away: AtomicBool,
     delay_us: AtomicU64,
     held: Mutex<bool>,
@@ -126,7 +127,10 @@ impl Objects for MemoryObjects {
     fn stat(&self, file: FileKey, layout: &Layout) -> io::Result<ObjectInfo> {
         self.enter()?;
         let files = self.files.lock();
-        let Some(state) = files.get(&file) else { return Ok(ObjectInfo::default()) };
+        let Some(state) = files.get(&file) else {
+            let is_removed = self.removed.lock().contains(&file);
+            return if is_removed { Err(rustix::io::Errno::IDRM.into()) } else { Ok(ObjectInfo::default()) };
+        };
         let size = (0..layout.pcount).zip(&state.lanes).map(|(k, len)| layout.file_len(k, *len)).max().unwrap_or(0);
         Ok(ObjectInfo { size, mtime: state.mtime, used_bytes: state.lanes.iter().sum(), made: state.made })
     }
@@ -161,6 +165,7 @@ impl Objects for MemoryObjects {
         let unlink = |(file, _): &(FileKey, Layout)| {
             self.enter()?;
             self.files.lock().remove(file);
+            self.removed.lock().insert(*file);
             Ok(())
         };
         files.iter().map(unlink).collect()
