@@ -8,13 +8,13 @@ use impresario_config::Config;
 use impresario_layout::Layout;
 use impresario_wire::{Answer, Attr, Call, FileKey, KeyRole, MetaCall, ObjectInfo, SeekTo, Sought, SpaceChange};
 
-use crate::error::ClientError;
+use crate::error::{ClientError, Peer};
 use crate::identity::{Identity, TrafficCount};
 use crate::link::Link;
 use crate::locks::Orders;
 use crate::opens::Opens;
 use crate::pending::{Op, Reply, exchange};
-use crate::striped::{ROUND_BYTES, Written, accepted, check_list, check_range, unexpected};
+use crate::striped::{ROUND_BYTES, Written, accepted, check_list, check_range, unasked, unexpected};
 use crate::told::Told;
 use crate::unsynced::Unsynced;
 use crate::way::{DataPath, Way};
@@ -373,15 +373,15 @@ impl Client {
         }
     }
 
-    /// The attributes in an answer; an answer without any is given back. What was cut is to be synced like what was written.
-    pub(crate) fn attributes(&self, answer: Answer) -> Result<Attr, Answer> {
+    /// The attributes in the answer of a server. What was cut is to be synced like what was written.
+    pub(crate) fn attributes(&self, answer: Answer, peer: impl FnOnce() -> Peer) -> Result<Attr, ClientError> {
         match answer {
             Answer::Attr(attr) => Ok(attr),
             Answer::Cut { attr, file, lanes } => {
                 lanes.into_iter().for_each(|lane| self.unsynced.note_write(file, lane));
                 Ok(attr)
             }
-            other => Err(other),
+            other => Err(unasked(peer(), &other)),
         }
     }
 

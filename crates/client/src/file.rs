@@ -436,8 +436,7 @@ impl OpenFile {
     }
 
     fn attr(&self, call: impl Fn(u64) -> MetaCall) -> Result<Attr, ClientError> {
-        let answer = self.ask(call)?;
-        self.client.attributes(answer).map_err(|other| self.unexpected(&other))
+        self.client.attributes(self.ask(call)?, || self.client.meta_link().peer())
     }
 
     fn xattr(&self, call: impl Fn(u64) -> MetaCall) -> Result<Vec<u8>, ClientError> {

@@ -15,7 +15,7 @@ use crate::client::Client;
 use crate::error::ClientError;
 use crate::file::File;
 use crate::pending::Reply;
-use crate::striped::{expect_done, unasked, unexpected};
+use crate::striped::{expect_done, unexpected};
 
 /// How a file is to be made.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -49,7 +49,7 @@ impl Client {
     /// Changes attributes of what a path names.
     pub fn set_attr(&self, path: impl AsRef<[u8]>, set: SetAttr) -> Result<Attr, ClientError> {
         let Reply { answer, peer, .. } = self.ask(MetaCall::SetAttr { target: at(path), set })?;
-        self.attributes(answer).map_err(|other| unasked(peer, &other))
+        self.attributes(answer, || peer)
     }
 
     /// Makes a file and opens it for reading and writing.
