@@ -665,9 +665,9 @@ mod tests {
         bed.objects.unlink(&[(removed.file, removed.layout), (there.file, there.layout)]);
         bed.objects.objects.lose(lost.file, 0);
         assert_eq!(bed.errno(handle(&removed)), libc::EIDRM);
+        assert!(!bed.service.meta.background.is_paused(), "the data servers have answered");
         assert_eq!(bed.errno(handle(&there)), libc::EIO);
         assert_eq!(bed.errno(Target::Path(b"there".to_vec())), libc::EIO);
         assert_eq!(bed.errno(handle(&lost)), libc::EIO);
-        assert!(!bed.service.meta.background.is_paused(), "the data servers have answered");
     }
 }
