@@ -4,8 +4,9 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use impresario_base::units::parse_duration;
+use impresario_base::units::{parse_duration, show_utc};
 use impresario_client::KeyRole;
+use impresario_config::Tls;
 use impresario_transport::{Keys, key_file_name};
 
 use crate::{load, print, print_json, usage};
@@ -38,11 +39,15 @@ pub enum Command {
         #[arg(long, value_name = "TIME", default_value = "24h", value_parser = parse_duration)]
         keep: Duration,
     },
-    /// Show which keys there are, without their secrets
+    /// Show which keys or certificates there are, without their secrets
     ///
-    /// Exits with status 1 when a file that is there cannot be used.
+    /// Of a certificate: its role, its fingerprint, its number with its authority, and when it ends. Exits with status 1 when a file
+    /// that is there cannot be used, or a certificate has expired or was revoked.
+    #[command(after_help = "Examples:
+  impresario key show impresario.toml
+  impresario key show tls/client.pem")]
     Show {
-        /// The configuration file of the cluster
+        /// The configuration file of the cluster, or a file of certificates in PEM
         config: PathBuf,
         /// As JSON, for programs
         #[arg(long)]
@@ -67,7 +72,16 @@ pub fn run(command: Command) -> anyhow::Result<ExitCode> {
             };
             print(format!("replaced {}; {until}; copy the files to the other machines\n", names(&dir)))
         }
-        Command::Show { config, json } => show(&load(&config)?.cluster.key_dir, json),
+        Command::Show { config, json } => {
+            if holds_certificates(&config) {
+                return show_certificates(&[("certificate", config)], None, json);
+            }
+            let config = load(&config)?;
+            match &config.tls {
+                Some(tls) => show_certificates(&certificate_files(tls), tls.revoked.as_deref(), json),
+                None => show(&config.cluster.key_dir, json),
+            }
+        }
     }
 }
 
@@ -131,6 +145,70 @@ fn show(dir: &Path, json: bool) -> anyhow::Result<ExitCode> {
     }
     if !any {
         lines += "there are no keys; make them with `impresario key new`\n";
+    }
+    if json {
+        print_json(&rows)?
+    } else {
+        print(lines)?
+    };
+    Ok(ExitCode::from(u8::from(!good)))
+}
+
+/// Whether a file holds certificates, and no configuration.
+fn holds_certificates(file: &Path) -> bool {
+    std::fs::read_to_string(file).is_ok_and(|text| text.contains("-----BEGIN CERTIFICATE-----"))
+}
+
+/// The files of certificates of a configuration, and what each is.
+fn certificate_files(tls: &Tls) -> Vec<(&'static str, PathBuf)> {
+    let of_role = |role: KeyRole| (role.name(), tls.certificate_of(role.name()));
+    let mut files = vec![("authority", tls.ca.clone())];
+    for (role, file) in KeyRole::ALL.into_iter().map(of_role) {
+        // Without `{role}` all have one.
+        if files.iter().all(|(_, other)| *other != file) {
+            files.push((role, file));
+        }
+    }
+    files
+}
+
+fn show_certificates(files: &[(&str, PathBuf)], revoked: Option<&Path>, json: bool) -> anyhow::Result<ExitCode> {
+    let (mut rows, mut lines, mut good, now) = (Vec::new(), String::new(), true, now_s());
+    for (what, file) in files {
+        let shown = match impresario_transport::show_certificates(file, revoked) {
+            Ok(shown) => shown,
+            Err(error) if error.is_missing && error.file == *file && files.len() > 1 => {
+                lines += &format!("{}: not on this machine\n", file.display());
+                continue;
+            }
+            Err(error) => {
+                good = false;
+                lines += &format!("{error}\n");
+                rows.push(serde_json::json!({ "file": file, "what": what, "error": error.to_string() }));
+                continue;
+            }
+        };
+        for one in shown {
+            let (from_s, until_s) = one.valid_s;
+            let state = match () {
+                () if one.is_revoked => "revoked".to_string(),
+                () if until_s < now => format!("expired on {}", show_utc(until_s)),
+                () if from_s > now => format!("not valid before {}", show_utc(from_s)),
+                () => format!("valid until {}", show_utc(until_s)),
+            };
+            good &= !one.is_revoked && (from_s..=until_s).contains(&now);
+            let role = match one.role {
+                Some(role) => format!("role {role}"),
+                None if *what == "authority" => "authority".into(),
+                None => "no role".into(),
+            };
+            let (file, sha256, serial) = (file.display(), &one.sha256, &one.serial);
+            lines += &format!("{file}: {role}; {state}; number {serial}; SHA-256 {sha256}\n");
+            rows.push(serde_json::json!({
+                "file": file.to_string(), "what": what, "role": one.role.map(KeyRole::name), "uris": one.uris, "state": state,
+                "from_s": from_s, "until_s": until_s, "serial": serial, "sha256": sha256,
+            }));
+        }
     }
     if json {
         print_json(&rows)?

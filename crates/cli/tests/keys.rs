@@ -225,6 +225,7 @@ fn certified(folder: &Path, authority: &Authority) -> Cluster {
             ca: folder.join("ca.pem"),
             certificate: folder.join("{role}.pem"),
             private_key: folder.join("{role}.key"),
+            revoked: folder.join("revoked.pem").exists().then(|| folder.join("revoked.pem")),
         });
     })
 }
@@ -250,6 +251,38 @@ fn authorities_and_certificates_are_replaced_under_load_without_an_error() {
     }
     let log = cluster.server("data.0").log();
     assert!(log.contains("no authority in"), "a connection of before went on: {log}");
+}
+
+/// A client whose certificate is revoked loses its connections, and comes back with another one.
+#[test]
+fn a_certificate_is_revoked_while_the_cluster_works() {
+    let folder = tempfile::tempdir().unwrap();
+    let authority = Authority::draw("cluster");
+    let day = Duration::from_secs(24 * 3600);
+    let list = |revoked: &[&str]| replace(&folder.path().join("revoked.pem"), &authority.revoke(revoked, day));
+    list(&[]);
+    let mut cluster = certified(folder.path(), &authority);
+    let config = cluster.path.to_str().unwrap().to_string();
+    let client = client_via(&cluster.config, 1, Via::Direct);
+    client.mkdir("d", 0o755, 0, 0).unwrap();
+    let text = |name: &str| std::fs::read_to_string(folder.path().join(name)).unwrap();
+    let stolen = text("client.pem");
+    let ran = run(["key", "show", &config]);
+    assert!(ran.code == 0 && ran.out.contains("role client; valid until 20"), "{ran:?}");
+    list(&[&stolen]);
+    until("the client is shut out", || client.stat("d").is_err());
+    let why = client.stat("d").unwrap_err().to_string();
+    assert!(why.contains("revoked"), "{why}");
+    assert!(cluster.server("meta").log().contains("was revoked"), "a connection of before went on");
+    let ran = run(["policy", "set", &config, "--server", "io.0", "sjf"]);
+    assert_eq!(ran.code, 0, "the administrator's is good: {ran:?}");
+    let ran = run(["key", "show", &config]);
+    assert!(ran.code == 1 && ran.out.contains("role client; revoked; number "), "{ran:?}");
+    authority.write(folder.path(), "client", &Wish::role("client"));
+    until("the client is back", || client.stat("d").is_ok());
+    let pem = folder.path().join("admin.pem");
+    let ran = run(["key", "show", pem.to_str().unwrap(), "--json"]);
+    assert!(ran.code == 0 && ran.out.contains("impresario:role/admin") && ran.out.contains("sha256"), "{ran:?}");
 }
 
 #[test]

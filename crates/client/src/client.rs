@@ -6,15 +6,15 @@ use std::time::{Duration, Instant};
 use impresario_base::lock::{Mutex, RwLock};
 use impresario_config::Config;
 use impresario_layout::Layout;
-use impresario_wire::{Answer, Call, FileKey, KeyRole, MetaCall, ObjectInfo, SeekTo, Sought, SpaceChange};
+use impresario_wire::{Answer, Attr, Call, FileKey, KeyRole, MetaCall, ObjectInfo, SeekTo, Sought, SpaceChange};
 
-use crate::error::ClientError;
+use crate::error::{ClientError, Peer};
 use crate::identity::{Identity, TrafficCount};
 use crate::link::Link;
 use crate::locks::Orders;
 use crate::opens::Opens;
 use crate::pending::{Op, Reply, exchange};
-use crate::striped::{ROUND_BYTES, Written, accepted, check_list, check_range, unexpected};
+use crate::striped::{ROUND_BYTES, Written, accepted, check_list, check_range, unasked, unexpected};
 use crate::told::Told;
 use crate::unsynced::Unsynced;
 use crate::way::{DataPath, Way};
@@ -370,6 +370,18 @@ impl Client {
                 let reply = self.io(Call::FileStat { file, layout: *layout })?;
                 if let Answer::Object(info) = reply.answer { Ok(info) } else { Err(unexpected(&reply)) }
             }
+        }
+    }
+
+    /// The attributes in the answer of a server. What was cut is to be synced like what was written.
+    pub(crate) fn attributes(&self, answer: Answer, peer: impl FnOnce() -> Peer) -> Result<Attr, ClientError> {
+        match answer {
+            Answer::Attr(attr) => Ok(attr),
+            Answer::Cut { attr, file, lanes } => {
+                lanes.into_iter().for_each(|lane| self.unsynced.note_write(file, lane));
+                Ok(attr)
+            }
+            other => Err(unasked(peer(), &other)),
         }
     }
 

@@ -13,7 +13,7 @@ use crate::client::Client;
 use crate::error::{ClientError, Errno};
 use crate::length::Length;
 use crate::paths::Paths;
-use crate::striped::Written;
+use crate::striped::{Written, unasked};
 use crate::will_need::Hint;
 
 /// A file that is dropped without being closed waits at most so long for the metadata server.
@@ -303,7 +303,7 @@ impl OpenFile {
             match self.register_once(deadline) {
                 // A registration goes with its session, so another one does no harm.
                 Err(ClientError::SessionEnded { .. } | ClientError::Lost { .. }) if Instant::now() < deadline => {}
-                registered => return registered,
+                registered => return registered.map_err(|error| self.unless_stale(error)),
             }
         }
     }
@@ -368,11 +368,14 @@ impl OpenFile {
             }
             done => done,
         };
-        match done {
-            Err(ClientError::Fault { fault: Fault { errno: libc::EIDRM, .. }, .. }) => {
-                Err(ClientError::Stale { file: self.key })
-            }
-            done => done,
+        done.map_err(|error| self.unless_stale(error))
+    }
+
+    /// The file's objects are removed: the open is stale.
+    fn unless_stale(&self, error: ClientError) -> ClientError {
+        match error {
+            ClientError::Fault { fault: Fault { errno: libc::EIDRM, .. }, .. } => ClientError::Stale { file: self.key },
+            error => error,
         }
     }
 
@@ -427,16 +430,13 @@ impl OpenFile {
                     has_been_stale = true;
                     self.registration.lock().session = 0;
                 }
-                asked => return asked.map(|reply| reply.answer),
+                asked => return asked.map(|reply| reply.answer).map_err(|error| self.unless_stale(error)),
             }
         }
     }
 
     fn attr(&self, call: impl Fn(u64) -> MetaCall) -> Result<Attr, ClientError> {
-        match self.ask(call)? {
-            Answer::Attr(attr) => Ok(attr),
-            other => Err(self.unexpected(&other)),
-        }
+        self.client.attributes(self.ask(call)?, || self.client.meta_link().peer())
     }
 
     fn xattr(&self, call: impl Fn(u64) -> MetaCall) -> Result<Vec<u8>, ClientError> {
@@ -477,8 +477,6 @@ impl OpenFile {
     }
 
     fn unexpected(&self, answer: &Answer) -> ClientError {
-        let mut what = format!("its answer does not belong to the call: {answer:?}");
-        what.truncate((0..=200.min(what.len())).rev().find(|at| what.is_char_boundary(*at)).unwrap_or(0));
-        ClientError::Protocol { peer: self.client.meta_link().peer(), what }
+        unasked(self.client.meta_link().peer(), answer)
     }
 }

@@ -48,7 +48,8 @@ impl Client {
 
     /// Changes attributes of what a path names.
     pub fn set_attr(&self, path: impl AsRef<[u8]>, set: SetAttr) -> Result<Attr, ClientError> {
-        attr(self.ask(MetaCall::SetAttr { target: at(path), set })?)
+        let Reply { answer, peer, .. } = self.ask(MetaCall::SetAttr { target: at(path), set })?;
+        self.attributes(answer, || peer)
     }
 
     /// Makes a file and opens it for reading and writing.

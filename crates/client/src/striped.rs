@@ -14,7 +14,7 @@ use impresario_layout::Layout;
 use impresario_wire::{Answer, Call, Extents, FileKey, LIST_EXTENTS_MAX, LaneState, ObjectInfo, Who};
 
 use crate::cut::{Cut, cut};
-use crate::error::ClientError;
+use crate::error::{ClientError, Peer};
 use crate::link::Link;
 use crate::pending::{Op, Reply, exchange};
 use crate::unattended::Task;
@@ -273,16 +273,20 @@ impl Striped {
         }
     }
 
-    /// Cuts or extends a file to `len` bytes.
-    pub fn truncate(&self, who: &Who, file: FileKey, layout: &Layout, len: u64) -> Result<(), ClientError> {
+    /// Cuts or extends a file to `len` bytes. Gives the states of its data servers; who syncs it later compares.
+    pub fn truncate(&self, who: &Who, file: FileKey, layout: &Layout, len: u64) -> Result<Vec<LaneState>, ClientError> {
         self.check(layout, len, 0)?;
         let lane_len = |k| layout.lane_len(k, len);
         let replies = self.on_all_lanes(layout, |k| Call::Truncate { who: *who, file, len: lane_len(k) })?;
-        for (server, reply) in replies {
-            expect_done(&reply)?;
-            self.unsynced.note_write(file, LaneState::new(server, reply.incarnation, 0));
-        }
-        Ok(())
+        let lanes = replies.into_iter().map(|(server, reply)| {
+            let loss = match reply.answer {
+                Answer::Done => 0,
+                Answer::AfterLoss { loss, .. } => loss,
+                _ => return Err(unexpected(&reply)),
+            };
+            Ok(LaneState::new(server, reply.incarnation, loss))
+        });
+        lanes.collect()
     }
 
     /// Removes a file's objects; no error when there are none.
@@ -578,9 +582,14 @@ pub(crate) fn accepted(reply: &Reply) -> Result<u64, ClientError> {
 
 /// The error for an answer that does not belong to its call.
 pub(crate) fn unexpected(reply: &Reply) -> ClientError {
-    let mut what = format!("its answer does not belong to the call: {:?}", reply.answer);
+    unasked(reply.peer.clone(), &reply.answer)
+}
+
+/// The same, of a server.
+pub(crate) fn unasked(peer: Peer, answer: &Answer) -> ClientError {
+    let mut what = format!("its answer does not belong to the call: {answer:?}");
     what.truncate((0..=200.min(what.len())).rev().find(|at| what.is_char_boundary(*at)).unwrap_or(0));
-    ClientError::Protocol { peer: reply.peer.clone(), what }
+    ClientError::Protocol { peer, what }
 }
 
 /// A write of bytes that these clients sent.

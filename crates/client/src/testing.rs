@@ -46,11 +46,14 @@ pub struct FakeGreeting {
 }
 
 impl FakeGreeting {
+    /// The incarnation of a fake server that was not started again.
+    pub const INCARNATION: u64 = 1 << 32 | 1;
+
     /// A proper greeting.
     pub fn of(name: &str) -> FakeGreeting {
         FakeGreeting {
             name: name.into(),
-            incarnation: 1 << 32 | 1,
+            incarnation: FakeGreeting::INCARNATION,
             version: PROTOCOL_VERSION,
             cluster: ClusterId(0),
             instead: None,
@@ -335,6 +338,10 @@ fn forward_by(striped: &Arc<Striped>, mut meta: Serve) -> Serve {
                 let whos = std::slice::from_ref(who);
                 let written = striped.write_merged(whos, *file, layout, *offset, &call.payload);
                 written.map(|lanes| Answer::FileWritten { bytes: call.payload.len() as u32, lanes })
+            }
+            Call::FileChangeSpace { who, file, layout, change, offset, len } => {
+                let changed = striped.change_space(who, *file, layout, *change, (*offset, *len));
+                changed.map(|lanes| Answer::FileWritten { bytes: 0, lanes })
             }
             Call::FileSync { who, file, layout } => {
                 let synced = striped.sync_lanes(who, *file, layout);

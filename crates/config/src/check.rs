@@ -132,11 +132,10 @@ impl Config {
             }
             _ => {}
         }
-        for (key, path) in self
-            .tls
-            .iter()
-            .flat_map(|tls| [("ca", &tls.ca), ("certificate", &tls.certificate), ("private_key", &tls.private_key)])
-        {
+        for (key, path) in self.tls.iter().flat_map(|tls| {
+            let files = [("ca", &tls.ca), ("certificate", &tls.certificate), ("private_key", &tls.private_key)];
+            files.into_iter().chain(tls.revoked.as_ref().map(|file| ("revoked", file)))
+        }) {
             if path.as_os_str().is_empty() {
                 found.add(&at, key, format!("{key} is empty; name the file, or remove the key"));
             }

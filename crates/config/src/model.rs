@@ -125,11 +125,15 @@ pub struct Tls {
     pub certificate: PathBuf,
     /// The private key of the certificate, without a password; nobody but its owner may use the file.
     pub private_key: PathBuf,
+    /// The lists of certificates that the authorities have revoked; `None`: there are none.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub revoked: Option<PathBuf>,
 }
 
 impl Default for Tls {
     fn default() -> Tls {
-        Tls { ca: "tls/ca.pem".into(), certificate: "tls/{role}.pem".into(), private_key: "tls/{role}.key".into() }
+        let (certificate, private_key) = ("tls/{role}.pem".into(), "tls/{role}.key".into());
+        Tls { ca: "tls/ca.pem".into(), certificate, private_key, revoked: None }
     }
 }
 
@@ -571,7 +575,9 @@ impl Config {
             let folder = is_here.then_some(&mut tree.folder);
             folder.into_iter().chain(&mut tree.volfile).chain(&mut tree.ceph_config)
         });
-        let tls = self.tls.iter_mut().flat_map(|tls| [&mut tls.ca, &mut tls.certificate, &mut tls.private_key]);
+        let tls = self.tls.iter_mut().flat_map(|tls| {
+            [&mut tls.ca, &mut tls.certificate, &mut tls.private_key].into_iter().chain(&mut tls.revoked)
+        });
         data.chain(io)
             .chain(meta)
             .chain(folder)

@@ -188,6 +188,7 @@ mod tests {
                 ca: "/etc/\"ca\".pem".into(),
                 certificate: "/t/{role}.pem".into(),
                 private_key: "/k".into(),
+                revoked: Some("/etc/revoked.pem".into()),
             }),
             export: Vec::new(),
             device: BTreeMap::from([

@@ -92,7 +92,8 @@ impl DataServer {
         let engine = EngineConfig { pieces: true, lane_speculations, ..engine };
         let policy = engine.policy.clone();
         let ledger = Ledger::open(disk.store(), disk.losses().clone());
-        let ledger = ledger.map_err(|error| format!("the file `notes` in its folder cannot be used: {error}"))?;
+        let ledger =
+            ledger.map_err(|error| format!("the files `notes` and `syncing` in its folder cannot be used: {error}"))?;
         let engine = Engine::new(engine, disk.clone()).map_err(|e| e.to_string())?;
         let holds = Box::new({
             let disk = disk.clone();

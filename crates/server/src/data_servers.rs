@@ -9,7 +9,7 @@ use impresario_client::{ClientError, Identity, Link, LinkOptions, Op, Striped, V
 use impresario_config::{Config, DataState};
 use impresario_layout::{Layout, Skipped};
 use impresario_transport::{Access, Membership};
-use impresario_wire::{Answer, Call, ClientKey, Fault, FileKey, KeyRole, ObjectInfo, Role, Statfs, Who};
+use impresario_wire::{Answer, Call, ClientKey, Fault, FileKey, KeyRole, LaneState, ObjectInfo, Role, Statfs, Who};
 
 use crate::meta::{NO_FILE, Objects, Stores};
 use crate::workers::waiting_elsewhere;
@@ -139,7 +139,7 @@ impl Objects for DataServers {
         waiting_elsewhere(|| self.striped.stat(file, layout)).map_err(failed)
     }
 
-    fn truncate(&self, who: &Who, file: FileKey, layout: &Layout, len_bytes: u64) -> io::Result<()> {
+    fn truncate(&self, who: &Who, file: FileKey, layout: &Layout, len_bytes: u64) -> io::Result<Vec<LaneState>> {
         let who = if who.client == ClientKey::default() { self.identity.who() } else { *who };
         waiting_elsewhere(|| self.striped.truncate(&who, file, layout, len_bytes)).map_err(|error| match error {
             // It may still be under way: its client asks for it again in a newer epoch.

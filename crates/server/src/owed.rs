@@ -40,7 +40,7 @@ pub(crate) enum Came {
     /// The bytes; and the object's last loss, or 0.
     Written(u64, u32),
     Done,
-    /// A sync of an object that has lost data: its last loss, and the errno of a sync that failed.
+    /// A sync or truncation of an object that has lost data: its last loss, and the errno of a sync that failed.
     AfterLoss(u32, i32),
     Failed(Fault),
 }

@@ -339,6 +339,7 @@ fn clients_with_certificates_are_under_the_same_rules() {
         ca: file("ca.pem"),
         certificate: file(&format!("{name}.pem")),
         private_key: file(&format!("{name}.key")),
+        revoked: None,
     };
     let mut cell = cell_with(export(|export| export.folder = "theirs".into()), |config| {
         (config.cluster.security, config.tls) = (Security::Tls, Some(tls("{role}")));

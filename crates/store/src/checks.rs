@@ -487,20 +487,8 @@ impl<F: FileSystem> ObjectStore<F> {
             state.settling = std::mem::take(&mut state.changed);
             state.unsettlings = 0;
         });
-        if let Err(error) = self.fs.sync(object) {
-            let _writing = checked.writing.lock();
-            checks.with(&checked, |state| {
-                state.changed.clear();
-                state.settling.clear();
-                (state.is_distrusted, state.is_noted) = (true, false);
-            });
-            if checked.state.lock().is_gone {
-                return Err(error);
-            }
-            let noted = self.sums_file_or_new(checks, &checked, key);
-            let header = header_of(checks.era, DISTRUSTED);
-            let noted = noted.and_then(|(file, _)| write_all(&self.fs, &file, 0, &header));
-            checked.state.lock().is_noted = noted.is_ok();
+        if let Err(error) = self.sync_object(key, object) {
+            self.distrust_found(checks, &checked, key);
             return Err(error);
         }
         let settled = self.settle_sums(checks, &checked, key);
@@ -514,6 +502,32 @@ impl<F: FileSystem> ObjectStore<F> {
                 Ok(false)
             }
         }
+    }
+
+    /// A sync of an object has failed, or may have in an earlier run.
+    pub fn distrust(&self, key: u64) -> io::Result<()> {
+        let Some(checks) = &self.checks else { return Ok(()) };
+        if self.existing(key)?.is_some() {
+            let checked = self.checked(checks, key)?;
+            self.distrust_found(checks, &checked, key);
+        }
+        Ok(())
+    }
+
+    fn distrust_found(&self, checks: &Checks<F::File>, checked: &Checked, key: u64) {
+        let _writing = checked.writing.lock();
+        checks.with(checked, |state| {
+            state.changed.clear();
+            state.settling.clear();
+            (state.is_distrusted, state.is_noted) = (true, false);
+        });
+        if checked.state.lock().is_gone {
+            return;
+        }
+        let noted = self.sums_file_or_new(checks, checked, key);
+        let header = header_of(checks.era, DISTRUSTED);
+        let noted = noted.and_then(|(file, _)| write_all(&self.fs, &file, 0, &header));
+        checked.state.lock().is_noted = noted.is_ok();
     }
 
     fn settle_sums(&self, checks: &Checks<F::File>, checked: &Checked, key: u64) -> io::Result<bool> {

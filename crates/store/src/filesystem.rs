@@ -84,6 +84,13 @@ pub trait FileSystem: Send + Sync + 'static {
     /// Space on the device.
     fn space(&self) -> io::Result<SpaceState>;
 
+    /// Whether the file system may fail to write what it has taken, because that goes to a device later.
+    fn may_lose(&self) -> bool;
+
+    /// Whether the file system as a whole has failed to write something, of any file, since anybody asked this last. Waits until all
+    /// that is in memory is on the device.
+    fn has_lost(&self) -> bool;
+
     /// True when files live in memory alone, so that no read or write of them waits for a device.
     fn in_memory(&self) -> bool;
 }

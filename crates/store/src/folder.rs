@@ -134,8 +134,17 @@ pub(crate) fn open<F: FileSystem>(fs: &F, dir: &Path, server: &str) -> Result<Fo
 
 /// True for names that the top of a store's folder may have.
 pub(crate) fn is_known(name: &str) -> bool {
-    const MORE: [&str; 8] =
-        ["notes", "notes.new", REMOVED, REMOVED_OLD, SET_ASIDE, CHECKSUMS, CHECKSUMS_OFF, CHECKSUMS_NEW];
+    const MORE: [&str; 9] = [
+        "notes",
+        "notes.new",
+        crate::doubts::SYNCING,
+        REMOVED,
+        REMOVED_OLD,
+        SET_ASIDE,
+        CHECKSUMS,
+        CHECKSUMS_OFF,
+        CHECKSUMS_NEW,
+    ];
     KNOWN_NAMES.contains(&name) || MORE.contains(&name) || MARKS.contains(&name)
 }
 

@@ -6,6 +6,7 @@
 
 mod changes;
 mod checks;
+mod doubts;
 mod error;
 mod examine;
 mod filesystem;

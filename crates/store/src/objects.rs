@@ -6,6 +6,7 @@
 //!   servers may ignore keep the number. Version 1 had the first line only.
 //! - `lock`: held by the server that has the directory open; its text is only for people.
 //! - `notes`, `notes.new`: what the server must know after a restart; see `notes.rs`.
+//! - `syncing`: which objects are being synced; see `doubts.rs`.
 //! - `removed`, `removed.old`: the keys of removed objects, which are never made again; see `removed.rs`.
 //! - `arriving`, `arrived`, `departed`: marks of a move of the server; see `passage.rs`.
 //! - `set-aside/<kkkkkkkkkkkkkkkk>`: objects that belonged to no file, moved there by a check of the cluster.
@@ -34,6 +35,7 @@ use impresario_base::Durable;
 
 use crate::changes::Changes;
 use crate::checks::{self, Checks, ChecksState, SUMS};
+use crate::doubts::Doubts;
 use crate::error::{StoreError, WriteError};
 use crate::filesystem::{FileState, FileSystem, SpaceState};
 use crate::folder::{self, FolderIdentity};
@@ -72,6 +74,7 @@ impl Default for StoreOptions {
 pub struct ObjectStore<F: FileSystem = Real> {
     pub(crate) fs: F,
     pub(crate) notes: Notes<F::File>,
+    pub(crate) doubts: Doubts<F::File>,
     pub(crate) removed: Removed<F::File>,
     pub(crate) checks: Option<Checks<F::File>>,
     pub(crate) changes: Changes,
@@ -122,6 +125,7 @@ impl<F: FileSystem> ObjectStore<F> {
             fs,
             identity,
             notes: Notes::default(),
+            doubts: Doubts::default(),
             removed,
             checks: era.map(|era| Checks::new(era, options.open_files, options.unsettled_blocks)),
             changes: Changes::default(),
@@ -331,7 +335,7 @@ impl<F: FileSystem> ObjectStore<F> {
             match &self.checks {
                 Some(checks) if self.settle(checks, key, &file)? => changes = directory.names.made(),
                 Some(_) => {}
-                None => self.fs.sync(&file)?,
+                None => self.sync_object(key, &file)?,
             }
         }
         directory.names.sync_to(changes, || self.fs.sync_dir(&directory.path))

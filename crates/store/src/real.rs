@@ -278,6 +278,15 @@ impl FileSystem for Real {
         })
     }
 
+    fn may_lose(&self) -> bool {
+        !self.in_memory
+    }
+
+    fn has_lost(&self) -> bool {
+        // Of all failures that no such call was told of before the directory was opened, too: from Linux 5.8 on.
+        retry(|| rustix::fs::syncfs(&self.root)).is_err()
+    }
+
     fn in_memory(&self) -> bool {
         self.in_memory
     }

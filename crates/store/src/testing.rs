@@ -4,7 +4,8 @@
 //! `sync_dir` makes names durable: created, removed and changed ones. A directory itself is a name in its parent.
 //!
 //! A failed `sync` is as on Linux: what should have been written counts as written, so that the next `sync` succeeds and a
-//! crash still loses it; and every open file is told of the failure once, one opened later only if no other was.
+//! crash still loses it; and every open file is told of the failure once, one opened later only if no other was. The file system as a
+//! whole tells of failures once ([`FileSystem::has_lost`]), whatever it has told of single files.
 //!
 //! [`Forgetful::crash`] forgets all that is not durable; [`Forgetful::crash_partly`] lets any part of it survive, since
 //! a file system may write out data at any time.
@@ -53,6 +54,8 @@ struct State {
     ignored: Option<SyncSite>,
     trouble: Option<Trouble>,
     troubles: u64,
+    /// The failures of all inodes when [`FileSystem::has_lost`] was asked last.
+    told_of_all: u64,
     ticks: i64,
 }
 
@@ -142,6 +145,7 @@ impl Forgetful {
             ignored: None,
             trouble: None,
             troubles: 0,
+            told_of_all: 0,
             ticks: 0,
         };
         Forgetful { state: Arc::new(Mutex::new(state)) }
@@ -220,12 +224,6 @@ impl Forgetful {
         state.troubles += troubles;
     }
 
-    /// Whether some write has failed, or is going to, of which no open file has been told.
-    pub fn owes_errors(&self) -> bool {
-        let state = self.lock();
-        state.fail_syncs || state.inodes.iter().any(|inode| inode.failures != inode.seen)
-    }
-
     /// Another file system with the same in memory and on its device.
     pub fn copied(&self) -> Forgetful {
         Forgetful { state: Arc::new(Mutex::new(self.lock().clone())) }
@@ -298,7 +296,7 @@ impl State {
 
     fn crash(&mut self, mut survives: impl FnMut() -> bool) {
         self.crashes += 1;
-        self.trouble = None;
+        (self.trouble, self.told_of_all) = (None, 0);
         let (now, old) = (std::mem::take(&mut self.now), std::mem::take(&mut self.durable));
         let mut files = BTreeMap::new();
         for name in now.files.keys().chain(old.files.keys()).collect::<BTreeSet<_>>() {
@@ -572,6 +570,17 @@ impl FileSystem for Forgetful {
             files,
             files_free: u64::MAX - files,
         })
+    }
+
+    fn may_lose(&self) -> bool {
+        true
+    }
+
+    /// Weaker than a real one: it writes nothing.
+    fn has_lost(&self) -> bool {
+        let mut state = self.lock();
+        let failures = state.inodes.iter().map(|inode| inode.failures).sum();
+        std::mem::replace(&mut state.told_of_all, failures) != failures
     }
 
     fn in_memory(&self) -> bool {

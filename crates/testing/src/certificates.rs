@@ -4,9 +4,13 @@ use std::fs;
 use std::io::Write;
 use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
 use std::path::Path;
+use std::sync::Mutex;
 use std::time::{Duration, SystemTime};
 
-use rcgen::{BasicConstraints, CertificateParams, DnType, IsCa, Issuer, KeyPair, SanType};
+use rcgen::{
+    BasicConstraints, CertificateParams, CertificateRevocationListParams, DnType, IsCa, Issuer, KeyIdMethod, KeyPair,
+    RevokedCertParams, SanType, SerialNumber,
+};
 
 /// A day.
 const DAY: Duration = Duration::from_secs(24 * 3600);
@@ -15,6 +19,8 @@ const DAY: Duration = Duration::from_secs(24 * 3600);
 pub struct Authority {
     issuer: Issuer<'static, KeyPair>,
     pem: String,
+    /// The certificates that it has issued, in PEM; the number of each is its place.
+    issued: Mutex<Vec<String>>,
 }
 
 /// What a certificate says.
@@ -45,7 +51,7 @@ impl Authority {
         params.distinguished_name.push(DnType::CommonName, name);
         let key = KeyPair::generate().expect("a key");
         let pem = params.self_signed(&key).expect("a certificate").pem();
-        Authority { issuer: Issuer::new(params, key), pem }
+        Authority { issuer: Issuer::new(params, key), pem, issued: Mutex::default() }
     }
 
     /// Its certificate, in PEM.
@@ -64,7 +70,36 @@ impl Authority {
         params.subject_alt_names = uris.collect();
         (params.not_before, params.not_after) = (wish.valid.0.into(), wish.valid.1.into());
         let key = KeyPair::generate().expect("a key");
-        (params.signed_by(&key, &self.issuer).expect("a certificate").pem(), key.serialize_pem())
+        let mut issued = self.issued.lock().expect("no other test has failed here");
+        params.serial_number = Some(number_of(issued.len()));
+        let pem = params.signed_by(&key, &self.issuer).expect("a certificate").pem();
+        issued.push(pem.clone());
+        (pem, key.serialize_pem())
+    }
+
+    /// The list of what it has revoked, in PEM: these certificates, each in PEM. The next one comes after `next`.
+    ///
+    /// # Panics
+    /// When it has not issued one of them.
+    pub fn revoke(&self, revoked: &[&str], next: Duration) -> String {
+        let issued = self.issued.lock().expect("no other test has failed here");
+        let now = SystemTime::now();
+        let number = |pem: &&str| number_of(issued.iter().position(|one| one == pem).expect("one of its own"));
+        let revoked = revoked.iter().map(|pem| RevokedCertParams {
+            serial_number: number(pem),
+            revocation_time: now.into(),
+            reason_code: None,
+            invalidity_date: None,
+        });
+        let params = CertificateRevocationListParams {
+            this_update: (now - DAY).into(),
+            next_update: (now + next).into(),
+            crl_number: number_of(0),
+            issuing_distribution_point: None,
+            revoked_certs: revoked.collect(),
+            key_identifier_method: KeyIdMethod::Sha256,
+        };
+        params.signed_by(&self.issuer).and_then(|list| list.pem()).expect("a list")
     }
 
     /// Writes `NAME.pem` and `NAME.key`, each in one step.
@@ -86,6 +121,11 @@ impl Authority {
         replace(&folder.join("ca.pem"), self.pem());
         ["client", "admin", "server"].iter().for_each(|role| self.write(folder, role, &Wish::role(role)));
     }
+}
+
+/// Never 0.
+fn number_of(place: usize) -> SerialNumber {
+    SerialNumber::from(place as u64 + 1)
 }
 
 /// Replaces a file in one step; only its owner may use it.

@@ -1,4 +1,5 @@
-//! The certificates of a program: its own, with the private key, and those of the authorities that it believes.
+//! The certificates of a program: its own, with the private key, and those of the authorities that it believes, with what these
+//! have revoked.
 //!
 //! A certificate says which role its holder has by a URI among its alternative names: `impresario:role/client`,
 //! `impresario:role/admin` or `impresario:role/server`, exactly one of them. Host names in it do not matter: a cluster's
@@ -11,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use impresario_base::lock::Mutex;
 use impresario_base::units::show_seconds;
-use impresario_config::Config;
+use impresario_config::{Config, Tls};
 use impresario_wire::KeyRole;
 use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
 use rustls::client::{Resumption, verify_server_cert_signed_by_trust_anchor};
@@ -24,9 +25,11 @@ use rustls::{
     AlertDescription, CertificateError, ClientConfig, DigitallySignedStruct, DistinguishedName, Error, OtherError,
     RootCertStore, ServerConfig, SignatureScheme,
 };
+use webpki::KeyUsage;
 
 use crate::keyring::{open_first, roles_that_do};
-use crate::secret_file::{KeyError, read_public, read_secret};
+use crate::revocation::Lists;
+use crate::secret_file::{FILE_MAX_BYTES, KeyError, read_public, read_secret};
 use crate::watched::Watched;
 
 /// What the name of a role begins with in a certificate.
@@ -54,6 +57,7 @@ pub(crate) struct Files {
     ca: PathBuf,
     certificate: PathBuf,
     private_key: PathBuf,
+    revoked: Option<PathBuf>,
 }
 
 /// What was read from the files.
@@ -74,15 +78,16 @@ impl Certificates {
     /// its own are missing; the error is about its own.
     pub fn of(config: &Config, role: KeyRole) -> Result<Certificates, KeyError> {
         let tls = config.tls.clone().unwrap_or_default();
-        open_first(role, |of| {
-            Certificates::open(&tls.ca, tls.certificate_of(of.name()), tls.private_key_of(of.name()), role)
-        })
+        open_first(role, |of| Certificates::open(&tls, of, role))
     }
 
-    fn open(ca: &Path, certificate: PathBuf, private_key: PathBuf, role: KeyRole) -> Result<Certificates, KeyError> {
-        let files = Arc::new(Files { ca: ca.into(), certificate, private_key });
+    /// With the files of the role `of`, for a program in `role`.
+    fn open(tls: &Tls, of: KeyRole, role: KeyRole) -> Result<Certificates, KeyError> {
+        let (certificate, private_key) = (tls.certificate_of(of.name()), tls.private_key_of(of.name()));
+        let files = Arc::new(Files { ca: tls.ca.clone(), certificate, private_key, revoked: tls.revoked.clone() });
         let read = files.clone();
-        let watched = vec![files.certificate.clone(), files.private_key.clone(), files.ca.clone()];
+        let mut watched = vec![files.certificate.clone(), files.private_key.clone(), files.ca.clone()];
+        watched.extend(files.revoked.clone());
         Ok(Certificates { files, loaded: Watched::open(watched, move || Loaded::read(&read, role))? })
     }
 
@@ -111,7 +116,7 @@ impl Certificates {
         if Arc::ptr_eq(&verified.0, &loaded.authority) && verified.1.elapsed() < VERIFY_EVERY {
             return Ok(());
         }
-        let found = loaded.authority.verify(Use::Client, &peer.chain, UnixTime::now());
+        let found = loaded.authority.admit(Use::Client, &peer.chain, UnixTime::now());
         found.map_err(|error| self.files.explain(&error, "the client"))?;
         *verified = (loaded.authority.clone(), Instant::now());
         Ok(())
@@ -159,11 +164,21 @@ impl Loaded {
             roots.add(one).map_err(|error| fail(&files.ca, why(error)))?;
         }
         let provider = Arc::new(rustls::crypto::ring::default_provider());
-        let authority = Authority::new(roots, provider.clone()).map_err(|why| fail(&files.ca, why))?;
+        let revoked = files.revoked.as_deref().map_or(Ok(Lists::default()), |file| Lists::read(file, &roots))?;
+        let authority = Authority::new(roots, revoked, provider.clone()).map_err(|why| fail(&files.ca, why))?;
         let own = |error: Error| fail(&files.certificate, files.explain_own(&error));
         let found = authority.verify(Use::Client, &chain, UnixTime::now()).map_err(own)?;
         if found == KeyRole::Server {
             authority.verify(Use::Server, &chain, UnixTime::now()).map_err(own)?;
+        }
+        // It must not keep the list from counting for others. They refuse this one.
+        match (authority.check_revoked(Use::Client, &chain, UnixTime::now()), &files.revoked) {
+            (Err(error @ Error::InvalidCertificate(CertificateError::Revoked)), _) => {
+                let (file, why) = (files.certificate.display(), files.explain_own(&error));
+                tracing::error!(%file, "the program's own certificate {why}");
+            }
+            (Err(error), Some(file)) => return Err(fail(file, files.explain_own(&error))),
+            _ => {}
         }
         if !roles_that_do(role).contains(&found) {
             let why =
@@ -202,9 +217,9 @@ impl Loaded {
     }
 }
 
-fn read_certificates(file: &Path) -> Result<Vec<CertificateDer<'static>>, KeyError> {
+pub(crate) fn read_certificates(file: &Path) -> Result<Vec<CertificateDer<'static>>, KeyError> {
     let fail = |reason: String| KeyError { file: file.into(), reason, is_missing: false };
-    let bytes = read_public(file, MISSING)?;
+    let bytes = read_public(file, MISSING, FILE_MAX_BYTES)?;
     let found: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(&bytes).collect();
     match found {
         Ok(found) if found.is_empty() => Err(fail("holds no certificate in PEM; write one there".into())),
@@ -224,6 +239,7 @@ enum Use {
 #[derive(Debug)]
 pub(crate) struct Authority {
     roots: Arc<RootCertStore>,
+    revoked: Lists,
     clients: Arc<dyn ClientCertVerifier>,
     provider: Arc<CryptoProvider>,
 }
@@ -248,11 +264,11 @@ impl From<Unfit> for Error {
 }
 
 impl Authority {
-    fn new(roots: RootCertStore, provider: Arc<CryptoProvider>) -> Result<Arc<Authority>, String> {
+    fn new(roots: RootCertStore, revoked: Lists, provider: Arc<CryptoProvider>) -> Result<Arc<Authority>, String> {
         let roots = Arc::new(roots);
         let clients = WebPkiClientVerifier::builder_with_provider(roots.clone(), provider.clone()).build();
         let clients = clients.map_err(|error| format!("cannot be used ({error}); replace it"))?;
-        Ok(Arc::new(Authority { roots, clients, provider }))
+        Ok(Arc::new(Authority { roots, revoked, clients, provider }))
     }
 
     /// The role of the first certificate, if the chain leads to an authority, is valid now, and may be used so.
@@ -271,6 +287,21 @@ impl Authority {
         }
     }
 
+    /// The same of a certificate that is not revoked either.
+    fn admit(&self, used: Use, chain: &[CertificateDer<'_>], now: UnixTime) -> Result<KeyRole, Error> {
+        let role = self.verify(used, chain, now)?;
+        self.check_revoked(used, chain, now)?;
+        Ok(role)
+    }
+
+    fn check_revoked(&self, used: Use, chain: &[CertificateDer<'_>], now: UnixTime) -> Result<(), Error> {
+        let usage = match used {
+            Use::Client => KeyUsage::client_auth(),
+            Use::Server => KeyUsage::server_auth(),
+        };
+        self.revoked.check(chain, &self.roots, &self.algorithms(), usage, now)
+    }
+
     fn algorithms(&self) -> rustls::crypto::WebPkiSupportedAlgorithms {
         self.provider.signature_verification_algorithms
     }
@@ -286,7 +317,7 @@ impl Authority {
 }
 
 /// The role that a certificate names.
-fn role_of(certificate: &CertificateDer<'_>) -> Result<KeyRole, Error> {
+pub(crate) fn role_of(certificate: &CertificateDer<'_>) -> Result<KeyRole, Error> {
     let parsed = webpki::EndEntityCert::try_from(certificate).map_err(|_| CertificateError::BadEncoding)?;
     let mut named = parsed.valid_uri_names().filter_map(|uri| uri.strip_prefix(ROLE_PREFIX));
     let role = named.next().and_then(|name| KeyRole::ALL.into_iter().find(|role| role.name() == name));
@@ -307,7 +338,7 @@ impl ServerCertVerifier for Authority {
         now: UnixTime,
     ) -> Result<ServerCertVerified, Error> {
         let chain = [std::slice::from_ref(end_entity), intermediates].concat();
-        self.verify(Use::Server, &chain, now).map(|_| ServerCertVerified::assertion())
+        self.admit(Use::Server, &chain, now).map(|_| ServerCertVerified::assertion())
     }
 
     fn verify_tls12_signature(
@@ -345,7 +376,7 @@ impl ClientCertVerifier for Authority {
         now: UnixTime,
     ) -> Result<ClientCertVerified, Error> {
         let chain = [std::slice::from_ref(end_entity), intermediates].concat();
-        self.verify(Use::Client, &chain, now).map(|_| ClientCertVerified::assertion())
+        self.admit(Use::Client, &chain, now).map(|_| ClientCertVerified::assertion())
     }
 
     fn verify_tls12_signature(
@@ -402,6 +433,10 @@ impl Files {
             CertificateError::InvalidPurposeContext { .. } | CertificateError::InvalidPurpose => "may not be used so: \
                  leave its extended key usage out, or make it with clientAuth, and with serverAuth too for servers"
                 .into(),
+            CertificateError::Revoked => {
+                let list = self.revoked.as_deref().unwrap_or(Path::new("")).display();
+                format!("was revoked, as {list} says; replace it")
+            }
             CertificateError::Other(why) => why.0.to_string(),
             other => format!("cannot be used: {other}"),
         }
@@ -418,6 +453,7 @@ impl Files {
                     AlertDescription::CertificateExpired => {
                         "as it has expired, or is not valid yet: replace it, or set the clock that is wrong"
                     }
+                    AlertDescription::CertificateRevoked => "as it was revoked: replace it",
                     AlertDescription::UnknownCA | AlertDescription::DecryptError => {
                         "as it knows no authority that has issued it: it is of another cluster, or was replaced; copy \
                          the present files of [tls]"

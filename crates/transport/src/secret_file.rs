@@ -4,8 +4,8 @@ use std::io::{self, Read};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
-/// Maximum length of a file, bytes.
-const FILE_MAX_BYTES: u64 = 64 << 10;
+/// Maximum length of a file of keys or certificates, bytes.
+pub(crate) const FILE_MAX_BYTES: u64 = 64 << 10;
 /// Permission bits that a file with a secret must not have.
 const OTHERS: u32 = 0o077;
 
@@ -24,7 +24,7 @@ pub struct KeyError {
 /// Reads a file with a secret. Refused if others may use it, or if it belongs neither to this user nor to root. `missing`
 /// says what to do if there is none, `replace` how to replace a secret that others may have read.
 pub(crate) fn read_secret(file: &Path, missing: &str, replace: &str) -> Result<Vec<u8>, KeyError> {
-    read(file, missing, |about| {
+    read(file, missing, FILE_MAX_BYTES, |about| {
         if about.mode() & OTHERS != 0 {
             let mode = about.mode() & 0o777;
             let shown = file.display();
@@ -41,14 +41,15 @@ pub(crate) fn read_secret(file: &Path, missing: &str, replace: &str) -> Result<V
     })
 }
 
-/// Reads a file that is no secret.
-pub(crate) fn read_public(file: &Path, missing: &str) -> Result<Vec<u8>, KeyError> {
-    read(file, missing, |_| Ok(()))
+/// Reads a file that is no secret, of up to `max_bytes`.
+pub(crate) fn read_public(file: &Path, missing: &str, max_bytes: u64) -> Result<Vec<u8>, KeyError> {
+    read(file, missing, max_bytes, |_| Ok(()))
 }
 
 fn read(
     file: &Path,
     missing: &str,
+    max_bytes: u64,
     check: impl FnOnce(&std::fs::Metadata) -> Result<(), String>,
 ) -> Result<Vec<u8>, KeyError> {
     let fail = |reason: String| KeyError { file: file.into(), reason, is_missing: false };
@@ -69,10 +70,10 @@ fn read(
         return Err(fail("is not a file; name the file of keys".into()));
     }
     check(&about).map_err(fail)?;
-    if about.len() > FILE_MAX_BYTES {
+    if about.len() > max_bytes {
         return Err(fail(format!("has {} bytes, which no file of keys has", about.len())));
     }
     let mut bytes = Vec::new();
-    opened.take(FILE_MAX_BYTES).read_to_end(&mut bytes).map_err(|error| fail(format!("cannot be read: {error}")))?;
+    opened.take(max_bytes).read_to_end(&mut bytes).map_err(|error| fail(format!("cannot be read: {error}")))?;
     Ok(bytes)
 }

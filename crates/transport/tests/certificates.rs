@@ -6,6 +6,7 @@ use std::io::{Read, Write};
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
+use std::process::Command;
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
@@ -15,10 +16,12 @@ use impresario_testing::certificates::{Authority, Wish, replace};
 use impresario_testing::{require, until};
 use impresario_transport::{
     Access, Certificates, FrameReader, HelloError, Host, Keyring, Keys, Membership, Stream, key_file_name,
-    receive_hello, send_frame,
+    receive_hello, send_frame, show_certificates,
 };
 use impresario_wire::{Answer, KeyRole, Kind, Role, frame};
 use support::{LIMITS, TICK, between, echo, greet, pair, serve, soon};
+
+const DAY: Duration = Duration::from_secs(24 * 3600);
 
 /// A cluster whose files of certificates are in this folder.
 fn config(folder: &Path) -> Config {
@@ -27,6 +30,7 @@ fn config(folder: &Path) -> Config {
         ca: folder.join("ca.pem"),
         certificate: folder.join("{role}.pem"),
         private_key: folder.join("{role}.key"),
+        revoked: folder.join("revoked.pem").exists().then(|| folder.join("revoked.pem")),
     };
     let meta = Meta { address: "127.0.0.1:1".into(), dir: "m".into(), ..Meta::default() };
     let data = vec![Data::new("data.0", "127.0.0.1:2", "d")];
@@ -111,7 +115,6 @@ fn a_file_that_cannot_be_used_is_named_with_the_remedy() {
     let dir = tempfile::tempdir().unwrap();
     let (authority, other) = (Authority::draw("cluster"), Authority::draw("another"));
     let file = |name: &str| dir.path().join(name);
-    let day = Duration::from_secs(24 * 3600);
     let now = SystemTime::now();
     let of = |uris: &[&str]| Wish { uris: uris.iter().map(|uri| uri.to_string()).collect(), ..Wish::role("client") };
     let cases: &[(&dyn Fn(), &str, &str)] = &[
@@ -138,7 +141,7 @@ fn a_file_that_cannot_be_used_is_named_with_the_remedy() {
                 authority.write(
                     dir.path(),
                     "client",
-                    &Wish { valid: (now - 3 * day, now - day), ..Wish::role("client") },
+                    &Wish { valid: (now - 3 * DAY, now - DAY), ..Wish::role("client") },
                 )
             },
             "client.pem",
@@ -149,7 +152,7 @@ fn a_file_that_cannot_be_used_is_named_with_the_remedy() {
                 authority.write(
                     dir.path(),
                     "client",
-                    &Wish { valid: (now + day, now + 3 * day), ..Wish::role("client") },
+                    &Wish { valid: (now + DAY, now + 3 * DAY), ..Wish::role("client") },
                 )
             },
             "client.pem",
@@ -291,6 +294,145 @@ fn files_are_read_again_once_they_fit_together() {
     let why = theirs.check(&old).unwrap_err();
     assert!(why.contains("no authority in"), "{why}");
     until("the client has read its new files", || meet(&ours, &theirs) == (Ok(()), Ok(KeyRole::Client)));
+}
+
+#[test]
+fn what_is_revoked_is_refused_on_both_sides_and_connections_of_it_end() {
+    let dir = tempfile::tempdir().unwrap();
+    let authority = Authority::draw("cluster");
+    authority.write_all(dir.path());
+    let list = |revoked: &[&str]| replace(&dir.path().join("revoked.pem"), &authority.revoke(revoked, DAY));
+    let text = |name: &str| std::fs::read_to_string(dir.path().join(name)).unwrap();
+    list(&[]);
+    let theirs = server(dir.path());
+    let connected = |role| {
+        let (here, there) = pair();
+        let theirs = theirs.clone();
+        let serving = std::thread::spawn(move || serve(there, None, Some(&theirs)));
+        greet(&here, &mut FrameReader::default(), &access(dir.path(), role)).unwrap();
+        here.shut_down();
+        serving.join().unwrap().unwrap().certificate.unwrap()
+    };
+    let (client, admin) = (connected(KeyRole::Client), connected(KeyRole::Admin));
+    list(&[&text("client.pem")]);
+    assert!(theirs.refresh());
+    let why = theirs.check(&client).unwrap_err();
+    assert!(why.contains("the certificate of the client was revoked") && why.contains("revoked.pem"), "{why}");
+    assert_eq!(theirs.check(&admin), Ok(()));
+    let (ours, there) = meet(&access(dir.path(), KeyRole::Client), &theirs);
+    let ours = ours.unwrap_err();
+    assert!(ours.contains("client.pem") && ours.contains("it was revoked"), "{ours}");
+    assert_eq!(there.unwrap_err(), why);
+    assert_eq!(meet(&access(dir.path(), KeyRole::Admin), &theirs), (Ok(()), Ok(KeyRole::Admin)));
+    authority.write(dir.path(), "client", &Wish::role("client"));
+    let ours = access(dir.path(), KeyRole::Client);
+    assert_eq!(meet(&ours, &theirs), (Ok(()), Ok(KeyRole::Client)));
+
+    // A server's: its own program goes on, with the list; clients refuse it.
+    list(&[&text("admin.pem"), &text("server.pem")]);
+    assert!(theirs.refresh());
+    assert!(theirs.check(&admin).unwrap_err().contains("was revoked"));
+    until("the client has read the list", || {
+        meet(&ours, &theirs).0.is_err_and(|why| why.contains("the certificate of the server there was revoked"))
+    });
+}
+
+#[test]
+fn lists_are_those_of_the_authorities_whatever_their_names_and_ages() {
+    let dir = tempfile::tempdir().unwrap();
+    let (authority, namesake, other) =
+        (Authority::draw("cluster"), Authority::draw("cluster"), Authority::draw("another"));
+    authority.write_all(dir.path());
+    let file = dir.path().join("revoked.pem");
+    let client = std::fs::read_to_string(dir.path().join("client.pem")).unwrap();
+    // Certificates of the same number.
+    let [theirs, another] = [&namesake, &other].map(|one| one.issue(&Wish::role("client")).0);
+    let verdict = |lists: &str| {
+        replace(&file, lists);
+        meet(&access(dir.path(), KeyRole::Client), &server(dir.path())).1
+    };
+    // Past its next update.
+    assert!(verdict(&authority.revoke(&[&client], Duration::ZERO)).unwrap_err().contains("was revoked"));
+    // Of another authority, which has issued nothing here.
+    assert_eq!(verdict(&other.revoke(&[&another], DAY)), Ok(KeyRole::Client));
+    // While one authority takes the place of another one of the same name.
+    replace(&dir.path().join("ca.pem"), &(namesake.pem().to_string() + authority.pem()));
+    let both = authority.revoke(&[&client], DAY) + &namesake.revoke(&[], DAY);
+    assert!(verdict(&both).unwrap_err().contains("was revoked"));
+    let both = namesake.revoke(&[&theirs], DAY) + &authority.revoke(&[], DAY);
+    assert_eq!(verdict(&both), Ok(KeyRole::Client));
+    replace(&dir.path().join("ca.pem"), authority.pem());
+    let twice = authority.revoke(&[], DAY) + &authority.revoke(&[], DAY);
+    for (lists, what) in [
+        ("", "holds no list"),
+        (authority.pem(), "holds no list"),
+        ("-----BEGIN X509 CRL-----\n!\n", "copy it again"),
+        (&twice, "keep the later"),
+        // Signed by another.
+        (&namesake.revoke(&[&theirs], DAY), "is of no use"),
+    ] {
+        replace(&file, lists);
+        let why = certificates(dir.path(), KeyRole::Client).unwrap_err();
+        assert!(why.contains("revoked.pem") && why.contains(what) && !why.contains('\n'), "{what}: {why}");
+    }
+    let config = config(dir.path());
+    std::fs::remove_file(&file).unwrap();
+    let why = Certificates::of(&config, KeyRole::Client).unwrap_err().to_string();
+    assert!(why.contains("revoked.pem") && why.contains("SECURITY.md"), "{why}");
+}
+
+/// The commands of SECURITY.md under "Certificates".
+#[test]
+fn certificates_and_lists_are_made_as_the_documentation_says() {
+    if !require("openssl") {
+        return;
+    }
+    let document = std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/../../doc/SECURITY.md")).unwrap();
+    let section = document.split("\n## Certificates").nth(1).unwrap().split("\n## ").next().unwrap();
+    let mut blocks = section.split("```sh\n").skip(1).map(|block| block.split("```").next().unwrap());
+    let base = tempfile::tempdir().unwrap();
+    let mut run = || {
+        let block = blocks.next().unwrap();
+        let ran = Command::new("sh").args(["-e", "-c", block]).current_dir(base.path()).output().unwrap();
+        assert!(ran.status.success(), "{block}: {}", String::from_utf8_lossy(&ran.stderr));
+    };
+    run();
+    let dir = base.path().join("tls");
+    let theirs = server(&dir);
+    for role in KeyRole::ALL {
+        assert_eq!(meet(&access(&dir, role), &theirs), (Ok(()), Ok(role)));
+    }
+    run();
+    let theirs = server(&dir);
+    assert!(meet(&access(&dir, KeyRole::Client), &theirs).1.unwrap_err().contains("was revoked"));
+    assert_eq!(meet(&access(&dir, KeyRole::Admin), &theirs).1, Ok(KeyRole::Admin));
+}
+
+#[test]
+fn what_a_certificate_says_is_shown() {
+    let dir = tempfile::tempdir().unwrap();
+    let authority = Authority::draw("cluster");
+    authority.write_all(dir.path());
+    let (from, until) = (SystemTime::UNIX_EPOCH + 10_000 * DAY, SystemTime::UNIX_EPOCH + 30_000 * DAY);
+    let uris = vec!["https://example.org".into(), "impresario:role/client".into()];
+    authority.write(dir.path(), "client", &Wish { uris: uris.clone(), valid: (from, until) });
+    let file = dir.path().join("client.pem");
+    let list = dir.path().join("revoked.pem");
+    let show = |file: &Path| show_certificates(file, Some(&list)).map_err(|error| error.to_string());
+    assert!(show(&file).unwrap_err().contains("revoked.pem"));
+    replace(&list, &authority.revoke(&[], DAY));
+    let shown = show(&file).unwrap().pop().unwrap();
+    assert_eq!((shown.role, &shown.uris), (Some(KeyRole::Client), &uris));
+    assert_eq!((shown.valid_s, shown.is_revoked), ((10_000 * 86_400, 30_000 * 86_400), false));
+    assert_eq!((shown.sha256.len(), shown.serial.as_str()), (95, "04"));
+    replace(&list, &authority.revoke(&[&std::fs::read_to_string(&file).unwrap()], DAY));
+    assert!(show(&file).unwrap()[0].is_revoked && !show(&dir.path().join("admin.pem")).unwrap()[0].is_revoked);
+    let both = std::fs::read_to_string(&file).unwrap() + authority.pem();
+    replace(&file, &both);
+    assert_eq!(show(&file).unwrap().iter().map(|one| one.role).collect::<Vec<_>>(), [Some(KeyRole::Client), None]);
+    assert!(
+        show_certificates(&dir.path().join("client.key"), None).unwrap_err().to_string().contains("no certificate")
+    );
 }
 
 #[test]

@@ -561,6 +561,15 @@ pub enum Answer {
         /// What the client shows whenever it names the file by its key.
         pass: Pass,
     },
+    /// As [`Answer::Attr`], of a file whose length was set.
+    Cut {
+        /// Its attributes.
+        attr: Attr,
+        /// The file.
+        file: FileKey,
+        /// The data servers that have cut or extended their objects of it.
+        lanes: Vec<LaneState>,
+    },
 }
 
 /// Proves to every server of a cluster that a client may use a file that it names by its key: the client was given it when it

@@ -62,7 +62,7 @@ pub enum MetaCall {
         /// Of what.
         target: Target,
     },
-    /// Changes attributes. Answer: [`Answer::Attr`].
+    /// Changes attributes. Answer: [`Answer::Attr`], or [`Answer::Cut`] where data servers have changed the length.
     SetAttr {
         /// Of what.
         target: Target,

@@ -1,4 +1,4 @@
-//! The bytes of messages under [`PROTOCOL_VERSION`] 9, recorded: whoever changes them changes the version too.
+//! The bytes of messages under [`PROTOCOL_VERSION`] 10, recorded: whoever changes them changes the version too.
 
 use impresario_layout::{Layout, Skipped};
 use impresario_wire::frame::encode;
@@ -34,7 +34,7 @@ fn answer(answer: Answer) -> String {
 
 #[test]
 fn the_bytes_of_messages_stay_those_of_the_version() {
-    assert_eq!(PROTOCOL_VERSION, 9, "record the new version's bytes");
+    assert_eq!(PROTOCOL_VERSION, 10, "record the new version's bytes");
     let layout = Layout::new(1, 3, 65536, 4).unwrap();
     let file = FileKey(600);
     let time = Time { secs: -3, nanos: 500 };
@@ -54,7 +54,7 @@ fn the_bytes_of_messages_stay_those_of_the_version() {
     };
     let object = ObjectInfo { size: 1000, mtime: time, used_bytes: 4096, made: 5 };
     let hello = Hello {
-        version: 9,
+        version: 10,
         who: who(),
         role: Role::Io,
         name: "cli".into(),
@@ -62,14 +62,14 @@ fn the_bytes_of_messages_stay_those_of_the_version() {
         credential: b"MUNGE".to_vec(),
     };
     let welcome = Welcome {
-        version: 9,
+        version: 10,
         name: "data-1".into(),
         incarnation: 1 << 33,
         max_payload_bytes: 1 << 20,
         cluster: ClusterId(400),
         store: 12,
     };
-    let offer = KeyOffer { version: 9, key: 1, role: KeyRole::Server, noise: vec![1, 2, 3] };
+    let offer = KeyOffer { version: 10, key: 1, role: KeyRole::Server, noise: vec![1, 2, 3] };
     let seen = [
         body(Kind::Hello, &hello),
         body(Kind::Welcome, &welcome),
@@ -115,15 +115,16 @@ fn the_bytes_of_messages_stay_those_of_the_version() {
         answer(Answer::Sought(Sought { at: Some(700), object })),
         answer(Answer::Statfs(Statfs { total_bytes: 1, free_bytes: 2, files: 3, files_free: 4 })),
         answer(Answer::Fault(Fault { errno: Fault::FENCED, message: "late".into() })),
+        answer(Answer::Cut { attr, file, lanes: vec![LaneState::new(2, 1 << 33, 7)] }),
     ];
     let seen: Vec<&str> = seen.iter().map(String::as_str).collect();
     assert_eq!(seen, RECORDED);
 }
 
 const RECORDED: &[&str] = &[
-    "09ac0202f0a2040109e8070203636c699003054d554e4745",
-    "0906646174612d31808080802080804090030c",
-    "09010203010203",
+    "0aac0202f0a2040109e8070203636c699003054d554e4745",
+    "0a06646174612d31808080802080804090030c",
+    "0a010203010203",
     "1aac0202f0a2040109e807d804000180018827",
     "1bac0202f0a2040109e807d80401038080040400010102",
     "1cd804ac0201",
@@ -140,6 +141,7 @@ const RECORDED: &[&str] = &[
     "1801bc05e80705f403802005",
     "0f01020304",
     "11e801046c617465",
+    "1c08050401ed13020a0b808080808020802005f4030202060401d80401028780808020",
 ];
 
 #[test]

@@ -6,11 +6,11 @@ use std::sync::Arc;
 use impresario_base::lock::Mutex;
 use impresario_layout::Layout;
 use impresario_wire::{
-    Answer, Attr, Call, ClientKey, Entry, FileKey, MetaCall, NodeKind, Opened, SetAttr, Statfs, Target, Time, Who,
-    XattrMode, masked_mode,
+    Answer, Attr, Call, ClientKey, Entry, FileKey, LaneState, MetaCall, NodeKind, Opened, SetAttr, Statfs, Target,
+    Time, Who, XattrMode, masked_mode,
 };
 
-use super::{FakeObjects, Flow, Serve, refuse};
+use super::{FakeGreeting, FakeObjects, Flow, Serve, refuse};
 
 /// A name space.
 pub struct FakeNames {
@@ -101,13 +101,20 @@ impl FakeNames {
                     node.attr.uid = uid.unwrap_or(node.attr.uid);
                     node.attr.gid = gid.unwrap_or(node.attr.gid);
                 }
+                let mut lanes = Vec::new();
                 for (k, objects) in (0..found.layout.pcount).map(|k| (k, self.objects(&found.layout, k))) {
                     if let (Some(size), Some(objects)) = (size, objects) {
                         let len = found.layout.lane_len(k, size);
-                        objects.apply(&Call::Truncate { who: Who::default(), file: found.key, len }, &[]);
+                        let cut = objects.apply(&Call::Truncate { who: Who::default(), file: found.key, len }, &[]);
+                        let loss = if let Answer::AfterLoss { loss, .. } = cut.0 { loss } else { 0 };
+                        lanes.push(LaneState::new(found.layout.server_at(k), FakeGreeting::INCARNATION, loss));
                     }
                 }
-                Answer::Attr(self.attr(&node(state, session, target)?))
+                let attr = self.attr(&node(state, session, target)?);
+                match lanes.is_empty() {
+                    true => Answer::Attr(attr),
+                    false => Answer::Cut { attr, file: found.key, lanes },
+                }
             }
             MetaCall::Create { path, exclusive: true, .. } if state.nodes.contains_key(path) => {
                 return Err(libc::EEXIST);

@@ -25,6 +25,14 @@ struct State {
     losses: HashMap<FileKey, (u32, bool)>,
 }
 
+impl State {
+    /// The answer to a change of an object of which data were lost before.
+    fn after_loss(&self, file: FileKey, written: u32) -> Option<Answer> {
+        let (loss, is_due) = *self.losses.get(&file)?;
+        (!is_due).then_some(Answer::AfterLoss { written, loss, errno: 0 })
+    }
+}
+
 impl FakeObjects {
     /// The content of an object, if there is one.
     pub fn object(&self, file: FileKey) -> Option<Vec<u8>> {
@@ -39,7 +47,7 @@ impl FakeObjects {
     /// The next sync of an object fails, and what was written to it before is lost.
     pub fn fail_next_sync(&self, file: FileKey) {
         let mut state = self.state.lock();
-        let loss = state.losses.len() as u32 + 1;
+        let loss = state.losses.values().map(|(loss, _)| loss).max().unwrap_or(&0) + 1;
         state.losses.insert(file, (loss, true));
     }
 
@@ -90,10 +98,8 @@ impl FakeObjects {
                 if let Some(place) = object.get_mut(from..to) {
                     place.copy_from_slice(payload);
                 }
-                match state.losses.get(file) {
-                    Some((loss, false)) => Answer::AfterLoss { written: payload.len() as u32, loss: *loss, errno: 0 },
-                    _ => Answer::Written(payload.len() as u32),
-                }
+                let written = payload.len() as u32;
+                state.after_loss(*file, written).unwrap_or(Answer::Written(written))
             }
             Call::Sync { file, .. } => {
                 state.syncs += 1;
@@ -109,7 +115,7 @@ impl FakeObjects {
                 if *len > 0 || state.objects.contains_key(file) {
                     state.objects.entry(*file).or_default().resize(*len as usize, 0);
                 }
-                Answer::Done
+                state.after_loss(*file, 0).unwrap_or(Answer::Done)
             }
             Call::ChangeSpace { file, change, lane_offset, len, .. } => {
                 let (start, end) = (*lane_offset as usize, (lane_offset + len) as usize);
@@ -123,7 +129,7 @@ impl FakeObjects {
                     let within = start.min(object.len())..end.min(object.len());
                     object.get_mut(within).into_iter().for_each(|bytes| bytes.fill(0));
                 }
-                Answer::Written(0)
+                state.after_loss(*file, 0).unwrap_or(Answer::Written(0))
             }
             Call::Unlink { file, .. } => {
                 state.objects.remove(file);

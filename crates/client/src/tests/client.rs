@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use impresario_config::AllocationRule;
 use impresario_testing::until;
-use impresario_wire::{Call, MetaCall, NodeKind, SetAttr};
+use impresario_wire::{Call, MetaCall, NodeKind, SetAttr, SpaceChange};
 
 use super::*;
 use crate::testing::{FakeCall, FakeCluster, FakeConnection, FakeGreeting, FakeServer, Flow, Serve};
@@ -310,17 +310,93 @@ fn data_lost_by_a_data_server_are_told_of_whichever_way_the_sync_goes() {
             }
         }
         // The data server's machine restarts.
-        let address = cluster.data[0].address().to_string();
-        drop(cluster.data.remove(0));
-        let objects = cluster.objects[0].clone();
-        let greeting = FakeGreeting { incarnation: 9 << 32, ..FakeGreeting::of("data.0") };
-        cluster.data.push(FakeServer::start_at(&address, greeting, move || objects.serve()).unwrap());
+        reboot(&mut cluster, 9);
         let error = file.sync().unwrap_err();
         assert_eq!(error.errno(), libc::EIO, "{way}: {error}");
         assert!(error.to_string().contains("restarted before a sync"), "{way}: {error}");
         file.write_at(b"written again", 0).unwrap();
         file.sync().unwrap();
     }
+}
+
+/// The data server of a cluster that has one is started again, on another boot of its machine.
+fn reboot(cluster: &mut FakeCluster, boot: u64) {
+    let address = cluster.data[0].address().to_string();
+    drop(cluster.data.remove(0));
+    let objects = cluster.objects[0].clone();
+    let greeting = FakeGreeting { incarnation: boot << 32, ..FakeGreeting::of("data.0") };
+    cluster.data.push(FakeServer::start_at(&address, greeting, move || objects.serve()).unwrap());
+}
+
+/// What a client has cut, extended, allocated or punched is to be synced like what it has written.
+#[test]
+fn lost_truncations_and_changes_of_space_are_told_of_like_lost_writes() {
+    for (io_nodes, via) in ways() {
+        type Change = fn(&Arc<Client>, &crate::File);
+        let changes: [(&str, Change); 5] = [
+            ("a cut", |_, file| assert_eq!(file.set_len(100).unwrap().size, 100)),
+            ("an extension", |_, file| assert_eq!(file.set_len(100_000).unwrap().size, 100_000)),
+            ("a cut by name", |client, _| {
+                let set = SetAttr { size: Some(7), ..SetAttr::default() };
+                assert_eq!(client.set_attr("f", set).unwrap().size, 7);
+            }),
+            ("a hole", |_, file| file.change_space(SpaceChange::Punch, 0, 4096).unwrap()),
+            ("storage", |_, file| {
+                file.change_space(SpaceChange::Allocate { keep_size: false }, 0, 50_000).unwrap();
+            }),
+        ];
+        let mut cluster = FakeCluster::start(1, io_nodes, 3_000).unwrap();
+        let client = connect(&cluster, via);
+        let file = client.create("f", CreateOptions::default()).unwrap();
+        file.write_at(&[1; 20_000], 0).unwrap();
+        file.sync().unwrap();
+        for ((what, change), boot) in changes.into_iter().zip(2..) {
+            // Of a data server as it was first: the metadata server names that.
+            reboot(&mut cluster, 1);
+            change(&client, &file);
+            file.sync().unwrap_or_else(|error| panic!("{via:?}: {what}: {error}"));
+            change(&client, &file);
+            reboot(&mut cluster, boot);
+            let error = file.sync().expect_err(what);
+            assert_eq!(error.errno(), libc::EIO, "{via:?}: {what}: {error}");
+            assert!(error.to_string().contains("restarted before a sync"), "{via:?}: {what}: {error}");
+            file.sync().unwrap();
+            reboot(&mut cluster, 1);
+            // A sync by another client fails meanwhile.
+            change(&client, &file);
+            cluster.objects[0].fail_next_sync(file.key());
+            let other = connect(&cluster, via).open("f", true).unwrap();
+            other.write_at(b"x", 0).unwrap();
+            assert_eq!(other.sync().unwrap_err().errno(), libc::EIO, "{via:?}: {what}");
+            assert_eq!(file.sync().expect_err(what).errno(), libc::EIO, "{via:?}: {what}");
+            change(&client, &file);
+            file.sync().unwrap_or_else(|error| panic!("{via:?}: {what}, after a loss: {error}"));
+        }
+    }
+}
+
+/// The metadata server has asked the data servers, which have removed the objects of a file while its client was away.
+#[test]
+fn a_file_whose_objects_are_removed_is_stale() {
+    let mut cluster = FakeCluster::start(1, 0, 4000).unwrap();
+    let client = connect(&cluster, Via::Direct);
+    let file = client.create("f", CreateOptions::default()).unwrap();
+    let names = cluster.names.clone();
+    let serve = move || {
+        let mut serve = names.serve();
+        Box::new(move |connection: &FakeConnection, call: FakeCall| match &call.call {
+            Call::Meta { call: MetaCall::GetAttr { .. } | MetaCall::SetAttr { .. }, .. } => {
+                connection.answer(call.id, &crate::testing::refuse(libc::EIDRM, "removed"), &[]);
+                Flow::Continue
+            }
+            _ => serve(connection, call),
+        }) as Serve
+    };
+    cluster.meta.take().unwrap().kill();
+    let greeting = FakeGreeting::of(impresario_config::META_NAME);
+    cluster.meta = Some(FakeServer::start_at(&cluster.config().meta.address, greeting, serve).unwrap());
+    assert_eq!(file.attr().unwrap_err().errno(), libc::ESTALE);
+    assert_eq!(file.set_len(3).unwrap_err().errno(), libc::ESTALE);
 }
 
 #[test]

@@ -153,6 +153,11 @@ impl DataServer {
             MoveCall::Begin { number: 0 } => Err(unknown()),
             MoveCall::Begin { number } => {
                 self.departure.end_other_hold(conn, self.vitals.name())?;
+                // The other machine cannot find out.
+                self.disk.losses().settle_doubts(store).map_err(|error| Fault {
+                    errno: error.raw_os_error().unwrap_or(libc::EIO),
+                    message: format!("whether {} has lost data cannot be noted: {error}", self.vitals.name()),
+                })?;
                 let batch = store.watch(number);
                 tracing::info!(number, goes_on = batch.is_some(), "a copy for a move begins");
                 Ok(MoveAnswer::Begun { batch })

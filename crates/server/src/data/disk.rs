@@ -202,7 +202,7 @@ impl Disk {
             },
             Op::Sync => Ok(durability::sync(&self.store, &self.losses, file)),
             Op::Truncate => match first.change {
-                None => self.store.truncate(file, extent.lane_offset).map(|()| Done::Barrier),
+                None => durability::truncate(&self.store, &self.losses, file, extent.lane_offset),
                 Some(change) => {
                     let range = extent.lane_offset..extent.end();
                     durability::change_space(&self.store, &self.losses, file, change, range)

@@ -30,13 +30,25 @@ pub(super) fn write<F: FileSystem>(
 
 /// Makes an object durable, or tells that it has lost data.
 pub(super) fn sync<F: FileSystem>(store: &ObjectStore<F>, losses: &Losses, key: u64) -> Done {
-    match store.sync(key) {
+    match losses.settle_doubt(store, key).and_then(|()| store.sync(key)) {
         Ok(()) => match losses.of(key) {
             0 => Done::Barrier,
             loss => Done::AfterLoss(loss, 0),
         },
         Err(error) => Done::AfterLoss(lost(store, losses, key, &error), errno_of(&error)),
     }
+}
+
+/// Sets the length of an object.
+pub(super) fn truncate<F: FileSystem>(
+    store: &ObjectStore<F>,
+    losses: &Losses,
+    key: u64,
+    len_bytes: u64,
+) -> io::Result<Done> {
+    // Before it, as for a write.
+    let loss = losses.of(key);
+    store.truncate(key, len_bytes).map(|()| if loss == 0 { Done::Barrier } else { Done::AfterLoss(loss, 0) })
 }
 
 /// Changes the space of a range.

@@ -44,6 +44,7 @@ impl Ledger {
                 _ => {}
             }
         }
+        losses.doubt(store.open_doubts()?);
         Ok(Ledger { fence: RwLock::new(fence), losses })
     }
 

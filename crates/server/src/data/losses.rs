@@ -3,11 +3,12 @@
 //! Each loss has a number. Answers about an object carry that of its last one, so that every client with unsynced data
 //! learns of it, whichever client's sync failed. The numbers are noted, and thus the same after a restart.
 
+use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use impresario_base::lock::Mutex;
+use impresario_base::lock::{Mutex, RwLock};
 use impresario_store::{FileSystem, Note, ObjectStore};
-use rustc_hash::FxHashMap;
+use rustc_hash::{FxHashMap, FxHashSet};
 
 /// Objects remembered; beyond it all are taken for objects that have lost data anew.
 const OBJECTS_MAX: usize = 1 << 16;
@@ -19,6 +20,11 @@ pub(super) const LOSS: u32 = 3;
 pub(super) struct Losses {
     any: AtomicBool,
     state: Mutex<State>,
+    in_doubt: AtomicBool,
+    /// Objects of which an earlier run was killed in a sync: it may have been told of a loss that it has not noted.
+    doubtful: RwLock<FxHashSet<u64>>,
+    /// Held while it is found out.
+    settling: Mutex<()>,
 }
 
 #[derive(Default)]
@@ -42,13 +48,51 @@ impl Losses {
     pub(super) fn lost<F: FileSystem>(&self, store: &ObjectStore<F>, key: u64) -> u32 {
         let mut state = self.state.lock();
         let loss = state.last + 1;
-        let noted = store.note(Note { kind: LOSS, key, value: loss });
-        if let Err(error) = noted {
-            tracing::error!(key, %error, "a loss of data could not be noted; a restart forgets it");
+        match store.note(Note { kind: LOSS, key, value: loss }) {
+            Ok(()) => store.no_doubt(key),
+            Err(error) => {
+                tracing::error!(key, %error, "a loss of data could not be noted; a restart has to find it again")
+            }
         }
         state.restore(key, loss);
         self.any.store(true, Ordering::Release);
         loss
+    }
+
+    /// Takes up the syncs that an earlier run began, and did not see ending.
+    pub(super) fn doubt(&self, keys: Vec<u64>) {
+        let mut doubtful = self.doubtful.write();
+        doubtful.extend(keys);
+        self.in_doubt.store(!doubtful.is_empty(), Ordering::Release);
+    }
+
+    /// Before a sync of an object is answered: finds out whether it lost data in a sync in which an earlier run was killed.
+    pub(super) fn settle_doubt<F: FileSystem>(&self, store: &ObjectStore<F>, key: u64) -> io::Result<()> {
+        let is_doubtful = self.in_doubt.load(Ordering::Acquire) && self.doubtful.read().contains(&key);
+        if is_doubtful { self.settle_doubts(store) } else { Ok(()) }
+    }
+
+    /// The same for all such objects: when anything was lost, all of them have lost data, as far as anybody knows. May take as long
+    /// as to sync everything that is in memory, but only once.
+    pub(super) fn settle_doubts<F: FileSystem>(&self, store: &ObjectStore<F>) -> io::Result<()> {
+        let _settling = self.settling.lock();
+        let all: Vec<u64> = self.doubtful.read().iter().copied().collect();
+        if all.is_empty() {
+            return Ok(());
+        }
+        let has_lost = store.has_lost()?;
+        for key in all {
+            if has_lost {
+                tracing::error!(key, "the server was killed in a sync of an object, and its file system has lost data");
+                store.distrust(key).unwrap_or_else(|error| tracing::error!(key, %error, "its checksums are of no use"));
+                self.lost(store, key);
+            } else {
+                store.no_doubt(key);
+            }
+        }
+        self.doubtful.write().clear();
+        self.in_doubt.store(false, Ordering::Release);
+        Ok(())
     }
 
     /// Takes up a note.

@@ -3,7 +3,7 @@
 
 use std::os::fd::AsFd;
 
-use impresario_wire::message::{Attr, NodeKind, SetAttr, Who};
+use impresario_wire::message::{Answer, NodeKind, SetAttr, Who};
 use rustix::io::Errno;
 
 use super::disk::PATH_FLAGS;
@@ -14,8 +14,8 @@ use super::service::Meta;
 use super::tree::kind_of;
 
 impl Meta {
-    /// Changes attributes of the node at a path.
-    pub(super) fn set_attr_at(&self, who: &Who, path: &[u8], set: &SetAttr, user: Option<&User>) -> Outcome<Attr> {
+    /// Changes attributes of the node at a path; gives them.
+    pub(super) fn set_attr_at(&self, who: &Who, path: &[u8], set: &SetAttr, user: Option<&User>) -> Outcome<Answer> {
         let doing = "change";
         let node = self.dir.walk(path, PATH_FLAGS).explain(doing, path)?;
         let stat = rustix::fs::fstat(&node).explain(doing, path)?;
@@ -29,8 +29,7 @@ impl Meta {
                 // It is no open, but changes what those who have it open for writing know of its length.
                 self.opens.note_other_writer(pin.ino);
             }
-            self.set_attr_of(who, &pin, set, path)?;
-            return self.attr_of(&pin, path);
+            return self.set_attr_of(who, &pin, set, path);
         }
         if set.size.is_some() {
             let errno = match kind {
@@ -47,19 +46,19 @@ impl Meta {
             self.before_plain(&node, set).explain(doing, path)?;
         }
         self.set_plain(&node, set).explain(doing, path)?;
-        self.attr_by(path, || rustix::fs::fstat(&node), |_| self.noted_of(&node))
+        self.attr_by(path, || rustix::fs::fstat(&node), |_| self.noted_of(&node)).map(Answer::Attr)
     }
 
-    /// Changes attributes of a pinned file.
-    pub(super) fn set_attr_of(&self, who: &Who, pin: &Pin<'_>, set: &SetAttr, path: &[u8]) -> Outcome<()> {
+    /// Changes attributes of a pinned file; gives them.
+    pub(super) fn set_attr_of(&self, who: &Who, pin: &Pin<'_>, set: &SetAttr, path: &[u8]) -> Outcome<Answer> {
         self.before_plain(&pin.fd, set).explain("change", path)?;
-        if let Some(len_bytes) = set.size {
-            self.truncate(who, pin, len_bytes, path)?;
-        }
+        let lanes = set.size.map_or(Ok(Vec::new()), |len_bytes| self.truncate(who, pin, len_bytes, path))?;
         if set.mtime.is_some() {
             self.note_before_times(pin, path)?;
         }
-        self.set_plain(&pin.fd, set).explain("change", path)
+        self.set_plain(&pin.fd, set).explain("change", path)?;
+        let attr = self.attr_of(pin, path)?;
+        Ok(if lanes.is_empty() { Answer::Attr(attr) } else { Answer::Cut { attr, file: pin.key, lanes } })
     }
 
     /// A file that is cut, or given to another, has no capabilities any more. This goes first: a crash must not leave them.

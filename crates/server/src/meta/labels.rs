@@ -163,7 +163,9 @@ impl Meta {
             return;
         }
         match answer {
-            Answer::Attr(attr) => attr.labelled = self.is_labelled(session, path, handle, attr),
+            Answer::Attr(attr) | Answer::Cut { attr, .. } => {
+                attr.labelled = self.is_labelled(session, path, handle, attr)
+            }
             Answer::Opened(opened) => {
                 opened.attr.labelled = self.is_labelled(session, None, Some(opened.handle), &opened.attr);
             }

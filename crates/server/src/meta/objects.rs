@@ -6,16 +6,17 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use impresario_base::lock::{Condvar, Mutex};
 use impresario_layout::Layout;
-use impresario_wire::message::{FileKey, ObjectInfo, Statfs, Time, Who};
-use rustc_hash::FxHashMap;
+use impresario_wire::message::{FileKey, LaneState, ObjectInfo, Statfs, Time, Who};
+use rustc_hash::{FxHashMap, FxHashSet};
 
 /// The objects of files, on the data servers. Calls may take long, but each has its own deadline.
 pub trait Objects: Send + Sync {
-    /// Length and last modification of a file according to its objects; zeros if it has none.
+    /// Length and last modification of a file according to its objects; zeros if it has none, EIDRM if they were removed.
     fn stat(&self, file: FileKey, layout: &Layout) -> io::Result<ObjectInfo>;
     /// Truncates or extends the file's objects to those of a file of `len_bytes`, in the name of the client that asked
-    /// for it: what that client does in a newer epoch revokes it.
-    fn truncate(&self, who: &Who, file: FileKey, layout: &Layout, len_bytes: u64) -> io::Result<()>;
+    /// for it: what that client does in a newer epoch revokes it. Gives the states of the data servers, by which the client
+    /// learns at its next sync whether one has lost it.
+    fn truncate(&self, who: &Who, file: FileKey, layout: &Layout, len_bytes: u64) -> io::Result<Vec<LaneState>>;
     /// When this returns, no change of the file that came under this epoch of the client, or an older one, is still to be
     /// done.
     fn revoke(&self, who: &Who, file: FileKey, layout: &Layout) -> io::Result<()>;
@@ -34,6 +35,7 @@ const TRUNCATE_MAX_BYTES: u64 = 1 << 50;
 #[derive(Default)]
 pub struct MemoryObjects {
     files: Mutex<FxHashMap<FileKey, MemoryFile>>,
+    removed: Mutex<FxHashSet<FileKey>>,
     away: AtomicBool,
     delay_us: AtomicU64,
     held: Mutex<bool>,
@@ -125,12 +127,15 @@ impl Objects for MemoryObjects {
     fn stat(&self, file: FileKey, layout: &Layout) -> io::Result<ObjectInfo> {
         self.enter()?;
         let files = self.files.lock();
-        let Some(state) = files.get(&file) else { return Ok(ObjectInfo::default()) };
+        let Some(state) = files.get(&file) else {
+            let is_removed = self.removed.lock().contains(&file);
+            return if is_removed { Err(rustix::io::Errno::IDRM.into()) } else { Ok(ObjectInfo::default()) };
+        };
         let size = (0..layout.pcount).zip(&state.lanes).map(|(k, len)| layout.file_len(k, *len)).max().unwrap_or(0);
         Ok(ObjectInfo { size, mtime: state.mtime, used_bytes: state.lanes.iter().sum(), made: state.made })
     }
 
-    fn truncate(&self, _who: &Who, file: FileKey, layout: &Layout, len_bytes: u64) -> io::Result<()> {
+    fn truncate(&self, _who: &Who, file: FileKey, layout: &Layout, len_bytes: u64) -> io::Result<Vec<LaneState>> {
         self.enter()?;
         if len_bytes > TRUNCATE_MAX_BYTES {
             return Err(io::Error::from_raw_os_error(libc::EFBIG));
@@ -138,13 +143,14 @@ impl Objects for MemoryObjects {
         let mtime = self.now();
         let mut files = self.files.lock();
         if len_bytes == 0 && !files.contains_key(&file) {
-            return Ok(());
+            return Ok(Vec::new());
         }
         let lanes: Vec<u64> = (0..layout.pcount).map(|k| layout.lane_len(k, len_bytes)).collect();
         let now = lanes.iter().zip(0u32..).filter(|(len, _)| **len > 0).fold(0, |made, (_, k)| made | 1 << (k % 64));
         let made = now | files.get(&file).map_or(0, |state| state.made);
         files.insert(file, MemoryFile { lanes, made, mtime });
-        Ok(())
+        // Memory loses nothing that a sync would have to tell of.
+        Ok(Vec::new())
     }
 
     fn revoke(&self, _who: &Who, _file: FileKey, _layout: &Layout) -> io::Result<()> {
@@ -159,6 +165,7 @@ impl Objects for MemoryObjects {
         let unlink = |(file, _): &(FileKey, Layout)| {
             self.enter()?;
             self.files.lock().remove(file);
+            self.removed.lock().insert(*file);
             Ok(())
         };
         files.iter().map(unlink).collect()

@@ -320,13 +320,12 @@ impl Meta {
                 Answer::Attr(self.attr_of(&pin, &self.opens.path_of(pin.ino))?)
             }
             MetaCall::SetAttr { target: Target::Path(path), set } => {
-                Answer::Attr(self.set_attr_at(who, &path, &set, session.acts_as.get())?)
+                self.set_attr_at(who, &path, &set, session.acts_as.get())?
             }
             MetaCall::SetAttr { target: Target::Handle(handle), set } => {
                 let pin = self.pin_handle(session, handle)?;
                 let path = self.opens.path_of(pin.ino);
-                self.set_attr_of(who, &pin, &set, &path)?;
-                Answer::Attr(self.attr_of(&pin, &path)?)
+                self.set_attr_of(who, &pin, &set, &path)?
             }
             MetaCall::Create { path, mode, uid, gid, exclusive, layout } => {
                 Answer::Opened(self.create(session, &path, [mode, uid, gid], exclusive, layout)?)

@@ -27,7 +27,7 @@ use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
 
 use impresario_base::lock::MutexGuard;
-use impresario_wire::message::{Attr, Fault, FileKey, NodeKind, ObjectInfo, SetTime, Who};
+use impresario_wire::message::{Attr, Fault, FileKey, LaneState, NodeKind, ObjectInfo, SetTime, Who};
 use rustix::fs::{AtFlags, Mode, Stat};
 use rustix::io::Errno;
 
@@ -76,11 +76,16 @@ impl Meta {
 
     /// Asks the data servers about a file's objects.
     pub(super) fn ask(&self, file: &OpenFile) -> io::Result<ObjectInfo> {
-        let objects = self.note_answer(self.objects.stat(file.key, &file.layout))?;
-        match file.seen.lock().made & !objects.made {
-            0 => Ok(objects),
-            // Its length cannot be known, and must not be taken for less.
-            _ => Err(io::Error::new(io::ErrorKind::InvalidData, "a data server has lost its object of it")),
+        // Before they are asked: an object that is made meanwhile, and noted, is not one that the answer lacks.
+        let made = file.seen.lock().made;
+        // Its length cannot be known, and must not be taken for less.
+        let lost = || Err(io::Error::new(io::ErrorKind::InvalidData, "a data server has lost its object of it"));
+        match self.note_answer(self.objects.stat(file.key, &file.layout)) {
+            Ok(objects) if made & !objects.made == 0 => Ok(objects),
+            Ok(_) => lost(),
+            // Those of a file without a name are removed when its openers have been away for too long.
+            Err(error) if error.raw_os_error() == Some(libc::EIDRM) && !self.opens.is_removed(file.ino) => lost(),
+            Err(error) => Err(error),
         }
     }
 
@@ -91,6 +96,8 @@ impl Meta {
             Err(error) if matches!(error.raw_os_error(), Some(Fault::FENCED | Fault::PATH_LOST)) => {}
             // It answered: what was asked for is more than it takes.
             Err(error) if error.kind() == io::ErrorKind::FileTooLarge => {}
+            // It answered: it has removed the file's object.
+            Err(error) if error.raw_os_error() == Some(libc::EIDRM) => {}
             Ok(_) => self.background.resume(),
             Err(_) => self.background.pause(),
         }
@@ -303,8 +310,9 @@ impl Meta {
         if self.opens.mark_of(pin.ino).is_none() {
             return self.local_attr_of(pin, path);
         }
-        let objects = self.ask(pin).map_err(|error| data_fault(&error, "get the attributes of", path))?;
+        // Before they are asked: once the file is settled, the local time is newer than their answer.
         let seen = *pin.seen.lock();
+        let objects = self.ask(pin).map_err(|error| data_fault(&error, "get the attributes of", path))?;
         let mut attr = self.local_attr_of(pin, path)?;
         (attr.size, attr.used_bytes) = (objects.size, objects.used_bytes);
         if objects.mtime != seen.mtime {
@@ -345,8 +353,8 @@ impl Meta {
         Ok(())
     }
 
-    /// Sets the length of a pinned file.
-    pub(super) fn truncate(&self, who: &Who, pin: &Pin<'_>, len_bytes: u64, path: &[u8]) -> Outcome<()> {
+    /// Sets the length of a pinned file. Gives the states of the data servers that have done it.
+    pub(super) fn truncate(&self, who: &Who, pin: &Pin<'_>, len_bytes: u64, path: &[u8]) -> Outcome<Vec<LaneState>> {
         let doing = "set the length of";
         if i64::try_from(len_bytes).is_err() {
             return Err(Errno::FBIG).explain(doing, path);
@@ -365,7 +373,8 @@ impl Meta {
         }
         let objects = self.ask(pin).map_err(|error| data_fault(&error, doing, &path))?;
         match objects.size > len_bytes && objects.size <= end {
-            true => self.truncate_held(who, pin, len_bytes, &path, &gate),
+            // The write that it takes back has failed as far as its client knows: there is nothing to sync.
+            true => self.truncate_held(who, pin, len_bytes, &path, &gate).map(drop),
             false => Ok(()),
         }
     }
@@ -377,12 +386,13 @@ impl Meta {
         len_bytes: u64,
         path: &[u8],
         gate: &MutexGuard<'_, ()>,
-    ) -> Outcome<()> {
+    ) -> Outcome<Vec<LaneState>> {
         let doing = "set the length of";
         self.end_relays(pin).explain(doing, path)?;
         let stat = rustix::fs::fstat(&pin.fd).explain(doing, path)?;
         if self.opens.mark_of(pin.ino).is_none() && stat.st_size == 0 && len_bytes == 0 {
-            return self.dir.disk.set_times(&pin.fd, None, Some(SetTime::Now)).explain(doing, path);
+            let timed = self.dir.disk.set_times(&pin.fd, None, Some(SetTime::Now));
+            return timed.map(|()| Vec::new()).explain(doing, path);
         }
         self.mark(pin).explain(doing, path)?;
         // The same client revokes it by being in a newer epoch.
@@ -392,7 +402,7 @@ impl Meta {
         }
         self.opens.set_doubt(pin.ino, Some(*who));
         let cut = self.note_answer(self.objects.truncate(who, pin.key, &pin.layout, len_bytes));
-        cut.map_err(|error| data_fault(&error, doing, path))?;
+        let lanes = cut.map_err(|error| data_fault(&error, doing, path))?;
         self.opens.set_doubt(pin.ino, None);
         // Not before: it moves the local time, which from now on is not the file's.
         let noted = self.cut_assigned(pin, len_bytes).and_then(|()| {
@@ -409,7 +419,7 @@ impl Meta {
         if let Err(failure) = self.settle_held(pin, gate) {
             tracing::warn!(path = show(path), ?failure, "the new length will be settled later");
         }
-        Ok(())
+        Ok(lanes)
     }
 
     /// Called before a time is set by hand on a file whose objects may be newer: records the objects' time, so that the
@@ -507,10 +517,12 @@ mod tests {
     use std::collections::BTreeMap;
     use std::sync::Arc;
 
-    use impresario_wire::message::{Answer, ClusterId, MetaCall};
+    use impresario_base::lock::Mutex;
+    use impresario_layout::Layout;
+    use impresario_wire::message::{Answer, ClusterId, MetaCall, Opened, Statfs, Target};
 
     use super::*;
-    use crate::meta::{MemoryObjects, MetaOptions, MetaService, make};
+    use crate::meta::{MemoryObjects, MetaOptions, MetaService, Objects, SessionId, make};
 
     /// Between the opening of its mark and the pin, a file may be removed for good: its data servers know nothing of it any
     /// more, and must not be asked.
@@ -539,5 +551,123 @@ mod tests {
             std::thread::sleep(Duration::from_millis(1));
         }
         assert!(meta.pin_if_marked(late, opened.file).is_none());
+    }
+
+    type Meanwhile = Box<dyn FnOnce() + Send>;
+
+    /// Data servers in memory, of which an answer to a question may be long on its way.
+    #[derive(Default)]
+    struct Slow {
+        objects: MemoryObjects,
+        /// What is done between the next answer and its arrival.
+        meanwhile: Mutex<Option<Meanwhile>>,
+    }
+
+    impl Objects for Slow {
+        fn stat(&self, file: FileKey, layout: &Layout) -> io::Result<ObjectInfo> {
+            let answer = self.objects.stat(file, layout);
+            let meanwhile = self.meanwhile.lock().take();
+            meanwhile.into_iter().for_each(|act| act());
+            answer
+        }
+
+        fn truncate(&self, who: &Who, file: FileKey, layout: &Layout, len: u64) -> io::Result<Vec<LaneState>> {
+            self.objects.truncate(who, file, layout, len)
+        }
+
+        fn revoke(&self, who: &Who, file: FileKey, layout: &Layout) -> io::Result<()> {
+            self.objects.revoke(who, file, layout)
+        }
+
+        fn fence(&self, who: &Who) -> io::Result<()> {
+            self.objects.fence(who)
+        }
+
+        fn unlink(&self, files: &[(FileKey, Layout)]) -> Vec<io::Result<()>> {
+            self.objects.unlink(files)
+        }
+
+        fn statfs(&self) -> io::Result<Statfs> {
+            self.objects.statfs()
+        }
+    }
+
+    struct Bed {
+        _dir: tempfile::TempDir,
+        service: Arc<MetaService>,
+        objects: Arc<Slow>,
+        session: SessionId,
+    }
+
+    impl Bed {
+        fn new() -> Bed {
+            let (dir, objects) = (tempfile::tempdir().unwrap(), Arc::new(Slow::default()));
+            make(dir.path(), ClusterId(1), &BTreeMap::new()).unwrap();
+            let service = Arc::new(MetaService::open(MetaOptions::new(dir.path(), 4), objects.clone()).unwrap());
+            let session = service.open_session(Who::default()).unwrap();
+            Bed { _dir: dir, service, objects, session }
+        }
+
+        fn call(&self, call: MetaCall) -> Answer {
+            self.service.call(self.session, call)
+        }
+
+        fn create(&self, name: &str) -> Opened {
+            let path = name.as_bytes().to_vec();
+            let create = MetaCall::Create { path, mode: 0o644, uid: 0, gid: 0, exclusive: true, layout: None };
+            let Answer::Opened(opened) = self.call(create) else { panic!("not made") };
+            opened
+        }
+
+        fn errno(&self, target: Target) -> i32 {
+            match self.call(MetaCall::GetAttr { target }) {
+                Answer::Fault(fault) => fault.errno,
+                other => panic!("{other:?}"),
+            }
+        }
+    }
+
+    /// A file is asked for by its name, and its writer makes its first object and closes it before the answer has come: it
+    /// has lost nothing.
+    #[test]
+    fn an_object_that_is_made_while_it_is_asked_for_is_not_lost() {
+        let bed = Bed::new();
+        let opened = bed.create("f");
+        let (service, objects, session) = (bed.service.clone(), bed.objects.clone(), bed.session);
+        let (file, layout, handle) = (opened.file, opened.layout, opened.handle);
+        *bed.objects.meanwhile.lock() = Some(Box::new(move || {
+            objects.objects.write(file, &layout, 0, 1000);
+            assert!(matches!(service.call(session, MetaCall::Close { handle }), Answer::Done));
+        }));
+        let before = opened.attr.mtime;
+        for asked in ["while it was closed", "afterwards"] {
+            let target = Target::Path(b"f".to_vec());
+            let Answer::Attr(attr) = bed.call(MetaCall::GetAttr { target }) else { panic!("lost, {asked}") };
+            // That of no object is 1970.
+            assert!(attr.mtime.secs >= before.secs, "{asked}: {attr:?}");
+        }
+        assert!(bed.objects.meanwhile.lock().is_none(), "nobody has asked the data servers");
+    }
+
+    /// What is removed for good is stale for who has it open; what is not removed must be there.
+    #[test]
+    fn removed_objects_are_lost_unless_their_file_is_removed_too() {
+        let bed = Bed::new();
+        let written = |name: &str| {
+            let opened = bed.create(name);
+            bed.objects.objects.write(opened.file, &opened.layout, 0, 1000);
+            assert!(matches!(bed.call(MetaCall::Fsync { handle: opened.handle }), Answer::Done));
+            opened
+        };
+        let (removed, there, lost) = (written("removed"), written("there"), written("lost"));
+        let handle = |opened: &Opened| Target::Handle(opened.handle);
+        assert!(matches!(bed.call(MetaCall::Unlink { path: b"removed".to_vec() }), Answer::Removed { links: 0 }));
+        bed.objects.unlink(&[(removed.file, removed.layout), (there.file, there.layout)]);
+        bed.objects.objects.lose(lost.file, 0);
+        assert_eq!(bed.errno(handle(&removed)), libc::EIDRM);
+        assert!(!bed.service.meta.background.is_paused(), "the data servers have answered");
+        assert_eq!(bed.errno(handle(&there)), libc::EIO);
+        assert_eq!(bed.errno(Target::Path(b"there".to_vec())), libc::EIO);
+        assert_eq!(bed.errno(handle(&lost)), libc::EIO);
     }
 }

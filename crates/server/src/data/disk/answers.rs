@@ -23,7 +23,7 @@ pub(in crate::data) enum Done {
     Barrier,
     /// The space of a range was changed; the object's last loss.
     Changed(u32),
-    /// A sync of an object that has lost data, and how it failed.
+    /// A sync of an object that has lost data, and how it failed; or another change of the whole object, which did not.
     AfterLoss(u32, i32),
 }
 

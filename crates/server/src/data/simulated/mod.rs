@@ -98,6 +98,16 @@ fn restarts_that_forget_losses_are_found() {
 }
 
 #[test]
+fn restarts_that_forget_syncs_under_way_are_found() {
+    assert!(matches!(is_found(Sabotage::ForgetsSyncs), Wrong::Lost(_)));
+}
+
+#[test]
+fn truncations_that_count_as_nothing_written_are_found() {
+    assert!(matches!(is_found(Sabotage::ForgetsCuts), Wrong::Lost(_)));
+}
+
+#[test]
 fn power_failures_that_are_hidden_are_found() {
     assert!(matches!(is_found(Sabotage::HidesReboots), Wrong::Lost(_)));
 }

@@ -25,8 +25,9 @@ pub(super) enum Step {
         client: usize,
         span: Span,
     },
-    /// The metadata server cuts an object, or extends it, to so many sectors.
+    /// The metadata server cuts an object, or extends it, to so many sectors, in the name of a client.
     Cut {
+        client: usize,
         object: usize,
         sectors: usize,
     },
@@ -141,7 +142,7 @@ impl Step {
         }
         match draws.below(100) {
             0..40 => Step::Write { client, span },
-            40..46 => Step::Cut { object, sectors: first },
+            40..46 => Step::Cut { client, object, sectors: first },
             46..52 => Step::Punch { client, span },
             52..80 => Step::Sync { client, object, handle },
             80..90 => Step::Read { object },

@@ -10,7 +10,7 @@ use std::time::Duration;
 use impresario_client::testing::{Told, Unsynced};
 use impresario_client::{ClientError, Peer};
 use impresario_store::testing::Forgetful;
-use impresario_store::{FolderIdentity, ObjectStore, StoreOptions};
+use impresario_store::{FileSystem, FolderIdentity, ObjectStore, StoreOptions};
 use impresario_wire::{ClientKey, FileKey, LaneState, SpaceChange, Who};
 
 use super::plan::{CLIENTS, HANDLES, OBJECTS, Plan, SECTOR_BYTES, SECTORS, Span, Step};
@@ -31,6 +31,10 @@ pub(super) enum Sabotage {
     NotesNoLosses,
     /// A restarted server does not know which objects have lost data.
     ForgetsLosses,
+    /// Nor in which syncs it was killed.
+    ForgetsSyncs,
+    /// A client does not take a truncation for something that is to be synced.
+    ForgetsCuts,
     /// A machine that was started again says it was not.
     HidesReboots,
     /// A client tells only the open file through which it has synced.
@@ -168,6 +172,9 @@ impl World<'_> {
         let options = StoreOptions { open_files: 1, checksums, unsettled_blocks: 4, ..StoreOptions::default() };
         let before = self.disk.troubles();
         let losses = Arc::new(Losses::default());
+        if self.sabotage == Sabotage::ForgetsSyncs {
+            let _ = self.disk.unlink("syncing"); // there may be none
+        }
         let opened = ObjectStore::over(self.disk.clone(), Path::new("disk"), "data.0", options);
         let started = opened.map_err(|error| error.to_string()).and_then(|store| {
             let noted = match self.sabotage {
@@ -233,18 +240,12 @@ impl World<'_> {
         }
         let Some(server) = self.server.take() else { return Ok(()) };
         let killed = self.kill_after.take();
-        // A loss that cannot be noted, because the server is killed in that moment or its disk fails for that too, is
-        // forgotten by a restart: the server's log has it. That is not tried.
-        let must_note = self.disk.owes_errors();
-        match killed {
-            _ if must_note && self.is_read_only => return Ok(()),
-            _ if must_note => self.disk.mend(),
-            Some(after) if !self.is_read_only => self.disk.stop_after(after),
-            _ => {}
+        if let Some(after) = killed.filter(|_| !self.is_read_only) {
+            self.disk.stop_after(after);
         }
         let done = match step {
             Step::Write { client, span } => self.write(&server, client, span, killed.is_none()),
-            Step::Cut { object, sectors } => self.cut(&server, object, sectors, killed.is_none()),
+            Step::Cut { client, object, sectors } => self.cut(&server, client, object, sectors, killed.is_none()),
             Step::Punch { client, span } => self.punch(&server, client, span, killed.is_none()),
             Step::Sync { client, object, handle } => self.sync(&server, client, object, handle, killed.is_none()),
             Step::Read { object } => self.read(&server, object),
@@ -274,6 +275,8 @@ impl World<'_> {
 
     /// Something was written: `outcome` says so, or that a part of it may have been. Without an answer its client does not know.
     fn note(&mut self, client: Option<usize>, span: Span, value: u64, outcome: Outcome, loss: u32) {
+        // Nothing but a truncation, or a hole that is punched, writes zeros.
+        let is_forgotten = self.sabotage == Sabotage::ForgetsCuts && value == 0;
         let state = LaneState::new(0, self.incarnation(), loss);
         for sector in span.first..span.first + span.count {
             let at = self.sectors[span.object][sector].write(value, outcome == Outcome::Done);
@@ -281,7 +284,7 @@ impl World<'_> {
                 self.clients[client].pending[span.object].push((sector, at));
             }
         }
-        if let (Some(client), Outcome::Done) = (client, outcome) {
+        if let (Some(client), Outcome::Done, false) = (client, outcome, is_forgotten) {
             self.clients[client].unsynced.note_write(FileKey(key(span.object)), state);
         }
     }
@@ -307,10 +310,24 @@ impl World<'_> {
         Ok(())
     }
 
-    fn cut(&mut self, server: &Server, object: usize, sectors: usize, is_answered: bool) -> Result<(), Wrong> {
-        let cut = server.store.truncate(key(object), sectors as u64 * SECTOR_BYTES);
-        let outcome = if cut.is_ok() && is_answered { Outcome::Done } else { Outcome::Unknown };
-        self.note(None, Span { object, first: sectors, count: SECTORS - sectors }, 0, outcome, 0);
+    fn cut(
+        &mut self,
+        server: &Server,
+        client: usize,
+        object: usize,
+        sectors: usize,
+        is_answered: bool,
+    ) -> Result<(), Wrong> {
+        if !self.admit(server, client) {
+            return Ok(());
+        }
+        let span = Span { object, first: sectors, count: SECTORS - sectors };
+        let cut = durability::truncate(&server.store, &server.losses, key(object), sectors as u64 * SECTOR_BYTES);
+        let loss = if let Ok(Done::AfterLoss(loss, _)) = cut { loss } else { 0 };
+        match cut {
+            Ok(_) if is_answered => self.note(Some(client), span, 0, Outcome::Done, loss),
+            _ => self.note(None, span, 0, Outcome::Unknown, 0),
+        }
         Ok(())
     }
 
@@ -492,7 +509,6 @@ enum Outcome {
 fn contents(disk: &Forgetful, object: usize) -> Vec<u8> {
     use std::io::IoSliceMut;
 
-    use impresario_store::FileSystem;
     let key = key(object);
     let Ok(file) = disk.open(&format!("objects/{:02x}/{key:016x}", key & 0xff), false) else { return Vec::new() };
     let mut bytes = vec![0; SECTORS * SECTOR_BYTES as usize];

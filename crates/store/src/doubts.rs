@@ -1,0 +1,258 @@
+//! Syncs under way, in the file `syncing`, so that a server that is killed in the middle of one knows of it afterwards.
+//!
+//! The kernel tells of data of a file that it could not write once, to who syncs then. A server that is killed before it has
+//! noted what it was told would take the object for whole. So it marks an object before each sync, and removes the mark when the
+//! sync has succeeded or its loss is noted. A mark is a write of 8 bytes, which outlives the process; it need not outlive
+//! the machine, of whose restart all clients learn.
+//!
+//! Nearly always nothing was lost. Whether something was, the file system can say as a whole
+//! ([`FileSystem::has_lost`]): it remembers for itself what it has told of single files. It tells that once, too, so that it was asked is
+//! marked before.
+//!
+//! The file has words of 8 bytes: whether the file system was asked (1), or not (0); then keys of objects, 0 where there is none.
+
+use std::io;
+use std::sync::Arc;
+
+use impresario_base::lock::Mutex;
+use rustc_hash::FxHashMap;
+
+use crate::filesystem::FileSystem;
+use crate::notes::is_full;
+use crate::objects::ObjectStore;
+use crate::replace::{read_all, write_all};
+
+pub(crate) const SYNCING: &str = "syncing";
+const WORD_BYTES: u64 = 8;
+/// Marks there is room for: more than the threads that sync. An object beyond that is synced without one.
+const MARKS: u64 = 504;
+
+/// The marks.
+pub(crate) struct Doubts<H>(Mutex<State<H>>);
+
+struct State<H> {
+    /// `None`: none are made.
+    file: Option<Arc<H>>,
+    free: Vec<u64>,
+    /// Of objects of which nobody has noted yet what became of their syncs.
+    kept: FxHashMap<u64, u64>,
+    /// The file system was asked whether it has lost something, and what it said is not noted yet.
+    is_asked: bool,
+}
+
+impl<H> Default for Doubts<H> {
+    fn default() -> Self {
+        let (file, free, kept) = Default::default();
+        Doubts(Mutex::new(State { file, free, kept, is_asked: false }))
+    }
+}
+
+impl<F: FileSystem> ObjectStore<F> {
+    /// Begins to mark syncs. Gives the objects whose syncs an earlier run has begun, and not seen ending: they may have lost
+    /// data.
+    pub fn open_doubts(&self) -> io::Result<Vec<u64>> {
+        if !self.fs.may_lose() {
+            return Ok(Vec::new());
+        }
+        let found = read_all(&self.fs, SYNCING)?.unwrap_or_default();
+        let file = self.fs.open(SYNCING, true)?;
+        let have = found.len() as u64 / WORD_BYTES;
+        let missing = vec![0; ((MARKS + 1 - have.min(MARKS + 1)) * WORD_BYTES) as usize];
+        match write_all(&self.fs, &file, have * WORD_BYTES, &missing) {
+            Err(error) if is_full(&error) => {
+                tracing::warn!("the device is full: until the next start it is not noted what is being synced");
+                return Ok(Vec::new());
+            }
+            made => made?,
+        }
+        let words = found.chunks_exact(8).filter_map(|word| Some(u64::from_le_bytes(word.try_into().ok()?)));
+        let words: Vec<u64> = words.collect();
+        let (mut free, mut kept) = (Vec::new(), FxHashMap::default());
+        for at in (1..=MARKS).rev() {
+            match words.get(at as usize).copied().unwrap_or(0) {
+                0 => free.push(at),
+                // Threads were syncing one object at the same time.
+                key => kept.insert(key, at).map_or(Ok(()), |again| {
+                    free.push(again);
+                    self.mark(&file, again, 0)
+                })?,
+            }
+        }
+        let was_asked = words.first().is_some_and(|word| *word != 0);
+        let is_asked = was_asked && !kept.is_empty();
+        if was_asked && !is_asked {
+            self.mark(&file, 0, 0)?;
+        }
+        let keys = kept.keys().copied().collect();
+        *self.doubts.0.lock() = State { file: Some(Arc::new(file)), free, kept, is_asked };
+        Ok(keys)
+    }
+
+    /// Syncs an object's file. When it fails, the object is in doubt until [`no_doubt`](Self::no_doubt) is told of it.
+    pub(crate) fn sync_object(&self, key: u64, object: &F::File) -> io::Result<()> {
+        let (file, mark) = {
+            let mut state = self.doubts.0.lock();
+            let mark = if state.file.is_some() { state.free.pop() } else { None };
+            (state.file.clone(), mark)
+        };
+        let marked = file.zip(mark);
+        if let Some((file, at)) = &marked
+            && let Err(error) = self.mark(file, *at, key)
+        {
+            // It is not synced then: the next one is told of what was lost.
+            self.doubts.0.lock().free.push(*at);
+            return Err(error);
+        }
+        let synced = self.fs.sync(object);
+        if let Some((file, at)) = marked {
+            let over = match synced {
+                Ok(()) => Some(at),
+                Err(_) => self.doubts.0.lock().kept.insert(key, at),
+            };
+            over.into_iter().for_each(|at| self.unmark(&file, at));
+        }
+        synced
+    }
+
+    /// What became of an object's syncs is noted.
+    pub fn no_doubt(&self, key: u64) {
+        let (file, mark) = {
+            let mut state = self.doubts.0.lock();
+            (state.file.clone(), state.kept.remove(&key))
+        };
+        let (Some(file), Some(at)) = (file, mark) else { return };
+        self.unmark(&file, at);
+        let mut state = self.doubts.0.lock();
+        if state.is_asked && state.kept.is_empty() && self.mark(&file, 0, 0).is_ok() {
+            state.is_asked = false;
+        }
+    }
+
+    /// Whether anything of this file system was lost that an earlier run may have been told of. Waits until all that is in
+    /// memory is on the device. From then on the objects in doubt count as having lost data, also after a restart, until there is
+    /// none.
+    pub fn has_lost(&self) -> io::Result<bool> {
+        let mut state = self.doubts.0.lock();
+        let Some(file) = state.file.clone().filter(|_| !state.is_asked) else { return Ok(state.is_asked) };
+        self.mark(&file, 0, 1)?;
+        state.is_asked = true;
+        drop(state);
+        Ok(self.fs.has_lost())
+    }
+
+    fn mark(&self, file: &F::File, at: u64, word: u64) -> io::Result<()> {
+        write_all(&self.fs, file, at * WORD_BYTES, &word.to_le_bytes())
+    }
+
+    fn unmark(&self, file: &F::File, at: u64) {
+        if let Err(error) = self.mark(file, at, 0) {
+            tracing::debug!(%error, "the mark of a sync could not be removed");
+        }
+        self.doubts.0.lock().free.push(at);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::IoSlice;
+    use std::path::Path;
+
+    use super::*;
+    use crate::folder::{FORMAT_FILE, FolderIdentity, make_over};
+    use crate::objects::StoreOptions;
+    use crate::testing::Forgetful;
+
+    type Store = ObjectStore<Forgetful>;
+
+    fn start(fs: &Forgetful) -> (Store, Vec<u64>) {
+        let (dir, options) = (Path::new("forgetful"), StoreOptions::default());
+        if fs.open(FORMAT_FILE, false).is_err() {
+            make_over(fs, dir, &FolderIdentity { cluster: 1, store: 2, server: "data.0".into() }).unwrap();
+        }
+        let store = ObjectStore::over(fs.clone(), dir, "data.0", options).unwrap();
+        let doubtful = store.open_doubts().unwrap();
+        (store, doubtful)
+    }
+
+    fn write(store: &Store, key: u64) {
+        store.write_vectored(key, 0, &[IoSlice::new(b"bytes")]).unwrap();
+    }
+
+    /// A sync of this object is told that data were lost.
+    fn fails(fs: &Forgetful, store: &Store, key: u64) {
+        write(store, key);
+        fs.fail_syncs(true);
+        store.sync(key).unwrap_err();
+        fs.fail_syncs(false);
+    }
+
+    #[test]
+    fn a_sync_that_was_told_of_a_loss_is_in_doubt_until_that_is_noted() {
+        let fs = Forgetful::default();
+        let (store, doubtful) = start(&fs);
+        assert!(doubtful.is_empty());
+        write(&store, 5);
+        store.sync(5).unwrap();
+        fails(&fs, &store, 7);
+        fails(&fs, &store, 7);
+        // Killed.
+        let (store, doubtful) = start(&fs);
+        assert_eq!(doubtful, [7]);
+        store.sync(7).expect("the kernel tells it to no descriptor that is opened later");
+        assert!(store.has_lost().unwrap());
+        store.no_doubt(7);
+        assert_eq!(start(&fs).1, [0; 0]);
+        fails(&fs, &store, 8);
+        store.no_doubt(8);
+        assert_eq!(start(&fs).1, [0; 0]);
+    }
+
+    #[test]
+    fn a_server_that_is_killed_in_a_sync_that_lost_nothing_finds_that_out() {
+        let fs = Forgetful::default();
+        let (store, _) = start(&fs);
+        for key in [5, 6] {
+            write(&store, key);
+        }
+        // The mark is made, and the sync comes to no end.
+        fs.stop_after(1);
+        store.sync(5).unwrap_err();
+        fs.mend();
+        let (store, doubtful) = start(&fs);
+        assert_eq!(doubtful, [5]);
+        assert!(!store.has_lost().unwrap());
+        store.no_doubt(5);
+        assert_eq!(start(&fs).1, [0; 0]);
+    }
+
+    /// The file system says it once.
+    #[test]
+    fn what_was_lost_is_known_also_to_a_server_whose_predecessor_asked_and_was_killed_then() {
+        let fs = Forgetful::default();
+        fails(&fs, &start(&fs).0, 7);
+        assert!(start(&fs).0.has_lost().unwrap());
+        let (store, doubtful) = start(&fs);
+        assert_eq!(doubtful, [7]);
+        assert!(!fs.has_lost() && store.has_lost().unwrap());
+        store.no_doubt(7);
+        let (store, doubtful) = start(&fs);
+        assert!(doubtful.is_empty() && !store.has_lost().unwrap());
+    }
+
+    #[test]
+    fn marks_are_bounded_and_a_full_device_has_none() {
+        let fs = Forgetful::default();
+        let (store, _) = start(&fs);
+        for key in 1..=MARKS + 10 {
+            fails(&fs, &store, key);
+        }
+        assert_eq!(start(&fs).1.len() as u64, MARKS);
+        let fs = Forgetful::new(20_000);
+        make_over(&fs, Path::new("forgetful"), &FolderIdentity { cluster: 1, store: 2, server: "data.0".into() })
+            .unwrap();
+        let store = ObjectStore::over(fs.clone(), Path::new("forgetful"), "data.0", StoreOptions::default()).unwrap();
+        store.write_vectored(5, 0, &[IoSlice::new(&[1; 20_000])]).unwrap_err();
+        assert!(store.open_doubts().unwrap().is_empty());
+        store.sync(5).unwrap();
+    }
+}
