@@ -3,6 +3,7 @@
 
 mod admission;
 mod conversation;
+mod together;
 
 use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -21,6 +22,8 @@ use rustix::net::Shutdown;
 
 use admission::host_of;
 use conversation::PACE;
+use together::Together;
+pub use together::before_waiting;
 
 use crate::addresses::Addresses;
 use crate::complaints::Complaints;
@@ -42,6 +45,24 @@ pub trait Service: Send + Sync + 'static {
     /// Several calls that came together may be answered together. [`Service::serve`] then lets replies that are held back go
     /// before it does anything that may wait.
     const ANSWERS_TOGETHER: bool = false;
+
+    /// Whether a call takes no time: it is answered from memory, or passed on to other threads or servers. A thread that receives
+    /// for several connections serves such calls itself; should it have to wait then, it calls [`before_waiting`] first.
+    fn serves_at_once(&self, _call: &Call) -> bool {
+        false
+    }
+
+    /// How many threads may serve such calls at once, on a machine with so many processors.
+    fn watches(processors: usize) -> usize {
+        processors
+    }
+
+    /// Calls of several connections are served one after another on this thread: what is sent to other servers for them may wait for
+    /// [`Service::end_round`].
+    fn begin_round(&self) {}
+
+    /// What has waited must leave.
+    fn end_round(&self) {}
 
     /// A client connected. A fault refuses it.
     fn open(&self, connection: &Arc<Connection>) -> Result<Self::Session, Fault>;
@@ -270,9 +291,9 @@ impl Server {
     /// Begins to answer, on threads of its own.
     pub fn start<S: Service>(self, service: Arc<S>) -> io::Result<Running> {
         let Server { listening, shared } = self;
-        let accepting = shared.clone();
+        let (accepting, together) = (shared.clone(), Arc::new(Together::new()?));
         let acceptor = std::thread::Builder::new().name("accept".into()).stack_size(STACK_BYTES);
-        let acceptor = acceptor.spawn(move || accept(&accepting, &listening, &service))?;
+        let acceptor = acceptor.spawn(move || accept(&accepting, &listening, &service, &together))?;
         Ok(Running { shared, acceptor: Some(acceptor) })
     }
 }
@@ -323,10 +344,10 @@ impl Drop for Running {
 }
 
 /// The accepting thread.
-fn accept<S: Service>(shared: &Arc<Shared>, listening: &Listening, service: &Arc<S>) {
+fn accept<S: Service>(shared: &Arc<Shared>, listening: &Listening, service: &Arc<S>, together: &Arc<Together<S>>) {
     while !shared.stopping.load(Ordering::Acquire) {
         match listening.accept(PACE.stall) {
-            Ok((stream, peer)) => admit(shared, service, stream, peer),
+            Ok((stream, peer)) => admit(shared, (service, together), stream, peer),
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
                 let mut fds = [PollFd::new(listening, PollFlags::IN), PollFd::new(&shared.wake, PollFlags::IN)];
                 let _ = poll(&mut fds, None);
@@ -344,7 +365,12 @@ fn accept<S: Service>(shared: &Arc<Shared>, listening: &Listening, service: &Arc
 }
 
 /// Gives a connection its thread, or refuses it.
-fn admit<S: Service>(shared: &Arc<Shared>, service: &Arc<S>, stream: Stream, peer: String) {
+fn admit<S: Service>(
+    shared: &Arc<Shared>,
+    (service, together): (&Arc<S>, &Arc<Together<S>>),
+    stream: Stream,
+    peer: String,
+) {
     let stream = Arc::new(stream);
     let (refusal, tenancy) = match shared.make_room_for(&peer) {
         Ok(tenancy) => (None, Some(tenancy)),
@@ -368,10 +394,11 @@ fn admit<S: Service>(shared: &Arc<Shared>, service: &Arc<S>, stream: Stream, pee
         shared.connections.lock().insert(id, connection.clone());
     }
     *shared.threads.lock() += 1;
-    let (here, service) = (shared.clone(), service.clone());
+    let (here, service, together) = (shared.clone(), service.clone(), together.clone());
     let thread = std::thread::Builder::new().name(format!("conn-{id}")).stack_size(STACK_BYTES);
     let spawned = thread.spawn(move || {
-        let served = catch_unwind(AssertUnwindSafe(|| here.converse(&*service, &connection, stream, refusal)));
+        let served =
+            catch_unwind(AssertUnwindSafe(|| here.converse(&service, &together, &connection, stream, refusal)));
         if served.is_err() {
             tracing::error!(peer = connection.peer(), "a connection's thread panicked; the connection is closed");
         }
