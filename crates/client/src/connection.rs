@@ -24,6 +24,7 @@ use crate::error::{ClientError, Peer};
 use crate::identity::Identity;
 use crate::landing::Landing;
 use crate::link::Vet;
+use crate::round;
 use crate::slots::{ABANDONED_MAX, Breakage, Slot, Slots};
 use crate::turn::{Outgoing, Put};
 use crate::unattended::{End, KEEPER};
@@ -278,6 +279,7 @@ impl Connection {
             if now >= deadline {
                 return Err(TransportError::TimedOut);
             }
+            round::before_waiting();
             // The thread that receives now may stop at any time; then this one must receive.
             let until = deadline.min(now + Duration::from_millis(50));
             let Some(mut receiving) = self.slots.lock().reader.take() else {

@@ -27,6 +27,7 @@ mod opens;
 mod passes;
 mod paths;
 mod pending;
+mod round;
 mod slots;
 mod striped;
 #[cfg(any(test, feature = "testing"))]
@@ -52,6 +53,7 @@ pub use link::{Check, Link, LinkOptions, Vet};
 pub use locks::{LockAttempt, Locked, Other, Tried};
 pub use names::CreateOptions;
 pub use pending::{Buffers, Op, Pending, Reply, exchange, verdict};
+pub use round::{begin_round, end_round};
 pub use striped::Striped;
 pub use unattended::{End, Job, Task};
 pub use whereabouts::Whereabouts;

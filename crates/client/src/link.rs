@@ -289,7 +289,8 @@ impl Link {
                 peer: &route.peer,
                 hello: &self.hello,
                 deadline,
-                tick: (self.options.timeout / 20).clamp(Duration::from_millis(5), Duration::from_millis(500)),
+                // Shorter than any wait of the thread that receives unattended answers, which otherwise would have to poll.
+                tick: (self.options.timeout / 20).clamp(Duration::from_millis(5), Duration::from_millis(200)),
                 max_payload_bytes: self.options.max_payload_bytes,
                 patience: Patience { silence, has_other_ways: ways.len() > 1 },
                 vet: self.options.vet.as_ref(),

@@ -51,6 +51,28 @@ impl Outgoing {
         Put::Turn(turn)
     }
 
+    /// Queues a small frame that leaves with [`Outgoing::take_queued`], or earlier; false when there is no room for it.
+    pub(crate) fn queue(&self, frame: &[u8]) -> bool {
+        let mut state = self.state.lock();
+        let has_room = state.queue.len() <= QUEUE_MAX_BYTES;
+        if has_room {
+            state.queue.extend_from_slice(frame);
+        }
+        has_room
+    }
+
+    /// The turn to send what is queued; `None` when nothing is, or when another thread has the turn and sends it.
+    pub(crate) fn take_queued(&self) -> Option<Turn<'_>> {
+        let mut state = self.state.lock();
+        if state.taken || state.queue.is_empty() {
+            return None;
+        }
+        state.taken = true;
+        let spare = std::mem::take(&mut state.spare);
+        let batch = std::mem::replace(&mut state.queue, spare);
+        Some(Turn { outgoing: self, batch, has_ended: false })
+    }
+
     /// Takes the turn; `None` when it did not become free until the deadline.
     pub(crate) fn take(&self, deadline: Instant) -> Option<Turn<'_>> {
         let mut state = self.state.lock();

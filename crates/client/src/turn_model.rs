@@ -73,6 +73,12 @@ impl Wire {
         }
     }
 
+    /// As a thread does that starts several calls and then sends them.
+    fn put_together(&self, frames: &[&[u8]]) {
+        frames.iter().for_each(|frame| assert!(self.outgoing.queue(frame)));
+        self.outgoing.take_queued().into_iter().for_each(|turn| self.send(turn));
+    }
+
     /// A frame with a payload: it waits for its turn.
     fn put_long(&self, frame: &[u8]) {
         let mut turn = self.outgoing.take(later()).expect("a turn");
@@ -125,6 +131,19 @@ fn who_waits_for_a_turn_gets_one() {
         wire.put(b"b");
         others.into_iter().for_each(|other| other.join().unwrap());
         all_left(&wire, "abcd");
+    });
+}
+
+#[test]
+fn frames_that_leave_together_do_so_beside_others() {
+    explore(|| {
+        let wire = Arc::new(Wire::default());
+        let (together, long) = (wire.clone(), wire.clone());
+        let together = thread::spawn(move || together.put_together(&[b"c", b"d"]));
+        let long = thread::spawn(move || long.put_long(b"e"));
+        wire.put_together(&[b"a", b"b"]);
+        [together, long].into_iter().for_each(|other| other.join().unwrap());
+        all_left(&wire, "abcde");
     });
 }
 

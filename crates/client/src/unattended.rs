@@ -17,7 +17,9 @@ use crate::clock::nanos;
 use crate::connection::{Connection, State, Unsent};
 use crate::error::ClientError;
 use crate::landing::Landing;
+use crate::round;
 use crate::slots::Slot;
+use crate::turn::Put;
 
 /// Stands for the keeper among the numbers of calls, of which it is none.
 pub(crate) const KEEPER: u64 = 0;
@@ -135,6 +137,10 @@ impl Connection {
         self.enter(&mut state, id, slot);
         state.unattended.outstanding += 1;
         drop(state);
+        if round::is_open() && self.outgoing.queue(&head) {
+            round::hold(self, deadline);
+            return Ok(());
+        }
         // No thread is to wait for its turn here.
         let put = self.outgoing.put(&head, Instant::now());
         let sent = self.put_on_wire(&head, &[], put, deadline);
@@ -149,11 +155,24 @@ impl Connection {
             self.remove(&mut state, id);
             return task.map_or(Ok(()), Err);
         }
-        // Where no thread receives the keeper must; where the connection has ended, it ends the call.
+        self.call_keeper(state);
+        Ok(())
+    }
+
+    /// Sends the calls that are queued, in time.
+    pub(crate) fn send_queued(&self, deadline: Instant) {
+        if let Some(turn) = self.outgoing.take_queued() {
+            // Failed, it has ended the connection.
+            let _ = self.put_on_wire(&[], &[], Put::Turn(turn), deadline);
+        }
+        self.call_keeper(self.slots.lock());
+    }
+
+    /// Where no thread receives the keeper must; where the connection has ended, it ends the calls.
+    fn call_keeper(&self, state: MutexGuard<'_, State>) {
         let keeper = state.unattended.keeper.clone().filter(|_| state.reader.is_some() || state.broken.is_some());
         drop(state);
         keeper.inspect(Thread::unpark);
-        Ok(())
     }
 
     /// Does what tasks want done, with the lock released.

@@ -155,8 +155,7 @@ impl<T: Send + 'static> Engine<T> {
             if left.is_zero() {
                 break;
             }
-            self.shared.executor.before_waiting();
-            state = self.shared.wait_for_room(state, left);
+            state = self.wait_for_room(state, left);
         }
         self.take_in_ahead(state, submission, context, ahead)
     }
@@ -196,8 +195,7 @@ impl<T: Send + 'static> Engine<T> {
                 if left.is_zero() {
                     break;
                 }
-                self.shared.executor.before_waiting();
-                state = self.shared.wait_for_room(state, left);
+                state = self.wait_for_room(state, left);
             }
             match state.take_in(now(), &submission, context) {
                 Ok(_) => {}
@@ -207,6 +205,14 @@ impl<T: Send + 'static> Engine<T> {
         }
         self.shared.pump(state, now());
         refused
+    }
+
+    /// Waits for room on a submitter's thread.
+    fn wait_for_room<'a>(&'a self, state: MutexGuard<'a, State<T>>, left: Duration) -> MutexGuard<'a, State<T>> {
+        drop(state);
+        self.shared.executor.before_waiting();
+        let state = self.shared.lock();
+        if state.closed || state.core.room() > 0 { state } else { self.shared.wait_for_room(state, left) }
     }
 
     /// The rest of the time that a submitter waits for room.

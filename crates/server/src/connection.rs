@@ -12,6 +12,7 @@ use impresario_wire::{Answer, Fault, FrameError, Kind, Squashed, Who, frame};
 
 use crate::addresses::{AddressId, Share, Tenancy};
 use crate::export::{Asker, Export};
+use crate::listener::before_waiting;
 use crate::outbox::{Bulk, Hold, OutFrame, Outbox};
 use crate::payload::{PayloadPool, Reservation};
 use crate::readiness::{Asked, Listener};
@@ -248,7 +249,7 @@ impl Connection {
         // At once or, with nothing held back from the client meanwhile, later.
         if let Some(tenancy) = &self.tenancy {
             let share = tenancy.share(bytes, Duration::ZERO).or_else(|| {
-                self.outbox.let_go();
+                before_waiting();
                 tenancy.share(bytes, patience)
             });
             slot.share = Some(share.ok_or(Denied::Address)?);
@@ -257,7 +258,7 @@ impl Connection {
         if bytes > 0 || self.pool.is_over() {
             let its = self.tenancy.as_ref().filter(|_| is_whole).map_or(u64::MAX, Tenancy::bytes_under_way);
             let reservation = self.pool.reserve_for(its, bytes, Duration::ZERO).or_else(|| {
-                self.outbox.let_go();
+                before_waiting();
                 let left = deadline.saturating_duration_since(Instant::now());
                 self.pool.reserve_for(its, bytes, left.max(patience / 2))
             });
@@ -277,7 +278,7 @@ impl Connection {
                 return None;
             }
             drop(load);
-            self.outbox.let_go();
+            before_waiting();
             load = self.gate.state.lock();
             if load.calls > 0 && (load.calls >= CALLS_MAX || load.bytes + bytes > self.gate.bytes_max) {
                 load = self.gate.wait(load, Duration::from_secs(1));

@@ -25,7 +25,7 @@ use crate::connection::{Connection, Reply};
 use crate::earlier_runs::EarlierRuns;
 use crate::grants::{Exchange, Peers};
 use crate::listener::{Incoming, Service, Vitals};
-use crate::outbox::{Bulk, let_own_replies_go};
+use crate::outbox::{Bulk, HELD_FRAME_BYTES, let_own_replies_go};
 use crate::owed::{Came, Owed, Run, Shared, send_parts};
 use crate::payload::Slice;
 use crate::readiness::Asked;
@@ -267,6 +267,10 @@ impl Service for DataServer {
     type Session = ConnId;
 
     const ANSWERS_TOGETHER: bool = true;
+
+    fn serves_at_once(&self, call: &Call) -> bool {
+        matches!(call, Call::Read { len, .. } if *len as usize <= HELD_FRAME_BYTES)
+    }
 
     fn open(&self, connection: &Arc<Connection>) -> Result<ConnId, Fault> {
         if let Some(fault) = self.departure.refusal(self.vitals.name()) {

@@ -27,7 +27,7 @@ use crate::data::check_range;
 use crate::data_servers::DataServers;
 use crate::earlier_runs::EarlierRuns;
 use crate::grants::{Exchange, Peers};
-use crate::listener::{Incoming, Service, Vitals};
+use crate::listener::{Incoming, Service, Vitals, before_waiting};
 use crate::outbox::Bulk;
 use crate::owed::{Came, Owed};
 use crate::payload::{Buffer, Slice};
@@ -52,6 +52,8 @@ const UNSCHEDULED_THREADS: usize = 4;
 const HINT_THREADS: usize = 2;
 /// Hints that wait for such a thread at most; more are dropped.
 const HINTS_MAX: usize = 64;
+/// Reads up to this length are forwarded by a thread that receives for several clients, bytes.
+const AT_ONCE_MAX_BYTES: u32 = 64 << 10;
 
 /// A request, or its part on one data server, on its way through the engine.
 pub(crate) struct Item {
@@ -384,6 +386,23 @@ impl Answering {
 
 impl Service for IoNode {
     type Session = Session;
+
+    fn serves_at_once(&self, call: &Call) -> bool {
+        self.storage.takes_tasks() && matches!(call, Call::FileRead { len, .. } if *len <= AT_ONCE_MAX_BYTES)
+    }
+
+    /// Fewer forward more at a time; other threads receive the answers and send them on.
+    fn watches(processors: usize) -> usize {
+        processors / 2
+    }
+
+    fn begin_round(&self) {
+        impresario_client::begin_round(before_waiting);
+    }
+
+    fn end_round(&self) {
+        impresario_client::end_round();
+    }
 
     fn open(&self, connection: &Arc<Connection>) -> Result<Session, Fault> {
         connection.report_readiness(&self.engine, &self.asked);

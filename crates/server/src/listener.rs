@@ -4,6 +4,7 @@
 mod admission;
 mod conversation;
 mod lobby;
+mod together;
 
 use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -23,6 +24,8 @@ use rustix::net::Shutdown;
 use admission::{Refusal, host_of};
 use conversation::{GREETING_MAX, PACE};
 use lobby::{Lobby, Ready, Waiting};
+use together::Together;
+pub use together::before_waiting;
 
 use crate::addresses::Addresses;
 use crate::complaints::Complaints;
@@ -46,6 +49,24 @@ pub trait Service: Send + Sync + 'static {
     /// Several calls that came together may be answered together. [`Service::serve`] then lets replies that are held back go
     /// before it does anything that may wait.
     const ANSWERS_TOGETHER: bool = false;
+
+    /// Whether a call takes no time: it is answered from memory, or passed on to other threads or servers. A thread that receives
+    /// for several connections serves such calls itself; should it have to wait then, it calls [`before_waiting`] first.
+    fn serves_at_once(&self, _call: &Call) -> bool {
+        false
+    }
+
+    /// How many threads may serve such calls at once, on a machine with so many processors.
+    fn watches(processors: usize) -> usize {
+        processors
+    }
+
+    /// Calls of several connections are served one after another on this thread: what is sent to other servers for them may wait for
+    /// [`Service::end_round`].
+    fn begin_round(&self) {}
+
+    /// What has waited must leave.
+    fn end_round(&self) {}
 
     /// A client connected. A fault refuses it.
     fn open(&self, connection: &Arc<Connection>) -> Result<Self::Session, Fault>;
@@ -280,10 +301,10 @@ impl Server {
     /// Begins to answer, on threads of its own.
     pub fn start<S: Service>(self, service: Arc<S>) -> io::Result<Running> {
         let Server { listening, shared } = self;
-        let accepting = shared.clone();
+        let (accepting, together) = (shared.clone(), Arc::new(Together::new()?));
         let lobby = Lobby::new(&listening, &shared.wake)?;
         let acceptor = std::thread::Builder::new().name("accept".into()).stack_size(STACK_BYTES);
-        let acceptor = acceptor.spawn(move || accept(&accepting, &listening, lobby, &service))?;
+        let acceptor = acceptor.spawn(move || accept(&accepting, &listening, lobby, &service, &together))?;
         Ok(Running { shared, acceptor: Some(acceptor) })
     }
 }
@@ -334,12 +355,18 @@ impl Drop for Running {
 }
 
 /// The accepting thread.
-fn accept<S: Service>(shared: &Arc<Shared>, listening: &Listening, mut lobby: Lobby, service: &Arc<S>) {
+fn accept<S: Service>(
+    shared: &Arc<Shared>,
+    listening: &Listening,
+    mut lobby: Lobby,
+    service: &Arc<S>,
+    together: &Arc<Together<S>>,
+) {
     while !shared.stopping.load(Ordering::Acquire) {
         for ready in lobby.wait(lobby.next_expiry(GREETING_MAX)) {
             match ready {
                 Ready::Newcomers => take_in(shared, listening, &mut lobby),
-                Ready::Speaks(waiting) => admit(shared, service, waiting),
+                Ready::Speaks(waiting) => admit(shared, service, together, waiting),
             }
         }
         while let Some(Waiting { peer, .. }) = lobby.expired(GREETING_MAX) {
@@ -383,7 +410,7 @@ fn take_in(shared: &Shared, listening: &Listening, lobby: &mut Lobby) {
 }
 
 /// Gives a connection its thread, on which it is served or told why it is refused.
-fn admit<S: Service>(shared: &Arc<Shared>, service: &Arc<S>, waiting: Waiting) {
+fn admit<S: Service>(shared: &Arc<Shared>, service: &Arc<S>, together: &Arc<Together<S>>, waiting: Waiting) {
     let Waiting { stream, peer, admission, .. } = waiting;
     let stream = Arc::new(stream);
     let (tenancy, refusal, place) = match admission {
@@ -400,11 +427,12 @@ fn admit<S: Service>(shared: &Arc<Shared>, service: &Arc<S>, waiting: Waiting) {
         shared.connections.lock().insert(id, connection.clone());
     }
     *shared.threads.lock() += 1;
-    let (here, service) = (shared.clone(), service.clone());
+    let (here, service, together) = (shared.clone(), service.clone(), together.clone());
     let thread = std::thread::Builder::new().name(format!("conn-{id}")).stack_size(STACK_BYTES);
     let spawned = thread.spawn(move || {
-        let served =
-            catch_unwind(AssertUnwindSafe(|| here.converse(&*service, &connection, stream, refusal, ungreeted)));
+        let served = catch_unwind(AssertUnwindSafe(|| {
+            here.converse(&service, &together, &connection, stream, refusal, ungreeted)
+        }));
         if served.is_err() {
             tracing::error!(peer = connection.peer(), "a connection's thread panicked; the connection is closed");
         }

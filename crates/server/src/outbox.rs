@@ -490,6 +490,11 @@ impl Outbox {
         queue.closed || (queue.frames.is_empty() && queue.held.is_empty() && !queue.busy)
     }
 
+    /// The connection's own thread is to send what is left of its replies.
+    pub(crate) fn is_for_owner(&self) -> bool {
+        self.queue.lock().drainer == Drainer::Owner
+    }
+
     fn is_own(self: &Arc<Self>) -> bool {
         OWN.with_borrow(|own| own.as_ref().is_some_and(|own| Arc::ptr_eq(own, self)))
     }

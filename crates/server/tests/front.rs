@@ -2,28 +2,45 @@
 
 mod support;
 
+use std::collections::HashSet;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::thread::ThreadId;
 use std::time::{Duration, Instant};
 
 use impresario_base::lock::Mutex;
 use impresario_server::connection::{Connection, Reply};
-use impresario_server::listener::{Incoming, Running, Server, Service, Settings, Vitals};
+use impresario_server::listener::{Incoming, Running, Server, Service, Settings, Vitals, before_waiting};
 use impresario_server::outbox::Bulk;
 use impresario_server::payload::Slice;
 use impresario_testing::until;
 use impresario_wire::{Answer, Call, FileKey, Kind, PROTOCOL_VERSION, Role, decode_body};
 use support::{Peer, encode, fault, hello, who};
 
-/// Answers reads with zeros, keeps writes to `file` 9 unanswered until released, panics on `Sync`.
+/// Answers reads with zeros, keeps writes to `file` 9 unanswered until released, panics on `Sync` and on reads of `file` 13,
+/// waits for `gate` before it reads `file` 7.
 struct Toy {
     vitals: Vitals,
     sessions: AtomicU32,
     kept: Mutex<Vec<Reply>>,
+    gate: Mutex<()>,
+    /// Which threads served reads.
+    threads: Mutex<HashSet<ThreadId>>,
+}
+
+impl Toy {
+    fn new(vitals: Vitals) -> Arc<Toy> {
+        let (sessions, kept, gate, threads) = Default::default();
+        Arc::new(Toy { vitals, sessions, kept, gate, threads })
+    }
 }
 
 impl Service for Toy {
     type Session = ();
+
+    fn serves_at_once(&self, call: &Call) -> bool {
+        matches!(call, Call::Read { len: ..=1000, .. })
+    }
 
     fn open(&self, connection: &Arc<Connection>) -> Result<(), impresario_wire::Fault> {
         if connection.who().user == 666 {
@@ -35,7 +52,16 @@ impl Service for Toy {
 
     fn serve(&self, _: &mut (), request: Incoming, reply: Reply) {
         match request.call {
-            Call::Read { len, .. } => {
+            Call::Read { file, len, .. } => {
+                self.threads.lock().insert(std::thread::current().id());
+                match file {
+                    FileKey(7) => {
+                        before_waiting();
+                        drop(self.gate.lock());
+                    }
+                    FileKey(13) => panic!("a deliberate panic"),
+                    _ => {}
+                }
                 let mut buffer = self.vitals.pool().buffer(len as usize);
                 buffer.fill(0);
                 reply.send_data(Bulk::One(Slice::new(Arc::new(buffer), 0..len as usize)));
@@ -83,7 +109,7 @@ fn settings() -> Settings {
 
 fn start(address: &str) -> (Arc<Toy>, Running) {
     let server = Server::bind(address, settings()).unwrap();
-    let toy = Arc::new(Toy { vitals: server.vitals(), sessions: AtomicU32::new(0), kept: Mutex::new(Vec::new()) });
+    let toy = Toy::new(server.vitals());
     let running = server.start(toy.clone()).unwrap();
     (toy, running)
 }
@@ -315,11 +341,7 @@ fn stopping_lets_accepted_calls_finish() {
 
 /// Starts a toy with room for many connections.
 fn start_large(payload_patience: Duration) -> (Arc<Toy>, Running) {
-    let settings = Settings { max_connections: 64, payload_patience, ..settings() };
-    let server = Server::bind("127.0.0.1:0", settings).unwrap();
-    let toy = Arc::new(Toy { vitals: server.vitals(), sessions: AtomicU32::new(0), kept: Mutex::default() });
-    let running = server.start(toy.clone()).unwrap();
-    (toy, running)
+    start_with(Settings { max_connections: 64, payload_patience, ..settings() })
 }
 
 #[test]
@@ -403,7 +425,7 @@ fn silent_connections_of_one_machine_lock_no_other_out() {
 
 fn start_with(settings: Settings) -> (Arc<Toy>, Running) {
     let server = Server::bind("127.0.0.1:0", settings).unwrap();
-    let toy = Arc::new(Toy { vitals: server.vitals(), sessions: AtomicU32::new(0), kept: Mutex::default() });
+    let toy = Toy::new(server.vitals());
     let running = server.start(toy.clone()).unwrap();
     (toy, running)
 }
@@ -501,4 +523,117 @@ fn silent_connections_have_no_threads() {
         with_hellos >= before + 100,
         "{before} threads for 200 silent connections, {with_hellos} for those that speak"
     );
+}
+
+/// As many connections are served by one thread in turn at most.
+fn groups() -> usize {
+    std::thread::available_parallelism().unwrap().get()
+}
+
+/// Connections that have sent so many small reads, one after another, that they wait together.
+fn start_together() -> (Arc<Toy>, Running, Vec<Peer>) {
+    let settings = Settings { max_connections: 4096, ..settings() };
+    let (toy, running) = start_with(settings);
+    let count = 4 * groups().max(2);
+    let mut peers: Vec<Peer> =
+        (0..count as u64).map(|client| Peer::connect(running.address(), Role::Data, client)).collect();
+    for _ in 0..20 {
+        peers.iter_mut().for_each(|peer| assert_eq!(peer.call(&read(100), &[]).1.len(), 100));
+    }
+    (toy, running, peers)
+}
+
+fn read_of(file: u64) -> Call {
+    Call::Read { who: who(1), file: FileKey(file), lane_offset: 0, len: 10 }
+}
+
+#[test]
+fn small_reads_of_many_connections_are_served_by_few_threads() {
+    let (toy, mut running, mut peers) = start_together();
+    let served_by = |peers: &mut [Peer]| {
+        toy.threads.lock().clear();
+        for peer in peers {
+            // Several at once too.
+            let ids = [peer.send(&read(10), &[]), peer.send(&read(1000), &[])];
+            let answers = ids.map(|_| peer.answer().unwrap());
+            assert_eq!(
+                answers.map(|(id, answer, bytes)| (id, answer, bytes.len())),
+                [(ids[0], Answer::Data, 10), (ids[1], Answer::Data, 1000)]
+            );
+        }
+        toy.threads.lock().len()
+    };
+    let threads = served_by(&mut peers);
+    assert!(threads <= groups(), "{threads} threads for {} connections", peers.len());
+
+    // Other calls are their own threads', in order with the reads before and after.
+    for peer in &mut peers {
+        peer.send(&read(10), &[]);
+        peer.send(&write(1), &[7; 100_000]);
+        peer.send(&read(100_000), &[]);
+        peer.send(&read(10), &[]);
+        let answers: Vec<_> =
+            (0..4).map(|_| peer.answer().unwrap()).map(|(_, answer, bytes)| (answer, bytes.len())).collect();
+        let expected = [(Answer::Data, 10), (Answer::Written(100_000), 0), (Answer::Data, 100_000), (Answer::Data, 10)];
+        assert_eq!(answers, expected);
+    }
+    // Those that have ended have left.
+    let rest = peers.split_off(peers.len() / 2);
+    drop(rest);
+    until("their sessions are closed", || toy.sessions.load(Ordering::SeqCst) as usize == peers.len());
+    for _ in 0..20 {
+        served_by(&mut peers);
+    }
+    assert!(served_by(&mut peers) <= groups());
+    let started = Instant::now();
+    running.stop();
+    assert!(started.elapsed() < Duration::from_secs(5), "stopping waits for no connection that is idle");
+    assert!(peers.iter_mut().all(Peer::is_closed) && toy.sessions.load(Ordering::SeqCst) == 0);
+}
+
+#[test]
+fn a_frame_in_pieces_and_a_panic_hold_up_none_of_those_that_wait_together() {
+    let (toy, _running, mut peers) = start_together();
+    let others = peers.split_off(2);
+    let (mut slow, mut failing) = (peers.pop().unwrap(), peers.pop().unwrap());
+    let mut others = others;
+    let mut all_others = || others.iter_mut().for_each(|peer| assert_eq!(peer.call(&read(10), &[]).1.len(), 10));
+    let frame = encode(Kind::Call, 99, &read(10), 0);
+    for piece in frame.chunks(7) {
+        slow.pipe.write_all(piece).unwrap();
+        all_others();
+    }
+    assert_eq!(slow.frame().unwrap().1, 99);
+    assert_eq!(slow.call(&read(10), &[]).1.len(), 10);
+    failing.send(&read_of(13), &[]);
+    assert_eq!(fault(failing.answer().unwrap().1).0, libc::EIO);
+    assert!(failing.is_closed());
+    all_others();
+    slow.pipe.write_all(b"nonsense that is no frame").unwrap();
+    assert_eq!(fault(slow.answer().unwrap().1).0, libc::EPROTO);
+    assert!(slow.is_closed());
+    all_others();
+    let left = others.len();
+    until("two sessions are closed", || toy.sessions.load(Ordering::SeqCst) as usize == left);
+}
+
+#[test]
+fn a_thread_that_has_to_wait_makes_way_for_those_that_wait_with_it() {
+    let (toy, mut running, mut peers) = start_together();
+    for _ in 0..3 {
+        let gate = toy.gate.lock();
+        let half = peers.len() / 2;
+        // More than one may have to, one after another.
+        let (waiting, others) = peers.split_at_mut(half);
+        waiting.iter_mut().for_each(|peer| _ = peer.send(&read_of(7), &[]));
+        for _ in 0..3 {
+            others.iter_mut().for_each(|peer| assert_eq!(peer.call(&read(10), &[]).1.len(), 10));
+        }
+        drop(gate);
+        waiting.iter_mut().for_each(|peer| assert_eq!(peer.answer().unwrap().2.len(), 10));
+        peers.iter_mut().for_each(|peer| assert_eq!(peer.call(&read(10), &[]).1.len(), 10));
+        peers.rotate_left(1);
+    }
+    running.stop();
+    assert!(toy.sessions.load(Ordering::SeqCst) == 0);
 }

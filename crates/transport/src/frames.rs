@@ -413,8 +413,8 @@ impl FrameReader {
         Ok(used > 0)
     }
 
-    /// Part of a frame has arrived.
-    fn has_begun(&self) -> bool {
+    /// Part of a frame has arrived, or more of it, and was not taken.
+    pub fn has_begun(&self) -> bool {
         self.start < self.end || self.header.is_some() || self.opener.as_ref().is_some_and(|o| !o.held().is_empty())
     }
 

@@ -51,3 +51,20 @@ fn the_queue_is_bounded() {
     assert!(matches!(outgoing.put(b"x", Instant::now()), Put::Late));
     drop(turn);
 }
+
+#[test]
+fn what_is_queued_leaves_when_asked_for_or_with_the_next() {
+    let outgoing = Outgoing::default();
+    assert!(outgoing.take_queued().is_none());
+    assert!(outgoing.queue(b"a") && outgoing.queue(b"b"));
+    let mut turn = outgoing.take_queued().unwrap();
+    assert_eq!(turn.batch, b"ab");
+    // Another thread sends it: the one that has the turn.
+    assert!(outgoing.queue(b"c") && outgoing.take_queued().is_none());
+    assert!(turn.next());
+    assert_eq!(turn.batch, b"c");
+    assert!(!turn.next());
+    assert!(outgoing.queue(b"d"));
+    assert_eq!(put(&outgoing, b"e").unwrap(), b"ed");
+    assert!(outgoing.queue(&vec![0; QUEUE_MAX_BYTES + 1]) && !outgoing.queue(b"x"));
+}

@@ -301,3 +301,42 @@ fn what_has_come_of_an_answer_is_told_before_its_end() {
         }
     }
 }
+
+#[test]
+fn the_calls_of_a_round_leave_at_its_end() {
+    let got = Arc::new(AtomicU32::new(0));
+    let counted = got.clone();
+    let server = server(move |connection, call| {
+        counted.fetch_add(1, Ordering::SeqCst);
+        serve(connection, call)
+    });
+    let link = link_to(&[server.address()], Duration::from_secs(10));
+    link.session(in_ms(10_000)).unwrap();
+    let (to, from) = channel();
+    for round in 1..=3 {
+        crate::begin_round(|| panic!("the server takes what it is sent"));
+        (0..5).for_each(|number| assert!(start(&link, number, 10, 10_000, &to)));
+        std::thread::sleep(Duration::from_millis(50));
+        assert_eq!(got.load(Ordering::SeqCst), 5 * (round - 1), "they wait");
+        crate::end_round();
+        let mut numbers: Vec<u64> = (0..5).map(|_| next(&from).0).collect();
+        numbers.sort_unstable();
+        assert_eq!(numbers, [0, 1, 2, 3, 4]);
+    }
+    // What is sent on the connection meanwhile takes along what waits.
+    crate::begin_round(|| {});
+    assert!(start(&link, 1, 10, 10_000, &to));
+    std::thread::scope(|scope| {
+        scope.spawn(|| assert!(start(&link, 2, 10, 10_000, &to)));
+    });
+    let mut numbers = [next(&from).0, next(&from).0];
+    numbers.sort_unstable();
+    assert_eq!(numbers, [1, 2]);
+    crate::end_round();
+    // A connection that ends ends what waits.
+    crate::begin_round(|| {});
+    assert!(start(&link, 3, 10, 60_000, &to));
+    link.disconnect();
+    crate::end_round();
+    assert!(matches!(next(&from), (3, _, End::Lost)));
+}

@@ -15,7 +15,7 @@ use impresario_store::{Departed, Note};
 use impresario_wire::{Answer, Fault, FileKey, MoveAnswer, MoveCall};
 
 use super::DataServer;
-use crate::outbox::hand_over_own_replies;
+use crate::listener::before_waiting;
 
 /// Ranges of changes, or entries of the state, in one answer: half of what fits.
 const PART_MAX: usize = 16_384;
@@ -76,7 +76,7 @@ impl Departure {
     /// Waits until calls of this connection may be served; false: never again.
     pub(super) fn wait(&self, conn: ConnId) -> bool {
         // What this connection is owed already must not wait.
-        hand_over_own_replies();
+        before_waiting();
         let mut state = self.state.lock();
         loop {
             match &*state {

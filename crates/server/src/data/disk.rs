@@ -28,8 +28,8 @@ use super::losses::Losses;
 use super::modelled::{Memory, Rendezvous};
 use super::{Item, durability};
 use crate::connection::Reply;
-use crate::listener::Vitals;
-use crate::outbox::{HELD_FRAME_BYTES, hand_over_own_drain, hand_over_own_replies, let_own_replies_go};
+use crate::listener::{Vitals, before_waiting};
+use crate::outbox::{HELD_FRAME_BYTES, hand_over_own_drain, let_own_replies_go};
 use crate::owed::{PART_MAX_BYTES, Run, send_parts};
 use crate::payload::Slice;
 use crate::workers::{PATIENCE, Workers};
@@ -328,7 +328,7 @@ impl Executor<Item> for Disk {
 
     /// Room in the queue may depend on this connection's own replies having left.
     fn before_waiting(&self) {
-        hand_over_own_replies();
+        before_waiting();
     }
 
     fn piece(&self, item: &mut Item, from: u64, len: u64, _last: bool) -> Item {

@@ -10,7 +10,7 @@ use impresario_store::{FileSystem, Note, ObjectStore};
 use impresario_wire::{ClientKey, Fault, Who};
 
 use super::losses::{LOSS, Losses};
-use crate::outbox::let_own_replies_go;
+use crate::listener::before_waiting;
 
 /// Clients that have raised their epochs and are remembered at least.
 const RAISED_CLIENTS: usize = 1 << 16;
@@ -70,7 +70,7 @@ impl Ledger {
             }
             drop(fence);
             // A note may wait for the device.
-            let_own_replies_go();
+            before_waiting();
             senders().try_for_each(|(client, epoch)| self.raise(store, client, epoch))?;
         }
     }

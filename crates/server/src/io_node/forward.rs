@@ -21,7 +21,7 @@ use super::hung::{Hung, Lanes, add_lanes};
 use super::reading::Reading;
 use super::storage::{Storage, Target};
 use super::{Answering, IoSettings, Item};
-use crate::listener::Vitals;
+use crate::listener::{Vitals, before_waiting};
 use crate::outbox::{Bulk, STACK_BYTES, hand_over_own_replies};
 use crate::owed::Came;
 use crate::payload::{Buffer, Slice};
@@ -215,7 +215,16 @@ impl Forwarder {
     /// Anything else is left to a forwarding thread, until whose turn it may meet further neighbours.
     fn forward_at_once(&self, this: &Arc<Forwarder>) {
         let is_moderate = |entry: &Entry<Load>| entry.op == Op::Read && entry.len <= UNATTENDED_MAX_BYTES;
-        if !self.storage.takes_tasks() || !self.dispatch.lock().queue.peek().is_some_and(is_moderate) {
+        let needs_thread = {
+            let mut dispatch = self.dispatch.lock();
+            let Dispatch { queue, owed, .. } = &mut *dispatch;
+            match queue.peek() {
+                Some(entry) => !self.storage.takes_tasks() || !is_moderate(entry),
+                // Taken by another thread; or all places are, and whoever gives one back comes for it.
+                None => return *owed += usize::from(!queue.is_empty()),
+            }
+        };
+        if needs_thread {
             let this = this.clone();
             return self.threads.run(Box::new(move || this.forward_next()));
         }
@@ -589,7 +598,7 @@ impl Executor<Item> for Forwarder {
     }
 
     fn before_waiting(&self) {
-        hand_over_own_replies();
+        before_waiting();
     }
 
     /// A window that opens releases many requests together: threads that were called for the first of them would take it

@@ -13,6 +13,7 @@ use impresario_wire::{
 use rustc_hash::FxHashMap;
 use rustix::net::Shutdown;
 
+use super::together::Together;
 use super::{Incoming, SETTLE_MAX, Service, Settings, Shared};
 use crate::connection::{self, Connection, Denied, Reply, Under};
 use crate::export::Asker;
@@ -30,12 +31,34 @@ const KEY_CHECK_EVERY: Duration = Duration::from_secs(1);
 const USER_PROVEN_MAX: Duration = Duration::from_secs(8 * 3600);
 /// A refused peer has this time to read why.
 const FAREWELL_MAX: Duration = Duration::from_millis(300);
+/// Calls in a row that are served at once after which more of them are expected.
+const AT_ONCE_MIN: u32 = 8;
+
+/// A connection between two calls.
+pub(super) struct Conversation<T> {
+    pub(super) connection: Arc<Connection>,
+    pub(super) receiver: Receiver,
+    session: T,
+    /// What another thread has received, and left to the connection's own.
+    left: Option<Result<Received, Farewell>>,
+    /// Its last calls, at most [`AT_ONCE_MIN`], that could be served at once.
+    at_once: u32,
+}
+
+/// A call as it was received.
+pub(super) struct Received {
+    id: u64,
+    payload_bytes: u32,
+    pass: Option<Pass>,
+    call: Call,
+}
 
 impl Shared {
     /// The whole life of a connection.
     pub(super) fn converse<S: Service>(
         &self,
-        service: &S,
+        service: &Arc<S>,
+        together: &Arc<Together<S>>,
         connection: &Arc<Connection>,
         stream: Arc<Stream>,
         refusal: Option<String>,
@@ -47,25 +70,31 @@ impl Shared {
         let greeted = self.greet(&mut receiver, connection, refusal);
         drop(ungreeted);
         let session = greeted.and_then(|()| service.open(connection).map_err(|fault| Farewell::Fault(0, fault)));
-        let mut session = match session {
+        let session = match session {
             Ok(session) => session,
             Err(farewell) => return self.farewell(farewell, &mut receiver, connection),
         };
+        let mut conversation =
+            Conversation { connection: connection.clone(), receiver, session, left: None, at_once: 0 };
         let farewell = loop {
             if self.stopping.load(Ordering::Acquire) || connection.has_ended() {
                 break Farewell::Silent;
             }
-            let next = AssertUnwindSafe(|| self.next_call(service, &mut session, &mut receiver, connection));
-            match catch_unwind(next) {
-                Ok(Ok(())) => {}
-                Ok(Err(farewell)) => break farewell,
-                Err(_) => {
-                    tracing::error!(peer = connection.peer(), "serving a call panicked; its connection is closed");
-                    break Farewell::Silent;
-                }
+            if conversation.at_once == AT_ONCE_MIN && together.pays() && !conversation.receiver.reader.has_begun() {
+                conversation = together.wait(self, service, conversation);
+                outbox::serve_on_this_thread(Some(connection.outbox.clone()));
+                connection.outbox.drain_own();
+            }
+            let before = conversation.at_once;
+            let farewell = self.guarded(connection, || self.next_call(&**service, &mut conversation));
+            together.count(before == AT_ONCE_MIN, conversation.at_once == AT_ONCE_MIN);
+            if let Err(farewell) = farewell {
+                break farewell;
             }
             connection.outbox.drain_own();
         };
+        together.count(conversation.at_once == AT_ONCE_MIN, false);
+        let Conversation { mut receiver, session, .. } = conversation;
         connection.outbox.let_go();
         if self.stopping.load(Ordering::Acquire) {
             // Replies made from here on must not wait for this thread.
@@ -134,46 +163,100 @@ impl Shared {
         }
     }
 
+    /// Does what may panic for a connection.
+    fn guarded(&self, connection: &Connection, serve: impl FnOnce() -> Result<(), Farewell>) -> Result<(), Farewell> {
+        catch_unwind(AssertUnwindSafe(serve)).unwrap_or_else(|_| {
+            tracing::error!(peer = connection.peer(), "serving a call panicked; its connection is closed");
+            Err(Farewell::Silent)
+        })
+    }
+
     /// Reads one call and has it served.
-    fn next_call<S: Service>(
-        &self,
-        service: &S,
-        session: &mut S::Session,
-        receiver: &mut Receiver,
-        connection: &Arc<Connection>,
-    ) -> Result<(), Farewell> {
-        let Receiver { stream, reader, limits } = receiver;
-        let (header, body) = reader.next_frame_paced(stream, limits, &PACE)?;
-        connection.outbox.hold_back(false);
-        if header.payload_len > 0 {
-            // Which may be long in coming.
-            connection.outbox.let_go();
+    fn next_call<S: Service>(&self, service: &S, conversation: &mut Conversation<S::Session>) -> Result<(), Farewell> {
+        let received = match conversation.left.take() {
+            Some(received) => received?,
+            None => self.receive(conversation)?,
+        };
+        let is_at_once = received.payload_bytes == 0 && service.serves_at_once(&received.call);
+        conversation.at_once = if is_at_once { AT_ONCE_MIN.min(conversation.at_once + 1) } else { 0 };
+        self.serve(service, conversation, received)
+    }
+
+    /// On a thread that receives for several connections, when something has come on this one: serves the calls that take no
+    /// time. True when the connection's own thread is to go on: with anything else, or with the end of the connection.
+    pub(super) fn serve_at_once<S: Service>(&self, service: &S, conversation: &mut Conversation<S::Session>) -> bool {
+        let Receiver { stream, reader, limits } = &mut conversation.receiver;
+        // Bytes are there, so this does not wait; what went wrong the next attempt meets too.
+        if reader.fill(stream, false, Instant::now() + 2 * PACE.stall).is_err() {
+            return true;
         }
-        let refuse = |errno, message: String| Farewell::Fault(header.id, Fault { errno, message });
+        let limits = *limits;
+        let connection = conversation.connection.clone();
+        while conversation.receiver.reader.has_frame(&limits) {
+            let served = match self.receive(conversation) {
+                Ok(received) if received.payload_bytes == 0 && service.serves_at_once(&received.call) => {
+                    self.guarded(&connection, || self.serve(service, conversation, received))
+                }
+                other => {
+                    conversation.left = Some(other);
+                    return true;
+                }
+            };
+            if let Err(farewell) = served {
+                conversation.left = Some(Err(farewell));
+                return true;
+            }
+        }
+        conversation.receiver.reader.has_begun() || connection.outbox.is_for_owner()
+    }
+
+    /// Reads one call, without its payload.
+    fn receive<T>(&self, conversation: &mut Conversation<T>) -> Result<Received, Farewell> {
+        let Receiver { stream, reader, limits } = &mut conversation.receiver;
+        let (header, body) = reader.next_frame_paced(stream, limits, &PACE)?;
+        let refuse = |message: String| Farewell::Fault(header.id, Fault { errno: libc::EPROTO, message });
         let decoded = match header.kind {
             Kind::Call => frame::decode_body(body).map(|call| (None, call)),
             Kind::PassedCall => frame::decode_body(body).map(|(pass, call)| (Some(pass), call)),
-            other => return Err(refuse(libc::EPROTO, format!("only calls are expected here, not {other:?}"))),
+            other => return Err(refuse(format!("only calls are expected here, not {other:?}"))),
         };
-        let (pass, mut call): (Option<Pass>, Call) = decoded
-            .map_err(|e| refuse(libc::EPROTO, format!("this is no call that version {PROTOCOL_VERSION} knows: {e}")))?;
+        let (pass, call) =
+            decoded.map_err(|e| refuse(format!("this is no call that version {PROTOCOL_VERSION} knows: {e}")))?;
+        Ok(Received { id: header.id, payload_bytes: header.payload_len, pass, call })
+    }
+
+    /// Has a call served, for which its payload is read.
+    fn serve<S: Service>(
+        &self,
+        service: &S,
+        conversation: &mut Conversation<S::Session>,
+        received: Received,
+    ) -> Result<(), Farewell> {
+        let Conversation { connection, receiver: Receiver { stream, reader, limits }, session, .. } = conversation;
+        let Received { id, payload_bytes, pass, mut call } = received;
+        connection.outbox.hold_back(false);
+        if payload_bytes > 0 {
+            // Which may be long in coming.
+            connection.outbox.let_go();
+        }
+        let refuse = |errno, message: String| Farewell::Fault(id, Fault { errno, message });
         self.check_key(connection)?;
         let needs_write = call.needs_write();
         let permitted = self.check_right(connection, &call).and_then(|()| self.apply_rule(connection, &mut call, pass));
         if let Err(fault) = permitted {
-            reader.skip_payload_paced(stream, header.payload_len as usize, &PACE)?;
-            return self.refuse(connection, header.id, &fault);
+            reader.skip_payload_paced(stream, payload_bytes as usize, &PACE)?;
+            return self.refuse(connection, id, &fault);
         }
         let bytes = match &call {
-            Call::Write { .. } | Call::WriteMerged { .. } | Call::FileWrite { .. } => u64::from(header.payload_len),
-            _ if header.payload_len > 0 => {
+            Call::Write { .. } | Call::WriteMerged { .. } | Call::FileWrite { .. } => u64::from(payload_bytes),
+            _ if payload_bytes > 0 => {
                 return Err(refuse(libc::EPROTO, "only writes carry a payload".into()));
             }
             Call::ReadList { extents, .. } => match extents.check(self.settings.max_payload_bytes.into()) {
                 Ok(bytes) => bytes,
                 Err(bad) => {
                     let fault = Fault { errno: libc::EINVAL, message: bad.to_string() };
-                    return self.refuse(connection, header.id, &fault);
+                    return self.refuse(connection, id, &fault);
                 }
             },
             call => call.answer_bytes().unwrap_or(0),
@@ -181,7 +264,7 @@ impl Shared {
         let max = self.settings.max_payload_bytes;
         if bytes > u64::from(max) {
             let message = format!("{bytes} bytes were asked for at once; at most {max} (max_payload_bytes) are given");
-            return self.refuse(connection, header.id, &Fault { errno: libc::EINVAL, message });
+            return self.refuse(connection, id, &Fault { errno: libc::EINVAL, message });
         }
         self.calls.fetch_add(1, Ordering::Relaxed);
         connection.note_call();
@@ -192,14 +275,14 @@ impl Shared {
             Ok(slot) => slot,
             Err(_) if connection.has_ended() || connection.outbox.peer_is_gone() => return Err(Farewell::Silent),
             Err(denied) => {
-                reader.skip_payload_paced(stream, header.payload_len as usize, &PACE)?;
+                reader.skip_payload_paced(stream, payload_bytes as usize, &PACE)?;
                 let fault = if denied == Denied::Address { self.busy_with(connection.host()) } else { self.busy() };
-                return self.refuse(connection, header.id, &fault);
+                return self.refuse(connection, id, &fault);
             }
         };
         let mut payload = None;
         if is_write {
-            let mut buffer = self.pool.buffer(header.payload_len as usize);
+            let mut buffer = self.pool.buffer(payload_bytes as usize);
             let (mut from, mut to) = (0, first as usize);
             loop {
                 connection.note_owing(true);
@@ -215,14 +298,14 @@ impl Shared {
                     let left = buffer.len() - from;
                     drop((buffer, slot));
                     reader.skip_payload_paced(stream, left, &PACE)?;
-                    return self.refuse(connection, header.id, &self.busy());
+                    return self.refuse(connection, id, &self.busy());
                 }
             }
             payload = Some(buffer);
         }
         let is_another_there = S::ANSWERS_TOGETHER && !is_write && reader.has_frame(limits);
         connection.outbox.hold_back(is_another_there);
-        let reply = Reply::new(header.id, slot).for_writer(needs_write);
+        let reply = Reply::new(id, slot).for_writer(needs_write);
         service.serve(session, Incoming { call, payload }, reply);
         if !is_another_there {
             connection.outbox.let_go();
@@ -349,14 +432,14 @@ impl Shared {
 }
 
 /// The receiving end of a connection.
-struct Receiver {
-    stream: Arc<Stream>,
+pub(super) struct Receiver {
+    pub(super) stream: Arc<Stream>,
     reader: FrameReader,
     limits: Limits,
 }
 
 /// Why a connection is ended by us.
-enum Farewell {
+pub(super) enum Farewell {
     /// Without a message.
     Silent,
     /// Receiving failed.
