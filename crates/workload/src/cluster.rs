@@ -261,7 +261,12 @@ impl Plan {
         };
         let tls = self.certificates.as_ref().map(|folder| {
             let of_role = |ending| folder.join(format!("{{role}}.{ending}"));
-            Tls { ca: folder.join("ca.pem"), certificate: of_role("pem"), private_key: of_role("key") }
+            Tls {
+                ca: folder.join("ca.pem"),
+                certificate: of_role("pem"),
+                private_key: of_role("key"),
+                ..Tls::default()
+            }
         });
         let config = Config { cluster, meta, data, io, tls, device, ..Config::default() };
         match config.check().as_slice() {
