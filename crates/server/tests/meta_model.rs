@@ -238,6 +238,8 @@ impl Model {
                     FileType::Directory => (NodeKind::Dir, 0),
                     FileType::Symlink => (NodeKind::Symlink, 0),
                     FileType::Fifo => (NodeKind::Fifo, 0),
+                    // What a rename leaves.
+                    FileType::CharacterDevice => (NodeKind::Character(Device { major: 0, minor: 0 }), 0),
                     _ => (NodeKind::File, stat.st_size),
                 };
                 let set = if stat.st_mtime < 1_000_000_000 { stat.st_mtime } else { 0 };
