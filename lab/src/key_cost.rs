@@ -6,16 +6,16 @@
 //! connect to both directly over loopback. All clusters run at once and one is measured at a time. The order is random
 //! in each repetition, and ratios are taken within it.
 
-use std::process::ExitCode;
+use std::path::Path;
+use std::process::{Command, ExitCode, Stdio};
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 use impresario_base::Random;
 use impresario_base::statistics::{Interval, mean};
 use impresario_client::{Client, ClientOptions, Via};
 use impresario_config::{Protect, Security};
 use impresario_sched::PolicySpec;
-use impresario_testing::certificates::Authority;
 use impresario_wire::{MetaCall, Target};
 use impresario_workload::access::Target as _;
 use impresario_workload::cluster::{OwnCluster, Plan};
@@ -65,14 +65,14 @@ const META_LOADS: [(&str, usize, u32); 2] =
 pub fn run(args: &Args) -> Result<ExitCode> {
     let stop = catch_signals()?;
     let certificates = tempfile::tempdir()?;
-    Authority::draw("key-cost").write_all(certificates.path());
+    make_certificates(certificates.path())?;
     let start = |(_, security, protect): &(&str, Security, Protect)| {
         let plan = Plan {
             data_servers: 1,
             io_nodes: 0,
             data_policy: PolicySpec::named("auto"),
             security: *security,
-            certificates: (*security == Security::Tls).then(|| certificates.path().into()),
+            certificates: (*security == Security::Tls).then(|| certificates.path().join("tls")),
             protect: *protect,
             program: Some(impresario()?),
             ..Plan::default()
@@ -160,6 +160,17 @@ fn repeat(
         }
     }
     Ok(rates)
+}
+
+/// Makes `tls` in a folder as administrators do.
+fn make_certificates(folder: &Path) -> Result<()> {
+    let blocks = include_str!("../../doc/SECURITY.md").split("```sh\n");
+    let recipe = blocks.filter_map(|block| block.split("```").next()).find(|block| block.contains("openssl req -x509"));
+    let mut shell = Command::new("sh");
+    shell.args(["-ec", recipe.context("a recipe")?]).current_dir(folder).stdout(Stdio::null()).stderr(Stdio::null());
+    let status = shell.status().context("starting a shell")?;
+    ensure!(status.success(), "openssl made no certificates: install it (Debian: openssl)");
+    Ok(())
 }
 
 /// Calls per second of threads that create, stat and remove their own files through one client.

@@ -421,10 +421,12 @@ impl<W: Copy> PageCache<W> {
             let chunk = &mut self.chunks[i];
             let newer = chunk.newer;
             if chunk.dirty == 0 {
-                self.present_pages -= u64::from(chunk.present.count_ones());
-                self.wasted_pages += u64::from((chunk.unused & chunk.present).count_ones());
-                chunk.leave(chunk.present & !chunk.coming);
-                chunk.present = 0;
+                // What was written while it is being read stays until that is over, as the kernel has locked such pages: what is
+                // read for them is older.
+                let gone = chunk.present & !chunk.coming;
+                self.present_pages -= u64::from(gone.count_ones());
+                self.wasted_pages += u64::from((chunk.unused & gone).count_ones());
+                chunk.leave(gone);
                 self.drop_if_empty(i);
             }
             i = newer;
@@ -484,6 +486,19 @@ mod tests {
         let (file, start, end, _) = c.clean(next, MIB).unwrap();
         assert_eq!((file, start, end), (3, CHUNK_BYTES - 4096, CHUNK_BYTES + 8192));
         assert_eq!((c.clean(0, MIB), c.dirty_bytes()), (None, 0));
+    }
+
+    #[test]
+    fn pages_written_while_they_are_read_stay_until_then() {
+        let mut c: PageCache<()> = PageCache::new(CHUNK_BYTES);
+        assert_eq!(c.claim(1, 0, 8192, false), [0..8192]);
+        c.write(1, 0, 4096, false);
+        c.write(2, 0, 2 * CHUNK_BYTES, false);
+        // Of the first page the older bytes must not come.
+        assert_eq!((c.has(1, 0), c.coming(1, 0, 8192)), (true, vec![4096..8192]));
+        c.arrive(1, 0, 8192, &mut Vec::new());
+        c.write(2, 0, 2 * CHUNK_BYTES, false);
+        assert!(!c.has(1, 0) && !c.has(1, 4096) && c.claim(1, 0, 8192, false) == [0..8192]);
     }
 
     #[test]

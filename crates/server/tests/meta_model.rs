@@ -104,8 +104,10 @@ impl Model {
 
     fn file(&self, path: &str, flags: OFlags, mode: u32) -> rustix::io::Result<OwnedFd> {
         let (directory, name) = self.parent(path)?;
-        let file =
-            rustix::fs::openat(directory, name, OFlags::RDWR | OFlags::NOFOLLOW | flags, Mode::from_raw_mode(0o600))?;
+        let opened =
+            rustix::fs::openat(directory, name, OFlags::RDWR | OFlags::NOFOLLOW | flags, Mode::from_raw_mode(0o600));
+        // What a rename leaves is no file either.
+        let file = opened.map_err(|errno| if errno == Errno::NXIO { Errno::OPNOTSUPP } else { errno })?;
         if FileType::from_raw_mode(rustix::fs::fstat(&file)?.st_mode) != FileType::RegularFile {
             return Err(Errno::OPNOTSUPP);
         }

@@ -514,6 +514,31 @@ impl<F: FileSystem> ObjectStore<F> {
         Ok(())
     }
 
+    /// Whether a sync of an object has failed in an earlier run is not known yet: until it is, nothing is learnt from what is
+    /// found in it, which may be in memory only, and a checksum of that must not be settled. Not noted.
+    pub(crate) fn suspect(&self, key: u64, is_suspect: bool) -> io::Result<()> {
+        let Some(checks) = &self.checks else { return Ok(()) };
+        if self.existing(key)?.is_some() {
+            let checked = self.checked(checks, key)?;
+            let _writing = checked.writing.lock();
+            checks.with(&checked, |state| {
+                if !state.is_distrusted || !state.is_noted {
+                    (state.is_distrusted, state.is_noted) = (is_suspect, false);
+                }
+            });
+        }
+        Ok(())
+    }
+
+    /// Whether a restart would not know that nothing is to be learnt from what is found in an object.
+    pub(crate) fn must_note_distrust(&self, key: u64) -> bool {
+        let checked = self.checks.as_ref().and_then(|checks| checks.objects.lock().get(&key).cloned());
+        checked.is_some_and(|checked| {
+            let state = checked.state.lock();
+            state.is_distrusted && !state.is_noted
+        })
+    }
+
     fn distrust_found(&self, checks: &Checks<F::File>, checked: &Checked, key: u64) {
         let _writing = checked.writing.lock();
         checks.with(checked, |state| {

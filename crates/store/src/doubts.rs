@@ -83,7 +83,8 @@ impl<F: FileSystem> ObjectStore<F> {
         if was_asked && !is_asked {
             self.mark(&file, 0, 0)?;
         }
-        let keys = kept.keys().copied().collect();
+        let keys: Vec<u64> = kept.keys().copied().collect();
+        keys.iter().try_for_each(|key| self.suspect(*key, true))?;
         *self.doubts.0.lock() = State { file: Some(Arc::new(file)), free, kept, is_asked };
         Ok(keys)
     }
@@ -114,8 +115,11 @@ impl<F: FileSystem> ObjectStore<F> {
         synced
     }
 
-    /// What became of an object's syncs is noted.
+    /// What became of an object's syncs is noted, unless its checksums do not have it: then a restart has to find out again.
     pub fn no_doubt(&self, key: u64) {
+        if self.must_note_distrust(key) {
+            return;
+        }
         let (file, mark) = {
             let mut state = self.doubts.0.lock();
             (state.file.clone(), state.kept.remove(&key))
@@ -126,6 +130,14 @@ impl<F: FileSystem> ObjectStore<F> {
         if state.is_asked && state.kept.is_empty() && self.mark(&file, 0, 0).is_ok() {
             state.is_asked = false;
         }
+    }
+
+    /// The same where nothing was lost.
+    pub fn is_whole(&self, key: u64) {
+        if let Err(error) = self.suspect(key, false) {
+            tracing::debug!(key, %error, "an object's checksums are not learnt from what is found in it");
+        }
+        self.no_doubt(key);
     }
 
     /// Whether anything of this file system was lost that an earlier run may have been told of. Waits until all that is in

@@ -87,7 +87,7 @@ impl Losses {
                 store.distrust(key).unwrap_or_else(|error| tracing::error!(key, %error, "its checksums are of no use"));
                 self.lost(store, key);
             } else {
-                store.no_doubt(key);
+                store.is_whole(key);
             }
         }
         self.doubtful.write().clear();

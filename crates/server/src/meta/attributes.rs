@@ -3,7 +3,8 @@
 
 use std::os::fd::AsFd;
 
-use impresario_wire::message::{Answer, NodeKind, SetAttr, Who};
+use impresario_wire::message::{Answer, NodeKind, SetAttr, SetTime, Who};
+use rustix::fs::Stat;
 use rustix::io::Errno;
 
 use super::disk::PATH_FLAGS;
@@ -70,17 +71,39 @@ impl Meta {
     /// Changes what the local file system stores itself. The owner goes first: changing it clears set-id bits.
     fn set_plain(&self, node: impl AsFd, set: &SetAttr) -> rustix::io::Result<()> {
         let (disk, node) = (&self.dir.disk, node.as_fd());
+        let stat = || rustix::fs::fstat(node);
         if set.uid.is_some() || set.gid.is_some() {
-            disk.set_owner(node, set.uid, set.gid)?;
+            let done = disk.set_owner(node, set.uid, set.gid);
+            let is = |wanted: Option<u32>, there| wanted.is_none_or(|wanted| wanted == there);
+            unless_so(done, || stat().map(|stat| is(set.uid, stat.st_uid) && is(set.gid, stat.st_gid)))?;
         }
         if let Some(mode) = set.mode {
-            disk.set_mode(node, mode)?;
+            unless_so(disk.set_mode(node, mode), || stat().map(|stat| stat.st_mode & 0o7777 == mode & 0o7777))?;
         }
         if set.atime.is_some() || set.mtime.is_some() {
-            disk.set_times(node, set.atime, set.mtime)?;
+            let done = disk.set_times(node, set.atime, set.mtime);
+            let is = |wanted: Option<SetTime>, secs, nanos| match wanted {
+                None => true,
+                Some(SetTime::At(time)) => (time.secs, i64::from(time.nanos)) == (secs, nanos),
+                Some(SetTime::Now) => false,
+            };
+            let are_so = |stat: Stat| {
+                is(set.atime, stat.st_atime, stat.st_atime_nsec as i64)
+                    && is(set.mtime, stat.st_mtime, stat.st_mtime_nsec as i64)
+            };
+            unless_so(done, || stat().map(are_so))?;
         }
         Ok(())
     }
+}
+
+/// A change that fails is done if what it asks for is so already: one in whose middle the server was killed is asked for again,
+/// and must not fail when it has changed something.
+pub(super) fn unless_so(
+    done: rustix::io::Result<()>,
+    is_so: impl FnOnce() -> rustix::io::Result<bool>,
+) -> rustix::io::Result<()> {
+    done.or_else(|error| if is_so().unwrap_or(false) { Ok(()) } else { Err(error) })
 }
 
 #[cfg(test)]
@@ -88,6 +111,15 @@ mod tests {
     use super::*;
     use crate::meta::disk::Disk;
     use crate::meta::tree::local_attr;
+
+    #[test]
+    fn what_fails_is_done_if_it_is_so_already() {
+        let full = || Err(Errno::NOSPC);
+        assert_eq!(unless_so(full(), || Ok(true)), Ok(()));
+        assert_eq!(unless_so(full(), || Ok(false)), full());
+        assert_eq!(unless_so(full(), || Err(Errno::IO)), full());
+        assert_eq!(unless_so(Ok(()), || Ok(false)), Ok(()));
+    }
 
     #[test]
     fn an_o_path_descriptor_is_enough_to_change_plain_attributes() {

@@ -406,9 +406,14 @@ impl Meta {
         self.opens.set_doubt(pin.ino, None);
         // Not before: it moves the local time, which from now on is not the file's.
         let noted = self.cut_assigned(pin, len_bytes).and_then(|()| {
-            // An empty file misses nothing.
             let seen = *pin.seen.lock();
-            if len_bytes == 0 && seen.made != 0 { self.remember(pin, Seen { made: 0, ..seen }) } else { Ok(()) }
+            match (len_bytes, seen.made) {
+                // Without objects nothing else has the time.
+                (0, 0) => self.dir.disk.set_times(&pin.fd, None, Some(SetTime::Now)),
+                // An empty file misses nothing.
+                (0, _) => self.remember(pin, Seen { made: 0, ..seen }),
+                _ => Ok(()),
+            }
         });
         // It is done, and must not be called undone: what is missing here is as after a crash at this point.
         if let Err(error) = noted {

@@ -13,6 +13,7 @@ use impresario_wire::message::{ACL_DEFAULT, NodeKind, Target, XATTR_EACH_BYTES, 
 use rustix::fs::XattrFlags;
 use rustix::io::Errno;
 
+use super::attributes::unless_so;
 use super::disk::PATH_FLAGS;
 use super::fault::{Explain, Outcome, fault, show};
 use super::labels::{SECURITY, is_acl, may_have};
@@ -96,7 +97,12 @@ impl Meta {
                 XattrMode::Create => XattrFlags::CREATE,
                 XattrMode::Replace => XattrFlags::REPLACE,
             };
-            self.dir.disk.set_xattr(node, &local, value, flags)
+            let done = self.dir.disk.set_xattr(node, &local, value, flags);
+            unless_so(done, || {
+                let mut room = [0; XATTRS_MAX_BYTES];
+                let len = self.dir.disk.attribute(node, local.as_slice(), &mut room)?;
+                Ok(mode == XattrMode::Any && room.get(..len) == Some(value))
+            })
         })
     }
 
