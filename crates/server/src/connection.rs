@@ -12,7 +12,7 @@ use impresario_wire::{Answer, Fault, FrameError, Kind, Squashed, Who, frame};
 
 use crate::addresses::{AddressId, Share, Tenancy};
 use crate::export::{Asker, Export};
-use crate::listener::before_waiting;
+use crate::listener::{before_waiting, host_of};
 use crate::outbox::{Bulk, Hold, OutFrame, Outbox};
 use crate::payload::{PayloadPool, Reservation};
 use crate::readiness::{Asked, Listener};
@@ -159,7 +159,7 @@ impl Connection {
 
     /// The machine that the client speaks from; all clients on Unix sockets are one.
     pub(crate) fn host(&self) -> &str {
-        self.peer.rsplit_once(':').map_or(&self.peer, |(host, _)| host)
+        host_of(&self.peer)
     }
 
     /// The address that it counts for; `None` for one that is refused.

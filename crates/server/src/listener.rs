@@ -21,7 +21,8 @@ use rustc_hash::FxHashMap;
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::net::Shutdown;
 
-use admission::{Refusal, host_of};
+use admission::Refusal;
+pub(crate) use admission::host_of;
 use conversation::{GREETING_MAX, PACE};
 use lobby::{Lobby, Ready, Waiting};
 use together::Together;

@@ -133,7 +133,7 @@ impl<F: FileSystem> ObjectStore<F> {
     }
 
     /// The same where nothing was lost.
-    pub fn is_whole(&self, key: u64) {
+    pub fn nothing_was_lost(&self, key: u64) {
         if let Err(error) = self.suspect(key, false) {
             tracing::debug!(key, %error, "an object's checksums are not learnt from what is found in it");
         }

@@ -87,7 +87,7 @@ impl Losses {
                 store.distrust(key).unwrap_or_else(|error| tracing::error!(key, %error, "its checksums are of no use"));
                 self.lost(store, key);
             } else {
-                store.is_whole(key);
+                store.nothing_was_lost(key);
             }
         }
         self.doubtful.write().clear();

@@ -176,6 +176,6 @@ fn silent_victim(
 }
 
 /// The machine that a peer speaks from; all peers on Unix sockets are one.
-pub(super) fn host_of(peer: &str) -> &str {
+pub(crate) fn host_of(peer: &str) -> &str {
     peer.rsplit_once(':').map_or(peer, |(host, _)| host)
 }
