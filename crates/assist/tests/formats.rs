@@ -1,6 +1,6 @@
 //! The manager with a file that lists its own extents.
 
-mod support;
+use crate::support;
 
 use std::fmt::Write;
 use std::fs::File;

@@ -1,6 +1,6 @@
 //! Programs that break the rules: each is cut off or ignored, and nobody else notices.
 
-mod support;
+use crate::support;
 
 use std::cell::Cell;
 use std::fs::File;

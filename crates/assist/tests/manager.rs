@@ -1,6 +1,6 @@
 //! The manager with programs over its real socket, and files on the real kernel.
 
-mod support;
+use crate::support;
 
 use std::fs::File;
 use std::io;

@@ -1,6 +1,6 @@
 //! Adding a data server to a cluster while clients write: old files keep their servers, new files are on all.
 
-mod support;
+use crate::support;
 
 use std::fs;
 use std::sync::Arc;

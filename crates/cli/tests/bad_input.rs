@@ -1,6 +1,6 @@
 //! User mistakes in configuration, command line, ports and directories. Each gets one clear line and an exit status.
 
-mod support;
+use crate::support;
 
 use std::net::TcpListener;
 use std::process::Command;

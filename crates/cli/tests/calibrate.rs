@@ -1,6 +1,6 @@
 //! `impresario calibrate` as a user starts it: on a directory, on a modelled data server, and its use by a server.
 
-mod support;
+use crate::support;
 
 use std::path::{Path, PathBuf};
 use std::process::Command;

@@ -1,6 +1,6 @@
 //! `impresario conformance`: exit status, output, and what it refuses.
 
-mod support;
+use crate::support;
 
 use support::{Process, run};
 

@@ -1,7 +1,7 @@
 //! A data server with 10,000 silent and 100 hostile connections: others are served, their bytes are right, and its memory
 //! stays small.
 
-mod support;
+use crate::support;
 
 use std::net::SocketAddrV4;
 use std::sync::Arc;

@@ -1,7 +1,7 @@
 //! `impresario store drain`: a data server is emptied while a mount and programs work, the command and servers are killed, and
 //! the server is taken away.
 
-mod support;
+use crate::support;
 
 use std::fs;
 use std::net::{Shutdown, TcpListener, TcpStream};

@@ -1,6 +1,6 @@
 //! Servers that die under load and come back, or stay away: acknowledged data is there, errors come in time.
 
-mod support;
+use crate::support;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -332,7 +332,7 @@ fn a_client_killed_in_the_middle_leaves_nothing_behind() {
     let cluster = Cluster::start(2, 1, |_| {});
     let observer = client(&cluster.config, 1);
     let mut command = std::process::Command::new(std::env::current_exe().unwrap());
-    command.args(["--ignored", "--exact", "process_that_writes_until_it_is_killed"]);
+    command.args(["--ignored", "--exact", "faults::process_that_writes_until_it_is_killed"]);
     command.env("IMPRESARIO_TEST_CONFIG", &cluster.path);
     let mut process = support::Process::start_command(&mut command, &cluster.dir.path().join("victim.log"));
     eventually("it writes", || {

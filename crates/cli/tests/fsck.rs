@@ -1,6 +1,6 @@
 //! `impresario fsck`: its exit status, what it says, and what it refuses.
 
-mod support;
+use crate::support;
 
 use std::fs;
 

@@ -1,6 +1,6 @@
 //! A data server that hangs delays what needs it, and nothing else: real processes, one of them stopped.
 
-mod support;
+use crate::support;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};

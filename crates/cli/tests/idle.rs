@@ -1,6 +1,6 @@
 //! Cost of an idle cluster: less than 1 % of a core in all, less than 50 MB per data server.
 
-mod support;
+use crate::support;
 
 use std::time::{Duration, Instant};
 

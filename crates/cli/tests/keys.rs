@@ -1,6 +1,6 @@
 //! Clusters with keys or certificates, of real processes: what `up` makes, who is let in, and a rotation under load.
 
-mod support;
+use crate::support;
 
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;

@@ -1,7 +1,7 @@
 //! Links between clients and servers, and among servers, that delay, break, and deliver what their sender has given up: all is
 //! done, once, and nothing else.
 
-mod support;
+use crate::support;
 
 use std::collections::BTreeMap;
 use std::ops::Range;

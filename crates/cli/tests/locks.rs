@@ -1,6 +1,6 @@
 //! File locks of mounts that hang or die.
 
-mod support;
+use crate::support;
 
 use std::fs::{File, OpenOptions};
 use std::io;

@@ -1,6 +1,6 @@
 //! The commands of the five-minute tour: up, mount, cp, tar, fio, layout, umount; and a server killed meanwhile.
 
-mod support;
+use crate::support;
 
 use std::path::{Path, PathBuf};
 use std::process::Command;

@@ -1,7 +1,7 @@
 //! `impresario store move`: a data server moves to another folder and address while clients write, and copiers and servers are
 //! killed.
 
-mod support;
+use crate::support;
 
 use std::fs;
 use std::io::Write;

@@ -2,10 +2,9 @@
 //! with Open MPI (its own I/O and ROMIO) and MPICH. What they read is checked by them; what they leave is compared byte by
 //! byte.
 
-mod support;
+use crate::support;
 
-#[path = "../../faces/interpose/preload/tests/support/library.rs"]
-mod library;
+use crate::library;
 
 use std::path::{Path, PathBuf};
 use std::process::Command;

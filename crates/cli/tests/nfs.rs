@@ -1,6 +1,6 @@
 //! `impresario nfs` from outside: a real process over a real folder, libnfs's programs, and what survives `kill -9`.
 
-mod support;
+use crate::support;
 
 use std::io::{Read, Write};
 use std::net::SocketAddr;

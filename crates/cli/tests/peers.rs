@@ -1,6 +1,6 @@
 //! Peers that send invalid data: every server refuses them, says why, and continues to serve others.
 
-mod support;
+use crate::support;
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::TcpStream;

@@ -1,6 +1,6 @@
 //! `impresario prefetch` on a running cluster: what it brings into memory no later read waits for.
 
-mod support;
+use crate::support;
 
 use std::fs::File;
 use std::os::fd::AsRawFd;

@@ -1,7 +1,7 @@
 //! A draining server without `impresario store drain`: new files skip it, old ones stay where they are, and `impresario fsck` tells what is
 //! left there, also when it is retired too early.
 
-mod support;
+use crate::support;
 
 use std::sync::Arc;
 use std::time::Duration;

@@ -1,9 +1,8 @@
 //! `impresario run`: real programs on a cluster without a mount, compared with the same on a local folder.
 
-mod support;
+use crate::support;
 
-#[path = "../../faces/interpose/preload/tests/support/library.rs"]
-mod library;
+use crate::library;
 
 use std::path::{Path, PathBuf};
 use std::process::Command;

@@ -1,6 +1,6 @@
 //! `impresario scrub`: what it finds, beside running servers and on stopped folders, and its exit status.
 
-mod support;
+use crate::support;
 
 use std::os::unix::fs::FileExt;
 use std::time::Instant;

@@ -1,6 +1,6 @@
 //! Servers that run short of descriptors or of space: what they say then, whom they still serve, and that they recover.
 
-mod support;
+use crate::support;
 
 use std::net::TcpStream;
 use std::process::Command;

@@ -1,7 +1,7 @@
 //! `impresario sim` from outside: scenario files that are run, swept, refused and interrupted; the fuzzer; and that the
 //! documents say what the program says.
 
-mod support;
+use crate::support;
 
 use std::path::{Path, PathBuf};
 use std::process::Command;

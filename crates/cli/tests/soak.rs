@@ -1,6 +1,6 @@
 //! `make soak`: servers are killed at random under load for a long time; every byte is verified.
 
-mod support;
+use crate::support;
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};

@@ -1,6 +1,6 @@
 //! `impresario store`, and servers whose folder is not theirs: a disk that is not mounted, another cluster's, an old one.
 
-mod support;
+use crate::support;
 
 use std::fs;
 

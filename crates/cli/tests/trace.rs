@@ -1,6 +1,6 @@
 //! `impresario trace` as a user runs it: round-trip conversions, statistics, mistakes.
 
-mod support;
+use crate::support;
 
 use std::path::Path;
 use std::process::{Command, Output};

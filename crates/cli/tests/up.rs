@@ -1,6 +1,6 @@
 //! `impresario up`: it starts, reports its state and deaths, and leaves nothing running.
 
-mod support;
+use crate::support;
 
 use std::collections::BTreeSet;
 use std::path::Path;

@@ -1,7 +1,7 @@
 //! The checks of a mount: a correct file system passes them, and each defect is found by the check that names it.
 
-mod fake;
-mod support;
+use crate::fake;
+use crate::support;
 
 use std::path::Path;
 use std::time::Duration;

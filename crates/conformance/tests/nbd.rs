@@ -1,7 +1,7 @@
 //! The checks of an NBD server: a correct one passes them, and each defect is found by the check that names it.
 
-mod fake_nbd;
-mod support;
+use crate::fake_nbd;
+use crate::support;
 
 use std::path::Path;
 use std::time::Duration;

@@ -1,6 +1,6 @@
 //! Clients go over to other I/O nodes, and to none, while they run: nothing is lost, nothing is done twice.
 
-mod support;
+use crate::support;
 
 use std::path::Path;
 use std::sync::Arc;

@@ -1,6 +1,6 @@
 //! Appends of several clients to one file: what the metadata server assigns them.
 
-mod meta_support;
+use crate::meta_support;
 
 use std::sync::Arc;
 

@@ -1,6 +1,6 @@
 //! Checksums on a data server: damage of what it stores is an error for whoever reads it, and counted.
 
-mod support;
+use crate::support;
 
 use impresario_client::{Client, ClientOptions, CreateOptions, Via};
 use impresario_sched::PolicySpec;

@@ -1,6 +1,6 @@
 //! The data server over real sockets: contents, order, limits, faults, live changes.
 
-mod support;
+use crate::support;
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};

@@ -1,6 +1,6 @@
 //! Earlier runs that servers load: what they foretell is what comes when the run is made again, and no bad trace does harm.
 
-mod support;
+use crate::support;
 
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};

@@ -1,7 +1,7 @@
 //! The rules that clients are under: networks, reading only, a folder as the root, and users that act as others. They hold
 //! at every server, whatever a client sends.
 
-mod support;
+use crate::support;
 
 use std::path::Path;
 use std::sync::Arc;
@@ -419,7 +419,7 @@ fn a_client_acts_as_the_user_that_it_proves_to_be_and_without_proof_as_nobody() 
     theirs.cluster.key_dir = keys;
     std::fs::write(&file, theirs.to_toml()).unwrap();
     let ran = std::process::Command::new(&program)
-        .args(["--ignored", "--exact", "a_program_of_user_1000"])
+        .args(["--ignored", "--exact", "exports::a_program_of_user_1000"])
         .env("IMPRESARIO_TEST_CONFIG", &file)
         .current_dir("/")
         .gid(1000)

@@ -1,6 +1,6 @@
 //! The front that all servers share, with a service that does next to nothing.
 
-mod support;
+use crate::support;
 
 use std::collections::HashSet;
 use std::sync::Arc;

@@ -1,6 +1,6 @@
 //! `fsck`: every kind of damage is found, what is safe is repaired, and nothing that clients do is taken for damage.
 
-mod support;
+use crate::support;
 
 use std::collections::BTreeMap;
 use std::fs;

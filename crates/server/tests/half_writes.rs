@@ -1,6 +1,6 @@
 //! Writes over several data servers that one of them fails: what is told, what the file then holds, and how long it is.
 
-mod support;
+use crate::support;
 
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};

@@ -1,6 +1,6 @@
 //! A cluster with clients connected and nothing to do uses no processor. Alone in its process, which is what is measured.
 
-mod support;
+use crate::support;
 
 use std::time::Duration;
 

@@ -1,6 +1,6 @@
 //! The I/O node between clients and data servers: contents, merging, splitting, faults, recovery, metadata.
 
-mod support;
+use crate::support;
 
 use std::time::Duration;
 

@@ -1,6 +1,6 @@
 //! Limits over several I/O nodes: a rate that holds for all of them together, wherever its requests come in.
 
-mod support;
+use crate::support;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};

@@ -1,7 +1,7 @@
 //! Hard links: what clients of the metadata server may rely on.
 
-mod meta_support;
-mod support;
+use crate::meta_support;
+use crate::support;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};

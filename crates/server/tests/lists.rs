@@ -1,6 +1,6 @@
 //! List reads over real sockets: the same bytes as separate reads of each extent, whatever the list.
 
-mod support;
+use crate::support;
 
 use impresario_client::{Client, ClientOptions, Via};
 use impresario_layout::Layout;

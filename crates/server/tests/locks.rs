@@ -1,6 +1,6 @@
 //! Locks of byte ranges at the metadata server: leases, the fencing of clients that are gone, and restarts.
 
-mod meta_support;
+use crate::meta_support;
 
 use std::path::Path;
 use std::sync::Arc;

@@ -1,7 +1,7 @@
 //! Whatever step the metadata server is stopped before, the next start finds everything that was acknowledged, and
 //! nothing that must not exist.
 
-mod meta_support;
+use crate::meta_support;
 
 use std::collections::BTreeMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};

@@ -1,6 +1,6 @@
 //! What the metadata server refuses, its limits, and its behaviour under shortage and with foreign files.
 
-mod meta_support;
+use crate::meta_support;
 
 use std::os::unix::fs::PermissionsExt;
 use std::sync::Arc;

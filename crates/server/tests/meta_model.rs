@@ -1,7 +1,7 @@
 //! Random operations on the name space end as they do on a plain local directory: same results, same error numbers,
 //! same tree, also after restarts.
 
-mod meta_support;
+use crate::meta_support;
 
 use std::collections::BTreeMap;
 use std::fs::File;

@@ -1,6 +1,6 @@
 //! What clients of the metadata server may rely on, sentence by sentence.
 
-mod meta_support;
+use crate::meta_support;
 
 use std::os::unix::fs::MetadataExt;
 use std::sync::Arc;

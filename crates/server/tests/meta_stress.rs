@@ -1,7 +1,7 @@
 //! Many clients at once on few names, with data servers going away and coming back: nothing hangs, no answer is
 //! impossible, and nothing is left over at the end.
 
-mod meta_support;
+use crate::meta_support;
 
 use std::collections::BTreeSet;
 use std::sync::Arc;

@@ -1,7 +1,7 @@
 //! Every sync of the metadata server is needed: without any one of them a power failure loses something that was promised. The
 //! names of the steps are those of the sources, so a new sync needs a scenario here.
 
-mod meta_support;
+use crate::meta_support;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::OsString;

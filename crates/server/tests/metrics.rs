@@ -1,6 +1,6 @@
 //! Metrics of real servers: what a scraper gets after known work.
 
-mod support;
+use crate::support;
 
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};

@@ -1,6 +1,6 @@
 //! An object that a data server has lost: what the file had there is an error, never zeros and never a shorter file.
 
-mod support;
+use crate::support;
 
 use std::sync::Arc;
 

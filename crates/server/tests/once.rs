@@ -1,7 +1,7 @@
 //! Changes of names are applied once, though copies of them are delayed, repeated through another I/O node, or find a
 //! restarted metadata server.
 
-mod support;
+use crate::support;
 
 use std::io::{Read, Write};
 use std::net::{Shutdown, TcpListener, TcpStream};

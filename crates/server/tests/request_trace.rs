@@ -1,6 +1,6 @@
 //! Traces that servers write: every request once with its completion, switched live, and no harm from a full disk.
 
-mod support;
+use crate::support;
 
 use std::path::{Path, PathBuf};
 use std::process::Command;

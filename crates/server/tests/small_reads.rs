@@ -1,6 +1,6 @@
 //! Small reads of many clients through an I/O node, in a process of their own, of which the threads are looked at.
 
-mod support;
+use crate::support;
 
 use impresario_layout::{Layout, Skipped};
 use impresario_testing::until;

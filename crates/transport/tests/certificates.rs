@@ -1,6 +1,6 @@
 //! The hand-shake with certificates, and frames in TLS records, between two ends of a socket.
 
-mod support;
+use crate::support;
 
 use std::io::{Read, Write};
 use std::os::unix::fs::PermissionsExt;

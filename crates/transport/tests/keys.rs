@@ -1,6 +1,6 @@
 //! The hand-shake with keys, and protected frames, between two ends of a socket with an attacker in between.
 
-mod support;
+use crate::support;
 
 use std::io::Write;
 use std::os::unix::net::UnixStream;

@@ -1,7 +1,7 @@
 //! What clients will read is read from the brick's disk before they do, nothing of what they see changes by that, and it
 //! ends where it should.
 
-mod support;
+use crate::support;
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -36,7 +36,7 @@ fn sum(path: &Path, more: &str) -> String {
 
 #[test]
 fn streams_are_read_ahead() {
-    apart("inside_streams");
+    apart("ahead::inside_streams");
 }
 
 #[test]
@@ -79,7 +79,7 @@ fn inside_streams() {
 #[test]
 fn writes_cuts_and_vanishing_clients_meet_speculations() {
     if impresario_testing::require("fio") {
-        apart("inside_changes");
+        apart("ahead::inside_changes");
     }
 }
 

@@ -1,7 +1,7 @@
 //! Real programs see the same through bricks with the translator, above io-threads or in its place, as through
 //! GlusterFS as it comes and in a plain folder.
 
-mod support;
+use crate::support;
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -78,7 +78,7 @@ fn verified_loads(folder: &Path) {
 #[test]
 fn programs_see_the_same_with_and_without_the_translator() {
     if impresario_testing::require("fio") && impresario_testing::require("openssl") {
-        apart("inside_programs_see_the_same");
+        apart("content::inside_programs_see_the_same");
     }
 }
 
@@ -93,7 +93,7 @@ fn compiled(machine: &Machine, source: &str) -> String {
 #[test]
 fn system_calls_do_the_same_with_and_without_the_translator() {
     if impresario_testing::require("cc") {
-        apart("inside_system_calls_do_the_same");
+        apart("content::inside_system_calls_do_the_same");
     }
 }
 
@@ -129,7 +129,7 @@ fn inside_system_calls_do_the_same() {
 #[ignore = "takes minutes: make soak"]
 fn suites_find_the_same_with_and_without_the_translator() {
     if impresario_testing::require("pjdfstest") && impresario_testing::require("fsx") {
-        apart_within("inside_suites_find_the_same", Duration::from_secs(1800));
+        apart_within("content::inside_suites_find_the_same", Duration::from_secs(1800));
     }
 }
 

@@ -1,6 +1,6 @@
 //! The Debian package: what it holds, and that its translator finds the library that comes with it.
 
-mod support;
+use crate::support;
 
 use std::path::Path;
 use std::process::Command;

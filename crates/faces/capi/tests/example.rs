@@ -1,6 +1,6 @@
 //! The example storage server: built as its Makefile does, with clients that verify every byte.
 
-mod support;
+use crate::support;
 
 use std::io::{BufRead, BufReader, Write};
 use std::path::Path;

@@ -2,7 +2,7 @@
 //! thread sanitizer.
 
 #[allow(unused_imports)]
-mod support;
+use crate::support;
 
 use std::path::{Path, PathBuf};
 use std::process::Command;

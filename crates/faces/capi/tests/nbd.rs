@@ -1,7 +1,7 @@
 //! The example NBD server: built as its Makefile does, and checked by `impresario conformance` under several policies, while
 //! it is restarted, under valgrind and the thread sanitizer.
 
-mod support;
+use crate::support;
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -82,7 +82,7 @@ impl Server {
 
     fn check(&self, only: &[&str], restart: bool) -> Report {
         let mut agent = vec!["env".into(), format!("{AGENT}=1").into(), std::env::current_exe().unwrap().into()];
-        agent.extend(["agent_process", "--exact", "--ignored", "--nocapture", "--test-threads=1"].map(From::from));
+        agent.extend(["nbd::agent_process", "--exact", "--ignored", "--nocapture", "--test-threads=1"].map(From::from));
         let options = Options {
             seed: 3,
             only: only.iter().map(|name| name.to_string()).collect(),

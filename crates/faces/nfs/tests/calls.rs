@@ -1,6 +1,6 @@
 //! Every procedure, through a real connection: what it gives, and what it gives when it fails.
 
-mod support;
+use crate::support;
 
 use std::time::{Duration, UNIX_EPOCH};
 

@@ -1,6 +1,6 @@
 //! Reading and writing through the scheduler: what is merged, what is stable, what is told when bytes are lost.
 
-mod support;
+use crate::support;
 
 use std::sync::{Arc, Barrier};
 

@@ -1,7 +1,7 @@
 //! A folder whose reads go past the page cache, as on a file system with direct I/O: nothing is kept of what would be read
 //! ahead, so the device reads what clients request, once.
 
-mod support;
+use crate::support;
 
 use std::sync::Arc;
 

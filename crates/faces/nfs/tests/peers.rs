@@ -1,6 +1,6 @@
 //! Peers that misbehave: what they send, and what they do not take, harms nobody else.
 
-mod support;
+use crate::support;
 
 use std::io::{Read, Write};
 use std::time::{Duration, Instant};

@@ -1,7 +1,7 @@
 //! Reading ahead of the clients, and reads that the page cache has: what is brought in, what is not, and that a change
 //! comes first.
 
-mod support;
+use crate::support;
 
 use std::ops::Range;
 use std::time::{Duration, Instant};

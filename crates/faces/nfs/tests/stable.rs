@@ -1,6 +1,6 @@
 //! Changes of names and attributes are on stable storage when they are answered.
 
-mod support;
+use crate::support;
 
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::Path;

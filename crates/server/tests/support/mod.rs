@@ -1,5 +1,4 @@
 //! A peer that speaks the protocol by hand, well or badly, for the tests of the servers.
-#![allow(dead_code)]
 
 use std::io::{self, Read, Write};
 use std::net::TcpStream;

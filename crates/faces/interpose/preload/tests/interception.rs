@@ -1,6 +1,6 @@
 //! What a C program does is what the manager is told: nothing less, nothing more, nothing twice.
 
-mod support;
+use crate::support;
 
 use std::path::{Path, PathBuf};
 

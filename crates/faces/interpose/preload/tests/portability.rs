@@ -1,7 +1,6 @@
 //! The library starts in programs whose C library is older than the one that it was built with.
 
-#[path = "support/library.rs"]
-mod library;
+use crate::library;
 
 use std::process::Command;
 

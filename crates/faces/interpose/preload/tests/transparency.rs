@@ -1,7 +1,7 @@
 //! Real programs behave as without the library, byte for byte: with no manager, one that records, one that is stopped,
 //! one that is killed in mid-run and one that comes back.
 
-mod support;
+use crate::support;
 
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
