@@ -400,6 +400,36 @@ fn writes_that_are_announced_and_do_not_come_hold_nobody_up() {
 }
 
 #[test]
+fn who_did_not_take_what_it_asked_for_has_little_of_the_memory_afterwards() {
+    let (toy, running) = start_large(Duration::from_secs(20));
+    let hold_what_it_gets = || {
+        let peers = (0..4).map(|n| {
+            let mut peer = Peer::raw_from([127, 0, 0, 2], running.address());
+            peer.greet(&hello(Role::Data, 100 + n)).unwrap();
+            (0..8).for_each(|_| drop(peer.send(&read(1 << 20), &[])));
+            peer
+        });
+        peers.collect::<Vec<Peer>>()
+    };
+    let held = || toy.vitals.pool().usage_bytes().0;
+    let greedy = hold_what_it_gets();
+    until("it has what others need", || held() >= 2 << 20);
+    let mut other = Peer::connect(running.address(), Role::Data, 1);
+    assert_eq!(other.call(&read(1 << 20), &[]).1.len(), 1 << 20, "it waits until those connections are closed");
+    drop(greedy);
+    until("all is given back", || held() == 0);
+    let greedy = hold_what_it_gets();
+    until("it has one answer again", || held() >= 1 << 20);
+    for _ in 0..50 {
+        assert_eq!(other.call(&read(1 << 20), &[]).1.len(), 1 << 20);
+    }
+    // Nobody waited, or they would have been closed again.
+    until("the last answer has left", || held() < 2 << 20);
+    assert!((1 << 20..(1 << 20) + 4096).contains(&held()), "{} bytes", held());
+    drop(greedy);
+}
+
+#[test]
 fn silent_connections_of_one_machine_lock_no_other_out() {
     let (_toy, running) = start("127.0.0.1:0");
     // Half of them have not even said hello.
