@@ -1,19 +1,18 @@
 //! Servers that die under load and come back, or stay away: acknowledged data is there, errors come in time.
 
-use crate::support;
-
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
+use crate::support::{
+    self, Cluster, Rounds, SmallDisk, Stopped, Worker, client, client_via, new_file, pattern, read_file, run,
+    write_file,
+};
 use impresario_base::Random;
 use impresario_client::{Client, CreateOptions, File, Locked, Via};
 use impresario_config::Config;
 use impresario_testing::{PATIENCE, eventually, until};
 use impresario_wire::{FileLock, SpaceChange};
-use support::{
-    Cluster, Rounds, SmallDisk, Stopped, Worker, client, client_via, new_file, pattern, read_file, run, write_file,
-};
 
 const BLOCK: usize = 24 * 1024;
 const BLOCKS: u64 = 64;

@@ -1,15 +1,13 @@
 //! Reads through I/O nodes, which no thread waits for there, while servers die, hang and come back, and clients go.
 
-use crate::support;
-
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
+use crate::support::{self, Cluster, Stopped, client, new_file, pattern};
 use impresario_client::{CreateOptions, File};
 use impresario_config::Config;
 use impresario_testing::eventually;
 use impresario_wire::LayoutRequest;
-use support::{Cluster, Stopped, client, new_file, pattern};
 
 const BLOCK: usize = 4096;
 const BLOCKS: u64 = 64;

@@ -1,11 +1,10 @@
 //! The rules that clients are under: networks, reading only, a folder as the root, and users that act as others. They hold
 //! at every server, whatever a client sends.
 
-use crate::support;
-
 use std::path::Path;
 use std::sync::Arc;
 
+use crate::support::{Cluster, pattern};
 use impresario_client::{Client, ClientError, ClientOptions, CreateOptions, Via};
 use impresario_config::{Config, Export, Security, Squash, Tls, Users};
 use impresario_server::Started;
@@ -15,7 +14,6 @@ use impresario_testing::require;
 use impresario_transport::{Keys, key_file_name};
 use impresario_wire::message::{NodeKind, SetAttr};
 use impresario_wire::{ACL_ACCESS, Device, KeyRole, MetaCall, SetTime, Time, XattrMode};
-use support::{Cluster, pattern};
 
 /// Servers with keys, one I/O node among them.
 struct Cell {

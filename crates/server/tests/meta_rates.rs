@@ -2,13 +2,12 @@
 //! check: `cargo test --release --test server -- --ignored --nocapture meta_rates::`. `IMPRESARIO_RATES_DIR` sets the directory
 //! (default: the directory for temporary files).
 
-use crate::meta_support;
-use crate::support;
-
 use std::time::Instant;
 
+use crate::meta_support::*;
 use impresario_wire::message::*;
-use meta_support::*;
+
+use crate::support;
 
 const FILES: usize = 20_000;
 

@@ -1,13 +1,13 @@
 //! What clients will read is read from the brick's disk before they do, nothing of what they see changes by that, and it
 //! ends where it should.
 
-use crate::support;
-
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-use support::{Machine, PATIENCE, Place, Process, Volume, apart, cooling, figure, on_disk, script, succeed, until};
+use crate::support::{
+    Machine, PATIENCE, Place, Process, Volume, apart, cooling, figure, on_disk, script, succeed, until,
+};
 
 const OPTIONS: [(&str, &str); 3] = [("policy", "fifo"), ("depth", "8"), ("read-ahead", "16MB")];
 const MIB: u64 = 1 << 20;

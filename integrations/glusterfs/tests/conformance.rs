@@ -1,14 +1,12 @@
 //! What `impresario conformance` checks, on volumes whose bricks have the translator.
 
-use crate::support;
-
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use crate::support::{Machine, Mount, PATIENCE, Place, Volume, apart};
 use impresario_conformance::{Options, Outcome, run};
-use support::{Machine, Mount, PATIENCE, Place, Volume, apart};
 
 /// Tells the process of a test program that it is an agent of the checker.
 const AGENT: &str = "IMPRESARIO_CONFORMANCE_AGENT";

@@ -1,16 +1,14 @@
 //! Real programs see the same through bricks with the translator, above io-threads or in its place, as through
 //! GlusterFS as it comes and in a plain folder.
 
-use crate::support;
-
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
 
+use crate::support::{Machine, Place, Volume, apart, apart_within, cooling, on_disk, script, succeed};
 use impresario_testing::suites::{Fsx, Outcome, pjdfstest};
-use support::{Machine, Place, Volume, apart, apart_within, cooling, on_disk, script, succeed};
 
 /// What programs do to files. Ends with a list of all names, sizes and sums.
 const PROGRAMS: &str = r#"

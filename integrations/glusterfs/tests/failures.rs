@@ -1,8 +1,6 @@
 //! Clients that vanish, bricks that stop or are killed, options that make no sense: every request is answered once, and
 //! nothing that was answered is lost.
 
-use crate::support;
-
 use std::fs::{self, File};
 use std::os::unix::fs::{FileExt, PermissionsExt};
 use std::path::Path;
@@ -10,7 +8,7 @@ use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::SeqCst};
 use std::time::{Duration, Instant};
 
-use support::{Machine, PATIENCE, Place, Process, Volume, apart, brick_file, figure, script, succeed, until};
+use crate::support::{Machine, PATIENCE, Place, Process, Volume, apart, brick_file, figure, script, succeed, until};
 
 /// One write passes; the next ones wait for ever.
 const NO_WRITES: [(&str, &str); 2] = [("policy", "tbf"), ("rules", "none: op=write {requests_per_s=0.001, burst=1}")];

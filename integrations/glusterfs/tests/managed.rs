@@ -1,14 +1,12 @@
 //! A volume that glusterd manages: the translator is inserted, changed and removed with `gluster volume set`, and its
 //! order and limits hold while that happens.
 
-use crate::support;
-
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use support::{Machine, PATIENCE, Process, apart, figure, script, statedump, succeed, text_of_statedump, until};
+use crate::support::{Machine, PATIENCE, Process, apart, figure, script, statedump, succeed, text_of_statedump, until};
 
 /// The address that the machine has besides loopback.
 const ADDRESS: &str = "10.99.0.1";

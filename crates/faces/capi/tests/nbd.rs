@@ -1,14 +1,12 @@
 //! The example NBD server: built as its Makefile does, and checked by `impresario conformance` under several policies, while
 //! it is restarted, under valgrind and the thread sanitizer.
 
-use crate::support;
-
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
+use crate::support::{self, Library, root, sanitized, succeed, valgrind};
 use impresario_conformance::{Options, Outcome, Report, run};
-use support::{Library, root, sanitized, succeed, valgrind};
 
 /// Tells the process of a test program that it is an agent of the checker.
 const AGENT: &str = "IMPRESARIO_CONFORMANCE_AGENT";
