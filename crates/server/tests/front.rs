@@ -404,7 +404,9 @@ fn who_did_not_take_what_it_asked_for_has_little_of_the_memory_afterwards() {
         let peers = (0..4).map(|n| {
             let mut peer = Peer::raw_from([127, 0, 0, 2], running.address());
             peer.greet(&hello(Role::Data, 100 + n)).unwrap();
-            (0..8).for_each(|_| drop(peer.send(&read(1 << 20), &[])));
+            for _ in 0..8 {
+                peer.send(&read(1 << 20), &[]);
+            }
             peer
         });
         peers.collect::<Vec<Peer>>()
