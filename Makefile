@@ -58,17 +58,17 @@ bench: lab ## Print the benchmarks that the documentation quotes
 	@scripts/bench.sh $(TARGET_DIR)/release
 
 soak: setup ## Kill servers and break links under load for SOAK_S seconds each and verify every byte; then suites for file systems, and as long random simulations
-	IMPRESARIO_SOAK_S=$(SOAK_S) $(CARGO) test --release --locked -p impresario-cli --test soak -- --ignored --nocapture
-	IMPRESARIO_LINKS_S=$(SOAK_S) $(CARGO) test --release --locked -p impresario-cli --test links -- --nocapture
-	$(CARGO) test --release --locked -p impresario-server --test meta_stress -- --ignored --nocapture
+	IMPRESARIO_SOAK_S=$(SOAK_S) $(CARGO) test --release --locked -p impresario-cli --test cli -- --ignored --nocapture soak::
+	IMPRESARIO_LINKS_S=$(SOAK_S) $(CARGO) test --release --locked -p impresario-cli --test cli -- --nocapture links::
+	$(CARGO) test --release --locked -p impresario-server --test server -- --ignored --nocapture meta_stress::
 	$(CARGO) test --release --locked -p impresario-cli --test assist -- --ignored --nocapture
 	$(CARGO) test --release --locked -p impresario-fuse --test mounted -- --ignored --nocapture sqlite
 	$(CARGO) install --locked --root $(TARGET_DIR)/suites pjdfstest@0.2.2 fsx@0.3.2
 	PATH="$(abspath $(TARGET_DIR))/suites/bin:$$PATH" $(CARGO) test --release --locked -p impresario-fuse --test mounted -- \
 	  --ignored --nocapture --test-threads 1 suites::
-	PATH="$(abspath $(TARGET_DIR))/suites/bin:$$PATH" $(CARGO) test --release --locked -p impresario-glusterfs --test content -- \
-	  --ignored --nocapture --exact suites_find_the_same_with_and_without_the_translator
-	IMPRESARIO_SIM_FUZZ_S=$(SOAK_S) $(CARGO) test --release --locked -p impresario-sim --test fuzz -- --nocapture
+	PATH="$(abspath $(TARGET_DIR))/suites/bin:$$PATH" $(CARGO) test --release --locked -p impresario-glusterfs --test glusterfs -- \
+	  --ignored --nocapture --exact content::suites_find_the_same_with_and_without_the_translator
+	IMPRESARIO_SIM_FUZZ_S=$(SOAK_S) $(CARGO) test --release --locked -p impresario-sim --test sim -- --nocapture fuzz::
 	IMPRESARIO_SIM_FUZZ_S=$(SOAK_S) $(CARGO) test --release --locked -p impresario-server --test names_simulated -- --nocapture
 	IMPRESARIO_SIM_FUZZ_S=$(SOAK_S) $(CARGO) test --release --locked -p impresario-server --lib -- --nocapture data::simulated
 	$(CARGO) run --release --locked -p impresario-lab -- reproduce --sweep

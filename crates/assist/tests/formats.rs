@@ -1,16 +1,14 @@
 //! The manager with a file that lists its own extents.
 
-mod support;
-
 use std::fmt::Write;
 use std::fs::File;
 use std::ops::Range;
 use std::path::PathBuf;
 
+use crate::support::*;
 use impresario_assist::config::{Entry, Hints, StandDown};
 use impresario_assist::manager::{Handle, Manager, Options};
 use impresario_assist::report::FileReport;
-use support::*;
 
 /// Tensors of lengths that follow no rule, and where they lie.
 fn model(folder: &std::path::Path, name: &str) -> (PathBuf, File, Vec<Range<u64>>) {

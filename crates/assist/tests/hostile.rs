@@ -1,20 +1,18 @@
 //! Programs that break the rules: each is cut off or ignored, and nobody else notices.
 
-mod support;
-
 use std::cell::Cell;
 use std::fs::File;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 
+use crate::support::*;
 use impresario_assist::manager::{Handle, Manager, Options};
 use impresario_base::random::Random;
 use impresario_ring::message::ToManager;
 use impresario_ring::{HEADER_BYTES, Op, Producer, SLOTS, ring_bytes};
 use proptest::prelude::*;
 use rustix::fs::{MemfdFlags, SealFlags};
-use support::*;
 
 /// A program that behaves.
 struct Witness {

@@ -1,7 +1,5 @@
 //! The manager with programs over its real socket, and files on the real kernel.
 
-mod support;
-
 use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -9,6 +7,7 @@ use std::path::Path;
 use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
 
+use crate::support::*;
 use impresario_assist::backend::{Advice, Backends, cached_pages};
 use impresario_assist::config::{BackendChoice, Budget, Entry, Hints, Limits, ReadAhead, Region, StandDown};
 use impresario_assist::manager::{Access, Handle, Manager, Options, RecordedAccess, RecordedFile, Sink};
@@ -16,7 +15,6 @@ use impresario_base::lock::Mutex;
 use impresario_ring::Op;
 use impresario_ring::message::ToClient;
 use impresario_testing::page_cache;
-use support::*;
 
 fn start(dir: &Path, hints: Hints) -> Handle {
     Manager::start(Options::new(hints), &dir.join("socket")).unwrap()

@@ -259,7 +259,7 @@ gluster --mode=script volume create managed 10.99.0.1:"$1/b0" 10.99.0.1:"$1/b1" 
 gluster --mode=script volume set managed features.shard on
 gluster --mode=script volume set managed features.shard-block-size 4MB
 gluster --mode=script volume start managed
-"$2" --ignored --exact inside_a_managed_volume --nocapture "#;
+"$2" --ignored --exact gluster::inside_a_managed_volume --nocapture "#;
 
 #[test]
 fn a_volume_is_found_through_glusterd() {

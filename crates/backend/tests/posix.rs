@@ -160,7 +160,7 @@ fn where_the_kernel_refuses_a_ring_plain_calls_do_its_work() {
     for errno in [libc::ENOSYS, libc::EPERM] {
         let folder = tempfile::tempdir().unwrap();
         let mut command = std::process::Command::new(std::env::current_exe().unwrap());
-        command.args(["--ignored", "--exact", "without_rings"]);
+        command.args(["--ignored", "--exact", "posix::without_rings"]);
         command.env("IMPRESARIO_FOLDER", folder.path()).env("IMPRESARIO_ERRNO", errno.to_string());
         let output = command.output().unwrap();
         assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stdout));
@@ -292,7 +292,11 @@ fn a_server_without_rights_serves_its_own_user() {
     std::fs::create_dir(&served).unwrap();
     std::os::unix::fs::chown(&served, Some(7001), Some(7001)).unwrap();
     let mut command = std::process::Command::new(program);
-    command.args(["--ignored", "--exact", "without_rights"]).env("IMPRESARIO_FOLDER", &served).uid(7001).gid(7001);
+    command
+        .args(["--ignored", "--exact", "posix::without_rights"])
+        .env("IMPRESARIO_FOLDER", &served)
+        .uid(7001)
+        .gid(7001);
     let output = command.output().unwrap();
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stdout));
 }

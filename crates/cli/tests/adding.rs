@@ -1,14 +1,12 @@
 //! Adding a data server to a cluster while clients write: old files keep their servers, new files are on all.
 
-mod support;
-
 use std::fs;
 use std::sync::Arc;
 
+use crate::support::{self, Cluster, Worker, client, free_ports, pattern, read_file, run, write_file};
 use impresario_client::{Client, ClientError};
 use impresario_config::{Config, Data};
 use impresario_testing::until;
-use support::{Cluster, Worker, client, free_ports, pattern, read_file, run, write_file};
 
 const NEW: &str = "data.2";
 

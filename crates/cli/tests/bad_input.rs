@@ -1,11 +1,9 @@
 //! User mistakes in configuration, command line, ports and directories. Each gets one clear line and an exit status.
 
-mod support;
-
 use std::net::TcpListener;
 use std::process::Command;
 
-use support::{Cluster, IMPRESARIO, Process, run, run_command};
+use crate::support::{Cluster, IMPRESARIO, Process, run, run_command};
 
 #[test]
 fn config_check_names_every_mistake_and_exits_2() {

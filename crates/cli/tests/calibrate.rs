@@ -1,17 +1,15 @@
 //! `impresario calibrate` as a user starts it: on a directory, on a modelled data server, and its use by a server.
 
-mod support;
-
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
+use crate::support::{Cluster, IMPRESARIO, Process, Ran, client, run, run_command, write_file};
 use impresario_config::Calibration;
 use impresario_config::calibration::{Pattern, PointOp, Scope};
 use impresario_device::{DeviceParams, LinearCost, Op};
 use impresario_sched::{Nanos, Op as SchedOp};
 use impresario_testing::eventually;
 use impresario_workload::cpu::MachineTimes;
-use support::{Cluster, IMPRESARIO, Process, Ran, client, run, run_command, write_file};
 
 fn calibrate(words: &[&str]) -> Ran {
     run_command(Command::new(IMPRESARIO).arg("calibrate").args(words))

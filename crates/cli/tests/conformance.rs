@@ -1,8 +1,6 @@
 //! `impresario conformance`: exit status, output, and what it refuses.
 
-mod support;
-
-use support::{Process, run};
+use crate::support::{Process, run};
 
 #[test]
 fn a_good_folder_passes_and_is_left_as_it_was() {

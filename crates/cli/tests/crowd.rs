@@ -1,18 +1,16 @@
 //! A data server with 10,000 silent and 100 hostile connections: others are served, their bytes are right, and its memory
 //! stays small.
 
-mod support;
-
 use std::net::SocketAddrV4;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
+use crate::support::{Cluster, Worker, client, new_file, pattern, read_file, write_file};
 use impresario_base::machine::raise_file_limit;
 use impresario_client::Client;
 use impresario_testing::{skip, until};
 use impresario_workload::cpu::process_rss_bytes;
 use impresario_workload::crowd::{Crowd, Malice};
-use support::{Cluster, Worker, client, new_file, pattern, read_file, write_file};
 
 const SILENT: usize = 10_000;
 /// Silent ones that say hello first.

@@ -1,8 +1,6 @@
 //! `impresario store drain`: a data server is emptied while a mount and programs work, the command and servers are killed, and
 //! the server is taken away.
 
-mod support;
-
 use std::fs;
 use std::net::{Shutdown, TcpListener, TcpStream};
 use std::os::unix::fs::FileExt;
@@ -12,12 +10,12 @@ use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use crate::support::{self, Cluster, Process, Ran, client, client_via, new_file, pattern, read_file, run, write_file};
 use impresario_base::Random;
 use impresario_client::{Client, CreateOptions, Via};
 use impresario_config::{DataState, Security};
 use impresario_testing::eventually;
 use impresario_wire::{LayoutRequest, SetAttr};
-use support::{Cluster, Process, Ran, client, client_via, new_file, pattern, read_file, run, write_file};
 
 const NAME: &str = "data.1";
 const NUMBER: u16 = 1;

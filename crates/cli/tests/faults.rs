@@ -1,19 +1,18 @@
 //! Servers that die under load and come back, or stay away: acknowledged data is there, errors come in time.
 
-mod support;
-
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
+use crate::support::{
+    self, Cluster, Rounds, SmallDisk, Stopped, Worker, client, client_via, new_file, pattern, read_file, run,
+    write_file,
+};
 use impresario_base::Random;
 use impresario_client::{Client, CreateOptions, File, Locked, Via};
 use impresario_config::Config;
 use impresario_testing::{PATIENCE, eventually, until};
 use impresario_wire::{FileLock, SpaceChange};
-use support::{
-    Cluster, Rounds, SmallDisk, Stopped, Worker, client, client_via, new_file, pattern, read_file, run, write_file,
-};
 
 const BLOCK: usize = 24 * 1024;
 const BLOCKS: u64 = 64;
@@ -332,7 +331,7 @@ fn a_client_killed_in_the_middle_leaves_nothing_behind() {
     let cluster = Cluster::start(2, 1, |_| {});
     let observer = client(&cluster.config, 1);
     let mut command = std::process::Command::new(std::env::current_exe().unwrap());
-    command.args(["--ignored", "--exact", "process_that_writes_until_it_is_killed"]);
+    command.args(["--ignored", "--exact", "faults::process_that_writes_until_it_is_killed"]);
     command.env("IMPRESARIO_TEST_CONFIG", &cluster.path);
     let mut process = support::Process::start_command(&mut command, &cluster.dir.path().join("victim.log"));
     eventually("it writes", || {

@@ -1,10 +1,8 @@
 //! `impresario fsck`: its exit status, what it says, and what it refuses.
 
-mod support;
-
 use std::fs;
 
-use support::{Cluster, Ran, client, pattern, run, write_file};
+use crate::support::{Cluster, Ran, client, pattern, run, write_file};
 
 fn fsck(cluster: &Cluster, words: &[&str]) -> Ran {
     run(["fsck", cluster.path.to_str().unwrap()].iter().chain(words))

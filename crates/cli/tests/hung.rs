@@ -1,14 +1,12 @@
 //! A data server that hangs delays what needs it, and nothing else: real processes, one of them stopped.
 
-mod support;
-
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
+use crate::support::{self, Cluster, Stopped, client, new_file, pattern};
 use impresario_client::{Client, CreateOptions};
 use impresario_wire::LayoutRequest;
-use support::{Cluster, Stopped, client, new_file, pattern};
 
 const CALLERS: usize = 64;
 const BLOCK: usize = 16 << 10;

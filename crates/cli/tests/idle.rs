@@ -1,11 +1,9 @@
 //! Cost of an idle cluster: less than 1 % of a core in all, less than 50 MB per data server.
 
-mod support;
-
 use std::time::{Duration, Instant};
 
+use crate::support::{Cluster, client, pattern, write_file};
 use impresario_workload::cpu::process_rss_bytes;
-use support::{Cluster, client, pattern, write_file};
 
 /// CPU time that a process has used, seconds (fields 14 and 15 of /proc/PID/stat).
 fn cpu_seconds(pid: u32) -> f64 {

@@ -1,20 +1,18 @@
 //! Clusters with keys or certificates, of real processes: what `up` makes, who is let in, and a rotation under load.
 
-mod support;
-
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::process::Command;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
+use crate::support::{Cluster, IMPRESARIO, Process, Ran, client_via, new_file, pattern, run, run_command};
 use impresario_client::{Access, KeyRole, Via, admin};
 use impresario_config::{Protect, Security, Tls};
 use impresario_testing::certificates::{Authority, Wish, replace};
 use impresario_testing::until;
 use impresario_transport::{Keys, key_file_name};
 use rustix::process::Signal;
-use support::{Cluster, IMPRESARIO, Process, Ran, client_via, new_file, pattern, run, run_command};
 
 /// A network namespace whose only addresses are those of its own loopback interface, one of them not a loopback address.
 struct Network(String);

@@ -1,20 +1,18 @@
 //! Links between clients and servers, and among servers, that delay, break, and deliver what their sender has given up: all is
 //! done, once, and nothing else.
 
-mod support;
-
 use std::collections::BTreeMap;
 use std::ops::Range;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use crate::support::{Cluster, Process, Rounds, Worker, client, new_file, pattern, read_file, write_file};
 use impresario_base::Random;
 use impresario_client::{Client, CreateOptions};
 use impresario_config::Config;
 use impresario_testing::link::Link;
 use impresario_testing::until;
-use support::{Cluster, Process, Rounds, Worker, client, new_file, pattern, read_file, write_file};
 
 const BLOCK: usize = 24 * 1024;
 const BLOCKS: u64 = 40;

@@ -1,7 +1,5 @@
 //! File locks of mounts that hang or die.
 
-mod support;
-
 use std::fs::{File, OpenOptions};
 use std::io;
 use std::os::fd::AsRawFd;
@@ -9,9 +7,9 @@ use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
+use crate::support::{Cluster, Process};
 use impresario_testing::{eventually, until};
 use rustix::process::Signal;
-use support::{Cluster, Process};
 
 const LEASE_MS: u64 = 1500;
 

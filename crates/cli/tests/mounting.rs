@@ -1,14 +1,12 @@
 //! The commands of the five-minute tour: up, mount, cp, tar, fio, layout, umount; and a server killed meanwhile.
 
-mod support;
-
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
+use crate::support::{Cluster, IMPRESARIO, Process, Ran, pattern, run, run_command};
 use impresario_testing::until;
 use rustix::process::Signal;
-use support::{Cluster, IMPRESARIO, Process, Ran, pattern, run, run_command};
 
 /// A mount in the background that is gone when the test ends.
 struct Mount {

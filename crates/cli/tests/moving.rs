@@ -1,8 +1,6 @@
 //! `impresario store move`: a data server moves to another folder and address while clients write, and copiers and servers are
 //! killed.
 
-mod support;
-
 use std::fs;
 use std::io::Write;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -10,15 +8,15 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use crate::support::{
+    Cluster, Process, Ran, Rounds, Worker, client, free_ports, new_file, pattern, read_file, run, write_file,
+};
 use impresario_base::Random;
 use impresario_client::{Client, ClientError, Identity, Link, LinkOptions};
 use impresario_config::{Config, MovesTo, Security};
 use impresario_server::moving::{MoveOptions, Step, Watcher, move_server};
 use impresario_testing::{PATIENCE, eventually, until};
 use impresario_wire::{Answer, Call, MoveAnswer, MoveCall, Role};
-use support::{
-    Cluster, Process, Ran, Rounds, Worker, client, free_ports, new_file, pattern, read_file, run, write_file,
-};
 
 const NAME: &str = "data.1";
 const FILE_BYTES: usize = 1 << 20;

@@ -2,16 +2,12 @@
 //! with Open MPI (its own I/O and ROMIO) and MPICH. What they read is checked by them; what they leave is compared byte by
 //! byte.
 
-mod support;
-
-#[path = "../../faces/interpose/preload/tests/support/library.rs"]
-mod library;
-
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
-use support::{Cluster, IMPRESARIO, Ran, run, run_command, run_within};
+use crate::library;
+use crate::support::{Cluster, IMPRESARIO, Ran, run, run_command, run_within};
 
 /// Ranks wait for one another busily, and there are fewer processors.
 const LONG: Duration = Duration::from_secs(240);

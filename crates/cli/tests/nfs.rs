@@ -1,7 +1,5 @@
 //! `impresario nfs` from outside: a real process over a real folder, libnfs's programs, and what survives `kill -9`.
 
-mod support;
-
 use std::io::{Read, Write};
 use std::net::SocketAddr;
 use std::os::unix::fs::MetadataExt;
@@ -11,10 +9,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
+use crate::support::{Process, free_ports, run, run_command};
 use impresario_nfs::protocol::Stability;
 use impresario_nfs::testing::{Client, ClientError};
 use impresario_testing::{PATIENCE, eventually, require, skip, until};
-use support::{Process, free_ports, run, run_command};
 
 /// A folder and the server that exports it as `/data`.
 struct Served {

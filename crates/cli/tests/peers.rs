@@ -1,15 +1,13 @@
 //! Peers that send invalid data: every server refuses them, says why, and continues to serve others.
 
-mod support;
-
 use std::io::{ErrorKind, Read, Write};
 use std::net::TcpStream;
 use std::time::Duration;
 
+use crate::support::Cluster;
 use impresario_testing::PATIENCE;
 use impresario_wire::{Answer, Call, ClientKey, FileKey, Hello, PROTOCOL_VERSION, Role, Who};
 use impresario_workload::cpu::process_rss_bytes;
-use support::Cluster;
 
 const MAGIC: u32 = u32::from_le_bytes(*b"IMP1");
 const HELLO: u8 = 1;

@@ -1,13 +1,11 @@
 //! `impresario prefetch` on a running cluster: what it brings into memory no later read waits for.
 
-mod support;
-
 use std::fs::File;
 use std::os::fd::AsRawFd;
 
+use crate::support::{Cluster, client, pattern, read_file, run, write_file};
 use impresario_testing::until;
 use serde_json::Value;
-use support::{Cluster, client, pattern, read_file, run, write_file};
 
 /// A number of the data servers' status, over all of them.
 fn sum(cluster: &Cluster, pointer: &str) -> u64 {

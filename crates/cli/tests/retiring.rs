@@ -1,18 +1,16 @@
 //! A draining server without `impresario store drain`: new files skip it, old ones stay where they are, and `impresario fsck` tells what is
 //! left there, also when it is retired too early.
 
-mod support;
-
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::support::{Cluster, Rounds, Worker, client, new_file, pattern, read_file, run, write_file};
 use impresario_client::{Client, CreateOptions};
 use impresario_config::DataState;
 use impresario_layout::Layout;
 use impresario_testing::eventually;
 use impresario_wire::LayoutRequest;
 use serde_json::{Value, json};
-use support::{Cluster, Rounds, Worker, client, new_file, pattern, read_file, run, write_file};
 
 const NAME: &str = "data.1";
 const NUMBER: u16 = 1;

@@ -1,15 +1,11 @@
 //! `impresario run`: real programs on a cluster without a mount, compared with the same on a local folder.
 
-mod support;
-
-#[path = "../../faces/interpose/preload/tests/support/library.rs"]
-mod library;
-
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
-use support::{Cluster, IMPRESARIO, Ran, pattern, run_command};
+use crate::library;
+use crate::support::{self, Cluster, IMPRESARIO, Ran, pattern, run_command};
 
 const AT: &str = "/impresario-test";
 

@@ -1,11 +1,9 @@
 //! `impresario scrub`: what it finds, beside running servers and on stopped folders, and its exit status.
 
-mod support;
-
 use std::os::unix::fs::FileExt;
 use std::time::Instant;
 
-use support::{Cluster, Ran, client, pattern, run, write_file};
+use crate::support::{Cluster, Ran, client, pattern, run, write_file};
 
 fn scrub(cluster: &Cluster, words: &[&str]) -> Ran {
     run(["scrub", cluster.path.to_str().unwrap()].iter().chain(words))

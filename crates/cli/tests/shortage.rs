@@ -1,15 +1,13 @@
 //! Servers that run short of descriptors or of space: what they say then, whom they still serve, and that they recover.
 
-mod support;
-
 use std::net::TcpStream;
 use std::process::Command;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use crate::support::{Cluster, IMPRESARIO, SmallDisk, client, new_file, pattern, read_file, write_file};
 use impresario_client::{Client, ClientError, File};
 use impresario_testing::eventually;
-use support::{Cluster, IMPRESARIO, SmallDisk, client, new_file, pattern, read_file, write_file};
 
 /// Starts a server again that may have so many descriptors.
 fn restart_with_descriptors(cluster: &mut Cluster, name: &str, most: u32) {

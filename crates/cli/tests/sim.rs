@@ -1,13 +1,11 @@
 //! `impresario sim` from outside: scenario files that are run, swept, refused and interrupted; the fuzzer; and that the
 //! documents say what the program says.
 
-mod support;
-
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
+use crate::support::{IMPRESARIO, Process, Ran, catches, run, run_command};
 use impresario_testing::until;
-use support::{IMPRESARIO, Process, Ran, catches, run, run_command};
 
 /// The repository.
 fn root() -> PathBuf {

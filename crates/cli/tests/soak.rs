@@ -1,11 +1,9 @@
 //! `make soak`: servers are killed at random under load for a long time; every byte is verified.
 
-mod support;
-
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use support::{Cluster, client, new_file, pattern, read_file};
+use crate::support::{Cluster, client, new_file, pattern, read_file};
 
 const FILES: u64 = 4;
 const BLOCK: usize = 40_000;

@@ -1,11 +1,9 @@
 //! `impresario store`, and servers whose folder is not theirs: a disk that is not mounted, another cluster's, an old one.
 
-mod support;
-
 use std::fs;
 
+use crate::support::{self, Cluster, Ran, client, pattern, read_file, run, write_file};
 use impresario_wire::{Device, NodeKind, SetAttr};
-use support::{Cluster, Ran, client, pattern, read_file, run, write_file};
 
 /// `impresario store WORDS[0] CONFIG WORDS[1..]`.
 fn store(cluster: &Cluster, words: &[&str]) -> Ran {

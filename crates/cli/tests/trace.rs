@@ -1,9 +1,9 @@
 //! `impresario trace` as a user runs it: round-trip conversions, statistics, mistakes.
 
-mod support;
-
 use std::path::Path;
 use std::process::{Command, Output};
+
+use crate::support;
 
 fn trace(dir: &Path, args: &[&str]) -> Output {
     Command::new(env!("CARGO_BIN_EXE_impresario")).arg("trace").args(args).current_dir(dir).output().unwrap()

@@ -1,15 +1,13 @@
 //! Reads through I/O nodes, which no thread waits for there, while servers die, hang and come back, and clients go.
 
-mod support;
-
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
+use crate::support::{self, Cluster, Stopped, client, new_file, pattern};
 use impresario_client::{CreateOptions, File};
 use impresario_config::Config;
 use impresario_testing::eventually;
 use impresario_wire::LayoutRequest;
-use support::{Cluster, Stopped, client, new_file, pattern};
 
 const BLOCK: usize = 4096;
 const BLOCKS: u64 = 64;
@@ -193,7 +191,7 @@ fn a_client_killed_while_its_small_reads_wait_leaves_nothing_behind() {
     fill(&file, 9);
     for is_stopped_first in [false, true] {
         let mut command = std::process::Command::new(std::env::current_exe().unwrap());
-        command.args(["--ignored", "--exact", "process_that_reads_until_it_is_killed"]);
+        command.args(["--ignored", "--exact", "unattended_reads::process_that_reads_until_it_is_killed"]);
         command.env("IMPRESARIO_TEST_CONFIG", &cluster.path);
         let mut process = support::Process::start_command(&mut command, &cluster.dir.path().join("victim.log"));
         let requests = |cluster: &Cluster| cluster.state("io.0").pointer("/forward/requests").and_then(|n| n.as_u64());

@@ -1,14 +1,12 @@
 //! `impresario up`: it starts, reports its state and deaths, and leaves nothing running.
 
-mod support;
-
 use std::collections::BTreeSet;
 use std::path::Path;
 
+use crate::support::{self, Process, pattern, run};
 use impresario_config::Config;
 use impresario_testing::until;
 use rustix::process::Signal;
-use support::{Process, pattern, run};
 
 fn up(dir: &Path, more: &[&str]) -> Process {
     let words = ["up", "--dir", dir.to_str().unwrap()];

@@ -1,16 +1,13 @@
 //! The checks of a mount: a correct file system passes them, and each defect is found by the check that names it.
 
-mod fake;
-mod support;
-
 use std::path::Path;
 use std::time::Duration;
 
-use fake::{Defect, Fake, RESTART};
+use crate::fake::{Defect, Fake, RESTART};
+use crate::support::{PATIENCE, options};
 use impresario_conformance::{Error, Options, Outcome, Report, run};
 use impresario_fuse::{MountOptions, Mounted, mount_file_system};
 use impresario_testing::require;
-use support::{PATIENCE, options};
 
 struct Bed {
     _mounted: Mounted,

@@ -1,14 +1,11 @@
 //! The checks of an NBD server: a correct one passes them, and each defect is found by the check that names it.
 
-mod fake_nbd;
-mod support;
-
 use std::path::Path;
 use std::time::Duration;
 
-use fake_nbd::{Defect, Server};
+use crate::fake_nbd::{Defect, Server};
+use crate::support::{PATIENCE, options};
 use impresario_conformance::{Error, Options, Outcome, Report, run};
-use support::{PATIENCE, options};
 
 fn check(server: &Server, only: &[&str], patience: Duration) -> Report {
     let restart = format!("touch '{}'", server.restart_file().display());

@@ -10,6 +10,9 @@
 //!
 //! Another part of the limit is kept for modest requests: those of peers that have little under way. A crowd that holds all
 //! memory it can get keeps nobody waiting who asks for a few kilobytes.
+//!
+//! Who has held memory without progress while others waited for it is suspect for a while. All suspects together have a part
+//! of the limit only, so that those who take turns in holding it leave the rest to the others.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -33,9 +36,22 @@ const SLICE_MAX_WHEN_SHORT: Duration = Duration::from_secs(2);
 const MODEST_PART: u64 = 256;
 /// The part of the limit that is kept for them where writes get credit in slices.
 const KEPT_PART: u64 = 8;
+/// The part of the rest that suspects have at most, all together.
+const SUSPECT_PART: u64 = 8;
+
+/// How a request's peer has used memory.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Standing {
+    /// It has at most [`Credits::modest_bytes`] under way with this request, which has all its credit at once.
+    Modest,
+    /// Neither.
+    Usual,
+    /// It held memory without progress lately; the request has all its credit at once.
+    Suspect,
+}
 
 /// A request that waits.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct Ticket(u64);
 
 /// Where credit comes from.
@@ -48,6 +64,8 @@ pub enum Source {
     Headroom,
     /// What is kept for modest requests.
     Kept,
+    /// What is there for all, of which suspects have a part only.
+    Suspect,
 }
 
 /// A request no longer waits.
@@ -78,11 +96,15 @@ pub struct Credits {
     used_bytes: u64,
     /// Of what is kept.
     kept_used_bytes: u64,
+    /// Of those that are used, held by suspects.
+    suspect_used_bytes: u64,
     peak_bytes: u64,
     /// First those that grow, then the others; each in order, so that a large request is not starved by small ones.
     waiters: VecDeque<Waiter>,
     /// Modest requests, in order.
     modest: VecDeque<Waiter>,
+    /// Those of suspects, in order.
+    suspects: VecDeque<Waiter>,
     next_ticket: u64,
     /// A write has the headroom.
     completing: bool,
@@ -123,18 +145,41 @@ impl Credits {
         self.used_bytes.saturating_add(bytes) <= self.usual_bytes()
     }
 
+    /// A suspect may have so many more bytes, or has nobody beside it.
+    fn is_left_to_suspects(&self, bytes: u64) -> bool {
+        let used = self.suspect_used_bytes;
+        used == 0 || used.saturating_add(bytes) <= self.usual_bytes() / SUSPECT_PART
+    }
+
+    /// The first suspect that waits, unless it waits for other suspects.
+    fn next_suspect(&self) -> Option<&Waiter> {
+        self.suspects.front().filter(|first| self.is_left_to_suspects(first.bytes))
+    }
+
     /// Asks for credit; a request that waits is given a ticket, and later a [`Grant`] unless it gives up.
-    pub fn ask(&mut self, bytes: u64, is_modest: bool) -> Result<Source, Ticket> {
-        if self.waiters.is_empty() && (!is_modest || self.modest.is_empty()) && self.fits(bytes) {
-            self.charge(bytes);
-            return Ok(Source::Common);
-        }
-        if is_modest && self.modest.is_empty() && self.is_kept(bytes) {
-            self.charge_kept(bytes);
-            return Ok(Source::Kept);
+    pub fn ask(&mut self, bytes: u64, standing: Standing) -> Result<Source, Ticket> {
+        let is_next = self.waiters.is_empty() && self.next_suspect().is_none() && self.fits(bytes);
+        let source = match standing {
+            Standing::Usual if is_next => Some(Source::Common),
+            Standing::Modest if self.modest.is_empty() => match is_next {
+                true => Some(Source::Common),
+                false => self.is_kept(bytes).then_some(Source::Kept),
+            },
+            Standing::Suspect if is_next && self.suspects.is_empty() && self.is_left_to_suspects(bytes) => {
+                Some(Source::Suspect)
+            }
+            _ => None,
+        };
+        if let Some(source) = source {
+            self.charge_to(bytes, source);
+            return Ok(source);
         }
         let ticket = self.ticket();
-        let waiters = if is_modest { &mut self.modest } else { &mut self.waiters };
+        let waiters = match standing {
+            Standing::Modest => &mut self.modest,
+            Standing::Usual => &mut self.waiters,
+            Standing::Suspect => &mut self.suspects,
+        };
         waiters.push_back(Waiter { ticket, bytes, grows: false });
         Err(ticket)
     }
@@ -168,9 +213,16 @@ impl Credits {
         self.kept_used_bytes.saturating_add(bytes) <= self.kept_bytes
     }
 
-    fn charge_kept(&mut self, bytes: u64) {
-        self.kept_used_bytes += bytes;
-        self.charge(0);
+    fn charge_to(&mut self, bytes: u64, source: Source) {
+        match source {
+            Source::Kept => {
+                self.kept_used_bytes += bytes;
+                return self.charge(0);
+            }
+            Source::Suspect => self.suspect_used_bytes += bytes,
+            Source::Common | Source::Headroom => {}
+        }
+        self.charge(bytes);
     }
 
     /// The next request that need not wait any longer. Call after every change until there is none: one that gives up may
@@ -182,13 +234,20 @@ impl Credits {
             if is_kept || self.waiters.is_empty() && self.fits(first.bytes) {
                 let Waiter { ticket, bytes, .. } = self.modest.pop_front()?;
                 let source = if is_kept { Source::Kept } else { Source::Common };
-                if is_kept {
-                    self.charge_kept(bytes)
-                } else {
-                    self.charge(bytes)
-                }
+                self.charge_to(bytes, source);
                 return Some(Grant { ticket, source });
             }
+        }
+        // Those that have come first, but writes that have a part before all.
+        let comes_before =
+            |suspect: &Waiter| self.waiters.front().is_none_or(|w| !w.grows && suspect.ticket < w.ticket);
+        if let Some(suspect) = self.next_suspect().filter(|suspect| comes_before(suspect)) {
+            if !self.fits(suspect.bytes) {
+                return None;
+            }
+            let Waiter { ticket, bytes, .. } = self.suspects.pop_front()?;
+            self.charge_to(bytes, Source::Suspect);
+            return Some(Grant { ticket, source: Source::Suspect });
         }
         let first = self.waiters.front()?;
         let completes = !self.fits(first.bytes);
@@ -204,7 +263,7 @@ impl Credits {
 
     /// A request no longer waits.
     pub fn give_up(&mut self, ticket: Ticket) {
-        [&mut self.waiters, &mut self.modest]
+        [&mut self.waiters, &mut self.modest, &mut self.suspects]
             .into_iter()
             .for_each(|waiters| waiters.retain(|waiter| waiter.ticket != ticket));
     }
@@ -214,6 +273,10 @@ impl Credits {
         match source {
             Source::Kept => self.kept_used_bytes -= bytes,
             Source::Common | Source::Headroom => self.used_bytes -= bytes,
+            Source::Suspect => {
+                self.used_bytes -= bytes;
+                self.suspect_used_bytes -= bytes;
+            }
         }
         self.completing &= source != Source::Headroom;
     }
@@ -228,7 +291,7 @@ impl Credits {
         self.used_bytes + self.kept_used_bytes > self.limit_bytes
     }
 
-    /// A request waits: no peer may hold memory without progress.
+    /// A request waits, and not only for what other suspects hold: no peer may hold memory without progress.
     pub fn is_short(&self) -> bool {
         !self.waiters.is_empty() || !self.modest.is_empty()
     }
@@ -274,15 +337,15 @@ mod tests {
     #[test]
     fn the_limit_holds_and_waiters_are_served_in_order() {
         let mut credits = Credits::new(4096, 0);
-        assert_eq!(credits.ask(3000, false), Ok(Source::Common));
-        let [large, small] = [4000, 600].map(|bytes| credits.ask(bytes, false).unwrap_err());
+        assert_eq!(credits.ask(3000, Standing::Usual), Ok(Source::Common));
+        let [large, small] = [4000, 600].map(|bytes| credits.ask(bytes, Standing::Usual).unwrap_err());
         assert!(granted(&mut credits).is_empty() && credits.is_short(), "600 would fit but is not first");
         credits.give_back(3000, Source::Common);
         assert_eq!(granted(&mut credits), [Grant { ticket: large, source: Source::Common }]);
         credits.give_up(small);
         assert!(!credits.is_short());
         // One that gives up does not hold back those behind it.
-        let [large, small] = [4000, 90].map(|bytes| credits.ask(bytes, false).unwrap_err());
+        let [large, small] = [4000, 90].map(|bytes| credits.ask(bytes, Standing::Usual).unwrap_err());
         credits.give_up(large);
         assert_eq!(granted(&mut credits), [Grant { ticket: small, source: Source::Common }]);
         assert_eq!(credits.usage_bytes(), (4090, 4090, 4096));
@@ -292,8 +355,8 @@ mod tests {
     fn more_than_the_limit_is_granted_alone() {
         let mut credits = Credits::new(4096, 0);
         let all = credits.bytes_for(1 << 30);
-        assert_eq!((all, credits.bytes_for(1), credits.ask(all, false)), (4096, 512, Ok(Source::Common)));
-        assert!(credits.ask(512, false).is_err());
+        assert_eq!((all, credits.bytes_for(1), credits.ask(all, Standing::Usual)), (4096, 512, Ok(Source::Common)));
+        assert!(credits.ask(512, Standing::Usual).is_err());
         credits.give_back(all, Source::Common);
         assert_eq!(granted(&mut credits).len(), 1);
     }
@@ -304,16 +367,16 @@ mod tests {
         let (kept, modest) = (4 << 20, credits.modest_bytes());
         assert_eq!(modest, 128 << 10);
         // With room for all, modest requests take nothing of what is kept.
-        assert_eq!(credits.ask(modest, true), Ok(Source::Common));
+        assert_eq!(credits.ask(modest, Standing::Modest), Ok(Source::Common));
         credits.give_back(modest, Source::Common);
         // A crowd takes what it can get, and more of it waits.
         let all = credits.bytes_for(u64::MAX);
-        assert_eq!((all, credits.ask(all, false)), (24 << 20, Ok(Source::Common)));
-        let waits = credits.ask(4096, false).unwrap_err();
+        assert_eq!((all, credits.ask(all, Standing::Usual)), (24 << 20, Ok(Source::Common)));
+        let waits = credits.ask(4096, Standing::Usual).unwrap_err();
         for _ in 0..kept / modest {
-            assert_eq!(credits.ask(modest, true), Ok(Source::Kept));
+            assert_eq!(credits.ask(modest, Standing::Modest), Ok(Source::Kept));
         }
-        let [first, second] = [1, 2].map(|_| credits.ask(modest, true).unwrap_err());
+        let [first, second] = [1, 2].map(|_| credits.ask(modest, Standing::Modest).unwrap_err());
         assert!(granted(&mut credits).is_empty());
         credits.give_back(modest, Source::Kept);
         assert_eq!(granted(&mut credits), [Grant { ticket: first, source: Source::Kept }]);
@@ -326,6 +389,38 @@ mod tests {
     }
 
     #[test]
+    fn suspects_have_a_part_together_and_keep_nobody_waiting() {
+        let mut credits = Credits::new(32 << 20, 4 << 20);
+        let (all, long) = (24 << 20, 4 << 20);
+        assert_eq!(credits.ask(long, Standing::Suspect), Ok(Source::Suspect), "one of any length");
+        let [second, third] = [1 << 20, 1 << 20].map(|bytes| credits.ask(bytes, Standing::Suspect).unwrap_err());
+        assert!(granted(&mut credits).is_empty() && !credits.is_short(), "they wait for each other only");
+        // The others have the rest at once, and wait for nothing but memory.
+        let rest = all - long;
+        assert_eq!(credits.ask(rest, Standing::Usual), Ok(Source::Common));
+        let usual = credits.ask(1 << 20, Standing::Usual).unwrap_err();
+        assert!(credits.is_short());
+        credits.give_back(rest, Source::Common);
+        assert_eq!(granted(&mut credits), [Grant { ticket: usual, source: Source::Common }]);
+        credits.give_back(1 << 20, Source::Common);
+        credits.give_back(long, Source::Suspect);
+        let of = |ticket| Grant { ticket, source: Source::Suspect };
+        assert_eq!(granted(&mut credits), [of(second), of(third)]);
+        credits.give_back(1 << 20, Source::Suspect);
+        // With memory short they are served in the order in which all have come.
+        let most = all - (1 << 20);
+        assert_eq!(credits.ask(most, Standing::Usual), Ok(Source::Common));
+        let suspect = credits.ask(1 << 20, Standing::Suspect).unwrap_err();
+        let usual = credits.ask(2 << 20, Standing::Usual).unwrap_err();
+        credits.give_back(1 << 20, Source::Common);
+        assert_eq!(granted(&mut credits), [of(suspect)]);
+        credits.give_up(usual);
+        credits.give_back(2 << 20, Source::Suspect);
+        credits.give_back(most - (1 << 20), Source::Common);
+        assert_eq!((credits.usage_bytes().0, credits.suspect_used_bytes), (0, 0));
+    }
+
+    #[test]
     fn slow_peers_hold_memory_only_while_there_is_enough() {
         let (second, part) = (Duration::from_secs, PROGRESS_BYTES);
         let mut reader = Progress::new(5, second(100));
@@ -335,11 +430,12 @@ mod tests {
         assert!(owes_too_long(second(2)) && !owes_too_long(second(1)));
     }
 
-    /// What one client does: a read, or a write that asks for a slice at a time.
+    /// What one client does: a read, or a write that asks for a slice at a time, unless it is suspect.
     #[derive(Clone, Copy)]
     struct Client {
         len: u64,
         writes: bool,
+        is_suspect: bool,
         held: u64,
         waits: Option<(Ticket, u64)>,
         source: Source,
@@ -351,15 +447,17 @@ mod tests {
         /// served in order, and every request is completed although none gives up.
         #[test]
         fn every_request_is_completed_within_the_limit(
-            lens in proptest::collection::vec((prop_oneof![1u64..=8192, 1..=4 * SLICE_BYTES], any::<bool>()), 1..40),
+            lens in proptest::collection::vec((prop_oneof![1u64..=8192, 1..=4 * SLICE_BYTES], any::<bool>(), any::<bool>()), 1..40),
             limit in 8u64..20,
             order in proptest::collection::vec(any::<u16>(), 0..200),
         ) {
             let mut credits = Credits::new(limit * SLICE_BYTES, 4 * SLICE_BYTES);
-            let fresh = |(len, writes)| Client { len, writes, held: 0, waits: None, source: Source::Common };
+            let fresh = |(len, writes, is_suspect)| {
+                Client { len, writes, is_suspect, held: 0, waits: None, source: Source::Common }
+            };
             let mut clients: Vec<Client> = lens.into_iter().map(fresh).collect();
             let mut turns = order.into_iter().map(usize::from).chain(0..);
-            let (mut queue, mut modest): (VecDeque<Ticket>, VecDeque<Ticket>) = Default::default();
+            let mut queues: [VecDeque<Ticket>; 3] = Default::default();
             for _ in 0..5_000 {
                 let able: Vec<usize> = (0..clients.len()).filter(|c| clients[*c].waits.is_none()).collect();
                 prop_assert!(!able.is_empty() || clients.is_empty(), "all wait for each other");
@@ -367,17 +465,21 @@ mod tests {
                 let client = &mut clients[c];
                 let first = client.held == 0;
                 let bytes = match (first, client.writes) {
-                    (true, true) => credits.bytes_for(credits.first_slice_bytes(client.len)),
-                    (true, false) => credits.bytes_for(client.len),
+                    (true, true) if !client.is_suspect => credits.bytes_for(credits.first_slice_bytes(client.len)),
+                    (true, _) => credits.bytes_for(client.len),
                     (false, _) => client.len.saturating_sub(client.held).min(SLICE_BYTES),
                 };
                 if bytes == 0 {
                     credits.give_back(client.held, client.source);
                     clients.swap_remove(c);
                 } else {
-                    let is_modest = !client.writes && client.len <= credits.modest_bytes();
+                    let standing = match client.is_suspect {
+                        true => Standing::Suspect,
+                        false if !client.writes && client.len <= credits.modest_bytes() => Standing::Modest,
+                        false => Standing::Usual,
+                    };
                     let asked = match first {
-                        true => credits.ask(bytes, is_modest),
+                        true => credits.ask(bytes, standing),
                         false => credits.grow(bytes, client.source),
                     };
                     match asked {
@@ -385,16 +487,17 @@ mod tests {
                         Err(ticket) => client.waits = Some((ticket, bytes)),
                     }
                     if first {
-                        (if is_modest { &mut modest } else { &mut queue }).extend(asked.err());
+                        queues[standing as usize].extend(asked.err());
                     }
                 }
                 for grant in granted(&mut credits) {
                     let waited = |c: &&mut Client| c.waits.is_some_and(|(ticket, _)| ticket == grant.ticket);
                     let client = clients.iter_mut().find(waited).unwrap();
                     if client.held == 0 {
-                        let queue = if modest.contains(&grant.ticket) { &mut modest } else { &mut queue };
+                        let queue = queues.iter_mut().find(|queue| queue.contains(&grant.ticket)).unwrap();
                         prop_assert_eq!(queue.pop_front(), Some(grant.ticket));
                         prop_assert!(grant.source != Source::Headroom);
+                        prop_assert_eq!(grant.source == Source::Suspect, client.is_suspect);
                     }
                     client.held += client.waits.take().unwrap().1;
                     client.source = grant.source;
@@ -402,6 +505,9 @@ mod tests {
                 let (used, peak, limit) = credits.usage_bytes();
                 prop_assert!(used == clients.iter().map(|c| c.held).sum::<u64>() && peak <= limit);
                 prop_assert!(clients.iter().filter(|c| c.source == Source::Headroom).count() <= 1);
+                let of_suspects: Vec<u64> = clients.iter().filter(|c| c.is_suspect && c.held > 0).map(|c| c.held).collect();
+                let most = credits.usual_bytes() / SUSPECT_PART;
+                prop_assert!(of_suspects.len() <= 1 || of_suspects.iter().sum::<u64>() <= most);
             }
             prop_assert!(clients.is_empty() && credits.usage_bytes().0 == 0);
         }

@@ -10,6 +10,9 @@ use rustc_hash::FxHashMap;
 
 /// Addresses without connections are forgotten when there are more than this, and twice as many as are in use.
 const IDLE_ADDRESSES: usize = 64;
+/// Addresses that are suspect are forgotten so late, and only so many of them are remembered without connections.
+pub(crate) const SUSPECT_FOR: Duration = Duration::from_secs(300);
+const IDLE_SUSPECTS: usize = 4096;
 
 /// The accounts of all addresses that have connections.
 pub(crate) struct Addresses {
@@ -26,6 +29,10 @@ struct Accounts {
 /// The account of an address.
 pub(crate) struct Account {
     bytes_max: u64,
+    /// What its times count from.
+    began: Instant,
+    /// It is suspect until then, ms; 0: it never was.
+    suspect_until_ms: AtomicU64,
     bytes: AtomicU64,
     connections: AtomicU32,
     /// Threads that wait for bytes.
@@ -57,7 +64,12 @@ impl Addresses {
     pub(crate) fn enter(&self, host: &str, connections_max: u32) -> Result<Tenancy, u32> {
         let mut accounts = self.accounts.lock();
         if accounts.by_host.len() >= accounts.prune_at.max(IDLE_ADDRESSES) {
-            accounts.by_host.retain(|_, account| account.connections.load(Ordering::Acquire) > 0);
+            let mut suspects = 0;
+            accounts.by_host.retain(|_, account| {
+                let is_suspect = account.is_suspect();
+                suspects += usize::from(is_suspect);
+                account.connections.load(Ordering::Acquire) > 0 || is_suspect && suspects <= IDLE_SUSPECTS
+            });
             accounts.prune_at = accounts.by_host.len() * 2;
         }
         let account = match accounts.by_host.get(host) {
@@ -80,8 +92,18 @@ impl Addresses {
 
 impl Account {
     fn new(bytes_max: u64) -> Account {
-        let (bytes, connections, waiting, lock, freed) = Default::default();
-        Account { bytes_max, bytes, connections, waiting, lock, freed }
+        let (suspect_until_ms, bytes, connections, waiting, lock, freed) = Default::default();
+        Account { bytes_max, began: Instant::now(), suspect_until_ms, bytes, connections, waiting, lock, freed }
+    }
+
+    fn is_suspect(&self) -> bool {
+        let until = self.suspect_until_ms.load(Ordering::Relaxed);
+        until > 0 && (self.began.elapsed().as_millis() as u64) < until
+    }
+
+    fn suspect(&self, lasting: Duration) {
+        let until = self.began.elapsed() + lasting;
+        self.suspect_until_ms.fetch_max(until.as_millis() as u64, Ordering::Relaxed);
     }
 
     /// Takes the bytes if they fit, or nothing else is under way.
@@ -95,6 +117,16 @@ impl Tenancy {
     /// Of which address it is.
     pub(crate) fn address(&self) -> AddressId {
         AddressId(Arc::as_ptr(&self.0) as usize)
+    }
+
+    /// The address has held memory without progress while others waited for it.
+    pub(crate) fn suspect(&self) {
+        self.0.suspect(SUSPECT_FOR);
+    }
+
+    /// It did so lately.
+    pub(crate) fn is_suspect(&self) -> bool {
+        self.0.is_suspect()
     }
 
     /// Bytes that the address has under way.
@@ -198,5 +230,18 @@ mod tests {
         assert!(addresses.accounts.lock().by_host.len() <= 2 * IDLE_ADDRESSES);
         assert_eq!(addresses.enter("stays", 1).err(), Some(1));
         drop(stays);
+        // It cannot become a stranger by leaving, until it is trusted again, nor can very many.
+        addresses.enter("suspect", 1).unwrap().suspect();
+        addresses.enter("trusted", 1).unwrap().0.suspect(Duration::ZERO);
+        for i in 0..2 * IDLE_SUSPECTS {
+            let is_suspect = addresses.enter(&i.to_string(), 1).unwrap();
+            if i > 2 * IDLE_ADDRESSES {
+                is_suspect.suspect();
+            } else if i == 2 * IDLE_ADDRESSES {
+                assert!(addresses.enter("suspect", 1).unwrap().is_suspect());
+                assert!(!addresses.enter("trusted", 1).unwrap().is_suspect());
+            }
+        }
+        assert!(addresses.accounts.lock().by_host.len() <= 2 * IDLE_SUSPECTS + 1);
     }
 }

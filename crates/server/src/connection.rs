@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 
 use impresario_base::lock::{Condvar, Mutex, MutexGuard};
 use impresario_engine::Engine;
+use impresario_node::credits::Standing;
 use impresario_sched::ConnId;
 use impresario_transport::{Guest, Keyring, Proven, Stream};
 use impresario_wire::{Answer, Fault, FrameError, Kind, Squashed, Who, frame};
@@ -167,6 +168,17 @@ impl Connection {
         self.tenancy.as_ref().map(Tenancy::address)
     }
 
+    /// It has held memory without progress while others waited for it: so that its machine does not do so again at once, that
+    /// has little of it for a while.
+    pub(crate) fn suspect(&self) {
+        self.tenancy.iter().for_each(Tenancy::suspect);
+    }
+
+    /// Its machine is suspect.
+    pub(crate) fn is_suspect(&self) -> bool {
+        self.tenancy.as_ref().is_some_and(Tenancy::is_suspect)
+    }
+
     /// Bytes of requests and answers under way.
     pub(crate) fn bytes_under_way(&self) -> u64 {
         self.gate.state.lock().bytes
@@ -256,11 +268,15 @@ impl Connection {
         }
         // Also a call without payload waits for those that have too much: its answer may be long.
         if bytes > 0 || self.pool.is_over() {
-            let its = self.tenancy.as_ref().filter(|_| is_whole).map_or(u64::MAX, Tenancy::bytes_under_way);
-            let reservation = self.pool.reserve_for(its, bytes, Duration::ZERO).or_else(|| {
+            let standing = match self.tenancy.as_ref().filter(|_| is_whole) {
+                Some(tenancy) if tenancy.is_suspect() => Standing::Suspect,
+                Some(tenancy) => self.pool.standing(tenancy.bytes_under_way()),
+                None => Standing::Usual,
+            };
+            let reservation = self.pool.reserve_for(standing, bytes, Duration::ZERO).or_else(|| {
                 before_waiting();
                 let left = deadline.saturating_duration_since(Instant::now());
-                self.pool.reserve_for(its, bytes, left.max(patience / 2))
+                self.pool.reserve_for(standing, bytes, left.max(patience / 2))
             });
             slot.reservation = Some(reservation.ok_or(Denied::Memory)?);
         }

@@ -206,6 +206,8 @@ pub(crate) struct Outbox {
     wake: Condvar,
     /// Another call is there, of which the reply may take others along.
     holds_back: AtomicBool,
+    /// The connection was closed because its client did not read while others waited for memory.
+    unread: AtomicBool,
     /// Reports whether the connection takes more.
     pub(crate) readiness: Readiness,
 }
@@ -254,6 +256,7 @@ impl Outbox {
             queue: Mutex::new(queue),
             wake: Condvar::new(),
             holds_back: AtomicBool::new(false),
+            unread: AtomicBool::new(false),
             readiness: Readiness::default(),
         })
     }
@@ -470,6 +473,11 @@ impl Outbox {
         self.report();
     }
 
+    /// True when it was closed because the peer did not read while others waited for memory.
+    pub(crate) fn was_unread(&self) -> bool {
+        self.unread.load(Ordering::Acquire)
+    }
+
     /// True when the peer has closed or the connection is lost, as far as this machine knows.
     pub(crate) fn peer_is_gone(&self) -> bool {
         let signs = PollFlags::RDHUP | PollFlags::HUP | PollFlags::ERR;
@@ -572,6 +580,7 @@ impl Outbox {
             }
             if progress.is_too_slow(frame.sent as u64, began.elapsed(), self.pool.is_short()) {
                 tracing::warn!("a client reads its replies too slowly; its connection is closed");
+                self.unread.store(self.pool.is_short(), Ordering::Release);
                 self.close();
                 return None;
             }

@@ -10,7 +10,7 @@ use std::thread::Thread;
 use std::time::{Duration, Instant};
 
 use impresario_base::lock::Mutex;
-use impresario_node::credits::{CREDIT_MIN_BYTES, Credits, Source, Ticket};
+use impresario_node::credits::{CREDIT_MIN_BYTES, Credits, Source, Standing, Ticket};
 use rustc_hash::FxHashMap;
 
 /// Smallest recycled buffer, bytes.
@@ -23,6 +23,8 @@ const CLASSES: usize = 18;
 /// The payload memory of one server.
 pub struct PayloadPool {
     limit_bytes: u64,
+    /// Who has no more under way is modest.
+    modest_bytes: u64,
     /// Called now and then while requests wait: connections that hold memory without using it are to be closed.
     relief: OnceLock<Box<dyn Fn() + Send + Sync>>,
     account: Mutex<Account>,
@@ -56,9 +58,10 @@ impl PayloadPool {
     /// A pool with a headroom for a write of at most `write_max_bytes`, if it is large enough for one.
     pub fn with_headroom(limit_bytes: u64, write_max_bytes: u64) -> Arc<PayloadPool> {
         let credits = Credits::new(limit_bytes, write_max_bytes);
+        let modest_bytes = credits.modest_bytes();
         let account = Mutex::new(Account { credits, waiting: FxHashMap::default() });
         let (idle, relief) = Default::default();
-        Arc::new(PayloadPool { limit_bytes, relief, account, idle })
+        Arc::new(PayloadPool { limit_bytes, modest_bytes, relief, account, idle })
     }
 
     /// Names what closes connections that hold memory without using it, once.
@@ -71,23 +74,27 @@ impl PayloadPool {
         self.account.lock().credits.first_slice_bytes(len)
     }
 
-    /// Permission for `len` bytes; waits its turn, at most `patience`.
-    pub fn reserve(self: &Arc<Self>, len: u64, patience: Duration) -> Option<Reservation> {
-        self.reserve_for(u64::MAX, len, patience)
+    /// The standing of a peer that is not suspect, for a request whose credit is asked for at once and that makes
+    /// `under_way_bytes` of its address. A peer that has little does not wait for those that have much.
+    pub(crate) fn standing(&self, under_way_bytes: u64) -> Standing {
+        if under_way_bytes <= self.modest_bytes { Standing::Modest } else { Standing::Usual }
     }
 
-    /// The same for a peer that has `under_way_bytes` of the memory or waits for them, these `len` included. A peer that has
-    /// little does not wait for those that have much; `u64::MAX` where `len` is a part of what is to come.
+    /// Permission for `len` bytes; waits its turn, at most `patience`.
+    pub fn reserve(self: &Arc<Self>, len: u64, patience: Duration) -> Option<Reservation> {
+        self.reserve_for(Standing::Usual, len, patience)
+    }
+
+    /// The same for a peer of this standing; [`Standing::Usual`] where `len` is a part of what is to come.
     pub(crate) fn reserve_for(
         self: &Arc<Self>,
-        under_way_bytes: u64,
+        standing: Standing,
         len: u64,
         patience: Duration,
     ) -> Option<Reservation> {
         let mut account = self.account.lock();
         let bytes = account.credits.bytes_for(len);
-        let is_modest = under_way_bytes <= account.credits.modest_bytes();
-        let source = match account.credits.ask(bytes, is_modest) {
+        let source = match account.credits.ask(bytes, standing) {
             Ok(source) => source,
             Err(ticket) => {
                 let waiter = account.enter(ticket);
@@ -122,6 +129,7 @@ impl PayloadPool {
             }
             std::thread::park_timeout(left.min(RELIEF_EVERY));
             if waiter.source.get().is_none()
+                && self.is_short()
                 && let Some(relief) = self.relief.get()
             {
                 relief();
@@ -359,8 +367,8 @@ mod tests {
     fn a_peer_with_little_under_way_does_not_wait_for_those_with_all() {
         let pool = PayloadPool::with_headroom(32 << 20, 4 << 20);
         let all = pool.reserve(u64::MAX, Duration::ZERO).unwrap();
-        assert!(pool.reserve_for(256 << 10, 4096, Duration::ZERO).is_none(), "it has much");
-        let little = pool.reserve_for(64 << 10, 4096, Duration::ZERO).unwrap();
+        assert!(pool.reserve_for(pool.standing(256 << 10), 4096, Duration::ZERO).is_none(), "it has much");
+        let little = pool.reserve_for(pool.standing(64 << 10), 4096, Duration::ZERO).unwrap();
         drop((all, little));
         let (used, peak, limit) = pool.usage_bytes();
         assert!(used == 0 && peak <= limit, "{used} {peak}");

@@ -1,18 +1,16 @@
 //! Clients go over to other I/O nodes, and to none, while they run: nothing is lost, nothing is done twice.
 
-mod support;
-
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
+use crate::support::{Cluster, Peer, pattern};
 use impresario_client::{Client, ClientOptions, CreateOptions, Locked, Via};
 use impresario_config::{Allocation, AllocationRule, Config};
 use impresario_server::Started;
 use impresario_testing::until;
 use impresario_wire::{FileLock, Role};
-use support::{Cluster, Peer, pattern};
 
 const JOB: u64 = 7;
 /// Bytes of a write.

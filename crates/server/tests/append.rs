@@ -1,12 +1,10 @@
 //! Appends of several clients to one file: what the metadata server assigns them.
 
-mod meta_support;
-
 use std::sync::Arc;
 
+use crate::meta_support::*;
 use impresario_server::meta::MetaOptions;
 use impresario_wire::message::*;
-use meta_support::*;
 
 const EBADF: i32 = 9;
 const EFBIG: i32 = 27;

@@ -1,13 +1,11 @@
 //! Checksums on a data server: damage of what it stores is an error for whoever reads it, and counted.
 
-mod support;
-
+use crate::support::{Cluster, fault, pattern, who};
 use impresario_client::{Client, ClientOptions, CreateOptions, Via};
 use impresario_sched::PolicySpec;
 use impresario_server::fsck::{Damage, ScrubOptions, scrub};
 use impresario_testing::until;
 use impresario_wire::{Answer, Call, Extents, FileKey};
-use support::{Cluster, fault, pattern, who};
 
 const BLOCK: u64 = 4096;
 

@@ -1,15 +1,13 @@
 //! The data server over real sockets: contents, order, limits, faults, live changes.
 
-mod support;
-
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
+use crate::support::{self, Cluster, Peer, cold_object, encode, fault, pattern, who};
 use impresario_sched::PolicySpec;
 use impresario_sched::policy::POLICIES;
 use impresario_testing::until;
 use impresario_wire::{Answer, Call, Extents, Fault, FileKey, Kind, Role, SeekTo, Sought, SpaceChange, Who};
-use support::{Cluster, Peer, cold_object, encode, fault, pattern, who};
 
 fn sync(file: u64) -> Call {
     Call::Sync { who: who(1), file: FileKey(file) }

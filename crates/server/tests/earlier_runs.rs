@@ -1,17 +1,15 @@
 //! Earlier runs that servers load: what they foretell is what comes when the run is made again, and no bad trace does harm.
 
-mod support;
-
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
+use crate::support::{Cluster, Peer, cold_object, cool, fault, pattern, who};
 use impresario_layout::Layout;
 use impresario_sched::PolicySpec;
 use impresario_testing::until;
 use impresario_trace::{FileInfo, Header, Space, Trace};
 use impresario_wire::{Answer, Call, FileKey, Role};
 use serde_json::Value;
-use support::{Cluster, Peer, cold_object, cool, fault, pattern, who};
 
 const BLOCK: usize = 16 << 10;
 

@@ -1,11 +1,10 @@
 //! The rules that clients are under: networks, reading only, a folder as the root, and users that act as others. They hold
 //! at every server, whatever a client sends.
 
-mod support;
-
 use std::path::Path;
 use std::sync::Arc;
 
+use crate::support::{Cluster, pattern};
 use impresario_client::{Client, ClientError, ClientOptions, CreateOptions, Via};
 use impresario_config::{Config, Export, Security, Squash, Tls, Users};
 use impresario_server::Started;
@@ -15,7 +14,6 @@ use impresario_testing::require;
 use impresario_transport::{Keys, key_file_name};
 use impresario_wire::message::{NodeKind, SetAttr};
 use impresario_wire::{ACL_ACCESS, Device, KeyRole, MetaCall, SetTime, Time, XattrMode};
-use support::{Cluster, pattern};
 
 /// Servers with keys, one I/O node among them.
 struct Cell {
@@ -419,7 +417,7 @@ fn a_client_acts_as_the_user_that_it_proves_to_be_and_without_proof_as_nobody() 
     theirs.cluster.key_dir = keys;
     std::fs::write(&file, theirs.to_toml()).unwrap();
     let ran = std::process::Command::new(&program)
-        .args(["--ignored", "--exact", "a_program_of_user_1000"])
+        .args(["--ignored", "--exact", "exports::a_program_of_user_1000"])
         .env("IMPRESARIO_TEST_CONFIG", &file)
         .current_dir("/")
         .gid(1000)

@@ -1,13 +1,12 @@
 //! The front that all servers share, with a service that does next to nothing.
 
-mod support;
-
 use std::collections::HashSet;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::thread::ThreadId;
 use std::time::{Duration, Instant};
 
+use crate::support::{Peer, encode, fault, hello, who};
 use impresario_base::lock::Mutex;
 use impresario_server::connection::{Connection, Reply};
 use impresario_server::listener::{Incoming, Running, Server, Service, Settings, Vitals, before_waiting};
@@ -15,7 +14,6 @@ use impresario_server::outbox::Bulk;
 use impresario_server::payload::Slice;
 use impresario_testing::until;
 use impresario_wire::{Answer, Call, FileKey, Kind, PROTOCOL_VERSION, Role, decode_body};
-use support::{Peer, encode, fault, hello, who};
 
 /// Answers reads with zeros, keeps writes to `file` 9 unanswered until released, panics on `Sync` and on reads of `file` 13,
 /// waits for `gate` before it reads `file` 7.
@@ -397,6 +395,38 @@ fn writes_that_are_announced_and_do_not_come_hold_nobody_up() {
         done.store(true, Ordering::SeqCst);
         assert!(memory["payload_bytes_peak"].as_u64() <= memory["payload_bytes_max"].as_u64(), "{memory}");
     });
+}
+
+#[test]
+fn who_did_not_take_what_it_asked_for_has_little_of_the_memory_afterwards() {
+    let (toy, running) = start_large(Duration::from_secs(20));
+    let hold_what_it_gets = || {
+        let peers = (0..4).map(|n| {
+            let mut peer = Peer::raw_from([127, 0, 0, 2], running.address());
+            peer.greet(&hello(Role::Data, 100 + n)).unwrap();
+            for _ in 0..8 {
+                peer.send(&read(1 << 20), &[]);
+            }
+            peer
+        });
+        peers.collect::<Vec<Peer>>()
+    };
+    let held = || toy.vitals.pool().usage_bytes().0;
+    let greedy = hold_what_it_gets();
+    until("it has what others need", || held() >= 2 << 20);
+    let mut other = Peer::connect(running.address(), Role::Data, 1);
+    assert_eq!(other.call(&read(1 << 20), &[]).1.len(), 1 << 20, "it waits until those connections are closed");
+    drop(greedy);
+    until("all is given back", || held() == 0);
+    let greedy = hold_what_it_gets();
+    until("it has one answer again", || held() >= 1 << 20);
+    for _ in 0..50 {
+        assert_eq!(other.call(&read(1 << 20), &[]).1.len(), 1 << 20);
+    }
+    // Nobody waited, or they would have been closed again.
+    until("the last answer has left", || held() < 2 << 20);
+    assert!((1 << 20..(1 << 20) + 4096).contains(&held()), "{} bytes", held());
+    drop(greedy);
 }
 
 #[test]

@@ -1,7 +1,5 @@
 //! `fsck`: every kind of damage is found, what is safe is repaired, and nothing that clients do is taken for damage.
 
-mod support;
-
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -9,13 +7,13 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
+use crate::support::Cluster;
 use impresario_base::Random;
 use impresario_client::{Client, ClientOptions, CreateOptions, Via};
 use impresario_config::MovesTo;
 use impresario_server::Started;
 use impresario_server::fsck::{self, Finding, Kind, Options, Outcome, Report};
 use impresario_store::{Arrived, Departed, FolderState, ObjectStore, StoreOptions, examine, make};
-use support::Cluster;
 
 const OFFLINE: Options = Options { online: false, repair: false, delete_orphans: false, min_age: Duration::ZERO };
 const REPAIR: Options = Options { repair: true, ..OFFLINE };

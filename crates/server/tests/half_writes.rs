@@ -1,16 +1,14 @@
 //! Writes over several data servers that one of them fails: what is told, what the file then holds, and how long it is.
 
-mod support;
-
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::Arc;
 
+use crate::support::{Cluster, pattern};
 use impresario_client::{Client, ClientError, ClientOptions, CreateOptions, File, Via};
 use impresario_config::Config;
 use impresario_server::Started;
-use support::{Cluster, pattern};
 
 const STRIP: usize = 64 << 10;
 const MIB: usize = 1 << 20;

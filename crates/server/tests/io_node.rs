@@ -1,14 +1,12 @@
 //! The I/O node between clients and data servers: contents, merging, splitting, faults, recovery, metadata.
 
-mod support;
-
 use std::time::Duration;
 
+use crate::support::{self, Cluster, Peer, fault, pattern, who};
 use impresario_layout::{Layout, Skipped};
 use impresario_sched::PolicySpec;
 use impresario_testing::until;
 use impresario_wire::{Answer, Call, ClientKey, Fault, FileKey, MetaCall, Role, Target, Who};
-use support::{Cluster, Peer, fault, pattern, who};
 
 const LAYOUT: Layout = Layout { base: 1, pcount: 3, ssize_bytes: 4096, servers: 4, skipped: Skipped::NONE };
 

@@ -1,15 +1,13 @@
 //! A data server that hangs delays what needs it, and nothing else.
 
-mod support;
-
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
+use crate::support::Cluster;
 use impresario_client::{Client, ClientOptions, CreateOptions, Locked, Via};
 use impresario_testing::link::Link;
 use impresario_wire::{FileLock, LayoutRequest};
-use support::Cluster;
 
 fn connect(cluster: &Cluster) -> Arc<Client> {
     Client::connect(&cluster.config, ClientOptions { via: Via::Direct, ..Default::default() }).unwrap()

@@ -1,17 +1,15 @@
 //! Limits over several I/O nodes: a rate that holds for all of them together, wherever its requests come in.
 
-mod support;
-
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use crate::support::{Cluster, Peer, pattern, who};
 use impresario_sched::PolicySpec;
 use impresario_server::Started;
 use impresario_testing::until;
 use impresario_wire::{Answer, Call, FileKey, Role};
-use support::{Cluster, Peer, pattern, who};
 
 const NODES: usize = 3;
 /// Bytes per second of job 1, over all I/O nodes.

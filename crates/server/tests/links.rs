@@ -1,16 +1,13 @@
 //! Hard links: what clients of the metadata server may rely on.
 
-mod meta_support;
-mod support;
-
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
+use crate::meta_support::*;
+use crate::support::Cluster;
 use impresario_client::{Client, ClientOptions, CreateOptions, Via};
 use impresario_testing::until;
 use impresario_wire::message::*;
-use meta_support::*;
-use support::Cluster;
 
 const EPERM: i32 = 1;
 const ENOENT: i32 = 2;

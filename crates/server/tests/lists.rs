@@ -1,14 +1,13 @@
 //! List reads over real sockets: the same bytes as separate reads of each extent, whatever the list.
 
-mod support;
-
+use crate::support;
+use crate::support::Cluster;
 use impresario_client::{Client, ClientOptions, Via};
 use impresario_layout::Layout;
 use impresario_sched::PolicySpec;
 use impresario_wire::FileKey;
 use proptest::prelude::*;
 use proptest::test_runner::{Config, TestRunner};
-use support::Cluster;
 
 const SERVERS: u16 = 3;
 

@@ -1,16 +1,14 @@
 //! Locks of byte ranges at the metadata server: leases, the fencing of clients that are gone, and restarts.
 
-mod meta_support;
-
 use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use crate::meta_support::*;
 use impresario_server::meta::{MemoryObjects, MetaOptions};
 use impresario_testing::until;
 use impresario_wire::message::*;
 use impresario_wire::{FileLock, LockAnswer, LockCall, LockSaid, LockWish};
-use meta_support::*;
 
 const LEASE: Duration = Duration::from_millis(1000);
 const FILE: FileKey = FileKey(77);

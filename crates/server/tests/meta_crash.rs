@@ -1,17 +1,15 @@
 //! Whatever step the metadata server is stopped before, the next start finds everything that was acknowledged, and
 //! nothing that must not exist.
 
-mod meta_support;
-
 use std::collections::BTreeMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
+use crate::meta_support::*;
 use impresario_server::meta::{Fate, MemoryObjects, MetaOptions};
 use impresario_wire::message::*;
-use meta_support::*;
 
 type Step = fn(&Server);
 

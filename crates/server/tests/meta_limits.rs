@@ -1,15 +1,13 @@
 //! What the metadata server refuses, its limits, and its behaviour under shortage and with foreign files.
 
-mod meta_support;
-
 use std::os::unix::fs::PermissionsExt;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use crate::meta_support::*;
 use impresario_server::meta::{MemoryObjects, MetaOptions, MetaService};
 use impresario_wire::message::*;
 use impresario_wire::{Kind, encode_frame};
-use meta_support::*;
 
 const ENOENT: i32 = 2;
 const EIO: i32 = 5;

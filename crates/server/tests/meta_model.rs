@@ -1,15 +1,13 @@
 //! Random operations on the name space end as they do on a plain local directory: same results, same error numbers,
 //! same tree, also after restarts.
 
-mod meta_support;
-
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
 
+use crate::meta_support::*;
 use impresario_wire::message::*;
-use meta_support::*;
 use proptest::prelude::*;
 use rustix::fs::{AtFlags, FileType, Mode, OFlags, RenameFlags, ResolveFlags};
 use rustix::io::Errno;

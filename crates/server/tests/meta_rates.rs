@@ -1,14 +1,13 @@
 //! Operations per second of the metadata server in-process, without network and data servers. A measurement, not a
-//! check: `cargo test --release --test meta_rates -- --ignored --nocapture`. `IMPRESARIO_RATES_DIR` sets the directory
+//! check: `cargo test --release --test server -- --ignored --nocapture meta_rates::`. `IMPRESARIO_RATES_DIR` sets the directory
 //! (default: the directory for temporary files).
-
-mod meta_support;
-mod support;
 
 use std::time::Instant;
 
+use crate::meta_support::*;
 use impresario_wire::message::*;
-use meta_support::*;
+
+use crate::support;
 
 const FILES: usize = 20_000;
 

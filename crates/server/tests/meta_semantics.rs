@@ -1,16 +1,14 @@
 //! What clients of the metadata server may rely on, sentence by sentence.
 
-mod meta_support;
-
 use std::os::unix::fs::MetadataExt;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use crate::meta_support::*;
 use impresario_layout::{Layout, Skipped};
 use impresario_server::meta::{MemoryObjects, MetaOptions};
 use impresario_testing::until;
 use impresario_wire::message::*;
-use meta_support::*;
 
 const ENOENT: i32 = 2;
 const EIO: i32 = 5;

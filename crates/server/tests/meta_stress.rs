@@ -1,17 +1,16 @@
 //! Many clients at once on few names, with data servers going away and coming back: nothing hangs, no answer is
 //! impossible, and nothing is left over at the end.
 
-mod meta_support;
-
 use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
+use crate::meta_support;
+use crate::meta_support::*;
 use impresario_base::Random;
 use impresario_server::meta::MetaOptions;
 use impresario_wire::message::*;
-use meta_support::*;
 
 const THREADS: u64 = 8;
 

@@ -1,8 +1,6 @@
 //! Every sync of the metadata server is needed: without any one of them a power failure loses something that was promised. The
 //! names of the steps are those of the sources, so a new sync needs a scenario here.
 
-mod meta_support;
-
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::OsString;
 use std::os::unix::fs::MetadataExt;
@@ -11,11 +9,11 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
+use crate::meta_support::*;
 use impresario_server::meta::{self, Fate, MemoryObjects, MetaOptions, StepHook};
 use impresario_testing::power::{Disk, sync_steps};
 use impresario_wire::message::*;
 use impresario_wire::{FileLock, LockAnswer, LockCall, LockSaid, LockWish};
-use meta_support::*;
 use tempfile::TempDir;
 
 /// They sync the names at the top of the metadata folder.

@@ -1,16 +1,14 @@
 //! Metrics of real servers: what a scraper gets after known work.
 
-mod support;
-
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::time::Duration;
 
+use crate::support::{Cluster, Peer, pattern, who};
 use impresario_layout::Layout;
 use impresario_server::Started;
 use impresario_testing::until;
 use impresario_wire::{Answer, Call, FileKey, MetaCall, Role, Target};
-use support::{Cluster, Peer, pattern, who};
 
 /// The address of a server's metrics.
 fn any() -> Option<SocketAddr> {

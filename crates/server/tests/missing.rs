@@ -1,11 +1,9 @@
 //! An object that a data server has lost: what the file had there is an error, never zeros and never a shorter file.
 
-mod support;
-
 use std::sync::Arc;
 
+use crate::support::{Cluster, pattern};
 use impresario_client::{Client, ClientOptions, CreateOptions, File, Via};
-use support::{Cluster, pattern};
 
 const SERVERS: usize = 4;
 

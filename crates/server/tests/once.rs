@@ -1,20 +1,18 @@
 //! Changes of names are applied once, though copies of them are delayed, repeated through another I/O node, or find a
 //! restarted metadata server.
 
-mod support;
-
 use std::io::{Read, Write};
 use std::net::{Shutdown, TcpListener, TcpStream};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
+use crate::support::{self, Cluster, Peer, fault};
 use impresario_base::lock::Mutex;
 use impresario_client::{Client, ClientOptions, CreateOptions, Via};
 use impresario_server::Started;
 use impresario_testing::until;
 use impresario_wire::{Answer, Call, ClientKey, Fault, MetaCall, NodeKind, Role, SpaceChange, Who, XattrMode};
-use support::{Cluster, Peer, fault};
 
 /// A link that can get stuck: what a client sends is then held back, and delivered when the link heals, whether or not
 /// the client has gone meanwhile.

@@ -1,15 +1,13 @@
 //! Traces that servers write: every request once with its completion, switched live, and no harm from a full disk.
 
-mod support;
-
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
+use crate::support::{Cluster, Peer, fault, pattern, who};
 use impresario_testing::{require, until};
 use impresario_trace::codec::Outcome;
 use impresario_trace::{Ending, Space, Trace, TraceOp};
 use impresario_wire::{Answer, Call, FileKey};
-use support::{Cluster, Peer, fault, pattern, who};
 
 /// The traces in a folder, in order of their names.
 fn traces(folder: &Path) -> Vec<PathBuf> {

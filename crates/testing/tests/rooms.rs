@@ -116,6 +116,36 @@ fn every_package_knows_only_rooms_on_lower_floors() {
     }
 }
 
+/// The integration tests of a crate are one program, which has to name each of their files.
+#[test]
+fn every_file_of_tests_belongs_to_a_program() {
+    let mut found = Vec::new();
+    for top in ["crates", "lab", "integrations"] {
+        manifests(&root().join(top), &mut found);
+    }
+    let mut named = 0;
+    for manifest in found {
+        let (tests, text) = (manifest.parent().unwrap().join("tests"), read(&manifest));
+        if !text.contains("autotests = false") {
+            let several = std::fs::read_dir(&tests).into_iter().flatten().flatten();
+            let several = several.filter(|entry| entry.path().extension().is_some_and(|kind| kind == "rs"));
+            assert!(several.count() <= 1, "{}: one program of tests, with `autotests = false`", manifest.display());
+            continue;
+        }
+        let modules = read(&tests.join("main.rs"));
+        for file in std::fs::read_dir(&tests).unwrap().map(|entry| entry.unwrap().path()) {
+            let Some(stem) = file.file_stem().and_then(|stem| stem.to_str()).filter(|_| file.is_file()) else {
+                continue;
+            };
+            let is_named =
+                modules.contains(&format!("mod {stem};\n")) || text.contains(&format!("\"tests/{stem}.rs\""));
+            assert!(is_named || !file.to_string_lossy().ends_with(".rs"), "no program has {}", file.display());
+            named += usize::from(is_named);
+        }
+    }
+    assert!(named > 80, "{named}");
+}
+
 /// The hops of the paths in doc/ARCHITECTURE.md are files or folders of rooms.
 #[test]
 fn the_paths_of_a_request_are_there() {

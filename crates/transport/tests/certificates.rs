@@ -1,7 +1,5 @@
 //! The hand-shake with certificates, and frames in TLS records, between two ends of a socket.
 
-mod support;
-
 use std::io::{Read, Write};
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixStream;
@@ -10,6 +8,7 @@ use std::process::Command;
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
+use crate::support::{LIMITS, TICK, between, echo, greet, pair, serve, soon};
 use impresario_base::random::Random;
 use impresario_config::{Cluster, Config, Data, Meta, Protect, Security, Tls};
 use impresario_testing::certificates::{Authority, Wish, replace};
@@ -19,7 +18,6 @@ use impresario_transport::{
     receive_hello, send_frame, show_certificates,
 };
 use impresario_wire::{Answer, KeyRole, Kind, Role, frame};
-use support::{LIMITS, TICK, between, echo, greet, pair, serve, soon};
 
 const DAY: Duration = Duration::from_secs(24 * 3600);
 

@@ -1,17 +1,15 @@
 //! The hand-shake with keys, and protected frames, between two ends of a socket with an attacker in between.
 
-mod support;
-
 use std::io::Write;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::time::Duration;
 
+use crate::support::{self, LIMITS, TICK, between, echo, greet, pair, soon};
 use impresario_base::random::Random;
 use impresario_config::{Cluster, Config, Data, Meta, Protect, Security};
 use impresario_transport::{Access, FrameReader, Guest, Keyring, Keys, Stream, key_file_name, send_frame};
 use impresario_wire::{Answer, Fault, KeyRole, Kind, PROTOCOL_VERSION, frame};
-use support::{LIMITS, TICK, between, echo, greet, pair, soon};
 
 fn write_keys(folder: &Path, keys: &Keys) {
     for role in KeyRole::ALL {

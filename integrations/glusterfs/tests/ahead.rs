@@ -1,13 +1,13 @@
 //! What clients will read is read from the brick's disk before they do, nothing of what they see changes by that, and it
 //! ends where it should.
 
-mod support;
-
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-use support::{Machine, PATIENCE, Place, Process, Volume, apart, cooling, figure, on_disk, script, succeed, until};
+use crate::support::{
+    Machine, PATIENCE, Place, Process, Volume, apart, cooling, figure, on_disk, script, succeed, until,
+};
 
 const OPTIONS: [(&str, &str); 3] = [("policy", "fifo"), ("depth", "8"), ("read-ahead", "16MB")];
 const MIB: u64 = 1 << 20;
@@ -36,7 +36,7 @@ fn sum(path: &Path, more: &str) -> String {
 
 #[test]
 fn streams_are_read_ahead() {
-    apart("inside_streams");
+    apart("ahead::inside_streams");
 }
 
 #[test]
@@ -79,7 +79,7 @@ fn inside_streams() {
 #[test]
 fn writes_cuts_and_vanishing_clients_meet_speculations() {
     if impresario_testing::require("fio") {
-        apart("inside_changes");
+        apart("ahead::inside_changes");
     }
 }
 

@@ -1,14 +1,12 @@
 //! What `impresario conformance` checks, on volumes whose bricks have the translator.
 
-mod support;
-
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use crate::support::{Machine, Mount, PATIENCE, Place, Volume, apart};
 use impresario_conformance::{Options, Outcome, run};
-use support::{Machine, Mount, PATIENCE, Place, Volume, apart};
 
 /// Tells the process of a test program that it is an agent of the checker.
 const AGENT: &str = "IMPRESARIO_CONFORMANCE_AGENT";
@@ -24,13 +22,15 @@ fn agent_process() {
 
 #[test]
 fn volumes_pass_the_conformance_checks() {
-    apart("inside_conformance");
+    apart("conformance::inside_conformance");
 }
 
 /// `leaves_out`: checks that GlusterFS itself does not pass there.
 fn check(mount: &Mount, below: Option<PathBuf>, leaves_out: &[&str]) {
     let mut agent = vec!["env".into(), format!("{AGENT}=1").into(), std::env::current_exe().unwrap().into()];
-    agent.extend(["agent_process", "--exact", "--ignored", "--nocapture", "--test-threads=1"].map(From::from));
+    agent.extend(
+        ["conformance::agent_process", "--exact", "--ignored", "--nocapture", "--test-threads=1"].map(From::from),
+    );
     fs::set_permissions(&mount.path, fs::Permissions::from_mode(0o755)).unwrap();
     let (duration, patience) = (Duration::from_secs(4), PATIENCE);
     let (checks, _) = impresario_conformance::list();

@@ -1,16 +1,14 @@
 //! Real programs see the same through bricks with the translator, above io-threads or in its place, as through
 //! GlusterFS as it comes and in a plain folder.
 
-mod support;
-
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
 
+use crate::support::{Machine, Place, Volume, apart, apart_within, cooling, on_disk, script, succeed};
 use impresario_testing::suites::{Fsx, Outcome, pjdfstest};
-use support::{Machine, Place, Volume, apart, apart_within, cooling, on_disk, script, succeed};
 
 /// What programs do to files. Ends with a list of all names, sizes and sums.
 const PROGRAMS: &str = r#"
@@ -78,7 +76,7 @@ fn verified_loads(folder: &Path) {
 #[test]
 fn programs_see_the_same_with_and_without_the_translator() {
     if impresario_testing::require("fio") && impresario_testing::require("openssl") {
-        apart("inside_programs_see_the_same");
+        apart("content::inside_programs_see_the_same");
     }
 }
 
@@ -93,7 +91,7 @@ fn compiled(machine: &Machine, source: &str) -> String {
 #[test]
 fn system_calls_do_the_same_with_and_without_the_translator() {
     if impresario_testing::require("cc") {
-        apart("inside_system_calls_do_the_same");
+        apart("content::inside_system_calls_do_the_same");
     }
 }
 
@@ -129,7 +127,7 @@ fn inside_system_calls_do_the_same() {
 #[ignore = "takes minutes: make soak"]
 fn suites_find_the_same_with_and_without_the_translator() {
     if impresario_testing::require("pjdfstest") && impresario_testing::require("fsx") {
-        apart_within("inside_suites_find_the_same", Duration::from_secs(1800));
+        apart_within("content::inside_suites_find_the_same", Duration::from_secs(1800));
     }
 }
 

@@ -1,8 +1,6 @@
 //! Clients that vanish, bricks that stop or are killed, options that make no sense: every request is answered once, and
 //! nothing that was answered is lost.
 
-mod support;
-
 use std::fs::{self, File};
 use std::os::unix::fs::{FileExt, PermissionsExt};
 use std::path::Path;
@@ -10,7 +8,7 @@ use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::SeqCst};
 use std::time::{Duration, Instant};
 
-use support::{Machine, PATIENCE, Place, Process, Volume, apart, brick_file, figure, script, succeed, until};
+use crate::support::{Machine, PATIENCE, Place, Process, Volume, apart, brick_file, figure, script, succeed, until};
 
 /// One write passes; the next ones wait for ever.
 const NO_WRITES: [(&str, &str); 2] = [("policy", "tbf"), ("rules", "none: op=write {requests_per_s=0.001, burst=1}")];
@@ -24,7 +22,7 @@ fn writer(file: &Path, blocks: u32) -> Process {
 
 #[test]
 fn what_a_vanished_client_has_queued_is_dropped() {
-    apart("inside_vanished_client");
+    apart("failures::inside_vanished_client");
 }
 
 #[test]
@@ -52,7 +50,7 @@ fn inside_vanished_client() {
 
 #[test]
 fn a_brick_stops_with_requests_pending() {
-    apart("inside_brick_stops");
+    apart("failures::inside_brick_stops");
 }
 
 #[test]
@@ -80,7 +78,7 @@ fn inside_brick_stops() {
 
 #[test]
 fn killed_bricks_lose_nothing_that_was_answered() {
-    apart("inside_killed_bricks");
+    apart("failures::inside_killed_bricks");
 }
 
 #[test]
@@ -148,7 +146,7 @@ fn inside_killed_bricks() {
 
 #[test]
 fn glusterfs_own_processes_are_a_class_of_their_own() {
-    apart("inside_own_processes");
+    apart("failures::inside_own_processes");
 }
 
 #[test]
@@ -182,7 +180,7 @@ fn inside_own_processes() {
 
 #[test]
 fn a_limit_meets_the_tenant_that_it_names() {
-    apart("inside_limited_tenants");
+    apart("failures::inside_limited_tenants");
 }
 
 #[test]
@@ -223,7 +221,7 @@ fn inside_limited_tenants() {
 
 #[test]
 fn nonsense_is_refused_in_the_log() {
-    apart("inside_nonsense");
+    apart("failures::inside_nonsense");
 }
 
 #[test]
@@ -280,7 +278,7 @@ fn inside_nonsense() {
 #[test]
 fn a_full_scheduler_passes_requests_on() {
     if impresario_testing::require("fio") {
-        apart("inside_full_scheduler");
+        apart("failures::inside_full_scheduler");
     }
 }
 
@@ -315,7 +313,7 @@ fn inside_full_scheduler() {
 #[test]
 fn valgrind_finds_nothing_in_a_brick() {
     if impresario_testing::require("valgrind") {
-        apart("inside_valgrind");
+        apart("failures::inside_valgrind");
     }
 }
 

@@ -1,14 +1,12 @@
 //! A volume that glusterd manages: the translator is inserted, changed and removed with `gluster volume set`, and its
 //! order and limits hold while that happens.
 
-mod support;
-
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use support::{Machine, PATIENCE, Process, apart, figure, script, statedump, succeed, text_of_statedump, until};
+use crate::support::{Machine, PATIENCE, Process, apart, figure, script, statedump, succeed, text_of_statedump, until};
 
 /// The address that the machine has besides loopback.
 const ADDRESS: &str = "10.99.0.1";
@@ -103,7 +101,7 @@ const NO_WRITES: [(&str, &str); 2] = [("policy", "tbf"), ("rules", "none: op=wri
 
 #[test]
 fn a_running_volume_is_changed_and_keeps_its_order() {
-    apart("inside_running_volume");
+    apart("managed::inside_running_volume");
 }
 
 #[test]
@@ -187,7 +185,7 @@ fn inside_running_volume() {
 
 #[test]
 fn a_brick_is_detached_from_a_process_that_goes_on() {
-    apart("inside_detached_brick");
+    apart("managed::inside_detached_brick");
 }
 
 /// With multiplexing one process serves the bricks of several volumes: stopping a volume ends the translator's part of it,
@@ -226,7 +224,7 @@ fn inside_detached_brick() {
 #[test]
 fn a_client_switches_graphs_under_load() {
     if impresario_testing::require("fio") {
-        apart("inside_switched_graphs");
+        apart("managed::inside_switched_graphs");
     }
 }
 
@@ -269,7 +267,7 @@ fn inside_switched_graphs() {
 
 #[test]
 fn a_replica_that_was_away_is_healed() {
-    apart("inside_healed_replica");
+    apart("managed::inside_healed_replica");
 }
 
 #[test]
@@ -312,7 +310,7 @@ fn inside_healed_replica() {
 
 #[test]
 fn a_recorded_run_foretells_the_next_on_a_running_volume() {
-    apart("inside_recorded_runs");
+    apart("managed::inside_recorded_runs");
 }
 
 #[test]
@@ -401,7 +399,7 @@ fn inside_recorded_runs() {
 
 #[test]
 fn reading_ahead_is_switched_on_a_running_volume() {
-    apart("inside_switched_ahead");
+    apart("managed::inside_switched_ahead");
 }
 
 #[test]

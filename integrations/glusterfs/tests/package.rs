@@ -1,11 +1,9 @@
 //! The Debian package: what it holds, and that its translator finds the library that comes with it.
 
-mod support;
-
 use std::path::Path;
 use std::process::Command;
 
-use support::{library, run_within, succeed};
+use crate::support::{self, library, run_within, succeed};
 
 #[test]
 fn the_package_holds_the_translator_and_its_library() {

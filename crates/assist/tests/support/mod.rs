@@ -1,5 +1,4 @@
 //! A program as the interposed library would make it appear, for tests of the manager.
-#![allow(dead_code, reason = "each test uses a part")]
 
 use std::fs::File;
 use std::io::{self, IoSlice, IoSliceMut, Write};

@@ -1,13 +1,11 @@
 //! The example storage server: built as its Makefile does, with clients that verify every byte.
 
-mod support;
-
 use std::io::{BufRead, BufReader, Write};
 use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
-use support::{Library, Reaped, root, sanitized, succeed, valgrind, wait};
+use crate::support::{self, Library, Reaped, root, sanitized, succeed, valgrind, wait};
 
 /// Starts the server, runs clients at the same time, stops it by a signal; returns its last output.
 fn serve(mut server: Command, client: &Path, clients: u32, requests: u32) -> String {

@@ -2,12 +2,10 @@
 //! thread sanitizer.
 
 #[allow(unused_imports)]
-mod support;
-
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use support::{Library, declared, exported, run, sanitized, succeed, valgrind};
+use crate::support::{Library, declared, exported, run, sanitized, succeed, valgrind};
 
 fn source(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/c").join(name)

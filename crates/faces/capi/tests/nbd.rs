@@ -1,14 +1,12 @@
 //! The example NBD server: built as its Makefile does, and checked by `impresario conformance` under several policies, while
 //! it is restarted, under valgrind and the thread sanitizer.
 
-mod support;
-
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
+use crate::support::{self, Library, root, sanitized, succeed, valgrind};
 use impresario_conformance::{Options, Outcome, Report, run};
-use support::{Library, root, sanitized, succeed, valgrind};
 
 /// Tells the process of a test program that it is an agent of the checker.
 const AGENT: &str = "IMPRESARIO_CONFORMANCE_AGENT";
@@ -82,7 +80,7 @@ impl Server {
 
     fn check(&self, only: &[&str], restart: bool) -> Report {
         let mut agent = vec!["env".into(), format!("{AGENT}=1").into(), std::env::current_exe().unwrap().into()];
-        agent.extend(["agent_process", "--exact", "--ignored", "--nocapture", "--test-threads=1"].map(From::from));
+        agent.extend(["nbd::agent_process", "--exact", "--ignored", "--nocapture", "--test-threads=1"].map(From::from));
         let options = Options {
             seed: 3,
             only: only.iter().map(|name| name.to_string()).collect(),

@@ -1,16 +1,14 @@
 //! Every procedure, through a real connection: what it gives, and what it gives when it fails.
 
-mod support;
-
 use std::time::{Duration, UNIX_EPOCH};
 
+use crate::support::{Served, export, open_rules, serve, with_access};
 use impresario_backend::{Kind, SetAttr, SetTime};
 use impresario_nfs::protocol::{MOUNT_PROGRAM, Status, procedure::*, read_attr, read_time, write_set, write_time};
 use impresario_nfs::rpc::{Acceptance, Credential};
 use impresario_nfs::testing::{Client, ClientError, MemoryTree, handle, name_in, skip_change};
 use impresario_nfs::xdr::Writer;
 use impresario_nfs::{ExportSettings, Rules, Squash};
-use support::{Served, export, open_rules, serve, with_access};
 
 fn status<T: std::fmt::Debug>(result: Result<T, ClientError>) -> Status {
     match result {

@@ -1,14 +1,12 @@
 //! Reading and writing through the scheduler: what is merged, what is stable, what is told when bytes are lost.
 
-mod support;
-
 use std::sync::{Arc, Barrier};
 
+use crate::support::{Served, serve};
 use impresario_backend::SetAttr;
 use impresario_nfs::protocol::{Stability, Status, procedure::*};
 use impresario_nfs::testing::{Client, ClientError, Faults, MemoryTree, handle, name_in, read_back, skip_change};
 use impresario_sched::PolicySpec;
-use support::{Served, serve};
 
 const KIB: u64 = 1 << 10;
 

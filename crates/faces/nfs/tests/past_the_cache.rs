@@ -1,10 +1,9 @@
 //! A folder whose reads go past the page cache, as on a file system with direct I/O: nothing is kept of what would be read
 //! ahead, so the device reads what clients request, once.
 
-mod support;
-
 use std::sync::Arc;
 
+use crate::support::open_rules;
 use impresario_backend::posix::Options;
 use impresario_backend::{Backend, Caller, PosixTree};
 use impresario_device::DeviceParams;
@@ -12,7 +11,6 @@ use impresario_nfs::testing::Client;
 use impresario_nfs::{ExportSettings, Settings, start};
 use impresario_testing::require;
 use impresario_workload::bare_disk::BareDisk;
-use support::open_rules;
 
 const BLOCK: u64 = 128 << 10;
 const FILE_BYTES: u64 = 8 << 20;

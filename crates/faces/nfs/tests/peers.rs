@@ -1,16 +1,14 @@
 //! Peers that misbehave: what they send, and what they do not take, harms nobody else.
 
-mod support;
-
 use std::io::{Read, Write};
 use std::time::{Duration, Instant};
 
+use crate::support::{Served, serve};
 use impresario_backend::SetAttr;
 use impresario_base::Random;
 use impresario_nfs::protocol::{Stability, procedure::*};
 use impresario_nfs::testing::{Client, MemoryTree, handle};
 use impresario_nfs::xdr::Writer;
-use support::{Served, serve};
 
 /// The connection is closed by the server within the client's patience.
 fn is_closed(client: &mut Client) -> bool {

@@ -1,18 +1,16 @@
 //! Reading ahead of the clients, and reads that the page cache has: what is brought in, what is not, and that a change
 //! comes first.
 
-mod support;
-
 use std::ops::Range;
 use std::time::{Duration, Instant};
 
+use crate::support::{Served, serve};
 use impresario_backend::SetAttr;
 use impresario_nfs::Settings;
 use impresario_nfs::protocol::{Stability, procedure, write_set};
 use impresario_nfs::testing::{Client, Faults, MemoryTree, handle, read_back};
 use impresario_sched::PolicySpec;
 use serde_json::Value;
-use support::{Served, serve};
 
 const BLOCK: u64 = 64 << 10;
 const MIB: u64 = 1 << 20;

@@ -1,12 +1,11 @@
 //! Changes of names and attributes are on stable storage when they are answered.
 
-mod support;
-
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::support::{export, open_rules, serve};
 use impresario_backend::posix::{Options, PosixTree};
 use impresario_backend::{SetAttr, SetTime};
 use impresario_nfs::protocol::{Status, procedure::*, write_set};
@@ -14,7 +13,6 @@ use impresario_nfs::testing::{Client, ClientError, Faults, MemoryTree, handle, n
 use impresario_nfs::xdr::Writer;
 use impresario_nfs::{ExportSettings, Rules, Settings, start};
 use impresario_testing::power::Disk;
-use support::{export, open_rules, serve};
 
 /// What a client changes, and whether a folder shows it.
 type Step = (&'static str, fn(&mut Client, &[u8]), fn(&Path) -> bool);

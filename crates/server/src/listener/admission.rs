@@ -9,7 +9,7 @@ use rustc_hash::FxHashMap;
 
 use super::lobby::Lobby;
 use super::{Settings, Shared};
-use crate::addresses::{AddressId, Tenancy};
+use crate::addresses::{AddressId, SUSPECT_FOR, Tenancy};
 use crate::connection::Connection;
 
 /// A connection that has been idle for less is not closed for another.
@@ -97,14 +97,23 @@ impl Shared {
         let owing = |connection: &&Arc<Connection>| owes_too_long(connection.owes_for());
         let slow: Vec<_> = self.connections.lock().values().filter(owing).cloned().collect();
         for connection in slow {
-            self.complaints.about(connection.host(), || {
-                tracing::warn!(
-                    peer = connection.peer(),
-                    "closed a connection: it holds memory for bytes that it does not send"
-                );
-            });
+            self.suspect(&connection);
             connection.close();
         }
+    }
+
+    /// A connection held memory without progress while others waited for it: its machine has little of it for a while.
+    pub(super) fn suspect(&self, connection: &Connection) {
+        connection.suspect();
+        self.complaints.about(connection.host(), || {
+            tracing::warn!(
+                peer = connection.peer(),
+                name = connection.name(),
+                "closed a connection: it holds memory for bytes that it does not send or take, while others wait for memory; for \
+                 {} minutes its machine and others like it have a small part of payload_bytes together",
+                SUSPECT_FOR.as_secs() / 60
+            );
+        });
     }
 }
 

@@ -96,6 +96,9 @@ impl Shared {
         together.count(conversation.at_once == AT_ONCE_MIN, false);
         let Conversation { mut receiver, session, .. } = conversation;
         connection.outbox.let_go();
+        if connection.outbox.was_unread() {
+            self.suspect(connection);
+        }
         if self.stopping.load(Ordering::Acquire) {
             // Replies made from here on must not wait for this thread.
             outbox::serve_on_this_thread(None);
@@ -270,7 +273,9 @@ impl Shared {
         connection.note_call();
         let patience = self.settings.payload_patience;
         let is_write = matches!(call, Call::Write { .. } | Call::WriteMerged { .. } | Call::FileWrite { .. });
-        let first = if is_write { self.pool.first_slice_bytes(bytes) } else { bytes };
+        // A suspect would have its slices while others wait for more of theirs.
+        let in_slices = is_write && !connection.is_suspect();
+        let first = if in_slices { self.pool.first_slice_bytes(bytes) } else { bytes };
         let mut slot = match connection.admit(first, first == bytes, patience) {
             Ok(slot) => slot,
             Err(_) if connection.has_ended() || connection.outbox.peer_is_gone() => return Err(Farewell::Silent),

@@ -1,5 +1,4 @@
 //! A peer that speaks the protocol by hand, well or badly, for the tests of the servers.
-#![allow(dead_code)]
 
 use std::io::{self, Read, Write};
 use std::net::TcpStream;
@@ -218,7 +217,7 @@ pub fn pattern(seed: u64, len: usize) -> Vec<u8> {
 /// Data servers on free ports of this machine, with their configuration.
 pub struct Cluster {
     pub dir: tempfile::TempDir,
-    objects: tempfile::TempDir,
+    _objects: tempfile::TempDir,
     pub config: impresario_config::Config,
     pub data: Vec<Option<impresario_server::Started>>,
 }
@@ -242,7 +241,7 @@ impl Cluster {
         };
         adjust(&mut config);
         impresario_server::folders::make_all(&config).unwrap();
-        let mut cluster = Cluster { dir, objects, config, data: Vec::new() };
+        let mut cluster = Cluster { dir, _objects: objects, config, data: Vec::new() };
         for index in 0..count {
             cluster.data.push(None);
             cluster.start_data(index);

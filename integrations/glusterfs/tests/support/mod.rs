@@ -1,6 +1,5 @@
 //! A machine of its own for each test: namespaces for mounts, network and processes, in which GlusterFS's folders are
 //! private and the translator is installed. Everything in it ends with the test.
-#![allow(dead_code)] // each test uses its part
 
 mod volume;
 
@@ -12,8 +11,7 @@ use std::time::{Duration, Instant};
 
 use impresario_testing::{require, skip};
 
-#[allow(unused_imports)] // as above
-pub use volume::{Brick, Mount, Place, Volume, brick_file, figure, statedump, text_of_statedump};
+pub use volume::{Mount, Place, Volume, brick_file, figure, statedump, text_of_statedump};
 
 /// Longest wait for anything that should happen at once.
 pub const PATIENCE: Duration = Duration::from_secs(40);

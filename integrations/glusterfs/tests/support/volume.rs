@@ -21,7 +21,6 @@ pub enum Place {
 /// A brick.
 pub struct Brick {
     pub process: Process,
-    number: usize,
     file: PathBuf,
     log: PathBuf,
 }
@@ -91,7 +90,7 @@ impl Volume {
             fs::write(&file, brick_file(&folder, number, place, options)).unwrap();
             let log = folder.join(format!("brick{number}.log"));
             let process = Brick::process(Command::new("glusterfsd"), &file, &log);
-            Brick { process, number, file, log }
+            Brick { process, file, log }
         };
         let bricks = (0..bricks).map(start).collect();
         let volume = Volume { folder, bricks, mounts: 0 };
@@ -197,11 +196,6 @@ impl Brick {
     /// What it has logged.
     pub fn log(&self) -> String {
         String::from_utf8_lossy(&fs::read(&self.log).unwrap_or_default()).into_owned()
-    }
-
-    /// Its number, from 0.
-    pub fn number(&self) -> usize {
-        self.number
     }
 
     /// The translator's part of a new statedump.

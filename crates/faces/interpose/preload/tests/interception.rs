@@ -1,12 +1,10 @@
 //! What a C program does is what the manager is told: nothing less, nothing more, nothing twice.
 
-mod support;
-
 use std::path::{Path, PathBuf};
 
+use crate::support::{Manager, Told, compile, preloaded, run};
 use impresario_ring::message::{Mode, register};
 use impresario_ring::{Op, Unseen, flag};
-use support::{Manager, Told, compile, preloaded, run};
 
 struct Stage {
     dir: tempfile::TempDir,

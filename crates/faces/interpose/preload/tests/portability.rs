@@ -1,14 +1,13 @@
 //! The library starts in programs whose C library is older than the one that it was built with.
 
-#[path = "support/library.rs"]
-mod library;
-
 use std::process::Command;
 
 use impresario_testing::require;
 
+use crate::support::library;
+
 fn readelf(flag: &str) -> String {
-    let output = Command::new("readelf").args(["--wide", flag]).arg(library::library()).output().unwrap();
+    let output = Command::new("readelf").args(["--wide", flag]).arg(library()).output().unwrap();
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     String::from_utf8(output.stdout).unwrap()
 }

@@ -1,18 +1,16 @@
 //! Real programs behave as without the library, byte for byte: with no manager, one that records, one that is stopped,
 //! one that is killed in mid-run and one that comes back.
 
-mod support;
-
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
+use crate::support::programs::{Reaped, wait};
+use crate::support::{Manager, compile, library, preloaded, run};
 use impresario_ring::message::{Mode, register};
 use impresario_ring::{Op, SLOTS};
 use impresario_testing::until;
-use support::programs::{Reaped, wait};
-use support::{Manager, compile, library, preloaded, run};
 
 /// Scripts for `sh -c` in a folder with data; `$1` is an empty folder for what they make.
 const PROGRAMS: [(&str, &str); 9] = [

@@ -1,7 +1,5 @@
 //! A server over a file system in memory, for the tests.
 
-#![allow(dead_code)]
-
 use std::sync::Arc;
 
 use impresario_nfs::testing::{Client, MemoryTree};

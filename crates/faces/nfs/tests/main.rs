@@ -1,0 +1,9 @@
+//! The integration tests of this crate as one program, since each program links the whole crate anew.
+
+mod calls;
+mod data;
+mod past_the_cache;
+mod peers;
+mod read_ahead;
+mod stable;
+mod support;

@@ -1,0 +1,34 @@
+//! The integration tests of this crate as one program, since each program links the whole crate anew.
+
+mod allocation;
+mod append;
+mod checksums;
+mod data_server;
+mod earlier_runs;
+mod exports;
+mod front;
+mod fsck;
+mod half_writes;
+mod idle;
+mod io_node;
+mod isolation;
+mod keys;
+mod limits;
+mod links;
+mod lists;
+mod locks;
+mod meta_crash;
+mod meta_limits;
+mod meta_model;
+mod meta_rates;
+mod meta_semantics;
+mod meta_stress;
+mod meta_support;
+mod meta_syncs;
+mod metrics;
+mod missing;
+mod once;
+mod request_trace;
+mod small_reads;
+mod support;
+mod tree;

@@ -1,0 +1,6 @@
+//! The integration tests of this crate as one program, since each program links the whole crate anew.
+
+mod fuzz;
+mod models;
+mod random;
+mod simulation;

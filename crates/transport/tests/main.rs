@@ -1,0 +1,6 @@
+//! The integration tests of this crate as one program, since each program links the whole crate anew.
+
+mod certificates;
+mod keys;
+mod munge;
+mod support;

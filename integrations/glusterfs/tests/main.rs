@@ -1,0 +1,9 @@
+//! The integration tests of this crate as one program, since each program links the whole crate anew.
+
+mod ahead;
+mod conformance;
+mod content;
+mod failures;
+mod managed;
+mod package;
+mod support;
