@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::SystemTime;
 
-use fuser::{Errno, FopenFlags, WriteFlags};
+use fuser::{Errno, FopenFlags, INodeNo, WriteFlags};
 use impresario_base::lock::Mutex;
 use impresario_client::{ClientError, File};
 use impresario_wire::{Attr, FileLock, SetAttr, XattrMode};
@@ -14,7 +14,7 @@ use crate::face::{Face, Outcome, fault};
 use crate::freshness::{Freshness, Mark, Verdict};
 use crate::handles::Handles;
 use crate::inodes::{Entered, EntryKey};
-use crate::names::Maker;
+use crate::names::{Maker, Setter};
 
 /// Largest read served, bytes; the kernel asks for at most 1 MiB.
 const READ_MAX_BYTES: usize = 16 << 20;
@@ -124,21 +124,14 @@ impl Face {
     /// The kernel looked a name up before and opens what it found. By now the name may mean another file, or the file
     /// may have another size than the kernel believes. ESTALE makes the kernel look the name up again and retry the
     /// open, but only once. So a name that is replaced all the time must be opened as it is on the second attempt.
-    pub(crate) fn open_file(
-        &self,
-        number: u64,
-        flags: i32,
-        write: bool,
-        uid: u32,
-        thread: u32,
-    ) -> Outcome<(u64, FopenFlags)> {
+    pub(crate) fn open_file(&self, number: u64, flags: i32, write: bool, setter: Setter) -> Outcome<(u64, FopenFlags)> {
         // The kernel does not say which of several names it means: the latest, or the one that it looks up next.
         let entries = self.inodes.entries(number);
         let entry = entries.first().ok_or(Errno::ESTALE)?;
-        let spared = self.inodes.is_spared(thread, &entries);
-        self.open_as_found(number, entry, spared, flags, write, uid).map_err(|errno| match errno {
+        let spared = self.inodes.is_spared(setter.thread, &entries);
+        self.open_as_found(number, entry, spared, flags, write, setter).map_err(|errno| match errno {
             Errno::ENOENT | Errno::ENOTDIR | Errno::ESTALE if !spared => {
-                self.inodes.spare(thread, entries.clone());
+                self.inodes.spare(setter.thread, entries.clone());
                 Errno::ESTALE
             }
             other => other,
@@ -152,7 +145,7 @@ impl Face {
         spared: bool,
         flags: i32,
         write: bool,
-        uid: u32,
+        setter: Setter,
     ) -> Outcome<(u64, FopenFlags)> {
         let fresh = self.inodes.fresh(number).ok_or(Errno::ESTALE)?;
         let mark = fresh.mark();
@@ -169,8 +162,9 @@ impl Face {
         }
         let (appends, lockers) = (appends(flags), Mutex::default());
         let open = OpenFile { file: Some(file), number, fresh, instead: !is_meant, appends, lockers };
-        let flags =
-            self.begin(&open, flags, &attr, mark, spared, uid).inspect_err(|_| self.inodes.closed(number, handle))?;
+        let flags = self
+            .begin(&open, flags, &attr, mark, spared, setter)
+            .inspect_err(|_| self.inodes.closed(number, handle))?;
         self.files.put(handle, open);
         Ok((handle, flags))
     }
@@ -183,13 +177,17 @@ impl Face {
         attr: &Attr,
         mark: Mark,
         spared: bool,
-        uid: u32,
+        setter: Setter,
     ) -> Outcome<FopenFlags> {
         let file = open.file()?;
         if flags & libc::O_TRUNC != 0 {
-            let set = SetAttr { size: Some(0), mode: without_set_id(uid, attr.mode), ..SetAttr::default() };
+            let mode = without_set_id(setter, attr.mode, attr.gid);
+            let set = SetAttr { size: Some(0), mode, ..SetAttr::default() };
             file.set_attr(&set).map_err(fault)?;
             open.fresh.emptied();
+            if mode.is_some() {
+                self.show_attributes_anew(open.number);
+            }
         } else if !open.instead {
             return match open.fresh.judge(file.key(), attr, mark, spared, SystemTime::now()) {
                 Verdict::LookUpAgain => Err(Errno::ESTALE),
@@ -279,6 +277,7 @@ impl Face {
         bytes: &[u8],
         flags: WriteFlags,
         append: bool,
+        setter: Setter,
     ) -> Outcome<u32> {
         let open = self.open_by(handle)?;
         let file = open.file()?;
@@ -300,12 +299,26 @@ impl Face {
         }
         // The kernel leaves it to us to clear set-id bits when an unprivileged user writes.
         if flags.contains(WriteFlags::FUSE_WRITE_KILL_SUIDGID)
-            && let Some(mode) = set_id_removed(open.fresh.mode())
+            && let Some(mode) = set_id_removed(open.fresh.mode(), || setter.is_in(open.fresh.gid()))
         {
-            let attr = file.set_attr(&SetAttr { mode: Some(mode), ..SetAttr::default() }).map_err(fault)?;
-            open.fresh.set_mode(attr.mode);
+            self.set_mode_of_open(&open, mode)?;
         }
         u32::try_from(written).map_err(|_| Errno::EIO)
+    }
+
+    /// Sets the permission bits of an open file because it was written. The kernel does not know of it.
+    pub(crate) fn set_mode_of_open(&self, open: &OpenFile, mode: u32) -> Outcome<()> {
+        let attr = open.file()?.set_attr(&SetAttr { mode: Some(mode), ..SetAttr::default() }).map_err(fault)?;
+        open.fresh.set_mode(attr.mode);
+        self.show_attributes_anew(open.number);
+        Ok(())
+    }
+
+    /// The kernel asks for the attributes of a file the next time that they are wanted. It drops no pages, so this waits for nothing.
+    fn show_attributes_anew(&self, number: u64) {
+        if let Some(Err(error)) = self.notifier.get().map(|kernel| kernel.inval_inode(INodeNo(number), -1, 0)) {
+            tracing::debug!(%error, number, "the kernel did not drop the attributes of a file");
+        }
     }
 
     /// When this returns, the file's data, size and name are on the devices.
@@ -346,15 +359,16 @@ impl Face {
     }
 }
 
-/// The new mode after a truncation by `uid`, if it changes.
-pub(crate) fn without_set_id(uid: u32, mode: u32) -> Option<u32> {
-    if uid == 0 { None } else { set_id_removed(mode) }
+/// The new mode after `setter` has changed the bytes of a file of group `gid`, if it changes.
+pub(crate) fn without_set_id(setter: Setter, mode: u32, gid: u32) -> Option<u32> {
+    if setter.uid == 0 { None } else { set_id_removed(mode, || setter.is_in(gid)) }
 }
 
-/// The mode without set-user-id and, if the group may execute, without set-group-id; `None` if it has neither.
-fn set_id_removed(mode: u32) -> Option<u32> {
+/// The mode without set-user-id and set-group-id; `None` if it has neither. As in local file systems, a set-group-id bit without
+/// execution by the group stays when a member of the group makes the change.
+fn set_id_removed(mode: u32, by_member: impl FnOnce() -> bool) -> Option<u32> {
     let mut left = mode & !libc::S_ISUID;
-    if mode & libc::S_IXGRP != 0 {
+    if mode & libc::S_ISGID != 0 && (mode & libc::S_IXGRP != 0 || !by_member()) {
         left &= !libc::S_ISGID;
     }
     (left != mode).then_some(left & 0o7777)
@@ -366,10 +380,16 @@ mod tests {
 
     #[test]
     fn set_id_bits_go_as_the_kernel_takes_them() {
-        assert_eq!(set_id_removed(0o4755), Some(0o755));
-        assert_eq!(set_id_removed(0o2755), Some(0o755));
-        assert_eq!(set_id_removed(0o2745), None, "set-group-id without group execute means something else");
-        assert_eq!(set_id_removed(0o755), None);
-        assert_eq!((without_set_id(0, 0o4755), without_set_id(1000, 0o4755)), (None, Some(0o755)));
+        assert_eq!(set_id_removed(0o4755, || true), Some(0o755));
+        assert_eq!(set_id_removed(0o2755, || true), Some(0o755));
+        assert_eq!(set_id_removed(0o2745, || true), None, "a member of the group may leave it");
+        assert_eq!(set_id_removed(0o2745, || false), Some(0o745));
+        assert_eq!(set_id_removed(0o755, || false), None);
+        let by = |uid, gid| Setter { uid, gid, thread: 0 };
+        assert_eq!((without_set_id(by(0, 0), 0o4755, 5), without_set_id(by(1000, 5), 0o4755, 5)), (None, Some(0o755)));
+        assert_eq!(
+            (without_set_id(by(1000, 5), 0o2745, 5), without_set_id(by(1000, 6), 0o2745, 5)),
+            (None, Some(0o745))
+        );
     }
 }

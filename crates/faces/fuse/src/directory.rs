@@ -2,7 +2,8 @@
 //!
 //! The server resumes after a *name*, which is robust: names added or removed meanwhile shift nothing. The kernel
 //! counts, so an open directory remembers the names it has returned: all recent ones, older ones at intervals, so that
-//! memory stays bounded. Seeking back further than [`RECENT`] names counts forward again from the nearest remembered
+//! memory stays bounded. A reader may seek among them as it likes; those behind a place are forgotten only when another name
+//! comes there than before. Seeking back further than [`RECENT`] names counts forward again from the nearest remembered
 //! name.
 
 use std::collections::VecDeque;
@@ -18,6 +19,8 @@ pub(crate) struct Cursor {
     /// Position of the first name in `recent`.
     first: u64,
     recent: VecDeque<Vec<u8>>,
+    /// How many names of `recent` are before the position of the reader.
+    read: usize,
     /// (position, name before it), ascending, all before `first`.
     marks: Vec<(u64, Vec<u8>)>,
     /// Where the end was found.
@@ -36,22 +39,21 @@ pub(crate) struct Resume {
 }
 
 impl Cursor {
-    /// Moves to `position` (names returned before it) and forgets the names from there on.
+    /// Moves to `position` (names returned before it).
     pub(crate) fn seek(&mut self, position: u64) -> Resume {
-        if position == 0 {
-            *self = Cursor { last_fit: self.last_fit, ..Cursor::default() };
-            return Resume { after: Vec::new(), skip: 0 };
-        }
-        if position > self.first && position <= self.first + self.recent.len() as u64 {
-            let kept = (position - self.first) as usize;
-            if kept < self.recent.len() {
-                self.recent.truncate(kept);
+        let is_start = position == 0 && self.first == 0;
+        if is_start || position > self.first && position <= self.first + self.recent.len() as u64 {
+            let read = (position - self.first) as usize;
+            if is_start || read != self.read {
                 self.end = None;
             }
-            return Resume { after: self.recent.back().cloned().unwrap_or_default(), skip: 0 };
+            self.read = read;
+            let before = read.checked_sub(1).and_then(|last| self.recent.get(last));
+            return Resume { after: before.cloned().unwrap_or_default(), skip: 0 };
         }
         self.end = None;
         self.recent.clear();
+        self.read = 0;
         self.marks.retain(|(at, _)| *at <= position);
         self.first = position;
         match self.marks.last() {
@@ -62,21 +64,26 @@ impl Cursor {
 
     /// Records the next name as returned.
     pub(crate) fn gave(&mut self, name: Vec<u8>) {
-        self.recent.push_back(name);
-        if self.recent.len() <= RECENT {
+        if self.recent.get(self.read) == Some(&name) {
+            self.read += 1;
             return;
         }
-        if let Some(oldest) = self.recent.pop_front() {
+        self.recent.truncate(self.read);
+        self.recent.push_back(name);
+        if self.recent.len() > RECENT
+            && let Some(oldest) = self.recent.pop_front()
+        {
             self.first += 1;
             if self.first.is_multiple_of(STEP) {
                 self.marks.push((self.first, oldest));
             }
         }
+        self.read = self.recent.len();
     }
 
-    /// Number of names returned so far.
+    /// Number of names before the position of the reader.
     pub(crate) fn position(&self) -> u64 {
-        self.first + self.recent.len() as u64
+        self.first + self.read as u64
     }
 
     /// The server has no name after the current position.
@@ -111,10 +118,25 @@ mod tests {
         let mut cursor = read(10);
         assert_eq!(cursor.seek(10), Resume { after: name(9), skip: 0 });
         assert_eq!(cursor.seek(4), Resume { after: name(3), skip: 0 });
-        assert_eq!(cursor.position(), 4, "what was returned after it is forgotten");
+        assert_eq!(cursor.position(), 4);
         cursor.gave(b"other".to_vec());
         assert_eq!(cursor.seek(5), Resume { after: b"other".to_vec(), skip: 0 });
         assert_eq!(cursor.seek(0), Resume { after: Vec::new(), skip: 0 });
+    }
+
+    #[test]
+    fn names_are_remembered_until_another_one_comes_in_their_place() {
+        let mut cursor = read(10);
+        for position in [7, 2, 0, 9, 10, 1] {
+            let after = if position == 0 { Vec::new() } else { name(position - 1) };
+            assert_eq!(cursor.seek(position), Resume { after, skip: 0 }, "{position}");
+        }
+        cursor.gave(name(1));
+        assert_eq!(cursor.seek(10), Resume { after: name(9), skip: 0 }, "the same name as before");
+        cursor.seek(2);
+        cursor.gave(name(3));
+        assert_eq!(cursor.position(), 3);
+        assert_eq!(cursor.seek(10), Resume { after: Vec::new(), skip: 10 }, "a name was removed meanwhile");
     }
 
     #[test]

@@ -7,14 +7,15 @@ use std::ffi::OsStr;
 use std::io;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, SystemTime};
 
 use fuser::{
     BsdFileFlags, CopyFileRangeFlags, Errno, FileHandle, Filesystem, FopenFlags, Generation, INodeNo, IoctlFlags,
-    KernelConfig, LockOwner, OpenAccMode, OpenFlags, PollEvents, PollFlags, PollNotifier, RenameFlags, ReplyAttr,
-    ReplyBmap, ReplyCreate, ReplyData, ReplyDirectory, ReplyDirectoryPlus, ReplyEmpty, ReplyEntry, ReplyIoctl,
-    ReplyLock, ReplyLseek, ReplyOpen, ReplyPoll, ReplyStatfs, ReplyWrite, ReplyXattr, Request, TimeOrNow, WriteFlags,
+    KernelConfig, LockOwner, Notifier, OpenAccMode, OpenFlags, PollEvents, PollFlags, PollNotifier, RenameFlags,
+    ReplyAttr, ReplyBmap, ReplyCreate, ReplyData, ReplyDirectory, ReplyDirectoryPlus, ReplyEmpty, ReplyEntry,
+    ReplyIoctl, ReplyLock, ReplyLseek, ReplyOpen, ReplyPoll, ReplyStatfs, ReplyWrite, ReplyXattr, Request, TimeOrNow,
+    WriteFlags,
 };
 use impresario_base::lock::RwLock;
 use impresario_client::{Client, ClientError};
@@ -49,10 +50,17 @@ pub(crate) struct Face {
     pub(crate) tree: RwLock<()>,
     /// `None`: the kernel keeps locks.
     pub(crate) locks: Option<LockService>,
+    /// Tells the kernel what it must ask for again. Set when the mount is served.
+    pub(crate) notifier: Arc<OnceLock<Notifier>>,
 }
 
 impl Face {
-    pub(crate) fn new(client: Arc<Client>, options: MountOptions, locks: Option<LockService>) -> Face {
+    pub(crate) fn new(
+        client: Arc<Client>,
+        options: MountOptions,
+        locks: Option<LockService>,
+        notifier: Arc<OnceLock<Notifier>>,
+    ) -> Face {
         Face {
             client,
             options,
@@ -61,6 +69,7 @@ impl Face {
             directories: Handles::new(),
             tree: RwLock::new(()),
             locks,
+            notifier,
         }
     }
 }
@@ -193,7 +202,7 @@ impl Filesystem for Face {
             atime: atime.map(set_time),
             mtime: mtime.map(set_time),
         };
-        let outcome = self.set_attr(ino.0, handle.map(|handle| handle.0), set, request.uid());
+        let outcome = self.set_attr(ino.0, handle.map(|handle| handle.0), set, setter(request));
         self.reply_attr(reply, ino.0, outcome.map(|attr| (attr, self.cache_time())));
     }
 
@@ -255,7 +264,7 @@ impl Filesystem for Face {
 
     fn open(&self, request: &Request, ino: INodeNo, flags: OpenFlags, reply: ReplyOpen) {
         let write = flags.acc_mode() != OpenAccMode::O_RDONLY;
-        match self.open_file(ino.0, flags.0, write, request.uid(), request.pid()) {
+        match self.open_file(ino.0, flags.0, write, setter(request)) {
             Ok((handle, flags)) => reply.opened(FileHandle(handle), flags),
             Err(errno) => reply.error(errno),
         }
@@ -299,7 +308,7 @@ impl Filesystem for Face {
 
     fn write(
         &self,
-        _: &Request,
+        request: &Request,
         _: INodeNo,
         handle: FileHandle,
         offset: u64,
@@ -309,7 +318,8 @@ impl Filesystem for Face {
         _: Option<LockOwner>,
         reply: ReplyWrite,
     ) {
-        match self.write_file(handle.0, offset, bytes, write_flags, flags.0 & libc::O_APPEND != 0) {
+        let append = flags.0 & libc::O_APPEND != 0;
+        match self.write_file(handle.0, offset, bytes, write_flags, append, setter(request)) {
             Ok(written) => reply.written(written),
             Err(errno) => reply.error(errno),
         }
@@ -517,7 +527,7 @@ impl Filesystem for Face {
         mode: i32,
         reply: ReplyEmpty,
     ) {
-        reply_empty(reply, self.change_space(handle.0, (offset, len), mode, request.uid()));
+        reply_empty(reply, self.change_space(handle.0, (offset, len), mode, setter(request)));
     }
 
     fn lseek(&self, _: &Request, _: INodeNo, handle: FileHandle, offset: i64, whence: i32, reply: ReplyLseek) {

@@ -40,8 +40,6 @@ pub(crate) struct LockService {
     waits: Sender<Waiting>,
     settles: Sender<Settle>,
     waiting: Arc<AtomicUsize>,
-    /// Set when the mount is served.
-    pub(crate) notifier: Arc<OnceLock<Notifier>>,
     pub(crate) beside: Beside,
     numbers: Arc<Mutex<FxHashMap<FileKey, u64>>>,
 }
@@ -115,18 +113,16 @@ enum Settle {
 }
 
 impl LockService {
-    /// For a mount of this client. Its threads end when it is dropped.
-    pub(crate) fn start(client: &Arc<Client>) -> std::io::Result<LockService> {
+    /// For a mount of this client; `notifier` is set when it is served. Its threads end when it is dropped.
+    pub(crate) fn start(client: &Arc<Client>, notifier: Arc<OnceLock<Notifier>>) -> std::io::Result<LockService> {
         let (waits, waits_inbox) = channel();
         let (settles, settles_inbox) = channel();
         let waiting = Arc::new(AtomicUsize::new(0));
-        let notifier: Arc<OnceLock<Notifier>> = Arc::default();
         let numbers: Arc<Mutex<FxHashMap<FileKey, u64>>> = Arc::default();
         let waiter = Waiter { inbox: waits_inbox, settles: settles.clone(), count: waiting.clone() };
         let spawn = |name: &str| std::thread::Builder::new().name(name.into()).stack_size(256 << 10);
         spawn("lock-waits").spawn(move || waiter.run())?;
-        let to = notifier.clone();
-        spawn("lock-grants").spawn(move || settle_all(&settles_inbox, &to))?;
+        spawn("lock-grants").spawn(move || settle_all(&settles_inbox, &notifier))?;
         let (known, lost) = (numbers.clone(), settles.clone());
         client.when_locks_are_lost(move |files| {
             let numbers: Vec<u64> = {
@@ -135,7 +131,7 @@ impl LockService {
             };
             numbers.into_iter().for_each(|number| drop(lost.send(Settle::Lost { number })));
         });
-        Ok(LockService { waits, settles, waiting, notifier, beside: Beside::default(), numbers })
+        Ok(LockService { waits, settles, waiting, beside: Beside::default(), numbers })
     }
 
     /// Takes a lock for a thread of a program, and answers when that is decided.

@@ -125,15 +125,15 @@ pub fn mount(client: Arc<Client>, mountpoint: &Path, options: MountOptions) -> R
     let path = mountable(mountpoint)?;
     client.stat(b"").map_err(|source| MountError::Cluster { path: path.clone(), source })?;
     let unserved = |source| MountError::Cluster { path: path.clone(), source };
+    let notifier: Arc<OnceLock<Notifier>> = Arc::default();
     let locks = match options.shared_locks && client.serves_locks().map_err(unserved)? {
         true => {
-            let started = LockService::start(&client);
+            let started = LockService::start(&client, notifier.clone());
             Some(started.map_err(|source| MountError::Refused { path: path.clone(), source })?)
         }
         false => None,
     };
-    let notifier = locks.as_ref().map(|locks| locks.notifier.clone());
-    mount_at(Face::new(client, options.clone(), locks), path, options, notifier)
+    mount_at(Face::new(client, options.clone(), locks, notifier.clone()), path, options, notifier)
 }
 
 /// Mounts any file system and serves it like a cluster: with the same threads, permissions checked by the kernel, and
@@ -143,14 +143,14 @@ pub fn mount_file_system(
     mountpoint: &Path,
     options: MountOptions,
 ) -> Result<Mounted, MountError> {
-    mount_at(file_system, mountable(mountpoint)?, options, None)
+    mount_at(file_system, mountable(mountpoint)?, options, Arc::default())
 }
 
 fn mount_at(
     file_system: impl Filesystem,
     path: PathBuf,
     options: MountOptions,
-    notifier: Option<Arc<OnceLock<Notifier>>>,
+    notifier: Arc<OnceLock<Notifier>>,
 ) -> Result<Mounted, MountError> {
     let refused = |source| MountError::Refused { path: path.clone(), source };
     let fuse = device::mount(&path, &options).map_err(refused)?;
@@ -170,7 +170,7 @@ fn serve(
     fuse: OwnedFd,
     path: &Path,
     ending: Arc<Ended>,
-    notifier: Option<Arc<OnceLock<Notifier>>>,
+    notifier: Arc<OnceLock<Notifier>>,
 ) -> io::Result<()> {
     let read_ahead_bytes = options.read_ahead_bytes;
     let mut config = Config::default();
@@ -178,9 +178,7 @@ fn serve(
     config.clone_fd = true;
     let acl = if options.allow_other { SessionACL::All } else { SessionACL::Owner };
     let session = Session::from_fd(file_system, fuse, acl, config)?;
-    if let Some(notifier) = notifier {
-        let _ = notifier.set(session.notifier());
-    }
+    let _ = notifier.set(session.notifier());
     if let Err(error) = mountpoint::set_read_ahead(path, read_ahead_bytes) {
         tracing::info!(mount = %path.display(), %error, "read-ahead stays at the kernel's default; a larger value needs root");
     }

@@ -36,7 +36,7 @@ pub(crate) struct Maker {
     pub umask: u32,
 }
 
-/// Who sets an extended attribute.
+/// Who changes a node.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Setter {
     pub uid: u32,
@@ -47,7 +47,7 @@ pub(crate) struct Setter {
 
 impl Setter {
     /// Whether the kernel lets this user's files of a group keep its set-group-id bit.
-    fn is_in(self, gid: u32) -> bool {
+    pub(crate) fn is_in(self, gid: u32) -> bool {
         let status = || std::fs::read_to_string(format!("/proc/{}/status", self.thread)).unwrap_or_default();
         self.uid == 0 || self.gid == gid || lists_group(&status(), gid)
     }
@@ -159,9 +159,9 @@ impl Face {
         Ok((attr, self.cache_time()))
     }
 
-    pub(crate) fn set_attr(&self, number: u64, handle: Option<u64>, mut set: SetAttr, uid: u32) -> Outcome<Attr> {
+    pub(crate) fn set_attr(&self, number: u64, handle: Option<u64>, mut set: SetAttr, setter: Setter) -> Outcome<Attr> {
         if set.size.is_some() && set.mode.is_none() {
-            set.mode = self.inodes.fresh(number).and_then(|fresh| without_set_id(uid, fresh.mode()));
+            set.mode = self.inodes.fresh(number).and_then(|fresh| without_set_id(setter, fresh.mode(), fresh.gid()));
         }
         let open = self.some_open(number, handle);
         let attr = match &open {
@@ -519,7 +519,7 @@ impl Face {
             return Ok(());
         }
         let set = SetAttr { mode: Some(fresh.mode() & 0o7777 & !libc::S_ISGID), ..SetAttr::default() };
-        self.set_attr(number, None, set, setter.uid).map(drop)
+        self.set_attr(number, None, set, setter).map(drop)
     }
 }
 

@@ -14,6 +14,7 @@ use std::time::Duration;
 
 use impresario_fuse::MountOptions;
 use impresario_testing::require;
+use rustix::fs::{AtFlags, StatxFlags};
 
 use crate::cluster::{Node, errno, mounted, mounted_with};
 
@@ -480,38 +481,78 @@ fn set_user_id_goes_on_write() {
     if !require("root") {
         return;
     }
+    // Also where the kernel keeps locks to itself.
+    for shared_locks in [true, false] {
+        let Some(node) = mounted_with(MountOptions { allow_other: true, shared_locks, ..Default::default() }) else {
+            return;
+        };
+        node.open_the_way();
+        let mode = || node.stat_past_the_mount("f").mode & 0o7777;
+        let set = || {
+            fs::write(node.at("f"), "program").unwrap();
+            fs::set_permissions(node.at("f"), Permissions::from_mode(0o6777)).unwrap();
+            assert_eq!(mode(), 0o6777);
+        };
+        // What the node itself shows, at once, to a program that asks for nothing else.
+        let shown = || {
+            let asked = rustix::fs::statx(rustix::fs::CWD, node.at("f"), AtFlags::empty(), StatxFlags::MODE).unwrap();
+            u32::from(asked.stx_mode) & 0o7777
+        };
+        set();
+        OpenOptions::new().append(true).open(node.at("f")).unwrap().write_all(b"x").unwrap();
+        assert_eq!((mode(), shown()), (0o6777, 0o6777), "root may");
+        assert!(as_user(4321, "echo x >> \"$1\"", &node.at("f")));
+        assert_eq!((mode(), shown()), (0o777, 0o777), "by appending");
+        set();
+        assert_eq!(shown(), 0o6777);
+        assert!(as_user(4321, "echo x 1<> \"$1\"", &node.at("f")));
+        assert_eq!((mode(), shown()), (0o777, 0o777), "by writing");
+        set();
+        assert_eq!(shown(), 0o6777);
+        assert!(as_user(4321, "fallocate -l 99 \"$1\"", &node.at("f")));
+        assert_eq!((mode(), shown()), (0o777, 0o777), "by allocating");
+        set();
+        assert_eq!(shown(), 0o6777);
+        assert!(as_user(4321, ": > \"$1\"", &node.at("f")));
+        assert_eq!((mode(), shown()), (0o777, 0o777), "by an open that truncates");
+        set();
+        assert_eq!(shown(), 0o6777);
+        assert!(as_user(4321, "truncate -s 3 \"$1\"", &node.at("f")));
+        assert_eq!((mode(), shown()), (0o777, 0o777), "by truncating");
+        set();
+        assert_eq!(shown(), 0o6777);
+        chown(node.at("f"), Some(4321), None).unwrap();
+        assert_eq!((mode(), shown()), (0o777, 0o777), "by changing the owner");
+    }
+}
+
+#[test]
+fn a_set_group_id_bit_without_execution_stays_only_for_members_of_the_group() {
+    if !require("root") {
+        return;
+    }
     let Some(node) = mounted_with(MountOptions { allow_other: true, ..Default::default() }) else { return };
     node.open_the_way();
-    let mode = || node.stat_past_the_mount("f").mode & 0o7777;
-    let set = || {
-        fs::write(node.at("f"), "program").unwrap();
-        fs::set_permissions(node.at("f"), Permissions::from_mode(0o6777)).unwrap();
-        assert_eq!(mode(), 0o6777);
+    let set = |group| {
+        fs::write(node.at("f"), "data").unwrap();
+        chown(node.at("f"), Some(0), Some(group)).unwrap();
+        fs::set_permissions(node.at("f"), Permissions::from_mode(0o6666)).unwrap();
     };
-    // What `stat` on the node itself shows, at once.
-    let shown = || fs::metadata(node.at("f")).unwrap().mode() & 0o7777;
-    set();
-    OpenOptions::new().append(true).open(node.at("f")).unwrap().write_all(b"x").unwrap();
-    assert_eq!((mode(), shown()), (0o6777, 0o6777), "root may");
-    assert!(as_user(4321, "echo x >> \"$1\"", &node.at("f")));
-    assert_eq!((mode(), shown()), (0o777, 0o777), "by appending");
-    set();
-    assert_eq!(shown(), 0o6777);
-    assert!(as_user(4321, "echo x 1<> \"$1\"", &node.at("f")));
-    assert_eq!((mode(), shown()), (0o777, 0o777), "by writing");
-    set();
-    assert_eq!(shown(), 0o6777);
-    assert!(as_user(4321, "fallocate -l 99 \"$1\"", &node.at("f")));
-    assert_eq!((mode(), shown()), (0o777, 0o777), "by allocating");
-    set();
-    assert!(as_user(4321, ": > \"$1\"", &node.at("f")));
-    assert_eq!(mode(), 0o777, "by an open that truncates");
-    set();
-    assert!(as_user(4321, "truncate -s 3 \"$1\"", &node.at("f")));
-    assert_eq!(mode(), 0o777, "by truncating");
-    set();
-    chown(node.at("f"), Some(4321), None).unwrap();
-    assert_eq!(mode(), 0o777, "by changing the owner");
+    let mode = || node.stat_past_the_mount("f").mode & 0o7777;
+    for change in
+        ["echo x >> \"$1\"", "echo x 1<> \"$1\"", "fallocate -l 99 \"$1\"", ": > \"$1\"", "truncate -s 3 \"$1\""]
+    {
+        for (group, left) in [(4322, 0o666), (4321, 0o2666)] {
+            set(group);
+            assert!(as_user(4321, change, &node.at("f")));
+            assert_eq!(mode(), left, "{change} in a file of group {group}");
+        }
+    }
+    // Not the group of the process, but one of its further ones.
+    set(4322);
+    let change = "setpriv --reuid=4321 --regid=4321 --groups=4322 sh -c 'echo x >> \"$1\"' sh \"$1\"";
+    assert!(as_user(0, change, &node.at("f")));
+    assert_eq!(mode(), 0o2666);
 }
 
 #[test]
