@@ -610,4 +610,7 @@ impl Fault {
     /// (EAGAIN) An I/O node lost its path to a data server with the request outstanding: it may or may not have been
     /// applied. Only the client may repeat it, under a new epoch, so that the first copy cannot arrive late.
     pub const PATH_LOST: i32 = 11;
+    /// (ENOKEY) The user of the call has not proved itself, or too long ago; the call was not done. Its client proves the user
+    /// ([`MetaCall::Prove`]) and sends it again.
+    pub const UNPROVEN: i32 = 126;
 }

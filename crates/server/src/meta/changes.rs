@@ -470,6 +470,12 @@ impl MetaService {
         if who.client == ClientKey::default() {
             return self.call(session, call);
         }
+        // Before the change is noted: a call of a user who is not known yet is not done.
+        if self.meta.options.squashes
+            && let Err(fault) = self.meta.sessions.get(session).and_then(|session| session.user_of(&who, &call))
+        {
+            return Answer::Fault(fault);
+        }
         self.admit_from(session, who, call).unwrap_or_else(Answer::Fault)
     }
 
@@ -500,10 +506,10 @@ impl MetaService {
             Admission::New => self.change(session, who, call),
             Admission::Done(Known::Answered(answer)) => Ok(answer),
             Admission::Done(Known::Opened(file)) => match call {
-                MetaCall::Create { path, .. } => self.look(session, MetaCall::Reopen { path, file, write: true }),
-                other => Ok(self.call(session, other)),
+                MetaCall::Create { path, .. } => self.look(session, &who, MetaCall::Reopen { path, file, write: true }),
+                other => Ok(self.call_as(session, &who, other)),
             },
-            Admission::Done(Known::Done) => self.answer_again(session, call),
+            Admission::Done(Known::Done) => self.answer_again(session, &who, call),
             Admission::Done(Known::Begun(begun)) => {
                 let is_current = changes.replies.lock().note(client, who.epoch);
                 if is_current { self.finish(session, who, call, begun) } else { Err(fenced(who)) }
@@ -535,7 +541,7 @@ impl MetaService {
     }
 
     /// The answer to a change that an earlier run of the server did.
-    fn answer_again(&self, session: SessionId, call: MetaCall) -> Outcome<Answer> {
+    fn answer_again(&self, session: SessionId, who: &Who, call: MetaCall) -> Outcome<Answer> {
         let target = match call {
             MetaCall::SetAttr { target, .. } => target,
             MetaCall::Mkdir { path, .. }
@@ -544,13 +550,13 @@ impl MetaService {
             | MetaCall::Link { to: path, .. } => Target::Path(path),
             _ => return Ok(Answer::Done),
         };
-        self.look(session, MetaCall::GetAttr { target })
+        self.look(session, who, MetaCall::GetAttr { target })
     }
 
     /// What a change that was done has to answer, by a call that looks. Where it cannot, because others have changed the name
     /// since or a disk is full, its failure is not that of the change, which must not seem not to have been done.
-    fn look(&self, session: SessionId, call: MetaCall) -> Outcome<Answer> {
-        match self.call(session, call) {
+    fn look(&self, session: SessionId, who: &Who, call: MetaCall) -> Outcome<Answer> {
+        match self.call_as(session, who, call) {
             Answer::Fault(why) if why.errno != libc::EBUSY => {
                 Err(fault(Errno::IO, format!("this was done, and what it made cannot be told again: {}", why.message)))
             }
@@ -589,8 +595,10 @@ impl MetaService {
         // After the look: who has changed a name before it is known by now.
         self.meta.changes.check_hidden(begun, &call)?;
         let answer = match call {
-            MetaCall::Create { path, .. } if is_done => self.look(session, MetaCall::Open { path, write: true })?,
-            _ if is_done => self.answer_again(session, call)?,
+            MetaCall::Create { path, .. } if is_done => {
+                self.look(session, &who, MetaCall::Open { path, write: true })?
+            }
+            _ if is_done => self.answer_again(session, &who, call)?,
             _ => {
                 self.meta.changes.touch(&call);
                 self.call_as(session, &who, call)
