@@ -38,25 +38,58 @@ const KEPT_PART: u64 = 8;
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct Ticket(u64);
 
-/// Where credit comes from.
-#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
-pub enum Source {
-    /// What is there for all.
-    #[default]
-    Common,
-    /// That, and the headroom until everything is given back.
-    Headroom,
-    /// What is kept for modest requests.
-    Kept,
+/// The credit that a request holds. It knows where its bytes come from, so all go back there ([`Credits::give_back`]); dropped, they
+/// never do.
+#[derive(PartialEq, Eq, Default, Debug)]
+#[must_use]
+pub struct Credit {
+    /// Of what is there for all.
+    common_bytes: u64,
+    /// Of what is kept for modest requests.
+    kept_bytes: u64,
+    /// It has the headroom until everything is given back.
+    completes: bool,
+}
+
+impl Credit {
+    fn common(bytes: u64) -> Credit {
+        Credit { common_bytes: bytes, ..Credit::default() }
+    }
+
+    fn kept(bytes: u64) -> Credit {
+        Credit { kept_bytes: bytes, ..Credit::default() }
+    }
+
+    /// How much it is, bytes.
+    pub fn bytes(&self) -> u64 {
+        self.common_bytes + self.kept_bytes
+    }
+
+    /// More for the same request.
+    pub fn add(&mut self, more: Credit) {
+        self.common_bytes += more.common_bytes;
+        self.kept_bytes += more.kept_bytes;
+        self.completes |= more.completes;
+    }
+
+    /// Takes all bytes beyond so many out. The headroom stays with the rest.
+    pub fn beyond(&mut self, bytes: u64) -> Credit {
+        let spare = self.bytes().saturating_sub(bytes);
+        let common_bytes = spare.min(self.common_bytes);
+        let kept_bytes = spare - common_bytes;
+        self.common_bytes -= common_bytes;
+        self.kept_bytes -= kept_bytes;
+        Credit { common_bytes, kept_bytes, completes: false }
+    }
 }
 
 /// A request no longer waits.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(PartialEq, Eq, Debug)]
 pub struct Grant {
     /// Which.
     pub ticket: Ticket,
-    /// Where its credit comes from.
-    pub source: Source,
+    /// What it waited for.
+    pub credit: Credit,
 }
 
 #[derive(Debug)]
@@ -124,14 +157,12 @@ impl Credits {
     }
 
     /// Asks for credit; a request that waits is given a ticket, and later a [`Grant`] unless it gives up.
-    pub fn ask(&mut self, bytes: u64, is_modest: bool) -> Result<Source, Ticket> {
+    pub fn ask(&mut self, bytes: u64, is_modest: bool) -> Result<Credit, Ticket> {
         if self.waiters.is_empty() && (!is_modest || self.modest.is_empty()) && self.fits(bytes) {
-            self.charge(bytes);
-            return Ok(Source::Common);
+            return Ok(self.charge(bytes));
         }
         if is_modest && self.modest.is_empty() && self.is_kept(bytes) {
-            self.charge_kept(bytes);
-            return Ok(Source::Kept);
+            return Ok(self.charge_kept(bytes));
         }
         let ticket = self.ticket();
         let waiters = if is_modest { &mut self.modest } else { &mut self.waiters };
@@ -139,12 +170,11 @@ impl Credits {
         Err(ticket)
     }
 
-    /// Asks for more credit for a write that has a part, of this source.
-    pub fn grow(&mut self, bytes: u64, source: Source) -> Result<Source, Ticket> {
+    /// Asks for more credit for a request that holds some.
+    pub fn grow(&mut self, bytes: u64, held: &Credit) -> Result<Credit, Ticket> {
         // It does not wait for those that have nothing yet.
-        if source == Source::Headroom || self.fits(bytes) {
-            self.charge(bytes);
-            return Ok(source);
+        if held.completes || self.fits(bytes) {
+            return Ok(self.charge(bytes));
         }
         let before = self.waiters.iter().take_while(|waiter| waiter.grows).count();
         let ticket = self.ticket();
@@ -159,18 +189,24 @@ impl Credits {
     }
 
     /// Takes credit for what is there already.
-    pub fn charge(&mut self, bytes: u64) {
+    pub fn charge(&mut self, bytes: u64) -> Credit {
         self.used_bytes += bytes;
-        self.peak_bytes = self.peak_bytes.max(self.used_bytes + self.kept_used_bytes);
+        self.note_peak();
+        Credit::common(bytes)
     }
 
     fn is_kept(&self, bytes: u64) -> bool {
         self.kept_used_bytes.saturating_add(bytes) <= self.kept_bytes
     }
 
-    fn charge_kept(&mut self, bytes: u64) {
+    fn charge_kept(&mut self, bytes: u64) -> Credit {
         self.kept_used_bytes += bytes;
-        self.charge(0);
+        self.note_peak();
+        Credit::kept(bytes)
+    }
+
+    fn note_peak(&mut self) {
+        self.peak_bytes = self.peak_bytes.max(self.used_bytes + self.kept_used_bytes);
     }
 
     /// The next request that need not wait any longer. Call after every change until there is none: one that gives up may
@@ -181,13 +217,8 @@ impl Credits {
             // No other waits for the rest.
             if is_kept || self.waiters.is_empty() && self.fits(first.bytes) {
                 let Waiter { ticket, bytes, .. } = self.modest.pop_front()?;
-                let source = if is_kept { Source::Kept } else { Source::Common };
-                if is_kept {
-                    self.charge_kept(bytes)
-                } else {
-                    self.charge(bytes)
-                }
-                return Some(Grant { ticket, source });
+                let credit = if is_kept { self.charge_kept(bytes) } else { self.charge(bytes) };
+                return Some(Grant { ticket, credit });
             }
         }
         let first = self.waiters.front()?;
@@ -198,8 +229,7 @@ impl Credits {
         }
         let Waiter { ticket, bytes, .. } = self.waiters.pop_front()?;
         self.completing |= completes;
-        self.charge(bytes);
-        Some(Grant { ticket, source: if completes { Source::Headroom } else { Source::Common } })
+        Some(Grant { ticket, credit: Credit { completes, ..self.charge(bytes) } })
     }
 
     /// A request no longer waits.
@@ -209,13 +239,11 @@ impl Credits {
             .for_each(|waiters| waiters.retain(|waiter| waiter.ticket != ticket));
     }
 
-    /// A request gives back all that it has of this source.
-    pub fn give_back(&mut self, bytes: u64, source: Source) {
-        match source {
-            Source::Kept => self.kept_used_bytes -= bytes,
-            Source::Common | Source::Headroom => self.used_bytes -= bytes,
-        }
-        self.completing &= source != Source::Headroom;
+    /// A request gives credit back.
+    pub fn give_back(&mut self, credit: Credit) {
+        self.used_bytes -= credit.common_bytes;
+        self.kept_used_bytes -= credit.kept_bytes;
+        self.completing &= !credit.completes;
     }
 
     /// Bytes held now, most ever, limit.
@@ -274,17 +302,18 @@ mod tests {
     #[test]
     fn the_limit_holds_and_waiters_are_served_in_order() {
         let mut credits = Credits::new(4096, 0);
-        assert_eq!(credits.ask(3000, false), Ok(Source::Common));
+        let first = credits.ask(3000, false).unwrap();
+        assert_eq!(first, Credit::common(3000));
         let [large, small] = [4000, 600].map(|bytes| credits.ask(bytes, false).unwrap_err());
         assert!(granted(&mut credits).is_empty() && credits.is_short(), "600 would fit but is not first");
-        credits.give_back(3000, Source::Common);
-        assert_eq!(granted(&mut credits), [Grant { ticket: large, source: Source::Common }]);
+        credits.give_back(first);
+        assert_eq!(granted(&mut credits), [Grant { ticket: large, credit: Credit::common(4000) }]);
         credits.give_up(small);
         assert!(!credits.is_short());
         // One that gives up does not hold back those behind it.
         let [large, small] = [4000, 90].map(|bytes| credits.ask(bytes, false).unwrap_err());
         credits.give_up(large);
-        assert_eq!(granted(&mut credits), [Grant { ticket: small, source: Source::Common }]);
+        assert_eq!(granted(&mut credits), [Grant { ticket: small, credit: Credit::common(90) }]);
         assert_eq!(credits.usage_bytes(), (4090, 4090, 4096));
     }
 
@@ -292,9 +321,10 @@ mod tests {
     fn more_than_the_limit_is_granted_alone() {
         let mut credits = Credits::new(4096, 0);
         let all = credits.bytes_for(1 << 30);
-        assert_eq!((all, credits.bytes_for(1), credits.ask(all, false)), (4096, 512, Ok(Source::Common)));
+        assert_eq!((all, credits.bytes_for(1)), (4096, 512));
+        let all = credits.ask(all, false).unwrap();
         assert!(credits.ask(512, false).is_err());
-        credits.give_back(all, Source::Common);
+        credits.give_back(all);
         assert_eq!(granted(&mut credits).len(), 1);
     }
 
@@ -304,25 +334,49 @@ mod tests {
         let (kept, modest) = (4 << 20, credits.modest_bytes());
         assert_eq!(modest, 128 << 10);
         // With room for all, modest requests take nothing of what is kept.
-        assert_eq!(credits.ask(modest, true), Ok(Source::Common));
-        credits.give_back(modest, Source::Common);
+        let little = credits.ask(modest, true).unwrap();
+        assert_eq!(little, Credit::common(modest));
+        credits.give_back(little);
         // A crowd takes what it can get, and more of it waits.
-        let all = credits.bytes_for(u64::MAX);
-        assert_eq!((all, credits.ask(all, false)), (24 << 20, Ok(Source::Common)));
+        let all = credits.ask(credits.bytes_for(u64::MAX), false).unwrap();
+        assert_eq!(all, Credit::common(24 << 20));
         let waits = credits.ask(4096, false).unwrap_err();
-        for _ in 0..kept / modest {
-            assert_eq!(credits.ask(modest, true), Ok(Source::Kept));
-        }
+        let mut little: Vec<Credit> = (0..kept / modest).map(|_| credits.ask(modest, true).unwrap()).collect();
+        assert!(little.iter().all(|credit| *credit == Credit::kept(modest)));
         let [first, second] = [1, 2].map(|_| credits.ask(modest, true).unwrap_err());
         assert!(granted(&mut credits).is_empty());
-        credits.give_back(modest, Source::Kept);
-        assert_eq!(granted(&mut credits), [Grant { ticket: first, source: Source::Kept }]);
+        credits.give_back(little.pop().unwrap());
+        assert_eq!(granted(&mut credits), [Grant { ticket: first, credit: Credit::kept(modest) }]);
         // They do not keep the others waiting either: those have the rest, in order.
-        credits.give_back(all, Source::Common);
-        let common = |ticket| Grant { ticket, source: Source::Common };
-        assert_eq!(granted(&mut credits), [common(waits), common(second)]);
+        credits.give_back(all);
+        let common = |ticket, bytes| Grant { ticket, credit: Credit::common(bytes) };
+        assert_eq!(granted(&mut credits), [common(waits, 4096), common(second, modest)]);
         assert_eq!(credits.usage_bytes().0, kept + 4096 + modest);
         assert_eq!(Credits::new(32 << 20, 0).modest_bytes(), 0);
+    }
+
+    /// Of a request that has some of what is kept, more comes from what is there for all, and each goes back to its own.
+    #[test]
+    fn what_grows_goes_back_to_where_it_came_from() {
+        let mut credits = Credits::new(32 << 20, 4 << 20);
+        let all = credits.ask(24 << 20, false).unwrap();
+        let mut held = credits.ask(1000, true).unwrap();
+        assert_eq!(held, Credit::kept(1000));
+        assert!(credits.grow(500, &held).is_err());
+        held.add(granted(&mut credits).pop().unwrap().credit);
+        assert_eq!(held, Credit { common_bytes: 500, kept_bytes: 1000, completes: true });
+        assert!(credits.grow(200, &Credit::default()).is_err(), "one at a time");
+        let more = credits.grow(4000, &held).unwrap();
+        held.add(more);
+        let spare = held.beyond(200);
+        assert_eq!((spare.bytes(), held.bytes(), held.completes), (5300, 200, true));
+        credits.give_back(spare);
+        assert_eq!(held, Credit { common_bytes: 0, kept_bytes: 200, completes: true });
+        credits.give_back(held);
+        credits.give_back(all);
+        granted(&mut credits).into_iter().for_each(|grant| credits.give_back(grant.credit));
+        assert_eq!((credits.usage_bytes().0, credits.used_bytes, credits.kept_used_bytes), (0, 0, 0));
+        assert!(!credits.completing);
     }
 
     #[test]
@@ -336,13 +390,11 @@ mod tests {
     }
 
     /// What one client does: a read, or a write that asks for a slice at a time.
-    #[derive(Clone, Copy)]
     struct Client {
         len: u64,
         writes: bool,
-        held: u64,
-        waits: Option<(Ticket, u64)>,
-        source: Source,
+        held: Credit,
+        waits: Option<Ticket>,
     }
 
     proptest! {
@@ -356,7 +408,7 @@ mod tests {
             order in proptest::collection::vec(any::<u16>(), 0..200),
         ) {
             let mut credits = Credits::new(limit * SLICE_BYTES, 4 * SLICE_BYTES);
-            let fresh = |(len, writes)| Client { len, writes, held: 0, waits: None, source: Source::Common };
+            let fresh = |(len, writes)| Client { len, writes, held: Credit::default(), waits: None };
             let mut clients: Vec<Client> = lens.into_iter().map(fresh).collect();
             let mut turns = order.into_iter().map(usize::from).chain(0..);
             let (mut queue, mut modest): (VecDeque<Ticket>, VecDeque<Ticket>) = Default::default();
@@ -365,43 +417,44 @@ mod tests {
                 prop_assert!(!able.is_empty() || clients.is_empty(), "all wait for each other");
                 let Some(&c) = able.get(turns.next().unwrap() % able.len().max(1)) else { break };
                 let client = &mut clients[c];
-                let first = client.held == 0;
+                let first = client.held.bytes() == 0;
                 let bytes = match (first, client.writes) {
                     (true, true) => credits.bytes_for(credits.first_slice_bytes(client.len)),
                     (true, false) => credits.bytes_for(client.len),
-                    (false, _) => client.len.saturating_sub(client.held).min(SLICE_BYTES),
+                    (false, _) => client.len.saturating_sub(client.held.bytes()).min(SLICE_BYTES),
                 };
                 if bytes == 0 {
-                    credits.give_back(client.held, client.source);
-                    clients.swap_remove(c);
+                    credits.give_back(clients.swap_remove(c).held);
                 } else {
                     let is_modest = !client.writes && client.len <= credits.modest_bytes();
                     let asked = match first {
                         true => credits.ask(bytes, is_modest),
-                        false => credits.grow(bytes, client.source),
+                        false => credits.grow(bytes, &client.held),
                     };
                     match asked {
-                        Ok(source) => (client.held, client.source) = (client.held + bytes, source),
-                        Err(ticket) => client.waits = Some((ticket, bytes)),
-                    }
-                    if first {
-                        (if is_modest { &mut modest } else { &mut queue }).extend(asked.err());
+                        Ok(credit) => client.held.add(credit),
+                        Err(ticket) => {
+                            client.waits = Some(ticket);
+                            if first {
+                                (if is_modest { &mut modest } else { &mut queue }).push_back(ticket);
+                            }
+                        }
                     }
                 }
                 for grant in granted(&mut credits) {
-                    let waited = |c: &&mut Client| c.waits.is_some_and(|(ticket, _)| ticket == grant.ticket);
+                    let waited = |c: &&mut Client| c.waits == Some(grant.ticket);
                     let client = clients.iter_mut().find(waited).unwrap();
-                    if client.held == 0 {
+                    if client.held.bytes() == 0 {
                         let queue = if modest.contains(&grant.ticket) { &mut modest } else { &mut queue };
                         prop_assert_eq!(queue.pop_front(), Some(grant.ticket));
-                        prop_assert!(grant.source != Source::Headroom);
+                        prop_assert!(!grant.credit.completes);
                     }
-                    client.held += client.waits.take().unwrap().1;
-                    client.source = grant.source;
+                    client.waits = None;
+                    client.held.add(grant.credit);
                 }
                 let (used, peak, limit) = credits.usage_bytes();
-                prop_assert!(used == clients.iter().map(|c| c.held).sum::<u64>() && peak <= limit);
-                prop_assert!(clients.iter().filter(|c| c.source == Source::Headroom).count() <= 1);
+                prop_assert!(used == clients.iter().map(|c| c.held.bytes()).sum::<u64>() && peak <= limit);
+                prop_assert!(clients.iter().filter(|c| c.held.completes).count() <= 1);
             }
             prop_assert!(clients.is_empty() && credits.usage_bytes().0 == 0);
         }
