@@ -442,6 +442,11 @@ impl LaneState {
     pub fn new(server: u16, incarnation: u64, loss: u32) -> LaneState {
         LaneState { server, state: incarnation >> 32 << 32 | u64::from(loss) }
     }
+
+    /// Of a server of which it is not known what it has lost since: no state is the same.
+    pub fn unknown(server: u16) -> LaneState {
+        LaneState { server, state: u64::MAX }
+    }
 }
 
 /// A server's answer.
