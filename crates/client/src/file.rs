@@ -9,6 +9,7 @@ use impresario_wire::{
     Answer, Attr, Call, Fault, FileKey, MetaCall, Opened, SeekTo, SetAttr, SpaceChange, Target, XattrMode,
 };
 
+use crate::caller::{Acting, Caller};
 use crate::client::Client;
 use crate::error::{ClientError, Errno};
 use crate::length::Length;
@@ -41,6 +42,8 @@ pub(crate) struct OpenFile {
     told: Mutex<u64>,
     /// How often the client had lost its locks when it was opened.
     losses: u64,
+    /// The user for whom it was opened; `None`: the program's own.
+    opener: Option<Caller>,
 }
 
 /// How the metadata server knows the file.
@@ -66,6 +69,7 @@ impl File {
             registration: Mutex::new(registration),
             told: Mutex::new(client.told.last(opened.file)),
             losses: client.identity().leases.losses(),
+            opener: Caller::now(),
         });
         client.opens.insert(client, inner.number, &inner);
         File { inner }
@@ -309,12 +313,14 @@ impl OpenFile {
     }
 
     fn register_once(&self, deadline: Instant) -> Result<(u64, u64), ClientError> {
+        // Whichever thread finds that it is to be done.
+        let _acting = Acting::of(self.opener);
         let link = self.client.meta_link();
         let mut registration = self.registration.lock();
         let session = link.session(deadline)?;
         if registration.session != session && !registration.is_closed {
             let call = MetaCall::Reopen { path: registration.paths.path().to_vec(), file: self.key, write: self.write };
-            let call = Call::Meta { who: self.client.identity().who(), call };
+            let call = Call::Meta { who: self.client.identity().asker(), call };
             match link.call_in(session, call, deadline)?.answer {
                 Answer::Opened(opened) if opened.file == self.key => {
                     self.length.reaches(opened.attr.size);
@@ -409,7 +415,7 @@ impl OpenFile {
     fn ask(&self, call: impl Fn(u64) -> MetaCall) -> Result<Answer, ClientError> {
         let deadline = self.client.deadline();
         // One sequence for all copies: the server does a change once.
-        let mut who = self.client.identity().who();
+        let mut who = self.client.identity().asker();
         let mut has_been_stale = false;
         loop {
             let asked = self.register(deadline).and_then(|(session, handle)| {

@@ -8,6 +8,7 @@ use impresario_node::session::Epoch;
 use impresario_transport::Membership;
 use impresario_wire::{ClientKey, Who};
 
+use crate::caller::Caller;
 use crate::error::{ClientError, Errno};
 use crate::leases::Leases;
 use crate::passes::Passes;
@@ -20,6 +21,8 @@ pub struct Identity {
     sequence: AtomicU64,
     job: u64,
     user: u32,
+    /// The user that the program runs as.
+    own_uid: u32,
     /// The cluster that its servers must be of.
     membership: Arc<Membership>,
     /// The file locks of this client.
@@ -54,6 +57,7 @@ impl Identity {
             sequence: AtomicU64::new(who.sequence),
             job: who.job,
             user: who.user,
+            own_uid: rustix::process::geteuid().as_raw(),
             membership: Arc::default(),
             leases: Leases::default(),
             passes: Passes::default(),
@@ -81,6 +85,11 @@ impl Identity {
         let sequence = self.sequence.fetch_add(1, Ordering::Relaxed) + 1;
         let epoch = self.epoch();
         Who { client: self.client, epoch, since: epoch, sequence, job: self.job, user: self.user }
+    }
+
+    /// The same of a request to the metadata server: for the user for whom this thread asks.
+    pub(crate) fn asker(&self) -> Who {
+        Who { user: Caller::now().map_or(self.own_uid, |caller| caller.uid), ..self.who() }
     }
 
     /// The present epoch.

@@ -9,6 +9,7 @@ pub use impresario_transport::Access;
 pub use impresario_wire::KeyRole;
 
 pub mod admin;
+mod caller;
 mod client;
 mod clock;
 mod connection;
@@ -44,6 +45,7 @@ mod way;
 mod whereabouts;
 mod will_need;
 
+pub use caller::{Acting, Caller};
 pub use client::{Client, ClientOptions, Via};
 pub use error::{ClientError, Errno, Peer};
 pub use fallocate::{seek_to, space_change};

@@ -237,7 +237,7 @@ impl Client {
     }
 
     pub(crate) fn ask(&self, call: MetaCall) -> Result<Reply, ClientError> {
-        let call = Call::Meta { who: self.identity().who(), call };
+        let call = Call::Meta { who: self.identity().asker(), call };
         self.meta_link().call(call, &[], None, self.deadline())
     }
 }

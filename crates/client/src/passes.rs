@@ -2,25 +2,19 @@
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use impresario_base::generations::Generations;
 use impresario_base::lock::Mutex;
 use impresario_wire::{FileKey, Pass};
-use rustc_hash::FxHashMap;
 
 /// Files whose passes are kept at least; with older ones there are at most twice as many.
 const FILES_MAX: usize = 65_536;
 
 /// The passes of a client.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct Passes {
     /// There are some: most clients have none, and look no further.
     is_used: AtomicBool,
-    files: Mutex<Generations>,
-}
-
-#[derive(Debug, Default)]
-struct Generations {
-    young: FxHashMap<FileKey, Rights>,
-    old: FxHashMap<FileKey, Rights>,
+    files: Mutex<Generations<FileKey, Rights>>,
 }
 
 /// What a client may do with a file.
@@ -30,11 +24,17 @@ struct Rights {
     write: Option<Pass>,
 }
 
+impl Default for Passes {
+    fn default() -> Passes {
+        Passes { is_used: AtomicBool::new(false), files: Mutex::new(Generations::new(FILES_MAX)) }
+    }
+}
+
 impl Passes {
     /// Keeps the pass of a file that was opened.
     pub(crate) fn keep(&self, file: FileKey, write: bool, pass: Pass) {
         let mut files = self.files.lock();
-        let mut rights = files.take(file).unwrap_or_default();
+        let mut rights = files.take(&file).unwrap_or_default();
         *(if write { &mut rights.write } else { &mut rights.read }) = Some(pass);
         files.put(file, rights);
         self.is_used.store(true, Ordering::Release);
@@ -43,30 +43,9 @@ impl Passes {
     /// The pass to show with a call about a file; `None`: there is none.
     pub(crate) fn of(&self, file: Option<FileKey>, write: bool) -> Option<Pass> {
         let file = file.filter(|_| self.is_used.load(Ordering::Acquire))?;
-        let mut files = self.files.lock();
-        let rights = match files.young.get(&file) {
-            Some(rights) => *rights,
-            None => {
-                let rights = files.take(file)?;
-                files.put(file, rights);
-                rights
-            }
-        };
+        let rights = *self.files.lock().get(&file)?;
         // A pass for writing is one for reading too.
         if write { rights.write } else { rights.write.or(rights.read) }
-    }
-}
-
-impl Generations {
-    fn take(&mut self, file: FileKey) -> Option<Rights> {
-        self.young.remove(&file).or_else(|| self.old.remove(&file))
-    }
-
-    fn put(&mut self, file: FileKey, rights: Rights) {
-        self.young.insert(file, rights);
-        if self.young.len() > FILES_MAX {
-            self.old = std::mem::take(&mut self.young);
-        }
     }
 }
 
@@ -88,8 +67,8 @@ mod tests {
             passes.keep(FileKey(100 + other), false, pass(3));
             assert!(passes.of(Some(file), true).is_some());
         }
-        let kept = passes.files.lock();
-        assert!(kept.young.len() + kept.old.len() <= 2 * FILES_MAX + 1);
-        assert!(!kept.young.contains_key(&FileKey(100)) && !kept.old.contains_key(&FileKey(100)));
+        let mut kept = passes.files.lock();
+        assert!(kept.len() <= 2 * FILES_MAX + 1);
+        assert!(kept.get(&FileKey(100)).is_none());
     }
 }

@@ -5,14 +5,19 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use impresario_node::session::{self, Failure, Rights, Step, Verdict};
+use impresario_transport::Proven;
 use impresario_wire::{Answer, Call, Fault, FileKey, MetaCall, Target};
 
+use crate::caller::Caller;
 use crate::clock::{instant, nanos};
 use crate::connection::{Connection, NotStarted, Outcome};
 use crate::error::{ClientError, Peer};
 use crate::landing::Lender;
 use crate::link::Link;
 use crate::slots::Breakage;
+
+/// How often a call's user is proved before the call fails: the server forgets users, and connections end.
+const PROOFS_MAX: u32 = 4;
 
 /// Buffers for the payload of an answer, filled back to back.
 pub type Buffers<'a, 'b> = Option<&'a mut [IoSliceMut<'b>]>;
@@ -51,6 +56,8 @@ pub struct Pending<'a> {
     failed: Option<ClientError>,
     /// What is to be done when an answer does not come.
     attempts: session::Call,
+    /// How often its user was proved.
+    proofs: u32,
 }
 
 impl<'a> Pending<'a> {
@@ -78,6 +85,7 @@ impl<'a> Pending<'a> {
             lender: None,
             failed: None,
             attempts,
+            proofs: 0,
         }
     }
 
@@ -202,6 +210,10 @@ impl<'a> Pending<'a> {
 
     /// A server answered with a fault. An error ends the call; otherwise it is sent again.
     fn after_fault(&mut self, connection: &Connection, fault: Fault, deadline: Instant) -> Result<(), ClientError> {
+        if fault.errno == Fault::UNPROVEN && self.proofs < PROOFS_MAX {
+            self.proofs += 1;
+            return self.prove_user(connection, &fault, deadline);
+        }
         let now = nanos(Instant::now());
         match self.attempts.answered(now, verdict(&fault), self.link.identity().epochs()) {
             Step::Again { at, elsewhere } => {
@@ -215,6 +227,28 @@ impl<'a> Pending<'a> {
                 Err(self.link.late(&connection.peer, self.started, &fault.message))
             }
             Step::Answer | Step::Fail(_) => Err(ClientError::Fault { peer: connection.peer.clone(), fault }),
+        }
+    }
+
+    /// Proves the user of the call, which was not done and is to be sent again.
+    fn prove_user(&self, connection: &Connection, wanted: &Fault, deadline: Instant) -> Result<(), ClientError> {
+        let refused = |why: &str| {
+            let message = format!("{} (this program could not do it: {why})", wanted.message);
+            ClientError::Fault { peer: connection.peer.clone(), fault: Fault { errno: libc::EACCES, message } }
+        };
+        let user = self.call.who().map_or(0, |who| who.user);
+        let caller = Caller::now().filter(|caller| caller.uid == user);
+        let gid = caller.map_or(user, |caller| caller.gid);
+        let identity = self.link.identity();
+        let credential = self.link.options().access.credential_of(Proven { uid: user, gid }, identity.client());
+        let call = MetaCall::Prove { credential: credential.map_err(|why| refused(&why))? };
+        let call = Call::Meta { who: identity.asker(), call };
+        // On another connection, made meanwhile, the call itself asks again.
+        let proof = connection.start(&call, &[], 0, None, deadline).ok().map(|id| connection.wait(id, deadline));
+        match proof {
+            Some(Outcome::Answered(Answer::Fault(fault), ..)) => Err(refused(&fault.message)),
+            Some(Outcome::Answered(..) | Outcome::Broken(_)) | None => Ok(()),
+            Some(Outcome::Late) => Err(self.link.late(&connection.peer, self.started, "its user is not proved yet")),
         }
     }
 
@@ -303,7 +337,7 @@ fn may_repeat(call: &Call, ours: bool) -> bool {
             MetaCall::Open { .. } | MetaCall::Reopen { .. } => true,
             MetaCall::Create { exclusive, .. } => !exclusive,
             MetaCall::Readlink { .. } | MetaCall::Readdir { .. } | MetaCall::Statfs | MetaCall::Examine(_) => true,
-            MetaCall::Lock(_) | MetaCall::Relay(_) | MetaCall::Restrict(_) => false,
+            MetaCall::Lock(_) | MetaCall::Relay(_) | MetaCall::Restrict(_) | MetaCall::Prove { .. } => false,
             MetaCall::FsyncDir { .. } | MetaCall::SetLayout { .. } => true,
             MetaCall::Close { .. } | MetaCall::Fsync { .. } | MetaCall::Append { .. } => false,
             MetaCall::Mkdir { .. } | MetaCall::Rmdir { .. } | MetaCall::Unlink { .. } => false,

@@ -11,6 +11,8 @@ use crate::model::Config;
 
 /// Maximum exports of a cluster, or of an NFS server.
 pub(crate) const EXPORTS_MAX: usize = 1024;
+/// Maximum ranges of users that an export names.
+const UIDS_MAX: usize = 256;
 
 /// What the clients of some networks may do with a cluster's files. Of several exports the first one counts that names a
 /// client's network.
@@ -32,6 +34,8 @@ pub struct Export {
     pub anonymous_gid: u32,
     /// Who says which user a client's is.
     pub users: Users,
+    /// The users other than root that clients may prove to be, such as `1000` and `2000-2999`; empty: all.
+    pub uids: Vec<String>,
 }
 
 impl Default for Export {
@@ -44,6 +48,7 @@ impl Default for Export {
             anonymous_uid: NOBODY,
             anonymous_gid: NOBODY,
             users: Users::Machine,
+            uids: Vec::new(),
         }
     }
 }
@@ -142,6 +147,19 @@ impl Export {
         let Export { read_only, squash, anonymous_uid, anonymous_gid, .. } = *self;
         Ok(AccessRules { networks, read_only, squash, anonymous_uid, anonymous_gid })
     }
+
+    /// The users that clients may prove to be, as ranges of numbers, first and last; empty: all. The error names what is wrong.
+    pub fn uid_ranges(&self) -> Result<Vec<(u32, u32)>, String> {
+        self.uids.iter().map(|text| uid_range(text)).collect()
+    }
+}
+
+fn uid_range(text: &str) -> Result<(u32, u32), String> {
+    let (first, last) = text.split_once('-').unwrap_or((text, text));
+    match (first.parse(), last.parse()) {
+        (Ok(first), Ok(last)) if 0 < first && first <= last => Ok((first, last)),
+        _ => Err(format!("{text:?} names no users other than root; write 1000 or 2000-2999")),
+    }
 }
 
 impl Config {
@@ -182,6 +200,14 @@ impl Config {
             if export.users == Users::Munge && self.tree.is_some() {
                 let why = "the I/O nodes of a [tree] act as one user for all; remove the key";
                 found.push((at.key("users"), why.into()));
+            }
+            let complaint =
+                |(k, text): (usize, &String)| uid_range(text).err().map(|why| (at.key("uids").index(k), why));
+            found.extend(export.uids.iter().enumerate().filter_map(complaint));
+            let is_of_use = export.users == Users::Munge && export.squash != Squash::None;
+            if !export.uids.is_empty() && (!is_of_use || export.uids.len() > UIDS_MAX) {
+                let why = format!("uids takes users = \"munge\", root squashed, and at most {UIDS_MAX} ranges");
+                found.push((at.key("uids"), why));
             }
             if export.squash != Squash::None && (export.anonymous_uid == 0 || export.anonymous_gid == 0) {
                 let why = "the anonymous user and group may not be root's; name others, or write squash = \"none\"";
@@ -283,11 +309,13 @@ mod tests {
     fn the_exports_of_a_cluster_are_read_written_and_checked() {
         let text = format!(
             "{CLUSTER}[[export]]\nnetworks = [\"10.0.0.0/8\", \"fd00::/8\"]\nfolder = \"a/b\"\nread_only = true\n\
-             [[export]]\nsquash = \"all\"\nanonymous_uid = 99\n"
+             [[export]]\nsquash = \"all\"\nanonymous_uid = 99\n\
+             [[export]]\nusers = \"munge\"\nuids = [\"1000\", \"2000-2999\"]\n"
         );
         let config = Config::parse(&text, Path::new("/c.toml")).unwrap();
         assert_eq!((config.export[0].squash, config.export[1].networks.len()), (Squash::Root, 2));
         assert_eq!(Config::parse(&config.to_toml(), Path::new("/c.toml")).unwrap().export, config.export);
+        assert_eq!(config.export[2].uid_ranges(), Ok(vec![(1000, 1000), (2000, 2999)]));
         let rules = config.export[0].rules().unwrap();
         assert!(rules.admits("10.2.3.4".parse().unwrap()) && !rules.admits("11.2.3.4".parse().unwrap()));
         for (from, to, line, what) in [
@@ -296,6 +324,11 @@ mod tests {
             ("\"a/b\"", "\"../b\"", 12, "no folder"),
             ("\"a/b\"", "\"/b\"", 12, "no folder"),
             ("= 99", "= 0", 16, "may not be root's"),
+            ("\"1000\"", "\"0\"", 19, "no users other than root"),
+            ("2000-2999", "2000-1999", 19, "no users other than root"),
+            ("2000-2999", "alice", 19, "no users other than root"),
+            ("users = \"munge\"", "", 19, "users = \"munge\""),
+            ("users = \"munge\"", "users = \"munge\"\nsquash = \"none\"", 20, "root squashed"),
             ("\"10.0.0.0/8\", \"fd00::/8\"", "", 11, "networks is empty"),
             ("read_only", "readonly", 13, "read_only"),
         ] {

@@ -54,27 +54,67 @@ pub enum Standing {
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct Ticket(u64);
 
-/// Where credit comes from.
-#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
-pub enum Source {
-    /// What is there for all.
-    #[default]
-    Common,
-    /// That, and the headroom until everything is given back.
-    Headroom,
-    /// What is kept for modest requests.
-    Kept,
-    /// What is there for all, of which suspects have a part only.
-    Suspect,
+/// The credit that a request holds. It knows where its bytes come from, so all go back there ([`Credits::give_back`]); dropped, they
+/// never do.
+#[derive(PartialEq, Eq, Default, Debug)]
+#[must_use]
+pub struct Credit {
+    /// Of what is there for all.
+    common_bytes: u64,
+    /// Of what is kept for modest requests.
+    kept_bytes: u64,
+    /// Of what is there for all, held by suspects.
+    suspect_bytes: u64,
+    /// It has the headroom until everything is given back.
+    completes: bool,
+}
+
+impl Credit {
+    fn common(bytes: u64) -> Credit {
+        Credit { common_bytes: bytes, ..Credit::default() }
+    }
+
+    fn kept(bytes: u64) -> Credit {
+        Credit { kept_bytes: bytes, ..Credit::default() }
+    }
+
+    fn suspect(bytes: u64) -> Credit {
+        Credit { suspect_bytes: bytes, ..Credit::default() }
+    }
+
+    /// How much it is, bytes.
+    pub fn bytes(&self) -> u64 {
+        self.common_bytes + self.kept_bytes + self.suspect_bytes
+    }
+
+    /// More for the same request.
+    pub fn add(&mut self, more: Credit) {
+        self.common_bytes += more.common_bytes;
+        self.kept_bytes += more.kept_bytes;
+        self.suspect_bytes += more.suspect_bytes;
+        self.completes |= more.completes;
+    }
+
+    /// Takes all bytes beyond so many out. The headroom stays with the rest.
+    pub fn beyond(&mut self, bytes: u64) -> Credit {
+        let spare = self.bytes().saturating_sub(bytes);
+        let common_bytes = spare.min(self.common_bytes);
+        let kept_bytes = (spare - common_bytes).min(self.kept_bytes);
+        let suspect_bytes = spare - common_bytes - kept_bytes;
+        self.common_bytes -= common_bytes;
+        self.kept_bytes -= kept_bytes;
+        self.suspect_bytes -= suspect_bytes;
+        Credit { common_bytes, kept_bytes, suspect_bytes, completes: false }
+    }
 }
 
 /// A request no longer waits.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(PartialEq, Eq, Debug)]
 pub struct Grant {
     /// Which.
     pub ticket: Ticket,
-    /// Where its credit comes from.
-    pub source: Source,
+    /// What it waited for.
+    pub credit: Credit,
 }
 
 #[derive(Debug)]
@@ -145,7 +185,7 @@ impl Credits {
         self.used_bytes.saturating_add(bytes) <= self.usual_bytes()
     }
 
-    /// A suspect may have so many more bytes, or has nobody beside it.
+    /// Suspects may have so many more bytes, or have none.
     fn is_left_to_suspects(&self, bytes: u64) -> bool {
         let used = self.suspect_used_bytes;
         used == 0 || used.saturating_add(bytes) <= self.usual_bytes() / SUSPECT_PART
@@ -157,22 +197,16 @@ impl Credits {
     }
 
     /// Asks for credit; a request that waits is given a ticket, and later a [`Grant`] unless it gives up.
-    pub fn ask(&mut self, bytes: u64, standing: Standing) -> Result<Source, Ticket> {
+    pub fn ask(&mut self, bytes: u64, standing: Standing) -> Result<Credit, Ticket> {
         let is_next = self.waiters.is_empty() && self.next_suspect().is_none() && self.fits(bytes);
-        let source = match standing {
-            Standing::Usual if is_next => Some(Source::Common),
-            Standing::Modest if self.modest.is_empty() => match is_next {
-                true => Some(Source::Common),
-                false => self.is_kept(bytes).then_some(Source::Kept),
-            },
+        match standing {
+            Standing::Usual if is_next => return Ok(self.charge(bytes)),
+            Standing::Modest if is_next && self.modest.is_empty() => return Ok(self.charge(bytes)),
+            Standing::Modest if self.modest.is_empty() && self.is_kept(bytes) => return Ok(self.charge_kept(bytes)),
             Standing::Suspect if is_next && self.suspects.is_empty() && self.is_left_to_suspects(bytes) => {
-                Some(Source::Suspect)
+                return Ok(self.charge_suspect(bytes));
             }
-            _ => None,
-        };
-        if let Some(source) = source {
-            self.charge_to(bytes, source);
-            return Ok(source);
+            _ => {}
         }
         let ticket = self.ticket();
         let waiters = match standing {
@@ -184,12 +218,11 @@ impl Credits {
         Err(ticket)
     }
 
-    /// Asks for more credit for a write that has a part, of this source.
-    pub fn grow(&mut self, bytes: u64, source: Source) -> Result<Source, Ticket> {
+    /// Asks for more credit for a request that holds some.
+    pub fn grow(&mut self, bytes: u64, held: &Credit) -> Result<Credit, Ticket> {
         // It does not wait for those that have nothing yet.
-        if source == Source::Headroom || self.fits(bytes) {
-            self.charge(bytes);
-            return Ok(source);
+        if held.completes || self.fits(bytes) {
+            return Ok(self.charge(bytes));
         }
         let before = self.waiters.iter().take_while(|waiter| waiter.grows).count();
         let ticket = self.ticket();
@@ -204,25 +237,31 @@ impl Credits {
     }
 
     /// Takes credit for what is there already.
-    pub fn charge(&mut self, bytes: u64) {
+    pub fn charge(&mut self, bytes: u64) -> Credit {
         self.used_bytes += bytes;
-        self.peak_bytes = self.peak_bytes.max(self.used_bytes + self.kept_used_bytes);
+        self.note_peak();
+        Credit::common(bytes)
     }
 
     fn is_kept(&self, bytes: u64) -> bool {
         self.kept_used_bytes.saturating_add(bytes) <= self.kept_bytes
     }
 
-    fn charge_to(&mut self, bytes: u64, source: Source) {
-        match source {
-            Source::Kept => {
-                self.kept_used_bytes += bytes;
-                return self.charge(0);
-            }
-            Source::Suspect => self.suspect_used_bytes += bytes,
-            Source::Common | Source::Headroom => {}
-        }
-        self.charge(bytes);
+    fn charge_kept(&mut self, bytes: u64) -> Credit {
+        self.kept_used_bytes += bytes;
+        self.note_peak();
+        Credit::kept(bytes)
+    }
+
+    fn charge_suspect(&mut self, bytes: u64) -> Credit {
+        self.used_bytes += bytes;
+        self.suspect_used_bytes += bytes;
+        self.note_peak();
+        Credit::suspect(bytes)
+    }
+
+    fn note_peak(&mut self) {
+        self.peak_bytes = self.peak_bytes.max(self.used_bytes + self.kept_used_bytes);
     }
 
     /// The next request that need not wait any longer. Call after every change until there is none: one that gives up may
@@ -233,9 +272,8 @@ impl Credits {
             // No other waits for the rest.
             if is_kept || self.waiters.is_empty() && self.fits(first.bytes) {
                 let Waiter { ticket, bytes, .. } = self.modest.pop_front()?;
-                let source = if is_kept { Source::Kept } else { Source::Common };
-                self.charge_to(bytes, source);
-                return Some(Grant { ticket, source });
+                let credit = if is_kept { self.charge_kept(bytes) } else { self.charge(bytes) };
+                return Some(Grant { ticket, credit });
             }
         }
         // Those that have come first, but writes that have a part before all.
@@ -246,8 +284,7 @@ impl Credits {
                 return None;
             }
             let Waiter { ticket, bytes, .. } = self.suspects.pop_front()?;
-            self.charge_to(bytes, Source::Suspect);
-            return Some(Grant { ticket, source: Source::Suspect });
+            return Some(Grant { ticket, credit: self.charge_suspect(bytes) });
         }
         let first = self.waiters.front()?;
         let completes = !self.fits(first.bytes);
@@ -257,8 +294,7 @@ impl Credits {
         }
         let Waiter { ticket, bytes, .. } = self.waiters.pop_front()?;
         self.completing |= completes;
-        self.charge(bytes);
-        Some(Grant { ticket, source: if completes { Source::Headroom } else { Source::Common } })
+        Some(Grant { ticket, credit: Credit { completes, ..self.charge(bytes) } })
     }
 
     /// A request no longer waits.
@@ -268,17 +304,12 @@ impl Credits {
             .for_each(|waiters| waiters.retain(|waiter| waiter.ticket != ticket));
     }
 
-    /// A request gives back all that it has of this source.
-    pub fn give_back(&mut self, bytes: u64, source: Source) {
-        match source {
-            Source::Kept => self.kept_used_bytes -= bytes,
-            Source::Common | Source::Headroom => self.used_bytes -= bytes,
-            Source::Suspect => {
-                self.used_bytes -= bytes;
-                self.suspect_used_bytes -= bytes;
-            }
-        }
-        self.completing &= source != Source::Headroom;
+    /// A request gives credit back.
+    pub fn give_back(&mut self, credit: Credit) {
+        self.used_bytes -= credit.common_bytes + credit.suspect_bytes;
+        self.suspect_used_bytes -= credit.suspect_bytes;
+        self.kept_used_bytes -= credit.kept_bytes;
+        self.completing &= !credit.completes;
     }
 
     /// Bytes held now, most ever, limit.
@@ -291,7 +322,7 @@ impl Credits {
         self.used_bytes + self.kept_used_bytes > self.limit_bytes
     }
 
-    /// A request waits, and not only for what other suspects hold: no peer may hold memory without progress.
+    /// A request waits, and not only for what suspects hold: no peer may hold memory without progress.
     pub fn is_short(&self) -> bool {
         !self.waiters.is_empty() || !self.modest.is_empty()
     }
@@ -337,17 +368,18 @@ mod tests {
     #[test]
     fn the_limit_holds_and_waiters_are_served_in_order() {
         let mut credits = Credits::new(4096, 0);
-        assert_eq!(credits.ask(3000, Standing::Usual), Ok(Source::Common));
+        let first = credits.ask(3000, Standing::Usual).unwrap();
+        assert_eq!(first, Credit::common(3000));
         let [large, small] = [4000, 600].map(|bytes| credits.ask(bytes, Standing::Usual).unwrap_err());
         assert!(granted(&mut credits).is_empty() && credits.is_short(), "600 would fit but is not first");
-        credits.give_back(3000, Source::Common);
-        assert_eq!(granted(&mut credits), [Grant { ticket: large, source: Source::Common }]);
+        credits.give_back(first);
+        assert_eq!(granted(&mut credits), [Grant { ticket: large, credit: Credit::common(4000) }]);
         credits.give_up(small);
         assert!(!credits.is_short());
         // One that gives up does not hold back those behind it.
         let [large, small] = [4000, 90].map(|bytes| credits.ask(bytes, Standing::Usual).unwrap_err());
         credits.give_up(large);
-        assert_eq!(granted(&mut credits), [Grant { ticket: small, source: Source::Common }]);
+        assert_eq!(granted(&mut credits), [Grant { ticket: small, credit: Credit::common(90) }]);
         assert_eq!(credits.usage_bytes(), (4090, 4090, 4096));
     }
 
@@ -355,9 +387,10 @@ mod tests {
     fn more_than_the_limit_is_granted_alone() {
         let mut credits = Credits::new(4096, 0);
         let all = credits.bytes_for(1 << 30);
-        assert_eq!((all, credits.bytes_for(1), credits.ask(all, Standing::Usual)), (4096, 512, Ok(Source::Common)));
+        assert_eq!((all, credits.bytes_for(1)), (4096, 512));
+        let all = credits.ask(all, Standing::Usual).unwrap();
         assert!(credits.ask(512, Standing::Usual).is_err());
-        credits.give_back(all, Source::Common);
+        credits.give_back(all);
         assert_eq!(granted(&mut credits).len(), 1);
     }
 
@@ -367,56 +400,83 @@ mod tests {
         let (kept, modest) = (4 << 20, credits.modest_bytes());
         assert_eq!(modest, 128 << 10);
         // With room for all, modest requests take nothing of what is kept.
-        assert_eq!(credits.ask(modest, Standing::Modest), Ok(Source::Common));
-        credits.give_back(modest, Source::Common);
+        let little = credits.ask(modest, Standing::Modest).unwrap();
+        assert_eq!(little, Credit::common(modest));
+        credits.give_back(little);
         // A crowd takes what it can get, and more of it waits.
-        let all = credits.bytes_for(u64::MAX);
-        assert_eq!((all, credits.ask(all, Standing::Usual)), (24 << 20, Ok(Source::Common)));
+        let all = credits.ask(credits.bytes_for(u64::MAX), Standing::Usual).unwrap();
+        assert_eq!(all, Credit::common(24 << 20));
         let waits = credits.ask(4096, Standing::Usual).unwrap_err();
-        for _ in 0..kept / modest {
-            assert_eq!(credits.ask(modest, Standing::Modest), Ok(Source::Kept));
-        }
+        let mut little: Vec<Credit> =
+            (0..kept / modest).map(|_| credits.ask(modest, Standing::Modest).unwrap()).collect();
+        assert!(little.iter().all(|credit| *credit == Credit::kept(modest)));
         let [first, second] = [1, 2].map(|_| credits.ask(modest, Standing::Modest).unwrap_err());
         assert!(granted(&mut credits).is_empty());
-        credits.give_back(modest, Source::Kept);
-        assert_eq!(granted(&mut credits), [Grant { ticket: first, source: Source::Kept }]);
+        credits.give_back(little.pop().unwrap());
+        assert_eq!(granted(&mut credits), [Grant { ticket: first, credit: Credit::kept(modest) }]);
         // They do not keep the others waiting either: those have the rest, in order.
-        credits.give_back(all, Source::Common);
-        let common = |ticket| Grant { ticket, source: Source::Common };
-        assert_eq!(granted(&mut credits), [common(waits), common(second)]);
+        credits.give_back(all);
+        let common = |ticket, bytes| Grant { ticket, credit: Credit::common(bytes) };
+        assert_eq!(granted(&mut credits), [common(waits, 4096), common(second, modest)]);
         assert_eq!(credits.usage_bytes().0, kept + 4096 + modest);
         assert_eq!(Credits::new(32 << 20, 0).modest_bytes(), 0);
+    }
+
+    /// Of a request that has some of what is kept, more comes from what is there for all, and each goes back to its own.
+    #[test]
+    fn what_grows_goes_back_to_where_it_came_from() {
+        let mut credits = Credits::new(32 << 20, 4 << 20);
+        let all = credits.ask(24 << 20, Standing::Usual).unwrap();
+        let mut held = credits.ask(1000, Standing::Modest).unwrap();
+        assert_eq!(held, Credit::kept(1000));
+        assert!(credits.grow(500, &held).is_err());
+        held.add(granted(&mut credits).pop().unwrap().credit);
+        assert_eq!(held, Credit { completes: true, kept_bytes: 1000, ..Credit::common(500) });
+        assert!(credits.grow(200, &Credit::default()).is_err(), "one at a time");
+        let more = credits.grow(4000, &held).unwrap();
+        held.add(more);
+        let spare = held.beyond(200);
+        assert_eq!((spare.bytes(), held.bytes(), held.completes), (5300, 200, true));
+        credits.give_back(spare);
+        assert_eq!(held, Credit { completes: true, ..Credit::kept(200) });
+        credits.give_back(held);
+        credits.give_back(all);
+        granted(&mut credits).into_iter().for_each(|grant| credits.give_back(grant.credit));
+        assert_eq!((credits.usage_bytes().0, credits.used_bytes, credits.kept_used_bytes), (0, 0, 0));
+        assert!(!credits.completing);
     }
 
     #[test]
     fn suspects_have_a_part_together_and_keep_nobody_waiting() {
         let mut credits = Credits::new(32 << 20, 4 << 20);
-        let (all, long) = (24 << 20, 4 << 20);
-        assert_eq!(credits.ask(long, Standing::Suspect), Ok(Source::Suspect), "one of any length");
-        let [second, third] = [1 << 20, 1 << 20].map(|bytes| credits.ask(bytes, Standing::Suspect).unwrap_err());
+        let (mib, all) = (1 << 20, 24 << 20);
+        let long = credits.ask(4 * mib, Standing::Suspect).expect("one of any length");
+        assert_eq!(long, Credit::suspect(4 * mib));
+        let [second, third] = [mib, mib].map(|bytes| credits.ask(bytes, Standing::Suspect).unwrap_err());
         assert!(granted(&mut credits).is_empty() && !credits.is_short(), "they wait for each other only");
         // The others have the rest at once, and wait for nothing but memory.
-        let rest = all - long;
-        assert_eq!(credits.ask(rest, Standing::Usual), Ok(Source::Common));
-        let usual = credits.ask(1 << 20, Standing::Usual).unwrap_err();
+        let rest = credits.ask(all - 4 * mib, Standing::Usual).unwrap();
+        let usual = credits.ask(mib, Standing::Usual).unwrap_err();
         assert!(credits.is_short());
-        credits.give_back(rest, Source::Common);
-        assert_eq!(granted(&mut credits), [Grant { ticket: usual, source: Source::Common }]);
-        credits.give_back(1 << 20, Source::Common);
-        credits.give_back(long, Source::Suspect);
-        let of = |ticket| Grant { ticket, source: Source::Suspect };
+        credits.give_back(rest);
+        assert_eq!(granted(&mut credits), [Grant { ticket: usual, credit: Credit::common(mib) }]);
+        credits.give_back(Credit::common(mib));
+        credits.give_back(long);
+        let of = |ticket| Grant { ticket, credit: Credit::suspect(mib) };
         assert_eq!(granted(&mut credits), [of(second), of(third)]);
-        credits.give_back(1 << 20, Source::Suspect);
+        credits.give_back(Credit::suspect(mib));
         // With memory short they are served in the order in which all have come.
-        let most = all - (1 << 20);
-        assert_eq!(credits.ask(most, Standing::Usual), Ok(Source::Common));
-        let suspect = credits.ask(1 << 20, Standing::Suspect).unwrap_err();
-        let usual = credits.ask(2 << 20, Standing::Usual).unwrap_err();
-        credits.give_back(1 << 20, Source::Common);
+        let mut most = credits.ask(all - mib, Standing::Usual).unwrap();
+        let suspect = credits.ask(mib, Standing::Suspect).unwrap_err();
+        let usual = credits.ask(2 * mib, Standing::Usual).unwrap_err();
+        credits.give_back(most.beyond(all - 2 * mib));
         assert_eq!(granted(&mut credits), [of(suspect)]);
         credits.give_up(usual);
-        credits.give_back(2 << 20, Source::Suspect);
-        credits.give_back(most - (1 << 20), Source::Common);
+        let mut both = Credit::suspect(mib);
+        both.add(Credit::suspect(mib));
+        let spare = both.beyond(mib / 2);
+        assert_eq!((spare.bytes(), both.bytes()), (mib + mib / 2, mib / 2));
+        [spare, both, most].into_iter().for_each(|credit| credits.give_back(credit));
         assert_eq!((credits.usage_bytes().0, credits.suspect_used_bytes), (0, 0));
     }
 
@@ -431,14 +491,12 @@ mod tests {
     }
 
     /// What one client does: a read, or a write that asks for a slice at a time, unless it is suspect.
-    #[derive(Clone, Copy)]
     struct Client {
         len: u64,
         writes: bool,
         is_suspect: bool,
-        held: u64,
-        waits: Option<(Ticket, u64)>,
-        source: Source,
+        held: Credit,
+        waits: Option<Ticket>,
     }
 
     proptest! {
@@ -453,7 +511,7 @@ mod tests {
         ) {
             let mut credits = Credits::new(limit * SLICE_BYTES, 4 * SLICE_BYTES);
             let fresh = |(len, writes, is_suspect)| {
-                Client { len, writes, is_suspect, held: 0, waits: None, source: Source::Common }
+                Client { len, writes, is_suspect, held: Credit::default(), waits: None }
             };
             let mut clients: Vec<Client> = lens.into_iter().map(fresh).collect();
             let mut turns = order.into_iter().map(usize::from).chain(0..);
@@ -463,15 +521,14 @@ mod tests {
                 prop_assert!(!able.is_empty() || clients.is_empty(), "all wait for each other");
                 let Some(&c) = able.get(turns.next().unwrap() % able.len().max(1)) else { break };
                 let client = &mut clients[c];
-                let first = client.held == 0;
+                let first = client.held.bytes() == 0;
                 let bytes = match (first, client.writes) {
                     (true, true) if !client.is_suspect => credits.bytes_for(credits.first_slice_bytes(client.len)),
                     (true, _) => credits.bytes_for(client.len),
-                    (false, _) => client.len.saturating_sub(client.held).min(SLICE_BYTES),
+                    (false, _) => client.len.saturating_sub(client.held.bytes()).min(SLICE_BYTES),
                 };
                 if bytes == 0 {
-                    credits.give_back(client.held, client.source);
-                    clients.swap_remove(c);
+                    credits.give_back(clients.swap_remove(c).held);
                 } else {
                     let standing = match client.is_suspect {
                         true => Standing::Suspect,
@@ -480,32 +537,34 @@ mod tests {
                     };
                     let asked = match first {
                         true => credits.ask(bytes, standing),
-                        false => credits.grow(bytes, client.source),
+                        false => credits.grow(bytes, &client.held),
                     };
                     match asked {
-                        Ok(source) => (client.held, client.source) = (client.held + bytes, source),
-                        Err(ticket) => client.waits = Some((ticket, bytes)),
-                    }
-                    if first {
-                        queues[standing as usize].extend(asked.err());
+                        Ok(credit) => client.held.add(credit),
+                        Err(ticket) => {
+                            client.waits = Some(ticket);
+                            if first {
+                                queues[standing as usize].push_back(ticket);
+                            }
+                        }
                     }
                 }
                 for grant in granted(&mut credits) {
-                    let waited = |c: &&mut Client| c.waits.is_some_and(|(ticket, _)| ticket == grant.ticket);
+                    let waited = |c: &&mut Client| c.waits == Some(grant.ticket);
                     let client = clients.iter_mut().find(waited).unwrap();
-                    if client.held == 0 {
+                    if client.held.bytes() == 0 {
                         let queue = queues.iter_mut().find(|queue| queue.contains(&grant.ticket)).unwrap();
                         prop_assert_eq!(queue.pop_front(), Some(grant.ticket));
-                        prop_assert!(grant.source != Source::Headroom);
-                        prop_assert_eq!(grant.source == Source::Suspect, client.is_suspect);
+                        prop_assert!(!grant.credit.completes);
+                        prop_assert_eq!(grant.credit.suspect_bytes > 0, client.is_suspect);
                     }
-                    client.held += client.waits.take().unwrap().1;
-                    client.source = grant.source;
+                    client.waits = None;
+                    client.held.add(grant.credit);
                 }
                 let (used, peak, limit) = credits.usage_bytes();
-                prop_assert!(used == clients.iter().map(|c| c.held).sum::<u64>() && peak <= limit);
-                prop_assert!(clients.iter().filter(|c| c.source == Source::Headroom).count() <= 1);
-                let of_suspects: Vec<u64> = clients.iter().filter(|c| c.is_suspect && c.held > 0).map(|c| c.held).collect();
+                prop_assert!(used == clients.iter().map(|c| c.held.bytes()).sum::<u64>() && peak <= limit);
+                prop_assert!(clients.iter().filter(|c| c.held.completes).count() <= 1);
+                let of_suspects: Vec<u64> = clients.iter().map(|c| c.held.suspect_bytes).filter(|held| *held > 0).collect();
                 let most = credits.usual_bytes() / SUSPECT_PART;
                 prop_assert!(of_suspects.len() <= 1 || of_suspects.iter().sum::<u64>() <= most);
             }

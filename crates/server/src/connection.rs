@@ -9,7 +9,7 @@ use impresario_engine::Engine;
 use impresario_node::credits::Standing;
 use impresario_sched::ConnId;
 use impresario_transport::{Guest, Keyring, Proven, Stream};
-use impresario_wire::{Answer, Fault, FrameError, Kind, Squashed, Who, frame};
+use impresario_wire::{Answer, Fault, FrameError, Kind, Restriction, Who, frame};
 
 use crate::addresses::{AddressId, Share, Tenancy};
 use crate::export::{Asker, Export};
@@ -196,9 +196,9 @@ impl Connection {
         self.under.get()
     }
 
-    /// As whom the client's users act; `None`: as themselves.
-    pub(crate) fn squashed(&self) -> Option<Squashed> {
-        self.under().and_then(|under| under.export.acts_as(under.user))
+    /// What the client's users are to servers of names; `None`: what its calls say.
+    pub(crate) fn restriction(&self) -> Option<Restriction> {
+        self.under().and_then(|under| under.export.restriction(under.user))
     }
 
     /// What the hand-shake proved of the client.

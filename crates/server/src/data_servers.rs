@@ -148,6 +148,11 @@ impl Objects for DataServers {
         })
     }
 
+    fn sync(&self, file: FileKey, layout: &Layout) -> io::Result<Vec<LaneState>> {
+        let synced = waiting_elsewhere(|| self.striped.sync_lanes(&self.identity.who(), file, layout));
+        synced.map(|(lanes, _)| lanes).map_err(failed)
+    }
+
     fn revoke(&self, who: &Who, file: FileKey, layout: &Layout) -> io::Result<()> {
         // What this server gave up itself it has revoked by having begun an epoch.
         let own = who.client == ClientKey::default();

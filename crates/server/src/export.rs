@@ -14,7 +14,7 @@ use std::sync::Arc;
 
 use impresario_config::{AccessRules, Config, Squash, Users};
 use impresario_transport::{Keyring, Munge, Proven};
-use impresario_wire::{Answer, Call, ClientKey, Fault, FileKey, Hello, MetaCall, Pass, Role, Squashed};
+use impresario_wire::{Answer, Call, ClientKey, Fault, FileKey, Hello, MetaCall, Pass, Restriction, Role, Squashed};
 
 /// The exports of a cluster.
 #[derive(Debug)]
@@ -28,6 +28,8 @@ pub struct Export {
     folder: Vec<u8>,
     /// Clients prove their users.
     proves_users: bool,
+    /// See [`Restriction::uids`].
+    uids: Vec<(u32, u32)>,
 }
 
 impl Exports {
@@ -35,7 +37,8 @@ impl Exports {
     pub fn of(config: &Config) -> Result<Option<Arc<Exports>>, String> {
         let export = |export: &impresario_config::Export| {
             let (rules, folder) = (export.rules()?, export.folder.clone().into_bytes());
-            Ok(Arc::new(Export { rules, folder, proves_users: export.users == Users::Munge }))
+            let (proves_users, uids) = (export.users == Users::Munge, export.uid_ranges()?);
+            Ok(Arc::new(Export { rules, folder, proves_users, uids }))
         };
         let all = config.export.iter().map(export).collect::<Result<Vec<_>, String>>()?;
         Ok((!all.is_empty()).then(|| Arc::new(Exports(all))))
@@ -90,21 +93,31 @@ impl Export {
             return Err(refused("no credential of MUNGE was shown"));
         }
         let proven = munge.verify(&hello.credential, hello.who.client);
-        proven.map(Some).map_err(|why| refused(&format!("its credential is not accepted: {why}")))
+        let proven = proven.map_err(|why| refused(&format!("its credential is not accepted: {why}")))?;
+        // A client of root is there for the users of its machine, each of whom proves itself.
+        if proven.uid != 0 && !self.each_proves(None).admits(proven.uid) {
+            return Err(refused(&format!("user {} is none of its `uids`", proven.uid)));
+        }
+        Ok(Some(proven))
     }
 
-    /// As whom the users of a client act that has proved to be `user`; `None`: as themselves.
-    pub(crate) fn acts_as(&self, user: Option<Proven>) -> Option<Squashed> {
+    fn each_proves(&self, squashed: Option<Squashed>) -> Restriction {
+        Restriction { squashed, proves: true, uids: self.uids.clone() }
+    }
+
+    /// What the users of a client are to the servers of names that has proved to be `user`; `None`: what its calls say.
+    pub(crate) fn restriction(&self, user: Option<Proven>) -> Option<Restriction> {
+        let one = |squashed| Some(Restriction { squashed: Some(squashed), proves: false, uids: Vec::new() });
+        let (uid, gid) = (self.rules.anonymous_uid, self.rules.anonymous_gid);
+        let anonymous = Squashed { all: true, proven: false, uid, gid };
         match (self.proves_users, user) {
-            // Root can be every user of its machine: it vouches for them.
-            (false, _) | (true, Some(Proven { uid: 0, .. })) => self.squashed(),
-            (true, Some(Proven { uid, gid })) if self.rules.squash != Squash::All => {
-                Some(Squashed { all: true, proven: true, uid, gid })
+            (false, _) => self.squashed().and_then(one),
+            (true, None) => one(anonymous),
+            _ if self.rules.squash == Squash::All => one(anonymous),
+            (true, Some(Proven { uid: 0, .. })) => {
+                Some(self.each_proves((self.rules.squash == Squash::Root).then_some(anonymous)))
             }
-            (true, _) => {
-                let (uid, gid) = (self.rules.anonymous_uid, self.rules.anonymous_gid);
-                Some(Squashed { all: true, proven: false, uid, gid })
-            }
+            (true, Some(Proven { uid, gid })) => one(Squashed { all: true, proven: true, uid, gid }),
         }
     }
 
@@ -171,7 +184,7 @@ impl Export {
     }
 }
 
-/// The first call of an I/O node for a client whose users act as others.
-pub(crate) fn restriction(squashed: Squashed) -> Call {
-    Call::Meta { who: Default::default(), call: MetaCall::Restrict(squashed) }
+/// The first call of an I/O node for a client whose users act as others, or prove themselves.
+pub(crate) fn restricting(restriction: Restriction) -> Call {
+    Call::Meta { who: Default::default(), call: MetaCall::Restrict(restriction) }
 }

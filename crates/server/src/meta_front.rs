@@ -35,7 +35,7 @@ impl Service for MetaFront {
 
     fn open(&self, connection: &Arc<Connection>) -> Result<SessionId, Fault> {
         let session = self.meta.open_session(connection.who())?;
-        connection.squashed().map_or(Ok(()), |squashed| self.meta.restrict(session, squashed))?;
+        connection.restriction().map_or(Ok(()), |restriction| self.meta.restrict(session, restriction))?;
         Ok(session)
     }
 

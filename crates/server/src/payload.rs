@@ -10,7 +10,7 @@ use std::thread::Thread;
 use std::time::{Duration, Instant};
 
 use impresario_base::lock::Mutex;
-use impresario_node::credits::{CREDIT_MIN_BYTES, Credits, Source, Standing, Ticket};
+use impresario_node::credits::{CREDIT_MIN_BYTES, Credit, Credits, Standing, Ticket};
 use rustc_hash::FxHashMap;
 
 /// Smallest recycled buffer, bytes.
@@ -38,8 +38,8 @@ struct Account {
 }
 
 struct Waiter {
-    /// Where its credit comes from, once it has it.
-    source: OnceLock<Source>,
+    /// What it waits for, once it has it.
+    credit: Mutex<Option<Credit>>,
     thread: Thread,
 }
 
@@ -94,29 +94,30 @@ impl PayloadPool {
     ) -> Option<Reservation> {
         let mut account = self.account.lock();
         let bytes = account.credits.bytes_for(len);
-        let source = match account.credits.ask(bytes, standing) {
-            Ok(source) => source,
+        let credit = match account.credits.ask(bytes, standing) {
+            Ok(credit) => credit,
             Err(ticket) => {
                 let waiter = account.enter(ticket);
                 drop(account);
                 self.wait_for(ticket, &waiter, patience)?
             }
         };
-        Some(Reservation { pool: self.clone(), bytes, source })
+        Some(Reservation { pool: self.clone(), credit })
     }
 
     /// Permission for bytes that are here already: it may exceed the limit, and then others wait.
     pub(crate) fn charge(self: &Arc<Self>, bytes: u64) -> Reservation {
-        self.account.lock().credits.charge(bytes);
-        Reservation { pool: self.clone(), bytes, source: Source::Common }
+        let credit = self.account.lock().credits.charge(bytes);
+        Reservation { pool: self.clone(), credit }
     }
 
-    /// Waits for credit, at most `patience`; says where it comes from.
-    fn wait_for(&self, ticket: Ticket, waiter: &Waiter, patience: Duration) -> Option<Source> {
+    /// Waits for credit, at most `patience`.
+    fn wait_for(&self, ticket: Ticket, waiter: &Waiter, patience: Duration) -> Option<Credit> {
         let deadline = Instant::now() + patience;
         loop {
-            if let Some(source) = waiter.source.get() {
-                return Some(*source);
+            let credit = waiter.credit.lock().take();
+            if credit.is_some() {
+                return credit;
             }
             let left = deadline.saturating_duration_since(Instant::now());
             if left.is_zero() {
@@ -125,10 +126,10 @@ impl PayloadPool {
                     account.credits.give_up(ticket);
                     account.grant();
                 }
-                return waiter.source.get().copied();
+                return waiter.credit.lock().take();
             }
             std::thread::park_timeout(left.min(RELIEF_EVERY));
-            if waiter.source.get().is_none()
+            if waiter.credit.lock().is_none()
                 && self.is_short()
                 && let Some(relief) = self.relief.get()
             {
@@ -199,7 +200,7 @@ impl PayloadPool {
 impl Account {
     /// This thread waits.
     fn enter(&mut self, ticket: Ticket) -> Arc<Waiter> {
-        let waiter = Arc::new(Waiter { source: OnceLock::new(), thread: std::thread::current() });
+        let waiter = Arc::new(Waiter { credit: Mutex::default(), thread: std::thread::current() });
         self.waiting.insert(ticket, waiter.clone());
         self.grant();
         waiter
@@ -209,7 +210,7 @@ impl Account {
     fn grant(&mut self) {
         while let Some(grant) = self.credits.next_grant() {
             let Some(waiter) = self.waiting.remove(&grant.ticket) else { continue };
-            let _ = waiter.source.set(grant.source);
+            *waiter.credit.lock() = Some(grant.credit);
             waiter.thread.unpark();
         }
     }
@@ -225,8 +226,7 @@ fn class_of(len: usize) -> Option<usize> {
 /// Permission to hold some bytes; given back when dropped.
 pub struct Reservation {
     pool: Arc<PayloadPool>,
-    bytes: u64,
-    source: Source,
+    credit: Credit,
 }
 
 impl Reservation {
@@ -234,21 +234,22 @@ impl Reservation {
     /// was up: then the write is to be given up, with what it has.
     pub(crate) fn grow(&mut self, more: u64, patience: Duration) -> bool {
         let mut account = self.pool.account.lock();
-        if let Err(ticket) = account.credits.grow(more, self.source) {
-            let waiter = account.enter(ticket);
-            drop(account);
-            let Some(source) = self.pool.wait_for(ticket, &waiter, patience) else { return false };
-            self.source = source;
-        }
-        self.bytes += more;
-        true
+        let credit = match account.credits.grow(more, &self.credit) {
+            Ok(credit) => Some(credit),
+            Err(ticket) => {
+                let waiter = account.enter(ticket);
+                drop(account);
+                self.pool.wait_for(ticket, &waiter, patience)
+            }
+        };
+        credit.map(|credit| self.credit.add(credit)).is_some()
     }
 }
 
 impl Drop for Reservation {
     fn drop(&mut self) {
         let mut account = self.pool.account.lock();
-        account.credits.give_back(self.bytes, self.source);
+        account.credits.give_back(std::mem::take(&mut self.credit));
         account.grant();
     }
 }

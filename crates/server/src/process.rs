@@ -18,7 +18,7 @@ use impresario_metrics::Endpoint;
 use impresario_sched::{CostModel, LinearCost, Nanos};
 use impresario_store::{ModelledDevice, ObjectStore, StoreOptions};
 use impresario_trace::Space;
-use impresario_transport::{Access, BindError, Certificates, KeyError, Keyring, Membership};
+use impresario_transport::{Access, BindError, Certificates, KeyError, Keyring, Membership, Munge};
 use impresario_wire::{ClusterId, KeyRole, Role};
 use rustix::process::{Signal, getpid, kill_process};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
@@ -276,6 +276,7 @@ fn start_meta(config: &Config) -> Result<Started, StartError> {
         stores: Some(stores.clone()),
         files_max: descriptors.files,
         squashes,
+        munge: Munge::at(config.cluster.munge_socket.as_deref()),
         ..MetaOptions::new(&meta.dir, config.data.len() as u16)
     };
     let service = MetaFront::new(server.vitals(), MetaService::open(options, Arc::new(objects))?, stores);

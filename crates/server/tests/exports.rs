@@ -5,13 +5,13 @@ use std::path::Path;
 use std::sync::Arc;
 
 use crate::support::{Cluster, pattern};
-use impresario_client::{Client, ClientError, ClientOptions, CreateOptions, Via};
+use impresario_client::{Caller, Client, ClientError, ClientOptions, CreateOptions, Via};
 use impresario_config::{Config, Export, Security, Squash, Tls, Users};
 use impresario_server::Started;
 use impresario_testing::certificates::Authority;
 use impresario_testing::munge::Munged;
 use impresario_testing::require;
-use impresario_transport::{Keys, key_file_name};
+use impresario_transport::{Keys, Munge, Proven, key_file_name};
 use impresario_wire::message::{NodeKind, SetAttr};
 use impresario_wire::{ACL_ACCESS, Device, KeyRole, MetaCall, SetTime, Time, XattrMode};
 
@@ -445,4 +445,157 @@ fn a_client_acts_as_the_user_that_it_proves_to_be_and_without_proof_as_nobody() 
     let access = impresario_client::Access::of(&cell.cluster.config, KeyRole::Client);
     let address = &cell.cluster.config.meta.address;
     impresario_client::admin::status(&access, address, std::time::Duration::from_secs(20)).unwrap();
+}
+
+/// What a thread asks for a user.
+fn as_user<T>(uid: u32, ask: impl FnOnce() -> T) -> T {
+    let _acting = Caller { uid, gid: uid }.enter();
+    ask()
+}
+
+/// A cell whose users prove themselves to this daemon, with files of users 1000 and 1001 and of root.
+fn cell_of_users(munged: &Munged, change: impl FnOnce(&mut Export)) -> Cell {
+    let export = export(|export| {
+        (export.users, export.squash) = (Users::Munge, Squash::Root);
+        change(export);
+    });
+    let cell = cell_with(export, |config| config.cluster.munge_socket = Some(munged.socket().into()));
+    let admin = cell.admin();
+    for (name, owner) in [("alices", 1000), ("bobs", 1001), ("roots", 0)] {
+        put(&admin, name, 0o600, owner, name.as_bytes());
+    }
+    put(&admin, "roots.shown", 0o644, 0, b"shown");
+    admin.mkdir("all", 0o777, 0, 0).unwrap();
+    admin.mkdir("tmp", 0o1777, 0, 0).unwrap();
+    cell
+}
+
+#[test]
+fn users_of_a_client_of_root_are_told_apart_by_credentials_of_their_own() {
+    let dir = tempfile::tempdir().unwrap();
+    let Some(munged) = Munged::start(&dir.path().join("munge"), &[1; 32]) else { return };
+    std::fs::set_permissions(dir.path(), std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
+    for squash in [Squash::Root, Squash::None] {
+        let cell = cell_of_users(&munged, |export| export.squash = squash);
+        for (n, client) in cell.clients().into_iter().enumerate() {
+            for (uid, own, others) in [(1000, "alices", "bobs"), (1001, "bobs", "alices"), (1000, "alices", "bobs")] {
+                as_user(uid, || {
+                    assert_eq!(get(&client, own).unwrap(), own.as_bytes());
+                    assert_eq!(get(&client, "roots.shown").unwrap(), b"shown");
+                    let why = refused(client.open(others, false).map(drop), libc::EACCES);
+                    assert!(why.contains(&format!("user {uid} has no permission")), "{why}");
+                    refused(client.open("roots", false).map(drop), libc::EACCES);
+                    refused(client.open("roots.shown", true).map(drop), libc::EACCES);
+                    refused(client.unlink("roots.shown"), libc::EACCES);
+                    refused(client.set_attr(others, SetAttr { mode: Some(0o666), ..SetAttr::default() }), libc::EPERM);
+                    refused(client.set_attr(own, SetAttr { uid: Some(0), ..SetAttr::default() }), libc::EPERM);
+                });
+            }
+            // What they make is theirs, whatever the machine says.
+            let made = format!("tmp/made.{n}");
+            as_user(1000, || put(&client, &made, 0o4720, 0, b"made"));
+            assert_eq!(cell.admin().stat(&made).map(|attr| (attr.uid, attr.mode & 0o7777)).unwrap(), (1000, 0o4720));
+            as_user(1001, || refused(client.unlink(&made), libc::EPERM));
+            as_user(1001, || refused(client.rename(&made, "all/x", false), libc::EPERM));
+            // Whoever writes takes the set-user-id bit away, and no more.
+            for set in [
+                SetAttr { gid: Some(1001), ..SetAttr::default() },
+                SetAttr { mode: Some(0o4720), ..SetAttr::default() },
+            ] {
+                cell.admin().set_attr(&made, set).unwrap();
+            }
+            as_user(1001, || {
+                refused(client.set_attr(&made, SetAttr { mode: Some(0o777), ..SetAttr::default() }), libc::EPERM);
+                client.set_attr(&made, SetAttr { size: Some(1), mode: Some(0o720), ..SetAttr::default() }).unwrap();
+            });
+            // Root's own requests.
+            match squash {
+                Squash::None => {
+                    assert_eq!(get(&client, "roots").unwrap(), b"roots");
+                    assert_eq!(get(&client, "alices").unwrap(), b"alices");
+                }
+                _ => {
+                    for file in ["roots", "alices", "bobs"] {
+                        refused(client.open(file, false).map(drop), libc::EACCES);
+                    }
+                    assert_eq!(get(&client, "roots.shown").unwrap(), b"shown");
+                    let made = format!("all/by-root.{n}");
+                    put(&client, &made, 0o600, 1000, b"by root");
+                    assert_eq!(client.stat(&made).unwrap().uid, 65534);
+                    refused(
+                        client.set_attr("alices", SetAttr { mode: Some(0o666), ..SetAttr::default() }),
+                        libc::EPERM,
+                    );
+                    as_user(0, || refused(client.open("alices", false).map(drop), libc::EACCES));
+                }
+            }
+        }
+    }
+}
+
+/// What the server has asked for is a credential for this client, of a user whom its rule names.
+#[test]
+fn a_credential_proves_one_user_to_one_client_and_no_other() {
+    let dir = tempfile::tempdir().unwrap();
+    let Some(munged) = Munged::start(&dir.path().join("munge"), &[1; 32]) else { return };
+    std::fs::set_permissions(dir.path(), std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
+    let munge = Munge::at(Some(munged.socket()));
+    let cell = cell_of_users(&munged, |export| export.uids = vec!["1000".into(), "1002-1003".into()]);
+    let clients = cell.clients();
+    for (client, other) in clients.iter().zip(clients.iter().rev()) {
+        let prove = |credential| client.meta(MetaCall::Prove { credential });
+        let of = |uid, client: &Client| munge.prove_as(Proven { uid, gid: uid }, client.identity().client()).unwrap();
+        refused(prove(b"MUNGE:nonsense:".to_vec()), libc::EACCES);
+        let why = refused(prove(of(1000, other)), libc::EACCES);
+        assert!(why.contains("another client"), "{why}");
+        let shown = of(1002, client);
+        prove(shown.clone()).unwrap();
+        let why = refused(prove(shown), libc::EACCES);
+        assert!(why.contains("used before"), "{why}");
+        // Root's is not taken for that of a user, and neither is that of one whom the rule does not name.
+        refused(prove(munge.prove(client.identity().client()).unwrap()), libc::EACCES);
+        let why = refused(prove(of(1001, client)), libc::EACCES);
+        assert!(why.contains("uids"), "{why}");
+        as_user(1000, || assert_eq!(get(client, "alices").unwrap(), b"alices"));
+        let why = as_user(1001, || refused(client.open("bobs", false).map(drop), libc::EACCES));
+        assert!(why.contains("uids"), "{why}");
+        as_user(1003, || assert_eq!(get(client, "roots.shown").unwrap(), b"shown"));
+    }
+    // An administrator's client has nothing to prove.
+    let why = refused(cell.admin().meta(MetaCall::Prove { credential: vec![1] }), libc::EPERM);
+    assert!(why.contains("nothing to prove"), "{why}");
+}
+
+#[test]
+fn users_stay_known_while_munged_is_away_and_are_proved_again_after_a_restart() {
+    let dir = tempfile::tempdir().unwrap();
+    let folder = dir.path().join("munge");
+    let Some(munged) = Munged::start(&folder, &[1; 32]) else { return };
+    std::fs::set_permissions(dir.path(), std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
+    let mut cell = cell_of_users(&munged, |_| {});
+    let clients = cell.clients();
+    let files: Vec<_> = clients.iter().map(|client| as_user(1000, || client.open("alices", true).unwrap())).collect();
+    drop(munged);
+    for client in &clients {
+        as_user(1000, || assert_eq!(get(client, "alices").unwrap(), b"alices"));
+        let why = as_user(1001, || refused(client.open("bobs", false).map(drop), libc::EACCES));
+        assert!(why.contains("user 1001 has to prove") && why.contains("start munged"), "{why}");
+    }
+    let _munged = Munged::start(&folder, &[1; 32]).unwrap();
+    for client in &clients {
+        as_user(1001, || assert_eq!(get(client, "bobs").unwrap(), b"bobs"));
+    }
+    cell.meta = None;
+    cell.meta = Some(impresario_server::start(&cell.cluster.config, "meta").unwrap());
+    // Files are registered anew for the user who opened them, whichever thread finds that it has to be done.
+    for file in files {
+        assert_eq!(file.write_at(b"ALICES", 0).unwrap(), 6);
+        assert_eq!(file.attr().unwrap().size, 6);
+        file.close().unwrap();
+    }
+    for client in &clients {
+        as_user(1001, || assert_eq!(get(client, "bobs").unwrap(), b"bobs"));
+        as_user(1001, || refused(client.open("alices", false).map(drop), libc::EACCES));
+        refused(client.open("alices", false).map(drop), libc::EACCES);
+    }
 }

@@ -30,6 +30,8 @@ impl Munged {
         fs::write(file("key"), key).expect("a key");
         fs::set_permissions(file("key"), fs::Permissions::from_mode(0o600)).expect("a file of ours");
         let socket = file("socket");
+        // Of one that was killed: it would be taken for the new one's.
+        let _ = fs::remove_file(&socket);
         let with = |name: &str, path: &Path| format!("--{name}={}", path.display());
         let child = Command::new("/usr/sbin/munged")
             .args(["--foreground", "--force", "--num-threads=2"])

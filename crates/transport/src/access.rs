@@ -3,9 +3,9 @@
 use std::sync::Arc;
 
 use impresario_config::{Address, Config, Protect, Security, Users};
-use impresario_wire::{Hello, KeyRole, Role};
+use impresario_wire::{ClientKey, Hello, KeyRole, Role};
 
-use crate::{Certificates, KeyError, Keyring, Munge};
+use crate::{Certificates, KeyError, Keyring, Munge, Proven};
 
 /// What a program proves itself with, if it has anything.
 #[derive(Clone, Debug)]
@@ -59,6 +59,14 @@ impl Access {
             (Some(munge), Role::Meta | Role::Io) => munge.prove(hello.who.client),
             _ => Ok(Vec::new()),
         }
+    }
+
+    /// A credential of a user for whom the program acts, for the connections of a client. May take seconds if the daemon does not
+    /// answer.
+    pub fn credential_of(&self, user: Proven, client: ClientKey) -> Result<Vec<u8>, String> {
+        let munge =
+            self.munge.as_ref().ok_or("this program's configuration has no [[export]] with `users = \"munge\"`")?;
+        munge.prove_as(user, client)
     }
 
     /// What to prove to a server at this address; `None` if it requires nothing.

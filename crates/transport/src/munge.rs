@@ -116,6 +116,15 @@ impl Munge {
         }
     }
 
+    /// The same for another user than root, by a program of root. A thread of its own asks the daemon with the rights of that user.
+    pub fn prove_as(&self, user: Proven, client: ClientKey) -> Result<Vec<u8>, String> {
+        let munge = self.clone();
+        let thread = std::thread::Builder::new().name("credential".into()).stack_size(256 << 10);
+        let asked = thread.spawn(move || take_rights_of(user).and_then(|()| munge.prove(client)));
+        let asked = asked.map_err(|error| format!("no thread to ask munged with ({error})"))?;
+        asked.join().unwrap_or_else(|_| Err("asking munged panicked".into()))
+    }
+
     /// The user whose credential this is, if it was made for connections of this client and has not been shown to this machine
     /// before. May take seconds if the daemon does not answer.
     pub fn verify(&self, credential: &[u8], client: ClientKey) -> Result<Proven, String> {
@@ -156,6 +165,25 @@ impl Munge {
         }
         Ok(made)
     }
+}
+
+/// Gives this thread, and no other, the rights of a user, with no further groups. Its real user stays root's: the user can neither
+/// signal nor trace it.
+fn take_rights_of(user: Proven) -> Result<(), String> {
+    const KEPT: libc::c_long = -1;
+    let (uid, gid) = (libc::c_long::from(user.uid), libc::c_long::from(user.gid));
+    // To the kernel the last number means that nothing changes.
+    if user.uid == 0 || user.uid == u32::MAX || user.gid == u32::MAX {
+        return Err(format!("user {} with group {} has no credential of its own", user.uid, user.gid));
+    }
+    // SAFETY: system calls that take numbers, and no groups from nowhere. The functions of the C library would change all threads.
+    let is_done = unsafe {
+        libc::syscall(libc::SYS_setgroups, 0usize, std::ptr::null::<libc::gid_t>()) == 0
+            && libc::syscall(libc::SYS_setresgid, KEPT, gid, KEPT) == 0
+            && libc::syscall(libc::SYS_setresuid, KEPT, uid, KEPT) == 0
+    };
+    let why = || format!("this program cannot act as user {}: {}", user.uid, std::io::Error::last_os_error());
+    is_done.then_some(()).ok_or_else(why)
 }
 
 /// A context of the library.

@@ -27,3 +27,26 @@ fn a_credential_names_its_user_once_and_for_one_client() {
     let away = Munge::at(Some(&dir.path().join("nobody"))).prove(client).unwrap_err();
     assert!(away.contains("start munged"), "{away}");
 }
+
+#[test]
+fn a_program_of_root_gets_credentials_of_users_and_stays_root() {
+    let dir = tempfile::tempdir().unwrap();
+    let Some(munged) = Munged::start(dir.path(), &[1; 32]) else { return };
+    std::fs::set_permissions(dir.path(), std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
+    let munge = Munge::at(Some(munged.socket()));
+    let client = ClientKey(7);
+    let users = (0..16).map(|n| Proven { uid: 1000 + n, gid: 2000 + n });
+    // Several at once, as threads of a mount ask for them.
+    let asked: Vec<_> = users
+        .map(|user| (user, munge.clone()))
+        .map(|(user, munge)| (user, std::thread::spawn(move || munge.prove_as(user, client))))
+        .collect();
+    for (user, asked) in asked {
+        assert_eq!(munge.verify(&asked.join().unwrap().unwrap(), client), Ok(user));
+    }
+    assert_eq!(munge.verify(&munge.prove(client).unwrap(), client), Ok(Proven { uid: 0, gid: 0 }));
+    // What the kernel takes for no change would give root's.
+    for (uid, gid) in [(u32::MAX, 7), (7, u32::MAX), (0, 0)] {
+        munge.prove_as(Proven { uid, gid }, client).unwrap_err();
+    }
+}

@@ -442,6 +442,11 @@ impl LaneState {
     pub fn new(server: u16, incarnation: u64, loss: u32) -> LaneState {
         LaneState { server, state: incarnation >> 32 << 32 | u64::from(loss) }
     }
+
+    /// Of a server of which it is not known what it has lost since: no state is the same.
+    pub fn unknown(server: u16) -> LaneState {
+        LaneState { server, state: u64::MAX }
+    }
 }
 
 /// A server's answer.
@@ -610,4 +615,7 @@ impl Fault {
     /// (EAGAIN) An I/O node lost its path to a data server with the request outstanding: it may or may not have been
     /// applied. Only the client may repeat it, under a new epoch, so that the first copy cannot arrive late.
     pub const PATH_LOST: i32 = 11;
+    /// (ENOKEY) The user of the call has not proved itself, or too long ago; the call was not done. Its client proves the user
+    /// ([`MetaCall::Prove`]) and sends it again.
+    pub const UNPROVEN: i32 = 126;
 }

@@ -262,7 +262,31 @@ pub enum MetaCall {
     Relay(RelayCall),
     /// From an I/O node, before any other call of a client: as whom the client's users act from now on. Answer:
     /// [`Answer::Done`].
-    Restrict(Squashed),
+    Restrict(Restriction),
+    /// A user of a client under [`Restriction::proves`] proves itself; calls under its number are then served for a while. EACCES:
+    /// the credential is not accepted. Answer: [`Answer::Done`].
+    Prove {
+        /// A credential of MUNGE for connections of the client.
+        credential: Vec<u8>,
+    },
+}
+
+/// What the users of a client are to the server.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct Restriction {
+    /// As whom they act, or root alone if the others prove themselves; `None`: as themselves.
+    pub squashed: Option<Squashed>,
+    /// Each user other than root ([`Who::user`]) has to prove itself ([`MetaCall::Prove`]), and then acts as that.
+    pub proves: bool,
+    /// The users that may prove themselves, as ranges of numbers, first and last; empty: all.
+    pub uids: Vec<(u32, u32)>,
+}
+
+impl Restriction {
+    /// Whether this user may prove itself.
+    pub fn admits(&self, uid: u32) -> bool {
+        self.uids.is_empty() || self.uids.iter().any(|(first, last)| (*first..=*last).contains(&uid))
+    }
 }
 
 /// As whom the users of a client act.
@@ -317,6 +341,7 @@ macro_rules! paths_of {
             | MetaCall::CutBack { .. }
             | MetaCall::Lock(_)
             | MetaCall::Restrict(_)
+            | MetaCall::Prove { .. }
             | MetaCall::Statfs => [None, None],
         }
     };
@@ -450,7 +475,7 @@ impl MetaCall {
             MetaCall::Lock(_) => false,
             // A copy of it finds that there is no such handle, or begins anew.
             MetaCall::Relay(_) => false,
-            MetaCall::Restrict(_) => false,
+            MetaCall::Restrict(_) | MetaCall::Prove { .. } => false,
         }
     }
 }

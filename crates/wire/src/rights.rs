@@ -97,6 +97,7 @@ fn right_for_meta(call: &MetaCall) -> (Right, &'static str) {
         | MetaCall::Readdir { .. }
         | MetaCall::Statfs
         | MetaCall::Lock(_)
+        | MetaCall::Prove { .. }
         | MetaCall::SetLayout { .. } => (Right::Anyone, "a call of the name space"),
         MetaCall::Examine(_) => (Right::NotClients, "examining the name space"),
         MetaCall::Relay(_) => (Right::Admin, "laying out a file anew"),
@@ -161,9 +162,10 @@ mod tests {
                 "s",
                 Call::Meta {
                     who,
-                    call: MetaCall::Restrict(crate::Squashed { all: true, proven: true, uid: 9, gid: 9 }),
+                    call: MetaCall::Restrict(crate::Restriction { squashed: None, proves: true, uids: vec![] }),
                 },
             ),
+            ("cas", Call::Meta { who, call: MetaCall::Prove { credential: vec![] } }),
             ("as", Call::Meta { who, call: MetaCall::Examine(Examine::File { path: vec![] }) }),
             ("cas", Call::Status),
             ("a", Call::SetPolicy { name: "fifo".into(), params: vec![], at_shared_ns: 0 }),

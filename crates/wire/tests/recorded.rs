@@ -1,4 +1,4 @@
-//! The bytes of messages under [`PROTOCOL_VERSION`] 10, recorded: whoever changes them changes the version too.
+//! The bytes of messages under [`PROTOCOL_VERSION`] 11, recorded: whoever changes them changes the version too.
 
 use impresario_layout::{Layout, Skipped};
 use impresario_wire::frame::encode;
@@ -34,7 +34,7 @@ fn answer(answer: Answer) -> String {
 
 #[test]
 fn the_bytes_of_messages_stay_those_of_the_version() {
-    assert_eq!(PROTOCOL_VERSION, 10, "record the new version's bytes");
+    assert_eq!(PROTOCOL_VERSION, 11, "record the new version's bytes");
     let layout = Layout::new(1, 3, 65536, 4).unwrap();
     let file = FileKey(600);
     let time = Time { secs: -3, nanos: 500 };
@@ -54,7 +54,7 @@ fn the_bytes_of_messages_stay_those_of_the_version() {
     };
     let object = ObjectInfo { size: 1000, mtime: time, used_bytes: 4096, made: 5 };
     let hello = Hello {
-        version: 10,
+        version: 11,
         who: who(),
         role: Role::Io,
         name: "cli".into(),
@@ -62,14 +62,14 @@ fn the_bytes_of_messages_stay_those_of_the_version() {
         credential: b"MUNGE".to_vec(),
     };
     let welcome = Welcome {
-        version: 10,
+        version: 11,
         name: "data-1".into(),
         incarnation: 1 << 33,
         max_payload_bytes: 1 << 20,
         cluster: ClusterId(400),
         store: 12,
     };
-    let offer = KeyOffer { version: 10, key: 1, role: KeyRole::Server, noise: vec![1, 2, 3] };
+    let offer = KeyOffer { version: 11, key: 1, role: KeyRole::Server, noise: vec![1, 2, 3] };
     let seen = [
         body(Kind::Hello, &hello),
         body(Kind::Welcome, &welcome),
@@ -105,6 +105,12 @@ fn the_bytes_of_messages_stay_those_of_the_version() {
         meta(MetaCall::Lock(LockCall { lease: 4, wish: LockWish::Set { file, lock: lock(), wait: true } })),
         meta(MetaCall::Lock(LockCall { lease: 0, wish: LockWish::Restore { file, owner: 5, locks: vec![lock()] } })),
         meta(MetaCall::CutBack { handle: 3, len: 100, end: 200 }),
+        meta(MetaCall::Restrict(Restriction {
+            squashed: Some(Squashed { all: true, proven: false, uid: 300, gid: 301 }),
+            proves: true,
+            uids: vec![(1000, 1999)],
+        })),
+        meta(MetaCall::Prove { credential: b"MUNGE".to_vec() }),
         answer(Answer::Attr(attr)),
         answer(Answer::Opened(Opened { handle: 1, file, layout, made: 1, attr })),
         answer(Answer::Lock(LockAnswer {
@@ -122,9 +128,9 @@ fn the_bytes_of_messages_stay_those_of_the_version() {
 }
 
 const RECORDED: &[&str] = &[
-    "0aac0202f0a2040109e8070203636c699003054d554e4745",
-    "0a06646174612d31808080802080804090030c",
-    "0a010203010203",
+    "0bac0202f0a2040109e8070203636c699003054d554e4745",
+    "0b06646174612d31808080802080804090030c",
+    "0b010203010203",
     "1aac0202f0a2040109e807d804000180018827",
     "1bac0202f0a2040109e807d80401038080040400010102",
     "1cd804ac0201",
@@ -135,6 +141,8 @@ const RECORDED: &[&str] = &[
     "0cac0202f0a2040109e807190400d804054d00ffffffffffffffffff010101",
     "0cac0202f0a2040109e807190003d8040501054d00ffffffffffffffffff0101",
     "0cac0202f0a2040109e8071a0364c801",
+    "0cac0202f0a2040109e8071c010100ac02ad020101e807cf0f",
+    "0cac0202f0a2040109e8071d054d554e4745",
     "0908050401ed13020a0b808080808020802005f4030202060401",
     "0a01d804010380800404000108050401ed13020a0b808080808020802005f4030202060401",
     "1704b0ea0101054d00ffffffffffffffffff010100",

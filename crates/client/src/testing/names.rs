@@ -222,7 +222,9 @@ impl FakeNames {
                 Answer::Done
             }
             MetaCall::Lock(_) => return Err(libc::EOPNOTSUPP),
-            MetaCall::Examine(_) | MetaCall::Relay(_) | MetaCall::Restrict(_) => return Err(libc::ENOSYS),
+            MetaCall::Examine(_) | MetaCall::Relay(_) | MetaCall::Restrict(_) | MetaCall::Prove { .. } => {
+                return Err(libc::ENOSYS);
+            }
         })
     }
 

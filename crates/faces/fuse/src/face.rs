@@ -18,7 +18,7 @@ use fuser::{
     WriteFlags,
 };
 use impresario_base::lock::RwLock;
-use impresario_client::{Client, ClientError};
+use impresario_client::{Acting, Caller, Client, ClientError};
 use impresario_wire::{Attr, FileLock, SetAttr, XattrMode};
 
 use crate::attr::{file_attr, set_time};
@@ -153,6 +153,11 @@ fn maker(request: &Request, umask: u32) -> Maker {
     Maker { uid: request.uid(), gid: request.gid(), umask }
 }
 
+/// Until the guard is dropped, this thread asks the servers for the user whose request this is.
+fn act_for(request: &Request) -> Acting {
+    Caller { uid: request.uid(), gid: request.gid() }.enter()
+}
+
 fn setter(request: &Request) -> Setter {
     Setter { uid: request.uid(), gid: request.gid(), thread: request.pid() }
 }
@@ -164,6 +169,7 @@ impl Filesystem for Face {
     }
 
     fn lookup(&self, request: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEntry) {
+        let _acting = act_for(request);
         let valid = self.name_time(parent, name.as_bytes());
         self.reply_entry_for(valid, reply, self.look_up(parent.0, name.as_bytes(), request.pid()));
     }
@@ -172,7 +178,8 @@ impl Filesystem for Face {
         self.inodes.forget(ino.0, lookups);
     }
 
-    fn getattr(&self, _: &Request, ino: INodeNo, handle: Option<FileHandle>, reply: ReplyAttr) {
+    fn getattr(&self, request: &Request, ino: INodeNo, handle: Option<FileHandle>, reply: ReplyAttr) {
+        let _acting = act_for(request);
         self.reply_attr(reply, ino.0, self.get_attr(ino.0, handle.map(|handle| handle.0)));
     }
 
@@ -194,6 +201,7 @@ impl Filesystem for Face {
         _flags: Option<BsdFileFlags>,
         reply: ReplyAttr,
     ) {
+        let _acting = act_for(request);
         let set = SetAttr {
             mode: mode.map(|mode| mode & 0o7777),
             uid,
@@ -206,7 +214,8 @@ impl Filesystem for Face {
         self.reply_attr(reply, ino.0, outcome.map(|attr| (attr, self.cache_time())));
     }
 
-    fn readlink(&self, _: &Request, ino: INodeNo, reply: ReplyData) {
+    fn readlink(&self, request: &Request, ino: INodeNo, reply: ReplyData) {
+        let _acting = act_for(request);
         match self.read_link(ino.0) {
             Ok(target) => reply.data(&target),
             Err(errno) => reply.error(errno),
@@ -223,30 +232,35 @@ impl Filesystem for Face {
         device: u32,
         reply: ReplyEntry,
     ) {
+        let _acting = act_for(request);
         self.reply_entry(reply, self.make_node(parent.0, name.as_bytes(), mode, device, maker(request, umask)));
     }
 
     fn mkdir(&self, request: &Request, parent: INodeNo, name: &OsStr, mode: u32, umask: u32, reply: ReplyEntry) {
+        let _acting = act_for(request);
         self.reply_entry(reply, self.make_directory(parent.0, name.as_bytes(), mode, maker(request, umask)));
     }
 
-    fn unlink(&self, _: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEmpty) {
+    fn unlink(&self, request: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEmpty) {
+        let _acting = act_for(request);
         reply_empty(reply, self.remove(parent.0, name.as_bytes(), |client, path| client.remove_name(path)));
     }
 
-    fn rmdir(&self, _: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEmpty) {
+    fn rmdir(&self, request: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEmpty) {
+        let _acting = act_for(request);
         let remove = |client: &Client, path: &[u8]| client.rmdir(path).map(|()| None);
         reply_empty(reply, self.remove(parent.0, name.as_bytes(), remove));
     }
 
     fn symlink(&self, request: &Request, parent: INodeNo, name: &OsStr, target: &Path, reply: ReplyEntry) {
+        let _acting = act_for(request);
         let target = target.as_os_str().as_bytes();
         self.reply_entry(reply, self.make_symlink(parent.0, name.as_bytes(), target, maker(request, 0)));
     }
 
     fn rename(
         &self,
-        _: &Request,
+        request: &Request,
         parent: INodeNo,
         name: &OsStr,
         new_parent: INodeNo,
@@ -254,15 +268,18 @@ impl Filesystem for Face {
         flags: RenameFlags,
         reply: ReplyEmpty,
     ) {
+        let _acting = act_for(request);
         let (from, to) = ((parent.0, name.as_bytes()), (new_parent.0, new_name.as_bytes()));
         reply_empty(reply, self.move_name(from, to, flags));
     }
 
-    fn link(&self, _: &Request, ino: INodeNo, new_parent: INodeNo, new_name: &OsStr, reply: ReplyEntry) {
+    fn link(&self, request: &Request, ino: INodeNo, new_parent: INodeNo, new_name: &OsStr, reply: ReplyEntry) {
+        let _acting = act_for(request);
         self.reply_entry(reply, self.make_link(ino.0, new_parent.0, new_name.as_bytes()));
     }
 
     fn open(&self, request: &Request, ino: INodeNo, flags: OpenFlags, reply: ReplyOpen) {
+        let _acting = act_for(request);
         let write = flags.acc_mode() != OpenAccMode::O_RDONLY;
         match self.open_file(ino.0, flags.0, write, setter(request)) {
             Ok((handle, flags)) => reply.opened(FileHandle(handle), flags),
@@ -280,6 +297,7 @@ impl Filesystem for Face {
         flags: i32,
         reply: ReplyCreate,
     ) {
+        let _acting = act_for(request);
         match self.create_file(parent.0, name.as_bytes(), mode, flags, maker(request, umask), request.pid()) {
             Ok((entered, attr, handle, flags)) => {
                 let (shown, generation) = (file_attr(entered.number, &attr), Generation(entered.generation));
@@ -318,6 +336,7 @@ impl Filesystem for Face {
         _: Option<LockOwner>,
         reply: ReplyWrite,
     ) {
+        let _acting = act_for(request);
         let append = flags.0 & libc::O_APPEND != 0;
         match self.write_file(handle.0, offset, bytes, write_flags, append, setter(request)) {
             Ok(written) => reply.written(written),
@@ -399,9 +418,9 @@ impl Filesystem for Face {
         reply_empty(reply, self.sync_file(handle.0));
     }
 
-    fn opendir(&self, _: &Request, ino: INodeNo, _: OpenFlags, reply: ReplyOpen) {
+    fn opendir(&self, request: &Request, ino: INodeNo, _: OpenFlags, reply: ReplyOpen) {
         let handle = Handles::<OpenDirectory>::draw();
-        self.directories.put(handle, OpenDirectory::new(ino.0));
+        self.directories.put(handle, OpenDirectory::new(ino.0, Caller { uid: request.uid(), gid: request.gid() }));
         reply.opened(FileHandle(handle), FopenFlags::empty());
     }
 
@@ -433,7 +452,8 @@ impl Filesystem for Face {
         reply.ok();
     }
 
-    fn fsyncdir(&self, _: &Request, ino: INodeNo, _: FileHandle, _datasync: bool, reply: ReplyEmpty) {
+    fn fsyncdir(&self, request: &Request, ino: INodeNo, _: FileHandle, _datasync: bool, reply: ReplyEmpty) {
+        let _acting = act_for(request);
         reply_empty(reply, self.sync_directory(ino.0));
     }
 
@@ -466,6 +486,7 @@ impl Filesystem for Face {
         _: u32,
         reply: ReplyEmpty,
     ) {
+        let _acting = act_for(request);
         let mode = match flags {
             libc::XATTR_CREATE => XattrMode::Create,
             libc::XATTR_REPLACE => XattrMode::Replace,
@@ -474,15 +495,18 @@ impl Filesystem for Face {
         reply_empty(reply, self.set_extended(ino.0, name.as_bytes(), Some(value), mode, setter(request)));
     }
 
-    fn getxattr(&self, _: &Request, ino: INodeNo, name: &OsStr, room_bytes: u32, reply: ReplyXattr) {
+    fn getxattr(&self, request: &Request, ino: INodeNo, name: &OsStr, room_bytes: u32, reply: ReplyXattr) {
+        let _acting = act_for(request);
         reply_xattr(reply, room_bytes, self.get_extended(ino.0, name.as_bytes()));
     }
 
-    fn listxattr(&self, _: &Request, ino: INodeNo, room_bytes: u32, reply: ReplyXattr) {
+    fn listxattr(&self, request: &Request, ino: INodeNo, room_bytes: u32, reply: ReplyXattr) {
+        let _acting = act_for(request);
         reply_xattr(reply, room_bytes, self.list_extended(ino.0));
     }
 
     fn removexattr(&self, request: &Request, ino: INodeNo, name: &OsStr, reply: ReplyEmpty) {
+        let _acting = act_for(request);
         reply_empty(reply, self.set_extended(ino.0, name.as_bytes(), None, XattrMode::Any, setter(request)));
     }
 
@@ -527,6 +551,7 @@ impl Filesystem for Face {
         mode: i32,
         reply: ReplyEmpty,
     ) {
+        let _acting = act_for(request);
         reply_empty(reply, self.change_space(handle.0, (offset, len), mode, setter(request)));
     }
 

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use fuser::{Errno, FileType, RenameFlags};
 use impresario_base::lock::Mutex;
-use impresario_client::{Client, ClientError, CreateOptions, File};
+use impresario_client::{Caller, Client, ClientError, CreateOptions, File};
 use impresario_wire::{
     ACL_ACCESS, ACL_DEFAULT, Attr, Entry, NodeKind, SetAttr, XATTRS_MAX_BYTES, XattrMode, with_umask,
 };
@@ -63,12 +63,14 @@ fn lists_group(status: &str, gid: u32) -> bool {
 #[derive(Debug)]
 pub(crate) struct OpenDirectory {
     number: u64,
+    /// Who opened it.
+    opener: Caller,
     cursor: Mutex<Cursor>,
 }
 
 impl OpenDirectory {
-    pub(crate) fn new(number: u64) -> OpenDirectory {
-        OpenDirectory { number, cursor: Mutex::default() }
+    pub(crate) fn new(number: u64, opener: Caller) -> OpenDirectory {
+        OpenDirectory { number, opener, cursor: Mutex::default() }
     }
 
     /// Its number.
@@ -367,6 +369,7 @@ impl Face {
 
     fn list(&self, handle: u64, offset: u64, add: &mut dyn FnMut(Listed<'_>, Option<&Attr>) -> bool) -> Outcome<()> {
         let directory = self.directories.get(handle).ok_or(Errno::EBADF)?;
+        let _acting = directory.opener.enter();
         let own = [(directory.number, &b"."[..]), (self.inodes.parent(directory.number), &b".."[..])];
         for (position, (number, name)) in own.into_iter().enumerate().skip(usize::try_from(offset).unwrap_or(2)) {
             let listed = Listed { number, offset: position as u64 + 1, kind: FileType::Directory, name };

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use impresario_base::lock::Mutex;
-use impresario_node::credits::{Credits, Source};
+use impresario_node::credits::{Credit, Credits};
 
 /// All of it. One call at a time may exceed it, so that of many that wait for memory one can always finish.
 pub type Budget = Mutex<Credits>;
@@ -17,34 +17,36 @@ pub fn budget(limit_bytes: u64) -> Arc<Budget> {
 #[derive(Debug)]
 pub struct Reservation {
     budget: Arc<Budget>,
-    bytes: u64,
-    /// From the headroom it may exceed the limit.
-    source: Source,
+    /// With the headroom it may exceed the limit.
+    credit: Credit,
 }
 
 impl Reservation {
     /// Nothing yet.
     pub fn nothing(budget: Arc<Budget>) -> Reservation {
-        Reservation { budget, bytes: 0, source: Source::Common }
+        Reservation { budget, credit: Credit::default() }
     }
 
     /// Takes more; false where there is none.
     pub fn grow(&mut self, bytes: u64) -> bool {
         let mut credits = self.budget.lock();
-        if let Err(ticket) = credits.grow(bytes, self.source) {
-            let Some(grant) = credits.next_grant() else {
-                credits.give_up(ticket);
-                return false;
-            };
-            self.source = grant.source;
-        }
-        self.bytes += bytes;
+        let credit = match credits.grow(bytes, &self.credit) {
+            Ok(credit) => credit,
+            Err(ticket) => {
+                let Some(grant) = credits.next_grant() else {
+                    credits.give_up(ticket);
+                    return false;
+                };
+                grant.credit
+            }
+        };
+        self.credit.add(credit);
         true
     }
 
     /// How much it is, bytes.
     pub fn bytes(&self) -> u64 {
-        self.bytes
+        self.credit.bytes()
     }
 
     /// Takes the whole out; this is empty then.
@@ -54,17 +56,13 @@ impl Reservation {
 
     /// Gives back all beyond so many bytes.
     pub fn shrink_to(&mut self, bytes: u64) {
-        let spare = self.bytes.saturating_sub(bytes);
-        self.budget.lock().give_back(spare, Source::Common);
-        self.bytes -= spare;
+        self.budget.lock().give_back(self.credit.beyond(bytes));
     }
 }
 
 impl Drop for Reservation {
     fn drop(&mut self) {
-        if self.bytes > 0 || self.source == Source::Headroom {
-            self.budget.lock().give_back(self.bytes, self.source);
-        }
+        self.budget.lock().give_back(std::mem::take(&mut self.credit));
     }
 }
 

@@ -18,11 +18,11 @@ use impresario_config::META_NAME;
 use impresario_node::session::{Patience, Sign, Silence};
 use impresario_sched::Nanos;
 use impresario_transport::{Access, FrameReader, Membership, Stream, TransportError, say_hello, send_frame};
-use impresario_wire::{Answer, Call, ClusterId, Hello, Kind, Limits, PROTOCOL_VERSION, Role, Squashed, frame};
+use impresario_wire::{Answer, Call, ClusterId, Hello, Kind, Limits, PROTOCOL_VERSION, Restriction, Role, frame};
 use rustc_hash::FxHashMap;
 
 use crate::connection::{Connection, Reply};
-use crate::export::restriction;
+use crate::export::restricting;
 use crate::outbox::{Bulk, OutFrame, Outbox, STACK_BYTES};
 
 /// First and longest pause between attempts to connect.
@@ -298,8 +298,8 @@ impl Passing {
         let server = (META_NAME, &address);
         say_hello(&stream, &mut reader, &hello, server, access, membership, &NO_PAYLOAD, deadline)
             .map_err(|e| e.to_string())?;
-        if let Some(squashed) = self.client.squashed() {
-            restrict(&stream, &mut reader, squashed, deadline).map_err(|e| e.to_string())?;
+        if let Some(restriction) = self.client.restriction() {
+            restrict(&stream, &mut reader, restriction, deadline).map_err(|e| e.to_string())?;
         }
         Ok(Link { stream: Arc::new(stream), reader })
     }
@@ -318,14 +318,14 @@ struct Link {
     reader: FrameReader,
 }
 
-/// Has the metadata server know, before anything else, as whom the client's users act.
+/// Has the metadata server know, before anything else, what the client's users are to it.
 fn restrict(
     stream: &Stream,
     reader: &mut FrameReader,
-    squashed: Squashed,
+    restriction: Restriction,
     deadline: Instant,
 ) -> Result<(), TransportError> {
-    let head = frame::encode(Kind::Call, 0, &restriction(squashed), 0)?;
+    let head = frame::encode(Kind::Call, 0, &restricting(restriction), 0)?;
     send_frame(stream, &head, &[], deadline)?;
     let (header, body) = reader.next_frame(stream, &NO_PAYLOAD, deadline)?;
     header.expect(Kind::Answer)?;

@@ -3,8 +3,8 @@
 //! The end is that of the objects, or of the last assigned range where that is not written yet. Of a file that is being
 //! written the local file's length is of no other use, so it holds the end of the assigned ranges: it survives a crash of
 //! the server. A crash of its machine may lose it, but then no append is still under way when the server is back. The
-//! length becomes the objects' again when the file is settled, and is cut after the objects are: a server that is stopped
-//! between the two assigns ranges behind the old end, and what was cut reads as zeros.
+//! length becomes the objects' again when the file is settled, and is cut after the objects are. That they are being cut is noted
+//! before ([`super::changes`]): a server that is stopped between the two finds its note, and objects of the new length.
 //!
 //! A range that its client never writes is zeros once something is appended behind it. A range that was assigned before the
 //! file was cut is still its writer's: what others append after the cut may lie over it.
@@ -31,7 +31,7 @@ impl Meta {
             return Ok(offset);
         }
         let objects = self.ask(pin).map_err(|error| data_fault(&error, doing, &path))?;
-        let end = objects.size.max(self.assigned_end(pin).explain(doing, &path)?);
+        let end = objects.size.max(self.assigned_end(pin, objects.size).explain(doing, &path)?);
         let assign = |appends: &mut Appends| {
             let before = appends.clone();
             appends.assign(client, sequence, end, len_bytes).map(|offset| (offset, before))
@@ -45,14 +45,25 @@ impl Meta {
         Ok(offset)
     }
 
-    /// End of the ranges assigned of a marked file, if it is behind that of the objects. Call under the file's gate.
-    pub(super) fn assigned_end(&self, file: &OpenFile) -> rustix::io::Result<u64> {
+    /// End of the ranges assigned of a marked file, whose objects end at `end`, if it is behind that. Call under the file's gate.
+    pub(super) fn assigned_end(&self, file: &OpenFile, end: u64) -> rustix::io::Result<u64> {
+        if let Some(len_bytes) = self.changes.cut_of(file.key) {
+            // An earlier run has cut the objects, and was killed before it took the ranges back; or it had not begun to.
+            if end == len_bytes {
+                self.cut_assigned(file, len_bytes)?;
+            }
+            self.changes.end_cut(&self.dir, file.key);
+        }
+        self.local_len(file)
+    }
+
+    fn local_len(&self, file: &OpenFile) -> rustix::io::Result<u64> {
         Ok(u64::try_from(rustix::fs::fstat(&file.fd)?.st_size).unwrap_or(0))
     }
 
     /// After the objects were cut: no range behind `len_bytes` counts as assigned. Call under the file's gate.
     pub(super) fn cut_assigned(&self, file: &OpenFile, len_bytes: u64) -> rustix::io::Result<()> {
-        if self.assigned_end(file)? > len_bytes { self.note_assigned(file, len_bytes) } else { Ok(()) }
+        if self.local_len(file)? > len_bytes { self.note_assigned(file, len_bytes) } else { Ok(()) }
     }
 
     /// Sets the local length, and keeps the local modification time, which is the file's until it is written.

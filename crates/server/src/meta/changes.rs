@@ -6,6 +6,11 @@
 //! note says which node the name had before. What others have done to the names since the restart would hide that, so
 //! the names that they change are remembered as long as such changes are open; a change whose names are among them fails.
 //!
+//! **Truncations.** A client compares the states of the data servers that have cut a file with those at its next sync. The note that a
+//! truncation was done has a digest of them: to a client that asks again, a restarted server says whether they are still so. While
+//! ranges of the file are assigned behind its new end, the truncation itself is noted too: a server that is killed before it has taken
+//! them back does so later.
+//!
 //! The epochs of clients are noted, too, so that what they have given up is refused after a restart.
 //!
 //! The file outlives the process. Where a client has begun a new epoch, it is synced before the next fsync of a file or
@@ -23,16 +28,17 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use impresario_base::Durable;
 use impresario_base::lock::Mutex;
+use impresario_base::random::mix;
 use impresario_node::session::{Admission, Kept, Replies, Stamp};
-use impresario_wire::message::{Answer, ClientKey, Fault, FileKey, MetaCall, Target, Who};
+use impresario_wire::message::{Answer, ClientKey, Fault, FileKey, LaneState, MetaCall, Target, Who};
 use rustc_hash::FxHashMap;
 use rustix::io::Errno;
 
 use super::directory::MetaDirectory;
-use super::fault::{Explain, Outcome, fault};
+use super::fault::{Explain, Outcome, data_fault, fault};
 use super::labels::is_acl;
 use super::opens::SessionId;
-use super::service::MetaService;
+use super::service::{Meta, MetaService};
 use super::tree::check_path;
 
 /// Clients and changes that are remembered at least.
@@ -55,8 +61,8 @@ enum Known {
     Answered(Answer),
     /// It made this file, or opened it.
     Opened(FileKey),
-    /// An earlier run did it.
-    Done,
+    /// An earlier run did it; with the digest of the states of the data servers that have changed a length, or 0.
+    Done(u64),
     /// An earlier run began it.
     Begun(Begun),
     /// An earlier run began to exchange two names.
@@ -81,6 +87,22 @@ impl Known {
             other => Some(Known::Answered(other.clone())),
         }
     }
+
+    /// Of a change that was done: see [`Known::Done`].
+    fn digest(&self) -> u64 {
+        match self {
+            Known::Answered(Answer::Cut { lanes, .. }) => digest(lanes),
+            Known::Done(digest) => *digest,
+            _ => 0,
+        }
+    }
+}
+
+/// Of the states of data servers; never 0.
+fn digest(lanes: &[LaneState]) -> u64 {
+    let mut lanes = lanes.to_vec();
+    lanes.sort_unstable_by_key(|lane| lane.server);
+    lanes.iter().fold(1, |digest, lane| mix(mix(digest ^ u64::from(lane.server)) ^ lane.state)) | 1
 }
 
 /// The changes done lately.
@@ -99,6 +121,8 @@ pub(super) struct Changes {
     begun: Mutex<Noted>,
     /// Notes of new epochs.
     epochs: Durable,
+    /// Files that are being cut, or were when an earlier run ended, to which length.
+    cuts: Mutex<FxHashMap<FileKey, u64>>,
 }
 
 /// Names that were changed since the start.
@@ -177,7 +201,7 @@ impl File {
 struct Note {
     kind: u32,
     who: Who,
-    /// Of [`OPENED`]; of [`BEGUN`] and [`EXCHANGING`], the number of a node.
+    /// Of [`OPENED`] and [`CUTTING`]; of [`BEGUN`] and [`EXCHANGING`], the number of a node; of [`DONE`], [`Known::Done`].
     key: FileKey,
 }
 
@@ -194,10 +218,18 @@ const BASE: u32 = 6;
 const FORGOT: u32 = 7;
 /// An exchange of two names begins.
 const EXCHANGING: u32 = 8;
+/// No change: the objects of a file are being cut, to the length that is in the place of the client.
+const CUTTING: u32 = 9;
+/// No change: that has ended.
+const CUT: u32 = 10;
 /// With [`BEGUN`] or [`EXCHANGING`]: not by the run that has written the note, but by one before.
 const BEFORE: u32 = 16;
 
 impl Note {
+    fn of_cut(kind: u32, key: FileKey, len_bytes: u64) -> Note {
+        Note { kind, who: Who { client: ClientKey(len_bytes), ..Who::default() }, key }
+    }
+
     fn encode(&self) -> [u8; NOTE_BYTES] {
         let mut bytes = [0; NOTE_BYTES];
         bytes[..4].copy_from_slice(&self.kind.to_le_bytes());
@@ -220,7 +252,7 @@ impl Note {
         };
         let kind = u32::from_le_bytes([*k0, *k1, *k2, *k3]);
         let key = FileKey(u64::from_le_bytes(*key.first_chunk::<8>()?));
-        let is_known = (BEGUN..=EXCHANGING).contains(&kind) || [BEFORE | BEGUN, BEFORE | EXCHANGING].contains(&kind);
+        let is_known = (BEGUN..=CUT).contains(&kind) || [BEFORE | BEGUN, BEFORE | EXCHANGING].contains(&kind);
         is_known.then_some(Note { kind, who, key })
     }
 }
@@ -229,6 +261,7 @@ impl Changes {
     /// Takes up what earlier runs noted in the directory.
     pub(super) fn open(directory: &MetaDirectory) -> rustix::io::Result<Changes> {
         let mut replies = Replies::new(CLIENTS_MAX, REPLIES_MAX);
+        let mut cuts = FxHashMap::default();
         let noted = std::fs::read(directory.dir.join("changes")).or_else(|error| match error.kind() {
             std::io::ErrorKind::NotFound => Ok(Vec::new()),
             _ => Err(Errno::from_io_error(&error).unwrap_or(Errno::IO)),
@@ -238,17 +271,25 @@ impl Changes {
             let Who { client: ClientKey(client), epoch, sequence, .. } = note.who;
             let change = |reply| Kept::Change { client, epoch, sequence, reply };
             replies.restore(match note.kind {
+                CUTTING => {
+                    cuts.insert(note.key, client);
+                    continue;
+                }
+                CUT => {
+                    cuts.remove(&note.key);
+                    continue;
+                }
                 BASE => Kept::Base(epoch),
                 FORGOT => Kept::Forgot(epoch),
                 CLIENT => Kept::Client { client, epoch, forgotten: sequence },
                 BEGUN | EXCHANGING => change(Some(begun(&note))),
                 kind if kind & BEFORE != 0 => change(Some(begun(&note))),
-                DONE => change(Some(Known::Done)),
+                DONE => change(Some(Known::Done(note.key.0))),
                 OPENED => change(Some(Known::Opened(note.key))),
                 _ => change(None),
             });
         }
-        let notes = encode_all(&replies, &Noted::default());
+        let notes = encode_all(&replies, &Noted::default(), &cuts);
         let open = notes.chunks_exact(NOTE_BYTES).filter_map(Note::decode).filter(|note| note.kind & BEFORE != 0);
         let open: Vec<Note> = open.collect();
         let file = match directory.disk.prepare_changes(&directory.top, &notes, ROOM_BYTES) {
@@ -279,6 +320,7 @@ impl Changes {
             touched: Mutex::default(),
             begun: Mutex::default(),
             epochs: Durable::default(),
+            cuts: Mutex::new(cuts),
         })
     }
 
@@ -345,8 +387,8 @@ impl Changes {
     /// What is remembered, for a file. Call under the file's lock.
     fn all_notes(&self) -> Vec<u8> {
         // Not in the call: its lock would be held over it.
-        let begun = self.begun.lock().clone();
-        encode_all(&self.replies.lock(), &begun)
+        let (begun, cuts) = (self.begun.lock().clone(), self.cuts.lock().clone());
+        encode_all(&self.replies.lock(), &begun, &cuts)
     }
 
     fn sync_file(&self, directory: &MetaDirectory) -> rustix::io::Result<()> {
@@ -359,6 +401,40 @@ impl Changes {
         let fd = file.fd.clone();
         drop(file);
         directory.disk.sync_changes(&*fd).inspect_err(|_| self.file.lock().is_doubtful = true)
+    }
+
+    /// Notes that the objects of a file are about to be cut to this length, before they are.
+    pub(super) fn note_cut(&self, directory: &MetaDirectory, file: FileKey, len_bytes: u64) -> rustix::io::Result<()> {
+        let mut notes = self.file.lock();
+        let noted = self.append(directory, &mut notes, Note::of_cut(CUTTING, file, len_bytes));
+        if noted.is_ok() {
+            self.cuts.lock().insert(file, len_bytes);
+        }
+        noted
+    }
+
+    /// To which length a file was being cut when an earlier run ended.
+    pub(super) fn cut_of(&self, file: FileKey) -> Option<u64> {
+        self.cuts.lock().get(&file).copied()
+    }
+
+    /// What is to be known of the cut of a file is beside its data.
+    pub(super) fn end_cut(&self, directory: &MetaDirectory, file: FileKey) {
+        let mut notes = self.file.lock();
+        if self.cuts.lock().remove(&file).is_none() {
+            return;
+        }
+        if let Err(error) = self.append(directory, &mut notes, Note::of_cut(CUT, file, 0)) {
+            tracing::warn!(%error, "the end of a truncation could not be noted");
+            // A restarted server must not take it for one that is under way.
+            notes.is_doubtful = true;
+        }
+    }
+
+    /// Ends those that are of no file in need of them any more.
+    pub(super) fn end_cuts_unless(&self, directory: &MetaDirectory, is_needed: impl Fn(FileKey) -> bool) {
+        let all: Vec<FileKey> = self.cuts.lock().keys().copied().collect();
+        all.into_iter().filter(|file| !is_needed(*file)).for_each(|file| self.end_cut(directory, file));
     }
 
     /// The latest epoch that is known of a client.
@@ -391,15 +467,16 @@ fn begun(note: &Note) -> Known {
 }
 
 /// The remembered changes, as the file has them.
-fn encode_all(replies: &Replies<Known>, begun: &Noted) -> Vec<u8> {
-    let mut bytes = Vec::new();
+fn encode_all(replies: &Replies<Known>, begun: &Noted, cuts: &FxHashMap<FileKey, u64>) -> Vec<u8> {
+    let mut bytes: Vec<u8> =
+        cuts.iter().flat_map(|(file, len_bytes)| Note::of_cut(CUTTING, *file, *len_bytes).encode()).collect();
     for kept in replies.kept() {
         let (kind, client, epoch, sequence, key) = match kept {
             Kept::Base(epoch) => (BASE, 0, epoch, 0, 0),
             Kept::Forgot(epoch) => (FORGOT, 0, epoch, 0, 0),
             Kept::Client { client, epoch, forgotten } => (CLIENT, client, epoch, forgotten, 0),
             Kept::Change { client, epoch, sequence, reply } => match reply {
-                Some(Known::Answered(_) | Known::Done) => (DONE, client, epoch, sequence, 0),
+                Some(known @ (Known::Answered(_) | Known::Done(_))) => (DONE, client, epoch, sequence, known.digest()),
                 Some(Known::Opened(key)) => (OPENED, client, epoch, sequence, key.0),
                 Some(Known::Begun(begun)) => (BEFORE | BEGUN, client, epoch, sequence, begun.node),
                 Some(Known::Exchanging(begun)) => (BEFORE | EXCHANGING, client, epoch, sequence, begun.node),
@@ -445,7 +522,7 @@ impl Drop for UnderWay<'_> {
         let (kind, key) = match &self.known {
             None => (FAILED, FileKey(0)),
             Some(Known::Opened(key)) => (OPENED, *key),
-            Some(_) => (DONE, FileKey(0)),
+            Some(known) => (DONE, FileKey(known.digest())),
         };
         let directory = &self.service.meta.dir;
         let mut file = changes.file.lock();
@@ -469,6 +546,12 @@ impl MetaService {
     pub fn call_from(&self, session: SessionId, who: Who, call: MetaCall) -> Answer {
         if who.client == ClientKey::default() {
             return self.call(session, call);
+        }
+        // Before the change is noted: a call of a user who is not known yet is not done.
+        if self.meta.options.squashes
+            && let Err(fault) = self.meta.sessions.get(session).and_then(|session| session.user_of(&who, &call))
+        {
+            return Answer::Fault(fault);
         }
         self.admit_from(session, who, call).unwrap_or_else(Answer::Fault)
     }
@@ -500,10 +583,10 @@ impl MetaService {
             Admission::New => self.change(session, who, call),
             Admission::Done(Known::Answered(answer)) => Ok(answer),
             Admission::Done(Known::Opened(file)) => match call {
-                MetaCall::Create { path, .. } => self.look(session, MetaCall::Reopen { path, file, write: true }),
-                other => Ok(self.call(session, other)),
+                MetaCall::Create { path, .. } => self.look(session, &who, MetaCall::Reopen { path, file, write: true }),
+                other => Ok(self.call_as(session, &who, other)),
             },
-            Admission::Done(Known::Done) => self.answer_again(session, call),
+            Admission::Done(Known::Done(digest)) => self.answer_again(session, &who, call, digest),
             Admission::Done(Known::Begun(begun)) => {
                 let is_current = changes.replies.lock().note(client, who.epoch);
                 if is_current { self.finish(session, who, call, begun) } else { Err(fenced(who)) }
@@ -534,9 +617,16 @@ impl MetaService {
         Ok(answer)
     }
 
-    /// The answer to a change that an earlier run of the server did.
-    fn answer_again(&self, session: SessionId, call: MetaCall) -> Outcome<Answer> {
+    /// The answer to a change that an earlier run of the server did; `digest`: see [`Known::Done`].
+    fn answer_again(&self, session: SessionId, who: &Who, call: MetaCall, digest: u64) -> Outcome<Answer> {
         let target = match call {
+            MetaCall::SetAttr { target, .. } if digest != 0 => {
+                let (file, lanes) = self.meta.states_since(session, &target, digest).map_err(untold)?;
+                return Ok(match self.look(session, who, MetaCall::GetAttr { target })? {
+                    Answer::Attr(attr) if !lanes.is_empty() => Answer::Cut { attr, file, lanes },
+                    answer => answer,
+                });
+            }
             MetaCall::SetAttr { target, .. } => target,
             MetaCall::Mkdir { path, .. }
             | MetaCall::Symlink { path, .. }
@@ -544,16 +634,14 @@ impl MetaService {
             | MetaCall::Link { to: path, .. } => Target::Path(path),
             _ => return Ok(Answer::Done),
         };
-        self.look(session, MetaCall::GetAttr { target })
+        self.look(session, who, MetaCall::GetAttr { target })
     }
 
     /// What a change that was done has to answer, by a call that looks. Where it cannot, because others have changed the name
     /// since or a disk is full, its failure is not that of the change, which must not seem not to have been done.
-    fn look(&self, session: SessionId, call: MetaCall) -> Outcome<Answer> {
-        match self.call(session, call) {
-            Answer::Fault(why) if why.errno != libc::EBUSY => {
-                Err(fault(Errno::IO, format!("this was done, and what it made cannot be told again: {}", why.message)))
-            }
+    fn look(&self, session: SessionId, who: &Who, call: MetaCall) -> Outcome<Answer> {
+        match self.call_as(session, who, call) {
+            Answer::Fault(why) => Err(untold(why)),
             answer => Ok(answer),
         }
     }
@@ -589,8 +677,10 @@ impl MetaService {
         // After the look: who has changed a name before it is known by now.
         self.meta.changes.check_hidden(begun, &call)?;
         let answer = match call {
-            MetaCall::Create { path, .. } if is_done => self.look(session, MetaCall::Open { path, write: true })?,
-            _ if is_done => self.answer_again(session, call)?,
+            MetaCall::Create { path, .. } if is_done => {
+                self.look(session, &who, MetaCall::Open { path, write: true })?
+            }
+            _ if is_done => self.answer_again(session, &who, call, 0)?,
             _ => {
                 self.meta.changes.touch(&call);
                 self.call_as(session, &who, call)
@@ -638,6 +728,29 @@ impl MetaService {
     }
 }
 
+impl Meta {
+    /// Makes what a truncation has cut durable. Gives the file, and what its client has to compare with at its next sync: nothing if
+    /// the states of its data servers are those of this digest, and what differs from every state otherwise.
+    fn states_since(&self, session: SessionId, target: &Target, before: u64) -> Outcome<(FileKey, Vec<LaneState>)> {
+        let doing = "sync what was cut of";
+        let session = self.sessions.get(session)?;
+        let (pin, path) = match target {
+            Target::Handle(handle) => (self.pin_handle(&session, *handle)?, Vec::new()),
+            Target::Path(path) => {
+                let entry = self.dir.entry(path).and_then(|entry| entry.ok_or(Errno::ISDIR)).explain(doing, path)?;
+                (self.pin_at(&entry, doing)?, path.clone())
+            }
+        };
+        let now = self.note_answer(self.objects.sync(pin.key, &pin.layout));
+        let mut lanes = now.map_err(|error| data_fault(&error, doing, &path))?;
+        if digest(&lanes) == before {
+            return Ok((pin.key, Vec::new()));
+        }
+        lanes.iter_mut().for_each(|lane| *lane = LaneState::unknown(lane.server));
+        Ok((pin.key, lanes))
+    }
+}
+
 /// The name whose node shows whether a change was done: that which it takes away, or gives.
 fn deciding_name(call: &MetaCall) -> Option<&[u8]> {
     match call {
@@ -650,6 +763,14 @@ fn deciding_name(call: &MetaCall) -> Option<&[u8]> {
         | MetaCall::Rename { from: path, .. }
         | MetaCall::Link { to: path, .. } => Some(path),
         _ => None,
+    }
+}
+
+/// Of a change that was done and whose answer fails so: the change must not seem not to have been done.
+fn untold(why: Fault) -> Fault {
+    match why.errno {
+        libc::EBUSY => why,
+        _ => fault(Errno::IO, format!("this was done, and what it made cannot be told again: {}", why.message)),
     }
 }
 

@@ -17,6 +17,8 @@ pub trait Objects: Send + Sync {
     /// for it: what that client does in a newer epoch revokes it. Gives the states of the data servers, by which the client
     /// learns at its next sync whether one has lost it.
     fn truncate(&self, who: &Who, file: FileKey, layout: &Layout, len_bytes: u64) -> io::Result<Vec<LaneState>>;
+    /// Makes the file's objects durable, as far as that succeeds. Gives the states of the data servers: what has failed is in them.
+    fn sync(&self, file: FileKey, layout: &Layout) -> io::Result<Vec<LaneState>>;
     /// When this returns, no change of the file that came under this epoch of the client, or an older one, is still to be
     /// done.
     fn revoke(&self, who: &Who, file: FileKey, layout: &Layout) -> io::Result<()>;
@@ -151,6 +153,10 @@ impl Objects for MemoryObjects {
         files.insert(file, MemoryFile { lanes, made, mtime });
         // Memory loses nothing that a sync would have to tell of.
         Ok(Vec::new())
+    }
+
+    fn sync(&self, _file: FileKey, _layout: &Layout) -> io::Result<Vec<LaneState>> {
+        self.enter().map(|()| Vec::new())
     }
 
     fn revoke(&self, _who: &Who, _file: FileKey, _layout: &Layout) -> io::Result<()> {

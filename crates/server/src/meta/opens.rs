@@ -13,13 +13,13 @@ use std::time::{Duration, Instant};
 use impresario_base::lock::Mutex;
 use impresario_layout::Layout;
 use impresario_node::append::Appends;
-use impresario_wire::message::{FileKey, Who};
+use impresario_wire::message::{ClientKey, FileKey, MetaCall, Who};
 use rustc_hash::FxHashMap;
 use rustix::io::Errno;
 
 use super::background::Job;
 use super::fault::{Outcome, fault};
-use super::permissions::User;
+use super::permissions::{User, Users};
 use super::record::{Record, Seen};
 use super::service::Meta;
 
@@ -518,8 +518,8 @@ pub(super) struct Session {
     pub(super) id: SessionId,
     who: Who,
     handles: Mutex<Handles>,
-    /// As whom its users act, where not as themselves.
-    pub(super) acts_as: OnceLock<User>,
+    /// What its users are, where not what its calls say.
+    pub(super) users: OnceLock<Users>,
 }
 
 #[derive(Default)]
@@ -551,7 +551,7 @@ impl Sessions {
                 format!("the metadata server has {SESSIONS_MAX} clients, which is its limit"),
             ));
         }
-        by_id.insert(id, Arc::new(Session { id, who, handles: Mutex::default(), acts_as: OnceLock::new() }));
+        by_id.insert(id, Arc::new(Session { id, who, handles: Mutex::default(), users: OnceLock::new() }));
         Ok(id)
     }
 
@@ -592,6 +592,16 @@ impl Sessions {
 }
 
 impl Session {
+    /// The client whose session it is.
+    pub(super) fn client(&self) -> ClientKey {
+        self.who.client
+    }
+
+    /// As whom a call is served; `None`: as root.
+    pub(super) fn user_of(&self, who: &Who, call: &MetaCall) -> Outcome<Option<Arc<User>>> {
+        self.users.get().map_or(Ok(None), |users| users.of(who.user, call))
+    }
+
     /// Refuses early what [`Sessions::register`] would refuse late.
     pub(super) fn check_room(&self) -> Outcome<()> {
         if self.handles.lock().open.len() >= SESSION_OPENS_MAX { Err(full()) } else { Ok(()) }

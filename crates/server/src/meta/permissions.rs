@@ -4,17 +4,25 @@
 //! Calls do not say which user of a client's machine asks: the machine vouches for its users, except for those that are
 //! squashed. So with root squashed a call is permitted if *some* user other than root may do it, and with all squashed if the
 //! anonymous user may. What root alone may do, such a machine cannot do, whatever it sends. A client that has proved to be a user
-//! is one all of whose users are that one.
+//! is one all of whose users are that one. Where users prove themselves, a client of root has each of its users prove itself, and
+//! says with each call which of them asks ([`Users::Each`]).
 //!
 //! Permissions are checked on the nodes that a path leads to. So that the same nodes are changed, no name is moved between the
 //! check and the change ([`Meta::hold_names`]). Files that are opened or cut are checked when they are pinned, which needs no
 //! such hold.
 
+use std::ffi::{CStr, CString};
 use std::os::fd::AsFd;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
 
-use impresario_base::lock::{RwLockReadGuard, RwLockWriteGuard};
+use impresario_base::generations::Generations;
+use impresario_base::lock::{Mutex, RwLockReadGuard, RwLockWriteGuard};
 use impresario_node::acl::Acl;
-use impresario_wire::message::{ACL_ACCESS, MetaCall, NodeKind, Opened, SetAttr, SetTime, Squashed, Target};
+use impresario_transport::Proven;
+use impresario_wire::message::{
+    ACL_ACCESS, MetaCall, NodeKind, Opened, Restriction, SetAttr, SetTime, Squashed, Target,
+};
 use rustix::io::Errno;
 
 use super::disk::PATH_FLAGS;
@@ -28,6 +36,15 @@ const READ: u32 = 4;
 const WRITE: u32 = 2;
 const SEARCH: u32 = 1;
 const STICKY: u32 = 0o1000;
+const SET_ID: u32 = 0o6000;
+/// What a program may do that root may.
+const CAPABILITY: &[u8] = b"security.capability";
+/// Users of a session that are known at least; with older ones there are at most twice as many.
+const USERS_MAX: usize = 4096;
+/// How long a user is known: changes of its groups count after that.
+const PROVEN_FOR: Duration = Duration::from_secs(600);
+/// The group of users of whom no other is known.
+const NOBODYS_GROUP: u32 = 65534;
 /// Most groups of a user that count.
 const GROUPS_MAX: usize = 1024;
 
@@ -58,11 +75,87 @@ impl From<Squashed> for User {
     /// Asks the machine for a user's groups, which may take long.
     fn from(squashed: Squashed) -> User {
         let Squashed { all, proven, uid, gid } = squashed;
-        User { all, proven, uid, gid, groups: if proven { groups_of(uid, gid) } else { Vec::new() } }
+        let groups = if proven { account_of(uid).map(|account| account.groups_with(gid)) } else { None };
+        User { all, proven, uid, gid, groups: groups.unwrap_or_default() }
     }
 }
 
+/// What the users of a session are.
+pub(super) enum Users {
+    /// All of them, or root alone, act as this one.
+    One(Arc<User>),
+    /// Each proves itself.
+    Each(Each),
+}
+
+/// The users of a session who have proved themselves.
+pub(super) struct Each {
+    /// As whom root acts; `None`: as root.
+    root: Option<Arc<User>>,
+    rule: Restriction,
+    known: Mutex<Generations<u32, (Arc<User>, Instant)>>,
+}
+
+impl From<Restriction> for Users {
+    fn from(rule: Restriction) -> Users {
+        let squashed = rule.squashed.map(|squashed| Arc::new(User::from(squashed)));
+        match (squashed, rule.proves) {
+            (Some(user), false) => Users::One(user),
+            (root, _) => Users::Each(Each { root, rule, known: Mutex::new(Generations::new(USERS_MAX)) }),
+        }
+    }
+}
+
+impl Users {
+    /// As whom a call is served; `None`: as root.
+    pub(super) fn of(&self, uid: u32, call: &MetaCall) -> Outcome<Option<Arc<User>>> {
+        let each = match self {
+            Users::One(user) => return Ok(Some(user.clone())),
+            // Whoever has a file open may do these with it.
+            Users::Each(_) if !depends_on_user(call) => return Ok(None),
+            Users::Each(each) if uid == 0 => return Ok(each.root.clone()),
+            Users::Each(each) => each,
+        };
+        let mut known = each.known.lock();
+        match known.get(&uid) {
+            Some((user, proved)) if proved.elapsed() < PROVEN_FOR => Ok(Some(user.clone())),
+            _ => {
+                let message = format!("user {uid} has to prove who it is (`users` of its [[export]])");
+                Err(impresario_wire::Fault { errno: impresario_wire::Fault::UNPROVEN, message })
+            }
+        }
+    }
+}
+
+/// Whether it matters for whom a call is made, beyond that its client has opened a file.
+fn depends_on_user(call: &MetaCall) -> bool {
+    !matches!(
+        call,
+        MetaCall::Prove { .. }
+            | MetaCall::Close { .. }
+            | MetaCall::Fsync { .. }
+            | MetaCall::Append { .. }
+            | MetaCall::CutBack { .. }
+            | MetaCall::Lock(_)
+            | MetaCall::Statfs
+    )
+}
+
 impl User {
+    /// A user for whom root of another machine vouches. Of its groups those count that this machine knows; the group that was
+    /// claimed, if it is one of them. Asks the machine, which may take long.
+    fn vouched_for(Proven { uid, gid }: Proven) -> User {
+        let (gid, groups) = match account_of(uid) {
+            Some(account) => {
+                let groups = account.groups_with(account.gid);
+                (if groups.contains(&gid) { gid } else { account.gid }, groups)
+            }
+            // Root's group is squashed like root.
+            None => (if gid == 0 { NOBODYS_GROUP } else { gid }, Vec::new()),
+        };
+        User { all: true, proven: true, uid, gid, groups }
+    }
+
     /// Whether it may be a group of theirs.
     fn may_be_in(&self, gid: u32) -> bool {
         if self.all { gid == self.gid || self.groups.contains(&gid) } else { gid != 0 }
@@ -103,23 +196,38 @@ fn may(user: &User, node: &Owned, wanted: u32) -> bool {
         || permits(None, None)
 }
 
-/// The groups of a user as this machine knows them, or none if it does not know the user.
-fn groups_of(uid: u32, gid: u32) -> Vec<u32> {
+/// A user as this machine knows it.
+struct Account {
+    name: CString,
+    /// Its own group.
+    gid: u32,
+}
+
+/// `None`: this machine does not know the user.
+fn account_of(uid: u32) -> Option<Account> {
     let mut text = vec![0; 16 << 10];
     // SAFETY: all zeros is a value of the structure, which is filled below.
     let (mut entry, mut found) = (unsafe { std::mem::zeroed::<libc::passwd>() }, std::ptr::null_mut());
     // SAFETY: places for the entry, its texts, and whether there is one.
     let failed = unsafe { libc::getpwuid_r(uid, &mut entry, text.as_mut_ptr(), text.len(), &mut found) };
     if failed != 0 || found.is_null() {
-        return Vec::new();
+        return None;
     }
-    let mut groups = vec![0; GROUPS_MAX];
-    let mut count = GROUPS_MAX as libc::c_int;
-    // SAFETY: the name is a terminated string in `text`, and there is room for `count` groups.
-    let given = unsafe { libc::getgrouplist(entry.pw_name, gid, groups.as_mut_ptr(), &mut count) };
-    // With more groups than fit the first ones count.
-    groups.truncate(if given < 0 { GROUPS_MAX } else { usize::try_from(count).unwrap_or(0) });
-    groups
+    // SAFETY: the name is a terminated string in `text`.
+    Some(Account { name: unsafe { CStr::from_ptr(entry.pw_name) }.to_owned(), gid: entry.pw_gid })
+}
+
+impl Account {
+    /// This group, and those that the user is in.
+    fn groups_with(&self, gid: u32) -> Vec<u32> {
+        let mut groups = vec![0; GROUPS_MAX];
+        let mut count = GROUPS_MAX as libc::c_int;
+        // SAFETY: the name is a terminated string, and there is room for `count` groups.
+        let given = unsafe { libc::getgrouplist(self.name.as_ptr(), gid, groups.as_mut_ptr(), &mut count) };
+        // With more groups than fit the first ones count.
+        groups.truncate(if given < 0 { GROUPS_MAX } else { usize::try_from(count).unwrap_or(0) });
+        groups
+    }
 }
 
 fn denied(user: &User, doing: &str, path: &[u8]) -> impresario_wire::Fault {
@@ -139,6 +247,21 @@ fn not_owned(user: &User, doing: &str, path: &[u8]) -> impresario_wire::Fault {
 }
 
 impl Meta {
+    /// A user of a session proves itself.
+    pub(super) fn prove(&self, session: &Session, credential: &[u8]) -> Outcome<()> {
+        let Some(Users::Each(each)) = session.users.get() else {
+            return Err(fault(Errno::PERM, "the users of this client have nothing to prove, or act as one"));
+        };
+        let refused = |why: String| fault(Errno::ACCESS, format!("the credential of a user is not accepted: {why}"));
+        let proven = self.options.munge.verify(credential, session.client()).map_err(refused)?;
+        if proven.uid == 0 || !each.rule.admits(proven.uid) {
+            return Err(refused(format!("user {} is none of the `uids` of its [[export]]", proven.uid)));
+        }
+        let user = Arc::new(User::vouched_for(proven));
+        each.known.lock().put(proven.uid, (user, Instant::now()));
+        Ok(())
+    }
+
     /// Holds the names for a call, where users of some client are squashed. To be taken before [`Meta::permit`].
     pub(super) fn hold_names(&self, user: Option<&User>, call: &MetaCall) -> NamesHeld<'_> {
         if !self.options.squashes {
@@ -198,13 +321,21 @@ impl Meta {
             }
             MetaCall::SetAttr { target, set } => {
                 let node = self.node_of(session, target, "change")?;
-                check_set(user, &node, set, path_of(target), matches!(target, Target::Handle(_)))?;
-                if let (Target::Handle(handle), Some(_)) = (&*target, set.size) {
-                    session.check_writes(*handle)?;
+                let opened = match target {
+                    Target::Handle(handle) => Some(session.check_writes(*handle)),
+                    Target::Path(_) => None,
+                };
+                check_set(user, &node, set, path_of(target), opened.as_ref().map(Result::is_ok))?;
+                if set.size.is_some() {
+                    opened.transpose()?;
                 }
             }
             MetaCall::SetXattr { target, name, .. } if is_acl(name) => {
                 self.check_owner(user, session, target, "change the access control list of")?;
+            }
+            // A write takes it away, whoever writes.
+            MetaCall::SetXattr { target: Target::Handle(handle), name, value: None, .. } if name == CAPABILITY => {
+                session.check_writes(*handle)?;
             }
             MetaCall::SetXattr { target, name, .. } if name.starts_with(SECURITY) => {
                 return Err(not_owned(user, "label", path_of(target)));
@@ -319,7 +450,7 @@ impl Meta {
 
     /// Refuses a change of attributes of a file that is pinned: it is the one that will change.
     pub(super) fn permit_pinned(&self, user: &User, pin: &Pin<'_>, set: &SetAttr, path: &[u8]) -> Outcome<()> {
-        check_set(user, &self.owned(&pin.fd).explain("change", path)?, set, path, false)
+        check_set(user, &self.owned(&pin.fd).explain("change", path)?, set, path, None)
     }
 }
 
@@ -340,13 +471,20 @@ fn map_owner(user: &User, uid: &mut u32, gid: &mut u32) {
     }
 }
 
-/// Refuses a change of attributes of a node.
-fn check_set(user: &User, node: &Owned, set: &SetAttr, path: &[u8], is_open: bool) -> Outcome<()> {
+/// Refuses a change of attributes of a node. `opened`: by an open file, and whether it is open for writing.
+fn check_set(user: &User, node: &Owned, set: &SetAttr, path: &[u8], opened: Option<bool>) -> Outcome<()> {
     let is_theirs = owns(user, node);
+    let may_write = || opened == Some(true) || may(user, node, WRITE);
+    // Whoever changes the bytes takes these away.
+    let drops_set_id = |mode: u32| {
+        let dropped = (node.mode & 0o7777) ^ mode;
+        dropped != 0 && dropped & !(node.mode & SET_ID) == 0
+    };
+    let sets_mode = set.mode.is_some_and(|mode| !(drops_set_id(mode) && may_write()));
     let gives_away = set.uid.is_some_and(|uid| uid != node.uid);
     let group = set.gid.filter(|gid| *gid != node.gid);
     let is_strange_group = group.is_some_and(|gid| !user.may_be_in(gid));
-    if gives_away || is_strange_group || (group.is_some() || set.mode.is_some()) && !is_theirs {
+    if gives_away || is_strange_group || (group.is_some() || sets_mode) && !is_theirs {
         return Err(not_owned(user, "change the owner, group or mode of", path));
     }
     let sets_now = |time: Option<SetTime>| time.is_none_or(|time| time == SetTime::Now);
@@ -355,7 +493,7 @@ fn check_set(user: &User, node: &Owned, set: &SetAttr, path: &[u8], is_open: boo
     if sets_times && !is_theirs && !(now_only && may(user, node, WRITE)) {
         return Err(not_owned(user, "set the times of", path));
     }
-    if set.size.is_some() && !is_open && !may(user, node, WRITE) {
+    if set.size.is_some() && opened.is_none() && !may(user, node, WRITE) {
         return Err(denied(user, "set the length of", path));
     }
     Ok(())
@@ -418,7 +556,7 @@ mod tests {
         assert_eq!((mapped(ROOT, 0, 0), mapped(ROOT, 7, 8)), ((65534, 65534), (7, 8)));
         assert_eq!(mapped(ALL, 7, 8), (99, 98));
         assert_eq!(mapped(&User { groups: vec![8], ..ALL.clone() }, 7, 8), (99, 8));
-        let set = |node: &Owned, set: SetAttr| check_set(ROOT, node, &set, b"f", false);
+        let set = |node: &Owned, set: SetAttr| check_set(ROOT, node, &set, b"f", None);
         let node = |uid, gid, mode| Owned { uid, gid, mode, acl: Acl::of_mode(mode) };
         let (theirs, roots) = (&node(7, 8, 0o644), &node(0, 0, 0o666));
         set(theirs, SetAttr { mode: Some(0o4755), uid: Some(7), gid: Some(9), ..SetAttr::default() }).unwrap();
@@ -430,8 +568,76 @@ mod tests {
             assert_eq!(set(theirs, bad).unwrap_err().errno, 1);
         }
         assert!(set(roots, SetAttr { mode: Some(0o666), ..SetAttr::default() }).is_err());
+        // Who may write takes set-id bits away, and nothing else.
+        let roots_set_id = &node(0, 0, 0o6666);
+        let mode = |mode| SetAttr { mode: Some(mode), ..SetAttr::default() };
+        assert!([0o666, 0o4666, 0o2666].into_iter().all(|bits| set(roots_set_id, mode(bits)).is_ok()));
+        assert!([0o6666, 0o7666, 0o644, 0o777].into_iter().all(|bits| set(roots_set_id, mode(bits)).is_err()));
+        assert!(set(&node(0, 0, 0o6644), mode(0o644)).is_err());
+        assert!(check_set(ROOT, &node(0, 0, 0o6644), &mode(0o644), b"f", Some(true)).is_ok(), "it is open for writing");
+        assert!(check_set(ROOT, &node(0, 0, 0o6644), &mode(0o644), b"f", Some(false)).is_err());
         set(roots, SetAttr { size: Some(0), mtime: Some(SetTime::Now), ..SetAttr::default() }).unwrap();
         let past = SetTime::At(impresario_wire::message::Time { secs: 1, nanos: 0 });
         assert!(set(roots, SetAttr { mtime: Some(past), ..SetAttr::default() }).is_err());
+    }
+
+    #[test]
+    fn users_are_known_for_a_while_and_in_bounded_number() {
+        let rule = Restriction { squashed: None, proves: true, uids: Vec::new() };
+        let users = Users::from(rule);
+        let Users::Each(each) = &users else { panic!("one") };
+        let (look, close) =
+            (MetaCall::Readdir { path: Vec::new(), after: Vec::new(), max: 1 }, MetaCall::Close { handle: 1 });
+        let prove = |uid: u32, at: Instant| {
+            let user = User { uid, gid: uid, proven: true, ..ALL.clone() };
+            each.known.lock().put(uid, (Arc::new(user), at));
+        };
+        let now = Instant::now();
+        for uid in 1..=10_000 {
+            let unproven = users.of(uid, &look).unwrap_err();
+            assert_eq!(unproven.errno, impresario_wire::Fault::UNPROVEN);
+            assert!(users.of(uid, &close).unwrap().is_none(), "closing is anybody's");
+            prove(uid, now);
+            assert_eq!(users.of(uid, &look).unwrap().unwrap().uid, uid);
+            assert_eq!(users.of(1, &look).unwrap().unwrap().uid, 1, "who is active stays known");
+            assert!(each.known.lock().len() <= 2 * USERS_MAX + 1);
+        }
+        assert!(users.of(0, &look).unwrap().is_none(), "root is not squashed");
+        // What was proved long ago is proved again, also by who is active all the time.
+        prove(7, now.checked_sub(PROVEN_FOR).unwrap());
+        assert_eq!(users.of(7, &look).unwrap_err().errno, impresario_wire::Fault::UNPROVEN);
+        prove(7, now);
+        assert!(users.of(7, &look).is_ok());
+    }
+
+    /// Root of a client's machine names any group; those count that the metadata server's machine knows for the user.
+    #[test]
+    fn a_claimed_group_counts_only_where_it_is_known_or_nothing_is() {
+        let user = |uid, gid| User::vouched_for(Proven { uid, gid });
+        let unknown = 3_999_999_999;
+        assert_eq!(user(unknown, 77).gid, 77);
+        assert_eq!((user(unknown, 0).gid, user(unknown, 0).may_be_in(0)), (NOBODYS_GROUP, false));
+        let text = std::fs::read_to_string("/etc/passwd").unwrap();
+        let entry = |line: &str| {
+            let mut fields = line.split(':').skip(2).map(|field| field.parse::<u32>().ok());
+            Some((fields.next()??, fields.next()??))
+        };
+        let (uid, gid) = text.lines().filter_map(entry).find(|(uid, gid)| *uid != 0 && *gid != 0).unwrap();
+        for claimed in [0, gid, 3_999_999_998] {
+            let user = user(uid, claimed);
+            assert!(user.gid == gid || user.groups.contains(&claimed), "{claimed}");
+            assert!(user.may_be_in(gid) && !user.may_be_in(3_999_999_998));
+        }
+        // Where somebody is in further groups, these count.
+        let groups = std::fs::read_to_string("/etc/group").unwrap();
+        let member = groups.lines().find_map(|line| {
+            let fields: Vec<&str> = line.split(':').collect();
+            let name = fields.get(3)?.split(',').find(|name| !matches!(*name, "" | "root"))?;
+            let account = text.lines().find(|line| line.split(':').next() == Some(name)).and_then(entry)?;
+            Some((account, fields.get(2)?.parse::<u32>().ok()?))
+        });
+        if let Some(((uid, gid), group)) = member {
+            assert!(user(uid, gid).may_be_in(group) && user(uid, group).gid == group);
+        }
     }
 }

@@ -388,6 +388,9 @@ impl Meta {
     /// At start: entries of `writers/` and `orphans/` are interrupted operations.
     pub(super) fn recover(&self) -> rustix::io::Result<()> {
         self.recover_marks()?;
+        // A file that is not marked has been settled.
+        let is_marked = |key| rustix::fs::statat(&self.dir.writers, key_name(key), AtFlags::SYMLINK_NOFOLLOW).is_ok();
+        self.changes.end_cuts_unless(&self.dir, is_marked);
         self.recover_orphans()
     }
 

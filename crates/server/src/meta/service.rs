@@ -8,8 +8,9 @@ use std::time::{Duration, Instant};
 
 use impresario_base::lock::{Mutex, RwLock};
 use impresario_layout::{Layout, Skipped};
+use impresario_transport::Munge;
 use impresario_wire::LockCall;
-use impresario_wire::message::{Answer, MetaCall, Opened, Squashed, Statfs, Target, Who};
+use impresario_wire::message::{Answer, MetaCall, Opened, Restriction, Statfs, Target, Who};
 use rustix::io::Errno;
 
 use super::background::{self, BackgroundTasks};
@@ -23,6 +24,7 @@ use super::listing::Listings;
 use super::locks::Locking;
 use super::objects::Objects;
 use super::opens::{Opens, Pin, Session, SessionId, Sessions};
+use super::permissions::User;
 use super::removal::NameLocks;
 use super::status::{Operations, SESSION_END, SESSION_START, kind_of};
 use super::stores::Stores;
@@ -52,6 +54,8 @@ pub struct MetaOptions {
     pub files_max: usize,
     /// Users of some sessions act as others.
     pub squashes: bool,
+    /// By which users of clients prove themselves.
+    pub munge: Munge,
     /// For tests: called before each change of the local file system.
     pub before_step: Option<StepHook>,
 }
@@ -70,6 +74,7 @@ impl MetaOptions {
             lock_lease: Duration::from_secs(10),
             files_max: usize::MAX,
             squashes: false,
+            munge: Munge::default(),
             before_step: None,
         }
     }
@@ -178,9 +183,9 @@ impl MetaService {
         session
     }
 
-    /// Has the users of a session act as others from now on.
-    pub fn restrict(&self, session: SessionId, squashed: Squashed) -> Result<(), super::Fault> {
-        restrict(&*self.meta.sessions.get(session)?, squashed)
+    /// Has the users of a session act as others, or prove themselves, from now on.
+    pub fn restrict(&self, session: SessionId, restriction: Restriction) -> Result<(), super::Fault> {
+        restrict(&*self.meta.sessions.get(session)?, restriction)
     }
 
     /// A client's connection has ended: closes what it had open.
@@ -224,6 +229,7 @@ impl MetaService {
             | MetaCall::FsyncDir { .. }
             | MetaCall::Statfs
             | MetaCall::Relay(_)
+            | MetaCall::Prove { .. }
             | MetaCall::Examine(_) => true,
             // A lease begins.
             MetaCall::Lock(LockCall { lease: 0, .. }) => true,
@@ -271,29 +277,30 @@ impl Drop for MetaService {
 impl Meta {
     fn serve(&self, session: &Session, who: &Who, mut call: MetaCall) -> Outcome<Answer> {
         call.paths().try_for_each(|path| check_path(path))?;
-        let user = session.acts_as.get();
+        let user = session.user_of(who, &call)?;
+        let user = user.as_deref();
         let _held = self.hold_names(user, &call);
-        let Some(user) = user else { return self.serve_permitted(session, who, call) };
+        let Some(user) = user else { return self.serve_permitted(session, who, None, call) };
         self.permit(session, user, &mut call)?;
         let opens = match &call {
             MetaCall::Open { path, write } | MetaCall::Reopen { path, write, .. } => Some((path.clone(), *write)),
             MetaCall::Create { path, .. } => Some((path.clone(), true)),
             _ => None,
         };
-        let answer = self.serve_permitted(session, who, call)?;
+        let answer = self.serve_permitted(session, who, Some(user), call)?;
         if let (Answer::Opened(opened), Some((path, write))) = (&answer, opens)
             && let Err(denied) = self.permit_opened(session, user, opened, write, &path)
         {
-            self.serve_permitted(session, who, MetaCall::Close { handle: opened.handle })?;
+            self.serve_permitted(session, who, None, MetaCall::Close { handle: opened.handle })?;
             return Err(denied);
         }
         Ok(answer)
     }
 
     /// The same of a call that its session may make.
-    fn serve_permitted(&self, session: &Session, who: &Who, call: MetaCall) -> Outcome<Answer> {
+    fn serve_permitted(&self, session: &Session, who: &Who, user: Option<&User>, call: MetaCall) -> Outcome<Answer> {
         if !self.labels.are_any() {
-            return self.serve_unlabelled(session, who, call);
+            return self.serve_unlabelled(session, who, user, call);
         }
         // A link is about its new name, which comes last.
         let path = call.paths().last().cloned();
@@ -302,13 +309,13 @@ impl Meta {
             | MetaCall::SetAttr { target: Target::Handle(handle), .. } => Some(*handle),
             _ => None,
         };
-        let mut answer = self.serve_unlabelled(session, who, call)?;
+        let mut answer = self.serve_unlabelled(session, who, user, call)?;
         self.label(session, path.as_deref(), handle, &mut answer);
         Ok(answer)
     }
 
     /// The same; the attributes in the answer do not say yet which nodes have labels.
-    fn serve_unlabelled(&self, session: &Session, who: &Who, call: MetaCall) -> Outcome<Answer> {
+    fn serve_unlabelled(&self, session: &Session, who: &Who, user: Option<&User>, call: MetaCall) -> Outcome<Answer> {
         Ok(match call {
             MetaCall::GetAttr { target: Target::Path(path) } => Answer::Attr(match self.dir.entry(&path) {
                 Ok(Some(place)) => self.attr_at(&place)?,
@@ -319,9 +326,7 @@ impl Meta {
                 let pin = self.pin_handle(session, handle)?;
                 Answer::Attr(self.attr_of(&pin, &self.opens.path_of(pin.ino))?)
             }
-            MetaCall::SetAttr { target: Target::Path(path), set } => {
-                self.set_attr_at(who, &path, &set, session.acts_as.get())?
-            }
+            MetaCall::SetAttr { target: Target::Path(path), set } => self.set_attr_at(who, &path, &set, user)?,
             MetaCall::SetAttr { target: Target::Handle(handle), set } => {
                 let pin = self.pin_handle(session, handle)?;
                 let path = self.opens.path_of(pin.ino);
@@ -408,8 +413,12 @@ impl Meta {
             MetaCall::Examine(what) => self.examine(session.id, what)?,
             MetaCall::Lock(call) => self.lock(who, &call)?,
             MetaCall::Relay(call) => Answer::Relaid(self.relay(session, &call)?),
-            MetaCall::Restrict(squashed) => {
-                restrict(session, squashed)?;
+            MetaCall::Restrict(restriction) => {
+                restrict(session, restriction)?;
+                Answer::Done
+            }
+            MetaCall::Prove { credential } => {
+                self.prove(session, &credential)?;
                 Answer::Done
             }
             MetaCall::SetLayout { path, layout } => {
@@ -454,7 +463,7 @@ impl Meta {
 }
 
 /// Once and for all.
-fn restrict(session: &Session, squashed: Squashed) -> Outcome<()> {
+fn restrict(session: &Session, restriction: Restriction) -> Outcome<()> {
     let again = |_| fault(Errno::INVAL, "as whom the users of this client act was said before");
-    session.acts_as.set(squashed.into()).map_err(again)
+    session.users.set(restriction.into()).map_err(again)
 }

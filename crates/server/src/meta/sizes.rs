@@ -390,7 +390,9 @@ impl Meta {
         let doing = "set the length of";
         self.end_relays(pin).explain(doing, path)?;
         let stat = rustix::fs::fstat(&pin.fd).explain(doing, path)?;
-        if self.opens.mark_of(pin.ino).is_none() && stat.st_size == 0 && len_bytes == 0 {
+        // Nothing is cut: but a copy of the call may have been done by an earlier run, and cut something.
+        let is_first = who.since == who.epoch;
+        if self.opens.mark_of(pin.ino).is_none() && stat.st_size == 0 && len_bytes == 0 && is_first {
             let timed = self.dir.disk.set_times(&pin.fd, None, Some(SetTime::Now));
             return timed.map(|()| Vec::new()).explain(doing, path);
         }
@@ -400,9 +402,16 @@ impl Meta {
         if in_doubt.is_some_and(|older| older.client != who.client || older.epoch >= who.epoch) {
             self.settle_doubt(pin).map_err(|error| data_fault(&error, doing, path))?;
         }
+        // What lies behind the new end is noted to be cut before it is, and until it is known beside the data.
+        if u64::try_from(stat.st_size).unwrap_or(0) > len_bytes {
+            self.changes.note_cut(&self.dir, pin.key, len_bytes).explain(doing, path)?;
+        }
         self.opens.set_doubt(pin.ino, Some(*who));
         let cut = self.note_answer(self.objects.truncate(who, pin.key, &pin.layout, len_bytes));
-        let lanes = cut.map_err(|error| data_fault(&error, doing, path))?;
+        let lanes = cut.map_err(|error| {
+            self.changes.end_cut(&self.dir, pin.key);
+            data_fault(&error, doing, path)
+        })?;
         self.opens.set_doubt(pin.ino, None);
         // Not before: it moves the local time, which from now on is not the file's.
         let noted = self.cut_assigned(pin, len_bytes).and_then(|()| {
@@ -415,6 +424,9 @@ impl Meta {
                 _ => Ok(()),
             }
         });
+        if noted.is_ok() {
+            self.changes.end_cut(&self.dir, pin.key);
+        }
         // It is done, and must not be called undone: what is missing here is as after a crash at this point.
         if let Err(error) = noted {
             tracing::warn!(path = show(path), %error, "a new length could not be noted beside the file's data");
@@ -451,7 +463,7 @@ impl Meta {
             let _gate = self.enter(pin, doing, &path)?;
             let objects = self.ask(pin).map_err(|error| data_fault(&error, doing, &path))?;
             // Ranges that were assigned to appends may not be written yet.
-            let assigned = self.assigned_end(pin).explain(doing, &path)?;
+            let assigned = self.assigned_end(pin, objects.size).explain(doing, &path)?;
             self.copy_to_local(pin, &objects, objects.size.max(assigned)).explain(doing, &path)?;
         }
         self.dir.disk.sync("sync", &pin.fd).explain(doing, &path)?;
@@ -578,6 +590,10 @@ mod tests {
 
         fn truncate(&self, who: &Who, file: FileKey, layout: &Layout, len: u64) -> io::Result<Vec<LaneState>> {
             self.objects.truncate(who, file, layout, len)
+        }
+
+        fn sync(&self, file: FileKey, layout: &Layout) -> io::Result<Vec<LaneState>> {
+            self.objects.sync(file, layout)
         }
 
         fn revoke(&self, who: &Who, file: FileKey, layout: &Layout) -> io::Result<()> {

@@ -9,7 +9,7 @@ use serde_json::{Map, Value, json};
 
 use super::service::Meta;
 
-const KINDS: [&str; 31] = [
+const KINDS: [&str; 32] = [
     "getattr",
     "setattr",
     "create",
@@ -41,6 +41,7 @@ const KINDS: [&str; 31] = [
     "cutback",
     "relay",
     "restrict",
+    "prove",
 ];
 
 /// The kind of a call, as an index of [`Operations`].
@@ -75,6 +76,7 @@ pub(super) fn kind_of(call: &MetaCall) -> usize {
         MetaCall::CutBack { .. } => 28,
         MetaCall::Relay(_) => 29,
         MetaCall::Restrict(_) => 30,
+        MetaCall::Prove { .. } => 31,
     }
 }
 

@@ -81,6 +81,11 @@ impl Cluster {
     }
 
     pub fn with_io_nodes(timeout: Duration, io_nodes: usize) -> Option<Arc<Cluster>> {
+        Cluster::with(timeout, io_nodes, |_| {})
+    }
+
+    /// One whose configuration, with sockets and folders in a folder of its own, is changed before it starts.
+    pub fn with(timeout: Duration, io_nodes: usize, change: impl FnOnce(&mut Config)) -> Option<Arc<Cluster>> {
         if !impresario_testing::require("fuse") {
             return None;
         }
@@ -96,7 +101,7 @@ impl Cluster {
             Data::new(&name, socket(&name), directory(&name))
         });
         let io = (0..io_nodes).map(|i| Io::new(format!("io.{i}"), socket(&format!("io.{i}"))));
-        let config = Config {
+        let mut config = Config {
             cluster: Common { request_timeout_ms: timeout.as_millis() as u64, ..Common::default() },
             meta: Meta {
                 address: socket("meta"),
@@ -108,6 +113,7 @@ impl Cluster {
             io: io.collect(),
             ..Config::default()
         };
+        change(&mut config);
         impresario_server::folders::make_all(&config).unwrap();
         let mut running: Vec<Started> =
             config.servers().map(|server| impresario_server::start(&config, server.name()).unwrap()).collect();
@@ -145,6 +151,11 @@ impl Cluster {
         let inside = |folder: PathBuf| fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path());
         let all = self.config.data.iter().flat_map(|data| inside(data.dir.join("objects"))).flat_map(inside);
         all.filter(|path| fs::metadata(path).unwrap().len() > 0).collect()
+    }
+
+    /// The folder of the metadata server.
+    pub fn meta_folder(&self) -> PathBuf {
+        self.config.meta.dir.clone()
     }
 
     /// The folder of a data server.

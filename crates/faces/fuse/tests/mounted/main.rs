@@ -14,3 +14,4 @@ mod space;
 mod suites;
 mod tools;
 mod tree;
+mod users;

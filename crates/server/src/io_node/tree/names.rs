@@ -294,7 +294,7 @@ impl Tree {
                 let message = "locks of a folder of a file system are kept by each mount for itself";
                 return Err(Fault { errno: libc::EOPNOTSUPP, message: message.into() });
             }
-            MetaCall::Examine(_) | MetaCall::Relay(_) | MetaCall::Restrict(_) => {
+            MetaCall::Examine(_) | MetaCall::Relay(_) | MetaCall::Restrict(_) | MetaCall::Prove { .. } => {
                 let message =
                     "a folder of a file system has no names and objects of ours to compare; use its own check";
                 return Err(Fault { errno: libc::EOPNOTSUPP, message: message.into() });
