@@ -30,7 +30,7 @@ fn a_program_is_guided_without_what_other_subcommands_need() {
     let ran = run_command(command(&place).args(["assist", "run", "--", "sh", "-c", &script]));
     assert_eq!(ran.code, 7, "{}", ran.err);
     assert!(ran.err.starts_with("impresario: Saw ") && ran.err.lines().count() == 1, "{}", ran.err);
-    let own: Vec<&str> = ran.out.lines().filter(|line| line.contains("impresario")).collect();
+    let own: Vec<&str> = ran.out.lines().filter(|line| line.contains("/impresario")).collect();
     let front = place.join("impresario");
     assert!(!own.is_empty() && own.iter().all(|line| line.ends_with(front.to_str().unwrap())), "{own:?}");
 }
