@@ -84,10 +84,11 @@ bench-capi: setup ## Measure the C library from C, every policy (about 3 minutes
 
 # Not after `build`: with sudo, root may have no cargo. What is there is installed.
 install: ## Install below PREFIX (default /usr/local); DESTDIR is honoured
-	@test -x $(BIN) -a -e $(TARGET_DIR)/release/libimpresario.so -a -e $(TARGET_DIR)/release/libagios.so \
+	@test -x $(BIN) -a -x $(BIN)-main -a -e $(TARGET_DIR)/release/libimpresario.so -a -e $(TARGET_DIR)/release/libagios.so \
 	  -a -e $(TARGET_DIR)/release/libagios3.so || $(MAKE) build
-	@# Without its symbols: a program that is guided waits until ours has come from the disk, of which the kernel may read all.
+	@# Without symbols: a program that is guided waits until the command has come from the disk, of which the kernel may read all.
 	install -D -s -m 755 $(BIN) $(DESTDIR)$(PREFIX)/bin/impresario
+	install -D -s -m 755 $(BIN)-main $(DESTDIR)$(PREFIX)/lib/impresario/impresario-main
 	install -d $(DESTDIR)$(PREFIX)/share/bash-completion/completions
 	$(BIN) completions bash > $(DESTDIR)$(PREFIX)/share/bash-completion/completions/impresario
 	install -D -m 755 $(TARGET_DIR)/release/libimpresario_assist.so $(DESTDIR)$(LIBDIR)/libimpresario_assist.so
@@ -100,7 +101,7 @@ install: ## Install below PREFIX (default /usr/local); DESTDIR is honoured
 	@VERSION=$(VERSION) scripts/install-libs.sh install $(TARGET_DIR)/release "$(DESTDIR)" $(PREFIX) $(LIBDIR) $(LIBRARIES)
 
 uninstall: ## Remove what `make install` put there
-	rm -f $(DESTDIR)$(PREFIX)/bin/impresario $(DESTDIR)$(PREFIX)/share/bash-completion/completions/impresario
+	rm -f $(DESTDIR)$(PREFIX)/bin/impresario $(DESTDIR)$(PREFIX)/lib/impresario/impresario-main $(DESTDIR)$(PREFIX)/share/bash-completion/completions/impresario
 	rm -rf $(DESTDIR)$(LIBDIR)/impresario/preload $(DESTDIR)$(PREFIX)/share/impresario
 	rm -f $(DESTDIR)$(LIBDIR)/libimpresario_assist.so $(addprefix $(DESTDIR)$(UNITDIR)/,$(UNITS))
 	@VERSION=$(VERSION) scripts/install-libs.sh uninstall $(TARGET_DIR)/release "$(DESTDIR)" $(PREFIX) $(LIBDIR) $(LIBRARIES)

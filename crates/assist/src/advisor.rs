@@ -3,6 +3,7 @@
 //! A state machine without I/O. One advisor serves all programs that read the same file (device and inode).
 
 mod fill;
+mod gaps;
 mod indexed;
 mod learnt;
 mod map_watch;
@@ -16,6 +17,7 @@ use impresario_foresight::{Detector, ReadingOrder, STREAMS_MAX, Tracks};
 use rustc_hash::FxHashMap;
 
 use fill::{Fill, Step};
+use gaps::{Advice, Gaps, SHORT_GAP_BYTES};
 use indexed::Indexed;
 use learnt::Learnt;
 pub use map_watch::Cached;
@@ -96,6 +98,8 @@ pub struct Advisor {
     learnt: Option<Learnt>,
     /// Of files without a plan that list their own extents.
     indexed: Indexed,
+    /// Of files without a plan: whether gaps are read along.
+    gaps: Gaps,
     /// Of files without a plan: bringing in all of them.
     fill: Fill,
     /// Of files without a plan that are mapped.
@@ -165,6 +169,7 @@ impl Advisor {
             mapped: FxHashMap::default(),
             learnt,
             indexed: Indexed::default(),
+            gaps: Gaps::new(!at_once),
             fill: Fill::default(),
             map_watch: None,
             is_mapped: false,
@@ -336,16 +341,28 @@ impl Advisor {
                 let stream = stream_of(reader, seen.stream);
                 let mut actions = if seen.fresh { cache.depart(stream) } else { Vec::new() };
                 actions.extend(more);
+                if !hit && (read.duration_ns == 0 || is_slow(len, read.duration_ns)) {
+                    self.gaps.read(len, read.duration_ns, read.now_ns);
+                }
                 if let Some(forecast) = seen.forecast.filter(|_| !is_known) {
-                    if seen.changed {
-                        cache.look_again(stream);
+                    let may_try = at_stake && advising;
+                    let advice = may_try.then(|| self.gaps.advise(forecast, &read.bytes, self.size_bytes));
+                    match advice.unwrap_or(Advice::Follow) {
+                        Advice::Follow => {
+                            if seen.changed {
+                                cache.look_again(stream);
+                            }
+                            let mut may = |bytes: u64| at_stake && grant(bytes);
+                            actions.extend(cache.access(stream, read.bytes.clone(), forecast, &mut may));
+                        }
+                        // Without a grant its end is never told.
+                        Advice::Try(extent) if grant(extent.end - extent.start) => actions.push(Action::Try(extent)),
+                        Advice::Try(_) | Advice::Wait => {}
                     }
-                    let mut may = |bytes: u64| at_stake && grant(bytes);
-                    actions.extend(cache.access(stream, read.bytes.clone(), forecast, &mut may));
                 }
                 let unforeseen = !hit && !is_known && seen.forecast.is_none();
                 let steps = match unforeseen && is_slow(len, read.duration_ns) {
-                    true => self.fill.slow_read(read.duration_ns, self.size_bytes, &mut grant),
+                    true => self.fill.slow_read(Some(read.bytes.start), read.duration_ns, self.size_bytes, &mut grant),
                     false => self.fill.more(self.size_bytes),
                 };
                 actions.extend(steps.into_iter().map(of_step));
@@ -447,7 +464,7 @@ impl Advisor {
         let seen = watch.look(now_ns, cached, may);
         let mut actions: Vec<Action> = seen.bring.into_iter().map(Action::Exactly).collect();
         for fault_ns in seen.faults_ns {
-            let steps = self.fill.slow_read(fault_ns, self.size_bytes, may);
+            let steps = self.fill.slow_read(None, fault_ns, self.size_bytes, may);
             actions.extend(steps.into_iter().map(of_step));
         }
         actions.extend(self.fill.more(self.size_bytes).into_iter().map(of_step));
@@ -512,6 +529,12 @@ impl Advisor {
     /// How long it took to bring in what was to be tried.
     pub fn tried(&mut self, bytes: &Range<u64>, took_ns: u64) {
         self.judge.tried(bytes, took_ns);
+        if !self.gaps.tried(bytes, took_ns) {
+            self.gap_bytes = self.gap_bytes.min(SHORT_GAP_BYTES);
+            if let Engine::Online(_, detectors) = &mut self.engine {
+                detectors.clear();
+            }
+        }
         self.fill.tried(bytes, took_ns, self.size_bytes);
     }
 

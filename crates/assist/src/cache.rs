@@ -453,13 +453,16 @@ fn block_range(block: u64, block_bytes: u64) -> Range<u64> {
     start..start.saturating_add(block_bytes)
 }
 
-/// Neighbouring ranges of one kind become one.
+/// Neighbouring ranges of one kind become one; also those that come one before the other, for a program that goes backward: a
+/// disk would wait for each.
 fn merged(actions: Vec<Action>) -> Vec<Action> {
     let mut out: Vec<Action> = Vec::with_capacity(actions.len());
     for action in actions {
         match (out.last_mut(), &action) {
             (Some(Action::Prefetch(a)), Action::Prefetch(b)) if a.end == b.start => a.end = b.end,
+            (Some(Action::Prefetch(a)), Action::Prefetch(b)) if b.end == a.start => a.start = b.start,
             (Some(Action::Renew(a)), Action::Renew(b)) if a.end == b.start => a.end = b.end,
+            (Some(Action::Renew(a)), Action::Renew(b)) if b.end == a.start => a.start = b.start,
             (Some(Action::Release(a)), Action::Release(b)) if a.end == b.start => a.end = b.end,
             _ => out.push(action),
         }

@@ -88,7 +88,11 @@ pub struct Index {
 
 /// A file's index, read by the first of these formats that understands it.
 pub fn read(formats: &[&'static dyn Format], size_bytes: u64, read_at: &ReadAt<'_>) -> Option<Index> {
-    let mut source = Source::new(read_at, size_bytes, None);
+    index(formats, Source::new(read_at, size_bytes, None))
+}
+
+fn index(formats: &[&'static dyn Format], mut source: Source<'_>) -> Option<Index> {
+    let size_bytes = source.size_bytes();
     let (format, tracks) = formats.iter().find_map(|format| {
         let tracks = Tracks::new(format.tracks(&mut source)?, size_bytes);
         (!tracks.is_empty()).then_some((format.name(), tracks))

@@ -388,6 +388,13 @@ fn a_program_may_come_before_its_manager() {
 /// A worker in a call that takes long is not waited for: the program has ended, and its user waits for us.
 #[test]
 fn who_stops_a_manager_does_not_wait_for_its_workers() {
+    // Its own patience with workers is two seconds. On a busy machine all may take long, but not each time.
+    let patience = Duration::from_secs(2);
+    assert!((0..5).any(|_| stopping_with_a_worker_that_hangs() < patience));
+}
+
+/// How long it takes.
+fn stopping_with_a_worker_that_hangs() -> Duration {
     let dir = folder();
     let (path, file) = cold_file(dir.path(), "f", MIB);
     let (let_go, held) = mpsc::channel::<()>();
@@ -406,10 +413,10 @@ fn who_stops_a_manager_does_not_wait_for_its_workers() {
     until("it is hinted", || file_report(&manager.report().unwrap(), &path).hints > 0);
     let began = Instant::now();
     let report = manager.stop().unwrap();
-    // Its own patience with workers is two seconds.
-    assert!(began.elapsed() < Duration::from_secs(2), "{:?}", began.elapsed());
+    let took = began.elapsed();
     assert_eq!(report.programs_ever, 1);
     drop(let_go);
+    took
 }
 
 #[test]

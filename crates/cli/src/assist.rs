@@ -33,13 +33,20 @@ pub enum Command {
     Record(record::Args),
     Plan(plan::Args),
     Learn(learn::Args),
-    Run(run::Args),
+    #[command(flatten)]
+    Start(Start),
     Compare(compare::Args),
     Daemon(daemon::Args),
     Report(report::Args),
     Survey(survey::Args),
     Selftest(selftest::Args),
     Library(library::Args),
+}
+
+/// What starts a program that is to run faster, and so should itself start fast
+#[derive(clap::Subcommand)]
+pub enum Start {
+    Run(run::Args),
     #[command(hide = true)]
     ThroughSsh(nodes::ThroughSsh),
     #[command(hide = true)]
@@ -51,15 +58,21 @@ pub fn run(command: Command) -> Result<ExitCode> {
         Command::Record(args) => record::run(args),
         Command::Plan(args) => plan::run(args),
         Command::Learn(args) => learn::run(args),
-        Command::Run(args) => run::run(args),
+        Command::Start(command) => start(command),
         Command::Compare(args) => compare::run(args),
         Command::Daemon(args) => daemon::run(args),
         Command::Report(args) => report::run(args),
         Command::Survey(args) => survey::run(args),
         Command::Selftest(args) => selftest::run(args),
         Command::Library(args) => library::run(args),
-        Command::ThroughSsh(args) => nodes::through_ssh(args),
-        Command::OnNode(args) => nodes::on_node(args),
+    }
+}
+
+pub fn start(command: Start) -> Result<ExitCode> {
+    match command {
+        Start::Run(args) => run::run(args),
+        Start::ThroughSsh(args) => nodes::through_ssh(args),
+        Start::OnNode(args) => nodes::on_node(args),
     }
 }
 

@@ -36,6 +36,8 @@ mod reports;
 mod rings;
 #[path = "assist/selftest.rs"]
 mod selftest;
+#[path = "assist/start.rs"]
+mod start;
 #[path = "assist/survey.rs"]
 mod survey;
 #[path = "assist/tools.rs"]

@@ -4,8 +4,10 @@
 //! pay once for the whole file. As with renting or buying, the file is brought in when the reads that were not foreseen have
 //! cost as much time as that takes: whatever the program does then, at most twice the least is paid (Karlin, Manasse,
 //! Rudolph & Sleator, *Competitive Snoopy Caching*, 1988, §2). What it takes is measured with one extent. While the file comes
-//! in, reads must not become slower.
+//! in, reads must not become slower. It is not begun where so little can be left to read that it would take longer: a program that
+//! reads each chunk of a table once has fewer chunks left with each read.
 
+use std::collections::BTreeSet;
 use std::ops::Range;
 
 /// Reads slower than memory, and the time that they took, before an extent is tried.
@@ -47,6 +49,35 @@ impl Slow {
     }
 }
 
+/// Places remembered, at most.
+const PLACES_MAX: usize = 4096;
+
+/// Where reads began.
+#[derive(Debug, Default)]
+struct Places {
+    starts: BTreeSet<u64>,
+    /// The least distance between two of them, bytes.
+    closest: Option<u64>,
+}
+
+impl Places {
+    fn add(&mut self, start: u64) {
+        if self.starts.len() >= PLACES_MAX {
+            return;
+        }
+        let before = self.starts.range(..start).next_back().map(|before| start - before);
+        let after = self.starts.range(start.saturating_add(1)..).next().map(|after| after - start);
+        if self.starts.insert(start) {
+            self.closest = [self.closest, before, after].into_iter().flatten().min();
+        }
+    }
+
+    /// How many more there are in a file of `size_bytes` at most, if all are as far apart as those that are known.
+    fn left(&self, size_bytes: u64) -> u64 {
+        self.closest.map_or(u64::MAX, |closest| (size_bytes / closest + 1).saturating_sub(self.starts.len() as u64))
+    }
+}
+
 /// What a step asks for.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) enum Step {
@@ -62,6 +93,7 @@ pub(super) struct Fill {
     state: State,
     before: Slow,
     while_filling: Slow,
+    places: Places,
     /// Everything before this was asked for.
     asked: u64,
     /// Pieces on their way.
@@ -69,15 +101,20 @@ pub(super) struct Fill {
 }
 
 impl Fill {
-    /// A read that was not foreseen and took longer than from memory, of a file of `size_bytes`. `may` grants bytes.
+    /// A read that was not foreseen and took longer than from memory, of a file of `size_bytes`; where it began, if that is
+    /// known. `may` grants bytes.
     pub(super) fn slow_read(
         &mut self,
+        start: Option<u64>,
         duration_ns: u64,
         size_bytes: u64,
         may: &mut dyn FnMut(u64) -> bool,
     ) -> Vec<Step> {
         let slow = if self.state == State::Filling { &mut self.while_filling } else { &mut self.before };
         (slow.reads, slow.ns) = (slow.reads + 1, slow.ns.saturating_add(duration_ns));
+        if let Some(start) = start {
+            self.places.add(start);
+        }
         match self.state {
             State::Watching
                 if self.before.reads >= SLOW_READS
@@ -93,7 +130,10 @@ impl Fill {
                 (self.asked, self.state) = (extent.end, State::Trying(extent.end));
                 vec![Step::Try(extent)]
             }
-            State::Known(all_ns) if self.before.ns >= all_ns => {
+            State::Known(all_ns)
+                if self.before.ns >= all_ns
+                    && self.places.left(size_bytes).saturating_mul(self.before.mean_ns()) > all_ns =>
+            {
                 self.state = State::Filling;
                 self.more(size_bytes)
             }
@@ -126,7 +166,7 @@ impl Fill {
     /// The extent took so long, for a file of `size_bytes`.
     pub(super) fn tried(&mut self, bytes: &Range<u64>, took_ns: u64, size_bytes: u64) {
         let len = bytes.end - bytes.start;
-        if self.state == State::Trying(len) {
+        if self.state == State::Trying(len) && bytes.start == 0 {
             let rest = u128::from(size_bytes.saturating_sub(len));
             let rest_ns = u128::from(took_ns) * rest / u128::from(len.max(1));
             self.state = State::Known(u64::try_from(rest_ns).unwrap_or(u64::MAX));
@@ -151,10 +191,10 @@ mod tests {
     const MIB: u64 = 1 << 20;
 
     /// Reads of 5 ms each of a file of 64 MiB that comes in within 320 ms. After how many reads it is asked for.
-    fn reads_until_asked(piece_ms: u64) -> Option<u64> {
+    fn reads_until_asked(piece_ms: u64, place: impl Fn(u64) -> Option<u64>) -> Option<u64> {
         let mut fill = Fill::default();
         for read in 1..=1000 {
-            for step in fill.slow_read(5_000_000, 64 * MIB, &mut |_| true) {
+            for step in fill.slow_read(place(read), 5_000_000, 64 * MIB, &mut |_| true) {
                 match step {
                     Step::Try(extent) => fill.tried(&extent, piece_ms * 1_000_000, 64 * MIB),
                     Step::Bring(piece) => {
@@ -169,9 +209,20 @@ mod tests {
 
     #[test]
     fn the_file_is_brought_in_when_the_reads_have_cost_as_much() {
-        assert_eq!(reads_until_asked(20), Some(60), "300 ms for the other 60 MiB");
-        assert_eq!(reads_until_asked(200), Some(600));
-        assert_eq!(reads_until_asked(2000), None, "it would take longer than the reads");
+        assert_eq!(reads_until_asked(20, |_| None), Some(60), "300 ms for the other 60 MiB");
+        assert_eq!(reads_until_asked(200, |_| None), Some(600));
+        assert_eq!(reads_until_asked(2000, |_| None), None, "it would take longer than the reads");
+    }
+
+    #[test]
+    fn it_is_not_begun_where_too_little_is_left() {
+        let chunks = |bytes: u64| move |read: u64| Some(read * 205 % (64 * MIB / bytes) * bytes);
+        assert_eq!(reads_until_asked(20, chunks(MIB / 4)), Some(60), "of 256 chunks");
+        // Of 64 chunks four are left then, and none later.
+        assert_eq!(reads_until_asked(20, chunks(MIB)), None);
+        let mut places = Places::default();
+        (0..1 << 20).for_each(|i| places.add(i * 4096));
+        assert_eq!((places.starts.len(), places.left(1 << 40)), (PLACES_MAX, (1 << 28) + 1 - PLACES_MAX as u64));
     }
 
     #[test]
@@ -180,7 +231,7 @@ mod tests {
             let (mut fill, mut asked) = (Fill::default(), 0);
             for _ in 0..2000 {
                 let ns = if slower && fill.state == State::Filling { 9_000_000 } else { 5_000_000 };
-                for step in fill.slow_read(ns, 402 * MIB, &mut |_| true) {
+                for step in fill.slow_read(None, ns, 402 * MIB, &mut |_| true) {
                     match step {
                         Step::Try(extent) => {
                             asked += extent.end - extent.start;
@@ -203,7 +254,7 @@ mod tests {
     #[test]
     fn a_file_that_does_not_fit_is_not_begun() {
         let mut fill = Fill::default();
-        let steps: usize = (0..100).map(|_| fill.slow_read(5_000_000, 64 * MIB, &mut |_| false).len()).sum();
+        let steps: usize = (0..100).map(|_| fill.slow_read(None, 5_000_000, 64 * MIB, &mut |_| false).len()).sum();
         assert_eq!((steps, fill.state), (0, State::Done));
     }
 }

@@ -160,7 +160,9 @@ fn without_a_plan_something_must_be_at_stake() {
         let (mut a, mut brought, mut wished) = (new(), None, None);
         a.may_be(crate::formats::by_name(std::path::Path::new("/f.parquet")));
         for i in 1..400u64 {
-            let asked = prefetched(&read(&mut a, 1, i * 150_000..i * 150_000 + 20_000, read_ns, i * read_ns));
+            let actions = read(&mut a, 1, i * 150_000..i * 150_000 + 20_000, read_ns, i * read_ns);
+            let tried = answer_trials(&mut a, &actions, 2 * read_ns);
+            let asked = prefetched(&actions) + tried;
             brought = brought.or((asked > 0).then_some(i));
             wished = wished.or(a.take_index_wish().map(|_| i));
         }
@@ -172,6 +174,20 @@ fn without_a_plan_something_must_be_at_stake() {
     assert_eq!(first(20_000), (None, None), "from memory");
     let unknown = first(0);
     assert!(unknown.0.is_some_and(|at| at < 10) && unknown.1 == Some(1), "{unknown:?}");
+}
+
+/// What is to be tried takes so long. How much it is.
+fn answer_trials(a: &mut Advisor, actions: &[Action], took_ns: u64) -> u64 {
+    let extents = actions.iter().filter_map(|action| match action {
+        Action::Try(extent) => Some(extent.clone()),
+        _ => None,
+    });
+    extents
+        .map(|extent| {
+            a.tried(&extent, took_ns);
+            extent.end - extent.start
+        })
+        .sum()
 }
 
 fn online(size: u64) -> Advisor {

@@ -32,11 +32,21 @@ const FROM_MEMORY: Duration = Duration::from_micros(200);
 /// Reads at a place; how many bytes it got. Several threads call it at once.
 pub type ReadAt<'a> = dyn Fn(u64, &mut [u8]) -> std::io::Result<usize> + Sync + 'a;
 
+/// How requests are made, and the clock that times them.
+pub(super) trait Requests {
+    /// The time since some instant.
+    fn now(&self) -> Duration;
+
+    /// Makes all of these at the same time. What the file has of each, by its first byte, without those that failed; and how
+    /// long the slowest took.
+    fn make(&self, requests: &[Request]) -> (Vec<(u64, Vec<u8>)>, Duration);
+}
+
 /// A file whose index is read, within bounds.
 pub struct Source<'a> {
-    read_at: &'a ReadAt<'a>,
+    requests: Box<dyn Requests + 'a>,
     size_bytes: u64,
-    began: Instant,
+    began: Duration,
     /// `None`: the bounds of time above.
     time_max: Option<Duration>,
     pace: Pace,
@@ -55,10 +65,14 @@ pub struct Source<'a> {
 
 impl<'a> Source<'a> {
     pub(super) fn new(read_at: &'a ReadAt<'a>, size_bytes: u64, time_max: Option<Duration>) -> Source<'a> {
+        Source::by(Box::new(Threads { read_at, began: Instant::now() }), size_bytes, time_max)
+    }
+
+    pub(super) fn by(requests: Box<dyn Requests + 'a>, size_bytes: u64, time_max: Option<Duration>) -> Source<'a> {
         Source {
-            read_at,
+            began: requests.now(),
+            requests,
             size_bytes,
-            began: Instant::now(),
             time_max,
             pace: Pace { at_once: 1, alone: Duration::ZERO },
             known: BTreeMap::new(),
@@ -104,9 +118,9 @@ impl<'a> Source<'a> {
         }
         self.charge(&request)?;
         self.rounds.push(1);
-        let began = Instant::now();
-        let mut bytes = read(self.read_at, request)?;
-        self.pace.saw(1, began.elapsed());
+        let (read, took) = self.requests.make(&[request]);
+        let (_, mut bytes) = read.into_iter().next()?;
+        self.pace.saw(1, took);
         if bytes.len() as u64 > len {
             self.known.insert(at, bytes.clone());
             bytes.truncate(usize::try_from(len).ok()?);
@@ -194,7 +208,7 @@ impl<'a> Source<'a> {
             if now.iter().any(|request| self.charge(request).is_none()) {
                 return;
             }
-            let (read, longest) = read_side_by_side(self.read_at, now);
+            let (read, longest) = self.requests.make(now);
             self.pace.saw(now.len(), longest);
             self.known.extend(read);
         }
@@ -215,7 +229,7 @@ impl<'a> Source<'a> {
     fn is_late(&self) -> bool {
         let side_by_side = self.pace.at_once > 2;
         let most = if side_by_side { INDEX_TIME_SIDE_BY_SIDE_MAX } else { INDEX_TIME_MAX };
-        self.began.elapsed() > self.time_max.unwrap_or(most)
+        self.requests.now().saturating_sub(self.began) > self.time_max.unwrap_or(most)
     }
 
     fn known(&self, at: u64, len: u64) -> Option<&[u8]> {
@@ -266,7 +280,7 @@ impl Spent {
 
 /// One request to the file system.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
-struct Request {
+pub(super) struct Request {
     at: u64,
     end: u64,
 }
@@ -287,27 +301,38 @@ fn read(read_at: &ReadAt<'_>, request: Request) -> Option<Vec<u8>> {
     Some(bytes)
 }
 
-/// All of these at the same time, each on a thread, and how long the slowest took.
-fn read_side_by_side(read_at: &ReadAt<'_>, requests: &[Request]) -> (Vec<(u64, Vec<u8>)>, Duration) {
-    let (next, done) = (AtomicUsize::new(0), Mutex::new((Vec::new(), Duration::ZERO)));
-    let work = || {
-        while let Some(request) = requests.get(next.fetch_add(1, Relaxed)) {
-            let began = Instant::now();
-            let bytes = read(read_at, *request);
-            let took = began.elapsed();
-            let mut done = done.lock();
-            done.0.extend(bytes.map(|bytes| (request.at, bytes)));
-            done.1 = done.1.max(took);
-        }
-    };
-    std::thread::scope(|scope| {
-        for _ in 1..requests.len() {
-            // Where no thread can be had, those that there are do its work.
-            let _ = std::thread::Builder::new().name("assist-index".into()).spawn_scoped(scope, work);
-        }
-        work();
-    });
-    done.into_inner()
+/// Requests on the clock of the machine, each but the first on a thread of its own.
+struct Threads<'a> {
+    read_at: &'a ReadAt<'a>,
+    began: Instant,
+}
+
+impl Requests for Threads<'_> {
+    fn now(&self) -> Duration {
+        self.began.elapsed()
+    }
+
+    fn make(&self, requests: &[Request]) -> (Vec<(u64, Vec<u8>)>, Duration) {
+        let (next, done) = (AtomicUsize::new(0), Mutex::new((Vec::new(), Duration::ZERO)));
+        let work = || {
+            while let Some(request) = requests.get(next.fetch_add(1, Relaxed)) {
+                let began = Instant::now();
+                let bytes = read(self.read_at, *request);
+                let took = began.elapsed();
+                let mut done = done.lock();
+                done.0.extend(bytes.map(|bytes| (request.at, bytes)));
+                done.1 = done.1.max(took);
+            }
+        };
+        std::thread::scope(|scope| {
+            for _ in 1..requests.len() {
+                // Where no thread can be had, those that there are do its work.
+                let _ = std::thread::Builder::new().name("assist-index".into()).spawn_scoped(scope, work);
+            }
+            work();
+        });
+        done.into_inner()
+    }
 }
 
 /// How many requests are under way at once: twice as many as long as each takes no longer than alone, half as many where they
@@ -334,28 +359,58 @@ impl Pace {
     }
 }
 
+/// Requests to a device that is modelled, in virtual time, so that a test does not depend on the machine's speed.
+#[cfg(test)]
+pub(super) struct Modelled<'a> {
+    read_at: &'a ReadAt<'a>,
+    /// What a request takes, and how many are served at a time.
+    each: Duration,
+    parallel: usize,
+    now: std::cell::Cell<Duration>,
+    /// Requests under way at once, at most, and all of them.
+    most: std::cell::Cell<usize>,
+    all: std::cell::Cell<usize>,
+}
+
+#[cfg(test)]
+impl<'a> Modelled<'a> {
+    pub(super) fn new(read_at: &'a ReadAt<'a>, each: Duration, parallel: usize) -> Modelled<'a> {
+        let (now, most, all) = Default::default();
+        Modelled { read_at, each, parallel, now, most, all }
+    }
+
+    /// How long the requests took so far.
+    pub(super) fn took(&self) -> Duration {
+        self.now.get()
+    }
+
+    /// A file of this length there, with the usual bounds of time.
+    pub(super) fn source(&self, size_bytes: u64) -> Source<'_> {
+        Source::by(Box::new(self), size_bytes, None)
+    }
+}
+
+#[cfg(test)]
+impl Requests for &Modelled<'_> {
+    fn now(&self) -> Duration {
+        self.now.get()
+    }
+
+    fn make(&self, requests: &[Request]) -> (Vec<(u64, Vec<u8>)>, Duration) {
+        let took = self.each * requests.len().div_ceil(self.parallel) as u32;
+        self.now.set(self.now.get() + took);
+        self.most.set(self.most.get().max(requests.len()));
+        self.all.set(self.all.get() + requests.len());
+        let made = requests.iter().filter_map(|request| Some((request.at, read(self.read_at, *request)?)));
+        (made.collect(), took)
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    /// How many calls of a reader are in it at once, at most, and how many there were.
-    #[derive(Default)]
-    struct Calls {
-        now: AtomicUsize,
-        most: AtomicUsize,
-        all: AtomicUsize,
-    }
-
-    impl Calls {
-        fn during(&self, call: impl FnOnce()) {
-            self.most.fetch_max(self.now.fetch_add(1, Relaxed) + 1, Relaxed);
-            self.all.fetch_add(1, Relaxed);
-            call();
-            self.now.fetch_sub(1, Relaxed);
-        }
-    }
-
-    /// A file where each byte tells its place, and reading it takes so long.
+    /// A file where each byte tells its place.
     fn fill(at: u64, out: &mut [u8]) -> std::io::Result<usize> {
         out.iter_mut().zip(at..).for_each(|(byte, at)| *byte = (at % 251) as u8);
         Ok(out.len())
@@ -364,107 +419,113 @@ mod tests {
     const PLACES: u64 = 200;
     const MILLIS: Duration = Duration::from_millis(5);
 
-    /// Announces 200 places, 1 MiB apart, and takes those that it gets. How many, and how long that took.
-    fn take(read_at: &ReadAt<'_>) -> (u64, Duration) {
-        let began = Instant::now();
-        let mut source = Source::new(read_at, 1 << 30, None);
+    /// What is in memory.
+    fn in_memory<'a>(read_at: &'a ReadAt<'a>) -> Modelled<'a> {
+        Modelled::new(read_at, Duration::ZERO, 1)
+    }
+
+    /// Announces 200 places, 1 MiB apart, and takes those that it gets. How many.
+    fn take(device: &Modelled<'_>) -> u64 {
+        let mut source = device.source(1 << 30);
         source.ahead((0..PLACES).rev().map(|i| (i << 20, 100)));
         let place = |i: u64| (0..100).map(|n| (((i << 20) + n) % 251) as u8).collect::<Vec<u8>>();
-        let taken = (0..PLACES).filter(|i| source.bytes(i << 20, 100).is_some_and(|bytes| bytes == place(*i))).count();
-        (taken as u64, began.elapsed())
+        (0..PLACES).filter(|i| source.bytes(i << 20, 100).is_some_and(|bytes| bytes == place(*i))).count() as u64
     }
 
     #[test]
     fn requests_that_do_not_slow_one_another_go_side_by_side() {
-        let calls = Calls::default();
-        let (taken, took) = take(&|at, out| {
-            calls.during(|| std::thread::sleep(MILLIS));
-            fill(at, out)
-        });
-        assert_eq!(taken, PLACES);
-        assert_eq!(calls.all.load(Relaxed) as u64, PLACES, "each place once");
-        assert!((4..=AT_ONCE_MAX).contains(&calls.most.load(Relaxed)), "{}", calls.most.load(Relaxed));
-        assert!(took < MILLIS * PLACES as u32, "{took:?}");
+        let device = Modelled::new(&fill, MILLIS, usize::MAX);
+        assert_eq!(take(&device), PLACES);
+        assert_eq!((device.all.get() as u64, device.most.get()), (PLACES, AT_ONCE_MAX), "each place once");
+        // 1, 2, 4 and 8, then 16 at a time.
+        assert_eq!(device.now.get(), MILLIS * (4 + (PLACES - 15).div_ceil(16)) as u32);
     }
 
     #[test]
     fn a_device_that_takes_one_after_the_other_is_left_to_its_programs() {
-        let (calls, device) = (Calls::default(), Mutex::new(()));
-        let (taken, took) = take(&|at, out| {
-            calls.during(|| {
-                let _one = device.lock();
-                std::thread::sleep(MILLIS);
-            });
-            fill(at, out)
-        });
+        let device = Modelled::new(&fill, MILLIS, 1);
+        let taken = take(&device);
         assert!((10..PLACES).contains(&taken), "{taken}");
-        assert!(calls.most.load(Relaxed) <= 4, "{}", calls.most.load(Relaxed));
-        assert!(took < INDEX_TIME_SIDE_BY_SIDE_MAX, "given up in time: {took:?}");
+        assert!(device.most.get() <= 2, "{}", device.most.get());
+        assert!(device.now.get() <= INDEX_TIME_MAX + 2 * MILLIS, "given up in time: {:?}", device.now.get());
     }
 
     #[test]
     fn what_is_in_memory_is_read_by_one() {
-        let calls = Calls::default();
-        let (taken, _) = take(&|at, out| {
-            calls.during(|| {});
+        let device = in_memory(&fill);
+        assert_eq!(take(&device), PLACES);
+        assert_eq!((device.all.get() as u64, device.most.get()), (PLACES, 1));
+    }
+
+    /// Each waits until all are under way.
+    #[test]
+    fn requests_are_made_at_the_same_time() {
+        let under_way = AtomicUsize::new(0);
+        let read_at: &ReadAt<'_> = &|at, out| {
+            under_way.fetch_add(1, Relaxed);
+            impresario_testing::until("all are under way", || under_way.load(Relaxed) == 8);
             fill(at, out)
-        });
-        assert_eq!((taken, calls.all.load(Relaxed) as u64), (PLACES, PLACES));
+        };
+        let requests: Vec<Request> = (0..8).map(|i| Request { at: i << 20, end: (i << 20) + 100 }).collect();
+        let threads = Threads { read_at, began: Instant::now() };
+        let (mut made, took) = threads.make(&requests);
+        made.sort();
+        assert_eq!(made.iter().map(|(at, _)| *at).collect::<Vec<_>>(), (0..8).map(|i| i << 20).collect::<Vec<_>>());
+        assert!(made.iter().all(|(at, bytes)| bytes.len() == 100 && u64::from(bytes[0]) == at % 251));
+        assert!(took <= threads.now());
     }
 
     #[test]
     fn neighbours_come_in_one_request_and_nothing_beyond_the_bounds() {
-        let (calls, end) = (Calls::default(), 3 << 20);
+        let end = 3 << 20;
         let read_at: &ReadAt<'_> = &|at, out| {
             assert!(at + out.len() as u64 <= end, "beyond the file");
-            calls.during(|| {});
             fill(at, out)
         };
-        let mut source = Source::new(read_at, end, None);
+        let device = in_memory(read_at);
+        let mut source = device.source(end);
         assert_eq!(source.bytes(10, 4).unwrap(), [10, 11, 12, 13]);
         assert_eq!(source.bytes(4000, 100).unwrap().len(), 100);
         source.ahead((0..50).map(|i| ((1 << 20) + i * 300, 300)));
         source.ahead([(end - 10, 300), (end, 5), (u64::MAX, 5)]);
-        assert_eq!(calls.all.load(Relaxed), 3, "one, its neighbours, the end");
+        assert_eq!(device.all.get(), 3, "one, its neighbours, the end");
         assert_eq!(source.bytes((1 << 20) + 14_000, 1000).unwrap().len(), 1000);
-        assert_eq!((source.bytes(end - 5, 5).unwrap().len(), calls.all.load(Relaxed)), (5, 3));
+        assert_eq!((source.bytes(end - 5, 5).unwrap().len(), device.all.get()), (5, 3));
         assert!(source.bytes(end - 5, 6).is_none() && source.bytes(u64::MAX, 2).is_none());
         // Announced or not, no more is taken than an index may have.
-        let mut source = Source::new(&fill, 1 << 40, None);
+        let device = in_memory(&fill);
+        let mut source = device.source(1 << 40);
         source.ahead((0..1 << 20).map(|i| (i << 13, 4096)));
         let taken = (0..1u64 << 15).take_while(|i| source.bytes(i << 13, 4096).is_some()).count() as u64;
         assert!(taken * 4096 <= INDEX_BYTES_MAX && source.spent().bytes <= INDEX_BYTES_MAX, "{taken}");
         // What is known is not free for ever: a loop of calls ends.
-        let mut source = Source::new(&fill, 1 << 40, None);
+        let mut source = device.source(1 << 40);
         assert!((0..=CALLS_MAX).any(|_| source.bytes(0, 8).is_none()));
     }
 
     /// Lists that lead through the file: each place holds the next one.
     #[test]
     fn what_waits_for_the_file_waits_together() {
-        let calls = Calls::default();
         let read_at: &ReadAt<'_> = &|at, out| {
-            calls.during(|| std::thread::sleep(MILLIS));
             out.fill(0);
             out[..8].copy_from_slice(&(at + (1 << 20)).to_le_bytes());
             Ok(out.len())
         };
+        let device = Modelled::new(read_at, MILLIS, usize::MAX);
         let lists: Vec<u64> = (0..30).map(|i| i << 30).collect();
         let follow = |source: &mut Source<'_>, at: &u64| {
             (0..6).try_fold(*at, |at, _| Some(u64::from_le_bytes(source.bytes(at, 8)?.try_into().ok()?)))
         };
-        let (began, mut source) = (Instant::now(), Source::new(read_at, 1 << 40, None));
         let expected: Vec<Option<u64>> = lists.iter().map(|at| Some(at + (6 << 20))).collect();
-        assert_eq!(source.each(&lists, follow), expected);
-        assert_eq!(calls.all.load(Relaxed), 30 * 6, "each place once");
-        assert!(began.elapsed() < MILLIS * 30 * 6, "{:?}", began.elapsed());
-        assert!(calls.most.load(Relaxed) >= 4);
+        assert_eq!(device.source(1 << 40).each(&lists, follow), expected);
+        assert_eq!((device.all.get(), device.most.get()), (30 * 6, AT_ONCE_MAX), "each place once");
+        // 1, 2, 4, 8 and 15; of each further level 16 and 14.
+        assert_eq!(device.now.get(), MILLIS * (5 + 5 * 2));
         // Deeper than that they end, one by one.
-        let mut source = Source::new(read_at, 1 << 40, None);
         let deep = |source: &mut Source<'_>, at: &u64| {
             (0..20).try_fold(*at, |at, _| Some(u64::from_le_bytes(source.bytes(at, 8)?.try_into().ok()?)))
         };
-        assert_eq!(source.each(&lists[1..2], deep), [Some(lists[1] + (20 << 20))]);
+        assert_eq!(device.source(1 << 40).each(&lists[1..2], deep), [Some(lists[1] + (20 << 20))]);
     }
 
     #[test]
@@ -478,7 +539,8 @@ mod tests {
         assert_eq!((spent.time(MILLIS, 1), spent.time(MILLIS / 2, 1)), (None, Some(MILLIS * 22)));
         assert_eq!(Spent::default().time(MILLIS, 0), Some(Duration::ZERO));
         // What a reader does is told so.
-        let mut source = Source::new(&fill, 1 << 30, None);
+        let device = in_memory(&fill);
+        let mut source = device.source(1 << 30);
         source.bytes(0, 8);
         source.ahead([(1 << 20, 8), (2 << 20, 8), ((2 << 20) + 8, 8)]);
         source.bytes(2 << 20, 16);
@@ -488,12 +550,14 @@ mod tests {
     #[test]
     fn a_read_that_fails_gives_nothing() {
         let fails: &ReadAt<'_> = &|at, out| if at > 1 << 20 { Err(std::io::Error::other("no")) } else { fill(at, out) };
-        let mut source = Source::new(fails, 1 << 30, None);
+        let device = in_memory(fails);
+        let mut source = device.source(1 << 30);
         source.ahead([(0, 10), (2 << 20, 10)]);
         assert!(source.bytes(0, 10).is_some() && source.bytes(2 << 20, 10).is_none());
         // The file has become shorter.
         let short: &ReadAt<'_> = &|at, out| fill(at, out).map(|n| n.min(1000u64.saturating_sub(at) as usize));
-        let mut source = Source::new(short, 1 << 30, None);
+        let device = in_memory(short);
+        let mut source = device.source(1 << 30);
         assert!(source.bytes(0, 1000).is_some() && source.bytes(500, 600).is_none());
     }
 }

@@ -1,10 +1,11 @@
 use std::io::Write;
 use std::process::Command;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use proptest::prelude::*;
 use twox_hash::XxHash3_64;
 
+use super::source::Modelled;
 use super::*;
 
 /// What a reader makes of these bytes, without the bounds of a track.
@@ -816,19 +817,19 @@ fn hdf5_by_hand(chunks: u64, chunk_bytes: u64) -> (Vec<u8>, Track) {
 /// A mount where each request takes 5 ms, and many at once no longer: a tree of three levels, and many data sets.
 #[test]
 fn deep_indexes_are_read_where_each_request_takes_long() {
-    let slow = |bytes: &[u8], at: u64, out: &mut [u8]| {
-        std::thread::sleep(Duration::from_millis(5));
+    let (bytes, expected) = hdf5_by_hand(40_000, 100);
+    let each = Duration::from_millis(5);
+    let read_at: &ReadAt<'_> = &|at, out| {
         let from = &bytes[at as usize..];
         let len = from.len().min(out.len());
         out[..len].copy_from_slice(&from[..len]);
         Ok(len)
     };
-    let (bytes, expected) = hdf5_by_hand(40_000, 100);
-    let began = Instant::now();
-    let index = read(&[&hdf5::Hdf5], bytes.len() as u64, &|at, out| slow(&bytes, at, out)).unwrap();
+    let device = Modelled::new(read_at, each, usize::MAX);
+    let index = index(&[&hdf5::Hdf5], device.source(bytes.len() as u64)).unwrap();
     assert_eq!(index.tracks.extents(), expected.len());
     assert!(index.spent.requests > 600, "{} requests", index.spent.requests);
-    assert!(began.elapsed() < Duration::from_millis(5) * index.spent.requests as u32 / 2, "{:?}", began.elapsed());
+    assert!(device.took() < each * index.spent.requests as u32 / 2, "{:?}", device.took());
     let dir = tempfile::tempdir().unwrap();
     let script = r#"
 import numpy as np, h5py
@@ -845,8 +846,8 @@ for name, libver in (("old.h5", "earliest"), ("new.h5", "latest")):
         assert_eq!(tracks(&hdf5::Hdf5, &bytes).unwrap().iter().map(Vec::len).sum::<usize>(), 120 * 30, "{name}");
         // In turns, not by the clock of a machine that does other things.
         let spent = spent(&hdf5::Hdf5, &bytes);
-        assert!(spent.time(Duration::from_millis(5), 32).is_some(), "{name}: {spent:?}");
-        assert!(spent.time(Duration::from_millis(5), 1).is_none(), "{name}: one after the other it would not do");
+        assert!(spent.time(each, 32).is_some(), "{name}: {spent:?}");
+        assert!(spent.time(each, 1).is_none(), "{name}: one after the other it would not do");
     }
 }
 

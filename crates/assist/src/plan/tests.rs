@@ -9,7 +9,7 @@ use proptest::prelude::*;
 
 use super::replay::replay_judged;
 use super::*;
-use crate::config::Region;
+use crate::config::{DeviceCost, Region};
 
 const KIB: u64 = 1024;
 const MIB: u64 = 1 << 20;
@@ -105,15 +105,14 @@ fn programs() -> Vec<(&'static str, u64, Vec<Step>)> {
     ]
 }
 
-/// A plan costs next to nothing where the device is another one than it was made for, whichever that is.
-#[test]
-fn a_plan_for_another_device_costs_next_to_nothing() {
+/// Devices of many kinds.
+fn devices() -> [Device; 7] {
     let line = |us: u64, ps_per_byte| LinearCost { fixed: Nanos::from_micros(us), ps_per_byte };
     let of = |us, ps, parallel, name: &str| Device {
         parallel,
         ..Device::of(line(us, ps).into(), line(us, ps).into(), name)
     };
-    let devices = [
+    [
         Device::disk(),
         Device::flash(),
         Device::limited(200, 200),
@@ -121,7 +120,13 @@ fn a_plan_for_another_device_costs_next_to_nothing() {
         Device::limited(3000, 1000),
         of(5000, 5000, 32, "latency-bound"),
         of(20, 100, 8, "nearly memory"),
-    ];
+    ]
+}
+
+/// A plan costs next to nothing where the device is another one than it was made for, whichever that is.
+#[test]
+fn a_plan_for_another_device_costs_next_to_nothing() {
+    let devices = devices();
     let made_for = [0, 1, 2, 5, 6];
     let mut bad = Vec::new();
     for (name, size, steps) in programs() {
@@ -521,26 +526,34 @@ fn a_file_that_lists_its_own_extents_is_planned_by_its_index() {
     }
 }
 
-/// Without a plan no program is held up on a fast disk, nor where requests are late, by more than a hundredth and a few
-/// milliseconds.
+/// Without a plan no program is held up on any device by more than a hundredth and a few milliseconds, whether it is known what
+/// the device costs or not; but for three that are named, which must not become slower.
 #[test]
-fn no_plan_costs_next_to_nothing_on_fast_and_on_distant_devices() {
-    let line = |us: u64, ps_per_byte| LinearCost { fixed: Nanos::from_micros(us), ps_per_byte };
-    let late = Device { parallel: 32, ..Device::of(line(5000, 5000).into(), line(5000, 5000).into(), "latency-bound") };
-    let fast = Device { parallel: 2, ..Device::of(line(60, 450).into(), line(60, 450).into(), "fast") };
-    let devices = [Device::flash(), fast, Device::limited(3000, 1000), late];
+fn no_plan_costs_next_to_nothing_on_any_device() {
+    let line = LinearCost { fixed: Nanos::from_micros(60), ps_per_byte: 450 };
+    let fast = Device { parallel: 2, ..Device::of(line.into(), line.into(), "fast") };
+    let devices = devices().into_iter().chain([fast]).collect::<Vec<_>>();
     let entry = Entry { online: true, ..Entry::new("/data/f0") };
     let entries: Entries = [(0, Hinted { entry: &entry, index: None })].into_iter().collect();
     let mut all = programs();
     all.push(("20 KB of each 150 KB, soon over", 48 * MIB, (0..320).map(|i| (1, 0, i * 150_000, 20_000, 5)).collect()));
+    let percent = |name: &str, device: usize, is_known: bool| match (name, device, is_known) {
+        ("strided 250 KiB", 3, false) => 80,
+        ("437 chunks of 250 KiB in no order", 0, _) => 19,
+        ("20 KB of each 150 KB, soon over", 3, false) => 18,
+        _ => 1,
+    };
     let mut bad = Vec::new();
     for (name, size, steps) in all {
-        for device in &devices {
+        for (i, device) in devices.iter().enumerate() {
             let run = run_of(&record(&[size], &steps, device), device, |_| true, usize::MAX);
             let without = replay(&run, device, 1 << 30, &Entries::default()).run_ns;
-            let with = replay_judged(&run, device, 1 << 30, &entries, StandDown::default(), &device.cost()).run_ns;
-            if with > without + without / 100 + 3_000_000 {
-                bad.push(format!("{name}, on {}: {} → {} ms", device.source, without / 1_000_000, with / 1_000_000));
+            for (cost, is_known) in [(device.cost(), true), (DeviceCost::default(), false)] {
+                let with = replay_judged(&run, device, 1 << 30, &entries, StandDown::default(), &cost).run_ns;
+                if with > without + without * percent(name, i, is_known) / 100 + 3_000_000 {
+                    let (without, with) = (without / 1_000_000, with / 1_000_000);
+                    bad.push(format!("{name}, on {}, {cost:?}: {without} → {with} ms", device.source));
+                }
             }
         }
     }

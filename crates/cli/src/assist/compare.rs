@@ -13,6 +13,7 @@ use impresario_workload::stats::{Verdict, at_least, no_worse_than};
 use serde_json::json;
 
 use super::launch::{Reach, reach};
+use crate::front::command_file;
 use crate::{print, usage};
 use impresario_workload::progress::{Progress, catch_signals, write_json};
 
@@ -72,7 +73,7 @@ pub fn run(args: Args) -> Result<ExitCode> {
         command.args(&words[1..]);
         command
     };
-    let own_program = std::env::current_exe().context("finding this program's own file")?;
+    let own_program = command_file().context("finding this program's own file")?;
     let guided = || {
         let mut command = Command::new(&own_program);
         command.args(["assist", "run", "--quiet"]).arg(&args.hints).arg("--report").arg(&report);

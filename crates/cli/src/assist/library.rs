@@ -10,6 +10,7 @@ use std::process::ExitCode;
 use anyhow::{Context, Result};
 use impresario_interpose::{Machine, empty_library};
 
+use crate::front::command_file;
 use crate::{print, usage};
 
 /// Name of the library's file.
@@ -118,7 +119,7 @@ pub fn find() -> Result<Library> {
             )
         });
     }
-    let program = std::env::current_exe().context("finding this program's own file")?;
+    let program = command_file().context("finding this program's own file")?;
     let beside = program.parent().unwrap_or(Path::new("/"));
     let lib = beside.join("../lib");
     let places = [beside.join(LIBRARY), lib.join(FOLDER), lib.join(LIBRARY), lib.join("impresario").join(LIBRARY)];

@@ -19,6 +19,7 @@ use impresario_base::machine::host_name;
 use super::launch::{Environment, OwnSocket, Programs, Purpose, own_socket_at};
 use super::record::{self, record};
 use super::run::{self, Guided};
+use crate::front::command_file;
 use crate::usage;
 
 /// What the managers of other nodes are told.
@@ -101,7 +102,7 @@ const SLURM: &str = "share/impresario/slurm";
 /// The environment in which launchers reach other nodes through us. What the user has set stays as it is.
 pub fn hook(folder: &Path, job: &Job, known: impl Fn(&str) -> Option<OsString>) -> Result<Environment> {
     let is_set = |name: &str| known(name).is_some_and(|value| !value.is_empty());
-    let own = std::env::current_exe().context("finding this program's file")?;
+    let own = command_file().context("finding this program's file")?;
     let mut environment = Environment::new();
     // Outside of a job, too: there `srun` makes one.
     if job.record.is_none()
@@ -181,7 +182,7 @@ pub fn through_ssh(args: ThroughSsh) -> Result<ExitCode> {
     let mut ssh = Command::new("ssh");
     ssh.args(before);
     if !command.is_empty() {
-        let own = std::env::current_exe().context("finding this program's file")?;
+        let own = command_file().context("finding this program's file")?;
         let command = without_script(command, &args.job.socket);
         let mut words: Vec<OsString> = ["sh", "-c", START, "guided"].map(OsString::from).to_vec();
         words.extend([command, own.into(), "assist".into(), "on-node".into()]);

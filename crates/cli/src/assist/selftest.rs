@@ -24,6 +24,7 @@ use impresario_workload::stats::{Interval, no_worse_than};
 use impresario_workload::stop::Stop;
 use serde::Serialize;
 
+use crate::front::command_file;
 use crate::{print, usage};
 
 /// Test guided I/O on a mounted file system: which ways of prefetching work there, and what they gain
@@ -349,6 +350,7 @@ impl Runs {
 /// Pairs of runs of our own reader, without a plan.
 fn runs(way: &'static str, path: &Path, pairs: u32, stop: &Stop, show: &mut dyn FnMut(String)) -> Result<Runs> {
     let own = std::env::current_exe().context("finding this program's own file")?;
+    let guiding = command_file().context("finding this program's own file")?;
     let scratch = tempfile::tempdir()?;
     let report = scratch.path().join("report.json");
     let reader = || {
@@ -362,7 +364,7 @@ fn runs(way: &'static str, path: &Path, pairs: u32, stop: &Stop, show: &mut dyn 
         vec![command]
     };
     let guided = || {
-        let mut command = Command::new(&own);
+        let mut command = Command::new(&guiding);
         command.args(["assist", "run", "--quiet", "--report"]).arg(&report).arg("--").args(reader());
         vec![command]
     };

@@ -10,7 +10,7 @@ use impresario_assist::report::Report;
 use impresario_testing::{eventually, require};
 use impresario_trace::{Trace, TraceOp};
 
-use crate::support::{IMPRESARIO, Ran, run_command, run_within};
+use crate::support::{IMPRESARIO, MAIN, Ran, put, run_command, run_within};
 use crate::tools::{COUNT, Folder, WAIT_MS, assist, library, of, plain, reading};
 
 const OPEN_MPI: (&str, &[&str]) = (
@@ -194,10 +194,9 @@ fn tasks_of_srun_have_a_manager_for_their_step() {
     let prefix = folder.at("prefix");
     std::fs::create_dir_all(prefix.join("bin")).unwrap();
     std::fs::create_dir_all(prefix.join("share/impresario")).unwrap();
-    let program = prefix.join("bin/impresario");
-    if std::fs::hard_link(IMPRESARIO, &program).is_err() {
-        std::fs::copy(IMPRESARIO, &program).unwrap();
-    }
+    std::fs::create_dir_all(prefix.join("lib/impresario")).unwrap();
+    let program = put(Path::new(IMPRESARIO), &prefix.join("bin"));
+    put(Path::new(MAIN), &prefix.join("lib/impresario"));
     let scripts = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../packaging/slurm");
     std::os::unix::fs::symlink(scripts.canonicalize().unwrap(), prefix.join("share/impresario/slurm")).unwrap();
     let laid_out = run_command(assist(["library"]).arg(prefix.join("lib/impresario/preload")));

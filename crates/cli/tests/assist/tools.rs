@@ -10,7 +10,7 @@ use impresario_assist::report::{FileReport, Report};
 use impresario_testing::{eventually, require, skip, until};
 use serde_json::json;
 
-use crate::support::{IMPRESARIO, Process, Ran, run_command};
+use crate::support::{IMPRESARIO, Process, Ran, put, put_into, run_command};
 
 /// How long programs wait for the manager where every access is counted.
 pub const WAIT_MS: &str = "10000";
@@ -213,17 +213,8 @@ impl Nobody {
         if !require("root") {
             return None;
         }
-        let reachable = |from: &Path, name: &str| {
-            let to = folder.at(name);
-            if !to.exists() && std::fs::hard_link(from, &to).is_err() {
-                std::fs::copy(from, &to).unwrap();
-            }
-            to
-        };
-        let them = Nobody {
-            program: reachable(Path::new(IMPRESARIO), "impresario"),
-            library: reachable(library(), "libimpresario_assist.so"),
-        };
+        let place = folder.path().canonicalize().unwrap();
+        let them = Nobody { program: put_into(&place), library: put(library(), &place) };
         if run_command(&mut them.command(["--help"])).code != 0 {
             skip("setpriv", "another user cannot start programs in the folder for temporary files");
             return None;

@@ -17,6 +17,24 @@ use impresario_testing::{PATIENCE, until, within};
 
 /// The program under test.
 pub const IMPRESARIO: &str = env!("CARGO_BIN_EXE_impresario");
+/// What it executes for all but `assist run`.
+pub const MAIN: &str = env!("CARGO_BIN_EXE_impresario-main");
+
+/// Puts the command and what it executes into a folder, as links where possible. The command's path.
+pub fn put_into(folder: &Path) -> PathBuf {
+    let [command, _main] = [IMPRESARIO, MAIN].map(|from| put(Path::new(from), folder));
+    command
+}
+
+/// Puts a file into a folder, as a link where possible. Its path there.
+pub fn put(from: &Path, folder: &Path) -> PathBuf {
+    let to = folder.join(from.file_name().unwrap());
+    if !to.exists() && std::fs::hard_link(from, &to).is_err() {
+        std::fs::copy(from, &to).unwrap();
+    }
+    to
+}
+
 /// Ports that were free a moment ago, all different. None of those that the kernel gives to outgoing connections: one of
 /// these could take the port of a server that is not up yet, or down for a while.
 pub fn free_ports(count: usize) -> Vec<u16> {

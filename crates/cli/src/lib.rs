@@ -1,4 +1,8 @@
-//! `impresario`, the one program: selects the subcommand, sets up logging, and exits with its status.
+//! The command `impresario`: selects the subcommand, sets up logging, and exits with its status.
+//!
+//! It consists of two programs. [`front()`] is the one that users start: it does `assist run` itself and executes the other one,
+//! [`everything`], for other subcommands. A program that is to run faster waits until its starter has come from the disk, so that
+//! is a small file: the linker leaves out what `assist run` does not call.
 
 use std::io::Write;
 use std::process::ExitCode;
@@ -18,6 +22,7 @@ mod config_command;
 mod conformance;
 mod demo;
 mod explain;
+mod front;
 mod fsck;
 mod key;
 mod layout;
@@ -44,21 +49,6 @@ mod up;
 struct Cli {
     #[command(subcommand)]
     command: Command,
-}
-
-/// [`Cli`] with guided I/O alone: a program that is to run faster waits until its command line is read, and need not wait for the
-/// options of all servers to be put together, nor for their code to come from a cold disk.
-#[derive(Parser)]
-#[command(name = "impresario", version, propagate_version = true, max_term_width = 100)]
-struct OnlyAssist {
-    #[command(subcommand)]
-    command: Assist,
-}
-
-#[derive(Subcommand)]
-enum Assist {
-    #[command(subcommand)]
-    Assist(assist::Command),
 }
 
 const AFTER_HELP: &str = "\
@@ -127,20 +117,26 @@ enum Command {
     },
 }
 
-fn main() -> ExitCode {
-    let command = match std::env::args_os().nth(1) {
-        Some(word) if word == "assist" => {
-            let Assist::Assist(command) = OnlyAssist::parse().command;
-            Command::Assist(command)
-        }
-        _ => Cli::parse().command,
-    };
-    let level = if matches!(command, Command::Serve(_) | Command::Nfs(_)) { "info" } else { "warn" };
+pub use front::front;
+
+/// The program with all subcommands.
+pub fn everything() -> ExitCode {
+    let command = Cli::parse().command;
+    log(if matches!(command, Command::Serve(_) | Command::Nfs(_)) { "info" } else { "warn" });
+    ended(run(command))
+}
+
+/// Logs to standard error what IMPRESARIO_LOG says, or else from `level` on.
+fn log(level: &str) {
     let filter = tracing_subscriber::EnvFilter::try_from_env("IMPRESARIO_LOG")
         .unwrap_or_else(|_| tracing_subscriber::EnvFilter::new(level));
     let colour = std::io::IsTerminal::is_terminal(&std::io::stderr());
     tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).with_ansi(colour).init();
-    match run(command) {
+}
+
+/// The exit status of a command, whose error is reported.
+fn ended(result: anyhow::Result<ExitCode>) -> ExitCode {
+    match result {
         Ok(code) => code,
         Err(error) if closed_pipe(&error) => ExitCode::SUCCESS,
         Err(error) => {
@@ -261,17 +257,16 @@ mod tests {
         Cli::command().debug_assert();
     }
 
-    /// Guided I/O has the same options and texts by either way.
+    /// `assist run` has the same options and texts in both programs.
     #[test]
-    fn guided_io_is_read_alone_as_among_the_others() {
-        fn texts(mut command: clap::Command) -> Vec<String> {
+    fn the_front_reads_what_everything_reads() {
+        let text = |mut command: clap::Command| {
             command.build();
-            let Some(assist) = command.find_subcommand_mut("assist") else { return Vec::new() };
-            let all = assist.render_long_help().to_string();
-            std::iter::once(all).chain(assist.get_subcommands_mut().map(|c| c.render_long_help().to_string())).collect()
-        }
-        let texts = [Cli::command(), OnlyAssist::command()].map(texts);
-        assert!(texts[0].len() > 10);
+            let run = command.find_subcommand_mut("assist").and_then(|assist| assist.find_subcommand_mut("run"));
+            run.map(|run| run.render_long_help().to_string())
+        };
+        let texts = [Cli::command(), front::Front::command()].map(text);
+        assert!(texts[0].as_ref().is_some_and(|text| text.contains("impresario assist run")), "{texts:?}");
         assert_eq!(texts[0], texts[1]);
     }
 

@@ -1,0 +1,7 @@
+//! `impresario`, the command that users start.
+
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    impresario_cli::front()
+}
