@@ -177,16 +177,16 @@ mod tests {
         let (extents, pays) = tried(64 * KIB, 448 << 10, 5, rationed);
         assert_eq!((extents.len(), pays), (1, Some(true)), "{extents:?}");
         // Bytes are: 50 ms for each.
-        let (extents, pays) = tried(64 * KIB, 448 << 10, 5, |bytes| bytes * 50 >> 20);
+        let (extents, pays) = tried(64 * KIB, 448 << 10, 5, |bytes| (bytes * 50) >> 20);
         assert_eq!((extents.len(), pays), (1, Some(false)), "{extents:?}");
         // A disk takes its time before the first byte, so the longer one tells.
         for stride in [1 << 20, -(1 << 20)] {
-            let (extents, pays) = tried(250 * KIB, stride, 15, |bytes| 14 + (bytes * 8 >> 20));
+            let (extents, pays) = tried(250 * KIB, stride, 15, |bytes| 14 + ((bytes * 8) >> 20));
             assert_eq!((extents.len(), pays), (2, Some(true)), "{extents:?}");
             assert!(extents.iter().all(|extent| (extent.start > 512 << 20) == (stride > 0)), "{extents:?}");
         }
         // As long as the reads is too long.
-        let (extents, pays) = tried(250 * KIB, 1 << 20, 5, |bytes| bytes * 6 >> 20);
+        let (extents, pays) = tried(250 * KIB, 1 << 20, 5, |bytes| (bytes * 6) >> 20);
         assert_eq!((extents.len(), pays), (2, Some(false)), "{extents:?}");
     }
 
