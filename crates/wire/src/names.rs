@@ -276,7 +276,7 @@ pub enum MetaCall {
 pub struct Restriction {
     /// As whom they act, or root alone if the others prove themselves; `None`: as themselves.
     pub squashed: Option<Squashed>,
-    /// Each user other than root ([`Who::user`]) has to prove itself ([`MetaCall::Prove`]), and then acts as that.
+    /// Each user other than root ([`Who::user`](crate::Who::user)) has to prove itself ([`MetaCall::Prove`]), and then acts as that.
     pub proves: bool,
     /// The users that may prove themselves, as ranges of numbers, first and last; empty: all.
     pub uids: Vec<(u32, u32)>,
