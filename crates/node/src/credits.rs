@@ -324,7 +324,7 @@ impl Credits {
 
     /// A request waits, and not only for what suspects hold: no peer may hold memory without progress.
     pub fn is_short(&self) -> bool {
-        !self.waiters.is_empty() || !self.modest.is_empty()
+        !self.waiters.is_empty() || !self.modest.is_empty() || self.next_suspect().is_some()
     }
 }
 
@@ -468,6 +468,7 @@ mod tests {
         // With memory short they are served in the order in which all have come.
         let mut most = credits.ask(all - mib, Standing::Usual).unwrap();
         let suspect = credits.ask(mib, Standing::Suspect).unwrap_err();
+        assert!(credits.is_short(), "it waits for what others hold");
         let usual = credits.ask(2 * mib, Standing::Usual).unwrap_err();
         credits.give_back(most.beyond(all - 2 * mib));
         assert_eq!(granted(&mut credits), [of(suspect)]);

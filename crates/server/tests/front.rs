@@ -1,12 +1,13 @@
 //! The front that all servers share, with a service that does next to nothing.
 
+mod support;
+
 use std::collections::HashSet;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::thread::ThreadId;
 use std::time::{Duration, Instant};
 
-use crate::support::{Peer, encode, fault, hello, who};
 use impresario_base::lock::Mutex;
 use impresario_server::connection::{Connection, Reply};
 use impresario_server::listener::{Incoming, Running, Server, Service, Settings, Vitals, before_waiting};
@@ -14,6 +15,7 @@ use impresario_server::outbox::Bulk;
 use impresario_server::payload::Slice;
 use impresario_testing::until;
 use impresario_wire::{Answer, Call, FileKey, Kind, PROTOCOL_VERSION, Role, decode_body};
+use support::{Peer, encode, fault, hello, who};
 
 /// Answers reads with zeros, keeps writes to `file` 9 unanswered until released, panics on `Sync` and on reads of `file` 13,
 /// waits for `gate` before it reads `file` 7.

@@ -1,9 +1,11 @@
 //! Small reads of many clients through an I/O node, in a process of their own, of which the threads are looked at.
 
-use crate::support::{Cluster, Peer, pattern, who};
+mod support;
+
 use impresario_layout::{Layout, Skipped};
 use impresario_testing::until;
 use impresario_wire::{Answer, Call, FileKey, Role};
+use support::{Cluster, Peer, pattern, who};
 
 const LAYOUT: Layout = Layout { base: 0, pcount: 1, ssize_bytes: 4096, servers: 1, skipped: Skipped::NONE };
 const CLIENTS: u64 = 12;

@@ -1,4 +1,5 @@
 //! A peer that speaks the protocol by hand, well or badly, for the tests of the servers.
+#![allow(dead_code, reason = "each test program uses its own part")]
 
 use std::io::{self, Read, Write};
 use std::net::TcpStream;

@@ -123,7 +123,7 @@ impl Stage {
     fn manager_process(&self) -> Reaped {
         let _ = std::fs::remove_file(self.socket());
         let mut command = Command::new(std::env::current_exe().unwrap());
-        command.args(["--ignored", "--exact", "manager_process", "--nocapture"]).stdout(Stdio::null());
+        command.args(["--ignored", "--exact", "transparency::manager_process", "--nocapture"]).stdout(Stdio::null());
         let child = command.env("MANAGER_SOCKET", self.socket()).env("MANAGER_TREE", self.data()).spawn().unwrap();
         let child = Reaped(child);
         until("the manager starts", || self.socket().exists());
