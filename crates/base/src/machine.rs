@@ -61,6 +61,12 @@ pub fn random_number() -> io::Result<u64> {
     random_bytes().map(|bytes| u64::from_le_bytes(bytes).max(1))
 }
 
+/// A number of the machine's present boot, drawn from the kernel's `boot_id`.
+pub fn boot() -> io::Result<u64> {
+    let id = std::fs::read("/proc/sys/kernel/random/boot_id")?;
+    Ok(id.iter().fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(*byte)).wrapping_mul(0x100_0000_01b3)))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -6,10 +6,13 @@
 //! the machine, of whose restart all clients learn.
 //!
 //! Nearly always nothing was lost. Whether something was, the file system can say as a whole
-//! ([`FileSystem::has_lost`]): it remembers for itself what it has told of single files. It tells that once, too, so that it was asked is
-//! marked before.
+//! ([`FileSystem::has_lost`]): it remembers for itself what it has told of single files. It tells that once, too, of all that was lost
+//! until then, also of objects whose syncs are yet to be told of it. So that it was asked is marked before, and stays
+//! marked unless nothing was lost: from then until the machine is started again, every sync that a kill interrupted counts as
+//! one that lost data.
 //!
-//! The file has words of 8 bytes: whether the file system was asked (1), or not (0); then keys of objects, 0 where there is none.
+//! The file has words of 8 bytes: the boot in which the file system was asked, 0 if it was not or nothing was lost; then keys of
+//! objects, 0 where there is none.
 
 use std::io;
 use std::sync::Arc;
@@ -36,14 +39,14 @@ struct State<H> {
     free: Vec<u64>,
     /// Of objects of which nobody has noted yet what became of their syncs.
     kept: FxHashMap<u64, u64>,
-    /// The file system was asked whether it has lost something, and what it said is not noted yet.
-    is_asked: bool,
+    /// In this boot of the machine the file system has told of a loss, or was asked and what it said is not known.
+    has_told: bool,
 }
 
 impl<H> Default for Doubts<H> {
     fn default() -> Self {
         let (file, free, kept) = Default::default();
-        Doubts(Mutex::new(State { file, free, kept, is_asked: false }))
+        Doubts(Mutex::new(State { file, free, kept, has_told: false }))
     }
 }
 
@@ -78,14 +81,10 @@ impl<F: FileSystem> ObjectStore<F> {
                 })?,
             }
         }
-        let was_asked = words.first().is_some_and(|word| *word != 0);
-        let is_asked = was_asked && !kept.is_empty();
-        if was_asked && !is_asked {
-            self.mark(&file, 0, 0)?;
-        }
+        let has_told = words.first() == Some(&self.fs.boot());
         let keys: Vec<u64> = kept.keys().copied().collect();
         keys.iter().try_for_each(|key| self.suspect(*key, true))?;
-        *self.doubts.0.lock() = State { file: Some(Arc::new(file)), free, kept, is_asked };
+        *self.doubts.0.lock() = State { file: Some(Arc::new(file)), free, kept, has_told };
         Ok(keys)
     }
 
@@ -126,10 +125,6 @@ impl<F: FileSystem> ObjectStore<F> {
         };
         let (Some(file), Some(at)) = (file, mark) else { return };
         self.unmark(&file, at);
-        let mut state = self.doubts.0.lock();
-        if state.is_asked && state.kept.is_empty() && self.mark(&file, 0, 0).is_ok() {
-            state.is_asked = false;
-        }
     }
 
     /// The same where nothing was lost.
@@ -141,15 +136,19 @@ impl<F: FileSystem> ObjectStore<F> {
     }
 
     /// Whether anything of this file system was lost that an earlier run may have been told of. Waits until all that is in
-    /// memory is on the device. From then on the objects in doubt count as having lost data, also after a restart, until there is
-    /// none.
+    /// memory is on the device. When it was, this says so until the machine is started again.
     pub fn has_lost(&self) -> io::Result<bool> {
         let mut state = self.doubts.0.lock();
-        let Some(file) = state.file.clone().filter(|_| !state.is_asked) else { return Ok(state.is_asked) };
-        self.mark(&file, 0, 1)?;
-        state.is_asked = true;
+        let Some(file) = state.file.clone().filter(|_| !state.has_told) else { return Ok(state.has_told) };
+        self.mark(&file, 0, self.fs.boot())?;
+        state.has_told = true;
         drop(state);
-        Ok(self.fs.has_lost())
+        let has_lost = self.fs.has_lost();
+        // If the mark stays, a loss is assumed later on: nobody is told too little.
+        if !has_lost && self.mark(&file, 0, 0).is_ok() {
+            self.doubts.0.lock().has_told = false;
+        }
+        Ok(has_lost)
     }
 
     fn mark(&self, file: &F::File, at: u64, word: u64) -> io::Result<()> {
@@ -247,8 +246,29 @@ mod tests {
         assert_eq!(doubtful, [7]);
         assert!(!fs.has_lost() && store.has_lost().unwrap());
         store.no_doubt(7);
+        assert!(start(&fs).1.is_empty());
+        // Not after a restart of the machine, of which all clients learn.
+        fs.crash();
+        assert!(!start(&fs).0.has_lost().unwrap());
+    }
+
+    /// What the file system tells at once may be of several objects.
+    #[test]
+    fn a_loss_is_known_for_an_object_whose_sync_is_told_of_it_after_the_file_system_was_asked() {
+        let fs = Forgetful::default();
+        let (store, _) = start(&fs);
+        write(&store, 7);
+        write(&store, 8);
+        fs.write_back(1, true);
+        fails(&fs, &store, 7);
+        // Killed, and again in the sync of the other object.
+        let (store, _) = start(&fs);
+        assert!(store.has_lost().unwrap());
+        store.no_doubt(7);
+        store.sync(8).unwrap_err();
         let (store, doubtful) = start(&fs);
-        assert!(doubtful.is_empty() && !store.has_lost().unwrap());
+        assert_eq!(doubtful, [8]);
+        assert!(store.has_lost().unwrap());
     }
 
     #[test]

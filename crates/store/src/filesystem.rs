@@ -91,6 +91,9 @@ pub trait FileSystem: Send + Sync + 'static {
     /// that is in memory is on the device.
     fn has_lost(&self) -> bool;
 
+    /// A number that this boot of the machine has alone, as far as anybody knows; not 0.
+    fn boot(&self) -> u64;
+
     /// True when files live in memory alone, so that no read or write of them waits for a device.
     fn in_memory(&self) -> bool;
 }

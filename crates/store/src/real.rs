@@ -287,6 +287,10 @@ impl FileSystem for Real {
         retry(|| rustix::fs::syncfs(&self.root)).is_err()
     }
 
+    fn boot(&self) -> u64 {
+        impresario_base::machine::boot().unwrap_or(1).max(1)
+    }
+
     fn in_memory(&self) -> bool {
         self.in_memory
     }

@@ -583,6 +583,10 @@ impl FileSystem for Forgetful {
         std::mem::replace(&mut state.told_of_all, failures) != failures
     }
 
+    fn boot(&self) -> u64 {
+        self.lock().crashes + 1
+    }
+
     fn in_memory(&self) -> bool {
         true
     }

@@ -407,9 +407,6 @@ fn receive_key(
 /// A unique identity of this server run for its [`Welcome`](impresario_wire::Welcome): the machine's boot in the upper
 /// 32 bits, random in the lower.
 pub fn new_incarnation() -> io::Result<u64> {
-    let boot = std::fs::read("/proc/sys/kernel/random/boot_id")?;
-    let boot = boot
-        .iter()
-        .fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| (hash ^ u64::from(*byte)).wrapping_mul(0x100_0000_01b3));
+    let boot = impresario_base::machine::boot()?;
     Ok((boot ^ boot << 32) & !0xffff_ffff | u64::from(u32::from_le_bytes(random_bytes()?)))
 }
