@@ -265,7 +265,9 @@ mod tests {
         let (store, _) = start(&fs);
         assert!(store.has_lost().unwrap());
         store.no_doubt(7);
+        fs.stop_after(1);
         store.sync(8).unwrap_err();
+        fs.mend();
         let (store, doubtful) = start(&fs);
         assert_eq!(doubtful, [8]);
         assert!(store.has_lost().unwrap());
