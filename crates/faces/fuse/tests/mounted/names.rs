@@ -501,24 +501,18 @@ fn set_user_id_goes_on_write() {
         set();
         OpenOptions::new().append(true).open(node.at("f")).unwrap().write_all(b"x").unwrap();
         assert_eq!((mode(), shown()), (0o6777, 0o6777), "root may");
-        assert!(as_user(4321, "echo x >> \"$1\"", &node.at("f")));
-        assert_eq!((mode(), shown()), (0o777, 0o777), "by appending");
-        set();
-        assert_eq!(shown(), 0o6777);
-        assert!(as_user(4321, "echo x 1<> \"$1\"", &node.at("f")));
-        assert_eq!((mode(), shown()), (0o777, 0o777), "by writing");
-        set();
-        assert_eq!(shown(), 0o6777);
-        assert!(as_user(4321, "fallocate -l 99 \"$1\"", &node.at("f")));
-        assert_eq!((mode(), shown()), (0o777, 0o777), "by allocating");
-        set();
-        assert_eq!(shown(), 0o6777);
-        assert!(as_user(4321, ": > \"$1\"", &node.at("f")));
-        assert_eq!((mode(), shown()), (0o777, 0o777), "by an open that truncates");
-        set();
-        assert_eq!(shown(), 0o6777);
-        assert!(as_user(4321, "truncate -s 3 \"$1\"", &node.at("f")));
-        assert_eq!((mode(), shown()), (0o777, 0o777), "by truncating");
+        for (how, script) in [
+            ("by appending", "echo x >> \"$1\""),
+            ("by writing", "echo x 1<> \"$1\""),
+            ("by allocating", "fallocate -l 99 \"$1\""),
+            ("by an open that truncates", ": > \"$1\""),
+            ("by truncating", "truncate -s 3 \"$1\""),
+        ] {
+            set();
+            assert_eq!(shown(), 0o6777);
+            assert!(as_user(4321, script, &node.at("f")), "{how}");
+            assert_eq!((mode(), shown()), (0o777, 0o777), "{how}");
+        }
         set();
         assert_eq!(shown(), 0o6777);
         chown(node.at("f"), Some(4321), None).unwrap();
