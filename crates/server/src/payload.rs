@@ -43,10 +43,54 @@ struct Waiter {
     thread: Thread,
 }
 
+/// Buffers that nobody uses, by size class.
 #[derive(Default)]
 struct Idle {
-    classes: [Vec<Vec<u8>>; CLASSES],
+    classes: [Class; CLASSES],
     bytes: u64,
+    /// How often a buffer was asked for: tells which class was not asked for longest.
+    asked: u64,
+}
+
+#[derive(Default)]
+struct Class {
+    buffers: Vec<Vec<u8>>,
+    last_asked: u64,
+}
+
+impl Idle {
+    /// A buffer of this class, if one is idle.
+    fn take(&mut self, class: usize) -> Option<Vec<u8>> {
+        self.asked += 1;
+        let class = self.classes.get_mut(class)?;
+        class.last_asked = self.asked;
+        let buffer = class.buffers.pop()?;
+        self.bytes -= buffer.len() as u64;
+        Some(buffer)
+    }
+
+    /// Keeps a buffer of this class within `room` bytes, in the place of buffers of classes that were not asked for since:
+    /// what one load left idle must not keep the next one, whose requests have another size, from recycling its own.
+    /// Returns what is to be given back to the system, out of the lock.
+    fn keep(&mut self, class: usize, buffer: Vec<u8>, room: u64) -> Vec<Vec<u8>> {
+        let mut given_back = Vec::new();
+        let len = buffer.len() as u64;
+        let Some(last_asked) = self.classes.get(class).map(|own| own.last_asked) else { return vec![buffer] };
+        while self.bytes + len > room {
+            let older = self.classes.iter_mut().filter(|c| !c.buffers.is_empty() && c.last_asked < last_asked);
+            let Some(stale) = older.min_by_key(|c| c.last_asked).and_then(|c| c.buffers.pop()) else { break };
+            self.bytes -= stale.len() as u64;
+            given_back.push(stale);
+        }
+        match self.classes.get_mut(class).filter(|_| self.bytes + len <= room) {
+            Some(own) => {
+                self.bytes += len;
+                own.buffers.push(buffer);
+            }
+            None => given_back.push(buffer),
+        }
+        given_back
+    }
 }
 
 impl PayloadPool {
@@ -143,12 +187,7 @@ impl PayloadPool {
         let Some(class) = class_of(len) else {
             return Buffer { pool: self.clone(), bytes: vec![0; len], len };
         };
-        let recycled = {
-            let mut idle = self.idle.lock();
-            let bytes = idle.classes.get_mut(class).and_then(Vec::pop);
-            idle.bytes -= bytes.as_ref().map_or(0, |b| b.len() as u64);
-            bytes
-        };
+        let recycled = self.idle.lock().take(class);
         let bytes = recycled.unwrap_or_else(|| {
             self.make_room();
             vec![0; CLASS_MIN_BYTES << class]
@@ -184,16 +223,11 @@ impl PayloadPool {
 
     fn recycle(&self, bytes: Vec<u8>) {
         // At most a quarter of the limit is kept for reuse, and nothing when what is in use comes near the limit
-        // anyway; the rest goes back to the system.
+        // anyway.
         let room = self.limit_bytes.saturating_sub(self.usage_bytes().0).min(self.limit_bytes / 4);
         let Some(class) = class_of(bytes.len()).filter(|class| CLASS_MIN_BYTES << class == bytes.len()) else { return };
-        let mut idle = self.idle.lock();
-        if idle.bytes + bytes.len() as u64 <= room {
-            idle.bytes += bytes.len() as u64;
-            if let Some(list) = idle.classes.get_mut(class) {
-                list.push(bytes);
-            }
-        }
+        let given_back = self.idle.lock().keep(class, bytes, room);
+        drop(given_back);
     }
 }
 
@@ -384,6 +418,21 @@ mod tests {
             move || drop(held.lock().take())
         });
         assert!(pool.reserve(600, Duration::from_secs(60)).is_some());
+    }
+
+    #[test]
+    fn a_load_of_another_size_recycles_its_own_buffers() {
+        // Reads in pieces of 256 KiB fill what may be idle; then writes of 1 MiB come, four at a time.
+        let pool = PayloadPool::new(64 << 20);
+        drop((0..100).map(|_| pool.buffer(256 << 10)).collect::<Vec<_>>());
+        assert_eq!(pool.idle.lock().bytes, 16 << 20);
+        for round in 0..3 {
+            let mut writes: Vec<Buffer> = (0..4).map(|_| pool.buffer(1 << 20)).collect();
+            let recycled = writes.iter().filter(|write| write[0] == 1).count();
+            assert_eq!(recycled, if round == 0 { 0 } else { 4 });
+            writes.iter_mut().for_each(|write| write.fill(1));
+        }
+        assert_eq!(pool.idle.lock().bytes, 16 << 20, "no more than had to go went");
     }
 
     #[test]
