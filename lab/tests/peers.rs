@@ -96,7 +96,8 @@ fn a_peer_that_dies_loses_its_row_only() {
         return;
     }
     let mut killed = None;
-    let arguments = ["--peers", "diod,direct", "--rows", "4 KiB,unlink"];
+    // "unlink, 1 client" and "unlink, 16 clients".
+    let arguments = ["--peers", "diod,direct", "--rows", "4 KiB random;unlink, 1"];
     let (text, json) = peers(&arguments, |pid, line| {
         if killed.is_none() && line.starts_with("2 of ") && line.ends_with("repetition 0, diod") {
             let diod = child(pid, "diod").unwrap();

@@ -45,7 +45,7 @@ use subject::{Running, Subject};
 #[command(after_long_help = "Examples:
   impresario-lab peers
   impresario-lab peers --scale 0.1 --repetitions 3
-  impresario-lab peers --rows '4 KiB,create,stat,unlink' --peers diod --json peers.json")]
+  impresario-lab peers --rows 'random;create, 16;stat, 16' --peers diod --json peers.json")]
 pub struct Args {
     /// Repetitions of every row, each with every subject once
     #[arg(long, default_value_t = 5, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1000))]
@@ -53,8 +53,8 @@ pub struct Args {
     /// Length of a run: 1 is some gigabytes, or some thousand files
     #[arg(long, default_value_t = 1.0, value_name = "FACTOR", value_parser = positive)]
     scale: f64,
-    /// Only rows whose name contains one of these, such as "1 MiB" or "create"
-    #[arg(long, visible_alias = "loads", value_delimiter = ',', value_name = "TEXT")]
+    /// Only rows whose name contains one of these, separated by ";", such as "1 MiB" or "create, 16"
+    #[arg(long, visible_alias = "loads", value_delimiter = ';', value_name = "TEXT")]
     rows: Vec<String>,
     /// What is measured beside ours
     #[arg(long, value_delimiter = ',', value_enum, value_name = "SUBJECT",
