@@ -14,7 +14,7 @@ present=(c++ valgrind pkg-config make git fusermount3 fio getfattr mkfs.btrfs gl
   mpirun.openmpi mpicc.openmpi mpirun.mpich mpicc.mpich)
 headers=(nfsc/libnfs.h cephfs/libcephfs.h glusterfs/xlator.h multiarch/urcu.h acl/libacl.h uuid/uuid.h liburing.h)
 modules=(numpy h5py/_debian_h5py_mpi dask)
-loaders=(lib32/ld-linux.so.2 sbin/munged sbin/setcap lib/multiarch/libmunge.so.2)
+loaders=(lib32/ld-linux.so.2 sbin/diod sbin/munged sbin/setcap lib/multiarch/libmunge.so.2)
 
 # stand_in FILE: a program made of the lines on standard input, which first records its call.
 stand_in() {

@@ -42,6 +42,7 @@ needs=(
   "rsync:rsync:the tests of hard links"
   "nfs-cp:libnfs-utils:the tests of the NFS server"
   "include/nfsc/libnfs.h:libnfs-dev:measuring NFS servers"
+  "sbin/diod:diod:the tests of the comparison with other servers"
   "lib/python3/dist-packages/numpy:python3-numpy:the programs that guided I/O is measured with"
   "lib/python3/dist-packages/h5py:python3-h5py:the programs that guided I/O is measured with"
   "mpirun.openmpi:openmpi-bin:the tests of MPI-IO"

@@ -64,18 +64,36 @@ pub struct Sample {
     pub result: RunResult,
 }
 
+/// A load of some processes, each with a part of a file; `scale` 1 is `loops` times `process_bytes` for each.
+pub fn load(
+    scale: f64,
+    shape: Shape,
+    operation: Operation,
+    request_bytes: u64,
+    processes: u32,
+    process_bytes: u64,
+    loops: f64,
+) -> Load {
+    let process_bytes = ((process_bytes as f64 * scale.min(1.0)) as u64 / request_bytes).max(1) * request_bytes;
+    let pattern = Pattern { shape, request_bytes, process_bytes, processes, seed: 3 };
+    let mut workload = Workload::uniform(1, pattern, operation);
+    workload.applications[0].loops = ((loops * scale).round() as u32).max(1);
+    let name = format!("{} {shape} {operation}, {}", show_bytes(request_bytes as f64), clients(processes));
+    Load { name, workload }
+}
+
+/// Their number in words.
+pub fn clients(number: u32) -> String {
+    format!("{number} {}", if number == 1 { "client" } else { "clients" })
+}
+
+const MIB: u64 = 1 << 20;
+
 /// The loads by which other servers were measured. `scale` 1 is some gigabytes each.
 pub fn loads(scale: f64) -> Vec<Load> {
-    let make = |shape, operation, request_bytes: u64, processes: u32, process_bytes: u64, loops: f64| {
-        let process_bytes = ((process_bytes as f64 * scale.min(1.0)) as u64 / request_bytes).max(1) * request_bytes;
-        let pattern = Pattern { shape, request_bytes, process_bytes, processes, seed: 3 };
-        let mut workload = Workload::uniform(1, pattern, operation);
-        workload.applications[0].loops = ((loops * scale).round() as u32).max(1);
-        let clients = if processes == 1 { "client" } else { "clients" };
-        let name = format!("{} {shape} {operation}, {processes} {clients}", show_bytes(request_bytes as f64));
-        Load { name, workload }
+    let make = |shape, operation, request_bytes, processes, process_bytes, loops| {
+        load(scale, shape, operation, request_bytes, processes, process_bytes, loops)
     };
-    const MIB: u64 = 1 << 20;
     vec![
         make(Shape::Contiguous, Operation::Read, MIB, 1, 64 * MIB, 24.0),
         make(Shape::Contiguous, Operation::Read, MIB, 16, 8 * MIB, 16.0),

@@ -36,6 +36,7 @@ mod live_2002;
 mod minimal;
 mod nfs_ganesha;
 mod nfs_point;
+mod peers;
 mod prediction;
 mod reproduce;
 mod server_bench;
@@ -66,6 +67,7 @@ enum Command {
     Prediction(prediction::Args),
     Allocation(allocation::Args),
     Datapath(command::datapath::Args),
+    Peers(peers::Args),
     Core(command::core::Args),
     Agios(agios::Args),
     #[command(hide = true)]
@@ -139,6 +141,7 @@ fn run(command: Command) -> Result<ExitCode> {
         Command::Allocation(args) => allocation::run(&args),
         Command::Study(args) => command::study::run(args),
         Command::Datapath(args) => command::datapath::run(args),
+        Command::Peers(args) => peers::run(&args),
         Command::Core(args) => command::core::run(args),
         Command::Agios(args) => agios::run(args),
         Command::AgiosOne(args) => agios::run_one(args),

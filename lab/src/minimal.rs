@@ -252,6 +252,10 @@ impl Process for MinimalClient {
         self.create(path)
     }
 
+    fn size(&self, _: &str) -> Result<Option<u64>> {
+        bail!("the minimal server has no attributes")
+    }
+
     fn remove(&self, path: &str) -> Result<()> {
         self.0.everywhere(REMOVE, None, path.as_bytes()).map(|_| ())
     }

@@ -2,4 +2,5 @@
 
 mod glusterfs;
 mod nfs;
+mod peers;
 mod reproduce;

@@ -59,6 +59,8 @@ pub trait Process: Send + Sync {
     fn create(&self, path: &str) -> Result<Box<dyn FileIo>>;
     /// Opens an existing file.
     fn open(&self, path: &str, write: bool) -> Result<Box<dyn FileIo>>;
+    /// Size of a file by its attributes, bytes; `None`: there is no such file.
+    fn size(&self, path: &str) -> Result<Option<u64>>;
     /// Removes a file.
     fn remove(&self, path: &str) -> Result<()>;
     /// Removes an empty directory.

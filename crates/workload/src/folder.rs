@@ -60,6 +60,14 @@ impl Process for Client {
         self.handle(path, OpenOptions::new().read(true).write(write))
     }
 
+    fn size(&self, path: &str) -> Result<Option<u64>> {
+        match std::fs::metadata(self.folder.join(path)) {
+            Ok(attributes) => Ok(Some(attributes.len())),
+            Err(e) if e.kind() == ErrorKind::NotFound => Ok(None),
+            Err(e) => Err(e).with_context(|| path.to_string()),
+        }
+    }
+
     fn remove(&self, path: &str) -> Result<()> {
         Ok(std::fs::remove_file(self.folder.join(path))?)
     }

@@ -15,7 +15,7 @@ pub mod dataset;
 pub mod demonstration;
 mod disk_mount;
 pub mod folder;
-mod gate;
+pub mod gate;
 pub mod kernel_disk;
 pub mod memory;
 pub mod pattern;

@@ -68,6 +68,9 @@ impl Process for Client {
         let data = self.memory.files.lock().get(path).cloned().context("no such file")?;
         Ok(self.handle(data))
     }
+    fn size(&self, path: &str) -> Result<Option<u64>> {
+        Ok(self.memory.files.lock().get(path).map(|data| data.read().len() as u64))
+    }
     fn remove(&self, path: &str) -> Result<()> {
         self.memory.files.lock().remove(path).map(|_| ()).context("no such file")
     }

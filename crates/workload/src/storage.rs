@@ -343,6 +343,14 @@ impl Process for Connected {
         Ok(Box::new(Open(self.client().open(path, write)?)))
     }
 
+    fn size(&self, path: &str) -> Result<Option<u64>> {
+        match self.client().stat(path) {
+            Ok(attributes) => Ok(Some(attributes.size)),
+            Err(e) if e.errno() == libc::ENOENT => Ok(None),
+            Err(e) => Err(e.into()),
+        }
+    }
+
     fn remove(&self, path: &str) -> Result<()> {
         Ok(self.client().unlink(path)?)
     }
