@@ -18,7 +18,7 @@ use rustix::fs::{
 use rustix::io::{Errno, ReadWriteFlags};
 
 use crate::error::StoreError;
-use crate::filesystem::{FileState, FileSystem, SpaceState};
+use crate::filesystem::{FileState, FileSystem, FileSystemId, SpaceState};
 use crate::folder::{self, FolderState};
 
 /// A directory of the local file system, locked against other servers while this value lives.
@@ -27,6 +27,7 @@ use crate::folder::{self, FolderState};
 #[derive(Debug)]
 pub struct Real {
     root: OwnedFd,
+    file_system: Option<FileSystemId>,
     in_memory: bool,
     /// The kernel cuts longer advice.
     advice_max_bytes: u64,
@@ -69,9 +70,10 @@ impl Real {
         let root = rustix::fs::open(dir, DIR_FLAGS, Mode::empty()).map_err(|e| failed(e.into()))?;
         let kind = rustix::fs::fstatfs(&root).map_err(|e| failed(e.into()))?.f_type as u64;
         let in_memory = is_in_memory(kind);
-        let dev = rustix::fs::fstat(&root).map_err(|e| failed(e.into()))?.st_dev;
-        let advice_max_bytes = device_limits(Path::new("/sys"), dev).call_bytes;
-        Ok(Real { root, in_memory, advice_max_bytes, confined: AtomicBool::new(true), _lock: None })
+        let device = rustix::fs::fstat(&root).map_err(|e| failed(e.into()))?.st_dev;
+        let file_system = impresario_base::machine::boot().ok().map(|boot| FileSystemId { boot, device });
+        let advice_max_bytes = device_limits(Path::new("/sys"), device).call_bytes;
+        Ok(Real { root, file_system, in_memory, advice_max_bytes, confined: AtomicBool::new(true), _lock: None })
     }
 
     fn open_at(&self, path: &str, flags: OFlags) -> io::Result<OwnedFd> {
@@ -291,6 +293,7 @@ impl FileSystem for Real {
     fn space(&self) -> io::Result<SpaceState> {
         let stat = rustix::fs::fstatvfs(&self.root)?;
         Ok(SpaceState {
+            file_system: self.file_system,
             total_bytes: stat.f_blocks.saturating_mul(stat.f_frsize),
             free_bytes: stat.f_bavail.saturating_mul(stat.f_frsize),
             files: stat.f_files,
