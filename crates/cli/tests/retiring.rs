@@ -84,10 +84,10 @@ fn is_drained_while_clients_write(io: usize) {
     kept_open.write_at(b"changed", 100_000).unwrap();
     kept_open.sync().unwrap();
     old[100_000..100_007].copy_from_slice(b"changed");
-    // All servers are on one file system here, so each of three has a third of what is told free.
+    // All servers are on one file system here, which is counted once and which those that are left can fill.
     let space = before.statfs().unwrap();
     let part = space.free_bytes as f64 / whole.free_bytes as f64;
-    assert!((0.6..0.73).contains(&part), "{space:?} of {whole:?}");
+    assert!((0.9..1.1).contains(&part), "{space:?} of {whole:?}");
     writer.goes_on(1);
     writer.stop();
 

@@ -214,7 +214,8 @@ impl Connection {
 
     /// An outbox for calls that are passed on in the client's name.
     pub(crate) fn outbox_to(&self, stream: Arc<Stream>) -> Arc<Outbox> {
-        let outbox = Outbox::new(stream.clone(), self.pool.clone());
+        let peer = format!("the metadata server, for {}", self.peer);
+        let outbox = Outbox::new(stream.clone(), peer, self.pool.clone());
         stream.session().inspect(|session| outbox.protect((*session).clone()));
         outbox
     }

@@ -193,30 +193,98 @@ impl Objects for DataServers {
         removed.map(|removed| removed.map_err(failed)).collect()
     }
 
-    /// Files are striped evenly, so what is free is limited by the fullest server of those that get new ones.
     fn statfs(&self) -> io::Result<Statfs> {
         let deadline = Instant::now() + self.timeout;
-        let mut total = Statfs { free_bytes: u64::MAX, ..Statfs::default() };
-        let mut active = 0;
+        let mut stores = Vec::new();
         for (server, state) in self.existing() {
             let reply = waiting_elsewhere(|| server.call(Call::Status, &[], None, deadline)).map_err(failed)?;
             let Answer::Text(text) = reply.answer else { return Err(io::ErrorKind::InvalidData.into()) };
             let status: serde_json::Value = serde_json::from_str(&text)?;
-            let store = |key: &str| status.get("store").and_then(|s| s.get(key)?.as_u64()).unwrap_or(0);
-            total.total_bytes += store("total_bytes");
-            if state == DataState::Active {
-                total.free_bytes = total.free_bytes.min(store("free_bytes"));
-                active += 1;
-            }
+            let store = |key: &str| status.get("store").and_then(|store| store.get(key));
+            let bytes = |key: &str| store(key).and_then(|bytes| bytes.as_u64()).unwrap_or(0);
+            stores.push(Store {
+                file_system: store("file_system").and_then(|id| id.as_str()).map(str::to_owned),
+                total_bytes: bytes("total_bytes"),
+                free_bytes: bytes("free_bytes"),
+                is_active: state == DataState::Active,
+            });
         }
-        total.free_bytes = total.free_bytes.saturating_mul(active).min(total.total_bytes);
-        Ok(total)
+        Ok(space_of(stores))
     }
+}
+
+/// What a data server says of the file system that it stores on.
+struct Store {
+    /// Which one it is; `None`: not known, so one of its own.
+    file_system: Option<String>,
+    total_bytes: u64,
+    free_bytes: u64,
+    /// The server gets new files.
+    is_active: bool,
+}
+
+/// Space over all data servers; a file system that several of them store on is counted once. Files are striped evenly over the
+/// servers that get new ones, so what is free is limited by the file system that is full first.
+fn space_of(stores: Vec<Store>) -> Statfs {
+    let active = stores.iter().filter(|store| store.is_active).count() as u128;
+    let mut file_systems: Vec<(Store, u32)> = Vec::new();
+    for store in stores {
+        let same = |known: &&mut (Store, u32)| store.file_system.is_some() && known.0.file_system == store.file_system;
+        let more = u32::from(store.is_active);
+        match file_systems.iter_mut().find(same) {
+            Some((known, sharers)) => {
+                // Its servers have looked at it one after the other.
+                known.free_bytes = known.free_bytes.min(store.free_bytes);
+                *sharers += more;
+            }
+            None => file_systems.push((store, more)),
+        }
+    }
+    let total_bytes = file_systems.iter().fold(0_u64, |sum, (store, _)| sum.saturating_add(store.total_bytes));
+    let in_use = file_systems.iter().filter(|(_, sharers)| *sharers > 0);
+    let free = in_use.map(|(store, sharers)| u128::from(store.free_bytes) * active / u128::from(*sharers)).min();
+    let free_bytes = u64::try_from(free.unwrap_or(0)).unwrap_or(u64::MAX).min(total_bytes);
+    Statfs { total_bytes, free_bytes, ..Statfs::default() }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_file_system_that_servers_share_is_counted_once() {
+        let store = |file_system: &str, free_bytes, is_active| Store {
+            file_system: Some(file_system.to_owned()).filter(|id| !id.is_empty()),
+            total_bytes: 1000,
+            free_bytes,
+            is_active,
+        };
+        let space = |stores: Vec<Store>| {
+            let Statfs { total_bytes, free_bytes, .. } = space_of(stores);
+            (total_bytes, free_bytes)
+        };
+        // Looked at one after the other, while others write.
+        let shared = || (0..4).map(|n| store("a", 700 - n, true));
+        assert_eq!(space(shared().collect()), (1000, 697));
+        assert_eq!(space(shared().chain([store("b", 500, true)]).collect()), (2000, 871), "five fourths of 697");
+        let mixed = |of_a, of_b| {
+            vec![store("a", 300, of_a), store("a", 300, true), store("b", 200, of_b), store("c", 900, true)]
+        };
+        assert_eq!(space(mixed(true, true)), (3000, 600), "the shared one is full first");
+        assert_eq!(space(mixed(true, false)), (3000, 450));
+        assert_eq!(
+            space(mixed(false, true)),
+            (3000, 600),
+            "a draining server takes nothing of it, and the other one is full first"
+        );
+        assert_eq!(space(mixed(false, false)), (3000, 600));
+        // Of those that do not say which it is, each has its own.
+        assert_eq!(space(vec![store("", 300, true), store("", 400, true)]), (2000, 600));
+        assert_eq!(space(vec![store("a", 300, false), store("", 400, false)]), (2000, 0), "new files have no place");
+        assert_eq!(space(Vec::new()), (0, 0));
+        let huge = || Store { total_bytes: u64::MAX, free_bytes: u64::MAX, file_system: None, is_active: true };
+        assert_eq!(space(vec![huge(), huge()]), (u64::MAX, u64::MAX));
+    }
 
     /// What a client has given up it revokes with whatever it does next: that others see to it too must not fail then.
     #[test]

@@ -420,7 +420,7 @@ fn admit<S: Service>(shared: &Arc<Shared>, service: &Arc<S>, together: &Arc<Toge
     };
     let is_refused = refusal.is_some();
     let id = shared.next_id.fetch_add(1, Ordering::Relaxed);
-    let outbox = Outbox::new(stream.clone(), shared.pool.clone());
+    let outbox = Outbox::new(stream.clone(), peer.clone(), shared.pool.clone());
     let bytes_max = (shared.settings.payload_bytes / 2).max(u64::from(shared.settings.max_payload_bytes));
     let connection = Connection::new(ConnId(id), peer, outbox, shared.pool.clone(), bytes_max, tenancy);
     let ungreeted = (!is_refused).then(|| shared.ungreeted.clone());

@@ -199,6 +199,7 @@ struct Queue {
 /// The replies of one connection.
 pub(crate) struct Outbox {
     socket: Socket,
+    peer: String,
     /// What protects the connection.
     session: OnceLock<Arc<Session>>,
     pool: Arc<PayloadPool>,
@@ -240,7 +241,8 @@ pub(crate) fn let_own_replies_go() {
 }
 
 impl Outbox {
-    pub(crate) fn new(socket: Socket, pool: Arc<PayloadPool>) -> Arc<Outbox> {
+    /// `peer`: who gets the replies, for the log.
+    pub(crate) fn new(socket: Socket, peer: String, pool: Arc<PayloadPool>) -> Arc<Outbox> {
         let queue = Queue {
             frames: VecDeque::new(),
             held: Vec::new(),
@@ -251,6 +253,7 @@ impl Outbox {
         };
         Arc::new(Outbox {
             socket,
+            peer,
             session: OnceLock::new(),
             pool,
             queue: Mutex::new(queue),
@@ -473,7 +476,7 @@ impl Outbox {
         self.report();
     }
 
-    /// True when it was closed because the peer did not read while others waited for memory.
+    /// True when it was closed because the peer did not read while others waited for memory. The log has it.
     pub(crate) fn was_unread(&self) -> bool {
         self.unread.load(Ordering::Acquire)
     }
@@ -579,8 +582,11 @@ impl Outbox {
                 }
             }
             if progress.is_too_slow(frame.sent as u64, began.elapsed(), self.pool.is_short()) {
-                tracing::warn!("a client reads its replies too slowly; its connection is closed");
-                self.unread.store(self.pool.is_short(), Ordering::Release);
+                let others_wait = self.pool.is_short();
+                let meanwhile = if others_wait { " while others wait for memory" } else { "" };
+                let peer = &self.peer;
+                tracing::warn!(peer, "a client reads its replies too slowly{meanwhile}; its connection is closed");
+                self.unread.store(others_wait, Ordering::Release);
                 self.close();
                 return None;
             }
@@ -612,7 +618,7 @@ mod tests {
     fn pair() -> (Arc<Outbox>, UnixStream, Arc<PayloadPool>) {
         let (ours, theirs) = UnixStream::pair().unwrap();
         let pool = PayloadPool::new(1 << 20);
-        (Outbox::new(Arc::new(ours), pool.clone()), theirs, pool)
+        (Outbox::new(Arc::new(ours), "unix".into(), pool.clone()), theirs, pool)
     }
 
     fn frame(number: u8, len: usize, pool: &Arc<PayloadPool>, held: &Arc<AtomicUsize>) -> OutFrame {
@@ -694,7 +700,7 @@ mod tests {
         )
         .unwrap();
         let pool = PayloadPool::new(1 << 20);
-        let outbox = Outbox::new(Arc::new(ours), pool.clone());
+        let outbox = Outbox::new(Arc::new(ours), "unix".into(), pool.clone());
         let held = Arc::new(AtomicUsize::new(0));
         let next = || {
             let (mut buffer, flags) = (vec![0; 64 << 10], rustix::net::RecvFlags::DONTWAIT);

@@ -8,7 +8,7 @@ use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
-use std::time::{Duration, SystemTime};
+use std::time::Duration;
 
 use fuser::{
     BackgroundSession, Errno, FileAttr, FileHandle, FileType, Filesystem, FopenFlags, Generation, INodeNo, InitFlags,
@@ -57,25 +57,7 @@ impl Image {
             1 => (FileType::Directory, 0o700, 0),
             _ => (FileType::RegularFile, 0o600, SIZE_BYTES),
         };
-        let then = SystemTime::UNIX_EPOCH;
-        let blocks = size / 512;
-        FileAttr {
-            ino: INodeNo(node),
-            size,
-            blocks,
-            atime: then,
-            mtime: then,
-            ctime: then,
-            crtime: then,
-            kind,
-            perm,
-            nlink: 1,
-            uid: 0,
-            gid: 0,
-            rdev: 0,
-            blksize: 4096,
-            flags: 0,
-        }
+        impresario_testing::fuse::attr(node, kind, perm, size)
     }
 }
 

@@ -1,11 +1,10 @@
 //! Writes over several data servers that one of them fails: what is told, what the file then holds, and how long it is.
 
 use std::os::unix::fs::FileExt;
-use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::path::Path;
 use std::sync::Arc;
 
-use crate::support::{Cluster, pattern};
+use crate::support::{Cluster, SmallDisk, pattern};
 use impresario_client::{Client, ClientError, ClientOptions, CreateOptions, File, Via};
 use impresario_config::Config;
 use impresario_server::Started;
@@ -19,41 +18,15 @@ struct Bed {
     _meta: Started,
     _io: Vec<Started>,
     // Unmounted last.
-    _small: Option<Small>,
-}
-
-struct Small(tempfile::TempDir);
-
-impl Small {
-    /// A file system of its own; `None` without the right to mount it.
-    fn mount() -> Option<Small> {
-        let dir = tempfile::tempdir().unwrap();
-        let mut mount = Command::new("mount");
-        mount.args(["-t", "tmpfs", "-o", "size=2m", "tmpfs"]).arg(dir.path()).stderr(Stdio::null());
-        if !mount.status().is_ok_and(|status| status.success()) {
-            impresario_testing::skip("root", "a small tmpfs cannot be mounted");
-            return None;
-        }
-        Some(Small(dir))
-    }
-
-    fn folder(&self) -> PathBuf {
-        self.0.path().join("objects")
-    }
-}
-
-impl Drop for Small {
-    fn drop(&mut self) {
-        let _ = Command::new("umount").arg(self.0.path()).status();
-    }
+    _small: Option<SmallDisk>,
 }
 
 impl Bed {
-    fn start(small: Option<Small>, adjust: impl FnOnce(&mut Config)) -> Bed {
+    fn start(small: Option<SmallDisk>, adjust: impl FnOnce(&mut Config)) -> Bed {
         let mut cluster = Cluster::start(4, |config| {
             config.cluster.stripe_bytes = STRIP as u32;
             if let Some(small) = &small {
-                config.data[1].dir = small.folder();
+                config.data[1].dir = small.at("objects");
             }
             adjust(config);
         });
@@ -63,7 +36,7 @@ impl Bed {
     }
 
     fn small() -> Option<Bed> {
-        Some(Bed::start(Some(Small::mount()?), |_| {}))
+        Some(Bed::start(Some(SmallDisk::mount(c"size=2m")?), |_| {}))
     }
 
     fn client(&self) -> Arc<Client> {

@@ -30,5 +30,6 @@ mod metrics;
 mod missing;
 mod once;
 mod request_trace;
+mod space;
 mod support;
 mod tree;

@@ -461,6 +461,93 @@ fn epochs_are_written_anew_after_a_failed_sync() {
     }
 }
 
+/// A change is noted before it is done and afterwards, and one that fails before it changes anything is not noted.
+#[test]
+fn only_what_changes_something_is_noted() {
+    let dir = tempfile::tempdir().unwrap();
+    let notes = Arc::new(AtomicUsize::new(0));
+    let noted = notes.clone();
+    let hook: impresario_server::meta::StepHook = Arc::new(move |step| {
+        noted.fetch_add(usize::from(step == "append_change"), Ordering::SeqCst);
+        Fate::Done
+    });
+    let server = start_with(MetaOptions { before_step: Some(hook), ..options(dir.path()) }, Arc::default());
+    let sequence = AtomicUsize::new(0);
+    let does = |call: MetaCall| {
+        let sequence = 1 + sequence.fetch_add(1, Ordering::SeqCst) as u64;
+        let who = Who { client: ClientKey(7), sequence, ..Who::default() };
+        let before = notes.load(Ordering::SeqCst);
+        let is_done = !matches!(server.service.call_from(server.session, who, call), Answer::Fault(_));
+        (is_done, notes.load(Ordering::SeqCst) - before)
+    };
+    let mkdir = |p: &str| MetaCall::Mkdir { path: path(p), mode: 0o755, uid: 0, gid: 0 };
+    let rmdir = |p: &str| MetaCall::Rmdir { path: path(p) };
+    let symlink = |p: &str| MetaCall::Symlink { path: path(p), target: b"t".to_vec(), uid: 0, gid: 0 };
+    let keep =
+        |from: &str, to: &str| MetaCall::Rename { from: path(from), to: path(to), no_replace: true, whiteout: false };
+    let changes = || {
+        let made = [mkdir("d"), create("d/f"), link("d/f", "g"), symlink("s"), pipe("p"), keep("d/f", "d/h")];
+        let gone =
+            [exchange("g", "s"), exchange("g", "g"), unlink("s"), unlink("g"), unlink("p"), unlink("d/h"), rmdir("d")];
+        made.into_iter().chain(gone)
+    };
+    for call in changes() {
+        assert_eq!(does(call.clone()), (true, 2), "{call:?}");
+    }
+    let there = || [mkdir("d"), create("f"), symlink("s"), pipe("p")].into_iter();
+    for call in there() {
+        assert_eq!(does(call.clone()), (true, 2), "{call:?}");
+    }
+    let absent = [unlink("x"), unlink("x/y"), rmdir("x"), rename("x", "z"), link("x", "z"), exchange("x", "d")];
+    let wrong = [unlink("d"), link("f", "s"), exchange("d", "x"), mkdir("x/y"), create("f/y")];
+    for call in there().chain(absent).chain(wrong) {
+        assert_eq!(does(call.clone()), (false, 0), "{call:?}");
+    }
+    // What only the file system below refuses was noted.
+    for call in [rmdir("f"), keep("f", "s"), link("d", "z")] {
+        assert_eq!(does(call.clone()), (false, 2), "{call:?}");
+    }
+}
+
+/// The file of changes is written anew while a change is served that is not noted yet: it is none that had begun.
+#[test]
+fn a_change_that_is_not_noted_yet_is_not_taken_for_one_that_had_begun() {
+    let dir = tempfile::tempdir().unwrap();
+    let (objects, fails) = (Arc::new(MemoryObjects::default()), Arc::new(AtomicBool::new(false)));
+    let failing = fails.clone();
+    let hook: impresario_server::meta::StepHook = Arc::new(move |step| match step {
+        "sync_changes" if failing.swap(false, Ordering::SeqCst) => Fate::Fails(libc::EIO),
+        _ => Fate::Done,
+    });
+    let server = start_with(MetaOptions { before_step: Some(hook), ..options(dir.path()) }, objects.clone());
+    let _written = server.create("f");
+    server.file("taken", 1);
+    let who = |client, epoch| Who { client: ClientKey(client), epoch, since: epoch, sequence: 1, ..Who::default() };
+    let call = |server: &Server, who, call| server.service.call_from(server.session, who, call);
+    let sync = || server.call(MetaCall::FsyncDir { path: path("") });
+    let noted = dir.path().join("changes");
+    let killed = std::thread::scope(|scope| {
+        // It asks the data servers before it looks at the name that it is to make.
+        objects.hold(true);
+        let before = objects.calls();
+        let first = scope.spawn(|| call(&server, who(7, 0), link("f", "taken")));
+        impresario_testing::until("it asks the data servers", || objects.calls() > before);
+        call(&server, who(8, 1), create("g"));
+        fails.store(true, Ordering::SeqCst);
+        assert!(matches!(sync(), Answer::Fault(_)));
+        assert_eq!(sync(), Answer::Done, "the file was written anew");
+        let killed = std::fs::read(&noted).unwrap();
+        objects.hold(false);
+        assert!(matches!(first.join().unwrap(), Answer::Fault(Fault { errno: libc::EEXIST, .. })));
+        killed
+    });
+    drop(server);
+    std::fs::write(&noted, killed).unwrap();
+    let server = start_with(options(dir.path()), objects);
+    let again = call(&server, Who { since: 0, ..who(7, 1) }, link("f", "taken"));
+    assert!(matches!(again, Answer::Fault(Fault { errno: libc::EEXIST, .. })), "{again:?}");
+}
+
 /// A descriptor is told once that its file has lost something: a sync that began before another one has failed must not believe
 /// that it has not.
 #[test]

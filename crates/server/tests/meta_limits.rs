@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use crate::meta_support::*;
+use crate::support::SmallDisk;
 use impresario_server::meta::{MemoryObjects, MetaOptions, MetaService};
 use impresario_wire::message::*;
 use impresario_wire::{Kind, encode_frame};
@@ -236,19 +237,8 @@ fn files_put_there_by_hand_do_no_harm() {
 
 #[test]
 fn a_full_disk_fails_what_needs_space_and_breaks_nothing() {
-    let dir = tempfile::tempdir().unwrap();
-    let small = dir.path().join("small");
-    std::fs::create_dir(&small).unwrap();
-    let mounted = std::process::Command::new("mount")
-        .args(["-t", "tmpfs", "-o", "nr_inodes=40,size=1m", "tmpfs"])
-        .arg(&small)
-        .stderr(std::process::Stdio::null())
-        .status();
-    if !mounted.is_ok_and(|status| status.success()) {
-        impresario_testing::skip("root", "a small tmpfs cannot be mounted");
-        return;
-    }
-    let s = start(&small.join("meta"));
+    let Some(small) = SmallDisk::mount(c"nr_inodes=40,size=1m") else { return };
+    let s = start(&small.at("meta"));
     let mut made = 0;
     let fault = loop {
         match s.call(create(&format!("f.{made}"))) {
@@ -278,30 +268,21 @@ fn a_full_disk_fails_what_needs_space_and_breaks_nothing() {
     s.idle();
     let objects = s.objects.clone();
     drop(s);
-    check_directory(&small.join("meta"), &objects);
-    assert!(std::process::Command::new("umount").arg(&small).status().unwrap().success());
+    check_directory(&small.at("meta"), &objects);
 }
 
 /// Neither a block nor an inode is left: names can still be removed, with a note of each, and the server starts.
 #[test]
 fn a_full_folder_gives_names_up_and_its_server_starts() {
-    let dir = tempfile::tempdir().unwrap();
-    let small = dir.path().join("small");
-    std::fs::create_dir(&small).unwrap();
-    let mut mount = std::process::Command::new("mount");
-    mount.args(["-t", "tmpfs", "-o", "nr_inodes=1200,size=16m", "tmpfs"]).arg(&small);
-    if !mount.stderr(std::process::Stdio::null()).status().is_ok_and(|status| status.success()) {
-        impresario_testing::skip("root", "a small tmpfs cannot be mounted");
-        return;
-    }
-    let filler = small.join("filler");
+    let Some(small) = SmallDisk::mount(c"nr_inodes=1200,size=16m") else { return };
+    let filler = small.at("filler");
     std::fs::write(&filler, "").unwrap();
     let (objects, mut sequence) = (Arc::new(MemoryObjects::default()), 0);
     let mut call = |s: &Server, call: MetaCall| {
         sequence += 1;
         s.service.call_from(s.session, Who { client: ClientKey(7), sequence, ..Who::default() }, call)
     };
-    let s = start_with(options(&small.join("meta")), objects.clone());
+    let s = start_with(options(&small.at("meta")), objects.clone());
     let made = (0..2000).take_while(|n| match call(&s, create(&format!("f.{n}"))) {
         Answer::Opened(opened) => {
             s.close(opened);
@@ -324,19 +305,18 @@ fn a_full_folder_gives_names_up_and_its_server_starts() {
     (0..300).for_each(|n| remove(&s, n));
     drop(s);
     // The inodes that have become free are taken, too.
-    let taken = (0..).take_while(|n| std::fs::write(small.join(format!("taken.{n}")), "").is_ok()).count();
-    let s = start_with(options(&small.join("meta")), objects.clone());
+    let taken = (0..).take_while(|n| std::fs::write(small.at(&format!("taken.{n}")), "").is_ok()).count();
+    let s = start_with(options(&small.at("meta")), objects.clone());
     assert_eq!(s.names("").len(), made - 300);
     (300..made).for_each(|n| remove(&s, n));
     s.idle();
-    (0..taken).for_each(|n| std::fs::remove_file(small.join(format!("taken.{n}"))).unwrap());
+    (0..taken).for_each(|n| std::fs::remove_file(small.at(&format!("taken.{n}"))).unwrap());
     std::fs::remove_file(&filler).unwrap();
     s.close(s.create("again"));
     s.hang_up();
     s.idle();
     drop(s);
-    check_directory(&small.join("meta"), &objects);
-    assert!(std::process::Command::new("umount").arg(&small).status().unwrap().success());
+    check_directory(&small.at("meta"), &objects);
 }
 
 #[test]

@@ -111,9 +111,21 @@ pub struct FileState {
     pub used_bytes: u64,
 }
 
+/// Which file system it is, among those of all machines, until its machine is started again. Two are the same if these are. Where they
+/// differ, the storage below may be the same: of subvolumes, of containers that have a boot of their own, of network file systems.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct FileSystemId {
+    /// The boot of the machine that has it mounted. Two machines may have the same `machine-id`, but never this.
+    pub boot: u64,
+    /// Its number there (`st_dev`).
+    pub device: u64,
+}
+
 /// Space on a device.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub struct SpaceState {
+    /// Whose space it is.
+    pub file_system: Option<FileSystemId>,
     /// Total bytes.
     pub total_bytes: u64,
     /// Bytes available to a server without privileges.

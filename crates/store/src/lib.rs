@@ -28,7 +28,7 @@ pub use changes::Changed;
 pub use checks::{BLOCK_BYTES, ChecksState, Corrupt};
 pub use error::{StoreError, WriteError};
 pub use examine::{ObjectPage, SET_ASIDE};
-pub use filesystem::{FileState, FileSystem, SpaceState};
+pub use filesystem::{FileState, FileSystem, FileSystemId, SpaceState};
 pub use folder::{FolderIdentity, FolderState, adopt, any_key, examine, make, make_over};
 pub use modelled::{DeviceStatus, Job, Lateness, ModelledDevice, Timing, monotonic_ns};
 pub use notes::Note;
@@ -36,5 +36,5 @@ pub use objects::{ObjectStore, StoreOptions};
 pub use passage::{
     Arrived, Arriving, Departed, abandon_arrival, arrived, arriving, begin_arrival, departed, unmark_over,
 };
-pub use real::{Real, lock_soon};
+pub use real::{Claim, Real};
 pub use verify::Scrubbed;

@@ -7,6 +7,7 @@ use std::ops::Range;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
 
 use impresario_base::machine::is_in_memory;
 use impresario_device::device_limits;
@@ -17,7 +18,7 @@ use rustix::fs::{
 use rustix::io::{Errno, ReadWriteFlags};
 
 use crate::error::StoreError;
-use crate::filesystem::{FileState, FileSystem, SpaceState};
+use crate::filesystem::{FileState, FileSystem, FileSystemId, SpaceState};
 use crate::folder::{self, FolderState};
 
 /// A directory of the local file system, locked against other servers while this value lives.
@@ -26,12 +27,13 @@ use crate::folder::{self, FolderState};
 #[derive(Debug)]
 pub struct Real {
     root: OwnedFd,
+    file_system: Option<FileSystemId>,
     in_memory: bool,
     /// The kernel cuts longer advice.
     advice_max_bytes: u64,
     /// The kernel has `openat2` (Linux 5.6).
     confined: AtomicBool,
-    _lock: Option<OwnedFd>,
+    _lock: Option<Claim>,
 }
 
 const LOCK: &str = "lock";
@@ -68,9 +70,10 @@ impl Real {
         let root = rustix::fs::open(dir, DIR_FLAGS, Mode::empty()).map_err(|e| failed(e.into()))?;
         let kind = rustix::fs::fstatfs(&root).map_err(|e| failed(e.into()))?.f_type as u64;
         let in_memory = is_in_memory(kind);
-        let dev = rustix::fs::fstat(&root).map_err(|e| failed(e.into()))?.st_dev;
-        let advice_max_bytes = device_limits(Path::new("/sys"), dev).call_bytes;
-        Ok(Real { root, in_memory, advice_max_bytes, confined: AtomicBool::new(true), _lock: None })
+        let device = rustix::fs::fstat(&root).map_err(|e| failed(e.into()))?.st_dev;
+        let file_system = impresario_base::machine::boot().ok().map(|boot| FileSystemId { boot, device });
+        let advice_max_bytes = device_limits(Path::new("/sys"), device).call_bytes;
+        Ok(Real { root, file_system, in_memory, advice_max_bytes, confined: AtomicBool::new(true), _lock: None })
     }
 
     fn open_at(&self, path: &str, flags: OFlags) -> io::Result<OwnedFd> {
@@ -100,20 +103,39 @@ fn make_directory(dir: &Path) -> io::Result<()> {
     fs::File::open(parent)?.sync_all()
 }
 
-/// Locks a file for this process alone. It may be locked for an instant after its holder let go: by a program that the
-/// holder is just starting, until that closes what it inherited. So it is tried for half a second.
-pub fn lock_soon(file: &OwnedFd) -> Result<(), Errno> {
-    for _ in 0..50 {
+/// How long a claim waits for its holder to end: a service manager starts a server when the last one is just ending.
+const CLAIM_MAX: Duration = Duration::from_secs(2);
+
+/// The lock of a file for one holder alone, until this value is dropped.
+#[derive(Debug)]
+pub struct Claim(OwnedFd);
+
+impl Claim {
+    /// Locks the file within 2 s; else the error is EWOULDBLOCK.
+    pub fn take(file: OwnedFd) -> Result<Claim, Errno> {
+        lock_soon(&file).map(|()| Claim(file))
+    }
+}
+
+impl Drop for Claim {
+    fn drop(&mut self) {
+        // Closing the descriptor is not enough: a process that was forked meanwhile has it too until it executes a program.
+        let _ = rustix::fs::flock(&self.0, FlockOperation::Unlock);
+    }
+}
+
+fn lock_soon(file: &OwnedFd) -> Result<(), Errno> {
+    let began = Instant::now();
+    loop {
         match rustix::fs::flock(file, FlockOperation::NonBlockingLockExclusive) {
-            Err(Errno::WOULDBLOCK) => std::thread::sleep(std::time::Duration::from_millis(10)),
+            Err(Errno::WOULDBLOCK) if began.elapsed() < CLAIM_MAX => std::thread::sleep(Duration::from_millis(10)),
             locked => return locked,
         }
     }
-    Err(Errno::WOULDBLOCK)
 }
 
 /// Takes the lock file, or reports its holder.
-fn lock(root: &OwnedFd, dir: &Path) -> Result<OwnedFd, StoreError> {
+fn lock(root: &OwnedFd, dir: &Path) -> Result<Claim, StoreError> {
     let not_writable = |e: Errno| StoreError::NotWritable { dir: dir.into(), source: e.into() };
     let flags = OFlags::RDWR | OFlags::CREATE | OFlags::CLOEXEC | OFlags::NOFOLLOW;
     let file = rustix::fs::openat(root, LOCK, flags, Mode::from_raw_mode(0o600)).map_err(not_writable)?;
@@ -130,7 +152,7 @@ fn lock(root: &OwnedFd, dir: &Path) -> Result<OwnedFd, StoreError> {
     // For people and for the message above only: the lock is what counts, and it ends with the process.
     rustix::fs::ftruncate(&file, 0).map_err(not_writable)?;
     rustix::io::pwrite(&file, format!("{}\n", std::process::id()).as_bytes(), 0).map_err(not_writable)?;
-    Ok(file)
+    Ok(Claim(file))
 }
 
 impl FileSystem for Real {
@@ -271,6 +293,7 @@ impl FileSystem for Real {
     fn space(&self) -> io::Result<SpaceState> {
         let stat = rustix::fs::fstatvfs(&self.root)?;
         Ok(SpaceState {
+            file_system: self.file_system,
             total_bytes: stat.f_blocks.saturating_mul(stat.f_frsize),
             free_bytes: stat.f_bavail.saturating_mul(stat.f_frsize),
             files: stat.f_files,

@@ -565,6 +565,7 @@ impl FileSystem for Forgetful {
         let state = self.lock();
         let files = state.now.files.len() as u64;
         Ok(SpaceState {
+            file_system: None,
             total_bytes: state.capacity_bytes,
             free_bytes: state.room(),
             files,

@@ -3,6 +3,7 @@
 use std::collections::{HashMap, HashSet};
 use std::fs;
 use std::io::{self, IoSlice, IoSliceMut};
+use std::os::fd::BorrowedFd;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
@@ -522,6 +523,36 @@ fn a_directory_serves_one_server_at_a_time() {
     write(&first, 1, 0, b"kept");
     drop(first);
     assert_eq!(content(&open(&directory), 1), b"kept");
+}
+
+/// A process that was forked has another descriptor of a server's lock until it executes a program: so does this test.
+#[test]
+fn a_server_that_ended_lets_go_of_its_directory_whoever_has_its_descriptors() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = open(dir.path());
+    let lock = dir.path().canonicalize().unwrap().join("lock");
+    let is_lock = |fd: &fs::DirEntry| fs::read_link(fd.path()).is_ok_and(|to| to == lock);
+    let fd = fs::read_dir("/proc/self/fd").unwrap().flatten().find(is_lock).expect("the store has its lock open");
+    let number = fd.file_name().to_str().unwrap().parse().unwrap();
+    // SAFETY: the store has it open.
+    let inherited = unsafe { BorrowedFd::borrow_raw(number) }.try_clone_to_owned().unwrap();
+    drop(store);
+    drop(open(dir.path()));
+    drop(inherited);
+}
+
+#[test]
+fn a_server_waits_for_one_that_is_just_ending() {
+    let dir = tempfile::tempdir().unwrap();
+    drop(open(dir.path()));
+    let ending = fs::File::open(dir.path().join("lock")).unwrap();
+    rustix::fs::flock(&ending, rustix::fs::FlockOperation::NonBlockingLockExclusive).unwrap();
+    let other = std::thread::spawn(move || {
+        std::thread::sleep(std::time::Duration::from_secs(1));
+        drop(ending);
+    });
+    drop(open(dir.path()));
+    other.join().unwrap();
 }
 
 #[test]

@@ -4,7 +4,7 @@ use std::ffi::OsStr;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
-use std::time::{Duration, SystemTime};
+use std::time::Duration;
 
 use fuser::{
     BackgroundSession, Config, Errno, FileAttr, FileHandle, FileType, Filesystem, FopenFlags, Generation, INodeNo,
@@ -112,24 +112,7 @@ impl Files {
             // Then everyone may ask what of it is in memory.
             _ => (FileType::RegularFile, 0o666, FILE_BYTES),
         };
-        let time = SystemTime::UNIX_EPOCH;
-        FileAttr {
-            ino: INodeNo(ino),
-            size,
-            blocks: size / 512,
-            atime: time,
-            mtime: time,
-            ctime: time,
-            crtime: time,
-            kind,
-            perm,
-            nlink: 1,
-            uid: 0,
-            gid: 0,
-            rdev: 0,
-            blksize: 4096,
-            flags: 0,
-        }
+        impresario_testing::fuse::attr(ino, kind, perm, size)
     }
 }
 

@@ -17,7 +17,7 @@ use impresario_device as device;
 use impresario_engine::{CachedReads, Executor, Outcome, ReadAhead, Started, Work, now};
 use impresario_foresight::ALONE_MAX;
 use impresario_sched::{Extent, Nanos, Op, Request};
-use impresario_store::{Job, ModelledDevice, ObjectStore, Timing};
+use impresario_store::{FileSystemId, Job, ModelledDevice, ObjectStore, Timing};
 use impresario_wire::{Answer, FileKey};
 use serde_json::{Map, Value, json};
 
@@ -150,6 +150,7 @@ impl Disk {
     pub(crate) fn describe(&self, status: &mut Map<String, Value>) {
         let store = match self.store.statfs() {
             Ok(space) => json!({
+                "file_system": space.file_system.map(|FileSystemId { boot, device }| format!("{boot:016x}-{device:x}")),
                 "total_bytes": space.total_bytes,
                 "free_bytes": space.free_bytes,
                 "files": space.files,

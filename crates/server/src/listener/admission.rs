@@ -97,23 +97,18 @@ impl Shared {
         let owing = |connection: &&Arc<Connection>| owes_too_long(connection.owes_for());
         let slow: Vec<_> = self.connections.lock().values().filter(owing).cloned().collect();
         for connection in slow {
-            self.suspect(&connection);
+            connection.suspect();
+            self.complaints.about(connection.host(), || {
+                tracing::warn!(
+                    peer = connection.peer(),
+                    name = connection.name(),
+                    "closed a connection: it holds memory for bytes that it does not send, while others wait for memory; for {} \
+                     minutes its machine and others like it have a small part of payload_bytes together",
+                    SUSPECT_FOR.as_secs() / 60
+                );
+            });
             connection.close();
         }
-    }
-
-    /// A connection held memory without progress while others waited for it: its machine has little of it for a while.
-    pub(super) fn suspect(&self, connection: &Connection) {
-        connection.suspect();
-        self.complaints.about(connection.host(), || {
-            tracing::warn!(
-                peer = connection.peer(),
-                name = connection.name(),
-                "closed a connection: it holds memory for bytes that it does not send or take, while others wait for memory; for \
-                 {} minutes its machine and others like it have a small part of payload_bytes together",
-                SUSPECT_FOR.as_secs() / 60
-            );
-        });
     }
 }
 

@@ -97,7 +97,9 @@ impl Shared {
         let Conversation { mut receiver, session, .. } = conversation;
         connection.outbox.let_go();
         if connection.outbox.was_unread() {
-            self.suspect(connection);
+            connection.suspect();
+            // The outbox has said why.
+            self.complaints.about(connection.host(), || {});
         }
         if self.stopping.load(Ordering::Acquire) {
             // Replies made from here on must not wait for this thread.

@@ -1,6 +1,7 @@
 //! Which changes were done: remembered in memory and, over restarts, in the file `changes`.
 //!
-//! A change is noted before it begins and again when it has ended, 32 bytes each. A restarted server thus knows which
+//! A change is noted before it begins and again when it has ended, 32 bytes each; one that fails before it has changed anything is not
+//! noted at all. A restarted server thus knows which
 //! changes an earlier run did, and of which it only knows that they had begun: a crash came between the change and
 //! its second note. A client that asks for such a one again gets it done, unless the name space shows that it was: the first
 //! note says which node the name had before. What others have done to the names since the restart would hide that, so
@@ -22,6 +23,7 @@
 //!
 //! **A failed sync** leaves unknown what the device has: the file is written anew before the next one.
 
+use std::cell::Cell;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -324,10 +326,6 @@ impl Changes {
         })
     }
 
-    fn note(&self, directory: &MetaDirectory, note: Note) -> rustix::io::Result<()> {
-        self.append(directory, &mut self.file.lock(), note)
-    }
-
     /// Appends a note. What it says is to be remembered under the same lock, or a file written anew could lack it.
     fn append(&self, directory: &MetaDirectory, file: &mut File, note: Note) -> rustix::io::Result<()> {
         if file.is_doubtful || file.len > file.renew_at {
@@ -343,9 +341,23 @@ impl Changes {
         Ok(())
     }
 
-    fn note_begin(&self, directory: &MetaDirectory, kind: u32, who: Who, node: u64) -> rustix::io::Result<()> {
-        self.begun.lock().insert((who.client.0, who.sequence), (kind, node));
-        self.note(directory, Note { kind, who, key: FileKey(node) })
+    /// Notes that a change begins, if it is one to be noted. `node`: see [`MetaService::deciding_node`].
+    pub(super) fn begin(&self, directory: &MetaDirectory, by: By<'_>, node: u64) -> Outcome<()> {
+        self.note_begin(directory, by, (BEGUN, node)).map_err(not_noted)
+    }
+
+    fn note_begin(&self, directory: &MetaDirectory, by: By<'_>, what: (u32, u64)) -> rustix::io::Result<()> {
+        let Some(noted) = by.noted.filter(|noted| noted.get() != Some(what)) else { return Ok(()) };
+        let (who, (kind, node)) = (*by.who, what);
+        let mut file = self.file.lock();
+        let appended = self.append(directory, &mut file, Note { kind, who, key: FileKey(node) });
+        // Of a file in doubt it is not known whether it has the note.
+        if appended.is_ok() || file.is_doubtful {
+            noted.set(Some(what));
+        }
+        appended?;
+        self.begun.lock().insert((who.client.0, who.sequence), what);
+        Ok(())
     }
 
     /// Remembers the names that a change is about to touch, while others depend on who has touched what.
@@ -375,11 +387,11 @@ impl Changes {
     }
 
     /// Notes, before an exchange of names that [`MetaService::call_from`] has begun, which node its first name is of.
-    pub(super) fn note_exchange(&self, directory: &MetaDirectory, who: &Who, node: u64) -> rustix::io::Result<()> {
-        if who.client == ClientKey::default() {
+    pub(super) fn note_exchange(&self, directory: &MetaDirectory, by: By<'_>, node: u64) -> rustix::io::Result<()> {
+        if by.noted.is_none() {
             return Ok(());
         }
-        self.note_begin(directory, EXCHANGING, *who, node)?;
+        self.note_begin(directory, by, (EXCHANGING, node))?;
         // A crash of the machine must not keep the exchange and forget the note: a copy would undo it.
         self.sync_file(directory)
     }
@@ -449,10 +461,11 @@ impl Changes {
 
     /// Notes the epoch of a call, if it is news; whether its client is still in it.
     pub(super) fn note_epoch(&self, directory: &MetaDirectory, who: Who) -> rustix::io::Result<bool> {
-        let is_news = self.replies.lock().epoch_of(who.client.0) < who.epoch;
-        if !is_news {
-            return Ok(self.replies.lock().note(who.client.0, who.epoch));
+        let mut replies = self.replies.lock();
+        if replies.epoch_of(who.client.0) >= who.epoch {
+            return Ok(replies.note(who.client.0, who.epoch));
         }
+        drop(replies);
         let mut file = self.file.lock();
         self.append(directory, &mut file, Note { kind: CLIENT, who: Who { sequence: 0, ..who }, key: FileKey(0) })?;
         self.epochs.changed();
@@ -488,7 +501,8 @@ fn encode_all(replies: &Replies<Known>, begun: &Noted, cuts: &FxHashMap<FileKey,
     }
     for (client, epoch, sequence) in replies.under_way() {
         let who = Who { client: ClientKey(client), epoch, sequence, ..Who::default() };
-        let (kind, key) = begun.get(&(client, sequence)).copied().unwrap_or((BEGUN, 0));
+        // What is not noted yet has changed nothing.
+        let Some((kind, key)) = begun.get(&(client, sequence)).copied() else { continue };
         bytes.extend_from_slice(&Note { kind, who, key: FileKey(key) }.encode());
     }
     bytes
@@ -507,13 +521,35 @@ fn only_looks(call: &MetaCall) -> bool {
     )
 }
 
+/// In whose name a call is served.
+#[derive(Clone, Copy)]
+pub(super) struct By<'a> {
+    pub(super) who: &'a Who,
+    /// What is noted of it: a change is noted before it changes anything. `None`: it is not to be noted.
+    noted: Option<&'a Cell<Option<(u32, u64)>>>,
+}
+
+impl<'a> By<'a> {
+    /// Of a call that is no change, or that is noted already.
+    pub(super) fn unnoted(who: &'a Who) -> By<'a> {
+        By { who, noted: None }
+    }
+}
+
 /// Ends a change however its service ends.
 struct UnderWay<'a> {
     service: &'a MetaService,
     who: Who,
     known: Option<Known>,
-    /// That it begins is noted.
-    is_noted: bool,
+    /// As what it is noted that it begins. A change that failed before that has left nothing to be noted.
+    noted: Cell<Option<(u32, u64)>>,
+}
+
+impl UnderWay<'_> {
+    /// Of a change that an earlier run had begun.
+    fn end(service: &MetaService, who: Who, known: Option<Known>) {
+        drop(UnderWay { service, who, known, noted: Cell::new(Some((BEGUN, 0))) });
+    }
 }
 
 impl Drop for UnderWay<'_> {
@@ -525,18 +561,24 @@ impl Drop for UnderWay<'_> {
             Some(known) => (DONE, FileKey(known.digest())),
         };
         let directory = &self.service.meta.dir;
+        let is_noted = self.noted.get().is_some();
         let mut file = changes.file.lock();
-        let noted = changes.append(directory, &mut file, Note { kind, who: self.who, key });
+        let noted = match is_noted || self.known.is_some() {
+            true => changes.append(directory, &mut file, Note { kind, who: self.who, key }),
+            false => Ok(()),
+        };
         changes.replies.lock().end(self.who.client.0, self.who.sequence, self.known.take());
         // Without the second note, a restarted server takes the change for one that had begun, and could do it again.
-        if noted.is_err() && self.is_noted {
+        if noted.is_err() {
             file.is_doubtful = true;
             if let Err(error) = file.renew(directory, &changes.all_notes()) {
                 tracing::warn!(%error, "the end of a change could not be noted; others wait until it is");
             }
         }
         drop(file);
-        changes.begun.lock().remove(&(self.who.client.0, self.who.sequence));
+        if is_noted {
+            changes.begun.lock().remove(&(self.who.client.0, self.who.sequence));
+        }
     }
 }
 
@@ -565,7 +607,7 @@ impl MetaService {
         })?;
         if !call.is_change() {
             return if is_current || only_looks(&call) {
-                Ok(self.call_as(session, &who, call))
+                Ok(self.call_as(session, By::unnoted(&who), call))
             } else {
                 Err(fenced(who))
             };
@@ -584,7 +626,7 @@ impl MetaService {
             Admission::Done(Known::Answered(answer)) => Ok(answer),
             Admission::Done(Known::Opened(file)) => match call {
                 MetaCall::Create { path, .. } => self.look(session, &who, MetaCall::Reopen { path, file, write: true }),
-                other => Ok(self.call_as(session, &who, other)),
+                other => Ok(self.call_as(session, By::unnoted(&who), other)),
             },
             Admission::Done(Known::Done(digest)) => self.answer_again(session, &who, call, digest),
             Admission::Done(Known::Begun(begun)) => {
@@ -607,12 +649,14 @@ impl MetaService {
     }
 
     fn change(&self, session: SessionId, who: Who, call: MetaCall) -> Outcome<Answer> {
-        let mut under_way = UnderWay { service: self, who, known: None, is_noted: false };
-        let node = self.deciding_node(session, &call);
-        self.meta.changes.note_begin(&self.meta.dir, BEGUN, who, node).map_err(not_noted)?;
-        under_way.is_noted = true;
+        let mut under_way = UnderWay { service: self, who, known: None, noted: Cell::new(None) };
+        let by = By { who: &who, noted: Some(&under_way.noted) };
+        // Others look at their names anyway, and are noted then.
+        if deciding_name(&call).is_none() && !matches!(call, MetaCall::Exchange { .. }) {
+            self.meta.changes.begin(&self.meta.dir, by, self.deciding_node(session, &call))?;
+        }
         self.meta.changes.touch(&call);
-        let answer = self.call_as(session, &who, call);
+        let answer = self.call_as(session, by, call);
         under_way.known = Known::of(&answer);
         Ok(answer)
     }
@@ -640,7 +684,7 @@ impl MetaService {
     /// What a change that was done has to answer, by a call that looks. Where it cannot, because others have changed the name
     /// since or a disk is full, its failure is not that of the change, which must not seem not to have been done.
     fn look(&self, session: SessionId, who: &Who, call: MetaCall) -> Outcome<Answer> {
-        match self.call_as(session, who, call) {
+        match self.call_as(session, By::unnoted(who), call) {
             Answer::Fault(why) => Err(untold(why)),
             answer => Ok(answer),
         }
@@ -683,10 +727,10 @@ impl MetaService {
             _ if is_done => self.answer_again(session, &who, call, 0)?,
             _ => {
                 self.meta.changes.touch(&call);
-                self.call_as(session, &who, call)
+                self.call_as(session, By::unnoted(&who), call)
             }
         };
-        drop(UnderWay { service: self, who, known: Known::of(&answer), is_noted: true });
+        UnderWay::end(self, who, Known::of(&answer));
         self.meta.changes.ended();
         Ok(answer)
     }
@@ -709,14 +753,15 @@ impl MetaService {
         self.meta.changes.check_hidden(begun, &call)?;
         match (is_at_first, is_at_second) {
             (false, true) => {
-                drop(UnderWay { service: self, who, known: Known::of(&Answer::Done), is_noted: true });
+                UnderWay::end(self, who, Known::of(&Answer::Done));
                 self.meta.changes.ended();
                 Ok(Answer::Done)
             }
             (true, false) => {
                 self.meta.changes.touch(&call);
-                let answer = self.call_as(session, &who, call);
-                drop(UnderWay { service: self, who, known: Known::of(&answer), is_noted: true });
+                let noted = Cell::new(None);
+                let answer = self.call_as(session, By { who: &who, noted: Some(&noted) }, call);
+                UnderWay::end(self, who, Known::of(&answer));
                 self.meta.changes.ended();
                 Ok(answer)
             }

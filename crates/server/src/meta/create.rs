@@ -13,6 +13,7 @@ use impresario_wire::message::{Attr, Device, LayoutRequest, NodeKind, Opened};
 use rustix::fs::{FileType, Mode};
 use rustix::io::Errno;
 
+use super::changes::By;
 use super::directory::key_name;
 use super::disk::PATH_FLAGS;
 use super::fault::{Explain, Outcome, fault, show};
@@ -36,6 +37,7 @@ impl Meta {
     pub(super) fn create(
         &self,
         session: &Session,
+        by: By<'_>,
         path: &[u8],
         owned: [u32; 3],
         exclusive: bool,
@@ -56,6 +58,7 @@ impl Meta {
                 Err(errno) => return Err(errno).explain(doing, path),
             }
             let layout = self.layout_for(&entry, request)?;
+            self.changes.begin(&self.dir, by, 0)?;
             match self.make_file(&entry, layout, owned)? {
                 Some(pin) => return self.open_made(session, &pin, path),
                 None if exclusive => return Err(Errno::EXIST).explain(doing, path),
@@ -141,10 +144,21 @@ impl Meta {
         self.dir.disk.set_mode(node, inherited.mode | if is_passed_on { SETGID } else { 0 })
     }
 
-    /// Creates a directory; it inherits the default layout of its parent.
-    pub(super) fn mkdir(&self, path: &[u8], mode: u32, uid: u32, gid: u32) -> Outcome<Attr> {
-        let doing = "create the directory";
+    /// The place of a new name that something other than a file gets. The change is noted.
+    fn begin_at<'a>(&'a self, by: By<'_>, path: &'a [u8], doing: &str) -> Outcome<EntryRef<'a>> {
         let entry = self.dir.entry(path).and_then(|entry| entry.ok_or(Errno::EXIST)).explain(doing, path)?;
+        match entry.stat() {
+            Ok(_) => return Err(Errno::EXIST).explain(doing, path),
+            Err(Errno::NOENT) => self.changes.begin(&self.dir, by, 0)?,
+            Err(errno) => return Err(errno).explain(doing, path),
+        }
+        Ok(entry)
+    }
+
+    /// Creates a directory; it inherits the default layout of its parent.
+    pub(super) fn mkdir(&self, by: By<'_>, path: &[u8], owned: [u32; 3]) -> Outcome<Attr> {
+        let doing = "create the directory";
+        let entry = self.begin_at(by, path, doing)?;
         let request = self.default_layout_of(&entry)?;
         let (disk, staging, name) = (&self.dir.disk, &self.dir.staging, self.staging_name());
         let made = disk.make_dir(staging, &name).and_then(|()| {
@@ -152,7 +166,7 @@ impl Meta {
                 if let Some(request) = request {
                     disk.set_attribute(&node, LAYOUT_ATTRIBUTE, &encode_layout_request(&request))?;
                 }
-                self.set_ownership(&node, &entry, [mode, uid, gid], NodeKind::Dir)?;
+                self.set_ownership(&node, &entry, owned, NodeKind::Dir)?;
                 disk.rename(staging, name.as_bytes(), entry.directory(), entry.name, true)?;
                 local_attr(&rustix::fs::fstat(&node)?)
             });
@@ -164,7 +178,7 @@ impl Meta {
     }
 
     /// Creates a symbolic link.
-    pub(super) fn symlink(&self, path: &[u8], target: &[u8], uid: u32, gid: u32) -> Outcome<Attr> {
+    pub(super) fn symlink(&self, by: By<'_>, path: &[u8], target: &[u8], uid: u32, gid: u32) -> Outcome<Attr> {
         let doing = "create the symbolic link";
         let wrong = match target {
             [] => Some((Errno::NOENT, "is empty")),
@@ -175,7 +189,7 @@ impl Meta {
         if let Some((errno, wrong)) = wrong {
             return Err(fault(errno, format!("cannot {doing} {}: its target {wrong}", show(path))));
         }
-        let entry = self.dir.entry(path).and_then(|entry| entry.ok_or(Errno::EXIST)).explain(doing, path)?;
+        let entry = self.begin_at(by, path, doing)?;
         let (disk, staging, name) = (&self.dir.disk, &self.dir.staging, self.staging_name());
         let made = disk.make_symlink(target, staging, &name).and_then(|()| {
             let prepared = rustix::fs::openat(staging, &name, PATH_FLAGS, Mode::empty()).and_then(|node| {
@@ -195,10 +209,10 @@ impl Meta {
     }
 
     /// Creates a pipe, a socket or a device.
-    pub(super) fn make_special(&self, path: &[u8], kind: NodeKind, owned: [u32; 3]) -> Outcome<Attr> {
+    pub(super) fn make_special(&self, by: By<'_>, path: &[u8], kind: NodeKind, owned: [u32; 3]) -> Outcome<Attr> {
         let doing = "create";
         let node = special_of(kind).explain(doing, path)?;
-        let entry = self.dir.entry(path).and_then(|entry| entry.ok_or(Errno::EXIST)).explain(doing, path)?;
+        let entry = self.begin_at(by, path, doing)?;
         let (disk, staging, name) = (&self.dir.disk, &self.dir.staging, self.staging_name());
         let made = disk.make_node(staging, &name, node).and_then(|()| {
             let prepared = rustix::fs::openat(staging, &name, PATH_FLAGS, Mode::empty()).and_then(|node| {

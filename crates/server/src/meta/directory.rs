@@ -21,6 +21,7 @@ use std::path::{Path, PathBuf};
 
 use impresario_base::lock::Mutex;
 use impresario_base::machine::random_bytes;
+use impresario_store::Claim;
 use impresario_wire::message::{ClusterId, FileKey};
 use rustix::fs::{CWD, Mode, OFlags, ResolveFlags, XattrFlags};
 use rustix::io::Errno;
@@ -151,7 +152,7 @@ pub(super) struct MetaDirectory {
     pub(super) staging: OwnedFd,
     pub(super) top: OwnedFd,
     /// Holds the claim.
-    _lock: OwnedFd,
+    _lock: Claim,
     /// What keys begin with.
     pub(super) identity: u64,
     keys: Mutex<Keys>,
@@ -338,16 +339,15 @@ fn refuse_foreign(dir: &Path, top: &OwnedFd) -> Result<(), StartError> {
     Ok(())
 }
 
-fn claim(dir: &Path, top: &OwnedFd) -> Result<OwnedFd, StartError> {
+fn claim(dir: &Path, top: &OwnedFd) -> Result<Claim, StartError> {
     let unusable =
         |errno: Errno| StartError::Unusable { dir: dir.into(), what: "it cannot be written", source: errno.into() };
     let flags = OFlags::RDWR | OFlags::CREATE | OFlags::CLOEXEC | OFlags::NOFOLLOW;
     let file = rustix::fs::openat(top, "lock", flags, Mode::RUSR | Mode::WUSR).map_err(unusable)?;
-    match impresario_store::lock_soon(&file) {
-        Ok(()) => Ok(file),
-        Err(Errno::WOULDBLOCK) => Err(StartError::InUse { dir: dir.into() }),
-        Err(errno) => Err(unusable(errno)),
-    }
+    Claim::take(file).map_err(|errno| match errno {
+        Errno::WOULDBLOCK => StartError::InUse { dir: dir.into() },
+        errno => unusable(errno),
+    })
 }
 
 /// What the file `format` says.

@@ -289,7 +289,11 @@ impl Disk {
     pub(super) fn set_mode(&self, node: impl AsFd, mode: u32) -> Result<()> {
         self.step("set_mode")?;
         let _alone = (!self.root).then(|| self.widening.lock());
-        rustix::fs::chmod(path_of(node), Mode::from_raw_mode(mode & 0o7777))
+        let mode = Mode::from_raw_mode(mode & 0o7777);
+        match rustix::fs::fchmod(&node, mode) {
+            Err(Errno::BADF) => rustix::fs::chmod(path_of(node), mode),
+            other => other,
+        }
     }
 
     /// Makes a file, or the names in a directory, durable; `name` is that of the step.

@@ -6,30 +6,31 @@
 //!
 //! [`Changes::note_exchange`]: super::changes::Changes::note_exchange
 
-use impresario_wire::message::{NodeKind, Who};
+use impresario_wire::message::NodeKind;
 use rustix::io::Errno;
 
+use super::changes::By;
 use super::fault::{Explain, Outcome, show};
 use super::service::Meta;
 use super::tree::kind_of;
 
 impl Meta {
     /// Exchanges what two paths name.
-    pub(super) fn exchange(&self, who: &Who, from: &[u8], to: &[u8]) -> Outcome<()> {
+    pub(super) fn exchange(&self, by: By<'_>, from: &[u8], to: &[u8]) -> Outcome<()> {
         let (doing, disk) = ("exchange", &self.dir.disk);
         let one = self.dir.entry(from).and_then(|entry| entry.ok_or(Errno::BUSY)).explain(doing, from)?;
-        let other = self.dir.entry(to).and_then(|entry| entry.ok_or(Errno::BUSY)).explain(doing, to)?;
+        let other = self.dir.entry_beside(&one, to).and_then(|entry| entry.ok_or(Errno::BUSY)).explain(doing, to)?;
         let _names = self.names.hold_both(&one, &other).explain(doing, from)?;
         let stat = one.stat().explain(doing, from)?;
         let other_stat = other.stat().explain(doing, to)?;
         if stat.st_ino == other_stat.st_ino {
-            return Ok(());
+            return self.changes.begin(&self.dir, by, 0);
         }
         let is_special = |kind| !matches!(kind, Some(NodeKind::File | NodeKind::Dir | NodeKind::Symlink));
         // Before the lock for specials: it may open files.
         let _walked = self.walks.rename(disk, &[(&one, &stat), (&other, &other_stat)], &*self.options.skipped);
         let _special = (is_special(kind_of(&stat)) || is_special(kind_of(&other_stat))).then(|| disk.with_specials());
-        self.changes.note_exchange(&self.dir, who, stat.st_ino).explain("note the exchange of", from)?;
+        self.changes.note_exchange(&self.dir, by, stat.st_ino).explain("note the exchange of", from)?;
         disk.exchange(one.directory(), one.name, other.directory(), other.name).explain(doing, from).map_err(
             |mut fault| {
                 fault.message = format!("{} (the other name is {})", fault.message, show(to));

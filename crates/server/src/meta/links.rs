@@ -11,6 +11,7 @@ use impresario_wire::message::{Attr, LINKS_MAX, NodeKind};
 use rustix::fs::Stat;
 use rustix::io::Errno;
 
+use super::changes::By;
 use super::fault::{Explain, Outcome, fault, show};
 use super::opens::{Found, Pin};
 use super::removal::links;
@@ -22,7 +23,7 @@ const COUNTS: usize = 100;
 
 impl Meta {
     /// Gives the node at `from` the name `to` too.
-    pub(super) fn link(&self, from: &[u8], to: &[u8]) -> Outcome<Attr> {
+    pub(super) fn link(&self, by: By<'_>, from: &[u8], to: &[u8]) -> Outcome<Attr> {
         let doing = "link";
         let source = self.dir.entry(from).explain(doing, from)?;
         // Data servers are asked before anything is locked or done.
@@ -34,6 +35,7 @@ impl Meta {
         let (Some(source), Some(attr)) = (source, attr) else { return refuse(Errno::PERM, from, to) };
         let _names = self.names.hold_both(&source, &target).explain(doing, from)?;
         let stat = source.stat().or_else(|errno| refuse(errno, from, to))?;
+        self.changes.begin(&self.dir, by, 0)?;
         // A walk through all directories may have been where the new name is, and not yet where the old one was.
         let _walked = self.walks.rename(&self.dir.disk, &[(&source, &stat)], &*self.options.skipped);
         let local = match kind_of(&stat) {

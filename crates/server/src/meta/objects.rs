@@ -44,7 +44,11 @@ pub struct MemoryObjects {
     released: Condvar,
     calls: AtomicU64,
     ticks: AtomicU64,
+    meanwhile: Mutex<Option<Meanwhile>>,
 }
+
+/// What happens while an answer is on its way.
+type Meanwhile = Box<dyn FnOnce() + Send>;
 
 struct MemoryFile {
     lanes: Vec<u64>,
@@ -86,6 +90,16 @@ impl MemoryObjects {
         self.released.notify_all();
     }
 
+    /// Does this between the next answer to [`Objects::stat`] and its arrival, once.
+    pub fn before_next_answer(&self, act: impl FnOnce() + Send + 'static) {
+        *self.meanwhile.lock() = Some(Box::new(act));
+    }
+
+    /// [`Self::before_next_answer`] is over.
+    pub fn has_answered(&self) -> bool {
+        self.meanwhile.lock().is_none()
+    }
+
     /// Loses the object at a position of a file.
     pub fn lose(&self, file: FileKey, k: u16) {
         if let Some(state) = self.files.lock().get_mut(&file) {
@@ -123,10 +137,8 @@ impl MemoryObjects {
             false => Ok(()),
         }
     }
-}
 
-impl Objects for MemoryObjects {
-    fn stat(&self, file: FileKey, layout: &Layout) -> io::Result<ObjectInfo> {
+    fn info_of(&self, file: FileKey, layout: &Layout) -> io::Result<ObjectInfo> {
         self.enter()?;
         let files = self.files.lock();
         let Some(state) = files.get(&file) else {
@@ -135,6 +147,15 @@ impl Objects for MemoryObjects {
         };
         let size = (0..layout.pcount).zip(&state.lanes).map(|(k, len)| layout.file_len(k, *len)).max().unwrap_or(0);
         Ok(ObjectInfo { size, mtime: state.mtime, used_bytes: state.lanes.iter().sum(), made: state.made })
+    }
+}
+
+impl Objects for MemoryObjects {
+    fn stat(&self, file: FileKey, layout: &Layout) -> io::Result<ObjectInfo> {
+        let answer = self.info_of(file, layout);
+        let meanwhile = self.meanwhile.lock().take();
+        meanwhile.into_iter().for_each(|act| act());
+        answer
     }
 
     fn truncate(&self, _who: &Who, file: FileKey, layout: &Layout, len_bytes: u64) -> io::Result<Vec<LaneState>> {

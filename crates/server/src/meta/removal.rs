@@ -12,17 +12,18 @@
 
 use std::hash::{BuildHasher, BuildHasherDefault};
 use std::io;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::time::Duration;
 
-use impresario_base::lock::{Mutex, MutexGuard};
+use impresario_base::lock::{Mutex, MutexGuard, RwLockReadGuard};
 use impresario_wire::message::{FileKey, NodeKind};
 use rustc_hash::FxHasher;
 use rustix::fs::{AtFlags, Stat};
 use rustix::io::Errno;
 
 use super::background::{Failure, Job};
+use super::changes::By;
 use super::directory::{key_name, key_of, names_in};
 use super::disk::Disk;
 use super::fault::{Explain, Outcome, fault, show};
@@ -43,11 +44,14 @@ impl Default for NameLocks {
     }
 }
 
+fn number_of(directory: BorrowedFd<'_>) -> rustix::io::Result<u64> {
+    Ok(rustix::fs::fstat(directory)?.st_ino)
+}
+
 impl NameLocks {
-    fn stripe(entry: &EntryRef<'_>) -> rustix::io::Result<usize> {
-        let directory = rustix::fs::fstat(entry.directory())?.st_ino;
+    fn stripe(directory: u64, entry: &EntryRef<'_>) -> usize {
         let hash = BuildHasherDefault::<FxHasher>::default().hash_one((directory, entry.name));
-        Ok((hash >> 32) as usize % STRIPES)
+        (hash >> 32) as usize % STRIPES
     }
 
     fn lock(&self, stripe: usize) -> Option<MutexGuard<'_, ()>> {
@@ -55,12 +59,15 @@ impl NameLocks {
     }
 
     pub(super) fn hold(&self, entry: &EntryRef<'_>) -> rustix::io::Result<impl Sized> {
-        Ok(self.lock(Self::stripe(entry)?))
+        Ok(self.lock(Self::stripe(number_of(entry.directory())?, entry)))
     }
 
     /// Locks two names, always in the same order.
     pub(super) fn hold_both(&self, one: &EntryRef<'_>, other: &EntryRef<'_>) -> rustix::io::Result<impl Sized> {
-        let (a, b) = (Self::stripe(one)?, Self::stripe(other)?);
+        let directory = number_of(one.directory())?;
+        let is_same = one.directory().as_raw_fd() == other.directory().as_raw_fd();
+        let other_directory = if is_same { directory } else { number_of(other.directory())? };
+        let (a, b) = (Self::stripe(directory, one), Self::stripe(other_directory, other));
         let first = self.lock(a.min(b));
         Ok((first, (a != b).then(|| self.lock(a.max(b)))))
     }
@@ -78,48 +85,68 @@ impl Meta {
         for _ in 0..TRIES {
             let still = self.dir.disk.without_specials();
             let stat = entry.stat().explain(doing, entry.path)?;
-            let known = match kind_of(&stat) {
-                Some(NodeKind::File) => self.pin(stat.st_ino, false),
-                _ => Found::Absent,
-            };
-            let found = match known {
-                Found::Absent => {
-                    let fd = self.dir.disk.open_known(&still, entry.directory(), entry.name, &stat);
-                    let fd = fd.explain(doing, entry.path)?;
-                    drop(still);
-                    let file = match self.read_in(fd) {
-                        Ok((file, _)) => file,
-                        Err(BadRecord::Missing) => return Ok(None),
-                        Err(bad) => return Err(bad_record(bad, &format!("cannot {doing} {}", show(entry.path)))),
-                    };
-                    self.insert_pinned(file, entry.path, false)
-                }
-                known => known,
-            };
             // If it had lost its name before the pin, its objects might already be being removed, and its number might
             // be another file's by now.
-            match found {
-                Found::Pinned(pin) if entry.stat().is_ok_and(|now| now.st_ino == pin.ino) => return Ok(Some(pin)),
-                _ => {}
+            match self.find_ours(entry, doing, still, &stat)? {
+                None => return Ok(None),
+                Some(Found::Pinned(pin)) if entry.stat().is_ok_and(|now| now.st_ino == pin.ino) => {
+                    return Ok(Some(pin));
+                }
+                Some(_) => {}
             }
         }
         Err(Errno::BUSY).explain(doing, entry.path)
     }
 
+    /// The file that was just seen at an entry, `still` being held; `None` if it has no record.
+    fn find_ours(
+        &self,
+        entry: &EntryRef<'_>,
+        doing: &str,
+        still: RwLockReadGuard<'_, ()>,
+        stat: &Stat,
+    ) -> Outcome<Option<Found<'_>>> {
+        if kind_of(stat) == Some(NodeKind::File) {
+            match self.pin(stat.st_ino, false) {
+                Found::Absent => {}
+                known => return Ok(Some(known)),
+            }
+        }
+        let fd = self.dir.disk.open_known(&still, entry.directory(), entry.name, stat).explain(doing, entry.path)?;
+        drop(still);
+        match self.read_in(fd) {
+            Ok((file, _)) => Ok(Some(self.insert_pinned(file, entry.path, false))),
+            Err(BadRecord::Missing) => Ok(None),
+            Err(bad) => Err(bad_record(bad, &format!("cannot {doing} {}", show(entry.path)))),
+        }
+    }
+
     /// Removes a name of anything but a directory; how many its node has left.
-    pub(super) fn unlink(&self, path: &[u8]) -> Outcome<u32> {
+    pub(super) fn unlink(&self, by: By<'_>, path: &[u8]) -> Outcome<u32> {
         let doing = "remove";
         let entry = self.dir.entry(path).and_then(|entry| entry.ok_or(Errno::ISDIR)).explain(doing, path)?;
         let _name = self.names.hold(&entry).explain(doing, path)?;
+        let still = self.dir.disk.without_specials();
         let stat = entry.stat().explain(doing, path)?;
-        let remove = || self.dir.disk.unlink(entry.directory(), entry.name).map(|()| links_but_one(&stat));
-        match kind_of(&stat) {
-            Some(NodeKind::Dir) => Err(Errno::ISDIR).explain(doing, path),
-            Some(NodeKind::File) => match self.pin_ours(&entry, doing)? {
-                Some(pin) => self.orphan_by_rename(&pin, &entry).explain(doing, path),
-                None => remove().explain(doing, path),
+        if kind_of(&stat) == Some(NodeKind::Dir) {
+            return Err(Errno::ISDIR).explain(doing, path);
+        }
+        self.changes.begin(&self.dir, by, stat.st_ino)?;
+        let pin = match kind_of(&stat) {
+            Some(NodeKind::File) => match self.find_ours(&entry, doing, still, &stat)? {
+                // It has the name still, which nobody else takes away while that is held.
+                Some(Found::Pinned(pin)) => Some(pin),
+                Some(_) => self.pin_ours(&entry, doing)?,
+                None => None,
             },
-            _ => remove().explain(doing, path),
+            _ => None,
+        };
+        match pin {
+            Some(pin) => self.orphan_by_rename(&pin, &entry).explain(doing, path),
+            None => {
+                let removed = self.dir.disk.unlink(entry.directory(), entry.name);
+                removed.map(|()| links_but_one(&stat)).explain(doing, path)
+            }
         }
     }
 
@@ -174,10 +201,18 @@ impl Meta {
 
     /// Renames; a replaced file is removed like any other. Of what was replaced, if anything was: how many names it has
     /// left. `whiteout`: the old name is that of a new device 0/0, which belongs to the user that the server runs as.
-    pub(super) fn rename(&self, from: &[u8], to: &[u8], no_replace: bool, whiteout: bool) -> Outcome<Option<u32>> {
+    pub(super) fn rename(
+        &self,
+        by: By<'_>,
+        from: &[u8],
+        to: &[u8],
+        no_replace: bool,
+        whiteout: bool,
+    ) -> Outcome<Option<u32>> {
         let doing = "rename";
         let source = self.dir.entry(from).and_then(|entry| entry.ok_or(Errno::BUSY)).explain(doing, from)?;
-        let target = self.dir.entry(to).and_then(|entry| entry.ok_or(Errno::BUSY)).explain("rename to", to)?;
+        let target = self.dir.entry_beside(&source, to).and_then(|entry| entry.ok_or(Errno::BUSY));
+        let target = target.explain("rename to", to)?;
         let _names = self.names.hold_both(&source, &target).explain(doing, from)?;
         for _ in 0..TRIES {
             let moved = source.stat().explain(doing, from)?;
@@ -185,6 +220,7 @@ impl Meta {
                 Err(Errno::NOENT) => None,
                 other => Some(other.explain("rename to", to)?),
             };
+            self.changes.begin(&self.dir, by, moved.st_ino)?;
             let from_dir = kind_of(&moved) == Some(NodeKind::Dir);
             let is_special = !matches!(kind_of(&moved), Some(NodeKind::File | NodeKind::Dir | NodeKind::Symlink));
             let plain = |no_replace| {
@@ -226,8 +262,9 @@ impl Meta {
     }
 
     /// Removes an empty directory.
-    pub(super) fn rmdir(&self, path: &[u8]) -> Outcome<()> {
+    pub(super) fn rmdir(&self, by: By<'_>, path: &[u8]) -> Outcome<()> {
         let entry = self.dir.entry(path).and_then(|entry| entry.ok_or(Errno::BUSY)).explain("remove", path)?;
+        self.changes.begin(&self.dir, by, entry.stat().explain("remove", path)?.st_ino)?;
         self.dir.disk.remove_dir(entry.directory(), entry.name).explain("remove", path)
     }
 

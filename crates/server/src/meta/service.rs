@@ -14,7 +14,7 @@ use impresario_wire::message::{Answer, MetaCall, Opened, Restriction, Statfs, Ta
 use rustix::io::Errno;
 
 use super::background::{self, BackgroundTasks};
-use super::changes::Changes;
+use super::changes::{By, Changes};
 use super::directory::{MetaDirectory, StartError};
 use super::disk::StepHook;
 use super::examine::Walks;
@@ -204,13 +204,13 @@ impl MetaService {
 
     /// Serves one call of a client without a key. Many threads may call at once, also for one session.
     pub fn call(&self, session: SessionId, call: MetaCall) -> Answer {
-        self.call_as(session, &Who::default(), call)
+        self.call_as(session, By::unnoted(&Who::default()), call)
     }
 
     /// The same in the name of a client.
-    pub(super) fn call_as(&self, session: SessionId, who: &Who, call: MetaCall) -> Answer {
+    pub(super) fn call_as(&self, session: SessionId, by: By<'_>, call: MetaCall) -> Answer {
         let (began, kind) = (Instant::now(), kind_of(&call));
-        let answer = self.meta.sessions.get(session).and_then(|session| self.meta.serve(&session, who, call));
+        let answer = self.meta.sessions.get(session).and_then(|session| self.meta.serve(&session, by, call));
         self.meta.operations.note(kind, began.elapsed(), answer.is_err());
         answer.unwrap_or_else(Answer::Fault)
     }
@@ -275,32 +275,32 @@ impl Drop for MetaService {
 }
 
 impl Meta {
-    fn serve(&self, session: &Session, who: &Who, mut call: MetaCall) -> Outcome<Answer> {
+    fn serve(&self, session: &Session, by: By<'_>, mut call: MetaCall) -> Outcome<Answer> {
         call.paths().try_for_each(|path| check_path(path))?;
-        let user = session.user_of(who, &call)?;
+        let user = session.user_of(by.who, &call)?;
         let user = user.as_deref();
         let _held = self.hold_names(user, &call);
-        let Some(user) = user else { return self.serve_permitted(session, who, None, call) };
+        let Some(user) = user else { return self.serve_permitted(session, by, None, call) };
         self.permit(session, user, &mut call)?;
         let opens = match &call {
             MetaCall::Open { path, write } | MetaCall::Reopen { path, write, .. } => Some((path.clone(), *write)),
             MetaCall::Create { path, .. } => Some((path.clone(), true)),
             _ => None,
         };
-        let answer = self.serve_permitted(session, who, Some(user), call)?;
+        let answer = self.serve_permitted(session, by, Some(user), call)?;
         if let (Answer::Opened(opened), Some((path, write))) = (&answer, opens)
             && let Err(denied) = self.permit_opened(session, user, opened, write, &path)
         {
-            self.serve_permitted(session, who, None, MetaCall::Close { handle: opened.handle })?;
+            self.serve_permitted(session, By::unnoted(by.who), None, MetaCall::Close { handle: opened.handle })?;
             return Err(denied);
         }
         Ok(answer)
     }
 
     /// The same of a call that its session may make.
-    fn serve_permitted(&self, session: &Session, who: &Who, user: Option<&User>, call: MetaCall) -> Outcome<Answer> {
+    fn serve_permitted(&self, session: &Session, by: By<'_>, user: Option<&User>, call: MetaCall) -> Outcome<Answer> {
         if !self.labels.are_any() {
-            return self.serve_unlabelled(session, who, user, call);
+            return self.serve_unlabelled(session, by, user, call);
         }
         // A link is about its new name, which comes last.
         let path = call.paths().last().cloned();
@@ -309,13 +309,14 @@ impl Meta {
             | MetaCall::SetAttr { target: Target::Handle(handle), .. } => Some(*handle),
             _ => None,
         };
-        let mut answer = self.serve_unlabelled(session, who, user, call)?;
+        let mut answer = self.serve_unlabelled(session, by, user, call)?;
         self.label(session, path.as_deref(), handle, &mut answer);
         Ok(answer)
     }
 
     /// The same; the attributes in the answer do not say yet which nodes have labels.
-    fn serve_unlabelled(&self, session: &Session, who: &Who, user: Option<&User>, call: MetaCall) -> Outcome<Answer> {
+    fn serve_unlabelled(&self, session: &Session, by: By<'_>, user: Option<&User>, call: MetaCall) -> Outcome<Answer> {
+        let who = by.who;
         Ok(match call {
             MetaCall::GetAttr { target: Target::Path(path) } => Answer::Attr(match self.dir.entry(&path) {
                 Ok(Some(place)) => self.attr_at(&place)?,
@@ -333,7 +334,7 @@ impl Meta {
                 self.set_attr_of(who, &pin, &set, &path)?
             }
             MetaCall::Create { path, mode, uid, gid, exclusive, layout } => {
-                Answer::Opened(self.create(session, &path, [mode, uid, gid], exclusive, layout)?)
+                Answer::Opened(self.create(session, by, &path, [mode, uid, gid], exclusive, layout)?)
             }
             MetaCall::Open { path, write } => {
                 session.check_room()?;
@@ -375,27 +376,27 @@ impl Meta {
                 self.changes.sync(&self.dir).and_then(|()| self.sync_directories(&path)).explain("sync", &path)?;
                 Answer::Done
             }
-            MetaCall::Mkdir { path, mode, uid, gid } => Answer::Attr(self.mkdir(&path, mode, uid, gid)?),
+            MetaCall::Mkdir { path, mode, uid, gid } => Answer::Attr(self.mkdir(by, &path, [mode, uid, gid])?),
             MetaCall::Rmdir { path } => {
-                self.rmdir(&path)?;
+                self.rmdir(by, &path)?;
                 Answer::Done
             }
             MetaCall::Unlink { path } => {
-                let links = self.unlink(&path)?;
+                let links = self.unlink(by, &path)?;
                 Answer::Removed { links }
             }
             MetaCall::Rename { from, to, no_replace, whiteout } => {
-                let replaced = self.rename(&from, &to, no_replace, whiteout)?;
+                let replaced = self.rename(by, &from, &to, no_replace, whiteout)?;
                 replaced.map_or(Answer::Done, |links| Answer::Removed { links })
             }
             MetaCall::Exchange { from, to } => {
-                self.exchange(who, &from, &to)?;
+                self.exchange(by, &from, &to)?;
                 Answer::Done
             }
-            MetaCall::Link { from, to } => Answer::Attr(self.link(&from, &to)?),
-            MetaCall::Symlink { path, target, uid, gid } => Answer::Attr(self.symlink(&path, &target, uid, gid)?),
+            MetaCall::Link { from, to } => Answer::Attr(self.link(by, &from, &to)?),
+            MetaCall::Symlink { path, target, uid, gid } => Answer::Attr(self.symlink(by, &path, &target, uid, gid)?),
             MetaCall::Mknod { path, kind, mode, uid, gid } => {
-                Answer::Attr(self.make_special(&path, kind, [mode, uid, gid])?)
+                Answer::Attr(self.make_special(by, &path, kind, [mode, uid, gid])?)
             }
             MetaCall::Readlink { path } => {
                 let place = self.dir.entry(&path).and_then(|place| place.ok_or(Errno::INVAL));

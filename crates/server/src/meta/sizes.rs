@@ -534,9 +534,7 @@ mod tests {
     use std::collections::BTreeMap;
     use std::sync::Arc;
 
-    use impresario_base::lock::Mutex;
-    use impresario_layout::Layout;
-    use impresario_wire::message::{Answer, ClusterId, MetaCall, Opened, Statfs, Target};
+    use impresario_wire::message::{Answer, ClusterId, MetaCall, Opened, Target};
 
     use super::*;
     use crate::meta::{MemoryObjects, MetaOptions, MetaService, Objects, SessionId, make};
@@ -570,59 +568,16 @@ mod tests {
         assert!(meta.pin_if_marked(late, opened.file).is_none());
     }
 
-    type Meanwhile = Box<dyn FnOnce() + Send>;
-
-    /// Data servers in memory, of which an answer to a question may be long on its way.
-    #[derive(Default)]
-    struct Slow {
-        objects: MemoryObjects,
-        /// What is done between the next answer and its arrival.
-        meanwhile: Mutex<Option<Meanwhile>>,
-    }
-
-    impl Objects for Slow {
-        fn stat(&self, file: FileKey, layout: &Layout) -> io::Result<ObjectInfo> {
-            let answer = self.objects.stat(file, layout);
-            let meanwhile = self.meanwhile.lock().take();
-            meanwhile.into_iter().for_each(|act| act());
-            answer
-        }
-
-        fn truncate(&self, who: &Who, file: FileKey, layout: &Layout, len: u64) -> io::Result<Vec<LaneState>> {
-            self.objects.truncate(who, file, layout, len)
-        }
-
-        fn sync(&self, file: FileKey, layout: &Layout) -> io::Result<Vec<LaneState>> {
-            self.objects.sync(file, layout)
-        }
-
-        fn revoke(&self, who: &Who, file: FileKey, layout: &Layout) -> io::Result<()> {
-            self.objects.revoke(who, file, layout)
-        }
-
-        fn fence(&self, who: &Who) -> io::Result<()> {
-            self.objects.fence(who)
-        }
-
-        fn unlink(&self, files: &[(FileKey, Layout)]) -> Vec<io::Result<()>> {
-            self.objects.unlink(files)
-        }
-
-        fn statfs(&self) -> io::Result<Statfs> {
-            self.objects.statfs()
-        }
-    }
-
     struct Bed {
         _dir: tempfile::TempDir,
         service: Arc<MetaService>,
-        objects: Arc<Slow>,
+        objects: Arc<MemoryObjects>,
         session: SessionId,
     }
 
     impl Bed {
         fn new() -> Bed {
-            let (dir, objects) = (tempfile::tempdir().unwrap(), Arc::new(Slow::default()));
+            let (dir, objects) = (tempfile::tempdir().unwrap(), Arc::<MemoryObjects>::default());
             make(dir.path(), ClusterId(1), &BTreeMap::new()).unwrap();
             let service = Arc::new(MetaService::open(MetaOptions::new(dir.path(), 4), objects.clone()).unwrap());
             let session = service.open_session(Who::default()).unwrap();
@@ -656,10 +611,10 @@ mod tests {
         let opened = bed.create("f");
         let (service, objects, session) = (bed.service.clone(), bed.objects.clone(), bed.session);
         let (file, layout, handle) = (opened.file, opened.layout, opened.handle);
-        *bed.objects.meanwhile.lock() = Some(Box::new(move || {
-            objects.objects.write(file, &layout, 0, 1000);
+        bed.objects.before_next_answer(move || {
+            objects.write(file, &layout, 0, 1000);
             assert!(matches!(service.call(session, MetaCall::Close { handle }), Answer::Done));
-        }));
+        });
         let before = opened.attr.mtime;
         for asked in ["while it was closed", "afterwards"] {
             let target = Target::Path(b"f".to_vec());
@@ -667,7 +622,7 @@ mod tests {
             // That of no object is 1970.
             assert!(attr.mtime.secs >= before.secs, "{asked}: {attr:?}");
         }
-        assert!(bed.objects.meanwhile.lock().is_none(), "nobody has asked the data servers");
+        assert!(bed.objects.has_answered(), "nobody has asked the data servers");
     }
 
     /// What is removed for good is stale for who has it open; what is not removed must be there.
@@ -676,7 +631,7 @@ mod tests {
         let bed = Bed::new();
         let written = |name: &str| {
             let opened = bed.create(name);
-            bed.objects.objects.write(opened.file, &opened.layout, 0, 1000);
+            bed.objects.write(opened.file, &opened.layout, 0, 1000);
             assert!(matches!(bed.call(MetaCall::Fsync { handle: opened.handle }), Answer::Done));
             opened
         };
@@ -684,7 +639,7 @@ mod tests {
         let handle = |opened: &Opened| Target::Handle(opened.handle);
         assert!(matches!(bed.call(MetaCall::Unlink { path: b"removed".to_vec() }), Answer::Removed { links: 0 }));
         bed.objects.unlink(&[(removed.file, removed.layout), (there.file, there.layout)]);
-        bed.objects.objects.lose(lost.file, 0);
+        bed.objects.lose(lost.file, 0);
         assert_eq!(bed.errno(handle(&removed)), libc::EIDRM);
         assert!(!bed.service.meta.background.is_paused(), "the data servers have answered");
         assert_eq!(bed.errno(handle(&there)), libc::EIO);

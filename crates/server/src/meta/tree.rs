@@ -27,16 +27,17 @@ pub(super) struct EntryRef<'a> {
 }
 
 enum Directory<'a> {
-    Root(BorrowedFd<'a>),
-    Below(OwnedFd),
+    /// The root, or that of another entry.
+    Open(BorrowedFd<'a>),
+    Walked(OwnedFd),
 }
 
 impl EntryRef<'_> {
     /// The directory that holds the name.
     pub(super) fn directory(&self) -> BorrowedFd<'_> {
         match &self.directory {
-            Directory::Root(fd) => *fd,
-            Directory::Below(fd) => fd.as_fd(),
+            Directory::Open(fd) => *fd,
+            Directory::Walked(fd) => fd.as_fd(),
         }
     }
 
@@ -110,10 +111,20 @@ impl MetaDirectory {
     pub(super) fn entry<'a>(&'a self, path: &'a [u8]) -> Result<Option<EntryRef<'a>>> {
         let Some((directory, name)) = split(path) else { return Ok(None) };
         let directory = match directory {
-            b"" => Directory::Root(self.names.as_fd()),
-            _ => Directory::Below(self.walk(directory, DIRECTORY_FLAGS)?),
+            b"" => Directory::Open(self.names.as_fd()),
+            _ => Directory::Walked(self.walk(directory, DIRECTORY_FLAGS)?),
         };
         Ok(Some(EntryRef { directory, name, path }))
+    }
+
+    /// The same of another path, which often is in the same directory.
+    pub(super) fn entry_beside<'a>(&'a self, one: &'a EntryRef<'_>, path: &'a [u8]) -> Result<Option<EntryRef<'a>>> {
+        match (split(one.path), split(path)) {
+            (Some((directory, _)), Some((same, name))) if directory == same => {
+                Ok(Some(EntryRef { directory: Directory::Open(one.directory()), name, path }))
+            }
+            _ => self.entry(path),
+        }
     }
 
     /// Opens a directory by path for reading, whatever its permission bits say.

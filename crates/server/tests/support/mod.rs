@@ -215,6 +215,34 @@ pub fn pattern(seed: u64, len: usize) -> Vec<u8> {
     (0..len as u64).map(|i| (seed.wrapping_mul(31).wrapping_add(i * 7 + (i >> 8) * 13) & 0xff) as u8).collect()
 }
 
+/// A small file system in memory.
+pub struct SmallDisk(tempfile::TempDir);
+
+impl SmallDisk {
+    /// `options`: of tmpfs. `None` without the right to mount it, which is recorded.
+    pub fn mount(options: &std::ffi::CStr) -> Option<SmallDisk> {
+        let dir = tempfile::tempdir().unwrap();
+        match rustix::mount::mount("tmpfs", dir.path(), "tmpfs", rustix::mount::MountFlags::empty(), options) {
+            Ok(()) => Some(SmallDisk(dir)),
+            Err(_) => {
+                impresario_testing::skip("root", "a small tmpfs cannot be mounted");
+                None
+            }
+        }
+    }
+
+    /// Where a folder of this name is, or can be.
+    pub fn at(&self, name: &str) -> std::path::PathBuf {
+        self.0.path().join(name)
+    }
+}
+
+impl Drop for SmallDisk {
+    fn drop(&mut self) {
+        let _ = rustix::mount::unmount(self.0.path(), rustix::mount::UnmountFlags::DETACH);
+    }
+}
+
 /// Data servers on free ports of this machine, with their configuration.
 pub struct Cluster {
     pub dir: tempfile::TempDir,

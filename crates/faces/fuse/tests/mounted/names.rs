@@ -601,14 +601,20 @@ fn reading_leaves_the_access_time() {
 #[test]
 fn totals() {
     let Some(node) = mounted() else { return };
-    let path = c_path(node.mount_point());
-    // SAFETY: a terminated string and a structure of the right size, both alive over the call.
-    let seen = unsafe {
-        let mut seen: libc::statvfs = std::mem::zeroed();
-        assert_eq!(libc::statvfs(path.as_ptr(), &mut seen), 0);
-        seen
+    let look = |path: &Path| {
+        let path = c_path(path);
+        // SAFETY: a terminated string and a structure of the right size, both alive over the call.
+        unsafe {
+            let mut seen: libc::statvfs = std::mem::zeroed();
+            assert_eq!(libc::statvfs(path.as_ptr(), &mut seen), 0);
+            seen
+        }
     };
+    let seen = look(node.mount_point());
     assert_eq!(seen.f_namemax, 255);
+    // All data servers store on one file system.
+    let (below, bytes) = (look(&node.cluster().data_folder(0)), |seen: &libc::statvfs| seen.f_blocks * seen.f_frsize);
+    assert!(bytes(&below) - bytes(&seen) < seen.f_frsize, "{} of {}", bytes(&seen), bytes(&below));
     assert!(seen.f_blocks > 0 && seen.f_bavail <= seen.f_blocks);
     assert!(Command::new("df").arg(node.mount_point()).output().unwrap().status.success());
 }
