@@ -36,7 +36,8 @@ fn pieces_are_still_foreseen_when_gaps_are_not_worth_reading() {
         d.regard_gaps(32 * KIB);
         let f = reads(&mut d, [at(9)], 100 * KIB).expect("no read is needed to see them anew");
         assert!(!f.is_dense() && f.stride_bytes() == stride);
-        assert_eq!(f.within(at(10) - MIB / 8..at(10) + MIB / 8), [at(10)..at(10) + 100 * KIB]);
+        let pieces = f.within(at(10) - MIB / 8..at(10) + MIB / 8);
+        assert_eq!((pieces.len(), pieces.first()), (1, Some(&(at(10)..at(10) + 100 * KIB))));
     }
     // Where nothing but small gaps is agreed on, nothing is foreseen.
     let mut d = Detector::default();
