@@ -9,6 +9,7 @@ mod learnt;
 mod map_watch;
 #[cfg(test)]
 mod tests;
+mod unaided;
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -22,6 +23,7 @@ use indexed::Indexed;
 use learnt::Learnt;
 pub use map_watch::Cached;
 use map_watch::MapWatch;
+use unaided::Unaided;
 
 use crate::cache::{Action, BlockCache, Geometry, Plan, Tally};
 use crate::config::{Budget, DeviceCost, Entry, Monitored, Region, StandDown};
@@ -102,6 +104,8 @@ pub struct Advisor {
     gaps: Gaps,
     /// Of files without a plan: bringing in all of them.
     fill: Fill,
+    /// How long reads take that wait for no hint.
+    unaided: Unaided,
     /// Of files without a plan that are mapped.
     map_watch: Option<MapWatch>,
     /// The program has mapped it; else it is looked at because no reads are told of.
@@ -171,6 +175,7 @@ impl Advisor {
             indexed: Indexed::default(),
             gaps: Gaps::new(!at_once),
             fill: Fill::default(),
+            unaided: Unaided::default(),
             map_watch: None,
             is_mapped: false,
             watched_bytes: 0,
@@ -302,7 +307,9 @@ impl Advisor {
                 // What was given up with this counts neither for hints nor against them.
                 self.judge.start_over(self.tally());
             }
-            self.judge.read(false, read.bytes.end - read.bytes.start, read.duration_ns, read.now_ns);
+            if self.unaided.is_alone(read) {
+                self.judge.read(false, read.bytes.end - read.bytes.start, read.duration_ns, read.now_ns);
+            }
             return Vec::new();
         }
         self.was_down = false;
@@ -312,6 +319,9 @@ impl Advisor {
             duration_ns => self.to_wait_ns.saturating_sub(waited_ns(len, duration_ns)),
         };
         let at_stake = self.to_wait_ns == 0;
+        // How long reads take is not always known.
+        let (is_timed, slow) = (read.duration_ns > 0, is_slow(len, read.duration_ns));
+        let alone = self.unaided.is_alone(read);
         let mut grant = |bytes: u64| advising && may(bytes);
         let (hit, mut actions) = match &mut self.engine {
             Engine::Nothing => return Vec::new(),
@@ -341,12 +351,19 @@ impl Advisor {
                 let stream = stream_of(reader, seen.stream);
                 let mut actions = if seen.fresh { cache.depart(stream) } else { Vec::new() };
                 actions.extend(more);
-                if !hit && (read.duration_ns == 0 || is_slow(len, read.duration_ns)) {
-                    self.gaps.read(len, read.duration_ns, read.now_ns);
+                match alone || !is_timed {
+                    true if !hit && (slow || !is_timed) => self.gaps.read(len, read.duration_ns, read.now_ns),
+                    true => {}
+                    false => self.gaps.interrupted(),
+                }
+                if !hit && slow && alone {
+                    self.unaided.read(len, read.duration_ns);
                 }
                 if let Some(forecast) = seen.forecast.filter(|_| !is_known) {
                     let may_try = at_stake && advising;
-                    let advice = may_try.then(|| self.gaps.advise(forecast, &read.bytes, self.size_bytes));
+                    let advice = may_try.then(|| {
+                        self.gaps.advise(forecast, &read.bytes, self.size_bytes, |bytes| self.fill.affords(bytes))
+                    });
                     match advice.unwrap_or(Advice::Follow) {
                         Advice::Follow => {
                             if seen.changed {
@@ -361,9 +378,17 @@ impl Advisor {
                     }
                 }
                 let unforeseen = !hit && !is_known && seen.forecast.is_none();
-                let steps = match unforeseen && is_slow(len, read.duration_ns) {
-                    true => self.fill.slow_read(Some(read.bytes.start), read.duration_ns, self.size_bytes, &mut grant),
-                    false => self.fill.more(self.size_bytes),
+                let without_hints_ns = self.unaided.without_hints_ns(len, read.duration_ns);
+                let steps = if unforeseen && slow {
+                    let ns = [without_hints_ns, read.duration_ns];
+                    self.fill.slow_read(Some(&read.bytes), ns, self.size_bytes, &mut grant)
+                } else {
+                    if unforeseen && is_timed {
+                        self.fill.fast_read(&read.bytes);
+                    } else if !hit && slow && !alone {
+                        self.fill.delayed(read.duration_ns - without_hints_ns);
+                    }
+                    self.fill.more(self.size_bytes)
                 };
                 actions.extend(steps.into_iter().map(of_step));
                 (hit, actions)
@@ -379,7 +404,10 @@ impl Advisor {
             return self.kept(actions);
         }
         let tally = self.tally();
-        self.judge.read(hit, read.bytes.end - read.bytes.start, read.duration_ns, read.now_ns);
+        // One that waited behind a hint does not tell how reads are without.
+        if hit || alone {
+            self.judge.read(hit, len, read.duration_ns, read.now_ns);
+        }
         self.judge.tally(tally, read.now_ns);
         self.kept(actions)
     }
@@ -427,7 +455,7 @@ impl Advisor {
         if held > 0 {
             self.mapped.insert(program, (held, until));
         }
-        actions
+        self.kept(actions)
     }
 
     /// When the maps of a file without a plan are to be looked at; `None` when they are not.
@@ -464,14 +492,14 @@ impl Advisor {
         let seen = watch.look(now_ns, cached, may);
         let mut actions: Vec<Action> = seen.bring.into_iter().map(Action::Exactly).collect();
         for fault_ns in seen.faults_ns {
-            let steps = self.fill.slow_read(None, fault_ns, self.size_bytes, may);
+            let steps = self.fill.slow_fault(fault_ns, self.size_bytes, may);
             actions.extend(steps.into_iter().map(of_step));
         }
         actions.extend(self.fill.more(self.size_bytes).into_iter().map(of_step));
         if let Some(watch) = self.map_watch.take_if(|watch| watch.is_done()) {
             self.watched_bytes += watch.held_bytes();
         }
-        actions
+        self.kept(actions)
     }
 
     /// The number of programs that have the file open.
@@ -514,7 +542,8 @@ impl Advisor {
     /// first time, and what is there is not ours.
     pub fn hinted(&mut self, asked: Range<u64>, found_bytes: u64, fresh: bool, now_ns: u64) {
         let asked_bytes = asked.end.saturating_sub(asked.start);
-        self.fill.arrived();
+        self.unaided.answered(now_ns);
+        self.fill.arrived(&asked);
         if !fresh {
             return;
         }
@@ -526,16 +555,23 @@ impl Advisor {
         }
     }
 
-    /// How long it took to bring in what was to be tried.
-    pub fn tried(&mut self, bytes: &Range<u64>, took_ns: u64) {
+    /// A hint was refused, or failed.
+    pub fn failed(&mut self, asked: &Range<u64>, now_ns: u64) {
+        self.unaided.answered(now_ns);
+        self.fill.arrived(asked);
+    }
+
+    /// How long it took to bring in what was to be tried, of which `found_bytes` were in memory already.
+    pub fn tried(&mut self, bytes: &Range<u64>, found_bytes: u64, took_ns: u64, now_ns: u64) {
+        self.unaided.answered(now_ns);
         self.judge.tried(bytes, took_ns);
-        if !self.gaps.tried(bytes, took_ns) {
+        if !self.gaps.tried(bytes, found_bytes, took_ns) {
             self.gap_bytes = self.gap_bytes.min(SHORT_GAP_BYTES);
             if let Engine::Online(_, detectors) = &mut self.engine {
-                detectors.clear();
+                detectors.values_mut().for_each(|detector| detector.regard_gaps(self.gap_bytes));
             }
         }
-        self.fill.tried(bytes, took_ns, self.size_bytes);
+        self.fill.tried(bytes, found_bytes, took_ns);
     }
 
     /// Bytes brought in and not yet released.
@@ -594,11 +630,12 @@ impl Advisor {
         }
     }
 
-    /// Without releases where the configuration wants none, or nothing is known of what is read again.
-    fn kept(&self, mut actions: Vec<Action>) -> Vec<Action> {
+    /// Without releases where the configuration wants none, or nothing is known of what is read again. The rest is noted.
+    fn kept(&mut self, mut actions: Vec<Action>) -> Vec<Action> {
         if !self.monitored.entry.release || matches!(self.engine, Engine::Online(..)) {
             actions.retain(|a| !matches!(a, Action::Release(_)));
         }
+        self.unaided.gave(actions.iter().filter_map(Action::asked).count() as u64);
         actions
     }
 }

@@ -80,6 +80,16 @@ pub enum Action {
     Exactly(Range<u64>),
 }
 
+impl Action {
+    /// What is to be brought in, if anything is.
+    pub fn asked(&self) -> Option<&Range<u64>> {
+        match self {
+            Action::Prefetch(range) | Action::Renew(range) | Action::Try(range) | Action::Exactly(range) => Some(range),
+            Action::Release(_) => None,
+        }
+    }
+}
+
 /// What became of the bytes that were brought in.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Tally {

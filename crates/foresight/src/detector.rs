@@ -85,7 +85,7 @@ impl Series {
         let mut round: Vec<Range<u64>> =
             (1..self.count).map(|i| self.start + i * self.stride).map(|at| at..at + self.bytes).collect();
         round.push(read.clone());
-        Some(Forecast { round, stride: i64::try_from(apart).ok()?, dense: false, rounds: NESTED_ROUNDS })
+        Some(Forecast { round, stride: i64::try_from(apart).ok()?, dense: false, regular: true, rounds: NESTED_ROUNDS })
     }
 }
 
@@ -118,6 +118,11 @@ impl Detector {
             self.streams[stream].read(bytes, gap_bytes, self.reads)
         };
         Seen { stream, fresh, changed, forecast: self.streams[stream].forecast() }
+    }
+
+    /// Gaps of more than `gap_bytes` are not worth reading after all: of what was foreseen with longer ones only the pieces stay.
+    pub fn regard_gaps(&mut self, gap_bytes: u64) {
+        self.streams.iter_mut().chain([&mut self.wide]).for_each(|stream| stream.regard_gaps(gap_bytes));
     }
 
     /// Takes a read into its series; what comes if it begins another one like those before.

@@ -28,6 +28,26 @@ fn a_small_gap_is_read_along() {
 }
 
 #[test]
+fn pieces_are_still_foreseen_when_gaps_are_not_worth_reading() {
+    for stride in [500 * KIB as i64, -500 * KIB as i64] {
+        let mut d = Detector::default();
+        let at = |i: i64| (100 * MIB as i64 + i * stride) as u64;
+        assert!(reads(&mut d, (0..9).map(at), 100 * KIB).unwrap().is_dense());
+        d.regard_gaps(32 * KIB);
+        let f = reads(&mut d, [at(9)], 100 * KIB).expect("no read is needed to see them anew");
+        assert!(!f.is_dense() && f.stride_bytes() == stride);
+        let pieces = f.within(at(10) - MIB / 8..at(10) + MIB / 8);
+        assert_eq!((pieces.len(), pieces.first()), (1, Some(&(at(10)..at(10) + 100 * KIB))));
+    }
+    // Where nothing but small gaps is agreed on, nothing is foreseen.
+    let mut d = Detector::default();
+    let uneven = (0..40u64).map(|i| i * i % 7 * 10 * KIB + i * 300 * KIB);
+    assert!(reads(&mut d, uneven, 100 * KIB).unwrap().is_dense());
+    d.regard_gaps(32 * KIB);
+    assert_eq!(d.streams[0].forecast(), None);
+}
+
+#[test]
 fn of_a_large_gap_only_the_pieces_are_brought_in() {
     let mut d = Detector::default();
     let f = reads(&mut d, (0..10).map(|i| i * 8 * MIB), 100 * KIB).unwrap();
@@ -154,7 +174,7 @@ proptest! {
     fn pieces_are_those_of_counting(start in 0u64..1000, len in 1u64..50, stride in -70i64..70, from in 0u64..1500, ask in 1u64..300) {
         prop_assume!(stride != 0);
         let round: Vec<_> = std::iter::once(start..start + len).collect();
-        let f = Forecast { round, stride, dense: false, rounds: 9 };
+        let f = Forecast { round, stride, dense: false, regular: true, rounds: 9 };
         let counted: std::collections::BTreeSet<u64> = (0..=9)
             .flat_map(|n| (start as i64 + n * stride..start as i64 + n * stride + len as i64).filter(|b| *b >= 0).map(|b| b as u64))
             .filter(|b| (from..from + ask).contains(b))

@@ -13,6 +13,8 @@ pub struct Forecast {
     pub(crate) stride: i64,
     /// Gaps are read too: everything on the way is wanted.
     pub(crate) dense: bool,
+    /// Most of the last reads agree on the stride.
+    pub(crate) regular: bool,
     /// Rounds predicted from the last one on; more as the forecast proves right.
     pub(crate) rounds: u64,
 }
@@ -36,6 +38,11 @@ impl Forecast {
     /// Rounds predicted from the last one on: 4 at first, doubled each time the forecast proves right.
     pub fn rounds(&self) -> u64 {
         self.rounds
+    }
+
+    /// Whether most of the last reads agree on the stride; else they only went one way with small gaps.
+    pub fn is_regular(&self) -> bool {
+        self.regular
     }
 
     /// Bytes of one round without its gaps.

@@ -73,6 +73,13 @@ impl Stream {
         self.forecast = None;
     }
 
+    /// What comes next when gaps of more than `gap_bytes` are not read along.
+    pub(crate) fn regard_gaps(&mut self, gap_bytes: u64) {
+        if self.forecast.as_ref().is_some_and(Forecast::is_dense) {
+            self.forecast = self.detect(gap_bytes);
+        }
+    }
+
     /// Takes a read that shows what comes next.
     pub(crate) fn nest(&mut self, forecast: Forecast, bytes: &Range<u64>, now: u64) {
         *self =
@@ -173,7 +180,7 @@ impl Stream {
         let span = round.last().map_or(0, |p| p.end) - round.first().map_or(0, |p| p.start);
         // Pieces further apart than a round are streams of their own, and nothing lies between them.
         let dense = gap <= gap_bytes && span <= stride.unsigned_abs();
-        Forecast { round, stride, dense, rounds: ROUNDS.0 }
+        Forecast { round, stride, dense, regular: true, rounds: ROUNDS.0 }
     }
 
     /// No stride is agreed on, but the reads go one way with gaps small enough to be read along.
@@ -194,6 +201,12 @@ impl Stream {
         let stride = ((high - low) / READS as u64).max(1) as i64;
         let stride = if forward > backward { stride } else { -stride };
         let round = vec![self.reads.back()?.clone()];
-        (one_way && gap <= gap_bytes).then_some(Forecast { round, stride, dense: true, rounds: ROUNDS.0 })
+        (one_way && gap <= gap_bytes).then_some(Forecast {
+            round,
+            stride,
+            dense: true,
+            regular: false,
+            rounds: ROUNDS.0,
+        })
     }
 }

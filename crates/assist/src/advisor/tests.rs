@@ -15,7 +15,14 @@ fn advisor(entry: Entry, size: u64, budget: Budget) -> Advisor {
 }
 
 fn read(a: &mut Advisor, program: u64, bytes: Range<u64>, duration_ns: u64, now_ns: u64) -> Vec<Action> {
-    a.read(Reader { program, thread: 1 }, &Read { bytes, duration_ns, now_ns }, &mut |_| true)
+    let actions = a.read(Reader { program, thread: 1 }, &Read { bytes, duration_ns, now_ns }, &mut |_| true);
+    // What is to be tried is answered by the tests themselves.
+    for action in &actions {
+        if let Action::Prefetch(range) | Action::Renew(range) = action {
+            a.hinted(range.clone(), 0, false, now_ns);
+        }
+    }
+    actions
 }
 
 fn prefetched(actions: &[Action]) -> u64 {
@@ -161,7 +168,7 @@ fn without_a_plan_something_must_be_at_stake() {
         a.may_be(crate::formats::by_name(std::path::Path::new("/f.parquet")));
         for i in 1..400u64 {
             let actions = read(&mut a, 1, i * 150_000..i * 150_000 + 20_000, read_ns, i * read_ns);
-            let tried = answer_trials(&mut a, &actions, 2 * read_ns);
+            let tried = answer_trials(&mut a, &actions, 2 * read_ns, i * read_ns);
             let asked = prefetched(&actions) + tried;
             brought = brought.or((asked > 0).then_some(i));
             wished = wished.or(a.take_index_wish().map(|_| i));
@@ -177,14 +184,14 @@ fn without_a_plan_something_must_be_at_stake() {
 }
 
 /// What is to be tried takes so long. How much it is.
-fn answer_trials(a: &mut Advisor, actions: &[Action], took_ns: u64) -> u64 {
+fn answer_trials(a: &mut Advisor, actions: &[Action], took_ns: u64, now_ns: u64) -> u64 {
     let extents = actions.iter().filter_map(|action| match action {
         Action::Try(extent) => Some(extent.clone()),
         _ => None,
     });
     extents
         .map(|extent| {
-            a.tried(&extent, took_ns);
+            a.tried(&extent, 0, took_ns, now_ns + took_ns);
             extent.end - extent.start
         })
         .sum()
@@ -204,7 +211,8 @@ fn a_file_read_without_a_pattern_is_brought_in_when_that_costs_no_more() {
             match action {
                 Action::Try(extent) => {
                     tried += extent.end - extent.start;
-                    a.tried(&extent, 25_000_000);
+                    let took_ns = (extent.end - extent.start) * 25_000_000 / (4 * MIB);
+                    a.tried(&extent, 0, took_ns, i * 5_000_000);
                 }
                 Action::Prefetch(range) => {
                     asked += range.end - range.start;
@@ -214,7 +222,7 @@ fn a_file_read_without_a_pattern_is_brought_in_when_that_costs_no_more() {
             }
         }
     }
-    assert!(tried == 4 * MIB && asked >= 60 * MIB, "{tried} {asked}");
+    assert!(tried < 16 * MIB && tried + asked == 64 * MIB, "{tried} {asked}");
     assert!(a.held_bytes() >= 64 * MIB);
     // One that reads from memory waits for nothing.
     let mut a = online(64 * MIB);

@@ -310,13 +310,16 @@ impl Files {
                     tracing::warn!(path = file.report.path, error = %e, "the system refuses hints");
                 }
                 file.report.errors += 1;
+                if !done.range.is_empty() {
+                    file.advisor.failed(&done.range, now_ns);
+                }
             }
             Ok(brought) => {
                 file.report.calls += brought.calls;
                 file.report.found_bytes += if done.fresh { brought.found_bytes } else { 0 };
                 file.report.missed_bytes += brought.missed_bytes;
                 if let Some(took_ns) = done.took_ns {
-                    return file.advisor.tried(&done.range, took_ns);
+                    return file.advisor.tried(&done.range, brought.found_bytes, took_ns, now_ns);
                 }
                 file.advisor.hinted(done.range, brought.found_bytes, done.fresh, now_ns);
             }
@@ -421,6 +424,7 @@ impl SharedFile {
 
     fn perform(&mut self, actions: Vec<Action>, acting: &Acting<'_>) {
         for action in actions {
+            let asked = action.asked().cloned();
             let work = match action {
                 Action::Prefetch(range) => Work::WillNeed { range, fresh: true },
                 Action::Renew(range) => Work::WillNeed { range, fresh: false },
@@ -432,11 +436,16 @@ impl SharedFile {
                 }
             };
             self.report.hints += u64::from(matches!(work, Work::WillNeed { .. } | Work::Exactly(_) | Work::Try(_)));
-            self.submit(acting, work);
+            if !self.submit(acting, work)
+                && let Some(asked) = asked
+            {
+                self.advisor.failed(&asked, 0);
+            }
         }
     }
 
-    fn submit(&mut self, acting: &Acting<'_>, work: Work) {
+    /// False where it was refused.
+    fn submit(&mut self, acting: &Acting<'_>, work: Work) -> bool {
         let target = Target {
             id: acting.id,
             fd: acting.fd.clone(),
@@ -445,9 +454,9 @@ impl SharedFile {
             progress: self.progress.clone(),
             inside: acting.inside.cloned(),
         };
-        if !acting.pool.submit(target, work) {
-            self.report.refused += 1;
-        }
+        let taken = acting.pool.submit(target, work);
+        self.report.refused += u64::from(!taken);
+        taken
     }
 
     fn report(&self) -> FileReport {

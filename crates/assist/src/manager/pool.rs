@@ -146,6 +146,7 @@ pub(super) enum Work {
 #[derive(Debug)]
 pub(super) struct Done {
     pub(super) id: FileId,
+    /// Empty where nothing was to be brought in.
     pub(super) range: Range<u64>,
     pub(super) fresh: bool,
     /// How long it took to bring in what was to be tried, if that is known.
@@ -552,8 +553,16 @@ impl Pool {
                 Some(Done { id: *id, range, fresh: false, took_ns: None, index: None, backend: backend.name(), result })
             }
             Work::DontNeed(range) => {
-                let (error, backend) = self.backends.dont_need(*choice, file, range.clone()).err()?;
-                Some(Done { id: *id, range, fresh: false, took_ns: None, index: None, backend, result: Err(error) })
+                let (error, backend) = self.backends.dont_need(*choice, file, range).err()?;
+                Some(Done {
+                    id: *id,
+                    range: 0..0,
+                    fresh: false,
+                    took_ns: None,
+                    index: None,
+                    backend,
+                    result: Err(error),
+                })
             }
             Work::ReadAhead(how) => {
                 let backend = self.backends.choose(*choice, file);

@@ -33,6 +33,8 @@ pub struct Outcome {
     pub run_ns: u64,
     /// The time that threads waited for reads, summed.
     pub wait_ns: u64,
+    /// Hints that were given.
+    pub hints: u64,
     /// Requests that reached the device.
     pub requests: u64,
     /// Bytes that they read.
@@ -83,6 +85,7 @@ pub fn replay_judged(
         windows: FxHashMap::default(),
         took: FxHashMap::default(),
         guides,
+        told: BTreeMap::new(),
         began_ns: None,
         outcome: Outcome::default(),
     };
@@ -142,6 +145,24 @@ impl Guide {
     }
 }
 
+/// What became of a hint, as the manager learns of it.
+struct Told {
+    file: usize,
+    range: Range<u64>,
+    /// Of these bytes, those that were in memory or on their way.
+    found_bytes: u64,
+    what: What,
+}
+
+#[derive(Clone, Copy)]
+enum What {
+    Given {
+        fresh: bool,
+    },
+    /// It took so long.
+    Tried(u64),
+}
+
 /// The computer that the run is replayed on.
 struct Node<'a> {
     sizes: &'a [u64],
@@ -159,6 +180,8 @@ struct Node<'a> {
     /// How long the reads of each thread took that were not learnt of yet.
     took: FxHashMap<(u64, u16), VecDeque<u64>>,
     guides: FxHashMap<usize, Guide>,
+    /// What the advisors will be told, by the instant and a number.
+    told: BTreeMap<(u64, u64), Told>,
     /// When the first read began.
     began_ns: Option<u64>,
     outcome: Outcome,
@@ -193,6 +216,7 @@ impl Storage for Node<'_> {
 
     fn learn(&mut self, now_ns: u64, reader: Reader, access: &Access, last: bool) {
         let (file, size) = (access.file, self.sizes[access.file]);
+        self.tell(now_ns);
         let took = self.took.get_mut(&(reader.process, reader.thread)).and_then(VecDeque::pop_front);
         let Some(guide) = self.guides.get_mut(&file) else { return };
         guide.modes.entry(reader.process).or_default().read(access.bytes.end, &guide.regions);
@@ -209,20 +233,11 @@ impl Storage for Node<'_> {
         }
         for action in actions {
             match action {
-                Action::Prefetch(bytes) | Action::Renew(bytes) | Action::Exactly(bytes) => {
-                    let bytes = pages(&(bytes.start..bytes.end.min(size)));
-                    if bytes.start < bytes.end {
-                        self.hint(now_ns, file as u32, &bytes);
-                    }
+                Action::Prefetch(range) => self.hint(now_ns, file, size, range, What::Given { fresh: true }),
+                Action::Renew(range) | Action::Exactly(range) => {
+                    self.hint(now_ns, file, size, range, What::Given { fresh: false });
                 }
-                Action::Try(extent) => {
-                    let bytes = pages(&(extent.start..extent.end.min(size)));
-                    self.hint(now_ns, file as u32, &bytes);
-                    let took_ns = self.ready_ns(file as u32, &bytes).saturating_sub(now_ns);
-                    if let Some(guide) = self.guides.get_mut(&file) {
-                        guide.advisor.tried(&extent, took_ns);
-                    }
-                }
+                Action::Try(range) => self.hint(now_ns, file, size, range, What::Tried(0)),
                 Action::Release(bytes) => {
                     // Whole pages only.
                     let inner = bytes.start.div_ceil(4096) * 4096..bytes.end / 4096 * 4096;
@@ -236,16 +251,42 @@ impl Storage for Node<'_> {
 }
 
 impl Node<'_> {
-    /// A hint: what is missing of a range is read from the device.
-    fn hint(&mut self, now_ns: u64, file: u32, range: &Range<u64>) {
+    /// A hint: what is missing of a range is read from the device. The advisor is told when it is there.
+    fn hint(&mut self, now_ns: u64, file: usize, size: u64, range: Range<u64>, what: What) {
         self.settle(now_ns);
+        let bytes = pages(&(range.start..range.end.min(size)));
         let longest = self.device.request_bytes_max.max(4096);
-        for claimed in self.cache.claim(file, range.start, range.end, true) {
-            let mut at = claimed.start;
-            while at < claimed.end {
-                let end = claimed.end.min(at.saturating_add(longest));
-                self.request(now_ns, file, at..end);
-                at = end;
+        let (mut missing, mut ready_ns) = (0, now_ns);
+        if bytes.start < bytes.end {
+            for claimed in self.cache.claim(file as u32, bytes.start, bytes.end, true) {
+                missing += claimed.end - claimed.start;
+                let mut at = claimed.start;
+                while at < claimed.end {
+                    let end = claimed.end.min(at.saturating_add(longest));
+                    self.request(now_ns, file as u32, at..end);
+                    at = end;
+                }
+            }
+            ready_ns = ready_ns.max(self.ready_ns(file as u32, &bytes));
+        }
+        let what = match what {
+            What::Tried(_) => What::Tried(ready_ns - now_ns),
+            given => given,
+        };
+        let found_bytes = (range.end - range.start).saturating_sub(missing);
+        self.told.insert((ready_ns, self.outcome.hints), Told { file, range, found_bytes, what });
+        self.outcome.hints += 1;
+    }
+
+    /// Tells the advisors what became of their hints by now.
+    fn tell(&mut self, now_ns: u64) {
+        while let Some(first) = self.told.first_entry().filter(|first| first.key().0 <= now_ns) {
+            let at_ns = first.key().0;
+            let Told { file, range, found_bytes, what } = first.remove();
+            let Some(guide) = self.guides.get_mut(&file) else { continue };
+            match what {
+                What::Given { fresh } => guide.advisor.hinted(range, found_bytes, fresh, at_ns),
+                What::Tried(took_ns) => guide.advisor.tried(&range, found_bytes, took_ns, at_ns),
             }
         }
     }

@@ -526,31 +526,73 @@ fn a_file_that_lists_its_own_extents_is_planned_by_its_index() {
     }
 }
 
-/// Without a plan no program is held up on any device by more than a hundredth and a few milliseconds, whether it is known what
-/// the device costs or not; but for three that are named, which must not become slower.
+/// Programs that no rule was made for, with the sizes of their files.
+fn other_programs() -> Vec<(&'static str, u64, Vec<Step>)> {
+    let strided =
+        |n: u64, len: u64, stride: u64, us: u64| -> Vec<Step> { (0..n).map(|i| (1, 0, i * stride, len, us)).collect() };
+    let shuffled = |n: u64, len: u64, every: u64, us: u64| -> Vec<Step> {
+        let mut places: Vec<u64> = (0..n).collect();
+        Random::new(n).shuffle(&mut places);
+        places.into_iter().map(|i| (1, 0, i * every, len, us)).collect()
+    };
+    let columns = (0..800u64).flat_map(|row| [(row * 400_000, 30_000), (row * 400_000 + 150_000, 10_000)]);
+    vec![
+        ("12 KiB of each 96 KiB", 2000 * 96 * KIB, strided(2000, 12 * KIB, 96 * KIB, 20)),
+        ("100 KB of each 300 KB", 180_000_000, strided(600, 100_000, 300_000, 200)),
+        ("1 MiB of each 3 MiB", 450 * MIB, strided(150, MIB, 3 * MIB, 1000)),
+        ("180 KB of each 400 KB, soon over", 16_000_000, strided(40, 180_000, 400_000, 10)),
+        ("40 KB of each 200 KB, backward", 300_000_000, {
+            let mut steps = strided(1500, 40_000, 200_000, 50);
+            steps.reverse();
+            steps
+        }),
+        ("two columns of rows of 400 KB", 320_000_000, columns.map(|(at, len)| (1, 0, at, len, 30)).collect()),
+        ("600 chunks of 64 KiB in no order", 150 * MIB, shuffled(600, 64 * KIB, 256 * KIB, 100)),
+        ("193 chunks of 700 KiB in no order", 193 * MIB, shuffled(193, 700 * KIB, MIB, 300)),
+        ("150 of 900 chunks of 100 KB in no order", 90_000_000, shuffled(900, 100_000, 100_000, 50)[..150].to_vec()),
+        ("400 places in 15 MiB in no order", 15 * MIB, shuffled(3840, 4096, 4096, 10)[..400].to_vec()),
+        ("60 places in 8 MiB in no order", 8 * MIB, shuffled(2048, 4096, 4096, 10)[..60].to_vec()),
+    ]
+}
+
+/// Devices that no rule was made for.
+fn other_devices() -> Vec<Device> {
+    let line = |us: u64, ps_per_byte| LinearCost { fixed: Nanos::from_micros(us), ps_per_byte };
+    let of = |us, ps, parallel, name: &str| Device {
+        parallel,
+        ..Device::of(line(us, ps).into(), line(us, ps).into(), name)
+    };
+    vec![
+        Device::limited(300, 20),
+        Device::limited(5000, 200),
+        of(5000, 160_000, 32, "5 ms, 32 at once, 200 MB/s together"),
+        of(700, 4000, 4, "0.7 ms, 4 at once, 250 MB/s each"),
+    ]
+}
+
+/// Without a plan no program is held up on any device by more than a hundredth and 20 ms, and those that the rules were made with by
+/// no more than 3 ms beside that, whether it is known what the device costs or not.
 #[test]
 fn no_plan_costs_next_to_nothing_on_any_device() {
     let line = LinearCost { fixed: Nanos::from_micros(60), ps_per_byte: 450 };
     let fast = Device { parallel: 2, ..Device::of(line.into(), line.into(), "fast") };
-    let devices = devices().into_iter().chain([fast]).collect::<Vec<_>>();
+    let mut devices: Vec<Device> = devices().into_iter().chain([fast]).collect();
     let entry = Entry { online: true, ..Entry::new("/data/f0") };
     let entries: Entries = [(0, Hinted { entry: &entry, index: None })].into_iter().collect();
     let mut all = programs();
     all.push(("20 KB of each 150 KB, soon over", 48 * MIB, (0..320).map(|i| (1, 0, i * 150_000, 20_000, 5)).collect()));
-    let percent = |name: &str, device: usize, is_known: bool| match (name, device, is_known) {
-        ("strided 250 KiB", 3, false) => 80,
-        ("437 chunks of 250 KiB in no order", 0, _) => 19,
-        ("20 KB of each 150 KB, soon over", 3, false) => 18,
-        _ => 1,
-    };
+    let known = (all.len(), devices.len());
+    all.extend(other_programs());
+    devices.extend(other_devices());
     let mut bad = Vec::new();
-    for (name, size, steps) in all {
-        for (i, device) in devices.iter().enumerate() {
+    for (program, (name, size, steps)) in all.into_iter().enumerate() {
+        for (number, device) in devices.iter().enumerate() {
+            let slack_ns = if program < known.0 && number < known.1 { 3_000_000 } else { 20_000_000 };
             let run = run_of(&record(&[size], &steps, device), device, |_| true, usize::MAX);
             let without = replay(&run, device, 1 << 30, &Entries::default()).run_ns;
-            for (cost, is_known) in [(device.cost(), true), (DeviceCost::default(), false)] {
+            for cost in [device.cost(), DeviceCost::default()] {
                 let with = replay_judged(&run, device, 1 << 30, &entries, StandDown::default(), &cost).run_ns;
-                if with > without + without * percent(name, i, is_known) / 100 + 3_000_000 {
+                if with > without + without / 100 + slack_ns {
                     let (without, with) = (without / 1_000_000, with / 1_000_000);
                     bad.push(format!("{name}, on {}, {cost:?}: {without} → {with} ms", device.source));
                 }

@@ -187,11 +187,15 @@ fn a_link_that_is_dropped_ends_its_calls() {
 #[test]
 fn an_answer_that_comes_after_the_receiving_thread_has_left_is_received_at_once() {
     let mut held = None;
+    let (holds, is_held) = channel();
     let server = server(move |connection, call| {
         let Call::Read { lane_offset, len, .. } = call.call else { return Flow::Close };
         match lane_offset >> 20 {
             // Answered behind the call that comes next, which is answered later.
-            1 => held = Some((call.id, lane_offset, len)),
+            1 => {
+                held = Some((call.id, lane_offset, len));
+                let _ = holds.send(()); // the test may have ended
+            }
             _ => {
                 if let Some((id, offset, len)) = held.take() {
                     connection.answer(id, &Answer::Data, &content(offset, len as usize));
@@ -216,7 +220,9 @@ fn an_answer_that_comes_after_the_receiving_thread_has_left_is_received_at_once(
                 let call = read_call(&link, 1 << 20, 10);
                 link.call(call, &[], Some(&mut [IoSliceMut::new(&mut bytes)]), in_ms(10_000)).unwrap();
             });
-            // It receives by then.
+            // Sent after this one, the other call cannot overtake it.
+            is_held.recv_timeout(Duration::from_secs(10)).expect("the server has the first call");
+            // It receives by then, at least once in ten times.
             std::thread::sleep(Duration::from_millis(10));
             let began = Instant::now();
             assert!(start(&link, 2, 10, 10_000, &to));
