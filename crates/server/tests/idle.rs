@@ -1,9 +1,11 @@
 //! A cluster with clients connected and nothing to do uses no processor. Alone in its process, which is what is measured.
 
+mod support;
+
 use std::time::Duration;
 
-use crate::support::{Cluster, Peer, pattern, who};
 use impresario_wire::{Answer, Call, FileKey, Role};
+use support::{Cluster, Peer, pattern, who};
 
 /// Processor time that this process has used.
 fn used() -> Duration {

@@ -9,7 +9,6 @@ mod exports;
 mod failing_device;
 mod fsck;
 mod half_writes;
-mod idle;
 mod io_node;
 mod isolation;
 mod keys;
