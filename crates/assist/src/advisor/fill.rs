@@ -144,9 +144,9 @@ impl Fill {
         self.more(size_bytes)
     }
 
-    /// A fault of a map that took so long: not more without hints than others did before.
+    /// A fault of a map that took so long: beside pieces on their way, not more without them than others did before.
     pub(super) fn slow_fault(&mut self, took_ns: u64, size_bytes: u64, may: &mut dyn FnMut(u64) -> bool) -> Vec<Step> {
-        let without_hints_ns = if self.asked > 0 { took_ns.min(self.each_ns()) } else { took_ns };
+        let without_hints_ns = if self.under_way.is_empty() { took_ns } else { took_ns.min(self.each_ns()) };
         self.slow_read(None, [without_hints_ns, took_ns], size_bytes, may)
     }
 
@@ -321,6 +321,21 @@ mod tests {
             }
         }
         None
+    }
+
+    #[test]
+    fn faults_that_take_longer_than_others_by_themselves_were_not_delayed() {
+        let (mut fill, mut asked) = (Fill::default(), 0);
+        let faults = (1..=300).take_while(|fault| {
+            let took_ns = if fault % 2 == 0 { 4 * MS } else { 6 * MS };
+            for step in fill.slow_fault(took_ns, 64 * MIB, &mut |_| true) {
+                let (Step::Try(piece) | Step::Bring(piece)) = &step;
+                asked = piece.end;
+                fill.tried(piece, 0, ns(piece, 5) + 5 * MS);
+            }
+            asked < 64 * MIB
+        });
+        assert!((40..200).contains(&faults.count()), "{asked}");
     }
 
     #[test]
