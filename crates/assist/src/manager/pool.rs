@@ -531,6 +531,11 @@ impl Pool {
     fn perform(&self, job: Job) -> Option<Done> {
         let Target { id, fd, backend: choice, progress, inside, .. } = &job.target;
         let file = HintedFile { fd: fd.as_fd(), id: *id, progress: Some(progress), inside: inside.as_ref() };
+        // What brings nothing in is told of when it fails only.
+        let failed = |backend, error| {
+            let result = Err(error);
+            Done { id: *id, range: 0..0, fresh: false, took_ns: None, index: None, backend, result }
+        };
         match job.work {
             Work::WillNeed { range, fresh } => {
                 let (result, backend) = match self.backends.will_need(*choice, file, range.clone()) {
@@ -554,28 +559,12 @@ impl Pool {
             }
             Work::DontNeed(range) => {
                 let (error, backend) = self.backends.dont_need(*choice, file, range).err()?;
-                Some(Done {
-                    id: *id,
-                    range: 0..0,
-                    fresh: false,
-                    took_ns: None,
-                    index: None,
-                    backend,
-                    result: Err(error),
-                })
+                Some(failed(backend, error))
             }
             Work::ReadAhead(how) => {
                 let backend = self.backends.choose(*choice, file);
                 let error = backend.read_ahead(file, how).err()?;
-                Some(Done {
-                    id: *id,
-                    range: 0..0,
-                    fresh: false,
-                    took_ns: None,
-                    index: None,
-                    backend: backend.name(),
-                    result: Err(error),
-                })
+                Some(failed(backend.name(), error))
             }
             // Of a file that is closed meanwhile nothing is wanted.
             Work::Index(_) if progress.ended.load(Relaxed) => None,

@@ -151,16 +151,18 @@ struct Told {
     range: Range<u64>,
     /// Of these bytes, those that were in memory or on their way.
     found_bytes: u64,
-    what: What,
+    /// From the hint until all of it was there.
+    took_ns: u64,
+    kind: Hint,
 }
 
-#[derive(Clone, Copy)]
-enum What {
-    Given {
-        fresh: bool,
-    },
-    /// It took so long.
-    Tried(u64),
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Hint {
+    /// Of bytes that were asked for the first time.
+    Fresh,
+    Again,
+    /// To be told how long it took.
+    Try,
 }
 
 /// The computer that the run is replayed on.
@@ -233,11 +235,9 @@ impl Storage for Node<'_> {
         }
         for action in actions {
             match action {
-                Action::Prefetch(range) => self.hint(now_ns, file, size, range, What::Given { fresh: true }),
-                Action::Renew(range) | Action::Exactly(range) => {
-                    self.hint(now_ns, file, size, range, What::Given { fresh: false });
-                }
-                Action::Try(range) => self.hint(now_ns, file, size, range, What::Tried(0)),
+                Action::Prefetch(range) => self.hint(now_ns, file, size, range, Hint::Fresh),
+                Action::Renew(range) | Action::Exactly(range) => self.hint(now_ns, file, size, range, Hint::Again),
+                Action::Try(range) => self.hint(now_ns, file, size, range, Hint::Try),
                 Action::Release(bytes) => {
                     // Whole pages only.
                     let inner = bytes.start.div_ceil(4096) * 4096..bytes.end / 4096 * 4096;
@@ -252,7 +252,7 @@ impl Storage for Node<'_> {
 
 impl Node<'_> {
     /// A hint: what is missing of a range is read from the device. The advisor is told when it is there.
-    fn hint(&mut self, now_ns: u64, file: usize, size: u64, range: Range<u64>, what: What) {
+    fn hint(&mut self, now_ns: u64, file: usize, size: u64, range: Range<u64>, kind: Hint) {
         self.settle(now_ns);
         let bytes = pages(&(range.start..range.end.min(size)));
         let longest = self.device.request_bytes_max.max(4096);
@@ -269,12 +269,9 @@ impl Node<'_> {
             }
             ready_ns = ready_ns.max(self.ready_ns(file as u32, &bytes));
         }
-        let what = match what {
-            What::Tried(_) => What::Tried(ready_ns - now_ns),
-            given => given,
-        };
+        let took_ns = ready_ns - now_ns;
         let found_bytes = (range.end - range.start).saturating_sub(missing);
-        self.told.insert((ready_ns, self.outcome.hints), Told { file, range, found_bytes, what });
+        self.told.insert((ready_ns, self.outcome.hints), Told { file, range, found_bytes, took_ns, kind });
         self.outcome.hints += 1;
     }
 
@@ -282,11 +279,11 @@ impl Node<'_> {
     fn tell(&mut self, now_ns: u64) {
         while let Some(first) = self.told.first_entry().filter(|first| first.key().0 <= now_ns) {
             let at_ns = first.key().0;
-            let Told { file, range, found_bytes, what } = first.remove();
+            let Told { file, range, found_bytes, took_ns, kind } = first.remove();
             let Some(guide) = self.guides.get_mut(&file) else { continue };
-            match what {
-                What::Given { fresh } => guide.advisor.hinted(range, found_bytes, fresh, at_ns),
-                What::Tried(took_ns) => guide.advisor.tried(&range, found_bytes, took_ns, at_ns),
+            match kind {
+                Hint::Try => guide.advisor.tried(&range, found_bytes, took_ns, at_ns),
+                Hint::Fresh | Hint::Again => guide.advisor.hinted(range, found_bytes, kind == Hint::Fresh, at_ns),
             }
         }
     }

@@ -592,9 +592,11 @@ fn no_plan_costs_next_to_nothing_on_any_device() {
             let without = replay(&run, device, 1 << 30, &Entries::default()).run_ns;
             for cost in [device.cost(), DeviceCost::default()] {
                 let with = replay_judged(&run, device, 1 << 30, &entries, StandDown::default(), &cost).run_ns;
+                let (without_ms, with_ms) = (without / 1_000_000, with / 1_000_000);
+                let row = format!("{name}, on {}, {cost:?}: {without_ms} → {with_ms} ms", device.source);
+                println!("{row}");
                 if with > without + without / 100 + slack_ns {
-                    let (without, with) = (without / 1_000_000, with / 1_000_000);
-                    bad.push(format!("{name}, on {}, {cost:?}: {without} → {with} ms", device.source));
+                    bad.push(row);
                 }
             }
         }
