@@ -10,6 +10,7 @@
 
 mod client;
 mod files;
+mod lull;
 mod memory;
 mod pool;
 mod programs;

@@ -282,6 +282,41 @@ fn a_file_in_memory_is_left_alone_soon() {
     assert_eq!(cached(&file, 0, 32 * MIB), 8192, "what others brought in stays");
 }
 
+/// A program that reads many small files from memory need not tell of more, until one of them waits.
+#[test]
+fn small_files_in_memory_lull() {
+    let dir = folder();
+    let (path, file) = cold_file(dir.path(), "f", 8192);
+    let online = Entry { online: true, ..Entry::new(dir.path()) };
+    let planned = Entry { will_need: vec![Region::WHOLE], ..Entry::new(&path) };
+    for (planned, lulls) in [(vec![], true), (vec![planned], false)] {
+        let hints = Hints { directory: vec![online.clone()], ..hints(planned) };
+        let manager = start(dir.path(), hints);
+        let mut program = Program::start(manager.socket());
+        let mut read = |duration_ns| {
+            let number = program.register(&file);
+            program.push(access(number, Op::Read, 0, 8192, duration_ns));
+            program.push(access(number, Op::Close, 0, 0, 0));
+            program.ring.is_lull()
+        };
+        for _ in 0..40 {
+            read(2000);
+        }
+        let seen = |bytes| until("it is heard", || manager.report().unwrap().seen_bytes == bytes);
+        seen(40 * 8192);
+        assert_eq!(program.ring.is_lull(), lulls);
+        program.ring.add_passed_over(1000);
+        seen(40 * 8192 + 1000);
+        let number = program.register(&file);
+        program.push(access(number, Op::Read, 0, 8192, 5_000_000));
+        seen(41 * 8192 + 1000);
+        assert!(!program.ring.is_lull());
+        drop(program);
+        until("it is gone", || manager.report().unwrap().programs == 0);
+        seen(41 * 8192 + 1000);
+    }
+}
+
 #[test]
 fn what_is_mapped_is_brought_in_as_far_as_there_is_room() {
     if !has_cachestat() {

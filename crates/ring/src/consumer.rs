@@ -198,6 +198,16 @@ impl Consumer {
         self.ring.helper().store(client.map_or(0, NonZeroU64::get), Relaxed);
     }
 
+    /// Says whether small files that are read fast need not be told of from now on.
+    pub fn set_lull(&mut self, lull: bool) {
+        self.ring.lull().store(lull.into(), Relaxed);
+    }
+
+    /// Bytes that the client read of such files, as counted by it.
+    pub fn passed_over_bytes(&self) -> u64 {
+        self.ring.passed_over().load(Relaxed)
+    }
+
     /// Marks the ring as closed; the client reconnects if it wants advice.
     pub fn close(&mut self) {
         self.ring.closed().store(1, Release);

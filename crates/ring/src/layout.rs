@@ -12,6 +12,9 @@
 //! | 512..516 | `asleep`: 1 while the manager waits for its event descriptor | both |
 //! | 640..644 | `closed`: 1 when the manager drains no more | manager |
 //! | 768..776 | `helper`: the client's number while the program is to give hints itself, else 0 | manager |
+//! | 896..912 | `unseen`: bytes, and rings of io_uring, that cannot be told of | producers |
+//! | 1024..1028 | `lull`: 1 while small files that are read fast need not be told of | manager |
+//! | 1152..1160 | `passed_over`: bytes read of these files | producers |
 //! | 4096.. | slots of 40 bytes: `seq`, then the four words of an access | producers |
 //!
 //! Position `p` is in slot `p mod slots` and complete when that slot's `seq` is `p + 1`. Positions begin at the ring's
@@ -49,6 +52,8 @@ const CLOSED_AT: usize = 640;
 const HELPER_AT: usize = 768;
 const UNSEEN_AT: usize = 896;
 const UNSEEN_RINGS_AT: usize = 904;
+const LULL_AT: usize = 1024;
+const PASSED_OVER_AT: usize = 1152;
 
 /// Bytes of a ring's shared memory; `slots` is at most [`SLOTS_MAX`].
 pub const fn ring_bytes(slots: u32) -> usize {
@@ -134,6 +139,15 @@ impl Mapped {
     /// Bytes, and rings, of [`Unseen`](crate::Unseen).
     pub(crate) fn unseen(&self) -> [&AtomicU64; 2] {
         [UNSEEN_AT, UNSEEN_RINGS_AT].map(|at| self.u64_at(at))
+    }
+
+    #[inline]
+    pub(crate) fn lull(&self) -> &AtomicU32 {
+        self.u32_at(LULL_AT)
+    }
+
+    pub(crate) fn passed_over(&self) -> &AtomicU64 {
+        self.u64_at(PASSED_OVER_AT)
     }
 
     #[inline]

@@ -98,6 +98,17 @@ impl Producer {
         rings.fetch_add(more.rings, Relaxed);
     }
 
+    /// Whether small files that are read fast need not be told of now.
+    #[inline]
+    pub fn is_lull(&self) -> bool {
+        self.ring.lull().load(Relaxed) != 0
+    }
+
+    /// Adds what the program read of such a file.
+    pub fn add_passed_over(&self, bytes: u64) {
+        self.ring.passed_over().fetch_add(bytes, Relaxed);
+    }
+
     /// Whether the ring has room now.
     pub fn has_room(&self) -> bool {
         let (tail, head) = (self.ring.tail().load(Acquire), self.ring.head().load(Relaxed));

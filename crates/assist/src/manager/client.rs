@@ -6,6 +6,7 @@ use std::sync::Arc;
 use impresario_ring::{Consumer, Sleep};
 use rustc_hash::FxHashMap;
 
+use super::lull::{Lull, Reads};
 use super::pool::LentFile;
 use crate::advice::OpenFile;
 use crate::backend::{FileId, Inside};
@@ -21,6 +22,7 @@ pub(super) struct Open {
     pub(super) advised: Option<Advised>,
     /// Its number in the record.
     pub(super) number: u64,
+    pub(super) reads: Reads,
 }
 
 #[derive(Debug)]
@@ -54,6 +56,8 @@ pub(super) struct Client {
     pub(super) program: Arc<str>,
     /// What is known of it.
     pub(super) kinds: Arc<[Kind]>,
+    /// Whether small files that are read fast are worth telling of.
+    pub(super) lull: Lull,
     /// Registrations that found no room were told of in the log.
     pub(super) told_of_limit: bool,
     quiet: u32,
@@ -75,6 +79,7 @@ impl Client {
             leaving: Vec::new(),
             program: Arc::default(),
             kinds: Arc::default(),
+            lull: Lull::default(),
             told_of_limit: false,
             quiet: 0,
         }

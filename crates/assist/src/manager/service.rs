@@ -18,6 +18,7 @@ use rustix::event::epoll::{self, Event, EventData, EventFlags};
 
 use super::client::Client;
 use super::files::{Acting, Files};
+use super::lull::Lull;
 use super::pool::{Done, LentFile, Pool};
 use super::programs::Programs;
 use super::registration::{Examined, examine, first_bytes_in_memory};
@@ -100,7 +101,9 @@ pub(super) struct Service {
     /// Of rings that are gone.
     dropped_accesses: u64,
     unseen: Unseen,
-    /// Of all reads and of all memory maps told of.
+    /// All files are followed online, so that programs may pass over some.
+    may_lull: bool,
+    /// Of all reads, those passed over by programs that are gone among them, and of all memory maps told of.
     seen_bytes: u64,
     mapped_bytes: u64,
 }
@@ -138,6 +141,8 @@ impl Service {
         // Of others' files the kernel may ask the file system whether we could write to them, which waits for one that hangs.
         let looks = access == Access::Owner || sees_all_pages();
         let node_bytes = memory::node_budget_bytes();
+        let mut planned = hints.file.iter().chain(&hints.directory).chain(&hints.glob);
+        let may_lull = advise && mode == Mode::Advise && planned.all(|entry| entry.online);
         let siblings = follows.then(|| Siblings::start(node_bytes)).transpose()?;
         let pool = Pool::start(workers, share, backends, send, wake)?;
         Ok(Service {
@@ -166,6 +171,7 @@ impl Service {
             cut_off: 0,
             dropped_accesses: 0,
             unseen: Unseen::default(),
+            may_lull,
             seen_bytes: 0,
             mapped_bytes: 0,
         })
@@ -434,6 +440,12 @@ impl Service {
             Op::Mmap => self.mapped_bytes = self.mapped_bytes.saturating_add(access.len_bytes.into()),
             _ => {}
         }
+        open.reads.note(access);
+        if Lull::ended_by(&open.reads)
+            && let Some((ring, _)) = &mut client.ring
+        {
+            ring.set_lull(false);
+        }
         let len_bytes = match access.op {
             Op::Read => u64::from(access.len_bytes),
             // Where a mapping is touched is not told.
@@ -484,6 +496,7 @@ impl Service {
             self.users.drop_ring(client.uid, ring_bytes(ring.slots()) as u64);
             self.dropped_accesses = self.dropped_accesses.saturating_add(ring.dropped());
             self.unseen = self.unseen.and(ring.unseen());
+            self.seen_bytes = self.seen_bytes.saturating_add(ring.passed_over_bytes());
         }
         self.users.disconnect(client.uid);
         self.pool.hang_up(client.socket, client.uid);
@@ -504,6 +517,8 @@ impl Service {
         let dropped = |c: &Client| c.ring.as_ref().map_or(0, |(ring, _)| ring.dropped());
         let unseen = |c: &Client| c.ring.as_ref().map_or(Unseen::default(), |(ring, _)| ring.unseen());
         let unseen = self.clients.values().map(unseen).fold(self.unseen, Unseen::and);
+        let passed_over = |c: &Client| c.ring.as_ref().map_or(0, |(ring, _)| ring.passed_over_bytes());
+        let passed_over = self.clients.values().map(passed_over).fold(0, u64::saturating_add);
         let now: u64 = self.clients.values().map(dropped).fold(0, u64::saturating_add);
         Report {
             origin: Origin::default(),
@@ -511,7 +526,7 @@ impl Service {
             programs_ever: self.programs_ever,
             cut_off: self.cut_off,
             dropped_accesses: self.dropped_accesses.saturating_add(now),
-            seen_bytes: self.seen_bytes,
+            seen_bytes: self.seen_bytes.saturating_add(passed_over),
             mapped_bytes: self.mapped_bytes,
             unseen_bytes: unseen.bytes,
             unseen_rings: unseen.rings,

@@ -7,8 +7,11 @@ use impresario_ring::{Op, Unseen};
 pub enum Claim {
     /// Not of interest until it is closed.
     Ignore,
-    /// Accesses are wanted, under this number; at least [`Claim::FIRST`] and never used twice in a generation.
+    /// Accesses are wanted, under this number; from [`Claim::FIRST`] on, below `u32::MAX`, and never used twice in a
+    /// generation.
     Watch(u32),
+    /// Of a descriptor just opened: ask again at the first access that [`Consumer::passes_over`] does not pass over.
+    PassOver,
     /// Cannot be said now: ask again at the next use.
     Later,
 }
@@ -60,6 +63,11 @@ pub trait Consumer: Sync {
 
     /// The program did something with a file claimed in this generation.
     fn tell(&self, generation: u32, file: u32, event: Event);
+
+    /// Whether this access to a descriptor of [`Claim::PassOver`] need not be told. If so, the consumer has counted it.
+    fn passes_over(&self, _event: Event) -> bool {
+        true
+    }
 
     /// The program did something that is known not to be told.
     fn unseen(&self, _what: Unseen) {}

@@ -20,7 +20,7 @@ use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64};
 
 use impresario_ring::message::{Mode, ToClient, ToManager, register};
 use impresario_ring::patterns::{PATTERNS_BYTES_MAX, Patterns};
-use impresario_ring::{Access, Op, Producer, Push, SLOTS, Unseen, now_ns, ring_bytes};
+use impresario_ring::{Access, Op, Producer, Push, SLOTS, SMALL_FILE_BYTES, Unseen, is_fast, now_ns, ring_bytes};
 use rustix::event::{PollFd, PollFlags};
 use rustix::fs::{FileType, OFlags};
 
@@ -622,6 +622,10 @@ impl Consumer for Assist {
         if FileType::from_raw_mode(stat.st_mode) != FileType::RegularFile {
             return Claim::Ignore;
         }
+        let is_small = u64::try_from(stat.st_size).is_ok_and(|bytes| bytes <= SMALL_FILE_BYTES);
+        if opened && is_small && ring().is_some_and(Producer::is_lull) {
+            return Claim::PassOver;
+        }
         let Ok(flags) = rustix::fs::fcntl_getfl(borrowed) else { return Claim::Later };
         let access = flags & OFlags::RWMODE;
         let only_written = access == OFlags::WRONLY && PAGE.mode.load(Relaxed) == Mode::Advise as u32;
@@ -647,6 +651,14 @@ impl Consumer for Assist {
     #[inline]
     fn tell(&self, generation: u32, file: u32, event: Event) {
         self.push(generation, file, event);
+    }
+
+    fn passes_over(&self, event: Event) -> bool {
+        let fast = is_fast(event.op, event.flags, event.len_bytes, event.duration_ns);
+        if fast && let Some(ring) = ring() {
+            ring.add_passed_over(event.len_bytes);
+        }
+        fast
     }
 
     fn unseen(&self, what: Unseen) {

@@ -19,9 +19,11 @@ pub const DESCRIPTORS: usize = 65_536;
 const TRUST_NS: u64 = 100_000_000;
 
 const IGNORED: u32 = 1;
+/// Of [`Claim::PassOver`].
+const PASSED_OVER: u32 = u32::MAX;
 
 struct Entry {
-    /// Generation in the upper half; in the lower 0 for unknown, [`IGNORED`], or the file's number.
+    /// Generation in the upper half; in the lower 0 for unknown, [`IGNORED`], [`PASSED_OVER`], or the file's number.
     word: AtomicU64,
     /// The file behind the descriptor when it was claimed.
     identity: AtomicU64,
@@ -119,6 +121,11 @@ impl<C: Consumer> Table<C> {
         says.then(|| (file != IGNORED).then_some(Watched { fd, generation, file }))
     }
 
+    /// Whether the consumer gave this number to a file.
+    fn is_number(value: u32) -> bool {
+        (Claim::FIRST..PASSED_OVER).contains(&value)
+    }
+
     #[cold]
     #[inline(never)]
     fn ask(&self, fd: i32, generation: u32, opened: bool) -> Option<Watched> {
@@ -141,20 +148,21 @@ impl<C: Consumer> Table<C> {
             let value = match self.consumer.claim(fd, opened) {
                 Claim::Ignore => IGNORED,
                 Claim::Watch(file) => file,
-                Claim::Later => return None,
+                Claim::PassOver if opened => PASSED_OVER,
+                Claim::PassOver | Claim::Later => return None,
             };
             let after = u64::from(generation) << 32 | u64::from(value);
             self.highest.fetch_max(fd as u64, Relaxed);
             if entry.word.compare_exchange(before, after, AcqRel, Acquire).is_err() {
                 // Another thread was faster, or the descriptor was closed meanwhile.
-                if value != IGNORED {
+                if Self::is_number(value) {
                     self.consumer.release(generation, value);
                 }
                 return Self::known(entry.word.load(Acquire), fd, generation).flatten();
             }
             entry.identity.store(identity, Relaxed);
             entry.seen_ns.store(0, Relaxed);
-            if value != IGNORED {
+            if Self::is_number(value) {
                 entry.position.store(position(fd).unwrap_or(0), Relaxed);
             }
             (value != IGNORED).then_some(Watched { fd, generation, file: value })
@@ -191,7 +199,7 @@ impl<C: Consumer> Table<C> {
             }
             let word = entry.word.swap(0, AcqRel);
             let (generation, value) = ((word >> 32) as u32, word as u32);
-            if value >= Claim::FIRST && generation == self.consumer.generation() {
+            if Self::is_number(value) && generation == self.consumer.generation() {
                 self.consumer.release(generation, value);
             }
         });
@@ -214,11 +222,13 @@ impl<C: Consumer> Table<C> {
         let Some(entry) = self.entries.get(watched.fd as usize) else { return };
         let value = match self.consumer.claim_apart(watched.fd) {
             Claim::Watch(file) => file,
-            Claim::Ignore | Claim::Later => IGNORED,
+            Claim::Ignore | Claim::PassOver | Claim::Later => IGNORED,
         };
         let (word, left) = (u64::from(watched.generation) << 32, u64::from(value));
         if entry.word.compare_exchange(word | u64::from(watched.file), word | left, AcqRel, Acquire).is_ok() {
-            self.consumer.release(watched.generation, watched.file);
+            if Self::is_number(watched.file) {
+                self.consumer.release(watched.generation, watched.file);
+            }
         } else if value != IGNORED {
             // Closed, or claimed by another thread meanwhile.
             self.consumer.release(watched.generation, value);
@@ -229,10 +239,27 @@ impl<C: Consumer> Table<C> {
     #[inline]
     pub fn tell(&self, watched: Watched, event: Event) {
         let Some(entry) = self.entries.get(watched.fd as usize) else { return };
+        if watched.file == PASSED_OVER {
+            return self.tell_of_passed_over(watched, entry, event);
+        }
         if event.start_ns.saturating_sub(entry.seen_ns.load(Relaxed)) > TRUST_NS && !self.same(watched, entry, event) {
             return;
         }
         self.consumer.tell(watched.generation, watched.file, event);
+    }
+
+    /// A descriptor that was passed over when it was opened is asked about now, if this access is of interest.
+    #[inline(never)]
+    fn tell_of_passed_over(&self, watched: Watched, entry: &Entry, event: Event) {
+        if self.consumer.passes_over(event) || !self.consumer.here() {
+            return;
+        }
+        let word = u64::from(watched.generation) << 32;
+        let _ = entry.word.compare_exchange(word | u64::from(PASSED_OVER), 0, AcqRel, Acquire);
+        // Unless it is closed, or there is no answer now.
+        if let Some(claimed) = self.watch(watched.fd).filter(|claimed| Self::is_number(claimed.file)) {
+            self.consumer.tell(claimed.generation, claimed.file, event);
+        }
     }
 
     #[cold]
@@ -289,6 +316,8 @@ mod tests {
         next: AtomicU32,
         here: AtomicBool,
         ignore: AtomicBool,
+        /// What is opened is passed over, as long as it takes no time.
+        pass_over: AtomicBool,
         lines: Mutex<Vec<String>>,
     }
 
@@ -299,6 +328,7 @@ mod tests {
                 next: AtomicU32::new(Claim::FIRST),
                 here: AtomicBool::new(true),
                 ignore: AtomicBool::new(false),
+                pass_over: AtomicBool::new(false),
                 lines: Mutex::new(Vec::new()),
             }
         }
@@ -329,6 +359,9 @@ mod tests {
             if self.ignore.load(Relaxed) {
                 return Claim::Ignore;
             }
+            if self.pass_over.load(Relaxed) {
+                return Claim::PassOver;
+            }
             let file = self.next.fetch_add(1, Relaxed);
             self.note(format!("claim {file}{}", if opened { " opened" } else { "" }));
             Claim::Watch(file)
@@ -343,6 +376,10 @@ mod tests {
         }
         fn tell(&self, generation: u32, file: u32, event: Event) {
             self.note(format!("tell {generation} {file} {}+{}", event.offset, event.len_bytes));
+        }
+        fn passes_over(&self, event: Event) -> bool {
+            self.note(format!("pass over {}", event.offset));
+            event.duration_ns == 0
         }
         fn release(&self, _: u32, file: u32) {
             self.note(format!("release {file}"));
@@ -371,6 +408,43 @@ mod tests {
         assert_eq!(TABLE.watch(fd).unwrap().file(), 3);
         TABLE.forget_range(0, u32::MAX);
         assert_eq!(TABLE.consumer().take(), ["claim 3", "release 3"]);
+    }
+
+    #[test]
+    fn what_is_passed_over_is_asked_about_when_it_takes_time() {
+        static TABLE: Table<Notes> = Table::new(Notes::new());
+        let notes = TABLE.consumer();
+        let file = tempfile::tempfile().unwrap();
+        let fd = file.as_raw_fd();
+        let fast = |offset| Event { duration_ns: 0, ..read(offset, 1) };
+        notes.pass_over.store(true, Relaxed);
+        assert_eq!(TABLE.watch(fd), None, "only what was just opened");
+        TABLE.opened(fd);
+        let passed_over = TABLE.watch(fd).unwrap();
+        TABLE.tell(passed_over, fast(0));
+        TABLE.tell(passed_over, read(10, 1));
+        assert_eq!(TABLE.watch(fd), None, "there is no answer now");
+        TABLE.forget(fd);
+        TABLE.opened(fd);
+        let passed_over = TABLE.watch(fd).unwrap();
+        notes.pass_over.store(false, Relaxed);
+        TABLE.tell(passed_over, fast(20));
+        TABLE.tell(passed_over, read(30, 1));
+        TABLE.tell(TABLE.watch(fd).unwrap(), fast(40));
+        // By a thread that looked before it was claimed.
+        TABLE.tell(passed_over, read(50, 1));
+        let claimed = ["pass over 20", "pass over 30", "claim 2", "tell 1 2 30+10", "tell 1 2 40+10"];
+        let all = [&["pass over 0", "pass over 10"][..], &claimed, &["pass over 50", "tell 1 2 50+10"]].concat();
+        assert_eq!(notes.take(), all);
+        TABLE.forget(fd);
+        notes.pass_over.store(true, Relaxed);
+        TABLE.opened(fd);
+        TABLE.forget(fd);
+        TABLE.opened(fd);
+        notes.pass_over.store(false, Relaxed);
+        TABLE.set_apart(TABLE.watch(fd).unwrap());
+        TABLE.forget(fd);
+        assert_eq!(notes.take(), ["release 2", "claim 3 apart", "release 3"], "there is nothing to release of them");
     }
 
     #[test]

@@ -12,8 +12,10 @@ use super::{CutOff, MESSAGES_A_TURN, Messages, Service};
 use crate::advice::OpenFile;
 use crate::manager::client::{Advised, Open};
 use crate::manager::files::Acting;
+use crate::manager::lull::Reads;
 use crate::manager::pool::LentFile;
 use crate::manager::registration::{examine, is_eventfd};
+use crate::manager::siblings::Siblings;
 use crate::manager::sink::RecordedFile;
 use crate::manager::socket::{self, Received};
 
@@ -174,13 +176,22 @@ impl Service {
             uid: client.uid,
             program: client.program.clone(),
         };
+        let reads = Reads::of(recorded.size_bytes);
         self.recorder.tell(|sink| sink.opened(&recorded));
-        client.files.insert(number, Open { advised, number: self.next_number });
+        client.files.insert(number, Open { advised, number: self.next_number, reads });
     }
 
     pub(super) fn unregister(&mut self, id: u64, number: u32) {
         let Some(client) = self.clients.get_mut(&id) else { return };
         let Some(open) = client.files.remove(&number) else { return };
+        // Files with a plan of their own, or of a kind that was learnt, are told of in any case.
+        if self.may_lull
+            && client.kinds.is_empty()
+            && let Some((ring, _)) = &mut client.ring
+        {
+            let brought_bytes = self.siblings.as_ref().map_or(0, Siblings::brought_bytes);
+            ring.set_lull(client.lull.closed(&open.reads, brought_bytes));
+        }
         match open.advised {
             // Its pages are needed as long as the map is there. Few programs map more files than this.
             Some(advised) if advised.is_mapped && client.mapped.len() < MAPPED_MAX => client.mapped.push(advised),

@@ -131,6 +131,25 @@ fn recording_tells_moves_too() {
 }
 
 #[test]
+fn in_a_lull_small_files_are_told_of_only_where_they_wait() {
+    const OPENED: usize = 64;
+    let stage = Stage::new(&[]);
+    std::fs::write(stage.path("bytes"), (0..300_000u32).map(|i| (i % 251) as u8).collect::<Vec<_>>()).unwrap();
+    let manager = Manager::start(&stage.dir.path().join("socket"), &stage.path(""), Mode::Advise);
+    let passed_over = manager.lull();
+    stage.run("lull", &manager.socket, true);
+    let told = manager.finish();
+    assert_eq!(of(&told, &stage.path("bytes")).next(), Some(reads(&[(0, 1000)])), "it is large");
+    let mut small: Vec<_> = of(&told, &stage.path("lines")).collect();
+    assert_eq!(small.pop().unwrap(), [(Op::Mmap, 0, 4096), (Op::Read, 0, 7)], "it was mapped");
+    // A read that was interrupted is told, and what follows of the file; so it is no error if some are.
+    assert!(small.len() <= OPENED / 2, "{small:?}");
+    assert!(small.iter().all(|told| [&reads(&[(0, 7), (7, 7)]), &reads(&[(7, 7)])].contains(&told)), "{small:?}");
+    let told: usize = small.iter().map(Vec::len).sum();
+    assert_eq!(passed_over.load(std::sync::atomic::Ordering::SeqCst), (2 * OPENED - told) as u64 * 7);
+}
+
+#[test]
 fn every_way_to_open_is_seen_by_the_canonical_path() {
     for flags in [&["-D_FORTIFY_SOURCE=2"][..], &["-D_FILE_OFFSET_BITS=64", "-U_FORTIFY_SOURCE"]] {
         let stage = Stage::new(flags);

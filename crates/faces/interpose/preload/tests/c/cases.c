@@ -708,6 +708,19 @@ static void long_run(const char *until, long more) {
     } while (left > 0);
 }
 
+/* Small files that are read fast, one that is mapped, and a large one. */
+static void lull(void) {
+    for (int i = 0; i < 64; i++) {
+        int fd = open(other, O_RDONLY);
+        CHECK(fd >= 0 && read(fd, buf, 7) == 7 && read(fd, buf, 7) == 7 && close(fd) == 0);
+    }
+    int fd = open(other, O_RDONLY), large = open(path, O_RDONLY);
+    char *m = mmap(NULL, 4096, PROT_READ, MAP_PRIVATE, fd, 0);
+    CHECK(m != MAP_FAILED && !memcmp(m, "line 0\n", 7) && munmap(m, 4096) == 0);
+    CHECK(read(fd, buf, 7) == 7 && close(fd) == 0);
+    CHECK(large >= 0 && read(large, buf, 1000) == 1000 && right(buf, 0, 1000) && close(large) == 0);
+}
+
 int main(int argc, char **argv) {
     if (argc < 4)
         return 2;
@@ -749,6 +762,7 @@ int main(int argc, char **argv) {
     CASE("locks", locks());
     CASE("sandboxed", sandboxed());
     CASE("restricted_child", restricted_child());
+    CASE("lull", lull());
     CASE("long", long_run(argv[4], atol(argv[5])));
     return 2;
 }

@@ -75,6 +75,9 @@ pub struct Manager {
     pause: Arc<AtomicBool>,
     dropped: Arc<AtomicU64>,
     unseen: Arc<Mutex<Unseen>>,
+    /// Programs are told that there is a lull from the beginning.
+    lull: Arc<AtomicBool>,
+    passed_over: Arc<AtomicU64>,
     told: Arc<Mutex<Vec<Told>>>,
     errors: Arc<Mutex<Vec<String>>>,
     clients: Arc<Mutex<(usize, usize)>>,
@@ -97,6 +100,8 @@ impl Manager {
             pause: Arc::default(),
             dropped: Arc::default(),
             unseen: Arc::default(),
+            lull: Arc::default(),
+            passed_over: Arc::default(),
             told: Arc::default(),
             errors: Arc::default(),
             clients: Arc::default(),
@@ -105,6 +110,7 @@ impl Manager {
         let (stop, told, errors) = (manager.stop.clone(), manager.told.clone(), manager.errors.clone());
         let counts = manager.clients.clone();
         let (pause, dropped, unseen) = (manager.pause.clone(), manager.dropped.clone(), manager.unseen.clone());
+        let (lull, passed_over) = (manager.lull.clone(), manager.passed_over.clone());
         let patterns = builder.finish();
         let serve = move || {
             let mut clients: Vec<Option<Client>> = Vec::new();
@@ -120,10 +126,12 @@ impl Manager {
                 let mut told = told.lock().unwrap();
                 for (number, place) in clients.iter_mut().enumerate() {
                     let Some(client) = place else { continue };
-                    match client.serve(number, &patterns, mode, &mut told) {
+                    match client.serve(number, &patterns, (mode, lull.load(Ordering::SeqCst)), &mut told) {
                         Ok(true) => {}
                         Ok(false) => {
                             dropped.fetch_add(client.ring.as_ref().map_or(0, Consumer::dropped), Ordering::SeqCst);
+                            let passed = client.ring.as_ref().map_or(0, Consumer::passed_over_bytes);
+                            passed_over.fetch_add(passed, Ordering::SeqCst);
                             let mut all = unseen.lock().unwrap();
                             *all = all.and(client.ring.as_ref().map(Consumer::unseen).unwrap_or_default());
                             *place = None;
@@ -141,6 +149,12 @@ impl Manager {
         };
         manager.thread = Some(std::thread::spawn(serve));
         manager
+    }
+
+    /// Programs that come from now on are in a lull. What they pass over is complete once it has finished, in bytes.
+    pub fn lull(&self) -> Arc<AtomicU64> {
+        self.lull.store(true, Ordering::SeqCst);
+        self.passed_over.clone()
     }
 
     /// Waits until all programs have gone, stops, and gives what was told, in the order of registration.
@@ -203,7 +217,13 @@ impl Drop for Manager {
 
 impl Client {
     /// False when the program has gone.
-    fn serve(&mut self, number: usize, patterns: &[u8], mode: Mode, told: &mut Vec<Told>) -> Result<bool, String> {
+    fn serve(
+        &mut self,
+        number: usize,
+        patterns: &[u8],
+        (mode, lull): (Mode, bool),
+        told: &mut Vec<Told>,
+    ) -> Result<bool, String> {
         loop {
             let mut bytes = [0u8; 64];
             let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(4))];
@@ -235,7 +255,9 @@ impl Client {
             let mut descriptors = descriptors.into_iter();
             match message {
                 ToManager::Hello { .. } => {
-                    self.ring = Some(Consumer::map(descriptors.next().unwrap()).map_err(|e| e.to_string())?);
+                    let mut ring = Consumer::map(descriptors.next().unwrap()).map_err(|e| e.to_string())?;
+                    ring.set_lull(lull);
+                    self.ring = Some(ring);
                     self.event = descriptors.next();
                     self.welcome(patterns, mode);
                 }
