@@ -47,7 +47,7 @@ check=$?
 # there are processors, each with twice as many tests.
 export RUST_TEST_THREADS=${RUST_TEST_THREADS:-$((2 * $(nproc)))}
 host=$(rustc -vV | sed -n 's/^host: //p')
-cargo test --workspace --locked --lib --bins --tests --examples \
+cargo test --workspace --locked --tests \
   --config "target.$host.runner = ['$PWD/scripts/test.sh', '--keep', '$folder']" </dev/null || exit 1
 # Long ones first, so that none is left over at the end.
 slow='/(cli|mounted|assist|server|glusterfs|names_simulated|sim|impresario_server|backend|preload)-'

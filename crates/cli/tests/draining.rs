@@ -19,14 +19,17 @@ use impresario_wire::{LayoutRequest, SetAttr};
 
 const NAME: &str = "data.1";
 const NUMBER: u16 = 1;
-/// For this long after its start, or after a client was lost, the metadata server moves no file.
-const GRACE: Duration = Duration::from_secs(31);
+/// For this long after its start, or after a client was lost, the metadata server moves no file: long enough for a client to come
+/// back to a server that was restarted on a busy machine.
+const GRACE_MS: u64 = 6000;
+const PAST_GRACE: Duration = Duration::from_millis(GRACE_MS + 500);
 const HELD_BYTES: usize = 200_000;
 
 /// Three data servers; with I/O nodes also with keys.
 fn start(io: usize) -> Cluster {
     let mut cluster = Cluster::describe(3, io, |config| {
         config.cluster.request_timeout_ms = 20_000;
+        config.meta.grace_ms = Some(GRACE_MS);
         config.cluster.stripe_bytes = 16 << 10;
         config.cluster.security = if io > 0 { Security::Key } else { Security::Auto };
     });
@@ -355,7 +358,7 @@ fn is_emptied_while_clients_work(io: usize) {
     write_file(&before, "new", b"new");
     assert!(uses_it(&before, "big") && uses_it(&before, "held11") && !uses_it(&before, "new"));
     files.push(("new".into(), b"new".to_vec()));
-    std::thread::sleep(GRACE);
+    std::thread::sleep(PAST_GRACE);
 
     let held = before.open(b"f3", true).unwrap();
     let ran = drain(&cluster, &["--wait", "0s", "--rate", "0"]);
@@ -430,7 +433,7 @@ fn nothing_is_lost_or_doubled_when_any_of_them_is_killed() {
     ];
     for victims in rounds {
         // No file is moved before.
-        std::thread::sleep(GRACE);
+        std::thread::sleep(PAST_GRACE);
         for victim in *victims {
             let mut command = Process::start(drain_words(&cluster, &rate), &log);
             std::thread::sleep(Duration::from_millis(200 + random.below(1200)));

@@ -106,8 +106,10 @@ impl Config {
             found.add(&at, "key_dir", "key_dir is empty; name a folder for the files of keys, or remove the key");
         }
         self.check_tls(found);
-        if let Some(lease_ms) = self.meta.lock_lease_ms {
-            found.range(&KeyPath::default().key("meta"), "lock_lease_ms", lease_ms, (500, 600_000), " ms");
+        for (key, ms) in [("lock_lease_ms", self.meta.lock_lease_ms), ("grace_ms", self.meta.grace_ms)] {
+            if let Some(ms) = ms {
+                found.range(&KeyPath::default().key("meta"), key, ms, (500, 600_000), " ms");
+            }
         }
         if let Some(count) = cluster.stripe_count.filter(|_| !self.data.is_empty()) {
             let most = self.data.len() as u64;
@@ -555,6 +557,8 @@ mod tests {
         refused(|c| c.cluster.payload_percent_per_address = 101, percent, "between 1 and 100 percent");
         let each = "cluster.max_connections_per_address";
         refused(|c| c.cluster.max_connections_per_address = 0, each, "between 1 and");
+        refused(|c| c.meta.lock_lease_ms = Some(499), "meta.lock_lease_ms", "between 500 and 600000 ms");
+        refused(|c| c.meta.grace_ms = Some(600_001), "meta.grace_ms", "between 500 and 600000 ms");
         refused(|c| c.cluster.key_dir = "".into(), "cluster.key_dir", "name a folder");
         refused(|c| c.cluster.security = Security::Tls, "cluster.security", "no section [tls]");
         refused(|c| c.tls = Some(Tls::default()), "tls", "certificates are not used");

@@ -316,12 +316,21 @@ pub struct Meta {
     /// How long a client that does not answer keeps its file locks, milliseconds (500 to 600000). Absent: 10000.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub lock_lease_ms: Option<u64>,
+    /// How long a client that lost its connection, or each client after a restart of the server, may take to come back before
+    /// files that it may have open are removed or moved, milliseconds (500 to 600000). Absent: 30000.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub grace_ms: Option<u64>,
 }
 
 impl Meta {
     /// How long a client that does not answer keeps its file locks, milliseconds.
     pub fn lock_lease_ms(&self) -> u64 {
         self.lock_lease_ms.unwrap_or(10_000)
+    }
+
+    /// How long a client that lost its connection may take to come back, milliseconds.
+    pub fn grace_ms(&self) -> u64 {
+        self.grace_ms.unwrap_or(30_000)
     }
 }
 

@@ -258,6 +258,7 @@ mod tests {
         config.io[1].split = true;
         config.meta.metrics = Some("127.0.0.1:9410".parse().unwrap());
         config.meta.lock_lease_ms = Some(2500);
+        config.meta.grace_ms = Some(5000);
         config.data[1].metrics = Some("[::1]:9411".parse().unwrap());
         config.io[0].metrics = Some("0.0.0.0:9412".parse().unwrap());
         config.io[1].merge_requests = 2;

@@ -268,6 +268,7 @@ fn start_meta(config: &Config) -> Result<Started, StartError> {
     let options = MetaOptions {
         stripe_bytes: config.cluster.stripe_bytes,
         stripe_count: config.stripe_count(),
+        grace: Duration::from_millis(meta.grace_ms()),
         lock_lease: Duration::from_millis(meta.lock_lease_ms()),
         skipped: {
             let states = objects.states.clone();

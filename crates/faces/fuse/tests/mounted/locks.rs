@@ -61,18 +61,47 @@ fn held(file: &File, kind: i32, start: i64, len: i64) -> (i32, i64, i64, i32) {
     (lock.l_type.into(), lock.l_start, lock.l_len, lock.l_pid)
 }
 
-/// Runs a part of the test in a process of its own, which ends with its result. It shares this one's open files, and may do
-/// system calls only.
-fn in_child(run: impl FnOnce() -> i32) -> libc::pid_t {
+/// Runs a part of the test in a process of its own, which ends with its result. It shares this one's standard streams and the
+/// open file `shared`, and may do system calls only. Of what the tests beside this one have open it keeps nothing: their folders
+/// and file systems would be in use for as long as it lives.
+fn in_child(shared: &File, run: impl FnOnce() -> i32) -> libc::pid_t {
+    let fd = shared.as_raw_fd() as libc::c_uint;
     // SAFETY: the child makes system calls and ends.
     match unsafe { libc::fork() } {
         0 => {
-            let code = run();
+            let first = libc::STDERR_FILENO as libc::c_uint + 1;
+            let closed = close_all(first, fd - 1) && close_all(fd + 1, libc::c_uint::MAX);
+            let code = if closed { run() } else { NOT_CLOSED };
             // SAFETY: ends the child at once.
             unsafe { libc::_exit(code) }
         }
         pid => pid,
     }
+}
+
+/// Of a child that could not close what it does not share.
+const NOT_CLOSED: i32 = 120;
+
+/// Closes these descriptors; there may be none.
+fn close_all(first: libc::c_uint, last: libc::c_uint) -> bool {
+    // SAFETY: only a child that uses none of them does it.
+    first > last || unsafe { libc::close_range(first, last, 0) } == 0
+}
+
+#[test]
+fn a_child_keeps_open_what_it_shares_and_nothing_else() {
+    let (shared, other) = (tempfile::tempfile().unwrap(), tempfile::tempfile().unwrap());
+    // SAFETY: waits to be killed.
+    let child = in_child(&shared, || unsafe { libc::pause() });
+    let open = || -> Vec<RawFd> {
+        let entries = fs::read_dir(format!("/proc/{child}/fd")).unwrap();
+        entries.map(|entry| entry.unwrap().file_name().to_str().unwrap().parse().unwrap()).collect()
+    };
+    until("the child closes what it does not share", || open().iter().all(|fd| *fd <= 2 || *fd == shared.as_raw_fd()));
+    assert!(open().contains(&shared.as_raw_fd()));
+    kill(child, libc::SIGKILL);
+    assert_eq!(end_of(child), libc::SIGKILL);
+    drop(other);
 }
 
 fn end_of(pid: libc::pid_t) -> i32 {
@@ -139,7 +168,7 @@ fn who_holds_a_lock_is_told() {
     lock(&a, WRITE, 100, 10).unwrap();
     assert_eq!(held(&b, READ, 0, 0), (WRITE, 100, 10, 0), "processes of other nodes have no number here");
     assert_eq!(held(&a, WRITE, 0, 0).0, UNLOCK, "its own");
-    let child = in_child(|| {
+    let child = in_child(&a, || {
         let mut lock = described(READ, 0, 0);
         let asked = call(a.as_raw_fd(), libc::F_GETLK, &mut lock).is_ok();
         // SAFETY: asks for the number of the parent.
@@ -172,7 +201,7 @@ fn a_waiter_gets_a_lock_when_it_is_free() {
 fn a_waiter_gets_a_lock_when_its_holder_is_killed() {
     let Some((one, two)) = two_nodes() else { return };
     let a = open(&one.at("f"));
-    let holder = in_child(|| {
+    let holder = in_child(&a, || {
         lock(&a, WRITE, 0, 0).map_or(1, |()| {
             // SAFETY: waits to be killed.
             unsafe { libc::pause() }
@@ -192,7 +221,7 @@ fn a_waiter_can_be_killed_and_then_holds_up_nobody() {
     let (a, b) = (open(&one.at("f")), open(&two.at("f")));
     lock(&a, READ, 0, 0).unwrap();
     for signal in [libc::SIGKILL, libc::SIGINT, libc::SIGTERM] {
-        let waiter = in_child(|| i32::from(wait_for(&b, WRITE, 0, 0).is_err()));
+        let waiter = in_child(&b, || i32::from(wait_for(&b, WRITE, 0, 0).is_err()));
         sleep_ms(200);
         let began = Instant::now();
         kill(waiter, signal);
@@ -257,12 +286,12 @@ fn a_signal_interrupts_a_waiter_or_not_as_its_handler_says() {
     let Some((one, two)) = two_nodes() else { return };
     let (a, b) = (open(&one.at("f")), open(&two.at("f")));
     lock(&a, WRITE, 0, 0).unwrap();
-    let interrupted = in_child(|| {
+    let interrupted = in_child(&b, || {
         set_alarm(0);
         let error = wait_for(&b, WRITE, 0, 0).map_err(|error| error.raw_os_error());
         i32::from(error != Err(Some(libc::EINTR)))
     });
-    let restarted = in_child(|| {
+    let restarted = in_child(&b, || {
         set_alarm(libc::SA_RESTART);
         wait_for(&b, WRITE, 0, 0).map_or(1, |()| 0)
     });
@@ -469,7 +498,7 @@ fn flock_ends_with_the_last_descriptor_of_an_open_file() {
     flock(&a, libc::LOCK_EX).unwrap();
     let copy = a.try_clone().unwrap();
     // A child shares the open file; other opens of the file are closed meanwhile.
-    let child = in_child(|| {
+    let child = in_child(&a, || {
         // SAFETY: waits to be killed.
         unsafe { libc::pause() }
     });
@@ -508,7 +537,7 @@ fn locks_may_stay_on_one_node() {
     let (a, b) = (open(&one.at("f")), open(&two.at("f")));
     lock(&a, WRITE, 0, 0).unwrap();
     lock(&b, WRITE, 0, 0).unwrap();
-    let child = in_child(|| i32::from(lock(&a, READ, 0, 1).is_ok()));
+    let child = in_child(&a, || i32::from(lock(&a, READ, 0, 1).is_ok()));
     assert_eq!(end_of(child), 0, "another process of the node");
     flock(&a, libc::LOCK_EX).unwrap();
     flock(&b, libc::LOCK_EX).unwrap();
