@@ -11,6 +11,9 @@
 //! the program has waited, some milliseconds, and what reads of earlier pieces have saved. Where the device serves reads and pieces
 //! side by side there is no delay, and the file comes at once; where it serves one after the other each piece that is read pays
 //! for more of them. What a piece takes is learnt from the pieces, the first of which is short.
+//!
+//! A fault of a map is seen when it begins, and how long it took when the next one does, so there is no further piece until then.
+//! Touches that do not wait any more are seen in the program's page table.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;

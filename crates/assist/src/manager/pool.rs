@@ -746,6 +746,22 @@ mod tests {
         pool.stop(Duration::from_secs(20));
     }
 
+    #[test]
+    fn a_page_table_that_cannot_be_seen_is_told_of() {
+        let (send, done) = mpsc::channel();
+        let pool = Pool::start(2, 1, Backends::default(), send, || {}).unwrap();
+        let parts = vec![0..4096, 8192..12_288];
+        for (pid, seen) in [(std::process::id(), Some(vec![false; 2])), (u32::MAX, None)] {
+            assert!(pool.submit(target(1, 0), Work::PageTable(pid, parts.clone())));
+            let Some(Found::PageTable(told)) = done.recv_timeout(Duration::from_secs(20)).unwrap().found else {
+                panic!()
+            };
+            let expected = seen.map(|seen| parts.iter().cloned().zip(seen).collect::<Vec<_>>());
+            assert_eq!(told, expected, "process {pid}");
+        }
+        pool.stop(Duration::from_secs(20));
+    }
+
     /// A format whose index takes until the test lets it go.
     struct Slow;
 
