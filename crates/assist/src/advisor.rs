@@ -7,6 +7,7 @@ mod gaps;
 mod indexed;
 mod learnt;
 mod map_watch;
+mod quick_touches;
 #[cfg(test)]
 mod tests;
 mod unaided;
@@ -23,6 +24,7 @@ use indexed::Indexed;
 use learnt::Learnt;
 pub use map_watch::Cached;
 use map_watch::MapWatch;
+use quick_touches::QuickTouches;
 use unaided::Unaided;
 
 use crate::cache::{Action, BlockCache, Geometry, Plan, Tally};
@@ -108,6 +110,8 @@ pub struct Advisor {
     unaided: Unaided,
     /// Of files without a plan that are mapped.
     map_watch: Option<MapWatch>,
+    /// Of what was brought in of it.
+    quick_touches: QuickTouches,
     /// The program has mapped it; else it is looked at because no reads are told of.
     is_mapped: bool,
     /// What earlier watches brought in.
@@ -177,6 +181,7 @@ impl Advisor {
             fill: Fill::default(),
             unaided: Unaided::default(),
             map_watch: None,
+            quick_touches: QuickTouches::default(),
             is_mapped: false,
             watched_bytes: 0,
             quiet_ns: None,
@@ -491,15 +496,36 @@ impl Advisor {
         let Some(watch) = &mut self.map_watch else { return Vec::new() };
         let seen = watch.look(now_ns, cached, may);
         let mut actions: Vec<Action> = seen.bring.into_iter().map(Action::Exactly).collect();
-        for fault_ns in seen.faults_ns {
-            let steps = self.fill.slow_fault(fault_ns, self.size_bytes, may);
-            actions.extend(steps.into_iter().map(of_step));
+        // A touch is seen as soon as it waits, and what the one before it took until then.
+        let alone = self.unaided.is_idle_since(seen.since_ns);
+        let mut steps: Vec<Step> = Vec::new();
+        for fault in seen.faults {
+            steps.extend(self.fill.slow_fault(fault, alone, self.size_bytes, may));
         }
-        actions.extend(self.fill.more(self.size_bytes).into_iter().map(of_step));
+        steps.extend(self.fill.more(self.size_bytes));
+        for step in &steps {
+            let (Step::Try(piece) | Step::Bring(piece)) = step;
+            self.quick_touches.give(piece.start, watch.give(piece));
+        }
+        actions.extend(steps.into_iter().map(of_step));
         if let Some(watch) = self.map_watch.take_if(|watch| watch.is_done()) {
             self.watched_bytes += watch.held_bytes();
         }
         self.kept(actions)
+    }
+
+    /// Parts of a map whose touches do not wait, as they were brought in: which of them the program touches is seen in its page table.
+    /// To be answered by [`Advisor::page_table_is_known`] before anything more is asked.
+    pub fn take_page_table_wish(&mut self, now_ns: u64) -> Option<Vec<Range<u64>>> {
+        if self.is_mapped { self.quick_touches.question(now_ns) } else { None }
+    }
+
+    /// Of the parts that were asked about, whether the program has a page of each in its page table; `None` where that cannot be seen.
+    pub fn page_table_is_known(&mut self, parts: Option<&[(Range<u64>, bool)]>) {
+        match parts {
+            Some(parts) => self.fill.fast_touches(self.quick_touches.told(parts)),
+            None => self.quick_touches.blind(),
+        }
     }
 
     /// The number of programs that have the file open.
@@ -544,6 +570,7 @@ impl Advisor {
         let asked_bytes = asked.end.saturating_sub(asked.start);
         self.unaided.answered(now_ns);
         self.fill.arrived(&asked);
+        self.quick_touches.arrived(asked.start, true);
         if !fresh {
             return;
         }
@@ -559,6 +586,7 @@ impl Advisor {
     pub fn failed(&mut self, asked: &Range<u64>, now_ns: u64) {
         self.unaided.answered(now_ns);
         self.fill.arrived(asked);
+        self.quick_touches.arrived(asked.start, false);
     }
 
     /// How long it took to bring in what was to be tried, of which `found_bytes` were in memory already.
@@ -572,6 +600,7 @@ impl Advisor {
             }
         }
         self.fill.tried(bytes, found_bytes, took_ns);
+        self.quick_touches.arrived(bytes.start, true);
     }
 
     /// Bytes brought in and not yet released.

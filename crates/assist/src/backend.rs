@@ -11,6 +11,7 @@ mod forced_read;
 mod gpfs;
 mod inside;
 mod lustre;
+mod page_table;
 mod program;
 
 use std::ffi::{CStr, CString};
@@ -34,6 +35,7 @@ use impresario_base::lock::Mutex;
 pub use impresario_device::{DeviceLimits, device_limits};
 pub use inside::Inside;
 pub use lustre::{Advice, Ladvise, Lustre};
+pub use page_table::parts_in_page_table;
 use program::ByProgram;
 
 /// An open file and which file it is.

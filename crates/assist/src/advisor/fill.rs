@@ -11,9 +11,14 @@
 //! the program has waited, some milliseconds, and what reads of earlier pieces have saved. Where the device serves reads and pieces
 //! side by side there is no delay, and the file comes at once; where it serves one after the other each piece that is read pays
 //! for more of them. What a piece takes is learnt from the pieces, the first of which is short.
+//!
+//! A fault of a map is seen when it begins, and how long it took when the next one does, so there is no further piece until then.
+//! Touches that do not wait any more are seen in the program's page table.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
+
+use super::map_watch::Fault;
 
 /// Slow reads, and the time that they took, before the first piece.
 const SLOW_READS: u64 = 8;
@@ -97,6 +102,13 @@ pub(super) struct Fill {
     reads: u64,
     bytes: u64,
     waited_ns: u64,
+    /// What faults of a map brought in, and how much longer they took beside pieces.
+    faulted_bytes: u64,
+    faults_beyond_ns: i64,
+    /// A piece came, and what it delayed the program by is seen at its next touch.
+    is_owed: bool,
+    /// The shortest time that a piece took.
+    quickest_ns: Option<u64>,
     places: Places,
     /// What a byte of a piece takes in 2⁻¹⁰ ns, if that is known: by what one piece is afforded, and by what the whole file is.
     byte: Option<[u64; 2]>,
@@ -128,6 +140,7 @@ impl Fill {
         size_bytes: u64,
         may: &mut dyn FnMut(u64) -> bool,
     ) -> Vec<Step> {
+        self.is_owed = false;
         self.reads += 1;
         self.waited_ns = self.waited_ns.saturating_add(without_hints_ns);
         self.delayed(took_ns.saturating_sub(without_hints_ns));
@@ -135,6 +148,11 @@ impl Fill {
             self.bytes = self.bytes.saturating_add(read.end - read.start);
             self.places.add(read.start);
         }
+        self.next(size_bytes, may)
+    }
+
+    /// What is to be asked for after a slow read.
+    fn next(&mut self, size_bytes: u64, may: &mut dyn FnMut(u64) -> bool) -> Vec<Step> {
         let begins = self.asked == 0 && self.reads >= SLOW_READS && self.waited_ns >= WAITED_NS_MIN;
         if begins && size_bytes >= FILE_BYTES_MIN && !self.is_over {
             // A file that does not fit is not begun.
@@ -144,10 +162,36 @@ impl Fill {
         self.more(size_bytes)
     }
 
-    /// A fault of a map that took so long: beside pieces on their way, not more without them than others did before.
-    pub(super) fn slow_fault(&mut self, took_ns: u64, size_bytes: u64, may: &mut dyn FnMut(u64) -> bool) -> Vec<Step> {
-        let without_hints_ns = if self.under_way.is_empty() { took_ns } else { took_ns.min(self.each_ns()) };
-        self.slow_read(None, [without_hints_ns, took_ns], size_bytes, may)
+    /// A fault of a map. `alone`: no piece was on its way meanwhile. If one was, the fault is held to have taken as long as others did
+    /// without it, and the rest counts as delay.
+    pub(super) fn slow_fault(
+        &mut self,
+        fault: Fault,
+        alone: bool,
+        size_bytes: u64,
+        may: &mut dyn FnMut(u64) -> bool,
+    ) -> Vec<Step> {
+        self.is_owed = false;
+        self.faulted_bytes = self.faulted_bytes.saturating_add(fault.bytes);
+        let mean_ns = self.waited_ns / self.reads.max(1);
+        if !alone {
+            // How long each took is known roughly, so those that took less count, too.
+            let longer_ns = i128::from(fault.took_ns) - i128::from(mean_ns);
+            self.faults_beyond_ns = self.faults_beyond_ns.saturating_add(i64::try_from(longer_ns).unwrap_or(i64::MAX));
+        }
+        let without_hints_ns = if alone { fault.waited_ns() } else { mean_ns };
+        (self.reads, self.waited_ns) = (self.reads + 1, self.waited_ns.saturating_add(without_hints_ns));
+        self.next(size_bytes, may)
+    }
+
+    /// So many touches of a map did not wait, since what they touched was brought in. A fault brings in what is around it, too, so no
+    /// more count than it would have taken faults for all that was brought in.
+    pub(super) fn fast_touches(&mut self, touches: u64) {
+        self.is_owed &= touches == 0;
+        let faults_max = u128::from(self.asked) * u128::from(self.reads) / u128::from(self.faulted_bytes.max(1));
+        let most_ns = faults_max.saturating_mul(u128::from(self.each_ns()));
+        let most_ns = u64::try_from(most_ns).unwrap_or(u64::MAX).max(self.saved_ns);
+        self.saved_ns = self.saved_ns.saturating_add(touches.saturating_mul(self.each_ns())).min(most_ns);
     }
 
     /// A read waited so long behind something that was brought in.
@@ -157,6 +201,7 @@ impl Fill {
 
     /// A read that was not foreseen and came from memory.
     pub(super) fn fast_read(&mut self, read: &Range<u64>) {
+        self.is_owed = false;
         if read.end <= self.asked && self.places.add(read.start) {
             self.saved_ns = self.saved_ns.saturating_add(self.each_ns());
         }
@@ -165,7 +210,7 @@ impl Fill {
     /// What is to be asked for next.
     pub(super) fn more(&mut self, size_bytes: u64) -> Vec<Step> {
         let mut steps = Vec::new();
-        while self.asked > 0 && !self.is_over && self.under_way.len() < PIECES_AHEAD {
+        while self.asked > 0 && !self.is_over && !self.is_owed && self.under_way.len() < PIECES_AHEAD {
             if self.asked >= size_bytes {
                 self.is_over = true;
                 break;
@@ -202,7 +247,7 @@ impl Fill {
         }
         // A longer piece tells more, and may show that all of it takes less time.
         let share = if self.is_sure { 1 } else { UNKNOWN_SHARE };
-        if self.waited_ns < self.rest_ns(rest, bold) / share {
+        if self.waited_ns() < self.rest_ns(rest, bold) / share {
             return None;
         }
         let room_ns = self.room_ns();
@@ -218,11 +263,13 @@ impl Fill {
     /// What pieces may take beside those on their way.
     fn room_ns(&self) -> u64 {
         // Of each nanosecond that pieces take, reads are delayed by so much, in 2⁻¹⁰: all of it until more is known, and half of it
-        // at least, since a read may want what is on its way.
-        let delay = u128::from(self.delayed_ns.saturating_add(DELAY_NS)) << 10;
-        let delay = (delay / u128::from(self.came_ns.saturating_add(DELAY_NS))).clamp(1 << 9, 2 << 10);
-        let bearable_ns = (DELAY_NS + self.waited_ns / DELAY_SHARE).saturating_add(self.saved_ns);
-        let room_ns = u128::from(bearable_ns.saturating_sub(self.delayed_ns)) << 10;
+        // at least, since a read may want what is on its way. A touch of that is not seen, so of maps it is three quarters.
+        let delayed_ns = self.delayed_ns();
+        let delay = u128::from(delayed_ns.saturating_add(DELAY_NS)) << 10;
+        let least = if self.faulted_bytes > 0 { 3 << 8 } else { 1 << 9 };
+        let delay = (delay / u128::from(self.came_ns.saturating_add(DELAY_NS))).clamp(least, 2 << 10);
+        let bearable_ns = (DELAY_NS + self.waited_ns() / DELAY_SHARE).saturating_add(self.saved_ns);
+        let room_ns = u128::from(bearable_ns.saturating_sub(delayed_ns)) << 10;
         u64::try_from(room_ns / delay).unwrap_or(u64::MAX).saturating_sub(self.under_way.values().sum())
     }
 
@@ -231,9 +278,21 @@ impl Fill {
         self.asked == 0 || self.byte.is_some() && self.piece_ns(bytes) <= self.room_ns()
     }
 
-    /// What a read takes without hints.
+    /// What a read takes without hints. A fault takes no longer than a piece, which is not shorter than what the kernel brings in
+    /// around one; what is beyond that was computing.
     fn each_ns(&self) -> u64 {
-        self.waited_ns / self.reads.max(1)
+        let each_ns = self.waited_ns / self.reads.max(1);
+        self.quickest_ns.filter(|_| self.faulted_bytes > 0).map_or(each_ns, |quickest_ns| each_ns.min(quickest_ns))
+    }
+
+    /// What reads waited without hints.
+    fn waited_ns(&self) -> u64 {
+        self.waited_ns.min(self.each_ns().saturating_add(1).saturating_mul(self.reads))
+    }
+
+    /// What reads were delayed by pieces.
+    fn delayed_ns(&self) -> u64 {
+        self.delayed_ns.saturating_add(u64::try_from(self.faults_beyond_ns).unwrap_or(0).min(self.came_ns))
     }
 
     /// What a request costs before its first byte.
@@ -259,12 +318,14 @@ impl Fill {
         if self.under_way.remove(&piece.start).is_none() {
             return;
         }
+        self.is_owed = self.faulted_bytes > 0;
         self.came_ns = self.came_ns.saturating_add(took_ns);
         let len = piece.end.saturating_sub(piece.start);
         let came = len.saturating_sub(found_bytes);
         if came < len.div_ceil(2) || came < self.measured_bytes / 2 {
             return; // too little to tell
         }
+        self.quickest_ns = Some(self.quickest_ns.map_or(took_ns, |quickest_ns| quickest_ns.min(took_ns)));
         // A read tells what a request costs, and the piece what the bytes take beyond that. It may have waited behind a read. What
         // was read of it before cut it into more requests, unless the device serves those side by side.
         let each_ns = self.each_ns();
@@ -283,7 +344,10 @@ impl Fill {
 
     /// A piece is there, or will not come.
     pub(super) fn arrived(&mut self, piece: &Range<u64>) {
-        self.came_ns = self.came_ns.saturating_add(self.under_way.remove(&piece.start).unwrap_or(0));
+        if let Some(took_ns) = self.under_way.remove(&piece.start) {
+            self.is_owed = self.faulted_bytes > 0;
+            self.came_ns = self.came_ns.saturating_add(took_ns);
+        }
     }
 
     /// Bytes that were asked for.
@@ -328,7 +392,7 @@ mod tests {
         let (mut fill, mut asked) = (Fill::default(), 0);
         let faults = (1..=300).take_while(|fault| {
             let took_ns = if fault % 2 == 0 { 4 * MS } else { 6 * MS };
-            for step in fill.slow_fault(took_ns, 64 * MIB, &mut |_| true) {
+            for step in fill.slow_fault(Fault { bytes: 128 << 10, took_ns }, true, 64 * MIB, &mut |_| true) {
                 let (Step::Try(piece) | Step::Bring(piece)) = &step;
                 asked = piece.end;
                 fill.tried(piece, 0, ns(piece, 5) + 5 * MS);

@@ -4,7 +4,8 @@
 //! what comes is for nothing and keeps the device from what is read. What the device costs is not known without a plan. So of the
 //! first forecast with gaps one extent is brought in, from the next round to the end of the one after that, and how long that took
 //! is compared with the reads that it stands for. When the two are near, a longer extent tells, of which the beginning counts for
-//! less; but not where each byte of the first one, beside what a read costs, took too long already. Only reads that waited for
+//! less; but not where each byte of the first one, beside what a read costs, took too long already. A program that goes on elsewhere
+//! pays for the first extent only; another one is tried when reads have waited many times as long since. Only reads that waited for
 //! no hint are compared, and only bytes that were not in memory. Where long pieces do not pay, the pieces alone are brought in.
 
 use std::ops::Range;
@@ -21,6 +22,9 @@ const EXTENT_BYTES: (u64, u64) = (64 << 10, 4 << 20);
 const BEARABLE_PERCENT: u64 = 90;
 /// Reads until a trial is given up whose end was not told.
 const READS_MAX: u32 = 256;
+/// An extent that the program does not come to costs a hundredth of what reads wait until the next one is tried at most; less each
+/// time.
+const UNREACHED_SHARE: u64 = 100;
 
 #[derive(Clone, PartialEq, Eq, Debug)]
 enum State {
@@ -65,6 +69,9 @@ pub(super) struct Gaps {
     /// What was tried before, and whether the program came there.
     tried: Option<Range<u64>>,
     is_reached: bool,
+    /// Extents that the program had not come to when the next one was tried, and what reads must have waited in all until then.
+    unreached: u32,
+    again_ns: u64,
 }
 
 impl Gaps {
@@ -81,6 +88,8 @@ impl Gaps {
             last_seen_ns: None,
             tried: None,
             is_reached: true,
+            unreached: 0,
+            again_ns: 0,
         }
     }
 
@@ -128,7 +137,7 @@ impl Gaps {
                 self.state = State::Settled;
                 Advice::Follow
             }
-            State::Untried(_) if !self.is_reached => Advice::Wait,
+            State::Untried(_) if !self.is_reached && self.ns < self.again_ns => Advice::Wait,
             State::Untried(attempt) => {
                 let attempt = *attempt;
                 let rounds = stride.saturating_mul(ROUNDS[attempt] - 1).saturating_add(forecast.round_bytes());
@@ -166,6 +175,7 @@ impl Gaps {
                     bearable_byte: bearable(1 << 10) as u64,
                     since: 0,
                 };
+                self.unreached += u32::from(!self.is_reached);
                 (self.tried, self.is_reached) = (Some(extent.clone()), false);
                 Advice::Try(extent)
             }
@@ -187,6 +197,8 @@ impl Gaps {
         if extent != bytes {
             return true;
         }
+        let patience = UNREACHED_SHARE.saturating_mul(1 << self.unreached.min(32));
+        self.again_ns = self.ns.saturating_add(took_ns.saturating_mul(patience));
         let len = bytes.end - bytes.start;
         let came = len.saturating_sub(found_bytes);
         if came == 0 {
@@ -300,6 +312,40 @@ mod tests {
         assert_eq!(gaps.advise(&forecast, &read, 1 << 30, |_| true), Advice::Wait, "until the program comes there");
         gaps.is_reached = true;
         assert!(advice(&mut gaps).start >= first.end);
+    }
+
+    /// A program that goes on elsewhere whenever something was tried, on a disk. How many extents were tried, how long that and the
+    /// reads took in ms, and whether gaps are read in the end. `is_known`: what is tried tells nothing, as it was in memory.
+    fn jumping(is_known: bool) -> (usize, u64, u64, bool) {
+        let (mut detector, mut gaps) = (Detector::default(), Gaps::new(true));
+        let (mut extents, mut took_ms, mut at) = (0, 0, 0u64);
+        for i in 1..=20_000u64 {
+            let read = at..at + 250 * KIB;
+            at += 1 << 20;
+            gaps.read(250 * KIB, 15 * MS, i * 15 * MS);
+            let Some(forecast) = detector.observe(&read, 1 << 20).forecast else { continue };
+            match gaps.advise(forecast, &read, 1 << 50, |_| true) {
+                Advice::Follow => return (extents, took_ms, i * 15, true),
+                Advice::Wait => {}
+                Advice::Try(extent) => {
+                    let len = extent.end - extent.start;
+                    let ms = 14 + ((len * 8) >> 20);
+                    (extents, took_ms) = (extents + 1, took_ms + ms);
+                    assert!(gaps.tried(&extent, if is_known { len } else { 0 }, ms * MS));
+                    at += 1 << 34;
+                }
+            }
+        }
+        (extents, took_ms, 300_000, false)
+    }
+
+    #[test]
+    fn an_extent_that_is_never_reached_is_followed_by_others_less_and_less_often() {
+        let (extents, _, _, pays) = jumping(false);
+        assert_eq!((extents, pays), (2, true));
+        let (extents, took_ms, waited_ms, pays) = jumping(true);
+        let is_bounded = took_ms <= waited_ms / 100 + 50;
+        assert!((3..12).contains(&extents) && is_bounded && !pays, "{extents}: {took_ms} of {waited_ms}");
     }
 
     #[test]

@@ -35,13 +35,31 @@ const FAULT_NS_MAX: u64 = 20_000_000;
 /// How many of some bytes are in memory; `None` where that cannot be asked, or not any more now.
 pub type Cached<'a> = dyn FnMut(Range<u64>) -> Option<u64> + 'a;
 
+/// A touch that brought something into memory.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct Fault {
+    /// So much.
+    pub(super) bytes: u64,
+    /// Since the touch before, what the program computed included.
+    pub(super) took_ns: u64,
+}
+
+impl Fault {
+    /// What it is held to have waited.
+    pub(super) fn waited_ns(self) -> u64 {
+        self.took_ns.min(FAULT_NS_MAX.saturating_mul(self.bytes.div_ceil(GRANULE_BYTES)))
+    }
+}
+
 /// What a look found.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub(super) struct Seen {
     /// Bring exactly these in, and nothing beside them.
     pub(super) bring: Vec<Range<u64>>,
-    /// Touches that nothing foretold, and the time that each took, at most so long as its faults may.
-    pub(super) faults_ns: Vec<u64>,
+    /// Touches that nothing foretold.
+    pub(super) faults: Vec<Fault>,
+    /// Since when: the touch before them.
+    pub(super) since_ns: u64,
 }
 
 #[derive(Debug)]
@@ -163,6 +181,7 @@ impl MapWatch {
         let (touches, all_looked_at) = self.touches(cached);
         let granules = |touch: &Range<u64>| (touch.end - touch.start).div_ceil(GRANULE_BYTES);
         let of_all = touches.iter().map(granules).sum::<u64>().max(1);
+        seen.since_ns = self.touched_ns;
         let since_ns = now_ns.saturating_sub(self.touched_ns);
         found |= !touches.is_empty();
         for touch in touches {
@@ -171,7 +190,7 @@ impl MapWatch {
             }
             // Which came when is not known: each of them has its share of the time.
             let took_ns = since_ns / of_all * granules(&touch);
-            seen.faults_ns.push(took_ns.min(FAULT_NS_MAX * granules(&touch)));
+            seen.faults.push(Fault { bytes: touch.end - touch.start, took_ns });
             self.touched_ns = now_ns;
             // What was before the first is not known.
             if self.held_bytes == 0 && !self.touched.is_empty() {
@@ -287,6 +306,20 @@ impl MapWatch {
             }
         }
         (joined, all_looked_at)
+    }
+
+    /// These bytes are brought in for another reason: they are no touch. The parts of them that were in memory nowhere.
+    pub(super) fn give(&mut self, bytes: &Range<u64>) -> Vec<Range<u64>> {
+        let first = bytes.start / GRANULE_BYTES * GRANULE_BYTES;
+        let parts = (first..bytes.end).step_by(GRANULE_BYTES as usize).map(|start| start..start + GRANULE_BYTES);
+        let within = parts.map(|part| part.start.max(bytes.start)..part.end.min(bytes.end));
+        let unknown = |part: &Range<u64>| {
+            let over = self.unknown.range(..=part.start).next_back();
+            over.is_some_and(|(_, end)| *end >= part.end)
+        };
+        let untouched = within.filter(unknown).collect();
+        self.take(bytes);
+        untouched
     }
 
     /// These bytes are known.
@@ -416,7 +449,7 @@ mod tests {
                     Some(held * GRANULE_BYTES)
                 };
                 let seen = watch.look(now_ns, &mut cached, &mut |_| true);
-                waited_ns += seen.faults_ns.iter().sum::<u64>();
+                waited_ns += seen.faults.iter().map(|fault| fault.waited_ns()).sum::<u64>();
                 assert!(seen.bring.is_empty() && watch.look_ns() <= now_ns + 8_000_000, "{i}: {}", watch.look_ns());
                 // The manager has other things to do, too.
                 next_ns = watch.look_ns() + 50_000_000;
@@ -443,7 +476,10 @@ mod tests {
         watch.take(&(25..60));
         watch.take(&(90..200));
         assert_eq!(watch.unknown.iter().map(|(s, e)| (*s, *e)).collect::<Vec<_>>(), [(0, 20), (60, 90)]);
+        assert_eq!(watch.give(&(5..15)).first(), Some(&(5..15)));
         watch.add(10..70);
-        assert_eq!(watch.unknown.iter().map(|(s, e)| (*s, *e)).collect::<Vec<_>>(), [(0, 10), (10, 70), (70, 90)]);
+        assert_eq!(watch.give(&(8..12)), [], "not all of it");
+        watch.add(0..20);
+        assert_eq!(watch.unknown.iter().map(|(s, e)| (*s, *e)).collect::<Vec<_>>(), [(0, 20), (20, 70), (70, 90)]);
     }
 }

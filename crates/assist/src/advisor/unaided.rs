@@ -35,7 +35,12 @@ impl Unaided {
 
     /// Whether no hint was on its way while this read was.
     pub(super) fn is_alone(&self, read: &Read) -> bool {
-        self.under_way == 0 && read.now_ns.saturating_sub(read.duration_ns) >= self.idle_since_ns
+        self.is_idle_since(read.now_ns.saturating_sub(read.duration_ns))
+    }
+
+    /// Whether no hint was on its way since then.
+    pub(super) fn is_idle_since(&self, since_ns: u64) -> bool {
+        self.under_way == 0 && since_ns >= self.idle_since_ns
     }
 
     /// A read that was slow and waited for no hint.

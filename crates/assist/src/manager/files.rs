@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use rustc_hash::FxHashMap;
 
-use super::pool::{Done, LentFile, Pool, Target, Work};
+use super::pool::{Done, Found, LentFile, Pool, Target, Work};
 use super::registration;
 use super::users::Users;
 use crate::advisor::{Advisor, Read, Reader};
@@ -42,6 +42,8 @@ struct SharedFile {
     programs: FxHashMap<u64, (u32, u32)>,
     /// No program has it open, but one will.
     expected: Option<Expected>,
+    /// The process that mapped it last.
+    mapped_by: Option<u32>,
     /// On whose account its bytes are.
     payer: u32,
     /// For the workers.
@@ -107,7 +109,7 @@ impl Files {
             let mut advisor = Advisor::new(monitored.clone(), size_bytes, &budget, self.stand_down, &self.device);
             advisor.may_be(formats::by_name(path));
             let (payer, programs) = (acting.uid, FxHashMap::default());
-            SharedFile { advisor, programs, expected: None, payer, progress: Arc::default(), report }
+            SharedFile { advisor, programs, expected: None, mapped_by: None, payer, progress: Arc::default(), report }
         })
     }
 
@@ -202,12 +204,13 @@ impl Files {
     pub(super) fn mapped(
         &mut self,
         acting: &Acting<'_>,
-        program: u64,
+        (program, pid): (u64, u32),
         bytes: Range<u64>,
         users: &mut Users,
         now_ns: u64,
     ) {
         let Some(file) = self.open.get_mut(&acting.id) else { return };
+        file.mapped_by = Some(pid);
         file.advise(acting, users, |advisor, may| advisor.mapped(program, bytes, now_ns, may));
         self.watch(acting);
     }
@@ -236,6 +239,7 @@ impl Files {
                     cached_pages(fd.as_fd(), range).ok().map(|pages| pages.of_bytes(len))
                 };
                 file.advise(&acting, users, |advisor, may| advisor.look_at_map(now_ns, &mut cached, may));
+                file.look_at_page_table(&acting, now_ns);
             }
             let at = file.advisor.look_at_map_ns();
             next = next.into_iter().chain(at).min();
@@ -299,10 +303,13 @@ impl Files {
 
     /// A worker is done.
     pub(super) fn done(&mut self, done: Done, now_ns: u64) {
-        if let Some(index) = done.index {
+        if let Some(Found::Index(index)) = done.found {
             return self.index_is_read(done.id, index);
         }
         let Some(file) = self.open.get_mut(&done.id) else { return };
+        if let Some(Found::PageTable(parts)) = done.found {
+            return file.advisor.page_table_is_known(parts.as_deref());
+        }
         file.report.backend = done.backend.into();
         match done.result {
             Err(e) => {
@@ -419,6 +426,15 @@ impl SharedFile {
     fn depart(&mut self, acting: &Acting<'_>, users: &mut Users, program: Option<u64>) {
         if let Some(program) = program {
             self.advise(acting, users, |advisor, _| advisor.depart(program));
+        }
+    }
+
+    /// Asks which parts the program touched without waiting, if its advisor wants to know.
+    fn look_at_page_table(&mut self, acting: &Acting<'_>, now_ns: u64) {
+        let Some(parts) = self.advisor.take_page_table_wish(now_ns) else { return };
+        let Some(pid) = self.mapped_by else { return self.advisor.page_table_is_known(None) };
+        if !self.submit(acting, Work::PageTable(pid, parts)) {
+            self.advisor.page_table_is_known(Some(&[]));
         }
     }
 
@@ -549,12 +565,12 @@ mod tests {
                     range: 0..0,
                     fresh: false,
                     took_ns: None,
-                    index: Some(Index {
+                    found: Some(Found::Index(Index {
                         format: "Parquet",
                         tracks: Tracks::new([extents], 8 * MIB),
                         size_bytes: 8 * MIB,
                         spent: formats::Spent::default(),
-                    }),
+                    })),
                     backend: "",
                     result: Ok(Brought::default()),
                 },

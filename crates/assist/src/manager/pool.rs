@@ -1,7 +1,7 @@
 //! The workers that make the calls that may block: hints, and closing files.
 //!
-//! One bounded pool for all files. Each file's jobs are done in order, one at a time, and files take turns; reading an index
-//! stands in a queue of its own, so that the file's hints need not wait for it. Neither a user
+//! One bounded pool for all files. Each file's jobs are done in order, one at a time, and files take turns; reading an index, or
+//! a program's page table, stands in a queue of its own, so that the file's hints need not wait for it. Neither a user
 //! nor a file system that hangs can take all workers, and where several do, others are started in their place.
 //! What a user whose files hang leaves behind is bounded: jobs, and descriptors that wait to be closed.
 
@@ -20,7 +20,7 @@ use rustc_hash::FxHashMap;
 use rustix::fs::{Mode, OFlags};
 
 use super::registration::device_of_file;
-use crate::backend::{Backends, Brought, FileId, HintedFile, Inside, Progress};
+use crate::backend::{Backends, Brought, FileId, HintedFile, Inside, Progress, parts_in_page_table};
 use crate::config::{BackendChoice, ReadAhead};
 use crate::formats::{self, Format, Index};
 use impresario_base::lock::{Condvar, Mutex, MutexGuard};
@@ -132,6 +132,8 @@ pub(super) enum Work {
     ReadAhead(ReadAhead),
     /// Reads the file's index by the first of these readers that understands it.
     Index(Vec<&'static dyn Format>),
+    /// Which of these parts this process has in its page table.
+    PageTable(u32, Vec<Range<u64>>),
     /// This descriptor is no longer needed. Closing it may block in its file system, so a worker does.
     LetGo,
     /// The same of a program's connection: descriptors that it sent may be in it.
@@ -151,10 +153,19 @@ pub(super) struct Done {
     pub(super) fresh: bool,
     /// How long it took to bring in what was to be tried, if that is known.
     pub(super) took_ns: Option<u64>,
-    /// What the file's index says, and its format.
-    pub(super) index: Option<Index>,
+    /// What was asked about the file beside that.
+    pub(super) found: Option<Found>,
     pub(super) backend: &'static str,
     pub(super) result: Result<Brought, std::io::Error>,
+}
+
+/// What was found out about a file.
+#[derive(Debug)]
+pub(super) enum Found {
+    /// What its index says, and its format.
+    Index(Index),
+    /// Whether each part has a page in the page table; `None` where that cannot be seen.
+    PageTable(Option<Vec<(Range<u64>, bool)>>),
 }
 
 #[derive(Debug)]
@@ -168,6 +179,7 @@ struct Job {
 enum Line {
     Hints(FileId),
     Index(FileId),
+    PageTable(FileId),
     /// Descriptors that one user's programs sent and that are not kept.
     LetGo {
         uid: u32,
@@ -179,6 +191,7 @@ impl Line {
     fn of(target: &Target, work: &Work) -> Line {
         match work {
             Work::Index(_) => Line::Index(target.id),
+            Work::PageTable(..) => Line::PageTable(target.id),
             Work::LetGo | Work::HangUp => Line::LetGo { uid: target.uid, dev: target.id.dev },
             _ => Line::Hints(target.id),
         }
@@ -186,7 +199,7 @@ impl Line {
 
     fn dev(self) -> u64 {
         match self {
-            Line::Hints(id) | Line::Index(id) => id.dev,
+            Line::Hints(id) | Line::Index(id) | Line::PageTable(id) => id.dev,
             Line::LetGo { dev, .. } => dev,
         }
     }
@@ -534,7 +547,11 @@ impl Pool {
         // What brings nothing in is told of when it fails only.
         let failed = |backend, error| {
             let result = Err(error);
-            Done { id: *id, range: 0..0, fresh: false, took_ns: None, index: None, backend, result }
+            Done { id: *id, range: 0..0, fresh: false, took_ns: None, found: None, backend, result }
+        };
+        let answer = |found| {
+            let result = Ok(Brought::default());
+            Done { id: *id, range: 0..0, fresh: false, took_ns: None, found: Some(found), backend: "", result }
         };
         match job.work {
             Work::WillNeed { range, fresh } => {
@@ -542,20 +559,20 @@ impl Pool {
                     Ok((brought, backend)) => (Ok(brought), backend),
                     Err(e) => (Err(e), self.backends.choose(*choice, file).name()),
                 };
-                Some(Done { id: *id, range, fresh, took_ns: None, index: None, backend, result })
+                Some(Done { id: *id, range, fresh, took_ns: None, found: None, backend, result })
             }
             Work::Try(range) => {
                 let began = Instant::now();
                 let (result, backend) = self.backends.bring_in(*choice, file, range.clone());
                 // Where a hint only begins something, its end is unknown.
                 let took_ns = backend.waits().then(|| u64::try_from(began.elapsed().as_nanos()).unwrap_or(u64::MAX));
-                Some(Done { id: *id, range, fresh: false, took_ns, index: None, backend: backend.name(), result })
+                Some(Done { id: *id, range, fresh: false, took_ns, found: None, backend: backend.name(), result })
             }
             Work::Exactly(range) => {
                 let choice = if *choice == BackendChoice::Auto { BackendChoice::Fadvise } else { *choice };
                 let backend = self.backends.choose(choice, file);
                 let result = backend.will_need(file, range.clone());
-                Some(Done { id: *id, range, fresh: false, took_ns: None, index: None, backend: backend.name(), result })
+                Some(Done { id: *id, range, fresh: false, took_ns: None, found: None, backend: backend.name(), result })
             }
             Work::DontNeed(range) => {
                 let (error, backend) = self.backends.dont_need(*choice, file, range).err()?;
@@ -568,15 +585,11 @@ impl Pool {
             }
             // Of a file that is closed meanwhile nothing is wanted.
             Work::Index(_) if progress.ended.load(Relaxed) => None,
-            Work::Index(formats) => Some(Done {
-                id: *id,
-                range: 0..0,
-                fresh: false,
-                took_ns: None,
-                index: Some(read_index(file.fd, &formats)?),
-                backend: "",
-                result: Ok(Brought::default()),
-            }),
+            Work::Index(formats) => Some(answer(Found::Index(read_index(file.fd, &formats)?))),
+            Work::PageTable(pid, parts) => {
+                let found = parts_in_page_table(pid, *id, &parts).ok();
+                Some(answer(Found::PageTable(found.map(|found| parts.into_iter().zip(found).collect()))))
+            }
             Work::Close { last } => {
                 self.backends.closed(file, last);
                 None
@@ -730,6 +743,22 @@ mod tests {
             pool.submit(target.clone(), Work::WillNeed { range: 900..901, fresh: false });
         }
         assert_eq!(pool.locked().files[&Line::Hints(target.id)].jobs.len(), WAITING_MAX);
+        pool.stop(Duration::from_secs(20));
+    }
+
+    #[test]
+    fn a_page_table_that_cannot_be_seen_is_told_of() {
+        let (send, done) = mpsc::channel();
+        let pool = Pool::start(2, 1, Backends::default(), send, || {}).unwrap();
+        let parts = vec![0..4096, 8192..12_288];
+        for (pid, seen) in [(std::process::id(), Some(vec![false; 2])), (u32::MAX, None)] {
+            assert!(pool.submit(target(1, 0), Work::PageTable(pid, parts.clone())));
+            let Some(Found::PageTable(told)) = done.recv_timeout(Duration::from_secs(20)).unwrap().found else {
+                panic!()
+            };
+            let expected = seen.map(|seen| parts.iter().cloned().zip(seen).collect::<Vec<_>>());
+            assert_eq!(told, expected, "process {pid}");
+        }
         pool.stop(Duration::from_secs(20));
     }
 

@@ -459,7 +459,7 @@ impl Service {
         let end = access.offset + len_bytes;
         if access.op == Op::Mmap {
             advised.is_mapped = true;
-            return self.files.mapped(&acting, id, access.offset..end, &mut self.users, now);
+            return self.files.mapped(&acting, (id, client.pid), access.offset..end, &mut self.users, now);
         }
         let timed = access.op == Op::Read && access.flags & (flag::ASYNC | flag::IN_KERNEL) == 0;
         let duration_ns = if timed { u64::from(access.duration_ns) } else { 0 };

@@ -3,13 +3,16 @@
 //! A read waits for what is not in memory. The kernel's read-ahead, the page cache and the device are modelled; the hints
 //! are those of the very [`Advisor`] that runs in the manager.
 
+#[cfg(test)]
+pub(super) mod maps;
+
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap, VecDeque};
 use std::ops::Range;
 use std::sync::Arc;
 
 use impresario_device::{PageCache, ReadAhead as Window, ReadAheadLimits};
-use impresario_foresight::{self as foresight, Access, ReadEnd, Reader, Run, Storage, pages};
+use impresario_foresight::{self as foresight, Access, Elapsed, ReadEnd, Reader, Run, Storage, pages};
 use rustc_hash::FxHashMap;
 
 use super::device::Device;
@@ -74,24 +77,9 @@ pub fn replay_judged(
         (*file, Guide::new(*hinted, run.sizes[*file], device, stand_down, planned))
     };
     let guides: FxHashMap<usize, Guide> = entries.iter().map(guide).collect();
-    let mut node = Node {
-        sizes: &run.sizes,
-        device,
-        cache: PageCache::new(memory_bytes.max(1 << 20)),
-        coming: BTreeMap::new(),
-        arrivals: BinaryHeap::new(),
-        channels: vec![0; device.parallel.clamp(1, 1024) as usize],
-        head: None,
-        windows: FxHashMap::default(),
-        took: FxHashMap::default(),
-        guides,
-        told: BTreeMap::new(),
-        began_ns: None,
-        outcome: Outcome::default(),
-    };
+    let mut node = Node::new(run, device, memory_bytes, guides);
     let elapsed = foresight::replay(run, &mut node);
-    let wasted_bytes = node.cache.wasted_bytes() + node.cache.unused_bytes();
-    Outcome { run_ns: elapsed.run_ns, wait_ns: elapsed.wait_ns, wasted_bytes, ..node.outcome }
+    node.outcome(elapsed)
 }
 
 /// One file's hints.
@@ -217,7 +205,7 @@ impl Storage for Node<'_> {
     }
 
     fn learn(&mut self, now_ns: u64, reader: Reader, access: &Access, last: bool) {
-        let (file, size) = (access.file, self.sizes[access.file]);
+        let file = access.file;
         self.tell(now_ns);
         let took = self.took.get_mut(&(reader.process, reader.thread)).and_then(VecDeque::pop_front);
         let Some(guide) = self.guides.get_mut(&file) else { return };
@@ -233,6 +221,37 @@ impl Storage for Node<'_> {
             // The process closes the file.
             actions.extend(guide.advisor.depart(reader.process));
         }
+        self.perform(now_ns, file, actions);
+    }
+}
+
+impl<'a> Node<'a> {
+    fn new(run: &'a Run, device: &'a Device, memory_bytes: u64, guides: FxHashMap<usize, Guide>) -> Node<'a> {
+        Node {
+            sizes: &run.sizes,
+            device,
+            cache: PageCache::new(memory_bytes.max(1 << 20)),
+            coming: BTreeMap::new(),
+            arrivals: BinaryHeap::new(),
+            channels: vec![0; device.parallel.clamp(1, 1024) as usize],
+            head: None,
+            windows: FxHashMap::default(),
+            took: FxHashMap::default(),
+            guides,
+            told: BTreeMap::new(),
+            began_ns: None,
+            outcome: Outcome::default(),
+        }
+    }
+
+    fn outcome(&self, elapsed: Elapsed) -> Outcome {
+        let wasted_bytes = self.cache.wasted_bytes() + self.cache.unused_bytes();
+        Outcome { run_ns: elapsed.run_ns, wait_ns: elapsed.wait_ns, wasted_bytes, ..self.outcome }
+    }
+
+    /// Does what an advisor said.
+    fn perform(&mut self, now_ns: u64, file: usize, actions: Vec<Action>) {
+        let size = self.sizes[file];
         for action in actions {
             match action {
                 Action::Prefetch(range) => self.hint(now_ns, file, size, range, Hint::Fresh),
@@ -248,9 +267,7 @@ impl Storage for Node<'_> {
             }
         }
     }
-}
 
-impl Node<'_> {
     /// A hint: what is missing of a range is read from the device. The advisor is told when it is there.
     fn hint(&mut self, now_ns: u64, file: usize, size: u64, range: Range<u64>, kind: Hint) {
         self.settle(now_ns);

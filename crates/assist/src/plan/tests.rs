@@ -1,5 +1,7 @@
 //! The canonical patterns get the hints they should, and what can never be right never comes out.
 
+mod maps;
+
 use std::path::Path;
 
 use impresario_base::random::Random;

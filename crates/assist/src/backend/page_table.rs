@@ -1,0 +1,157 @@
+//! Which parts of a file a process has in its page table: what it touched through a memory map.
+//!
+//! `/proc/PID/maps` tells where the file is mapped, `/proc/PID/pagemap` which pages are there. Both take a lock of the process that a
+//! fault of it may hold while its file system hangs, so a worker asks, not the manager's thread. Who may ask is who may look into
+//! the process: its user, as a rule.
+
+use std::fs::File;
+use std::io::{self, Read};
+use std::ops::Range;
+use std::os::unix::fs::FileExt;
+
+use super::FileId;
+
+/// Of the list of a process's maps no more is read.
+const LIST_BYTES_MAX: u64 = 4 << 20;
+/// An entry of the page map, and how many are read at once.
+const ENTRY_BYTES: u64 = 8;
+const ENTRIES_MAX: u64 = 1024;
+/// The page is in memory, and in the page table.
+const PRESENT: u64 = 1 << 63;
+
+/// A part of a file that is mapped.
+#[derive(Clone, PartialEq, Eq, Debug)]
+struct Map {
+    address: u64,
+    bytes: Range<u64>,
+}
+
+/// For each of these parts of a file, in order and without overlap, whether the process has a page of it in its page table. Fails
+/// where the process is gone or may not be looked into.
+pub fn parts_in_page_table(pid: u32, id: FileId, parts: &[Range<u64>]) -> io::Result<Vec<bool>> {
+    let mut list = Vec::new();
+    File::open(format!("/proc/{pid}/maps"))?.take(LIST_BYTES_MAX).read_to_end(&mut list)?;
+    let table = File::open(format!("/proc/{pid}/pagemap"))?;
+    let page_bytes = rustix::param::page_size() as u64;
+    let mut found = vec![false; parts.len()];
+    for map in list.split(|byte| *byte == b'\n').filter_map(|line| map_of(line, id)) {
+        let mut at = 0;
+        while let Some(first) = parts.get(at) {
+            // Parts that follow one another are asked about together.
+            let mut next = at + 1;
+            while parts.get(next).is_some_and(|part| {
+                part.start == parts[next - 1].end && part.end - first.start <= ENTRIES_MAX * page_bytes
+            }) {
+                next += 1;
+            }
+            let (start, end) = (first.start.max(map.bytes.start), parts[next - 1].end.min(map.bytes.end));
+            if start < end {
+                let address = map.address + (start - map.bytes.start);
+                for page in pages_there(&table, address..address + (end - start), page_bytes)? {
+                    let in_file = map.bytes.start + (page - map.address);
+                    let within = |part: &Range<u64>| part.start < in_file + page_bytes && in_file < part.end;
+                    (at..next).filter(|i| within(&parts[*i])).for_each(|i| found[i] = true);
+                }
+            }
+            at = next;
+        }
+    }
+    Ok(found)
+}
+
+/// The addresses of a range's pages that are in the page table.
+fn pages_there(table: &File, addresses: Range<u64>, page_bytes: u64) -> io::Result<Vec<u64>> {
+    let (first, end) = (addresses.start / page_bytes, addresses.end.div_ceil(page_bytes));
+    let mut there = Vec::new();
+    let mut entries = [0; (ENTRIES_MAX * ENTRY_BYTES) as usize];
+    let mut at = first;
+    while at < end {
+        let count = (end - at).min(ENTRIES_MAX);
+        let entries = &mut entries[..(count * ENTRY_BYTES) as usize];
+        table.read_exact_at(entries, at * ENTRY_BYTES)?;
+        let present = entries.chunks_exact(ENTRY_BYTES as usize).zip(at..).filter(|(entry, _)| {
+            u64::from_ne_bytes(<[u8; ENTRY_BYTES as usize]>::try_from(*entry).unwrap_or_default()) & PRESENT != 0
+        });
+        there.extend(present.map(|(_, page)| page * page_bytes));
+        at += count;
+    }
+    Ok(there)
+}
+
+/// A line of the list, if it is of this file: `address-end rights offset major:minor inode name`.
+fn map_of(line: &[u8], id: FileId) -> Option<Map> {
+    let mut words = line.split(|byte| *byte == b' ').filter(|word| !word.is_empty());
+    let mut word = || std::str::from_utf8(words.next()?).ok();
+    let hexadecimal = |text: &str| u64::from_str_radix(text, 16).ok();
+    let (address, end) = word()?.split_once('-')?;
+    let (_, offset, device, inode) = (word()?, word()?, word()?, word()?);
+    let (major, minor) = device.split_once(':')?;
+    let dev = rustix::fs::makedev(hexadecimal(major)?.try_into().ok()?, hexadecimal(minor)?.try_into().ok()?);
+    if (dev, inode.parse().ok()?) != (id.dev, id.ino) {
+        return None;
+    }
+    let (address, offset) = (hexadecimal(address)?, hexadecimal(offset)?);
+    let len = hexadecimal(end)?.checked_sub(address)?;
+    Some(Map { address, bytes: offset..offset.checked_add(len)? })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::io::Write;
+    use std::os::fd::AsRawFd;
+    use std::os::unix::fs::MetadataExt;
+
+    #[test]
+    fn lines_of_the_list_are_read_and_others_passed_over() {
+        let id = FileId { dev: rustix::fs::makedev(0xfd, 1), ino: 77 };
+        let line = b"7f00001000-7f00003000 r--s 00005000 fd:01 77     /a file";
+        assert_eq!(map_of(line, id), Some(Map { address: 0x7f_0000_1000, bytes: 0x5000..0x7000 }));
+        for other in [
+            &b"7f00001000-7f00003000 r--s 00005000 fd:01 78 /b"[..],
+            b"7f00001000-7f00003000 r--s 00005000 fd:02 77 /b",
+            b"7f00003000-7f00001000 r--s 00005000 fd:01 77 /b",
+            b"7f00001000-7f00003000 r--s ffffffffffffffff fd:01 77 /b",
+            b"7f00001000-7f00003000 r--s 00005000 ffffffffff:01 77 /b",
+            b"7f00001000 r--s 00005000 fd:01 77 /b",
+            b"\xff\xfe-\xff",
+            b"",
+        ] {
+            assert_eq!(map_of(other, id), None, "{}", String::from_utf8_lossy(other));
+        }
+    }
+
+    #[test]
+    fn touched_parts_of_a_map_are_told_from_others() {
+        let len = 4 << 20;
+        let mut file = tempfile::tempfile().unwrap();
+        // In single pages, since the kernel maps a large one at once.
+        (0..len / 4096).for_each(|_| file.write_all(&[1; 4096]).unwrap());
+        let id = file.metadata().map(|meta| FileId { dev: meta.dev(), ino: meta.ino() }).unwrap();
+        let parts: Vec<Range<u64>> = (0..32).filter(|i| i % 8 != 7).map(|i| i << 17..(i + 1) << 17).collect();
+        let ask = || parts_in_page_table(std::process::id(), id, &parts).unwrap();
+        assert!(ask().iter().all(|touched| !touched), "it is not mapped");
+        // SAFETY: a new map of an open file, checked below, and unmapped at the end.
+        let map = unsafe {
+            libc::mmap(std::ptr::null_mut(), len, libc::PROT_READ, libc::MAP_SHARED, file.as_raw_fd(), 0).cast::<u8>()
+        };
+        assert!(!map.is_null() && map as isize != -1);
+        if ask().iter().any(|touched| *touched) {
+            return impresario_testing::skip("pagemap", "this file system fills page tables at once");
+        }
+        for part in [2u64, 20] {
+            // SAFETY: within the map, which nobody writes to.
+            let byte = unsafe { map.add((part << 17) as usize + 70_000).read_volatile() };
+            assert_eq!(byte, 1);
+        }
+        let touched: Vec<u64> =
+            parts.iter().zip(ask()).filter(|(_, touched)| *touched).map(|(p, _)| p.start >> 17).collect();
+        // SAFETY: mapped above with this length.
+        unsafe { libc::munmap(map.cast(), len) };
+        if touched != [2, 20] && touched.contains(&2) && touched.contains(&20) {
+            return impresario_testing::skip("pagemap", "large pages");
+        }
+        assert_eq!(touched, [2, 20]);
+        assert!(parts_in_page_table(u32::MAX, id, &parts).is_err());
+    }
+}
