@@ -12,7 +12,7 @@
 //!   ([`Disk::ordered`]), elsewhere an fsync does.
 //!   Where no writer has changed anything since the mark was made in this run, the local size is right still: nothing is asked or set.
 //!   A writer says so when it closes ([`Left::Unwritten`]). One that says so of a file that it did change leaves that file with the
-//!   size that it had before, until somebody writes it again.
+//!   size that it had before, until the next writer closes it.
 //! - *truncate*: mark, truncate the objects, settle unless the file has writers.
 //!
 //! While a file is marked, its local length is the end of the ranges that were assigned to appends ([`super::append`]).
