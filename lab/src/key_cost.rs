@@ -188,7 +188,7 @@ fn metadata(cluster: &OwnCluster, threads: usize, rounds: u32, stop: &Stop) -> R
             let made =
                 client.meta(MetaCall::Create { path: path.clone(), mode, uid, gid, exclusive: true, layout: None })?;
             let impresario_wire::Answer::Opened(opened) = made else { anyhow::bail!("no file was made: {made:?}") };
-            client.meta(MetaCall::Close { handle: opened.handle })?;
+            client.meta(MetaCall::Close { handle: opened.handle, wrote: false })?;
             client.meta(MetaCall::GetAttr { target: Target::Path(path.clone()) })?;
             client.meta(MetaCall::Unlink { path })?;
         }

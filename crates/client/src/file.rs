@@ -468,7 +468,8 @@ impl OpenFile {
             }
             let registered = if is_current { Ok((session, handle)) } else { self.register(deadline) };
             let asked = registered.and_then(|(session, handle)| {
-                let call = Call::Meta { who: self.client.identity().who(), call: MetaCall::Close { handle } };
+                let call = MetaCall::Close { handle, wrote: self.length.was_changed() };
+                let call = Call::Meta { who: self.client.identity().who(), call };
                 self.client.meta_link().call_in(session, call, deadline)
             });
             match asked.map(|reply| reply.answer) {

@@ -31,6 +31,11 @@ impl Length {
         change(self.begun.fetch_add(1, SeqCst))
     }
 
+    /// Whether a change has begun.
+    pub(crate) fn was_changed(&self) -> bool {
+        self.begun.load(SeqCst) > 0
+    }
+
     /// A change ended, or the file was opened again: it is as long as this at least.
     pub(crate) fn reaches(&self, end: u64) {
         self.known.fetch_max(end, SeqCst);
@@ -63,7 +68,9 @@ mod tests {
             length.take_back(number, good, |len| to = Some(len));
             to
         };
+        assert!(!length.was_changed());
         let first = length.change(|number| number);
+        assert!(length.was_changed());
         assert_eq!(cut_to(first, 50), Some(100), "the file was longer already");
         assert_eq!(cut_to(first, 150), Some(150));
         let second = length.change(|number| {

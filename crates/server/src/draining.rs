@@ -282,7 +282,7 @@ impl Drainer<'_> {
         let copied = self.copy(&from, made, size, &to);
         if let Err(error) = copied {
             // Else the copy would be remembered until this program ends.
-            let _ = self.client.meta(MetaCall::Close { handle });
+            let _ = self.client.meta(MetaCall::Close { handle, wrote: false });
             return Err(error);
         }
         let done = self.relay(RelayCall::Commit { handle })?;

@@ -42,7 +42,7 @@ impl Service for MetaFront {
     fn serve(&self, session: &mut SessionId, request: Incoming, reply: Reply) {
         let session = *session;
         match request.call {
-            Call::Meta { who, call } if self.meta.may_wait(&call) => {
+            Call::Meta { who, call } if self.meta.may_wait(session, &who, &call) => {
                 let meta = self.meta.clone();
                 self.threads.run(Box::new(move || reply.send(&meta.call_from(session, who, call))));
             }

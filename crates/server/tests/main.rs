@@ -16,6 +16,7 @@ mod limits;
 mod links;
 mod lists;
 mod locks;
+mod meta_closes;
 mod meta_crash;
 mod meta_cuts;
 mod meta_limits;

@@ -35,6 +35,9 @@ const STEPS: &[(&str, Step)] = &[
         let _ = s.set(at("b"), mtime(1000));
     }),
     ("open and close b", |s| s.close(s.open("b", true))),
+    ("open b and change nothing", |s| s.close_unwritten(s.open("b", true))),
+    ("create q and write nothing", |s| s.close_unwritten(s.create("q"))),
+    ("remove q", |s| s.done(unlink("q"))),
     ("chmod b", |s| {
         let _ = s.set(at("b"), SetAttr { mode: Some(0o4755), ..SetAttr::default() });
     }),

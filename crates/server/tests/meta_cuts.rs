@@ -163,7 +163,8 @@ fn run(case: Case) -> (bool, Result<(), String>) {
         let append = MetaCall::Append { handle: file.handle, len_bytes: 50_000 };
         assert!(matches!(service.call_from(session, who(1, 1, 1, 2), append), Answer::Assigned { .. }));
     } else {
-        assert_eq!(service.call_from(session, who(1, 1, 1, 2), MetaCall::Close { handle: file.handle }), Answer::Done);
+        let close = MetaCall::Close { handle: file.handle, wrote: true };
+        assert_eq!(service.call_from(session, who(1, 1, 1, 2), close), Answer::Done);
     }
     assert!(service.wait_idle(Duration::from_secs(20)));
 

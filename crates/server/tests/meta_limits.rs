@@ -34,6 +34,9 @@ fn calls_that_may_wait_are_told_beforehand() {
     let s = start(dir.path());
     s.file("f", 1);
     let open = |write| MetaCall::Open { path: path("f"), write };
+    let create_if_none =
+        |name| MetaCall::Create { path: path(name), mode: 0o644, uid: 0, gid: 0, exclusive: false, layout: None };
+    let may_wait = |call: &MetaCall| s.service.may_wait(s.session, &Who::default(), call);
     for (call, written, idle) in [
         (getattr("f"), true, false),
         (open(false), true, false),
@@ -41,15 +44,29 @@ fn calls_that_may_wait_are_told_beforehand() {
         (MetaCall::SetAttr { target: at("f"), set: size(0) }, true, true),
         (unlink("f"), false, false),
         (link("f", "h"), true, false),
-        (create("f"), true, true),
+        (create("f"), false, false),
+        (create_if_none("f"), true, true),
+        (create_if_none("n"), false, false),
     ] {
-        assert_eq!(s.service.may_wait(&call), idle, "{call:?} while no client writes");
+        assert_eq!(may_wait(&call), idle, "{call:?} while no client writes");
         let opened = s.create("g");
-        assert_eq!(s.service.may_wait(&call), written, "{call:?} while a client writes");
+        assert_eq!(may_wait(&call), written, "{call:?} while a client writes");
         s.close(opened);
         s.done(unlink("g"));
         s.quiet();
     }
+    // A copy may find what the first one made, and opens that.
+    let again = Who { client: ClientKey(1), epoch: 2, since: 1, ..Who::default() };
+    assert!(s.service.may_wait(s.session, &again, &create("n")));
+    let (reader, writer) = (s.open("f", false), s.open("f", true));
+    let close = |opened: &Opened, wrote| MetaCall::Close { handle: opened.handle, wrote };
+    for (call, may) in [(close(&reader, false), false), (close(&writer, false), false), (close(&writer, true), true)] {
+        assert_eq!(may_wait(&call), may, "{call:?}");
+    }
+    let other = s.open("f", true);
+    s.close(other);
+    assert!(may_wait(&close(&writer, false)), "another one has written");
+    assert!(!may_wait(&close(&other, true)), "it is closed already");
 }
 
 #[test]
@@ -169,7 +186,7 @@ fn what_no_call_may_do_is_refused_with_its_error() {
             attrs(SetAttr { mtime: Some(SetTime::At(Time { secs: 0, nanos: 1_000_000_000 })), ..SetAttr::default() }),
             EINVAL,
         ),
-        (MetaCall::Close { handle: file.handle }, EBADF),
+        (MetaCall::Close { handle: file.handle, wrote: true }, EBADF),
         (MetaCall::Fsync { handle: u64::MAX }, EBADF),
         (MetaCall::GetAttr { target: Target::Handle(0) }, EBADF),
     ] {
@@ -181,7 +198,11 @@ fn what_no_call_may_do_is_refused_with_its_error() {
     assert_eq!(s.errno(rmdir("d")), ENOTEMPTY);
     let other = s.again();
     let opened = s.open("f", false);
-    assert_eq!(other.errno(MetaCall::Close { handle: opened.handle }), EBADF, "handles are a session's own");
+    assert_eq!(
+        other.errno(MetaCall::Close { handle: opened.handle, wrote: true }),
+        EBADF,
+        "handles are a session's own"
+    );
     assert_eq!(s.stat("").kind, NodeKind::Dir);
     // A client names a deep path of 60 KiB.
     assert_eq!(s.errno(getattr(&vec!["deep"; 12_000].join("/"))), ENOENT);

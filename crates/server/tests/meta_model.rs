@@ -287,12 +287,14 @@ impl Tested<'_> {
         }
     }
 
-    fn extend(&self, opened: &Opened, end: u64) {
+    /// True if something was written.
+    fn extend(&self, opened: &Opened, end: u64) -> bool {
         // As a client writes: only bytes beyond the end change the length.
         let len = self.server().attr(Target::Handle(opened.handle)).size;
         if end > len {
             self.server().write(opened, len, end - len);
         }
+        end > len
     }
 
     fn apply(&mut self, op: &Op) -> Result<String, Fault> {
@@ -300,12 +302,14 @@ impl Tested<'_> {
             Op::Create { path: p, exclusive, mode } => {
                 let call = MetaCall::Create { path: path(&p), mode, uid: 0, gid: 0, exclusive, layout: None };
                 let Answer::Opened(opened) = self.ask(call)? else { panic!() };
-                self.server().close(opened);
+                self.server().close_unwritten(opened);
             }
             Op::Write { path: p, end } => {
                 let opened = self.open(&p)?;
-                self.extend(&opened, end);
-                self.server().close(opened);
+                match self.extend(&opened, end) {
+                    true => self.server().close(opened),
+                    false => self.server().close_unwritten(opened),
+                }
             }
             Op::Truncate { path: p, len } => {
                 self.ask(MetaCall::SetAttr { target: at(&p), set: size(len) })?;

@@ -31,7 +31,7 @@ impl Draw {
 /// A client's operations; its faults must be ones that other clients' operations explain.
 fn client(mut s: Server, seed: u64, until: Instant) -> u64 {
     let mut draw = Draw(Random::new(seed));
-    let mut held: Vec<Opened> = Vec::new();
+    let (mut held, mut written): (Vec<Opened>, std::collections::HashSet<u64>) = Default::default();
     let mut done = 0;
     while Instant::now() < until {
         let (name, other) = (draw.name(), draw.name());
@@ -73,12 +73,16 @@ fn client(mut s: Server, seed: u64, until: Instant) -> u64 {
             }
             _ => match held.is_empty() {
                 true => continue,
-                false => MetaCall::Close { handle: held.swap_remove(draw.below(held.len() as u64) as usize).handle },
+                false => {
+                    let handle = held.swap_remove(draw.below(held.len() as u64) as usize).handle;
+                    MetaCall::Close { handle, wrote: written.contains(&handle) }
+                }
             },
         };
         match s.call(call.clone()) {
             Answer::Opened(opened) => {
-                if !matches!(call, MetaCall::Open { write: false, .. }) {
+                if !matches!(call, MetaCall::Open { write: false, .. }) && draw.below(3) > 0 {
+                    written.insert(opened.handle);
                     s.write(&opened, draw.below(50_000), draw.below(50_000));
                 }
                 held.push(opened);

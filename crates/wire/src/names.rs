@@ -104,6 +104,8 @@ pub enum MetaCall {
     Close {
         /// The open file.
         handle: u64,
+        /// Through this open, bytes or the length of the file were changed, or that was tried.
+        wrote: bool,
     },
     /// Makes a file's size, attributes and name durable (its data are the data servers' matter). Answer: [`Answer::Done`].
     Fsync {

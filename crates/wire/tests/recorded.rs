@@ -1,4 +1,4 @@
-//! The bytes of messages under [`PROTOCOL_VERSION`] 11, recorded: whoever changes them changes the version too.
+//! The bytes of messages under [`PROTOCOL_VERSION`] 12, recorded: whoever changes them changes the version too.
 
 use impresario_layout::{Layout, Skipped};
 use impresario_wire::frame::encode;
@@ -34,7 +34,7 @@ fn answer(answer: Answer) -> String {
 
 #[test]
 fn the_bytes_of_messages_stay_those_of_the_version() {
-    assert_eq!(PROTOCOL_VERSION, 11, "record the new version's bytes");
+    assert_eq!(PROTOCOL_VERSION, 12, "record the new version's bytes");
     let layout = Layout::new(1, 3, 65536, 4).unwrap();
     let file = FileKey(600);
     let time = Time { secs: -3, nanos: 500 };
@@ -54,7 +54,7 @@ fn the_bytes_of_messages_stay_those_of_the_version() {
     };
     let object = ObjectInfo { size: 1000, mtime: time, used_bytes: 4096, made: 5 };
     let hello = Hello {
-        version: 11,
+        version: 12,
         who: who(),
         role: Role::Io,
         name: "cli".into(),
@@ -62,14 +62,14 @@ fn the_bytes_of_messages_stay_those_of_the_version() {
         credential: b"MUNGE".to_vec(),
     };
     let welcome = Welcome {
-        version: 11,
+        version: 12,
         name: "data-1".into(),
         incarnation: 1 << 33,
         max_payload_bytes: 1 << 20,
         cluster: ClusterId(400),
         store: 12,
     };
-    let offer = KeyOffer { version: 11, key: 1, role: KeyRole::Server, noise: vec![1, 2, 3] };
+    let offer = KeyOffer { version: 12, key: 1, role: KeyRole::Server, noise: vec![1, 2, 3] };
     let seen = [
         body(Kind::Hello, &hello),
         body(Kind::Welcome, &welcome),
@@ -104,6 +104,7 @@ fn the_bytes_of_messages_stay_those_of_the_version() {
         meta(MetaCall::Examine(Examine::Unnamed { removed: true, after: b"x".to_vec(), max: 10 })),
         meta(MetaCall::Lock(LockCall { lease: 4, wish: LockWish::Set { file, lock: lock(), wait: true } })),
         meta(MetaCall::Lock(LockCall { lease: 0, wish: LockWish::Restore { file, owner: 5, locks: vec![lock()] } })),
+        meta(MetaCall::Close { handle: 3, wrote: true }),
         meta(MetaCall::CutBack { handle: 3, len: 100, end: 200 }),
         meta(MetaCall::Restrict(Restriction {
             squashed: Some(Squashed { all: true, proven: false, uid: 300, gid: 301 }),
@@ -128,9 +129,9 @@ fn the_bytes_of_messages_stay_those_of_the_version() {
 }
 
 const RECORDED: &[&str] = &[
-    "0bac0202f0a2040109e8070203636c699003054d554e4745",
-    "0b06646174612d31808080802080804090030c",
-    "0b010203010203",
+    "0cac0202f0a2040109e8070203636c699003054d554e4745",
+    "0c06646174612d31808080802080804090030c",
+    "0c010203010203",
     "1aac0202f0a2040109e807d804000180018827",
     "1bac0202f0a2040109e807d80401038080040400010102",
     "1cd804ac0201",
@@ -140,6 +141,7 @@ const RECORDED: &[&str] = &[
     "0cac0202f0a2040109e80718020101780a",
     "0cac0202f0a2040109e807190400d804054d00ffffffffffffffffff010101",
     "0cac0202f0a2040109e807190003d8040501054d00ffffffffffffffffff0101",
+    "0cac0202f0a2040109e807050301",
     "0cac0202f0a2040109e8071a0364c801",
     "0cac0202f0a2040109e8071c010100ac02ad020101e807cf0f",
     "0cac0202f0a2040109e8071d054d554e4745",

@@ -129,7 +129,7 @@ impl FakeNames {
                 Some(node) if node.key == *file => self.open(state, session, path)?,
                 _ => return Err(libc::ESTALE),
             },
-            MetaCall::Close { handle } => session.open.remove(handle).map(|_| Answer::Done).ok_or(libc::EBADF)?,
+            MetaCall::Close { handle, .. } => session.open.remove(handle).map(|_| Answer::Done).ok_or(libc::EBADF)?,
             MetaCall::Append { .. } | MetaCall::CutBack { .. } => return Err(libc::EOPNOTSUPP),
             MetaCall::Fsync { handle } => session.open.get(handle).map(|_| Answer::Done).ok_or(libc::EBADF)?,
             MetaCall::Mkdir { path, .. } | MetaCall::Symlink { path, .. } | MetaCall::Mknod { path, .. }

@@ -171,6 +171,42 @@ fn open_files_survive_the_metadata_server() {
     assert_eq!(closes, 2, "the server is told of the end of a file that was written");
 }
 
+/// The metadata server spares itself the data servers when nothing was written, so this must not be said of anything else.
+#[test]
+fn a_close_says_whether_something_was_written_or_tried() {
+    let cluster = FakeCluster::start(2, 0, 5000).unwrap();
+    let client = connect(&cluster, Via::Direct);
+    let file = |name: &str| client.create(name, CreateOptions::default()).unwrap();
+    let last = || {
+        let closes = |call: &MetaCall| if let MetaCall::Close { wrote, .. } = call { Some(*wrote) } else { None };
+        cluster.names.log().iter().filter_map(closes).next_back()
+    };
+    let (untouched, read) = (file("untouched"), file("read"));
+    untouched.close().unwrap();
+    assert_eq!(last(), Some(false));
+    assert_eq!(read.read_at(&mut [0; 10], 0).unwrap(), 0);
+    read.set_attr(&SetAttr { mode: Some(0o600), ..SetAttr::default() }).unwrap();
+    read.sync().unwrap();
+    read.close().unwrap();
+    assert_eq!(last(), Some(false));
+    let (written, cut, allocated) = (file("written"), file("cut"), file("allocated"));
+    written.write_at(b"x", 0).unwrap();
+    written.close().unwrap();
+    assert_eq!(last(), Some(true));
+    cut.set_len(0).unwrap();
+    cut.close().unwrap();
+    assert_eq!(last(), Some(true));
+    let _ = allocated.change_space(SpaceChange::Allocate { keep_size: false }, 0, 10);
+    allocated.close().unwrap();
+    assert_eq!(last(), Some(true));
+    // It may have been done.
+    let failed = file("failed");
+    cluster.data.iter().for_each(|server| server.drop_connections());
+    let _ = failed.write_at(b"x", 0);
+    drop(failed);
+    assert_eq!(last(), Some(true));
+}
+
 /// The connection is lost again while an open file is registered on it.
 #[test]
 fn a_registration_that_is_lost_with_its_connection_fails_no_write() {

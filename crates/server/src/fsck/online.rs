@@ -124,7 +124,8 @@ impl Names for RunningNames {
     fn settle(&mut self, path: &[u8], _size: u64, file: FileKey) -> Result<(), String> {
         let opened = self.call(MetaCall::Open { path: path.into(), write: true })?;
         let (Answer::Opened(opened), session) = opened else { return Err(unexpected()) };
-        let close = Call::Meta { who: self.link.identity().who(), call: MetaCall::Close { handle: opened.handle } };
+        let close = MetaCall::Close { handle: opened.handle, wrote: true };
+        let close = Call::Meta { who: self.link.identity().who(), call: close };
         self.link.call_in(session, close, self.deadline()).map_err(|error| error.to_string())?;
         if opened.file == file { Ok(()) } else { Err("it was replaced meanwhile".into()) }
     }

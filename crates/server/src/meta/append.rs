@@ -30,6 +30,8 @@ impl Meta {
         if let Some(offset) = repeated.ok_or_else(closed)?.filter(|_| client != 0) {
             return Ok(offset);
         }
+        // The local size is not the file's from now on.
+        self.opens.note_written(pin.ino);
         let objects = self.ask(pin).map_err(|error| data_fault(&error, doing, &path))?;
         let end = objects.size.max(self.assigned_end(pin, objects.size).explain(doing, &path)?);
         let assign = |appends: &mut Appends| {

@@ -23,7 +23,7 @@ use super::record::{
 };
 use super::removal::TRIES;
 use super::service::Meta;
-use super::tree::{EntryRef, local_attr};
+use super::tree::{EntryRef, check_path, local_attr};
 
 const SETGID: u32 = 0o2000;
 /// Numbers of devices that every local file system of Linux keeps; of larger ones it would keep a part.
@@ -68,6 +68,12 @@ impl Meta {
         Err(Errno::BUSY).explain(doing, path)
     }
 
+    /// Whether a path names nothing, as far as can be told.
+    pub(super) fn is_absent(&self, path: &[u8]) -> bool {
+        let entry = check_path(path).ok().and_then(|()| self.dir.entry(path).ok().flatten());
+        entry.is_some_and(|entry| entry.stat().is_err_and(|errno| errno == Errno::NOENT))
+    }
+
     /// Opens a file that was just made. Its session may have ended meanwhile, but the file is there, and a copy of the call must
     /// learn of it: so this is no failure. Nobody hears the answer, and its handle is none.
     fn open_made(&self, session: &Session, pin: &Pin<'_>, path: &[u8]) -> Outcome<Opened> {
@@ -99,7 +105,7 @@ impl Meta {
         let ino = prepared.or_else(undo).explain(doing, entry.path)?.st_ino;
         let file = OpenFile { read_at: self.opens.switches(), ..OpenFile::of(ino, fd, record) };
         // In the table, marked and with its writer before any other call can find it.
-        self.opens.set_mark(ino, key);
+        self.opens.set_mark(ino, key, false);
         let pin = match self.insert_pinned(file, entry.path, false) {
             Found::Pinned(pin) => pin,
             Found::Removed | Found::Absent => return Err(Errno::BUSY).explain(doing, entry.path),

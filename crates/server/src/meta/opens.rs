@@ -115,6 +115,8 @@ struct Table {
 struct Mark {
     /// Its name in `writers/`: the key of the file, or for a moment the one that it had before.
     key: FileKey,
+    /// Its objects may have been changed since the local size was right.
+    written: bool,
     /// Set when a writer vanished: data it sent may still be on its way to the data servers, so the size must not be
     /// settled before this instant.
     settle_from: Option<Instant>,
@@ -398,9 +400,22 @@ impl Opens {
         }
     }
 
-    /// Records that a file has, or is about to have, a name in `writers/`.
-    pub(super) fn set_mark(&self, ino: u64, key: FileKey) {
-        self.table.lock().marks.insert(ino, Mark { key, settle_from: None, doubt: None, appends: Appends::default() });
+    /// Records that a file has, or is about to have, a name in `writers/`. `written`: its local size may be wrong already.
+    pub(super) fn set_mark(&self, ino: u64, key: FileKey, written: bool) {
+        let mark = Mark { key, written, settle_from: None, doubt: None, appends: Appends::default() };
+        self.table.lock().marks.insert(ino, mark);
+    }
+
+    /// The objects of a file may be changed from now on, or may have been by a writer that leaves.
+    pub(super) fn note_written(&self, ino: u64) {
+        if let Some(mark) = self.table.lock().marks.get_mut(&ino) {
+            mark.written = true;
+        }
+    }
+
+    /// Whether the local size of a marked file is right, if the writers that it has now change nothing.
+    pub(super) fn is_unwritten(&self, ino: u64) -> bool {
+        self.table.lock().marks.get(&ino).is_some_and(|mark| !mark.written)
     }
 
     /// Looks at or changes the ranges assigned of a file that is being written; `None` if it is not.
@@ -631,15 +646,40 @@ fn no_handle(handle: u64) -> super::Fault {
     fault(Errno::BADF, format!("handle {handle} is not open on this connection"))
 }
 
+/// How an open ends.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Left {
+    /// Its client closed it, and says that it has changed nothing.
+    Unwritten,
+    /// Its client closed it.
+    Written,
+    /// Its client did not close it.
+    Vanished,
+}
+
 impl Meta {
     /// Ends an open: counts it out and pins the file for the remaining work.
-    pub(super) fn leave(&self, file: Arc<OpenFile>, write: bool, vanished: bool) -> Option<Pin<'_>> {
+    pub(super) fn leave(&self, file: Arc<OpenFile>, write: bool, how: Left) -> Option<Pin<'_>> {
         let pin = self.pin_again(file)?;
+        let vanished = how == Left::Vanished;
+        if write && how != Left::Unwritten {
+            // Before it is counted out: without writers the file may be settled at once.
+            self.opens.note_written(pin.ino);
+        }
         self.opens.leave(pin.ino, write, vanished);
         if vanished && write {
             self.opens.put_off_settling(pin.ino, self.options.grace);
         }
         Some(pin)
+    }
+
+    /// Whether ending this open may wait for data servers or for the disk.
+    pub(super) fn close_may_wait(&self, session: SessionId, handle: u64, wrote: bool) -> bool {
+        let Ok(session) = self.sessions.get(session) else { return false };
+        let file = session.handles.lock().open.get(&handle).filter(|held| held.write).map(|held| held.file.clone());
+        file.is_some_and(|file| {
+            wrote || !self.dir.disk.ordered || !self.opens.is_unwritten(file.ino) || file.spare.lock().is_some()
+        })
     }
 }
 
@@ -651,8 +691,8 @@ mod tests {
     fn a_file_whose_mark_went_meanwhile_is_looked_at_again() {
         let opens = Opens::new(usize::MAX);
         assert!(opens.marked_since(opens.unmarkings(), [1].into_iter()).is_empty());
-        opens.set_mark(1, FileKey(10));
-        opens.set_mark(2, FileKey(20));
+        opens.set_mark(1, FileKey(10), false);
+        opens.set_mark(2, FileKey(20), false);
         let before = opens.unmarkings();
         assert_eq!(opens.marked_since(before, [1, 2, 3].into_iter()), [true, true, false]);
         opens.clear_mark(1);
@@ -662,7 +702,7 @@ mod tests {
         assert_eq!(opens.marked_since(before, [1, 2, 3].into_iter()), [true, true, false]);
         assert!(opens.marked_since(opens.unmarkings(), [1, 2, 3].into_iter()).is_empty());
         for ino in 100..=100 + UNMARKED_MAX as u64 {
-            opens.set_mark(ino, FileKey(ino));
+            opens.set_mark(ino, FileKey(ino), false);
             opens.clear_mark(ino);
         }
         assert_eq!(opens.marked_since(before, [1, 3].into_iter()), [true, true], "too many to know");

@@ -586,8 +586,10 @@ mod tests {
         let rule = Restriction { squashed: None, proves: true, uids: Vec::new() };
         let users = Users::from(rule);
         let Users::Each(each) = &users else { panic!("one") };
-        let (look, close) =
-            (MetaCall::Readdir { path: Vec::new(), after: Vec::new(), max: 1 }, MetaCall::Close { handle: 1 });
+        let (look, close) = (
+            MetaCall::Readdir { path: Vec::new(), after: Vec::new(), max: 1 },
+            MetaCall::Close { handle: 1, wrote: true },
+        );
         let prove = |uid: u32, at: Instant| {
             let user = User { uid, gid: uid, proven: true, ..ALL.clone() };
             each.known.lock().put(uid, (Arc::new(user), at));

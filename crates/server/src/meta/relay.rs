@@ -30,7 +30,7 @@ use rustix::io::Errno;
 use super::background::Failure;
 use super::directory::{MetaDirectory, key_name, names_in};
 use super::fault::{Explain, Outcome, data_fault, fault, show};
-use super::opens::{OpenFile, Pin, Session};
+use super::opens::{Left, OpenFile, Pin, Session};
 use super::record::{Record, Seen};
 use super::service::Meta;
 use super::tree::kind_of;
@@ -110,6 +110,7 @@ impl Meta {
         let file = self.dir.new_key().explain(DOING, path)?;
         self.walks.note(&[file]);
         self.mark(&pin).explain(DOING, path)?;
+        self.opens.note_written(pin.ino);
         pin.is_confirmed.store(false, Ordering::SeqCst);
         *pin.spare.lock() = Some((file, layout));
         self.confirm(&pin).explain(DOING, path)?;
@@ -145,7 +146,7 @@ impl Meta {
         let gate = self.enter(&pin, DOING, &path)?;
         let (file, write) = session.take(handle)?;
         let is_same = file.end_relay(handle);
-        drop(self.leave(file, write, false));
+        drop(self.leave(file, write, Left::Written));
         let spare = *pin.spare.lock();
         let Some((file, layout)) = spare.filter(|_| is_same) else {
             return Ok(Relaid::InUse { why: "it was changed while it was copied".into() });
@@ -307,7 +308,7 @@ mod tests {
             MetaCall::Create { path: b"f".to_vec(), mode: 0o644, uid: 0, gid: 0, exclusive: true, layout: None };
         let Answer::Opened(made) = service.call(session, create) else { panic!("not made") };
         objects.write(made.file, &made.layout, 0, 300_000);
-        assert_eq!(service.call(session, MetaCall::Close { handle: made.handle }), Answer::Done);
+        assert_eq!(service.call(session, MetaCall::Close { handle: made.handle, wrote: true }), Answer::Done);
         drop(service);
         let (service, session) = open(dir, objects, true);
         (service, session, made.file)
@@ -381,7 +382,7 @@ mod tests {
             |service, session, objects, (file, layout)| {
                 let handle = lookup((service, session), true).handle;
                 objects.write(file, &layout, 10, 10);
-                assert_eq!(service.call(session, MetaCall::Close { handle }), Answer::Done);
+                assert_eq!(service.call(session, MetaCall::Close { handle, wrote: true }), Answer::Done);
             },
             |service, session, _, _| {
                 for size in [Some(5), Some(300_000)] {
@@ -609,7 +610,7 @@ mod tests {
         let opened = lookup(at, false);
         assert!(keys.contains(&opened.file), "{opened:?}");
         assert_eq!((opened.attr.size, opened.attr.nlink), (300_000, 1), "{opened:?}");
-        assert_eq!(at.0.call(at.1, MetaCall::Close { handle: opened.handle }), Answer::Done);
+        assert_eq!(at.0.call(at.1, MetaCall::Close { handle: opened.handle, wrote: true }), Answer::Done);
         opened.file
     }
 
@@ -674,7 +675,7 @@ mod tests {
             } else {
                 fate.set(None);
                 let handle = lookup((&service, session), true).handle;
-                assert_eq!(service.call(session, MetaCall::Close { handle }), Answer::Done);
+                assert_eq!(service.call(session, MetaCall::Close { handle, wrote: true }), Answer::Done);
                 let key = is_whole((&service, session), [old, to.file]);
                 assert!(key == to.file || !is_done, "at {at}");
                 settled(&service, &objects, key);

@@ -468,7 +468,7 @@ impl Meta {
                 disk.rename(writers, &name, orphans, &name, true)?;
                 continue;
             }
-            self.opens.set_mark(file.ino, key);
+            self.opens.set_mark(file.ino, key, true);
             // Its writers may come back, and data they sent may still be on its way.
             self.opens.put_off_settling(file.ino, self.options.grace);
             self.background.push(Job::Settle(key), self.options.grace);

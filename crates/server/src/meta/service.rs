@@ -23,7 +23,7 @@ use super::labels::Labels;
 use super::listing::Listings;
 use super::locks::Locking;
 use super::objects::Objects;
-use super::opens::{Opens, Pin, Session, SessionId, Sessions};
+use super::opens::{Left, OpenFile, Opens, Pin, Session, SessionId, Sessions};
 use super::permissions::User;
 use super::removal::NameLocks;
 use super::status::{Operations, SESSION_END, SESSION_START, kind_of};
@@ -196,7 +196,7 @@ impl MetaService {
                 self.meta.note_vanished();
             }
             // The background threads settle the size; closing does not wait for it.
-            drop(self.meta.leave(file, write, true));
+            drop(self.meta.leave(file, write, Left::Vanished));
         }
         self.meta.listings.forget(session);
         self.meta.operations.note(SESSION_END, began.elapsed(), false);
@@ -217,10 +217,14 @@ impl MetaService {
 
     /// Whether a call may wait for the disk or the data servers now: on a connection's own thread it would delay the calls
     /// behind it. Other calls take microseconds.
-    pub fn may_wait(&self, call: &MetaCall) -> bool {
+    pub fn may_wait(&self, session: SessionId, who: &Who, call: &MetaCall) -> bool {
         match call {
-            MetaCall::Create { .. }
-            | MetaCall::Open { write: true, .. }
+            // What exists is opened for writing; and so may be what an earlier copy of the call has made.
+            MetaCall::Create { path, exclusive, .. } => {
+                who.since != who.epoch || !(*exclusive || self.meta.is_absent(path))
+            }
+            MetaCall::Close { handle, wrote } => self.meta.close_may_wait(session, *handle, *wrote),
+            MetaCall::Open { write: true, .. }
             | MetaCall::Reopen { write: true, .. }
             | MetaCall::Append { .. }
             | MetaCall::CutBack { .. }
@@ -239,7 +243,6 @@ impl MetaService {
             | MetaCall::SetAttr { .. }
             | MetaCall::Open { .. }
             | MetaCall::Reopen { .. }
-            | MetaCall::Close { .. }
             | MetaCall::Link { .. }
             | MetaCall::Readdir { .. } => self.meta.opens.counts().marked > 0,
             _ => false,
@@ -291,7 +294,8 @@ impl Meta {
         if let (Answer::Opened(opened), Some((path, write))) = (&answer, opens)
             && let Err(denied) = self.permit_opened(session, user, opened, write, &path)
         {
-            self.serve_permitted(session, By::unnoted(by.who), None, MetaCall::Close { handle: opened.handle })?;
+            let close = MetaCall::Close { handle: opened.handle, wrote: false };
+            self.serve_permitted(session, By::unnoted(by.who), None, close)?;
             return Err(denied);
         }
         Ok(answer)
@@ -346,14 +350,10 @@ impl Meta {
                 let pin = self.pin_for_reopen(&path, file)?;
                 Answer::Opened(self.open_pinned(session, pin, write, &path)?)
             }
-            MetaCall::Close { handle } => {
+            MetaCall::Close { handle, wrote } => {
                 let (file, write) = session.take(handle)?;
                 file.end_relay(handle);
-                if let Some(pin) = self.leave(file, write, false).filter(|_| write && !self.background.is_paused())
-                    && let Err(failure) = self.settle(&pin)
-                {
-                    tracing::warn!(key = pin.key.0, ?failure, "the size will be settled later");
-                }
+                self.end_open(file, write, wrote);
                 Answer::Done
             }
             MetaCall::Fsync { handle } => {
@@ -427,6 +427,19 @@ impl Meta {
                 Answer::Done
             }
         })
+    }
+
+    /// Ends an open that its client closes, and settles the file.
+    fn end_open(&self, file: Arc<OpenFile>, write: bool, wrote: bool) {
+        let Some(pin) = self.leave(file, write, if wrote { Left::Written } else { Left::Unwritten }) else { return };
+        if !write || (self.background.is_paused() && !self.opens.is_unwritten(pin.ino)) {
+            return;
+        }
+        // Who has written nothing does not wait for who holds the gate: then the background threads settle the file.
+        let gate = if wrote { Some(pin.gate.lock()) } else { pin.gate.try_lock() };
+        if let Some(Err(failure)) = gate.map(|gate| self.settle_held(&pin, &gate)) {
+            tracing::warn!(key = pin.key.0, ?failure, "the size will be settled later");
+        }
     }
 
     /// Gives a session a handle to a pinned file.

@@ -10,6 +10,9 @@
 //! - *settle*: ask, set length, set time, note the objects' time and which there are ([`Record::seen`]), remove the mark. Repeating it
 //!   changes nothing. Length and time must not become durable after the mark's removal: the journal keeps that order
 //!   ([`Disk::ordered`]), elsewhere an fsync does.
+//!   Where no writer has changed anything since the mark was made in this run, the local size is right still: nothing is asked or set.
+//!   A writer says so when it closes ([`Left::Unwritten`]). One that says so of a file that it did change leaves that file with the
+//!   size that it had before, until the next writer closes it.
 //! - *truncate*: mark, truncate the objects, settle unless the file has writers.
 //!
 //! While a file is marked, its local length is the end of the ranges that were assigned to appends ([`super::append`]).
@@ -21,6 +24,7 @@
 //! the next write, whatever clocks the data servers have.
 //!
 //! [`Disk::ordered`]: super::disk::Disk::ordered
+//! [`Left::Unwritten`]: super::opens::Left::Unwritten
 
 use std::io;
 use std::os::fd::AsFd;
@@ -114,9 +118,13 @@ impl Meta {
         if self.opens.counts().marked >= MARKS_MAX {
             return Err(Errno::NFILE);
         }
-        self.opens.set_mark(file.ino, file.key);
+        self.opens.set_mark(file.ino, file.key, false);
         let made = match disk.link_open(&file.fd, &self.dir.writers, &key_name(file.key)) {
-            Err(Errno::EXIST) => Ok(()),
+            Err(Errno::EXIST) => {
+                // Of whoever made it nothing is known.
+                self.opens.note_written(file.ino);
+                Ok(())
+            }
             other => other,
         };
         match made.and_then(|()| disk.sync("sync_mark", &self.dir.writers)) {
@@ -152,12 +160,14 @@ impl Meta {
             return Ok(());
         }
         self.remove_spare(pin)?;
-        self.settle_doubt(pin).map_err(Failure::DataServers)?;
-        let objects = self.ask(pin).map_err(|error| match error.kind() {
-            io::ErrorKind::InvalidData => Failure::Local(error.to_string()),
-            _ => Failure::DataServers(error),
-        })?;
-        self.copy_to_local(pin, &objects, objects.size)?;
+        if !self.opens.is_unwritten(pin.ino) {
+            self.settle_doubt(pin).map_err(Failure::DataServers)?;
+            let objects = self.ask(pin).map_err(|error| match error.kind() {
+                io::ErrorKind::InvalidData => Failure::Local(error.to_string()),
+                _ => Failure::DataServers(error),
+            })?;
+            self.copy_to_local(pin, &objects, objects.size)?;
+        }
         if !self.dir.disk.ordered {
             self.dir.disk.sync("sync_settled", &pin.fd)?;
         }
@@ -397,6 +407,7 @@ impl Meta {
             return timed.map(|()| Vec::new()).explain(doing, path);
         }
         self.mark(pin).explain(doing, path)?;
+        self.opens.note_written(pin.ino);
         // The same client revokes it by being in a newer epoch.
         let in_doubt = self.opens.doubt_of(pin.ino);
         if in_doubt.is_some_and(|older| older.client != who.client || older.epoch >= who.epoch) {
@@ -559,7 +570,7 @@ mod tests {
         assert_eq!(meta.pin_if_marked(found(), opened.file).map(|pin| pin.key), Some(opened.file));
         let late = found();
         assert!(matches!(service.call(session, MetaCall::Unlink { path: path() }), Answer::Removed { links: 0 }));
-        assert!(matches!(service.call(session, MetaCall::Close { handle: opened.handle }), Answer::Done));
+        assert!(matches!(service.call(session, MetaCall::Close { handle: opened.handle, wrote: false }), Answer::Done));
         let began = Instant::now();
         while meta.opens.mark_of(late.ino).is_some() {
             assert!(began.elapsed() < Duration::from_secs(60), "it is not removed");
@@ -613,7 +624,7 @@ mod tests {
         let (file, layout, handle) = (opened.file, opened.layout, opened.handle);
         bed.objects.before_next_answer(move || {
             objects.write(file, &layout, 0, 1000);
-            assert!(matches!(service.call(session, MetaCall::Close { handle }), Answer::Done));
+            assert!(matches!(service.call(session, MetaCall::Close { handle, wrote: true }), Answer::Done));
         });
         let before = opened.attr.mtime;
         for asked in ["while it was closed", "afterwards"] {

@@ -93,7 +93,12 @@ impl Server {
     }
 
     pub fn close(&self, opened: Opened) {
-        self.done(MetaCall::Close { handle: opened.handle });
+        self.done(MetaCall::Close { handle: opened.handle, wrote: true });
+    }
+
+    /// Closes a file, and says that nothing was written.
+    pub fn close_unwritten(&self, opened: Opened) {
+        self.done(MetaCall::Close { handle: opened.handle, wrote: false });
     }
 
     /// Creates a file of `len` bytes.

@@ -682,7 +682,7 @@ impl World<'_> {
         if let Answer::Opened(opened) = &answer {
             let Connection { run, session, .. } = self.connections[connection];
             if let Some(service) = self.server.service.as_ref().filter(|_| run == self.server.run && id % 3 > 0) {
-                service.call(session, MetaCall::Close { handle: opened.handle });
+                service.call(session, MetaCall::Close { handle: opened.handle, wrote: id % 2 > 0 });
                 self.server.idle();
             }
         }

@@ -151,7 +151,7 @@ impl Tree {
                 });
                 Answer::Opened(self.open(session, found.explain("open again", &path)?)?)
             }
-            MetaCall::Close { handle } => {
+            MetaCall::Close { handle, .. } => {
                 session.close(handle)?;
                 Answer::Done
             }
