@@ -6,6 +6,9 @@ use impresario_ring::{Access, Op, SMALL_FILE_BYTES, is_fast};
 const FAST_IN_A_ROW: u32 = 16;
 /// For so many fast files counts a slow one: a program that is interrupted in a read now and then stays in its lull.
 const OF_A_SLOW_ONE: u32 = 12;
+/// So long after files were brought in that nobody had opened, those that are read fast may be these, ns. Several are brought in ahead,
+/// and none while the one who does it waits for the file system.
+const BY_US_NS: u64 = 1_000_000_000;
 
 /// What a program did with one open file.
 #[derive(Clone, Copy, Debug)]
@@ -36,6 +39,8 @@ pub(super) struct Lull {
     /// Fast files less what slow ones count, from 0 to [`FAST_IN_A_ROW`].
     fast: u32,
     brought_bytes: u64,
+    /// When these were last seen to have grown.
+    brought_ns: Option<u64>,
 }
 
 impl Lull {
@@ -46,12 +51,15 @@ impl Lull {
 
     /// The program closed a file; so many bytes of files that nobody had opened were brought in up to now. Whether a lull
     /// begins, or goes on.
-    pub(super) fn closed(&mut self, reads: &Reads, brought_bytes: u64) -> bool {
+    pub(super) fn closed(&mut self, reads: &Reads, brought_bytes: u64, now_ns: u64) -> bool {
+        if std::mem::replace(&mut self.brought_bytes, brought_bytes) != brought_bytes {
+            self.brought_ns = Some(now_ns);
+        }
         if !reads.is_small || !reads.any {
             return self.fast == FAST_IN_A_ROW;
         }
         // What is fast by our doing has to be told of, so that it stays so.
-        let by_us = std::mem::replace(&mut self.brought_bytes, brought_bytes) != brought_bytes;
+        let by_us = self.brought_ns.is_some_and(|brought_ns| now_ns.saturating_sub(brought_ns) < BY_US_NS);
         self.fast = match (by_us, reads.all_fast) {
             (true, _) => 0,
             (false, true) => FAST_IN_A_ROW.min(self.fast + 1),
@@ -84,7 +92,7 @@ mod tests {
 
     fn in_a_lull() -> Lull {
         let mut lull = Lull::default();
-        let begun: Vec<bool> = (0..FAST_IN_A_ROW).map(|_| lull.closed(&read(4096, 2000), 0)).collect();
+        let begun: Vec<bool> = (0..FAST_IN_A_ROW).map(|_| lull.closed(&read(4096, 2000), 0, 5)).collect();
         assert_eq!(begun.iter().position(|begun| *begun), Some(FAST_IN_A_ROW as usize - 1));
         lull
     }
@@ -92,20 +100,22 @@ mod tests {
     #[test]
     fn it_begins_with_fast_files_in_a_row_and_ends_with_a_slow_one() {
         let mut lull = in_a_lull();
-        assert!(lull.closed(&Reads::of(10), 0), "what was not read says nothing");
-        assert!(lull.closed(&read(SMALL_FILE_BYTES + 1, 5_000_000), 0), "nor what is told of in any case");
+        assert!(lull.closed(&Reads::of(10), 0, 5), "what was not read says nothing");
+        assert!(lull.closed(&read(SMALL_FILE_BYTES + 1, 5_000_000), 0, 5), "nor what is told of in any case");
         assert!(!Lull::ended_by(&read(10, 2000)) && Lull::ended_by(&read(10, 5_000_000)));
-        let until_the_next = |lull: &mut Lull| (1..).find(|_| lull.closed(&read(10, 2000), 0));
-        assert!(!lull.closed(&read(10, 5_000_000), 0));
+        let until_the_next = |lull: &mut Lull| (1..).find(|_| lull.closed(&read(10, 2000), 0, 5));
+        assert!(!lull.closed(&read(10, 5_000_000), 0, 5));
         assert_eq!(until_the_next(&mut lull), Some(OF_A_SLOW_ONE));
-        assert!((0..2).all(|_| !lull.closed(&read(10, 5_000_000), 0)));
+        assert!((0..2).all(|_| !lull.closed(&read(10, 5_000_000), 0, 5)));
         assert_eq!(until_the_next(&mut lull), Some(FAST_IN_A_ROW));
     }
 
+    /// Many may be brought in at once, and are read one after the other.
     #[test]
     fn files_that_were_brought_in_do_not_count() {
-        let mut lull = Lull::default();
-        assert!((0..1000).all(|brought| !lull.closed(&read(4096, 2000), brought)));
-        assert!(!in_a_lull().closed(&read(4096, 2000), 1));
+        let (mut lull, ms) = (in_a_lull(), |n: u64| n * 1_000_000);
+        assert!((0..1000).all(|n| !lull.closed(&read(4096, 2000), 1 + n / 500, 5 + ms(n))));
+        let begins = (1000..2000).find(|n| lull.closed(&read(4096, 2000), 2, 5 + ms(*n)));
+        assert_eq!(begins, Some(500 + BY_US_NS / ms(1) + u64::from(FAST_IN_A_ROW) - 1));
     }
 }

@@ -190,7 +190,7 @@ impl Service {
             && let Some((ring, _)) = &mut client.ring
         {
             let brought_bytes = self.siblings.as_ref().map_or(0, Siblings::brought_bytes);
-            ring.set_lull(client.lull.closed(&open.reads, brought_bytes));
+            ring.set_lull(client.lull.closed(&open.reads, brought_bytes, now_ns()));
         }
         match open.advised {
             // Its pages are needed as long as the map is there. Few programs map more files than this.
