@@ -146,6 +146,33 @@ fn every_file_of_tests_belongs_to_a_program() {
     assert!(named > 80, "{named}");
 }
 
+/// A library or command that is built without a program of unit tests has none.
+#[test]
+fn no_test_is_where_none_is_run() {
+    let mut found = Vec::new();
+    for top in ["crates", "lab", "integrations"] {
+        manifests(&root().join(top), &mut found);
+    }
+    let mut untested = 0;
+    for manifest in found {
+        let (folder, text) = (manifest.parent().unwrap(), read(&manifest));
+        for section in text.split("\n[").filter(|section| section.lines().any(|line| line == "test = false")) {
+            let path = section.lines().find_map(|line| line.strip_prefix("path = \"")?.strip_suffix('"'));
+            let mut files = Vec::new();
+            match path {
+                Some(path) => files.push((folder.join(path), String::new())),
+                None => sources(&folder.join("src"), &[], &mut files),
+            }
+            for (path, _) in files {
+                let has_tests = ["#[test]", "#[cfg(test)]"].iter().any(|sign| read(&path).contains(sign));
+                assert!(!has_tests, "no program runs the tests of {}", path.display());
+                untested += 1;
+            }
+        }
+    }
+    assert!(untested >= 5, "{untested}");
+}
+
 /// The hops of the paths in doc/ARCHITECTURE.md are files or folders of rooms.
 #[test]
 fn the_paths_of_a_request_are_there() {
