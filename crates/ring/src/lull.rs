@@ -6,15 +6,14 @@ use crate::access::{Op, flag};
 /// Files of at most so many bytes are small.
 pub const SMALL_FILE_BYTES: u64 = 256 << 10;
 
-/// What a read from memory takes at most: at least so long, and as long as copying at this speed.
+/// What a read from memory takes at most, beside a nanosecond for each byte.
 const FAST_NS: u64 = 40_000;
-const FAST_BYTES_PER_NS: u64 = 1;
 
 /// Whether an access waited for nothing, as reads from memory do: nothing could have made it faster.
 #[inline]
 pub fn is_fast(op: Op, flags: u8, len_bytes: u64, duration_ns: u64) -> bool {
     let timed = op == Op::Read && flags & (flag::ASYNC | flag::IN_KERNEL) == 0;
-    timed && duration_ns <= FAST_NS.saturating_add(len_bytes / FAST_BYTES_PER_NS)
+    timed && duration_ns <= FAST_NS.saturating_add(len_bytes)
 }
 
 #[cfg(test)]

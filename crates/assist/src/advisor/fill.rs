@@ -173,7 +173,7 @@ impl Fill {
     ) -> Vec<Step> {
         self.is_owed = false;
         self.faulted_bytes = self.faulted_bytes.saturating_add(fault.bytes);
-        let mean_ns = self.waited_ns / self.reads.max(1);
+        let mean_ns = self.mean_ns();
         if !alone {
             // How long each took is known roughly, so those that took less count, too.
             let longer_ns = i128::from(fault.took_ns) - i128::from(mean_ns);
@@ -247,7 +247,7 @@ impl Fill {
         }
         // A longer piece tells more, and may show that all of it takes less time.
         let share = if self.is_sure { 1 } else { UNKNOWN_SHARE };
-        if self.waited_ns() < self.rest_ns(rest, bold) / share {
+        if self.all_ns() < self.rest_ns(rest, bold) / share {
             return None;
         }
         let room_ns = self.room_ns();
@@ -264,11 +264,11 @@ impl Fill {
     fn room_ns(&self) -> u64 {
         // Of each nanosecond that pieces take, reads are delayed by so much, in 2⁻¹⁰: all of it until more is known, and half of it
         // at least, since a read may want what is on its way. A touch of that is not seen, so of maps it is three quarters.
-        let delayed_ns = self.delayed_ns();
+        let delayed_ns = self.all_delayed_ns();
         let delay = u128::from(delayed_ns.saturating_add(DELAY_NS)) << 10;
-        let least = if self.faulted_bytes > 0 { 3 << 8 } else { 1 << 9 };
+        let least = if self.is_mapped() { 3 << 8 } else { 1 << 9 };
         let delay = (delay / u128::from(self.came_ns.saturating_add(DELAY_NS))).clamp(least, 2 << 10);
-        let bearable_ns = (DELAY_NS + self.waited_ns() / DELAY_SHARE).saturating_add(self.saved_ns);
+        let bearable_ns = (DELAY_NS + self.all_ns() / DELAY_SHARE).saturating_add(self.saved_ns);
         let room_ns = u128::from(bearable_ns.saturating_sub(delayed_ns)) << 10;
         u64::try_from(room_ns / delay).unwrap_or(u64::MAX).saturating_sub(self.under_way.values().sum())
     }
@@ -278,20 +278,30 @@ impl Fill {
         self.asked == 0 || self.byte.is_some() && self.piece_ns(bytes) <= self.room_ns()
     }
 
+    /// The reads are touches of a map.
+    fn is_mapped(&self) -> bool {
+        self.faulted_bytes > 0
+    }
+
+    /// What a read waited without hints, computing between touches of a map included.
+    fn mean_ns(&self) -> u64 {
+        self.waited_ns / self.reads.max(1)
+    }
+
     /// What a read takes without hints. A fault takes no longer than a piece, which is not shorter than what the kernel brings in
     /// around one; what is beyond that was computing.
     fn each_ns(&self) -> u64 {
-        let each_ns = self.waited_ns / self.reads.max(1);
-        self.quickest_ns.filter(|_| self.faulted_bytes > 0).map_or(each_ns, |quickest_ns| each_ns.min(quickest_ns))
+        let each_ns = self.mean_ns();
+        self.quickest_ns.filter(|_| self.is_mapped()).map_or(each_ns, |quickest_ns| each_ns.min(quickest_ns))
     }
 
-    /// What reads waited without hints.
-    fn waited_ns(&self) -> u64 {
+    /// What all reads took without hints.
+    fn all_ns(&self) -> u64 {
         self.waited_ns.min(self.each_ns().saturating_add(1).saturating_mul(self.reads))
     }
 
-    /// What reads were delayed by pieces.
-    fn delayed_ns(&self) -> u64 {
+    /// What reads and faults were delayed by pieces.
+    fn all_delayed_ns(&self) -> u64 {
         self.delayed_ns.saturating_add(u64::try_from(self.faults_beyond_ns).unwrap_or(0).min(self.came_ns))
     }
 
@@ -318,7 +328,7 @@ impl Fill {
         if self.under_way.remove(&piece.start).is_none() {
             return;
         }
-        self.is_owed = self.faulted_bytes > 0;
+        self.is_owed = self.is_mapped();
         self.came_ns = self.came_ns.saturating_add(took_ns);
         let len = piece.end.saturating_sub(piece.start);
         let came = len.saturating_sub(found_bytes);
@@ -345,7 +355,7 @@ impl Fill {
     /// A piece is there, or will not come.
     pub(super) fn arrived(&mut self, piece: &Range<u64>) {
         if let Some(took_ns) = self.under_way.remove(&piece.start) {
-            self.is_owed = self.faulted_bytes > 0;
+            self.is_owed = self.is_mapped();
             self.came_ns = self.came_ns.saturating_add(took_ns);
         }
     }

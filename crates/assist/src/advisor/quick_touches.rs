@@ -42,7 +42,7 @@ impl QuickTouches {
 
     /// A piece is there, or does not come.
     pub(super) fn arrived(&mut self, piece_start: u64, came: bool) {
-        let parts = self.coming.remove(&piece_start).filter(|_| came).unwrap_or_default();
+        let Some(parts) = self.coming.remove(&piece_start).filter(|_| came) else { return };
         let room = PARTS_MAX.saturating_sub(self.there.len());
         (self.every_ns, self.ask_ns) = (0, 0);
         self.there.extend(parts.into_iter().take(room).map(|part| (part.start, (part.end, false))));
