@@ -17,12 +17,14 @@ fi
 # As xargs's command: runs one such file, and keeps and prints the program's output in one piece. A process that the
 # program leaves behind may hold the output open, so it goes to a file and not through a pipe.
 if [[ ${1-} == --run ]]; then
-  out=${2%.test}.out started=$SECONDS
+  out=${2%.test}.out
+  # What it takes of the processors, its children included, says where the time of a whole run goes.
+  TIMEFORMAT='%0R s, %0U + %0S s of the processors'
   program=$(sed -n 's/^cd .* && exec //p' "$2")
-  timeout --kill-after=30 "$TEST_TIMEOUT_S" bash "$2" >"$out" 2>&1 </dev/null
+  { time timeout --kill-after=30 "$TEST_TIMEOUT_S" bash "$2" >"$out" 2>&1 </dev/null; } 2>"$out.time"
   status=$?
   ((status != 124 && status != 137)) || echo "test: stopped after $TEST_TIMEOUT_S s: a test hangs, or TEST_TIMEOUT_S is too short" >>"$out"
-  echo "${program##*/}: exit status $status, $((SECONDS - started)) s" >>"$out"
+  echo "${program##*/}: exit status $status, $(<"$out.time")" >>"$out"
   flock "${out%/*}" cat "$out"
   exit $((status != 0))
 fi
@@ -34,7 +36,7 @@ choose_toolchain || { echo "test: no Rust toolchain from $rust_oldest on; run 'm
 export CARGO_TERM_COLOR=${CARGO_TERM_COLOR:-never} CARGO_INCREMENTAL=${CARGO_INCREMENTAL:-0}
 export TEST_TIMEOUT_S=${TEST_TIMEOUT_S:-1200}
 # How long random simulations run; a plain `cargo test` takes a few seconds.
-export IMPRESARIO_SIM_FUZZ_S=${IMPRESARIO_SIM_FUZZ_S:-60}
+export IMPRESARIO_SIM_FUZZ_S=${IMPRESARIO_SIM_FUZZ_S:-40}
 folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT
 export IMPRESARIO_SKIPPED=$folder/skipped

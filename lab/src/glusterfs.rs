@@ -275,7 +275,11 @@ impl Volume {
         let client = folder.join("client.vol");
         std::fs::write(&client, client_graph(system.whole, &ports))?;
         let mut volume = Volume { name: system.name, client: client.display().to_string(), children, ports };
-        volume.wait(stop)?;
+        let waited = volume.wait(stop);
+        waited.with_context(|| {
+            let logs = (0..bed.disks.len()).map(|number| errors_in(&folder.join(format!("brick{number}.log"))));
+            logs.collect::<Vec<_>>().join(" | ")
+        })?;
         Ok(volume)
     }
 
@@ -352,9 +356,7 @@ impl Bricks {
             client.check()?;
             stop.check()?;
             if Instant::now() > until {
-                let said = std::fs::read_to_string(&log).unwrap_or_default();
-                let last: Vec<&str> = said.lines().rev().take(3).collect();
-                bail!("the volume cannot be mounted: {}", last.join(" | "));
+                bail!("the volume cannot be mounted: {}", errors_in(&log));
             }
             std::thread::sleep(Duration::from_millis(50));
         }
@@ -400,6 +402,14 @@ impl Bed for Bricks {
     fn observe(&self) -> Result<Observation> {
         observe_disks(&self.disks)
     }
+}
+
+/// The first errors in a log of GlusterFS, whose lines are `[time] LEVEL [message-id] [place] where: text`: what comes last there is
+/// that it shuts down.
+fn errors_in(log: &Path) -> String {
+    let said = std::fs::read_to_string(log).unwrap_or_default();
+    let errors: Vec<&str> = said.lines().filter(|line| line.contains("] E [")).take(3).collect();
+    errors.join(" | ")
 }
 
 /// The `type` by which GlusterFS loads a translator that is not in its own folder.
@@ -479,6 +489,31 @@ pub fn run(args: &Args) -> Result<ExitCode> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_first_errors_of_a_log_say_why_a_brick_ended() {
+        let folder = tempfile::tempdir().unwrap();
+        let log = folder.path().join("log");
+        let line = |level: &str, text: &str| {
+            format!("[2026-11-27 09:09:45.1 +0000] {level} [MSGID: 1] [a.c:1:f] 0-x: {text}\n")
+        };
+        let lines = [
+            ("I", "starts"),
+            ("E", "libimpresario.so.0: cannot open"),
+            ("W", "dict"),
+            ("E", "no graph"),
+            ("I", "ends"),
+        ];
+        std::fs::write(&log, lines.map(|(level, text)| line(level, text)).concat()).unwrap();
+        let errors = errors_in(&log);
+        assert!(
+            errors.contains("libimpresario.so.0: cannot open")
+                && errors.contains(" | ")
+                && errors.ends_with("no graph")
+        );
+        assert!(!errors.contains("starts") && !errors.contains("dict") && !errors.contains("ends\n"), "{errors}");
+        assert_eq!(errors_in(&folder.path().join("none")), "");
+    }
 
     #[test]
     fn graphs_have_the_translator_where_it_belongs() {

@@ -269,8 +269,22 @@ static void merged_readv(call_t *call, uint64_t len) {
     if (xdata) dict_unref(xdata);
 }
 
+/* The pieces' bytes in one buffer that `iobref` holds from then on, or as they are, without memory. */
+static int32_t in_one_piece(xlator_t *this, struct iovec *vector, int32_t pieces, struct iobref *iobref) {
+    size_t len = iov_length(vector, pieces);
+    struct iobuf *whole = iobuf_get2(this->ctx->iobuf_pool, len);
+    if (!whole) return pieces;
+    if (iobref_add(iobref, whole) == 0) {
+        iov_unload(iobuf_ptr(whole), vector, pieces);
+        vector[0] = (struct iovec){.iov_base = iobuf_ptr(whole), .iov_len = len};
+        pieces = 1;
+    }
+    iobuf_unref(whole);
+    return pieces;
+}
+
 /* Returns -1 without memory; nothing has happened then. */
-static int merged_writev(call_t *call) {
+static int merged_writev(call_t *call, gf_boolean_t direct) {
     default_args_t *args = &call->requests[0]->stub->args;
     call_frame_t *frame = call->requests[0]->stub->frame;
     xlator_t *child = FIRST_CHILD(frame->this);
@@ -286,6 +300,8 @@ static int merged_writev(call_t *call) {
         memcpy(vector + pieces, more->vector, (size_t)more->count * sizeof *vector);
         pieces += more->count;
     }
+    /* Past the page cache storage/posix writes each piece by itself (and copies it, too). */
+    if (direct || (args->fd->flags & O_DIRECT)) pieces = in_one_piece(frame->this, vector, pieces, iobref);
     fd_t *fd = fd_ref(args->fd);
     dict_t *xdata = args->xdata ? dict_ref(args->xdata) : NULL;
     frame->local = call;
@@ -416,7 +432,7 @@ void sched_batch(void *arg, impresario_t *scheduler, const impresario_batch_t *b
             GF_ATOMIC_INC(flight->calls);
             if (batch->op == IMPRESARIO_READ) {
                 merged_readv(call, len);
-            } else if (merged_writev(call) != 0) {
+            } else if (merged_writev(call, state->set.direct) != 0) {
                 GF_ATOMIC_DEC(flight->calls);
                 GF_FREE(call);
                 call = NULL;

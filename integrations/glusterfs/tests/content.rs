@@ -2,12 +2,12 @@
 //! GlusterFS as it comes and in a plain folder.
 
 use std::fs;
-use std::os::unix::fs::PermissionsExt;
+use std::os::unix::fs::{FileExt, PermissionsExt};
 use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
 
-use crate::support::{Machine, Place, Volume, apart, apart_within, cooling, on_disk, script, succeed};
+use crate::support::{Machine, Mount, Place, Volume, apart, apart_within, cooling, on_disk, script, succeed};
 use impresario_testing::suites::{Fsx, Outcome, pjdfstest};
 
 /// What programs do to files. Ends with a list of all names, sizes and sums.
@@ -171,6 +171,56 @@ fn inside_suites_find_the_same() {
             assert!(ahead > 1 << 20, "{name}");
         }
     }
+}
+
+/// storage/posix writes every piece of a call by itself where it passes the page cache by.
+#[test]
+fn writes_past_the_page_cache_are_merged_at_the_disk_too() {
+    apart("content::inside_writes_past_the_page_cache_are_merged_at_the_disk_too");
+}
+
+#[test]
+#[ignore = "run by another test as a process"]
+fn inside_writes_past_the_page_cache_are_merged_at_the_disk_too() {
+    const LEN: usize = 16 << 10;
+    const WRITES: usize = 512;
+    let machine = Machine::new();
+    let Some(_disk) = on_disk(&machine, "direct") else { return };
+    let options = [("policy", "mlf"), ("depth", "1"), ("merge", "file"), ("storage.o-direct", "on")];
+    let mut volume = Volume::start(&machine, "direct", 1, Place::Above, &options);
+    // A mount has one write of a file on its way at a time.
+    let mounts: Vec<_> = (0..8).map(|_| volume.mount_uncached()).collect();
+    // Not written by who made it: storage/posix of GlusterFS 10 then does not align what it writes, with or without a translator.
+    fs::File::create(mounts[0].path.join("f")).unwrap().set_len((LEN * WRITES) as u64).unwrap();
+    let open = |mount: &Mount| fs::OpenOptions::new().write(true).open(mount.path.join("f")).unwrap();
+    let files: Vec<fs::File> = mounts.iter().map(open).collect();
+    let (content, step) = (|n: usize| vec![(n % 251) as u8 + 1; LEN], files.len());
+    let saved_before = volume.saved_calls();
+    let (mut writes, mut calls, mut saved) = (0, 0, 0);
+    // On a busy machine few of them meet.
+    while saved < 64 && writes < 20 * WRITES as u64 {
+        // Without the calls that write statedumps.
+        let before = volume.bricks[0].write_calls();
+        std::thread::scope(|scope| {
+            for (first, file) in files.iter().enumerate() {
+                scope.spawn(move || {
+                    for n in (first..WRITES).step_by(step) {
+                        file.write_all_at(&content(n), (n * LEN) as u64).unwrap();
+                    }
+                });
+            }
+        });
+        calls += volume.bricks[0].write_calls() - before;
+        writes += WRITES as u64;
+        saved = volume.saved_calls() - saved_before;
+    }
+    println!("{writes} writes, {calls} calls, {saved} saved");
+    assert!(saved >= 64, "nothing to be seen: {saved} of {writes} writes were merged with another");
+    // An answer for each write, and a write of the disk for each call of the translator.
+    assert!(calls < 2 * writes - saved / 2, "{calls} calls for {writes} writes, of which {saved} were saved");
+    let seen = fs::read(machine.path("direct").join("brick0/f")).unwrap();
+    assert_eq!(seen.len(), LEN * WRITES);
+    assert!(seen.chunks(LEN).enumerate().all(|(n, chunk)| chunk == content(n)), "other bytes than were written");
 }
 
 #[test]

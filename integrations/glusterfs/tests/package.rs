@@ -55,3 +55,16 @@ fn the_package_holds_the_translator_and_its_library() {
         assert!(!refused.status.success() && said.contains(says), "{said}");
     }
 }
+
+#[test]
+fn without_the_library_make_says_what_to_install() {
+    if !impresario_testing::require("make") {
+        return;
+    }
+    let build = tempfile::tempdir().unwrap();
+    let mut make = Command::new("make");
+    make.arg("-C").arg(env!("CARGO_MANIFEST_DIR")).arg(format!("BUILD={}", build.path().display()));
+    let refused = run_within(make.env("PKG_CONFIG_LIBDIR", "/nowhere"), support::PATIENCE);
+    let said = String::from_utf8_lossy(&refused.stderr).into_owned();
+    assert!(!refused.status.success() && said.contains("libimpresario is not installed: run 'make build"), "{said}");
+}

@@ -40,7 +40,7 @@ pub struct Volume {
 
 const FIRST_PORT: usize = 24_100;
 
-/// The volume file of a brick.
+/// The volume file of a brick. Options that begin with `storage.` are those of its storage.
 pub fn brick_file(folder: &Path, number: usize, place: Place, options: &[(&str, &str)]) -> String {
     let mut text = String::new();
     let mut below = String::new();
@@ -56,13 +56,16 @@ pub fn brick_file(folder: &Path, number: usize, place: Place, options: &[(&str, 
         below = name.to_string();
     };
     let directory = folder.join(format!("brick{number}"));
-    add("posix", "storage/posix", &[("directory", directory.to_str().unwrap())]);
+    let mut storage = vec![("directory", directory.to_str().unwrap())];
+    storage.extend(options.iter().filter_map(|(key, value)| Some((key.strip_prefix("storage.")?, *value))));
+    let options: Vec<_> = options.iter().filter(|(key, _)| !key.starts_with("storage.")).copied().collect();
+    add("posix", "storage/posix", &storage);
     add("locks", "features/locks", &[]);
     if place != Place::Instead {
         add("io-threads", "performance/io-threads", &[]);
     }
     if place != Place::None {
-        add("scheduler", "user/impresario", options);
+        add("scheduler", "user/impresario", &options);
     }
     let name = format!("brick{number}");
     add(&name, "debug/io-stats", &[]);
@@ -170,6 +173,11 @@ impl Volume {
     pub fn sum(&self, name: &str) -> u64 {
         self.bricks.iter().map(|b| figure(&b.report(), name)).sum()
     }
+
+    /// Calls below the translator that were saved by merging.
+    pub fn saved_calls(&self) -> u64 {
+        self.sum("merged_requests") - self.sum("merged_calls")
+    }
 }
 
 impl Drop for Mount {
@@ -201,6 +209,13 @@ impl Brick {
     /// The translator's part of a new statedump.
     pub fn report(&self) -> BTreeMap<String, String> {
         statedump(self.process.0.id())
+    }
+
+    /// Calls of the kernel that wrote something so far, to disks and to connections.
+    pub fn write_calls(&self) -> u64 {
+        let text = fs::read_to_string(format!("/proc/{}/io", self.process.0.id())).unwrap();
+        let line = text.lines().find_map(|line| line.strip_prefix("syscw: ")).unwrap();
+        line.trim().parse().unwrap()
     }
 }
 
