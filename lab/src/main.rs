@@ -119,7 +119,8 @@ fn main() -> ExitCode {
     let command = Cli::parse().command;
     let filter = tracing_subscriber::EnvFilter::try_from_env("IMPRESARIO_LOG")
         .unwrap_or_else(|_| tracing_subscriber::EnvFilter::new("warn,fuser=error"));
-    tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).init();
+    // What cannot be logged would be told to standard error, and end its thread when that is full or closed.
+    tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).log_internal_errors(false).init();
     match run(command) {
         Ok(code) => code,
         Err(error) if closed_pipe(&error) => ExitCode::SUCCESS,

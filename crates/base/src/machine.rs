@@ -46,6 +46,26 @@ pub fn raise_file_limit(wanted: u64) -> FileLimit {
     FileLimit { before, now: before }
 }
 
+/// The signals that end a program in order: SIGINT, SIGTERM, and SIGHUP unless the program was started to ignore it, as by
+/// `nohup`. To be asked before a handler is set.
+pub fn ending_signals() -> Vec<i32> {
+    let mut signals = vec![libc::SIGINT, libc::SIGTERM];
+    if !is_ignored(libc::SIGHUP) {
+        signals.push(libc::SIGHUP);
+    }
+    signals
+}
+
+fn is_ignored(signal: i32) -> bool {
+    let mut found = std::mem::MaybeUninit::<libc::sigaction>::zeroed();
+    // SAFETY: without a new action the call only writes the present one to its place, of which all bytes are set before.
+    let found = unsafe {
+        libc::sigaction(signal, std::ptr::null(), found.as_mut_ptr());
+        found.assume_init()
+    };
+    found.sa_sigaction == libc::SIG_IGN
+}
+
 /// Random bytes that nobody can foresee.
 pub fn random_bytes<const N: usize>() -> io::Result<[u8; N]> {
     let mut bytes = [0; N];
@@ -76,6 +96,15 @@ mod tests {
         let first = raise_file_limit(0);
         assert!(first.now.is_none() || first.now >= first.before);
         assert_eq!(raise_file_limit(0), FileLimit { before: first.now, now: first.now });
+    }
+
+    #[test]
+    fn what_is_ignored_ends_nothing() {
+        let signals = ending_signals();
+        assert_eq!(signals[..2], [libc::SIGINT, libc::SIGTERM]);
+        assert_ne!(signals.contains(&libc::SIGHUP), is_ignored(libc::SIGHUP), "{signals:?}");
+        // What Rust ignores from the start of each program.
+        assert!(is_ignored(libc::SIGPIPE) && !is_ignored(libc::SIGTERM) && !is_ignored(-1));
     }
 
     #[test]

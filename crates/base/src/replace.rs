@@ -3,10 +3,22 @@
 use std::fs::{File, OpenOptions};
 use std::io::{self, Write};
 use std::os::unix::fs::OpenOptionsExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
-/// Replaces a file, or makes it with this mode, by one that is complete and durable before it has the name.
+/// The path at which a file can be replaced or made: where a symbolic link leads. What is there and is no file, such as a device
+/// or a pipe, is an error: a file in its place would take it from all programs of the machine.
+pub fn replaceable(path: &Path) -> io::Result<PathBuf> {
+    match std::fs::metadata(path) {
+        Ok(there) if there.is_file() => std::fs::canonicalize(path),
+        Ok(_) => Err(io::Error::other("it is there and is no file; name another one")),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(path.into()),
+        Err(error) => Err(error),
+    }
+}
+
+/// Replaces a file, or makes it with this mode, by one that is complete and durable before it has the name. See [`replaceable`].
 pub fn replace(path: &Path, mode: u32, content: &[u8]) -> io::Result<()> {
+    let path = &*replaceable(path)?;
     let name = path.file_name().ok_or_else(|| io::Error::other("it must name a file"))?;
     let beside = path.with_file_name(format!(".{}.{}", name.to_string_lossy(), std::process::id()));
     let put = || {
@@ -41,5 +53,27 @@ mod tests {
         assert!(replace(&dir.path().join("folder"), 0o644, b"x").is_err(), "a folder is none");
         assert!(replace(Path::new("/"), 0o644, b"x").is_err());
         assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 2, "nothing is left beside them");
+    }
+
+    #[test]
+    fn what_is_no_file_stays_and_links_are_followed() {
+        let dir = tempfile::tempdir().unwrap();
+        let at = |name: &str| dir.path().join(name);
+        let _socket = std::os::unix::net::UnixListener::bind(at("socket")).unwrap();
+        for (link, to) in
+            [("to-socket", "socket"), ("to-device", "/dev/null"), ("to-file", "file"), ("to-none", "none")]
+        {
+            std::os::unix::fs::symlink(to, at(link)).unwrap();
+        }
+        for name in ["socket", "to-socket", "to-device"] {
+            let error = replace(&at(name), 0o644, b"x").unwrap_err().to_string();
+            assert!(error.contains("is no file"), "{name}: {error}");
+            assert!(at(name).symlink_metadata().is_ok_and(|there| !there.is_file()), "{name} is as it was");
+        }
+        std::fs::write(at("file"), "before").unwrap();
+        replace(&at("to-file"), 0o644, b"after").unwrap();
+        replace(&at("to-none"), 0o644, b"new").unwrap();
+        assert!(at("to-file").is_symlink() && std::fs::read(at("file")).unwrap() == b"after");
+        assert_eq!(std::fs::read(at("to-none")).unwrap(), b"new");
     }
 }

@@ -80,7 +80,7 @@ pub fn start(command: Start) -> Result<ExitCode> {
 fn hints(path: &std::path::Path) -> Result<impresario_assist::config::Hints> {
     let hints = impresario_assist::config::Hints::load(path)?;
     for warning in hints.warnings() {
-        eprintln!("impresario: {}: {warning}", path.display());
+        tell!("impresario: {}: {warning}", path.display());
     }
     Ok(hints)
 }

@@ -6,7 +6,7 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
-use impresario_base::replace::replace;
+use impresario_base::replace::{replace, replaceable};
 use impresario_base::units::{parse_bytes, parse_positive_bytes, show_seconds};
 use impresario_config::{Calibration, Server};
 use impresario_workload::calibrate::folder::Folder;
@@ -97,6 +97,7 @@ fn measure(args: &Args, target: &Path) -> Result<Calibration> {
         let shown = args.output.display();
         return Err(usage(format!("{shown} already exists: name another file with --output, or add --overwrite")));
     }
+    replaceable(&args.output).map_err(|error| usage(format!("{}: {error}", args.output.display())))?;
     for file in [Some(&args.output), args.html.as_ref(), args.json.as_ref()].into_iter().flatten() {
         let folder = file.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
         if !folder.is_dir() {

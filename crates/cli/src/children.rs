@@ -1,7 +1,7 @@
 //! The server processes of `impresario up`: start, logs, deaths, and a shutdown within bounded time.
 
 use std::collections::VecDeque;
-use std::io::{BufRead, BufReader, Read, Write};
+use std::io::{BufRead, BufReader, Read};
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::Path;
 use std::process::{Child, Command, ExitStatus, Stdio};
@@ -48,6 +48,11 @@ impl Server {
         });
         let readers = readers.collect();
         Ok(Server { name: name.into(), child, ended: None, tail, readers })
+    }
+
+    /// Its process.
+    pub fn pid(&self) -> u32 {
+        self.child.id()
     }
 
     /// Its exit status, if it has ended.
@@ -121,8 +126,7 @@ fn relay(name: &str, pipe: impl Read, tail: &Mutex<VecDeque<String>>) {
     let mut line = Vec::new();
     while matches!((&mut pipe).take(LINE_MAX_BYTES).read_until(b'\n', &mut line), Ok(n) if n > 0) {
         let text = String::from_utf8_lossy(&line).trim_end().to_string();
-        // Standard error may be closed; that must not stop the server.
-        let _ = writeln!(std::io::stderr(), "[{name}] {text}");
+        tell!("[{name}] {text}");
         let mut tail = tail.lock();
         if tail.len() == TAIL_LINES {
             tail.pop_front();

@@ -1,7 +1,6 @@
 //! `impresario conformance`: does an integration of the scheduler keep what its users rely on?
 
 use std::ffi::OsString;
-use std::io::Write;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -107,8 +106,7 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
         agent: vec![program.into(), "conformance".into(), "--agent".into()],
         stop,
     };
-    // The run goes on even if its progress cannot be written.
-    let mut progress = |line: &str| drop(writeln!(std::io::stderr(), "{line}"));
+    let mut progress = |line: &str| tell!("{line}");
     let report = impresario_conformance::run(&options, &mut progress).map_err(|error| match error {
         Error::Usage(text) => usage(text),
         Error::Target(text) => anyhow::anyhow!(text),

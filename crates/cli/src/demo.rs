@@ -41,16 +41,16 @@ pub fn run(args: Args) -> Result<ExitCode> {
         kernel_disk: Some(Default::default()),
         ..Plan::default()
     };
-    eprintln!("Starting {} data servers on modelled disks below this kernel …", demo::KERNEL_DATA_SERVERS);
+    tell!("Starting {} data servers on modelled disks below this kernel …", demo::KERNEL_DATA_SERVERS);
     let kernel = match OwnCluster::start(&plan, &stop) {
         Ok(cluster) => Some(measure(cluster, &demo::kernel_experiment(args.quick), &stop)?),
         Err(error) if stop.is_set() => return Err(error),
         Err(error) => {
-            eprintln!("Left out: {error:#}");
+            tell!("Left out: {error:#}");
             None
         }
     };
-    eprintln!("Starting {} data servers on bare modelled disks and {} I/O nodes …", demo::DATA_SERVERS, demo::IO_NODES);
+    tell!("Starting {} data servers on bare modelled disks and {} I/O nodes …", demo::DATA_SERVERS, demo::IO_NODES);
     let plan = Plan {
         data_servers: demo::DATA_SERVERS,
         io_nodes: demo::IO_NODES,
@@ -63,7 +63,7 @@ pub fn run(args: Args) -> Result<ExitCode> {
     let shown = demo::Shown { kernel, bare };
     print(demo::table(&shown))?;
     std::fs::write(&args.html, demo::page(&shown)).with_context(|| format!("writing {}", args.html.display()))?;
-    eprintln!("The page with plots is {}.", args.html.display());
+    tell!("The page with plots is {}.", args.html.display());
     write_json(args.json.as_deref(), &demo::runs(&shown))?;
     Ok(ExitCode::SUCCESS)
 }

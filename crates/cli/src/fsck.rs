@@ -1,6 +1,6 @@
 //! `impresario fsck`: do the names and the objects of a cluster fit together?
 
-use std::io::{IsTerminal, Write};
+use std::io::IsTerminal;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
@@ -83,8 +83,7 @@ pub fn checked(
     let is_told = progress || std::io::stderr().is_terminal();
     let mut tell = |far: &str| {
         if is_told {
-            // It goes on though nobody reads how far it is.
-            let _ = writeln!(std::io::stderr(), "{far}");
+            tell!("{far}");
         }
     };
     let checked = load(config).map_err(|error| error.to_string()).and_then(|config| match &config.tree {
@@ -94,7 +93,7 @@ pub fn checked(
     match checked {
         Ok(status) => Ok(ExitCode::from(status?)),
         Err(why) => {
-            let _ = writeln!(std::io::stderr(), "{why}");
+            tell!("{why}");
             Ok(ExitCode::from(STATUS_CONFIG))
         }
     }

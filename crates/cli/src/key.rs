@@ -130,7 +130,7 @@ fn show(dir: &Path, json: bool) -> anyhow::Result<ExitCode> {
                     };
                     lines += &format!("{}: {} key {}: {state}\n", file.display(), keys.role(), generation.number);
                     rows.push(serde_json::json!({
-                        "file": file, "role": keys.role().name(), "key": generation.number, "state": state,
+                        "file": file.display().to_string(), "role": keys.role().name(), "key": generation.number, "state": state,
                         "until_s": generation.until_s,
                     }));
                 }
@@ -139,7 +139,7 @@ fn show(dir: &Path, json: bool) -> anyhow::Result<ExitCode> {
             Err(error) => {
                 (any, good) = (true, false);
                 lines += &format!("{error}\n");
-                rows.push(serde_json::json!({ "file": file, "role": role.name(), "error": error.to_string() }));
+                rows.push(serde_json::json!({ "file": file.display().to_string(), "role": role.name(), "error": error.to_string() }));
             }
         }
     }
@@ -184,7 +184,9 @@ fn show_certificates(files: &[(&str, PathBuf)], revoked: Option<&Path>, json: bo
             Err(error) => {
                 good = false;
                 lines += &format!("{error}\n");
-                rows.push(serde_json::json!({ "file": file, "what": what, "error": error.to_string() }));
+                rows.push(
+                    serde_json::json!({ "file": file.display().to_string(), "what": what, "error": error.to_string() }),
+                );
                 continue;
             }
         };

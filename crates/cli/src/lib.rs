@@ -4,6 +4,9 @@
 //! [`everything`], for other subcommands. A program that is to run faster waits until its starter has come from the disk, so that
 //! is a small file: the linker leaves out what `assist run` does not call.
 
+// They panic where their output is closed or full: see `tell` and `print`.
+#![deny(clippy::print_stdout, clippy::print_stderr)]
+
 use std::io::Write;
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -12,6 +15,13 @@ use std::sync::atomic::AtomicBool;
 use anyhow::Context;
 use clap::{CommandFactory, Parser, Subcommand};
 use impresario_workload::usage::{Usage, usage};
+
+/// Writes a line to standard error, as `eprintln!` does; where that is full or closed, the program goes on.
+macro_rules! tell {
+    ($($words:tt)*) => {
+        _ = std::io::Write::write_all(&mut std::io::stderr(), (format!($($words)*) + "\n").as_bytes())
+    };
+}
 
 mod allocate;
 mod assist;
@@ -131,7 +141,9 @@ fn log(level: &str) {
     let filter = tracing_subscriber::EnvFilter::try_from_env("IMPRESARIO_LOG")
         .unwrap_or_else(|_| tracing_subscriber::EnvFilter::new(level));
     let colour = std::io::IsTerminal::is_terminal(&std::io::stderr());
-    tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).with_ansi(colour).init();
+    let logging = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).with_ansi(colour);
+    // What cannot be logged would be told to standard error, and end the thread that it is about when that is full or closed.
+    logging.log_internal_errors(false).init();
 }
 
 /// The exit status of a command, whose error is reported.
@@ -144,8 +156,7 @@ fn ended(result: anyhow::Result<ExitCode>) -> ExitCode {
                 error.is::<impresario_toml::FileErrors>() || error.is::<impresario_assist::config::ConfigError>();
             // Errors in a file begin with its name, as compilers' do, so that editors find the line.
             let prefix = if in_file { "" } else { "impresario: " };
-            // Exiting with the error is all that remains; standard error may be closed too.
-            let _ = writeln!(std::io::stderr(), "{prefix}{}", one_line(&error));
+            tell!("{prefix}{}", one_line(&error));
             ExitCode::from(if in_file || error.is::<Usage>() { 2 } else { 1 })
         }
     }
@@ -204,6 +215,13 @@ fn print(text: impl AsRef<[u8]>) -> anyhow::Result<ExitCode> {
     out.write_all(text.as_ref())?;
     out.flush()?;
     Ok(ExitCode::SUCCESS)
+}
+
+/// Tells a service manager that waits for it, as systemd does with `Type=notify`, that this program serves.
+fn notify_ready() {
+    if let Err(error) = sd_notify::notify(&[sd_notify::NotifyState::Ready]) {
+        tracing::warn!(%error, "the service manager was not notified");
+    }
 }
 
 /// What becomes true at one of these signals.

@@ -1,25 +1,29 @@
 //! `impresario mount` and `umount`: a cluster as a file system of this machine.
 
+use std::fs::File;
 use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode, Stdio};
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use anyhow::{Context, bail};
+use impresario_base::machine::ending_signals;
+use impresario_base::mounts::{Mount, mounts};
 use impresario_base::units::{parse_duration, parse_positive_bytes};
 use impresario_client::{Client, ClientOptions, Via};
 use impresario_config::Config;
 use impresario_fuse::{MountOptions, Mounted};
 use rustix::io::Errno;
 use rustix::mount::UnmountFlags;
+use rustix::process::{Pid, Signal, kill_process};
 
-use crate::{load, print, usage};
+use crate::{load, notify_ready, print, usage};
 
 /// Mount a cluster on a directory of this machine, through FUSE
 ///
-/// Stays in the foreground until Ctrl-C, SIGTERM or `impresario umount`; with -d it detaches as soon as the file system
-/// is usable. If files are in use, Ctrl-C reports it and the mount stays; a second Ctrl-C unmounts it anyway.
+/// Stays in the foreground until Ctrl-C, SIGTERM, the end of its terminal or `impresario umount`; with -d it detaches as soon as
+/// the file system is usable. If files are in use, Ctrl-C reports it and the mount stays; a second Ctrl-C unmounts it anyway.
 /// doc/SEMANTICS.md lists what programs may rely on.
 #[derive(clap::Args)]
 #[command(after_long_help = "Examples:
@@ -116,15 +120,19 @@ pub fn mount(args: MountArgs) -> anyhow::Result<ExitCode> {
         source: std::path::absolute(&args.config).unwrap_or(args.config.clone()).display().to_string(),
         ..defaults
     };
+    let log = args.log_file.as_deref().map(open_log).transpose()?;
+    // Dropped at an error below, it unmounts: every call at a mount whose process has ended fails.
     let mounted = Arc::new(impresario_fuse::mount(client, &args.dir, options)?);
-    let ending = mounted.clone();
-    let mut signals = signal_hook::iterator::Signals::new([signal_hook::consts::SIGINT, signal_hook::consts::SIGTERM])
-        .context("cannot catch signals")?;
+    let ending = Arc::downgrade(&mounted);
+    let mut signals = signal_hook::iterator::Signals::new(ending_signals()).context("cannot catch signals")?;
     std::thread::spawn(move || unmount_on_signals(&ending, signals.forever()));
-    print(format!("{MOUNTED}{} on {}\n", args.config.display(), mounted.path().display()))?;
+    let said = print(format!("{MOUNTED}{} on {}\n", args.config.display(), mounted.path().display()));
     if args.background {
-        leave_the_terminal(args.log_file.as_deref())?;
+        // The command that waits for this may have been ended meanwhile: then nobody knows of the mount.
+        said?;
+        leave_the_terminal(log)?;
     }
+    notify_ready();
     mounted.wait()?;
     Ok(ExitCode::SUCCESS)
 }
@@ -141,12 +149,13 @@ pub fn via(config: &Config, word: &str) -> anyhow::Result<Via> {
     }
 }
 
-fn unmount_on_signals(mounted: &Mounted, signals: impl Iterator<Item = i32>) {
+fn unmount_on_signals(mounted: &Weak<Mounted>, signals: impl Iterator<Item = i32>) {
     let mut asked_before = false;
     for _ in signals {
+        let Some(mounted) = mounted.upgrade() else { return };
         let outcome = if asked_before { mounted.abort() } else { mounted.unmount() };
         let Err(error) = outcome else { return };
-        eprintln!("impresario: {error}; or interrupt again to unmount anyway");
+        tell!("impresario: {error}; or interrupt again to unmount anyway");
         asked_before = true;
     }
 }
@@ -172,45 +181,65 @@ fn detach() -> anyhow::Result<ExitCode> {
             Ok(ExitCode::from(status.code().and_then(|code| u8::try_from(code).ok()).unwrap_or(1).max(1)))
         }
         Err(_) => {
-            let _ = child.kill();
+            // Not SIGKILL: it may just have mounted.
+            if let Some(pid) = i32::try_from(child.id()).ok().and_then(Pid::from_raw) {
+                let _ = kill_process(pid, Signal::TERM); // it was not waited for, so the number is its own
+            }
             bail!("not mounted after {} s; see `impresario status`", DETACH_PATIENCE.as_secs())
         }
     }
 }
 
+fn open_log(path: &Path) -> anyhow::Result<File> {
+    File::options().create(true).append(true).open(path).with_context(|| format!("cannot write {}", path.display()))
+}
+
 /// Closes standard output, so that a process waiting for its end does not wait for the mount; logs go to a file or
 /// nowhere.
-fn leave_the_terminal(log: Option<&Path>) -> anyhow::Result<()> {
-    let nowhere = std::fs::File::options().read(true).write(true).open("/dev/null").context("/dev/null")?;
+fn leave_the_terminal(log: Option<File>) -> anyhow::Result<()> {
+    let nowhere = File::options().read(true).write(true).open("/dev/null").context("/dev/null")?;
     rustix::stdio::dup2_stdout(&nowhere)?;
-    match log {
-        Some(path) => {
-            let file = std::fs::File::options().create(true).append(true).open(path);
-            rustix::stdio::dup2_stderr(&file.with_context(|| format!("cannot write {}", path.display()))?)?;
-        }
-        None => rustix::stdio::dup2_stderr(&nowhere)?,
-    }
+    rustix::stdio::dup2_stderr(log.as_ref().unwrap_or(&nowhere))?;
     // So that the starting directory can be unmounted or removed.
     std::env::set_current_dir("/").context("/")
 }
 
-pub fn umount(args: UmountArgs) -> anyhow::Result<ExitCode> {
-    let dir = &args.dir;
-    // A mount whose process was killed is still a FUSE mount, but even stat fails on it.
-    const FUSE_SUPER_MAGIC: i64 = 0x6573_5546;
-    match rustix::fs::statfs(dir) {
-        Ok(found) if found.f_type == FUSE_SUPER_MAGIC => {}
-        Err(Errno::NOTCONN) => {}
-        Ok(_) => bail!("{} is not a mounted cluster", dir.display()),
-        Err(error) => bail!("cannot unmount {}: {error}", dir.display()),
+/// The place of the mount that a path names, as the kernel's list has it. Nothing is asked of the mount itself: its servers may not
+/// answer, or its process may have been killed.
+fn place_of(dir: &Path) -> anyhow::Result<PathBuf> {
+    let mut place = std::path::absolute(dir).unwrap_or(dir.into());
+    // Mounting follows links, and unmounting does not.
+    for _ in 0..LINKS_MAX {
+        let Ok(to) = std::fs::read_link(&place) else { break };
+        place = place.parent().unwrap_or(Path::new("/")).join(to);
     }
+    let folder = place.parent().and_then(|folder| folder.canonicalize().ok());
+    let place = match (folder, place.file_name()) {
+        (Some(folder), Some(name)) => folder.join(name),
+        _ => place.canonicalize().unwrap_or(place),
+    };
+    let is_ours = |mount: &&Mount| mount.kind == "fuse.impresario";
+    let mounts = mounts();
+    if mounts.iter().rfind(|mount| mount.point == place).is_some_and(|mount| is_ours(&mount)) || mounts.is_empty() {
+        return Ok(place);
+    }
+    match mounts.iter().filter(is_ours).any(|mount| place.starts_with(&mount.point)) {
+        true => bail!("{} is inside a mounted cluster, not where it is mounted", dir.display()),
+        false => bail!("{} is not a mounted cluster", dir.display()),
+    }
+}
+
+/// As the kernel follows.
+const LINKS_MAX: usize = 40;
+
+pub fn umount(args: UmountArgs) -> anyhow::Result<ExitCode> {
+    let dir = &place_of(&args.dir)?;
     let flags = if args.lazy { UnmountFlags::DETACH } else { UnmountFlags::empty() };
     let by_us = rustix::mount::unmount(dir, flags | UnmountFlags::NOFOLLOW);
     let busy = || format!("{} is in use: `fuser -vm {0}` lists the processes; end them, or use --lazy", dir.display());
     match by_us {
         Ok(()) => Ok(ExitCode::SUCCESS),
         Err(Errno::BUSY) => bail!(busy()),
-        Err(Errno::INVAL) => bail!("{} is inside a mounted cluster, not where it is mounted", dir.display()),
         Err(Errno::PERM) => {
             let mut helper = Command::new("fusermount3");
             helper.arg("-u").args(args.lazy.then_some("-z")).arg("--").arg(dir);

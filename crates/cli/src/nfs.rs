@@ -18,7 +18,7 @@ use impresario_nfs::{ExportSettings, HandleKey, Rules, Running, Settings};
 use impresario_sched::PolicySpec;
 use serde_json::Value;
 
-use crate::{print, usage};
+use crate::{notify_ready, print, usage};
 
 /// Offer folders of this machine over NFS version 3, with request scheduling
 ///
@@ -107,6 +107,7 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
         tracing::info!(addresses = addresses.join(" "), pid = std::process::id(), "serving");
         // The reader of our output may have closed its end; the server keeps running.
         drop(print(format!("nfs serves on {}\n", addresses.join(" "))));
+        notify_ready();
         Ok((running, socket, metrics))
     };
     let stop = |(mut running, socket, metrics): (Running, Option<StatusSocket>, Option<Endpoint>)| {

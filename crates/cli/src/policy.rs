@@ -236,7 +236,7 @@ fn set(config: &Config, servers: &[Server<'_>], spec: &PolicySpec) -> anyhow::Re
         for (server, (answer, answered)) in servers.iter().zip(asked) {
             answer.with_context(|| keeps(server))?;
             if answered > instant {
-                eprintln!("impresario: {} answered late and may have switched after the others", server.name());
+                tell!("impresario: {} answered late and may have switched after the others", server.name());
             }
         }
         std::thread::sleep(instant.duration_since(SystemTime::now()).unwrap_or_default());

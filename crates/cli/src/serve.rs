@@ -6,13 +6,14 @@ use std::process::ExitCode;
 use anyhow::Context;
 use rustix::process::{Pid, Signal, getppid, set_parent_process_death_signal};
 
-use crate::{load, print, usage};
+use crate::{load, notify_ready, print, usage};
 
 /// Run one server of a cluster, in the foreground
 ///
 /// Listens on the address in the configuration, prints one line when it serves, and logs to standard error. The server's
 /// folder must have been made for it, by `impresario up` or `impresario store init`. SIGTERM or Ctrl-C stops it after it has
-/// finished the requests in flight; on SIGHUP it reads its keys again.
+/// finished the requests in flight. On SIGHUP it reads its keys again; one without keys stops, as when its terminal is closed,
+/// unless it runs under `nohup` or a service manager.
 #[derive(clap::Args)]
 #[command(after_long_help = "Examples:
   impresario serve impresario.toml --name data.2
@@ -34,8 +35,11 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
     }
     let config = load(&args.config)?;
     let name = config.server(&args.name).map_err(usage)?.name();
-    // The reader of our output may have closed its end; the server keeps running.
-    impresario_server::run(&config, name, |address| drop(print(format!("{name} serves on {address}\n"))))?;
+    impresario_server::run(&config, name, |address| {
+        // The reader of our output may have closed its end; the server keeps running.
+        drop(print(format!("{name} serves on {address}\n")));
+        notify_ready();
+    })?;
     Ok(ExitCode::SUCCESS)
 }
 

@@ -1,7 +1,7 @@
 //! `impresario sim`: what would a policy do on a system with thousands of clients? Scenario files are run, swept, checked
 //! and written; random ones hunt for mistakes of the scheduler.
 
-use std::io::{IsTerminal, Write};
+use std::io::IsTerminal;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -178,10 +178,10 @@ fn run_files(args: &RunArgs) -> Result<ExitCode> {
     let broken: Vec<String> = all.iter().flat_map(Results::violations).collect();
     for violation in &broken {
         // The results are out; standard error may be closed.
-        let _ = writeln!(std::io::stderr(), "impresario: a law is broken: {violation}");
+        tell!("impresario: a law is broken: {violation}");
     }
     if stop.is_set() {
-        let _ = writeln!(std::io::stderr(), "impresario: stopped; what is complete was shown");
+        tell!("impresario: stopped; what is complete was shown");
     }
     Ok(ExitCode::from(u8::from(!broken.is_empty() || stop.is_set())))
 }

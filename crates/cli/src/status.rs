@@ -109,9 +109,10 @@ pub fn short(policy: &PolicySpec) -> String {
     std::iter::once(policy.name.clone()).chain(params).collect()
 }
 
-/// Whether a server accepts connections at the address and speaks our protocol.
-pub fn answers(access: &Access, address: &str) -> bool {
-    impresario_client::admin::status(access, address, Duration::from_secs(1)).is_ok()
+/// The process of the server that answers at an address.
+pub fn answering(access: &Access, address: &str) -> Option<u64> {
+    let told = impresario_client::admin::status(access, address, Duration::from_secs(1)).ok()?;
+    serde_json::from_str::<Value>(&told).ok()?.get("pid")?.as_u64()
 }
 
 /// Queries all servers at once; takes as long as the slowest, at most [`PATIENCE`].

@@ -1,6 +1,6 @@
 //! `impresario store`: the folders of a cluster's servers: made, shown, moved, adopted from older versions.
 
-use std::io::{IsTerminal, Write};
+use std::io::IsTerminal;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -255,8 +255,7 @@ impl Watcher for Teller {
             Step::Left => format!("{name} has left its old folder"),
         };
         if self.is_told {
-            // The move goes on though nobody reads how far it is.
-            let _ = writeln!(std::io::stderr(), "{told}");
+            tell!("{told}");
         }
     }
 
@@ -300,7 +299,7 @@ impl DrainWatcher for DrainTeller {
         if let Some(why) = unsure.as_ref().filter(|_| has_walked) {
             text += &format!("; looking again: {why}");
         }
-        let _ = writeln!(std::io::stderr(), "{text}");
+        tell!("{text}");
     }
 
     fn is_stopped(&self) -> bool {
@@ -394,7 +393,7 @@ fn show(config: &Config, json: bool) -> anyhow::Result<ExitCode> {
         lines += &format!("{name}: {}: {told}\n", dir.display());
         rows.push(serde_json::json!({
             "server": name,
-            "dir": dir,
+            "dir": dir.display().to_string(),
             "state": kind,
             "cluster": cluster,
             "store": store.map(|store| format!("{store:016x}")),

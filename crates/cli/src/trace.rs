@@ -8,6 +8,7 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use anyhow::{Result, anyhow};
+use impresario_base::replace::replaceable;
 use impresario_client::{Access, ClientError, KeyRole, admin};
 use impresario_trace::combine::{average, join};
 use impresario_trace::convert::{Format, ImportOptions, Imported, export, import};
@@ -197,7 +198,7 @@ fn ask(which: &Which, of: impl Fn(&Access, &str, Duration) -> Result<String, Cli
         match of(&access, server.address(), timeout) {
             Ok(text) => print(format!("{}: {text}\n", server.name())).map(drop)?,
             Err(error) => {
-                eprintln!("impresario: {} ({}): {error}", server.name(), server.address());
+                tell!("impresario: {} ({}): {error}", server.name(), server.address());
                 failed = true;
             }
         }
@@ -354,6 +355,7 @@ fn convert(args: &ConvertArgs) -> Result<ExitCode> {
     if args.output.exists() && !args.overwrite {
         return Err(usage(format!("{shown} already exists: name another file with --output, or add --overwrite")));
     }
+    let output = replaceable(&args.output).map_err(|error| usage(format!("{shown}: {error}")))?;
     let mut traces = args.files.iter().map(|f| Ok(args.from.read(f)?.trace)).collect::<Result<Vec<Trace>>>()?;
     let trace = match (args.combine, traces.len()) {
         (None, 1) => traces.remove(0),
@@ -373,11 +375,11 @@ fn convert(args: &ConvertArgs) -> Result<ExitCode> {
         }
     };
     // Written to a temporary file first: a failed conversion leaves the old file untouched.
-    let name = args.output.file_name().ok_or_else(|| usage(format!("{shown}: --output must name a file")))?;
-    let beside = args.output.with_file_name(format!(".{}.{}", name.to_string_lossy(), std::process::id()));
+    let name = output.file_name().ok_or_else(|| usage(format!("{shown}: --output must name a file")))?;
+    let beside = output.with_file_name(format!(".{}.{}", name.to_string_lossy(), std::process::id()));
     let put = || -> Result<Vec<String>> {
         let notes = export(&trace, &beside, to)?;
-        std::fs::rename(&beside, &args.output).map_err(|e| anyhow!("{shown}: {e}"))?;
+        std::fs::rename(&beside, &output).map_err(|e| anyhow!("{shown}: {e}"))?;
         Ok(notes)
     };
     let notes = put().inspect_err(|_| _ = std::fs::remove_file(&beside))?;

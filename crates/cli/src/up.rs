@@ -8,16 +8,16 @@ use std::time::{Duration, Instant};
 
 use anyhow::Context;
 use clap::ValueEnum;
+use impresario_base::machine::ending_signals;
 use impresario_base::replace::replace;
 use impresario_base::units::parse_positive_bytes;
 use impresario_client::{Access, KeyRole};
 use impresario_config::{Cluster, Config, Data, Io, Meta, Security};
 use impresario_device::{DeviceParams, Order};
 use impresario_sched::{PolicySpec, policy};
-use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 
 use crate::children::Server;
-use crate::{key, load, policy::split_param, ports, print, status, stop_at, usage};
+use crate::{key, load, notify_ready, policy::split_param, ports, print, status, stop_at, usage};
 
 /// Name of the configuration in the cluster's directory.
 pub const CONFIG_FILE: &str = "impresario.toml";
@@ -84,7 +84,7 @@ enum Device {
 }
 
 pub fn run(args: Args) -> anyhow::Result<ExitCode> {
-    let stop = stop_at(&[SIGINT, SIGTERM, SIGHUP])?;
+    let stop = stop_at(&ending_signals())?;
     let path = args.dir.join(CONFIG_FILE);
     let config = if path.exists() {
         let config = load(&path)?;
@@ -271,8 +271,10 @@ fn wait_until_up(config: &Config, servers: &mut [Server], stop: &AtomicBool) -> 
         if let Some(died) = servers.iter_mut().find_map(|s| s.ended().is_some().then_some(s)) {
             anyhow::bail!("the cluster did not start: {}", died.obituary());
         }
-        let waiting: Vec<&str> =
-            config.servers().filter(|s| !status::answers(&access, s.address())).map(|s| s.name()).collect();
+        // Another one may answer in the place of ours, which is about to end for that reason.
+        let ours = config.servers().zip(&*servers);
+        let waiting = ours.filter(|(s, ours)| status::answering(&access, s.address()) != Some(ours.pid().into()));
+        let waiting: Vec<&str> = waiting.map(|(s, _)| s.name()).collect();
         if waiting.is_empty() {
             return Ok(true);
         }
@@ -305,7 +307,9 @@ fn announce(config: &Config, path: &Path) -> anyhow::Result<()> {
         many(config.io.len(), "I/O node"),
         policy(config.io.first().map(|i| &i.policy)),
     );
-    print(&text).map(|_| ())
+    print(&text)?;
+    notify_ready();
+    Ok(())
 }
 
 fn many(count: usize, what: &str) -> String {
@@ -319,8 +323,8 @@ fn watch(config: &Path, servers: &mut [Server], stop: &AtomicBool) -> anyhow::Re
         for (server, reported) in servers.iter_mut().zip(&mut reported) {
             if !*reported && server.ended().is_some() && !stop.load(Ordering::Relaxed) {
                 *reported = true;
-                eprintln!("impresario: {}", server.obituary());
-                eprintln!(
+                tell!("impresario: {}", server.obituary());
+                tell!(
                     "impresario: the other servers keep running; restart it with: impresario serve {} --name {}",
                     config.display(),
                     server.name
@@ -344,7 +348,7 @@ fn stop_all(servers: &mut [Server]) -> bool {
         server.ask_to_stop();
         if !server.finish(deadline) {
             clean = false;
-            eprintln!(
+            tell!(
                 "impresario: server {} did not stop within {} s and was killed",
                 server.name,
                 STOP_PATIENCE.as_secs()

@@ -32,4 +32,5 @@ mod store;
 mod support;
 mod trace;
 mod unattended_reads;
+mod unheard;
 mod up;

@@ -318,3 +318,31 @@ fn a_configuration_file_says_the_same_and_mistakes_are_named() {
     let ran = run(["nfs", "--export", &nowhere, "--allow", "10.1/8"]);
     assert!(ran.code == 2 && ran.err.contains("10.1/8"), "{ran:?}");
 }
+
+/// Ten lines a second would fill the disk of a log while nobody looks.
+#[test]
+fn a_server_without_descriptors_says_so_once_and_serves_again_with_some() {
+    let all = tempfile::tempdir().unwrap();
+    let (address, log) = (SocketAddr::from(([127, 0, 0, 1], free_ports(1)[0])), all.path().join("log"));
+    let mut command = Command::new("sh");
+    command.args([
+        "-c",
+        "ulimit -n 64; exec \"$0\" \"$@\"",
+        crate::support::IMPRESARIO,
+        "nfs",
+        "--any-port",
+        "--listen",
+    ]);
+    command.arg(address.to_string()).arg("--export").arg(all.path()).arg("--key-file").arg(all.path().join("key"));
+    let process = Process::start_command(&mut command, &log);
+    until("it serves", || process.log().contains("nfs serves on"));
+    let silent: Vec<_> = (0..100).map(|_| std::net::TcpStream::connect(address).unwrap()).collect();
+    let says = || process.log().matches("Too many open files").count();
+    until("it says so", || says() > 0);
+    std::thread::sleep(Duration::from_millis(700));
+    // Of accepting them, and of setting them up.
+    assert!(says() <= 2, "{}", process.log());
+    drop(silent);
+    let path = all.path().to_str().unwrap();
+    eventually("it serves again", || Client::connect(address).ok()?.mount(path).ok());
+}

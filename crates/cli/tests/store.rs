@@ -66,6 +66,19 @@ fn up_makes_the_folders_of_a_new_cluster_only() {
     assert!(!dir.exists());
 }
 
+/// A disk that is full, say: nothing is left that looks like a cluster that has lost a folder.
+#[test]
+fn folders_that_could_not_be_made_are_made_the_next_time() {
+    let mut cluster = Cluster::describe(2, 0, |config| config.meta.dir = "/proc/impresario".into());
+    let ran = store(&cluster, &["init", "--all"]);
+    assert!(ran.code == 1 && ran.err.contains("/proc/impresario"), "{ran:?}");
+    cluster.config.meta.dir = cluster.dir.path().join("meta");
+    cluster.rewrite();
+    let ran = store(&cluster, &["init", "--all"]);
+    assert!(ran.code == 0 && ran.out.contains("made the folders"), "{ran:?}");
+    cluster.begin();
+}
+
 #[test]
 fn another_clusters_server_is_not_taken_for_ours() {
     let (ours, theirs) = (Cluster::start(1, 0, |_| {}), Cluster::start(1, 0, |_| {}));
@@ -103,6 +116,29 @@ fn a_folder_made_by_hand_for_a_server_that_had_one_is_refused_by_the_metadata_se
     file.write_at(b"x", 0).unwrap();
     let error = file.sync().unwrap_err();
     assert!(error.to_string().contains("has folder"), "{error}");
+}
+
+/// Sections that were sorted, or of which one was taken out: files would be read from, and written to, servers that have other
+/// parts of them.
+#[test]
+fn data_servers_keep_their_places() {
+    let mut cluster = Cluster::start(3, 0, |_| {});
+    let data = pattern(1, 1, 0, 500_000);
+    write_file(&client(&cluster.config, 1), "a", &data);
+    let config = cluster.config.clone();
+    cluster.kill("meta");
+    let changes: [fn(&mut Vec<impresario_config::Data>); 3] =
+        [|data| data.swap(0, 1), |data| drop(data.remove(0)), |data| drop(data.pop())];
+    for change in changes {
+        change(&mut cluster.config.data);
+        cluster.rewrite();
+        let ran = serve(&cluster, "meta");
+        assert!(ran.code == 1 && ran.err.contains("in the order data.0, data.1, data.2"), "{ran:?}");
+        cluster.config = config.clone();
+    }
+    cluster.rewrite();
+    cluster.restart("meta");
+    assert!(read_file(&client(&cluster.config, 2), "a") == data);
 }
 
 #[test]

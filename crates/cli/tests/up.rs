@@ -139,6 +139,40 @@ fn a_died_server_is_reported_and_may_be_started_by_hand() {
     assert_eq!(servers_of(&path), []);
 }
 
+#[test]
+fn a_cluster_may_lie_in_a_folder_of_any_name() {
+    use std::os::unix::ffi::OsStrExt;
+    let base = tempfile::tempdir().unwrap();
+    let dir = base.path().join(std::ffi::OsStr::from_bytes(b"a b\n\xff"));
+    let path = dir.join("impresario.toml");
+    let words = ["up", "--data-servers", "1", "--io-nodes", "1", "--dir"].map(std::ffi::OsStr::new);
+    let mut up = Process::start(words.into_iter().chain([dir.as_os_str()]), &base.path().join("log"));
+    until("it says ready", || up.log().contains("ready: "));
+    let words = |words: &[&str]| run(words.iter().map(std::ffi::OsStr::new).chain([path.as_os_str()]));
+    for command in
+        [&["status", "--json"][..], &["store", "show", "--json"], &["key", "new"], &["key", "show", "--json"]]
+    {
+        let ran = words(command);
+        assert!(ran.code == 0 && !ran.err.contains("panicked"), "{command:?}: {ran:?}");
+    }
+    up.signal(Signal::INT);
+    assert_eq!(up.wait().code(), Some(0), "{}", up.log());
+    assert!(!up.log().contains("panicked"), "{}", up.log());
+}
+
+#[test]
+fn a_cluster_that_runs_is_not_started_twice() {
+    let base = tempfile::tempdir().unwrap();
+    let dir = base.path().join("c");
+    let mut up = up(&dir, &["--data-servers", "2", "--io-nodes", "1"]);
+    let ran = run(["up".as_ref(), "--dir".as_ref(), dir.as_os_str()]);
+    assert!(ran.code == 1 && ran.err.contains("the cluster did not start: "), "{ran:?}");
+    assert!(ran.err.contains("in use") && !ran.out.contains("ready: "), "{ran:?}");
+    assert_eq!(run(["status".as_ref(), dir.join("impresario.toml").as_os_str()]).code, 0, "the first one goes on");
+    up.signal(Signal::INT);
+    assert_eq!(up.wait().code(), Some(0), "{}", up.log());
+}
+
 /// Data written before Ctrl-C is there after the next start.
 #[test]
 fn data_outlive_the_cluster() {

@@ -229,6 +229,9 @@ fn a_file_that_cannot_be_read_says_so() {
     std::fs::File::create(&huge).unwrap().set_len(1 << 30).unwrap();
     let error = Config::load(&huge).unwrap_err().to_string();
     assert!(error.contains("has 1073741824 bytes"), "{error}");
+
+    let error = Config::load(Path::new("/dev/zero")).unwrap_err().to_string();
+    assert!(error.contains("has no end, or more than"), "{error}");
 }
 
 #[test]

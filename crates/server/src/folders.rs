@@ -166,6 +166,14 @@ pub fn make_all(config: &Config) -> Result<Option<ClusterId>, FolderError> {
         )));
     }
     let cluster = ClusterId(draw()?);
+    make_blank(config, cluster).inspect_err(|_| {
+        // So that they can be made once there is space, say, and are not taken for those of a cluster that has lost others.
+        config.data.iter().for_each(|data| drop(impresario_store::unmake(&data.dir)));
+    })?;
+    Ok(Some(cluster))
+}
+
+fn make_blank(config: &Config, cluster: ClusterId) -> Result<(), FolderError> {
     let mut stores = BTreeMap::new();
     for data in config.data.iter().filter(|data| !data.is_retired()) {
         let store = draw()?;
@@ -173,8 +181,7 @@ pub fn make_all(config: &Config) -> Result<Option<ClusterId>, FolderError> {
         stores.insert(data.name.clone(), store);
     }
     // Last: without it the cluster does not exist.
-    meta::make(&config.meta.dir, cluster, &stores)?;
-    Ok(Some(cluster))
+    Ok(meta::make(&config.meta.dir, cluster, &stores)?)
 }
 
 /// Makes the folder of one server of a configuration, of a new cluster (the metadata server's) or of one that exists. The

@@ -8,7 +8,7 @@ use std::time::Duration;
 use impresario_backend::gluster::Source;
 use impresario_backend::posix::Calls;
 use impresario_backend::{Backend, Caller, CephTree, GlusterVolume, Layout, PosixTree, cephfs};
-use impresario_base::machine::raise_file_limit;
+use impresario_base::machine::{ending_signals, raise_file_limit};
 use impresario_client::Vet;
 use impresario_config::{
     Calibration, Config, Data, Io, META_NAME, Security, Server as Configured, TreeBackend, TreeIo, read_table,
@@ -21,7 +21,7 @@ use impresario_trace::Space;
 use impresario_transport::{Access, BindError, Certificates, KeyError, Keyring, Membership, Munge};
 use impresario_wire::{ClusterId, KeyRole, Role};
 use rustix::process::{Signal, getpid, kill_process};
-use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+use signal_hook::consts::SIGHUP;
 use signal_hook::iterator::Signals;
 
 use crate::data::{DataServer, Departure, Disk};
@@ -187,7 +187,7 @@ pub fn start(config: &Config, name: &str) -> Result<Started, StartError> {
 }
 
 /// Runs the server of that name until SIGTERM or SIGINT, or until it has moved elsewhere; calls `ready` with its address once it
-/// answers. On SIGHUP it reads its keys again, or ends if it has none.
+/// answers. On SIGHUP it reads its keys again; without any it ends, unless a service manager runs it, or it was started to ignore it.
 pub fn run(config: &Config, name: &str, ready: impl FnOnce(&str)) -> Result<(), StartError> {
     let start = || {
         let server = start(config, name)?;
@@ -200,10 +200,13 @@ pub fn run(config: &Config, name: &str, ready: impl FnOnce(&str)) -> Result<(), 
         Ok(server)
     };
     let no_signals = |error| system(name, "handling signals", error);
-    until_signal(name, start, no_signals, |server| server.front.refresh_keys(), |mut server| server.stop())
+    // `systemctl reload` sends it to servers without keys, too.
+    let is_managed = std::env::var_os("NOTIFY_SOCKET").is_some();
+    let goes_on = |server: &Started| server.front.refresh_keys() || is_managed;
+    until_signal(name, start, no_signals, goes_on, |mut server| server.stop())
 }
 
-/// Starts something that serves, runs it until SIGTERM, SIGINT or SIGHUP, and stops it; a second signal ends the process
+/// Starts something that serves, runs it until one of the [`ending_signals`], and stops it; a second signal ends the process
 /// at once. It goes on after a SIGHUP where `goes_on` says so. `no_signals` makes an error of signals that cannot be handled.
 pub fn until_signal<S, E>(
     name: &str,
@@ -213,7 +216,7 @@ pub fn until_signal<S, E>(
     stop: impl FnOnce(S),
 ) -> Result<(), E> {
     // Before anything else, so that a signal during the start is not lost.
-    let mut signals = Signals::new([SIGTERM, SIGINT, SIGHUP]).map_err(no_signals)?;
+    let mut signals = Signals::new(ending_signals()).map_err(no_signals)?;
     // A thousand clients and as many open objects need more descriptors than shells give by default.
     raise_file_limit(0);
     keep_the_heap_small();
@@ -256,6 +259,8 @@ fn start_meta(config: &Config) -> Result<Started, StartError> {
     let known = stores.clone();
     let vet = Vet(Arc::new(move |welcome| known.vet(welcome)));
     let unsuitable = |reason| StartError::Unsuitable { name: META_NAME.into(), reason };
+    let names: Vec<&str> = config.data.iter().map(|data| data.name.as_str()).collect();
+    stores.vet_order(&names).map_err(unsuitable)?;
     if let Some(data) = config.data.iter().find(|data| data.is_retired() && !stores.is_emptied(&data.name)) {
         return Err(unsuitable(format!(
             "{name} is retired in the configuration, but it was not found empty: files may be striped over it; write state = \

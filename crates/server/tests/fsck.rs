@@ -467,3 +467,44 @@ fn nothing_that_clients_do_is_taken_for_damage() {
     let report = bed.check(&ONLINE);
     assert_eq!(report.status(), 0, "{}", report.text());
 }
+
+/// New files would get the keys of files that were made after the copy, and with them their objects.
+#[test]
+fn a_metadata_folder_from_an_older_copy_gives_no_key_twice() {
+    let mut bed = Bed::start(2);
+    bed.stop();
+    let dir = bed.cluster.config.meta.dir.clone();
+    let copy = dir.with_extension("copy");
+    let cp = |from: &Path, to: &Path| {
+        assert!(std::process::Command::new("cp").arg("-a").args([from, to]).status().unwrap().success());
+    };
+    cp(&dir, &copy);
+    let write = |bed: &Bed, bytes: &[u8]| {
+        let client = bed.client();
+        for path in ["a", "b", "c"] {
+            let file = client.create(path, CreateOptions::default()).unwrap();
+            file.write_at(bytes, 0).unwrap();
+            file.close().unwrap();
+        }
+        client
+    };
+    bed.start_again();
+    drop(write(&bed, &[7; 300_000]));
+    bed.stop();
+    fs::remove_dir_all(&dir).unwrap();
+    cp(&copy, &dir);
+    let has = |report: &Report, kind, outcome| report.findings.iter().any(|f| (f.kind, f.outcome) == (kind, outcome));
+    let found = bed.check(&OFFLINE);
+    assert!(has(&found, Kind::Keys, Outcome::Repairable) && found.status() == 4, "{}", found.text());
+    let repaired = bed.check(&REPAIR);
+    assert!(has(&repaired, Kind::Keys, Outcome::Repaired) && repaired.status() == 1, "{}", repaired.text());
+    let again = bed.check(&OFFLINE);
+    assert!(again.findings.is_empty(), "{}", again.text());
+    bed.start_again();
+    let client = write(&bed, b"new");
+    for path in ["a", "b", "c"] {
+        let mut read = [0; 100];
+        let len = client.open(path, false).unwrap().read_at(&mut read, 0).unwrap();
+        assert_eq!(&read[..len], b"new", "{path}");
+    }
+}

@@ -79,6 +79,15 @@ pub fn make(dir: &Path, identity: &FolderIdentity) -> Result<(), StoreError> {
     make_over(&Real::make(dir)?, dir, identity)
 }
 
+/// Undoes [`make`] of a folder that no server has served yet: it is an empty one again. Others are left alone.
+pub fn unmake(dir: &Path) -> io::Result<()> {
+    match dir.join(OBJECTS).symlink_metadata() {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => std::fs::remove_file(dir.join(FORMAT_FILE)),
+        Err(error) => Err(error),
+        Ok(_) => Err(io::ErrorKind::DirectoryNotEmpty.into()),
+    }
+}
+
 /// The same over any file system; `dir` is its name in messages.
 pub fn make_over<F: FileSystem>(fs: &F, dir: &Path, identity: &FolderIdentity) -> Result<(), StoreError> {
     match state_of(fs, dir)? {

@@ -29,7 +29,7 @@ pub use checks::{BLOCK_BYTES, ChecksState, Corrupt};
 pub use error::{StoreError, WriteError};
 pub use examine::{ObjectPage, SET_ASIDE};
 pub use filesystem::{FileState, FileSystem, FileSystemId, SpaceState};
-pub use folder::{FolderIdentity, FolderState, adopt, any_key, examine, make, make_over};
+pub use folder::{FolderIdentity, FolderState, adopt, any_key, examine, make, make_over, unmake};
 pub use modelled::{DeviceStatus, Job, Lateness, ModelledDevice, Timing, monotonic_ns};
 pub use notes::Note;
 pub use objects::{ObjectStore, StoreOptions};

@@ -10,6 +10,8 @@ mod nearest;
 mod place;
 mod tree;
 
+use std::fs::File;
+use std::io::Read;
 use std::path::Path;
 
 use serde::de::DeserializeOwned;
@@ -26,7 +28,14 @@ pub fn text_of(path: &Path, max_bytes: u64, what: &str, remedy: &str) -> Result<
     if meta.len() > max_bytes {
         return Err(refuse(format!("has {} bytes; the limit of {what} is {max_bytes}", meta.len())));
     }
-    std::fs::read_to_string(path).map_err(|e| refuse(format!("cannot be read: {e}")))
+    let unread = |e: std::io::Error| refuse(format!("cannot be read: {e}"));
+    let mut bytes = Vec::new();
+    // A device tells no length, and has no end.
+    File::open(path).map_err(unread)?.take(max_bytes + 1).read_to_end(&mut bytes).map_err(unread)?;
+    if bytes.len() as u64 > max_bytes {
+        return Err(refuse(format!("has no end, or more than {max_bytes} bytes, the limit of {what}")));
+    }
+    String::from_utf8(bytes).map_err(|_| refuse("cannot be read: it is no UTF-8 text".into()))
 }
 
 /// Reads the text of a file that has no keys but those of the structure.

@@ -13,7 +13,7 @@ use impresario_base::machine::raise_file_limit;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 
 use super::report::{Reports, default_socket};
-use crate::{stop_at, usage};
+use crate::{notify_ready, stop_at, usage};
 
 /// Run the advice manager of a node, for the programs of all its users
 ///
@@ -60,11 +60,8 @@ pub fn run(args: Args) -> Result<ExitCode> {
         let reports = Reports::listen(&socket)?;
         let mut follower = follow(&args, &hints, &manager)?;
         if std::mem::take(&mut first) {
-            eprintln!("The advice manager listens at {}.", socket.display());
-            // Without a service manager this does nothing.
-            if let Err(error) = sd_notify::notify(&[sd_notify::NotifyState::Ready]) {
-                tracing::warn!(%error, "the service manager was not notified");
-            }
+            tell!("The advice manager listens at {}.", socket.display());
+            notify_ready();
         }
         // An invalid file changes nothing: the same manager continues.
         let new = loop {
@@ -72,7 +69,7 @@ pub fn run(args: Args) -> Result<ExitCode> {
                 Next::Stop => break None,
                 Next::Reload => match Hints::load(&args.config) {
                     Ok(new) => break Some(new),
-                    Err(error) => eprintln!("impresario: the hints are unchanged: {error}"),
+                    Err(error) => tell!("impresario: the hints are unchanged: {error}"),
                 },
             }
         };
@@ -80,8 +77,8 @@ pub fn run(args: Args) -> Result<ExitCode> {
         drop(reports);
         manager.stop().context("ending the advice manager")?;
         let Some(new) = new else { return Ok(ExitCode::SUCCESS) };
-        new.warnings().iter().for_each(|w| eprintln!("impresario: {}: {w}", args.config.display()));
-        eprintln!("The hints were read again.");
+        new.warnings().iter().for_each(|w| tell!("impresario: {}: {w}", args.config.display()));
+        tell!("The hints were read again.");
         hints = new;
     }
 }
@@ -111,7 +108,7 @@ fn follow(args: &Args, hints: &Hints, manager: &Handle) -> Result<Option<Followe
     };
     let follower = Follower::new(hints, means, manager.socket())
         .context("watching programs through the kernel needs root and, for --watch, tracefs at /sys/kernel/tracing")?;
-    eprintln!("Watching {} files.", follower.files());
+    tell!("Watching {} files.", follower.files());
     Ok(Some(follower))
 }
 

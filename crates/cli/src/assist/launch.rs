@@ -12,6 +12,7 @@ use std::sync::atomic::AtomicBool;
 use anyhow::{Context, Result};
 use impresario_assist::coverage::Account;
 use impresario_assist::manager::is_abandoned;
+use impresario_base::machine::ending_signals;
 use impresario_interpose::{Verdict, check_program};
 use impresario_ring::{SOCKET_VARIABLE, WAIT_VARIABLE};
 use rustix::process::{Pid, Signal, kill_process};
@@ -218,7 +219,7 @@ pub fn run_one(mut command: Command, files_limit: Option<u64>) -> Result<ExitCod
 /// Becomes true at a signal that ends processes. For after the programs, when such a signal is for us alone.
 pub fn told_to_end() -> Result<Arc<AtomicBool>> {
     let told = Arc::new(AtomicBool::new(false));
-    for signal in [SIGINT, SIGQUIT, SIGTERM, SIGHUP] {
+    for signal in ending_signals().into_iter().chain([SIGQUIT]) {
         flag::register(signal, told.clone()).context("catching signals")?;
     }
     Ok(told)

@@ -73,7 +73,7 @@ pub fn run(args: Args) -> Result<ExitCode> {
     let mut learnt: Vec<(Learnt, String)> = Vec::new();
     for path in &args.traces {
         let imported = import(path, &ImportOptions::default())?;
-        imported.notes.iter().for_each(|note| eprintln!("impresario: {}: {note}", path.display()));
+        imported.notes.iter().for_each(|note| tell!("impresario: {}: {note}", path.display()));
         let trace = imported.trace;
         for (program, observed) in observations(&trace, args.program.as_deref()) {
             let program = program.with_context(|| {
@@ -124,7 +124,7 @@ pub fn remember(trace: &Path) -> Result<()> {
 
 fn list(store: &Store, json: bool) -> Result<ExitCode> {
     let (learnt, errors) = store.all();
-    errors.iter().for_each(|error| eprintln!("impresario: {error}"));
+    errors.iter().for_each(|error| tell!("impresario: {error}"));
     if json {
         print_json(&learnt)?;
     } else if learnt.is_empty() && errors.is_empty() {

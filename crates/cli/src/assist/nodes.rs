@@ -133,7 +133,7 @@ fn slurm(prefix: &Path, job: &Job, is_set: &dyn Fn(&str) -> bool, environment: &
     let scripts = prefix.join(SLURM);
     if !scripts.join("task-prolog.sh").is_file() {
         if is_set("SLURM_JOB_ID") {
-            eprintln!(
+            tell!(
                 "impresario: tasks on other nodes run without hints: {} is not there; `make install` puts it there",
                 scripts.join("task-prolog.sh").display()
             );
@@ -258,7 +258,7 @@ fn guided(own: OwnSocket, node: &str, job: &Job, program: &[OsString]) -> Result
     let hints =
         job.hints.as_deref().map_or_else(|| Ok(Hints::online()), |path| super::hints(path).map(Hints::and_online));
     let hints = hints.unwrap_or_else(|error| {
-        eprintln!("impresario: {node}: no plan: {error:#}");
+        tell!("impresario: {node}: no plan: {error:#}");
         Hints::online()
     });
     let report = job.report.as_deref().map(|report| beside(report, node));

@@ -57,7 +57,7 @@ pub fn run(args: Args) -> Result<ExitCode> {
     let mut traces = Vec::new();
     for path in &args.traces {
         let imported = import(path, &ImportOptions::default())?;
-        imported.notes.iter().for_each(|note| eprintln!("impresario: {}: {note}", path.display()));
+        imported.notes.iter().for_each(|note| tell!("impresario: {}: {note}", path.display()));
         traces.push(imported.trace);
     }
     let trace = match traces.len() {

@@ -9,6 +9,7 @@ use impresario_assist::coverage::Coverage;
 use impresario_assist::manager::{Manager, Options};
 use impresario_assist::record::TraceSink;
 use impresario_base::machine::raise_file_limit;
+use impresario_base::replace::replaceable;
 use impresario_base::units::show_bytes;
 use impresario_trace::{Trace, TraceOp};
 
@@ -52,13 +53,13 @@ pub fn run(args: Args) -> Result<ExitCode> {
     let job = Job::recorded(&folder.socket(), &output, args.force)?;
     let environment = nodes::hook(folder.path(), &job, |name| std::env::var_os(name))?;
     let (code, trace, coverage) = record(&folder, &output, &args.program, &environment)?;
-    eprint!("{}", seen(&trace));
+    tell!("{}", seen(&trace).trim_end());
     match coverage {
-        Some(coverage) => eprintln!("{coverage}"),
-        None => eprintln!("How much of what the program read was seen is not known: this kernel does not count it."),
+        Some(coverage) => tell!("{coverage}"),
+        None => tell!("How much of what the program read was seen is not known: this kernel does not count it."),
     }
     let next = ranks.as_ref().unwrap_or(&output).display();
-    eprintln!("The trace is {}; next: impresario assist plan {next} -o hints.json", output.display());
+    tell!("The trace is {}; next: impresario assist plan {next} -o hints.json", output.display());
     Ok(code)
 }
 
@@ -71,6 +72,7 @@ pub fn make_room(output: &Path, force: bool) -> Result<()> {
                 "{shown} already exists; name another trace with -o, or replace it with --force"
             )));
         }
+        replaceable(output).map_err(|error| usage(format!("{}: {error}", output.display())))?;
         std::fs::remove_file(output).with_context(|| format!("replacing {}", output.display()))?;
     }
     Ok(())

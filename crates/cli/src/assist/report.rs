@@ -100,7 +100,7 @@ fn saved(places: &[PathBuf]) -> Result<Vec<Report>> {
         });
         match report {
             Ok(report) => reports.push(report),
-            Err(error) => eprintln!("impresario: {} is no report: {error:#}", file.display()),
+            Err(error) => tell!("impresario: {} is no report: {error:#}", file.display()),
         }
     }
     Ok(reports)

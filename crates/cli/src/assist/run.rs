@@ -61,7 +61,7 @@ pub struct Args {
 
 pub fn run(args: Args) -> Result<ExitCode> {
     if let Reach::No(why) = reach(&args.program[0].to_string_lossy())? {
-        eprintln!("impresario: it runs without hints: {why}");
+        tell!("impresario: it runs without hints: {why}");
     }
     if args.node {
         let socket = super::report::answering_socket();
@@ -80,9 +80,16 @@ pub fn run(args: Args) -> Result<ExitCode> {
     };
     let words: Vec<_> = args.program.iter().map(|word| word.to_string_lossy()).collect();
     let name = program_of(words.iter().map(|word| &**word));
-    let folder = own_socket()?;
-    let job = Job::guided(&folder.socket(), &args, name.clone())?;
-    let environment = nodes::hook(folder.path(), &job, |name| std::env::var_os(name))?;
+    let prepare = || {
+        let folder = own_socket()?;
+        let job = Job::guided(&folder.socket(), &args, name.clone())?;
+        let environment = nodes::hook(folder.path(), &job, |name| std::env::var_os(name))?;
+        anyhow::Ok((folder, environment))
+    };
+    let (folder, environment) = match prepare() {
+        Ok(prepared) => prepared,
+        Err(why) => return unguided(&args.program, args.instances, &why),
+    };
     let guided = Guided {
         name,
         hints,
@@ -142,16 +149,22 @@ impl Guided<'_> {
         environment: &[(OsString, OsString)],
     ) -> Result<ExitCode> {
         let trace = folder.path().join("learnt.imt");
-        let record = if self.learns {
-            let command: Vec<_> = program.iter().map(|word| word.to_string_lossy()).collect();
-            let sink = Bounded { trace: TraceSink::create(&trace, &command.join(" "))?, left: LEARNT_ACCESSES_MAX };
-            Some(Record::of_everything(Box::new(sink)))
-        } else {
-            None
+        let prepare = || {
+            let record = if self.learns {
+                let command: Vec<_> = program.iter().map(|word| word.to_string_lossy()).collect();
+                let sink = Bounded { trace: TraceSink::create(&trace, &command.join(" "))?, left: LEARNT_ACCESSES_MAX };
+                Some(Record::of_everything(Box::new(sink)))
+            } else {
+                None
+            };
+            let listening = Manager::listen(&folder.socket(), Access::Owner);
+            anyhow::Ok((record, listening.context("making the advice manager's socket")?))
+        };
+        let (record, listening) = match prepare() {
+            Ok(prepared) => prepared,
+            Err(why) => return unguided(program, self.instances, &why),
         };
         // The program loads while its manager is made.
-        let listening =
-            Manager::listen(&folder.socket(), Access::Owner).context("making the advice manager's socket")?;
         let programs = Programs::start(program, Purpose::Advise, self.instances, listening.socket(), environment)?;
         raise_file_limit(0);
         let options =
@@ -169,25 +182,33 @@ impl Guided<'_> {
                 report.origin = super::report::origin(self.name.as_deref().unwrap_or_default());
                 let coverage = account.map(|account| report.cover(account, self.learns));
                 if let Some((coverage, told)) = coverage.zip(self.told) {
-                    eprintln!("{told}: {coverage}");
+                    tell!("{told}: {coverage}");
                 }
                 if self.verbose {
-                    eprint!("{report}");
+                    tell!("{}", report.to_string().trim_end());
                 }
-                if let Some(file) = self.report {
-                    std::fs::write(file, report.to_json()).with_context(|| format!("writing {}", file.display()))?;
+                // The program's result counts, not ours.
+                if let Some(file) = self.report
+                    && let Err(error) = std::fs::write(file, report.to_json())
+                {
+                    tell!("impresario: there is no report: writing {}: {error}", file.display());
                 }
             }
-            // The program's result counts, not ours.
-            Err(error) => eprintln!("impresario: the effect of the hints is unknown: {error}"),
+            Err(error) => tell!("impresario: the effect of the hints is unknown: {error}"),
         }
         if self.learns
             && let Err(error) = super::learn::remember(&trace)
         {
-            eprintln!("impresario: nothing is learnt from this run: {error:#}");
+            tell!("impresario: nothing is learnt from this run: {error:#}");
         }
         Ok(code)
     }
+}
+
+/// Runs programs for which no manager can be had. Theirs is not there, and the library does without.
+fn unguided(program: &[OsString], instances: u32, why: &anyhow::Error) -> Result<ExitCode> {
+    tell!("impresario: it runs without hints: {}", crate::one_line(why));
+    Ok(Programs::start(program, Purpose::Advise, instances, Path::new("/nowhere"), &[])?.wait()?.0)
 }
 
 /// What was learnt of a program: by this user, or where that is nothing, for all users of the machine. What cannot be read
@@ -199,7 +220,7 @@ fn learnt(name: &str) -> Vec<Kind> {
             Ok(None) => {}
             Ok(Some(learnt)) => return learnt.kinds,
             Err(error) => {
-                eprintln!("impresario: {error}");
+                tell!("impresario: {error}");
                 break;
             }
         }

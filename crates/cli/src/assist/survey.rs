@@ -63,13 +63,13 @@ pub fn run(args: Args) -> Result<ExitCode> {
     for path in &paths {
         match read(path) {
             Ok(log) => {
-                log.notes.iter().for_each(|note| eprintln!("impresario: {}: {note}", path.display()));
+                log.notes.iter().for_each(|note| tell!("impresario: {}: {note}", path.display()));
                 (logs, damaged) = (logs + 1, damaged + u64::from(!log.notes.is_empty()));
                 survey.add(&log);
             }
             Err(error) => {
                 damaged += 1;
-                eprintln!("impresario: {}: {error:#}", path.display());
+                tell!("impresario: {}: {error:#}", path.display());
             }
         }
     }
@@ -92,7 +92,7 @@ fn find(path: &Path, depth: u32, found: &mut Vec<PathBuf>) -> std::io::Result<()
         let kind = entry.file_type()?;
         if kind.is_dir() && depth > 0 {
             if let Err(error) = find(&entry.path(), depth - 1, found) {
-                eprintln!("impresario: {}: {error}", entry.path().display());
+                tell!("impresario: {}: {error}", entry.path().display());
             }
         } else if kind.is_file() && entry.path().extension().is_some_and(|e| e == "darshan") && found.len() < LOGS_MAX {
             found.push(entry.path());

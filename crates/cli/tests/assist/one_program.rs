@@ -162,6 +162,51 @@ fn a_program_ends_as_it_would_alone() {
     assert_eq!(run_command(&mut command).code, 9);
 }
 
+/// A job must not fail for what guides it.
+#[test]
+fn a_program_runs_to_its_own_end_where_we_can_write_nothing() {
+    let folder = Folder::new();
+    let hints = folder.hints("hints.json", &[&folder.data("data")]);
+    let program = words(&["sh", "-c", "echo said; exit 7"]);
+    let long = folder.at(&"long".repeat(25));
+    std::fs::create_dir(&long).unwrap();
+    let none = Path::new("/nonexistent");
+    for (place, more, told) in [
+        (none, &[][..], "runs without hints"),
+        (none, &["--learn"], "runs without hints"),
+        (&*long, &["--instances", "2"], "at most 107 bytes"),
+        (folder.path(), &["--report", "/nonexistent/report.json"], "no report"),
+    ] {
+        let ran = run_command(assist(["run"]).args(more).arg(&hints).arg("--").args(&program).env("TMPDIR", place));
+        assert_eq!((ran.code, ran.out.lines().next()), (7, Some("said")), "{place:?} {more:?}: {}", ran.err);
+        assert!(ran.err.contains(told) && !ran.err.contains("panicked"), "{place:?} {more:?}: {}", ran.err);
+    }
+    // On a disk that is full.
+    for command in [assist(["run", "-v"]), assist(["record", "-o", "t.imt"])] {
+        let mut all = std::process::Command::new("sh");
+        all.args(["-c", "\"$@\" 2>/dev/full", "sh"]).arg(command.get_program()).args(command.get_args());
+        all.envs(command.get_envs().filter_map(|(name, value)| Some((name, value?)))).current_dir(folder.path());
+        let ran = run_command(all.arg("--").args(&program));
+        assert_eq!((ran.code, ran.out.as_str()), (7, "said\n"), "{command:?}");
+    }
+}
+
+#[test]
+fn a_trace_takes_the_place_of_files_only() {
+    let folder = Folder::new();
+    let (pipe, trace) = (folder.at("pipe"), folder.at("t.imt"));
+    rustix::fs::mkfifoat(rustix::fs::CWD, &pipe, rustix::fs::Mode::from_raw_mode(0o600)).unwrap();
+    let recorded = run_command(assist(["record", "-o"]).arg(&trace).args(["--", "cat"]).arg(folder.data("data")));
+    assert_eq!(recorded.code, 0, "{}", recorded.err);
+    let mut convert = std::process::Command::new(crate::support::IMPRESARIO);
+    convert.args(["trace", "convert", "--overwrite"]).arg(&trace).arg("-o").arg(&pipe);
+    for mut command in [convert, assist(["record", "-f", "-o", pipe.to_str().unwrap(), "--", "true"])] {
+        let ran = run_command(&mut command);
+        assert!(ran.code == 2 && ran.err.contains("is no file"), "{command:?}: {ran:?}");
+        assert!(!pipe.is_file() && pipe.exists(), "{command:?}: the pipe is gone");
+    }
+}
+
 #[test]
 fn a_termination_is_handed_on_and_the_trace_is_whole() {
     let folder = Folder::new();

@@ -57,6 +57,12 @@ static void attributes(const char *path)
 		printf(" size %lld names %d", (long long)st.st_size, (int)st.st_nlink);
 	if (statx(AT_FDCWD, path, AT_SYMLINK_NOFOLLOW, STATX_BASIC_STATS, &sx) == 0)
 		printf(" statx %d", sx.stx_mode == st.st_mode && sx.stx_size == (unsigned long long)st.st_size);
+#ifdef __x86_64__
+	/* As libuv does, and with it Node.js. */
+	memset(&sx, 0, sizeof sx);
+	if (syscall(SYS_statx, AT_FDCWD, path, AT_SYMLINK_NOFOLLOW, STATX_BASIC_STATS, &sx) == 0)
+		printf(" by number %d", sx.stx_mode == st.st_mode && sx.stx_size == (unsigned long long)st.st_size);
+#endif
 	printf("\n");
 }
 

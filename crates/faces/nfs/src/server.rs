@@ -23,7 +23,7 @@ use crate::data::{Ahead, Data, Queued};
 use crate::exports::{ExportSettings, Exports};
 use crate::handles::HandleKey;
 use crate::portmap::Registered;
-use crate::service::Service;
+use crate::service::{QUIET, Service};
 use crate::statistics::Statistics;
 use crate::verifier::Verifier;
 
@@ -196,6 +196,7 @@ pub fn start(settings: Settings) -> Result<Running, String> {
 }
 
 fn accept(shared: &Arc<Shared>, listeners: &[TcpListener]) {
+    let mut told: Option<Instant> = None;
     while !shared.stopping.load(Ordering::Acquire) {
         let mut nothing = true;
         for listener in listeners {
@@ -209,7 +210,10 @@ fn accept(shared: &Arc<Shared>, listeners: &[TcpListener]) {
                 }
                 Err(error) => {
                     // Out of descriptors or memory: wait for connections to end instead of spinning.
-                    tracing::warn!(%error, "cannot accept connections; raise the limit of open files (ulimit -n)");
+                    if told.is_none_or(|told| told.elapsed() >= QUIET) {
+                        told = Some(Instant::now());
+                        tracing::warn!(%error, "cannot accept connections; raise the limit of open files (ulimit -n)");
+                    }
                     std::thread::sleep(Duration::from_millis(100));
                 }
             }
@@ -234,7 +238,10 @@ impl Shared {
         let receiver: Arc<dyn Receiver> = self.service.clone();
         let connection = match Connection::new(id, socket, peer, self.limits, receiver) {
             Ok(connection) => connection,
-            Err(error) => return tracing::warn!(%error, %peer, "a connection cannot be set up"),
+            Err(error) => {
+                let log = || tracing::warn!(%error, %peer, "a connection cannot be set up");
+                return self.service.complain_of(peer.ip(), log);
+            }
         };
         self.accepted.fetch_add(1, Ordering::Relaxed);
         self.connections.lock().insert(id, connection.clone());

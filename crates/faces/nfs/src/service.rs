@@ -37,7 +37,7 @@ use crate::xdr::{Garbage, Reader};
 /// Space that the answers of calls without file data take at most, bytes; listings aside.
 const ANSWER_BYTES: u64 = 5 << 10;
 /// A peer is complained of once in this time.
-const QUIET: Duration = Duration::from_secs(60);
+pub(crate) const QUIET: Duration = Duration::from_secs(60);
 /// Peers remembered for that.
 const PEERS_MAX: usize = 1024;
 
@@ -367,7 +367,7 @@ impl Service {
         None
     }
 
-    fn complain_of(&self, client: IpAddr, log: impl FnOnce()) {
+    pub(crate) fn complain_of(&self, client: IpAddr, log: impl FnOnce()) {
         self.complaints.fetch_add(1, Ordering::Relaxed);
         let (mut complained, now) = (self.complained.lock(), Instant::now());
         if complained.get(&client).is_some_and(|at| now.duration_since(*at) < QUIET) {

@@ -6,7 +6,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::os::unix::net::{UnixListener, UnixStream};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::AtomicUsize;
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
@@ -35,14 +35,11 @@ const STALE_MAX: usize = 64;
 
 /// Why there is no agent.
 #[derive(Debug, thiserror::Error)]
-#[error("{what}: {source}")]
+#[error("{what} in {}, the folder for temporary files (TMPDIR): {source}", place.display())]
 pub struct AgentError {
     what: &'static str,
+    place: PathBuf,
     source: std::io::Error,
-}
-
-fn failed(what: &'static str) -> impl FnOnce(std::io::Error) -> AgentError {
-    move |source| AgentError { what, source }
 }
 
 /// An agent that serves programs. Its folder is removed when it is dropped; its threads end with the process.
@@ -60,9 +57,10 @@ struct Shared {
 impl Agent {
     /// Starts to serve the cluster of `client` to programs that know it as `at`.
     pub fn start(client: Arc<Client>, at: &Path) -> Result<Agent, AgentError> {
-        let place = std::env::temp_dir();
-        remove_stale(&place);
-        let folder = private_folder(&place).map_err(failed("making the run's folder"))?;
+        let place = &std::env::temp_dir();
+        remove_stale(place);
+        let failed = |what| move |source| AgentError { what, place: place.clone(), source };
+        let folder = private_folder(place).map_err(failed("making the run's folder"))?;
         let token = format!("{:016x}", random_number().map_err(failed("drawing the run's token"))?);
         let mirror = Mirror::new(folder.path().join(DIRECTORIES)).map_err(failed("making the run's folder"))?;
         let at = at.as_os_str().as_bytes().to_vec();
@@ -164,11 +162,14 @@ impl Drop for Counted {
 
 fn accept(listener: &UnixListener, shared: &Arc<Shared>) {
     let me = rustix::process::geteuid().as_raw();
+    let mut has_told = false;
     loop {
         let stream = match listener.accept() {
             Ok((stream, _)) => stream,
             Err(error) => {
-                tracing::warn!(%error, "a program could not connect");
+                if !std::mem::replace(&mut has_told, true) {
+                    tracing::warn!(%error, "a program could not connect, and has to wait");
+                }
                 // Without descriptors it fails at once and again.
                 std::thread::sleep(std::time::Duration::from_millis(10));
                 continue;

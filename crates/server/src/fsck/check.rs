@@ -34,6 +34,8 @@ const WALKS_MAX: usize = 4;
 const DIRECTORY_TRIES: u32 = 10;
 /// How often it is told how far the check is.
 const TELL_EVERY: Duration = Duration::from_secs(1);
+/// Files that may have been made after the last one of which an object is left, and removed.
+const KEYS_OF_REMOVED: u64 = 1 << 24;
 /// Files that are suspected at once; of more, the check says so.
 const SUSPECTS_MAX: usize = 1 << 20;
 
@@ -103,7 +105,10 @@ pub(super) fn run(config: &Config, options: &Options, sides: Sides, report: &mut
         return;
     }
     match check.walk_until_sure() {
-        Ok(is_sure) => check.judge_orphans(is_sure),
+        Ok(is_sure) => {
+            check.judge_keys();
+            check.judge_orphans(is_sure);
+        }
         // Objects without a file cannot be told from others.
         Err(why) => return check.report.unchecked.push(why),
     }
@@ -355,6 +360,30 @@ impl Check<'_> {
                 self.report.unchecked.push(why.into());
             }
         }
+    }
+
+    /// A metadata folder that was restored from a copy would give new files the keys, and so the objects, of files that were made
+    /// after the copy.
+    fn judge_keys(&mut self) {
+        let Some(names) = &mut self.sides.names else { return };
+        let (Some(prefix), Some(issued)) = (names.key_prefix(), names.keys_issued()) else { return };
+        let keys = self.objects.iter().flatten().flat_map(|listed| &listed.objects).map(|object| object.key);
+        let counts = keys.filter(|key| key >> COUNT_BITS == prefix).map(|key| key & ((1 << COUNT_BITS) - 1));
+        let Some(last) = counts.max().filter(|last| *last >= issued) else { return };
+        let mut what = "the metadata folder is older than the data servers' objects, as one that was restored from a copy is: new \
+                        files would get objects of lost ones"
+            .to_string();
+        let outcome = match self.options.repair {
+            true => match names.count_keys(last + KEYS_OF_REMOVED) {
+                Ok(()) => Outcome::Repaired,
+                Err(error) => {
+                    what += &format!("; {error}");
+                    Outcome::Left
+                }
+            },
+            false => Outcome::Repairable,
+        };
+        self.add(Kind::Keys, outcome, None, None, what);
     }
 
     fn judge_orphans(&mut self, is_sure: bool) {

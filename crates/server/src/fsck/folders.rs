@@ -87,6 +87,14 @@ impl Names for IdleFolder {
         Some(IdleFolder::key_prefix(self))
     }
 
+    fn keys_issued(&self) -> Option<u64> {
+        Some(IdleFolder::keys_issued(self))
+    }
+
+    fn count_keys(&mut self, issued: u64) -> Result<(), String> {
+        IdleFolder::count_keys(self, issued).map_err(|fault| fault.message)
+    }
+
     fn examine(&mut self, what: Examine) -> Result<Looked, String> {
         let entries = IdleFolder::examine(self, &what).map_err(|fault| fault.message)?;
         let renamed = match what {

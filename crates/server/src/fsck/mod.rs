@@ -60,6 +60,14 @@ pub(crate) struct Looked {
 pub(crate) trait Names {
     /// The upper bits of its keys.
     fn key_prefix(&self) -> Option<u64>;
+    /// How many keys count as issued; `None`: a running server counts by itself.
+    fn keys_issued(&self) -> Option<u64> {
+        None
+    }
+    /// Has at least so many keys count as issued.
+    fn count_keys(&mut self, _issued: u64) -> Result<(), String> {
+        Err("a running server counts its keys by itself".into())
+    }
     /// Looks at something.
     fn examine(&mut self, what: Examine) -> Result<Looked, String>;
     /// Has the length of a file taken from its objects, which is `size`.

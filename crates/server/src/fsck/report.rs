@@ -32,6 +32,8 @@ pub enum Kind {
     Removal,
     /// A file was being written when its server stopped.
     Mark,
+    /// The metadata folder is older than objects of the data servers.
+    Keys,
 }
 
 impl Kind {
@@ -48,6 +50,7 @@ impl Kind {
             Kind::Record => "record",
             Kind::Removal => "removal",
             Kind::Mark => "mark",
+            Kind::Keys => "keys",
         }
     }
 }

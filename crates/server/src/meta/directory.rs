@@ -33,7 +33,7 @@ const FORMAT: u32 = 2;
 const KEYS_PER_RESERVATION: u64 = 1 << 16;
 /// A key is the directory's identity, shifted left by this many bits, plus a count.
 pub const COUNT_BITS: u32 = 40;
-const MEMBERS: [&str; 17] = [
+const MEMBERS: [&str; 19] = [
     "changes",
     "changes.new",
     "emptied",
@@ -46,6 +46,8 @@ const MEMBERS: [&str; 17] = [
     "lock",
     "lockers",
     "names",
+    "order",
+    "order.new",
     "writers",
     "orphans",
     "staging",
@@ -219,6 +221,23 @@ impl MetaDirectory {
         let count = keys.next;
         keys.next += 1;
         Ok(FileKey(self.identity << COUNT_BITS | count))
+    }
+
+    /// Counts of keys that were issued, or may have been.
+    pub(super) fn keys_issued(&self) -> u64 {
+        self.keys.lock().end
+    }
+
+    /// Counts at least so many as issued.
+    pub(super) fn count_keys(&self, issued: u64) -> rustix::io::Result<()> {
+        let mut keys = self.keys.lock();
+        let end = keys.end.max(issued);
+        if end >> COUNT_BITS != 0 {
+            return Err(Errno::NOSPC);
+        }
+        self.disk.write_durably(&self.top, "keys", &format!("{end}\n"))?;
+        *keys = Keys { next: end, end };
+        Ok(())
     }
 
     fn clear_staging(&self) -> rustix::io::Result<()> {

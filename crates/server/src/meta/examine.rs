@@ -255,6 +255,16 @@ impl IdleFolder {
         self.dir.identity
     }
 
+    /// How many keys count as issued.
+    pub fn keys_issued(&self) -> u64 {
+        self.dir.keys_issued()
+    }
+
+    /// Has at least so many keys count as issued.
+    pub fn count_keys(&self, issued: u64) -> Result<(), Fault> {
+        self.dir.count_keys(issued).explain("count the keys in", b"keys")
+    }
+
     /// As the call of the server; nothing is renamed meanwhile.
     pub fn examine(&self, what: &Examine) -> Result<Vec<Examined>, Fault> {
         let doing = "examine";

@@ -138,7 +138,7 @@ impl Meta {
         let ((locks, waiting, leases), is_restoring) = self.locks.counts();
         json!({
             "role": "meta",
-            "dir": self.dir.dir,
+            "dir": self.dir.dir.display().to_string(),
             "uptime_s": self.started.elapsed().as_secs_f64(),
             "sessions": self.sessions.len(),
             "open_files": opens.files,

@@ -1,5 +1,6 @@
 //! Which data servers' folders belong to the cluster: the file `stores` of the metadata directory, a line `name number` each.
-//! And which data servers were emptied, so that they may be retired: the file `emptied`, a name in each line.
+//! And which data servers were emptied, so that they may be retired: the file `emptied`, a name in each line. And in which order
+//! they are: the file `order`, a name in each line. Layouts of files name data servers by their numbers in it.
 //!
 //! A folder is noted when it is made together with the metadata directory, or else when its server first welcomes the
 //! metadata server. From then on the server of that name must come with that folder: another one, made anew on an empty
@@ -17,6 +18,7 @@ use super::{StartError, directory};
 
 pub(super) const FILE: &str = "stores";
 const EMPTIED: &str = "emptied";
+const ORDER: &str = "order";
 /// Of a cluster of 1024 servers with the longest names.
 const FILE_MAX_BYTES: usize = 128 << 10;
 
@@ -64,6 +66,40 @@ impl Stores {
             let text: String = now.iter().map(|name| format!("{name}\n")).collect();
             write_durably(&open_dir_at(rustix::fs::CWD, &self.dir)?, EMPTIED, &text)?;
             *emptied = now;
+        }
+        Ok(())
+    }
+
+    /// Checks that the data servers of the configuration, by name, have the numbers that they had; notes those that have come.
+    /// With another order every file would be read from, and written to, servers that have other parts of it. One that was
+    /// renamed keeps its number, and one that never had a folder has no part of any file.
+    pub fn vet_order(&self, names: &[&str]) -> Result<(), String> {
+        let top = open_dir_at(rustix::fs::CWD, &self.dir);
+        let text = top.as_ref().map_err(|errno| *errno).and_then(|top| read_text(top, ORDER, FILE_MAX_BYTES));
+        let file = self.dir.join(ORDER);
+        let text = text.map_err(|errno| format!("{} cannot be read: {errno}", file.display()))?.unwrap_or_default();
+        let noted: Vec<&str> = text.lines().collect();
+        let known = self.known();
+        let fits = |at: usize, name: &str| match names.get(at) {
+            Some(now) if *now == name => true,
+            _ if !known.contains_key(name) => true,
+            Some(now) => !names.contains(&name) && !noted.contains(now),
+            None => false,
+        };
+        if let Some(name) = noted.iter().enumerate().find(|(at, name)| !fits(*at, name)).map(|(_, name)| name) {
+            return Err(format!(
+                "files are striped over the data servers in the order {}, and {name} is not at its place in the configuration: \
+                 write the sections [[data]] in this order, new ones behind them; that of a server that does not run any more \
+                 stays (`state`)",
+                noted.join(", ")
+            ));
+        }
+        if noted != names {
+            let text: String = names.iter().map(|name| format!("{name}\n")).collect();
+            if let Err(error) = top.and_then(|top| write_durably(&top, ORDER, &text)) {
+                // A full disk, say: it is noted at another start.
+                tracing::warn!(%error, file = %file.display(), "the order of the data servers cannot be noted");
+            }
         }
         Ok(())
     }
@@ -143,6 +179,29 @@ mod tests {
         again.vet(&welcome("data.1", 8)).unwrap();
         std::fs::write(dir.path().join(FILE), "data.0\n").unwrap();
         assert!(matches!(Stores::open(dir.path()), Err(StartError::Unknown { .. })));
+    }
+
+    #[test]
+    fn data_servers_keep_their_numbers() {
+        let dir = tempfile::tempdir().unwrap();
+        let known = ["a", "b", "c"].map(|name| (name.to_string(), 5)).into();
+        super::super::make(dir.path(), ClusterId(7), &known).unwrap();
+        let stores = Stores::open(dir.path()).unwrap();
+        let vet = |names: &[&str]| stores.vet_order(names);
+        vet(&["b", "a"]).unwrap(); // what counts is noted here
+        for wrong in [&["a", "b"][..], &["b"], &["a"], &[], &["c", "b", "a"], &["b", "c", "a"]] {
+            let refused = vet(wrong).unwrap_err();
+            assert!(refused.contains("in the order b, a,") && refused.contains("[[data]]"), "{refused}");
+        }
+        vet(&["b", "a", "c", "new"]).unwrap();
+        assert!(vet(&["b", "a", "new", "c"]).is_err());
+        // Renamed; and one that was never there, taken away again.
+        vet(&["b", "other", "c", "new"]).unwrap();
+        vet(&["b", "other", "c"]).unwrap();
+        assert!(vet(&["b", "other"]).is_err());
+        std::fs::create_dir(dir.path().join("order.new")).unwrap();
+        vet(&["b", "other", "c", "more"]).unwrap();
+        assert_eq!(std::fs::read_to_string(dir.path().join(ORDER)).unwrap(), "b\nother\nc\n", "it could not be noted");
     }
 
     #[test]

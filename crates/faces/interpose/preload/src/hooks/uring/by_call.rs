@@ -5,6 +5,7 @@ use std::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
 use std::sync::atomic::{AtomicI32, AtomicPtr, AtomicU32, AtomicU64};
 
 use super::*;
+use crate::hooks::attributes::statx;
 
 /// `IORING_OFF_SQ_RING`, `IORING_OFF_SQES`.
 const QUEUE_AT: i64 = 0;
@@ -281,7 +282,7 @@ pub fn find_syscall() {
     }
 }
 
-/// Most programs come through here for every futex: two comparisons and a jump, and nothing is left on the stack, on which a
+/// Most programs come through here for every futex: some comparisons and a jump, and nothing is left on the stack, on which a
 /// child of `vfork` would return.
 ///
 /// # Safety
@@ -293,12 +294,16 @@ pub unsafe extern "C-unwind" fn syscall() {
         "lea rax, [rdi - {setup}]",
         "cmp rax, 2",
         "jbe {ring}",
+        "cmp rdi, {statx}",
+        "je {stat}",
         "mov rax, qword ptr [rip + {real}]",
         "test rax, rax",
         "jz {bare}",
         "jmp rax",
         setup = const SETUP,
         ring = sym ring_call,
+        statx = const libc::SYS_statx,
+        stat = sym stat_call,
         real = sym REAL,
         bare = sym bare,
     )
@@ -342,6 +347,38 @@ extern "C-unwind" fn failed(result: c_long) -> c_long {
     -1
 }
 
+/// What takes the number of a system call and up to six arguments.
+type Call = unsafe extern "C-unwind" fn(c_long, c_long, c_long, c_long, c_long, c_long, c_long) -> c_long;
+
+fn real_call() -> Call {
+    let real = REAL.load(Acquire);
+    if real.is_null() {
+        return bare;
+    }
+    // SAFETY: the C library's function, which takes up to seven numbers.
+    unsafe { std::mem::transmute::<*mut c_void, Call>(real) }
+}
+
+/// `statx`, which libuv calls so, and with it Node.js: under `impresario run` as the function of that name.
+unsafe extern "C-unwind" fn stat_call(
+    number: c_long,
+    dir: c_long,
+    path: c_long,
+    flags: c_long,
+    mask: c_long,
+    into: c_long,
+    f: c_long,
+) -> c_long {
+    // A C library without the function would have ours come through here again.
+    if SERVED.is_active() && real::statx.found().is_some() {
+        let (path, into) = (path as *const std::ffi::c_char, into as *mut libc::statx);
+        // SAFETY: the caller's arguments.
+        return unsafe { statx(dir as c_int, path, flags as c_int, mask as c_uint, into) }.into();
+    }
+    // SAFETY: as above.
+    unsafe { real_call()(number, dir, path, flags, mask, into, f) }
+}
+
 /// `io_uring_setup`, `io_uring_enter` and `io_uring_register`.
 unsafe extern "C-unwind" fn ring_call(
     number: c_long,
@@ -352,18 +389,7 @@ unsafe extern "C-unwind" fn ring_call(
     e: c_long,
     f: c_long,
 ) -> c_long {
-    let real = REAL.load(Acquire);
-    let call = if real.is_null() {
-        bare
-    } else {
-        // SAFETY: the C library's function, which takes up to seven numbers.
-        unsafe {
-            std::mem::transmute::<
-                *mut c_void,
-                unsafe extern "C-unwind" fn(c_long, c_long, c_long, c_long, c_long, c_long, c_long) -> c_long,
-            >(real)
-        }
-    };
+    let call = real_call();
     if number == SETUP {
         // SAFETY: the caller's arguments.
         let fd = unsafe { call(number, a, b, c, d, e, f) };
