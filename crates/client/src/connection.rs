@@ -15,7 +15,7 @@ use impresario_base::lock::{Mutex, MutexGuard};
 use impresario_config::Address;
 use impresario_node::session::{Patience, Sign};
 use impresario_sched::Nanos;
-use impresario_transport::{Access, FrameReader, HandshakeError, OnStream, Stream, TransportError, say_hello};
+use impresario_transport::{Access, FrameReader, HandshakeError, OnStream, Side, Stream, TransportError, say_hello};
 use impresario_wire::{Answer, Call, Hello, Kind, Limits, Welcome, decode_body, frame};
 use rustix::event::PollFlags;
 
@@ -42,6 +42,7 @@ pub(crate) struct Greeting<'a> {
     pub(crate) tick: Duration,
     /// Longest payload that is ever asked for, bytes.
     pub(crate) max_payload_bytes: u32,
+    pub(crate) poll: Duration,
     pub(crate) patience: Patience,
     pub(crate) vet: Option<&'a Vet>,
     pub(crate) access: &'a Access,
@@ -164,6 +165,7 @@ impl Connection {
         if let Some(vet) = greeting.vet {
             (vet.0)(&welcome).map_err(|what| ClientError::Protocol { peer: peer.clone(), what })?;
         }
+        stream.poll_before_sleeping(Side::Asks, greeting.poll);
         Ok(Connection {
             peer: peer.clone(),
             welcome,
