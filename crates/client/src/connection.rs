@@ -343,6 +343,19 @@ impl Connection {
         }
     }
 
+    /// How a call without payload has ended, taken off the books; `None`: not yet. Does not wait.
+    pub(crate) fn answer_of(&self, id: u64) -> Option<Outcome> {
+        let mut state = self.slots.lock();
+        let answer = state.slots.get_mut(&id).and_then(|slot| slot.done.take());
+        let outcome = match (answer, state.broken.clone()) {
+            (Some((answer, len)), _) => Outcome::Answered(answer, len, Vec::new()),
+            (None, Some(broken)) => Outcome::Broken(broken),
+            (None, None) => return None,
+        };
+        self.remove(&mut state, id);
+        Some(outcome)
+    }
+
     /// Lends buffers for the payload of a call that was started without. What has come of it already is copied.
     pub(crate) fn lend(&self, id: u64, mut landing: Landing) {
         let mut state = self.slots.lock();

@@ -215,6 +215,13 @@ impl Link {
         pending.wait(None, deadline)
     }
 
+    /// Sends a call of that kind, which the connection is asked for its answer later; `None` where that is not possible.
+    pub(crate) fn start_in(&self, session: u64, call: &Call, deadline: Instant) -> Option<(Arc<Connection>, u64)> {
+        let connection = self.connection_in(session).ok()?;
+        let id = connection.start(call, &[], 0, None, deadline).ok()?;
+        Some((connection, id))
+    }
+
     /// Number of the present connection, made if need be. It is unique in this process: another number means that the
     /// server has ended what was open on the connection before.
     pub fn session(&self, deadline: Instant) -> Result<u64, ClientError> {
