@@ -290,11 +290,11 @@ mod tests {
                     paid += 1;
                 } else {
                     account.book(now + LONGEST, LONGEST, End::InVain);
-                    lost = lost + LONGEST;
+                    lost += LONGEST;
                     in_vain += 1;
                 }
             }
-            now = now + after;
+            now += after;
         }
         (lost, paid, in_vain, now)
     }

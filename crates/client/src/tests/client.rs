@@ -252,7 +252,7 @@ fn a_close_of_a_file_that_was_not_written_waits_for_no_answer_and_few_are_under_
         here.fetch_add(1, Ordering::SeqCst);
         Some(None)
     });
-    let file = |number: u32| client.create(&format!("f{number}"), CreateOptions::default()).unwrap();
+    let file = |number: u32| client.create(format!("f{number}"), CreateOptions::default()).unwrap();
     let files: Vec<_> = (0..17).map(file).collect();
     let written = file(99);
     written.write_at(b"x", 0).unwrap();
@@ -277,7 +277,7 @@ fn a_close_that_the_server_refused_is_made_again() {
         let busy = impresario_wire::Fault { errno: libc::EBUSY, message: "no memory".into() };
         refuses.then_some(Some(Answer::Fault(busy)))
     });
-    let files: Vec<_> = (0..3).map(|n| client.create(&format!("f{n}"), CreateOptions::default()).unwrap()).collect();
+    let files: Vec<_> = (0..3).map(|n| client.create(format!("f{n}"), CreateOptions::default()).unwrap()).collect();
     files.into_iter().for_each(|file| file.close().unwrap());
     // Though the client makes no call any more.
     until("all are closed", || closed(&cluster).len() == 3);
@@ -296,7 +296,7 @@ fn a_client_that_is_dropped_waits_for_its_closes() {
         here.fetch_add(1, Ordering::SeqCst);
         None
     });
-    let files: Vec<_> = (0..8).map(|n| client.create(&format!("f{n}"), CreateOptions::default()).unwrap()).collect();
+    let files: Vec<_> = (0..8).map(|n| client.create(format!("f{n}"), CreateOptions::default()).unwrap()).collect();
     files.into_iter().for_each(|file| file.close().unwrap());
     drop(client);
     assert_eq!(done.load(Ordering::SeqCst), 8);
