@@ -9,6 +9,7 @@ use impresario_layout::Layout;
 use impresario_wire::{Answer, Attr, Call, FileKey, KeyRole, MetaCall, ObjectInfo, SeekTo, Sought, SpaceChange};
 
 use crate::error::{ClientError, Peer};
+use crate::file::DROP_WAIT_MAX;
 use crate::identity::{Identity, TrafficCount};
 use crate::link::Link;
 use crate::locks::Orders;
@@ -420,6 +421,14 @@ impl Client {
 
     fn io(&self, call: Call) -> Result<Reply, ClientError> {
         self.meta_link().call(call, &[], None, self.deadline())
+    }
+}
+
+impl Drop for Client {
+    fn drop(&mut self) {
+        // What is not served before its connection ends would leave files open for the time that a client may take to come back.
+        let wait = DROP_WAIT_MAX.min(self.timeout);
+        self.opens.await_answers(self, wait, wait);
     }
 }
 

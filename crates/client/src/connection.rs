@@ -15,7 +15,7 @@ use impresario_base::lock::{Mutex, MutexGuard};
 use impresario_config::Address;
 use impresario_node::session::{Patience, Sign};
 use impresario_sched::Nanos;
-use impresario_transport::{Access, FrameReader, HandshakeError, OnStream, Stream, TransportError, say_hello};
+use impresario_transport::{Access, FrameReader, HandshakeError, OnStream, Side, Stream, TransportError, say_hello};
 use impresario_wire::{Answer, Call, Hello, Kind, Limits, Welcome, decode_body, frame};
 use rustix::event::PollFlags;
 
@@ -42,6 +42,7 @@ pub(crate) struct Greeting<'a> {
     pub(crate) tick: Duration,
     /// Longest payload that is ever asked for, bytes.
     pub(crate) max_payload_bytes: u32,
+    pub(crate) poll: Duration,
     pub(crate) patience: Patience,
     pub(crate) vet: Option<&'a Vet>,
     pub(crate) access: &'a Access,
@@ -164,6 +165,7 @@ impl Connection {
         if let Some(vet) = greeting.vet {
             (vet.0)(&welcome).map_err(|what| ClientError::Protocol { peer: peer.clone(), what })?;
         }
+        stream.poll_before_sleeping(Side::Asks, greeting.poll);
         Ok(Connection {
             peer: peer.clone(),
             welcome,
@@ -339,6 +341,19 @@ impl Connection {
             state = self.slots.lock();
             state.unpark(id);
         }
+    }
+
+    /// How a call without payload has ended, taken off the books; `None`: not yet. Does not wait.
+    pub(crate) fn answer_of(&self, id: u64) -> Option<Outcome> {
+        let mut state = self.slots.lock();
+        let answer = state.slots.get_mut(&id).and_then(|slot| slot.done.take());
+        let outcome = match (answer, state.broken.clone()) {
+            (Some((answer, len)), _) => Outcome::Answered(answer, len, Vec::new()),
+            (None, Some(broken)) => Outcome::Broken(broken),
+            (None, None) => return None,
+        };
+        self.remove(&mut state, id);
+        Some(outcome)
     }
 
     /// Lends buffers for the payload of a call that was started without. What has come of it already is copied.

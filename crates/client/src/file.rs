@@ -17,8 +17,8 @@ use crate::paths::Paths;
 use crate::striped::{Written, unasked};
 use crate::will_need::Hint;
 
-/// A file that is dropped without being closed waits at most so long for the metadata server.
-const DROP_WAIT_MAX: Duration = Duration::from_secs(1);
+/// A file that is dropped without being closed, and a client that is dropped, waits at most so long for the metadata server.
+pub(crate) const DROP_WAIT_MAX: Duration = Duration::from_secs(1);
 
 /// An open file; many threads may use it at once. [`close`](File::close) tells what went wrong last; dropping does not.
 ///
@@ -248,7 +248,8 @@ impl File {
         if answer == Answer::Done { Ok(()) } else { Err(self.inner.unexpected(&answer)) }
     }
 
-    /// Ends the open. Of a file that was written, the metadata server knows the size when this returns.
+    /// Ends the open. Of a file that was written, the metadata server knows the size when this returns. Of one that was not, it learns
+    /// of the close before the client's next call, and its answer is not waited for.
     pub fn close(self) -> Result<(), ClientError> {
         self.inner.close(self.inner.client.deadline())
     }
@@ -453,8 +454,24 @@ impl OpenFile {
     }
 
     fn close(&self, deadline: Instant) -> Result<(), ClientError> {
+        let closed = if self.is_closed_unwritten(deadline) { Ok(()) } else { self.close_and_wait(deadline) };
+        self.registration.lock().is_closed = true;
+        closed
+    }
+
+    /// Closes the file without waiting, if nothing was written and the metadata server has it open.
+    fn is_closed_unwritten(&self, deadline: Instant) -> bool {
+        let (session, handle) = {
+            let registration = self.registration.lock();
+            (registration.session, registration.handle)
+        };
+        let opens = &self.client.opens;
+        !self.length.was_changed() && opens.close_unwritten(&self.client, self.number, (session, handle), deadline)
+    }
+
+    fn close_and_wait(&self, deadline: Instant) -> Result<(), ClientError> {
         self.client.opens.remove(self.number);
-        let closed = loop {
+        loop {
             let link = self.client.meta_link();
             let (session, handle, is_current) = {
                 let registration = self.registration.lock();
@@ -478,9 +495,7 @@ impl OpenFile {
                 Err(ClientError::SessionEnded { .. } | ClientError::Lost { .. }) if Instant::now() < deadline => {}
                 Err(error) => break Err(error),
             }
-        };
-        self.registration.lock().is_closed = true;
-        closed
+        }
     }
 
     fn unexpected(&self, answer: &Answer) -> ClientError {

@@ -52,6 +52,8 @@ pub struct LinkOptions {
     pub timeout: Duration,
     /// Longest payload of a call or an answer, bytes.
     pub max_payload_bytes: u32,
+    /// Longest time for which a thread that waits for an answer polls before it sleeps, where that pays; zero: never.
+    pub poll: Duration,
     /// Try again until the deadline when no server can be reached; otherwise fail at once.
     pub keep_trying: bool,
     /// What a server's welcome must pass beside the checks of every client.
@@ -63,12 +65,12 @@ pub struct LinkOptions {
 }
 
 impl LinkOptions {
-    /// For servers of a role: ten seconds for a call, an anonymous hello, no keys.
+    /// For servers of a role: ten seconds for a call, an anonymous hello, no polling, no keys.
     pub fn new(role: Role, max_payload_bytes: u32) -> LinkOptions {
         let timeout = Duration::from_secs(10);
         let (who, name, access) = (Who::default(), String::new(), Access::default());
-        let (vet, whereabouts) = (None, None);
-        LinkOptions { role, who, name, timeout, max_payload_bytes, keep_trying: true, vet, access, whereabouts }
+        let (vet, whereabouts, poll) = (None, None, Duration::ZERO);
+        LinkOptions { role, who, name, timeout, max_payload_bytes, poll, keep_trying: true, vet, access, whereabouts }
     }
 }
 
@@ -213,6 +215,13 @@ impl Link {
         pending.wait(None, deadline)
     }
 
+    /// Sends a call of that kind, which the connection is asked for its answer later; `None` where that is not possible.
+    pub(crate) fn start_in(&self, session: u64, call: &Call, deadline: Instant) -> Option<(Arc<Connection>, u64)> {
+        let connection = self.connection_in(session).ok()?;
+        let id = connection.start(call, &[], 0, None, deadline).ok()?;
+        Some((connection, id))
+    }
+
     /// Number of the present connection, made if need be. It is unique in this process: another number means that the
     /// server has ended what was open on the connection before.
     pub fn session(&self, deadline: Instant) -> Result<u64, ClientError> {
@@ -292,6 +301,7 @@ impl Link {
                 // Shorter than any wait of the thread that receives unattended answers, which otherwise would have to poll.
                 tick: (self.options.timeout / 20).clamp(Duration::from_millis(5), Duration::from_millis(200)),
                 max_payload_bytes: self.options.max_payload_bytes,
+                poll: self.options.poll,
                 patience: Patience { silence, has_other_ways: ways.len() > 1 },
                 vet: self.options.vet.as_ref(),
                 access: &self.options.access,

@@ -3,18 +3,26 @@
 //! An open file that is idle makes no call that would notice a lost connection. While files are open, a thread looks
 //! once a second whether the metadata connection still stands, and registers them anew when it does not: the server
 //! keeps removed files only for a while after a restart, and must know who writes.
+//!
+//! A close of a file to which nothing was written tells the server only that the open is over, and is not waited for: it is sent, and
+//! its answer is taken with a later one, by that thread, or when the client is dropped. Where the server refuses it (it may be too busy,
+//! or know the client in a later epoch), it is made again; a lost connection ends the open by itself.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
+use impresario_wire::{Answer, Call, MetaCall};
 use rustc_hash::FxHashMap;
 
 use crate::client::Client;
+use crate::connection::{Connection, Outcome};
 use crate::file::OpenFile;
 use impresario_base::lock::Mutex;
 
 const LOOK_EVERY: Duration = Duration::from_secs(1);
+/// Closes of a client that are under way without being waited for, at most.
+const CLOSES_MAX: usize = 16;
 
 /// The open files of a client.
 #[derive(Default)]
@@ -26,8 +34,37 @@ pub(crate) struct Opens {
 #[derive(Default)]
 struct Table {
     files: FxHashMap<u64, Weak<OpenFile>>,
+    /// Closes that were sent, and have no answer yet as far as is known.
+    closes: Vec<Close>,
+    /// These, those that are being sent, and those whose answer the keeper waits for.
+    under_way: usize,
     /// The keeper runs.
     is_kept: bool,
+}
+
+/// A close that no thread waits for.
+struct Close {
+    connection: Arc<Connection>,
+    id: u64,
+    handle: u64,
+}
+
+impl Close {
+    /// What is sent.
+    fn call(client: &Client, handle: u64) -> Call {
+        Call::Meta { who: client.identity().who(), call: MetaCall::Close { handle, wrote: false } }
+    }
+
+    /// Makes it again, and waits, if the server has not done it as far as is known. A second copy harms nothing: handles are not
+    /// used again.
+    fn repeat_if_undone(&self, client: &Client, outcome: &Outcome, patience: Duration) {
+        if let Outcome::Answered(Answer::Fault(_), ..) | Outcome::Late = outcome {
+            let (call, deadline) = (Close::call(client, self.handle), Instant::now() + patience);
+            if let Err(error) = client.meta_link().call_in(self.connection.session, call, deadline) {
+                tracing::debug!(%error, "closing a file");
+            }
+        }
+    }
 }
 
 impl Opens {
@@ -48,6 +85,75 @@ impl Opens {
 
     pub(crate) fn remove(&self, number: u64) {
         self.table.lock().files.remove(&number);
+    }
+
+    /// Closes a file, which was opened as `handle` in this session and not written, without waiting for the answer. False: it is to be
+    /// closed with waiting.
+    pub(crate) fn close_unwritten(
+        &self,
+        client: &Client,
+        number: u64,
+        (session, handle): (u64, u64),
+        deadline: Instant,
+    ) -> bool {
+        self.take_answers(client);
+        {
+            let mut table = self.table.lock();
+            if !table.is_kept || table.under_way >= CLOSES_MAX {
+                return false;
+            }
+            // In one step, so that the keeper stays.
+            table.files.remove(&number);
+            table.under_way += 1;
+        }
+        let sent = client.meta_link().start_in(session, &Close::call(client, handle), deadline);
+        let mut table = self.table.lock();
+        match sent {
+            Some((connection, id)) => table.closes.push(Close { connection, id, handle }),
+            None => {
+                table.under_way -= 1;
+                return false;
+            }
+        }
+        true
+    }
+
+    /// Ends the closes of which the answers are here.
+    fn take_answers(&self, client: &Client) {
+        let mut ended = Vec::new();
+        {
+            let mut table = self.table.lock();
+            for close in std::mem::take(&mut table.closes) {
+                match close.connection.answer_of(close.id) {
+                    Some(outcome) => ended.push((close, outcome)),
+                    None => table.closes.push(close),
+                }
+            }
+        }
+        self.end(client, ended, client.timeout());
+    }
+
+    /// Waits so long for the answers to the closes that were sent, and as long as `patience` to each that has to be made again.
+    pub(crate) fn await_answers(&self, client: &Client, wait: Duration, patience: Duration) {
+        let (closes, deadline) = (std::mem::take(&mut self.table.lock().closes), Instant::now() + wait);
+        let ended = closes.into_iter().map(|close| {
+            let outcome = close.connection.wait(close.id, deadline);
+            (close, outcome)
+        });
+        self.end(client, ended.collect(), patience);
+    }
+
+    /// Closes have ended, one way or the other.
+    fn end(&self, client: &Client, ended: Vec<(Close, Outcome)>, patience: Duration) {
+        for (close, outcome) in ended {
+            close.repeat_if_undone(client, &outcome, patience);
+            self.table.lock().under_way -= 1;
+        }
+    }
+
+    #[cfg(test)]
+    pub(crate) fn closes_under_way(&self) -> usize {
+        self.table.lock().under_way
     }
 
     pub(crate) fn note_rename(&self, from: &[u8], to: &[u8]) {
@@ -73,7 +179,7 @@ impl Opens {
     /// True when the keeper has nothing to do and ends.
     fn stop_keeping(&self) -> bool {
         let mut table = self.table.lock();
-        if table.files.is_empty() {
+        if table.files.is_empty() && table.under_way == 0 {
             table.is_kept = false;
         }
         !table.is_kept
@@ -88,6 +194,7 @@ fn keep(client: &Weak<Client>) {
         if client.opens.stop_keeping() {
             return;
         }
+        client.opens.await_answers(&client, LOOK_EVERY.min(client.timeout()), client.timeout());
         let session = client.meta_link().session_now();
         for file in client.opens.all().iter().filter(|file| file.is_unregistered(session)) {
             // Not longer: other users of the file wait for us meanwhile.

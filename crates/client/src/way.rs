@@ -59,6 +59,7 @@ impl Way {
             who: identity.who(),
             name: options.name.clone(),
             timeout,
+            poll: config.cluster.poll(),
             ..LinkOptions::new(role, config.cluster.max_payload_bytes)
         };
         let nodes = io_nodes(config, options)?;

@@ -102,6 +102,7 @@ impl Config {
         found.range(&at, "max_connections_per_address", cluster.max_connections_per_address.into(), most, "");
         let percent = cluster.payload_percent_per_address.into();
         found.range(&at, "payload_percent_per_address", percent, (1, 100), " percent");
+        found.range(&at, "poll_us", cluster.poll_us.into(), (0, 1000), " µs");
         if cluster.key_dir.as_os_str().is_empty() {
             found.add(&at, "key_dir", "key_dir is empty; name a folder for the files of keys, or remove the key");
         }
@@ -555,6 +556,7 @@ mod tests {
         refused(|c| c.cluster.max_connections = 15, "cluster.max_connections", "between 16 and");
         let percent = "cluster.payload_percent_per_address";
         refused(|c| c.cluster.payload_percent_per_address = 101, percent, "between 1 and 100 percent");
+        refused(|c| c.cluster.poll_us = 1001, "cluster.poll_us", "between 0 and 1000 µs");
         let each = "cluster.max_connections_per_address";
         refused(|c| c.cluster.max_connections_per_address = 0, each, "between 1 and");
         refused(|c| c.meta.lock_lease_ms = Some(499), "meta.lock_lease_ms", "between 500 and 600000 ms");

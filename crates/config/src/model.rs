@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use impresario_device::DeviceParams;
 use impresario_sched::PolicySpec;
@@ -69,6 +70,9 @@ pub struct Cluster {
     pub max_connections_per_address: u32,
     /// Share of a server's `payload_bytes` available to the requests and replies of one address, percent (1 to 100).
     pub payload_percent_per_address: u32,
+    /// Longest time for which a thread of a server or client that waits for a message polls before it sleeps, where that pays,
+    /// µs (0 to 1000); 0: never.
+    pub poll_us: u32,
     /// Whether servers require peers to prove a key of the cluster, or a certificate.
     pub security: Security,
     /// What keys protect; the stricter of the server's and the client's setting applies.
@@ -619,12 +623,20 @@ impl Default for Cluster {
             max_connections: 1024,
             max_connections_per_address: 512,
             payload_percent_per_address: 75,
+            poll_us: 50,
             security: Security::default(),
             protect: Protect::default(),
             munge_socket: None,
             file: FileSeen::default(),
             key_dir: "keys".into(),
         }
+    }
+}
+
+impl Cluster {
+    /// How long a thread that waits for a message may poll before it sleeps; zero: never.
+    pub fn poll(&self) -> Duration {
+        Duration::from_micros(self.poll_us.into())
     }
 }
 

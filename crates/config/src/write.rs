@@ -19,6 +19,7 @@ const CLUSTER: &Notes = &[
     ("max_connections", "connections of a server at once"),
     ("max_connections_per_address", "of them from one address"),
     ("payload_percent_per_address", "percent of a server's payload_bytes for one address"),
+    ("poll_us", "a thread polls so long before it sleeps, where that pays, µs; 0: never"),
     (
         "security",
         "servers take only peers with a key: auto (those beyond loopback), key (all), tls (certificates) or none",

@@ -75,6 +75,11 @@ pub const FAMILIES: &[Family] = &[
     ),
     counter("calls_total", "Calls received.", &["connections/calls"]),
     gauge("calls_in_progress", "Calls received and not yet answered.", &["connections/calls_under_way"]),
+    counter(
+        "polls_total",
+        "Waits for a message that began with polling, by whether it came in time.",
+        &["polls/paid outcome=paid", "polls/in_vain outcome=in_vain"],
+    ),
     gauge("memory_bytes", "Memory in use for requests and replies.", &["memory/payload_bytes", "memory/used_bytes"]),
     gauge(
         "memory_peak_bytes",

@@ -103,6 +103,7 @@ impl DataServers {
             vet,
             access: Access::of(config, KeyRole::Server),
             whereabouts: Some(whereabouts.clone()),
+            poll: config.cluster.poll(),
             ..LinkOptions::new(Role::Data, config.cluster.max_payload_bytes)
         };
         let link = |data: &impresario_config::Data| {

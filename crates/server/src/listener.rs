@@ -110,6 +110,8 @@ pub struct Settings {
     pub payload_bytes: u64,
     /// How long a request waits for payload memory before it fails with EBUSY.
     pub payload_patience: Duration,
+    /// Longest time for which a connection's thread polls for a call before it sleeps, where that pays; zero: never.
+    pub poll: Duration,
     /// The cluster that it belongs to.
     pub membership: Arc<Membership>,
     /// Number of its folder; 0 without one.
@@ -143,6 +145,7 @@ impl Settings {
             payload_bytes,
             // Half of what the client is ready to wait, so that it hears of it.
             payload_patience: Duration::from_millis(cluster.request_timeout_ms / 2),
+            poll: cluster.poll(),
             membership: Arc::default(),
             store: 0,
             boot: None,
@@ -215,6 +218,7 @@ impl Vitals {
             let connections = shared.connections.lock();
             (connections.len(), connections.values().map(|c| u64::from(c.calls_under_way())).sum::<u64>())
         };
+        let (paid, in_vain) = impresario_transport::polls();
         let status = serde_json::json!({
             "name": shared.settings.name,
             "role": match shared.settings.role { Role::Meta => "meta", Role::Data => "data", Role::Io => "io", Role::Any => "any" },
@@ -233,6 +237,7 @@ impl Vitals {
                 "calls": shared.calls.load(Ordering::Relaxed),
                 "calls_under_way": calls_under_way,
             },
+            "polls": { "paid": paid, "in_vain": in_vain },
             "memory": { "payload_bytes": used, "payload_bytes_peak": peak, "payload_bytes_max": limit },
         });
         match status {

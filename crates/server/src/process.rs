@@ -379,7 +379,8 @@ fn start_io(config: &Config, index: usize, io: &Io) -> Result<Started, StartErro
         None => {
             let (address, timeout) = (config.meta.address.clone(), upstream_timeout(config));
             let (via, access) = (io.name.clone(), Access::of(config, KeyRole::Server));
-            Below::Cluster(data, Upstream { address, timeout, via, membership, access })
+            let poll = config.cluster.poll();
+            Below::Cluster(data, Upstream { address, timeout, poll, via, membership, access })
         }
     };
     let engine = EngineConfig {

@@ -96,6 +96,7 @@ fn settings() -> Settings {
         max_payload_bytes: 1 << 20,
         payload_bytes: 4 << 20,
         payload_patience: Duration::from_millis(200),
+        poll: Duration::from_micros(50),
         membership: Arc::default(),
         store: 0,
         boot: None,

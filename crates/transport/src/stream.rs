@@ -12,8 +12,9 @@ use std::time::{Duration, Instant};
 use impresario_config::Address;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::sockopt::{self, Timeout};
-use rustix::net::{RecvFlags, Shutdown};
+use rustix::net::{RecvAncillaryBuffer, RecvFlags, Shutdown};
 
+use crate::polling::{Poller, Side};
 use crate::{Session, TransportError};
 
 /// Maximum pieces per system call.
@@ -29,6 +30,8 @@ pub struct Stream {
     tick: Duration,
     /// Its protection, once both ends have proved their keys.
     session: OnceLock<Arc<Session>>,
+    /// Polls for bytes before a thread sleeps.
+    poller: OnceLock<Poller>,
 }
 
 #[derive(Debug)]
@@ -76,7 +79,12 @@ impl Stream {
             let _ = sockopt::set_tcp_keepintvl(tcp, Duration::from_secs(10));
             let _ = sockopt::set_tcp_keepcnt(tcp, 3);
         }
-        let stream = Stream { socket, tick: tick.max(Duration::from_millis(1)), session: OnceLock::new() };
+        let stream = Stream {
+            socket,
+            tick: tick.max(Duration::from_millis(1)),
+            session: OnceLock::new(),
+            poller: OnceLock::new(),
+        };
         sockopt::set_socket_timeout(&stream, Timeout::Recv, Some(stream.tick))?;
         Ok(stream)
     }
@@ -88,6 +96,13 @@ impl Stream {
 
     pub(crate) fn protect(&self, session: Arc<Session>) {
         let _ = self.session.set(session);
+    }
+
+    /// From now on a thread that receives polls for at most `longest` before it sleeps, where that pays. Zero: never.
+    pub fn poll_before_sleeping(&self, side: Side, longest: Duration) {
+        if !longest.is_zero() {
+            let _ = self.poller.set(Poller::new(side, longest));
+        }
     }
 
     /// The user of the process at the other end, if the kernel knows it: on Unix sockets.
@@ -108,23 +123,47 @@ impl Stream {
     /// Receives available bytes, at least one; `TimedOut` after a tick or at the deadline, whichever is first. The end
     /// of the stream is `Closed`.
     pub fn receive(&self, into: &mut [IoSliceMut<'_>], deadline: Instant) -> Result<usize, TransportError> {
-        if deadline.saturating_duration_since(Instant::now()) < self.tick {
+        let now = Instant::now();
+        let Some(poller) = self.poller.get() else { return self.receive_asleep(into, now, deadline) };
+        let _waits = poller.waits();
+        let polled = poller.poll(now, deadline, || match self.take(into, RecvFlags::DONTWAIT) {
+            Err(rustix::io::Errno::AGAIN | rustix::io::Errno::INTR) => None,
+            taken => Some(taken),
+        });
+        let received = polled.map_or_else(|| self.receive_asleep(into, now, deadline), outcome);
+        if received.is_ok() {
+            poller.came();
+        }
+        received
+    }
+
+    /// Receives and sleeps meanwhile.
+    fn receive_asleep(
+        &self,
+        into: &mut [IoSliceMut<'_>],
+        now: Instant,
+        deadline: Instant,
+    ) -> Result<usize, TransportError> {
+        if deadline.saturating_duration_since(now) < self.tick {
             self.wait(PollFlags::IN, deadline)?;
         }
         loop {
-            let got = match &mut *into {
-                // Cheaper than a list with one entry.
-                [one] => rustix::net::recv(self, &mut **one, RecvFlags::empty()).map(|(got, _)| got),
-                several => rustix::io::readv(self, several),
-            };
-            return match got {
-                Ok(0) => Err(TransportError::Closed),
-                Ok(got) => Ok(got),
-                Err(rustix::io::Errno::INTR) => continue,
-                Err(rustix::io::Errno::AGAIN) => Err(TransportError::TimedOut),
-                Err(rustix::io::Errno::CONNRESET) => Err(TransportError::Closed),
-                Err(errno) => Err(errno.into()),
-            };
+            match self.take(into, RecvFlags::empty()) {
+                Err(rustix::io::Errno::INTR) => {}
+                taken => return outcome(taken),
+            }
+        }
+    }
+
+    /// One system call.
+    fn take(&self, into: &mut [IoSliceMut<'_>], flags: RecvFlags) -> rustix::io::Result<usize> {
+        match into {
+            // Cheaper than a list with one entry.
+            [one] => rustix::net::recv(self, &mut **one, flags).map(|(got, _)| got),
+            several => {
+                let none = &mut RecvAncillaryBuffer::default();
+                rustix::net::recvmsg(self, several, none, flags).map(|received| received.bytes)
+            }
         }
     }
 
@@ -152,6 +191,17 @@ impl Stream {
     /// Closes both directions and wakes waiting threads.
     pub fn shut_down(&self) {
         let _ = rustix::net::shutdown(self, Shutdown::Both);
+    }
+}
+
+/// What came of a system call that receives.
+fn outcome(taken: rustix::io::Result<usize>) -> Result<usize, TransportError> {
+    match taken {
+        Ok(0) => Err(TransportError::Closed),
+        Ok(got) => Ok(got),
+        Err(rustix::io::Errno::AGAIN) => Err(TransportError::TimedOut),
+        Err(rustix::io::Errno::CONNRESET) => Err(TransportError::Closed),
+        Err(errno) => Err(errno.into()),
     }
 }
 

@@ -54,6 +54,8 @@ pub struct Plan {
     pub protect: Protect,
     /// Connections of a server at once; absent: the default.
     pub max_connections: Option<u32>,
+    /// How long servers and clients poll before they sleep, µs; absent: the default.
+    pub poll_us: Option<u32>,
     /// The server program `impresario`; absent: this program.
     pub program: Option<PathBuf>,
     /// Where the cluster's folder is made; absent: in memory where the system has `/dev/shm`, else the temporary folder.
@@ -77,6 +79,7 @@ impl Default for Plan {
             certificates: None,
             protect: Protect::default(),
             max_connections: None,
+            poll_us: None,
             program: None,
             parent: None,
         }
@@ -257,6 +260,7 @@ impl Plan {
             protect: self.protect,
             key_dir: dir.join("keys"),
             max_connections: self.max_connections.unwrap_or(Cluster::default().max_connections),
+            poll_us: self.poll_us.unwrap_or(Cluster::default().poll_us),
             ..Cluster::default()
         };
         let tls = self.certificates.as_ref().map(|folder| {

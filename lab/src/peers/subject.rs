@@ -31,6 +31,8 @@ pub enum Subject {
     Ours,
     /// The same through an I/O node
     IoNode,
+    /// Ours, with servers and clients that sleep while they wait instead of polling first (poll_us = 0)
+    Asleep,
     /// A minimal TCP server, for data only
     Minimal,
     /// diod, 9P2000.L (Debian package diod)
@@ -47,6 +49,7 @@ impl Subject {
         match self {
             Subject::Ours => "ours",
             Subject::IoNode => "io-node",
+            Subject::Asleep => "asleep",
             Subject::Minimal => "minimal",
             Subject::Diod => "diod",
             Subject::NfsGanesha => "nfs-ganesha",
@@ -81,11 +84,12 @@ impl Subject {
     pub fn start(self, policy: &str, stop: &Stop) -> Result<Running> {
         let dir = folder(None)?;
         match self {
-            Subject::Ours | Subject::IoNode => {
+            Subject::Ours | Subject::IoNode | Subject::Asleep => {
                 let plan = Plan {
                     data_servers: 1,
                     io_nodes: usize::from(self == Subject::IoNode),
                     data_policy: PolicySpec::named(policy),
+                    poll_us: (self == Subject::Asleep).then_some(0),
                     program: Some(impresario()?),
                     ..Plan::default()
                 };

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use impresario_config::AllocationRule;
 use impresario_testing::until;
-use impresario_wire::{Call, MetaCall, NodeKind, SetAttr, SpaceChange};
+use impresario_wire::{Answer, Call, MetaCall, NodeKind, SetAttr, SpaceChange};
 
 use super::*;
 use crate::testing::{FakeCall, FakeCluster, FakeConnection, FakeGreeting, FakeServer, Flow, Serve};
@@ -178,6 +178,8 @@ fn a_close_says_whether_something_was_written_or_tried() {
     let client = connect(&cluster, Via::Direct);
     let file = |name: &str| client.create(name, CreateOptions::default()).unwrap();
     let last = || {
+        // What is sent before a call has come before it.
+        client.stat("").unwrap();
         let closes = |call: &MetaCall| if let MetaCall::Close { wrote, .. } = call { Some(*wrote) } else { None };
         cluster.names.log().iter().filter_map(closes).next_back()
     };
@@ -205,6 +207,120 @@ fn a_close_says_whether_something_was_written_or_tried() {
     let _ = failed.write_at(b"x", 0);
     drop(failed);
     assert_eq!(last(), Some(true));
+}
+
+/// A metadata server in front of the cluster's names that treats closes as `treat` says: `None` passes one on, `Some` answers
+/// it, with nothing if there is nothing in it.
+fn with_closes(
+    cluster: &FakeCluster,
+    treat: impl Fn() -> Option<Option<Answer>> + Clone + Send + Sync + 'static,
+) -> (FakeServer, Arc<Client>) {
+    let names = cluster.names.clone();
+    let meta = FakeServer::start(FakeGreeting::of("meta"), move || {
+        let (mut serve, treat) = (names.serve(), treat.clone());
+        Box::new(move |connection: &FakeConnection, call: FakeCall| {
+            let is_close = matches!(&call.call, Call::Meta { call: MetaCall::Close { .. }, .. });
+            match is_close.then(&treat).flatten() {
+                None => serve(connection, call),
+                Some(answer) => {
+                    answer.iter().for_each(|answer| connection.answer(call.id, answer, &[]));
+                    Flow::Continue
+                }
+            }
+        })
+    });
+    let meta = meta.unwrap();
+    let mut config = cluster.config().clone();
+    config.meta.address = meta.address().into();
+    let client = Client::connect(&config, ClientOptions { via: Via::Direct, ..ClientOptions::default() }).unwrap();
+    (meta, client)
+}
+
+/// Handles that were closed, in order.
+fn closed(cluster: &FakeCluster) -> Vec<u64> {
+    let handle = |call: &MetaCall| if let MetaCall::Close { handle, .. } = call { Some(*handle) } else { None };
+    cluster.names.log().iter().filter_map(handle).collect()
+}
+
+#[test]
+fn a_close_of_a_file_that_was_not_written_waits_for_no_answer_and_few_are_under_way() {
+    let cluster = FakeCluster::start(2, 0, 3000).unwrap();
+    let came = Arc::new(AtomicUsize::new(0));
+    let here = came.clone();
+    // It never answers one.
+    let (_meta, client) = with_closes(&cluster, move || {
+        here.fetch_add(1, Ordering::SeqCst);
+        Some(None)
+    });
+    let file = |number: u32| client.create(format!("f{number}"), CreateOptions::default()).unwrap();
+    let files: Vec<_> = (0..17).map(file).collect();
+    let written = file(99);
+    written.write_at(b"x", 0).unwrap();
+    let started = Instant::now();
+    let mut closes = files.into_iter().map(|file| file.close());
+    assert!(closes.by_ref().take(16).all(|closed| closed.is_ok()));
+    assert!(started.elapsed() < Duration::from_millis(2500), "{:?}", started.elapsed());
+    // They are there before what comes after them.
+    client.stat("f0").unwrap();
+    assert_eq!(came.load(Ordering::SeqCst), 16);
+    assert!(closes.next().unwrap().is_err(), "one more is waited for");
+    assert!(written.close().is_err(), "and so is one of a file that was written");
+}
+
+#[test]
+fn a_close_that_the_server_refused_is_made_again() {
+    let cluster = FakeCluster::start(2, 0, 5000).unwrap();
+    let refusals = Arc::new(AtomicUsize::new(3));
+    let here = refusals.clone();
+    let (_meta, client) = with_closes(&cluster, move || {
+        let refuses = here.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |left| left.checked_sub(1)).is_ok();
+        let busy = impresario_wire::Fault { errno: libc::EBUSY, message: "no memory".into() };
+        refuses.then_some(Some(Answer::Fault(busy)))
+    });
+    let files: Vec<_> = (0..3).map(|n| client.create(format!("f{n}"), CreateOptions::default()).unwrap()).collect();
+    files.into_iter().for_each(|file| file.close().unwrap());
+    // Though the client makes no call any more.
+    until("all are closed", || closed(&cluster).len() == 3);
+    let mut handles = closed(&cluster);
+    handles.dedup();
+    assert_eq!((handles.len(), refusals.load(Ordering::SeqCst)), (3, 0));
+}
+
+#[test]
+fn a_client_that_is_dropped_waits_for_its_closes() {
+    let cluster = FakeCluster::start(2, 0, 5000).unwrap();
+    let done = Arc::new(AtomicUsize::new(0));
+    let here = done.clone();
+    let (_meta, client) = with_closes(&cluster, move || {
+        std::thread::sleep(Duration::from_millis(30));
+        here.fetch_add(1, Ordering::SeqCst);
+        None
+    });
+    let files: Vec<_> = (0..8).map(|n| client.create(format!("f{n}"), CreateOptions::default()).unwrap()).collect();
+    files.into_iter().for_each(|file| file.close().unwrap());
+    drop(client);
+    assert_eq!(done.load(Ordering::SeqCst), 8);
+}
+
+#[test]
+fn thousands_of_closes_in_a_row_leave_nothing_behind() {
+    let cluster = FakeCluster::start(2, 0, 5000).unwrap();
+    let client = connect(&cluster, Via::Direct);
+    client.create("f", CreateOptions::default()).unwrap().close().unwrap();
+    for round in 0..3 {
+        let files: Vec<_> = (0..1000).map(|_| client.open("f", round == 1).unwrap()).collect();
+        files.into_iter().for_each(|file| file.close().unwrap());
+    }
+    until("all are answered", || client.opens.closes_under_way() == 0);
+    assert_eq!(closed(&cluster).len(), 3001);
+    // One whose connection is lost is over.
+    let file = client.open("f", true).unwrap();
+    let lost = client.open("f", true).unwrap();
+    file.close().unwrap();
+    cluster.meta.as_ref().unwrap().drop_connections();
+    lost.close().unwrap();
+    until("nothing is waited for", || client.opens.closes_under_way() == 0);
+    assert_eq!(client.stat("f").unwrap().size, 0);
 }
 
 /// The connection is lost again while an open file is registered on it.

@@ -17,7 +17,7 @@ use impresario_base::lock::{Condvar, Mutex};
 use impresario_config::META_NAME;
 use impresario_node::session::{Patience, Sign, Silence};
 use impresario_sched::Nanos;
-use impresario_transport::{Access, FrameReader, Membership, Stream, TransportError, say_hello, send_frame};
+use impresario_transport::{Access, FrameReader, Membership, Side, Stream, TransportError, say_hello, send_frame};
 use impresario_wire::{Answer, Call, ClusterId, Hello, Kind, Limits, PROTOCOL_VERSION, Restriction, Role, frame};
 use rustc_hash::FxHashMap;
 
@@ -38,6 +38,8 @@ pub(crate) struct Upstream {
     pub(crate) address: String,
     /// How long a metadata server that cannot be reached, or says nothing, is waited for.
     pub(crate) timeout: Duration,
+    /// How long the thread that waits for answers may poll before it sleeps; zero: never.
+    pub(crate) poll: Duration,
     /// Name of this I/O node, for the metadata server's log.
     pub(crate) via: String,
     /// The cluster that both belong to.
@@ -301,6 +303,7 @@ impl Passing {
         if let Some(restriction) = self.client.restriction() {
             restrict(&stream, &mut reader, restriction, deadline).map_err(|e| e.to_string())?;
         }
+        stream.poll_before_sleeping(Side::Relays, self.upstream.poll);
         Ok(Link { stream: Arc::new(stream), reader })
     }
 }

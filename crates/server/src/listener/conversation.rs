@@ -6,7 +6,7 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use impresario_node::credits::SLICE_BYTES;
-use impresario_transport::{FrameReader, Guest, HelloError, Host, Pace, Stream, TransportError, receive_hello};
+use impresario_transport::{FrameReader, Guest, HelloError, Host, Pace, Side, Stream, TransportError, receive_hello};
 use impresario_wire::{
     Answer, Call, Fault, Hello, KeyRole, Kind, Limits, PROTOCOL_VERSION, Pass, Welcome, frame, may_send,
 };
@@ -69,6 +69,7 @@ impl Shared {
         let mut receiver = Receiver { stream, reader: FrameReader::new(BUFFER_BYTES), limits };
         let greeted = self.greet(&mut receiver, connection, refusal);
         drop(ungreeted);
+        receiver.stream.poll_before_sleeping(Side::Listens, self.settings.poll);
         let session = greeted.and_then(|()| service.open(connection).map_err(|fault| Farewell::Fault(0, fault)));
         let session = match session {
             Ok(session) => session,

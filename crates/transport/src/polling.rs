@@ -1,0 +1,471 @@
+//! Whether a thread that waits for bytes polls for a short time before it sleeps.
+//!
+//! A thread that sleeps must be woken, which takes tens of microseconds on an idle processor: longer than a small call. Where
+//! each side waits for the other, a round trip costs two such wake-ups. Polling avoids them, but takes a processor from other
+//! work, and is of no use where the bytes come late. So it happens only where it pays:
+//!
+//! - [`Account`] learns for each connection whether bytes come in time. Polls in vain cost it credit, which grows with time,
+//!   and several in a row a pause, which doubles. A connection that is idle or slow thus costs next to nothing.
+//! - [`Crowd`] limits the process: half of its processors poll at once, none of a single one, and none while more
+//!   connections than that are in use.
+//! - [`Poller`] polls. It yields the processor between two looks, and stops when another thread took it.
+//!
+//! The first two have no clock and no socket.
+
+use std::num::NonZero;
+use std::sync::LazyLock;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use impresario_base::Nanos;
+use impresario_base::lock::Mutex;
+
+/// Polls in a row that may be in vain before the connection pauses, and again after each pause.
+const TRIES: u32 = 4;
+/// First and longest pause.
+const PAUSE: (Nanos, Nanos) = (Nanos::from_millis(1), Nanos::from_millis(1_000));
+/// One in so many nanoseconds of a connection's time may be spent in vain.
+const VAIN_ONE_IN: u64 = 8;
+/// Credit is saved for so many polls in vain at most.
+const CREDIT_POLLS: u64 = 8;
+/// A yield that takes longer gave the processor to another thread.
+const AWAY_MAX: Duration = Duration::from_micros(20);
+/// A connection counts as in use for one to two spans of 2^22 ns, some 4 ms each.
+const SPAN_SHIFT: u32 = 22;
+
+/// How a poll ended.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum End {
+    /// The bytes came.
+    Paid,
+    /// They did not.
+    InVain,
+    /// Another thread wanted the processor.
+    Displaced,
+}
+
+/// What a connection has learnt about polling.
+#[derive(Debug)]
+struct Account {
+    /// Longest poll.
+    longest: Nanos,
+    /// Time that may be spent in vain, as of `credited`.
+    credit: Nanos,
+    credited: Nanos,
+    /// Polls in vain since one that paid.
+    misses: u32,
+    /// No poll before.
+    not_before: Nanos,
+}
+
+impl Account {
+    fn new(longest: Nanos, now: Nanos) -> Account {
+        let credit = Nanos(longest.0.saturating_mul(CREDIT_POLLS));
+        Account { longest, credit, credited: now, misses: 0, not_before: now }
+    }
+
+    /// Whether to poll now.
+    fn may_poll(&mut self, now: Nanos) -> bool {
+        let earned = now.since(self.credited).0 / VAIN_ONE_IN;
+        let most = self.longest.0.saturating_mul(CREDIT_POLLS);
+        self.credit = Nanos(self.credit.0.saturating_add(earned).min(most));
+        // What is left over from the division is lost, which only makes it spend less.
+        self.credited = now;
+        now >= self.not_before && self.credit >= self.longest && self.longest > Nanos::ZERO
+    }
+
+    /// A poll has ended, on which so much time was spent.
+    fn book(&mut self, now: Nanos, spent: Nanos, end: End) {
+        self.misses = match end {
+            End::Paid => {
+                self.misses = 0;
+                return;
+            }
+            End::InVain => self.misses.saturating_add(1),
+            End::Displaced => (self.misses / TRIES).saturating_add(1).saturating_mul(TRIES),
+        };
+        self.credit = self.credit.since(spent);
+        if self.misses.is_multiple_of(TRIES) {
+            let doublings = (self.misses / TRIES - 1).min(32);
+            let pause = Nanos(PAUSE.0.0 << doublings).min(PAUSE.1);
+            self.not_before = now + pause;
+        }
+    }
+}
+
+/// The threads of a process that poll or wait, and its connections in use.
+#[derive(Debug)]
+struct Crowd {
+    /// Threads that may poll at once.
+    polling_max: u32,
+    polling: AtomicU32,
+    /// Threads that wait for the answer to a call.
+    asking: AtomicU32,
+    /// Connections on which calls came: the number of a span, the count of the span before, the count of this one.
+    in_use: AtomicU64,
+    paid: AtomicU64,
+    in_vain: AtomicU64,
+}
+
+/// The process.
+static CROWD: LazyLock<Crowd> =
+    LazyLock::new(|| Crowd::new(std::thread::available_parallelism().map_or(1, NonZero::get)));
+
+impl Crowd {
+    fn new(processors: usize) -> Crowd {
+        let polling_max = (processors / 2).min(u16::MAX.into()) as u32;
+        let (polling, asking, in_use) = Default::default();
+        Crowd { polling_max, polling, asking, in_use, paid: AtomicU64::new(0), in_vain: AtomicU64::new(0) }
+    }
+
+    /// The span of a time.
+    fn span(now: Nanos) -> u32 {
+        (now.0 >> SPAN_SHIFT) as u32
+    }
+
+    /// A connection is in use that was not yet counted in this span.
+    fn count(&self, span: u32) {
+        let counted = |word: u64| {
+            let (before, here) = Crowd::counts(word, span);
+            Some(u64::from(span) << 32 | u64::from(before) << 16 | u64::from(here.saturating_add(1)))
+        };
+        let _ = self.in_use.fetch_update(Ordering::Relaxed, Ordering::Relaxed, counted);
+    }
+
+    /// How many connections were in use in the span before this one, and in this one.
+    fn counts(word: u64, span: u32) -> (u16, u16) {
+        let (of, before, here) = ((word >> 32) as u32, (word >> 16) as u16, word as u16);
+        match span.wrapping_sub(of) {
+            0 => (before, here),
+            1 => (here, 0),
+            _ => (0, 0),
+        }
+    }
+
+    /// A place among the threads that poll; `None` if there is none, or too much else to do.
+    fn enter(&self, now: Nanos) -> Option<Place<'_>> {
+        let (before, here) = Crowd::counts(self.in_use.load(Ordering::Relaxed), Crowd::span(now));
+        let others = self.asking.load(Ordering::Relaxed).max(before.max(here).into());
+        if others > self.polling_max {
+            return None;
+        }
+        let more = |polling| (polling < self.polling_max).then(|| polling + 1);
+        self.polling.fetch_update(Ordering::Relaxed, Ordering::Relaxed, more).ok().map(|_| Place(self))
+    }
+
+    fn tally(&self, end: End) {
+        let of = if end == End::Paid { &self.paid } else { &self.in_vain };
+        of.fetch_add(1, Ordering::Relaxed);
+    }
+}
+
+/// A thread that polls.
+struct Place<'a>(&'a Crowd);
+
+impl Drop for Place<'_> {
+    fn drop(&mut self) {
+        self.0.polling.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+/// Polls of this process: how many paid, and how many were in vain.
+pub fn polls() -> (u64, u64) {
+    (CROWD.paid.load(Ordering::Relaxed), CROWD.in_vain.load(Ordering::Relaxed))
+}
+
+/// When threads wait for a connection's bytes.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Side {
+    /// While an answer is owed.
+    Asks,
+    /// Always: for calls, which may come at any time.
+    Listens,
+    /// Always: for answers to the calls that came on another connection, which counts for both.
+    Relays,
+}
+
+/// The polling for one connection.
+#[derive(Debug)]
+pub(crate) struct Poller {
+    side: Side,
+    account: Mutex<Account>,
+    /// The last span in which it was counted as in use.
+    span: AtomicU32,
+}
+
+/// A thread that waits for an answer.
+pub(crate) struct Asking;
+
+impl Drop for Asking {
+    fn drop(&mut self) {
+        CROWD.asking.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+impl Poller {
+    /// For a connection, with polls of at most `longest`.
+    pub(crate) fn new(side: Side, longest: Duration) -> Poller {
+        let longest = Nanos(longest.as_nanos().try_into().unwrap_or(u64::MAX));
+        Poller { side, account: Mutex::new(Account::new(longest, nanos(Instant::now()))), span: AtomicU32::new(0) }
+    }
+
+    /// To be held while a thread waits.
+    pub(crate) fn waits(&self) -> Option<Asking> {
+        (self.side == Side::Asks).then(|| {
+            CROWD.asking.fetch_add(1, Ordering::Relaxed);
+            Asking
+        })
+    }
+
+    /// Bytes came.
+    pub(crate) fn came(&self) {
+        if self.side != Side::Listens {
+            return;
+        }
+        let span = Crowd::span(nanos(Instant::now()));
+        if self.span.swap(span, Ordering::Relaxed) != span {
+            CROWD.count(span);
+        }
+    }
+
+    /// Looks until it finds something, where that is worth while, and not after the deadline. `None`: the thread should
+    /// sleep.
+    pub(crate) fn poll<T>(&self, now: Instant, deadline: Instant, mut look: impl FnMut() -> Option<T>) -> Option<T> {
+        let longest = {
+            let mut account = self.account.lock();
+            account.may_poll(nanos(now)).then_some(account.longest)?
+        };
+        let place = CROWD.enter(nanos(now))?;
+        let mut found = look();
+        if found.is_some() {
+            // It did not have to wait.
+            return found;
+        }
+        let until = deadline.min(now + Duration::from_nanos(longest.0));
+        let mut looked = Instant::now();
+        let end = loop {
+            if looked >= until {
+                break End::InVain;
+            }
+            std::thread::yield_now();
+            let back = Instant::now();
+            found = look();
+            if back.saturating_duration_since(looked) > AWAY_MAX {
+                break End::Displaced;
+            }
+            looked = back;
+            if found.is_some() {
+                break End::Paid;
+            }
+        };
+        drop(place);
+        CROWD.tally(end);
+        self.account.lock().book(nanos(looked), nanos(looked).since(nanos(now)), end);
+        found
+    }
+}
+
+/// Time since this program first asked.
+fn nanos(at: Instant) -> Nanos {
+    static ORIGIN: LazyLock<Instant> = LazyLock::new(Instant::now);
+    Nanos(at.saturating_duration_since(*ORIGIN).as_nanos().try_into().unwrap_or(u64::MAX))
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    const LONGEST: Nanos = Nanos::from_micros(50);
+
+    /// A connection that waits for bytes that come after these times, one wait after another: time in vain, polls that paid,
+    /// polls in vain, and when it ends.
+    fn waits(account: &mut Account, start: Nanos, after: impl IntoIterator<Item = Nanos>) -> (Nanos, u32, u32, Nanos) {
+        let (mut now, mut lost, mut paid, mut in_vain) = (start, Nanos::ZERO, 0, 0);
+        for after in after {
+            if account.may_poll(now) {
+                if after <= LONGEST {
+                    account.book(now + after, after, End::Paid);
+                    paid += 1;
+                } else {
+                    account.book(now + LONGEST, LONGEST, End::InVain);
+                    lost += LONGEST;
+                    in_vain += 1;
+                }
+            }
+            now += after;
+        }
+        (lost, paid, in_vain, now)
+    }
+
+    #[test]
+    fn a_connection_whose_bytes_come_in_time_polls_each_time() {
+        let mut account = Account::new(LONGEST, Nanos::ZERO);
+        let (lost, paid, in_vain, _) = waits(&mut account, Nanos::ZERO, [Nanos::from_micros(12); 1000]);
+        assert_eq!((lost, paid, in_vain), (Nanos::ZERO, 1000, 0));
+    }
+
+    #[test]
+    fn one_that_is_late_now_and_then_goes_on_polling() {
+        let mut account = Account::new(LONGEST, Nanos::ZERO);
+        let after = (1..=2000).map(|at| Nanos::from_micros(if at % 40 == 0 { 200 } else { 12 }));
+        let (_, paid, in_vain, _) = waits(&mut account, Nanos::ZERO, after);
+        assert_eq!((paid, in_vain), (1950, 50));
+    }
+
+    #[test]
+    fn a_slow_one_costs_nothing_measurable_and_one_that_becomes_fast_is_found_out() {
+        let mut account = Account::new(LONGEST, Nanos::ZERO);
+        let (_, _, first, now) = waits(&mut account, Nanos::ZERO, [Nanos::from_millis(2); 1000]);
+        let (lost, paid, in_vain, end) = waits(&mut account, now, [Nanos::from_millis(2); 10_000]);
+        assert_eq!(paid, 0);
+        assert!(first < 50 && in_vain < 90, "{first} and {in_vain} polls");
+        assert!(lost.0 * 4000 < end.since(now).0, "{lost:?} of {end:?}");
+        // After the longest pause at most.
+        let at_first = waits(&mut account, end, std::iter::repeat_n(Nanos::from_micros(12), 100_000));
+        assert!(at_first.1 > 10_000 && at_first.2 == 0, "{at_first:?}");
+    }
+
+    #[test]
+    fn one_that_was_displaced_pauses_at_once() {
+        let mut account = Account::new(LONGEST, Nanos::ZERO);
+        assert!(account.may_poll(Nanos::ZERO));
+        account.book(Nanos(7_000), Nanos(7_000), End::Displaced);
+        assert!(!account.may_poll(PAUSE.0));
+        assert!(account.may_poll(PAUSE.0 + Nanos(7_000)));
+        account.book(PAUSE.0, Nanos(7_000), End::Displaced);
+        assert!(!account.may_poll(PAUSE.0 + PAUSE.0 + PAUSE.0 - Nanos(1)));
+        assert!(account.may_poll(PAUSE.0 + PAUSE.0 + PAUSE.0));
+    }
+
+    #[test]
+    fn with_a_longest_time_of_zero_it_never_polls() {
+        let mut account = Account::new(Nanos::ZERO, Nanos::ZERO);
+        assert!((0..1000).all(|ms| !account.may_poll(Nanos::from_millis(ms))));
+    }
+
+    #[test]
+    fn half_the_processors_poll_and_none_of_a_single_one() {
+        for (processors, most) in [(1, 0), (2, 1), (3, 1), (8, 4)] {
+            let crowd = Crowd::new(processors);
+            let places: Vec<_> = std::iter::from_fn(|| crowd.enter(Nanos::ZERO)).collect();
+            assert_eq!(places.len(), most);
+            drop(places);
+            assert_eq!(crowd.enter(Nanos::ZERO).is_some(), most > 0, "places are given back");
+        }
+    }
+
+    #[test]
+    fn nothing_polls_while_more_connections_are_in_use_than_may() {
+        let crowd = Crowd::new(4);
+        let span = |number: u64| Nanos(number << SPAN_SHIFT);
+        for used in 1..=3 {
+            crowd.count(7);
+            assert_eq!(crowd.enter(span(7)).is_some(), used <= 2, "{used} in use");
+        }
+        assert!(crowd.enter(span(8)).is_none(), "they count for one span more");
+        assert!(crowd.enter(span(9)).is_some());
+        (0..100_000).for_each(|_| crowd.count(9));
+        assert!(crowd.enter(span(9)).is_none(), "their number does not wrap");
+        assert!(crowd.enter(span(1000)).is_some());
+        crowd.asking.store(3, Ordering::Relaxed);
+        assert!(crowd.enter(span(1000)).is_none());
+        crowd.asking.store(2, Ordering::Relaxed);
+        assert!(crowd.enter(span(1000)).is_some());
+    }
+
+    #[test]
+    fn a_poller_finds_what_comes_in_time_and_gives_up_otherwise() {
+        let far = Instant::now() + Duration::from_secs(10);
+        // Other tests and programs may take the processor or the place, so each is tried again.
+        let tries = |poll: &dyn Fn() -> bool| (0..1000).any(|_| poll());
+        assert!(
+            std::thread::available_parallelism().map_or(1, NonZero::get) < 2
+                || tries(&|| {
+                    let (poller, mut looks) = (Poller::new(Side::Asks, Duration::from_millis(1)), 0);
+                    let found = poller.poll(Instant::now(), far, || {
+                        looks += 1;
+                        (looks == 3).then_some(looks)
+                    });
+                    found == Some(3)
+                })
+        );
+        let poller = Poller::new(Side::Listens, Duration::from_micros(200));
+        let (started, mut looks) = (Instant::now(), 0);
+        for _ in 0..1000 {
+            let none: Option<()> = poller.poll(Instant::now(), far, || {
+                looks += 1;
+                None
+            });
+            assert_eq!(none, None);
+        }
+        assert!(poller.account.lock().misses <= 200, "it pauses");
+        assert!(started.elapsed() < Duration::from_secs(5), "{looks} looks");
+        // Not after the deadline.
+        let poller = Poller::new(Side::Asks, Duration::from_secs(5));
+        let started = Instant::now();
+        assert_eq!(poller.poll(started, started + Duration::from_millis(1), || None::<()>), None);
+        assert!(started.elapsed() < Duration::from_secs(1));
+    }
+
+    #[test]
+    fn a_stream_that_polls_receives_what_comes_and_keeps_its_deadlines() {
+        use std::io::IoSliceMut;
+        use std::os::unix::net::UnixStream;
+
+        use crate::{Stream, TransportError};
+
+        let (ours, theirs) = UnixStream::pair().unwrap();
+        let [ours, theirs] = [ours, theirs].map(|end| Stream::from_unix(end, Duration::from_secs(1)).unwrap());
+        ours.poll_before_sleeping(Side::Asks, Duration::from_millis(1));
+        let far = || Instant::now() + Duration::from_secs(60);
+        let send = |stream: &Stream, bytes: &[u8]| {
+            assert_eq!(rustix::net::send(stream, bytes, rustix::net::SendFlags::empty()).unwrap(), bytes.len());
+        };
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                let mut bytes = [0; 64];
+                while let Ok(got) = theirs.receive(&mut [IoSliceMut::new(&mut bytes)], far()) {
+                    send(&theirs, &bytes[..got]);
+                }
+            });
+            let (before, mut round) = (polls().0, 0u64);
+            // One processor does not poll; two may be busy.
+            let is_alone = std::thread::available_parallelism().map_or(1, NonZero::get) < 2;
+            impresario_testing::until("a poll paid", || {
+                round += 1;
+                send(&ours, &round.to_ne_bytes());
+                let (mut head, mut rest) = ([0; 3], [0; 64]);
+                let mut both = [IoSliceMut::new(&mut head), IoSliceMut::new(&mut rest)];
+                assert_eq!(ours.receive(&mut both, far()).unwrap(), 8);
+                assert_eq!([&head[..], &rest[..5]].concat(), round.to_ne_bytes());
+                polls().0 > before || is_alone
+            });
+            let started = Instant::now();
+            let mut byte = [0];
+            let late = ours.receive(&mut [IoSliceMut::new(&mut byte)], started + Duration::from_millis(20));
+            assert!(matches!(late, Err(TransportError::TimedOut)) && started.elapsed() >= Duration::from_millis(20));
+            theirs.shut_down();
+            let ended = ours.receive(&mut [IoSliceMut::new(&mut byte)], far());
+            assert!(matches!(ended, Err(TransportError::Closed)), "{ended:?}");
+        });
+    }
+
+    proptest! {
+        /// Whatever the arrivals: not more than the share, and what a new connection begins with.
+        #[test]
+        fn the_time_in_vain_is_a_share_of_the_time(
+            after in prop_oneof![
+                // In time now and then, which ends its pauses, and else just too late.
+                prop::collection::vec(prop_oneof![0u64..100, Just(50_001u64)], 1..2000),
+                prop::collection::vec(0u64..60_000, 1..2000),
+                prop::collection::vec(0u64..2_000_000, 1..2000),
+            ]
+        ) {
+            let mut account = Account::new(LONGEST, Nanos::ZERO);
+            let (lost, _, _, end) = waits(&mut account, Nanos::ZERO, after.into_iter().map(Nanos));
+            prop_assert!(lost.0 <= end.0 / VAIN_ONE_IN + CREDIT_POLLS * LONGEST.0, "{lost:?} of {end:?}");
+        }
+    }
+}
