@@ -7,6 +7,7 @@
 
 use std::io;
 use std::ops::Range;
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
 use std::time::SystemTime;
 
@@ -93,19 +94,20 @@ impl Executor<Queued> for Data {
 }
 
 /// All of a read that memory has, so that it need not wait for a thread behind reads that wait for a device. Where reads may
-/// pass scheduling by, that was tried before.
+/// pass scheduling by, that was tried before; and where nothing is read ahead, the readers of a file are left in the order in
+/// which they came, from which the kernel tells what to read next.
 fn in_memory(service: &Service, parts: &[(Request, Queued)]) -> Option<Vec<u8>> {
     let ([(request, Queued::Call(item))] | [(request, Queued::Call(item)), (_, Queued::Ahead(_))]) = parts else {
         return None;
     };
+    let reads_ahead = service.ahead.is_some() && service.foresees.load(Ordering::Relaxed);
     let passes = service.engine.get().is_none_or(|engine| engine.lets_pass());
-    if request.op != Op::Read || passes || !item.node.export.backend.has_page_cache() {
+    if request.op != Op::Read || !reads_ahead || passes || !service.may_have(item) {
         return None;
     }
-    let cached = service.cached.as_ref().filter(|cached| cached.are_worth_a_try())?;
     let mut bytes = vec![0; request.extent.len as usize];
     let got = item.node.read_cached(request.extent.lane_offset, &mut bytes);
-    cached.came(got.is_some());
+    item.reply.connection.cached.came(got.is_some());
     bytes.truncate(got?);
     Some(bytes)
 }

@@ -177,10 +177,15 @@ fn reads_that_the_cache_has_wait_for_no_thread() {
         settings.in_flight_requests = 1;
         settings.policy = PolicySpec::named("auto");
     });
+    // Of another, whose reads memory never has.
+    let mut stuck = served.client();
+    for _ in 0..64 {
+        served.tree.drop_caches();
+        stuck.read(&file, 0, 100).unwrap();
+    }
     client.read(&file, 0, MIB as u32).unwrap();
     settled(&served);
     served.tree.set_faults(Faults { data_hung: true, ..Faults::default() });
-    let mut stuck = served.client();
     let waits = stuck.send_write(&file, MIB, b"waits", Stability::Unstable).unwrap();
     served.tree.await_hung(1);
     for at in (0..MIB).step_by(BLOCK as usize) {
