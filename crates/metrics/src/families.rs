@@ -94,7 +94,11 @@ pub const FAMILIES: &[Family] = &[
     // The scheduler.
     gauge("policy_info", "The policy in force, as a label; the value is 1.", &["engine/policy/name<policy>"]),
     gauge("queue_requests", "Requests queued at the policy.", &["engine/queued"]),
-    gauge("queue_blocked_requests", "Requests that wait for an older conflicting one.", &["engine/blocked"]),
+    gauge(
+        "queue_blocked_requests",
+        "Requests that wait for an older conflicting one, or with what is to be read ahead of their file.",
+        &["engine/blocked"],
+    ),
     gauge("queue_limit_requests", "Maximum outstanding requests.", &["engine/capacity"]),
     gauge("in_flight_batches", "Batches in flight, by data server (lane).", &["engine/lanes/[lane]/in_flight_batches"]),
     gauge("in_flight_bytes", "Bytes in flight, by data server (lane).", &["engine/lanes/[lane]/in_flight_bytes"]),

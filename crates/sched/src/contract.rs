@@ -148,7 +148,7 @@ pub struct Status {
     pub capacity: u32,
     /// Requests queued at the policy.
     pub queued: u32,
-    /// Requests that wait for an older conflicting one.
+    /// Requests that wait for an older conflicting one, or with the speculations of their file.
     pub blocked: u32,
     /// Batches in flight.
     pub in_flight_batches: u32,

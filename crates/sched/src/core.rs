@@ -15,6 +15,7 @@
 //! assert!(core.is_empty());
 //! ```
 
+mod held;
 mod passing;
 mod removal;
 mod shared;
@@ -40,6 +41,7 @@ use crate::stats::Statistics;
 use crate::stranded::Stranded;
 use crate::table::{Slot, State, Table};
 use crate::types::{Batch, BatchId, Extent, LaneId, Nanos, Op, Part, Parts, Request, RequestId};
+use held::Held;
 use impresario_base::prefetch::fetch;
 use shared::SharedState;
 
@@ -51,6 +53,8 @@ struct InFlight {
     slots: SmallVec<[Slot; 4]>,
     /// The speculation that this batch also reads, after the extent; alone if `slots` is empty.
     along: Slot,
+    /// Its number among the reads that speculations give way to; 0: none.
+    read: u64,
 }
 
 /// A request that is dispatched piece by piece.
@@ -84,6 +88,8 @@ pub struct Core {
     /// Only if several lanes share one space.
     stranded: Option<Stranded>,
     speculations: Speculations,
+    /// Reads that wait with the speculations of their file, and how long at most.
+    held: Held,
     flights: Vec<InFlight>,
     free_flights: Vec<u32>,
     corrector: Corrector,
@@ -150,6 +156,7 @@ impl Core {
             speculations: Speculations::new(shared.lanes.len(), shared.config.lane_speculations),
             shared,
             policy,
+            held: Held::default(),
             pieced: FxHashMap::default(),
             barriers: Default::default(),
             flights: Vec::new(),
@@ -199,6 +206,7 @@ impl Core {
             for lane in lanes.map(LaneId) {
                 self.speculations.changed(&mut self.shared.table, lane, file, lane_offset, request.extent.end());
             }
+            self.held.look();
         }
         if self.conflicts.enter(&self.shared.table, slot) {
             self.shared.table.set_state(slot, State::Blocked);
@@ -249,16 +257,23 @@ impl Core {
         let slot = lanes.find_map(|lane| {
             // Requests that a rule holds back get an idle lane when the rule releases them.
             let open = self.shared.lanes[lane.index()].queued == 0 && self.shared.view(now).open(lane);
-            open.then(|| self.speculations.alone(&mut self.shared.table, lane)).flatten()
+            let shared = &mut self.shared;
+            open.then(|| self.speculations.alone(&mut shared.table, &shared.names, lane, now)).flatten()
         })?;
         let (extent, id) = (self.shared.table.extent(slot), self.shared.table.id(slot));
         self.selected.clear();
         let part = Part { id, from: 0, len: extent.len, lane_offset: extent.lane_offset };
-        Some(self.fly(extent, Op::Read, smallvec![part], slot))
+        Some(self.fly(now, extent, Op::Read, smallvec![part], slot))
     }
 
-    /// Passes an unblocked request to the policy, or queues a barrier.
+    /// Passes an unblocked request to the policy, or queues a barrier; a read may wait with the speculations of its file.
     fn admit(&mut self, now: Nanos, slot: Slot) {
+        if !self.hold_back(now, slot) {
+            self.admit_now(now, slot);
+        }
+    }
+
+    fn admit_now(&mut self, now: Nanos, slot: Slot) {
         self.shared.table.set_state(slot, State::Queued);
         self.queued += 1;
         if self.shared.table.op(slot).is_data() {
@@ -274,13 +289,15 @@ impl Core {
 
     /// The next batch to start, or how long to wait for one.
     pub fn next(&mut self, now: Nanos) -> Next {
+        self.release_held(now);
+        self.speculations.search();
         if self.queued == 0 {
             if let Some(batch) = self.speculate_alone(now) {
                 return Next::Dispatch(batch);
             }
             let reason = if self.blocked > 0 { WaitReason::LanesBusy } else { WaitReason::Empty };
             let until = if self.speculations.is_empty() { Nanos::MAX } else { self.hold_end(now) };
-            return Next::Wait { until, reason };
+            return Next::Wait { until: until.min(self.bar_end()), reason };
         }
         if self.policy.reconsider(&self.shared.view(now)) {
             self.own_switches += 1;
@@ -312,7 +329,7 @@ impl Core {
                     return Next::Dispatch(batch);
                 }
                 let reason = if reason == WaitReason::Empty { WaitReason::LanesBusy } else { reason };
-                Next::Wait { until: until.min(self.hold_end(now)), reason }
+                Next::Wait { until: until.min(self.hold_end(now)).min(self.bar_end()), reason }
             }
         }
     }
@@ -357,13 +374,14 @@ impl Core {
         self.queued -= parts.len() as u32;
         let mut along = Slot::NONE;
         if op == Op::Read && !self.speculations.is_empty() {
-            let table = &mut self.shared.table;
-            if let Some(slot) = self.speculations.continues(table, extent.lane, extent.file, extent.lane_offset, end) {
+            let SharedState { table, names, .. } = &mut self.shared;
+            let place = (extent.lane, extent.file, extent.lane_offset);
+            if let Some(slot) = self.speculations.continues(table, names, place, end, now) {
                 parts.push(Part { id: table.id(slot), from: 0, len: table.len_bytes(slot), lane_offset: end });
                 along = slot;
             }
         }
-        self.fly(extent, op, parts, along)
+        self.fly(now, extent, op, parts, along)
     }
 
     /// Dispatches the next bytes of the selected request; the rest stays queued.
@@ -386,12 +404,12 @@ impl Core {
         table.advance(slot, len);
         extent.len = len;
         let part = Part { id: table.id(slot), from, len, lane_offset: extent.lane_offset };
-        self.fly(extent, op, smallvec![part], Slot::NONE)
+        self.fly(now, extent, op, smallvec![part], Slot::NONE)
     }
 
     /// Counts the selected requests as a batch in flight. `extent` covers them; the speculation `along` follows it, or
     /// is the whole batch.
-    fn fly(&mut self, mut extent: Extent, op: Op, parts: Parts, along: Slot) -> Batch {
+    fn fly(&mut self, now: Nanos, mut extent: Extent, op: Op, parts: Parts, along: Slot) -> Batch {
         let requests = self.selected.len();
         if let Some(statistics) = self.statistics.as_mut().filter(|_| op.is_data() && requests > 0) {
             statistics.dispatched(extent.file, extent.file_offset, requests, extent.len);
@@ -401,13 +419,19 @@ impl Core {
         }
         let bytes = if op.is_data() { extent.len } else { 0 };
         self.shared.in_flight(extent.lane, true, bytes);
+        let read = match op {
+            Op::Read if requests > 0 => {
+                self.speculations.read_started(&self.shared.names, extent.lane, extent.file, now)
+            }
+            _ => 0,
+        };
         let f = self.free_flights.pop().unwrap_or_else(|| {
             let slots = SmallVec::new();
-            self.flights.push(InFlight { extent, op, generation: 0, slots, along });
+            self.flights.push(InFlight { extent, op, generation: 0, slots, along, read });
             self.flights.len() as u32 - 1
         });
         let flight = &mut self.flights[f as usize];
-        (flight.extent, flight.op, flight.along) = (extent, op, along);
+        (flight.extent, flight.op, flight.along, flight.read) = (extent, op, along, read);
         flight.generation = flight.generation.wrapping_add(1);
         flight.slots.extend_from_slice(&self.selected);
         Batch { id: BatchId(u64::from(flight.generation) << 32 | u64::from(f)), extent, op, parts }
@@ -438,9 +462,11 @@ impl Core {
         }
         let mut slots = std::mem::take(&mut flight.slots);
         flight.along = Slot::NONE;
-        let (extent, op) = (flight.extent, flight.op);
+        let (extent, op, read) = (flight.extent, flight.op, flight.read);
         let bytes = if op.is_data() { extent.len } else { 0 };
         self.shared.in_flight(extent.lane, false, bytes);
+        self.speculations.read_ended(extent.lane, read);
+        self.held.look();
         let mut asked_bytes = bytes;
         if let Some(slot) = along {
             asked_bytes = self.shared.table.start(slot) - extent.lane_offset;
@@ -543,6 +569,7 @@ impl Core {
     fn limits_changed(&mut self) {
         self.stranded.iter_mut().for_each(Stranded::forget);
         self.shared.apply_limits(&*self.policy);
+        self.held.look();
         if !self.shared.speculates {
             self.speculations.give_up_all(&mut self.shared.table);
         }

@@ -14,6 +14,7 @@ pub mod limited;
 pub mod loads;
 mod names;
 mod occupied;
+mod overtaking;
 pub mod policy;
 pub mod sorted;
 pub mod spec;

@@ -8,20 +8,32 @@
 //!   fewer than [`CoreConfig::lane_speculations`](crate::CoreConfig::lane_speculations) are in flight there: a real
 //!   request waits for at most that many.
 //!
+//! A file that was read ahead much gives way to reads of others ([`overtaking`](crate::overtaking)): it starts neither.
+//! Where the layer below decides the order, its own reads of what is queued here wait as well, else they would take its
+//! place before the others.
+//!
 //! It is dropped when a write, truncate or unlink covers any of it, or a read covers all of it. No reply contains its
 //! bytes, hence it conflicts with nothing while in flight: the destination (the page cache) orders reads and writes
 //! itself.
 
 use std::collections::BTreeMap;
 
+use crate::names::Names;
+use crate::overtaking::Overtaking;
 use crate::table::{Slot, State, Table};
-use crate::types::{FileId, LaneId, RequestId};
+use crate::types::{FileId, LaneId, Nanos, RequestId};
+
+/// A place in the order of speculations: lane, file, first byte.
+type Place = (LaneId, FileId, u64);
 
 /// The speculations of a core.
 pub(crate) struct Speculations {
     /// By lane, file and first byte; those of one file do not overlap.
-    queued: BTreeMap<(LaneId, FileId, u64), Slot>,
+    queued: BTreeMap<Place, Slot>,
     lanes: Vec<Lane>,
+    overtaking: Overtaking,
+    /// When one that gives way may start at the latest, as of the last search; `MAX`: none gives way.
+    barred_until: Nanos,
     /// Maximum in flight on their own per lane.
     limit: u32,
     given_up: Vec<RequestId>,
@@ -37,8 +49,11 @@ struct Lane {
 
 impl Speculations {
     pub(crate) fn new(lanes: usize, limit: u32) -> Speculations {
+        let overtaking = Overtaking::new(if limit > 0 { lanes } else { 0 });
         let lanes = vec![Lane::default(); lanes];
-        Speculations { queued: BTreeMap::new(), lanes, limit, given_up: Vec::new(), started_bytes: 0 }
+        let barred_until = Nanos::MAX;
+        let queued = BTreeMap::new();
+        Speculations { queued, lanes, overtaking, barred_until, limit, given_up: Vec::new(), started_bytes: 0 }
     }
 
     /// True if speculations are accepted.
@@ -83,14 +98,14 @@ impl Speculations {
     }
 
     /// `start..end` is about to be read. Returns the speculation that continues it, removed from the queue and cut to
-    /// begin at `end`; drops others that overlap the read.
+    /// begin at `end`; if its file gives way, cuts it and leaves it. Drops others that overlap the read.
     pub(crate) fn continues(
         &mut self,
         table: &mut Table,
-        lane: LaneId,
-        file: FileId,
-        start: u64,
+        names: &Names,
+        (lane, file, start): Place,
         end: u64,
+        now: Nanos,
     ) -> Option<Slot> {
         let mut next = self.queued.get(&(lane, file, end)).copied();
         for slot in self.overlapping(table, lane, file, start, end) {
@@ -104,32 +119,86 @@ impl Speculations {
         self.queued.remove(&(lane, file, table.start(slot)));
         let passed = end - table.start(slot);
         table.advance(slot, passed);
-        self.start(table, slot);
+        if self.overtaking.bars(lane, names.file(file), now).is_some() {
+            self.queued.insert((lane, file, end), slot);
+            return None;
+        }
+        self.start(table, names, slot);
         Some(slot)
     }
 
     /// The next speculation that may start alone on a lane, removed from the queue.
-    pub(crate) fn alone(&mut self, table: &mut Table, lane: LaneId) -> Option<Slot> {
+    pub(crate) fn alone(&mut self, table: &mut Table, names: &Names, lane: LaneId, now: Nanos) -> Option<Slot> {
         let of = self.lanes[lane.index()];
         if of.in_flight >= self.limit {
             return None;
         }
-        let from = (lane, of.head.0, of.head.1);
-        let ahead = self.queued.range(from..).next().filter(|((of, ..), _)| *of == lane);
-        let (key, slot) = ahead.or_else(|| self.queued.range((lane, FileId(0), 0)..from).next())?;
-        let (key, slot) = (*key, *slot);
+        let (first, head) = ((lane, FileId(0), 0), (lane, of.head.0, of.head.1));
+        let end = (LaneId(lane.0.saturating_add(1)), FileId(0), 0);
+        let (key, slot) = self.may_start(names, head, end, now).or_else(|| self.may_start(names, first, head, now))?;
         self.queued.remove(&key);
         let end = table.end(slot);
         let of = &mut self.lanes[lane.index()];
         of.in_flight += 1;
         of.head = (key.1, end);
-        self.start(table, slot);
+        self.start(table, names, slot);
         Some(slot)
     }
 
-    fn start(&mut self, table: &mut Table, slot: Slot) {
+    /// The first from a place on, before another one on the same lane, whose file does not give way.
+    fn may_start(&mut self, names: &Names, from: Place, to: Place, now: Nanos) -> Option<(Place, Slot)> {
+        let mut at = from;
+        while at < to {
+            let (&key, &slot) = self.queued.range(at..to).next()?;
+            let Some(until) = self.overtaking.bars(key.0, names.file(key.1), now) else { return Some((key, slot)) };
+            self.barred_until = self.barred_until.min(until);
+            at = (key.0, FileId(key.1.0.checked_add(1)?), 0);
+        }
+        None
+    }
+
+    /// A search for what may start begins.
+    pub(crate) fn search(&mut self) {
+        self.barred_until = Nanos::MAX;
+    }
+
+    /// When one that gave way in the last search may start at the latest; `MAX`: none did.
+    pub(crate) fn barred_until(&self) -> Nanos {
+        self.barred_until
+    }
+
+    /// Until when a read of `start..end` should wait at most because it is part of what gives way; `None`: it should not.
+    pub(crate) fn holds(
+        &self,
+        table: &Table,
+        names: &Names,
+        (lane, file, start): Place,
+        end: u64,
+        now: Nanos,
+    ) -> Option<Nanos> {
+        if self.overlapping(table, lane, file, start, end).is_empty() {
+            return None;
+        }
+        self.overtaking.bars(lane, names.file(file), now)
+    }
+
+    /// A read of a client starts: its number, for [`Speculations::read_ended`]; 0 if there are no speculations.
+    pub(crate) fn read_started(&mut self, names: &Names, lane: LaneId, file: FileId, now: Nanos) -> u64 {
+        if self.enabled() { self.overtaking.read_started(lane, names.file(file), now) } else { 0 }
+    }
+
+    /// It is answered.
+    pub(crate) fn read_ended(&mut self, lane: LaneId, number: u64) {
+        if number > 0 {
+            self.overtaking.read_ended(lane, number);
+        }
+    }
+
+    fn start(&mut self, table: &mut Table, names: &Names, slot: Slot) {
         table.set_state(slot, State::InFlight);
-        self.started_bytes = self.started_bytes.saturating_add(table.len_bytes(slot));
+        let bytes = table.len_bytes(slot);
+        self.overtaking.piece_started(table.lane(slot), names.file(table.file(slot)), bytes);
+        self.started_bytes = self.started_bytes.saturating_add(bytes);
     }
 
     /// A speculation that started alone has ended.
@@ -291,5 +360,182 @@ mod tests {
         core.reconfigure(Nanos(1), &PolicySpec::named("none")).unwrap();
         assert_eq!(core.take_given_up(), Some(ahead));
         assert!(core.is_empty() && core.speculate(&request(Op::Read, 0, KIB)).is_none());
+    }
+
+    /// A file that is read ahead, another that is read beside it, and a device that always serves what it has of the first
+    /// one, as an elevator does whose head is there.
+    struct Beside {
+        core: Core,
+        now: u64,
+        flying: Vec<crate::Batch>,
+        /// Of the first file: in memory, asked for, predicted.
+        cached: u64,
+        asked: u64,
+        predicted: u64,
+    }
+
+    const LARGE: u64 = 512 << 20;
+    const PIECE: u64 = 2 << 20;
+
+    impl Beside {
+        fn new() -> Beside {
+            let config = CoreConfig { lane_speculations: 16, sorted_below: true, ..CoreConfig::single_lane(64) };
+            let core = Core::new(config, &PolicySpec::named("auto")).unwrap();
+            Beside { core, now: 0, flying: Vec::new(), cached: 0, asked: 0, predicted: 0 }
+        }
+
+        /// The reader of the large file asks for its next bytes, and what foresight makes of that is queued.
+        fn ask(&mut self) {
+            if self.asked == LARGE {
+                return;
+            }
+            self.core.push(Nanos(self.now), &request(Op::Read, self.asked, 64 * KIB)).unwrap();
+            self.asked += 64 * KIB;
+            while self.predicted < LARGE && self.predicted < self.asked + PIECE {
+                self.predicted = self.predicted.max(self.asked);
+                self.core.speculate(&request(Op::Read, self.predicted, PIECE)).unwrap();
+                self.predicted += PIECE;
+            }
+        }
+
+        /// Hands over what may start, and completes what memory has.
+        fn pump(&mut self) {
+            while let Next::Dispatch(batch) = self.core.next(Nanos(self.now)) {
+                self.flying.push(batch);
+                self.answer();
+            }
+        }
+
+        fn answer(&mut self) {
+            let in_memory = |b: &crate::Batch, cached: u64| b.extent.file == FileId(1) && b.extent.end() <= cached;
+            while let Some(at) = self.flying.iter().position(|b| in_memory(b, self.cached)) {
+                let batch = self.flying.swap_remove(at);
+                let is_read = batch.parts.len() == 2 || batch.extent.len == 64 * KIB;
+                self.core.event(Nanos(self.now), Event::Completed(Completion::of(&batch, Nanos(0), Nanos(self.now))));
+                if is_read {
+                    self.ask();
+                }
+            }
+        }
+
+        /// The device serves a batch: of the large file, as long as it has any. Which file's, and how many bytes.
+        fn serve(&mut self) -> (FileId, u64) {
+            self.pump();
+            let nearest = |at: &usize| (self.flying[*at].extent.file, self.flying[*at].extent.lane_offset);
+            let at = (0..self.flying.len()).min_by_key(nearest).expect("something can always be served");
+            let Extent { file, len, .. } = self.flying[at].extent;
+            self.now += len * 8;
+            if file == FileId(1) {
+                self.cached = self.cached.max(self.flying[at].extent.end());
+                self.answer();
+            } else {
+                let batch = self.flying.swap_remove(at);
+                self.core.event(Nanos(self.now), Event::Completed(Completion::of(&batch, Nanos(0), Nanos(self.now))));
+            }
+            (file, len)
+        }
+    }
+
+    #[test]
+    fn a_read_beside_a_file_that_is_read_ahead_waits_for_what_is_in_flight_and_one_piece() {
+        let mut beside = Beside::new();
+        beside.ask();
+        while beside.cached < 64 << 20 {
+            beside.serve();
+        }
+        for other in 0..4 {
+            beside.pump();
+            let in_flight: u64 = beside.flying.iter().map(|batch| batch.extent.len).sum();
+            let mut read = request(Op::Read, other * 64 * KIB, 64 * KIB);
+            read.extent.file = FileId(2);
+            beside.core.push(Nanos(beside.now), &read).unwrap();
+            let mut before = 0;
+            loop {
+                let (file, len) = beside.serve();
+                if file == FileId(2) {
+                    break;
+                }
+                before += len;
+                assert!(before < LARGE / 2, "it is passed over until the large file has been read");
+            }
+            assert!(before <= in_flight + PIECE + 64 * KIB, "{before} bytes before it, {in_flight} were in flight");
+        }
+        while beside.cached < LARGE {
+            beside.serve();
+        }
+        beside.pump();
+        assert!(beside.core.is_empty(), "nothing is left waiting");
+    }
+
+    /// What gives way goes on at once when the read is answered, and after half a second if that hangs.
+    #[test]
+    fn giving_way_ends_with_the_read_or_after_half_a_second() {
+        for hangs in [false, true] {
+            let mut beside = Beside::new();
+            beside.ask();
+            while beside.cached < 64 << 20 {
+                beside.serve();
+            }
+            let mut read = request(Op::Read, 0, 64 * KIB);
+            read.extent.file = FileId(2);
+            beside.core.push(Nanos(beside.now), &read).unwrap();
+            let began = beside.now;
+            beside.pump();
+            while beside.flying.iter().any(|batch| batch.extent.file == FileId(1)) {
+                beside.serve();
+                beside.pump();
+            }
+            assert!(beside.core.held_back().count() == 1 && beside.flying.len() == 1);
+            let Next::Wait { until, .. } = beside.core.next(Nanos(beside.now)) else { panic!("it does not give way") };
+            assert_eq!(until, Nanos(began + crate::overtaking::PATIENCE.0));
+            if hangs {
+                beside.now = until.0;
+            } else {
+                beside.serve();
+            }
+            beside.pump();
+            assert_eq!(beside.core.held_back().count(), 0);
+            assert!(beside.flying.iter().any(|batch| batch.extent.file == FileId(1)));
+        }
+    }
+
+    /// Changes, cancelling and other policies do not leave behind what waits.
+    #[test]
+    fn reads_that_wait_with_their_speculation_can_be_withdrawn() {
+        for how in 0..4 {
+            let mut beside = Beside::new();
+            beside.ask();
+            while beside.cached < 64 << 20 {
+                beside.serve();
+            }
+            let mut read = request(Op::Read, 0, 64 * KIB);
+            read.extent.file = FileId(2);
+            beside.core.push(Nanos(beside.now), &read).unwrap();
+            while beside.core.held_back().next().is_none() {
+                beside.serve();
+            }
+            let held = beside.core.held_back().next().unwrap();
+            let now = Nanos(beside.now);
+            match how {
+                0 => assert_eq!(beside.core.cancel(now, held), crate::Cancelled::Removed),
+                1 => assert_eq!(beside.core.drain(now).len(), 1),
+                2 => beside.core.reconfigure(now, &PolicySpec::named("none")).unwrap(),
+                _ => assert!(beside.core.push(now, &request(Op::Unlink, 0, u64::MAX)).is_ok()),
+            }
+            let mut dispatched = Vec::new();
+            while let Next::Dispatch(batch) = beside.core.next(now) {
+                dispatched.extend(batch.parts.iter().map(|part| part.id));
+                beside.flying.push(batch);
+            }
+            assert_eq!((beside.core.held_back().count(), dispatched.contains(&held)), (0, how >= 2), "{how}");
+            while let Some(batch) = beside.flying.pop() {
+                complete(&mut beside.core, &batch);
+                while let Next::Dispatch(batch) = beside.core.next(now) {
+                    beside.flying.push(batch);
+                }
+            }
+            while beside.core.take_given_up().is_some() {}
+            assert!(beside.core.is_empty(), "{how}");
+        }
     }
 }

@@ -108,7 +108,7 @@ impl Numbered {
 #[repr(u8)]
 pub(crate) enum State {
     Free,
-    /// An older request conflicts with it; no policy sees it.
+    /// An older request conflicts with it, or it waits with the speculations of its file; no policy sees it.
     Blocked,
     /// Queued at the policy (a barrier: at the core).
     Queued,

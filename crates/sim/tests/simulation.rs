@@ -101,3 +101,52 @@ fn a_bad_policy_is_refused_in_words() {
     let refusal = run(&s).unwrap_err().to_string();
     assert!(refusal.starts_with("servers.policy: ") && refusal.contains("one lane"), "{refusal}");
 }
+
+/// A small file is read from start to end while 32 processes take a large one apart, which is read ahead of them. The
+/// elevator below serves what is near its head: without giving way the small file's first read waited for the end of the
+/// large one, if it lies ahead of it.
+#[test]
+fn a_small_file_is_not_passed_over_by_one_that_is_read_ahead() {
+    let disk = Device::Disk(DeviceParams { order: Order::Elevator, ..DeviceParams::default() });
+    let small = Application {
+        name: "cat".into(),
+        request_bytes: 32 << 10,
+        requests: 64,
+        start_s: 0.3,
+        ..Application::default()
+    };
+    let large = Application {
+        processes: 32,
+        pattern: Pattern::Strided,
+        request_bytes: 64 << 10,
+        requests: 64,
+        ..Application::default()
+    };
+    let times = |application: Vec<Application>| -> Vec<Vec<f64>> {
+        let run = |seed| {
+            let s = Scenario {
+                application: application.clone(),
+                servers: Servers {
+                    count: 1,
+                    policy: PolicySpec::named("auto"),
+                    in_flight: 0,
+                    cache_bytes: 1 << 30,
+                    foresight_bytes: 128 << 20,
+                    device: "disk".into(),
+                    ..Servers::default()
+                },
+                device: BTreeMap::from([("disk".into(), disk.clone())]),
+                seed,
+                ..Scenario::default()
+            };
+            outcome(&s).applications.iter().map(|a| a.time_s).collect()
+        };
+        (1..=6).map(run).collect()
+    };
+    let (alone, beside) = (times(vec![large.clone()]), times(vec![large, small]));
+    for (alone, beside) in alone.iter().zip(&beside) {
+        println!("{alone:?} s alone, {beside:?} s beside one another");
+        assert!(beside[1] < 0.35, "{beside:?} s, {alone:?} s alone");
+        assert!(beside[0] < alone[0] + 0.2, "{beside:?} s, {alone:?} s alone");
+    }
+}

@@ -14,6 +14,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use impresario_base::lock::Mutex;
+use impresario_engine::CachedReads;
 use impresario_node::Readiness;
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use rustix::io::Errno;
@@ -118,6 +119,8 @@ pub struct Connection {
     last_call_ms: AtomicU64,
     began: Instant,
     receiver: Arc<dyn Receiver>,
+    /// Whether its reads that the page cache may have are worth looking for before they wait for a thread.
+    pub cached: CachedReads,
 }
 
 impl Connection {
@@ -146,6 +149,7 @@ impl Connection {
             last_call_ms: AtomicU64::new(0),
             began: Instant::now(),
             receiver,
+            cached: CachedReads::default(),
         }))
     }
 

@@ -7,6 +7,7 @@
 
 use std::io;
 use std::ops::Range;
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
 use std::time::SystemTime;
 
@@ -78,6 +79,9 @@ impl Executor<Queued> for Data {
             drop(work);
             return Started::Pending;
         };
+        if let Some(bytes) = in_memory(&service, &work.parts) {
+            return perform_at_once(&service, work, bytes);
+        }
         let here = service.clone();
         match &service.ahead {
             Some(ahead) if work.parts.iter().all(|(_, queued)| matches!(queued, Queued::Ahead(_))) => {
@@ -87,10 +91,41 @@ impl Executor<Queued> for Data {
         }
         Started::Pending
     }
+}
 
-    fn only_hands_on(&self) -> bool {
-        true
+/// All of a read that memory has, so that it need not wait for a thread behind reads that wait for a device. Where reads may
+/// pass scheduling by, that was tried before; and where nothing is read ahead, the readers of a file are left in the order in
+/// which they came, from which the kernel tells what to read next.
+fn in_memory(service: &Service, parts: &[(Request, Queued)]) -> Option<Vec<u8>> {
+    let ([(request, Queued::Call(item))] | [(request, Queued::Call(item)), (_, Queued::Ahead(_))]) = parts else {
+        return None;
+    };
+    let reads_ahead = service.ahead.is_some() && service.foresees.load(Ordering::Relaxed);
+    let passes = service.engine.get().is_none_or(|engine| engine.lets_pass());
+    if request.op != Op::Read || !reads_ahead || passes || !service.may_have(item) {
+        return None;
     }
+    let mut bytes = vec![0; request.extent.len as usize];
+    let got = item.node.read_cached(request.extent.lane_offset, &mut bytes);
+    item.reply.connection.cached.came(got.is_some());
+    bytes.truncate(got?);
+    Some(bytes)
+}
+
+/// Answers the read of a batch, whose bytes these are.
+fn perform_at_once(service: &Arc<Service>, work: Work<Queued>, bytes: Vec<u8>) -> Started<Queued> {
+    let (started, bytes) = (now(), Arc::new(bytes));
+    let bytes_done = bytes.len() as u64;
+    for (request, queued) in work.parts {
+        match queued {
+            Queued::Call(item) => {
+                let (attr, asked) = (item.node.attr(), (request.extent.lane_offset, request.extent.len));
+                answer_read(asked, item, attr.as_ref(), &bytes, 0..bytes.len());
+            }
+            Queued::Ahead(node) => service.continue_reading(request, node, false),
+        }
+    }
+    Started::Finished(work.ticket, Outcome { errno: 0, bytes_done, started, finished: now() })
 }
 
 /// Does a batch and answers its parts.
@@ -130,10 +165,8 @@ fn perform(service: &Arc<Service>, work: Work<Queued>) {
     }
     let (Done { errno, bytes_done }, reading_begun) = (outcome, reading.begun);
     ticket.complete(Outcome { errno, bytes_done, started, finished: now() });
-    if let (Some((request, node)), Some(ahead)) = (along, &service.ahead) {
-        let (here, extent) = (service.clone(), request.extent.lane_offset..request.extent.end());
-        // What was asked for is answered; nothing waits for the rest.
-        ahead.threads.run(Box::new(move || here.read_along(&node, extent, reading_begun)));
+    if let Some((request, node)) = along {
+        service.continue_reading(request, node, reading_begun);
     }
 }
 
@@ -154,6 +187,13 @@ fn read_ahead(service: &Service, work: Work<Queued>) {
 }
 
 impl Service {
+    /// Has what is beyond a request read. What was asked for is answered; nothing waits for the rest.
+    fn continue_reading(self: &Arc<Self>, request: Request, node: Node, begun: bool) {
+        let Some(ahead) = &self.ahead else { return };
+        let (here, extent) = (self.clone(), request.extent.lane_offset..request.extent.end());
+        ahead.threads.run(Box::new(move || here.read_along(&node, extent, begun)));
+    }
+
     /// Reads what is beyond a request, unless that was begun with it, and takes note when it is there.
     fn read_along(&self, node: &Node, extent: Range<u64>, begun: bool) {
         let Some(ahead) = &self.ahead else { return };

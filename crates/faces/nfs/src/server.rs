@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use impresario_base::lock::{Condvar, Mutex};
 use impresario_engine::workers::Workers;
-use impresario_engine::{CachedReads, Engine, EngineConfig};
+use impresario_engine::{Engine, EngineConfig};
 use impresario_foresight::ALONE_MAX;
 use impresario_sched::{PolicySpec, policy};
 use rustc_hash::FxHashMap;
@@ -146,7 +146,7 @@ pub fn start(settings: Settings) -> Result<Running, String> {
         engine: OnceLock::new(),
         ahead: (settings.read_ahead_bytes > 0).then(|| Ahead::new(settings.read_ahead_bytes)),
         foresees: AtomicBool::new(policy::speculates(&settings.policy)),
-        cached: (!settings.schedule_cached_reads).then(CachedReads::default),
+        cached_pass: !settings.schedule_cached_reads,
         stopping: AtomicBool::new(false),
         complaints: AtomicU64::new(0),
         complained: Mutex::default(),

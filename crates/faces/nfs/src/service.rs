@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use impresario_backend::{Caller, Handle, SetAttr};
 use impresario_base::lock::Mutex;
 use impresario_engine::workers::Workers;
-use impresario_engine::{CachedReads, Engine, Refused, Submission};
+use impresario_engine::{Engine, Refused, Submission};
 use impresario_foresight::Prediction;
 use impresario_sched::{ConnId, LaneId, Op};
 use rustc_hash::FxHashMap;
@@ -63,8 +63,8 @@ pub struct Service {
     pub(crate) ahead: Option<Ahead>,
     /// The policy lets predicted extents be read ahead.
     pub(crate) foresees: AtomicBool,
-    /// Whether reads that the page cache has are worth looking for before they are scheduled, where they may be.
-    pub(crate) cached: Option<CachedReads>,
+    /// Reads that the page cache has need not be scheduled, where that may be.
+    pub(crate) cached_pass: bool,
     pub(crate) stopping: AtomicBool,
     pub(crate) complaints: AtomicU64,
     pub(crate) complained: Mutex<FxHashMap<IpAddr, Instant>>,
@@ -349,16 +349,21 @@ impl Service {
         ahead.reading.observe(request.op, (request.file, node), extent, request.conn.0.into())
     }
 
+    /// Whether memory is worth a look for what a read asks for.
+    pub(crate) fn may_have(&self, read: &Item) -> bool {
+        let has_cache = self.cached_pass && read.node.export.backend.has_page_cache();
+        has_cache && read.reply.connection.cached.are_worth_a_try()
+    }
+
     /// Answers a read that the page cache has and that need not be scheduled; else gives it back.
     fn pass(&self, engine: &Engine<Queued>, read: &Submission, item: Item) -> Option<Item> {
-        let Some(cached) = self.cached.as_ref().filter(|_| read.op == Op::Read) else { return Some(item) };
-        if !item.node.export.backend.has_page_cache() || !cached.are_worth_a_try() {
+        if read.op != Op::Read || !self.may_have(&item) {
             return Some(item);
         }
         let Some(passing) = engine.pass(read) else { return Some(item) };
         let mut bytes = vec![0; read.len as usize];
         let got = item.node.read_cached(read.lane_offset, &mut bytes);
-        cached.came(got.is_some());
+        item.reply.connection.cached.came(got.is_some());
         let Some(got) = got else { return Some(item) };
         bytes.truncate(got);
         passing.served(got as u64);

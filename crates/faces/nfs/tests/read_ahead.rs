@@ -170,6 +170,44 @@ fn reads_that_the_cache_has_wait_for_no_device() {
     assert_eq!(told(&served, "/engine/statistics/passed"), 0);
 }
 
+/// The same under a policy that hands over everything at once: no read of what memory has waits for a thread.
+#[test]
+fn reads_that_the_cache_has_wait_for_no_thread() {
+    let (served, mut client, file) = cold(MIB, |settings| {
+        settings.in_flight_requests = 1;
+        settings.policy = PolicySpec::named("auto");
+    });
+    // Of another, whose reads memory never has.
+    let mut stuck = served.client();
+    for _ in 0..64 {
+        served.tree.drop_caches();
+        stuck.read(&file, 0, 100).unwrap();
+    }
+    client.read(&file, 0, MIB as u32).unwrap();
+    settled(&served);
+    served.tree.set_faults(Faults { data_hung: true, ..Faults::default() });
+    let waits = stuck.send_write(&file, MIB, b"waits", Stability::Unstable).unwrap();
+    served.tree.await_hung(1);
+    for at in (0..MIB).step_by(BLOCK as usize) {
+        assert!(client.read(&file, at, BLOCK as u32).unwrap().bytes == content(at, BLOCK));
+    }
+    // Nor do they overtake a write that came before.
+    let over = stuck.send_write(&file, 0, &[9; 100], Stability::Unstable).unwrap();
+    eventually("the write is handed over", || told(&served, "/engine/in_flight_batches") == 2);
+    let after = client.send_read(&file, 0, 200).unwrap();
+    eventually("the read waits", || told(&served, "/engine/blocked") == 1);
+    served.tree.set_faults(Faults::default());
+    let read = read_back(&client.wait(after).unwrap()).unwrap();
+    assert_eq!(read.bytes, [vec![9; 100], content(100, 100)].concat());
+    [waits, over].into_iter().for_each(|xid| assert!(stuck.wait(xid).unwrap().good().is_ok()));
+    // Nor are they answered to another who may not read them.
+    let mut other = served.client();
+    other.be(6, 6, &[]);
+    let closed = send_set(&mut client, &file, &SetAttr { mode: Some(0o600), ..SetAttr::default() });
+    client.wait(closed).unwrap().good().unwrap();
+    assert!(other.read(&file, 0, 100).is_err());
+}
+
 /// What is predicted and still queued is dropped when a write or a cut covers it.
 #[test]
 fn a_change_drops_the_speculations_that_it_covers() {

@@ -22,6 +22,7 @@ impl Core {
     fn withdraw(&mut self, now: Nanos, slot: Slot, state: State) -> Cancelled {
         if state == State::Blocked {
             self.blocked -= 1;
+            self.held.remove(slot);
         } else {
             self.queued -= 1;
             if self.shared.table.op(slot).is_data() {

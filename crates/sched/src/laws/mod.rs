@@ -5,13 +5,14 @@
 //! requests keep their order; no wait exceeds the policy's bound; no lane idles while it has work, except for waits
 //! that the policy may state ([`Conduct`]); connections that cannot take data are left alone. A speculation starts at
 //! most once, only as a read, and either behind the read that it continues or alone while no request could start and
-//! few other speculations are in flight; never after a change covered it. Checking costs about as much as the core
-//! itself, more if many requests of one file conflict.
+//! few other speculations are in flight; never after a change covered it. A read waits with the speculations of its file
+//! for a bounded time. Checking costs about as much as the core itself, more if many requests of one file conflict.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use rustc_hash::FxHashMap;
 
+use crate::overtaking::PATIENCE;
 use crate::policy::{self, Conduct, Params};
 use crate::{
     Batch, BatchId, Core, CoreConfig, Extent, FileId, LaneId, LaneStatus, Nanos, Next, Op, Part, PolicySpec, Request,
@@ -91,6 +92,8 @@ pub struct Laws {
     known: BTreeMap<RequestId, Known>,
     ahead: BTreeMap<RequestId, Ahead>,
     alone_limit: u32,
+    /// Reads that wait with the speculations of their files, and since when.
+    held: BTreeMap<RequestId, u64>,
     /// Waiting requests that a rule may withhold.
     withheld: BTreeSet<RequestId>,
     /// Outstanding requests by file, lane (0 if all share one space) and offset, and the longest so far.
@@ -145,6 +148,7 @@ impl Laws {
             known: BTreeMap::new(),
             ahead: BTreeMap::new(),
             alone_limit: config.lane_speculations,
+            held: BTreeMap::new(),
             withheld: BTreeSet::new(),
             places: BTreeSet::new(),
             longest: 0,
@@ -382,6 +386,7 @@ impl Laws {
     /// The core made a decision.
     pub fn decided(&mut self, now: u64, core: &Core, next: &Next) {
         self.pass_time(now);
+        self.hold(now, core);
         let moved = core.acting().1 != self.own_switches;
         if moved {
             if self.in_order && self.shared_space {
@@ -408,6 +413,17 @@ impl Laws {
         }
         if moved {
             self.moved(now, core);
+        }
+    }
+
+    /// Which reads wait with the speculations of their files after a decision; none longer than promised.
+    fn hold(&mut self, now: u64, core: &Core) {
+        let before = std::mem::take(&mut self.held);
+        self.held = core.held_back().map(|id| (id, before.get(&id).copied().unwrap_or(now))).collect();
+        let late = |(_, since): &(&RequestId, &u64)| now > since.saturating_add(PATIENCE.0 + TOLERANCE_NS);
+        if let Some((id, since)) = self.held.iter().find(late) {
+            let what = format!("law 7: a read waits with the speculations of its file since {since} ns: {id:?}");
+            self.violated(now, what);
         }
     }
 
@@ -516,12 +532,13 @@ impl Laws {
         if !self.total_open() || !open.contains(&true) {
             return None;
         }
-        let could_go = |k: &&Known| {
+        let could_go = |k: &Known| {
             let lane = k.request.extent.lane.index();
             let free = k.waits() && open[lane] && of.is_none_or(|of| of == lane) && self.is_ready(&k.request);
             free && !self.is_blocked(k) && !self.has_older_sibling(k)
         };
-        self.known.values().find(could_go)
+        let could_go = |(id, k): &(&RequestId, &Known)| !self.held.contains_key(id) && could_go(k);
+        self.known.iter().find(could_go).map(|(_, k)| k)
     }
 
     /// Whether a request dispatched now waited longer than promised.

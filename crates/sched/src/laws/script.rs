@@ -176,6 +176,8 @@ pub(super) struct Script {
     pub(super) lets_pass: bool,
     /// Those that do, and their lengths.
     pub(super) passing: Vec<(RequestId, u64)>,
+    /// Speculations are long and of one file.
+    pub(super) long_ahead: bool,
     pub(super) log: Vec<String>,
     pub(super) pushed: u64,
 }
@@ -203,8 +205,8 @@ impl Script {
         let laws = Laws::new(config, &core);
         let (lanes, now) = (config.lanes, Nanos(1_000));
         let (flying, passing, log) = Default::default();
-        let (load, lets_pass) = (Load::Mixed, true);
-        Script { core, laws, rng, now, lanes, load, flying, lets_pass, passing, log, pushed: 0 }
+        let (load, lets_pass, long_ahead) = (Load::Mixed, true, false);
+        Script { core, laws, rng, now, lanes, load, flying, lets_pass, long_ahead, passing, log, pushed: 0 }
     }
 
     pub(super) fn below(&mut self, n: u64) -> u64 {
@@ -308,6 +310,9 @@ impl Script {
             let near = known[self.below(known.len() as u64) as usize];
             let start = near.end().saturating_sub(self.below(3) * 512).min(1 << 40);
             request.extent = Extent { file_offset: start, lane_offset: start, len: 1 + self.below(8192), ..near };
+        }
+        if self.long_ahead {
+            request.extent = Extent { file: FileId(0), len: 1 + self.below(4 << 20), ..request.extent };
         }
         if let Some(id) = self.core.speculate(&request) {
             self.laws.speculated(self.now.0, id, &request);

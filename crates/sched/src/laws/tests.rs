@@ -63,6 +63,29 @@ fn automatic_switches_keep_the_laws() {
     assert!(switches.iter().sum::<u64>() >= 3 * switches.len() as u64, "{switches:?}");
 }
 
+/// A file that was read ahead much gives way to reads of others, and its own reads wait with it.
+#[test]
+fn giving_way_keeps_the_laws() {
+    let mut waits = 0;
+    for seed in seeds(40) {
+        waits += replayable("auto above a layer that sorts", seed, || {
+            let (lanes, switches) = (1 + 2 * (seed % 2) as u16, ["auto", "mlf", "none"].map(PolicySpec::named));
+            let config = CoreConfig { lanes, lane_speculations: 2, sorted_below: true, ..CoreConfig::single_lane(64) };
+            let core = Core::new(config.clone(), &switches[0]).unwrap();
+            let mut script = Script { long_ahead: true, ..Script::on(core, &config, Random::new(seed)) };
+            let mut waits = 0;
+            for _ in 0..2_000 {
+                script.step(if seed % 3 == 0 { &switches } else { &[] });
+                waits += script.laws.held.len();
+            }
+            script.finish();
+            script.judge();
+            waits
+        });
+    }
+    assert!(waits > 100, "{waits}");
+}
+
 /// Law 5.
 #[test]
 fn the_same_seed_gives_the_same_schedule() {
