@@ -6,8 +6,8 @@ use std::fmt::Write;
 use anyhow::{Result, anyhow};
 use impresario_sched::PolicySpec;
 use impresario_sched::policy::{self, POLICIES};
-use impresario_sim::Simulation;
 use impresario_sim::sweep::side_by_side;
+use impresario_sim::{Budget, Simulation};
 
 use super::situation::{PHASE_S, Situation, schedule};
 use super::trial::{self, costs};
@@ -116,16 +116,90 @@ fn name(spec: &PolicySpec) -> String {
     if spec.name == "auto" { spec.name.clone() } else { spec.to_string() }
 }
 
+/// The goal in each phase: this part of the speed of the best fixed policy.
+const GOAL: f64 = 0.95;
+
+/// Several schedules: how close each system comes to the best fixed policy of each phase, and how often `auto` meets its
+/// goals.
+pub fn drawn_text(schedules: Vec<Times>) -> String {
+    let count = schedules.len();
+    // Over each whole: the time of the best fixed policy by that of `auto`.
+    let whole = |times: &Times| {
+        let fixed = (1..times.systems.len()).map(|system| times.whole_s(system));
+        fixed.fold(f64::INFINITY, f64::min) / times.whole_s(0)
+    };
+    let wholes: Vec<f64> = schedules.iter().map(whole).collect();
+    let ahead = wholes.iter().filter(|ratio| **ratio > 1.0).count();
+    let mean = (wholes.iter().map(|ratio| ratio.ln()).sum::<f64>() / count.max(1) as f64).exp();
+    let Some(all) = schedules.into_iter().reduce(|mut all, more| {
+        all.cases.extend(more.cases);
+        all.times_s.extend(more.times_s);
+        all
+    }) else {
+        return String::new();
+    };
+    let reached = (0..all.cases.len()).filter(|case| all.ratio(*case, 0) >= GOAL).count();
+    let mut out = all.situations_text();
+    // Writing to a string cannot fail.
+    _ = writeln!(
+        out,
+        "\n`auto` reaches {:.0} % in {reached} of {} phases, and is ahead of every fixed policy over {ahead} of {count} \
+         schedules ({:.1} % of the best one's speed on average).",
+        100.0 * GOAL,
+        all.cases.len(),
+        100.0 * mean
+    );
+    out
+}
+
+/// Every change of policy within a phase, in words: runs the simulation until `until_s`.
+fn changes(simulation: &mut Simulation, begun_s: f64, until_s: f64, out: &mut String) {
+    let now = |simulation: &Simulation| simulation.chosen().into_iter().map(|(_, chosen)| chosen.switches).collect();
+    let mut switches: Vec<u64> = now(simulation);
+    loop {
+        let progress = simulation.step_until(Budget::Events(100));
+        if progress.done || progress.virtual_s >= until_s {
+            return;
+        }
+        for (at, (server, chosen)) in simulation.chosen().into_iter().enumerate() {
+            if switches.get(at).is_some_and(|switches| *switches != chosen.switches) {
+                let after_s = progress.virtual_s - begun_s;
+                // Writing to a string cannot fail.
+                _ = writeln!(
+                    out,
+                    "  - {after_s:.3} s, {server}: {}, {} (undone: {}), {:?}",
+                    chosen.policy.name,
+                    chosen.rule,
+                    chosen.undone.join(", "),
+                    chosen.observed
+                );
+            }
+        }
+        switches = now(simulation);
+    }
+}
+
 /// Runs every system over the schedule of phases with every seed. Also returns what `auto` chose in each phase, in
-/// words.
-pub fn over_phases(auto: &PolicySpec, phases: &[Situation], seeds: &[u64]) -> Result<(Times, String)> {
+/// words, or all its changes.
+pub fn over_phases(
+    auto: &PolicySpec,
+    phases: &[Situation],
+    seeds: &[u64],
+    all_changes: bool,
+) -> Result<(Times, String)> {
     let systems: Vec<PolicySpec> = std::iter::once(auto.clone()).chain(fixed()).collect();
     let run = |system: usize, seed: u64| -> Result<(Vec<f64>, String)> {
         let mut simulation = Simulation::new(&schedule(phases, &systems[system], seed))?;
         let mut chosen = String::new();
         for (at, phase) in phases.iter().enumerate().filter(|_| system == 0) {
+            let begun_s = at as f64 * PHASE_S;
+            if all_changes {
+                _ = writeln!(chosen, "- {}", phase.name);
+                changes(&mut simulation, begun_s, begun_s + PHASE_S - 1.0, &mut chosen);
+                continue;
+            }
             // At the end of a phase.
-            simulation.step_until(impresario_sim::Budget::VirtualS((at + 1) as f64 * PHASE_S - 1.0));
+            simulation.step_until(Budget::VirtualS(begun_s + PHASE_S - 1.0));
             let told = simulation.chosen();
             let list: Vec<String> =
                 told.iter().map(|(_, c)| format!("{} ({} switches)", c.policy.name, c.switches)).collect();

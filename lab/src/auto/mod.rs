@@ -71,6 +71,15 @@ enum Command {
         /// Seeds of each schedule
         #[arg(long, default_value_t = 3, value_name = "SEEDS", value_parser = clap::value_parser!(u64).range(1..=100))]
         seeds: u64,
+        /// Schedules drawn at random in place of the published one, to develop with
+        #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=1000))]
+        drawn: Option<u64>,
+        /// Seed of the draw
+        #[arg(long, default_value_t = 1, value_name = "SEED", requires = "drawn")]
+        seed: u64,
+        /// Print every change of policy, with what was observed, instead of the choices at the end of each phase
+        #[arg(long)]
+        changes: bool,
     },
 }
 
@@ -113,13 +122,21 @@ pub fn run(args: &Args) -> Result<ExitCode> {
             let times = evaluate::over_situations(&auto, &fixed, &situations, &[OTHER_SEEDS + seed])?;
             return crate::print(times.situations_text().as_bytes());
         }
-        Command::Phases { table, seeds } => {
+        Command::Phases { table, seeds, drawn, seed, changes } => {
             let auto = auto(table.as_deref())?;
             let seeds: Vec<u64> = (0..*seeds).map(|seed| OTHER_SEEDS + seed).collect();
-            let (times, chosen) = evaluate::over_phases(&auto, &situation::phases(), &seeds)?;
-            return crate::print(
-                format!("{}\nAt the end of each phase, by data server:\n{chosen}", times.schedule_text()).as_bytes(),
-            );
+            let heading = if *changes { "Changes of policy" } else { "At the end of each phase, by data server" };
+            let Some(drawn) = drawn else {
+                let (times, chosen) = evaluate::over_phases(&auto, &situation::phases(), &seeds, *changes)?;
+                return crate::print(format!("{}\n{heading}:\n{chosen}", times.schedule_text()).as_bytes());
+            };
+            let (mut schedules, mut all_chosen) = (Vec::new(), String::new());
+            for seed in *seed..seed.saturating_add(*drawn) {
+                let (times, chosen) = evaluate::over_phases(&auto, &situation::drawn_phases(seed), &seeds, *changes)?;
+                schedules.push(times);
+                all_chosen += &chosen;
+            }
+            return crate::print(format!("{}\n{heading}:\n{all_chosen}", evaluate::drawn_text(schedules)).as_bytes());
         }
     }
     Ok(ExitCode::SUCCESS)

@@ -182,11 +182,70 @@ pub fn phases() -> Vec<Situation> {
     .collect()
 }
 
+/// Requests of a drawn phase at most, so that none is longer than [`PHASE_S`].
+const DRAWN_REQUESTS_MAX: u64 = 12_000;
+
+/// A schedule of eight phases drawn at random, to develop with: other sizes and concurrency than those of training, of
+/// [`held_out`] and of [`phases`].
+pub fn drawn_phases(seed: u64) -> Vec<Situation> {
+    let mut random = Random::new(seed);
+    let mut pick = |values: &[u64]| values[random.below(values.len() as u64) as usize];
+    let servers = pick(&[2, 3, 4, 4, 5, 6]) as u16;
+    let draw = |_| {
+        let (op, pattern) = (OPS[pick(&[0, 1]) as usize], PATTERNS[pick(&[0, 1, 2, 3]) as usize]);
+        let (applications, processes) = (pick(&[1, 2, 3, 4, 5, 7]), pick(&[3, 5, 7, 9, 13, 18, 26, 30]));
+        let request_kib = pick(&[6, 12, 20, 36, 56, 88, 144, 160, 320, 384, 640, 896]);
+        let requests_max = DRAWN_REQUESTS_MAX / (applications * processes);
+        let kib = pick(&[2 << 10, 4 << 10, 8 << 10, 12 << 10]).min(requests_max * request_kib);
+        let mut drawn = Situation::new((applications as u32, processes as u32), op, pattern, (request_kib, kib));
+        drawn.servers = servers;
+        drawn.name = format!("{}, {servers} servers", drawn.name);
+        drawn
+    };
+    (0..8).map(draw).collect()
+}
+
 /// The phases one after the other, with a pause between them, on one cluster.
 pub fn schedule(phases: &[Situation], policy: &PolicySpec, seed: u64) -> Scenario {
     let applications = phases.iter().enumerate().map(|(at, phase)| {
         let start_s = at as f64 * PHASE_S;
         Application { start_s, ..phase.load.clone() }
     });
-    cluster(applications.collect(), 4, policy, seed)
+    let servers = phases.first().map_or(1, |phase| phase.servers);
+    cluster(applications.collect(), servers, policy, seed)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What the table is judged by must not be what it was made from.
+    #[test]
+    fn loads_for_training_for_development_and_for_judging_are_different_ones() {
+        let key = |s: &Situation| {
+            (s.load.copies, s.load.processes, s.load.op as u8, s.load.pattern as u8, s.load.request_bytes)
+        };
+        let keys = |all: Vec<Situation>| all.iter().map(key).collect::<std::collections::BTreeSet<_>>();
+        let trained = keys(training(4_000));
+        let drawn = keys((0..200).flat_map(drawn_phases).collect());
+        let held_out = keys(held_out(2_000, 1_000));
+        let published = keys(phases());
+        assert!(trained.len() > 900 && drawn.len() > 500 && held_out.len() > 500 && published.len() == 8);
+        for (one, other) in [
+            (&trained, &drawn),
+            (&trained, &held_out),
+            (&trained, &published),
+            (&drawn, &held_out),
+            (&drawn, &published),
+        ] {
+            assert!(one.is_disjoint(other), "{:?}", one.intersection(other).next());
+        }
+    }
+
+    #[test]
+    fn drawn_schedules_replay_from_their_seed() {
+        assert_eq!(drawn_phases(3), drawn_phases(3));
+        assert_ne!(drawn_phases(3), drawn_phases(4));
+        assert!(drawn_phases(3).iter().all(|phase| phase.servers == drawn_phases(3)[0].servers));
+    }
 }

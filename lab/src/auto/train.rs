@@ -218,7 +218,7 @@ choice = [{ policy = "none" }]
 
 [[rule]]
 name = "nothing observed yet, or nothing trained for it"
-choice = [{ policy = "mlf" }]
+choice = [{ policy = "wscan" }]
 "#;
 
 /// Flash devices with no sorting layer in front.

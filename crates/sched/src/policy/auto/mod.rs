@@ -6,8 +6,10 @@
 //! `objective` acts. `impresario-lab auto` retrains the built-in table.
 //!
 //! - **Switching.** Another rule takes effect once two observation windows in a row agree on it (after a pause, the
-//!   first window), if its expected gain exceeds [`MARGIN`]. The new policy receives the queued requests in order of
-//!   arrival.
+//!   first window), if its expected gain exceeds [`MARGIN`] (after a pause, at all). The new policy receives the queued
+//!   requests in order of arrival.
+//! - **Pauses.** After a pause the rule for nothing observed acts until the first window is full, unless the last two
+//!   phases ended under the same rule.
 //! - **Correction.** The rate (bytes per time with something outstanding) is measured before and after a switch, unless
 //!   a pause preceded it and while the same rule applies. A choice that yields less than [`YIELD_MIN`] of the previous
 //!   rate is undone and avoided for a minute, doubling each time.
@@ -158,6 +160,8 @@ struct Auto {
     /// The device class is known.
     begun: bool,
     seen: Option<Observation>,
+    /// The rule of the phase before this one.
+    ended: Option<usize>,
     /// The rule on which the last windows agreed, and how many did.
     counts: (usize, u32),
     wanted: Option<Pick>,
@@ -190,6 +194,7 @@ impl Auto {
             sampler,
             begun: false,
             seen: None,
+            ended: None,
             counts: (rule, 0),
             wanted: None,
             moved: None,
@@ -210,6 +215,20 @@ impl Auto {
         let pick = Pick { rule, choice: best(&self.table.rule[rule].choice, self.objective) };
         let undone = self.undone.iter().find(|u| u.pick == pick && now < u.until);
         undone.map_or((pick, false), |undone| (undone.instead, true))
+    }
+
+    /// A phase begins: what suited the last one may spoil the start of another, so the rule for nothing observed acts
+    /// until the first window is full, unless the last two phases ended under the same rule.
+    fn begin(&mut self, view: &View<'_>) {
+        let ended = self.begun.then_some(self.counts.0);
+        let alike = ended.is_some() && ended == self.ended;
+        (self.begun, self.ended) = (true, ended);
+        self.situation.device = Some(DeviceClass::of(view.cost));
+        self.wanted = None;
+        if !alike {
+            let (pick, _) = self.pick(self.table.rule_for(self.situation, None), view.now);
+            self.wanted = (!same(self.alternative(pick), self.alternative(self.acting))).then_some(pick);
+        }
     }
 
     /// An observation window is full.
@@ -235,7 +254,8 @@ impl Auto {
         // The rule's entry for the acting policy, if it lists it.
         let listed = self.table.rule[rule].choice.iter().find(|other| same(other, now));
         let worth = |alternative: &Alternative| 1.0 - alternative.gain(self.objective);
-        let pays = measured || listed.is_none_or(|listed| worth(wanted) < worth(listed) * (1.0 - MARGIN));
+        // At the start of a phase nothing measured speaks for the acting policy.
+        let pays = measured || seen.first || listed.is_none_or(|listed| worth(wanted) < worth(listed) * (1.0 - MARGIN));
         self.wanted = (agreed && pays && !self.has_moved(view)).then_some(pick);
     }
 
@@ -345,15 +365,12 @@ impl Policy for Auto {
     fn enqueue(&mut self, view: &View<'_>, slot: Slot) {
         if let Some(sampler) = &mut self.sampler {
             self.meter.arrived(view.now, view.table.len() <= 1);
-            let seen = sampler.arrived(view, slot);
-            if !self.begun {
-                self.begun = true;
-                self.situation.device = Some(DeviceClass::of(view.cost));
-                let (pick, _) = self.pick(self.table.rule_for(self.situation, None), view.now);
-                self.wanted = (!same(self.alternative(pick), self.alternative(self.acting))).then_some(pick);
-            }
+            let (seen, paused) = sampler.arrived(view, slot);
             if let Some(seen) = seen {
                 self.observed(view, seen);
+            }
+            if paused || !self.begun {
+                self.begin(view);
             }
         }
         self.inner.enqueue(view, slot);
@@ -458,6 +475,7 @@ impl Policy for Auto {
                         self.inner = inner;
                         (self.acting, self.counts, self.begun) = (auto.acting, auto.counts, auto.begun);
                         (self.situation, self.seen, self.switches) = (auto.situation, auto.seen, auto.switches);
+                        self.ended = auto.ended;
                         self.undone = std::mem::take(&mut auto.undone);
                     }
                 }

@@ -25,8 +25,8 @@ const FOLLOWERS: u32 = 16;
 const WINDOW_MAX: u32 = 256;
 /// A pause that ends a phase of I/O.
 const PAUSE: Nanos = Nanos::from_millis(200);
-/// Requests of a window below which a pause does not end it.
-const WINDOW_MIN: u32 = 16;
+/// Requests since the phase began below which a pause does not end it.
+const PHASE_MIN: u32 = 16;
 /// A batch faster than the cost model by this factor was served by a cache.
 const HIT_DIVISOR: u64 = 8;
 
@@ -176,6 +176,8 @@ pub(super) struct Sampler {
     /// Index of the current window.
     window: u32,
     first: bool,
+    /// Requests since the phase began, whatever windows they were in.
+    phase: u32,
     requests: u32,
     reads: u32,
     followers: u32,
@@ -203,6 +205,7 @@ impl Sampler {
             tables: Box::new(tables),
             window: 1,
             first: true,
+            phase: 0,
             requests: 0,
             reads: 0,
             followers: 0,
@@ -217,11 +220,12 @@ impl Sampler {
         }
     }
 
-    /// Records an arrival. Returns the observation when a window is full.
-    pub fn arrived(&mut self, view: &View<'_>, slot: Slot) -> Option<Observation> {
+    /// Records an arrival. Returns the observation when a window is full, and whether a pause ended a phase.
+    pub fn arrived(&mut self, view: &View<'_>, slot: Slot) -> (Option<Observation>, bool) {
         let table = view.table;
-        let pause = table.len() <= 1 && view.now.since(self.last) >= PAUSE && self.requests >= WINDOW_MIN;
+        let pause = table.len() <= 1 && view.now.since(self.last) >= PAUSE && self.phase >= PHASE_MIN;
         self.last = view.now;
+        self.phase = if pause { 1 } else { self.phase.saturating_add(1) };
         let before = pause.then(|| self.close(true)).filter(|seen| seen.requests >= WINDOW / 2);
         let (file, client, lane) = (table.file(slot).0, table.client(slot).0, table.lane(slot).0);
         let (start, end) = (table.start(slot), table.end(slot));
@@ -256,7 +260,7 @@ impl Sampler {
         let part = if self.first { 2 } else { 1 };
         let followed = self.followers >= FOLLOWERS / part || self.requests >= WINDOW_MAX / part;
         let full = self.requests >= WINDOW / part && followed;
-        if full { Some(self.close(false)) } else { before }
+        (if full { Some(self.close(false)) } else { before }, pause)
     }
 
     /// Records that a request left the queue.

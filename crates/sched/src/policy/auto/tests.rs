@@ -203,6 +203,54 @@ fn switches_follow_what_is_observed() {
     assert_eq!((load.core.acting().0.name.as_str(), load.core.acting().1), ("sjf", 3));
 }
 
+/// However few requests the last window of a phase had, the first window of the next one decides.
+#[test]
+fn a_phase_is_recognised_wherever_a_pause_cuts_a_window() {
+    for more in (0..64).step_by(4) {
+        let mut load = Load::new(&with_table(NEAR_AND_FAR), data(), 16);
+        load.run(300 + more, &scattered, &millis(1));
+        assert_eq!(load.core.acting().0.name, "fifo");
+        load.now += Nanos::from_millis(1_000);
+        load.run(40, &stream, &millis(1));
+        assert_eq!(load.core.acting().0.name, "sjf", "after {more} more requests");
+    }
+}
+
+/// After a pause nothing is known of the new phase, unless the last two were alike.
+#[test]
+fn after_a_pause_the_rule_for_nothing_observed_acts() {
+    let mut load = Load::new(&with_table(NEAR_AND_FAR), data(), 16);
+    for (phase, expected) in ["fifo", "fifo", "sjf", "sjf"].into_iter().enumerate() {
+        load.run(10, &stream, &millis(1));
+        assert_eq!(load.core.acting().0.name, expected, "at the start of phase {phase}");
+        load.run(400, &stream, &millis(1));
+        assert_eq!(load.core.acting().0.name, "sjf", "in phase {phase}");
+        load.now += Nanos::from_millis(1_000);
+    }
+    // A different phase ends under another rule, and then nothing is known again.
+    load.run(400, &scattered, &millis(1));
+    load.now += Nanos::from_millis(1_000);
+    load.run(400, &stream, &millis(1));
+    load.now += Nanos::from_millis(1_000);
+    load.run(10, &stream, &millis(1));
+    assert_eq!(load.core.acting().0.name, "fifo");
+}
+
+/// Within a phase a small expected gain is worth no switch; after a pause the better one acts.
+#[test]
+fn a_small_expected_gain_decides_at_the_start_of_a_phase_only() {
+    let table = "version = 1\n[[rule]]\nname = \"streams\"\nsequential = { from = 0.5 }\n\
+        choice = [{ policy = \"sjf\", makespan = 0.50 }, { policy = \"hbrr\", makespan = 0.48 }]\n\
+        [[rule]]\nname = \"others\"\nchoice = [{ policy = \"hbrr\" }]\n";
+    let mut load = Load::new(&with_table(table), data(), 16);
+    load.run(300, &scattered, &millis(1));
+    load.run(600, &stream, &millis(1));
+    assert_eq!((load.core.acting().0.name.as_str(), load.core.acting().1), ("hbrr", 0));
+    load.now += Nanos::from_millis(1_000);
+    load.run(100, &stream, &millis(1));
+    assert_eq!((load.core.acting().0.name.as_str(), load.core.acting().1), ("sjf", 1));
+}
+
 /// `sjf` is expected to gain but measures worse than its predecessor.
 #[test]
 fn a_choice_that_yields_less_is_undone_and_remembered() {
