@@ -30,6 +30,11 @@ const VAIN_ONE_IN: u64 = 8;
 const CREDIT_POLLS: u64 = 8;
 /// A yield that takes longer gave the processor to another thread.
 const AWAY_MAX: Duration = Duration::from_micros(20);
+/// A connection whose thread was away pauses so many times as long: where processors are busy, a yield gives away a whole time
+/// slice, some milliseconds, and wake-ups are fast.
+const AWAY_TIMES: u64 = 64;
+/// Longest pause for that.
+const AWAY_PAUSE_MAX: Nanos = Nanos::from_millis(10_000);
 /// A connection counts as in use for one to two spans of 2^22 ns, some 4 ms each.
 const SPAN_SHIFT: u32 = 22;
 
@@ -40,8 +45,8 @@ enum End {
     Paid,
     /// They did not.
     InVain,
-    /// Another thread wanted the processor.
-    Displaced,
+    /// Another thread wanted the processor, and had it for so long.
+    Displaced { away: Nanos },
 }
 
 /// What a connection has learnt about polling.
@@ -82,13 +87,17 @@ impl Account {
                 return;
             }
             End::InVain => self.misses.saturating_add(1),
-            End::Displaced => (self.misses / TRIES).saturating_add(1).saturating_mul(TRIES),
+            End::Displaced { .. } => (self.misses / TRIES).saturating_add(1).saturating_mul(TRIES),
         };
         self.credit = self.credit.since(spent);
         if self.misses.is_multiple_of(TRIES) {
             let doublings = (self.misses / TRIES - 1).min(32);
             let pause = Nanos(PAUSE.0.0 << doublings).min(PAUSE.1);
             self.not_before = now + pause;
+        }
+        if let End::Displaced { away } = end {
+            let pause = Nanos(away.0.saturating_mul(AWAY_TIMES)).min(AWAY_PAUSE_MAX);
+            self.not_before = self.not_before.max(now + pause);
         }
     }
 }
@@ -250,8 +259,9 @@ impl Poller {
             std::thread::yield_now();
             let back = Instant::now();
             found = look();
-            if back.saturating_duration_since(looked) > AWAY_MAX {
-                break End::Displaced;
+            let away = back.saturating_duration_since(looked);
+            if away > AWAY_MAX {
+                break End::Displaced { away: nanos(back).since(nanos(looked)) };
             }
             looked = back;
             if found.is_some() {
@@ -260,7 +270,8 @@ impl Poller {
         };
         drop(place);
         CROWD.tally(end);
-        self.account.lock().book(nanos(looked), nanos(looked).since(nanos(now)), end);
+        let (ended, spent) = (nanos(Instant::now()), nanos(looked).since(nanos(now)));
+        self.account.lock().book(ended, spent, end);
         found
     }
 }
@@ -331,12 +342,33 @@ mod tests {
     fn one_that_was_displaced_pauses_at_once() {
         let mut account = Account::new(LONGEST, Nanos::ZERO);
         assert!(account.may_poll(Nanos::ZERO));
-        account.book(Nanos(7_000), Nanos(7_000), End::Displaced);
+        let end = End::Displaced { away: Nanos::ZERO };
+        account.book(Nanos(7_000), Nanos(7_000), end);
         assert!(!account.may_poll(PAUSE.0));
         assert!(account.may_poll(PAUSE.0 + Nanos(7_000)));
-        account.book(PAUSE.0, Nanos(7_000), End::Displaced);
+        account.book(PAUSE.0, Nanos(7_000), end);
         assert!(!account.may_poll(PAUSE.0 + PAUSE.0 + PAUSE.0 - Nanos(1)));
         assert!(account.may_poll(PAUSE.0 + PAUSE.0 + PAUSE.0));
+    }
+
+    /// Polls that pay in between do not shorten its pauses.
+    #[test]
+    fn the_time_for_which_one_is_away_is_a_small_share() {
+        let (mut account, mut now, mut lost) = (Account::new(LONGEST, Nanos::ZERO), Nanos::ZERO, Nanos::ZERO);
+        let away = Nanos::from_millis(3);
+        for call in 0..1_000_000 {
+            if account.may_poll(now) && call % 10 == 0 {
+                now += away;
+                lost += away;
+                account.book(now, Nanos(5_000), End::Displaced { away });
+            } else if account.may_poll(now) {
+                account.book(now, Nanos(5_000), End::Paid);
+            }
+            now += Nanos::from_micros(10);
+        }
+        assert!(lost > Nanos::ZERO && lost.0 * AWAY_TIMES <= now.0 + away.0 * AWAY_TIMES, "{lost:?} of {now:?}");
+        account.book(now, Nanos(5_000), End::Displaced { away: Nanos::MAX });
+        assert!(account.may_poll(now + AWAY_PAUSE_MAX));
     }
 
     #[test]
