@@ -384,6 +384,23 @@ mod tests {
             Beside { core, now: 0, flying: Vec::new(), cached: 0, asked: 0, predicted: 0 }
         }
 
+        /// After so much of the large file was read that it gives way.
+        fn long_read() -> Beside {
+            let mut beside = Beside::new();
+            beside.ask();
+            while beside.cached < 64 << 20 {
+                beside.serve();
+            }
+            beside
+        }
+
+        /// A read of the other file.
+        fn ask_for_other(&mut self, at: u64) {
+            let mut read = request(Op::Read, at, 64 * KIB);
+            read.extent.file = FileId(2);
+            self.core.push(Nanos(self.now), &read).unwrap();
+        }
+
         /// The reader of the large file asks for its next bytes, and what foresight makes of that is queued.
         fn ask(&mut self) {
             if self.asked == LARGE {
@@ -438,17 +455,11 @@ mod tests {
 
     #[test]
     fn a_read_beside_a_file_that_is_read_ahead_waits_for_what_is_in_flight_and_one_piece() {
-        let mut beside = Beside::new();
-        beside.ask();
-        while beside.cached < 64 << 20 {
-            beside.serve();
-        }
+        let mut beside = Beside::long_read();
         for other in 0..4 {
             beside.pump();
             let in_flight: u64 = beside.flying.iter().map(|batch| batch.extent.len).sum();
-            let mut read = request(Op::Read, other * 64 * KIB, 64 * KIB);
-            read.extent.file = FileId(2);
-            beside.core.push(Nanos(beside.now), &read).unwrap();
+            beside.ask_for_other(other * 64 * KIB);
             let mut before = 0;
             loop {
                 let (file, len) = beside.serve();
@@ -471,14 +482,8 @@ mod tests {
     #[test]
     fn giving_way_ends_with_the_read_or_after_half_a_second() {
         for hangs in [false, true] {
-            let mut beside = Beside::new();
-            beside.ask();
-            while beside.cached < 64 << 20 {
-                beside.serve();
-            }
-            let mut read = request(Op::Read, 0, 64 * KIB);
-            read.extent.file = FileId(2);
-            beside.core.push(Nanos(beside.now), &read).unwrap();
+            let mut beside = Beside::long_read();
+            beside.ask_for_other(0);
             let began = beside.now;
             beside.pump();
             while beside.flying.iter().any(|batch| batch.extent.file == FileId(1)) {
@@ -503,14 +508,8 @@ mod tests {
     #[test]
     fn reads_that_wait_with_their_speculation_can_be_withdrawn() {
         for how in 0..4 {
-            let mut beside = Beside::new();
-            beside.ask();
-            while beside.cached < 64 << 20 {
-                beside.serve();
-            }
-            let mut read = request(Op::Read, 0, 64 * KIB);
-            read.extent.file = FileId(2);
-            beside.core.push(Nanos(beside.now), &read).unwrap();
+            let mut beside = Beside::long_read();
+            beside.ask_for_other(0);
             while beside.core.held_back().next().is_none() {
                 beside.serve();
             }
