@@ -27,6 +27,7 @@ mod concurrency;
 mod core_bench;
 mod crowd;
 mod datapath;
+mod failover;
 mod glusterfs;
 mod goals;
 mod guided;
@@ -84,6 +85,7 @@ enum Command {
     TraceCost(trace_cost::Args),
     KeyCost(key_cost::Args),
     Crowd(crowd::Args),
+    Failover(failover::Args),
     TreeIo(tree_io::Args),
     MinimalServer(command::datapath::MinimalServerArgs),
 }
@@ -156,6 +158,7 @@ fn run(command: Command) -> Result<ExitCode> {
         Command::TraceCost(args) => trace_cost::run(&args),
         Command::KeyCost(args) => key_cost::run(&args),
         Command::Crowd(args) => crowd::run(&args),
+        Command::Failover(args) => failover::run(&args),
         Command::TreeIo(args) => tree_io::run(&args),
         Command::MinimalServer(args) => command::datapath::minimal_server(&args),
     }

@@ -10,7 +10,7 @@ use crate::support::{
 };
 use impresario_base::Random;
 use impresario_client::{Client, CreateOptions, File, Locked, Via};
-use impresario_config::Config;
+use impresario_config::{Config, Meta, Tree};
 use impresario_testing::{PATIENCE, eventually, until};
 use impresario_wire::{FileLock, SpaceChange};
 
@@ -125,6 +125,61 @@ fn clients_of_a_lost_io_node_go_to_the_next() {
     cluster.kill("io.1");
     load.goes_on(80);
     load.stop_and_verify(&cluster.config);
+}
+
+/// A node that hangs answers nothing and ends no connection: its clients must find out, long before their calls time out.
+#[test]
+fn clients_of_an_io_node_that_hangs_go_to_the_next() {
+    let mut cluster = Cluster::start(2, 2, |config| config.cluster.request_timeout_ms = 600_000);
+    let load = Load::start(&cluster.config, 4);
+    load.goes_on(30);
+    let stopped = Stopped::stop(&mut cluster, "io.0");
+    load.goes_on(80);
+    drop(stopped);
+    let other = Stopped::stop(&mut cluster, "io.1");
+    load.goes_on(80);
+    drop(other);
+    load.stop_and_verify(&cluster.config);
+}
+
+/// In front of a folder nothing but the node itself knows that its clients have done their work through another one since.
+#[test]
+fn an_io_node_of_a_folder_that_hung_does_nothing_that_its_clients_have_given_up() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut cluster = Cluster::describe(0, 2, |config| {
+        config.cluster.request_timeout_ms = 600_000;
+        config.meta = Meta::default();
+        config.tree = Some(Tree { folder: folder.path().into(), ..Tree::default() });
+    });
+    cluster.begin();
+    let client = client_via(&cluster.config, 1, Via::IoNode(0));
+    let file = client.create("file", new_file(0o644)).unwrap();
+    file.write_at(&[0; BLOCK], 0).unwrap();
+    write_file(&client, "name", b"first");
+    let calls = cluster.state("io.0")["connections"]["calls"].as_u64().unwrap();
+    let stopped = Stopped::stop(&mut cluster, "io.0");
+    // Each is sent to the node that hangs, and then to the other one.
+    std::thread::scope(|scope| {
+        scope.spawn(|| assert_eq!(file.write_at(&[1; BLOCK], 0).unwrap(), BLOCK));
+        scope.spawn(|| client.unlink("name").unwrap());
+        scope.spawn(|| file.set_len(BLOCK as u64).unwrap());
+    });
+    assert_eq!(file.write_at(&[2; BLOCK], 0).unwrap(), BLOCK);
+    file.set_len(2 * BLOCK as u64).unwrap();
+    write_file(&client, "name", b"second");
+    drop(stopped);
+    let mut asked = 0;
+    until("the node that hung has read what it was sent, and is done with it", || {
+        asked += 1;
+        let now = cluster.state("io.0")["connections"].clone();
+        now["calls"].as_u64().unwrap() >= calls + asked + 3 && now["calls_under_way"] == 1
+    });
+    let node = client_via(&cluster.config, 2, Via::IoNode(0));
+    write_file(&node, "through it", b"as ever");
+    let bytes = std::fs::read(folder.path().join("file")).unwrap();
+    assert!(bytes.len() == 2 * BLOCK && bytes[..BLOCK] == [2; BLOCK] && bytes[BLOCK..] == [0; BLOCK]);
+    assert_eq!(std::fs::read(folder.path().join("name")).unwrap(), b"second");
+    assert_eq!(std::fs::read(folder.path().join("through it")).unwrap(), b"as ever");
 }
 
 /// All servers are killed at once and restarted: names, sizes and data that were fsynced are intact.

@@ -107,3 +107,39 @@ fn an_io_node_serves_others_while_requests_over_several_servers_are_stuck() {
 fn an_io_node_serves_others_while_parts_of_requests_are_stuck() {
     io_node_serves_others(true, true);
 }
+
+/// A node that reads nothing of a client, as the client's requests hold all that it may have under way, hears no ping either.
+#[test]
+fn an_io_node_that_waits_for_a_data_server_is_not_left_for_another() {
+    const WRITERS: u64 = 12;
+    const BYTES: usize = 256 << 10;
+    let mut cluster = Cluster::start(1, 2, |config| {
+        config.cluster.request_timeout_ms = 60_000;
+        config.cluster.max_payload_bytes = 1 << 20;
+        config.io.iter_mut().for_each(|io| io.payload_bytes = 2 << 20);
+    });
+    let client = client(&cluster.config, 0);
+    let file = client.create("file", on(0, 1)).unwrap();
+    file.write_at(&pattern(1, 0, 0, BYTES), 0).unwrap();
+    let requests = |cluster: &Cluster, name: &str| cluster.state(name)["forward"]["requests"].as_u64().unwrap();
+    let (ours, other) = if requests(&cluster, "io.0") > 0 { ("io.0", "io.1") } else { ("io.1", "io.0") };
+    let before = (requests(&cluster, ours), requests(&cluster, other));
+    let stopped = Stopped::stop(&mut cluster, "data.0");
+    std::thread::scope(|scope| {
+        let write = |at: u64| file.write_at(&pattern(1, 1, at * BYTES as u64, BYTES), at * BYTES as u64).unwrap();
+        let writers: Vec<_> = (0..WRITERS).map(|at| scope.spawn(move || assert_eq!(write(at), BYTES))).collect();
+        // Much longer than a node that says nothing is waited for.
+        std::thread::sleep(Duration::from_secs(4));
+        let has = requests(&cluster, ours) - before.0;
+        assert!((1..WRITERS).contains(&has), "{has} of {WRITERS} writes were read: the client's connection is full");
+        drop(stopped);
+        writers.into_iter().for_each(|writer| writer.join().unwrap());
+    });
+    assert_eq!(requests(&cluster, other), before.1, "{ours} was left");
+    assert_eq!(requests(&cluster, ours), before.0 + WRITERS, "nothing was sent twice");
+    let mut got = vec![0; BYTES];
+    for at in 0..WRITERS {
+        assert_eq!(file.read_at(&mut got, at * BYTES as u64).unwrap(), BYTES);
+        assert!(got == pattern(1, 1, at * BYTES as u64, BYTES), "write {at}");
+    }
+}

@@ -536,6 +536,9 @@ impl Connection {
             };
             let mut state = self.slots.lock();
             state.silence.heard(nanos(Instant::now()));
+            if matches!((header.id, &answer), (0, Answer::Alive)) {
+                return Ok(None);
+            }
             let Some(slot) = state.slots.get_mut(&header.id).filter(|slot| slot.done.is_none()) else {
                 return Err(match answer {
                     Answer::Fault(fault) => TransportError::Farewell(fault),

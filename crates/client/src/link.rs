@@ -293,7 +293,6 @@ impl Link {
     /// One attempt at a route, by the one thread that connects.
     fn attempt(&self, ways: &Ways, at: usize, deadline: Instant) -> Result<(), ClientError> {
         let made = ways.get(at).ok_or_else(|| ClientError::invalid("no such server")).and_then(|route| {
-            let silence = span(self.options.timeout / 2);
             let greeting = Greeting {
                 peer: &route.peer,
                 hello: &self.hello,
@@ -302,7 +301,7 @@ impl Link {
                 tick: (self.options.timeout / 20).clamp(Duration::from_millis(5), Duration::from_millis(200)),
                 max_payload_bytes: self.options.max_payload_bytes,
                 poll: self.options.poll,
-                patience: Patience { silence, has_other_ways: ways.len() > 1 },
+                patience: Patience::new(span(self.options.timeout), ways.len() > 1),
                 vet: self.options.vet.as_ref(),
                 access: &self.options.access,
             };

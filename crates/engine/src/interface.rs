@@ -51,8 +51,8 @@ pub trait Executor<T: Send + 'static>: Send + Sync + 'static {
     /// complete. Called without any engine lock; other threads may start batches meanwhile.
     fn all_started(&self) {}
 
-    /// Called on a submitter's thread before it waits for queue room: hand over work that only this thread would do. Called without
-    /// any engine lock.
+    /// Called on a submitter's thread before it waits for queue room, and again several times a second while it does: hand over
+    /// work that only this thread would do. Called without any engine lock.
     fn before_waiting(&self) {}
 
     /// Takes back the context of a speculation that was refused or dropped before it started. Called with the engine's

@@ -38,6 +38,9 @@ use pump::{CLOCK_REFRESH, Shared};
 pub use read_ahead::{PagedFile, ReadAhead};
 use state::{Held, State};
 
+/// How often a submitter that waits for queue room calls [`Executor::before_waiting`].
+const STILL_WAITING_EVERY: Duration = Duration::from_millis(400);
+
 /// The engine. It owns one timer thread and otherwise runs on the threads of submitters and completers.
 pub struct Engine<T: Send + 'static> {
     shared: Arc<Shared<T>>,
@@ -212,7 +215,11 @@ impl<T: Send + 'static> Engine<T> {
         drop(state);
         self.shared.executor.before_waiting();
         let state = self.shared.lock();
-        if state.closed || state.core.room() > 0 { state } else { self.shared.wait_for_room(state, left) }
+        if state.closed || state.core.room() > 0 {
+            state
+        } else {
+            self.shared.wait_for_room(state, left.min(STILL_WAITING_EVERY))
+        }
     }
 
     /// The rest of the time that a submitter waits for room.

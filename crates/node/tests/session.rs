@@ -191,7 +191,7 @@ impl Model {
             let Some(flying) = self.flying.get_mut(&number) else { continue };
             let is_late = now >= flying.call.deadline();
             if let Some((_, sent)) = flying.sent {
-                let patience = Patience { silence: Nanos(TIMEOUT.0 / 2), has_other_ways: true };
+                let patience = Patience::new(TIMEOUT, true);
                 let Some(connection) = &mut self.connection else { continue };
                 match connection.silence.judge(now, Nanos(sent), is_late, &patience) {
                     Sign::GiveUp(_) => self.break_off(),

@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 use impresario_base::lock::{Condvar, Mutex, MutexGuard};
 use impresario_engine::Engine;
 use impresario_node::credits::Standing;
+use impresario_node::session::SIGN_EVERY;
 use impresario_sched::ConnId;
 use impresario_transport::{Guest, Keyring, Proven, Stream};
 use impresario_wire::{Answer, Fault, FrameError, Kind, Restriction, Who, frame};
@@ -261,10 +262,12 @@ impl Connection {
         let mut slot = Slot { connection: self.clone(), bytes, reservation: None, share: None };
         // At once or, with nothing held back from the client meanwhile, later.
         if let Some(tenancy) = &self.tenancy {
-            let share = tenancy.share(bytes, Duration::ZERO).or_else(|| {
-                before_waiting();
-                tenancy.share(bytes, patience)
-            });
+            let mut share = tenancy.share(bytes, Duration::ZERO);
+            while share.is_none() && Instant::now() < deadline {
+                self.waits();
+                let left = deadline.saturating_duration_since(Instant::now());
+                share = tenancy.share(bytes, left.min(SIGN_EVERY));
+            }
             slot.share = Some(share.ok_or(Denied::Address)?);
         }
         // Also a call without payload waits for those that have too much: its answer may be long.
@@ -274,10 +277,9 @@ impl Connection {
                 Some(tenancy) => self.pool.standing(tenancy.bytes_under_way()),
                 None => Standing::Usual,
             };
-            let reservation = self.pool.reserve_for(standing, bytes, Duration::ZERO).or_else(|| {
-                before_waiting();
+            let reservation = self.pool.reserve_for(standing, bytes, Duration::ZERO, &|| {}).or_else(|| {
                 let left = deadline.saturating_duration_since(Instant::now());
-                self.pool.reserve_for(standing, bytes, left.max(patience / 2))
+                self.pool.reserve_for(standing, bytes, left.max(patience / 2), &|| self.waits())
             });
             slot.reservation = Some(reservation.ok_or(Denied::Memory)?);
         }
@@ -295,15 +297,22 @@ impl Connection {
                 return None;
             }
             drop(load);
-            before_waiting();
+            self.waits();
             load = self.gate.state.lock();
             if load.calls > 0 && (load.calls >= CALLS_MAX || load.bytes + bytes > self.gate.bytes_max) {
-                load = self.gate.wait(load, Duration::from_secs(1));
+                load = self.gate.wait(load, SIGN_EVERY);
             }
         }
         load.calls += 1;
         load.bytes += bytes;
         Some(())
+    }
+
+    /// The thread that receives is about to wait for room, or goes on waiting.
+    fn waits(&self) {
+        // It may be that of another connection.
+        self.outbox.give_sign();
+        before_waiting();
     }
 
     /// A slot for an answer to a call that is not served; `None` when the connection ended meanwhile. Needs no memory.
@@ -371,7 +380,8 @@ impl Slot {
         self.connection.gate.state.lock().bytes += bytes;
         self.bytes += bytes;
         self.share.iter_mut().for_each(|share| share.grow(bytes));
-        self.reservation.as_mut().is_none_or(|reservation| reservation.grow(bytes, patience))
+        let connection = &self.connection;
+        self.reservation.as_mut().is_none_or(|reservation| reservation.grow(bytes, patience, &|| connection.waits()))
     }
 }
 
@@ -475,6 +485,11 @@ impl Reply {
     /// The last frame was sent.
     pub(crate) fn settle(&mut self) {
         self.slot = None;
+    }
+
+    /// The client has closed the connection, as far as this machine knows.
+    pub(crate) fn client_is_gone(&self) -> bool {
+        self.slot.as_ref().is_some_and(|slot| slot.connection.outbox.peer_is_gone())
     }
 
     /// Says nothing: for a client that is gone.

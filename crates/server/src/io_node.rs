@@ -374,6 +374,15 @@ impl IoNode {
 }
 
 impl Answering {
+    /// Of anything but a read: the client has closed the connection, as far as this machine knows.
+    fn client_is_gone(&self) -> bool {
+        match self {
+            Answering::Read(_) => false,
+            Answering::Whole(reply) => reply.client_is_gone(),
+            Answering::Part(family, _) => family.client_is_gone(),
+        }
+    }
+
     /// Reports a failure.
     fn fail(self, fault: &Fault) {
         match self {

@@ -14,13 +14,15 @@ use std::cell::RefCell;
 use std::collections::VecDeque;
 use std::io::{self, IoSlice};
 use std::os::fd::{AsFd, BorrowedFd};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use impresario_config::Protect;
 use impresario_node::credits::Progress;
+use impresario_node::session::SIGN_EVERY;
 use impresario_transport::Session;
+use impresario_wire::Answer;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::{SendAncillaryBuffer, SendFlags, Shutdown};
 
@@ -209,6 +211,9 @@ pub(crate) struct Outbox {
     holds_back: AtomicBool,
     /// The connection was closed because its client did not read while others waited for memory.
     unread: AtomicBool,
+    /// When the connection's thread last waited, and when it began to or the client was last shown that the server lives.
+    waits_ms: AtomicU64,
+    signed_ms: AtomicU64,
     /// Reports whether the connection takes more.
     pub(crate) readiness: Readiness,
 }
@@ -223,8 +228,10 @@ pub(crate) fn serve_on_this_thread(outbox: Option<Arc<Outbox>>) {
     OWN.set(outbox);
 }
 
-/// To be called before a connection's thread waits: what its own client has not yet been sent must not wait for that.
+/// To be called before a connection's thread waits, and while it does: what its own client has not yet been sent must not wait
+/// for that, and its client learns that the server lives, as nobody reads what it asks meanwhile.
 pub fn hand_over_own_replies() {
+    OWN.with_borrow(|own| own.iter().for_each(Outbox::give_sign));
     let_own_replies_go();
     hand_over_own_drain();
 }
@@ -260,6 +267,8 @@ impl Outbox {
             wake: Condvar::new(),
             holds_back: AtomicBool::new(false),
             unread: AtomicBool::new(false),
+            waits_ms: AtomicU64::new(0),
+            signed_ms: AtomicU64::new(0),
             readiness: Readiness::default(),
         })
     }
@@ -310,6 +319,33 @@ impl Outbox {
         queue.frames.push_back(frame);
         self.find_drainer(queue);
         self.report();
+    }
+
+    /// The connection's thread waits, or goes on waiting: shows the client after each [`SIGN_EVERY`] of that that the server lives.
+    /// Anything else that is to be sent shows it as well.
+    pub(crate) fn give_sign(self: &Arc<Self>) {
+        self.give_sign_at(impresario_engine::now().0 / 1_000_000);
+    }
+
+    fn give_sign_at(self: &Arc<Self>, now_ms: u64) {
+        let every_ms = SIGN_EVERY.as_millis() as u64;
+        let waited_ms = now_ms.saturating_sub(self.waits_ms.swap(now_ms, Ordering::Relaxed));
+        let signed_ms = self.signed_ms.load(Ordering::Relaxed);
+        let begins = waited_ms > 2 * every_ms;
+        if begins || now_ms.saturating_sub(signed_ms) >= every_ms {
+            self.signed_ms.store(now_ms, Ordering::Relaxed);
+        }
+        if begins || now_ms.saturating_sub(signed_ms) < every_ms {
+            return;
+        }
+        let is_free = {
+            let queue = self.queue.lock();
+            queue.frames.is_empty() && !queue.busy
+        };
+        // Nothing is queued for a client that does not read.
+        if is_free && let Ok(head) = crate::connection::encode(0, &Answer::Alive, 0) {
+            self.send(OutFrame::new(head, Bulk::None, None));
+        }
     }
 
     /// Says on the connection's thread whether another call is there to be served at once: a small reply may wait for that of
@@ -689,6 +725,36 @@ mod tests {
         serve_on_this_thread(None);
     }
 
+    fn sign() -> Vec<u8> {
+        crate::connection::encode(0, &Answer::Alive, 0).unwrap()
+    }
+
+    #[test]
+    fn signs_of_life_are_few_and_none_is_kept_for_a_client_that_does_not_read() {
+        let (ours, mut theirs) = UnixStream::pair().unwrap();
+        theirs.set_nonblocking(true).unwrap();
+        let pool = PayloadPool::new(64 << 20);
+        let outbox = Outbox::new(Arc::new(ours), "unix".into(), pool.clone());
+        let mut got = vec![0; 1 << 20];
+        let mut signs = |times_ms: &[u64]| {
+            times_ms.iter().for_each(|at_ms| outbox.give_sign_at(*at_ms));
+            let got = theirs.read(&mut got).map_or(Vec::new(), |len| got[..len].to_vec());
+            assert!(got.chunks(sign().len()).all(|frame| frame == sign()));
+            got.len() / sign().len()
+        };
+        assert_eq!(signs(&[10_000, 10_010, 10_399]), 0, "not yet");
+        assert_eq!(signs(&[10_400, 10_500, 10_799]), 1);
+        assert_eq!(signs(&[10_800, 11_200, 11_600]), 3);
+        assert_eq!(signs(&[20_000, 20_100]), 0, "another wait");
+        let held = Arc::new(AtomicUsize::new(0));
+        outbox.send(frame(1, 8 << 20, &pool, &held));
+        (0..100).for_each(|n| outbox.give_sign_at(30_000 + 400 * n));
+        let queue = outbox.queue.lock();
+        assert_eq!(queue.frames.len() + usize::from(queue.busy), 1);
+        drop(queue);
+        outbox.close();
+    }
+
     #[test]
     fn small_replies_wait_for_the_next_one_and_leave_in_order() {
         // A socket that keeps the bounds of messages shows what left together.
@@ -705,9 +771,10 @@ mod tests {
         let next = || {
             let (mut buffer, flags) = (vec![0; 64 << 10], rustix::net::RecvFlags::DONTWAIT);
             let (got, _) = rustix::net::recv(&theirs, &mut buffer[..], flags).ok()?;
+            // A sign of life may leave with them.
+            assert!([0, sign().len()].contains(&(got % 124)), "{got} bytes");
             // The numbers of the frames, each of 24 bytes and 100 of its payload.
-            assert_eq!(got % 124, 0);
-            Some(buffer[..got].chunks(124).map(|frame| frame[0]).collect::<Vec<_>>())
+            Some(buffer[..got].chunks_exact(124).map(|frame| frame[0]).collect::<Vec<_>>())
         };
         let send = |number| outbox.send(frame(number, 100, &pool, &held));
         serve_on_this_thread(Some(outbox.clone()));

@@ -11,12 +11,11 @@ use std::time::{Duration, Instant};
 
 use impresario_base::lock::Mutex;
 use impresario_node::credits::{CREDIT_MIN_BYTES, Credit, Credits, Standing, Ticket};
+use impresario_node::session::SIGN_EVERY;
 use rustc_hash::FxHashMap;
 
 /// Smallest recycled buffer, bytes.
 const CLASS_MIN_BYTES: usize = CREDIT_MIN_BYTES as usize;
-/// How often a request that waits for memory asks for relief.
-const RELIEF_EVERY: Duration = Duration::from_millis(500);
 /// Number of size classes: 512 B, 1 KiB … 64 MiB.
 const CLASSES: usize = 18;
 
@@ -126,15 +125,17 @@ impl PayloadPool {
 
     /// Permission for `len` bytes; waits its turn, at most `patience`.
     pub fn reserve(self: &Arc<Self>, len: u64, patience: Duration) -> Option<Reservation> {
-        self.reserve_for(Standing::Usual, len, patience)
+        self.reserve_for(Standing::Usual, len, patience, &|| {})
     }
 
-    /// The same for a peer of this standing; [`Standing::Usual`] where `len` is a part of what is to come.
+    /// The same for a peer of this standing; [`Standing::Usual`] where `len` is a part of what is to come. Calls `waits` before
+    /// it waits, and every [`SIGN_EVERY`] while it does.
     pub(crate) fn reserve_for(
         self: &Arc<Self>,
         standing: Standing,
         len: u64,
         patience: Duration,
+        waits: &dyn Fn(),
     ) -> Option<Reservation> {
         let mut account = self.account.lock();
         let bytes = account.credits.bytes_for(len);
@@ -143,7 +144,7 @@ impl PayloadPool {
             Err(ticket) => {
                 let waiter = account.enter(ticket);
                 drop(account);
-                self.wait_for(ticket, &waiter, patience)?
+                self.wait_for(ticket, &waiter, patience, waits)?
             }
         };
         Some(Reservation { pool: self.clone(), credit })
@@ -155,8 +156,8 @@ impl PayloadPool {
         Reservation { pool: self.clone(), credit }
     }
 
-    /// Waits for credit, at most `patience`.
-    fn wait_for(&self, ticket: Ticket, waiter: &Waiter, patience: Duration) -> Option<Credit> {
+    /// Waits for credit, at most `patience`. Who waits for long asks for relief.
+    fn wait_for(&self, ticket: Ticket, waiter: &Waiter, patience: Duration, waits: &dyn Fn()) -> Option<Credit> {
         let deadline = Instant::now() + patience;
         loop {
             let credit = waiter.credit.lock().take();
@@ -172,7 +173,10 @@ impl PayloadPool {
                 }
                 return waiter.credit.lock().take();
             }
-            std::thread::park_timeout(left.min(RELIEF_EVERY));
+            waits();
+            if waiter.credit.lock().is_none() {
+                std::thread::park_timeout(left.min(SIGN_EVERY));
+            }
             if waiter.credit.lock().is_none()
                 && self.is_short()
                 && let Some(relief) = self.relief.get()
@@ -265,15 +269,15 @@ pub struct Reservation {
 
 impl Reservation {
     /// Permission for `more` bytes of a write of which this is a part; waits its turn, at most `patience`. False when time
-    /// was up: then the write is to be given up, with what it has.
-    pub(crate) fn grow(&mut self, more: u64, patience: Duration) -> bool {
+    /// was up: then the write is to be given up, with what it has. `waits` as in [`PayloadPool::reserve_for`].
+    pub(crate) fn grow(&mut self, more: u64, patience: Duration, waits: &dyn Fn()) -> bool {
         let mut account = self.pool.account.lock();
         let credit = match account.credits.grow(more, &self.credit) {
             Ok(credit) => Some(credit),
             Err(ticket) => {
                 let waiter = account.enter(ticket);
                 drop(account);
-                self.pool.wait_for(ticket, &waiter, patience)
+                self.pool.wait_for(ticket, &waiter, patience, waits)
             }
         };
         credit.map(|credit| self.credit.add(credit)).is_some()
@@ -385,11 +389,11 @@ mod tests {
         assert!(pool.reserve(SLICE_BYTES, Duration::ZERO).is_none(), "the headroom is not for new ones");
         let mut second = parts.pop().unwrap();
         let mut first = parts.pop().unwrap();
-        assert!((0..3).all(|_| first.grow(SLICE_BYTES, Duration::ZERO)));
-        assert!(!second.grow(SLICE_BYTES, Duration::ZERO), "one at a time");
+        assert!((0..3).all(|_| first.grow(SLICE_BYTES, Duration::ZERO, &|| {})));
+        assert!(!second.grow(SLICE_BYTES, Duration::ZERO, &|| {}), "one at a time");
         std::thread::scope(|scope| {
             for mut part in std::iter::once(second).chain(parts) {
-                scope.spawn(move || assert!((0..3).all(|_| part.grow(SLICE_BYTES, Duration::from_secs(60)))));
+                scope.spawn(move || assert!((0..3).all(|_| part.grow(SLICE_BYTES, Duration::from_secs(60), &|| {}))));
             }
             drop(first);
         });
@@ -402,8 +406,8 @@ mod tests {
     fn a_peer_with_little_under_way_does_not_wait_for_those_with_all() {
         let pool = PayloadPool::with_headroom(32 << 20, 4 << 20);
         let all = pool.reserve(u64::MAX, Duration::ZERO).unwrap();
-        assert!(pool.reserve_for(pool.standing(256 << 10), 4096, Duration::ZERO).is_none(), "it has much");
-        let little = pool.reserve_for(pool.standing(64 << 10), 4096, Duration::ZERO).unwrap();
+        assert!(pool.reserve_for(pool.standing(256 << 10), 4096, Duration::ZERO, &|| {}).is_none(), "it has much");
+        let little = pool.reserve_for(pool.standing(64 << 10), 4096, Duration::ZERO, &|| {}).unwrap();
         drop((all, little));
         let (used, peak, limit) = pool.usage_bytes();
         assert!(used == 0 && peak <= limit, "{used} {peak}");

@@ -18,6 +18,7 @@ const NONE: u32 = u32::MAX;
 /// Outstanding calls in the order of their next check.
 pub(crate) struct Timeouts {
     timeout_ns: u64,
+    patience: Patience,
     oldest: u32,
     newest: u32,
     armed: bool,
@@ -25,12 +26,13 @@ pub(crate) struct Timeouts {
 
 impl Timeouts {
     pub(crate) fn new(timeout_ns: u64) -> Timeouts {
-        Timeouts { timeout_ns, oldest: NONE, newest: NONE, armed: false }
+        let patience = Patience::new(Nanos(timeout_ns), true);
+        Timeouts { timeout_ns, patience, oldest: NONE, newest: NONE, armed: false }
     }
 
     /// Interval between checks of an outstanding call: half of the patience with its peer.
     fn step_ns(&self) -> u64 {
-        self.timeout_ns / 4
+        self.patience.silence.0 / 2
     }
 
     /// Longest time that a call may go without a reply.
@@ -147,7 +149,7 @@ impl Simulation {
 
     fn look_at(&mut self, key: Key) {
         let now = Nanos(self.now);
-        let patience = Patience { silence: Nanos(self.timeouts.timeout_ns / 2), has_other_ways: true };
+        let patience = self.timeouts.patience;
         let Some(call) = self.calls.get_mut(key) else { return };
         let is_late = now >= call.session.deadline();
         let (from, to, is_lost, listed) = (call.from, call.target, call.is_lost, call.listed);

@@ -575,6 +575,9 @@ pub enum Answer {
         /// The data servers that have cut or extended their objects of it.
         lanes: Vec<LaneState>,
     },
+    /// Answers no call (its number is 0): the server lives, though what it does for the client's calls keeps it from
+    /// reading others, such as those that ask for a sign of life.
+    Alive,
 }
 
 /// Proves to every server of a cluster that a client may use a file that it names by its key: the client was given it when it

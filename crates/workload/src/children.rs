@@ -50,6 +50,30 @@ impl Children {
         self.started.iter().map(|s| (s.name.clone(), s.child.id())).collect()
     }
 
+    /// Sends a signal to one of them.
+    pub fn signal(&mut self, name: &str, signal: libc::c_int) -> Result<()> {
+        let at = self.position(name)?;
+        let child = &mut self.started[at].child;
+        if let (None, Ok(pid)) = (child.try_wait()?, i32::try_from(child.id())) {
+            // SAFETY: the child has not been waited for, so its number is still its own.
+            unsafe { libc::kill(pid, signal) };
+        }
+        Ok(())
+    }
+
+    /// Kills one of them; another of its name may then be started.
+    pub fn kill(&mut self, name: &str) -> Result<()> {
+        let at = self.position(name)?;
+        let mut started = self.started.remove(at);
+        started.child.kill()?;
+        started.child.wait()?;
+        Ok(())
+    }
+
+    fn position(&self, name: &str) -> Result<usize> {
+        self.started.iter().position(|started| started.name == name).with_context(|| format!("{name} does not run"))
+    }
+
     /// An error if one of them ended on its own, with the end of its output.
     pub fn check(&mut self) -> Result<()> {
         for started in &mut self.started {
@@ -69,6 +93,9 @@ impl Children {
             if let (Ok(None), Ok(pid)) = (started.child.try_wait(), i32::try_from(started.child.id())) {
                 // SAFETY: the child has not been waited for, so its number is still its own.
                 unsafe { libc::kill(pid, libc::SIGTERM) };
+                // One that was stopped does not hear it before it goes on.
+                // SAFETY: as above.
+                unsafe { libc::kill(pid, libc::SIGCONT) };
             }
         }
         let deadline = Instant::now() + STOP_PATIENCE;
@@ -101,6 +128,11 @@ mod tests {
         children.start("sleeper", Path::new("/bin/sleep"), &sleep, &dir.path().join("a")).unwrap();
         children.check().unwrap();
         let pid = children.pids()[0].1;
+        children.signal("sleeper", libc::SIGSTOP).unwrap();
+        children.start("other", Path::new("/bin/sleep"), &sleep, &dir.path().join("a")).unwrap();
+        children.kill("other").unwrap();
+        assert!(children.kill("other").unwrap_err().to_string().contains("other does not run"));
+        children.check().unwrap();
         children.stop();
         assert!(!Path::new(&format!("/proc/{pid}")).exists());
         let script = ["-c".to_string(), "echo no such folder; exit 3".into()];

@@ -56,6 +56,9 @@ pub struct Plan {
     pub max_connections: Option<u32>,
     /// How long servers and clients poll before they sleep, µs; absent: the default.
     pub poll_us: Option<u32>,
+    /// A request that no server has answered after this time fails, ms. A modelled disk is slow under a full queue, and the run must
+    /// not fail for that: so the default is longer than a cluster's.
+    pub request_timeout_ms: u64,
     /// The server program `impresario`; absent: this program.
     pub program: Option<PathBuf>,
     /// Where the cluster's folder is made; absent: in memory where the system has `/dev/shm`, else the temporary folder.
@@ -80,6 +83,7 @@ impl Default for Plan {
             protect: Protect::default(),
             max_connections: None,
             poll_us: None,
+            request_timeout_ms: 60_000,
             program: None,
             parent: None,
         }
@@ -99,6 +103,8 @@ pub struct OwnCluster {
     pub config: Config,
     // Dropped in this order: servers end before their folder is removed.
     children: Children,
+    /// What its servers run; empty where they run in this process.
+    program: PathBuf,
     here: Vec<impresario_server::process::Started>,
     kernel_disks: Arc<[KernelDisk]>,
     cold_device: Option<BlockDevice>,
@@ -126,16 +132,13 @@ impl OwnCluster {
         impresario_server::folders::make_all(&cluster.config)?;
         let path = cluster.dir().join("impresario.toml");
         std::fs::write(&path, cluster.config.to_toml()).with_context(|| format!("writing {}", path.display()))?;
-        let program = match &plan.program {
+        cluster.program = match &plan.program {
             Some(program) => program.clone(),
             None => std::env::current_exe().context("finding this program's own file")?,
         };
         let servers: Vec<(String, String)> =
             cluster.config.servers().map(|s| (s.name().into(), s.address().into())).collect();
-        for (name, _) in &servers {
-            let arguments = ["serve".into(), path.display().to_string(), "--name".into(), name.clone()];
-            cluster.children.start(name, &program, &arguments, &cluster.dir.path().join(format!("{name}.log")))?;
-        }
+        servers.iter().try_for_each(|(name, _)| cluster.start_again(name))?;
         let deadline = Instant::now() + START_PATIENCE;
         let access = Access::of(&cluster.config, KeyRole::Client);
         for (name, address) in &servers {
@@ -177,7 +180,8 @@ impl OwnCluster {
             }
         }
         let kernel_disks = disks.into();
-        Ok(OwnCluster { config, children: Children::default(), here: Vec::new(), kernel_disks, cold_device, dir })
+        let (children, program, here) = Default::default();
+        Ok(OwnCluster { config, children, program, here, kernel_disks, cold_device, dir })
     }
 
     /// The modelled disks below the kernel's storage stack, in the order of the data servers; empty without.
@@ -203,6 +207,29 @@ impl OwnCluster {
     /// Names and numbers of the server processes; none of servers in this process.
     pub fn pids(&self) -> Vec<(String, u32)> {
         self.children.pids()
+    }
+
+    /// Kills a server process.
+    pub fn kill(&mut self, server: &str) -> Result<()> {
+        self.children.kill(server)
+    }
+
+    /// Stops a server process as it is, as a machine that hangs is stopped.
+    pub fn pause(&mut self, server: &str) -> Result<()> {
+        self.children.signal(server, libc::SIGSTOP)
+    }
+
+    /// Lets one that was stopped go on.
+    pub fn resume(&mut self, server: &str) -> Result<()> {
+        self.children.signal(server, libc::SIGCONT)
+    }
+
+    /// Starts a server process (that has been killed); does not wait until it responds.
+    pub fn start_again(&mut self, server: &str) -> Result<()> {
+        let dir = self.dir.path();
+        let description = dir.join("impresario.toml").display().to_string();
+        let arguments = ["serve".into(), description, "--name".into(), server.into()];
+        self.children.start(server, &self.program, &arguments, &dir.join(format!("{server}.log")))
     }
 
     /// The folder that holds everything of it.
@@ -254,8 +281,7 @@ impl Plan {
         let cluster = Cluster {
             name: "benchmark".into(),
             stripe_bytes: self.stripe_bytes,
-            // A modelled disk is slow under a full queue; the run must not fail for that.
-            request_timeout_ms: 60_000,
+            request_timeout_ms: self.request_timeout_ms,
             security: self.security,
             protect: self.protect,
             key_dir: dir.join("keys"),

@@ -1,5 +1,7 @@
 //! Decides whether a silent peer is slow or dead.
 
+use std::time::Duration;
+
 use impresario_sched::Nanos;
 
 /// How long a silent peer is tolerated.
@@ -10,6 +12,21 @@ pub struct Patience {
     pub silence: Nanos,
     /// There are other routes. Without one, a peer is given up only when a call times out.
     pub has_other_ways: bool,
+}
+
+/// With other routes, a silent peer is given up after this time at the latest: with what it takes to notice that and to go
+/// on through another, callers wait for less than two seconds.
+pub const SILENCE_MAX: Nanos = Nanos::from_millis(1_500);
+/// A server whose thread of a connection waits, and so reads no ping, gives a sign of life so often: several times in
+/// the shortest [`Patience`] of clients with the usual timeouts.
+pub const SIGN_EVERY: Duration = Duration::from_millis(400);
+
+impl Patience {
+    /// With a peer whose calls may take `timeout`.
+    pub fn new(timeout: Nanos, has_other_ways: bool) -> Patience {
+        let half = Nanos(timeout.0 / 2);
+        Patience { silence: if has_other_ways { half.min(SILENCE_MAX) } else { half }, has_other_ways }
+    }
 }
 
 /// When a connection last heard from its peer.
@@ -67,6 +84,15 @@ mod tests {
 
     fn judge(silence: &mut Silence, now: u64, is_late: bool, has_other_ways: bool) -> Sign {
         silence.judge(Nanos(now), Nanos(0), is_late, &Patience { silence: Nanos(100), has_other_ways })
+    }
+
+    #[test]
+    fn who_has_another_way_does_not_wait_long() {
+        let patience = |timeout_s: u64, ways| Patience::new(Nanos::from_millis(timeout_s * 1000), ways).silence;
+        assert_eq!([patience(10, true), patience(600, true)], [SILENCE_MAX; 2]);
+        assert_eq!([patience(2, true), patience(2, false)], [Nanos::from_millis(1000); 2]);
+        assert_eq!(patience(10, false), Nanos::from_millis(5000), "there is nothing to be gained by leaving it");
+        assert!(SIGN_EVERY.as_nanos() * 3 < SILENCE_MAX.0.into(), "a sign that is late does no harm");
     }
 
     #[test]

@@ -50,6 +50,11 @@ pub(super) struct Short {
 }
 
 impl Family {
+    /// The client has closed the connection, as far as this machine knows.
+    pub(super) fn client_is_gone(&self) -> bool {
+        self.state.lock().reply.as_ref().is_some_and(Reply::client_is_gone)
+    }
+
     /// Of a read or write of `len` bytes at `offset`, cut into `ranges`.
     pub(super) fn of_data(layout: Layout, offset: u64, len: u64, ranges: Vec<Piece>, reply: Reply) -> Arc<Family> {
         let state = State {

@@ -382,7 +382,20 @@ impl Forwarder {
     ///
     /// It travels under the name of its first member; a write names the others too, so that the data servers' fence
     /// judges every client's epoch.
-    fn forward_group(&self, parts: Vec<(Request, Item)>, forwarded: &mut Forwarded) {
+    fn forward_group(&self, mut parts: Vec<(Request, Item)>, forwarded: &mut Forwarded) {
+        if !self.storage.is_fenced() {
+            let before = parts.len();
+            // A node that hung, with its clients gone on through another, must not undo what they have done there since.
+            parts.retain(|(_, item)| !item.answer.client_is_gone());
+            if parts.len() < before {
+                // Those that are left may not touch any more.
+                return parts.into_iter().for_each(|part| self.forward_touching(vec![part], forwarded));
+            }
+        }
+        self.forward_touching(parts, forwarded);
+    }
+
+    fn forward_touching(&self, parts: Vec<(Request, Item)>, forwarded: &mut Forwarded) {
         let Some((request, item)) = parts.first() else { return };
         let Range { start, end } = range_of(&parts);
         let target = self.target(item, &parts);

@@ -330,12 +330,15 @@ fn restrict(
 ) -> Result<(), TransportError> {
     let head = frame::encode(Kind::Call, 0, &restricting(restriction), 0)?;
     send_frame(stream, &head, &[], deadline)?;
-    let (header, body) = reader.next_frame(stream, &NO_PAYLOAD, deadline)?;
-    header.expect(Kind::Answer)?;
-    match frame::decode_body(body)? {
-        Answer::Done => Ok(()),
-        Answer::Fault(fault) => Err(TransportError::Farewell(fault)),
-        _ => Err(TransportError::Unasked(header.id)),
+    loop {
+        let (header, body) = reader.next_frame(stream, &NO_PAYLOAD, deadline)?;
+        let header = header.expect(Kind::Answer)?;
+        match frame::decode_body(body)? {
+            Answer::Done => return Ok(()),
+            Answer::Alive => {}
+            Answer::Fault(fault) => return Err(TransportError::Farewell(fault)),
+            _ => return Err(TransportError::Unasked(header.id)),
+        }
     }
 }
 

@@ -49,6 +49,12 @@ pub(crate) trait Storage: Send + Sync + 'static {
         false
     }
 
+    /// What a client has given up, to have it done through another I/O node, is refused by those that do it: they know its
+    /// epochs. Else this node must not begin it.
+    fn is_fenced(&self) -> bool {
+        false
+    }
+
     /// Reads `len` bytes, without a thread that waits, or fewer: what is missing may be a hole. Gives the task back where that is not
     /// possible, or not now.
     fn read_unattended(&self, _: &Target, _start: u64, _len: usize, task: Box<dyn Task>) -> Result<(), Box<dyn Task>> {
@@ -128,6 +134,10 @@ impl Storage for Cluster {
     }
 
     fn takes_tasks(&self) -> bool {
+        true
+    }
+
+    fn is_fenced(&self) -> bool {
         true
     }
 

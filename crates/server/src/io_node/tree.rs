@@ -271,6 +271,10 @@ impl TreeSession {
         let Call::Meta { who, call } = call else { return };
         let session = self.clone();
         self.tree.threads.run(Box::new(move || {
+            // It may have been done through another node, and something else with the same names since.
+            if call.is_change() && reply.client_is_gone() {
+                return reply.forget();
+            }
             let answer = session.tree.answer(&session, who, call);
             reply.send(&answer.unwrap_or_else(Answer::Fault));
         }));

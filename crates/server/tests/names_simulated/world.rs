@@ -694,7 +694,7 @@ impl World<'_> {
         let Some(connection) = here.on.filter(|_| !here.has_ended && here.copies == copy) else { return };
         let (client, deadline, sent) = (here.client, here.call.deadline(), here.sent);
         let is_late = self.now >= deadline;
-        let patience = Patience { silence: Nanos(TIMEOUT.0 / 2), has_other_ways: self.plan.ways > 1 };
+        let patience = Patience::new(TIMEOUT, self.plan.ways > 1);
         let sign = self.connections[connection].silence.judge(self.now, sent, is_late, &patience);
         match sign {
             Sign::GiveUp(_) => return self.break_off(connection),

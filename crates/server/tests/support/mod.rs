@@ -142,6 +142,9 @@ impl Peer {
             let (kind, id, body, payload) = self.frame()?;
             assert_eq!(kind, Kind::Answer);
             let answer = decode_body(&body).unwrap();
+            if answer == Answer::Alive {
+                continue;
+            }
             let Answer::Piece { at, missing } = answer else {
                 self.gathered.remove(&id);
                 // What I/O nodes say more than data servers is not looked at.
