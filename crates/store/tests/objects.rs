@@ -787,6 +787,26 @@ fn a_removal_that_is_repeated_after_a_failed_sync_outlasts_a_power_failure() {
 }
 
 #[test]
+fn a_removal_that_is_repeated_after_a_failed_sync_of_a_killed_server_outlasts_a_power_failure() {
+    let fs = Forgetful::default();
+    let store = over(&fs);
+    for key in [1, 2] {
+        write(&store, key, 0, b"synced");
+        store.sync(key).unwrap();
+    }
+    store.unlink(1).unwrap();
+    fs.fail_syncs(true);
+    store.unlink(2).unwrap_err();
+    fs.fail_syncs(false);
+    drop(store);
+    over(&fs).unlink(2).unwrap();
+    fs.crash();
+    let store = over(&fs);
+    assert_eq!(store.look(2).unwrap(), None);
+    assert!(store.write_vectored(2, 0, &[IoSlice::new(b"late")]).is_err());
+}
+
+#[test]
 fn removals_are_remembered_for_a_generation_at_least_and_stay_durable_beyond() {
     const GENERATION: u64 = 50;
     let options = StoreOptions { removed_keys: GENERATION as usize, ..FEW };
