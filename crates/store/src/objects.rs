@@ -473,11 +473,6 @@ impl<F: FileSystem> ObjectStore<F> {
         file.ok_or_else(|| io::ErrorKind::NotFound.into())
     }
 
-    pub(crate) fn sync_names_of(&self, key: u64) -> io::Result<()> {
-        let directory = self.directory(key);
-        directory.names.sync(|| self.fs.sync_dir(&directory.path))
-    }
-
     pub(crate) fn names_changed(&self, key: u64) {
         self.directory(key).names.changed();
     }
