@@ -652,9 +652,7 @@ impl<F: FileSystem> ObjectStore<F> {
         let old = |(key, checked): (&u64, &Arc<Checked>)| is_old(checked).then_some(*key);
         let keys: Vec<u64> = checks.objects.lock().iter().filter_map(old).collect();
         for key in keys {
-            if let Err(error) = self.settle_one(checks, key) {
-                failed(key, error);
-            }
+            let _ = self.noting(key, || self.settle_one(checks, key), |error| failed(key, error)); // it is reported
         }
     }
 
@@ -680,10 +678,8 @@ impl<F: FileSystem> ObjectStore<F> {
         let Some(checks) = self.checks.as_ref().filter(|checks| checks.is_full()) else { return };
         let size = |checked: &Checked| checked.state.lock().changed.len();
         let most = checks.objects.lock().iter().max_by_key(|(_, checked)| size(checked)).map(|(key, _)| *key);
-        if let Some(key) = most
-            && let Err(error) = self.settle_one(checks, key)
-        {
-            failed(key, error);
+        if let Some(key) = most {
+            let _ = self.noting(key, || self.settle_one(checks, key), |error| failed(key, error)); // it is reported
         }
     }
 

@@ -5,7 +5,8 @@ use std::fs;
 use std::io::{self, IoSlice, IoSliceMut};
 use std::os::fd::BorrowedFd;
 use std::path::Path;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::time::Duration;
 
 use impresario_store::testing::Forgetful;
 use impresario_store::{
@@ -723,6 +724,39 @@ fn a_removed_object_is_not_made_again_by_what_comes_late() {
             }
         }
         write(&store, 3, 0, b"another");
+    }
+}
+
+/// The kernel tells one of the syncs that a descriptor has at the same time.
+#[test]
+fn a_sync_succeeds_when_what_another_was_told_of_is_noted() {
+    for (checksums, in_background) in [(false, false), (true, false), (true, true)] {
+        let fs = Forgetful::default();
+        drop(over(&fs));
+        let options = StoreOptions { checksums: Some(checksums), ..FEW };
+        let store = ObjectStore::over(fs.clone(), Path::new("forgetful"), "data.0", options).unwrap();
+        write(&store, 1, 0, b"lost");
+        fs.fail_syncs(true);
+        let (is_noted, failures) = (AtomicBool::new(false), AtomicUsize::new(0));
+        let (again, noted) = (&store, &is_noted);
+        std::thread::scope(|scope| {
+            let note = || {
+                failures.fetch_add(1, Ordering::SeqCst);
+                fs.fail_syncs(false);
+                scope.spawn(move || {
+                    again.sync_noting(1, |error| error).expect("the other one was told");
+                    assert!(noted.load(Ordering::SeqCst), "who asks now learns of no loss");
+                });
+                // Time enough for the other one.
+                std::thread::sleep(Duration::from_millis(200));
+                is_noted.store(true, Ordering::SeqCst);
+            };
+            match in_background {
+                true => store.settle_older(Duration::ZERO, |_, _| note()),
+                false => store.sync_noting(1, |_| note()).unwrap_err(),
+            }
+        });
+        assert_eq!(failures.into_inner(), 1);
     }
 }
 
