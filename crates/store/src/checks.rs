@@ -21,6 +21,10 @@
 //!   checksums of what was not written again meanwhile into the file, and syncs that.
 //! - A sync that failed may have lost any of those bytes, though memory still has them: their checksums are forgotten, and
 //!   what is found in the object is not learnt from then on ([`State::is_distrusted`]); only whole blocks written anew count.
+//! - A sync of the file itself that failed may have left old checksums on the device, though memory has 0, and the next sync
+//!   succeeds without writing that. So nothing changes before the file was written anew ([`State::is_unsure`]). A server that
+//!   is killed may take with it that a sync failed: the flag [`CLEARING`] tells the next one. It is set before checksums are
+//!   cleared and removed when others are stored.
 //!
 //! # Locks
 //! `settling` is held over a whole sync, `writing` over a change of the object and over the writing of checksums into the
@@ -52,6 +56,11 @@ const HEADER_BYTES: u64 = 32;
 const SUM_BYTES: u64 = 4;
 /// Flag: see [`State::is_distrusted`].
 const DISTRUSTED: u64 = 1;
+/// Flag: checksums were set to 0 since others were stored last, and a run that ended may not have known whether the device
+/// took that. It need not outlive the machine: after a power failure memory has what the device has.
+const CLEARING: u64 = 2;
+/// The file is written anew in parts of this many bytes.
+const ANEW_BYTES: u64 = 64 << 10;
 /// Objects whose state is kept in memory, plus those with checksums that are not settled.
 const OBJECTS_MAX: usize = 4096;
 /// Blocks that are unsettled along with those that change, at most: 64 MiB.
@@ -76,6 +85,7 @@ pub(crate) struct Checked {
     settling: Mutex<()>,
     state: Mutex<State>,
     is_loaded: AtomicBool,
+    /// There is a file whose checksums count.
     has_file: AtomicBool,
 }
 
@@ -90,8 +100,13 @@ struct State {
     /// A sync failed: what memory shows of a block may not be on the device.
     is_distrusted: bool,
     is_noted: bool,
-    /// A sync of the file failed, or may have in an earlier run: no byte of the object changes before one has succeeded.
-    must_sync: bool,
+    /// A sync of the file failed, or may have in an earlier run: the device may have checksums where memory has 0. No byte of
+    /// the object changes, and the file does not grow, before [`ObjectStore::make_sure`] has succeeded.
+    is_unsure: bool,
+    /// The file has the flag [`CLEARING`].
+    is_clearing: bool,
+    /// There is a file, of an older era, or without a header: its checksums do not count.
+    is_stale: bool,
     /// The object was removed.
     is_gone: bool,
     /// How often blocks were unsettled since the last sync began.
@@ -172,8 +187,8 @@ impl Checked {
         state.changed.is_empty() && state.settling.is_empty() && is_noted
     }
 
-    pub(crate) fn must_sync(&self) -> bool {
-        self.state.lock().must_sync
+    pub(crate) fn is_unsure(&self) -> bool {
+        self.state.lock().is_unsure
     }
 
     pub(crate) fn is_distrusted(&self) -> bool {
@@ -279,18 +294,22 @@ impl<F: FileSystem> ObjectStore<F> {
         let word =
             |at: usize| header.get(at..at + 8).and_then(|bytes| bytes.try_into().ok()).map_or(0, u64::from_le_bytes);
         if header.starts_with(MAGIC) && word(8) == checks.era {
-            let is_distrusted = word(16) & DISTRUSTED != 0;
-            checks.with(checked, |state| (state.is_distrusted, state.is_noted) = (is_distrusted, is_distrusted));
+            let (is_distrusted, is_clearing) = (word(16) & DISTRUSTED != 0, word(16) & CLEARING != 0);
+            checks.with(checked, |state| {
+                (state.is_distrusted, state.is_noted) = (is_distrusted, is_distrusted);
+                (state.is_unsure, state.is_clearing) = (is_clearing, is_clearing);
+            });
+            checked.has_file.store(true, Ordering::Release);
         } else {
-            // Durably before the new header: under that, the old sums would count.
-            self.fs.set_len(&file, 0)?;
-            self.fs.sync(&file)?;
-            write_all(&self.fs, &file, 0, &header_of(checks.era, 0))?;
+            checked.state.lock().is_stale = true;
         }
-        // An earlier run may have ended after a sync that failed.
-        checked.state.lock().must_sync = true;
-        checked.has_file.store(true, Ordering::Release);
         Ok(())
+    }
+
+    /// Empties a file whose checksums must not count, durably.
+    fn empty(&self, file: &F::File) -> io::Result<()> {
+        self.fs.set_len(file, 0)?;
+        self.fs.sync(file)
     }
 
     fn sums_file(&self, checks: &Checks<F::File>, key: u64) -> io::Result<Option<Arc<F::File>>> {
@@ -300,7 +319,7 @@ impl<F: FileSystem> ObjectStore<F> {
         })
     }
 
-    /// The file of the checksums, made if need be; true if it was. Under `writing`.
+    /// The file of the checksums, made if need be, or emptied; true if it was. Under `writing`.
     fn sums_file_or_new(
         &self,
         checks: &Checks<F::File>,
@@ -315,10 +334,20 @@ impl<F: FileSystem> ObjectStore<F> {
         let file = checks.files.get_or_open(key, || self.fs.open(&self.sums_path(key), true).map(Some))?;
         let file = file.ok_or(io::ErrorKind::NotFound)?;
         self.names_changed(key);
-        let flags = if checked.is_distrusted() { DISTRUSTED } else { 0 };
-        write_all(&self.fs, &file, 0, &header_of(checks.era, flags))?;
+        if checked.state.lock().is_stale {
+            // Before the new header is written: under that, the old sums would count.
+            self.empty(&file)?;
+            checked.state.lock().is_stale = false;
+        }
+        self.write_header(checks, checked, &file)?;
         checked.has_file.store(true, Ordering::Release);
         Ok((file, true))
+    }
+
+    /// Writes what the file says of the object as a whole. Under `writing`.
+    fn write_header(&self, checks: &Checks<F::File>, checked: &Checked, file: &F::File) -> io::Result<()> {
+        let header = header_of(checks.era, &checked.state.lock());
+        write_all(&self.fs, file, 0, &header)
     }
 
     /// The checksums of some blocks, 0 for those of which nothing is known. With `cached`, `None` if that might wait.
@@ -403,24 +432,15 @@ impl<F: FileSystem> ObjectStore<F> {
         key: u64,
         blocks: Range<u64>,
     ) -> io::Result<()> {
+        self.make_sure(checks, checked, key)?;
         let len = self.settled_len(checks, checked, key)?;
-        let is_behind = checked.state.lock().must_sync;
-        if !is_behind && blocks.start >= len {
+        if blocks.start >= len {
             return Ok(());
         }
         let Some(file) = self.sums_file(checks, key)? else { return Ok(()) };
-        if is_behind {
-            self.fs.sync_data(&file)?;
-            checked.state.lock().must_sync = false;
-        }
+        let offset = HEADER_BYTES + blocks.start * SUM_BYTES;
         if blocks.end >= len {
-            if blocks.start < len {
-                self.fs.set_len(&file, HEADER_BYTES + blocks.start * SUM_BYTES)?;
-                checked.state.lock().must_sync = true;
-                self.fs.sync_data(&file)?;
-                checked.state.lock().must_sync = false;
-            }
-            return Ok(());
+            return self.clear(checks, checked, &file, || self.fs.set_len(&file, offset));
         }
         let mut old = self.settled(checks, checked, key, &blocks, false)?.unwrap_or_default();
         if old.iter().all(|sum| *sum == 0) {
@@ -437,22 +457,62 @@ impl<F: FileSystem> ObjectStore<F> {
             blocks.end..end
         };
         old.extend(self.settled(checks, checked, key, &ahead, false)?.unwrap_or_default());
-        checks.with(checked, |state| {
-            for (block, sum) in ahead.clone().zip(old.iter().skip((blocks.end - blocks.start) as usize)) {
-                if *sum != 0 && !state.settling.contains_key(&block) {
-                    state.changed.entry(block).or_insert(*sum);
+        // The bytes of these blocks stay as they are: the next sync settles them again.
+        let keep = |from: u64| {
+            checks.with(checked, |state| {
+                for (block, sum) in (blocks.start..).zip(&old).skip((from - blocks.start) as usize) {
+                    if *sum != 0 && !state.settling.contains_key(&block) {
+                        state.changed.entry(block).or_insert(*sum);
+                    }
                 }
-            }
-        });
-        let offset = HEADER_BYTES + blocks.start * SUM_BYTES;
+            });
+        };
+        keep(ahead.start);
         let zeros = vec![0; old.len() * SUM_BYTES as usize];
-        write_all(&self.fs, &file, offset, &zeros).and_then(|()| self.fs.sync_data(&file)).inspect_err(|_| {
-            // They may still be on the device: what is there must not look unsettled. Written again, they are tried again.
-            let bytes: Vec<u8> = old.iter().flat_map(|sum| sum.to_le_bytes()).collect();
-            if write_all(&self.fs, &file, offset, &bytes).is_err() {
-                checked.state.lock().must_sync = true;
+        let cleared = self.clear(checks, checked, &file, || write_all(&self.fs, &file, offset, &zeros));
+        cleared.inspect_err(|_| keep(blocks.start))
+    }
+
+    /// Takes checksums out of force by a change of the file, durably. Under `writing`.
+    fn clear(
+        &self,
+        checks: &Checks<F::File>,
+        checked: &Checked,
+        file: &F::File,
+        change: impl FnOnce() -> io::Result<()>,
+    ) -> io::Result<()> {
+        let was_clearing = std::mem::replace(&mut checked.state.lock().is_clearing, true);
+        if !was_clearing {
+            self.write_header(checks, checked, file).inspect_err(|_| checked.state.lock().is_clearing = false)?;
+        }
+        checked.state.lock().is_unsure = true;
+        change()?;
+        self.fs.sync_data(file)?;
+        checked.state.lock().is_unsure = false;
+        Ok(())
+    }
+
+    /// If a sync of the file failed, or may have: writes what memory has of it anew, durably. Each of these checksums fits
+    /// its block or is 0. Under `writing`.
+    fn make_sure(&self, checks: &Checks<F::File>, checked: &Checked, key: u64) -> io::Result<()> {
+        if !checked.is_unsure() {
+            return Ok(());
+        }
+        let Some(file) = self.sums_file(checks, key)? else { return Ok(()) };
+        let (mut at, mut buf) = (0, vec![0; ANEW_BYTES as usize]);
+        // A hole has no old checksums: the file has not grown since it was cut.
+        while let Some(start) = self.fs.next_data(&file, at)? {
+            let end = self.fs.next_hole(&file, start)?.min(start + ANEW_BYTES);
+            let part = buf.get_mut(..(end - start) as usize).unwrap_or_default();
+            match read_full(&self.fs, &file, start, part)? {
+                0 => break,
+                len => write_all(&self.fs, &file, start, part.get(..len).unwrap_or_default())?,
             }
-        })
+            at = end;
+        }
+        self.fs.sync_data(&file)?;
+        checked.state.lock().is_unsure = false;
+        Ok(())
     }
 
     /// Takes up the checksums of blocks that have changed; of all other blocks of the range nothing is known. Under
@@ -550,8 +610,7 @@ impl<F: FileSystem> ObjectStore<F> {
             return;
         }
         let noted = self.sums_file_or_new(checks, checked, key);
-        let header = header_of(checks.era, DISTRUSTED);
-        let noted = noted.and_then(|(file, _)| write_all(&self.fs, &file, 0, &header));
+        let noted = noted.and_then(|(file, _)| self.write_header(checks, checked, &file));
         checked.state.lock().is_noted = noted.is_ok();
     }
 
@@ -568,6 +627,7 @@ impl<F: FileSystem> ObjectStore<F> {
             }
             sums.sort_unstable();
             let (file, is_new) = self.sums_file_or_new(checks, checked, key)?;
+            self.make_sure(checks, checked, key)?;
             for run in sums.chunk_by(|(a, _), (b, _)| a + 1 == *b) {
                 let Some((first, _)) = run.first() else { continue };
                 let bytes: Vec<u8> = run.iter().flat_map(|(_, sum)| sum.to_le_bytes()).collect();
@@ -575,6 +635,9 @@ impl<F: FileSystem> ObjectStore<F> {
             }
             // From now on the file says it.
             checks.with(checked, |state| state.settling.clear());
+            if std::mem::replace(&mut checked.state.lock().is_clearing, false) {
+                self.write_header(checks, checked, &file).inspect_err(|_| checked.state.lock().is_clearing = true)?;
+            }
             (file, is_new)
         };
         self.fs.sync_data(&file)?;
@@ -589,9 +652,7 @@ impl<F: FileSystem> ObjectStore<F> {
         let old = |(key, checked): (&u64, &Arc<Checked>)| is_old(checked).then_some(*key);
         let keys: Vec<u64> = checks.objects.lock().iter().filter_map(old).collect();
         for key in keys {
-            if let Err(error) = self.settle_one(checks, key) {
-                failed(key, error);
-            }
+            let _ = self.noting(key, || self.settle_one(checks, key), |error| failed(key, error)); // it is reported
         }
     }
 
@@ -617,24 +678,19 @@ impl<F: FileSystem> ObjectStore<F> {
         let Some(checks) = self.checks.as_ref().filter(|checks| checks.is_full()) else { return };
         let size = |checked: &Checked| checked.state.lock().changed.len();
         let most = checks.objects.lock().iter().max_by_key(|(_, checked)| size(checked)).map(|(key, _)| *key);
-        if let Some(key) = most
-            && let Err(error) = self.settle_one(checks, key)
-        {
-            failed(key, error);
+        if let Some(key) = most {
+            let _ = self.noting(key, || self.settle_one(checks, key), |error| failed(key, error)); // it is reported
         }
     }
 
-    /// Before an object is made: removes, durably, the checksums of one of that key that a crash has lost.
+    /// Before an object is made: empties, durably, the file of checksums of one of that key that a crash has lost. To remove
+    /// its name would not do: a server that is killed then finds none, and a crash brings it back.
     pub(crate) fn forget_lost_sums(&self, checks: &Checks<F::File>, key: u64) -> io::Result<()> {
-        let is_there = match self.fs.stat_name(&self.sums_path(key)) {
-            Err(error) if error.kind() == io::ErrorKind::NotFound => false,
-            state => state.map(|_| true)?,
-        };
-        if is_there {
-            self.forget_sums(checks, key);
-            self.sync_names_of(key)?;
-        }
-        Ok(())
+        let Some(file) = self.sums_file(checks, key)? else { return Ok(()) };
+        let checked = checks.objects.lock().remove(&key);
+        let _writing = checked.as_ref().map(|checked| checked.writing.lock());
+        checked.iter().for_each(|checked| checks.with(checked, |state| state.is_gone = true));
+        self.empty(&file)
     }
 
     /// Forgets the checksums of an object that is removed.
@@ -651,7 +707,9 @@ impl<F: FileSystem> ObjectStore<F> {
     }
 }
 
-fn header_of(era: u64, flags: u64) -> [u8; HEADER_BYTES as usize] {
+fn header_of(era: u64, state: &State) -> [u8; HEADER_BYTES as usize] {
+    let flag = |is_set: bool, flag: u64| if is_set { flag } else { 0 };
+    let flags = flag(state.is_distrusted, DISTRUSTED) | flag(state.is_clearing, CLEARING);
     let mut header = [0; HEADER_BYTES as usize];
     let words = [u64::from_le_bytes(*MAGIC), era, flags, 0];
     header.chunks_exact_mut(8).zip(words).for_each(|(to, word)| to.copy_from_slice(&word.to_le_bytes()));

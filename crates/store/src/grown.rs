@@ -1,7 +1,8 @@
 //! A file of entries that grows, and what a failed sync means for it.
 //!
 //! After a failed sync the kernel holds the pages that it lost for written, and the next sync succeeds without them. So the
-//! entries of which it is not known that they are durable are kept, and written again before the next sync.
+//! entries of which it is not known that they are durable are kept, and written again before the next sync. So are those that
+//! a run finds which did not write them: the one that did may have been killed after such a sync.
 
 use std::io;
 use std::sync::Arc;
@@ -17,14 +18,14 @@ pub(crate) struct Grown<H> {
     len_bytes: usize,
     /// The last entries, of which it is not known that they are durable.
     unsynced: Vec<u8>,
-    /// The last sync has failed.
+    /// A sync has failed since they were written, or may have in an earlier run.
     has_failed: bool,
 }
 
 impl<H> Grown<H> {
-    /// A file with `len_bytes` of entries, of which the last, `unsynced`, may not be durable.
-    pub(crate) fn new(file: H, len_bytes: usize, unsynced: Vec<u8>) -> Grown<H> {
-        Grown { file: Arc::new(file), len_bytes, unsynced, has_failed: false }
+    /// A file with `len_bytes` of entries, of which the last, `found`, were found and may not be durable.
+    pub(crate) fn new(file: H, len_bytes: usize, found: Vec<u8>) -> Grown<H> {
+        Grown { file: Arc::new(file), len_bytes, has_failed: !found.is_empty(), unsynced: found }
     }
 
     /// The file itself.

@@ -190,6 +190,25 @@ mod tests {
         assert_eq!(over(&fs).open_notes().unwrap(), [1, 2, 3, 4].map(note));
     }
 
+    /// On a full device the notes of an earlier run stay where they are.
+    #[test]
+    fn a_failed_sync_of_a_killed_server_is_not_made_good_by_one_that_has_nothing_to_write() {
+        let fs = Forgetful::new(300_000);
+        let store = over(&fs);
+        store.open_notes().unwrap();
+        store.write_vectored(5, 0, &[IoSlice::new(&[1; 300_000])]).unwrap_err();
+        store.note(note(1)).unwrap();
+        fs.fail_syncs(true);
+        store.sync(5).unwrap_err();
+        fs.fail_syncs(false);
+        // Killed.
+        let store = over(&fs);
+        assert_eq!(store.open_notes().unwrap(), [note(1)]);
+        store.sync(6).unwrap();
+        fs.crash();
+        assert_eq!(over(&fs).open_notes().unwrap(), [note(1)]);
+    }
+
     #[test]
     fn notes_are_replaced_as_a_whole() {
         for stop in 0..8 {

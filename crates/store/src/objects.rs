@@ -32,6 +32,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use impresario_base::Durable;
+use impresario_base::lock::RwLock;
 
 use crate::changes::Changes;
 use crate::checks::{self, Checks, ChecksState, SUMS};
@@ -47,6 +48,8 @@ use crate::removed::{Removed, is_removed};
 
 pub(crate) const OBJECTS: &str = "objects";
 pub(crate) const FOLDERS: usize = 256;
+/// Groups of objects whose syncs wait for one another's notes: many more than syncs at one time.
+const SYNC_GROUPS: usize = 1024;
 /// Longest object: the largest offset of Linux.
 const OBJECT_MAX_BYTES: u64 = i64::MAX as u64;
 
@@ -81,6 +84,8 @@ pub struct ObjectStore<F: FileSystem = Real> {
     identity: FolderIdentity,
     handles: Handles<F::File>,
     directories: Vec<Directory>,
+    /// See [`ObjectStore::sync_noting`].
+    syncing: Vec<RwLock<()>>,
 }
 
 /// A directory of objects.
@@ -131,6 +136,7 @@ impl<F: FileSystem> ObjectStore<F> {
             changes: Changes::default(),
             handles: Handles::new(options.open_files),
             directories: (0..FOLDERS).map(directory).collect(),
+            syncing: (0..SYNC_GROUPS).map(|_| RwLock::default()).collect(),
         };
         store.remove_again().map_err(failed)?;
         Ok(store)
@@ -341,6 +347,27 @@ impl<F: FileSystem> ObjectStore<F> {
         directory.names.sync_to(changes, || self.fs.sync_dir(&directory.path))
     }
 
+    /// The same; `failed` notes that data were lost. Of several syncs of an object at the same time the kernel tells one of
+    /// the loss, and the others succeed: this returns success when what they were told is noted.
+    pub fn sync_noting<T>(&self, key: u64, failed: impl FnOnce(io::Error) -> T) -> Result<(), T> {
+        self.noting(key, || self.sync(key), failed)
+    }
+
+    pub(crate) fn noting<T>(
+        &self,
+        key: u64,
+        sync: impl FnOnce() -> io::Result<()>,
+        failed: impl FnOnce(io::Error) -> T,
+    ) -> Result<(), T> {
+        let group = &self.syncing[key as usize % SYNC_GROUPS];
+        let under_way = group.read();
+        sync().map_err(failed)?;
+        drop(under_way);
+        // When nobody else is between a sync and its note.
+        drop(group.write());
+        Ok(())
+    }
+
     /// Makes all names of objects durable, and the absence of those that were removed.
     pub(crate) fn sync_names(&self) -> io::Result<()> {
         self.directories.iter().try_for_each(|directory| directory.names.sync(|| self.fs.sync_dir(&directory.path)))
@@ -471,11 +498,6 @@ impl<F: FileSystem> ObjectStore<F> {
             Err(e) => Err(e),
         })?;
         file.ok_or_else(|| io::ErrorKind::NotFound.into())
-    }
-
-    pub(crate) fn sync_names_of(&self, key: u64) -> io::Result<()> {
-        let directory = self.directory(key);
-        directory.names.sync(|| self.fs.sync_dir(&directory.path))
     }
 
     pub(crate) fn names_changed(&self, key: u64) {

@@ -76,7 +76,8 @@ impl<H> Removed<H> {
         let (old, young) = (read(REMOVED_OLD)?, read(REMOVED)?);
         let open = young.is_some().then(|| fs.open(REMOVED, false)).transpose()?;
         let (room, young) = young.unwrap_or_default();
-        let open = open.map(|file| Grown::new(file, young.len() * KEY_BYTES, Vec::new()));
+        let found = || young.iter().flat_map(|key| encode(*key)).collect();
+        let open = open.map(|file| Grown::new(file, young.len() * KEY_BYTES, found()));
         let old = old.map(|(_, keys)| keys.into_iter().collect()).unwrap_or_default();
         let file = File { open, room, unnoted: Vec::new() };
         let keys = Keys { young: young.into_iter().collect(), old };

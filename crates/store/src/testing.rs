@@ -72,7 +72,8 @@ struct Trouble {
 #[derive(Clone, Default)]
 struct Names {
     files: BTreeMap<String, usize>,
-    dirs: BTreeSet<String>,
+    /// Shared as long as they are the same: a store has hundreds, and a copy is made at every crash.
+    dirs: Arc<BTreeSet<String>>,
 }
 
 #[derive(Clone, Default)]
@@ -131,7 +132,8 @@ impl Default for Forgetful {
 }
 
 impl Forgetful {
-    /// An empty directory on a device of `capacity_bytes`, all kept in memory: keep it small.
+    /// An empty directory on a device of `capacity_bytes`, all kept in memory: keep it small. If that is whole blocks of 512 bytes,
+    /// a write that finds too little space ends with one.
     pub fn new(capacity_bytes: u64) -> Forgetful {
         let (now, durable) = (Names::default(), Names::default());
         let state = State {
@@ -304,13 +306,17 @@ impl State {
             let kept = if new != old && survives() { new } else { old };
             kept.map(|&inode| files.insert(name.clone(), inode));
         }
-        let made: Vec<String> = now.dirs.difference(&old.dirs).filter(|_| survives()).cloned().collect();
-        let mut dirs: BTreeSet<String> = old.dirs;
-        dirs.extend(made);
+        let mut dirs = old.dirs;
+        if !Arc::ptr_eq(&now.dirs, &dirs) {
+            let made: Vec<String> = now.dirs.difference(&dirs).filter(|_| survives()).cloned().collect();
+            Arc::make_mut(&mut dirs).extend(made);
+        }
         // A name whose directory is lost is lost with it.
         let reachable = |path: &str| ancestors(path).all(|dir| dirs.contains(dir));
         files.retain(|path, _| reachable(path));
-        let dirs = dirs.iter().filter(|path| reachable(path)).cloned().collect();
+        if !Arc::ptr_eq(&now.dirs, &dirs) {
+            dirs = Arc::new(dirs.iter().filter(|path| reachable(path)).cloned().collect());
+        }
         self.now = Names { files, dirs };
         self.durable = self.now.clone();
         for inode in &mut self.inodes {
@@ -385,10 +391,12 @@ impl FileSystem for Forgetful {
     fn write(&self, file: &ForgetfulFile, offset: u64, bufs: &[IoSlice<'_>]) -> io::Result<usize> {
         let mut state = self.lock();
         state.change()?;
-        let (room, ticks) = (state.room(), state.ticks);
+        let (room, ticks, capacity_bytes) = (state.room(), state.ticks, state.capacity_bytes);
         let inode = state.inode(file)?;
         let wanted: u64 = bufs.iter().map(|buf| buf.len() as u64).sum();
-        let most = inode.now.len() as u64 + room;
+        // A device of whole blocks gives whole ones.
+        let unit = if capacity_bytes.is_multiple_of(BLOCK_BYTES as u64) { BLOCK_BYTES as u64 } else { 1 };
+        let most = ((inode.now.len() as u64 + room) / unit * unit).max(inode.now.len() as u64);
         if offset >= most && wanted > 0 {
             return Err(Errno::NOSPC.into());
         }
@@ -398,11 +406,15 @@ impl FileSystem for Forgetful {
         if before < at + len {
             inode.now.resize(at + len, 0);
         }
-        let bytes = bufs.iter().flat_map(|buf| buf.iter().copied()).take(len);
         // A hole below a write is zeros on the device too, whatever was there before the file was cut.
         inode.soil(before.min(at), at + len);
         inode.store(at, at + len);
-        inode.now[at..at + len].iter_mut().zip(bytes).for_each(|(to, from)| *to = from);
+        let mut rest = &mut inode.now[at..at + len];
+        for buf in bufs {
+            let (to, behind) = rest.split_at_mut(buf.len().min(rest.len()));
+            to.copy_from_slice(&buf[..to.len()]);
+            rest = behind;
+        }
         inode.mtime_secs = ticks;
         Ok(len)
     }
@@ -526,7 +538,9 @@ impl FileSystem for Forgetful {
         let mut state = self.lock();
         state.check_parent(path)?;
         state.change()?;
-        state.now.dirs.insert(path.into());
+        if !state.now.dirs.contains(path) {
+            Arc::make_mut(&mut state.now.dirs).insert(path.into());
+        }
         Ok(())
     }
 
@@ -544,16 +558,22 @@ impl FileSystem for Forgetful {
         }
         let inside = |name: &str| parent(name) == path;
         state.durable.files.retain(|name, _| !inside(name));
-        state.durable.dirs.retain(|name| !inside(name));
         let files = state.now.files.iter().filter(|(name, _)| inside(name));
         state.durable.files.extend(files.map(|(name, &inode)| (name.clone(), inode)));
-        state.durable.dirs.extend(state.now.dirs.iter().filter(|name| inside(name)).cloned());
+        if !Arc::ptr_eq(&state.now.dirs, &state.durable.dirs) {
+            let dirs = Arc::make_mut(&mut state.durable.dirs);
+            dirs.retain(|name| !inside(name));
+            dirs.extend(state.now.dirs.iter().filter(|name| inside(name)).cloned());
+            if *dirs == *state.now.dirs {
+                state.durable.dirs = state.now.dirs.clone();
+            }
+        }
         Ok(())
     }
 
     fn names(&self, dir: &str) -> io::Result<Vec<String>> {
         let state = self.lock();
-        let names = state.now.files.keys().chain(&state.now.dirs).filter(|name| parent(name) == dir);
+        let names = state.now.files.keys().chain(state.now.dirs.iter()).filter(|name| parent(name) == dir);
         Ok(names.map(|name| name.rsplit('/').next().unwrap_or(name).to_string()).collect())
     }
 

@@ -117,7 +117,7 @@ impl<F: FileSystem> ObjectStore<F> {
         }
         let range = offset..offset.saturating_add(len);
         let Some(checked) = self.checked_if_loaded(checks, key) else { return true };
-        if checked.must_sync() || !range.start.is_multiple_of(BLOCK_BYTES) || !range.end.is_multiple_of(BLOCK_BYTES) {
+        if checked.is_unsure() || !range.start.is_multiple_of(BLOCK_BYTES) || !range.end.is_multiple_of(BLOCK_BYTES) {
             return true;
         }
         self.settled_len(checks, &checked, key).map_or(true, |settled| touched(&range).start < settled)

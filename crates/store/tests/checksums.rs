@@ -389,6 +389,104 @@ fn what_was_synced_is_checked_after_a_crash_and_a_write_unsettles_its_own_blocks
     }
 }
 
+/// Whole blocks of object 1, written again until that is taken.
+fn write_until_taken(store: &ObjectStore<Forgetful>, blocks: usize, fill: u8) {
+    let bytes = pattern(blocks * 4096, fill);
+    let is_taken = (0..3).any(|_| store.write_vectored(1, 0, &[IoSlice::new(&bytes)]).is_ok());
+    assert!(is_taken, "the device works again");
+}
+
+/// How a device does not take that checksums were cleared.
+#[derive(Clone, Copy, Debug)]
+enum Untaken {
+    /// The sync fails, and then a further change.
+    Sync,
+    /// The sync fails, and the server is killed before it can note anything.
+    SyncOfKilled,
+    /// The server is killed before it syncs; the system writes what it left, and fails.
+    InBackground,
+    /// The server is killed before it syncs; the sync of the next one fails.
+    SyncOfNext,
+}
+
+/// Checksums were cleared in memory, and the device has them still: they do not count for what is written then.
+#[test]
+fn checksums_that_a_device_has_kept_are_no_damage() {
+    // Of all blocks, by cutting the file of the checksums, and of one, by zeros.
+    for (blocks, untaken) in [1, 3].into_iter().flat_map(|blocks| {
+        [Untaken::Sync, Untaken::SyncOfKilled, Untaken::InBackground, Untaken::SyncOfNext].map(|how| (blocks, how))
+    }) {
+        for (changes, seed) in (0..6).flat_map(|changes| (0..12).map(move |seed| (changes, seed))) {
+            let fs = Forgetful::default();
+            let mut store = over(&fs);
+            write(&store, 1, 0, &pattern(3 * 4096, 7));
+            store.sync(1).unwrap();
+            fs.fail_syncs(matches!(untaken, Untaken::Sync | Untaken::SyncOfKilled));
+            match untaken {
+                Untaken::Sync => fs.fail_after(changes, libc::EIO, false),
+                _ => fs.stop_after(changes),
+            }
+            let cut = store.write_vectored(1, 0, &[IoSlice::new(&pattern(blocks * 4096, 8))]);
+            fs.mend();
+            fs.fail_syncs(false);
+            if !matches!(untaken, Untaken::Sync) {
+                store = over(&fs);
+            }
+            match untaken {
+                Untaken::InBackground => fs.write_back(seed, true),
+                Untaken::SyncOfNext => {
+                    fs.fail_syncs(true);
+                    let _ = store.write_vectored(1, 0, &[IoSlice::new(&pattern(blocks * 4096, 9))]);
+                    fs.fail_syncs(false);
+                }
+                _ => {}
+            }
+            write_until_taken(&store, blocks, 10);
+            fs.crash_partly(seed);
+            let found = content(&over(&fs), 1);
+            assert!(found.is_ok(), "{untaken:?} after {changes} changes, {cut:?}, seed {seed}: {found:?}");
+        }
+    }
+}
+
+/// A power failure has lost an object and kept its checksums, and what is done about these fails or is interrupted.
+#[test]
+fn checksums_of_a_lost_object_do_not_count_although_the_device_keeps_them() {
+    let mut met = 0;
+    for (seed, changes) in (0..100).flat_map(|seed| (0..5).map(move |changes| (seed, changes))) {
+        for is_killed in [false, true] {
+            let fs = Forgetful::default();
+            let store = over(&fs);
+            write(&store, 1, 0, &pattern(4096, 7));
+            store.settle_older(Duration::ZERO, |key, error| panic!("{key}: {error}"));
+            fs.crash_partly(seed);
+            let is_there = |path: &str| impresario_store::FileSystem::stat_name(&fs, path).is_ok_and(|it| it.size > 0);
+            if is_there(&path(1)) || !is_there(&format!("{}.sums", path(1))) {
+                continue;
+            }
+            met += 1;
+            let mut store = over(&fs);
+            match is_killed {
+                true => fs.stop_after(changes),
+                false => fs.fail_after(changes, libc::EIO, false),
+            }
+            let _ = store.write_vectored(1, 0, &[IoSlice::new(&pattern(4096, 8))]);
+            fs.mend();
+            if is_killed {
+                store = over(&fs);
+            }
+            write_until_taken(&store, 1, 9);
+            for crash in 0..12 {
+                let fs = fs.copied();
+                fs.crash_partly(crash);
+                let found = content(&over(&fs), 1);
+                assert!(found.is_ok(), "after {changes} changes, killed {is_killed}, seeds {seed}, {crash}: {found:?}");
+            }
+        }
+    }
+    assert!(met > 50, "{met}");
+}
+
 #[test]
 fn a_lost_end_is_damage() {
     let fs = Forgetful::default();

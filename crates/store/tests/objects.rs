@@ -5,7 +5,8 @@ use std::fs;
 use std::io::{self, IoSlice, IoSliceMut};
 use std::os::fd::BorrowedFd;
 use std::path::Path;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::time::Duration;
 
 use impresario_store::testing::Forgetful;
 use impresario_store::{
@@ -726,6 +727,39 @@ fn a_removed_object_is_not_made_again_by_what_comes_late() {
     }
 }
 
+/// The kernel tells one of the syncs that a descriptor has at the same time.
+#[test]
+fn a_sync_succeeds_when_what_another_was_told_of_is_noted() {
+    for (checksums, in_background) in [(false, false), (true, false), (true, true)] {
+        let fs = Forgetful::default();
+        drop(over(&fs));
+        let options = StoreOptions { checksums: Some(checksums), ..FEW };
+        let store = ObjectStore::over(fs.clone(), Path::new("forgetful"), "data.0", options).unwrap();
+        write(&store, 1, 0, b"lost");
+        fs.fail_syncs(true);
+        let (is_noted, failures) = (AtomicBool::new(false), AtomicUsize::new(0));
+        let (again, noted) = (&store, &is_noted);
+        std::thread::scope(|scope| {
+            let note = || {
+                failures.fetch_add(1, Ordering::SeqCst);
+                fs.fail_syncs(false);
+                scope.spawn(move || {
+                    again.sync_noting(1, |error| error).expect("the other one was told");
+                    assert!(noted.load(Ordering::SeqCst), "who asks now learns of no loss");
+                });
+                // Time enough for the other one.
+                std::thread::sleep(Duration::from_millis(200));
+                is_noted.store(true, Ordering::SeqCst);
+            };
+            match in_background {
+                true => store.settle_older(Duration::ZERO, |_, _| note()),
+                false => store.sync_noting(1, |_| note()).unwrap_err(),
+            }
+        });
+        assert_eq!(failures.into_inner(), 1);
+    }
+}
+
 /// Wherever the server stops, and whatever survives of what was not synced.
 #[test]
 fn a_removal_that_was_acknowledged_outlasts_a_power_failure() {
@@ -784,6 +818,26 @@ fn a_removal_that_is_repeated_after_a_failed_sync_outlasts_a_power_failure() {
         assert_eq!(store.look(key).unwrap(), None, "object {key}");
         assert!(store.write_vectored(key, 0, &[IoSlice::new(b"late")]).is_err(), "object {key}");
     }
+}
+
+#[test]
+fn a_removal_that_is_repeated_after_a_failed_sync_of_a_killed_server_outlasts_a_power_failure() {
+    let fs = Forgetful::default();
+    let store = over(&fs);
+    for key in [1, 2] {
+        write(&store, key, 0, b"synced");
+        store.sync(key).unwrap();
+    }
+    store.unlink(1).unwrap();
+    fs.fail_syncs(true);
+    store.unlink(2).unwrap_err();
+    fs.fail_syncs(false);
+    drop(store);
+    over(&fs).unlink(2).unwrap();
+    fs.crash();
+    let store = over(&fs);
+    assert_eq!(store.look(2).unwrap(), None);
+    assert!(store.write_vectored(2, 0, &[IoSlice::new(b"late")]).is_err());
 }
 
 #[test]

@@ -30,12 +30,13 @@ pub(super) fn write<F: FileSystem>(
 
 /// Makes an object durable, or tells that it has lost data.
 pub(super) fn sync<F: FileSystem>(store: &ObjectStore<F>, losses: &Losses, key: u64) -> Done {
-    match losses.settle_doubt(store, key).and_then(|()| store.sync(key)) {
+    let note = |error: io::Error| Done::AfterLoss(lost(store, losses, key, &error), errno_of(&error));
+    match losses.settle_doubt(store, key).map_err(note).and_then(|()| store.sync_noting(key, note)) {
         Ok(()) => match losses.of(key) {
             0 => Done::Barrier,
             loss => Done::AfterLoss(loss, 0),
         },
-        Err(error) => Done::AfterLoss(lost(store, losses, key, &error), errno_of(&error)),
+        Err(lost) => lost,
     }
 }
 

@@ -10,6 +10,8 @@ pub(super) const OBJECTS: usize = 2;
 /// Of an object that plans use, each written as a whole or not by a device.
 pub(super) const SECTORS: usize = 24;
 pub(super) const SECTOR_BYTES: u64 = 512;
+/// Of a device that is soon full: it has room for the notes and the marks of syncs, some 132 KiB, and not for all of the objects.
+const SMALL_BYTES: u64 = 148 << 10;
 
 /// Sectors of an object.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -98,7 +100,7 @@ impl Plan {
         let faults = 2 + draws.below(30);
         Plan {
             checksums: draws.below(3) == 0,
-            capacity_bytes: if is_small { 24 << 10 } else { 1 << 20 },
+            capacity_bytes: if is_small { SMALL_BYTES } else { 1 << 20 },
             steps: (0..count).map(|_| Step::draw(&mut draws, faults)).collect(),
         }
     }

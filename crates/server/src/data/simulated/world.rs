@@ -443,13 +443,7 @@ impl World<'_> {
 
     fn read(&mut self, server: &Server, object: usize) -> Result<(), Wrong> {
         let mut bytes = vec![0; SECTORS * SECTOR_BYTES as usize];
-        let troubles = self.disk.troubles();
         let read = server.store.read(key(object), 0, &mut bytes);
-        // The first read of an object may have its file of checksums made anew, which fails on a disk that fails just then.
-        // That is told, and nobody learns what a server was about to answer that is killed.
-        if self.disk.troubles() > troubles && read.as_ref().is_err_and(|error| error.raw_os_error().is_some()) {
-            return Ok(());
-        }
         let len = read.map_err(|error| Wrong::Read(format!("object {object} cannot be read: {error}")))?;
         bytes.truncate(len);
         for (number, sector) in self.sectors[object].iter_mut().enumerate() {
