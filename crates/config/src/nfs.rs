@@ -24,7 +24,7 @@ pub struct Nfs {
     pub listen: Vec<String>,
     /// Scheduling policy of reads and writes.
     pub policy: PolicySpec,
-    /// Maximum batches in flight to each device below the exports (1 to 256).
+    /// Maximum batches in flight to the file system (1 to 256).
     pub in_flight_requests: u32,
     /// Bytes that the server reads ahead of its clients at most (4 MiB to 64 GiB; 0: not at all). Only from folders on a device: not from memory.
     pub read_ahead_bytes: u64,
