@@ -27,7 +27,9 @@ fn serve_frames(socket: TcpStream) -> Result<(), TransportError> {
     let end = Instant::now() + FAR;
     reader.next_frame(&stream, &limits, end)?;
     let (version, name, cluster) = (PROTOCOL_VERSION, "speed".into(), ClusterId::default());
-    let welcome = Welcome { version, name, incarnation: 1, max_payload_bytes: 1 << 20, cluster, store: 0 };
+    let (number, keys) = (None, Default::default());
+    let welcome =
+        Welcome { version, name, incarnation: 1, max_payload_bytes: 1 << 20, cluster, store: 0, number, keys };
     send_frame(&stream, &frame::encode(Kind::Welcome, 0, &welcome, 0)?, &[], end)?;
     let mut head = Vec::new();
     loop {

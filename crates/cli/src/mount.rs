@@ -17,6 +17,7 @@ use impresario_fuse::{MountOptions, Mounted};
 use rustix::io::Errno;
 use rustix::mount::UnmountFlags;
 use rustix::process::{Pid, Signal, kill_process};
+use signal_hook::consts::SIGTERM;
 
 use crate::{load, notify_ready, print, usage};
 
@@ -24,6 +25,7 @@ use crate::{load, notify_ready, print, usage};
 ///
 /// Stays in the foreground until Ctrl-C, SIGTERM, the end of its terminal or `impresario umount`; with -d it detaches as soon as
 /// the file system is usable. If files are in use, Ctrl-C reports it and the mount stays; a second Ctrl-C unmounts it anyway.
+/// SIGTERM gives the programs that use files 5 s, and unmounts it then: what they still do there fails.
 /// doc/SEMANTICS.md lists what programs may rely on.
 #[derive(clap::Args)]
 #[command(after_long_help = "Examples:
@@ -86,6 +88,8 @@ pub struct UmountArgs {
     lazy: bool,
 }
 
+/// How long programs may go on using files of a mount that was told to end by SIGTERM.
+const IN_USE_PATIENCE: Duration = Duration::from_secs(5);
 /// Time limit for a detached mount to become usable.
 const DETACH_PATIENCE: Duration = Duration::from_secs(60);
 /// Printed by the background process when the mount is usable.
@@ -151,12 +155,51 @@ pub fn via(config: &Config, word: &str) -> anyhow::Result<Via> {
 
 fn unmount_on_signals(mounted: &Weak<Mounted>, signals: impl Iterator<Item = i32>) {
     let mut asked_before = false;
-    for _ in signals {
+    for signal in signals {
+        // From a service manager or a batch system, which sends SIGKILL next: that would leave a mount without its process.
+        if signal == SIGTERM && !asked_before {
+            let (ending, trying) = (mounted.clone(), mounted.clone());
+            std::thread::spawn(move || end_within(&ending, IN_USE_PATIENCE));
+            std::thread::spawn(move || unmount_when_idle(&trying));
+            asked_before = true;
+            continue;
+        }
         let Some(mounted) = mounted.upgrade() else { return };
         let outcome = if asked_before { mounted.abort() } else { mounted.unmount() };
         let Err(error) = outcome else { return };
         tell!("impresario: {error}; or interrupt again to unmount anyway");
         asked_before = true;
+    }
+}
+
+/// Tries to unmount until nothing is in use any more.
+fn unmount_when_idle(mounted: &Weak<Mounted>) {
+    let mut is_told = false;
+    while let Some(Err(error)) = mounted.upgrade().map(|mounted| mounted.unmount()) {
+        if !std::mem::replace(&mut is_told, true) {
+            tell!("impresario: {error}; it is unmounted anyway in {} s", IN_USE_PATIENCE.as_secs());
+        }
+        std::thread::sleep(Duration::from_millis(100));
+    }
+}
+
+/// Unmounts and ends the process if the mount has not ended within this time: files are in use, or servers do not answer.
+fn end_within(mounted: &Weak<Mounted>, longest: Duration) {
+    let Some(mounted) = mounted.upgrade() else { return };
+    if mounted.wait_for(longest).is_some() {
+        return;
+    }
+    tell!(
+        "impresario: {} is still in use and is unmounted: what programs do there now fails",
+        mounted.path().display()
+    );
+    if let Err(error) = mounted.abort() {
+        tell!("impresario: {error}");
+    }
+    // Without root the kernel keeps the mount for those that use it, and a server may be awaited that does not answer. What is
+    // outstanding fails with the end of the process.
+    if mounted.wait_for(longest).is_none() {
+        std::process::exit(1);
     }
 }
 

@@ -37,8 +37,18 @@ pub struct Args {
     #[arg(long)]
     json: bool,
     /// Repeat at this interval (1s by default) until Ctrl-C
-    #[arg(long, value_name = "EVERY", num_args = 0..=1, default_missing_value = "1s", value_parser = parse_duration)]
+    #[arg(long, value_name = "EVERY", num_args = 0..=1, default_missing_value = "1s", value_parser = parse_interval)]
     watch: Option<Duration>,
+}
+
+/// More often the servers would do nothing but tell.
+const WATCH_MIN: Duration = Duration::from_millis(10);
+
+fn parse_interval(text: &str) -> Result<Duration, String> {
+    match parse_duration(text)? {
+        every if every < WATCH_MIN => Err(format!("{text} is too often; give at least 10ms")),
+        every => Ok(every),
+    }
 }
 
 /// Time limit for a server's answer.

@@ -38,6 +38,15 @@ fn a_configuration_that_is_not_there_is_named() {
 }
 
 #[test]
+fn an_interval_of_nothing_is_refused() {
+    let cluster = Cluster::describe(1, 0, |_| {});
+    for every in ["0s", "1us"] {
+        let ran = run(["status".as_ref(), cluster.path.as_os_str(), "--watch".as_ref(), every.as_ref()]);
+        assert!(ran.code == 2 && ran.err.contains("give at least 10ms"), "{ran:?}");
+    }
+}
+
+#[test]
 fn an_unknown_server_is_answered_with_those_there_are() {
     let cluster = Cluster::describe(2, 1, |_| {});
     let ran = run(["serve".as_ref(), cluster.path.as_os_str(), "--name".as_ref(), "data1".as_ref()]);

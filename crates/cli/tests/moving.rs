@@ -54,6 +54,8 @@ fn move_it(cluster: &Cluster, more: &[&str]) -> Ran {
 fn start_at(cluster: &mut Cluster, to: &MovesTo) {
     let status = cluster.server(NAME).wait();
     assert!(status.success(), "{status}\n{}", cluster.server(NAME).log());
+    // Files name it by its place.
+    assert_eq!(std::fs::read_to_string(to.dir.join("number")).unwrap(), "1\n");
     cluster.launch(NAME);
     let access = cluster.access();
     eventually("the server answers at its new place", || {

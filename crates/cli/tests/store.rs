@@ -1,8 +1,15 @@
 //! `impresario store`, and servers whose folder is not theirs: a disk that is not mounted, another cluster's, an old one.
 
 use std::fs;
+use std::path::Path;
+use std::time::{Duration, Instant};
 
-use crate::support::{self, Cluster, Ran, client, pattern, read_file, run, write_file};
+use crate::support::{
+    self, Cluster, Process, Ran, client, client_via, free_ports, new_file, pattern, read_file, run, write_file,
+};
+use impresario_client::Via;
+use impresario_config::Config;
+use impresario_testing::until;
 use impresario_wire::{Device, NodeKind, SetAttr};
 
 /// `impresario store WORDS[0] CONFIG WORDS[1..]`.
@@ -139,6 +146,150 @@ fn data_servers_keep_their_places() {
     cluster.rewrite();
     cluster.restart("meta");
     assert!(read_file(&client(&cluster.config, 2), "a") == data);
+}
+
+/// The same of a file on the machine of a client, of an I/O node or of a data server, while the metadata server runs with the right
+/// one.
+#[test]
+fn programs_with_another_order_of_data_servers_are_refused() {
+    let mut cluster = Cluster::start(3, 1, |_| {});
+    const STRIP: usize = 65_536;
+    let mut data = pattern(1, 1, 0, 8 * STRIP);
+    write_file(&client_via(&cluster.config, 1, Via::Direct), "a", &data);
+    let sorted = cluster.dir.path().join("sorted.toml");
+    let mut config = cluster.config.clone();
+    config.data.swap(0, 1);
+    fs::write(&sorted, config.to_toml()).unwrap();
+    let config = Config::load(&sorted).unwrap();
+    let is_clear = |said: &str| {
+        let parts = ["data servers of its cluster", sorted.to_str().unwrap(), "127.0.0.1:", "Copy the file"];
+        parts.iter().all(|part| said.contains(part))
+    };
+
+    let begun = Instant::now();
+    let wrong = client_via(&config, 2, Via::Direct);
+    let file = wrong.open("a", true).unwrap();
+    let mut read = vec![0; 8 * STRIP];
+    let error = file.read_at(&mut read, 0).unwrap_err();
+    assert!(is_clear(&error.to_string()), "{error}");
+    // A third of the strips is on the server that has its place all the same.
+    let new = pattern(1, 2, 0, 8 * STRIP);
+    let mut refused = 0;
+    for at in (0..8 * STRIP).step_by(STRIP) {
+        let strip = at..at + STRIP;
+        match file.write_at(&new[strip.clone()], at as u64) {
+            Ok(_) => data[strip.clone()].copy_from_slice(&new[strip]),
+            Err(error) => {
+                assert!(is_clear(&error.to_string()), "{error}");
+                refused += 1;
+            }
+        }
+    }
+    assert!((5..=6).contains(&refused), "{refused} of 8");
+    drop(file);
+    // Without waiting for what would not change.
+    assert!(begun.elapsed() < Duration::from_secs(15), "{:?}", begun.elapsed());
+
+    // An I/O node tells its clients.
+    cluster.kill("io.0");
+    let log = cluster.dir.path().join("sorted.log");
+    let mut io = Process::start(["serve".as_ref(), sorted.as_os_str(), "--name".as_ref(), "io.0".as_ref()], &log);
+    cluster.await_address("io.0");
+    let behind = client_via(&cluster.config, 3, Via::IoNode(0));
+    let error = behind.open("a", false).unwrap().read_at(&mut read, 0).unwrap_err();
+    assert!(is_clear(&error.to_string()), "{error}");
+    io.kill();
+
+    // A data server does not start with it, so that it cannot agree with such clients.
+    cluster.kill("data.1");
+    let ran = run(["serve".as_ref(), sorted.as_os_str(), "--name".as_ref(), "data.1".as_ref()]);
+    assert!(ran.code == 1 && ran.err.contains("the place 2") && ran.err.contains("the file `order`"), "{ran:?}");
+    cluster.restart("data.1");
+    // A check of these servers would take all objects for those of others.
+    let check = |more: &str| run(["fsck", sorted.to_str().unwrap(), more]);
+    let ran = check("--online");
+    assert!(ran.code != 0 && is_clear(&format!("{}{}", ran.out, ran.err)), "{ran:?}");
+    assert!(read_file(&client_via(&cluster.config, 4, Via::Direct), "a") == data, "nothing else was written");
+    let names: Vec<String> = cluster.config.servers().map(|server| server.name().to_string()).collect();
+    names.iter().filter(|name| *name != "io.0").for_each(|name| cluster.kill(name));
+    let ran = check("--json");
+    assert!(ran.code != 0 && ran.out.contains("another place"), "{ran:?}");
+
+    // A server that was added in a wrong place, and has nothing yet, takes its right one.
+    let mut added = Cluster::start(1, 0, |_| {});
+    let first = added.config.data[0].clone();
+    let address = format!("127.0.0.1:{}", free_ports(1)[0]);
+    added.config.data.insert(0, impresario_config::Data::new("data.1", address, added.dir.path().join("data.1")));
+    added.rewrite();
+    assert_eq!(store(&added, &["init", "--name", "data.1"]).code, 0);
+    added.launch("data.1");
+    added.await_answer("data.1");
+    added.kill("data.1");
+    added.config.data.swap(0, 1);
+    assert_eq!(added.config.data[0], first);
+    added.rewrite();
+    added.restart("data.1");
+}
+
+/// New files of a metadata folder that was restored from an older copy, and started as it is, must not get the bytes of lost
+/// ones: neither on data servers that are there, nor on one that comes later.
+#[test]
+fn a_metadata_folder_that_was_put_back_gives_no_bytes_of_lost_files() {
+    const LEN: usize = 300_000;
+    let mut cluster = Cluster::start(2, 0, |_| {});
+    let kept = pattern(1, 1, 0, LEN);
+    write_file(&client(&cluster.config, 1), "kept", &kept);
+    let dir = cluster.config.meta.dir.clone();
+    let copy = dir.with_extension("copy");
+    let cp = |from: &Path, to: &Path| {
+        assert!(std::process::Command::new("cp").arg("-a").args([from, to]).status().unwrap().success());
+    };
+    cluster.kill("meta");
+    cp(&dir, &copy);
+    for round in 0..2 {
+        cluster.restart("meta");
+        let before = client(&cluster.config, 2);
+        (0..20).for_each(|n| write_file(&before, &format!("lost-{n}"), &pattern(n, 7, 0, LEN)));
+        drop(before);
+        cluster.kill("meta");
+        fs::remove_dir_all(&dir).unwrap();
+        cp(&copy, &dir);
+        // In the second round one of them is away when the metadata server starts.
+        if round == 1 {
+            cluster.kill("data.1");
+        }
+        cluster.restart("meta");
+        let after = client(&cluster.config, 3);
+        let make = |n: u64| {
+            let file = after.create(format!("new-{n}"), new_file(0o644)).unwrap();
+            // Bytes that nobody has written yet are zeros.
+            file.write_at(b"end", LEN as u64).unwrap();
+            file.sync().unwrap();
+            file.close().unwrap();
+        };
+        (0..10).for_each(make);
+        if round == 1 {
+            assert_eq!(cluster.state("meta")["meta"]["data_servers_not_heard"], serde_json::json!(["data.1"]));
+            cluster.restart("data.1");
+            until("it has answered", || {
+                cluster.state("meta")["meta"]["data_servers_not_heard"]
+                    .as_array()
+                    .is_some_and(|silent| silent.is_empty())
+            });
+        }
+        (10..20).for_each(make);
+        for n in 0..20 {
+            let read = read_file(&after, &format!("new-{n}"));
+            assert!(read[..LEN].iter().all(|byte| *byte == 0) && &read[LEN..] == b"end", "new-{n} in round {round}");
+        }
+        assert!(read_file(&after, "kept") == kept);
+        let layout = |n: u64| after.open(format!("new-{n}"), false).unwrap().layout();
+        assert_eq!(layout(0).position_of(1).is_none(), round == 1, "new files avoid one that is away");
+        assert!(layout(19).position_of(1).is_some());
+        (0..20).for_each(|n| after.unlink(format!("new-{n}")).unwrap());
+        drop(after);
+        cluster.kill("meta");
+    }
 }
 
 #[test]

@@ -6,7 +6,9 @@ use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
 
-use crate::support::{Cluster, IMPRESARIO, Process, catches, client, pattern, read_file, run, run_command, write_file};
+use crate::support::{
+    Cluster, IMPRESARIO, Process, Stopped, catches, client, pattern, read_file, run, run_command, write_file,
+};
 use impresario_testing::{PATIENCE, require, until};
 use rustix::process::Signal;
 
@@ -175,6 +177,52 @@ fn no_dead_mount_is_left_behind() {
     process.signal(Signal::INT);
     assert!(process.wait().code().is_some() && !mounted(&dir));
     drop(held);
+}
+
+/// A service manager sends SIGTERM once, and SIGKILL later.
+#[test]
+fn a_mount_in_use_ends_with_sigterm() {
+    if !require("fuse") {
+        return;
+    }
+    let mut cluster = Cluster::start(1, 0, |config| config.cluster.request_timeout_ms = 120_000);
+    let dir = cluster.dir.path().join("mnt");
+    std::fs::create_dir(&dir).unwrap();
+    write_file(&client(&cluster.config, 1), "file", &pattern(1, 1, 0, 100_000));
+    let mount = |cluster: &Cluster, log: &str| {
+        let mut command = Command::new(IMPRESARIO);
+        let process =
+            Process::start_command(command.arg("mount").arg(&cluster.path).arg(&dir), &cluster.dir.path().join(log));
+        until("it is mounted", || mounted(&dir));
+        until("it answers signals", || catches(process.pid(), Signal::TERM.as_raw()));
+        process
+    };
+
+    // What is in use only for a moment is waited for.
+    let mut process = mount(&cluster, "moment.log");
+    let held = std::fs::File::create(dir.join("held")).unwrap();
+    process.signal(Signal::TERM);
+    until("it says so", || process.log().contains("unmounted anyway in 5 s"));
+    (&held).write_all(b"to the end").unwrap();
+    drop(held);
+    assert_eq!(process.wait().code(), Some(0), "{}", process.log());
+    assert!(!mounted(&dir) && !process.log().contains("fails"), "{}", process.log());
+    assert_eq!(read_file(&client(&cluster.config, 1), "held"), b"to the end");
+
+    // What stays in use is not; nor a server that does not answer.
+    for is_silent in [false, true] {
+        let mut process = mount(&cluster, &format!("silent-{is_silent}.log"));
+        let held = std::fs::File::create(dir.join("held")).unwrap();
+        let stopped = is_silent.then(|| Stopped::stop(&mut cluster, "data.0"));
+        let mut reader = Command::new("cat").arg(dir.join("file")).stdout(std::process::Stdio::null()).spawn().unwrap();
+        let begun = std::time::Instant::now();
+        process.signal(Signal::TERM);
+        assert!(process.wait().code().is_some() && begun.elapsed() < Duration::from_secs(60), "{:?}", begun.elapsed());
+        assert!(!mounted(&dir) && process.log().contains("still in use"), "{}", process.log());
+        assert!((&held).write_all(b"x").is_err());
+        assert_eq!(reader.wait().unwrap().success(), !is_silent);
+        drop(stopped);
+    }
 }
 
 /// Who wants to unmount is often who has lost the servers.

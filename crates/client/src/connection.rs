@@ -23,7 +23,7 @@ use crate::clock::nanos;
 use crate::error::{ClientError, Peer};
 use crate::identity::Identity;
 use crate::landing::Landing;
-use crate::link::Vet;
+use crate::link::{Place, Vet};
 use crate::round;
 use crate::slots::{ABANDONED_MAX, Breakage, Slot, Slots};
 use crate::turn::{Outgoing, Put};
@@ -45,6 +45,7 @@ pub(crate) struct Greeting<'a> {
     pub(crate) poll: Duration,
     pub(crate) patience: Patience,
     pub(crate) vet: Option<&'a Vet>,
+    pub(crate) place: Option<&'a Place>,
     pub(crate) access: &'a Access,
 }
 
@@ -162,9 +163,9 @@ impl Connection {
         let (server, membership) = ((peer.name.as_str(), address), identity.membership());
         let welcome = say_hello(&stream, &mut reader, hello, server, greeting.access, membership, &limits, deadline)
             .map_err(failed)?;
-        if let Some(vet) = greeting.vet {
-            (vet.0)(&welcome).map_err(|what| ClientError::Protocol { peer: peer.clone(), what })?;
-        }
+        let unfit = |what| ClientError::Protocol { peer: peer.clone(), what };
+        greeting.place.map_or(Ok(()), |place| place.check(&welcome)).map_err(unfit)?;
+        greeting.vet.map_or(Ok(()), |vet| (vet.0)(&welcome)).map_err(unfit)?;
         stream.poll_before_sleeping(Side::Asks, greeting.poll);
         Ok(Connection {
             peer: peer.clone(),

@@ -9,11 +9,12 @@
 //!   with [`ClientError::Lost`], and their client decides.
 
 use std::io::IoSlice;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use impresario_base::lock::{Condvar, Mutex, MutexGuard};
-use impresario_config::{Address, Config};
+use impresario_config::{Address, Config, Server};
 use impresario_node::session::{Next, Patience, Routes};
 use impresario_transport::Access;
 use impresario_wire::{Answer, Call, ClusterId, FileKey, Hello, PROTOCOL_VERSION, Role, Welcome, Who};
@@ -39,6 +40,42 @@ impl std::fmt::Debug for Vet {
     }
 }
 
+/// The place of a data server in a configuration: layouts of files name it by that.
+#[derive(Clone, Debug)]
+pub struct Place {
+    number: u16,
+    file: PathBuf,
+}
+
+impl Place {
+    /// Of a server of that name; `None` if it is no data server.
+    pub fn of(config: &Config, name: &str) -> Option<Place> {
+        match config.server(name) {
+            Ok(Server::Data(number, _)) => {
+                Some(Place { number: number as u16, file: config.cluster.file.path().into() })
+            }
+            _ => None,
+        }
+    }
+
+    /// Compares with what the server says: with another order, files would be read from, and written to, servers that have other
+    /// parts of them.
+    pub(crate) fn check(&self, welcome: &Welcome) -> Result<(), String> {
+        let Some(theirs) = welcome.number.filter(|theirs| *theirs != self.number) else { return Ok(()) };
+        let file = match self.file.as_os_str().is_empty() {
+            true => "the configuration".into(),
+            false => self.file.display().to_string(),
+        };
+        Err(format!(
+            "it has the place {} among the data servers of its cluster, but the place {} in {file}: the sections [[data]] are in \
+             another order there, and files would get the bytes of others; nothing was read from the server or written to it. Copy the \
+             file of the metadata server's machine to this one, and start this program again",
+            u32::from(theirs) + 1,
+            u32::from(self.number) + 1,
+        ))
+    }
+}
+
 /// How a link behaves.
 #[derive(Clone, Debug)]
 pub struct LinkOptions {
@@ -58,6 +95,8 @@ pub struct LinkOptions {
     pub keep_trying: bool,
     /// What a server's welcome must pass beside the checks of every client.
     pub vet: Option<Vet>,
+    /// Where a data server is in the configuration; `None`: not compared.
+    pub place: Option<Place>,
     /// The keys that it shows to servers that want one.
     pub access: Access,
     /// Where the server of a link is looked up when it is not where it was; `None`: nowhere.
@@ -69,8 +108,9 @@ impl LinkOptions {
     pub fn new(role: Role, max_payload_bytes: u32) -> LinkOptions {
         let timeout = Duration::from_secs(10);
         let (who, name, access) = (Who::default(), String::new(), Access::default());
-        let (vet, whereabouts, poll) = (None, None, Duration::ZERO);
-        LinkOptions { role, who, name, timeout, max_payload_bytes, poll, keep_trying: true, vet, access, whereabouts }
+        let (vet, place, whereabouts, poll) = (None, None, None, Duration::ZERO);
+        let keep_trying = true;
+        LinkOptions { role, who, name, timeout, max_payload_bytes, poll, keep_trying, vet, place, access, whereabouts }
     }
 }
 
@@ -120,7 +160,7 @@ impl Link {
     pub fn to(config: &Config, name: &str, identity: Arc<Identity>, options: LinkOptions) -> Result<Link, ClientError> {
         let addresses = config.addresses(name);
         let routes: Vec<(&str, &str)> = addresses.iter().map(|address| (name, address.as_str())).collect();
-        Link::new(&routes, identity, options)
+        Link::new(&routes, identity, LinkOptions { place: Place::of(config, name), ..options })
     }
 
     /// For a program that asks a server under its own name, and waits for none that is away.
@@ -303,6 +343,7 @@ impl Link {
                 poll: self.options.poll,
                 patience: Patience::new(span(self.options.timeout), ways.len() > 1),
                 vet: self.options.vet.as_ref(),
+                place: self.options.place.as_ref(),
                 access: &self.options.access,
             };
             Connection::open(&route.address, &greeting, &self.identity)

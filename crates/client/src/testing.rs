@@ -41,6 +41,8 @@ pub struct FakeGreeting {
     pub version: u32,
     /// The cluster that it says it is of; 0: of any.
     pub cluster: ClusterId,
+    /// Its number among the data servers, if it says one.
+    pub number: Option<u16>,
     /// Sent instead of a welcome, as it is; nothing is sent when it is empty.
     pub instead: Option<Vec<u8>>,
 }
@@ -56,6 +58,7 @@ impl FakeGreeting {
             incarnation: FakeGreeting::INCARNATION,
             version: PROTOCOL_VERSION,
             cluster: ClusterId(0),
+            number: None,
             instead: None,
         }
     }
@@ -224,6 +227,8 @@ fn converse(
             max_payload_bytes: MAX_PAYLOAD_BYTES,
             cluster: greeting.cluster,
             store: 0,
+            number: greeting.number,
+            keys: Default::default(),
         };
         let connection = FakeConnection { stream, hello, number, is_mute: AtomicBool::new(false) };
         match &greeting.instead {

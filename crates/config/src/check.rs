@@ -4,6 +4,7 @@
 //! its [`KeyPath`], and the reader turns that into a line of the file.
 
 use std::collections::BTreeMap;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
 
 use impresario_layout::{Layout, Skipped};
@@ -453,6 +454,17 @@ impl Config {
                     }
                 }
             }
+            if let Some(metrics) = server.metrics() {
+                let mut others =
+                    self.sections().filter(|other| other.name() == name || other.address() == metrics.to_string());
+                if let Some(other) = others.find(|other| takes(other.address(), metrics)) {
+                    let (address, other) = (other.address(), other.name());
+                    let why = format!(
+                        "{metrics} takes the port of {address}, the address of {other}; give the metrics a port of their own"
+                    );
+                    found.add(&at, "metrics", why);
+                }
+            }
             let Some(dir) = server.dir() else { continue };
             if dir.as_os_str().is_empty() {
                 found.add(&at, "dir", "dir is empty; name a directory for this server");
@@ -464,8 +476,20 @@ impl Config {
     }
 }
 
+/// Whether a server that listens at `address` leaves no room for metrics, on the same machine.
+pub(crate) fn takes(address: &str, metrics: SocketAddr) -> bool {
+    let Ok(Address::Tcp { host, port }) = address.parse() else { return false };
+    let host = if host == "localhost" { Ok(Ipv4Addr::LOCALHOST.into()) } else { host.parse::<IpAddr>() };
+    let all = |ip: IpAddr| ip.is_unspecified();
+    // What other names resolve to is not asked.
+    port == metrics.port() && host.is_ok_and(|host| host == metrics.ip() || all(host) || all(metrics.ip()))
+}
+
 /// Only the server's own machine can check the file itself.
 fn check_trace(at: &KeyPath, folder: Option<&Path>, found: &mut Findings) {
+    if folder.is_some_and(|folder| folder.as_os_str().is_empty()) {
+        found.add(at, "trace", "trace is empty; name a folder for the traces, or remove the key");
+    }
     if let Some(folder) = folder.filter(|f| f.is_file()) {
         found.add(at, "trace", format!("{} is a file; name a folder for the traces", folder.display()));
     }
@@ -548,6 +572,26 @@ mod tests {
         refused(|c| c.data[1].moves_to = to("h:7102", "/d"), at_address, "already the address of data.2");
         refused(|c| c.data[1].moves_to = to("other:1", "/c/meta"), at_dir, "already the directory of meta");
         refused(|c| c.data[1].moves_to = to("other:1", ""), at_dir, "name a directory");
+    }
+
+    #[test]
+    fn metrics_have_a_port_of_their_own() {
+        let at = |text: &str| text.parse().ok();
+        let what = "give the metrics a port of their own";
+        refused(|c| c.meta.metrics = at("127.0.0.1:7000"), "meta.metrics", what);
+        refused(|c| c.meta.metrics = at("0.0.0.0:7000"), "meta.metrics", what);
+        refused(|c| (c.data[1].address, c.data[1].metrics) = ("[::]:9".into(), at("[::1]:9")), "data[1].metrics", what);
+        refused(
+            |c| (c.io[1].address, c.io[1].metrics) = ("localhost:9".into(), at("127.0.0.1:9")),
+            "io[1].metrics",
+            what,
+        );
+        refused(|c| c.io[0].metrics = at("127.0.0.1:7000"), "io[0].metrics", "the address of meta");
+        let mut config = good();
+        // Of other machines, or of another port.
+        (config.data[0].metrics, config.data[1].metrics) = (at("10.0.0.1:7000"), at("0.0.0.0:7000"));
+        (config.meta.metrics, config.io[0].metrics) = (at("127.0.0.1:7001"), at("0.0.0.0:9400"));
+        assert_eq!(config.check(), []);
     }
 
     #[test]

@@ -522,6 +522,15 @@ impl<'a> Server<'a> {
         }
     }
 
+    /// The address of its metrics, if it has one.
+    pub fn metrics(&self) -> Option<SocketAddr> {
+        match self {
+            Server::Meta(meta) => meta.metrics,
+            Server::Data(_, data) => data.metrics,
+            Server::Io(_, io) => io.metrics,
+        }
+    }
+
     /// Its directory, if it has one.
     pub fn dir(&self) -> Option<&'a Path> {
         match self {

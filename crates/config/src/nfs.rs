@@ -9,7 +9,7 @@ use impresario_toml::{FileErrors, KeyPath, Mistakes, Tree, read, text_of};
 use serde::{Deserialize, Serialize};
 use toml::{Table, Value};
 
-use crate::check::{READ_AHEAD_MIN_BYTES, policy_complaint};
+use crate::check::{READ_AHEAD_MIN_BYTES, policy_complaint, takes};
 use crate::export::{AccessRules, EXPORTS_MAX, Export, NOBODY, Squash, check_networks, loopback};
 use crate::load::FILE_MAX_BYTES;
 use crate::model::Data;
@@ -207,6 +207,12 @@ impl Nfs {
                 found.push((at.key("listen").index(i), why));
             }
         }
+        if let Some((metrics, listen)) =
+            self.metrics.and_then(|metrics| Some((metrics, self.listen.iter().find(|listen| takes(listen, metrics))?)))
+        {
+            let why = format!("{metrics} takes the port of {listen} in listen; give the metrics a port of their own");
+            found.push((at.key("metrics"), why));
+        }
         if let Err(error) = policy::check(&without_table_file(&self.policy), 1) {
             found.push((at.key("policy"), policy_complaint(&error)));
         }
@@ -281,6 +287,8 @@ mod tests {
         assert!(nfs.export[0].dir.is_absolute() && nfs.key_file.is_some_and(|file| file.ends_with("key")));
         assert_eq!((nfs.export[0].squash, nfs.export[0].privileged_ports), (Squash::None, true));
         assert!(load("[cluster]\n").unwrap_err().contains("no section [nfs]"));
+        let taken = load(&GOOD.replace("key_file", "metrics = \"127.0.0.1:2049\"\nkey_file")).unwrap_err();
+        assert!(taken.contains(":3:") && taken.contains("give the metrics a port of their own"), "{taken}");
     }
 
     #[test]

@@ -131,6 +131,7 @@ fn values_are_judged_with_their_place() {
 fn cost_models_are_judged_with_their_place() {
     one("split = true", "cost = 5", "24:8", &["cost must be text in quotes, not 5"]);
     one("split = true", "cost = \"\"", "24:8", &["cost is empty", "impresario calibrate"]);
+    one("split = true", "trace = \"\"", "24:9", &["trace is empty", "remove the key"]);
     one("dir = \"data.0\"", "dir = \"data.0\"\ncorrect_cost = 1", "13:16", &["correct_cost must be true or false"]);
     one("split = true", "costs = \"c.toml\"", "24:1", &["unknown key costs in io[0]", "did you mean cost?"]);
     let text = GOOD.replace("dir = \"data.0\"", "dir = \"data.0\"\ncost = \"c.toml\"\ncorrect_cost = false");

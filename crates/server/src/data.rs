@@ -19,7 +19,7 @@ use std::time::Duration;
 use impresario_engine::{Engine, EngineConfig, Passing, Refused, Submission};
 use impresario_foresight::{ALONE_MAX, Prediction};
 use impresario_sched::{ConnId, LaneId, Op, PolicySpec, PredictedQueues, policy};
-use impresario_wire::{Answer, Call, Extents, Fault, FileKey, SpaceChange, Who};
+use impresario_wire::{Answer, Call, Extents, Fault, FileKey, HeldKeys, SpaceChange, Who};
 
 use crate::connection::{Connection, Reply};
 use crate::earlier_runs::EarlierRuns;
@@ -270,6 +270,15 @@ impl Service for DataServer {
 
     fn serves_at_once(&self, call: &Call) -> bool {
         matches!(call, Call::Read { len, .. } if *len as usize <= HELD_FRAME_BYTES)
+    }
+
+    fn held_keys(&self) -> HeldKeys {
+        let marks = self.disk.store().key_marks();
+        // A prefix has as many bits as a key has above its count.
+        HeldKeys {
+            by_prefix: marks.by_prefix.iter().map(|(prefix, below)| (*prefix as u32, *below)).collect(),
+            others: marks.others,
+        }
     }
 
     fn open(&self, connection: &Arc<Connection>) -> Result<ConnId, Fault> {

@@ -11,11 +11,18 @@ use impresario_layout::{Layout, Skipped};
 use impresario_transport::{Access, Membership};
 use impresario_wire::{Answer, Call, ClientKey, Fault, FileKey, KeyRole, LaneState, ObjectInfo, Role, Statfs, Who};
 
-use crate::meta::{NO_FILE, Objects, Stores};
+use crate::meta::{Answered, NO_FILE, Objects, Stores};
 use crate::workers::waiting_elsewhere;
 
 /// Removals of objects that are under way at once, for one thread.
 const UNLINKS_AT_ONCE: usize = 512;
+/// How long a data server may take to welcome the metadata server that starts, until it is asked again.
+const GREETING_MAX: Duration = Duration::from_secs(2);
+/// Between two such attempts, at first and in the end.
+const GREETING_PAUSE_MIN: Duration = Duration::from_millis(50);
+const GREETING_PAUSE_MAX: Duration = Duration::from_secs(2);
+/// After this time without a welcome it is told.
+const GREETING_TOLD: Duration = Duration::from_secs(3);
 
 /// Links to all data servers, in the order of the configuration.
 pub(crate) struct DataServers {
@@ -114,10 +121,42 @@ impl DataServers {
         Ok(DataServers { striped: Arc::new(Striped::new(links, timeout)), identity, timeout, states })
     }
 
+    /// Has all data servers welcome this one, those that are away when they come.
+    pub(crate) fn greet(self: &Arc<Self>, answered: &Arc<Answered>) -> io::Result<()> {
+        for (number, link) in self.striped.servers().iter().cloned().enumerate() {
+            let (states, answered) = (self.states.clone(), answered.clone());
+            let thread = std::thread::Builder::new().name(format!("greeting-{number}")).stack_size(128 << 10);
+            thread.spawn(move || greet(&link, number, &states, &answered))?;
+        }
+        Ok(())
+    }
+
     /// The links to the servers that exist at present, with the state of each.
     fn existing(&self) -> Vec<(&Link, DataState)> {
         let all = self.striped.servers().iter().map(Arc::as_ref).zip(self.states.now());
         all.filter(|(_, state)| *state != DataState::Retired).collect()
+    }
+}
+
+/// Asks one data server until it has answered.
+fn greet(link: &Link, number: usize, states: &States, answered: &Answered) {
+    let begun = Instant::now();
+    let (mut pause, mut is_told) = (GREETING_PAUSE_MIN, false);
+    while answered.awaits(number) {
+        let is_there = states.now().nth(number).is_some_and(|state| state != DataState::Retired);
+        let greeted = if is_there { link.session(Instant::now() + GREETING_MAX).map(drop) } else { Ok(()) };
+        match greeted {
+            Err(error) if !is_told && begun.elapsed() > GREETING_TOLD => {
+                is_told = true;
+                tracing::warn!(%error, "new files do not use this data server until it has answered");
+            }
+            _ => {}
+        }
+        if answered.wait(number, pause) {
+            pause = (2 * pause).min(GREETING_PAUSE_MAX);
+        } else if is_told {
+            tracing::info!(server = link.peer().name, "the data server has answered; new files may use it");
+        }
     }
 }
 

@@ -16,7 +16,7 @@ use impresario_base::lock::{Condvar, Mutex};
 use impresario_config::Protect;
 use impresario_sched::ConnId;
 use impresario_transport::{BindError, Certificates, Keyring, Listening, Membership, Munge};
-use impresario_wire::{Call, Fault, Role};
+use impresario_wire::{Call, Fault, HeldKeys, Role};
 use rustc_hash::FxHashMap;
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::net::Shutdown;
@@ -69,6 +69,11 @@ pub trait Service: Send + Sync + 'static {
     /// What has waited must leave.
     fn end_round(&self) {}
 
+    /// Of a data server: below which keys it has, or had, objects.
+    fn held_keys(&self) -> HeldKeys {
+        HeldKeys::default()
+    }
+
     /// A client connected. A fault refuses it.
     fn open(&self, connection: &Arc<Connection>) -> Result<Self::Session, Fault>;
 
@@ -116,6 +121,8 @@ pub struct Settings {
     pub membership: Arc<Membership>,
     /// Number of its folder; 0 without one.
     pub store: u64,
+    /// Of a data server: its number among those of its cluster.
+    pub number: Option<u16>,
     /// The boot that it speaks of in the place of this machine's: of the machine that its folder came from, whose last writes
     /// are durable here.
     pub boot: Option<u32>,
@@ -148,6 +155,7 @@ impl Settings {
             poll: cluster.poll(),
             membership: Arc::default(),
             store: 0,
+            number: None,
             boot: None,
             keys: None,
             certificates: None,

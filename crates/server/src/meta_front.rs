@@ -6,7 +6,7 @@ use impresario_wire::{Answer, Call, Fault};
 
 use crate::connection::{Connection, Reply};
 use crate::listener::{Incoming, Service, Vitals};
-use crate::meta::{MetaService, SessionId, Stores};
+use crate::meta::{Answered, MetaService, SessionId, Stores};
 use crate::workers::{PATIENCE, Workers};
 
 /// Threads for calls that may wait for a disk or for data servers.
@@ -17,15 +17,23 @@ pub struct MetaFront {
     vitals: Vitals,
     meta: Arc<MetaService>,
     stores: Arc<Stores>,
+    answered: Arc<Answered>,
     threads: Workers,
 }
 
 impl MetaFront {
-    pub(crate) fn new(vitals: Vitals, meta: MetaService, stores: Arc<Stores>) -> Arc<MetaFront> {
-        Arc::new(MetaFront { vitals, meta: Arc::new(meta), stores, threads: Workers::new("metadata", THREADS) })
+    pub(crate) fn new(
+        vitals: Vitals,
+        meta: MetaService,
+        stores: Arc<Stores>,
+        answered: Arc<Answered>,
+    ) -> Arc<MetaFront> {
+        let threads = Workers::new("metadata", THREADS);
+        Arc::new(MetaFront { vitals, meta: Arc::new(meta), stores, answered, threads })
     }
 
     pub(crate) fn stop(&self) {
+        self.answered.stop();
         self.threads.stop(PATIENCE);
     }
 }

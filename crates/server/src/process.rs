@@ -16,7 +16,7 @@ use impresario_config::{
 use impresario_engine::EngineConfig;
 use impresario_metrics::Endpoint;
 use impresario_sched::{CostModel, LinearCost, Nanos};
-use impresario_store::{ModelledDevice, ObjectStore, StoreOptions};
+use impresario_store::{ModelledDevice, ObjectStore, StoreError, StoreOptions};
 use impresario_trace::Space;
 use impresario_transport::{Access, BindError, Certificates, KeyError, Keyring, Membership, Munge};
 use impresario_wire::{ClusterId, KeyRole, Role};
@@ -30,7 +30,7 @@ use crate::export::Exports;
 use crate::grants::Peers;
 use crate::io_node::{Below, IoNode, IoSettings, Tree, TreeSettings, Upstream};
 use crate::listener::{Running, Server, Service, Settings};
-use crate::meta::{MetaOptions, MetaService, Stores};
+use crate::meta::{Answered, MetaOptions, MetaService, Stores};
 use crate::meta_front::MetaFront;
 use crate::request_trace::TraceSettings;
 
@@ -257,9 +257,12 @@ fn start_meta(config: &Config) -> Result<Started, StartError> {
     }
     let server = Server::bind(&meta.address, settings)?;
     let known = stores.clone();
-    let vet = Vet(Arc::new(move |welcome| known.vet(welcome)));
+    let names: Vec<String> = config.data.iter().map(|data| data.name.clone()).collect();
+    let prefix = crate::meta::key_prefix(&meta.dir)?;
+    let answered = Arc::new(Answered::new(names.clone(), prefix, upstream_timeout(config)));
+    let hears = answered.clone();
+    let vet = Vet(Arc::new(move |welcome| known.vet(welcome).inspect(|()| hears.note(welcome))));
     let unsuitable = |reason| StartError::Unsuitable { name: META_NAME.into(), reason };
-    let names: Vec<&str> = config.data.iter().map(|data| data.name.as_str()).collect();
     stores.vet_order(&names).map_err(unsuitable)?;
     if let Some(data) = config.data.iter().find(|data| data.is_retired() && !stores.is_emptied(&data.name)) {
         return Err(unsuitable(format!(
@@ -270,6 +273,7 @@ fn start_meta(config: &Config) -> Result<Started, StartError> {
     }
     let objects = DataServers::of(config, META_NAME, membership, Some(vet), Some(stores.clone()))
         .map_err(|error| unsuitable(error.to_string()))?;
+    let objects = Arc::new(objects);
     let options = MetaOptions {
         stripe_bytes: config.cluster.stripe_bytes,
         stripe_count: config.stripe_count(),
@@ -279,13 +283,16 @@ fn start_meta(config: &Config) -> Result<Started, StartError> {
             let states = objects.states.clone();
             Arc::new(move || states.skipped())
         },
+        answered: Some(answered.clone()),
         stores: Some(stores.clone()),
         files_max: descriptors.files,
         squashes,
         munge: Munge::at(config.cluster.munge_socket.as_deref()),
         ..MetaOptions::new(&meta.dir, config.data.len() as u16)
     };
-    let service = MetaFront::new(server.vitals(), MetaService::open(options, Arc::new(objects))?, stores);
+    let service = MetaService::open(options, objects.clone())?;
+    objects.greet(&answered).map_err(|source| system(META_NAME, "starting a thread", source))?;
+    let service = MetaFront::new(server.vitals(), service, stores, answered);
     begin(META_NAME, meta.metrics, server, service, |service| service.stop())
 }
 
@@ -300,10 +307,12 @@ fn start_data(config: &Config, index: usize, data: &Data) -> Result<Started, Sta
     let options = StoreOptions { checksums: Some(data.checksums), open_files, ..StoreOptions::default() };
     let store = ObjectStore::open(&data.dir, &data.name, options);
     let store = store.map_err(|source| StartError::Store { name: data.name.clone(), source })?;
+    settle_number(config, index, data, &store)?;
     let membership = Arc::new(Membership::of(ClusterId(store.identity().cluster)));
     let settings = Settings {
         membership: membership.clone(),
         store: store.identity().store,
+        number: Some(index as u16),
         boot: boot_of(data)?,
         keys: keys(config, &data.name, &data.address)?,
         certificates: certificates(config, &data.name, &data.address)?,
@@ -343,6 +352,32 @@ fn start_data(config: &Config, index: usize, data: &Data) -> Result<Started, Sta
     let mut started = begin(&data.name, data.metrics, server, service, |service| service.stop())?;
     started.departure = Some(departure);
     Ok(started)
+}
+
+/// Checks that a data server has the number in the configuration under which it got its objects; notes it where it has none yet. Files
+/// would be read from, and written to, servers that have other parts of them.
+fn settle_number(config: &Config, index: usize, data: &Data, store: &ObjectStore) -> Result<(), StartError> {
+    let name = || data.name.clone();
+    let failed = |source| StartError::Store { name: name(), source: StoreError::Io { dir: data.dir.clone(), source } };
+    match store.number().map_err(failed)?.map(usize::from) {
+        Some(noted) if noted == index => return Ok(()),
+        Some(noted) if !store.key_marks().is_empty() => {
+            let file = config.cluster.file.path().display();
+            let (noted, now) = (noted + 1, index + 1);
+            let reason = format!(
+                "its folder has the objects of the data server with the place {noted}, and its section [[data]] has the place {now} in \
+                 {file}: write the sections in the order that they had, which the file `order` in the metadata folder tells, \
+                 new ones behind them; that of a server that does not run any more stays (`state`)"
+            );
+            return Err(StartError::Unsuitable { name: name(), reason });
+        }
+        _ => {}
+    }
+    if let Err(error) = store.note_number(index as u16) {
+        // A full disk, say: it is noted at another start.
+        tracing::warn!(name = data.name, %error, "the place of the data server cannot be noted in its folder");
+    }
+    Ok(())
 }
 
 /// The boot that a server speaks of whose folder came from another machine, until this one restarts.

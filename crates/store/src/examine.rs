@@ -94,7 +94,7 @@ impl<F: FileSystem> ObjectStore<F> {
 }
 
 /// The key that the name of an object says.
-fn key_of(name: &str) -> Option<u64> {
+pub(crate) fn key_of(name: &str) -> Option<u64> {
     let is_key = name.len() == 16 && name.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'));
     u64::from_str_radix(name, 16).ok().filter(|_| is_key)
 }

@@ -11,6 +11,7 @@ use crate::checks::{CHECKSUMS, CHECKSUMS_NEW, CHECKSUMS_OFF};
 use crate::error::StoreError;
 use crate::examine::SET_ASIDE;
 use crate::filesystem::FileSystem;
+use crate::keys::{KEYS, KEYS_NEW, NUMBER, NUMBER_NEW};
 use crate::objects::OBJECTS;
 use crate::passage::{ARRIVING, MARKS};
 use crate::real::Real;
@@ -143,7 +144,11 @@ pub(crate) fn open<F: FileSystem>(fs: &F, dir: &Path, server: &str) -> Result<Fo
 
 /// True for names that the top of a store's folder may have.
 pub(crate) fn is_known(name: &str) -> bool {
-    const MORE: [&str; 9] = [
+    const MORE: [&str; 13] = [
+        KEYS,
+        KEYS_NEW,
+        NUMBER,
+        NUMBER_NEW,
         "notes",
         "notes.new",
         crate::doubts::SYNCING,

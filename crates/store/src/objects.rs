@@ -5,6 +5,7 @@
 //!   format below writes another number; a server refuses a directory whose number it does not know. Additions that old
 //!   servers may ignore keep the number. Version 1 had the first line only.
 //! - `lock`: held by the server that has the directory open; its text is only for people.
+//! - `keys`, `number`: below which keys there were objects, and the server's number; see `keys.rs`.
 //! - `notes`, `notes.new`: what the server must know after a restart; see `notes.rs`.
 //! - `syncing`: which objects are being synced; see `doubts.rs`.
 //! - `removed`, `removed.old`: the keys of removed objects, which are never made again; see `removed.rs`.
@@ -32,7 +33,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use impresario_base::Durable;
-use impresario_base::lock::RwLock;
+use impresario_base::lock::{Mutex, RwLock};
 
 use crate::changes::Changes;
 use crate::checks::{self, Checks, ChecksState, SUMS};
@@ -41,6 +42,7 @@ use crate::error::{StoreError, WriteError};
 use crate::filesystem::{FileState, FileSystem, SpaceState};
 use crate::folder::{self, FolderIdentity};
 use crate::handles::Handles;
+use crate::keys::{self, KeyMarks};
 use crate::notes::Notes;
 use crate::passage;
 use crate::real::Real;
@@ -81,6 +83,7 @@ pub struct ObjectStore<F: FileSystem = Real> {
     pub(crate) removed: Removed<F::File>,
     pub(crate) checks: Option<Checks<F::File>>,
     pub(crate) changes: Changes,
+    pub(crate) marks: Mutex<KeyMarks>,
     identity: FolderIdentity,
     handles: Handles<F::File>,
     directories: Vec<Directory>,
@@ -134,12 +137,32 @@ impl<F: FileSystem> ObjectStore<F> {
             removed,
             checks: era.map(|era| Checks::new(era, options.open_files, options.unsettled_blocks)),
             changes: Changes::default(),
+            marks: Mutex::default(),
             handles: Handles::new(options.open_files),
             directories: (0..FOLDERS).map(directory).collect(),
             syncing: (0..SYNC_GROUPS).map(|_| RwLock::default()).collect(),
         };
         store.remove_again().map_err(failed)?;
+        store.read_marks().map_err(failed)?;
         Ok(store)
+    }
+
+    /// Finds out below which keys there are, or were, objects.
+    fn read_marks(&self) -> io::Result<()> {
+        let found = match keys::read(&self.fs)? {
+            Some(found) => found,
+            None => {
+                let listed = keys::list(&self.fs, self.removed_keys())?;
+                // So that nothing need be listed at the next start.
+                let written = if listed.is_empty() { Ok(()) } else { self.write_marks(&listed) };
+                if let Err(error) = written {
+                    tracing::warn!(%error, "the file `keys` of the store's folder cannot be written; the next start tries it again");
+                }
+                listed
+            }
+        };
+        *self.marks.lock() = found;
+        Ok(())
     }
 
     /// Removes what a power failure has brought back.
@@ -391,6 +414,10 @@ impl<F: FileSystem> ObjectStore<F> {
     /// Removes the object for ever, durably; succeeds if there is none. From now on reads, and what
     /// would change or make it, fail with EIDRM.
     pub fn unlink(&self, key: u64) -> io::Result<()> {
+        // Nothing can be written under it any more, so no other file may get it.
+        if let Err(error) = self.mark_key(key) {
+            tracing::warn!(%error, "the key of a removed object could not be noted in the store's folder");
+        }
         let is_noted = self.remember_removed(key)?;
         match self.handles.remove(key, || self.fs.unlink(&self.path(key))) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => {}
@@ -491,6 +518,7 @@ impl<F: FileSystem> ObjectStore<F> {
                 if let Some(checks) = &self.checks {
                     self.forget_lost_sums(checks, key)?;
                 }
+                self.mark_key(key)?;
                 let file = self.fs.open(&self.path(key), true)?;
                 self.directory(key).names.changed();
                 Ok(Some(file))
@@ -519,7 +547,8 @@ fn make_folders<F: FileSystem>(fs: &F, dir: &Path) -> Result<(), StoreError> {
     let not_writable = |source: io::Error| StoreError::NotWritable { dir: dir.into(), source };
     fs.make_dir(OBJECTS).map_err(not_writable)?;
     (0..FOLDERS).try_for_each(|i| fs.make_dir(&format!("{OBJECTS}/{i:02x}"))).map_err(not_writable)?;
-    fs.sync_dir(OBJECTS).and_then(|()| fs.sync_dir("")).map_err(failed)
+    // The name of their folder is durable with the file `keys`, which is written before the first object is made.
+    fs.sync_dir(OBJECTS).map_err(failed)
 }
 
 /// Whether a byte can lie at `offset + done`.

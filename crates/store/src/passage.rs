@@ -15,6 +15,7 @@ use std::path::Path;
 use crate::error::StoreError;
 use crate::filesystem::FileSystem;
 use crate::folder::{self, FORMAT_FILE, FolderIdentity, FolderState};
+use crate::keys::{KEYS, KEYS_NEW, NUMBER, NUMBER_NEW};
 use crate::objects::{OBJECTS, ObjectStore, StoreOptions};
 use crate::real::Real;
 use crate::replace::{read_all, replace_file};
@@ -25,7 +26,11 @@ pub(crate) const DEPARTED: &str = "departed";
 /// The names of the marks and of their next versions.
 pub(crate) const MARKS: [&str; 6] = [ARRIVING, "arriving.new", ARRIVED, "arrived.new", DEPARTED, "departed.new"];
 /// What a copy makes beside `format` and `lock`.
-const COPIED: [&str; 8] = [
+const COPIED: [&str; 12] = [
+    KEYS,
+    KEYS_NEW,
+    NUMBER,
+    NUMBER_NEW,
     "notes",
     "notes.new",
     crate::removed::REMOVED,

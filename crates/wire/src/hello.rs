@@ -157,6 +157,28 @@ pub struct Welcome {
     pub cluster: ClusterId,
     /// The identity of its folder, drawn at random when the folder was made; 0 where it has none.
     pub store: u64,
+    /// Of a data server: its number among those of its cluster, by which the layouts of files name it.
+    pub number: Option<u16>,
+    /// Of a data server: below which keys it has, or had, objects.
+    pub keys: HeldKeys,
+}
+
+/// Below which keys a data server has, or had, objects. A key consists of the number of a metadata folder in its upper bits, the
+/// prefix, and of a count below it.
+#[derive(Clone, PartialEq, Eq, Default, Debug, Serialize, Deserialize)]
+pub struct HeldKeys {
+    /// Prefixes, with the count below which there may be objects.
+    pub by_prefix: Vec<(u32, u64)>,
+    /// The count for all other prefixes.
+    pub others: u64,
+}
+
+impl HeldKeys {
+    /// The count below which there may be objects with keys of this prefix.
+    pub fn below(&self, prefix: u64) -> u64 {
+        let found = self.by_prefix.iter().find(|(known, _)| u64::from(*known) == prefix);
+        found.map_or(self.others, |(_, below)| *below)
+    }
 }
 
 #[cfg(test)]

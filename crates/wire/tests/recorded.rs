@@ -1,4 +1,4 @@
-//! The bytes of messages under [`PROTOCOL_VERSION`] 12, recorded: whoever changes them changes the version too.
+//! The bytes of messages under [`PROTOCOL_VERSION`] 13, recorded: whoever changes them changes the version too.
 
 use impresario_layout::{Layout, Skipped};
 use impresario_wire::frame::encode;
@@ -34,7 +34,7 @@ fn answer(answer: Answer) -> String {
 
 #[test]
 fn the_bytes_of_messages_stay_those_of_the_version() {
-    assert_eq!(PROTOCOL_VERSION, 12, "record the new version's bytes");
+    assert_eq!(PROTOCOL_VERSION, 13, "record the new version's bytes");
     let layout = Layout::new(1, 3, 65536, 4).unwrap();
     let file = FileKey(600);
     let time = Time { secs: -3, nanos: 500 };
@@ -54,7 +54,7 @@ fn the_bytes_of_messages_stay_those_of_the_version() {
     };
     let object = ObjectInfo { size: 1000, mtime: time, used_bytes: 4096, made: 5 };
     let hello = Hello {
-        version: 12,
+        version: 13,
         who: who(),
         role: Role::Io,
         name: "cli".into(),
@@ -62,14 +62,16 @@ fn the_bytes_of_messages_stay_those_of_the_version() {
         credential: b"MUNGE".to_vec(),
     };
     let welcome = Welcome {
-        version: 12,
+        version: 13,
         name: "data-1".into(),
         incarnation: 1 << 33,
         max_payload_bytes: 1 << 20,
         cluster: ClusterId(400),
         store: 12,
+        number: Some(300),
+        keys: HeldKeys { by_prefix: vec![(200, 1 << 16)], others: 7 },
     };
-    let offer = KeyOffer { version: 12, key: 1, role: KeyRole::Server, noise: vec![1, 2, 3] };
+    let offer = KeyOffer { version: 13, key: 1, role: KeyRole::Server, noise: vec![1, 2, 3] };
     let seen = [
         body(Kind::Hello, &hello),
         body(Kind::Welcome, &welcome),
@@ -129,9 +131,9 @@ fn the_bytes_of_messages_stay_those_of_the_version() {
 }
 
 const RECORDED: &[&str] = &[
-    "0cac0202f0a2040109e8070203636c699003054d554e4745",
-    "0c06646174612d31808080802080804090030c",
-    "0c010203010203",
+    "0dac0202f0a2040109e8070203636c699003054d554e4745",
+    "0d06646174612d31808080802080804090030c01ac0201c80180800407",
+    "0d010203010203",
     "1aac0202f0a2040109e807d804000180018827",
     "1bac0202f0a2040109e807d80401038080040400010102",
     "1cd804ac0201",

@@ -240,6 +240,15 @@ impl Cluster {
         });
     }
 
+    /// The same of a server that was started otherwise.
+    #[track_caller]
+    pub fn await_address(&self, name: &str) {
+        let (address, access) = (self.config.server(name).unwrap().address(), self.access());
+        until(format!("{name} answers"), || {
+            impresario_client::admin::status(&access, address, Duration::from_secs(2)).is_ok()
+        });
+    }
+
     /// What a client of it proves itself by.
     pub fn access(&self) -> impresario_client::Access {
         impresario_client::Access::of(&self.config, impresario_client::KeyRole::Client)

@@ -25,6 +25,38 @@ fn serve_content(connection: &FakeConnection, call: FakeCall) -> Flow {
 }
 
 #[test]
+fn a_data_server_in_another_place_is_not_used() {
+    let asked = Arc::new(AtomicU64::new(0));
+    let greeting = FakeGreeting { number: Some(1), ..FakeGreeting::of("data.0") };
+    let counted = asked.clone();
+    let serve = move || {
+        let counted = counted.clone();
+        Box::new(move |connection: &FakeConnection, call| {
+            counted.fetch_add(1, Ordering::Relaxed);
+            serve_content(connection, call)
+        }) as Serve
+    };
+    let server = FakeServer::start(greeting, serve).unwrap();
+    let data = |name: &str, address: &str| impresario_config::Data::new(name, address, name);
+    let data = vec![data("data.0", server.address()), data("data.1", "127.0.0.1:1")];
+    let mut config = impresario_config::Config { data, ..Default::default() };
+    let call = |config: &impresario_config::Config| {
+        let identity = Arc::new(Identity::draw(7, 1000).unwrap());
+        let options = LinkOptions { timeout: Duration::from_secs(20), ..LinkOptions::new(Role::Data, 4 << 20) };
+        let link = Link::to(config, "data.0", identity, options).unwrap();
+        link.call(read_call(&link, 0, 10), &[], Some(&mut [IoSliceMut::new(&mut [0; 10])]), in_ms(20_000))
+    };
+    let error = call(&config).unwrap_err();
+    let said = error.to_string();
+    assert!(matches!(error, ClientError::Protocol { .. }) && said.contains("the place 2 among"), "{said}");
+    assert!(said.contains(server.address()) && said.contains("the place 1 in"), "{said}");
+    assert_eq!(asked.load(Ordering::Relaxed), 0);
+    config.data.swap(0, 1);
+    call(&config).unwrap();
+    assert_eq!(asked.load(Ordering::Relaxed), 1);
+}
+
+#[test]
 fn answers_in_any_order_reach_their_callers() {
     let mut held: Vec<FakeCall> = Vec::new();
     let server = server(move |connection, call| {
@@ -186,6 +218,8 @@ fn over_a_unix_socket_too() {
             max_payload_bytes: 1 << 20,
             cluster: Default::default(),
             store: 0,
+            number: None,
+            keys: Default::default(),
         };
         let frame = impresario_wire::frame::encode(impresario_wire::Kind::Welcome, 0, &welcome, 0).unwrap();
         send(impresario_wire::Kind::Welcome, 0, &frame[24..], &[]);

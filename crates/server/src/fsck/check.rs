@@ -24,7 +24,7 @@ use rustc_hash::{FxHashMap, FxHashSet};
 use super::links::Links;
 use super::report::Draining;
 use super::{Finding, Kind, Options, Outcome, Report, Sides};
-use crate::meta::COUNT_BITS;
+use crate::meta::{COUNT_BITS, KEYS_WITHOUT_OBJECTS};
 
 /// Entries that are asked for at once.
 const ENTRIES: u32 = 1000;
@@ -34,8 +34,6 @@ const WALKS_MAX: usize = 4;
 const DIRECTORY_TRIES: u32 = 10;
 /// How often it is told how far the check is.
 const TELL_EVERY: Duration = Duration::from_secs(1);
-/// Files that may have been made after the last one of which an object is left, and removed.
-const KEYS_OF_REMOVED: u64 = 1 << 24;
 /// Files that are suspected at once; of more, the check says so.
 const SUSPECTS_MAX: usize = 1 << 20;
 
@@ -374,7 +372,7 @@ impl Check<'_> {
                         files would get objects of lost ones"
             .to_string();
         let outcome = match self.options.repair {
-            true => match names.count_keys(last + KEYS_OF_REMOVED) {
+            true => match names.count_keys(last + KEYS_WITHOUT_OBJECTS) {
                 Ok(()) => Outcome::Repaired,
                 Err(error) => {
                     what += &format!("; {error}");

@@ -32,7 +32,7 @@ pub(super) fn open(config: &Config, report: &mut Report) -> Sides {
             None
         }
     });
-    let mut open = |folder: Folder| {
+    let mut open = |number: usize, folder: Folder| {
         let (name, dir) = (folder.name.clone(), folder.dir.clone());
         let State::Made { cluster: its, server, store } = usable(folder, report)? else { return None };
         let wanted = known.as_ref().and_then(|known| known.known().get(&name).copied());
@@ -46,6 +46,12 @@ pub(super) fn open(config: &Config, report: &mut Report) -> Sides {
             return None;
         }
         match ObjectStore::open(&dir, &name, StoreOptions::default()) {
+            Ok(store) if !has_place(&store, number) => {
+                let what = "its section [[data]] has another place in the configuration than its folder says: write the sections in \
+                            the order that they had";
+                report.add(finding(Kind::Identity, &name, what.into()));
+                None
+            }
             Ok(store) => Some(Box::new(store) as Box<dyn Objects>),
             Err(error) => {
                 let remedy = match error {
@@ -59,8 +65,14 @@ pub(super) fn open(config: &Config, report: &mut Report) -> Sides {
     };
     // Of a server that moves there may be two: the one that it serves from counts.
     let serving = |data: &Data| place_of(data).map_or_else(|_| data.dir.clone(), |place| place.dir);
-    let objects = config.data.iter().map(|data| open(take(&data.name, &serving(data))?)).collect();
+    let objects = config.data.iter().enumerate();
+    let objects = objects.map(|(number, data)| open(number, take(&data.name, &serving(data))?)).collect();
     Sides { names, objects }
+}
+
+/// Whether a folder is that of the data server with this number, or says nothing of it.
+fn has_place(store: &ObjectStore, number: usize) -> bool {
+    !matches!(store.number(), Ok(Some(noted)) if usize::from(noted) != number)
 }
 
 fn finding(kind: Kind, server: &str, what: String) -> Finding {

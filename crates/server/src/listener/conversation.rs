@@ -67,7 +67,7 @@ impl Shared {
         outbox::serve_on_this_thread(Some(connection.outbox.clone()));
         let limits = Limits { max_payload_bytes: self.settings.max_payload_bytes };
         let mut receiver = Receiver { stream, reader: FrameReader::new(BUFFER_BYTES), limits };
-        let greeted = self.greet(&mut receiver, connection, refusal);
+        let greeted = self.greet(&mut receiver, connection, refusal, &**service);
         drop(ungreeted);
         receiver.stream.poll_before_sleeping(Side::Listens, self.settings.poll);
         let session = greeted.and_then(|()| service.open(connection).map_err(|fault| Farewell::Fault(0, fault)));
@@ -112,7 +112,13 @@ impl Shared {
     }
 
     /// Hello and welcome.
-    fn greet(&self, receiver: &mut Receiver, connection: &Connection, refusal: Option<String>) -> Result<(), Farewell> {
+    fn greet<S: Service>(
+        &self,
+        receiver: &mut Receiver,
+        connection: &Connection,
+        refusal: Option<String>,
+        service: &S,
+    ) -> Result<(), Farewell> {
         let settings = &self.settings;
         let keys = settings.keys.as_deref().map(|keys| (keys, settings.protect));
         let certificates = settings.certificates.as_deref();
@@ -141,6 +147,8 @@ impl Shared {
             max_payload_bytes: settings.max_payload_bytes,
             cluster: settings.membership.cluster(),
             store: settings.store,
+            number: settings.number,
+            keys: service.held_keys(),
         };
         let head = frame::encode(Kind::Welcome, id, &welcome, 0).map_err(TransportError::from)?;
         connection.outbox.send(OutFrame::new(head, Bulk::None, None));

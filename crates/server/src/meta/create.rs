@@ -9,7 +9,7 @@ use std::os::fd::OwnedFd;
 use std::sync::atomic::Ordering;
 
 use impresario_layout::Layout;
-use impresario_wire::message::{Attr, Device, LayoutRequest, NodeKind, Opened};
+use impresario_wire::message::{Attr, Device, FileKey, LayoutRequest, NodeKind, Opened};
 use rustix::fs::{FileType, Mode};
 use rustix::io::Errno;
 
@@ -24,6 +24,7 @@ use super::record::{
 use super::removal::TRIES;
 use super::service::Meta;
 use super::tree::{EntryRef, check_path, local_attr};
+use crate::workers::waiting_elsewhere;
 
 const SETGID: u32 = 0o2000;
 /// Numbers of devices that every local file system of Linux keeps; of larger ones it would keep a part.
@@ -90,7 +91,7 @@ impl Meta {
     fn make_file(&self, entry: &EntryRef<'_>, layout: Layout, owned: [u32; 3]) -> Outcome<Option<Pin<'_>>> {
         let doing = "create";
         let (disk, writers) = (&self.dir.disk, &self.dir.writers);
-        let key = self.dir.new_key().explain(doing, entry.path)?;
+        let key = self.new_key().explain(doing, entry.path)?;
         let name = key_name(key);
         let fd = disk.make_file(writers, &name).explain(doing, entry.path)?;
         let record = Record { key, layout, seen: Seen::default(), spare: None };
@@ -238,6 +239,11 @@ impl Meta {
         format!("{:x}", self.staged.fetch_add(1, Ordering::Relaxed))
     }
 
+    /// The key of a new file, whose layout was chosen before.
+    pub(super) fn new_key(&self) -> rustix::io::Result<FileKey> {
+        self.dir.new_key(self.options.answered.as_ref().map_or(0, |answered| answered.keys_from()))
+    }
+
     /// The layout of a new file: as requested, else the default of its directory, else of the cluster.
     fn layout_for(&self, entry: &EntryRef<'_>, asked: Option<LayoutRequest>) -> Outcome<Layout> {
         let directory = self.default_layout_of(entry)?.unwrap_or_default();
@@ -255,7 +261,13 @@ impl Meta {
         let ssize_bytes = request.ssize_bytes.unwrap_or(options.stripe_bytes);
         let pcount = request.pcount.unwrap_or(options.stripe_count);
         let (wanted, servers) = (request.base, options.data_servers);
-        let skipped = (options.skipped)().below(servers);
+        let skipped = (options.skipped)();
+        let skipped = match &options.answered {
+            Some(answered) => waiting_elsewhere(|| answered.skipped(skipped))
+                .map_err(|why| fault(Errno::IO, format!("cannot stripe {}: {why}", show(path))))?,
+            None => skipped,
+        };
+        let skipped = skipped.below(servers);
         let active = servers - skipped.len();
         if active == 0 {
             let why = "all data servers that the metadata server knows are draining or retired; restart it when others were added";

@@ -31,8 +31,10 @@ use super::disk::{Disk, PATH_FLAGS, StepHook};
 const FORMAT: u32 = 2;
 /// Keys are reserved on disk in blocks of this many.
 const KEYS_PER_RESERVATION: u64 = 1 << 16;
+/// Keys that files may have had after the last one of which a data server has an object.
+pub(crate) const KEYS_WITHOUT_OBJECTS: u64 = 1 << 24;
 /// A key is the directory's identity, shifted left by this many bits, plus a count.
-pub const COUNT_BITS: u32 = 40;
+pub const COUNT_BITS: u32 = impresario_store::COUNT_BITS;
 const MEMBERS: [&str; 19] = [
     "changes",
     "changes.new",
@@ -207,11 +209,22 @@ impl MetaDirectory {
         })
     }
 
-    /// A key that no file ever had.
-    pub(super) fn new_key(&self) -> rustix::io::Result<FileKey> {
+    /// A key that no file ever had. Data servers may have objects of those with a count below `from`.
+    pub(super) fn new_key(&self, from: u64) -> rustix::io::Result<FileKey> {
         let mut keys = self.keys.lock();
-        if keys.next == keys.end {
-            let end = keys.end + KEYS_PER_RESERVATION;
+        if keys.next < from {
+            let (given, dir) = (keys.next, self.dir.display());
+            tracing::warn!(
+                %dir,
+                given,
+                from,
+                "the metadata folder is older than objects of the data servers, as one that was restored from a copy is; new                  files get keys behind theirs. `impresario fsck` finds what was lost"
+            );
+            keys.next = from + KEYS_WITHOUT_OBJECTS;
+        }
+        if keys.next >= keys.end {
+            // In the steps in which data servers note what they have.
+            let end = (keys.next / KEYS_PER_RESERVATION + 1) * KEYS_PER_RESERVATION;
             if end >> COUNT_BITS != 0 {
                 return Err(Errno::NOSPC);
             }
@@ -554,7 +567,7 @@ mod tests {
         assert_eq!(examine(dir.path()).unwrap(), FolderState::Made(ClusterId(7)));
         assert!(matches!(make(dir.path(), ClusterId(8), &BTreeMap::new()), Err(StartError::Made { .. })));
         // Of a version without the cluster.
-        let key = start(dir.path()).unwrap().new_key().unwrap();
+        let key = start(dir.path()).unwrap().new_key(0).unwrap();
         let format = std::fs::read_to_string(dir.path().join("format")).unwrap();
         let old = format!("impresario-meta 1 {}\n", format.split(' ').nth(2).unwrap());
         std::fs::write(dir.path().join("format"), old).unwrap();
@@ -562,7 +575,7 @@ mod tests {
         assert!(refused.contains("older version") && refused.contains("impresario store adopt"), "{refused}");
         adopt(dir.path(), ClusterId(9), &BTreeMap::new()).unwrap();
         let after = start(dir.path()).unwrap();
-        assert_eq!(after.new_key().unwrap().0 >> COUNT_BITS, key.0 >> COUNT_BITS);
+        assert_eq!(after.new_key(0).unwrap().0 >> COUNT_BITS, key.0 >> COUNT_BITS);
         assert_eq!(examine(dir.path()).unwrap(), FolderState::Made(ClusterId(9)));
     }
 
@@ -586,16 +599,34 @@ mod tests {
         for _ in 0..3 {
             let dir = start(dir.path()).unwrap();
             for _ in 0..10 {
-                let key = dir.new_key().unwrap();
+                let key = dir.new_key(0).unwrap();
                 assert!(key > last, "{key:?} after {last:?}");
                 last = key;
             }
         }
         let dir = start(dir.path()).unwrap();
         let many: std::collections::BTreeSet<_> =
-            (0..2 * KEYS_PER_RESERVATION).map(|_| dir.new_key().unwrap()).collect();
+            (0..2 * KEYS_PER_RESERVATION).map(|_| dir.new_key(0).unwrap()).collect();
         assert_eq!(many.len() as u64, 2 * KEYS_PER_RESERVATION);
         assert!(*many.first().unwrap() > last);
+    }
+
+    #[test]
+    fn keys_that_data_servers_have_had_are_left_out() {
+        let dir = tempfile::tempdir().unwrap();
+        let count = |key: FileKey| key.0 & ((1 << COUNT_BITS) - 1);
+        let given = start(dir.path()).unwrap();
+        assert_eq!(
+            [0, 1, 2].map(|from| count(given.new_key(from).unwrap())),
+            [0, 1, 2],
+            "it has given those below itself"
+        );
+        let first = count(given.new_key(KEYS_PER_RESERVATION).unwrap());
+        assert!(first > KEYS_PER_RESERVATION);
+        assert_eq!(count(given.new_key(KEYS_PER_RESERVATION).unwrap()), first + 1);
+        drop(given);
+        assert!(count(start(dir.path()).unwrap().new_key(0).unwrap()) > first + 1, "also after a restart");
+        assert_eq!(start(dir.path()).unwrap().new_key(1 << COUNT_BITS), Err(Errno::NOSPC));
     }
 
     #[test]
@@ -624,7 +655,7 @@ mod tests {
             std::fs::create_dir(dir.path().join(name)).unwrap();
         }
         std::fs::write(dir.path().join("keys.new"), "").unwrap();
-        start(dir.path()).unwrap().new_key().unwrap();
+        start(dir.path()).unwrap().new_key(0).unwrap();
         std::fs::remove_file(dir.path().join("format")).unwrap();
         std::fs::write(dir.path().join("names/a"), "").unwrap();
         assert!(

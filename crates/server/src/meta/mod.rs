@@ -8,6 +8,7 @@
 //! | `tree` | how a path resolves to a local directory entry |
 //! | `record` | what the extended attributes hold |
 //! | `create` | how names are created |
+//! | `answered` | which data servers new files may use, and which keys |
 //! | `attributes` | how attributes change |
 //! | `xattrs` | how extended attributes are kept |
 //! | `labels` | access control lists, and which nodes may have one |
@@ -47,6 +48,7 @@
 //! waiting for settling 2^20; background jobs 65,536, the rest found again on disk; listings 32 MiB;
 //! locks 2^18, of one client 16,384, of one file 8,192; requests that wait for locks 1,024 of one client.
 
+mod answered;
 mod append;
 mod attributes;
 mod background;
@@ -76,6 +78,8 @@ mod xattrs;
 
 use impresario_wire::message::Fault;
 
+pub use answered::Answered;
+pub(crate) use directory::KEYS_WITHOUT_OBJECTS;
 pub use directory::{COUNT_BITS, FolderState, StartError, adopt, examine, key_prefix, make};
 pub use disk::{Fate, StepHook};
 pub use examine::IdleFolder;

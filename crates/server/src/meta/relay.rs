@@ -107,7 +107,7 @@ impl Meta {
         let request =
             LayoutRequest { base: None, pcount: Some(pin.layout.pcount), ssize_bytes: Some(pin.layout.ssize_bytes) };
         let layout = self.resolve(&request, || self.dealt.fetch_add(1, Ordering::Relaxed), path)?;
-        let file = self.dir.new_key().explain(DOING, path)?;
+        let file = self.new_key().explain(DOING, path)?;
         self.walks.note(&[file]);
         self.mark(&pin).explain(DOING, path)?;
         self.opens.note_written(pin.ino);

@@ -13,6 +13,7 @@ use impresario_wire::LockCall;
 use impresario_wire::message::{Answer, MetaCall, Opened, Restriction, Statfs, Target, Who};
 use rustix::io::Errno;
 
+use super::answered::Answered;
 use super::background::{self, BackgroundTasks};
 use super::changes::{By, Changes};
 use super::directory::{MetaDirectory, StartError};
@@ -43,6 +44,8 @@ pub struct MetaOptions {
     pub stripe_count: u16,
     /// The data servers that new files do not use, at present.
     pub skipped: Arc<dyn Fn() -> Skipped + Send + Sync>,
+    /// Which of the data servers have answered; `None`: new files use any.
+    pub answered: Option<Arc<Answered>>,
     /// What is noted of the data servers.
     pub stores: Option<Arc<Stores>>,
     /// How long a file without names is kept for a client that lost its connection, or for all clients after a restart
@@ -69,6 +72,7 @@ impl MetaOptions {
             stripe_bytes: Layout::SSIZE_DEFAULT_BYTES,
             stripe_count: data_servers,
             skipped: Arc::new(|| Skipped::NONE),
+            answered: None,
             stores: None,
             grace: Duration::from_secs(30),
             lock_lease: Duration::from_secs(10),
@@ -221,7 +225,8 @@ impl MetaService {
         match call {
             // What exists is opened for writing; and so may be what an earlier copy of the call has made.
             MetaCall::Create { path, exclusive, .. } => {
-                who.since != who.epoch || !(*exclusive || self.meta.is_absent(path))
+                let waits = self.meta.options.answered.as_ref().is_some_and(|answered| answered.may_wait());
+                waits || who.since != who.epoch || !(*exclusive || self.meta.is_absent(path))
             }
             MetaCall::Close { handle, wrote } => self.meta.close_may_wait(session, *handle, *wrote),
             MetaCall::Open { write: true, .. }

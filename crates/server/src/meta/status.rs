@@ -150,6 +150,7 @@ impl Meta {
             "background_overflowed": overflowed,
             "data_servers_answer": !paused,
             "data_servers_without_new_files": (self.options.skipped)().servers(),
+            "data_servers_not_heard": self.options.answered.as_ref().map_or_else(Vec::new, |answered| answered.silent()),
             "locks": { "held": locks, "waiting": waiting, "clients": leases, "restoring": is_restoring },
             "operations": self.operations.as_json(),
         })

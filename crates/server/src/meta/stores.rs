@@ -73,7 +73,8 @@ impl Stores {
     /// Checks that the data servers of the configuration, by name, have the numbers that they had; notes those that have come.
     /// With another order every file would be read from, and written to, servers that have other parts of it. One that was
     /// renamed keeps its number, and one that never had a folder has no part of any file.
-    pub fn vet_order(&self, names: &[&str]) -> Result<(), String> {
+    pub fn vet_order(&self, names: &[impl AsRef<str>]) -> Result<(), String> {
+        let names: Vec<&str> = names.iter().map(AsRef::as_ref).collect();
         let top = open_dir_at(rustix::fs::CWD, &self.dir);
         let text = top.as_ref().map_err(|errno| *errno).and_then(|top| read_text(top, ORDER, FILE_MAX_BYTES));
         let file = self.dir.join(ORDER);
@@ -159,7 +160,8 @@ mod tests {
 
     fn welcome(name: &str, store: u64) -> Welcome {
         let (version, cluster) = (impresario_wire::PROTOCOL_VERSION, ClusterId(7));
-        Welcome { version, name: name.into(), incarnation: 1, max_payload_bytes: 1, cluster, store }
+        let (number, keys) = (None, Default::default());
+        Welcome { version, name: name.into(), incarnation: 1, max_payload_bytes: 1, cluster, store, number, keys }
     }
 
     #[test]

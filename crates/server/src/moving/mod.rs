@@ -19,7 +19,7 @@ use std::time::{Duration, Instant};
 
 use impresario_base::lock::Mutex;
 use impresario_base::machine::random_number;
-use impresario_client::{ClientError, Identity, Link, LinkOptions, Vet};
+use impresario_client::{ClientError, Identity, Link, LinkOptions, Place, Vet};
 use impresario_config::{Config, Data, MovesTo, Server};
 use impresario_store::{
     Arrived, Arriving, FolderIdentity, FolderState, Note, ObjectStore, StoreError, StoreOptions, abandon_arrival,
@@ -258,6 +258,7 @@ impl Source {
         let options = LinkOptions {
             timeout: Duration::from_millis(config.cluster.request_timeout_ms),
             vet: Some(vet),
+            place: Place::of(config, &data.name),
             access: Access::of(config, KeyRole::Admin),
             ..LinkOptions::new(Role::Data, ANSWER_BODY_MAX_BYTES.max(config.cluster.max_payload_bytes))
         };
@@ -336,6 +337,9 @@ impl Mover<'_> {
     fn run(&self, mut state: Arriving, watcher: &mut dyn Watcher) -> Result<bool, MoveError> {
         self.check_identity()?;
         let here = open(self.data, self.to)?;
+        if let Some(number) = self.source.welcome()?.number {
+            here.note_number(number).map_err(failed_to_write(self.to))?;
+        }
         here.note_arriving(&state).map_err(failed_to_write(self.to))?;
         let (config, source, to) = (self.config, &self.source, self.to);
         let mut copier = Copier::new(source, &here, to, config.cluster.max_payload_bytes, self.rate_bytes);

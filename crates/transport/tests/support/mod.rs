@@ -59,6 +59,8 @@ pub fn serve(
         max_payload_bytes: 1 << 20,
         cluster: ClusterId(0),
         store: 0,
+        number: None,
+        keys: Default::default(),
     };
     send_frame(&stream, &frame::encode(Kind::Welcome, id, &welcome, 0).unwrap(), &[], soon()).unwrap();
     loop {
