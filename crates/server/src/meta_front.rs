@@ -50,11 +50,14 @@ impl Service for MetaFront {
     fn serve(&self, session: &mut SessionId, request: Incoming, reply: Reply) {
         let session = *session;
         match request.call {
-            Call::Meta { who, call } if self.meta.may_wait(session, &who, &call) => {
+            Call::Meta { who, call } => {
+                let absent = self.meta.absent(&who, &call);
+                if absent.is_some() || !self.meta.may_wait(session, &who, &call) {
+                    return reply.send(&self.meta.call_at(session, who, call, absent));
+                }
                 let meta = self.meta.clone();
                 self.threads.run(Box::new(move || reply.send(&meta.call_from(session, who, call))));
             }
-            Call::Meta { who, call } => reply.send(&self.meta.call_from(session, who, call)),
             Call::Status => reply.send(&Answer::Text(self.status().to_string())),
             _ => reply.fault(libc::EOPNOTSUPP, "the metadata server does not support this call"),
         }

@@ -69,6 +69,48 @@ fn calls_that_may_wait_are_told_beforehand() {
     assert!(!may_wait(&close(&other, true)), "it is closed already");
 }
 
+/// What a look has found may be out of date when the file is made.
+#[test]
+fn a_name_that_was_absent_may_be_taken_or_moved_meanwhile() {
+    let dir = tempfile::tempdir().unwrap();
+    let s = start(dir.path());
+    s.mkdir("d");
+    let call =
+        |name| MetaCall::Create { path: path(name), mode: 0o644, uid: 0, gid: 0, exclusive: false, layout: None };
+    let who = |sequence| Who { client: ClientKey(9), epoch: 1, since: 1, sequence, ..Who::default() };
+    let absent = |name| s.service.absent(&who(0), &call(name));
+    let make = |sequence, name, absent| s.service.call_at(s.session, who(sequence), call(name), absent);
+    for (n, name) in [(1, "f"), (2, "d/f")] {
+        let absent_then = absent(name);
+        assert!(absent_then.is_some(), "{name}");
+        let other = s.create(name);
+        let Answer::Opened(opened) = make(n, name, absent_then) else { panic!("{name} is not opened") };
+        assert_eq!(opened.file, other.file);
+        assert!(absent(name).is_none(), "{name} is there");
+        s.close(other);
+        s.close(opened);
+    }
+    let absent_then = absent("d/g");
+    s.done(MetaCall::Rename { from: path("d"), to: path("e"), no_replace: false, whiteout: false });
+    let Answer::Opened(opened) = make(3, "d/g", absent_then) else { panic!("not made") };
+    assert_eq!(s.open("e/g", false).file, opened.file);
+    let (absent_then, absent_alike) = (absent("e/h"), absent("e/h"));
+    assert!(matches!(make(4, "e/h", absent_then), Answer::Opened(_)));
+    // A copy of the call gets what the first one made.
+    assert!(matches!(make(4, "e/h", absent_alike), Answer::Opened(_)));
+    let absent_then = absent("e/i");
+    assert!(absent_then.is_some());
+    ["e/f", "e/g", "e/h"].into_iter().for_each(|name| s.done(unlink(name)));
+    s.done(MetaCall::Rmdir { path: path("e") });
+    assert!(matches!(make(5, "e/i", absent_then), Answer::Fault(Fault { errno: ENOENT, .. })));
+    let copy = Who { epoch: 2, ..who(6) };
+    for (who, call) in
+        [(copy, call("n")), (who(6), create("n")), (who(6), call("")), (who(6), call("../n")), (who(6), getattr("n"))]
+    {
+        assert!(s.service.absent(&who, &call).is_none(), "{call:?}");
+    }
+}
+
 #[test]
 fn a_large_directory_is_listed_in_order_and_in_time() {
     const FILES: usize = 20_000;

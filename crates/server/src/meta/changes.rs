@@ -41,7 +41,7 @@ use super::fault::{Explain, Outcome, data_fault, fault};
 use super::labels::is_acl;
 use super::opens::SessionId;
 use super::service::{Meta, MetaService};
-use super::tree::check_path;
+use super::tree::{Absent, check_path};
 
 /// Clients and changes that are remembered at least.
 const CLIENTS_MAX: usize = 16 << 10;
@@ -527,12 +527,14 @@ pub(super) struct By<'a> {
     pub(super) who: &'a Who,
     /// What is noted of it: a change is noted before it changes anything. `None`: it is not to be noted.
     noted: Option<&'a Cell<Option<(u32, u64)>>>,
+    /// Where the name that it makes was not there a moment ago.
+    pub(super) absent: Option<&'a Absent>,
 }
 
 impl<'a> By<'a> {
     /// Of a call that is no change, or that is noted already.
     pub(super) fn unnoted(who: &'a Who) -> By<'a> {
-        By { who, noted: None }
+        By { who, noted: None, absent: None }
     }
 }
 
@@ -586,6 +588,11 @@ impl MetaService {
     /// Serves one call of a client: a change once, whatever copies of it come. A client without a key is served
     /// without that.
     pub fn call_from(&self, session: SessionId, who: Who, call: MetaCall) -> Answer {
+        self.call_at(session, who, call, None)
+    }
+
+    /// The same of a call of which the name was looked for ([`MetaService::absent`]).
+    pub fn call_at(&self, session: SessionId, who: Who, call: MetaCall, absent: Option<Absent>) -> Answer {
         if who.client == ClientKey::default() {
             return self.call(session, call);
         }
@@ -595,10 +602,10 @@ impl MetaService {
         {
             return Answer::Fault(fault);
         }
-        self.admit_from(session, who, call).unwrap_or_else(Answer::Fault)
+        self.admit_from(session, who, call, absent).unwrap_or_else(Answer::Fault)
     }
 
-    fn admit_from(&self, session: SessionId, who: Who, call: MetaCall) -> Outcome<Answer> {
+    fn admit_from(&self, session: SessionId, who: Who, call: MetaCall, absent: Option<Absent>) -> Outcome<Answer> {
         let (changes, client) = (&self.meta.changes, who.client.0);
         let is_current = changes.note_epoch(&self.meta.dir, who).map_err(|errno| match who.since < who.epoch {
             // A copy of it may have been done: this is no answer to that.
@@ -622,7 +629,7 @@ impl MetaService {
         // Another copy may have ended it meanwhile.
         let admission = if ending.is_some() { begin() } else { admission };
         match admission {
-            Admission::New => self.change(session, who, call),
+            Admission::New => self.change(session, who, call, absent),
             Admission::Done(Known::Answered(answer)) => Ok(answer),
             Admission::Done(Known::Opened(file)) => match call {
                 MetaCall::Create { path, .. } => self.look(session, &who, MetaCall::Reopen { path, file, write: true }),
@@ -648,9 +655,9 @@ impl MetaService {
         }
     }
 
-    fn change(&self, session: SessionId, who: Who, call: MetaCall) -> Outcome<Answer> {
+    fn change(&self, session: SessionId, who: Who, call: MetaCall, absent: Option<Absent>) -> Outcome<Answer> {
         let mut under_way = UnderWay { service: self, who, known: None, noted: Cell::new(None) };
-        let by = By { who: &who, noted: Some(&under_way.noted) };
+        let by = By { who: &who, noted: Some(&under_way.noted), absent: absent.as_ref() };
         // Others look at their names anyway, and are noted then.
         if deciding_name(&call).is_none() && !matches!(call, MetaCall::Exchange { .. }) {
             self.meta.changes.begin(&self.meta.dir, by, self.deciding_node(session, &call))?;
@@ -760,7 +767,7 @@ impl MetaService {
             (true, false) => {
                 self.meta.changes.touch(&call);
                 let noted = Cell::new(None);
-                let answer = self.call_as(session, By { who: &who, noted: Some(&noted) }, call);
+                let answer = self.call_as(session, By { who: &who, noted: Some(&noted), absent: None }, call);
                 UnderWay::end(self, who, Known::of(&answer));
                 self.meta.changes.ended();
                 Ok(answer)

@@ -23,7 +23,7 @@ use super::record::{
 };
 use super::removal::TRIES;
 use super::service::Meta;
-use super::tree::{EntryRef, check_path, local_attr};
+use super::tree::{Absent, EntryRef, check_path, local_attr};
 use crate::workers::waiting_elsewhere;
 
 const SETGID: u32 = 0o2000;
@@ -47,9 +47,13 @@ impl Meta {
         session.check_room()?;
         let doing = "create";
         let root = if exclusive { Errno::EXIST } else { Errno::ISDIR };
-        let entry = self.dir.entry(path).and_then(|entry| entry.ok_or(root)).explain(doing, path)?;
+        let known = by.absent.and_then(|absent| self.dir.entry_in(absent, path));
+        // Its link says whether the name was taken meanwhile.
+        let mut is_absent = known.is_some();
+        let entry = known.map_or_else(|| self.dir.entry(path), |entry| Ok(Some(entry)));
+        let entry = entry.and_then(|entry| entry.ok_or(root)).explain(doing, path)?;
         for _ in 0..TRIES {
-            match entry.stat() {
+            match if std::mem::take(&mut is_absent) { Err(Errno::NOENT) } else { entry.stat() } {
                 Ok(_) if exclusive => return Err(Errno::EXIST).explain(doing, path),
                 Ok(_) => match self.pin_at(&entry, "open") {
                     Err(gone) if gone.errno == Errno::NOENT.raw_os_error() => continue,
@@ -69,10 +73,12 @@ impl Meta {
         Err(Errno::BUSY).explain(doing, path)
     }
 
-    /// Whether a path names nothing, as far as can be told.
-    pub(super) fn is_absent(&self, path: &[u8]) -> bool {
-        let entry = check_path(path).ok().and_then(|()| self.dir.entry(path).ok().flatten());
-        entry.is_some_and(|entry| entry.stat().is_err_and(|errno| errno == Errno::NOENT))
+    /// The directory of a path that names nothing; `None` also where that cannot be told.
+    pub(super) fn absent(&self, path: &[u8]) -> Option<Absent> {
+        check_path(path).ok()?;
+        let entry = self.dir.entry(path).ok()??;
+        let is_absent = entry.stat().is_err_and(|errno| errno == Errno::NOENT);
+        is_absent.then(|| Absent::of(entry))
     }
 
     /// Opens a file that was just made. Its session may have ended meanwhile, but the file is there, and a copy of the call must

@@ -89,3 +89,4 @@ pub use objects::{MemoryObjects, Objects};
 pub use opens::SessionId;
 pub use service::{MetaOptions, MetaService};
 pub use stores::Stores;
+pub use tree::Absent;

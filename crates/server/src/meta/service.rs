@@ -29,7 +29,7 @@ use super::permissions::User;
 use super::removal::NameLocks;
 use super::status::{Operations, SESSION_END, SESSION_START, kind_of};
 use super::stores::Stores;
-use super::tree::check_path;
+use super::tree::{Absent, check_path};
 
 /// Options of the metadata server.
 #[derive(Clone)]
@@ -219,6 +219,20 @@ impl MetaService {
         answer.unwrap_or_else(Answer::Fault)
     }
 
+    /// Where a call that makes a file if there is none finds none: then it does not [wait](Self::may_wait), and need not look again
+    /// ([`MetaService::call_at`]).
+    pub fn absent(&self, who: &Who, call: &MetaCall) -> Option<Absent> {
+        match call {
+            // Under `squashes` who may do it is looked for first, in the same place.
+            MetaCall::Create { path, exclusive: false, .. }
+                if who.since == who.epoch && !self.meta.options.squashes =>
+            {
+                self.meta.absent(path)
+            }
+            _ => None,
+        }
+    }
+
     /// Whether a call may wait for the disk or the data servers now: on a connection's own thread it would delay the calls
     /// behind it. Other calls take microseconds.
     pub fn may_wait(&self, session: SessionId, who: &Who, call: &MetaCall) -> bool {
@@ -226,7 +240,7 @@ impl MetaService {
             // What exists is opened for writing; and so may be what an earlier copy of the call has made.
             MetaCall::Create { path, exclusive, .. } => {
                 let waits = self.meta.options.answered.as_ref().is_some_and(|answered| answered.may_wait());
-                waits || who.since != who.epoch || !(*exclusive || self.meta.is_absent(path))
+                waits || who.since != who.epoch || !(*exclusive || self.meta.absent(path).is_some())
             }
             MetaCall::Close { handle, wrote } => self.meta.close_may_wait(session, *handle, *wrote),
             MetaCall::Open { write: true, .. }

@@ -26,6 +26,18 @@ pub(super) struct EntryRef<'a> {
     pub(super) path: &'a [u8],
 }
 
+/// The directory of a name that was not there when it was looked for; `None`: the root.
+pub struct Absent(Option<OwnedFd>);
+
+impl Absent {
+    pub(super) fn of(entry: EntryRef<'_>) -> Absent {
+        match entry.directory {
+            Directory::Walked(fd) => Absent(Some(fd)),
+            Directory::Open(_) => Absent(None),
+        }
+    }
+}
+
 enum Directory<'a> {
     /// The root, or that of another entry.
     Open(BorrowedFd<'a>),
@@ -115,6 +127,13 @@ impl MetaDirectory {
             _ => Directory::Walked(self.walk(directory, DIRECTORY_FLAGS)?),
         };
         Ok(Some(EntryRef { directory, name, path }))
+    }
+
+    /// The same of a path whose directory was found before.
+    pub(super) fn entry_in<'a>(&'a self, absent: &'a Absent, path: &'a [u8]) -> Option<EntryRef<'a>> {
+        let (_, name) = split(path)?;
+        let directory = Directory::Open(absent.0.as_ref().unwrap_or(&self.names).as_fd());
+        Some(EntryRef { directory, name, path })
     }
 
     /// The same of another path, which often is in the same directory.
