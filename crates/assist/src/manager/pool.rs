@@ -587,7 +587,7 @@ impl Pool {
             Work::Index(_) if progress.ended.load(Relaxed) => None,
             Work::Index(formats) => Some(answer(Found::Index(read_index(file.fd, &formats)?))),
             Work::PageTable(pid, parts) => {
-                let found = parts_in_page_table(pid, *id, &parts).ok();
+                let found = parts_in_page_table(pid, *id, file.fd, &parts).ok();
                 Some(answer(Found::PageTable(found.map(|found| parts.into_iter().zip(found).collect()))))
             }
             Work::Close { last } => {
