@@ -264,8 +264,13 @@ impl Backends {
         }
         gpfs.for_each(|way| way.closed(file));
         self.fadvise.closed(file);
-        self.forced_read.closed(file);
         self.lustre.closed(file);
+        self.forget(file);
+    }
+
+    /// What is kept of a file that has no reader here any more, but by GPFS.
+    pub fn forget(&self, file: HintedFile<'_>) {
+        self.forced_read.closed(file);
         self.magics.lock().remove(&file.id);
     }
 
