@@ -356,7 +356,7 @@ impl Advisor {
                 let stream = stream_of(reader, seen.stream);
                 let mut actions = if seen.fresh { cache.depart(stream) } else { Vec::new() };
                 actions.extend(more);
-                match alone || !is_timed {
+                match alone {
                     true if !hit && (slow || !is_timed) => self.gaps.read(len, read.duration_ns, read.now_ns),
                     true => {}
                     false => self.gaps.interrupted(),

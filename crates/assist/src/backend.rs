@@ -32,7 +32,7 @@ pub use fadvise::Fadvise;
 pub use forced_read::ForcedRead;
 pub use gpfs::Gpfs;
 use impresario_base::lock::Mutex;
-pub use impresario_device::{DeviceLimits, device_limits};
+pub use impresario_device::{DeviceLimits, device_limits, device_limits_of};
 pub use inside::Inside;
 pub use lustre::{Advice, Ladvise, Lustre};
 pub use page_table::parts_in_page_table;
@@ -199,7 +199,7 @@ impl Backends {
         let mut backend = self.choose(choice, file);
         let free = choice == BackendChoice::Auto && backend.name() == self.fadvise.name();
         let dev = file.id.dev;
-        if free && self.fadvise.limits(dev).better_read(range.end.saturating_sub(range.start)) {
+        if free && self.fadvise.limits(file).better_read(range.end.saturating_sub(range.start)) {
             backend = &self.forced_read;
         }
         let mut brought = match backend.will_need(file, range.clone()) {
@@ -230,7 +230,7 @@ impl Backends {
         if chosen.name() != self.fadvise.name() {
             return (chosen.will_need(file, range), chosen);
         }
-        if self.fadvise.limits(file.id.dev).better_read(range.end.saturating_sub(range.start)) {
+        if self.fadvise.limits(file).better_read(range.end.saturating_sub(range.start)) {
             return (self.forced_read.will_need(file, range), &self.forced_read);
         }
         // The kernel's advice only begins to read; a device that serves many requests at once is much faster by it than by
@@ -264,8 +264,13 @@ impl Backends {
         }
         gpfs.for_each(|way| way.closed(file));
         self.fadvise.closed(file);
-        self.forced_read.closed(file);
         self.lustre.closed(file);
+        self.forget(file);
+    }
+
+    /// What is kept of a file that has no reader here any more, but by GPFS.
+    pub fn forget(&self, file: HintedFile<'_>) {
+        self.forced_read.closed(file);
         self.magics.lock().remove(&file.id);
     }
 

@@ -4,14 +4,17 @@ use std::ffi::CString;
 use std::fs::File;
 use std::io::{self, Write};
 use std::ops::Range;
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, AsRawFd};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread::JoinHandle;
 
-use impresario_assist::backend::{Backends, FileId, Gpfs, HintBackend, HintedFile, Inside, Progress, cached_pages};
+use impresario_assist::backend::{
+    Backends, FileId, Gpfs, HintBackend, HintedFile, Inside, Progress, cached_pages, device_limits, device_limits_of,
+    parts_in_page_table,
+};
 use impresario_assist::config::BackendChoice;
 use impresario_gpfs::Hint;
 use impresario_ring::order::{self, Answer, ORDER_BYTES_MAX, Task};
@@ -44,6 +47,30 @@ fn drop_pages(file: &File) {
 
 fn cached(file: &File, range: Range<u64>) -> u64 {
     cached_pages(file.as_fd(), range).unwrap().cached
+}
+
+/// Whose files have a device of their own by their metadata, which neither sysfs nor the list of a process's maps knows.
+#[test]
+fn a_file_on_btrfs_has_its_disks_limits_and_is_found_in_page_tables() {
+    let Some(disk) = impresario_testing::power::Disk::without_order() else { return };
+    let (path, len) = (disk.folder().join("f"), 8 * MIB as usize);
+    std::fs::write(&path, vec![9; len]).unwrap();
+    let file = File::open(&path).unwrap();
+    let (id, sysfs) = (hinted(&file).id, Path::new("/sys"));
+    let limits = [device_limits_of(sysfs, id.dev, file.as_fd()), device_limits(sysfs, id.dev)];
+    assert!(limits[0].call_bytes > limits[1].call_bytes, "{limits:?}");
+    // SAFETY: a new map of an open file, checked below, and unmapped at the end.
+    let map = unsafe {
+        libc::mmap(std::ptr::null_mut(), len, libc::PROT_READ, libc::MAP_SHARED, file.as_raw_fd(), 0).cast::<u8>()
+    };
+    assert!(!map.is_null() && map as isize != -1);
+    // SAFETY: within the map, which nobody writes to.
+    let byte = unsafe { map.add(MIB as usize).read_volatile() };
+    let parts = [MIB..MIB + 4096, 7 * MIB..7 * MIB + 4096];
+    let found = parts_in_page_table(std::process::id(), id, file.as_fd(), &parts).unwrap();
+    // SAFETY: mapped above with this length.
+    unsafe { libc::munmap(map.cast(), len) };
+    assert_eq!((byte, found), (9, vec![true, false]));
 }
 
 #[test]

@@ -1,8 +1,11 @@
 //! The mounts that a process sees: lines of `/proc/self/mountinfo`, proc(5).
 
 use std::ffi::{OsStr, OsString};
+use std::fs::File;
+use std::os::fd::{AsFd, AsRawFd};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
-use std::path::PathBuf;
+use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
 
 /// A line.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -24,6 +27,42 @@ pub struct Mount {
 /// The mounts of this process in their order: of two at one place the later one is seen. None where the kernel tells none.
 pub fn mounts() -> Vec<Mount> {
     parse(&std::fs::read("/proc/self/mountinfo").unwrap_or_default())
+}
+
+impl Mount {
+    /// Major and minor number of the block device that is mounted, if it is one. A file system may give its files other numbers.
+    pub fn block_device(&self) -> Option<(u32, u32)> {
+        // What else a source may be is not looked at, so that no file system is waited for.
+        let meta = Some(&self.source).filter(|source| source.starts_with("/dev/"))?;
+        let meta = std::fs::metadata(meta).ok().filter(|meta| meta.file_type().is_block_device())?;
+        Some((libc::major(meta.rdev()), libc::minor(meta.rdev())))
+    }
+}
+
+/// The one of these mounts by which a file was opened.
+pub fn mount_of(open: impl AsFd, mounts: &[Mount]) -> Option<&Mount> {
+    let info = std::fs::read_to_string(format!("/proc/self/fdinfo/{}", open.as_fd().as_raw_fd())).ok()?;
+    let id = info.lines().find_map(|line| line.strip_prefix("mnt_id:"))?.trim().parse::<u64>().ok()?;
+    mounts.iter().find(|mount| mount.id == id)
+}
+
+/// Major and minor number of the device below an open file or folder, as sysfs names it: that of its mount, or where this is none,
+/// as on btrfs, that of what is mounted. Its file system is not asked.
+pub fn device_below(open: impl AsFd) -> Option<(u32, u32)> {
+    let mounts = mounts();
+    let mount = mount_of(open, &mounts)?;
+    let block = if mount.device.0 == 0 { mount.block_device() } else { None };
+    Some(block.unwrap_or(mount.device))
+}
+
+/// The same of a file or folder at a place.
+pub fn device_below_path(path: &Path) -> Option<(u32, u32)> {
+    let open = File::options().read(true).custom_flags(libc::O_PATH).open(path).ok()?;
+    // One that another name space mounted is in no list.
+    device_below(&open).or_else(|| {
+        let dev = open.metadata().ok()?.dev();
+        Some((libc::major(dev), libc::minor(dev)))
+    })
 }
 
 /// The mounts in a text; lines that are none are left out.
@@ -78,5 +117,21 @@ mod tests {
         let first = parse(text).swap_remove(0);
         assert_eq!((first.source.as_str(), first.options.as_str()), ("/dev/vda", "rw,noatime,rw"));
         assert!(mounts().iter().any(|mount| mount.point == *"/"));
+    }
+
+    #[test]
+    fn a_files_mount_tells_its_device() {
+        let file = File::open("/proc/self/status").unwrap();
+        let mounts = mounts();
+        assert_eq!(mount_of(&file, &mounts).unwrap().kind, "proc");
+        assert_eq!(mount_of(&file, &[]), None);
+        let dev = file.metadata().unwrap().dev();
+        assert_eq!(device_below_path(Path::new("/proc/self/status")), Some((libc::major(dev), libc::minor(dev))));
+        assert_eq!(device_below_path(Path::new("/nowhere")), None);
+        let mut mount = mounts[0].clone();
+        for source in ["none", "/dev/null", "/dev/does-not-exist", "/etc", "server:/dev/sda"] {
+            mount.source = source.into();
+            assert_eq!(mount.block_device(), None, "{source}");
+        }
     }
 }

@@ -18,7 +18,7 @@ mod read_ahead;
 
 pub use disk::{Disk, LinearCost, Served};
 pub use flash::{Flash, FlashParams};
-pub use limits::{DeviceLimits, device_limits};
+pub use limits::{DeviceLimits, device_limits, device_limits_of};
 pub use page_cache::{CHUNK_BYTES, PAGE_BYTES, PageCache, State};
 pub use params::{DeviceParams, Order};
 pub use placement::{Placed, Placement};

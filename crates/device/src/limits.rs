@@ -5,7 +5,10 @@
 //!   by long reads is, on file systems with large folios, in long extents, with requests as long as the device takes.
 //!   If requests are expensive on the device, reading is then the better way to prefetch.
 
+use std::os::fd::BorrowedFd;
 use std::path::{Path, PathBuf};
+
+use impresario_base::mounts::device_below;
 
 use crate::PAGE_BYTES;
 
@@ -33,9 +36,21 @@ impl DeviceLimits {
     }
 }
 
+fn numbers(dev: u64) -> String {
+    format!("{}:{}", rustix::fs::major(dev), rustix::fs::minor(dev))
+}
+
+/// The limits for an open file on a device (`st_dev`), from the tree at `sysfs` (`/sys`). Where this knows no such device, as on
+/// btrfs, whose subvolumes have numbers of their own, those of the device that is mounted.
+pub fn device_limits_of(sysfs: &Path, dev: u64, open: BorrowedFd<'_>) -> DeviceLimits {
+    let is_known = ["dev/block", "class/bdi"].iter().any(|place| sysfs.join(place).join(numbers(dev)).exists());
+    let below = if is_known { None } else { device_below(open) };
+    device_limits(sysfs, below.map_or(dev, |(major, minor)| rustix::fs::makedev(major, minor)))
+}
+
 /// The limits for files on a device (`st_dev`), from the tree at `sysfs` (`/sys`).
 pub fn device_limits(sysfs: &Path, dev: u64) -> DeviceLimits {
-    let device = format!("{}:{}", rustix::fs::major(dev), rustix::fs::minor(dev));
+    let device = numbers(dev);
     let block = sysfs.join("dev/block").join(&device);
     // A partition's queue is in its parent; file systems without a block device have only a bdi.
     let queues = [block.join("queue"), block.join("../queue")];
@@ -60,6 +75,8 @@ fn number(path: PathBuf) -> Option<u64> {
 
 #[cfg(test)]
 mod tests {
+    use std::os::fd::AsFd;
+
     use super::*;
 
     #[test]
@@ -89,5 +106,20 @@ mod tests {
         assert_eq!([512 << 10, 513 << 10].map(|bytes| disk.better_read(bytes)), [false, true]);
         let unknown = device_limits(sys.path(), rustix::fs::makedev(9, 9));
         assert!(!unknown.better_read(1 << 30));
+    }
+
+    #[test]
+    fn of_a_device_that_a_file_system_made_up_the_one_below_counts() {
+        let (sys, file) = (tempfile::tempdir().unwrap(), tempfile::tempfile().unwrap());
+        let (major, minor) = device_below(&file).unwrap();
+        let bdi = sys.path().join(format!("class/bdi/{major}:{minor}"));
+        std::fs::create_dir_all(&bdi).unwrap();
+        std::fs::write(bdi.join("read_ahead_kb"), "4096\n").unwrap();
+        let made_up = rustix::fs::makedev(0, 99_999);
+        assert_eq!(device_limits_of(sys.path(), made_up, file.as_fd()).call_bytes, 4 << 20);
+        let own = sys.path().join("class/bdi/0:99999");
+        std::fs::create_dir_all(&own).unwrap();
+        std::fs::write(own.join("read_ahead_kb"), "2048\n").unwrap();
+        assert_eq!(device_limits_of(sys.path(), made_up, file.as_fd()).call_bytes, 2 << 20, "one that is known");
     }
 }

@@ -183,3 +183,22 @@ proptest! {
         prop_assert_eq!(pieces, counted.into_iter().collect::<Vec<_>>());
     }
 }
+
+/// Of reads at equal distances only two are seen after all that were foreseen, as of a ring that is looked into from time to time.
+#[test]
+fn reads_that_are_not_seen_do_not_end_a_stride() {
+    for (len, stride) in [(64 * KIB, 256 * KIB), (64 * KIB, 448 * KIB)] {
+        let mut detector = Detector::default();
+        let (mut at, mut seen) = (0, 0);
+        let mut foreseen = 0;
+        while at < 40 << 20 {
+            let (read, skips) = (at..at + len, seen % 2 == 1);
+            let rounds = detector.observe(&read, 32 * KIB).forecast.map_or(0, Forecast::rounds);
+            assert!(rounds >= foreseen, "{rounds} after {foreseen}, at {at}");
+            foreseen = rounds;
+            at += stride * if skips { 1 + rounds.min((16 << 20) / stride - 1) } else { 1 };
+            seen += 1;
+        }
+        assert!(foreseen >= 256, "{foreseen}");
+    }
+}

@@ -18,8 +18,11 @@ const SURPRISES: u32 = 3;
 const REVISITS: u32 = 8;
 /// Rounds predicted: doubled from the first to the second as the forecast proves right.
 const ROUNDS: (u64, u64) = (4, 1 << 12);
-/// Rounds skipped that still follow the forecast.
+/// Rounds skipped that still follow the forecast, wherever they lead.
 const SKIPPED: i64 = 4;
+/// How far a read may be from the last one when it skips rounds that were foreseen, bytes: reads that came from memory are not
+/// always told of.
+const SKIPPED_BYTES: u64 = 16 << 20;
 
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Stream {
@@ -54,17 +57,26 @@ impl Stream {
 
     /// Whether a read that begins here is one that was foreseen, or goes on where the last one ended.
     pub(crate) fn predicted(&self, start: u64) -> bool {
-        self.reads.back().is_some_and(|last| last.end == start) || self.next_round(start).is_some()
+        self.reads.back().is_some_and(|last| last.end == start) || self.next_round(start, SKIPPED).is_some()
+    }
+
+    /// Rounds that a read of this stream may skip.
+    fn skipped(&self) -> i64 {
+        let Some(forecast) = self.forecast.as_ref().filter(|f| f.regular) else { return SKIPPED };
+        // What comes first after all that was foreseen, and some more.
+        let foreseen = i64::try_from(forecast.rounds).unwrap_or(i64::MAX).saturating_add(SKIPPED);
+        let near = i64::try_from(SKIPPED_BYTES / forecast.stride.unsigned_abs().max(1)).unwrap_or(i64::MAX);
+        foreseen.min(near).max(SKIPPED)
     }
 
     /// Which piece of the round a read continues, and how many rounds later.
-    fn next_round(&self, start: u64) -> Option<(usize, i64)> {
+    fn next_round(&self, start: u64, skipped: i64) -> Option<(usize, i64)> {
         let forecast = self.forecast.as_ref()?;
         forecast.round.iter().enumerate().find_map(|(i, piece)| {
             let apart = i128::from(start) - i128::from(piece.start);
             let stride = i128::from(forecast.stride);
             let rounds = (apart % stride == 0).then_some(apart / stride)?;
-            (1..=i128::from(SKIPPED)).contains(&rounds).then_some((i, rounds as i64))
+            (1..=i128::from(skipped)).contains(&rounds).then_some((i, rounds as i64))
         })
     }
 
@@ -93,7 +105,7 @@ impl Stream {
         if self.reads.is_empty() {
             (self.low, self.high) = (bytes.start, bytes.end);
         }
-        if let Some((piece, _)) = self.next_round(bytes.start) {
+        if let Some((piece, _)) = self.next_round(bytes.start, self.skipped()) {
             self.remember(bytes);
             (self.surprises, self.revisits) = (0, 0);
             let Some(forecast) = &mut self.forecast else { return false };

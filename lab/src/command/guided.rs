@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use crate::guided::held_out::{self, Beds};
 use crate::guided::slow_mount::Slowness;
-use crate::guided::suite::{EXPERIMENTS, Options, run as run_suite};
+use crate::guided::suite::{EXPERIMENTS, Options, PAIRS, run as run_suite};
 use crate::guided::{maps, page};
 use anyhow::{Context, Result};
 use impresario_workload::stats::Verdict;
@@ -20,21 +20,24 @@ use impresario_workload::progress::{catch_signals, write_json};
 /// them in pairs. Disks of limited speed are loop devices of our own; the program, the advice manager and everything
 /// they start share the limits. Requests are counted by the kernel. Needs root, and mkfs.ext4 and losetup.
 ///
+/// "sizes" is the paper's sweep of files shorter and longer than memory; it takes less than ten minutes.
+///
 /// With --held-out programs run that guided I/O was not developed with, without a plan and with a plan from another file of
 /// the same kind, on a mount where each read request takes 5 ms and on the machine's own disk. With --maps one program adds up a
 /// mapped file, from memory and guided from that mount, and its page table is filled in different ways.
 #[derive(clap::Args)]
 #[command(after_long_help = "Examples:
   sudo impresario-lab guided strided
+  sudo impresario-lab guided sizes --html sizes.html
   sudo impresario-lab guided --python venv/bin/python --html guided.html
   sudo impresario-lab guided --held-out tar sql-scan --pairs 5")]
 pub struct Args {
     /// Experiments by name, or programs with --held-out [default: all]
     #[arg(value_name = "EXPERIMENT")]
     only: Vec<String>,
-    /// Pairs of runs of each experiment
-    #[arg(long, default_value_t = 9, value_name = "N", value_parser = clap::value_parser!(u32).range(2..))]
-    pairs: u32,
+    /// Pairs of runs of each experiment [default: 9, of "sizes" 3]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(2..))]
+    pairs: Option<u32>,
     /// A Python with uproot and h5py, for the experiments that read ROOT and HDF5 files; with --held-out it needs NumPy, too, and
     /// pyarrow for Parquet [there: /usr/bin/python3]
     #[arg(long, value_name = "PROGRAM")]
@@ -76,8 +79,9 @@ pub fn run(args: Args) -> Result<ExitCode> {
         return run_held_out(args);
     }
     if args.maps {
+        let pairs = args.pairs.unwrap_or(PAIRS[0]);
         let rows =
-            maps::run(&args.dir, args.pairs, Slowness::default(), &catch_signals()?, &mut |line| eprintln!("{line}"))?;
+            maps::run(&args.dir, pairs, Slowness::default(), &catch_signals()?, &mut |line| eprintln!("{line}"))?;
         print(maps::table(&rows).as_bytes())?;
         write_json(args.json.as_deref(), &rows)?;
         return Ok(ExitCode::SUCCESS);
@@ -112,8 +116,8 @@ fn run_held_out(args: Args) -> Result<ExitCode> {
         bytes_per_s: args.mb_per_s * 1_000_000,
     };
     let python = args.python.unwrap_or_else(|| held_out::PYTHON.into());
-    let options =
-        held_out::Options { only: args.only, pairs: args.pairs, folder: args.dir, python, slowness, beds: args.on };
+    let pairs = args.pairs.unwrap_or(PAIRS[0]);
+    let options = held_out::Options { only: args.only, pairs, folder: args.dir, python, slowness, beds: args.on };
     let stop = catch_signals()?;
     let (rows, missing) = held_out::run(&options, &stop, &mut |line| eprintln!("{line}"))?;
     print(held_out::table(&rows, &missing).as_bytes())?;

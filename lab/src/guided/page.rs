@@ -1,6 +1,6 @@
 //! What the experiments of guided I/O showed: a table for the terminal and a page with plots.
 
-use super::suite::{EXPERIMENTS, Row};
+use super::suite::{EXPERIMENTS, PAPER, Row};
 use impresario_base::units::show_bytes;
 use impresario_workload::report::{Bar, Marks, Page};
 use impresario_workload::simulated::{byte_axis, time_line};
@@ -24,19 +24,30 @@ pub fn table(rows: &[Row]) -> String {
                     &format!("    {label:<30} {:>8.2} s {reads:>8.0} device reads {bytes:>10}\n", m.median_s(variant));
             }
             row.measured.kills().iter().for_each(|line| out += &format!("    {line}\n"));
-            out += &format!("    time saved: {}\n", percent(&row.gain));
+            saved(row).iter().for_each(|line| out += &format!("    {line}\n"));
             row.claims.iter().for_each(|(claim, verdict)| out += &format!("    {claim}: {verdict}\n"));
         }
     }
     out
 }
 
+/// What each variant saved beside the first, the last one first, and what the paper says of it.
+fn saved(row: &Row) -> Vec<String> {
+    let mut lines = vec![format!("time saved: {}", percent(&row.gain))];
+    for variant in (1..row.measured.variants.len().saturating_sub(1)).rev() {
+        let gain = percent(&row.measured.gain(variant, 0));
+        lines.push(format!("time saved, {}: {gain}", row.measured.variants[variant]));
+    }
+    lines.extend(PAPER.iter().filter(|(of, _)| *of == row.experiment).map(|(_, told)| format!("paper: {told}")));
+    lines
+}
+
 fn percent(gain: &Interval) -> String {
     format!("{:+.1} % [{:.1}, {:.1}], {} pairs", gain.mean * 100.0, gain.low * 100.0, gain.high * 100.0, gain.n)
 }
 
-/// The page: for each experiment how the program reads (as Fig. 4 of mercury-2014), the times (as Figs. 5 and 6d–f) and the
-/// requests at the device (as Fig. 7d–f). The paper's sweep of file sizes (Figs. 6a–c and 7a–c) is not reproduced.
+/// The page: for each experiment how the program reads (as Fig. 4 of mercury-2014), the times (as Figs. 5 and 6) and the
+/// requests at the device (as Fig. 7).
 pub fn page(rows: &[Row]) -> String {
     let mut page = Page::new("Guided I/O: unmodified programs, with and without hints");
     page.text(
@@ -76,12 +87,13 @@ pub fn page(rows: &[Row]) -> String {
             }
             page.text(title).bars(&format!("{title}, {name}"), &bars);
         }
-        for row in own {
+        for (at, row) in own.into_iter().enumerate() {
             page.note(&row.title);
-            if row.instances == 1 {
+            // Files of all sizes are read in one way.
+            if row.instances == 1 && (at == 0 || name != "sizes") {
                 profile(&mut page, row);
             }
-            let mut lines = vec![format!("time saved: {}", percent(&row.gain))];
+            let mut lines = saved(row);
             lines.extend(row.measured.kills());
             lines.extend(row.claims.iter().map(|(claim, verdict)| format!("{claim}: {verdict}")));
             lines.extend(row.plan.lines().filter(|l| !l.trim().is_empty()).map(|l| format!("plan: {l}")));
@@ -109,6 +121,7 @@ fn label_of(row: &Row, variant: &str, rows: usize) -> String {
     match (rows, row.experiment.as_str()) {
         (1, _) => variant.into(),
         (_, "instances") => format!("{variant}, {} at a time", row.instances),
+        (_, "sizes") => format!("{variant}, {}", row.title.split(':').next().unwrap_or_default()),
         _ => {
             let program = row.title.split_whitespace().find(|word| !word.contains("python")).unwrap_or_default();
             let program = program.rsplit('/').next().unwrap_or_default();
@@ -161,5 +174,36 @@ mod tests {
         assert!(html.contains("2 reads of 10 B on average"));
         assert_eq!(html.matches("<rect").count(), 8);
         assert!(html.contains("plan: data: blocks of 1 MiB") && !html.contains("http"));
+    }
+
+    #[test]
+    fn files_of_all_sizes_stand_beside_what_the_paper_says() {
+        let run = |variant, pair, wall_s| Run { variant, pair, wall_s, device_reads: 500, device_bytes: 1 << 20 };
+        let measured = Measured {
+            variants: ["without", "the paper's hints", "guided"].map(String::from).to_vec(),
+            runs: (0..2).flat_map(|pair| [run(0, pair, 4.0), run(1, pair, 3.0), run(2, pair, 1.0)]).collect(),
+            killed: vec![0; 3],
+            stopped: false,
+        };
+        let rows: Vec<Row> = [5, 95]
+            .map(|gb| Row {
+                experiment: "sizes".into(),
+                title: format!("{gb} GB of the paper's, disk: {gb} MB"),
+                instances: 1,
+                gain: measured.gain(2, 0),
+                measured: measured.clone(),
+                plan: String::new(),
+                profile: Profile { reads: 1, bytes: 20, at: vec![(0.0, 0.1, 0)] },
+                claims: Vec::new(),
+            })
+            .into();
+        let (text, html) = (table(&rows), page(&rows));
+        for (wanted, times) in
+            [("time saved: +75.0 %", 2), ("the paper's hints: +25.0 %", 2), ("paper: up to about 50 %", 2)]
+        {
+            assert_eq!(text.matches(wanted).count(), times, "{wanted}: {text}");
+        }
+        assert_eq!(html.matches("<svg").count(), 3, "two plots and one way of reading");
+        assert!(html.contains("guided, 95 GB of the paper") && html.contains("paper: up to about 50 %"));
     }
 }

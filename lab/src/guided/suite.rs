@@ -11,6 +11,7 @@ use serde::{Deserialize, Serialize};
 use tempfile::TempDir;
 
 use super::modelled::ModelledDisk;
+use super::slow_mount::{SlowMount, Slowness};
 use impresario_workload::kernel_disk::{LoopDisk, tool};
 use impresario_workload::programs::{
     BlockDevice, Group, Limits, Machine, Measured, Run, TestBed, Trials, Variant, measure,
@@ -21,13 +22,39 @@ use impresario_workload::stop::Stop;
 /// The slow disk of the measurements: 200 requests and 200 MiB a second.
 const SLOW: Limits = Limits { read_iops: 200, read_bytes_per_s: 200 << 20, memory_bytes: 0 };
 
+/// Pairs of runs of each experiment where nothing is said, and of `sizes`: the paper has three runs.
+pub const PAIRS: [u32; 2] = [9, 3];
+
+/// The paper's input files, GB (§IV.C: from 5 to 95), and the memory of its clients, GB (§IV.A).
+const PAPER_FILES_GB: [u64; 5] = [5, 15, 35, 55, 95];
+const PAPER_MEMORY_GB: u64 = 16;
+/// What a gigabyte of the paper's is here, of files and of memory: one 128th.
+const SCALED_GB_BYTES: u64 = 1_000_000_000 / 128;
+/// The paper's hints for its input file (§IV.C). Blocks have the size that they have there: what a request costs is not scaled.
+const PAPER_HINTS: &str =
+    r#""BlockSize": 4194304, "CacheSize": 8, "ReadAheadSize": 4, "WillNeed": [{"Offset": 0, "Length": 0}]"#;
+
+/// What the paper says of some of the experiments. Its text has these figures; those of the single bars are in images only.
+pub const PAPER: [(&str, &str); 3] = [
+    (
+        "sizes",
+        "up to about 50 % less time on ext4 and Lustre, on average up to 10 % on GPFS (Figs. 6a–c), and substantially fewer \
+         reads (Figs. 7a–c)",
+    ),
+    ("instances", "less time on each file system, the less the more programs except on ext4 (Figs. 6d–f)"),
+    (
+        "strategies",
+        "one hint for the whole file is of less use than MERCURY where it is larger than the cache (Fig. 5)",
+    ),
+];
+
 /// What to run.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Options {
     /// Experiments by name; empty: all.
     pub only: Vec<String>,
-    /// Pairs of runs of each.
-    pub pairs: u32,
+    /// Pairs of runs of each; absent: [`PAIRS`].
+    pub pairs: Option<u32>,
     /// The Python with uproot and h5py; absent: experiments that need it are left out, and said to be.
     pub python: Option<PathBuf>,
     /// Where the disks of the measurements are made.
@@ -104,7 +131,7 @@ impl Profile {
 }
 
 /// Names of the experiments with what they show.
-pub const EXPERIMENTS: [(&str, &str); 8] = [
+pub const EXPERIMENTS: [(&str, &str); 9] = [
     ("strided", "512 MB, 250 KiB reads with gaps of 250 KiB, 0.5 ms of computing, slow disk"),
     ("root", "a ROOT file of 512 MB in baskets of 64 kB read by uproot, one branch of eight, slow disk"),
     ("root-shuffled", "the same with baskets out of order"),
@@ -113,6 +140,11 @@ pub const EXPERIMENTS: [(&str, &str); 8] = [
     ("instances", "1 to 8 programs on the same file, slow disk"),
     ("modelled", "the ROOT file on the modelled 7200 rpm disk, mounted: two branches out of order, one, one in order"),
     ("strategies", "a file larger than the memory allowed: no hint, one for the whole file, ours; slow disk"),
+    (
+        "sizes",
+        "strided files as long as the paper's of 5 to 95 GB beside 16 GB of memory, at 1:128, on the modelled disk and the \
+         latency-bound mount: no hint, the paper's hints, ours",
+    ),
 ];
 
 /// The ROOT file: branches, baskets of each, bytes of a basket.
@@ -153,7 +185,7 @@ pub fn run(options: &Options, stop: &Stop, say: &mut dyn FnMut(&str)) -> Result<
     let wanted = |name: &str| options.only.is_empty() || options.only.iter().any(|n| n == name);
     let mut suite =
         Suite { options, stop, say, folder: tempfile::tempdir_in(&options.folder)?, rows: Vec::new(), missing: 0 };
-    if ["strided", "instances", "strategies", "fast"].into_iter().any(wanted) {
+    if ["strided", "instances", "strategies", "sizes", "fast"].into_iter().any(wanted) {
         suite.strided(&wanted)?;
     }
     if ["root", "root-shuffled", "hdf5", "modelled", "fast"].into_iter().any(wanted) {
@@ -201,7 +233,7 @@ impl Suite<'_> {
             let p = program(&file);
             if wanted("strided") {
                 let claims = [Claim::FasterBy(0.45), Claim::ReadsAtMost(0.5)];
-                let group = group(&disk.device()?, SLOW)?;
+                let group = group(Some(&disk.device()?), SLOW)?;
                 let bed = machine(disk.device()?);
                 let case = Case { experiment: "strided", program: &p, bed: &bed, group: Some(&group), instances: 1 };
                 self.compare(&case, &claims)?;
@@ -209,7 +241,7 @@ impl Suite<'_> {
             if wanted("instances") {
                 for instances in [1, 2, 4, 8] {
                     let claims: &[Claim] = &[Claim::FasterBy(0.0), Claim::BytesAtMost(1.1)];
-                    let group = group(&disk.device()?, SLOW)?;
+                    let group = group(Some(&disk.device()?), SLOW)?;
                     let bed = machine(disk.device()?);
                     let case = Case { experiment: "instances", program: &p, bed: &bed, group: Some(&group), instances };
                     self.compare(&case, claims)?;
@@ -220,6 +252,10 @@ impl Suite<'_> {
                 let done = self.strategies(&p, &file, &disk.device()?, limits);
                 self.kept("strategies", done)?;
             }
+        }
+        if wanted("sizes") {
+            let done = self.sizes(&program);
+            self.kept("sizes", done)?;
         }
         if wanted("fast") {
             let file = self.folder.path().join("data");
@@ -301,7 +337,7 @@ impl Suite<'_> {
                 let program = Program { name, words: words(reader, file, of_reader) };
                 let claims = if fast { [Claim::NoSlowerThan(0.02)] } else { [Claim::FasterBy(0.40)] };
                 let device = BlockDevice::under(file)?;
-                let group = if fast { None } else { Some(group(&device, SLOW)?) };
+                let group = if fast { None } else { Some(group(Some(&device), SLOW)?) };
                 let (experiment, bed) = (if fast { "fast" } else { name }, machine(device));
                 let case = Case { experiment, program: &program, bed: &bed, group: group.as_ref(), instances: 1 };
                 self.compare(&case, &claims)?;
@@ -353,9 +389,10 @@ impl Suite<'_> {
         let commands = move || program.assisted(&["run", &hints, "--instances", &instances.to_string()]).into_iter();
         let guided = Variant { name: "guided".into(), commands: Box::new(move || commands().collect()) };
         let variants: Vec<Variant<'_>> = others.into_iter().chain([guided]).collect();
-        let trials = Trials { pairs: self.options.pairs, bed, group, timeout_s: 600.0, seed: 1 };
+        let pairs = self.options.pairs.unwrap_or(PAIRS[usize::from(experiment == "sizes")]);
+        let trials = Trials { pairs, bed, group, timeout_s: 600.0, seed: 1 };
         let say = &mut *self.say;
-        say(&format!("{experiment}, {}, {instances} at a time: {} pairs", program.name, self.options.pairs));
+        say(&format!("{experiment}, {}, {instances} at a time: {pairs} pairs", program.name));
         let measured = measure(&trials, &variants, self.stop, &mut |name, run| say(&line(name, run)))?;
         let (gain, claims) = (measured.gain(variants.len() - 1, 0), judge(&measured));
         self.rows.push(Row { experiment: experiment.into(), title, instances, measured, gain, plan, profile, claims });
@@ -386,7 +423,7 @@ impl Suite<'_> {
 
     /// Fig. 5 of mercury-2014.
     fn strategies(&mut self, program: &Program, file: &Path, device: &BlockDevice, limits: Limits) -> Result<()> {
-        let (group, bed) = (group(device, limits)?, machine(device.clone()));
+        let (group, bed) = (group(Some(device), limits)?, machine(device.clone()));
         let source = self.folder.path().join("whole.c");
         let whole = self.folder.path().join("whole");
         fs::write(&source, include_str!("programs/whole.c"))?;
@@ -411,13 +448,80 @@ impl Suite<'_> {
         let case = Case { experiment: "strategies", program, bed: &bed, group: Some(&group), instances: 1 };
         self.measure(&case, others, title, judge)
     }
+
+    /// Figs. 6a–c and 7a–c of mercury-2014: files shorter and longer than the memory that the program and its hints share.
+    fn sizes(&mut self, program: &dyn Fn(&Path) -> Program) -> Result<()> {
+        let memory_bytes = PAPER_MEMORY_GB * SCALED_GB_BYTES;
+        {
+            let disk = ModelledDisk::new(self.stop)?;
+            // A drive passes over gaps as fast as it reads: hints can only hide the computing.
+            let claim = |gain| ("time at most 2 % more".to_string(), no_worse_than(gain, 0.02));
+            self.sizes_on("disk", (disk.path(), disk.path()), &disk, memory_bytes, program, &claim)?;
+        }
+        let folder = self.folder.path().join("far");
+        fs::create_dir(&folder)?;
+        let mount = SlowMount::new(&folder, &self.options.folder, Slowness::default())?;
+        let claim = |gain| ("time at least 45 % less".to_string(), at_least(gain, 0.45));
+        self.sizes_on("mount", (&folder, mount.path()), &mount, memory_bytes, program, &claim)
+    }
+
+    /// The same on one bed, whose files are made at one place and read at another. `claim` judges a gain.
+    fn sizes_on(
+        &mut self,
+        bed_name: &str,
+        (made_in, read_in): (&Path, &Path),
+        bed: &dyn TestBed,
+        memory_bytes: u64,
+        program: &dyn Fn(&Path) -> Program,
+        claim: &dyn Fn(Interval) -> (String, Verdict),
+    ) -> Result<()> {
+        let group = group(None, Limits { memory_bytes, ..Limits::default() })?;
+        let hints = self.folder.path().join("paper.json");
+        for gb in PAPER_FILES_GB {
+            let (name, len_bytes) = (format!("data-{gb}"), gb * SCALED_GB_BYTES);
+            (self.say)(&format!("sizes, {bed_name}: making a file of {} MB", len_bytes / 1_000_000));
+            fill(&made_in.join(&name), len_bytes)?;
+            let file = read_in.join(&name);
+            let program = program(&file);
+            let text = serde_json::json!(file.to_string_lossy());
+            fs::write(&hints, format!(r#"{{"File": [{{"Path": {text}, {PAPER_HINTS}}}]}}"#))?;
+            let hints = hints.to_string_lossy().into_owned();
+            let paper = || program.assisted(&["run", "--quiet", &hints]).into_iter().collect();
+            let others = vec![
+                Variant { name: "without".into(), commands: Box::new(|| vec![program.command()]) },
+                Variant { name: "the paper's hints".into(), commands: Box::new(paper) },
+            ];
+            let title = format!(
+                "{gb} GB of the paper's, {bed_name}: {} MB, {:.1} × the memory of {} MB",
+                len_bytes / 1_000_000,
+                len_bytes as f64 / memory_bytes as f64,
+                memory_bytes / 1_000_000
+            );
+            let judge = |measured: &Measured| {
+                let mut claims = Vec::new();
+                for (variant, name) in [(1, "the paper's hints"), (2, "guided")] {
+                    let (text, verdict) = claim(measured.gain(variant, 0));
+                    claims.push((format!("{name}: {text}"), verdict));
+                    // What is read twice was let go too early.
+                    let times = measured.median_bytes(variant) / len_bytes as f64;
+                    let once = if times <= 1.05 { Verdict::Holds } else { Verdict::DoesNotHold };
+                    claims.push((format!("{name}: no byte is read twice ({times:.2} × the file were read)"), once));
+                }
+                claims
+            };
+            let case = Case { experiment: "sizes", program: &program, bed, group: Some(&group), instances: 1 };
+            self.measure(&case, others, title, judge)?;
+            fs::remove_file(made_in.join(&name))?;
+        }
+        Ok(())
+    }
 }
 
 fn machine(device: BlockDevice) -> Machine {
     Machine { device: Some(device) }
 }
 
-fn group(device: &BlockDevice, limits: Limits) -> Result<Group> {
+fn group(device: Option<&BlockDevice>, limits: Limits) -> Result<Group> {
     Group::new(&format!("impresario-{}", std::process::id()), device, limits)
 }
 
@@ -501,7 +605,8 @@ mod tests {
 
     #[test]
     fn an_unknown_experiment_is_named() {
-        let options = Options { only: vec!["stridden".into()], pairs: 1, python: None, folder: std::env::temp_dir() };
+        let options =
+            Options { only: vec!["stridden".into()], pairs: None, python: None, folder: std::env::temp_dir() };
         let error = run(&options, &Stop::new(), &mut |_| ()).unwrap_err().to_string();
         assert!(error.contains("stridden") && error.contains("strided"), "{error}");
     }

@@ -14,6 +14,10 @@
 //!
 //! A fault of a map is seen when it begins, and how long it took when the next one does, so there is no further piece until then.
 //! Touches that do not wait any more are seen in the program's page table.
+//!
+//! Where faults of a map were hardly delayed by pieces, the device serves them side by side. What delays a fault there is the
+//! piece before it on a line that they share. So with each fault one piece is asked for that passes behind it, and has passed
+//! when the next fault comes to the line; long ones follow when touches have saved what these cost.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
@@ -43,6 +47,11 @@ const FILE_BYTES_MIN: u64 = 256 << 10;
 /// What reads may be delayed in any case, and the part of what they waited, one over this.
 const DELAY_NS: u64 = 10_000_000;
 const DELAY_SHARE: u64 = 100;
+
+/// A device serves faults and pieces side by side if pieces that took so long in all have delayed faults by no more than a quarter of it.
+const BESIDE_NS_MIN: u64 = 20_000_000;
+/// Of each nanosecond that pieces take, reads are held to be delayed by no less, in 2⁻¹⁰, whatever was seen.
+const DELAY_LEAST: u128 = 1 << 7;
 
 /// Places remembered, at most.
 const PLACES_MAX: usize = 4096;
@@ -85,6 +94,15 @@ pub(super) enum Step {
     Bring(Range<u64>),
 }
 
+/// A piece on its way.
+#[derive(Clone, Copy, Debug)]
+struct UnderWay {
+    /// What it takes.
+    ns: u64,
+    /// None was on its way when it was asked for, so what it takes tells what pieces cost.
+    alone: bool,
+}
+
 /// So many bytes at a cost in 2⁻¹⁰ ns.
 fn bytes_ns(bytes: u64, byte: u64) -> u64 {
     u64::try_from((u128::from(bytes) * u128::from(byte)) >> 10).unwrap_or(u64::MAX)
@@ -105,8 +123,9 @@ pub(super) struct Fill {
     /// What faults of a map brought in, and how much longer they took beside pieces.
     faulted_bytes: u64,
     faults_beyond_ns: i64,
-    /// A piece came, and what it delayed the program by is seen at its next touch.
-    is_owed: bool,
+    /// What pieces took that came since the last touch of a map: what they delayed the program by is seen at the next one, before
+    /// which there are no more.
+    owed_ns: u64,
     /// The shortest time that a piece took.
     quickest_ns: Option<u64>,
     places: Places,
@@ -118,8 +137,10 @@ pub(super) struct Fill {
     is_sure: bool,
     /// Everything before this was asked for.
     asked: u64,
-    /// Pieces on their way by their beginnings, and what they take.
-    under_way: BTreeMap<u64, u64>,
+    /// Pieces on their way by their beginnings.
+    under_way: BTreeMap<u64, UnderWay>,
+    /// The most that pieces took that were on their way together, of those that are there.
+    together_ns: u64,
     /// What those took that are there.
     came_ns: u64,
     /// What reads were delayed meanwhile.
@@ -140,7 +161,7 @@ impl Fill {
         size_bytes: u64,
         may: &mut dyn FnMut(u64) -> bool,
     ) -> Vec<Step> {
-        self.is_owed = false;
+        self.owed_ns = 0;
         self.reads += 1;
         self.waited_ns = self.waited_ns.saturating_add(without_hints_ns);
         self.delayed(took_ns.saturating_sub(without_hints_ns));
@@ -171,7 +192,7 @@ impl Fill {
         size_bytes: u64,
         may: &mut dyn FnMut(u64) -> bool,
     ) -> Vec<Step> {
-        self.is_owed = false;
+        self.owed_ns = 0;
         self.faulted_bytes = self.faulted_bytes.saturating_add(fault.bytes);
         let mean_ns = self.mean_ns();
         if !alone {
@@ -187,7 +208,7 @@ impl Fill {
     /// So many touches of a map did not wait, since what they touched was brought in. A fault brings in what is around it, too, so no
     /// more count than it would have taken faults for all that was brought in.
     pub(super) fn fast_touches(&mut self, touches: u64) {
-        self.is_owed &= touches == 0;
+        self.owed_ns = if touches == 0 { self.owed_ns } else { 0 };
         let faults_max = u128::from(self.asked) * u128::from(self.reads) / u128::from(self.faulted_bytes.max(1));
         let most_ns = faults_max.saturating_mul(u128::from(self.each_ns()));
         let most_ns = u64::try_from(most_ns).unwrap_or(u64::MAX).max(self.saved_ns);
@@ -201,7 +222,7 @@ impl Fill {
 
     /// A read that was not foreseen and came from memory.
     pub(super) fn fast_read(&mut self, read: &Range<u64>) {
-        self.is_owed = false;
+        self.owed_ns = 0;
         if read.end <= self.asked && self.places.add(read.start) {
             self.saved_ns = self.saved_ns.saturating_add(self.each_ns());
         }
@@ -210,23 +231,30 @@ impl Fill {
     /// What is to be asked for next.
     pub(super) fn more(&mut self, size_bytes: u64) -> Vec<Step> {
         let mut steps = Vec::new();
-        while self.asked > 0 && !self.is_over && !self.is_owed && self.under_way.len() < PIECES_AHEAD {
+        while self.asked > 0 && !self.is_over && self.owed_ns == 0 && self.under_way.len() < PIECES_AHEAD {
             if self.asked >= size_bytes {
                 self.is_over = true;
                 break;
             }
+            let paced = self.is_paced(size_bytes - self.asked);
             let Some(len) = self.next_bytes(size_bytes - self.asked, size_bytes) else { break };
-            // How long one takes is seen where no other is on its way.
-            let tries = self.under_way.is_empty() && !self.is_sure;
+            // How long one takes is seen where no other is on its way, and when one is there where it is waited for.
+            let tries = paced || self.under_way.is_empty() && !self.is_sure;
             let make = if tries { Step::Try } else { Step::Bring };
             steps.push(make(self.give(len)));
+            if paced {
+                // What follows a fault on the line is to have passed when the next one comes.
+                self.owed_ns = 1;
+                break;
+            }
         }
         steps
     }
 
     fn give(&mut self, len: u64) -> Range<u64> {
         let piece = self.asked..self.asked + len;
-        self.under_way.insert(piece.start, self.piece_ns(len));
+        let under_way = UnderWay { ns: self.piece_ns(len), alone: self.under_way.is_empty() };
+        self.under_way.insert(piece.start, under_way);
         self.asked = piece.end;
         piece
     }
@@ -257,20 +285,56 @@ impl Fill {
         let least = least.min(PIECE_BYTES.1 / 4).clamp(PIECE_BYTES.0, most).min(rest);
         let halves = std::iter::successors(Some(most), |len| Some(len / 2)).take_while(|len| *len >= least);
         let mut pieces = halves.map(|len| (len / PIECE_BYTES.0 * PIECE_BYTES.0).max(PIECE_BYTES.0).min(rest));
+        if self.is_paced(rest) {
+            let idle_bytes =
+                u64::try_from((u128::from(self.each_ns() * 3 / 4) << 10) / u128::from(byte)).unwrap_or(u64::MAX);
+            let len = (idle_bytes / PIECE_BYTES.0 * PIECE_BYTES.0).clamp(PIECE_BYTES.0, most).min(rest);
+            return Some(len).filter(|len| self.piece_ns(*len) <= room_ns);
+        }
         pieces.find(|len| self.piece_ns(*len) <= room_ns)
     }
 
-    /// What pieces may take beside those on their way.
+    /// The next piece is to pass behind a fault. Once a long one can be borne, and all the more what is left, there is no need.
+    fn is_paced(&self, rest: u64) -> bool {
+        let most = PIECE_BYTES.1.min(rest);
+        self.is_beside() && self.usual_room_ns() < self.piece_ns(most)
+    }
+
+    /// The device serves faults of a map beside pieces.
+    fn is_beside(&self) -> bool {
+        self.is_mapped() && self.came_ns >= BESIDE_NS_MIN && self.all_delayed_ns() <= self.came_ns / 4
+    }
+
+    /// What pieces may take beside those on their way, as far as faults that are served beside them are concerned.
     fn room_ns(&self) -> u64 {
-        // Of each nanosecond that pieces take, reads are delayed by so much, in 2⁻¹⁰: all of it until more is known, and half of it
-        // at least, since a read may want what is on its way. A touch of that is not seen, so of maps it is three quarters.
+        let usual_ns = self.usual_room_ns();
+        if !self.is_beside() {
+            return usual_ns;
+        }
+        // By what was seen, but no more than twice as much at once as was seen: more may be served otherwise.
+        self.room_at_ns(DELAY_LEAST, self.together_ns.saturating_mul(2)).max(usual_ns)
+    }
+
+    /// The same where a read may want what is on its way.
+    fn usual_room_ns(&self) -> u64 {
+        // It is delayed by half of what pieces take at least. A touch of that is not seen, so of maps it is three quarters.
+        self.room_at_ns(if self.is_mapped() { 3 << 8 } else { 1 << 9 }, u64::MAX)
+    }
+
+    /// Of each nanosecond that pieces take, reads are delayed by so much, in 2⁻¹⁰: all of it until more is known, and `least` at least.
+    fn room_at_ns(&self, least: u128, most_ns: u64) -> u64 {
         let delayed_ns = self.all_delayed_ns();
         let delay = u128::from(delayed_ns.saturating_add(DELAY_NS)) << 10;
-        let least = if self.is_mapped() { 3 << 8 } else { 1 << 9 };
         let delay = (delay / u128::from(self.came_ns.saturating_add(DELAY_NS))).clamp(least, 2 << 10);
         let bearable_ns = (DELAY_NS + self.all_ns() / DELAY_SHARE).saturating_add(self.saved_ns);
         let room_ns = u128::from(bearable_ns.saturating_sub(delayed_ns)) << 10;
-        u64::try_from(room_ns / delay).unwrap_or(u64::MAX).saturating_sub(self.under_way.values().sum())
+        let room_ns = u64::try_from(room_ns / delay).unwrap_or(u64::MAX).min(most_ns);
+        room_ns.saturating_sub(self.under_way_ns()).saturating_sub(self.owed_ns)
+    }
+
+    /// What those on their way take.
+    fn under_way_ns(&self) -> u64 {
+        self.under_way.values().map(|piece| piece.ns).sum()
     }
 
     /// Whether so many bytes may be tried somewhere for another reason. Before reads were found to have no pattern they may.
@@ -325,11 +389,10 @@ impl Fill {
 
     /// A piece took so long; `found_bytes` of it were in memory already.
     pub(super) fn tried(&mut self, piece: &Range<u64>, found_bytes: u64, took_ns: u64) {
-        if self.under_way.remove(&piece.start).is_none() {
+        let took = |piece: UnderWay| if piece.alone { took_ns } else { piece.ns };
+        if !self.came(piece, took).is_some_and(|piece| piece.alone) {
             return;
         }
-        self.is_owed = self.is_mapped();
-        self.came_ns = self.came_ns.saturating_add(took_ns);
         let len = piece.end.saturating_sub(piece.start);
         let came = len.saturating_sub(found_bytes);
         if came < len.div_ceil(2) || came < self.measured_bytes / 2 {
@@ -354,10 +417,19 @@ impl Fill {
 
     /// A piece is there, or will not come.
     pub(super) fn arrived(&mut self, piece: &Range<u64>) {
-        if let Some(took_ns) = self.under_way.remove(&piece.start) {
-            self.is_owed = self.is_mapped();
-            self.came_ns = self.came_ns.saturating_add(took_ns);
+        self.came(piece, |piece| piece.ns);
+    }
+
+    /// The piece, if it was on its way, which took so long.
+    fn came(&mut self, piece: &Range<u64>, took_ns: impl FnOnce(UnderWay) -> u64) -> Option<UnderWay> {
+        self.together_ns = self.together_ns.max(self.under_way_ns());
+        let piece = self.under_way.remove(&piece.start)?;
+        let took_ns = took_ns(piece);
+        self.came_ns = self.came_ns.saturating_add(took_ns);
+        if self.is_mapped() {
+            self.owed_ns = self.owed_ns.saturating_add(took_ns);
         }
+        Some(piece)
     }
 
     /// Bytes that were asked for.
@@ -516,6 +588,83 @@ mod tests {
                 assert!(last_ns <= without_ns + without_ns / 100 + 20 * MS, "{what}");
                 assert!(share < 2000 || !beside || last_ns < without_ns / 3, "{what}");
             }
+        }
+    }
+
+    /// A program that touches a map of 47 MiB in no order, so many times, where requests are late and all bytes share one line. How
+    /// long it takes, ns, and how many of the file's bytes were asked for; `fills`: whether any may be.
+    fn far_map(touches: u64, fills: bool) -> (u64, u64) {
+        const SIZE: u64 = 47 * MIB;
+        const GRANULE: u64 = 128 << 10;
+        let (mut random, mut fill) = (Random::new(touches), Fill::default());
+        let (mut now_ns, mut line_free_ns, mut touched_ns, mut answered_ns) = (0, 0, 0, 0);
+        let mut touched = BTreeSet::new();
+        // When so many bytes are there that are asked for now.
+        let mut pass = |now_ns: u64, bytes: u64| {
+            line_free_ns = (now_ns + 5 * MS).max(line_free_ns) + bytes * 5;
+            line_free_ns
+        };
+        // By the instants at which they are there: what was asked for, and when.
+        let mut coming: BTreeMap<(u64, u64), (Step, u64)> = BTreeMap::new();
+        let piece_of = |step: &Step| match step {
+            Step::Try(piece) | Step::Bring(piece) => piece.clone(),
+        };
+        for _ in 0..touches {
+            let granule = random.below(SIZE / GRANULE) * GRANULE;
+            let coming_ns = coming.iter().find(|(_, (step, _))| piece_of(step).contains(&granule)).map(|(at, _)| at.0);
+            let is_new = touched.insert(granule);
+            let is_there = !is_new || granule < fill.asked && coming_ns.is_none();
+            let end_ns = match coming_ns {
+                _ if is_there => now_ns + 1000,
+                Some(coming_ns) => coming_ns,
+                None => pass(now_ns, GRANULE),
+            };
+            if is_there {
+                fill.fast_touches(u64::from(is_new));
+            }
+            // A fault is seen while it waits, and then it is known how long the one before took.
+            let mut seen_ns = (!is_there && coming_ns.is_none()).then_some(now_ns + MS);
+            // What comes meanwhile is told, and the next pieces are asked for.
+            loop {
+                let comes_ns = coming.first_key_value().map(|(at, _)| at.0).filter(|at_ns| *at_ns <= end_ns);
+                let (at_ns, steps) = match (seen_ns, comes_ns) {
+                    (Some(at_ns), comes_ns) if comes_ns.is_none_or(|comes_ns| at_ns <= comes_ns) => {
+                        seen_ns = None;
+                        let alone = coming.is_empty() && touched_ns >= answered_ns;
+                        let fault = Fault { bytes: GRANULE, took_ns: at_ns - touched_ns };
+                        touched_ns = at_ns;
+                        (at_ns, fill.slow_fault(fault, alone, SIZE, &mut |_| fills))
+                    }
+                    (_, Some(at_ns)) => {
+                        answered_ns = at_ns;
+                        match coming.pop_first() {
+                            Some((_, (Step::Try(piece), asked_ns))) => fill.tried(&piece, 0, at_ns - asked_ns),
+                            Some((_, (Step::Bring(piece), _))) => fill.arrived(&piece),
+                            None => {}
+                        }
+                        (at_ns, fill.more(SIZE))
+                    }
+                    (_, None) => break,
+                };
+                for step in steps {
+                    let piece = piece_of(&step);
+                    coming.insert((pass(at_ns, piece.end - piece.start), piece.start), (step, at_ns));
+                }
+            }
+            now_ns = end_ns;
+        }
+        (now_ns, fill.asked)
+    }
+
+    #[test]
+    fn a_map_whose_faults_are_served_beside_pieces_is_there_soon() {
+        let ((without_ns, _), (with_ns, asked)) = (far_map(600, false), far_map(600, true));
+        assert_eq!(asked, 47 * MIB);
+        assert!(with_ns <= without_ns / 100 * 30, "{without_ns} → {with_ns}");
+        for touches in (10..600).step_by(7) {
+            let ((without_ns, _), (with_ns, asked)) = (far_map(touches, false), far_map(touches, true));
+            let most_ns = without_ns + without_ns / 100 + 20 * MS;
+            assert!(with_ns <= most_ns, "{touches} touches: {without_ns} → {with_ns}, {asked}");
         }
     }
 

@@ -66,6 +66,8 @@ pub(super) struct Gaps {
     steps: u64,
     steps_ns: u64,
     last_seen_ns: Option<u64>,
+    /// How long a read took is not known of all of them.
+    is_untimed: bool,
     /// What was tried before, and whether the program came there.
     tried: Option<Range<u64>>,
     is_reached: bool,
@@ -86,6 +88,7 @@ impl Gaps {
             steps: 0,
             steps_ns: 0,
             last_seen_ns: None,
+            is_untimed: false,
             tried: None,
             is_reached: true,
             unreached: 0,
@@ -93,12 +96,10 @@ impl Gaps {
         }
     }
 
-    /// A read of `bytes` that was not brought in and waited for no hint. A duration of 0 is unknown, and then nothing can be
-    /// compared.
+    /// A read of `bytes` that was not brought in and waited for no hint. A duration of 0 is unknown: then the time from one to the
+    /// next is compared, which has what the program computes as well.
     pub(super) fn read(&mut self, bytes: u64, duration_ns: u64, now_ns: u64) {
-        if duration_ns == 0 {
-            self.state = State::Settled;
-        }
+        self.is_untimed |= duration_ns == 0;
         self.reads += 1;
         self.bytes = self.bytes.saturating_add(bytes);
         self.ns = self.ns.saturating_add(duration_ns);
@@ -127,6 +128,7 @@ impl Gaps {
             return Advice::Follow;
         }
         self.is_reached |= self.tried.as_ref().is_some_and(|tried| tried.contains(&read.start));
+        let spent_ns = self.spent_ns();
         match &mut self.state {
             State::Settled => Advice::Follow,
             State::Trying { since, .. } => {
@@ -137,7 +139,12 @@ impl Gaps {
                 self.state = State::Settled;
                 Advice::Follow
             }
-            State::Untried(_) if !self.is_reached && self.ns < self.again_ns => Advice::Wait,
+            // Nothing can be compared.
+            State::Untried(_) if self.is_untimed && self.steps_ns == 0 => {
+                self.state = State::Settled;
+                Advice::Follow
+            }
+            State::Untried(_) if !self.is_reached && spent_ns < self.again_ns => Advice::Wait,
             State::Untried(attempt) => {
                 let attempt = *attempt;
                 let rounds = stride.saturating_mul(ROUNDS[attempt] - 1).saturating_add(forecast.round_bytes());
@@ -182,6 +189,11 @@ impl Gaps {
         }
     }
 
+    /// What the reads took.
+    fn spent_ns(&self) -> u64 {
+        if self.is_untimed { self.ns.max(self.steps_ns) } else { self.ns }
+    }
+
     /// From one round to the next, as long as nothing is brought in.
     fn round_ns(&self, round_bytes: u64) -> u64 {
         let each_ns = self.ns / self.reads.max(1);
@@ -198,7 +210,7 @@ impl Gaps {
             return true;
         }
         let patience = UNREACHED_SHARE.saturating_mul(1 << self.unreached.min(32));
-        self.again_ns = self.ns.saturating_add(took_ns.saturating_mul(patience));
+        self.again_ns = self.spent_ns().saturating_add(took_ns.saturating_mul(patience));
         let len = bytes.end - bytes.start;
         let came = len.saturating_sub(found_bytes);
         if came == 0 {
@@ -346,6 +358,32 @@ mod tests {
         let (extents, took_ms, waited_ms, pays) = jumping(true);
         let is_bounded = took_ms <= waited_ms / 100 + 50;
         assert!((3..12).contains(&extents) && is_bounded && !pays, "{extents}: {took_ms} of {waited_ms}");
+    }
+
+    /// As io_uring's: two at a time, seen 4 ms later at most, and how long they took is not known.
+    #[test]
+    fn reads_of_unknown_duration_are_compared_by_their_distance() {
+        let of = |extent_ms: fn(u64) -> u64| {
+            let (mut detector, mut gaps) = (Detector::default(), Gaps::new(true));
+            for i in 0..100u64 {
+                let read = i * 256 * KIB..i * 256 * KIB + 64 * KIB;
+                let now_ms = (i / 2 * 6).next_multiple_of(4);
+                gaps.read(64 * KIB, 0, now_ms * MS);
+                let Some(forecast) = detector.observe(&read, 1 << 20).forecast else { continue };
+                match gaps.advise(forecast, &read, 1 << 30, |_| true) {
+                    Advice::Follow => return Some(true),
+                    Advice::Wait => {}
+                    Advice::Try(extent) => {
+                        if !gaps.tried(&extent, 0, extent_ms(extent.end - extent.start) * MS) {
+                            return Some(false);
+                        }
+                    }
+                }
+            }
+            None
+        };
+        assert_eq!(of(|bytes| 5 + ((bytes * 5) >> 20)), Some(false), "requests are served side by side");
+        assert_eq!(of(|bytes| 1 + ((bytes * 5) >> 20)), Some(true), "they are not late");
     }
 
     #[test]

@@ -27,8 +27,11 @@ const FAST_BYTES_PER_S: u64 = 400_000_000;
 const QUESTION_BYTES: u64 = 16 << 20;
 /// Questions to the page cache in one look.
 const QUESTIONS: u32 = 64;
-/// From look to look: at first, and when nothing is found for long.
+/// From look to look: at first, and when nothing is found for some time.
 const LOOK_EVERY_NS: (u64, u64) = (1_000_000, 64_000_000);
+/// When nothing is found for long, the part of that time, one over this, and at most.
+const IDLE_SHARE: u64 = 32;
+const IDLE_EVERY_NS_MAX: u64 = 4_000_000_000;
 /// A fault is not held to have cost more than this.
 const FAULT_NS_MAX: u64 = 20_000_000;
 
@@ -227,7 +230,10 @@ impl MapWatch {
             true => LOOK_EVERY_NS.0,
             // What was not looked at may have been touched.
             false if !all_looked_at => self.every_ns,
-            false => (self.every_ns * 2).min(LOOK_EVERY_NS.1),
+            false => {
+                let idle_ns = now_ns.saturating_sub(self.touched_ns) / IDLE_SHARE;
+                (self.every_ns * 2).min(idle_ns.clamp(LOOK_EVERY_NS.1, IDLE_EVERY_NS_MAX))
+            }
         };
         // While a run goes on it must not get ahead of us.
         if self.run.is_some() {
@@ -466,6 +472,28 @@ mod tests {
         assert!(brought.is_empty() && watch.is_done());
         let (_, _, brought, _) = run(std::iter::repeat_n(0, 100), 0..SIZE / 2);
         assert!(brought.is_empty(), "{brought:?}");
+    }
+
+    #[test]
+    fn a_program_that_rests_is_looked_at_less_and_less() {
+        let mut watch = MapWatch::new(0);
+        watch.add(0..SIZE);
+        let looks = |watch: &mut MapWatch, from_ns: u64, until_ns: u64| {
+            let mut looks = 0;
+            while watch.look_ns() < until_ns {
+                assert!(watch.look(watch.look_ns().max(from_ns), &mut |_| Some(0), &mut |_| true).bring.is_empty());
+                looks += 1;
+            }
+            looks
+        };
+        let second_ns = 1_000_000_000;
+        assert!((15..30).contains(&looks(&mut watch, 0, second_ns)), "it may go on");
+        assert!(looks(&mut watch, second_ns, 3600 * second_ns) < 1200, "it rests");
+        // It is seen soon all the same, beside the time that it rested.
+        assert!(watch.look_ns() <= 3604 * second_ns);
+        let mut there = |r: Range<u64>| Some(r.end.min(GRANULE_BYTES).saturating_sub(r.start));
+        watch.look(watch.look_ns(), &mut there, &mut |_| true);
+        assert!(watch.every_ns == LOOK_EVERY_NS.0);
     }
 
     #[test]

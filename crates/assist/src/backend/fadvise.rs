@@ -15,7 +15,7 @@ use rustix::fs::Advice;
 use super::cachestat::{PAGE_BYTES, cached_pages};
 use super::{Brought, HintBackend, HintedFile, pieces};
 use impresario_base::lock::Mutex;
-use impresario_device::{DeviceLimits, device_limits};
+use impresario_device::{DeviceLimits, device_limits_of};
 
 /// Hints are never split smaller.
 const SMALLEST_BYTES: u64 = 128 << 10;
@@ -53,15 +53,15 @@ impl Fadvise {
         devices.get(&dev).is_some_and(|d| d.brought_nothing >= IGNORED_CALLS)
     }
 
-    /// What a device takes at once.
-    pub fn limits(&self, dev: u64) -> DeviceLimits {
-        self.with_device(dev, |d| d.limits)
+    /// What a file's device takes at once.
+    pub fn limits(&self, file: HintedFile<'_>) -> DeviceLimits {
+        self.with_device(file, |d| d.limits)
     }
 
-    fn with_device<T>(&self, dev: u64, act: impl FnOnce(&mut Device) -> T) -> T {
+    fn with_device<T>(&self, file: HintedFile<'_>, act: impl FnOnce(&mut Device) -> T) -> T {
         let mut devices = self.devices.lock();
-        let device = devices.entry(dev).or_insert_with(|| {
-            let limits = device_limits(&self.sysfs, dev);
+        let device = devices.entry(file.id.dev).or_insert_with(|| {
+            let limits = device_limits_of(&self.sysfs, file.id.dev, file.fd);
             Device { limits, call_bytes: limits.call_bytes, calls: 0, brought_nothing: 0 }
         });
         act(device)
@@ -69,7 +69,7 @@ impl Fadvise {
 
     /// Asks for one piece that is not wholly in memory, `cached` pages of it.
     fn ask(&self, file: HintedFile<'_>, piece: Range<u64>, cached: Option<u64>) -> io::Result<Brought> {
-        let look = self.with_device(file.id.dev, |d| {
+        let look = self.with_device(file, |d| {
             d.calls += 1;
             d.calls <= LOOKED_AT_FIRST || d.calls.is_multiple_of(LOOK_EVERY) || d.brought_nothing > 0
         });
@@ -79,7 +79,7 @@ impl Fadvise {
         let Some(before) = cached.filter(|_| look) else { return Ok(brought) };
         let Ok(after) = cached_pages(file.fd, piece.clone()) else { return Ok(brought) };
         let (came, wanted) = (after.cached.saturating_sub(before), after.all.saturating_sub(before));
-        let smaller = self.with_device(file.id.dev, |d| {
+        let smaller = self.with_device(file, |d| {
             d.brought_nothing = if came == 0 { d.brought_nothing + 1 } else { 0 };
             let cut = came > 0 && came * 10 < wanted * 9 && d.call_bytes > SMALLEST_BYTES && bytes > SMALLEST_BYTES;
             if cut && bytes <= d.call_bytes {
@@ -114,7 +114,7 @@ impl HintBackend for Fadvise {
     }
 
     fn will_need(&self, file: HintedFile<'_>, range: Range<u64>) -> io::Result<Brought> {
-        let call_bytes = self.with_device(file.id.dev, |d| d.call_bytes);
+        let call_bytes = self.with_device(file, |d| d.call_bytes);
         let mut brought = Brought::default();
         for piece in calls(&range, call_bytes).take_while(|_| !file.has_ended()) {
             let cached = brought.look(file.fd, &piece);

@@ -23,7 +23,7 @@ use rustix::fs::{AtFlags, OFlags, StatxFlags};
 
 use super::{Brought, FileId, HintBackend, HintedFile, pieces};
 use impresario_base::lock::{Mutex, MutexGuard};
-use impresario_device::device_limits;
+use impresario_device::device_limits_of;
 
 /// Bytes read in one call at least: several requests of most devices. Calls are whole requests long, so that the kernel
 /// need not make short ones.
@@ -77,7 +77,7 @@ impl ForcedRead {
             return known.clone();
         }
         // Opening may take long; two threads that open the same file at once do no harm.
-        let request = device_limits(&self.sysfs, file.id.dev).request_bytes;
+        let request = device_limits_of(&self.sysfs, file.id.dev, file.fd).request_bytes;
         let call_bytes = CALL_BYTES_MIN.next_multiple_of(request).min(CALL_BYTES_MAX);
         let own = Arc::new(Own { fd: open_again(file), end: AtomicU64::new(0), call_bytes });
         self.files().insert(file.id, own.clone());

@@ -7,7 +7,10 @@
 use std::fs::File;
 use std::io::{self, Read};
 use std::ops::Range;
+use std::os::fd::BorrowedFd;
 use std::os::unix::fs::FileExt;
+
+use impresario_base::mounts::{mount_of, mounts};
 
 use super::FileId;
 
@@ -26,15 +29,23 @@ struct Map {
     bytes: Range<u64>,
 }
 
-/// For each of these parts of a file, in order and without overlap, whether the process has a page of it in its page table. Fails
-/// where the process is gone or may not be looked into.
-pub fn parts_in_page_table(pid: u32, id: FileId, parts: &[Range<u64>]) -> io::Result<Vec<bool>> {
+/// For each of these parts of a file that is open here, in order and without overlap, whether the process has a page of it in its
+/// page table. Fails where the process is gone or may not be looked into.
+pub fn parts_in_page_table(pid: u32, id: FileId, open: BorrowedFd<'_>, parts: &[Range<u64>]) -> io::Result<Vec<bool>> {
     let mut list = Vec::new();
     File::open(format!("/proc/{pid}/maps"))?.take(LIST_BYTES_MAX).read_to_end(&mut list)?;
     let table = File::open(format!("/proc/{pid}/pagemap"))?;
     let page_bytes = rustix::param::page_size() as u64;
     let mut found = vec![false; parts.len()];
-    for map in list.split(|byte| *byte == b'\n').filter_map(|line| map_of(line, id)) {
+    let maps_of = |id: FileId| list.split(|byte| *byte == b'\n').filter_map(|line| map_of(line, id)).collect();
+    let mut maps: Vec<Map> = maps_of(id);
+    if maps.is_empty() && libc::major(id.dev) == 0 {
+        // The list has the mount's device, which on btrfs no file has.
+        let mounts = mounts();
+        let device = mount_of(open, &mounts).map(|mount| libc::makedev(mount.device.0, mount.device.1));
+        maps = device.map(|dev| maps_of(FileId { dev, ..id })).unwrap_or_default();
+    }
+    for map in maps {
         let mut at = 0;
         while let Some(first) = parts.get(at) {
             // Parts that follow one another are asked about together.
@@ -99,7 +110,7 @@ fn map_of(line: &[u8], id: FileId) -> Option<Map> {
 mod tests {
     use super::*;
     use std::io::Write;
-    use std::os::fd::AsRawFd;
+    use std::os::fd::{AsFd, AsRawFd};
     use std::os::unix::fs::MetadataExt;
 
     #[test]
@@ -129,7 +140,8 @@ mod tests {
         (0..len / 4096).for_each(|_| file.write_all(&[1; 4096]).unwrap());
         let id = file.metadata().map(|meta| FileId { dev: meta.dev(), ino: meta.ino() }).unwrap();
         let parts: Vec<Range<u64>> = (0..32).filter(|i| i % 8 != 7).map(|i| i << 17..(i + 1) << 17).collect();
-        let ask = || parts_in_page_table(std::process::id(), id, &parts).unwrap();
+        let ask_of = |id| parts_in_page_table(std::process::id(), id, file.as_fd(), &parts).unwrap();
+        let ask = || ask_of(id);
         assert!(ask().iter().all(|touched| !touched), "it is not mapped");
         // SAFETY: a new map of an open file, checked below, and unmapped at the end.
         let map = unsafe {
@@ -146,12 +158,14 @@ mod tests {
         }
         let touched: Vec<u64> =
             parts.iter().zip(ask()).filter(|(_, touched)| *touched).map(|(p, _)| p.start >> 17).collect();
+        let made_up = FileId { dev: rustix::fs::makedev(0, 99_999), ..id };
+        assert_eq!(ask_of(made_up), ask(), "as on btrfs");
         // SAFETY: mapped above with this length.
         unsafe { libc::munmap(map.cast(), len) };
         if touched != [2, 20] && touched.contains(&2) && touched.contains(&20) {
             return impresario_testing::skip("pagemap", "large pages");
         }
         assert_eq!(touched, [2, 20]);
-        assert!(parts_in_page_table(u32::MAX, id, &parts).is_err());
+        assert!(parts_in_page_table(u32::MAX, id, file.as_fd(), &parts).is_err());
     }
 }

@@ -131,6 +131,11 @@ impl Files {
         file.advise(acting, users, |advisor, may| advisor.expect(now_ns, until_ns, may));
     }
 
+    /// Whether a program is waited for.
+    pub(super) fn expects(&self) -> bool {
+        self.open.values().any(|file| file.expected.is_some())
+    }
+
     /// Files that no program has opened within the time are let go.
     pub(super) fn keep_house(&mut self, pool: &Pool, users: &mut Users, now_ns: u64) {
         self.expect_no_more(pool, users, |expected| now_ns >= expected.until_ns);

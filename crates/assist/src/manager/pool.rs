@@ -1,7 +1,8 @@
 //! The workers that make the calls that may block: hints, and closing files.
 //!
 //! One bounded pool for all files. Each file's jobs are done in order, one at a time, and files take turns; reading an index, or
-//! a program's page table, stands in a queue of its own, so that the file's hints need not wait for it. Neither a user
+//! a program's page table, stands in a queue of its own, so that the file's hints need not wait for it, and so do pieces whose
+//! time is to be told, of which several are waited for side by side. Neither a user
 //! nor a file system that hangs can take all workers, and where several do, others are started in their place.
 //! What a user whose files hang leaves behind is bounded: jobs, and descriptors that wait to be closed.
 
@@ -38,8 +39,9 @@ const REPLACEMENTS_MAX: u32 = 24;
 /// Workers that are there from the beginning; more are started as jobs wait, so that little is to be done before a short program
 /// and after it.
 const WORKERS_AT_FIRST: u32 = 2;
-/// Jobs of one file that run at once: the kernel then sees one reader that goes forward.
+/// Jobs of one file that run at once: the kernel then sees one reader that goes forward. And pieces of it whose end is waited for.
 const RUNNING_MAX: u32 = 1;
+const TRIES_MAX: u32 = 4;
 
 /// Indexes of one device's files that are read at once: hints go first.
 const INDEXES_MAX: u32 = 2;
@@ -180,6 +182,7 @@ enum Line {
     Hints(FileId),
     Index(FileId),
     PageTable(FileId),
+    Tries(FileId),
     /// Descriptors that one user's programs sent and that are not kept.
     LetGo {
         uid: u32,
@@ -192,6 +195,7 @@ impl Line {
         match work {
             Work::Index(_) => Line::Index(target.id),
             Work::PageTable(..) => Line::PageTable(target.id),
+            Work::Try(_) => Line::Tries(target.id),
             Work::LetGo | Work::HangUp => Line::LetGo { uid: target.uid, dev: target.id.dev },
             _ => Line::Hints(target.id),
         }
@@ -199,9 +203,14 @@ impl Line {
 
     fn dev(self) -> u64 {
         match self {
-            Line::Hints(id) | Line::Index(id) | Line::PageTable(id) => id.dev,
+            Line::Hints(id) | Line::Index(id) | Line::PageTable(id) | Line::Tries(id) => id.dev,
             Line::LetGo { dev, .. } => dev,
         }
+    }
+
+    /// Jobs of it that run at once.
+    fn running_max(self) -> u32 {
+        if matches!(self, Line::Tries(_)) { TRIES_MAX } else { RUNNING_MAX }
     }
 }
 
@@ -374,7 +383,7 @@ impl Pool {
             return false;
         }
         queue.jobs.push_back(Job { target, work });
-        if !queue.is_ready && queue.running < RUNNING_MAX {
+        if !queue.is_ready && queue.running < line.running_max() {
             queue.is_ready = true;
             ready.push_back(line);
         }
@@ -404,6 +413,11 @@ impl Pool {
     /// Files that a user's programs closed and that are not closed here yet.
     pub(super) fn closing(&self, uid: u32) -> u64 {
         self.locked().closing.get(&uid).copied().unwrap_or(0).into()
+    }
+
+    /// Whether a job waits or is being done.
+    pub(super) fn has_jobs(&self) -> bool {
+        !self.locked().files.is_empty()
     }
 
     /// Whether a user's descriptors cannot be closed as fast as they come.
@@ -486,7 +500,7 @@ impl Pool {
                 let Some(queue) = state.files.get_mut(&line) else { continue };
                 let job = queue.jobs.pop_front();
                 queue.running += u32::from(job.is_some());
-                queue.is_ready = !queue.jobs.is_empty() && queue.running < RUNNING_MAX;
+                queue.is_ready = !queue.jobs.is_empty() && queue.running < line.running_max();
                 if queue.is_ready {
                     state.ready.push_back(line);
                 }
@@ -504,6 +518,11 @@ impl Pool {
                 state.jobs_begun += 1;
                 let number = state.jobs_begun;
                 state.since.insert(number, Instant::now());
+                // The same file may have one more that can be begun.
+                if !state.ready.is_empty() {
+                    self.grow(&mut state);
+                    self.work.notify_one();
+                }
                 return Some((number, job));
             }
             if replacement {
@@ -564,6 +583,10 @@ impl Pool {
             Work::Try(range) => {
                 let began = Instant::now();
                 let (result, backend) = self.backends.bring_in(*choice, file, range.clone());
+                // Closed meanwhile, it is closed here once more: this may have opened a file of our own after that.
+                if progress.ended.load(Relaxed) {
+                    self.backends.forget(file);
+                }
                 // Where a hint only begins something, its end is unknown.
                 let took_ns = backend.waits().then(|| u64::try_from(began.elapsed().as_nanos()).unwrap_or(u64::MAX));
                 Some(Done { id: *id, range, fresh: false, took_ns, found: None, backend: backend.name(), result })
@@ -587,7 +610,7 @@ impl Pool {
             Work::Index(_) if progress.ended.load(Relaxed) => None,
             Work::Index(formats) => Some(answer(Found::Index(read_index(file.fd, &formats)?))),
             Work::PageTable(pid, parts) => {
-                let found = parts_in_page_table(pid, *id, &parts).ok();
+                let found = parts_in_page_table(pid, *id, file.fd, &parts).ok();
                 Some(answer(Found::PageTable(found.map(|found| parts.into_iter().zip(found).collect()))))
             }
             Work::Close { last } => {
@@ -718,6 +741,38 @@ mod tests {
         drop(write);
         while pool.locked().workers > 2 {
             assert!(Instant::now() < end, "the replacement ends");
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        pool.stop(Duration::from_secs(20));
+    }
+
+    #[test]
+    fn pieces_of_a_file_are_waited_for_side_by_side_and_hints_do_not_wait_for_them() {
+        let (send, done) = mpsc::channel();
+        let hang = |fd: std::os::fd::BorrowedFd<'_>, _: &mut crate::backend::Advice| {
+            rustix::io::read(fd, &mut [0])?;
+            Ok(())
+        };
+        let pool = Pool::start(8, 7, Backends::new(c"/nowhere", Box::new(hang)), send, || {}).unwrap();
+        let (read, write) = std::io::pipe().unwrap();
+        let fd: Arc<LentFile> = Arc::new(OwnedFd::from(read).into());
+        let id = FileId { dev: 1, ino: 1 };
+        let hung = Target { id, fd, backend: BackendChoice::Lustre, uid: 1, inside: None, progress: Arc::default() };
+        for n in 0..2 * u64::from(TRIES_MAX) {
+            assert!(pool.submit(hung.clone(), Work::Try(n..n + 1)));
+        }
+        let end = Instant::now() + Duration::from_secs(20);
+        while pool.locked().since.len() < TRIES_MAX as usize {
+            assert!(Instant::now() < end, "so many are waited for at once");
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        assert!(pool.submit(Target { id, ..target(1, 1) }, Work::WillNeed { range: 0..4096, fresh: true }));
+        assert_eq!(done.recv_timeout(Duration::from_secs(20)).unwrap().range, 0..4096);
+        assert_eq!(pool.locked().since.len(), TRIES_MAX as usize, "and no more");
+        drop((hung, write));
+        (0..2 * TRIES_MAX).for_each(|_| drop(done.recv_timeout(Duration::from_secs(20)).unwrap()));
+        while pool.has_jobs() {
+            assert!(Instant::now() < end, "all are done");
             std::thread::sleep(Duration::from_millis(1));
         }
         pool.stop(Duration::from_secs(20));

@@ -206,15 +206,16 @@ impl Service {
 
     /// One round: waits, and serves what there is. `Some` when it is to end.
     fn turn(&mut self) -> io::Result<Option<Option<Sender<Report>>>> {
-        let mut timeout = if self.active.is_empty() { Duration::from_nanos(KEEP_HOUSE_EVERY_NS) } else { LOOK_EVERY };
-        if let Some(at) = self.maps_looked_at_ns {
-            timeout = timeout.min(Duration::from_nanos(at.saturating_sub(now_ns())));
-        }
+        let timeout = self.patience().map(rustix::event::Timespec::try_from).transpose().map_err(io::Error::other)?;
         let mut events = Vec::with_capacity(256);
-        let timeout = rustix::event::Timespec::try_from(timeout).map_err(io::Error::other)?;
-        match epoll::wait(&self.epoll, rustix::buffer::spare_capacity(&mut events), Some(&timeout)) {
+        match epoll::wait(&self.epoll, rustix::buffer::spare_capacity(&mut events), timeout.as_ref()) {
             Ok(_) | Err(rustix::io::Errno::INTR) => {}
             Err(e) => return Err(e.into()),
+        }
+        // After a long rest, before anything is granted by what was true then.
+        let now = now_ns();
+        if now.saturating_sub(self.house_kept_ns) >= KEEP_HOUSE_EVERY_NS {
+            self.keep_house(now);
         }
         let mut end = None;
         for Event { flags, data } in events {
@@ -238,14 +239,25 @@ impl Service {
             self.files.done(done, now);
         }
         self.maps_looked_at_ns = self.files.look_at_maps(&self.pool, &mut self.users, now);
-        if now.saturating_sub(self.house_kept_ns) >= KEEP_HOUSE_EVERY_NS {
-            self.keep_house(now);
-        }
         if self.accept_paused_until_ns.is_some_and(|until| now >= until) {
             self.accept_paused_until_ns = None;
             epoll::add(&self.epoll, &self.listener, EventData::new_u64(LISTENER), EventFlags::IN)?;
         }
         Ok(end)
+    }
+
+    /// How long to wait for an event; `None`: until there is one, since nothing is to be looked after meanwhile.
+    fn patience(&self) -> Option<Duration> {
+        let house = self.accept_paused_until_ns.is_some()
+            || self.files.expects()
+            || self.clients.values().any(|client| client.ring.is_none())
+            || self.pool.has_jobs();
+        let usual = match self.active.is_empty() {
+            false => Some(LOOK_EVERY),
+            true => house.then_some(Duration::from_nanos(KEEP_HOUSE_EVERY_NS)),
+        };
+        let maps = self.maps_looked_at_ns.map(|at| Duration::from_nanos(at.saturating_sub(now_ns())));
+        usual.into_iter().chain(maps).min()
     }
 
     fn commands(&mut self) -> Option<Option<Sender<Report>>> {

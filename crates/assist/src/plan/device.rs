@@ -3,6 +3,7 @@
 
 use std::path::Path;
 
+use impresario_base::mounts::device_below_path;
 use impresario_config::Calibration;
 use impresario_config::calibration::{Pattern, PointOp};
 use impresario_sched::{CostCurve, CostModel, LinearCost, Nanos, Op, OpCost};
@@ -80,9 +81,7 @@ impl Device {
 
     /// The same with what the kernel says of the device under a file or folder, as far as it says anything.
     pub fn with_kernel(mut self, path: &Path) -> Device {
-        use std::os::unix::fs::MetadataExt;
-        let Ok(meta) = std::fs::metadata(path) else { return self };
-        let (major, minor) = (rustix::fs::major(meta.dev()), rustix::fs::minor(meta.dev()));
+        let Some((major, minor)) = device_below_path(path) else { return self };
         let number = |file: &str| -> Option<u64> {
             std::fs::read_to_string(file).ok()?.trim().parse::<u64>().ok().filter(|kb| (4..=1 << 22).contains(kb))
         };

@@ -8,14 +8,14 @@ use std::collections::{BTreeMap, HashMap};
 use std::fs::File;
 use std::io;
 use std::mem::MaybeUninit;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use impresario_base::machine::path_of;
-use impresario_base::mounts::{Mount, mounts};
+use impresario_base::mounts::{Mount, mount_of, mounts};
 use impresario_ring::message::{Packet, ToManager, register};
 use impresario_ring::{Access, Op, Producer, Push, SLOTS};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
@@ -200,9 +200,7 @@ fn search_again_in(every: Duration, changed: bool) -> Duration {
 /// A file as the kernel's trace names it: by the device of its file system, as the mount has it. On btrfs `stat` gives
 /// each subvolume a device of its own.
 fn traced_as(open: &File, number: FileId, mounts: &[Mount]) -> FileId {
-    let info = std::fs::read_to_string(format!("/proc/self/fdinfo/{}", open.as_raw_fd())).unwrap_or_default();
-    let id = info.lines().find_map(|line| line.strip_prefix("mnt_id:")).and_then(|id| id.trim().parse().ok());
-    match mounts.iter().find(|mount| Some(mount.id) == id) {
+    match mount_of(open, mounts) {
         Some(Mount { device: (major, minor), .. }) => FileId { dev: libc::makedev(*major, *minor), ..number },
         None => number,
     }

@@ -1,7 +1,11 @@
 //! `impresario assist daemon`: the advice manager of a node.
 
+use std::io::Read;
+use std::os::fd::AsFd;
+use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
@@ -10,6 +14,7 @@ use impresario_assist::config::Hints;
 use impresario_assist::manager::{Access, Handle, Manager, Options};
 use impresario_assist::watch::{Follower, Means};
 use impresario_base::machine::raise_file_limit;
+use rustix::event::{PollFd, PollFlags, poll};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 
 use super::report::{Reports, default_socket};
@@ -52,7 +57,7 @@ pub struct Args {
 pub fn run(args: Args) -> Result<ExitCode> {
     let socket = args.socket.clone().unwrap_or_else(default_socket);
     let mut hints = super::hints(&args.config)?;
-    let (stop, reload) = (stop_at(&[SIGINT, SIGTERM])?, stop_at(&[SIGHUP])?);
+    let signals = Signals::catch()?;
     raise_file_limit(0);
     let mut first = true;
     loop {
@@ -65,7 +70,7 @@ pub fn run(args: Args) -> Result<ExitCode> {
         }
         // An invalid file changes nothing: the same manager continues.
         let new = loop {
-            match serve(&manager, &reports, &mut follower, &stop, &reload)? {
+            match serve(&manager, &reports, &mut follower, &signals)? {
                 Next::Stop => break None,
                 Next::Reload => match Hints::load(&args.config) {
                     Ok(new) => break Some(new),
@@ -120,25 +125,52 @@ enum Next {
     Reload,
 }
 
+/// The signals that the daemon minds.
+struct Signals {
+    stop: Arc<AtomicBool>,
+    reload: Arc<AtomicBool>,
+    /// Becomes readable when one has arrived.
+    arrived: UnixStream,
+}
+
+impl Signals {
+    fn catch() -> Result<Signals> {
+        // The flags come first, so that they are set when the stream wakes.
+        let (stop, reload) = (stop_at(&[SIGINT, SIGTERM])?, stop_at(&[SIGHUP])?);
+        let (arrived, arrives) = UnixStream::pair().context("cannot catch signals")?;
+        arrived.set_nonblocking(true).context("cannot catch signals")?;
+        for signal in [SIGINT, SIGTERM, SIGHUP] {
+            let arrives = arrives.try_clone().context("cannot catch signals")?;
+            signal_hook::low_level::pipe::register(signal, arrives).context("cannot catch signals")?;
+        }
+        Ok(Signals { stop, reload, arrived })
+    }
+
+    /// Waits for one, or for a query.
+    fn or(&self, reports: &Reports) -> Result<()> {
+        let mut fds = [self.arrived.as_fd(), reports.as_fd()].map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN));
+        match poll(&mut fds, None) {
+            Ok(_) | Err(rustix::io::Errno::INTR) => {}
+            Err(error) => return Err(error).context("waiting for signals and queries"),
+        }
+        let _ = (&self.arrived).read(&mut [0; 64]);
+        Ok(())
+    }
+}
+
 /// Serves until a signal arrives.
-fn serve(
-    manager: &Handle,
-    reports: &Reports,
-    follower: &mut Option<Follower>,
-    stop: &AtomicBool,
-    reload: &AtomicBool,
-) -> Result<Next> {
+fn serve(manager: &Handle, reports: &Reports, follower: &mut Option<Follower>, signals: &Signals) -> Result<Next> {
     loop {
-        if stop.load(Ordering::Relaxed) {
+        if signals.stop.load(Ordering::Relaxed) {
             return Ok(Next::Stop);
         }
-        if reload.swap(false, Ordering::Relaxed) {
+        if signals.reload.swap(false, Ordering::Relaxed) {
             return Ok(Next::Reload);
         }
         reports.answer(|| manager.report());
         match follower {
             Some(follower) => follower.turn(Duration::from_millis(50))?,
-            None => std::thread::sleep(Duration::from_millis(50)),
+            None => signals.or(reports)?,
         }
     }
 }

@@ -2,6 +2,7 @@
 
 use std::fs::File;
 use std::io::{Read, Write};
+use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
@@ -17,6 +18,8 @@ use crate::{print, usage};
 
 /// Time limit for a query and its answer.
 const PATIENCE: Duration = Duration::from_secs(10);
+/// Until a query is accepted again after that failed.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 /// Limit of an answer, bytes.
 const ANSWER_BYTES_MAX: u64 = 64 << 20;
 
@@ -174,7 +177,12 @@ impl Reports {
     pub fn answer(&self, report: impl Fn() -> std::io::Result<Report>) {
         // A few at a time: a flood of queries cannot block the daemon.
         for _ in 0..16 {
-            let Ok((mut stream, _)) = self.listener.accept() else { return };
+            let mut stream = match self.listener.accept() {
+                Ok((stream, _)) => stream,
+                Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => return,
+                // It stays readable: without a descriptor left it would be asked again at once.
+                Err(_) => return std::thread::sleep(ACCEPT_PAUSE),
+            };
             let sent = stream
                 .set_write_timeout(Some(Duration::from_secs(1)))
                 .and_then(|()| stream.write_all(Report { origin: origin(""), ..report()? }.to_json().as_bytes()));
@@ -182,6 +190,13 @@ impl Reports {
                 tracing::warn!(%error, "a report could not be sent");
             }
         }
+    }
+}
+
+impl AsFd for Reports {
+    /// Becomes readable with a query.
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.listener.as_fd()
     }
 }
 

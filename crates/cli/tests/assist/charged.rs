@@ -44,7 +44,7 @@ impl Job {
         let name = format!("impresario-{what}-{}", std::process::id());
         let limits = Limits { memory_bytes: 512 << 20, ..Limits::default() };
         let device = BlockDevice::under(&data).ok();
-        let Some(group) = device.and_then(|device| Group::new(&name, &device, limits).ok()) else {
+        let Some(group) = device.and_then(|device| Group::new(&name, Some(&device), limits).ok()) else {
             skip("cgroups", "no control group with a limit of memory can be made here");
             return None;
         };

@@ -71,6 +71,45 @@ fn programs_are_served_and_reported() {
     assert!(ran.code == 2 && ran.err.contains("assist daemon") && ran.out.is_empty(), "{ran:?}");
 }
 
+/// How often the threads of a process have begun to run, all in all.
+fn wake_ups(pid: u32) -> u64 {
+    let tasks = std::fs::read_dir(format!("/proc/{pid}/task")).unwrap();
+    let of = |task: std::fs::DirEntry| {
+        let status = std::fs::read_to_string(task.path().join("status")).unwrap_or_default();
+        let number = |line: &str| line.split_once("voluntary_ctxt_switches:")?.1.trim().parse::<u64>().ok();
+        status.lines().filter_map(number).sum::<u64>()
+    };
+    tasks.flatten().map(of).sum()
+}
+
+#[test]
+fn a_daemon_that_nobody_asks_for_anything_sleeps() {
+    let folder = Folder::new();
+    let data = folder.data("data");
+    let daemon = Daemon::start(&folder, &folder.hints("hints.json", &[&data]), &[]);
+    let pid = daemon.process.pid();
+    let rests = |what: &str| {
+        // What was asked last is over.
+        let mut least = u64::MAX;
+        until(what, || {
+            let before = wake_ups(pid);
+            std::thread::sleep(std::time::Duration::from_secs(3));
+            least = least.min(wake_ups(pid) - before);
+            least == 0
+        });
+    };
+    rests("it sleeps when it was started");
+    let mut program =
+        Process::start_command(&mut daemon.run(&["sleep".into(), "1000".into()]), &folder.at("sleep.out"));
+    daemon.until("the program is there", |r| r.programs == 1);
+    rests("it sleeps while its program does");
+    program.signal(Signal::TERM);
+    program.wait();
+    daemon.until("the program is gone", |r| r.programs == 0);
+    rests("it sleeps after its program");
+    daemon.end();
+}
+
 #[test]
 fn hints_are_read_anew_and_a_file_with_a_mistake_changes_nothing() {
     let folder = Folder::new();

@@ -2,13 +2,13 @@
 
 use std::fs::{File, OpenOptions};
 use std::io;
-use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 use anyhow::{Context, Result, anyhow, bail};
 use impresario_base::machine::{is_in_memory, random_number};
-use impresario_base::mounts::{Mount, mounts};
+use impresario_base::mounts::{Mount, device_below_path, mounts};
 use impresario_config::calibration::{Described, Scope};
 
 use super::{BLOCK_BYTES, Device, Plan, Region, Stream, host, region_of, utc_now};
@@ -249,8 +249,7 @@ struct Below {
 impl Below {
     fn of(dir: &Path) -> Below {
         let file_system = file_system(mounts(), dir);
-        let Ok(meta) = std::fs::metadata(dir) else { return Below { file_system, ..Below::default() } };
-        let (major, minor) = (rustix::fs::major(meta.dev()), rustix::fs::minor(meta.dev()));
+        let Some((major, minor)) = device_below_path(dir) else { return Below { file_system, ..Below::default() } };
         let Ok(block) = std::fs::canonicalize(format!("/sys/dev/block/{major}:{minor}")) else {
             return Below { file_system, ..Below::default() };
         };

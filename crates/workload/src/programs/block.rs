@@ -1,10 +1,10 @@
 //! The block device under a file, and what the kernel counted of it.
 
 use std::fs;
-use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
+use impresario_base::mounts::device_below_path;
 
 /// A block device by its numbers.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -43,8 +43,8 @@ impl Counts {
 impl BlockDevice {
     /// The device that a file or folder lies on. An error where the file system has none (tmpfs, network, FUSE).
     pub fn under(path: &Path) -> Result<BlockDevice> {
-        let meta = fs::metadata(path).with_context(|| format!("looking at {}", path.display()))?;
-        let numbers = format!("{}:{}", libc::major(meta.dev()), libc::minor(meta.dev()));
+        let (major, minor) = device_below_path(path).with_context(|| format!("looking at {}", path.display()))?;
+        let numbers = format!("{major}:{minor}");
         let folder = PathBuf::from("/sys/dev/block").join(&numbers);
         if !folder.join("stat").is_file() {
             bail!(

@@ -31,15 +31,20 @@ pub struct Group {
 }
 
 impl Group {
-    /// Makes a group of that name with limits on a device.
-    pub fn new(name: &str, device: &BlockDevice, limits: Limits) -> Result<Group> {
+    /// Makes a group of that name with limits on a device, and on memory. Where memory alone is limited it needs no device.
+    pub fn new(name: &str, device: Option<&BlockDevice>, limits: Limits) -> Result<Group> {
         let mut group = Group { folders: Vec::new() };
-        let disk = limits.read_iops > 0 || limits.read_bytes_per_s > 0;
+        let is_limited = limits.read_iops > 0 || limits.read_bytes_per_s > 0;
+        let disk = match (is_limited, device) {
+            (false, _) => None,
+            (true, Some(device)) => Some(device),
+            (true, None) => bail!("reads can be limited on a block device only, and there is none"),
+        };
         if Path::new(ROOT).join("cgroup.controllers").exists() {
             fs::write(Path::new(ROOT).join("cgroup.subtree_control"), "+io +memory")
                 .context("asking the kernel for the controllers io and memory")?;
             let folder = group.add(Path::new(ROOT), name)?;
-            if disk {
+            if let Some(device) = disk {
                 let or_max = |n: u64| if n > 0 { n.to_string() } else { "max".into() };
                 let rule = format!(
                     "{} riops={} rbps={}",
@@ -54,7 +59,7 @@ impl Group {
             }
             return Ok(group);
         }
-        if disk {
+        if let Some(device) = disk {
             let folder = group.add(&Path::new(ROOT).join("blkio"), name)?;
             for (file, value) in [
                 ("blkio.throttle.read_iops_device", limits.read_iops),

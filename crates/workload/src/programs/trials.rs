@@ -389,7 +389,7 @@ mod tests {
         let limits = Limits { memory_bytes: 48 << 20, ..Limits::default() };
         let name = format!("impresario-test-{}", std::process::id());
         let device = BlockDevice::under(Path::new(env!("CARGO_MANIFEST_DIR"))).ok();
-        let Some(group) = device.and_then(|device| Group::new(&name, &device, limits).ok()) else {
+        let Some(group) = device.and_then(|device| Group::new(&name, Some(&device), limits).ok()) else {
             eprintln!("not tested: this needs a block device, root and a controller for memory");
             return;
         };
