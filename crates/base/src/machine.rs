@@ -46,6 +46,13 @@ pub fn raise_file_limit(wanted: u64) -> FileLimit {
     FileLimit { before, now: before }
 }
 
+/// Makes a write beyond the limit of the sizes of files (`ulimit -f`) an error, EFBIG, where it would end the process. Programs that
+/// are executed from here inherit that.
+pub fn survive_file_size_limit() {
+    // SAFETY: ignoring a signal runs no code in a handler.
+    unsafe { libc::signal(libc::SIGXFSZ, libc::SIG_IGN) };
+}
+
 /// The signals that end a program in order: SIGINT, SIGTERM, and SIGHUP unless the program was started to ignore it, as by
 /// `nohup`. To be asked before a handler is set.
 pub fn ending_signals() -> Vec<i32> {

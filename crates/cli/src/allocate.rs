@@ -185,8 +185,8 @@ fn change(path: &Path, edit: impl FnOnce(&str) -> Result<String, String>) -> any
     Ok(())
 }
 
-/// Locks a folder against other commands of this kind.
-fn lock(folder: &Path) -> anyhow::Result<File> {
+/// Locks a folder against other commands that change its files.
+pub(crate) fn lock(folder: &Path) -> anyhow::Result<File> {
     let file = File::open(folder).with_context(|| format!("cannot open {}", folder.display()))?;
     let until = Instant::now() + LOCK_MAX;
     loop {

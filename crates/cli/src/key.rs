@@ -9,6 +9,7 @@ use impresario_client::KeyRole;
 use impresario_config::Tls;
 use impresario_transport::{Keys, key_file_name};
 
+use crate::allocate::lock;
 use crate::{load, print, print_json, usage};
 
 /// Make, replace and examine the keys of a cluster
@@ -64,12 +65,23 @@ pub fn run(command: Command) -> anyhow::Result<ExitCode> {
         }
         Command::Rotate { config, keep } => {
             let dir = load(&config)?.cluster.key_dir;
-            let present = Keys::load(&dir.join(key_file_name(KeyRole::Server)))?;
-            write(&dir, &present.rotated(keep)?)?;
-            let until = match keep.is_zero() {
+            let load = || Keys::load(&dir.join(key_file_name(KeyRole::Server)));
+            load()?;
+            // Of two commands at once, one would leave server.key and the other client.key.
+            let _locked = lock(&dir)?;
+            let present = load()?;
+            let new = present.rotated(keep)?;
+            write(&dir, &new)?;
+            let mut until = match keep.is_zero() {
                 true => "the keys from before are refused from now on".into(),
                 false => format!("servers accept the keys from before for {} s", keep.as_secs()),
             };
+            let is_kept = |number: &str| new.generations.iter().any(|kept| kept.number == number);
+            for old in present.generations.iter().filter(|old| !keep.is_zero() && old.is_accepted()) {
+                if !is_kept(&old.number) {
+                    until += &format!("; key {} is refused from now on", old.number);
+                }
+            }
             print(format!("replaced {}; {until}; copy the files to the other machines\n", names(&dir)))
         }
         Command::Show { config, json } => {

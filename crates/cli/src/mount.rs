@@ -8,7 +8,7 @@ use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use anyhow::{Context, bail};
-use impresario_base::machine::ending_signals;
+use impresario_base::machine::{ending_signals, survive_file_size_limit};
 use impresario_base::mounts::{Mount, mounts};
 use impresario_base::units::{parse_duration, parse_positive_bytes};
 use impresario_client::{Client, ClientOptions, Via};
@@ -129,6 +129,8 @@ pub fn mount(args: MountArgs) -> anyhow::Result<ExitCode> {
     let mounted = Arc::new(impresario_fuse::mount(client, &args.dir, options)?);
     let ending = Arc::downgrade(&mounted);
     let mut signals = signal_hook::iterator::Signals::new(ending_signals()).context("cannot catch signals")?;
+    // Its log may reach it.
+    survive_file_size_limit();
     std::thread::spawn(move || unmount_on_signals(&ending, signals.forever()));
     let said = print(format!("{MOUNTED}{} on {}\n", args.config.display(), mounted.path().display()));
     if args.background {

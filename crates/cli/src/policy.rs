@@ -239,7 +239,8 @@ fn set(config: &Config, servers: &[Server<'_>], spec: &PolicySpec) -> anyhow::Re
                 tell!("impresario: {} answered late and may have switched after the others", server.name());
             }
         }
-        std::thread::sleep(instant.duration_since(SystemTime::now()).unwrap_or_default());
+        // The clock may have been set back meanwhile.
+        std::thread::sleep(instant.duration_since(SystemTime::now()).unwrap_or_default().min(SWITCH_MARGIN));
     }
     for server in servers {
         print(format!("{}: {}\n", server.name(), status::short(spec)))?;

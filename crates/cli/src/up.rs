@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::Context;
 use clap::ValueEnum;
-use impresario_base::machine::ending_signals;
+use impresario_base::machine::{ending_signals, survive_file_size_limit};
 use impresario_base::replace::replace;
 use impresario_base::units::parse_positive_bytes;
 use impresario_client::{Access, KeyRole};
@@ -85,6 +85,7 @@ enum Device {
 
 pub fn run(args: Args) -> anyhow::Result<ExitCode> {
     let stop = stop_at(&ending_signals())?;
+    survive_file_size_limit();
     let path = args.dir.join(CONFIG_FILE);
     let config = if path.exists() {
         let config = load(&path)?;

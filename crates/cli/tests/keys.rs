@@ -130,6 +130,35 @@ fn a_server_beyond_loopback_does_not_start_without_keys() {
     cluster.await_answer("data.0");
 }
 
+#[test]
+fn rotations_at_once_and_again_leave_files_that_belong_together() {
+    let cluster = Cluster::describe(1, 0, |config| config.cluster.security = Security::Key);
+    let (config, dir) = (cluster.path.to_str().unwrap(), &cluster.config.cluster.key_dir);
+    assert_eq!(run(["key", "new", config]).code, 0);
+    let numbers = |role: KeyRole| -> Vec<String> {
+        let keys = Keys::load(&dir.join(key_file_name(role))).unwrap();
+        keys.generations.iter().map(|generation| generation.number.clone()).collect()
+    };
+    let rotate = || {
+        let ran = run(["key", "rotate", config]);
+        assert_eq!(ran.code, 0, "{ran:?}");
+        ran.out
+    };
+    let first = numbers(KeyRole::Server);
+    rotate();
+    let out = rotate();
+    // Servers were said to accept the first keys for a day.
+    assert!(numbers(KeyRole::Server).ends_with(&first) && !out.contains("refused from now on"), "{out}");
+    let out = rotate();
+    assert!(!numbers(KeyRole::Server).contains(&first[0]), "the oldest of four goes");
+    assert!(out.contains(&format!("key {} is refused from now on", first[0])), "{out}");
+    for _ in 0..10 {
+        std::thread::scope(|scope| (0..4).for_each(|_| drop(scope.spawn(rotate))));
+        let all = KeyRole::ALL.map(numbers);
+        assert!(all.iter().all(|numbers| *numbers == all[0]), "{all:?}");
+    }
+}
+
 fn keyed(protect: Protect) -> Cluster {
     Cluster::start(2, 1, |config| {
         config.cluster.security = Security::Key;

@@ -9,12 +9,38 @@ use crate::support::{Cluster, IMPRESARIO, SmallDisk, client, new_file, pattern, 
 use impresario_client::{Client, ClientError, File};
 use impresario_testing::eventually;
 
-/// Starts a server again that may have so many descriptors.
-fn restart_with_descriptors(cluster: &mut Cluster, name: &str, most: u32) {
+/// Starts a server again with a limit, such as `-n 128`: so many descriptors.
+fn restart_with_limit(cluster: &mut Cluster, name: &str, limit: &str) {
     cluster.kill(name);
-    let limited = format!("ulimit -n {most}; exec \"$0\" \"$@\"");
+    let limited = format!("ulimit {limit}; exec \"$0\" \"$@\"");
     cluster.launch_by(Command::new("sh").args(["-c", &limited, IMPRESARIO]), name);
     cluster.await_answer(name);
+}
+
+fn restart_with_descriptors(cluster: &mut Cluster, name: &str, most: u32) {
+    restart_with_limit(cluster, name, &format!("-n {most}"));
+}
+
+/// The kernel ends a process that writes beyond its limit, unless it ignores the signal.
+#[test]
+fn a_write_beyond_the_limit_of_file_sizes_fails_and_ends_no_server() {
+    let mut cluster = Cluster::start(1, 0, |_| {});
+    let client = client(&cluster.config, 1);
+    for name in ["data.0", "meta"] {
+        restart_with_limit(&mut cluster, name, "-f 2048"); // 1 MiB in blocks of 512 bytes
+    }
+    let bytes = pattern(1, 1, 0, 3 << 20);
+    let file = client.create("f", new_file(0o644)).unwrap();
+    assert_eq!(file.write_at(&bytes[..1 << 20], 0).unwrap(), 1 << 20);
+    assert_eq!(message(file.write_at(&bytes, 1 << 20)).0, libc::EFBIG);
+    assert_eq!(message(file.set_len(2 << 20)).0, libc::EFBIG);
+    file.sync().unwrap();
+    file.close().unwrap();
+    for name in ["data.0", "meta"] {
+        cluster.await_answer(name);
+    }
+    assert!(read_file(&client, "f") == bytes[..1 << 20]);
+    write_file(&client, "g", b"content");
 }
 
 fn descriptors(cluster: &mut Cluster, name: &str) -> usize {

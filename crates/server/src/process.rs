@@ -8,7 +8,7 @@ use std::time::Duration;
 use impresario_backend::gluster::Source;
 use impresario_backend::posix::Calls;
 use impresario_backend::{Backend, Caller, CephTree, GlusterVolume, Layout, PosixTree, cephfs};
-use impresario_base::machine::{ending_signals, raise_file_limit};
+use impresario_base::machine::{ending_signals, raise_file_limit, survive_file_size_limit};
 use impresario_client::Vet;
 use impresario_config::{
     Calibration, Config, Data, Io, META_NAME, Security, Server as Configured, TreeBackend, TreeIo, read_table,
@@ -219,6 +219,7 @@ pub fn until_signal<S, E>(
     let mut signals = Signals::new(ending_signals()).map_err(no_signals)?;
     // A thousand clients and as many open objects need more descriptors than shells give by default.
     raise_file_limit(0);
+    survive_file_size_limit();
     keep_the_heap_small();
     let server = start()?;
     let signal = signals.forever().find(|signal| *signal != SIGHUP || !goes_on(&server));

@@ -154,11 +154,14 @@ impl Keys {
         Ok(Keys { role: KeyRole::Server.name().into(), generations: vec![Generation::draw()?] })
     }
 
-    /// Adds a new generation; servers accept the current one for `keep` longer. Older ones are dropped.
+    /// Adds a new generation; servers accept the current one for `keep` longer, and older ones for as long as before, where
+    /// the file has room for them. With a `keep` of zero only the new one is left.
     pub fn rotated(&self, keep: Duration) -> io::Result<Keys> {
         let mut generations = vec![Generation::draw()?];
-        if let Some(present) = self.generations.first().filter(|_| !keep.is_zero()) {
+        if let Some((present, older)) = self.generations.split_first().filter(|_| !keep.is_zero()) {
             generations.push(Generation { until_s: Some(now_s().saturating_add(keep.as_secs())), ..present.clone() });
+            generations.extend(older.iter().filter(|generation| generation.is_accepted()).cloned());
+            generations.truncate(GENERATIONS_MAX);
         }
         Ok(Keys { role: self.role.clone(), generations })
     }
@@ -317,8 +320,16 @@ mod tests {
         assert_eq!(second.generations[1].number, first.generations[0].number);
         assert!(second.generations[1].is_accepted() && second.generations[0].until_s.is_none());
         let third = second.rotated(Duration::from_secs(3600)).unwrap();
-        assert_eq!(third.generations.len(), 2, "the oldest goes");
+        assert_eq!(third.generations[1].number, second.generations[0].number);
+        assert_eq!(third.generations[2..], second.generations[1..], "accepted for as long as was said");
+        third.check().unwrap();
+        let fourth = third.rotated(Duration::from_secs(3600)).unwrap();
+        assert_eq!(fourth.generations[2].number, third.generations[1].number, "the oldest goes");
+        fourth.check().unwrap();
         assert_eq!(third.rotated(Duration::ZERO).unwrap().generations.len(), 1);
+        let mut ended = second.clone();
+        ended.generations[1].until_s = Some(1);
+        assert_eq!(ended.rotated(Duration::from_secs(3600)).unwrap().generations.len(), 2, "whose time is over goes");
         assert!(!Generation { until_s: Some(1), ..first.generations[0].clone() }.is_accepted());
     }
 }

@@ -1,5 +1,6 @@
 //! A connected socket whose every wait is bounded.
 
+use std::collections::BTreeMap;
 use std::io::{self, IoSliceMut};
 use std::net::{IpAddr, SocketAddr, TcpStream, ToSocketAddrs};
 use std::os::fd::{AsFd, BorrowedFd};
@@ -9,6 +10,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
+use impresario_base::lock::Mutex;
 use impresario_config::Address;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::sockopt::{self, Timeout};
@@ -25,6 +27,8 @@ const POLLED_ROOM_BYTES: usize = 72 << 10;
 pub const PIECES_MAX: usize = 64;
 /// Maximum concurrent name look-ups in this process; more mean that the resolver hangs.
 const LOOKUPS_MAX: usize = 16;
+/// Names whose addresses are kept at most: more than a configuration has servers.
+const NAMES_MAX: usize = 4096;
 
 /// A connected stream socket.
 #[derive(Debug)]
@@ -217,7 +221,7 @@ fn outcome(taken: rustix::io::Result<usize>) -> Result<usize, TransportError> {
 fn connect_tcp(host: &str, port: u16, timeout: Duration) -> io::Result<TcpStream> {
     let deadline = Instant::now() + timeout;
     let mut last = io::Error::new(io::ErrorKind::InvalidInput, format!("the host name {host:?} has no address"));
-    for address in look_up(host, port, timeout)? {
+    for address in addresses_of(host, port, timeout)? {
         let left = deadline.saturating_duration_since(Instant::now());
         if left.is_zero() {
             return Err(io::ErrorKind::TimedOut.into());
@@ -232,12 +236,55 @@ fn connect_tcp(host: &str, port: u16, timeout: Duration) -> io::Result<TcpStream
     Err(last)
 }
 
+/// The addresses of a host, whose name is looked up each time: a server may come back elsewhere.
+fn addresses_of(host: &str, port: u16, timeout: Duration) -> io::Result<Vec<SocketAddr>> {
+    static LAST: LastFound = LastFound::new();
+    match host.parse::<IpAddr>() {
+        Ok(number) => Ok(vec![SocketAddr::new(number, port)]),
+        Err(_) => LAST.or_find((host, port), timeout, |patience| look_up(host, port, patience)),
+    }
+}
+
+/// What was found last for each name. A server that was there is not lost because a resolver is: who answers at an old address says
+/// who it is.
+struct LastFound(Mutex<BTreeMap<(String, u16), Vec<SocketAddr>>>);
+
+impl LastFound {
+    const fn new() -> LastFound {
+        LastFound(Mutex::new(BTreeMap::new()))
+    }
+
+    /// What `find` finds, which gets half of the time where there is an earlier answer to fall back on.
+    fn or_find(
+        &self,
+        (host, port): (&str, u16),
+        timeout: Duration,
+        find: impl FnOnce(Duration) -> io::Result<Vec<SocketAddr>>,
+    ) -> io::Result<Vec<SocketAddr>> {
+        let name = (host.to_string(), port);
+        let last = self.0.lock().get(&name).cloned();
+        let patience = if last.is_some() { timeout / 2 } else { timeout };
+        match (find(patience), last) {
+            (Ok(found), _) if !found.is_empty() => {
+                let mut kept = self.0.lock();
+                if kept.len() < NAMES_MAX || kept.contains_key(&name) {
+                    kept.insert(name, found.clone());
+                }
+                Ok(found)
+            }
+            (failed, Some(last)) => {
+                let why = failed.err().map_or_else(|| "it has no address".into(), |error| error.to_string());
+                tracing::debug!(host, why, "a host name cannot be looked up; its last addresses are tried");
+                Ok(last)
+            }
+            (failed, None) => failed,
+        }
+    }
+}
+
 /// The resolver has no deadline, so it runs on a thread that may be abandoned.
 fn look_up(host: &str, port: u16, timeout: Duration) -> io::Result<Vec<SocketAddr>> {
     static UNDER_WAY: AtomicUsize = AtomicUsize::new(0);
-    if let Ok(number) = host.parse::<IpAddr>() {
-        return Ok(vec![SocketAddr::new(number, port)]);
-    }
     if UNDER_WAY.fetch_add(1, Ordering::AcqRel) >= LOOKUPS_MAX {
         UNDER_WAY.fetch_sub(1, Ordering::AcqRel);
         return Err(io::Error::new(io::ErrorKind::TimedOut, "looking up host names hangs; check the resolver"));
@@ -274,4 +321,27 @@ fn connect_unix(path: &Path, timeout: Duration) -> io::Result<UnixStream> {
     }
     sockopt::set_socket_timeout(&socket, Timeout::Send, None)?;
     Ok(socket.into())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_name_that_cannot_be_looked_up_any_more_keeps_its_last_addresses() {
+        let (last, timeout) = (LastFound::new(), Duration::from_secs(8));
+        let here = |n: u8| vec![SocketAddr::from(([127, 0, 0, n], 1))];
+        let fails = |_: Duration| Err(io::Error::other("no resolver"));
+        let look = |find: &dyn Fn(Duration) -> io::Result<Vec<SocketAddr>>| last.or_find(("host", 1), timeout, find);
+        assert_eq!(look(&fails).unwrap_err().to_string(), "no resolver");
+        assert!(look(&|_| Ok(Vec::new())).unwrap().is_empty());
+        assert_eq!(look(&|patience| if patience == timeout { Ok(here(1)) } else { fails(patience) }).unwrap(), here(1));
+        // A resolver that hangs leaves time to connect.
+        assert_eq!(look(&|patience| if patience < timeout { fails(patience) } else { Ok(here(9)) }).unwrap(), here(1));
+        assert_eq!(look(&|_| Ok(Vec::new())).unwrap(), here(1));
+        assert_eq!(look(&|_| Ok(here(2))).unwrap(), here(2), "the host has moved");
+        assert_eq!(look(&fails).unwrap(), here(2));
+        let other = last.or_find(("host", 2), timeout, fails);
+        assert!(other.is_err(), "another port is another server");
+    }
 }

@@ -139,6 +139,11 @@ fn the_current_interface_works_without_the_known_defects() {
     for case in ["twins", "forked", "idle"] {
         succeed(at(&library, &program).arg(case));
     }
+    let misused = run(at(&library, &program).arg("misused"));
+    let said = String::from_utf8_lossy(&misused.stderr);
+    assert!(misused.status.success(), "{said}");
+    assert_eq!(said.lines().count(), 200, "100 for the one init, and 100 before it: {said}");
+    assert_eq!(said.matches("further lines are suppressed").count(), 2, "{said}");
     if let Some(mut command) = valgrind(&program) {
         let cases = [
             "before_and_after",

@@ -49,6 +49,8 @@ struct Stamp {
     file: FileKey,
     size: u64,
     mtime: Time,
+    /// Programs can set the modification time back after they have written, but not this one.
+    ctime: Time,
     writes: u64,
 }
 
@@ -215,8 +217,10 @@ impl Freshness {
         if differs && !spared {
             return Verdict::LookUpAgain;
         }
-        let stamp = Stamp { file, size: attr.size, mtime: attr.mtime, writes: self.writes.load(Relaxed) };
-        let settled = now.duration_since(system_time(attr.mtime)).is_ok_and(|age| age >= SETTLED);
+        let Attr { size, mtime, ctime, .. } = *attr;
+        let stamp = Stamp { file, size, mtime, ctime, writes: self.writes.load(Relaxed) };
+        let is_old = |time| now.duration_since(system_time(time)).is_ok_and(|age| age >= SETTLED);
+        let settled = is_old(mtime) && is_old(ctime);
         let mut pages = self.pages.lock();
         let keep_pages = settled && *pages == Some(stamp);
         *pages = settled.then_some(stamp);
@@ -282,6 +286,10 @@ mod tests {
         fresh.kernel_has(&attr(10, 100));
         for now in [100, 100, 99] {
             assert_eq!(judge(&fresh, FILE, &attr(10, 100), at(now)), Verdict::Open { keep_pages: false });
+        }
+        let set_back = Attr { ctime: Time { secs: 200, nanos: 0 }, ..attr(10, 100) };
+        for (now, keep_pages) in [(200, false), (200, false), (201, false), (202, true)] {
+            assert_eq!(judge(&fresh, FILE, &set_back, at(now)), Verdict::Open { keep_pages }, "{now}");
         }
     }
 

@@ -68,7 +68,7 @@ fn reason(errno: Errno) -> String {
             "the metadata server is out of file descriptors; raise its limit (ulimit -n) and restart it"
         }
         Errno::ACCESS | Errno::PERM => "the user that the metadata server runs as lacks permission; run it as root",
-        Errno::FBIG => "too large for the metadata server's file system (ext4: 16 TiB)",
+        Errno::FBIG => "too large for the metadata server's file system (ext4: 16 TiB) or its limit (ulimit -f)",
         Errno::OPNOTSUPP => "not supported for this kind of node",
         Errno::STALE => "the file is gone",
         _ => "",

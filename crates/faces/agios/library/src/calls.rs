@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use impresario_base::lock::RwLock;
 use impresario_embed::guard;
 
-use crate::library::{Library, Starting};
+use crate::library::{Complaints, Library, Starting};
 use crate::requests::Named;
 use crate::{config, say};
 
@@ -19,6 +19,8 @@ const DEFAULT_CONFIG: &str = "/etc/agios.conf";
 const LEN_MAX: i64 = 1 << 43;
 
 static LIBRARY: RwLock<Option<Arc<Library>>> = RwLock::new(None);
+/// What is said while the library is not running: programs that do not look whether it started call it for every request.
+static IDLE: Complaints = Complaints::new();
 /// Counts starts and ends.
 static CHANGES: AtomicU64 = AtomicU64::new(1);
 
@@ -58,7 +60,7 @@ pub fn run(name: &str, body: impl FnOnce(&Library) -> Result<(), String>) -> boo
         }
         with_library(|library| {
             let Some(library) = library else {
-                say!("{name}: the library is not running; call agios_init first");
+                IDLE.say(&format!("{name}: the library is not running; call agios_init first"));
                 return false;
             };
             match body(library) {
@@ -72,7 +74,8 @@ pub fn run(name: &str, body: impl FnOnce(&Library) -> Result<(), String>) -> boo
     })
 }
 
-fn start(starting: Starting, config_file: *const c_char, queues: i32) -> Result<(), String> {
+/// False if it is running already, which is said.
+fn start(starting: Starting, config_file: *const c_char, queues: i32) -> Result<bool, String> {
     if guard::forked() {
         return Err(guard::FORKED_TEXT.into());
     }
@@ -91,21 +94,23 @@ fn start(starting: Starting, config_file: *const c_char, queues: i32) -> Result<
     };
     let (config, warnings) = config::read(&text, path, queues)?;
     let mut library = LIBRARY.write();
-    if library.is_some() {
-        return Err("the library is already running; call agios_exit first".into());
+    if let Some(running) = &*library {
+        running.complain("agios_init: the library is already running; call agios_exit first");
+        return Ok(false);
     }
     for warning in warnings {
         say!("{warning}");
     }
     *library = Some(Arc::new(Library::start(&config, starting)?));
     CHANGES.fetch_add(1, Ordering::Release);
-    Ok(())
+    IDLE.forget();
+    Ok(true)
 }
 
 /// Starts the library, or reports on stderr why it cannot.
 pub fn init(starting: Starting, config_file: *const c_char, queues: i32) -> bool {
     guard::guarded(false, || match start(starting, config_file, queues) {
-        Ok(()) => true,
+        Ok(started) => started,
         Err(what) => {
             say!("agios_init: {what}");
             false
@@ -121,7 +126,7 @@ pub fn exit() {
         }
         let Some(library) = LIBRARY.read().clone() else { return };
         if library.in_callback() {
-            say!("agios_exit: called from a callback; call it from another thread");
+            library.complain("agios_exit: called from a callback; call it from another thread");
             return;
         }
         if let Err(what) = library.stop() {

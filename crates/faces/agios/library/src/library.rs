@@ -62,7 +62,35 @@ pub struct Shared {
     pub together_max: usize,
     /// Queued requests are dropped.
     pub abandon: AtomicBool,
-    complaints: AtomicU32,
+    complaints: Complaints,
+}
+
+/// Lines on stderr: so many that a person sees what is wrong, however often it is done.
+pub(crate) struct Complaints(AtomicU32);
+
+impl Complaints {
+    /// None so far.
+    pub(crate) const fn new() -> Complaints {
+        Complaints(AtomicU32::new(0))
+    }
+
+    /// One line on stderr.
+    pub(crate) fn say(&self, text: &str) {
+        match self.0.fetch_add(1, Ordering::Relaxed) {
+            n if n + 1 < COMPLAINTS_MAX => {
+                say!("{text}");
+            }
+            n if n + 1 == COMPLAINTS_MAX => {
+                say!("{text}; further lines are suppressed");
+            }
+            n => self.0.store(n.min(COMPLAINTS_MAX), Ordering::Relaxed),
+        }
+    }
+
+    /// Starts anew.
+    pub(crate) fn forget(&self) {
+        self.0.store(0, Ordering::Relaxed);
+    }
 }
 
 /// Files whose names are kept for a trace.
@@ -71,15 +99,7 @@ const NAMES_MAX: usize = 1 << 18;
 impl Shared {
     /// One line on stderr.
     pub fn complain(&self, text: &str) {
-        match self.complaints.fetch_add(1, Ordering::Relaxed) {
-            n if n + 1 < COMPLAINTS_MAX => {
-                say!("{text}");
-            }
-            n if n + 1 == COMPLAINTS_MAX => {
-                say!("{text}; further lines are suppressed");
-            }
-            n => self.complaints.store(n.min(COMPLAINTS_MAX), Ordering::Relaxed),
-        }
+        self.complaints.say(text);
     }
 
     /// Keeps the name of a file for the trace.
@@ -160,7 +180,7 @@ impl Library {
             names: config.trace.is_some().then(Mutex::default),
             together_max: config.aggregation_max,
             abandon: AtomicBool::new(false),
-            complaints: AtomicU32::new(0),
+            complaints: Complaints::new(),
         });
         let recorder = match &config.trace {
             Some((prefix, suffix)) => Some(trace(&shared, prefix, suffix, config.trace_buffer_bytes)?),

@@ -436,6 +436,22 @@ static void exit_waits(void) {
     pthread_join(t, NULL);
 }
 
+static void *exits_much(int64_t id) {
+    for (int i = 0; i < 1000; i++) agios_exit();
+    return one(id);
+}
+
+/* Errors that are made with every call: the program that runs this counts the lines on stderr. */
+static void misused(void) {
+    for (int i = 0; i < 1000; i++) CHECK(!agios_add_request(a, RT_READ, 0, 10, 1, 0));
+    start_over();
+    CHECK(agios_init(exits_much, NULL, NULL, 0));
+    for (int i = 0; i < 1000; i++) CHECK(!agios_init(one, NULL, NULL, 0));
+    CHECK(agios_add_request(a, RT_READ, 0, 10, 1, 0));
+    wait_served(1);
+    agios_exit();
+}
+
 int main(int argc, char **argv) {
     static const struct {
         const char *name;
@@ -446,15 +462,15 @@ int main(int argc, char **argv) {
                   { "aggregations", aggregations }, { "exit_delivers", exit_delivers }, { "predictions", predictions }, { "in_flight", in_flight }, { "calls_from_callbacks", calls_from_callbacks },
                   { "trace", trace }, { "threads", threads }, { "exit_waits", exit_waits },
                   /* by name only */
-                  { "twins", twins }, { "idle", idle }, { "forked", forked } };
+                  { "twins", twins }, { "idle", idle }, { "forked", forked }, { "misused", misused } };
     size_t count = sizeof cases / sizeof cases[0];
     int ran = 0;
     for (size_t i = 0; i < count; i++) {
-        int wanted = argc == 1 && i < count - 3;
+        int wanted = argc == 1 && i < count - 4;
         for (int n = 1; n < argc; n++) wanted |= !strcmp(argv[n], cases[i].name);
         if (wanted) cases[i].run(), ran++;
     }
-    CHECK(ran == (argc == 1 ? (int)count - 3 : argc - 1));
+    CHECK(ran == (argc == 1 ? (int)count - 4 : argc - 1));
     printf("%d cases\n", ran);
     return 0;
 }

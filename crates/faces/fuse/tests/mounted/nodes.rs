@@ -93,6 +93,24 @@ fn an_overwrite_on_a_server_whose_clock_is_behind_is_seen_at_the_next_open() {
     }
 }
 
+/// As `rsync --times`, `cp -p` and reproducible builds do: other bytes, of the same length and modification time.
+#[test]
+fn an_overwrite_that_keeps_the_modification_time_is_seen_at_the_next_open() {
+    let Some((one, two)) = two_nodes() else { return };
+    let then = SystemTime::now() - Duration::from_secs(3600);
+    for round in 0..3 {
+        let bytes = pattern(round, 100_000);
+        let file = OpenOptions::new().write(true).create(true).truncate(false).open(one.at("f")).unwrap();
+        file.write_all_at(&bytes, 0).unwrap();
+        file.set_modified(then).unwrap();
+        drop(file);
+        // The second open may keep the pages that the first has brought.
+        for _ in 0..2 {
+            assert!(fs::read(two.at("f")).unwrap() == bytes, "round {round}");
+        }
+    }
+}
+
 #[test]
 fn an_append_after_another_nodes_append() {
     let Some((one, two)) = two_nodes() else { return };
