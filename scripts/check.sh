@@ -27,8 +27,17 @@ step() { # step NAME PROBE... -- COMMAND...
 step set-up true -- scripts/setup-test.sh
 step format cargo fmt --version -- cargo fmt --all --check
 step lint cargo clippy --version -- cargo clippy --workspace --all-targets --locked --quiet -- -D warnings
-# Links to private items are for readers of the source.
-RUSTDOCFLAGS="-D warnings -A rustdoc::private-intra-doc-links" step documentation cargo --version -- cargo doc --workspace --exclude impresario-preload --lib --no-deps --locked --quiet
+# Cargo takes what clippy has checked of the workspace, where it is to be checked in the same way: by clippy's driver, with the
+# same arguments, and with the features that examples have, as all targets. Links to private items are for readers of the
+# source.
+documentation() {
+  local driver
+  driver=$(rustc --print sysroot)/bin/clippy-driver
+  [[ ! -x $driver ]] || local -x RUSTC_WORKSPACE_WRAPPER=$driver CLIPPY_ARGS=-D__CLIPPY_HACKERY__warnings__CLIPPY_HACKERY__
+  RUSTDOCFLAGS="-D warnings -A rustdoc::private-intra-doc-links" \
+    cargo doc --workspace --exclude impresario-preload --lib --examples --no-deps --locked --quiet
+}
+step documentation cargo --version -- documentation
 # The fuzzers are a workspace of their own, which nothing else builds.
 fuzzers() { cargo metadata --locked --format-version 1 --manifest-path fuzz/Cargo.toml >/dev/null; }
 step fuzzers cargo --version -- fuzzers
