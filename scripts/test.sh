@@ -51,10 +51,14 @@ export RUST_TEST_THREADS=${RUST_TEST_THREADS:-$((2 * $(nproc)))}
 host=$(rustc -vV | sed -n 's/^host: //p')
 cargo test --workspace --locked --tests \
   --config "target.$host.runner = ['$PWD/scripts/test.sh', '--keep', '$folder']" </dev/null || exit 1
-# Long ones first, so that none is left over at the end.
-slow='/(cli|mounted|assist|server|glusterfs|names_simulated|sim|impresario_server|backend|preload)-'
-{ grep -lE "$slow" "$folder"/*.test; grep -LE "$slow" "$folder"/*.test; } |
-  xargs -d '\n' -n 1 -P "${TEST_JOBS:-$(nproc)}" scripts/test.sh --run
+# Long ones first, so that none is left over at the end. Random simulations take what others leave of the processors for a
+# fixed time: they run beside programs that mostly wait.
+first=(cli mounted sim server impresario_server lab names_simulated backend glusterfs impresario_assist assist impresario_foresight preload impresario_sched)
+in_order() {
+  local name
+  { for name in "${first[@]}"; do grep -lE "/$name-[0-9a-f]+" "$folder"/*.test; done; ls "$folder"/*.test; } | awk '!seen[$0]++'
+}
+in_order | xargs -d '\n' -n 1 -P "${TEST_JOBS:-$(nproc)}" scripts/test.sh --run
 tests=$?
 # What failed runs once more, alone: a test that fails by chance is told apart from one that always fails. It is reported
 # with its first output kept above, and is a fault to be mended, of the test or of what it tests.

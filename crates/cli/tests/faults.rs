@@ -11,6 +11,7 @@ use crate::support::{
 use impresario_base::Random;
 use impresario_client::{Client, CreateOptions, File, Locked, Via};
 use impresario_config::{Config, Meta, Tree};
+use impresario_testing::content::first_difference;
 use impresario_testing::{PATIENCE, eventually, until};
 use impresario_wire::{FileLock, SpaceChange};
 
@@ -541,8 +542,8 @@ fn changes_of_space_are_done_once_through_lost_io_nodes() {
                         if round % 8 == 0 {
                             let mut got = vec![0; 400_000];
                             let len = file.read_at(&mut got, 0).unwrap_or_else(|e| panic!("file {n}: {e}"));
-                            let first = got[..len].iter().zip(&model.bytes).position(|(a, b)| a != b);
-                            assert!(got[..len] == model.bytes, "file {n}, round {round}: differs from byte {first:?}");
+                            let first = first_difference(&got[..len], &model.bytes);
+                            assert_eq!(first, None, "file {n}, round {round}: differs there");
                         }
                         progress.fetch_add(1, Ordering::Relaxed);
                     }

@@ -15,6 +15,7 @@ use impresario_base::Random;
 use impresario_client::{Client, ClientError, Identity, Link, LinkOptions};
 use impresario_config::{Config, MovesTo, Security};
 use impresario_server::moving::{MoveOptions, Step, Watcher, move_server};
+use impresario_testing::content::first_difference;
 use impresario_testing::{PATIENCE, eventually, until};
 use impresario_wire::{Answer, Call, MoveAnswer, MoveCall, Role};
 
@@ -127,7 +128,7 @@ fn check(config: &Config, writers: Vec<(u64, Vec<u8>)>) {
     let reader = client(config, 99);
     for (seed, content) in writers {
         let read = read_file(&reader, &format!("w{seed}"));
-        let first = read.iter().zip(&content).position(|(a, b)| a != b);
+        let first = first_difference(&read, &content);
         assert!(read == content, "file of {seed}: {} bytes, first wrong one at {first:?}", read.len());
     }
 }

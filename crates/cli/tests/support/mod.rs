@@ -13,6 +13,7 @@ use std::time::Duration;
 use impresario_base::Random;
 use impresario_client::{Client, ClientOptions, CreateOptions, Via};
 use impresario_config::{Config, Data, Io, Meta};
+pub use impresario_testing::content::pattern;
 use impresario_testing::{PATIENCE, until, within};
 
 /// The program under test.
@@ -373,17 +374,6 @@ impl<T: Send + 'static> Worker<T> {
         self.rounds.is_over.store(true, Ordering::Relaxed);
         self.thread.join().expect("a worker failed")
     }
-}
-
-/// Bytes that tell where they belong: wrong offset, file or generation shows.
-pub fn pattern(file: u64, generation: u64, offset: u64, len: usize) -> Vec<u8> {
-    let word = |i: u64| {
-        let x =
-            (file.wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ generation.wrapping_mul(0xc2b2_ae3d_27d4_eb4f)).wrapping_add(i);
-        let x = (x ^ (x >> 31)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        (x ^ (x >> 29)).to_le_bytes()
-    };
-    (offset..offset + len as u64).map(|at| word(at / 8)[(at % 8) as usize]).collect()
 }
 
 /// A client of its own: identity, connections and all.

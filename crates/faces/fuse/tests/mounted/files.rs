@@ -7,13 +7,13 @@ use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
 use std::time::Duration;
 
 use impresario_fuse::MountOptions;
-use impresario_testing::until;
+use impresario_testing::{content, until};
 
 use crate::cluster::{Node, mounted, mounted_with};
 
-/// Bytes that differ at every position.
+/// Bytes that tell at which place of which content they belong.
 pub fn pattern(seed: u64, len: usize) -> Vec<u8> {
-    (0..len as u64).map(|i| (i.wrapping_mul(2_654_435_761).wrapping_add(seed * 97 + (i >> 12)) >> 3) as u8).collect()
+    content::pattern(seed, 1, 0, len)
 }
 
 #[test]

@@ -7,6 +7,7 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant, SystemTime};
 
 use impresario_fuse::MountOptions;
+use impresario_testing::content::first_difference;
 
 use crate::cluster::{Cluster, Node, errno, mounted};
 use crate::files::pattern;
@@ -363,8 +364,7 @@ fn io_nodes_carry_a_mount_and_replace_each_other() {
     }
     let want: Vec<u8> = (0..12).flat_map(|part| pattern(part, 300_000)).collect();
     let got = fs::read(node.at("f")).unwrap();
-    let first = got.iter().zip(&want).position(|(got, want)| got != want);
-    assert_eq!((got.len(), first), (want.len(), None));
+    assert_eq!((got.len(), first_difference(&got, &want)), (want.len(), None));
     fs::rename(node.at("f"), node.at("g")).unwrap();
     open.sync_all().unwrap();
     assert!(cluster.mount(MountOptions::default()).at("g").exists());

@@ -10,6 +10,7 @@ use std::time::Duration;
 
 use impresario_base::random::Random;
 use impresario_fuse::MountOptions;
+use impresario_testing::content::{first_difference, is_zero};
 use impresario_testing::until;
 use impresario_wire::{SeekTo, SpaceChange};
 
@@ -142,16 +143,14 @@ fn same_as_a_local_file(target: &dyn Target, steps: u64, seed: u64) {
         }
         let (found, wanted) = (target.content(), local.content());
         assert_eq!(found.len(), wanted.len(), "seed {seed}, step {step}: length");
-        let wrong = found.iter().zip(&wanted).position(|(found, wanted)| found != wanted);
-        assert_eq!(wrong, None, "seed {seed}, step {step}: this byte differs");
+        assert_eq!(first_difference(&found, &wanted), None, "seed {seed}, step {step}: this byte differs");
         holes_hide_nothing(target, &wanted, offset);
     }
 }
 
 fn holes_hide_nothing(target: &dyn Target, content: &[u8], from: u64) {
     let end = content.len() as u64;
-    let zeros =
-        |range: std::ops::Range<u64>| content[range.start as usize..range.end as usize].iter().all(|byte| *byte == 0);
+    let zeros = |range: std::ops::Range<u64>| is_zero(&content[range.start as usize..range.end as usize]);
     for from in [0, from].into_iter().filter(|from| *from < end) {
         let data = target.seek(from, SeekTo::Data);
         assert!(data.is_none_or(|at| (from..end).contains(&at)), "{data:?} from {from} of {end}");
