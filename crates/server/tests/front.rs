@@ -99,6 +99,7 @@ fn settings() -> Settings {
         poll: Duration::from_micros(50),
         membership: Arc::default(),
         store: 0,
+        number: None,
         boot: None,
         keys: None,
         protect: impresario_config::Protect::Headers,

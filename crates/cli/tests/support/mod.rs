@@ -1,5 +1,5 @@
 //! What the end-to-end tests share: clusters of real processes that are gone when the test ends.
-#![allow(dead_code, reason = "each test program uses its own part")]
+#![allow(dead_code, unused_imports, reason = "each test program uses its own part")]
 
 use std::ffi::OsStr;
 use std::fs::File;
