@@ -250,7 +250,7 @@ fn load(config: &Config, number: u64, shared: &Shared, work: &Work) -> Result<Ve
     };
     let client = connect(config, number, Via::Auto).map_err(|error| ("connect", error))?;
     let options = CreateOptions { mode: 0o644, uid: 0, gid: 0, exclusive: true, layout: None };
-    let file = client.create(name(shared.nonce, number), options.clone()).map_err(|error| ("create", error))?;
+    let file = client.create(name(shared.nonce, number), options).map_err(|error| ("create", error))?;
     let (mut generations, mut bytes) = (vec![0; BLOCKS as usize], vec![0; BLOCK_BYTES]);
     for round in 0.. {
         if shared.is_over.load(Ordering::Relaxed) {
@@ -265,7 +265,7 @@ fn load(config: &Config, number: u64, shared: &Shared, work: &Work) -> Result<Ve
         timed("read", &mut || file.read_at(&mut bytes, offset).map(|_| ()))?;
         if round % 8 == 0 {
             let other = format!("{}.{round}", name(shared.nonce, number));
-            timed("create", &mut || client.create(&other, options.clone())?.close())?;
+            timed("create", &mut || client.create(&other, options)?.close())?;
             timed("stat", &mut || client.stat(&other).map(|_| ()))?;
             timed("unlink", &mut || client.unlink(&other))?;
         }
