@@ -185,9 +185,9 @@ mod tests {
         }
         // Of many prefixes the later ones share a mark.
         let mut many = KeyMarks::default();
-        (0..2 * PREFIXES_MAX as u64).for_each(|prefix| many.raise(prefix << COUNT_BITS | prefix * STEP));
+        (0..2 * PREFIXES_MAX as u64).for_each(|prefix| many.raise((prefix << COUNT_BITS) | (prefix * STEP)));
         assert_eq!((many.by_prefix.len(), many.others), (PREFIXES_MAX, 2 * PREFIXES_MAX as u64 * STEP));
-        assert!((0..2 * PREFIXES_MAX as u64).all(|prefix| many.cover(prefix << COUNT_BITS | prefix * STEP)));
+        assert!((0..2 * PREFIXES_MAX as u64).all(|prefix| many.cover((prefix << COUNT_BITS) | (prefix * STEP))));
         assert_eq!(KeyMarks::parse(&many.text()), Some(many));
     }
 
