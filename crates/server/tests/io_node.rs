@@ -154,7 +154,11 @@ fn neighbours_of_many_clients_are_merged_and_each_gets_its_own() {
 #[test]
 fn a_lost_data_server_is_an_error_in_time_and_comes_back() {
     for split in [false, true] {
-        let mut cluster = cluster(2500);
+        // On sockets, as another program may take a port while its server is away.
+        let mut cluster = Cluster::start(4, |config| {
+            Cluster::on_sockets(config);
+            config.cluster.request_timeout_ms = 2500;
+        });
         let io = cluster.start_io(|io| io.split = split);
         let mut peer = Peer::connect(io.address(), Role::Io, 1);
         let bytes = pattern(1, 50_000);

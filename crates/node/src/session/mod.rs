@@ -25,4 +25,4 @@ pub use epoch::Epoch;
 pub use fence::{Fence, Passage};
 pub use replies::{Admission, Kept, Replies, Stamp};
 pub use routes::{Next, Routes, pause};
-pub use silence::{Patience, SIGN_EVERY, Sign, Silence};
+pub use silence::{Patience, SIGN_EVERY, SILENCE_MAX, Sign, Silence};
