@@ -249,6 +249,8 @@ fn load(config: &Config, number: u64, shared: &Shared, work: &Work) -> Result<Ve
         Ok(())
     };
     let client = connect(config, number, Via::Auto).map_err(|error| ("connect", error))?;
+    // As mounts do: it goes back when its I/O node is there again.
+    client.follow(config);
     let options = CreateOptions { mode: 0o644, uid: 0, gid: 0, exclusive: true, layout: None };
     let file = client.create(name(shared.nonce, number), options).map_err(|error| ("create", error))?;
     let (mut generations, mut bytes) = (vec![0; BLOCKS as usize], vec![0; BLOCK_BYTES]);

@@ -24,6 +24,9 @@ use crate::whereabouts::Whereabouts;
 
 /// How often a client looks whether its configuration file has changed.
 const LOOK_EVERY: Duration = Duration::from_secs(2);
+/// A client that has lost its I/O node tries after so long whether that is there again; of a node that is lost again and again
+/// at most after the second.
+const AWAY: (Duration, Duration) = (Duration::from_secs(10), Duration::from_secs(320));
 
 /// Where a client's requests go.
 pub(crate) struct Way {
@@ -84,6 +87,11 @@ impl Way {
     fn is_same(&self, other: &Way) -> bool {
         self.nodes == other.nodes
     }
+
+    /// It goes through another I/O node than the one that is tried first.
+    fn is_away(&self) -> bool {
+        self.nodes.first().is_some_and(|(name, _)| *name != self.meta.peer().name)
+    }
 }
 
 /// The I/O nodes of a client by their index, in the order in which they are tried.
@@ -133,7 +141,7 @@ impl Client {
     /// ([`Via::Direct`], [`Via::IoNode`]) keeps it, and so does one of a folder of a file system: what it has written is
     /// with its I/O node. When this fails, it goes on as before.
     pub fn reallocate(&self, config: &Config) -> Result<bool, ClientError> {
-        if self.options.via != Via::Auto || config.tree.is_some() || self.is_of_tree {
+        if self.is_fixed(config) {
             return Ok(false);
         }
         let next = Way::new(config, &self.options, &self.identity, &self.unsynced)?;
@@ -143,6 +151,37 @@ impl Client {
         next.meta.session(Instant::now() + next.meta.options().timeout)?;
         let way = next.nodes.first().map_or("the data servers", |(name, _)| name.as_str());
         tracing::info!(way, "the allocation of I/O nodes has changed; requests go another way");
+        self.go(next);
+        Ok(true)
+    }
+
+    /// Whether its requests go through another I/O node than the first of those that it is to use, as that was lost.
+    pub fn is_away(&self) -> bool {
+        self.way().is_away()
+    }
+
+    /// Goes back to the I/O node that it had to leave, if that is there again; true if it does. Clients that keep their way
+    /// ([`Client::reallocate`]) keep it here, too.
+    pub fn return_home(&self, config: &Config) -> Result<bool, ClientError> {
+        if self.is_fixed(config) || !self.is_away() {
+            return Ok(false);
+        }
+        let next = Way::new(config, &self.options, &self.identity, &self.unsynced)?;
+        next.meta.session(Instant::now() + next.meta.options().timeout)?;
+        if next.is_away() {
+            return Ok(false);
+        }
+        tracing::info!(way = next.meta.peer().name, "the I/O node is there again; requests go through it");
+        self.go(next);
+        Ok(true)
+    }
+
+    fn is_fixed(&self, config: &Config) -> bool {
+        self.options.via != Via::Auto || config.tree.is_some() || self.is_of_tree
+    }
+
+    /// Goes another way, which is connected.
+    fn go(&self, next: Way) {
         let next = Arc::new(next);
         let old = std::mem::replace(&mut *self.way.write(), next);
         for file in self.opens.all() {
@@ -152,11 +191,11 @@ impl Client {
             }
         }
         drop(old);
-        Ok(true)
     }
 
     /// Follows the file of its configuration: whenever that changes, the client goes the way that it says then, after two seconds
-    /// or so. A file with mistakes changes nothing.
+    /// or so. A file with mistakes changes nothing. A client that had to leave its I/O node for another one goes back
+    /// some ten seconds after that is there again, so that the load does not stay with those that were never restarted.
     pub fn follow(&self, config: &Config) {
         if self.options.via != Via::Auto || self.is_of_tree {
             return;
@@ -172,6 +211,7 @@ impl Client {
 /// Ends with the client.
 fn follow(client: &Weak<Client>, whereabouts: &Whereabouts) {
     let mut followed = whereabouts.config();
+    let mut homecoming = Homecoming::default();
     loop {
         let until = Instant::now() + LOOK_EVERY;
         while let Some(left) = until.checked_duration_since(Instant::now()).filter(|left| !left.is_zero()) {
@@ -182,13 +222,69 @@ fn follow(client: &Weak<Client>, whereabouts: &Whereabouts) {
         }
         whereabouts.look();
         let config = whereabouts.config();
+        let Some(client) = client.upgrade() else { return };
+        if homecoming.is_due(client.is_away(), Instant::now())
+            && let Err(error) = client.return_home(&config)
+        {
+            tracing::debug!(%error, "no I/O node can be reached over another connection");
+        }
         if Arc::ptr_eq(&config, &followed) {
             continue;
         }
-        let Some(client) = client.upgrade() else { return };
         match client.reallocate(&config) {
             Ok(_) => followed = config,
             Err(error) => tracing::warn!(%error, "the I/O nodes that are allocated now cannot be used yet"),
         }
+    }
+}
+
+/// When a client that had to leave its I/O node looks whether that is there again.
+#[derive(Default)]
+struct Homecoming {
+    /// Since when it has been away, or has looked last.
+    away_since: Option<Instant>,
+    came_back: Option<Instant>,
+    wait: Duration,
+}
+
+impl Homecoming {
+    fn is_due(&mut self, is_away: bool, now: Instant) -> bool {
+        match (self.away_since, is_away) {
+            (None, true) => {
+                let is_soon = self.came_back.is_some_and(|at| now.duration_since(at) < AWAY.1);
+                self.wait = if is_soon { (self.wait * 2).min(AWAY.1) } else { AWAY.0 };
+                self.away_since = Some(now);
+                false
+            }
+            (Some(since), true) => {
+                let is_due = now.duration_since(since) >= self.wait;
+                if is_due {
+                    self.away_since = Some(now);
+                }
+                is_due
+            }
+            (Some(_), false) => {
+                (self.away_since, self.came_back) = (None, Some(now));
+                false
+            }
+            (None, false) => false,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_node_that_is_lost_again_and_again_is_tried_less_and_less_often() {
+        let (mut homecoming, start) = (Homecoming::default(), Instant::now());
+        let mut looks = |is_away: bool, at_s: u64| homecoming.is_due(is_away, start + Duration::from_secs(at_s));
+        assert!(!looks(false, 0) && !looks(true, 2) && !looks(true, 10));
+        assert!(looks(true, 12), "ten seconds after it was lost");
+        assert!(!looks(true, 20) && looks(true, 22), "and every ten seconds");
+        assert!(!looks(false, 24) && !looks(true, 30) && !looks(true, 48));
+        assert!(looks(true, 50), "lost again soon: twenty");
+        assert!(!looks(false, 52) && !looks(true, 372) && looks(true, 382), "it was there for long: ten again");
     }
 }

@@ -198,3 +198,51 @@ fn a_client_follows_its_file_and_mistakes_change_nothing() {
     write(&bed.with(&[2]).to_toml());
     until("it goes through the third", || bed.connections(2) == 1 && !client.is_direct());
 }
+
+/// Else each restart of a node would leave its clients with those that were not restarted.
+#[test]
+fn a_client_goes_back_to_its_node_when_that_is_there_again() {
+    let mut cluster = Cluster::start(2, |config| {
+        Cluster::on_sockets(config);
+        config.cluster.request_timeout_ms = 20_000;
+    });
+    let meta = impresario_server::start(&cluster.config, "meta").unwrap();
+    let dir = cluster.dir.path().to_owned();
+    let node = |n: usize| format!("unix:{}", dir.join(format!("io.{n}")).display());
+    let io = (0..2).map(|n| cluster.start_io(|io| io.address = node(n))).collect();
+    let mut bed = Bed { cluster, _meta: meta, io };
+    let config = bed.with(&[0, 1]);
+    let client = bed.client(&config);
+    client.follow(&config);
+    let file = client.create("f", CreateOptions::default()).unwrap();
+    let removed = client.create("removed", CreateOptions::default()).unwrap();
+    removed.write_at(b"still here", 0).unwrap();
+    client.unlink("removed").unwrap();
+    drop(bed.io.remove(0));
+    let mut count = 0;
+    let mut write = || {
+        assert_eq!(file.write_at(&pattern(count, PIECE), count * PIECE as u64).unwrap(), PIECE);
+        client.mkdir(format!("d{count}"), 0o755, 0, 0).unwrap();
+        count += 1;
+    };
+    write();
+    assert!(client.is_away());
+    assert!(!client.return_home(&config).unwrap(), "it is not there");
+    write();
+    let _again = impresario_server::start(&bed.cluster.config, "io.0").unwrap();
+    until("it goes back", || {
+        write();
+        !client.is_away()
+    });
+    write();
+    file.sync().unwrap();
+    for piece in 0..count {
+        let mut back = vec![0; PIECE];
+        file.read_at(&mut back, piece * PIECE as u64).unwrap();
+        assert!(back == pattern(piece, PIECE), "piece {piece}");
+        client.rmdir(format!("d{piece}")).unwrap();
+    }
+    let mut bytes = [0; 10];
+    assert_eq!(removed.read_at(&mut bytes, 0).unwrap(), 10);
+    assert_eq!(&bytes, b"still here");
+}
