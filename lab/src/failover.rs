@@ -194,7 +194,7 @@ fn fail_and_heal(
     let used_before = if case.hangs { None } else { Some(0) };
     match case.hangs {
         true => cluster.resume(case.server)?,
-        false => cluster.start_again(case.server)?,
+        false => cluster.launch(case.server)?,
     }
     let back = Instant::now();
     go_on(&rounds(), ROUNDS_AFTER)?;

@@ -330,12 +330,12 @@ impl Outbox {
     fn give_sign_at(self: &Arc<Self>, now_ms: u64) {
         let every_ms = SIGN_EVERY.as_millis() as u64;
         let waited_ms = now_ms.saturating_sub(self.waits_ms.swap(now_ms, Ordering::Relaxed));
-        let signed_ms = self.signed_ms.load(Ordering::Relaxed);
         let begins = waited_ms > 2 * every_ms;
-        if begins || now_ms.saturating_sub(signed_ms) >= every_ms {
+        let is_due = now_ms.saturating_sub(self.signed_ms.load(Ordering::Relaxed)) >= every_ms;
+        if begins || is_due {
             self.signed_ms.store(now_ms, Ordering::Relaxed);
         }
-        if begins || now_ms.saturating_sub(signed_ms) < every_ms {
+        if begins || !is_due {
             return;
         }
         let is_free = {

@@ -138,7 +138,7 @@ impl OwnCluster {
         };
         let servers: Vec<(String, String)> =
             cluster.config.servers().map(|s| (s.name().into(), s.address().into())).collect();
-        servers.iter().try_for_each(|(name, _)| cluster.start_again(name))?;
+        servers.iter().try_for_each(|(name, _)| cluster.launch(name))?;
         let deadline = Instant::now() + START_PATIENCE;
         let access = Access::of(&cluster.config, KeyRole::Client);
         for (name, address) in &servers {
@@ -224,8 +224,8 @@ impl OwnCluster {
         self.children.signal(server, libc::SIGCONT)
     }
 
-    /// Starts a server process (that has been killed); does not wait until it responds.
-    pub fn start_again(&mut self, server: &str) -> Result<()> {
+    /// Starts a server process, also one that was killed; does not wait until it responds.
+    pub fn launch(&mut self, server: &str) -> Result<()> {
         let dir = self.dir.path();
         let description = dir.join("impresario.toml").display().to_string();
         let arguments = ["serve".into(), description, "--name".into(), server.into()];

@@ -218,7 +218,8 @@ impl MetaDirectory {
                 %dir,
                 given,
                 from,
-                "the metadata folder is older than objects of the data servers, as one that was restored from a copy is; new                  files get keys behind theirs. `impresario fsck` finds what was lost"
+                "the metadata folder is older than objects of the data servers, as one that was restored from a copy is; new \
+                 files get keys behind theirs. `impresario fsck` finds what was lost"
             );
             keys.next = from + KEYS_WITHOUT_OBJECTS;
         }
