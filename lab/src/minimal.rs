@@ -19,6 +19,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 use impresario_base::lock::{Mutex, MutexGuard, RwLock};
+use impresario_base::unpaced;
 use impresario_layout::Layout;
 
 use impresario_workload::access::{FileIo, Identity, Moved, Process, Target};
@@ -187,7 +188,7 @@ impl Target for Minimal {
 
     fn connect(&self, _: Identity) -> Result<Box<dyn Process>> {
         let streams = self.servers.iter().map(|address| {
-            let stream = TcpStream::connect_timeout(address, PATIENCE)
+            let stream = unpaced::connect(address, PATIENCE)
                 .with_context(|| format!("connecting to the minimal server at {address}"))?;
             stream.set_nodelay(true)?;
             stream.set_read_timeout(Some(PATIENCE))?;

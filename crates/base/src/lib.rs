@@ -16,6 +16,7 @@ pub mod slab;
 pub mod statistics;
 pub mod time;
 pub mod units;
+pub mod unpaced;
 
 pub use durable::Durable;
 pub use histogram::Histogram;

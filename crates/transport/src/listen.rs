@@ -8,6 +8,8 @@ use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use impresario_base::unpaced;
+
 use crate::Stream;
 
 /// Connections that the kernel keeps until they are accepted: a crowd that comes at once, such as the clients of a large job.
@@ -71,6 +73,7 @@ impl Listening {
             };
             fail(reason, Some(error))
         })?;
+        unpaced::unpace_accepted(&listener);
         prepare(&listener).map_err(|error| fail(error.to_string(), Some(error)))?;
         Ok(Listening(Bound::Tcp(listener)))
     }
@@ -88,6 +91,7 @@ impl Listening {
         match &self.0 {
             Bound::Tcp(listener) => {
                 let (stream, peer) = listener.accept()?;
+                unpaced::settle(&stream);
                 stream.set_nonblocking(false)?;
                 Ok((Stream::from_tcp(stream, tick)?, peer.to_string()))
             }

@@ -11,6 +11,7 @@ use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use impresario_base::lock::Mutex;
+use impresario_base::unpaced;
 use impresario_config::Address;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::sockopt::{self, Timeout};
@@ -226,7 +227,7 @@ fn connect_tcp(host: &str, port: u16, timeout: Duration) -> io::Result<TcpStream
         if left.is_zero() {
             return Err(io::ErrorKind::TimedOut.into());
         }
-        match TcpStream::connect_timeout(&address, left) {
+        match unpaced::connect(&address, left) {
             // A connection to a free local port can connect to itself if our side was assigned that port.
             Ok(stream) if stream.local_addr()? == address => last = io::ErrorKind::ConnectionRefused.into(),
             Ok(stream) => return Ok(stream),

@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 use impresario_base::units::show_seconds;
+use impresario_base::unpaced;
 use impresario_sched::PolicySpec;
 use impresario_workload::children::Children;
 use impresario_workload::cluster::{self, OwnCluster, Plan};
@@ -133,6 +134,7 @@ pub(crate) fn minimal_cluster(servers: usize, dir: &Path, stop: &Stop) -> Result
 
 pub fn minimal_server(args: &MinimalServerArgs) -> Result<ExitCode> {
     let listener = TcpListener::bind("127.0.0.1:0").context("listening on 127.0.0.1")?;
+    unpaced::unpace_accepted(&listener);
     let new = args.address_file.with_extension("new");
     std::fs::write(&new, listener.local_addr()?.to_string())?;
     std::fs::rename(&new, &args.address_file)?;

@@ -14,6 +14,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use impresario_base::lock::Mutex;
+use impresario_base::unpaced;
 use impresario_engine::CachedReads;
 use impresario_node::Readiness;
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
@@ -134,6 +135,7 @@ impl Connection {
     ) -> std::io::Result<Arc<Connection>> {
         socket.set_nonblocking(true)?;
         socket.set_nodelay(true)?;
+        unpaced::settle(&socket);
         let wake = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
         Ok(Arc::new(Connection {
             id,

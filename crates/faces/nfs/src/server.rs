@@ -8,6 +8,7 @@ use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use impresario_base::lock::{Condvar, Mutex};
+use impresario_base::unpaced;
 use impresario_engine::workers::Workers;
 use impresario_engine::{Engine, EngineConfig};
 use impresario_foresight::ALONE_MAX;
@@ -122,6 +123,7 @@ pub fn start(settings: Settings) -> Result<Running, String> {
     let mut listeners = Vec::new();
     for address in &settings.listen {
         let listener = TcpListener::bind(address).map_err(|e| system(&format!("cannot listen on {address}"), e))?;
+        unpaced::unpace_accepted(&listener);
         listener.set_nonblocking(true).map_err(|e| system("cannot listen", e))?;
         listeners.push(listener);
     }
