@@ -121,6 +121,17 @@ impl Tally {
     }
 }
 
+/// A reader has come to other blocks.
+struct Step<'a> {
+    reader: Reader,
+    /// What it is to hold there.
+    wanted: &'a [u64],
+    may: &'a mut dyn FnMut(u64) -> bool,
+    /// Bytes that were let go to make room, and whose room is not taken yet.
+    spare_bytes: u64,
+    actions: Vec<Action>,
+}
+
 /// One file's blocks.
 #[derive(Debug)]
 pub struct BlockCache {
@@ -186,8 +197,8 @@ impl BlockCache {
         })
     }
 
-    /// A reader has read these bytes. `may` grants or refuses each number of bytes to prefetch; refused blocks are
-    /// requested again when the reader reaches them. An empty read, as at the end of the file, changes nothing.
+    /// A reader has read these bytes. `may` grants or refuses each number of bytes to prefetch beyond what is held now; refused
+    /// blocks take the room of those that the reader has left behind, or are requested again when it reaches them. An empty read, as at the end of the file, changes nothing.
     pub fn access(
         &mut self,
         reader: Reader,
@@ -221,18 +232,19 @@ impl BlockCache {
         plan: &dyn Plan,
         may: &mut dyn FnMut(u64) -> bool,
     ) -> Vec<Action> {
-        let mut actions = Vec::new();
         let window = self.readers.entry(reader).or_default();
         if window.settled_at() == Some(touched) {
-            return actions;
+            return Vec::new();
         }
         let moved_from = window.move_to(touched);
         self.moved(moved_from, touched.1);
         let wanted = self.wanted(touched, plan);
+        let mut step = Step { reader, wanted: &wanted, may, spare_bytes: 0, actions: Vec::new() };
         let mut refused = false;
         for &block in &wanted {
-            refused |= !self.touch(reader, block, bytes, plan, may, &mut actions);
+            refused |= !self.touch(&mut step, block, bytes, plan);
         }
+        let mut actions = step.actions;
         self.shrink(reader, &wanted, plan, &mut actions);
         self.let_linger_go(&mut actions);
         if let Some(window) = self.readers.get_mut(&reader).filter(|_| !refused) {
@@ -327,17 +339,9 @@ impl BlockCache {
         wanted
     }
 
-    /// A reader takes a block, or has it already. False when it had to be brought in and `may` refused.
-    fn touch(
-        &mut self,
-        reader: Reader,
-        block: u64,
-        read: &Range<u64>,
-        plan: &dyn Plan,
-        may: &mut dyn FnMut(u64) -> bool,
-        actions: &mut Vec<Action>,
-    ) -> bool {
-        let Some(window) = self.readers.get_mut(&reader) else { return true };
+    /// A reader takes a block, or has it already. False when it had to be brought in and there was no room.
+    fn touch(&mut self, step: &mut Step<'_>, block: u64, read: &Range<u64>, plan: &dyn Plan) -> bool {
+        let Some(window) = self.readers.get_mut(&step.reader) else { return true };
         if window.touch(block) {
             return true;
         }
@@ -348,7 +352,7 @@ impl BlockCache {
             if state.holders == 1 {
                 self.lingering.retain(|b| *b != block);
                 if state.asked_bytes() > 0 {
-                    actions.extend(plan.will_need_in(whole).into_iter().map(Action::Renew));
+                    step.actions.extend(plan.will_need_in(whole).into_iter().map(Action::Renew));
                 }
             }
         } else {
@@ -359,8 +363,8 @@ impl BlockCache {
             pieces.iter_mut().for_each(|p| p.end = p.end.min(end));
             pieces.retain(|p| p.start < p.end);
             let asked: u64 = pieces.iter().map(|p| p.end - p.start).sum();
-            if asked > 0 && !may(asked) {
-                if let Some(window) = self.readers.get_mut(&reader) {
+            if asked > 0 && !self.has_room(asked, step) {
+                if let Some(window) = self.readers.get_mut(&step.reader) {
                     window.forget(block);
                 }
                 return false;
@@ -371,8 +375,30 @@ impl BlockCache {
             self.tally.prefetched_bytes += asked;
             self.held_bytes += asked;
             self.blocks.insert(block, state);
-            actions.extend(pieces.into_iter().map(Action::Prefetch));
+            step.actions.extend(pieces.into_iter().map(Action::Prefetch));
         }
+        true
+    }
+
+    /// Whether so many bytes may be brought in. Where they may not, what the reader has left behind makes room for them, least
+    /// recently used first: it would else keep a reader whose window is larger than what it may hold from anything further.
+    fn has_room(&mut self, bytes: u64, step: &mut Step<'_>) -> bool {
+        if step.spare_bytes < bytes && (step.may)(bytes) {
+            return true;
+        }
+        while step.spare_bytes < bytes {
+            let held_bytes = self.held_bytes;
+            let window = self.readers.get_mut(&step.reader);
+            if let Some(block) = window.and_then(|window| window.evict_oldest_but(step.wanted)) {
+                self.left(block, &mut step.actions);
+            } else if let Some(block) = self.lingering.pop_front() {
+                self.drop_block(block, Some(&mut step.actions));
+            } else {
+                return false;
+            }
+            step.spare_bytes += held_bytes - self.held_bytes;
+        }
+        step.spare_bytes -= bytes;
         true
     }
 
@@ -387,14 +413,17 @@ impl BlockCache {
         while window.len() > self.geometry.cache_blocks {
             gone.extend(window.evict_oldest());
         }
-        for block in gone {
-            let Some(state) = self.blocks.get_mut(&block) else { continue };
-            state.holders -= 1;
-            if state.holders == 0 {
-                match self.awaited(block) {
-                    true => self.lingering.push_back(block),
-                    false => self.drop_block(block, Some(actions)),
-                }
+        gone.into_iter().for_each(|block| self.left(block, actions));
+    }
+
+    /// A reader holds a block no longer.
+    fn left(&mut self, block: u64, actions: &mut Vec<Action>) {
+        let Some(state) = self.blocks.get_mut(&block) else { return };
+        state.holders -= 1;
+        if state.holders == 0 {
+            match self.awaited(block) {
+                true => self.lingering.push_back(block),
+                false => self.drop_block(block, Some(actions)),
             }
         }
     }

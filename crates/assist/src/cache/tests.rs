@@ -137,6 +137,29 @@ fn refused_blocks_are_asked_for_again() {
     assert_eq!(c.access(1, 20..30, &whole, &mut |_| true), [Prefetch(0..200)]);
 }
 
+/// A program may hold less than its window: in a job with little memory, beside others. It stopped for good where that was full.
+#[test]
+fn a_window_larger_than_what_may_be_held_moves_on() {
+    let whole = map(&[(0, 0)], &[]);
+    for (readers, budget_blocks) in [(1, 3), (1, 7), (3, 5)] {
+        let mut c = cache(8, 4, 100_000);
+        for block in 0..900 {
+            for reader in 0..readers {
+                let held = c.held_bytes();
+                let mut granted = 0;
+                let mut may = |bytes: u64| {
+                    let fits = held + granted + bytes <= budget_blocks * BLOCK;
+                    granted += if fits { bytes } else { 0 };
+                    fits
+                };
+                c.access(reader, block * BLOCK..block * BLOCK + 10, &whole, &mut may);
+                assert!(c.held_bytes() <= budget_blocks * BLOCK, "{readers} readers hold {}", c.held_bytes());
+            }
+        }
+        assert!(c.tally().hits * 100 >= 99 * 900 * readers, "{readers} readers: {:?}", c.tally());
+    }
+}
+
 #[test]
 fn small_blocks_come_in_batches() {
     let whole = map(&[(0, 0)], &[]);

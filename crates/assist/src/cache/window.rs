@@ -64,6 +64,12 @@ impl Window {
         Some(block)
     }
 
+    pub(super) fn evict_oldest_but(&mut self, kept: &[u64]) -> Option<u64> {
+        let block = self.by_age.values().copied().find(|block| !kept.contains(block))?;
+        self.forget(block);
+        Some(block)
+    }
+
     pub(super) fn evict_where(&mut self, which: impl Fn(u64) -> bool) -> Vec<u64> {
         let mut gone: Vec<u64> = self.by_age.values().copied().filter(|b| which(*b)).collect();
         gone.sort_unstable();
