@@ -33,6 +33,8 @@ const KEPT_FOR_NS: u64 = 2_000_000_000;
 const KEPT_MAX: usize = 64;
 /// Extents of the indexes of all files, and of those on one user's account, at most: 28 bytes each.
 const INDEXED_MAX: (usize, usize) = (1 << 22, 1 << 21);
+/// Where others lack room, a file that nobody has read for so long holds nothing.
+const IDLE_NS: u64 = 5_000_000_000;
 /// Reports of closed files that are kept one by one.
 const CLOSED_MAX: usize = 10_000;
 
@@ -46,6 +48,8 @@ struct SharedFile {
     mapped_by: Option<u32>,
     /// On whose account its bytes are.
     payer: u32,
+    /// When a program last opened it, mapped it, or read it.
+    heard_of_ns: u64,
     /// For the workers.
     progress: Arc<Progress>,
     report: FileReport,
@@ -109,7 +113,8 @@ impl Files {
             let mut advisor = Advisor::new(monitored.clone(), size_bytes, &budget, self.stand_down, &self.device);
             advisor.may_be(formats::by_name(path));
             let (payer, programs) = (acting.uid, FxHashMap::default());
-            SharedFile { advisor, programs, expected: None, mapped_by: None, payer, progress: Arc::default(), report }
+            let (expected, mapped_by, progress) = (None, None, Arc::default());
+            SharedFile { advisor, programs, expected, mapped_by, payer, heard_of_ns: 0, progress, report }
         })
     }
 
@@ -136,9 +141,14 @@ impl Files {
         self.open.values().any(|file| file.expected.is_some())
     }
 
-    /// Files that no program has opened within the time are let go.
+    /// Files that no program has opened within the time are let go, and idle ones give others their room.
     pub(super) fn keep_house(&mut self, pool: &Pool, users: &mut Users, now_ns: u64) {
         self.expect_no_more(pool, users, |expected| now_ns >= expected.until_ns);
+        let short = users.take_short();
+        let is_idle = |file: &SharedFile| now_ns.saturating_sub(file.heard_of_ns) >= IDLE_NS && file.expected.is_none();
+        for file in self.open.values_mut().filter(|file| short.concerns(file.payer) && is_idle(file)) {
+            file.let_go(users);
+        }
     }
 
     /// A program is gone: it opens no file again.
@@ -176,6 +186,7 @@ impl Files {
             file.submit(&Acting { fd: &expected.fd, inside: None, ..*acting }, Work::Close { last: false });
             file.depart(acting, users, expected.program.filter(|before| *before != program));
         }
+        file.heard_of_ns = now_ns;
         file.advise(acting, users, |advisor, may| advisor.opened(program, now_ns, may));
         let (times, _) = file.programs.entry(program).or_insert((0, acting.uid));
         file.report.programs += u64::from(*times == 0);
@@ -188,6 +199,7 @@ impl Files {
     /// A program has read.
     pub(super) fn read(&mut self, acting: &Acting<'_>, reader: Reader, read: &Read, users: &mut Users) {
         let Some(file) = self.open.get_mut(&acting.id) else { return };
+        file.heard_of_ns = read.now_ns;
         file.report.reads += 1;
         file.report.read_bytes += read.bytes.end - read.bytes.start;
         file.report.read_ns = file.report.read_ns.saturating_add(read.duration_ns);
@@ -215,7 +227,7 @@ impl Files {
         now_ns: u64,
     ) {
         let Some(file) = self.open.get_mut(&acting.id) else { return };
-        file.mapped_by = Some(pid);
+        (file.mapped_by, file.heard_of_ns) = (Some(pid), now_ns);
         file.advise(acting, users, |advisor, may| advisor.mapped(program, bytes, now_ns, may));
         self.watch(acting);
     }
@@ -403,6 +415,9 @@ impl SharedFile {
             fits
         });
         self.report.refused += refused;
+        if refused > 0 {
+            users.is_short(self.payer, held);
+        }
         users.held(self.payer, held, self.advisor.held_bytes());
         self.perform(actions, acting);
     }
@@ -425,6 +440,15 @@ impl SharedFile {
             users.held(self.payer, held, 0);
             users.held(uid, 0, held);
             self.payer = uid;
+        }
+    }
+
+    /// Nothing is held for its programs until they read on. What was brought in is the kernel's to keep.
+    fn let_go(&mut self, users: &mut Users) {
+        let held = self.advisor.held_bytes();
+        if held > 0 {
+            self.programs.keys().for_each(|program| drop(self.advisor.depart(*program)));
+            users.held(self.payer, held, self.advisor.held_bytes());
         }
     }
 
@@ -508,7 +532,7 @@ mod tests {
 
     use super::*;
     use crate::backend::{Backends, Brought};
-    use crate::config::{Entry, Limits};
+    use crate::config::{Entry, Limits, Region};
 
     const MIB: u64 = 1 << 20;
     const PATH: &str = "/data/a.parquet";
@@ -633,6 +657,41 @@ mod tests {
         setting.act(1, |files, acting, _, users| files.closed(acting, 2, users, 0));
         setting.act(1, |files, acting, _, users| files.left(acting.pool, 2, users));
         assert_eq!(setting.users.held_bytes(), 0);
+    }
+
+    /// A program that keeps many files open. The first ones kept all room, whatever it read later.
+    #[test]
+    fn a_file_that_nobody_reads_gives_others_its_room() {
+        let mut setting = Setting::new();
+        let entry = Entry { will_need: vec![Region { offset: 0, length: 0 }], ..Entry::new(PATH) };
+        let regions = RegionMap::of(&entry);
+        setting.monitored = Arc::new(Monitored { key: PATH.into(), entry, regions, learnt: None });
+        setting.users = Users::new(Limits::default(), Budget { per_user: 6 * MIB, ..Budget::default() }, 1 << 40);
+        let second_ns = 1_000_000_000;
+        let read = |setting: &mut Setting, ino: u64, at: u64, now_ns: u64| {
+            let read = Read { bytes: at..at + 10, duration_ns: 0, now_ns };
+            let reader = Reader { program: 1, thread: 1 };
+            setting.act(ino, |files, acting, _, users| files.read(acting, reader, &read, users));
+        };
+        let held = |setting: &Setting, ino| setting.files.open[&FileId { dev: 1, ino }].advisor.held_bytes();
+        setting.open(1, 8 * MIB);
+        setting.open(2, 8 * MIB);
+        read(&mut setting, 1, 0, 0);
+        assert!(held(&setting, 1) >= 4 * MIB, "{}", held(&setting, 1));
+        for second in 0..20 {
+            read(&mut setting, 2, second * 1000, second * second_ns);
+            setting.act(1, |files, acting, _, users| files.keep_house(acting.pool, users, second * second_ns));
+            assert!(setting.users.held_bytes() <= 6 * MIB);
+        }
+        assert_eq!(held(&setting, 1), 0);
+        assert!(held(&setting, 2) >= 4 * MIB, "{}", held(&setting, 2));
+        // While nobody lacks room, a file keeps what it has.
+        setting.act(1, |files, acting, _, users| files.keep_house(acting.pool, users, 1000 * second_ns));
+        assert!(held(&setting, 2) >= 4 * MIB);
+        // And the first one is advised again as soon as there is room.
+        setting.act(2, |files, acting, _, users| files.closed(acting, 1, users, 0));
+        read(&mut setting, 1, 2 * MIB, 1001 * second_ns);
+        assert!(held(&setting, 1) >= 4 * MIB);
     }
 
     /// A program that opens a file for each read of it, as those of Zarr do.

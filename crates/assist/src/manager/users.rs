@@ -1,6 +1,6 @@
 //! What each user's programs hold in the manager, and what they may.
 
-use rustc_hash::FxHashMap;
+use rustc_hash::{FxHashMap, FxHashSet};
 
 use crate::config::{Budget, Limits};
 
@@ -16,6 +16,21 @@ struct Use {
     held_bytes: u64,
 }
 
+/// Who lacked room for what was to be brought in.
+#[derive(Debug, Default)]
+pub(super) struct Short {
+    /// The node had none: everybody.
+    node: bool,
+    users: FxHashSet<u32>,
+}
+
+impl Short {
+    /// Whether what a user holds is in the way.
+    pub(super) fn concerns(&self, uid: u32) -> bool {
+        self.node || self.users.contains(&uid)
+    }
+}
+
 /// Programs, open files and bytes of all users.
 #[derive(Debug)]
 pub(super) struct Users {
@@ -25,13 +40,14 @@ pub(super) struct Users {
     held_bytes: u64,
     ring_bytes: u64,
     users: FxHashMap<u32, Use>,
+    short: Short,
 }
 
 impl Users {
     /// With the limits of the configuration and, where its budget is 0, `node_bytes` for the node.
     pub(super) fn new(limits: Limits, budget: Budget, node_bytes: u64) -> Users {
-        let mut users =
-            Users { limits, budget, node_bytes: 0, held_bytes: 0, ring_bytes: 0, users: FxHashMap::default() };
+        let (users, short) = (FxHashMap::default(), Short::default());
+        let mut users = Users { limits, budget, node_bytes: 0, held_bytes: 0, ring_bytes: 0, users, short };
         users.set_node_bytes(node_bytes);
         users
     }
@@ -107,6 +123,22 @@ impl Users {
         let node = self.node_bytes.saturating_sub(self.held_bytes);
         let user = self.per_user_bytes().saturating_sub(user);
         node.min(user).min(self.per_file_bytes().saturating_sub(file_held_bytes))
+    }
+
+    /// A user had no room for more of a file for which `file_held_bytes` are held. Where that is the file's own limit, nobody else
+    /// is in its way.
+    pub(super) fn is_short(&mut self, uid: u32, file_held_bytes: u64) {
+        let of_file = self.per_file_bytes().saturating_sub(file_held_bytes);
+        if self.node_bytes.saturating_sub(self.held_bytes) < of_file {
+            self.short.node = true;
+        } else if self.room_bytes(uid, file_held_bytes) < of_file && self.users.contains_key(&uid) {
+            self.short.users.insert(uid);
+        }
+    }
+
+    /// Who was short of room since the last call.
+    pub(super) fn take_short(&mut self) -> Short {
+        std::mem::take(&mut self.short)
     }
 
     /// What a file holds on a user's account changed.
