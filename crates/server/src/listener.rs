@@ -30,9 +30,9 @@ pub use together::before_waiting;
 
 use crate::addresses::Addresses;
 use crate::complaints::Complaints;
-use crate::failures::Failures;
 use crate::connection::{Connection, Reply};
 use crate::export::Exports;
+use crate::failures::Failures;
 use crate::outbox::{self, Outbox, STACK_BYTES};
 use crate::payload::{Buffer, PayloadPool};
 

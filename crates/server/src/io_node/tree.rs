@@ -243,7 +243,8 @@ impl Storage for Tree {
     }
 
     fn stat(&self, file: FileKey, _: &Layout) -> Result<ObjectInfo, Fault> {
-        let attr = self.backend().attr(&self.file(file)?.handle).map_err(|error| self.storage_failed(error, "looking"))?;
+        let attr =
+            self.backend().attr(&self.file(file)?.handle).map_err(|error| self.storage_failed(error, "looking"))?;
         Ok(ObjectInfo { size: attr.size_bytes, mtime: time(attr.mtime), used_bytes: attr.used_bytes, made: 1 })
     }
 
