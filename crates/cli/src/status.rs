@@ -9,6 +9,7 @@ use impresario_base::units::{parse_duration, show_bytes, show_seconds};
 use impresario_client::{Access, KeyRole};
 use impresario_config::{Config, Server};
 use impresario_sched::PolicySpec;
+use impresario_wire::ClusterId;
 use serde_json::{Value, json};
 
 use crate::{load, nfs, print};
@@ -17,8 +18,8 @@ use crate::{load, nfs, print};
 ///
 /// One line for each server of the configuration: its policy with parameters that differ from the defaults, queued
 /// requests, requests in flight to the device or to the servers below, completed requests, the mean arriving request
-/// and the mean dispatched batch, and the mean times in the queue and below. A server that does not answer is shown as
-/// such, and the exit status is 1. Further lines show the statistics of each modelled device and, for each scheduler,
+/// and the mean dispatched batch, and the mean times in the queue and below. A server that does not answer, or at
+/// whose address another one does, is shown as such, and the exit status is 1. Further lines show the statistics of each modelled device and, for each scheduler,
 /// its cost model and how far measured times correct it, how many requests came that earlier runs had foretold, and the
 /// jobs and users whose requests took most time lately, and the limits that withhold requests at present.
 ///
@@ -69,6 +70,12 @@ impl State {
     /// The error, if there is no report.
     pub fn error(&self) -> Option<String> {
         self.report.as_ref().err().cloned()
+    }
+
+    /// The name of the server that answers instead.
+    fn stranger(&self) -> Option<&str> {
+        let name = self.report.as_ref().ok()?.get("name")?.as_str()?;
+        (name != self.name).then_some(name)
     }
 
     /// A figure of its engine; `None` if the report has none.
@@ -139,10 +146,32 @@ pub fn ask_all(config: &Config) -> Vec<State> {
             report.and_then(|text| serde_json::from_str(&text).map_err(|e| format!("answered with invalid JSON: {e}")));
         State { name: server.name().into(), role, address: server.address().into(), device, report }
     };
-    std::thread::scope(|scope| {
+    let mut states: Vec<State> = std::thread::scope(|scope| {
         let asked: Vec<_> = config.servers().map(|server| scope.spawn(move || ask(server))).collect();
         asked.into_iter().filter_map(|thread| thread.join().ok()).collect()
-    })
+    });
+    refuse_strangers(&mut states);
+    states
+}
+
+/// Another server may answer at the address of one: of another name, or of another cluster than the metadata server's.
+fn refuse_strangers(states: &mut [State]) {
+    // Zeros while a server does not know its cluster.
+    let cluster_of = |report: &Value| report.get("cluster")?.as_str()?.parse::<ClusterId>().ok();
+    let meta = states.iter().find(|state| state.role == "meta" && state.stranger().is_none());
+    let cluster = meta.and_then(|state| cluster_of(state.report.as_ref().ok()?));
+    for state in states {
+        let Ok(report) = &state.report else { continue };
+        let other = cluster_of(report).filter(|other| cluster.is_some_and(|cluster| cluster != *other));
+        let why = match (state.stranger(), other) {
+            (Some(stranger), _) => stranger.to_string(),
+            (None, Some(other)) => format!("a server of another cluster, {other},"),
+            (None, None) => continue,
+        };
+        let name = &state.name;
+        state.report =
+            Err(format!("{why} answers there; correct the address of {name}, or stop that server and start {name}"));
+    }
 }
 
 pub fn run(args: Args) -> anyhow::Result<ExitCode> {
@@ -221,6 +250,7 @@ fn table(config: &Config, states: &[State]) -> String {
         out += line.trim_end();
         out.push('\n');
     }
+    states.iter().filter_map(failures).for_each(|line| out += &line);
     states.iter().filter_map(modelled).for_each(|line| out += &line);
     states.iter().filter_map(cost).for_each(|line| out += &line);
     states.iter().filter_map(earlier_runs).for_each(|line| out += &line);
@@ -228,6 +258,17 @@ fn table(config: &Config, states: &[State]) -> String {
     states.iter().for_each(|state| out += &limits(state));
     states.iter().filter_map(locks).for_each(|line| out += &line);
     out
+}
+
+/// What the file system below a server has failed; `None` if nothing.
+fn failures(state: &State) -> Option<String> {
+    let failures = state.report.as_ref().ok()?.get("failures")?;
+    let told = failures.get("kinds")?.as_object()?.iter().filter_map(|(kind, failed)| {
+        let (count, last_s) = (failed.get("count")?.as_u64()?, failed.get("last_s")?.as_f64()?);
+        Some(format!("{kind} {count} times, {} ago", show_seconds(last_s)))
+    });
+    let (place, told) = (failures.get("place")?.as_str()?, told.collect::<Vec<_>>().join("; "));
+    Some(format!("{}: THE FILE SYSTEM OF {place} FAILED: {told}; see dmesg on its machine\n", state.name))
 }
 
 /// The file locks that the metadata server keeps; `None` where there are none.
@@ -390,6 +431,17 @@ mod tests {
             device: None,
             report,
         };
+        let mut strangers = [
+            State { role: "meta", ..state("meta", Ok(json!({"name": "meta", "cluster": "00000000000000aa"}))) },
+            state("io.0", Ok(json!({"name": "io.1", "cluster": "00000000000000aa"}))),
+            state("io.2", Ok(json!({"name": "io.2", "cluster": "00000000000000bb"}))),
+            state("io.3", Ok(json!({"name": "io.3", "cluster": "0000000000000000"}))),
+        ];
+        refuse_strangers(&mut strangers);
+        let errors = strangers.map(|state| state.error().unwrap_or_default());
+        assert!(errors[0].is_empty() && errors[3].is_empty(), "{errors:?}");
+        assert!(errors[1].starts_with("io.1 answers there; correct the address of io.0"), "{errors:?}");
+        assert!(errors[2].contains("another cluster, 00000000000000bb"), "{errors:?}");
         let meta = |held, restoring| {
             state(
                 "meta",

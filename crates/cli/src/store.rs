@@ -104,7 +104,8 @@ pub enum Command {
     /// on. This command copies the files that are striped over the server to the others, with the admin key where keys are
     /// used. A file is copied while no one has it open: one that is in use, or changes meanwhile, is named and tried again every
     /// two seconds, until nothing could be copied for as long as --wait says; then the exit status is 1. For half a minute after
-    /// a start of the metadata server, or after a client with open files was lost, no file is copied. When the server
+    /// a start of the metadata server, or after a client with open files was lost, no file is copied. It ends when the file no longer
+    /// says that the server is draining. When the server
     /// holds nothing, the metadata server notes that; stop the server then and write state = "retired". Its section stays: it
     /// keeps the numbers of the servers behind it. The command can be stopped or killed at any time and run again.
     #[command(after_long_help = "Examples:
@@ -276,13 +277,16 @@ fn judged(error: MoveError) -> anyhow::Error {
 struct DrainTeller {
     is_told: bool,
     told: Option<Instant>,
+    /// That files are waited for is told once in any case: it may take long.
+    has_waited: bool,
     stop: Arc<AtomicBool>,
 }
 
 impl DrainWatcher for DrainTeller {
     fn tell(&mut self, so_far: &Drained, has_walked: bool) {
         let is_due = has_walked || self.told.is_none_or(|told| told.elapsed() >= TELL_EVERY);
-        if !self.is_told || !is_due {
+        let begins_to_wait = has_walked && !so_far.is_empty && !std::mem::replace(&mut self.has_waited, true);
+        if !(begins_to_wait || self.is_told && is_due) {
             return;
         }
         self.told = Some(Instant::now());
@@ -296,6 +300,9 @@ impl DrainWatcher for DrainTeller {
             let more = if *remaining > some.len() as u64 { ", …" } else { "" };
             text += &format!("; waiting for {remaining} files in use: {}{more}", some.join(", "));
         }
+        if has_walked && *remaining == 0 && *objects > 0 {
+            text += "; waiting for them to be removed";
+        }
         if let Some(why) = unsure.as_ref().filter(|_| has_walked) {
             text += &format!("; looking again: {why}");
         }
@@ -308,7 +315,7 @@ impl DrainWatcher for DrainTeller {
 }
 
 fn drain(config: &Config, options: &DrainOptions, is_told: bool) -> anyhow::Result<ExitCode> {
-    let mut teller = DrainTeller { is_told, told: None, stop: stop_at(&[SIGINT, SIGTERM])? };
+    let mut teller = DrainTeller { is_told, told: None, has_waited: false, stop: stop_at(&[SIGINT, SIGTERM])? };
     let name = &options.name;
     let done = draining::drain(config, options, &mut teller).map_err(|error| match error {
         DrainError::Unsuitable(why) => usage(why),

@@ -154,6 +154,17 @@ fn status_shows_servers_that_do_not_answer_and_exits_1() {
     let answers: Vec<bool> =
         told["servers"].as_array().unwrap().iter().map(|s| s["answers"].as_bool().unwrap()).collect();
     assert_eq!(answers, [true, false, false], "{told}");
+    // Another one answers at the address of data.1, and something that says nothing at that of the metadata server.
+    let silent = TcpListener::bind(&cluster.config.meta.address).unwrap();
+    let (first, rest) = cluster.config.data.split_first_mut().unwrap();
+    std::mem::swap(&mut first.address, &mut rest[0].address);
+    cluster.rewrite();
+    let ran = run(["status".as_ref(), cluster.path.as_os_str()]);
+    assert_eq!(ran.code, 1, "{ran:?}");
+    assert!(ran.out.contains("DOES NOT ANSWER: data.0 answers there; correct the address of data.1"), "{ran:?}");
+    let mut reasons = ran.out.lines().filter_map(|line| Some(line.split_once("DOES NOT ANSWER: ")?.1));
+    assert!(reasons.all(|why| !why.starts_with([' ', '('])), "a server without a name: {ran:?}");
+    drop(silent);
 }
 
 #[test]

@@ -577,3 +577,24 @@ fn a_client_that_was_cut_off_finds_its_open_files_stale_and_no_zeros() {
     drop((read, written, small));
     fsck_is_clean(&cluster);
 }
+
+/// The command says what it waits for, also where nobody follows its progress, and ends when its server is to be kept after all.
+#[test]
+fn the_command_ends_when_the_state_is_taken_back() {
+    let mut cluster = start(0);
+    let client = client(&cluster.config, 1);
+    write_file(&client, "held", &pattern(1, 1, 0, 300_000));
+    let held = client.open(b"held", true).unwrap();
+    say(&mut cluster, DataState::Draining);
+    let words = ["store", "drain", cluster.path.to_str().unwrap(), "--name", NAME];
+    let mut command = Process::start(words, &cluster.dir.path().join("drain.log"));
+    let waits =
+        eventually("it says what it waits for", || Some(command.log()).filter(|log| log.contains("waiting for")));
+    assert!(waits.contains("files in use: held (") && waits.contains("objects left"), "{waits}");
+    say(&mut cluster, DataState::Active);
+    let ended = command.wait();
+    let log = command.log();
+    assert!(ended.code() == Some(1) && log.contains("data.1 is not draining any more in "), "{ended}: {log}");
+    assert!(uses_it(&client, "held"));
+    held.close().unwrap();
+}

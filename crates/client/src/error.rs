@@ -16,18 +16,20 @@ pub struct Peer {
 
 impl std::fmt::Display for Peer {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        match self.name.is_empty() {
-            true => write!(f, "{}", self.address),
-            false => write!(f, "{} ({})", self.name, self.address),
-        }
+        f.write_str(&named(&self.name, &self.address))
     }
+}
+
+/// A server by name and address; by its address alone where the name is not known.
+fn named(name: &str, address: &str) -> String {
+    if name.is_empty() { address.into() } else { format!("{name} ({address})") }
 }
 
 /// Why a call failed.
 #[derive(Clone, Debug, thiserror::Error)]
 pub enum ClientError {
     /// No connection, or no answer, until the deadline.
-    #[error("{} ({}) could not be reached within {:.1} s: {cause}", .server, .address, .waited.as_secs_f64())]
+    #[error("{} could not be reached within {:.1} s: {cause}", named(.server, .address), .waited.as_secs_f64())]
     Unreachable {
         /// The server.
         server: String,

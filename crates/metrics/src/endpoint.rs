@@ -1,5 +1,6 @@
 //! `GET /metrics` over HTTP/1.1, for scrapers on a monitoring network. Every wait and every buffer has a bound: a few
-//! threads serve one request for each connection.
+//! connections are served at a time, one request each. When all places are taken, a newcomer gets that of the connection that
+//! has kept the server waiting longest, so peers that say nothing cannot keep a scraper out.
 
 use std::io::{Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
@@ -8,12 +9,15 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use impresario_base::lock::{Condvar, Mutex};
 use serde_json::Value;
 
 use crate::text;
 
-/// Threads: a scraper that stalls does not keep others waiting.
-const THREADS: usize = 4;
+/// Connections that are served at a time, each on a thread of its own.
+const CONNECTIONS_MAX: usize = 16;
+/// How long a newcomer waits for a place while no other connection keeps the server waiting.
+const PLACE_WAIT_MAX: Duration = Duration::from_secs(1);
 /// Maximum bytes of a request's head.
 const HEAD_MAX_BYTES: usize = 8 << 10;
 /// How long one request may take, from its connection to its last byte.
@@ -33,7 +37,7 @@ pub struct OpenError {
 pub struct Endpoint {
     shared: Arc<Shared>,
     address: SocketAddr,
-    threads: Vec<JoinHandle<()>>,
+    acceptor: Option<JoinHandle<()>>,
 }
 
 struct Shared {
@@ -41,6 +45,40 @@ struct Shared {
     server: String,
     status: Box<dyn Fn() -> Value + Send + Sync>,
     stopping: AtomicBool,
+    /// The connections that are served, oldest first.
+    served: Mutex<Vec<Served>>,
+    fewer: Condvar,
+}
+
+/// A connection's place among those that are served, until this value is dropped.
+struct Place {
+    shared: Arc<Shared>,
+    stream: Arc<TcpStream>,
+}
+
+impl Place {
+    fn set_in_hand(&self, is_in_hand: bool) {
+        let mut served = self.shared.served.lock();
+        let own = served.iter_mut().find(|served| Arc::ptr_eq(&served.stream, &self.stream));
+        own.into_iter().for_each(|served| served.is_in_hand = is_in_hand);
+        drop(served);
+        // A newcomer may want the place.
+        self.shared.fewer.notify_all();
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        self.shared.served.lock().retain(|served| !Arc::ptr_eq(&served.stream, &self.stream));
+        self.shared.fewer.notify_all();
+    }
+}
+
+/// A connection that is served.
+struct Served {
+    stream: Arc<TcpStream>,
+    /// Its request is here, and its answer is being made: it waits for the server, and not the server for it.
+    is_in_hand: bool,
 }
 
 impl Endpoint {
@@ -54,16 +92,19 @@ impl Endpoint {
         let failed = |source| OpenError { address, source };
         let listener = TcpListener::bind(address).map_err(failed)?;
         let address = listener.local_addr().map_err(failed)?;
-        let shared =
-            Shared { listener, server: server.into(), status: Box::new(status), stopping: AtomicBool::new(false) };
-        let mut endpoint = Endpoint { shared: Arc::new(shared), address, threads: Vec::new() };
-        for n in 0..THREADS {
-            let shared = endpoint.shared.clone();
-            let thread = std::thread::Builder::new().name(format!("metrics-{n}"));
-            endpoint.threads.push(thread.spawn(move || shared.accept()).map_err(failed)?);
-        }
+        let shared = Arc::new(Shared {
+            listener,
+            server: server.into(),
+            status: Box::new(status),
+            stopping: AtomicBool::new(false),
+            served: Mutex::default(),
+            fewer: Condvar::new(),
+        });
+        let accepting = shared.clone();
+        let acceptor = std::thread::Builder::new().name("metrics".into());
+        let acceptor = acceptor.spawn(move || accepting.accept()).map_err(failed)?;
         tracing::info!(server, %address, "metrics");
-        Ok(endpoint)
+        Ok(Endpoint { shared, address, acceptor: Some(acceptor) })
     }
 
     /// The address that it answers at.
@@ -75,28 +116,28 @@ impl Endpoint {
 impl Drop for Endpoint {
     fn drop(&mut self) {
         self.shared.stopping.store(true, Ordering::Release);
-        // On Linux this ends the accepts that wait. A thread that serves ends at its next deadline, without a
-        // caller waiting for it.
+        // On Linux this ends an accept that waits, and the reads and writes of connections.
         let _ = rustix::net::shutdown(&self.shared.listener, rustix::net::Shutdown::Both);
-        for thread in self.threads.drain(..) {
-            let until = Instant::now() + ACCEPT_PAUSE * 2;
-            while !thread.is_finished() && Instant::now() < until {
-                std::thread::sleep(Duration::from_millis(1));
-            }
-            if thread.is_finished() {
-                let _ = thread.join();
-            }
+        self.shared.fewer.notify_all();
+        if let Some(acceptor) = self.acceptor.take() {
+            let _ = acceptor.join();
+        }
+        let mut served = self.shared.served.lock();
+        served.iter().for_each(|served| _ = served.stream.shutdown(Shutdown::Both));
+        let until = Instant::now() + ACCEPT_PAUSE * 2;
+        while !served.is_empty() && Instant::now() < until {
+            served = self.shared.fewer.wait_timeout(served, ACCEPT_PAUSE).0;
         }
     }
 }
 
 impl Shared {
-    fn accept(&self) {
+    fn accept(self: &Arc<Self>) {
         while !self.stopping.load(Ordering::Acquire) {
             match self.listener.accept() {
                 Ok((stream, peer)) => {
-                    if let Err(error) = self.serve(stream) {
-                        tracing::debug!(%peer, %error, "a request for metrics failed");
+                    if let Some(place) = self.take_place(Arc::new(stream)) {
+                        serve_on_a_thread(place, peer);
                     }
                 }
                 Err(error) => {
@@ -109,14 +150,22 @@ impl Shared {
         }
     }
 
-    /// Answers one request and closes.
-    fn serve(&self, mut stream: TcpStream) -> std::io::Result<()> {
-        let until = Instant::now() + REQUEST_MAX;
-        let Some(head) = read_head(&mut stream, until)? else {
-            return answer(&mut stream, until, "431 Request Header Fields Too Large", "", "the request is too long\n");
-        };
-        let (status, extra, body) = self.respond(&head);
-        answer(&mut stream, until, status, extra, &body)
+    /// Takes a place, if need be that of the connection that has kept the server waiting longest.
+    fn take_place(self: &Arc<Self>, stream: Arc<TcpStream>) -> Option<Place> {
+        let until = Instant::now() + PLACE_WAIT_MAX;
+        let mut served = self.served.lock();
+        while served.len() >= CONNECTIONS_MAX {
+            let now = Instant::now();
+            if now >= until || self.stopping.load(Ordering::Acquire) {
+                return None;
+            }
+            if let Some(oldest) = served.iter().find(|served| !served.is_in_hand) {
+                let _ = oldest.stream.shutdown(Shutdown::Both);
+            }
+            served = self.fewer.wait_timeout(served, until - now).0;
+        }
+        served.push(Served { stream: stream.clone(), is_in_hand: false });
+        Some(Place { shared: self.clone(), stream })
     }
 
     /// Status line, further header lines, body.
@@ -139,8 +188,33 @@ impl Shared {
     }
 }
 
+fn serve_on_a_thread(place: Place, peer: SocketAddr) {
+    let thread = std::thread::Builder::new().name("metrics-peer".into());
+    let spawned = thread.spawn(move || {
+        if let Err(error) = serve(&place) {
+            tracing::debug!(%peer, %error, "a request for metrics failed");
+        }
+    });
+    if let Err(error) = spawned {
+        tracing::debug!(%peer, %error, "no thread for a request for metrics");
+    }
+}
+
+/// Answers one request.
+fn serve(place: &Place) -> std::io::Result<()> {
+    let until = Instant::now() + REQUEST_MAX;
+    let Some(head) = read_head(&place.stream, until)? else {
+        let message = "the request is too long\n";
+        return answer(&place.stream, until, "431 Request Header Fields Too Large", "", message);
+    };
+    place.set_in_hand(true);
+    let (status, extra, body) = place.shared.respond(&head);
+    place.set_in_hand(false);
+    answer(&place.stream, until, status, extra, &body)
+}
+
 /// The request up to its empty line; `None` if that is too long.
-fn read_head(stream: &mut TcpStream, until: Instant) -> std::io::Result<Option<Vec<u8>>> {
+fn read_head(mut stream: &TcpStream, until: Instant) -> std::io::Result<Option<Vec<u8>>> {
     let mut head = Vec::with_capacity(1024);
     loop {
         if head.windows(4).any(|w| w == b"\r\n\r\n") || head.windows(2).any(|w| w == b"\n\n") {
@@ -160,7 +234,7 @@ fn read_head(stream: &mut TcpStream, until: Instant) -> std::io::Result<Option<V
     }
 }
 
-fn answer(stream: &mut TcpStream, until: Instant, status: &str, extra: &str, body: &str) -> std::io::Result<()> {
+fn answer(mut stream: &TcpStream, until: Instant, status: &str, extra: &str, body: &str) -> std::io::Result<()> {
     let kind = if status.starts_with("200") { "text/plain; version=0.0.4; charset=utf-8" } else { "text/plain" };
     let length = body.len();
     let head = format!(

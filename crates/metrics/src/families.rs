@@ -276,6 +276,11 @@ pub const FAMILIES: &[Family] = &[
         &["checksums/failures"],
     ),
     gauge("checksum_unsettled_blocks", "Checksums that are not stored yet.", &["checksums/unsettled_blocks"]),
+    counter(
+        "storage_failures_total",
+        "Calls that the file system below the server failed, by kind, such as EIO.",
+        &["failures/kinds/{kind}/count"],
+    ),
     gauge("store_files_free", "Files that the file system of the store can still create.", &["store/files_free"]),
     gauge(
         "device_modelled",

@@ -1,4 +1,4 @@
-//! What is said about misbehaving peers: once a minute per peer, so that no peer can fill the log.
+//! What is said about misbehaving peers, or objects that fail: once a minute for each, so that none can fill the log.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};

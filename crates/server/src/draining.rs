@@ -41,6 +41,17 @@ pub enum DrainError {
     /// The configuration is not that of a server to be emptied.
     #[error("{0}")]
     Unsuitable(String),
+    /// The configuration file was changed meanwhile.
+    #[error(
+        "{name} is not draining any more in {file}, so no more of its files are moved; those that were stay with the others, and no file \
+         is lost or half moved"
+    )]
+    TakenBack {
+        /// The data server.
+        name: String,
+        /// The configuration file.
+        file: String,
+    },
     /// A server does not answer.
     #[error("{0}; no file is lost or half moved: run the command again to go on")]
     Server(#[from] ClientError),
@@ -113,10 +124,12 @@ pub fn drain(config: &Config, options: &DrainOptions, watcher: &mut dyn DrainWat
             Err(error) => return Err(error),
         }
         let so_far = &drainer.so_far;
-        drainer.watcher.tell(so_far, true);
         if so_far.is_empty {
+            drainer.watcher.tell(so_far, true);
             return Ok(drainer.so_far);
         }
+        check_again(config, &options.name)?;
+        drainer.watcher.tell(so_far, true);
         if moved != (so_far.files, so_far.objects) {
             (moved, moved_at) = ((so_far.files, so_far.objects), Instant::now());
         }
@@ -139,6 +152,21 @@ fn check(config: &Config, name: &str) -> Result<u16, DrainError> {
             "{name} gets new files: first write state = \"draining\" in its section, in the file of every machine"
         )),
         _ => unsuitable(format!("{name} is no data server; only these have files")),
+    }
+}
+
+/// The state may be taken back at any time; then the metadata server moves nothing more.
+fn check_again(config: &Config, name: &str) -> Result<(), DrainError> {
+    let file = &config.cluster.file;
+    if !file.has_changed() {
+        return Ok(());
+    }
+    match Config::load(file.path()) {
+        Ok(now) if check(&now, name).is_err() => {
+            Err(DrainError::TakenBack { name: name.into(), file: file.path().display().to_string() })
+        }
+        // One that cannot be read may be half written.
+        _ => Ok(()),
     }
 }
 
@@ -262,8 +290,14 @@ impl Drainer<'_> {
 
     fn file(&mut self, path: &[u8]) -> Result<(), DrainError> {
         self.check_stopped()?;
+        let files = self.so_far.files;
         match self.lay_out_anew(path) {
             Ok(Relaid::InUse { why }) => self.leave(path, why),
+            // Seldom: it was laid out anew, or replaced, since it was looked at.
+            Ok(Relaid::Done) if self.so_far.files == files => {
+                let why = "the metadata server moves nothing of it: state = \"draining\" may be missing in its configuration file";
+                self.leave(path, why.into());
+            }
             Ok(_) => {}
             // Removed or renamed meanwhile.
             Err(DrainError::Server(error)) if is_gone(&error) => {}

@@ -11,6 +11,7 @@ mod data_servers;
 pub mod draining;
 pub mod earlier_runs;
 pub mod export;
+mod failures;
 pub mod folders;
 pub mod fsck;
 mod grants;

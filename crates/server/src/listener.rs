@@ -32,6 +32,7 @@ use crate::addresses::Addresses;
 use crate::complaints::Complaints;
 use crate::connection::{Connection, Reply};
 use crate::export::Exports;
+use crate::failures::Failures;
 use crate::outbox::{self, Outbox, STACK_BYTES};
 use crate::payload::{Buffer, PayloadPool};
 
@@ -137,6 +138,8 @@ pub struct Settings {
     pub exports: Option<Arc<Exports>>,
     /// What vouches for users of clients that have to prove which one they are.
     pub munge: Munge,
+    /// Where it keeps its files, for people; empty: it has none.
+    pub place: String,
 }
 
 impl Settings {
@@ -162,6 +165,7 @@ impl Settings {
             protect: cluster.protect,
             exports: None,
             munge: Munge::at(cluster.munge_socket.as_deref()),
+            place: String::new(),
         }
     }
 }
@@ -179,6 +183,7 @@ struct Shared {
     started: Instant,
     pool: Arc<PayloadPool>,
     complaints: Complaints,
+    failures: Failures,
     connections: Mutex<FxHashMap<u32, Arc<Connection>>>,
     addresses: Addresses,
     /// Connection threads that run; changes are signalled.
@@ -211,6 +216,11 @@ impl Vitals {
     /// Name in the configuration.
     pub fn name(&self) -> &str {
         &self.0.settings.name
+    }
+
+    /// What the file system below the server has failed.
+    pub(crate) fn failures(&self) -> &Failures {
+        &self.0.failures
     }
 
     /// Tells this run from others, and the boot of the machine ([`impresario_wire::same_boot`]).
@@ -248,10 +258,12 @@ impl Vitals {
             "polls": { "paid": paid, "in_vain": in_vain },
             "memory": { "payload_bytes": used, "payload_bytes_peak": peak, "payload_bytes_max": limit },
         });
-        match status {
+        let mut status = match status {
             serde_json::Value::Object(map) => map,
             _ => serde_json::Map::new(),
-        }
+        };
+        status.extend(shared.failures.as_json().map(|failures| ("failures".into(), failures)));
+        status
     }
 }
 
@@ -280,6 +292,7 @@ impl Server {
             started: Instant::now(),
             pool: PayloadPool::with_headroom(settings.payload_bytes, settings.max_payload_bytes.into()),
             complaints: Complaints::default(),
+            failures: Failures::new(&settings.name, &settings.place),
             connections: Mutex::default(),
             addresses: Addresses::new(settings.payload_bytes_per_address),
             threads: Mutex::default(),

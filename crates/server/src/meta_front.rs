@@ -5,8 +5,9 @@ use std::sync::Arc;
 use impresario_wire::{Answer, Call, Fault};
 
 use crate::connection::{Connection, Reply};
+use crate::failures::Failures;
 use crate::listener::{Incoming, Service, Vitals};
-use crate::meta::{Answered, MetaService, SessionId, Stores};
+use crate::meta::{Answered, MetaService, SessionId, Stores, is_local};
 use crate::workers::{PATIENCE, Workers};
 
 /// Threads for calls that may wait for a disk or for data servers.
@@ -52,11 +53,22 @@ impl Service for MetaFront {
         match request.call {
             Call::Meta { who, call } => {
                 let absent = self.meta.absent(&who, &call);
-                if absent.is_some() || !self.meta.may_wait(session, &who, &call) {
-                    return reply.send(&self.meta.call_at(session, who, call, absent));
+                let is_at_once = absent.is_some() || !self.meta.may_wait(session, &who, &call);
+                let (meta, vitals) = (self.meta.clone(), self.vitals.clone());
+                let answer = move |absent| {
+                    let answer = meta.call_at(session, who, call, absent);
+                    if let Answer::Fault(fault) = &answer
+                        && Failures::has_kind(fault.errno)
+                        && is_local(fault)
+                    {
+                        vitals.failures().note(fault.errno, &fault.message);
+                    }
+                    reply.send(&answer);
+                };
+                if is_at_once {
+                    return answer(absent);
                 }
-                let meta = self.meta.clone();
-                self.threads.run(Box::new(move || reply.send(&meta.call_from(session, who, call))));
+                self.threads.run(Box::new(move || answer(None)));
             }
             Call::Status => reply.send(&Answer::Text(self.status().to_string())),
             _ => reply.fault(libc::EOPNOTSUPP, "the metadata server does not support this call"),

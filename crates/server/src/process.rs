@@ -248,6 +248,7 @@ fn start_meta(config: &Config) -> Result<Started, StartError> {
         certificates: certificates(config, META_NAME, &meta.address)?,
         exports: exports(config, META_NAME)?,
         max_connections: descriptors.connections,
+        place: meta.dir.display().to_string(),
         ..Settings::new(META_NAME, Role::Meta, &config.cluster, 32 << 20)
     };
     let squashes = settings.exports.as_ref().is_some_and(|exports| exports.squash());
@@ -319,6 +320,7 @@ fn start_data(config: &Config, index: usize, data: &Data) -> Result<Started, Sta
         certificates: certificates(config, &data.name, &data.address)?,
         exports: exports(config, &data.name)?,
         max_connections: descriptors.connections,
+        place: data.dir.display().to_string(),
         ..Settings::new(&data.name, Role::Data, &config.cluster, data.payload_bytes)
     };
     let server = Server::bind(&data.address, settings)?;
@@ -404,6 +406,7 @@ fn start_io(config: &Config, index: usize, io: &Io) -> Result<Started, StartErro
         certificates: certificates(config, &io.name, &io.address)?,
         exports: exports(config, &io.name)?,
         max_connections: Descriptors::of(config, &io.name).connections,
+        place: config.tree.as_ref().map_or_else(String::new, ToString::to_string),
         ..Settings::new(&io.name, Role::Io, &config.cluster, io.payload_bytes)
     };
     let server = Server::bind(&io.address, settings)?;
@@ -477,9 +480,8 @@ fn start_tree(
         caller: Caller { uid, gid, groups: groups.collect() },
         lanes: tree.data_servers,
         split: io.split,
-        incarnation: server.vitals().incarnation(),
+        vitals: server.vitals(),
         identity: identity.clone(),
-        pool: server.vitals().pool().clone(),
         describe,
     };
     Ok(Below::Tree(Tree::new(settings), identity))

@@ -275,11 +275,16 @@ impl Cluster {
     }
 
     fn await_data(&self) {
+        until("the data server answers", || self.told().is_some());
+    }
+
+    fn told(&self) -> Option<String> {
         let access = Access::of(&self.config, KeyRole::Client);
-        let address = &self.config.data[0].address;
-        until("the data server answers", || {
-            impresario_client::admin::status(&access, address, Duration::from_secs(2)).is_ok()
-        });
+        impresario_client::admin::status(&access, &self.config.data[0].address, Duration::from_secs(2)).ok()
+    }
+
+    fn status(&self) -> serde_json::Value {
+        serde_json::from_str(&self.told().unwrap()).unwrap()
     }
 
     /// `kill -9`, to which a process that waits for the device answers only when that does.
@@ -434,8 +439,12 @@ fn a_sync_that_fails_is_told_once_to_each_who_wrote() {
     let theirs = other.open("file", true).unwrap();
     theirs.write_at(&content[..BLOCK], 0).unwrap();
     device.set(Fate::Fail);
+    assert!(cluster.status().get("failures").is_none());
     assert_eq!(file.sync().unwrap_err().errno(), libc::EIO);
     assert!(device.failed() > 0);
+    let failures = &cluster.status()["failures"];
+    assert_eq!(failures["place"], cluster.config.data[0].dir.display().to_string());
+    assert_eq!(failures["kinds"]["EIO"]["count"], 1, "{failures}");
     device.set(Fate::Done);
     file.sync().unwrap();
     assert_eq!(theirs.sync().unwrap_err().errno(), libc::EIO);

@@ -106,6 +106,7 @@ fn settings() -> Settings {
         exports: None,
         certificates: None,
         munge: Default::default(),
+        place: String::new(),
     }
 }
 

@@ -508,3 +508,33 @@ fn a_metadata_folder_from_an_older_copy_gives_no_key_twice() {
         assert_eq!(&read[..len], b"new", "{path}");
     }
 }
+
+/// A count of keys that was cut off is a smaller one: the server must not go by it, and the check counts them anew.
+#[test]
+fn a_damaged_count_of_keys_is_counted_anew() {
+    let mut bed = Bed::start(2);
+    // Empty files have no objects that would tell.
+    let make = |bed: &Bed, name: String| {
+        let file = bed.client().create(&name, CreateOptions::default()).unwrap();
+        let key = file.key();
+        file.close().unwrap();
+        key
+    };
+    let before: Vec<_> = (0..5).map(|n| make(&bed, format!("before{n}"))).collect();
+    bed.stop();
+    let keys = bed.cluster.config.meta.dir.join("keys");
+    let whole = fs::read_to_string(&keys).unwrap();
+    fs::write(&keys, &whole[..1]).unwrap();
+    let refused = impresario_server::process::start(&bed.cluster.config, "meta").err().unwrap().to_string();
+    assert!(refused.contains("it is damaged") && refused.contains("impresario fsck --repair"), "{refused}");
+    let has = |report: &Report, outcome| report.findings.iter().any(|f| (f.kind, f.outcome) == (Kind::Keys, outcome));
+    let found = bed.check(&OFFLINE);
+    assert!(has(&found, Outcome::Repairable) && found.status() == 4, "{}", found.text());
+    assert_eq!(fs::read_to_string(&keys).unwrap(), whole[..1], "a check changes nothing");
+    let repaired = bed.check(&REPAIR);
+    assert!(has(&repaired, Outcome::Repaired) && repaired.status() == 1, "{}", repaired.text());
+    assert!(bed.check(&OFFLINE).findings.is_empty());
+    bed.start_again();
+    let after: Vec<_> = (0..5).map(|n| make(&bed, format!("after{n}"))).collect();
+    assert!(after.iter().min() > before.iter().max(), "{before:?} {after:?}");
+}

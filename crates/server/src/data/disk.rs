@@ -157,7 +157,10 @@ impl Disk {
                 "files_free": space.files_free,
                 "in_memory": self.store.in_memory(),
             }),
-            Err(error) => json!({ "error": error.to_string() }),
+            Err(error) => {
+                self.note_failure(&error);
+                json!({ "error": error.to_string() })
+            }
         };
         status.insert("store".into(), store);
         if let Some(checks) = self.store.checks() {
@@ -190,6 +193,12 @@ impl Disk {
     /// A part that the device cannot give, or that is damaged, fails alone: the others are requests of their own, perhaps of
     /// other clients.
     fn perform(&self, work: &Work<Item>) -> io::Result<Done> {
+        let result = self.perform_unnoted(work);
+        self.note_failures(&result);
+        result
+    }
+
+    fn perform_unnoted(&self, work: &Work<Item>) -> io::Result<Done> {
         let Some((_, first)) = work.parts.first() else { return Ok(Done::Barrier) };
         let (file, extent) = (first.file.0, &work.batch.extent);
         let alone = |parts: &[(Request, Item)]| {
@@ -211,6 +220,23 @@ impl Disk {
             },
             Op::Unlink => self.store.unlink(file).map(|()| Done::Barrier),
         }
+    }
+
+    /// Notes what the file system has failed.
+    fn note_failures(&self, result: &io::Result<Done>) {
+        match result {
+            Err(error) | Ok(Done::Written(_, Some(error), _)) => self.note_failure(error),
+            Ok(Done::AfterLoss(_, errno)) if *errno != 0 => {
+                self.note_failure(&io::Error::from_raw_os_error(*errno));
+            }
+            Ok(Done::Apart(parts)) => parts.iter().for_each(|part| self.note_failures(part)),
+            Ok(_) => {}
+        }
+    }
+
+    /// Damage that checksums show has no number of the system's.
+    fn note_failure(&self, error: &io::Error) {
+        error.raw_os_error().into_iter().for_each(|errno| self.vitals.failures().note(errno, error));
     }
 
     /// Reads or writes requests of one object that lie one behind the other from `extent` on.
@@ -262,7 +288,9 @@ impl Disk {
                 if got.is_err() && work.parts.len() > 1 {
                     return None;
                 }
-                Some(got.map(|got| Done::Read(Slice::new(Arc::new(buffer), 0..got))))
+                let result = got.map(|got| Done::Read(Slice::new(Arc::new(buffer), 0..got)));
+                self.note_failures(&result);
+                Some(result)
             }
             Op::Write => {
                 let (extent, file) = (&work.batch.extent, work.parts.first()?.1.file.0);

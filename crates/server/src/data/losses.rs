@@ -10,6 +10,8 @@ use impresario_base::lock::{Mutex, RwLock};
 use impresario_store::{FileSystem, Note, ObjectStore};
 use rustc_hash::{FxHashMap, FxHashSet};
 
+use crate::complaints::Complaints;
+
 /// Objects remembered; beyond it all are taken for objects that have lost data anew.
 const OBJECTS_MAX: usize = 1 << 16;
 /// Kind of a note: an object's last loss. Of object 0: the last loss of all those that were forgotten.
@@ -25,6 +27,8 @@ pub(super) struct Losses {
     doubtful: RwLock<FxHashSet<u64>>,
     /// Held while it is found out.
     settling: Mutex<()>,
+    /// A device that fails every sync must not fill the log.
+    pub(super) complaints: Complaints,
 }
 
 #[derive(Default)]

@@ -55,6 +55,8 @@ struct Check<'a> {
     told_unnamed: FxHashSet<String>,
     /// A file has a record that cannot be read: its objects may be any.
     is_blind: bool,
+    /// The greatest key of a file, among those of the metadata folder.
+    last_key: Option<u64>,
 }
 
 /// The objects of a data server, by key.
@@ -95,6 +97,7 @@ pub(super) fn run(config: &Config, options: &Options, sides: Sides, report: &mut
         links,
         told_unnamed,
         is_blind: false,
+        last_key: None,
     };
     for server in 0..config.data.len() {
         check.list(server);
@@ -203,6 +206,10 @@ impl Check<'_> {
 
     /// Notes that the objects of this key are a file's.
     fn has_file(&mut self, key: FileKey) {
+        let prefix = self.sides.names.as_ref().and_then(|names| names.key_prefix());
+        if prefix == Some(key.0 >> COUNT_BITS) {
+            self.last_key = self.last_key.max(Some(key.0));
+        }
         for listed in self.objects.iter_mut().flatten() {
             listed.find(key).into_iter().for_each(|object| object.has_file = true);
         }
@@ -361,16 +368,29 @@ impl Check<'_> {
     }
 
     /// A metadata folder that was restored from a copy would give new files the keys, and so the objects, of files that were made
-    /// after the copy.
+    /// after the copy; one whose count of keys is damaged gives none.
     fn judge_keys(&mut self) {
         let Some(names) = &mut self.sides.names else { return };
         let (Some(prefix), Some(issued)) = (names.key_prefix(), names.keys_issued()) else { return };
         let keys = self.objects.iter().flatten().flat_map(|listed| &listed.objects).map(|object| object.key);
-        let counts = keys.filter(|key| key >> COUNT_BITS == prefix).map(|key| key & ((1 << COUNT_BITS) - 1));
-        let Some(last) = counts.max().filter(|last| *last >= issued) else { return };
-        let mut what = "the metadata folder is older than the data servers' objects, as one that was restored from a copy is: new \
-                        files would get objects of lost ones"
-            .to_string();
+        let keys = keys.filter(|key| key >> COUNT_BITS == prefix).chain(self.last_key);
+        let last = keys.max().map(|key| key & ((1 << COUNT_BITS) - 1));
+        let is_damaged = names.are_keys_damaged();
+        let last = match last.filter(|last| *last >= issued) {
+            Some(last) => last,
+            None if is_damaged => 0,
+            None => return,
+        };
+        let what = match is_damaged {
+            true => {
+                "the file `keys` of the metadata folder is damaged: how many keys were issued is not known, and its server does not start"
+            }
+            false => {
+                "the metadata folder is older than the data servers' objects, as one that was restored from a copy is: new files would get \
+                      objects of lost ones"
+            }
+        };
+        let mut what = what.to_string();
         let outcome = match self.options.repair {
             true => match names.count_keys(last + KEYS_WITHOUT_OBJECTS) {
                 Ok(()) => Outcome::Repaired,

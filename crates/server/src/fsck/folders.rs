@@ -103,6 +103,10 @@ impl Names for IdleFolder {
         Some(IdleFolder::keys_issued(self))
     }
 
+    fn are_keys_damaged(&self) -> bool {
+        IdleFolder::are_keys_damaged(self)
+    }
+
     fn count_keys(&mut self, issued: u64) -> Result<(), String> {
         IdleFolder::count_keys(self, issued).map_err(|fault| fault.message)
     }

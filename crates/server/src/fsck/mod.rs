@@ -64,6 +64,10 @@ pub(crate) trait Names {
     fn keys_issued(&self) -> Option<u64> {
         None
     }
+    /// How many keys were issued cannot be read.
+    fn are_keys_damaged(&self) -> bool {
+        false
+    }
     /// Has at least so many keys count as issued.
     fn count_keys(&mut self, _issued: u64) -> Result<(), String> {
         Err("a running server counts its keys by itself".into())

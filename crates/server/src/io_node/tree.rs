@@ -25,7 +25,7 @@ use rustc_hash::FxHashMap;
 
 use super::storage::{Storage, Striping, Target, joined};
 use crate::connection::Reply;
-use crate::payload::PayloadPool;
+use crate::listener::Vitals;
 use crate::workers::{PATIENCE, Workers};
 use files::{Files, OpenFile};
 use listing::Snapshot;
@@ -48,12 +48,10 @@ pub(crate) struct TreeSettings {
     pub(crate) lanes: u16,
     /// Requests are split: lanes of one file must differ.
     pub(crate) split: bool,
-    /// The node's run, for what may have been lost with it.
-    pub(crate) incarnation: u64,
+    /// The node's run, for what may have been lost with it, its memory for merged writes, and what the file system has failed.
+    pub(crate) vitals: Vitals,
     /// Counts what goes to the file system.
     pub(crate) identity: Arc<Identity>,
-    /// Memory for merged writes.
-    pub(crate) pool: Arc<PayloadPool>,
     /// What `status` says of the file system.
     pub(crate) describe: Box<dyn Fn() -> serde_json::Value + Send + Sync>,
 }
@@ -108,6 +106,12 @@ impl Tree {
         })
     }
 
+    /// The file system has failed a call of the scheduler; those for names are noted where they are answered.
+    fn storage_failed(&self, error: Errno, doing: &str) -> Fault {
+        self.settings.vitals.failures().note(error.0, &format_args!("{doing}: {error}"));
+        self.failed(error, doing)
+    }
+
     fn failed(&self, error: Errno, doing: &str) -> Fault {
         let errno = match error.0 {
             // To a client this number says that the request was fenced.
@@ -119,7 +123,7 @@ impl Tree {
 
     /// What tells whether writes may have been lost: they are in the memory of this machine until a sync.
     fn state(&self) -> Vec<LaneState> {
-        vec![LaneState::new(0, self.settings.incarnation, 0)]
+        vec![LaneState::new(0, self.settings.vitals.incarnation(), 0)]
     }
 }
 
@@ -171,7 +175,7 @@ impl Storage for Tree {
         let file = self.file(target.file)?;
         self.settings.identity.traffic.count_read(into.len() as u64);
         let got = self.backend().read(&self.settings.caller, &file.handle, offset, into);
-        got.map_err(|error| self.failed(error, "reading"))
+        got.map_err(|error| self.storage_failed(error, "reading"))
     }
 
     fn write(&self, _: &[Who], target: &Target, start: u64, pieces: &[&[u8]]) -> Result<Vec<LaneState>, Fault> {
@@ -180,14 +184,14 @@ impl Storage for Tree {
         let bytes: &[u8] = match pieces {
             [whole] => whole,
             pieces => {
-                merged = joined(&self.settings.pool, pieces);
+                merged = joined(self.settings.vitals.pool(), pieces);
                 &merged
             }
         };
         let write = |offset: u64, bytes: &[u8]| {
             self.settings.identity.traffic.count_write(bytes.len() as u64);
             let written = self.backend().write(&self.settings.caller, &file.handle, offset, bytes, false);
-            written.map_err(|error| self.failed(error, "writing"))
+            written.map_err(|error| self.storage_failed(error, "writing"))
         };
         match target.server {
             None => write(start, bytes)?,
@@ -206,8 +210,11 @@ impl Storage for Tree {
         let file = self.file(target.file)?;
         match self.backend().sync(&file.handle) {
             Ok(()) => Ok((self.state(), 0)),
-            Err(error @ Errno(libc::ESTALE | libc::EBADF)) => Err(self.failed(error, "syncing")),
-            Err(Errno(errno)) => Ok((self.state(), errno)),
+            Err(error @ Errno(libc::ESTALE | libc::EBADF)) => Err(self.storage_failed(error, "syncing")),
+            Err(error @ Errno(errno)) => {
+                self.settings.vitals.failures().note(errno, &error);
+                Ok((self.state(), errno))
+            }
         }
     }
 
@@ -224,19 +231,20 @@ impl Storage for Tree {
             SpaceChange::Zero { keep_size } => impresario_backend::SpaceChange::Zero { keep_size },
         };
         let changed = self.backend().change_space(&self.settings.caller, &file.handle, change, offset, len);
-        changed.map_err(|error| self.failed(error, "changing the space"))?;
+        changed.map_err(|error| self.storage_failed(error, "changing the space"))?;
         Ok(self.state())
     }
 
     fn seek(&self, key: FileKey, layout: &Layout, _: u64, from: u64, to: SeekTo) -> Result<Sought, Fault> {
         let file = self.file(key)?;
         let at = self.backend().seek(&self.settings.caller, &file.handle, from, to == SeekTo::Data);
-        let at = at.map_err(|error| self.failed(error, "looking for holes"))?;
+        let at = at.map_err(|error| self.storage_failed(error, "looking for holes"))?;
         Ok(Sought { at, object: self.stat(key, layout)? })
     }
 
     fn stat(&self, file: FileKey, _: &Layout) -> Result<ObjectInfo, Fault> {
-        let attr = self.backend().attr(&self.file(file)?.handle).map_err(|error| self.failed(error, "looking"))?;
+        let attr =
+            self.backend().attr(&self.file(file)?.handle).map_err(|error| self.storage_failed(error, "looking"))?;
         Ok(ObjectInfo { size: attr.size_bytes, mtime: time(attr.mtime), used_bytes: attr.used_bytes, made: 1 })
     }
 
@@ -276,7 +284,8 @@ impl TreeSession {
                 return reply.forget();
             }
             let answer = session.tree.answer(&session, who, call);
-            reply.send(&answer.unwrap_or_else(Answer::Fault));
+            let note = |fault: &Fault| session.tree.settings.vitals.failures().note(fault.errno, &fault.message);
+            reply.send(&answer.inspect_err(note).unwrap_or_else(Answer::Fault));
         }));
     }
 

@@ -129,6 +129,16 @@ pub enum StartError {
         /// What this program understands.
         wanted: &'static str,
     },
+    /// The count of issued keys is damaged.
+    #[error(
+        "{file} says {found:?}, which is no count of issued keys: it is damaged; `impresario fsck --repair` counts them anew"
+    )]
+    Keys {
+        /// The file.
+        file: PathBuf,
+        /// Its content, truncated.
+        found: String,
+    },
     /// The file system or the kernel lacks a feature.
     #[error("the metadata directory {dir} cannot be used: {what} ({source}); {remedy}")]
     Lacking {
@@ -160,6 +170,8 @@ pub(super) struct MetaDirectory {
     /// What keys begin with.
     pub(super) identity: u64,
     keys: Mutex<Keys>,
+    /// The count of issued keys cannot be read; none are given.
+    pub(super) are_keys_damaged: bool,
 }
 
 /// Counts for new keys: from `next` up to but not including `end`.
@@ -172,19 +184,19 @@ impl MetaDirectory {
     /// Claims the directory, which must have been made ([`make`]), for a server.
     pub(super) fn open(dir: &Path, hook: Option<StepHook>) -> Result<MetaDirectory, StartError> {
         let unusable = |what| move |errno: Errno| unusable(dir, what, errno);
-        let directory = MetaDirectory::claimed(dir, hook)?;
+        let directory = MetaDirectory::claimed(dir, hook, false)?;
         keep_private(dir, &directory.top).map_err(unusable("it cannot be kept from other users"))?;
         directory.clear_staging().map_err(unusable("its directory `staging` cannot be emptied"))?;
         directory.probe()?;
         Ok(directory)
     }
 
-    /// Claims the directory for a check, and changes nothing in it.
+    /// Claims the directory for a check, and changes nothing in it. A damaged count of keys is for the check to see.
     pub(super) fn open_idle(dir: &Path) -> Result<MetaDirectory, StartError> {
-        MetaDirectory::claimed(dir, None)
+        MetaDirectory::claimed(dir, None, true)
     }
 
-    fn claimed(dir: &Path, hook: Option<StepHook>) -> Result<MetaDirectory, StartError> {
+    fn claimed(dir: &Path, hook: Option<StepHook>, is_checked: bool) -> Result<MetaDirectory, StartError> {
         let unusable = |what| move |errno: Errno| unusable(dir, what, errno);
         let identity = match look(dir)? {
             Format::Blank => return Err(StartError::Blank { dir: dir.into() }),
@@ -195,12 +207,18 @@ impl MetaDirectory {
         let claim = claim(dir, &top)?;
         let disk = Disk::new(&top, hook).map_err(unusable("its file system cannot be asked"))?;
         let member = |name: &str| open_dir_at(&top, name);
+        let (count, are_keys_damaged) = match first_count(dir, &top) {
+            Err(StartError::Keys { .. }) if is_checked => (0, true),
+            count => (count?, false),
+        };
         Ok(MetaDirectory {
             names: member("names").map_err(unusable("its directory `names` cannot be opened"))?,
             writers: member("writers").map_err(unusable("its directory `writers` cannot be opened"))?,
             orphans: member("orphans").map_err(unusable("its directory `orphans` cannot be opened"))?,
             staging: member("staging").map_err(unusable("its directory `staging` cannot be opened"))?,
-            keys: Mutex::new(first_keys(dir, &top)?),
+            // What was reserved earlier counts as used. Nothing is reserved until the first file is created.
+            keys: Mutex::new(Keys { next: count, end: count }),
+            are_keys_damaged,
             dir: dir.into(),
             disk,
             top,
@@ -529,18 +547,14 @@ fn parse_format(dir: &Path, text: &str) -> Result<Format, StartError> {
     })
 }
 
-/// Treats counts reserved earlier as used. Nothing is reserved until the first file is created.
-fn first_keys(dir: &Path, top: &OwnedFd) -> Result<Keys, StartError> {
-    let text = read_file(top, "keys").map_err(|errno| StartError::Unusable {
-        dir: dir.into(),
-        what: "its file `keys` cannot be read",
-        source: errno.into(),
-    })?;
-    let count = text.as_deref().and_then(|text| text.trim_end().parse::<u64>().ok());
-    count.map(|count| Keys { next: count, end: count }).ok_or_else(|| StartError::Unknown {
-        file: dir.join("keys"),
-        found: super::fault::show(text.unwrap_or_else(|| "nothing".into()).trim_end().as_bytes()),
-        wanted: "a count of issued keys",
+/// The count of issued keys. Without the end of its line it may lack digits, and smaller counts were issued.
+fn first_count(dir: &Path, top: &OwnedFd) -> Result<u64, StartError> {
+    let text = read_file(top, "keys").map_err(|errno| unusable(dir, "its file `keys` cannot be read", errno))?;
+    let count = text.as_deref().and_then(|text| text.strip_suffix('\n')?.parse::<u64>().ok());
+    count.filter(|count| count >> COUNT_BITS == 0).ok_or_else(|| {
+        let found = text.filter(|text| !text.is_empty());
+        let found = found.map_or_else(|| "nothing".into(), |text| super::fault::show(text.as_bytes()));
+        StartError::Keys { file: dir.join("keys"), found }
     })
 }
 
@@ -669,9 +683,12 @@ mod tests {
     fn unknown_versions_and_broken_files_are_refused() {
         let dir = tempfile::tempdir().unwrap();
         drop(start(dir.path()).unwrap());
-        std::fs::write(dir.path().join("keys"), "many\n").unwrap();
-        let refused = start(dir.path()).err().unwrap().to_string();
-        assert!(refused.contains("/keys says \"many\""), "{refused}");
+        // Also one that was cut off: a smaller count would give keys of other files again.
+        for broken in ["many\n", "131072", "13107", "", "\0\0\0\0\0\0\0", "-1\n", "99999999999999\n"] {
+            std::fs::write(dir.path().join("keys"), broken).unwrap();
+            let refused = start(dir.path()).err().unwrap().to_string();
+            assert!(refused.contains("/keys says \"") && refused.contains("fsck --repair"), "{broken:?}: {refused}");
+        }
         std::fs::write(dir.path().join("format"), "impresario-meta 3 000001\n").unwrap();
         let refused = start(dir.path()).err().unwrap().to_string();
         assert!(refused.contains("impresario-meta 3") && refused.contains("version 2"), "{refused}");

@@ -260,6 +260,11 @@ impl IdleFolder {
         self.dir.keys_issued()
     }
 
+    /// How many keys were issued cannot be read.
+    pub fn are_keys_damaged(&self) -> bool {
+        self.dir.are_keys_damaged
+    }
+
     /// Has at least so many keys count as issued.
     pub fn count_keys(&self, issued: u64) -> Result<(), Fault> {
         self.dir.count_keys(issued).explain("count the keys in", b"keys")

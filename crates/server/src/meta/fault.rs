@@ -47,12 +47,18 @@ pub(super) fn data_fault(error: &io::Error, doing: &str, path: &[u8]) -> Fault {
     fault(errno, format!("cannot {doing} {}: data servers: {error}", show(path)))
 }
 
+/// Whether the local file system has failed a call with this number, as far as the text says ([`Explain`]).
+pub(crate) fn is_local(fault: &Fault) -> bool {
+    (1..4096).contains(&fault.errno)
+        && fault.message.ends_with(&format!(": {}", reason(Errno::from_raw_os_error(fault.errno))))
+}
+
 /// The server running out of descriptors is its own shortage, not the client's.
 fn outward(errno: Errno) -> Errno {
     if errno == Errno::MFILE { Errno::NFILE } else { errno }
 }
 
-fn reason(errno: Errno) -> String {
+pub(super) fn reason(errno: Errno) -> String {
     let text = match errno {
         Errno::NOENT => "no such file or directory",
         Errno::EXIST => "it already exists",
@@ -91,6 +97,9 @@ mod tests {
         let fault = Err::<(), _>(Errno::XDEV).explain("rename", b"").unwrap_err();
         assert_eq!(fault.message, "cannot rename the root directory: invalid cross-device link");
         assert_eq!(Err::<(), _>(Errno::MFILE).explain("open", b"f").unwrap_err().errno, 23);
+        let local = Err::<(), _>(Errno::IO).explain("open", b"f").unwrap_err();
+        let theirs = data_fault(&io::Error::from_raw_os_error(5), "open", b"f");
+        assert!(is_local(&local) && !is_local(&theirs), "{local:?} {theirs:?}");
     }
 
     #[test]

@@ -83,7 +83,7 @@ pub(crate) use directory::KEYS_WITHOUT_OBJECTS;
 pub use directory::{COUNT_BITS, FolderState, StartError, adopt, examine, key_prefix, make};
 pub use disk::{Fate, StepHook};
 pub use examine::IdleFolder;
-pub(crate) use fault::show;
+pub(crate) use fault::{is_local, show};
 pub(crate) use locks::NO_FILE;
 pub use objects::{MemoryObjects, Objects};
 pub use opens::SessionId;

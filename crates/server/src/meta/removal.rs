@@ -26,7 +26,7 @@ use super::background::{Failure, Job};
 use super::changes::By;
 use super::directory::{key_name, key_of, names_in};
 use super::disk::Disk;
-use super::fault::{Explain, Outcome, fault, show};
+use super::fault::{Explain, Outcome, fault, reason, show};
 use super::opens::{Found, OpenFile, Pin};
 use super::record::{BadRecord, Record};
 use super::service::Meta;
@@ -532,7 +532,7 @@ pub(super) fn bad_record(bad: BadRecord, what: &str) -> super::Fault {
     let why = match bad {
         BadRecord::Missing => "not created by this server; remove it there and copy it in through a mount".into(),
         BadRecord::Unknown => "this program does not understand its record; a later version may".into(),
-        BadRecord::Io(errno) => format!("its record cannot be read: {}", std::io::Error::from(errno)),
+        BadRecord::Io(errno) => format!("its record cannot be read: {}", reason(errno)),
     };
     fault(Errno::IO, format!("{what}: {why}"))
 }

@@ -56,11 +56,16 @@ impl Disk {
         }
     }
 
+    fn refuse(&self, reply: Reply, error: &io::Error) {
+        self.note_failure(error);
+        reply.send(&Answer::Fault(fault_of(error)));
+    }
+
     /// Answers with the state of an object.
     pub(crate) fn stat(&self, file: FileKey, reply: Reply) {
         match self.store.look_unless_removed(file.0) {
             Ok(state) => reply.send(&Answer::Object(info_of(state))),
-            Err(error) => reply.send(&Answer::Fault(fault_of(&error))),
+            Err(error) => self.refuse(reply, &error),
         }
     }
 
@@ -68,7 +73,7 @@ impl Disk {
     pub(crate) fn seek(&self, file: FileKey, from: u64, to: SeekTo, reply: Reply) {
         self.on_a_thread(move |disk| match disk.store.seek(file.0, from, to == SeekTo::Data) {
             Ok((at, state)) => reply.send(&Answer::Sought(Sought { at, object: info_of(state) })),
-            Err(error) => reply.send(&Answer::Fault(fault_of(&error))),
+            Err(error) => disk.refuse(reply, &error),
         });
     }
 
@@ -93,7 +98,7 @@ impl Disk {
                     let objects = objects.iter().map(entry).collect();
                     reply.send(&Answer::Objects { objects, foreign, next: next.map(FileKey) });
                 }
-                Err(error) => reply.send(&Answer::Fault(fault_of(&error))),
+                Err(error) => disk.refuse(reply, &error),
             }
         });
     }
@@ -119,7 +124,7 @@ impl Disk {
                     corrupt: found.corrupt,
                     next: found.next,
                 }))),
-                Err(error) => reply.send(&Answer::Fault(fault_of(&error))),
+                Err(error) => disk.refuse(reply, &error),
             }
         });
     }
@@ -135,7 +140,7 @@ impl Disk {
                     tracing::warn!(key = file.0, "an object that belongs to no file was set aside");
                     reply.send(&Answer::Done);
                 }
-                Err(error) => reply.send(&Answer::Fault(fault_of(&error))),
+                Err(error) => disk.refuse(reply, &error),
             }
         });
     }
