@@ -26,7 +26,7 @@ pub const SYSTEMS: [System; 9] = [
     System { name: "mlf", options: Some(&["--policy", "mlf", "--in-flight", "1", "--read-ahead", "0"]) },
     System {
         name: "mlf gathering",
-        options: Some(&["--policy", "mlf", "--in-flight", "2", "--read-ahead", "0", "--gather", "64m"]),
+        options: Some(&["--policy", "mlf", "--in-flight", "1", "--read-ahead", "0", "--gather", "64m"]),
     },
     System { name: "mlf with foresight", options: Some(&["--policy", "mlf", "--read-ahead", "64m"]) },
     System { name: "nfs-ganesha", options: None },

@@ -130,7 +130,7 @@ impl Gathering {
         self.forget(file);
         let is_gathered = |state: &mut State| state.files.get(&file).is_some_and(|written| written.gathered > 0);
         let (mut state, _) = self.done.wait_timeout_while(self.state.lock(), SETTLE_MAX, is_gathered);
-        if is_gathered(&mut *state) {
+        if is_gathered(&mut state) {
             return Err(Status::JUKEBOX);
         }
         state.files.remove(&file);
