@@ -59,12 +59,16 @@ pub struct Args {
     /// Scheduling policy, such as "mlf" or "mlf window_us=1000" (see `impresario policy list`) [default: auto]
     #[arg(long)]
     policy: Option<PolicySpec>,
-    /// Batches that the file system has at once at most [default: 16]
+    /// Batches that each file system below the exports has at once at most [default: 16]
     #[arg(long, value_name = "N")]
     in_flight: Option<u32>,
-    /// How far to read ahead of the clients; 0: not at all (see read_ahead_bytes in doc/CONFIGURATION.md) [default: 64m]
+    /// How far to read ahead of the clients; 0: not at all (see read_ahead_bytes in doc/CONFIGURATION.md) [default: 128m]
     #[arg(long, value_name = "SIZE", value_parser = parse_bytes)]
     read_ahead: Option<u64>,
+    /// Answer so much of unstable writes before they are done, where files have no page cache (see gather_bytes in
+    /// doc/CONFIGURATION.md) [default: 0]
+    #[arg(long, value_name = "SIZE", value_parser = parse_bytes)]
+    gather: Option<u64>,
     /// Also schedule reads that the page cache has; else they are answered at once
     #[arg(long)]
     schedule_cached_reads: bool,
@@ -156,6 +160,7 @@ fn settle(args: Args) -> anyhow::Result<Nfs> {
     nfs.policy = args.policy.unwrap_or(nfs.policy);
     nfs.in_flight_requests = args.in_flight.unwrap_or(nfs.in_flight_requests);
     nfs.read_ahead_bytes = args.read_ahead.unwrap_or(nfs.read_ahead_bytes);
+    nfs.gather_bytes = args.gather.unwrap_or(nfs.gather_bytes);
     nfs.schedule_cached_reads |= args.schedule_cached_reads;
     nfs.memory_bytes = args.memory.unwrap_or(nfs.memory_bytes);
     nfs.key_file = args.key_file.or(nfs.key_file);
@@ -203,6 +208,7 @@ fn start(nfs: &Nfs) -> anyhow::Result<Running> {
         policy: read_table(&nfs.policy).map_err(anyhow::Error::msg)?,
         in_flight_requests: nfs.in_flight_requests,
         read_ahead_bytes: nfs.read_ahead_bytes,
+        gather_bytes: nfs.gather_bytes,
         schedule_cached_reads: nfs.schedule_cached_reads,
         name_threads: nfs.name_threads,
         max_connections: nfs.max_connections,

@@ -24,10 +24,13 @@ pub struct Nfs {
     pub listen: Vec<String>,
     /// Scheduling policy of reads and writes.
     pub policy: PolicySpec,
-    /// Maximum batches in flight to the file system (1 to 256).
+    /// Maximum batches in flight to each file system below the exports (1 to 256).
     pub in_flight_requests: u32,
     /// Bytes that the server reads ahead of its clients at most (4 MiB to 64 GiB; 0: not at all). Only from folders on a device: not from memory.
     pub read_ahead_bytes: u64,
+    /// Unstable writes that the server answers before they are done, bytes, at most (0 to half of `memory_bytes`; 0: none). Only
+    /// of files without a page cache.
+    pub gather_bytes: u64,
     /// Also schedule reads that the page cache has; else they are answered at once, unless the policy is about who gets how
     /// much.
     pub schedule_cached_reads: bool,
@@ -103,6 +106,7 @@ impl Default for Nfs {
             policy: PolicySpec::named("auto"),
             in_flight_requests: 16,
             read_ahead_bytes: Data::READ_AHEAD_BYTES,
+            gather_bytes: 0,
             schedule_cached_reads: false,
             name_threads: 16,
             max_connections: 1024,
@@ -196,6 +200,7 @@ impl Nfs {
         range("name_threads", self.name_threads.into(), 2, 256, " threads");
         range("max_connections", self.max_connections.into(), 1, 65536, " connections");
         range("memory_bytes", self.memory_bytes, 2 << 20, 64 << 30, " bytes");
+        range("gather_bytes", self.gather_bytes, 0, self.memory_bytes / 2, " bytes, half of memory_bytes");
         range("idle_s", self.idle_s, 10, 86400, " s");
         if self.listen.is_empty() {
             found.push((at.key("listen"), "listen is empty; name an address such as \"0.0.0.0:2049\"".into()));

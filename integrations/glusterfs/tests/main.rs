@@ -6,4 +6,5 @@ mod content;
 mod failures;
 mod managed;
 mod package;
+mod shares;
 mod support;

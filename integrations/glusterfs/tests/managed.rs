@@ -2,10 +2,12 @@
 //! order and limits hold while that happens.
 
 use std::fs;
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
 
+use crate::shares::{Tenant, rates};
 use crate::support::{Machine, PATIENCE, Process, apart, figure, script, statedump, succeed, text_of_statedump, until};
 
 /// The address that the machine has besides loopback.
@@ -398,6 +400,49 @@ fn inside_recorded_runs() {
     let brick = pool.brick("runs");
     until("both runs", || figure(&statedump(brick), "predicted_requests") >= BLOCKS);
     assert!(!pool.log("runs").contains("passed over"), "{}", pool.log("runs"));
+}
+
+/// Whoever doubles the weight of a tenant on a running volume doubles what it gets beside another.
+#[test]
+fn a_weight_that_is_doubled_doubles_the_share() {
+    apart("managed::inside_doubled_weight");
+}
+
+#[test]
+#[ignore = "run by another test as a process"]
+fn inside_doubled_weight() {
+    let mut pool = Pool::start();
+    pool.volume("shares");
+    pool.set("shares", "delay-gen.delay-percentage", "100");
+    pool.set("shares", "delay-gen.delay-duration", "4000");
+    pool.set("shares", "debug.delay-gen", "posix");
+    pool.gluster(&["volume", "stop", "shares"]);
+    pool.gluster(&["volume", "start", "shares"]);
+    let (mount, _client) = pool.mount("shares");
+    fs::set_permissions(&mount, fs::Permissions::from_mode(0o777)).unwrap();
+    let (brick, names) = (pool.machine.path("shares"), ["first", "second"]);
+    let rules =
+        |weight: u64| format!("first: user=1001 {{quantum_bytes={}}}; rest: * {{quantum_bytes=65536}}", weight << 16);
+    let share = |weight: u64| {
+        pool.schedule(
+            "shares",
+            &[("policy", "wfq by=user"), ("rules", &rules(weight)), ("depth", "1"), ("read-ahead", "0")],
+        );
+        let set = format!("quantum_bytes={}", weight << 16);
+        until("the weight", || statedump(pool.brick("shares")).get("policy").is_some_and(|p| p.contains(&set)));
+        let [first, second] = rates(&brick, &names);
+        println!("weight {weight}: {first:.1} and {second:.1} blocks a second");
+        first / second
+    };
+    let writers = [1001, 1002].map(|user| {
+        let name = names[user as usize - 1001];
+        Tenant { name, user, group: user, mount: &mount }.write()
+    });
+    for weight in [1, 2, 1] {
+        let share = share(weight);
+        assert!((0.85..=1.15).contains(&(share / weight as f64)), "weight {weight}: {share}");
+    }
+    drop(writers);
 }
 
 #[test]

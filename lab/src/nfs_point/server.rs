@@ -17,13 +17,17 @@ pub struct System {
 }
 
 /// The systems.
-pub const SYSTEMS: [System; 8] = [
+pub const SYSTEMS: [System; 9] = [
     System { name: "none", options: Some(&["--policy", "none"]) },
     System { name: "one at a time", options: Some(&["--policy", "fifo", "--in-flight", "1", "--read-ahead", "0"]) },
     System { name: "default", options: Some(&[]) },
     System { name: "auto alone", options: Some(&["--read-ahead", "0"]) },
     System { name: "aioli", options: Some(&["--policy", "aioli", "--in-flight", "1", "--read-ahead", "0"]) },
     System { name: "mlf", options: Some(&["--policy", "mlf", "--in-flight", "1", "--read-ahead", "0"]) },
+    System {
+        name: "mlf gathering",
+        options: Some(&["--policy", "mlf", "--in-flight", "1", "--read-ahead", "0", "--gather", "64m"]),
+    },
     System { name: "mlf with foresight", options: Some(&["--policy", "mlf", "--read-ahead", "64m"]) },
     System { name: "nfs-ganesha", options: None },
 ];

@@ -17,6 +17,7 @@ use impresario_engine::{Executor, Outcome, PagedFile, ReadAhead, Started, Work, 
 use impresario_foresight::ALONE_MAX;
 use impresario_sched::{Extent, Op, Request};
 
+use crate::gather::Gathered;
 use crate::handles::file_key;
 use crate::procedures::{fail, set_attr};
 use crate::protocol::{Change, Stability, Status, procedure, write_after, write_change};
@@ -58,6 +59,8 @@ pub enum What {
         range: Range<usize>,
         /// How stable.
         stability: Stability,
+        /// It was answered before it is done.
+        gathered: Option<Gathered>,
     },
     /// All written bytes are to be stable.
     Sync,
@@ -82,12 +85,15 @@ impl Executor<Queued> for Data {
         if let Some(bytes) = in_memory(&service, &work.parts) {
             return perform_at_once(&service, work, bytes);
         }
-        let here = service.clone();
+        let (here, lane) = (service.clone(), u32::from(work.batch.extent.lane.0));
         match &service.ahead {
             Some(ahead) if work.parts.iter().all(|(_, queued)| matches!(queued, Queued::Ahead(_))) => {
-                ahead.threads.run(Box::new(move || read_ahead(&here, work)));
+                ahead.threads.run_for(lane, Box::new(move || read_ahead(&here, work)));
             }
-            _ => service.data.run(Box::new(move || perform(&here, work))),
+            _ => {
+                let party = lane * KINDS + kind(work.batch.op);
+                service.data.run_for(party, Box::new(move || perform(&here, work)));
+            }
         }
         Started::Pending
     }
@@ -191,7 +197,7 @@ impl Service {
     fn continue_reading(self: &Arc<Self>, request: Request, node: Node, begun: bool) {
         let Some(ahead) = &self.ahead else { return };
         let (here, extent) = (self.clone(), request.extent.lane_offset..request.extent.end());
-        ahead.threads.run(Box::new(move || here.read_along(&node, extent, begun)));
+        ahead.threads.run_for(request.extent.lane.0.into(), Box::new(move || here.read_along(&node, extent, begun)));
     }
 
     /// Reads what is beyond a request, unless that was begun with it, and takes note when it is there.
@@ -212,10 +218,32 @@ pub struct Ahead {
 }
 
 impl Ahead {
-    /// At most so many bytes are read ahead and not yet asked for.
-    pub fn new(budget_bytes: u64) -> Ahead {
-        let threads = 2 * ALONE_MAX as usize;
-        Ahead { reading: ReadAhead::new(budget_bytes), threads: Workers::new("nfs-ahead", threads) }
+    /// At most so many bytes are read ahead and not yet asked for. Each lane has threads of its own.
+    pub fn new(budget_bytes: u64, lanes: u16) -> Ahead {
+        let threads = lane_threads("nfs-ahead", 2 * ALONE_MAX, lanes.into());
+        Ahead { reading: ReadAhead::new(budget_bytes), threads }
+    }
+}
+
+/// Threads for batches, `each` for every lane and kind of operation. A device that hangs takes no more than its own, and writes
+/// to a page cache wait neither for reads of the device nor for syncs.
+pub fn data_threads(each: u32, lanes: u16) -> Workers {
+    lane_threads("nfs-data", each, u32::from(lanes) * KINDS)
+}
+
+fn lane_threads(name: &'static str, each: u32, parties: u32) -> Workers {
+    let each = each as usize;
+    Workers::fair(name, each * parties as usize, each)
+}
+
+/// Kinds of operations that do not wait for one another's threads.
+const KINDS: u32 = 3;
+
+fn kind(op: Op) -> u32 {
+    match op {
+        Op::Read => 0,
+        Op::Write => 1,
+        Op::Sync | Op::Truncate | Op::Unlink => 2,
     }
 }
 
@@ -386,14 +414,15 @@ fn write(service: &Service, group: Vec<(Request, Item)>, done: &mut Done) {
         Ok(()) => {
             // What the strictest asked for is true of all.
             let committed = if stable { Stability::File } else { Stability::Unstable };
+            if let Some(attr) = &change.after {
+                service.gathering.wrote(file, &node.caller, attr.size_bytes);
+            }
             for (request, mut item) in group {
                 done.bytes_done += request.extent.len;
-                item.reply.written_bytes = request.extent.len;
-                let mut out = item.reply.writer();
-                out.u32(0);
-                write_change(&mut out, &change);
-                out.u32(request.extent.len as u32).u32(committed as u32).array(&verifier);
-                item.reply.send(out, None, Status::OK);
+                match gathered_of(&mut item) {
+                    Some(gathered) => gathered.over(),
+                    None => answer_write(item.reply, request.extent.len, &change, committed, &verifier),
+                }
             }
         }
         Err(_) if group.len() > 1 => group.into_iter().for_each(|one| write(service, vec![one], done)),
@@ -403,10 +432,31 @@ fn write(service: &Service, group: Vec<(Request, Item)>, done: &mut Done) {
             if stable && error.0 == libc::EIO {
                 service.verifier.failed(file, error);
             }
-            for (_, item) in group {
-                changed(item, &change, Err(error.into()), |_| ());
+            for (_, mut item) in group {
+                match gathered_of(&mut item) {
+                    Some(gathered) => gathered.failed(error),
+                    None => changed(item, &change, Err(error.into()), |_| ()),
+                }
             }
         }
+    }
+}
+
+/// Answers a WRITE of `len` bytes that succeeded, or was gathered.
+pub fn answer_write(mut reply: Reply, len: u64, change: &Change, committed: Stability, verifier: &[u8; 8]) {
+    reply.written_bytes = len;
+    let mut out = reply.writer();
+    out.u32(0);
+    write_change(&mut out, change);
+    out.u32(len as u32).u32(committed as u32).array(verifier);
+    reply.send(out, None, Status::OK);
+}
+
+/// The mark of a gathered write, taken out.
+pub fn gathered_of(item: &mut Item) -> Option<Gathered> {
+    match &mut item.what {
+        What::Write { gathered, .. } => gathered.take(),
+        _ => None,
     }
 }
 
@@ -447,6 +497,8 @@ fn resize(service: &Service, item: Item, done: &mut Done) {
         What::Resize { set, guard } => set_attr(&item.node, set, *guard),
         _ => Ok(()),
     };
+    // The scheduler has ordered it among the writes; for those behind it the length is no longer known.
+    service.gathering.forget(item.file);
     if set.is_err() {
         done.failed(Errno(libc::EIO));
     }

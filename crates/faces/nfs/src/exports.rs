@@ -64,6 +64,8 @@ pub struct Export {
     pub number: u32,
     /// The file system.
     pub backend: Arc<dyn Backend>,
+    /// Its lane of the scheduler: exports of one file system share it, those of different ones do not wait for one another.
+    pub lane: u16,
     /// The directory that is its root.
     pub root: Handle,
     /// The rules.
@@ -92,7 +94,7 @@ impl Exports {
         if settings.is_empty() {
             return Err("there is nothing to export; name a folder with --export, or add an [[nfs.export]]".into());
         }
-        let mut exports: Vec<Arc<Export>> = Vec::new();
+        let (mut exports, mut file_systems) = (Vec::<Arc<Export>>::new(), Vec::new());
         for ExportSettings { name, backend, folder, rules } in settings {
             if !name.starts_with('/') || name.len() > 1 && name.ends_with('/') || name.contains("//") {
                 return Err(format!("the export {name} needs a name such as /data: a path without a slash at its end"));
@@ -102,9 +104,22 @@ impl Exports {
                 return Err(format!("the exports {name} and {} have one name or number; rename one", other.name));
             }
             let root = find(&*backend, &folder).map_err(|why| format!("the export {name}: {why}"))?;
-            exports.push(Arc::new(Export { name, number, backend, root, rules }));
+            let attr =
+                backend.attr(&root).map_err(|error| format!("the export {name}: its root is unknown: {error}"))?;
+            let lane = file_systems.iter().position(|known| *known == attr.fsid).unwrap_or(file_systems.len());
+            if lane == file_systems.len() {
+                file_systems.push(attr.fsid);
+            }
+            let lane = u16::try_from(lane).ok().filter(|lane| *lane < u16::MAX);
+            let lane = lane.ok_or("the exports are of more than 65,535 file systems; let another server offer some")?;
+            exports.push(Arc::new(Export { name, number, backend, lane, root, rules }));
         }
         Ok(Exports(exports))
+    }
+
+    /// Number of lanes: one for each file system.
+    pub fn lanes(&self) -> u16 {
+        self.0.iter().map(|export| export.lane + 1).max().unwrap_or(1)
     }
 
     /// In the order of the configuration.

@@ -9,6 +9,7 @@ mod changes;
 mod connection;
 mod data;
 pub mod exports;
+mod gather;
 pub mod handles;
 mod mount;
 mod portmap;

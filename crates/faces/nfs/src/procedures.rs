@@ -161,7 +161,11 @@ fn setattr(asker: &Asker<'_>, args: &mut Reader<'_>, out: &mut Writer) -> Served
     let (sealed, set, guard) = (handle(args)?, read_set(args)?, args.optional(read_time)?);
     args.end()?;
     let node = attempt!(asker.node_to_change(sealed));
-    let (done, change) = node.change(asker, || set_attr(&node, &set, guard));
+    let set_settled = || {
+        asker.service.gathering.settle(node.key())?;
+        set_attr(&node, &set, guard)
+    };
+    let (done, change) = node.change(asker, set_settled);
     Ok(tell(out, done, |_, _| (), |out| write_change(out, &change)))
 }
 
@@ -300,6 +304,9 @@ fn make(asker: &Asker<'_>, procedure: u32, args: &mut Reader<'_>, out: &mut Writ
         // A file that was there gets the size all the same.
         let resize = set.size_bytes.filter(|size| what == Make::FileIfNone && *size != attr.size_bytes);
         let size = SetAttr { size_bytes: resize, ..SetAttr::default() };
+        if resize.is_some() {
+            asker.service.gathering.settle(Node { handle: node, ..dir.clone() }.key())?;
+        }
         let attr = if resize.is_some() { backend.set_attr(&dir.caller, &node, &size)? } else { attr };
         // What was made may have got attributes in further steps. A directory's names do not speak for them.
         let has_steps = matches!(attr.kind, Kind::File | Kind::Directory) || set.uid.is_some() || set.gid.is_some();

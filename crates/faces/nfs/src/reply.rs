@@ -51,6 +51,30 @@ impl Reply {
         out
     }
 
+    /// Takes the answer out, to be sent while the call is still under way, with memory for `bytes` of it. What remains keeps
+    /// the call's memory and owes nothing. `None`: there is no memory for the answer.
+    pub(crate) fn take_answer(&mut self, bytes: u64) -> Option<Reply> {
+        let mut held = Reservation::nothing(self.service.budget.clone());
+        if !held.grow(bytes) {
+            return None;
+        }
+        self.sent = true;
+        Some(Reply {
+            service: self.service.clone(),
+            connection: self.connection.clone(),
+            xid: self.xid,
+            row: self.row,
+            user: self.user,
+            began: self.began,
+            held,
+            begun_bytes: self.begun_bytes,
+            replay: self.replay.take(),
+            read_bytes: 0,
+            written_bytes: 0,
+            sent: false,
+        })
+    }
+
     /// Sends results, with a part of a file behind them.
     pub fn send(mut self, out: Writer, payload: Option<(Arc<Vec<u8>>, Range<usize>)>, status: Status) {
         let ended = match status {

@@ -20,8 +20,9 @@ use serde_json::{Value, json};
 
 use crate::budget::budget;
 use crate::connection::{Connection, Limits, Receiver};
-use crate::data::{Ahead, Data, Queued};
+use crate::data::{Ahead, Data, Queued, data_threads};
 use crate::exports::{ExportSettings, Exports};
+use crate::gather::Gathering;
 use crate::handles::HandleKey;
 use crate::portmap::Registered;
 use crate::service::{QUIET, Service};
@@ -53,10 +54,12 @@ pub struct Settings {
     pub key: HandleKey,
     /// Scheduling policy.
     pub policy: PolicySpec,
-    /// Batches that the backend has at once at most.
+    /// Batches that each file system below the exports has at once at most.
     pub in_flight_requests: u32,
     /// What is read ahead of the clients and not yet asked for, bytes, at most; 0: nothing is.
     pub read_ahead_bytes: u64,
+    /// Unstable writes that are answered before they are done, bytes, at most; 0: none. Where files have no page cache.
+    pub gather_bytes: u64,
     /// Also schedule reads that the page cache has.
     pub schedule_cached_reads: bool,
     /// Threads for calls on names and attributes.
@@ -81,6 +84,7 @@ impl Settings {
             policy: PolicySpec::named("auto"),
             in_flight_requests: 16,
             read_ahead_bytes: 0,
+            gather_bytes: 0,
             schedule_cached_reads: false,
             name_threads: 16,
             max_connections: 1024,
@@ -131,12 +135,14 @@ pub fn start(settings: Settings) -> Result<Running, String> {
     let addresses = addresses.map_err(|e| system("cannot listen", e))?;
     let verifier = Verifier::new().map_err(|e| system("the system gives no random numbers", e))?;
     let (name_threads, in_flight) = (settings.name_threads.max(2) as usize, settings.in_flight_requests.max(1));
+    let lanes = exports.lanes();
     let service = Arc::new_cyclic(|this| Service {
         this: this.clone(),
         exports,
         key: settings.key,
         verifier,
         changes: Default::default(),
+        gathering: Gathering::new(settings.gather_bytes),
         replay: Default::default(),
         mounts: Default::default(),
         statistics: Statistics::default(),
@@ -144,9 +150,9 @@ pub fn start(settings: Settings) -> Result<Running, String> {
         transfer_bytes: TRANSFER_BYTES,
         // One connection leaves a quarter to the others.
         names: Workers::fair("nfs-names", name_threads, name_threads - name_threads.div_ceil(4)),
-        data: Workers::new("nfs-data", in_flight as usize),
+        data: data_threads(in_flight, lanes),
         engine: OnceLock::new(),
-        ahead: (settings.read_ahead_bytes > 0).then(|| Ahead::new(settings.read_ahead_bytes)),
+        ahead: (settings.read_ahead_bytes > 0).then(|| Ahead::new(settings.read_ahead_bytes, lanes)),
         foresees: AtomicBool::new(policy::speculates(&settings.policy)),
         cached_pass: !settings.schedule_cached_reads,
         stopping: AtomicBool::new(false),
@@ -154,6 +160,7 @@ pub fn start(settings: Settings) -> Result<Running, String> {
         complained: Mutex::default(),
     });
     let config = EngineConfig {
+        lanes,
         lane_requests: in_flight,
         // A file system with a page cache.
         sorted_below: true,
@@ -332,7 +339,9 @@ impl Running {
         let _ = acceptor.join();
         let connections: Vec<_> = shared.connections.lock().values().cloned().collect();
         connections.iter().for_each(|connection| connection.finish());
+        let until = Instant::now() + SETTLE_MAX;
         let settled = shared.wait_for_threads(SETTLE_MAX);
+        shared.service.gathering.settle_all(until.saturating_duration_since(Instant::now()));
         // What is left is not answered: its clients ask the next server.
         shared.service.stopping.store(true, Ordering::Release);
         if !settled {
@@ -369,7 +378,12 @@ fn status(shared: &Shared) -> Value {
         .iter()
         .map(|export| {
             let networks: Vec<String> = export.rules.access.networks.iter().map(ToString::to_string).collect();
-            json!({ "name": export.name, "read_only": export.rules.access.read_only, "networks": networks })
+            json!({
+                "name": export.name,
+                "lane": export.lane,
+                "read_only": export.rules.access.read_only,
+                "networks": networks,
+            })
         })
         .collect();
     let addresses: Vec<String> = shared.addresses.iter().map(ToString::to_string).collect();
@@ -395,6 +409,7 @@ fn status(shared: &Shared) -> Value {
         "repetitions": { "answers_kept": answers, "repeated": repeated },
         "calls": service.statistics.describe(),
         "engine": serde_json::to_value(shared.engine.status()).unwrap_or_default(),
+        "gathered_writes": service.gathering.describe(),
         "read_ahead": service.ahead.as_ref().map(|ahead| ahead.reading.describe()),
     })
 }

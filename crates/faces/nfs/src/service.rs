@@ -19,12 +19,13 @@ use crate::changes::Changes;
 use crate::connection::{Connection, Receiver};
 use crate::data::{Ahead, Item, Queued, What};
 use crate::exports::{Export, Exports};
+use crate::gather::Gathering;
 use crate::handles::HandleKey;
 use crate::mount::Mounts;
 use crate::procedures::{self, fail};
 use crate::protocol::{
-    Answer, HANDLE_MAX_BYTES, MOUNT_PROGRAM, NFS_PROGRAM, PROCEDURES, Stability, Status, VERSION, procedure, read_set,
-    read_time,
+    Answer, Change, HANDLE_MAX_BYTES, MOUNT_PROGRAM, NFS_PROGRAM, PROCEDURES, Stability, Status, VERSION, procedure,
+    read_set, read_time,
 };
 use crate::records::Record;
 use crate::replay::{Key, Replay, Seen};
@@ -36,6 +37,8 @@ use crate::xdr::{Garbage, Reader};
 
 /// Space that the answers of calls without file data take at most, bytes; listings aside.
 const ANSWER_BYTES: u64 = 5 << 10;
+/// Space of the answer to a WRITE at most, bytes.
+const WRITTEN_BYTES: u64 = 256;
 /// A peer is complained of once in this time.
 pub(crate) const QUIET: Duration = Duration::from_secs(60);
 /// Peers remembered for that.
@@ -48,6 +51,7 @@ pub struct Service {
     pub(crate) key: HandleKey,
     pub(crate) verifier: Verifier,
     pub(crate) changes: Changes,
+    pub(crate) gathering: Gathering,
     pub(crate) replay: Replay<Again>,
     pub(crate) mounts: Mounts,
     pub(crate) statistics: Statistics,
@@ -56,7 +60,7 @@ pub struct Service {
     pub(crate) transfer_bytes: u32,
     /// Threads for names and attributes.
     pub(crate) names: Workers,
-    /// Threads for what the scheduler has released.
+    /// Threads for what the scheduler has released; each lane has its own.
     pub(crate) data: Workers,
     pub(crate) engine: OnceLock<Arc<Engine<Queued>>>,
     /// Reads ahead of the clients, if it is to.
@@ -292,14 +296,16 @@ impl Service {
         let client = asker.client();
         let what = match what {
             Wanted::Read => What::Read,
-            Wanted::Write { bytes: range, stability } => What::Write { record: bytes, range, stability },
+            Wanted::Write { bytes: range, stability } => {
+                What::Write { record: bytes, range, stability, gathered: None }
+            }
             Wanted::Sync => What::Sync,
             Wanted::Resize { set, guard } => What::Resize { set, guard },
         };
         let submission = Submission {
             op,
             file: node.key(),
-            lane: LaneId(0),
+            lane: LaneId(node.export.lane),
             file_offset: offset,
             lane_offset: offset,
             len,
@@ -319,20 +325,54 @@ impl Service {
         let predictions = self.foresee(&submission, &item.node);
         let node = item.node.clone();
         let ahead = predictions.into_iter().map(|p| (submission.ahead(p.extent), Queued::Ahead(node.clone())));
-        let Some(item) = self.pass(engine, &submission, item) else {
+        let Some(mut item) = self.pass(engine, &submission, item) else {
             // Speculations are not refused, they are dropped.
             drop(engine.submit_all(ahead));
             return;
         };
+        // Of bytes that are lost from here on the client learns by another verifier.
+        let verifier = self.verifier.get();
+        let early = self.gather(&submission, &mut item);
         match engine.try_submit_ahead(submission, Queued::Call(item), ahead) {
-            Ok(_) | Err(Refused::Busy(Queued::Ahead(_)) | Refused::Closed(Queued::Ahead(_))) => {}
-            Err(Refused::Busy(Queued::Call(item))) => {
-                let mut out = item.reply.writer();
+            Ok(_) => {
+                // Not before it is in line: the client's next call may be its COMMIT.
+                if let Some(reply) = early {
+                    let change = Change { before: None, after: None };
+                    crate::data::answer_write(reply, submission.len, &change, Stability::Unstable, &verifier);
+                }
+            }
+            Err(Refused::Busy(Queued::Ahead(_)) | Refused::Closed(Queued::Ahead(_))) => {}
+            Err(Refused::Busy(Queued::Call(mut item))) => {
+                if let Some(gathered) = crate::data::gathered_of(&mut item) {
+                    gathered.over();
+                }
+                let reply = early.unwrap_or(item.reply);
+                let mut out = reply.writer();
                 fail(&mut out, head.procedure, Status::JUKEBOX);
-                item.reply.send(out, None, Status::JUKEBOX);
+                reply.send(out, None, Status::JUKEBOX);
             }
             // Dropped: its client asks the next server.
             Err(Refused::Closed(Queued::Call(item))) => drop(item),
+        }
+    }
+
+    /// Gathers a write, if it may be; gives the answer that is to be sent once it is in line.
+    fn gather(self: &Arc<Self>, write: &Submission, item: &mut Item) -> Option<Reply> {
+        let What::Write { stability: Stability::Unstable, gathered, .. } = &mut item.what else { return None };
+        if !self.gathering.is_on() || item.node.export.backend.has_page_cache() {
+            return None;
+        }
+        let end = write.lane_offset.checked_add(write.len)?;
+        let gathers = self.gathering.gather(self, item.file, &item.node.caller, write.len, end)?;
+        match item.reply.take_answer(WRITTEN_BYTES) {
+            Some(reply) => {
+                *gathered = Some(gathers);
+                Some(reply)
+            }
+            None => {
+                gathers.over();
+                None
+            }
         }
     }
 

@@ -33,9 +33,19 @@ impl Verifier {
     /// Putting a file on stable storage failed: where that may mean lost bytes, the verifier changes.
     pub fn failed(&self, file: u64, error: Errno) {
         let harmless = [libc::ESTALE, libc::EACCES, libc::EPERM, libc::EINVAL, libc::EISDIR, libc::EROFS, libc::EFBIG];
-        if harmless.contains(&error.0) {
-            return;
+        if !harmless.contains(&error.0) {
+            self.lost(file, error);
         }
+    }
+
+    /// Whether bytes of a file may be lost, as far as is remembered.
+    pub fn has_lost(&self, file: u64) -> bool {
+        let lost = self.lost.lock();
+        lost.len() >= LOST_MAX || lost.contains(&file)
+    }
+
+    /// Bytes of a file are lost that a client may not have committed: the verifier changes.
+    pub fn lost(&self, file: u64, error: Errno) {
         let mut lost = self.lost.lock();
         let known = lost.contains(&file);
         if lost.len() < LOST_MAX {

@@ -1,14 +1,16 @@
 //! Reading and writing through the scheduler: what is merged, what is stable, what is told when bytes are lost.
 
-use std::sync::{Arc, Barrier};
+use std::sync::{Arc, Barrier, mpsc};
+use std::time::{Duration, Instant};
 
-use crate::support::{Served, serve};
+use crate::support::{Served, export, open_rules, serve};
 use impresario_backend::SetAttr;
 use impresario_nfs::protocol::{Stability, Status, procedure::*};
 use impresario_nfs::testing::{Client, ClientError, Faults, MemoryTree, handle, name_in, read_back, skip_change};
 use impresario_sched::PolicySpec;
 
 const KIB: u64 = 1 << 10;
+const PATIENCE: Duration = Duration::from_secs(20);
 
 fn none() -> SetAttr {
     SetAttr::default()
@@ -117,6 +119,89 @@ fn neighbouring_reads_of_many_clients_become_one_and_an_error_meets_its_own() {
         .filter_map(|(n, xid)| read_back(&client.wait(xid).unwrap()).is_err().then_some(n))
         .collect();
     assert_eq!(failed, [bad as usize / (8 << 10)]);
+}
+
+/// A server of `/data` and of `/other`, which gives each file system one batch at a time.
+fn two_exports(policy: &str, other: &Arc<MemoryTree>) -> Served {
+    serve(&MemoryTree::new(), |settings| {
+        settings.policy = PolicySpec::named(policy);
+        settings.in_flight_requests = 1;
+        settings.exports.push(export("/other", other, open_rules()));
+    })
+}
+
+/// Has reads of `/data` hang, and sends one to `/other`; what `check` finds then, while a thread waits for the answer.
+fn beside_hung_reads<T>(served: &Served, check: impl FnOnce(&mpsc::Receiver<Vec<u8>>) -> T) -> T {
+    let (mut client, root) = served.mounted();
+    let slow = filled(&mut client, &root, "f", 100);
+    let mut other = served.client();
+    let root = other.mount("/other").unwrap();
+    let file = filled(&mut other, &root, "f", 100);
+    served.tree.set_faults(Faults { data_hung: true, ..Faults::default() });
+    let hung: Vec<u32> = (0..8).map(|n| client.send_read(&slow, 10 * n, 5).unwrap()).collect();
+    served.tree.await_hung(1);
+    let (tell, told) = mpsc::channel();
+    let reading = std::thread::spawn(move || tell.send(other.read(&file, 0, 100).unwrap().bytes));
+    let found = check(&told);
+    served.tree.set_faults(Faults::default());
+    hung.into_iter().for_each(|xid| drop(client.wait(xid).unwrap()));
+    reading.join().unwrap().unwrap();
+    found
+}
+
+/// Whatever the policy hands over, a file system that hangs has no more than its own threads.
+#[test]
+fn an_export_does_not_wait_for_another_file_system() {
+    for policy in ["fifo", "none"] {
+        let served = two_exports(policy, &MemoryTree::on_another_device());
+        let read = beside_hung_reads(&served, |told| told.recv_timeout(PATIENCE));
+        assert!(read.is_ok_and(|bytes| bytes == content(0, 0, 100)), "{policy}");
+        assert_eq!(served.running.status()["engine"]["lanes"].as_array().unwrap().len(), 2);
+    }
+}
+
+/// A write to a page cache takes no time, and reads that wait for a device have all of their threads.
+#[test]
+fn writes_and_syncs_wait_for_no_thread_that_reads() {
+    let served = serve(&MemoryTree::new(), |settings| {
+        settings.policy = PolicySpec::named("none");
+        settings.in_flight_requests = 1;
+    });
+    let (mut client, root) = served.mounted();
+    let (slow, file) = (filled(&mut client, &root, "slow", 100), filled(&mut client, &root, "f", 100));
+    let node = impresario_backend::Handle::new(&slow[13..]).unwrap();
+    served.tree.set_faults(Faults { hung: Some(node), ..Faults::default() });
+    let hung: Vec<u32> = (0..4).map(|n| client.send_read(&slow, 10 * n, 5).unwrap()).collect();
+    served.tree.await_hung(1);
+    let mut other = served.client();
+    let (tell, told) = mpsc::channel();
+    let writing = std::thread::spawn(move || {
+        other.write(&file, 0, b"written", Stability::Unstable).unwrap();
+        other.commit(&file).unwrap();
+        tell.send(()).unwrap();
+    });
+    let done = told.recv_timeout(PATIENCE);
+    served.tree.set_faults(Faults::default());
+    hung.into_iter().for_each(|xid| drop(client.wait(xid).unwrap()));
+    writing.join().unwrap();
+    assert!(done.is_ok());
+}
+
+#[test]
+fn exports_of_one_file_system_share_its_lane() {
+    let served = two_exports("fifo", &MemoryTree::new());
+    beside_hung_reads(&served, |told| {
+        // Seven of those that hang, and the other one.
+        let deadline = Instant::now() + PATIENCE;
+        while served.running.status()["engine"]["queued"] != 8 {
+            assert!(Instant::now() < deadline, "{}", served.running.status()["engine"]);
+            std::thread::yield_now();
+        }
+        assert!(told.try_recv().is_err());
+    });
+    let status = served.running.status();
+    assert_eq!(status["engine"]["lanes"].as_array().unwrap().len(), 1);
+    assert!(status["exports"].as_array().unwrap().iter().all(|export| export["lane"] == 0));
 }
 
 #[test]

@@ -2,6 +2,7 @@
 
 mod calls;
 mod data;
+mod gather;
 mod past_the_cache;
 mod peers;
 mod read_ahead;

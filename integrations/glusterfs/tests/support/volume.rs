@@ -40,7 +40,8 @@ pub struct Volume {
 
 const FIRST_PORT: usize = 24_100;
 
-/// The volume file of a brick. Options that begin with `storage.` are those of its storage.
+/// The volume file of a brick. Options that begin with `storage.` are those of its storage; with `delay.`, every call of its
+/// storage takes time.
 pub fn brick_file(folder: &Path, number: usize, place: Place, options: &[(&str, &str)]) -> String {
     let mut text = String::new();
     let mut below = String::new();
@@ -58,8 +59,15 @@ pub fn brick_file(folder: &Path, number: usize, place: Place, options: &[(&str, 
     let directory = folder.join(format!("brick{number}"));
     let mut storage = vec![("directory", directory.to_str().unwrap())];
     storage.extend(options.iter().filter_map(|(key, value)| Some((key.strip_prefix("storage.")?, *value))));
-    let options: Vec<_> = options.iter().filter(|(key, _)| !key.starts_with("storage.")).copied().collect();
+    let mut delay: Vec<_> =
+        options.iter().filter_map(|(key, value)| Some((key.strip_prefix("delay.")?, *value))).collect();
+    let below = |key: &str| key.starts_with("storage.") || key.starts_with("delay.");
+    let options: Vec<_> = options.iter().filter(|(key, _)| !below(key)).copied().collect();
     add("posix", "storage/posix", &storage);
+    if !delay.is_empty() {
+        delay.push(("delay-percentage", "100"));
+        add("delay", "debug/delay-gen", &delay);
+    }
     add("locks", "features/locks", &[]);
     if place != Place::Instead {
         add("io-threads", "performance/io-threads", &[]);

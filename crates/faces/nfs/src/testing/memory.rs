@@ -18,6 +18,8 @@ const ROOT: u64 = 1;
 /// Of everything in it.
 const CAPACITY_BYTES: u64 = 1 << 30;
 const NAME_MAX_BYTES: usize = 255;
+/// Number of the file system, unless it is to be another one.
+const FSID: u64 = 77;
 
 /// Offsets and lengths of calls, bytes.
 pub type Calls = Vec<(u64, usize)>;
@@ -55,6 +57,7 @@ struct Node {
 
 struct State {
     nodes: BTreeMap<u64, Node>,
+    fsid: u64,
     next: u64,
     next_cookie: u64,
     faults: Faults,
@@ -98,6 +101,7 @@ impl MemoryTree {
     pub fn new() -> Arc<MemoryTree> {
         let state = State {
             nodes: BTreeMap::new(),
+            fsid: FSID,
             next: ROOT,
             next_cookie: 3,
             faults: Faults::default(),
@@ -113,6 +117,16 @@ impl MemoryTree {
         debug_assert_eq!(id, ROOT);
         drop(state);
         Arc::new(tree)
+    }
+
+    /// The same on a device of its own, as far as its attributes tell.
+    pub fn on_another_device() -> Arc<MemoryTree> {
+        let tree = MemoryTree::new();
+        let mut state = tree.state.lock();
+        state.fsid = FSID + 1;
+        state.nodes.values_mut().for_each(|node| node.attr.fsid = FSID + 1);
+        drop(state);
+        tree
     }
 
     /// The same behind a page cache, which is empty.
@@ -188,7 +202,7 @@ impl State {
             size_bytes: 0,
             used_bytes: 0,
             device: (0, 0),
-            fsid: 77,
+            fsid: self.fsid,
             fileid: id,
             atime: now,
             mtime: now,
