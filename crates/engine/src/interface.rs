@@ -143,6 +143,8 @@ pub struct EngineConfig {
     pub total_requests: u32,
     /// The layer below the lanes sorts; see [`CoreConfig::sorted_below`](impresario_sched::CoreConfig::sorted_below).
     pub sorted_below: bool,
+    /// It has an order of its own; see [`CoreConfig::scheduled_below`](impresario_sched::CoreConfig::scheduled_below).
+    pub scheduled_below: bool,
     /// Maximum speculations in flight on their own per lane; 0: no speculation.
     pub lane_speculations: u32,
     /// Rank of this node among nodes of its kind (selects the server rotation of `twins`).
@@ -171,6 +173,7 @@ impl EngineConfig {
             lane_bytes: u64::MAX,
             total_requests: u32::MAX,
             sorted_below: false,
+            scheduled_below: false,
             lane_speculations: 0,
             node_rank: 0,
             queue_requests: 10_000,

@@ -73,6 +73,7 @@ impl<T: Send + 'static> Engine<T> {
             lane_bytes: config.lane_bytes,
             total_requests: config.total_requests,
             sorted_below: config.sorted_below,
+            scheduled_below: config.scheduled_below,
             lane_speculations: config.lane_speculations,
             node_rank: config.node_rank,
             started: now(),

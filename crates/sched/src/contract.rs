@@ -32,6 +32,9 @@ pub struct CoreConfig {
     /// The layer below sorts and caches (a kernel above a disk, a file system). Policies that choose their rule use
     /// this.
     pub sorted_below: bool,
+    /// The layer below puts requests in an order of its own, without a page cache in front: data servers with a policy that
+    /// does. `auto` uses this.
+    pub scheduled_below: bool,
     /// Maximum speculations in flight on their own per lane ([`Core::speculate`](crate::Core::speculate)); 0: no
     /// speculation.
     pub lane_speculations: u32,
@@ -56,6 +59,7 @@ impl CoreConfig {
             capacity,
             cost: CostModel::default(),
             sorted_below: false,
+            scheduled_below: false,
             lane_speculations: 0,
             pieces: false,
             statistics: true,

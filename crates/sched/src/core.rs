@@ -122,6 +122,7 @@ impl Core {
             started: config.started,
             capacity: table.capacity(),
             sorted_below: config.sorted_below,
+            scheduled_below: config.scheduled_below,
         };
         let policy = policy::build(spec, &setup)?;
         let lane = Lane {

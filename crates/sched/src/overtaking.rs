@@ -90,11 +90,26 @@ impl Overtaking {
 
     /// Until when a file may not be read ahead on a lane, at most; `None`: it may.
     pub(crate) fn bars(&self, lane: LaneId, file: u64, now: Nanos) -> Option<Nanos> {
+        self.bars_if(lane, file, now, || true)
+    }
+
+    /// The same, for what gives way only if `asked` says so. That is called after the cheap test and before the dear one:
+    /// most files had little, and which reads wait takes a look at many.
+    pub(crate) fn bars_if(&self, lane: LaneId, file: u64, now: Nanos, asked: impl FnOnce() -> bool) -> Option<Nanos> {
+        let waiting = &self.waiting[lane.index()];
+        if waiting.is_empty() {
+            return None;
+        }
         let Served { bytes, first, passes_bytes } = self.served(lane, file);
         let much = bytes.checked_sub(MUCH_BYTES).filter(|_| passes_bytes >= PASSES_BYTES)?;
-        let older = self.waiting[lane.index()].range(..first).take(LOOKED_AT).map(|(_, read)| read);
+        if !asked() {
+            return None;
+        }
+        let older = waiting.range(..first).take(LOOKED_AT).map(|(_, read)| read);
         let due = |read: &Waiting| Nanos(read.since.0.saturating_add(PATIENCE.0));
-        let given_way = older.filter(|read| due(read) > now && self.served(lane, read.file).bytes <= much / TIMES);
+        // A file does not give way to its own reads: it had more than a quarter of what it had.
+        let others = older.filter(|read| read.file != file && due(read) > now);
+        let given_way = others.filter(|read| self.served(lane, read.file).bytes <= much / TIMES);
         given_way.map(due).max()
     }
 }

@@ -15,6 +15,7 @@ use impresario_config::{
 };
 use impresario_engine::EngineConfig;
 use impresario_metrics::Endpoint;
+use impresario_sched::policy::orders;
 use impresario_sched::{CostModel, LinearCost, Nanos};
 use impresario_store::{ModelledDevice, ObjectStore, StoreError, StoreOptions};
 use impresario_trace::Space;
@@ -427,6 +428,7 @@ fn start_io(config: &Config, index: usize, io: &Io) -> Result<Started, StartErro
         shared_space: !io.split,
         // A kernel with a page cache and an I/O scheduler, here or on the data servers, or another system's servers.
         sorted_below: config.tree.is_some() || config.data.iter().all(|data| data.device.is_none()),
+        scheduled_below: config.data.iter().any(|data| orders(&data.policy)),
         // What the policy has released waits in the dispatch queue, which is as long as this.
         lane_requests: io.dispatch_requests,
         total_requests: io.dispatch_requests,

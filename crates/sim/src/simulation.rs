@@ -329,6 +329,9 @@ impl Simulation {
                     started: Nanos(started),
                     shared_space: !n.split,
                     lane_requests: u32::MAX,
+                    // As an I/O node finds it in its configuration.
+                    sorted_below: self.scenario.servers.cache_bytes > 0,
+                    scheduled_below: policy::orders(&self.scenario.servers.policy),
                     total_requests: n.dispatch_requests,
                     node_rank: u32::from(rank),
                     cost: cost.clone(),

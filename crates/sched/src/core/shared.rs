@@ -92,6 +92,7 @@ impl SharedState {
             started: self.config.started,
             capacity: self.table.capacity(),
             sorted_below: self.config.sorted_below,
+            scheduled_below: self.config.scheduled_below,
         }
     }
 

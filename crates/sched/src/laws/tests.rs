@@ -157,14 +157,7 @@ fn starve(promised: &PolicySpec, acts: &PolicySpec, lanes: u16, load: Load) -> V
 fn starve_for(steps: u32, promised: &PolicySpec, acts: &PolicySpec, lanes: u16, load: Load) -> Vec<String> {
     let config = CoreConfig { lanes, pieces: false, ..CoreConfig::single_lane(64) };
     let mut core = Core::new(config.clone(), promised).unwrap();
-    let setup = Setup {
-        lanes,
-        shared_space: false,
-        node_rank: 0,
-        started: crate::Nanos::ZERO,
-        capacity: 64,
-        sorted_below: false,
-    };
+    let setup = Setup::of(lanes, 64);
     let build = |spec| policy::build(spec, &setup).unwrap();
     core.install(Box::new(Broken { acts: build(acts), promises: build(promised) }));
     let mut script = Script::on(core, &config, Random::new(7));

@@ -368,6 +368,23 @@ pub struct Setup {
     pub capacity: u32,
     /// The layer below sorts; see [`CoreConfig::sorted_below`](crate::CoreConfig::sorted_below).
     pub sorted_below: bool,
+    /// The layer below has an order of its own; see [`CoreConfig::scheduled_below`](crate::CoreConfig::scheduled_below).
+    pub scheduled_below: bool,
+}
+
+impl Setup {
+    /// The first node of its kind, with nothing below that sorts.
+    pub(crate) fn of(lanes: u16, capacity: u32) -> Setup {
+        Setup {
+            lanes,
+            shared_space: false,
+            node_rank: 0,
+            started: Nanos::ZERO,
+            capacity,
+            sorted_below: false,
+            scheduled_below: false,
+        }
+    }
 }
 
 /// The description of a policy.
@@ -461,6 +478,11 @@ pub fn speculates(spec: &PolicySpec) -> bool {
     info(&spec.name).is_none_or(|info| info.conduct.speculates)
 }
 
+/// True for policies that put requests in another order than that of arrival.
+pub fn orders(spec: &PolicySpec) -> bool {
+    !["none", "fifo", "to"].contains(&spec.name.as_str())
+}
+
 /// The description of a policy, by name.
 pub fn info(name: &str) -> Option<&'static PolicyInfo> {
     POLICIES.iter().find(|p| p.name == name)
@@ -480,7 +502,5 @@ pub fn build(spec: &PolicySpec, setup: &Setup) -> Result<Box<dyn Policy>, Policy
 
 /// Checks a policy for a server with `lanes` lanes without keeping it.
 pub fn check(spec: &PolicySpec, lanes: u16) -> Result<(), PolicyError> {
-    let started = Nanos::ZERO;
-    build(spec, &Setup { lanes, shared_space: false, node_rank: 0, started, capacity: 1, sorted_below: false })
-        .map(|_| ())
+    build(spec, &Setup::of(lanes, 1)).map(|_| ())
 }

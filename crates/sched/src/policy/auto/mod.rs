@@ -8,8 +8,8 @@
 //! - **Switching.** Another rule takes effect once two observation windows in a row agree on it (after a pause, the
 //!   first window), if its expected gain exceeds [`MARGIN`] (after a pause, at all). The new policy receives the queued
 //!   requests in order of arrival.
-//! - **Pauses.** After a pause the rule for nothing observed acts until the first window is full, unless the last two
-//!   phases ended under the same rule.
+//! - **Pauses.** After a pause the rule acts under which the application's last phase of that operation ended; of one that is not
+//!   known, the rule for nothing observed until the first window is full, unless the last two phases ended under the same rule.
 //! - **Correction.** The rate (bytes per time with something outstanding) is measured before and after a switch, unless
 //!   a pause preceded it and while the same rule applies. A choice that yields less than [`YIELD_MIN`] of the previous
 //!   rate is undone and avoided for a minute, doubling each time.
@@ -92,6 +92,8 @@ pub struct Chosen {
     pub place: Place,
     /// The layer below sorts.
     pub sorted_below: bool,
+    /// The layer below has an order of its own.
+    pub scheduled_below: bool,
     /// Device class by the cost model; absent before the first request.
     pub device: Option<DeviceClass>,
     /// The rule behind the acting policy.
@@ -141,6 +143,29 @@ struct Undone {
     next: Nanos,
 }
 
+/// Applications and operations whose phases are remembered; they displace one another.
+const LEARNT: usize = 64;
+
+/// What a phase of an application and operation ended under.
+#[derive(Clone, Copy, Default)]
+struct Learnt {
+    tag: u64,
+    rule: usize,
+    /// Without the identity of an application the last two agreed.
+    is_sure: bool,
+}
+
+/// A phase of I/O.
+#[derive(Clone, Copy, Default)]
+struct Phase {
+    /// Whose: of the application and operation of its first request, never 0.
+    tag: u64,
+    /// The application has an identity.
+    is_known: bool,
+    /// A window of it was full.
+    is_judged: bool,
+}
+
 /// A switch under evaluation.
 struct Trial {
     before: f64,
@@ -162,6 +187,8 @@ struct Auto {
     seen: Option<Observation>,
     /// The rule of the phase before this one.
     ended: Option<usize>,
+    phase: Phase,
+    learnt: [Learnt; LEARNT],
     /// The rule on which the last windows agreed, and how many did.
     counts: (usize, u32),
     wanted: Option<Pick>,
@@ -177,7 +204,8 @@ struct Auto {
 impl Auto {
     fn new(params: &Params, table: DecisionTable, setup: &Setup) -> Result<Auto, PolicyError> {
         let place = if setup.lanes > 1 { Place::IoNode } else { Place::Data };
-        let situation = Situation { place, sorted_below: setup.sorted_below, device: None };
+        let Setup { sorted_below, scheduled_below, .. } = *setup;
+        let situation = Situation { place, sorted_below, scheduled_below, device: None };
         let objective = Objective::named(params.text("objective"));
         let rule = table.rule_for(situation, None);
         let acting = Pick { rule, choice: best(&table.rule[rule].choice, objective) };
@@ -195,6 +223,8 @@ impl Auto {
             begun: false,
             seen: None,
             ended: None,
+            phase: Phase::default(),
+            learnt: [Learnt::default(); LEARNT],
             counts: (rule, 0),
             wanted: None,
             moved: None,
@@ -217,16 +247,34 @@ impl Auto {
         undone.map_or((pick, false), |undone| (undone.instead, true))
     }
 
-    /// A phase begins: what suited the last one may spoil the start of another, so the rule for nothing observed acts
-    /// until the first window is full, unless the last two phases ended under the same rule.
-    fn begin(&mut self, view: &View<'_>) {
+    /// Remembers what the phase that is over ended under, if that was observed.
+    fn learn(&mut self) {
+        let Phase { tag, is_known, is_judged } = self.phase;
+        if is_judged {
+            let (learnt, rule) = (&mut self.learnt[tag as usize % LEARNT], self.counts.0);
+            let agrees = learnt.tag == tag && learnt.rule == rule;
+            *learnt = Learnt { tag, rule, is_sure: is_known || agrees };
+        }
+    }
+
+    /// A phase begins with a request. The rule acts under which the application's last one ended. What suited that of another
+    /// may spoil the start of this one, so otherwise the rule for nothing observed acts until the first window is full, unless
+    /// the last two phases ended under the same rule.
+    fn begin(&mut self, view: &View<'_>, slot: Slot) {
+        self.learn();
+        let who = view.who(slot);
+        let tag = observe::hash(who.job, who.op as u64 + 1) | 1 << 63;
+        self.phase = Phase { tag, is_known: who.job != 0, is_judged: false };
+        let learnt = self.learnt[tag as usize % LEARNT];
+        let known = (learnt.tag == tag && learnt.is_sure).then_some(learnt.rule);
         let ended = self.begun.then_some(self.counts.0);
         let alike = ended.is_some() && ended == self.ended;
         (self.begun, self.ended) = (true, ended);
         self.situation.device = Some(DeviceClass::of(view.cost));
         self.wanted = None;
-        if !alike {
-            let (pick, _) = self.pick(self.table.rule_for(self.situation, None), view.now);
+        if known.is_some() || !alike {
+            let rule = known.unwrap_or_else(|| self.table.rule_for(self.situation, None));
+            let (pick, _) = self.pick(rule, view.now);
             self.wanted = (!same(self.alternative(pick), self.alternative(self.acting))).then_some(pick);
         }
     }
@@ -234,6 +282,7 @@ impl Auto {
     /// An observation window is full.
     fn observed(&mut self, view: &View<'_>, seen: Observation) {
         self.seen = Some(seen);
+        self.phase.is_judged = true;
         self.situation.device = Some(DeviceClass::of(view.cost));
         let rule = self.table.rule_for(self.situation, Some(&seen));
         if rule != self.counts.0 || seen.first {
@@ -330,6 +379,7 @@ impl Auto {
             objective: self.objective,
             place: self.situation.place,
             sorted_below: self.situation.sorted_below,
+            scheduled_below: self.situation.scheduled_below,
             device: self.situation.device,
             rule: rule.name.clone(),
             policy: self.inner.spec(),
@@ -370,7 +420,7 @@ impl Policy for Auto {
                 self.observed(view, seen);
             }
             if paused || !self.begun {
-                self.begin(view);
+                self.begin(view, slot);
             }
         }
         self.inner.enqueue(view, slot);
@@ -475,7 +525,7 @@ impl Policy for Auto {
                         self.inner = inner;
                         (self.acting, self.counts, self.begun) = (auto.acting, auto.counts, auto.begun);
                         (self.situation, self.seen, self.switches) = (auto.situation, auto.seen, auto.switches);
-                        self.ended = auto.ended;
+                        (self.ended, self.phase, self.learnt) = (auto.ended, auto.phase, auto.learnt);
                         self.undone = std::mem::take(&mut auto.undone);
                     }
                 }

@@ -10,7 +10,7 @@
 //! A pause (nothing outstanding for 200 ms) starts a new phase: observations from before it are not mixed with later
 //! ones.
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use crate::cost::CostModel;
 use crate::policy::{Done, View};
@@ -31,7 +31,7 @@ const PHASE_MIN: u32 = 16;
 const HIT_DIVISOR: u64 = 8;
 
 /// The averages over one window.
-#[derive(Clone, Copy, PartialEq, Debug, Serialize)]
+#[derive(Clone, Copy, PartialEq, Debug, Serialize, Deserialize)]
 pub struct Observation {
     /// Requests in the window.
     pub requests: u32,
@@ -80,7 +80,7 @@ pub const FEATURES: [Feature; 12] = [
 ];
 
 /// The kind of device, by the cost model.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, serde::Deserialize)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum DeviceClass {
     /// A small read takes more than a millisecond: heads move.
@@ -103,7 +103,7 @@ impl DeviceClass {
 }
 
 /// Hashes two words; the upper half of the product is well mixed.
-fn hash(a: u64, b: u64) -> u64 {
+pub(super) fn hash(a: u64, b: u64) -> u64 {
     (a ^ b.rotate_left(32)).wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(29).wrapping_mul(0xbf58_476d_1ce4_e5b9)
         >> 16
 }

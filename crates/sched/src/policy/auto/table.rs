@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 
 use super::observe::{DeviceClass, FEATURES, Feature, Observation};
-use crate::policy::{self, Params, Setup};
+use crate::policy::{self, Params};
 use crate::spec::PolicySpec;
 
 /// The version of the format.
@@ -141,6 +141,9 @@ pub struct Rule {
     /// Only above a layer that sorts (true) or does not (false); absent: both.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub sorted_below: Option<bool>,
+    /// Only above a layer with an order of its own (true) or one that keeps the order of arrival (false); absent: both.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub scheduled_below: Option<bool>,
     /// Only for these device classes; absent: any.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub device: Option<Vec<DeviceClass>>,
@@ -158,6 +161,8 @@ pub struct Situation {
     pub place: Place,
     /// The layer below sorts.
     pub sorted_below: bool,
+    /// The layer below has an order of its own.
+    pub scheduled_below: bool,
     /// The device class; `None` while unknown.
     pub device: Option<DeviceClass>,
 }
@@ -166,6 +171,7 @@ impl Rule {
     fn fits(&self, situation: Situation) -> bool {
         self.place.is_none_or(|place| place == situation.place)
             && self.sorted_below.is_none_or(|sorted| sorted == situation.sorted_below)
+            && self.scheduled_below.is_none_or(|scheduled| scheduled == situation.scheduled_below)
             && self.device.as_ref().is_none_or(|all| situation.device.is_some_and(|d| all.contains(&d)))
     }
 
@@ -205,7 +211,8 @@ impl DecisionTable {
         }
         self.rule.iter().try_for_each(check_rule)?;
         let last = self.rule.last().ok_or("there is no [[rule]]")?;
-        if !last.observed.is_empty() || last.place.is_some() || last.sorted_below.is_some() || last.device.is_some() {
+        let fixed = last.place.is_some() || last.device.is_some();
+        if !last.observed.is_empty() || fixed || last.sorted_below.is_some() || last.scheduled_below.is_some() {
             return Err(format!("the last rule, {:?}, has conditions; one without any must end the table", last.name));
         }
         Ok(())
@@ -235,7 +242,7 @@ fn check_rule(rule: &Rule) -> Result<(), String> {
     if let Some(unknown) = rule.observed.keys().find(|name| feature(name).is_none()) {
         let known: Vec<_> = FEATURES.iter().map(|f| f.0).collect();
         return refuse(format!(
-            "\"{unknown}\" is not observed; conditions are on place, sorted_below, device, {}",
+            "\"{unknown}\" is not observed; conditions are on place, sorted_below, scheduled_below, device, {}",
             known.join(", ")
         ));
     }
@@ -257,15 +264,7 @@ fn check_rule(rule: &Rule) -> Result<(), String> {
         }
         // Policies that need several lanes are for I/O nodes.
         let lanes = if rule.place == Some(Place::IoNode) { 4 } else { 1 };
-        let setup = Setup {
-            lanes,
-            shared_space: false,
-            node_rank: 0,
-            started: crate::Nanos::ZERO,
-            capacity: 1,
-            sorted_below: false,
-        };
-        if let Err(e) = policy::build(&spec, &setup) {
+        if let Err(e) = policy::check(&spec, lanes) {
             return refuse(e.to_string());
         }
         if choice.depth.is_some_and(|depth| !(1..=4096).contains(&depth)) {

@@ -10,6 +10,8 @@ use crate::{
 
 /// Clients with one outstanding request each, in virtual time; `service` gives the device's time.
 struct Load {
+    /// The application of all requests; 0: each file is one.
+    job: u32,
     core: Core,
     now: Nanos,
     flying: Vec<(crate::Batch, Nanos)>,
@@ -20,7 +22,7 @@ struct Load {
 impl Load {
     fn new(spec: &PolicySpec, config: CoreConfig, clients: usize) -> Load {
         let core = Core::new(config, spec).unwrap();
-        Load { core, now: Nanos(1), flying: Vec::new(), sent: vec![0; clients] }
+        Load { job: 0, core, now: Nanos(1), flying: Vec::new(), sent: vec![0; clients] }
     }
 
     fn push(&mut self, client: usize, place: &dyn Fn(u64, u64) -> (u32, u64)) {
@@ -28,7 +30,8 @@ impl Load {
         self.sent[client] += 1;
         let extent =
             Extent { file: FileId(file), lane: LaneId(0), file_offset: offset, lane_offset: offset, len: 4096 };
-        let (job, client) = (JobId(file), ClientId(client as u32));
+        let job = if self.job > 0 { self.job } else { file };
+        let (job, client) = (JobId(job), ClientId(client as u32));
         self.core.push(self.now, &Request { client, job, ..Request::new(Op::Read, extent) }).unwrap();
     }
 
@@ -234,6 +237,32 @@ fn after_a_pause_the_rule_for_nothing_observed_acts() {
     load.now += Nanos::from_millis(1_000);
     load.run(10, &stream, &millis(1));
     assert_eq!(load.core.acting().0.name, "fifo");
+}
+
+/// Applications whose phases take turns find what theirs ended under, from the first request on.
+#[test]
+fn a_phase_begins_under_what_the_last_one_of_the_application_ended_under() {
+    for named in [true, false] {
+        let mut load = Load::new(&with_table(NEAR_AND_FAR), data(), 16);
+        let key = |job: u32| if named { 1000 + u64::from(job) } else { 0 };
+        (1..=3).for_each(|job| load.core.names_mut().name_job(JobId(job), key(job)));
+        for phase in 0..8 {
+            let streams = phase % 2 == 0;
+            load.job = 1 + u32::from(!streams);
+            let place: &dyn Fn(u64, u64) -> (u32, u64) = if streams { &stream } else { &scattered };
+            load.run(10, place, &millis(1));
+            // `fifo` is what nothing observed asks for, too.
+            let expected = if named && streams && phase >= 2 { "sjf" } else { "fifo" };
+            assert_eq!(load.core.acting().0.name, expected, "{named}: at the start of phase {phase}");
+            load.run(400, place, &millis(1));
+            assert_eq!(load.core.acting().0.name, if streams { "sjf" } else { "fifo" }, "{named}: in phase {phase}");
+            load.now += Nanos::from_millis(1_000);
+        }
+        // Nothing is known of another.
+        load.job = 3;
+        load.run(10, &stream, &millis(1));
+        assert_eq!(load.core.acting().0.name, "fifo");
+    }
 }
 
 /// Within a phase a small expected gain is worth no switch; after a pause the better one acts.

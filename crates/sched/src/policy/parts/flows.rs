@@ -270,7 +270,7 @@ mod tests {
         #[test]
         fn parties_are_listed(steps in proptest::collection::vec((0u32..4, 0u64..5), 0..200), lanes in 1u16..4) {
             let params = Params::new("test", &[MERGE_OFF, BATCH_REQUESTS, BATCH_BYTES], &Default::default()).unwrap();
-            let setup = Setup { lanes, shared_space: false, node_rank: 0, started: crate::Nanos::ZERO, capacity: 16, sorted_below: false };
+            let setup = Setup::of(lanes, 16);
             let mut flows: Flows<u64, (), ()> = Flows::new(&params, &setup, 0);
             flows.list_parties(&setup);
             let mut open: Vec<((u32, u64), u32)> = Vec::new();
