@@ -126,7 +126,7 @@ const PROGRAMS: [Program; 45] = [
     program("cat", "block", "cat $D/block | cksum", &["cat"]),
     program("dd", "block", "dd if=$D/block bs=64k skip=200 count=300 status=none | cksum", &["dd"]),
     program("cmp", "twins", "cmp $D/one $D/other && echo same", &["cmp"]),
-    program("tac", "text", "tac $D/lines.txt | cksum", &["tac"]),
+    program("tac", "records", "tac $D/records.csv | cksum", &["tac"]),
     program("awk", "text", "awk '{ sum += $2 } END { print sum }' $D/lines.txt", &["awk"]),
     program("perl", "text", "perl -ne '$n++ if /77/; END { print \"$n\\n\" }' $D/lines.txt", &["perl"]),
     program("json", "records", "exec $PYTHON $T/held_out.py read json $D", &[]),
