@@ -304,7 +304,7 @@ impl Advisor {
     /// A program has read. What to do now, in ranges of the file; `may` grants or refuses each number of bytes to
     /// prefetch.
     pub fn read(&mut self, reader: Reader, read: &Read, may: &mut dyn FnMut(u64) -> bool) -> Vec<Action> {
-        self.is_heard_of(read.now_ns);
+        let is_watched_on = self.is_heard_of(read.now_ns, Some(&read.bytes));
         let advising = self.judge.may_hint(read.now_ns);
         if self.judge.why().is_some() {
             if !std::mem::replace(&mut self.was_down, true) {
@@ -327,7 +327,8 @@ impl Advisor {
         // How long reads take is not always known.
         let (is_timed, slow) = (read.duration_ns > 0, is_slow(len, read.duration_ns));
         let alone = self.unaided.is_alone(read);
-        let mut grant = |bytes: u64| advising && may(bytes);
+        // What is watched is brought in by what is seen.
+        let mut grant = |bytes: u64| advising && !is_watched_on && may(bytes);
         let (hit, mut actions) = match &mut self.engine {
             Engine::Nothing => return Vec::new(),
             Engine::Regions(cache) => {
@@ -382,7 +383,7 @@ impl Advisor {
                         Advice::Try(_) | Advice::Wait => {}
                     }
                 }
-                let unforeseen = !hit && !is_known && seen.forecast.is_none();
+                let unforeseen = !hit && !is_known && !is_watched_on && seen.forecast.is_none();
                 let without_hints_ns = self.unaided.without_hints_ns(len, read.duration_ns);
                 let steps = if unforeseen && slow {
                     let ns = [without_hints_ns, read.duration_ns];
@@ -468,17 +469,25 @@ impl Advisor {
         self.map_watch.as_ref().map(MapWatch::look_ns).or(self.quiet_ns)
     }
 
-    /// The program has opened the file, or read it: it is not quiet for now.
-    pub fn is_heard_of(&mut self, now_ns: u64) {
+    /// The program has opened the file, or read this of it: it is not quiet for now. Whether it is watched on all the same, since
+    /// the read was one of several long ones in the order of the file: what was brought in for it is what the next one reads.
+    pub fn is_heard_of(&mut self, now_ns: u64, read: Option<&Range<u64>>) -> bool {
         let watches = matches!(self.engine, Engine::Online(..)) && self.size_bytes >= QUIET_FILE_BYTES_MIN;
         if !watches || self.is_mapped {
-            return;
+            return false;
+        }
+        let is_foretold = self.indexed.is_followed() || self.learnt.as_ref().is_some_and(|l| !l.is_given_up());
+        if let Some(read) = read.filter(|_| !is_foretold)
+            && self.map_watch.as_mut().is_some_and(|watch| watch.goes_on(read))
+        {
+            return true;
         }
         if let Some(watch) = self.map_watch.take() {
             self.watched_bytes += watch.held_bytes();
             self.quiet_looks += 1;
         }
         self.quiet_ns = (self.quiet_looks < QUIET_LOOKS_MAX).then(|| now_ns.saturating_add(QUIET_NS));
+        false
     }
 
     /// Looks at what came into memory of a file that is mapped; `cached` tells how much of a range is there. What to do now.

@@ -1,5 +1,5 @@
 //! Programs that guided I/O was not developed with, on files that no plan was made from: what `impresario-lab guided
-//! --held-out` runs, on the latency-bound mount and on the machine's own disk.
+//! --held-out` runs, on the latency-bound mount and on the machine's own disk unless other devices are named.
 //!
 //! Each program runs without guided I/O, with it and no plan, and with a plan that was recorded on another file of the same
 //! kind, in pairs from a cold cache. All must print the same. Time waiting is the time of a run above that of a run from
@@ -16,12 +16,13 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail};
 use impresario_trace::{Record, Trace, TraceOp};
 use impresario_workload::kernel_disk::tool;
-use impresario_workload::programs::{BlockDevice, Files, Measured, TestBed, Trials, Variant, measure};
+use impresario_workload::programs::{Measured, TestBed, Trials, Variant, measure};
 use impresario_workload::stats::{Interval, Verdict, at_least, median, no_worse_than};
 use impresario_workload::stop::Stop;
 use serde::Serialize;
 
-use super::slow_mount::{SlowMount, Slowness};
+use super::beds::{Bed, Device};
+use super::slow_mount::Slowness;
 
 /// The Python of the system, with Debian's python3-numpy and python3-h5py.
 pub const PYTHON: &str = "/usr/bin/python3";
@@ -29,6 +30,8 @@ pub const PYTHON: &str = "/usr/bin/python3";
 const MODULE: &str = "python:";
 /// A run with guided I/O may be slower by this share and this time, s.
 const SLOWER_MAX: (f64, f64) = (0.01, 0.02);
+/// A run that takes longer is killed, s.
+pub const TIMEOUT_S: f64 = 120.0;
 /// Where the device allows to save a share of the time waiting, and what must be saved of it then.
 const REACH: [(f64, f64); 2] = [(0.6, 0.5), (0.4, 0.3)];
 
@@ -45,26 +48,17 @@ pub struct Options {
     pub python: PathBuf,
     /// The latency-bound mount.
     pub slowness: Slowness,
-    /// Leave out the machine's own disk, or the mount.
-    pub beds: Beds,
-}
-
-/// On which devices programs run.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, clap::ValueEnum)]
-pub enum Beds {
-    /// Both.
-    All,
-    /// The latency-bound mount.
-    Mount,
-    /// The machine's own disk.
-    Disk,
+    /// Where they run.
+    pub devices: Vec<Device>,
 }
 
 /// A program: its name, the kind of its files, and what it is given to a shell as. `$D` is the folder of the files, `$S` one
 /// to write to, `$T` that of our scripts and programs.
-struct Program {
-    name: &'static str,
-    files: &'static str,
+pub struct Program {
+    /// Its name.
+    pub name: &'static str,
+    /// The kind of its files, which is the folder that they are in.
+    pub files: &'static str,
     script: &'static str,
     /// Programs without which it cannot run.
     needs: &'static [&'static str],
@@ -79,7 +73,7 @@ const fn program(
     Program { name, files, script, needs }
 }
 
-const PROGRAMS: [Program; 28] = [
+const PROGRAMS: [Program; 45] = [
     program("memmap", "numpy", "exec $PYTHON $T/held_out.py read memmap $D", &[]),
     program("memmap-some", "numpy", "exec $PYTHON $T/held_out.py read memmap-some $D", &[]),
     program("model", "model", "exec $PYTHON $T/held_out.py read model $D", &[]),
@@ -130,6 +124,33 @@ const PROGRAMS: [Program; 28] = [
     program("java", "block", "exec java -Xshare:auto -cp $T HeldOut $D/block", &["java", "javac"]),
     program("xrootd", "block", "exec sh $T/xrootd.sh $D $S $T/held_out block", &["cc", "xrootd", "xrdcp", "unshare"]),
     program("cat", "block", "cat $D/block | cksum", &["cat"]),
+    program("dd", "block", "dd if=$D/block bs=64k skip=200 count=300 status=none | cksum", &["dd"]),
+    program("cmp", "twins", "cmp $D/one $D/other && echo same", &["cmp"]),
+    program("tac", "records", "tac $D/records.csv | cksum", &["tac"]),
+    program("awk", "text", "awk '{ sum += $2 } END { print sum }' $D/lines.txt", &["awk"]),
+    program("perl", "text", "perl -ne '$n++ if /77/; END { print \"$n\\n\" }' $D/lines.txt", &["perl"]),
+    program("json", "records", "exec $PYTHON $T/held_out.py read json $D", &[]),
+    program("csv", "records", "exec $PYTHON $T/held_out.py read csv $D", &[]),
+    program("gunzip", "gzip", "gzip -dc $D/lines.txt.gz | cksum", &["gzip"]),
+    program("xz", "xz", "xz -dc $D/lines.txt.xz | cksum", &["xz"]),
+    program("unzip", "zip", "unzip -p $D/archive.zip | cksum", &["unzip"]),
+    program("zip-some", "zip", "exec $PYTHON $T/held_out.py read zip $D", &[]),
+    program("untar", "tarball", "tar -xOf $D/archive.tar | cksum", &["tar"]),
+    program("tar-list", "tarball", "tar -tf $D/archive.tar | cksum", &["tar"]),
+    program("heads", "tree", "head -q -c 100 $D/tree/*/* | cksum", &["head"]),
+    program(
+        "rsync",
+        "tree",
+        "rm -rf $S/out; rsync -r $D/tree/ $S/out; cd $S/out; find . -type f | sort | xargs cat | cksum",
+        &["rsync"],
+    ),
+    program("objdump", "binary", "objdump -s -j .rodata $D/program | tail -n +3 | cksum", &["objdump"]),
+    program(
+        "sql-range",
+        "sqlite",
+        "sqlite3 \"file:$D/events.db?mode=ro&immutable=1\" \"select sum(value) from events where name between '40' and '402'\"",
+        &["sqlite3"],
+    ),
 ];
 
 /// One program on one device.
@@ -137,18 +158,18 @@ const PROGRAMS: [Program; 28] = [
 pub struct Row {
     /// Its name.
     pub program: String,
-    /// `mount` or `disk`.
-    pub bed: String,
+    /// The device.
+    pub bed: Device,
     /// From memory, s.
     pub warm_s: f64,
     /// No run can be faster, s; on a disk whose speed is not known, that from memory.
     pub least_s: f64,
     /// Runs without guided I/O, without a plan, and with a plan of another file.
     pub measured: Measured,
-    /// Time waiting saved without a plan, and with one.
-    pub waiting_saved: [Interval; 2],
-    /// What could be saved of the time waiting.
-    pub allowed: f64,
+    /// Time waiting saved without a plan, and with one; absent where it waits for nothing.
+    pub waiting_saved: Option<[Interval; 2]>,
+    /// What could be saved of the time waiting; absent where it waits for nothing.
+    pub allowed: Option<f64>,
     /// How much of the last guided run was seen.
     pub coverage: String,
     /// Claims and verdicts.
@@ -162,42 +183,45 @@ pub fn names() -> Vec<&'static str> {
 
 /// Runs the programs; `say` gets lines of progress. Returns the rows, and programs that are missing with the reason.
 pub fn run(options: &Options, stop: &Stop, say: &mut dyn FnMut(&str)) -> Result<(Vec<Row>, Vec<String>)> {
-    if let Some(name) = options.only.iter().find(|name| !names().contains(&name.as_str())) {
-        bail!("there is no program {name:?}; there are: {}", names().join(", "));
-    }
+    let (programs, mut missing) = programs(&options.only, &options.python)?;
     let folder = tempfile::Builder::new().prefix("held-out-").tempdir_in(&options.folder)?;
-    let bench = Bench { options, folder: folder.path().canonicalize()?, stop };
-    let wanted = |p: &&Program| options.only.is_empty() || options.only.iter().any(|name| name == p.name);
-    let (mut runnable, mut missing) = (Vec::new(), Vec::new());
-    for program in PROGRAMS.iter().filter(wanted) {
-        match program.needs.iter().find(|need| !present(need, &options.python)) {
-            Some(need) => missing.push(format!("{}: there is no {need} here", program.name)),
-            None => runnable.push(program),
-        }
-    }
-    bench.prepare(&runnable, say)?;
+    let bench = Bench { python: &options.python, folder: folder.path().canonicalize()?, stop };
+    bench.prepare(&programs, say)?;
     let mut rows = Vec::new();
-    for (bed, name) in [(Beds::Mount, "mount"), (Beds::Disk, "disk")] {
-        if options.beds != bed && options.beds != Beds::All {
-            continue;
-        }
-        let mount = match bed {
-            Beds::Mount => Some(SlowMount::new(&bench.folder, &options.folder, options.slowness)?),
-            _ => None,
-        };
-        for program in &runnable {
+    for device in &options.devices {
+        let bed = Bed::new(*device, &bench.folder.join("files"), &options.folder, options.slowness, stop)?;
+        for program in &programs {
             stop.check()?;
-            match bench.compare(program, name, mount.as_ref(), say) {
+            match bench.compare(program, *device, &bed, options, say) {
                 Ok(row) => {
                     say(&line(&row));
                     rows.push(row);
                 }
                 Err(error) if stop.is_set() => return Err(error),
-                Err(error) => missing.push(format!("{} on the {name}: {error:#}", program.name)),
+                Err(error) => missing.push(format!("{} on the {}: {error:#}", program.name, device.name())),
             }
         }
     }
     Ok((rows, missing))
+}
+
+/// The programs of these names, or all: those that can run here, and of the others why not.
+///
+/// # Errors
+/// A name that no program has.
+pub fn programs(only: &[String], python: &Path) -> Result<(Vec<&'static Program>, Vec<String>)> {
+    if let Some(name) = only.iter().find(|name| !names().contains(&name.as_str())) {
+        bail!("there is no program {name:?}; there are: {}", names().join(", "));
+    }
+    let wanted = |p: &&Program| only.is_empty() || only.iter().any(|name| name == p.name);
+    let (mut runnable, mut missing) = (Vec::new(), Vec::new());
+    for program in PROGRAMS.iter().filter(wanted) {
+        match program.needs.iter().find(|need| !present(need, python)) {
+            Some(need) => missing.push(format!("{}: there is no {need} here", program.name)),
+            None => runnable.push(program),
+        }
+    }
+    Ok((runnable, missing))
 }
 
 fn present(program: &str, python: &Path) -> bool {
@@ -209,15 +233,29 @@ fn present(program: &str, python: &Path) -> bool {
     std::env::split_paths(&path).any(|folder| folder.join(program).is_file())
 }
 
-struct Bench<'a> {
-    options: &'a Options,
-    folder: PathBuf,
-    stop: &'a Stop,
+/// The programs' files, below a folder: those that are measured in `files/new`, others of the same kinds in `files/learn`.
+pub struct Bench<'a> {
+    /// Makes them.
+    pub python: &'a Path,
+    /// Where they are.
+    pub folder: PathBuf,
+    /// Stops the making.
+    pub stop: &'a Stop,
 }
 
 impl Bench<'_> {
+    /// The files that are measured, a folder for each kind.
+    pub fn new_files(&self) -> PathBuf {
+        self.folder.join("files/new")
+    }
+
+    /// The others of the same kinds.
+    pub fn learn_files(&self) -> PathBuf {
+        self.folder.join("files/learn")
+    }
+
     /// Makes the files of all programs, twice: those of `learn` are recorded, those of `new` are measured.
-    fn prepare(&self, programs: &[&Program], say: &mut dyn FnMut(&str)) -> Result<()> {
+    pub fn prepare(&self, programs: &[&Program], say: &mut dyn FnMut(&str)) -> Result<()> {
         let tools = self.folder.join("tools");
         fs::create_dir(&tools)?;
         fs::write(tools.join("held_out.py"), include_str!("programs/held_out.py"))?;
@@ -236,19 +274,19 @@ impl Bench<'_> {
             for kind in &kinds {
                 self.stop.check()?;
                 say(&format!("making files: {kind} to {set}"));
-                let folder = self.folder.join(set).join(kind);
+                let folder = self.folder.join("files").join(set).join(kind);
                 fs::create_dir_all(&folder)?;
-                let make = Command::new(&self.options.python)
+                let make = Command::new(self.python)
                     .arg(tools.join("held_out.py"))
                     .args(["make", kind])
                     .arg(&folder)
                     .arg(seed)
                     .status();
-                let made = make.with_context(|| format!("starting {}", self.options.python.display()))?;
+                let made = make.with_context(|| format!("starting {}", self.python.display()))?;
                 if !made.success() {
                     bail!(
                         "making files of kind {kind} failed; scripts/setup.sh installs what {} needs",
-                        self.options.python.display()
+                        self.python.display()
                     );
                 }
             }
@@ -256,13 +294,12 @@ impl Bench<'_> {
         Ok(())
     }
 
-    /// The program on the files of a set, seen through a mount or not.
-    fn words(&self, program: &Program, set: &str, mount: Option<&SlowMount>) -> Result<Vec<String>> {
+    /// The program on the files of a set, which are in this folder.
+    pub fn words(&self, program: &Program, set: &Path) -> Result<Vec<String>> {
         let scratch = self.folder.join("scratch");
         fs::create_dir_all(&scratch)?;
-        let data = mount.map_or(self.folder.as_path(), SlowMount::path).join(set).join(program.files);
-        let set =
-            [("PYTHON", self.options.python.clone()), ("D", data), ("S", scratch), ("T", self.folder.join("tools"))];
+        let (python, data) = (self.python.to_path_buf(), set.join(program.files));
+        let set = [("PYTHON", python), ("D", data), ("S", scratch), ("T", self.folder.join("tools"))];
         let assigned: String = set.iter().map(|(name, value)| format!("{name}='{}'; ", value.display())).collect();
         Ok(vec!["/bin/sh".into(), "-c".into(), assigned + program.script])
     }
@@ -270,19 +307,27 @@ impl Bench<'_> {
     fn compare(
         &self,
         program: &Program,
-        name: &str,
-        mount: Option<&SlowMount>,
+        device: Device,
+        on: &Bed,
+        options: &Options,
         say: &mut dyn FnMut(&str),
     ) -> Result<Row> {
-        say(&format!("{} on the {name}", program.name));
-        let (learn, new) = (self.words(program, "learn", mount)?, self.words(program, "new", mount)?);
-        let disk = self.disk(program)?;
-        let bed: &dyn TestBed = mount.map_or(&disk, |mount| mount);
+        say(&format!("{} on the {}", program.name, device.name()));
+        let sets = ["learn", "new"].map(|set| on.data().join(set));
+        let (learn, new) = (self.words(program, &sets[0])?, self.words(program, &sets[1])?);
+        let bed = on.cold(&sets.map(|set| set.join(program.files)))?;
         let (trace, hints) = (self.folder.join("trace.imt"), self.folder.join("hints.json"));
+        let record = |words: &[String]| {
+            let mut command = assist(&["record", "--force", "-o"])?;
+            command.arg(&trace).arg("--").args(words);
+            tool(&mut on.inside(command))
+        };
         bed.cool()?;
-        tool(assist(&["record", "--force", "-o"])?.arg(&trace).arg("--").args(&learn))?;
+        record(&learn)?;
         // A run without a file that is large enough to be planned for has an empty plan.
-        if let Err(error) = tool(assist(&["plan"])?.arg(&trace).arg("-o").arg(&hints)) {
+        let mut plan = assist(&["plan"])?;
+        plan.arg(&trace).arg("-o").arg(&hints);
+        if let Err(error) = tool(&mut on.inside(plan)) {
             say(&format!("{} is not planned: {error:#}", program.name));
             fs::write(&hints, "{}")?;
         }
@@ -304,7 +349,7 @@ impl Bench<'_> {
             Variant { name: "no plan".into(), commands: Box::new(|| guided(false)) },
             Variant { name: "plan".into(), commands: Box::new(|| guided(true)) },
         ];
-        let trials = Trials { pairs: self.options.pairs, bed, group: None, timeout_s: 120.0, seed: 1 };
+        let trials = Trials { pairs: options.pairs, bed: &bed, group: on.group(), timeout_s: TIMEOUT_S, seed: 1 };
         let warm_s = warm(&new)?;
         let measured = measure(&trials, &variants, self.stop, &mut |_, _| ())?;
         if measured.runs.is_empty() {
@@ -312,29 +357,21 @@ impl Bench<'_> {
         }
         // The last word of a guided run of its own.
         bed.cool()?;
-        let told = assist(&["run"])?.arg("--").args(&new).output()?;
+        let mut run = assist(&["run"])?;
+        run.arg("--").args(&new);
+        let told = on.inside(run).output()?;
         let told = String::from_utf8_lossy(&told.stderr).into_owned();
         let coverage = told.lines().rev().find_map(|line| line.strip_prefix("impresario: Saw ")).unwrap_or("unknown");
-        let line_s = match mount {
-            Some(_) => {
-                let bytes = measured.median_bytes(0).min(measured.median_bytes(1));
-                let line_s = self.options.slowness.shortest(bytes as u64).as_secs_f64();
-                // From memory, since the program ran just now.
-                tool(assist(&["record", "--force", "-o"])?.arg(&trace).arg("--").args(&new))?;
-                line_s.max(warm_s + delay(&Trace::load(&trace)?, self.options.slowness).as_secs_f64())
-            }
-            None => 0.0,
+        let line_s = if device == Device::Mount {
+            let bytes = measured.median_bytes(0).min(measured.median_bytes(1));
+            let line_s = options.slowness.shortest(bytes as u64).as_secs_f64();
+            // From memory, since the program ran just now.
+            record(&new)?;
+            line_s.max(warm_s + delay(&Trace::load(&trace)?, options.slowness).as_secs_f64())
+        } else {
+            0.0
         };
-        Ok(row(program.name, name, (warm_s, line_s), measured, coverage))
-    }
-
-    /// The machine's own disk; the program's files leave its cache before each run.
-    fn disk(&self, program: &Program) -> Result<Files> {
-        let mut paths = Vec::new();
-        for set in ["learn", "new"] {
-            files_below(&self.folder.join(set).join(program.files), &mut paths)?;
-        }
-        Ok(Files { paths, device: BlockDevice::under(&self.folder).ok() })
+        Ok(row(program.name, device, (warm_s, line_s), measured, coverage))
     }
 }
 
@@ -358,31 +395,31 @@ fn delay(warm: &Trace, slowness: Slowness) -> Duration {
     late
 }
 
-fn row(program: &str, bed: &str, (warm_s, line_s): (f64, f64), measured: Measured, coverage: &str) -> Row {
+fn row(program: &str, bed: Device, (warm_s, line_s): (f64, f64), measured: Measured, coverage: &str) -> Row {
     let without = measured.values(0, |r| r.wall_s);
     let usual_s = median(&without);
     let least_s = warm_s.max(line_s).min(usual_s);
-    let waiting = |wall_s: f64| (wall_s - warm_s).max(1e-6);
-    let allowed = 1.0 - (least_s - warm_s).max(0.0) / waiting(usual_s);
+    // A share of a wait that is no longer than what a run may lose anyway says nothing.
+    let waits_s = Some(usual_s - warm_s).filter(|waits_s| *waits_s >= SLOWER_MAX.1);
+    let allowed = waits_s.map(|waits_s| 1.0 - (least_s - warm_s) / waits_s);
+    let saved = |variant: usize| waits_s.map(|waits_s| share(saved_s(&measured, variant), waits_s));
+    let waiting_saved = saved(1).zip(saved(2)).map(|(no_plan, plan)| [no_plan, plan]);
     let mut claims = Vec::new();
-    let mut waiting_saved = [Interval::of(&[0.0]); 2];
-    for (variant, saved) in waiting_saved.iter_mut().enumerate() {
-        let (name, guided) = (&measured.variants[variant + 1], measured.values(variant + 1, |r| r.wall_s));
-        let pairs: Vec<f64> = without.iter().zip(&guided).map(|(w, g)| 1.0 - (g - warm_s) / waiting(*w)).collect();
-        *saved = Interval::of(&pairs);
-        let limit = SLOWER_MAX.0 + SLOWER_MAX.1 / usual_s.max(0.001);
-        claims.push((format!("{name}: not slower"), no_worse_than(measured.gain(variant + 1, 0), limit)));
+    for variant in [1, 2] {
+        claims.push(not_slower(&measured, variant));
         // Where hardly anything is waited for, nothing can be said of it; a plan's gain is told without a claim.
-        if let Some((_, share)) = REACH.iter().find(|(allows, _)| allowed >= *allows)
-            && variant == 0
-            && bed == "mount"
+        if let Some((allowed, [saved, _])) = allowed.zip(waiting_saved)
+            && let Some((_, share)) = REACH.iter().find(|(allows, _)| allowed >= *allows)
+            && variant == 1
+            && bed == Device::Mount
         {
-            claims.push((format!("{name}: waits {:.0} % less", share * 100.0), at_least(*saved, *share)));
+            let claim = format!("{}: waits {:.0} % less", measured.variants[variant], share * 100.0);
+            claims.push((claim, at_least(saved, *share)));
         }
     }
     Row {
         program: program.into(),
-        bed: bed.into(),
+        bed,
         warm_s,
         least_s,
         measured,
@@ -391,6 +428,27 @@ fn row(program: &str, bed: &str, (warm_s, line_s): (f64, f64), measured: Measure
         coverage: coverage.into(),
         claims,
     }
+}
+
+fn share(of: Interval, whole: f64) -> Interval {
+    Interval { mean: of.mean / whole, low: of.low / whole, high: of.high / whole, n: of.n }
+}
+
+/// What a variant saves of the time of the first, in each pair: mean and 95 % interval, s.
+pub fn saved_s(measured: &Measured, variant: usize) -> Interval {
+    let times = [0, variant].map(|v| measured.values(v, |r| r.wall_s));
+    Interval::of(&times[0].iter().zip(&times[1]).map(|(without, guided)| without - guided).collect::<Vec<_>>())
+}
+
+/// What a variant may lose against the first, s.
+pub fn loss_max_s(measured: &Measured) -> f64 {
+    SLOWER_MAX.0 * measured.median_s(0) + SLOWER_MAX.1
+}
+
+/// The claim that a variant is no slower than the first, and whether it holds.
+pub fn not_slower(measured: &Measured, variant: usize) -> (String, Verdict) {
+    let verdict = no_worse_than(saved_s(measured, variant), loss_max_s(measured));
+    (format!("{}: not slower", measured.variants[variant]), verdict)
 }
 
 /// The shortest of three runs with everything in memory, s.
@@ -404,45 +462,39 @@ fn warm(words: &[String]) -> Result<f64> {
     Ok(shortest_s)
 }
 
-fn command(words: &[String]) -> Command {
+/// A command of these words.
+pub fn command(words: &[String]) -> Command {
     let mut command = Command::new(&words[0]);
     command.args(&words[1..]);
     command
 }
 
-fn assist(words: &[&str]) -> Result<Command> {
+/// `impresario assist` with these words.
+pub fn assist(words: &[&str]) -> Result<Command> {
     let mut command = Command::new(crate::impresario()?);
     command.arg("assist").args(words);
     Ok(command)
-}
-
-fn files_below(folder: &Path, into: &mut Vec<PathBuf>) -> Result<()> {
-    for entry in fs::read_dir(folder)? {
-        let entry = entry?;
-        match entry.file_type()?.is_dir() {
-            true => files_below(&entry.path(), into)?,
-            false => into.push(entry.path()),
-        }
-    }
-    Ok(())
 }
 
 /// One row for the terminal.
 pub fn line(row: &Row) -> String {
     let m = &row.measured;
     let times = [0, 1, 2].map(|v| format!("{:.2} s {:.0} r", m.median_s(v), m.median_reads(v))).join(" | ");
-    let saved =
-        row.waiting_saved.map(|i| format!("{:+.0} % [{:.0}, {:.0}]", i.mean * 100.0, i.low * 100.0, i.high * 100.0));
+    let percent = |i: Interval| format!("{:+.0} % [{:.0}, {:.0}]", i.mean * 100.0, i.low * 100.0, i.high * 100.0);
+    let waiting = match row.allowed.zip(row.waiting_saved) {
+        Some((allowed, saved)) => {
+            let [no_plan, plan] = saved.map(percent);
+            format!("allowed {:.0} % | waiting saved {no_plan}, plan {plan}", allowed * 100.0)
+        }
+        None => "waits for nothing".into(),
+    };
     let claims: String = row.claims.iter().map(|(claim, verdict)| format!("; {claim}: {verdict}")).collect();
     format!(
-        "{:<12} {:<5} {times} | memory {:.2} s, least {:.2} s, allowed {:.0} % | waiting saved {}, plan {}{claims}; saw {}",
+        "{:<12} {:<11} {times} | memory {:.2} s, least {:.2} s, {waiting}{claims}; saw {}",
         row.program,
-        row.bed,
+        row.bed.name(),
         row.warm_s,
         row.least_s,
-        row.allowed * 100.0,
-        saved[0],
-        saved[1],
         row.coverage
     )
 }
@@ -475,14 +527,30 @@ mod tests {
     #[test]
     fn waiting_is_judged_beside_what_the_device_allows() {
         let times = [[2.0, 0.6, 2.0], [2.02, 0.61, 2.5], [1.98, 0.6, 3.0]];
-        let row = row("p", "mount", (0.2, 0.3), measured(times), "1 of 1");
-        assert!((row.allowed - 17.0 / 18.0).abs() < 0.01, "{}", row.allowed);
-        assert!((row.waiting_saved[0].mean - 0.777).abs() < 0.01, "{:?}", row.waiting_saved);
+        let row = row("p", Device::Mount, (0.2, 0.3), measured(times), "1 of 1");
+        assert!((row.allowed.unwrap() - 17.0 / 18.0).abs() < 0.01, "{:?}", row.allowed);
+        assert!((row.waiting_saved.unwrap()[0].mean - 0.777).abs() < 0.01, "{:?}", row.waiting_saved);
         let verdicts: Vec<Verdict> = row.claims.iter().map(|(_, v)| *v).collect();
         assert_eq!(verdicts, [Verdict::Holds, Verdict::Holds, Verdict::Unresolved]);
-        let slower = super::row("p", "disk", (0.2, 0.0), measured([[1.0, 1.2, 1.0]; 3]), "1 of 1");
+        let slower = super::row("p", Device::Disk, (0.2, 0.0), measured([[1.0, 1.2, 1.0]; 3]), "1 of 1");
         assert_eq!(slower.claims[0].1, Verdict::DoesNotHold);
         assert!(table(&[row, slower], &["x: no y".into()]).contains("missing: x"));
+    }
+
+    /// A share of almost nothing is any number: −864947 % was told of a program that waited for 0.1 ms.
+    #[test]
+    fn nothing_is_told_of_the_waiting_of_a_program_that_waits_for_nothing() {
+        let times = [[0.1701, 0.18, 0.17], [0.1699, 0.17, 0.175], [0.1705, 0.175, 0.16]];
+        let row = row("p", Device::Mount, (0.17, 0.17), measured(times), "1 of 1");
+        assert!(row.waiting_saved.is_none() && row.allowed.is_none());
+        let told = line(&row);
+        assert!(told.contains("waits for nothing") && !told.contains("waiting saved"), "{told}");
+        let claims: Vec<&str> = row.claims.iter().map(|(claim, _)| claim.as_str()).collect();
+        assert_eq!(claims, ["no plan: not slower", "plan: not slower"]);
+        // One pair in which it hardly waited does not decide.
+        let times = [[0.3, 0.18, 0.3], [0.3, 0.18, 0.3], [0.1701, 0.18, 0.3]];
+        let saved = super::row("p", Device::Mount, (0.17, 0.17), measured(times), "1 of 1").waiting_saved.unwrap();
+        assert!(saved[0].mean > 0.0 && saved[0].mean < 1.0, "{saved:?}");
     }
 
     #[test]
@@ -516,7 +584,7 @@ mod tests {
             folder: std::env::temp_dir(),
             python: PYTHON.into(),
             slowness: Slowness::default(),
-            beds: Beds::All,
+            devices: Device::ALL.to_vec(),
         };
         let error = run(&options, &Stop::new(), &mut |_| ()).unwrap_err().to_string();
         assert!(error.contains("tarr") && error.contains("md5sum"), "{error}");

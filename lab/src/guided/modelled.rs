@@ -43,13 +43,18 @@ impl ModelledDisk {
     pub fn path(&self) -> &Path {
         &self.mount
     }
+
+    /// Empties the caches of the model.
+    pub fn reset(&self) -> Result<()> {
+        Storage::of(&self.cluster).reset()
+    }
 }
 
 impl TestBed for ModelledDisk {
     /// Empties every cache, in this machine and in the model.
     fn cool(&self) -> Result<()> {
         drop_caches()?;
-        Storage::of(&self.cluster).reset()
+        self.reset()
     }
 
     /// What the modelled disk served since [`TestBed::cool`].

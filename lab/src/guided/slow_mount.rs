@@ -23,6 +23,7 @@ use fuser::{
     ReplyOpen, Request,
 };
 use impresario_workload::programs::{Counts, TestBed};
+use serde::{Deserialize, Serialize};
 
 /// Nothing changes below, so the kernel may keep names and attributes as long as it is mounted.
 const NAMES_HOLD: Duration = Duration::from_secs(3600);
@@ -32,7 +33,7 @@ const WAITING_MAX: u16 = 256;
 const REQUEST_MAX_BYTES: u32 = 1 << 20;
 
 /// What a read request costs.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Slowness {
     /// From the request to its first byte.
     pub request: Duration,

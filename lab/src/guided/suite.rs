@@ -10,6 +10,7 @@ use impresario_trace::{Record, Trace, TraceOp};
 use serde::{Deserialize, Serialize};
 use tempfile::TempDir;
 
+use super::beds::SLOW;
 use super::modelled::ModelledDisk;
 use super::slow_mount::{SlowMount, Slowness};
 use impresario_workload::kernel_disk::{LoopDisk, tool};
@@ -18,9 +19,6 @@ use impresario_workload::programs::{
 };
 use impresario_workload::stats::{Interval, Verdict, at_least, no_worse_than};
 use impresario_workload::stop::Stop;
-
-/// The slow disk of the measurements: 200 requests and 200 MiB a second.
-const SLOW: Limits = Limits { read_iops: 200, read_bytes_per_s: 200 << 20, memory_bytes: 0 };
 
 /// Pairs of runs of each experiment where nothing is said, and of `sizes`: the paper has three runs.
 pub const PAIRS: [u32; 2] = [9, 3];

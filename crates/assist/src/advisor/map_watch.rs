@@ -32,6 +32,8 @@ const LOOK_EVERY_NS: (u64, u64) = (1_000_000, 64_000_000);
 /// When nothing is found for long, the part of that time, one over this, and at most.
 const IDLE_SHARE: u64 = 32;
 const IDLE_EVERY_NS_MAX: u64 = 4_000_000_000;
+/// Reads from this length on take so long that what they read is seen while they do.
+const LONG_READ_BYTES: u64 = 1 << 20;
 /// A fault is not held to have cost more than this.
 const FAULT_NS_MAX: u64 = 20_000_000;
 
@@ -110,6 +112,8 @@ pub(super) struct MapWatch {
     look_ns: u64,
     every_ns: u64,
     held_bytes: u64,
+    /// The longest window.
+    window_bytes_max: u64,
     /// The program's pace before the first window, and by windows; how many it has come to the middle of.
     before: Pace,
     by_windows: Pace,
@@ -129,6 +133,7 @@ impl MapWatch {
             look_ns: now_ns,
             every_ns: LOOK_EVERY_NS.0,
             held_bytes: 0,
+            window_bytes_max: WINDOW_BYTES.1,
             before: Pace::default(),
             by_windows: Pace::default(),
             windows: 0,
@@ -153,6 +158,18 @@ impl MapWatch {
         self.unknown.is_empty() && self.run.is_none()
     }
 
+    /// A read has ended that was watched. Whether it was a long one on the way that windows are brought in for, so that the next one
+    /// is likely to go on there. From then on no window is longer than two such reads: the program may stop after each.
+    pub(super) fn goes_on(&mut self, read: &Range<u64>) -> bool {
+        let len = read.end.saturating_sub(read.start);
+        let on_the_way = |run: &Run| read.start <= run.end && (run.since.0..=run.end + GAP_BYTES).contains(&read.end);
+        let goes_on = len >= LONG_READ_BYTES && self.run.as_ref().is_some_and(on_the_way);
+        if goes_on {
+            self.window_bytes_max = len.saturating_mul(2).clamp(WINDOW_BYTES.0, WINDOW_BYTES.1);
+        }
+        goes_on
+    }
+
     /// When to look again.
     pub(super) fn look_ns(&self) -> u64 {
         self.look_ns
@@ -170,7 +187,7 @@ impl MapWatch {
         if let Some(run) = &self.run
             && cached(run.hole.clone()).is_some_and(|bytes| bytes > 0)
         {
-            let (end, window_bytes) = (run.end, (run.window_bytes * 2).min(WINDOW_BYTES.1));
+            let (end, window_bytes) = (run.end, (run.window_bytes * 2).min(self.window_bytes_max));
             let at = (run.hole.start, now_ns);
             self.by_windows.add(at.0 - run.since.0, now_ns.saturating_sub(run.since.1));
             self.windows += 1;
@@ -205,7 +222,7 @@ impl MapWatch {
                 self.touched.clear();
                 self.window(
                     (touch.end, (touch.end, now_ns)),
-                    (run.window_bytes * 2).min(WINDOW_BYTES.1),
+                    (run.window_bytes * 2).min(self.window_bytes_max),
                     &mut seen,
                     may,
                 );

@@ -31,6 +31,9 @@ pub struct Observation {
     pub magic: Option<String>,
     /// When the run was, in seconds since 1970; 0 where that is not known.
     pub seen_unix_s: u64,
+    /// More was read than the sample tells: there was no room for it.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub is_cut: bool,
     /// What was read.
     pub sample: Sample,
 }
@@ -39,7 +42,15 @@ impl Observation {
     /// Of a file whose first bytes are these.
     pub fn new(path: &Path, magic: Option<&[u8]>, seen_unix_s: u64, sample: Sample) -> Observation {
         let path = PathBuf::from(path.to_string_lossy().into_owned());
-        Observation { path, magic: magic.map(hex), seen_unix_s, sample }
+        Observation { path, magic: magic.map(hex), seen_unix_s, is_cut: false, sample }
+    }
+
+    /// Keeps no more than so many lines of what was read, the first ones; whether there were more.
+    pub(super) fn cut(&mut self, lines: usize) -> bool {
+        let is_longer = self.sample.series.len() > lines;
+        self.sample.series.truncate(lines);
+        self.is_cut |= is_longer;
+        is_longer
     }
 
     /// What is known of the file without its contents.

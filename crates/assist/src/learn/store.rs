@@ -15,8 +15,12 @@ use super::kinds::{KIND_FILES_MAX, Kind, Observation, kinds_of};
 
 /// The format that is written and read.
 const VERSION: u32 = 1;
-/// The longest file, bytes; what does not fit is dropped, the least useful first.
+/// The longest file, bytes; what does not fit is dropped, the least useful first: see [`Learnt::lose_some`].
 const FILE_BYTES_MAX: usize = 512 << 10;
+/// So many files of a kind are enough for hints: each is predicted from the other.
+const ENOUGH_FILES: usize = 2;
+/// Of a file's record so many lines stay as long as that is of use.
+const LINES_LEFT: usize = 16;
 /// Files that are kept of one program.
 const OBSERVED_MAX: usize = 128;
 /// Programs in a folder; the one learnt longest ago goes first.
@@ -61,22 +65,64 @@ impl Learnt {
         self.observed.truncate(2 * OBSERVED_MAX);
         self.learn();
         while self.observed.len() > OBSERVED_MAX || self.text().len() > FILE_BYTES_MAX {
-            let least = self.least_useful();
-            self.observed.remove(least);
+            self.lose_some();
             self.learn();
         }
     }
 
+    /// Makes what is known shorter by what is missed least: the oldest file of which enough newer ones of its kinds are known;
+    /// where there is none, the later half of the longest record, and as much of the others of its kinds, since hints for the
+    /// beginning of a file are better than none; and of very many files one of which no hints come, or the oldest.
+    fn lose_some(&mut self) {
+        let kinds: Vec<Vec<usize>> = self.observed.iter().map(|one| self.kinds_that_hold(one)).collect();
+        // The newest are first.
+        let newer = |i: usize| kinds[..i].iter().filter(|of| **of == kinds[i]).count();
+        if let Some(oldest) = (0..kinds.len()).rev().find(|i| newer(*i) >= ENOUGH_FILES) {
+            self.observed.remove(oldest);
+            return;
+        }
+        let lines: Vec<usize> = self.observed.iter().map(|one| one.sample.series.len()).collect();
+        let longest = (0..lines.len()).max_by_key(|i| lines[*i]).filter(|i| lines[*i] > LINES_LEFT);
+        match longest.filter(|_| self.observed.len() <= OBSERVED_MAX) {
+            Some(longest) => {
+                let half = lines[longest] / 2;
+                let same = self.observed.iter_mut().zip(&kinds).filter(|(_, of)| **of == kinds[longest]);
+                same.for_each(|(one, _)| _ = one.cut(half));
+            }
+            None => drop(self.observed.remove(self.least_useful())),
+        }
+    }
+
+    /// Of a kind with a record that was cut, none is longer: what is missing there would count as not read. Whether one was.
+    fn level(&mut self) -> bool {
+        let kinds: Vec<Vec<usize>> = self.observed.iter().map(|one| self.kinds_that_hold(one)).collect();
+        let cut = self.observed.iter().zip(&kinds).filter(|(one, _)| one.is_cut);
+        let cut: Vec<(Vec<usize>, usize)> = cut.map(|(one, of)| (of.clone(), one.sample.series.len())).collect();
+        let mut was_longer = false;
+        for (one, of) in self.observed.iter_mut().zip(&kinds) {
+            let least = cut.iter().filter(|(same, _)| same == of).map(|(_, lines)| *lines).min();
+            was_longer |= least.is_some_and(|lines| one.cut(lines));
+        }
+        was_longer
+    }
+
+    /// The kinds of which a file is, used or not.
+    fn kinds_that_hold(&self, one: &Observation) -> Vec<usize> {
+        (0..self.kinds.len()).filter(|kind| self.kinds[*kind].files.hold(&one.facts())).collect()
+    }
+
     fn learn(&mut self) {
         self.kinds = kinds_of(&self.observed);
+        if self.level() {
+            self.kinds = kinds_of(&self.observed);
+        }
         // Of a kind the newest files count; older ones are of no use to it.
         let mut newest: Vec<(Vec<usize>, u64)> = Vec::new();
         let mut order: Vec<usize> = (0..self.observed.len()).collect();
         order.sort_by_key(|i| std::cmp::Reverse(self.observed[*i].seen_unix_s));
         let mut keep = vec![false; self.observed.len()];
         for i in order {
-            let kinds: Vec<usize> =
-                (0..self.kinds.len()).filter(|k| self.kinds[*k].files.hold(&self.observed[i].facts())).collect();
+            let kinds = self.kinds_that_hold(&self.observed[i]);
             let place = newest.iter().position(|(of, _)| *of == kinds).unwrap_or_else(|| {
                 newest.push((kinds, 0));
                 newest.len() - 1
@@ -389,6 +435,34 @@ mod tests {
         }
         assert_eq!(store.files().len(), PROGRAMS_MAX);
         assert!(store.load(&format!("p{}", PROGRAMS_MAX + 9)).unwrap().is_some());
+    }
+
+    /// Programs that read several kinds in many pieces: a whole file dropped would leave one file of its kind, and no hints.
+    #[test]
+    fn what_does_not_fit_costs_detail_and_no_kind() {
+        let mut learnt = Learnt::new("a");
+        for run in 0..2 {
+            let sizes = [100 * MIB, 90 * MIB, 80 * MIB].map(|size| size + run * MIB);
+            let of = |(i, size): (usize, u64)| observed(&format!("/d/{run}.kind{i}"), size, 1000, run);
+            learnt.add(sizes.into_iter().enumerate().map(of).collect());
+        }
+        assert!(learnt.text().len() <= FILE_BYTES_MAX, "{}", learnt.text().len());
+        assert_eq!((learnt.observed.len(), learnt.kinds.len()), (6, 3));
+        for kind in &learnt.kinds {
+            assert!(kind.is_used(), "{:?}", kind.why_unused());
+            let predicted = kind.shape.predict(60 * MIB);
+            assert!(predicted.len() >= 250, "{} pieces are left of {:?}", predicted.len(), kind.files);
+            assert_eq!(predicted.first(), Some(&(0..5000)), "the last ones are lost");
+        }
+        // Where older files of a kind can go, the record of the newer ones stays whole.
+        let mut learnt = Learnt::new("b");
+        for run in 0..12 {
+            learnt.add(vec![observed(&format!("/d/{run}.h5"), (100 + run) * MIB, 1000, run)]);
+        }
+        assert!(learnt.text().len() <= FILE_BYTES_MAX && learnt.kinds[0].is_used());
+        assert!(learnt.observed.iter().all(|one| one.sample.series.len() == 1000), "{}", learnt.observed.len());
+        assert!((ENOUGH_FILES..KIND_FILES_MAX).contains(&learnt.observed.len()));
+        assert!(learnt.observed.iter().any(|one| one.seen_unix_s == 11), "the newest stay");
     }
 
     #[test]

@@ -192,7 +192,7 @@ impl Files {
         file.report.programs += u64::from(*times == 0);
         *times += 1;
         file.advisor.set_programs(file.programs.len() as u64);
-        file.advisor.is_heard_of(now_ns);
+        file.advisor.is_heard_of(now_ns, None);
         self.watch(acting);
     }
 

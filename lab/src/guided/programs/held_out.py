@@ -57,6 +57,70 @@ def make_text(folder, seed):
         f.writelines(f"{rng.randrange(1 << 40):010x} {i}\n" for i in range(1_500_000))
 
 
+def make_gzip(folder, seed):
+    import gzip
+    rng = random.Random(seed)
+    with gzip.open(folder + "/lines.txt.gz", "wt", compresslevel=1) as f:
+        f.writelines(f"{rng.randrange(1 << 40):010x} {i}\n" for i in range(1_500_000))
+
+
+def make_xz(folder, seed):
+    import lzma
+    rng = random.Random(seed)
+    with lzma.open(folder + "/lines.txt.xz", "wt", preset=0) as f:
+        f.writelines(f"{rng.randrange(1 << 40):010x} {i}\n" for i in range(400_000))
+
+
+def members(seed):
+    rng = random.Random(seed)
+    for _ in range(300):
+        yield f"{rng.randrange(1 << 32):08x}.txt", rng.randbytes(rng.choice([2000, 9000, 30000, 70000])).hex().encode()
+
+
+def make_zip(folder, seed):
+    import zipfile
+    with zipfile.ZipFile(folder + "/archive.zip", "w", zipfile.ZIP_DEFLATED, compresslevel=1) as f:
+        for name, text in members(seed):
+            f.writestr(name, text)
+
+
+def make_tarball(folder, seed):
+    import io
+    import tarfile
+    with tarfile.open(folder + "/archive.tar", "w") as f:
+        for name, text in members(seed):
+            member = tarfile.TarInfo(name)
+            member.size = len(text)
+            f.addfile(member, io.BytesIO(text))
+
+
+def make_twins(folder, seed):
+    text = random.Random(seed).randbytes(24 << 20)
+    for name in ["one", "other"]:
+        with open(f"{folder}/{name}", "wb") as f:
+            f.write(text)
+
+
+def make_records(folder, seed):
+    import csv
+    import json
+    rng = random.Random(seed)
+    rows = [{"id": i, "name": f"{rng.randrange(1 << 48):012x}", "value": rng.randrange(1000)} for i in range(150_000)]
+    with open(folder + "/records.json", "w") as f:
+        json.dump(rows, f)
+    with open(folder + "/records.csv", "w", newline="") as f:
+        writer = csv.DictWriter(f, rows[0])
+        writer.writeheader()
+        writer.writerows(rows)
+
+
+def make_binary(folder, seed):
+    """Programs of the system: those that there are, one for each seed."""
+    import shutil
+    there = [path for path in map(shutil.which, ["git", "python3", "perl", "bash"]) if path]
+    shutil.copyfile(os.path.realpath(there[seed % min(2, len(there))]), folder + "/program")
+
+
 def make_zstd(folder, seed):
     make_text(folder, seed)
     os.system(f"zstd -q -1 --rm {folder}/lines.txt")
@@ -167,6 +231,24 @@ def read_scattered(folder):
     import h5py
     with h5py.File(folder + "/scattered.h5") as f:
         return sum(float(f["table"][row].sum()) for row in range(0, 384, 2))
+
+
+def read_json(folder):
+    import json
+    with open(folder + "/records.json") as f:
+        return sum(row["value"] for row in json.load(f))
+
+
+def read_csv(folder):
+    import csv
+    with open(folder + "/records.csv", newline="") as f:
+        return sum(int(row["value"]) for row in csv.DictReader(f))
+
+
+def read_zip(folder):
+    import zipfile
+    with zipfile.ZipFile(folder + "/archive.zip") as f:
+        return sum(sum(f.read(name)) for name in sorted(f.namelist())[::5])
 
 
 def read_lookup(folder):
