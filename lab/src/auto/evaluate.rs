@@ -8,6 +8,7 @@ use impresario_sched::PolicySpec;
 use impresario_sched::policy::{self, POLICIES};
 use impresario_sim::sweep::side_by_side;
 use impresario_sim::{Budget, Simulation};
+use serde::{Serialize, Serializer};
 
 use super::situation::{PHASE_S, Situation, schedule};
 use super::trial::{self, costs};
@@ -19,8 +20,10 @@ pub fn fixed() -> Vec<PolicySpec> {
 }
 
 /// Times of several systems in several cases, s, and how often `auto` switched.
+#[derive(Serialize)]
 pub struct Times {
     /// The systems; the first is `auto`.
+    #[serde(serialize_with = "names")]
     pub systems: Vec<PolicySpec>,
     /// The cases.
     pub cases: Vec<String>,
@@ -109,6 +112,10 @@ impl Times {
         }
         out
     }
+}
+
+fn names<S: Serializer>(systems: &[PolicySpec], serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.collect_seq(systems.iter().map(name))
 }
 
 fn name(spec: &PolicySpec) -> String {

@@ -13,6 +13,7 @@ use std::process::ExitCode;
 
 use anyhow::{Context, Result};
 use impresario_sched::PolicySpec;
+use impresario_workload::progress::write_json;
 use tree::Growth;
 
 /// Train the decision table of the policy auto in the simulator, and show what it is worth where it was not trained
@@ -47,6 +48,9 @@ enum Command {
         /// Only the rules for I/O nodes, without the rest of the table
         #[arg(long)]
         io_nodes: bool,
+        /// Keep what is measured in this file; if it is there, grow the tree from it in place of measuring
+        #[arg(long, value_name = "FILE")]
+        measured: Option<PathBuf>,
     },
     /// Compare auto with every fixed policy in situations that are not among those of training
     HeldOut {
@@ -80,6 +84,9 @@ enum Command {
         /// Print every change of policy, with what was observed, instead of the choices at the end of each phase
         #[arg(long)]
         changes: bool,
+        /// Write the time of every system in every phase to a file
+        #[arg(long, value_name = "FILE")]
+        json: Option<PathBuf>,
     },
 }
 
@@ -98,7 +105,7 @@ fn auto(table: Option<&Path>) -> Result<PolicySpec> {
 /// Trains a table, or evaluates one.
 pub fn run(args: &Args) -> Result<ExitCode> {
     match &args.command {
-        Command::Train { out, situations, seeds, least, gain, conditions, io_nodes } => {
+        Command::Train { out, situations, seeds, least, gain, conditions, io_nodes, measured } => {
             let seeds: Vec<u64> = (1..=*seeds).collect();
             let growth = Growth { depth_max: *conditions, leaf_min: *least, gain_min: gain / 100.0 };
             let mut progress = |done: usize, of: usize| {
@@ -106,8 +113,17 @@ pub fn run(args: &Args) -> Result<ExitCode> {
                     eprintln!("{done} of {of} simulations");
                 }
             };
-            let train = if *io_nodes { train::io_rules } else { train::table };
-            let text = train(*situations as usize, &seeds, growth, &mut progress)?;
+            let kept = measured.as_deref().filter(|path| path.exists());
+            let measurements = match kept {
+                Some(path) => {
+                    let text = std::fs::read_to_string(path).with_context(|| path.display().to_string())?;
+                    serde_json::from_str(&text).with_context(|| path.display().to_string())?
+                }
+                None => train::measure_all(*situations as usize, &seeds, *io_nodes, &mut progress)?,
+            };
+            write_json(measured.as_deref().filter(|_| kept.is_none()), &measurements)?;
+            let text =
+                if *io_nodes { train::io_rules(&measurements, growth) } else { train::table(&measurements, growth)? };
             match out {
                 Some(path) => std::fs::write(path, text).with_context(|| path.display().to_string())?,
                 None => return crate::print(text.as_bytes()),
@@ -122,12 +138,13 @@ pub fn run(args: &Args) -> Result<ExitCode> {
             let times = evaluate::over_situations(&auto, &fixed, &situations, &[OTHER_SEEDS + seed])?;
             return crate::print(times.situations_text().as_bytes());
         }
-        Command::Phases { table, seeds, drawn, seed, changes } => {
+        Command::Phases { table, seeds, drawn, seed, changes, json } => {
             let auto = auto(table.as_deref())?;
             let seeds: Vec<u64> = (0..*seeds).map(|seed| OTHER_SEEDS + seed).collect();
             let heading = if *changes { "Changes of policy" } else { "At the end of each phase, by data server" };
             let Some(drawn) = drawn else {
                 let (times, chosen) = evaluate::over_phases(&auto, &situation::phases(), &seeds, *changes)?;
+                write_json(json.as_deref(), &[&times])?;
                 return crate::print(format!("{}\n{heading}:\n{chosen}", times.schedule_text()).as_bytes());
             };
             let (mut schedules, mut all_chosen) = (Vec::new(), String::new());
@@ -136,6 +153,7 @@ pub fn run(args: &Args) -> Result<ExitCode> {
                 schedules.push(times);
                 all_chosen += &chosen;
             }
+            write_json(json.as_deref(), &schedules)?;
             return crate::print(format!("{}\n{heading}:\n{all_chosen}", evaluate::drawn_text(schedules)).as_bytes());
         }
     }

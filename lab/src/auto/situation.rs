@@ -7,6 +7,7 @@ use impresario_base::Random;
 use impresario_device::{DeviceParams, Order};
 use impresario_sched::PolicySpec;
 use impresario_sched::policy::auto::table::Place;
+use impresario_sched::policy::orders;
 use impresario_sim::Scenario;
 use impresario_sim::model::{Application, Device, IoNodes, Operation, Pattern, RankPlacement, Servers};
 
@@ -78,6 +79,11 @@ impl Situation {
         self
     }
 
+    /// The data servers below I/O nodes have an order of their own.
+    pub fn is_scheduled_below(&self) -> bool {
+        self.forwarding.is_some_and(|f| orders(&PolicySpec::named(f.data_policy)))
+    }
+
     /// The place whose policy is examined.
     pub fn place(&self) -> Place {
         if self.forwarding.is_some() { Place::IoNode } else { Place::Data }
@@ -97,18 +103,22 @@ pub fn cluster(application: Vec<Application>, count: u16, policy: &PolicySpec, s
 const PATTERNS: [Pattern; 4] = [Pattern::Contiguous, Pattern::Strided, Pattern::FilePerProcess, Pattern::Random];
 const OPS: [Operation; 2] = [Operation::Read, Operation::Write];
 
+/// Requests of a training situation at most: longer ones say little more, and take most of the time.
+const TRAINED_REQUESTS_MAX: u64 = 16_000;
+
 /// The training set: every pattern and operation, with sizes, concurrency and servers from a grid.
 pub fn training(count: usize) -> Vec<Situation> {
     let mut random = Random::new(1);
     let mut pick = |values: &[u64]| values[random.below(values.len() as u64) as usize];
     let draw = |nth: usize| {
         let (op, pattern) = (OPS[nth % 2], PATTERNS[nth / 2 % 4]);
-        let (applications, processes) = (pick(&[1, 1, 2, 4, 16]) as u32, pick(&[2, 4, 8, 16, 32]) as u32);
-        let request_kib = pick(&[4, 16, 24, 64, 192, 256, 1024]);
+        let (applications, processes) = (pick(&[1, 1, 2, 3, 4, 6, 16]), pick(&[2, 4, 6, 8, 12, 16, 32]));
+        let request_kib = pick(&[4, 10, 16, 24, 64, 100, 192, 256, 450, 1024]);
         // Short phases and long ones: what a policy is worth depends on how long it acts.
         let kib = (pick(&[64, 256, 1024]) * request_kib).clamp(1024, 16 << 10);
-        let mut drawn = Situation::new((applications, processes), op, pattern, (request_kib, kib));
-        drawn.servers = pick(&[1, 2, 4, 4, 8]) as u16;
+        let kib = kib.min(TRAINED_REQUESTS_MAX / (applications * processes) * request_kib);
+        let mut drawn = Situation::new((applications as u32, processes as u32), op, pattern, (request_kib, kib));
+        drawn.servers = pick(&[1, 2, 3, 4, 4, 6, 8]) as u16;
         drawn
     };
     (0..count).map(draw).collect()

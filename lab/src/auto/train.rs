@@ -7,11 +7,12 @@ use std::fmt::Write;
 use anyhow::{Result, anyhow};
 use impresario_device::FlashParams;
 use impresario_sched::PolicySpec;
-use impresario_sched::policy::auto::FEATURES;
 use impresario_sched::policy::auto::table::DecisionTable;
+use impresario_sched::policy::auto::{FEATURES, Observation};
 use impresario_sim::Scenario;
 use impresario_sim::model::Device;
 use impresario_sim::sweep::side_by_side;
+use serde::{Deserialize, Serialize};
 
 use super::situation::{Situation, training, training_io};
 use super::tree::{Growth, Leaf, Sample, grow};
@@ -21,7 +22,7 @@ use super::trial::{self, Costs, Trial};
 pub const BASELINE: &str = "fifo";
 
 /// The candidates for a data server.
-pub const DATA: [&str; 14] = [
+pub const DATA: [&str; 28] = [
     BASELINE,
     "none",
     "fifo merge=on",
@@ -29,6 +30,7 @@ pub const DATA: [&str; 14] = [
     "mlf",
     "aioli",
     "sjf",
+    "sw",
     "sw window_ms=10000",
     "orr",
     "deadline sweep_batches=1024",
@@ -36,11 +38,24 @@ pub const DATA: [&str; 14] = [
     "wscan",
     "wscan window_bytes=0",
     "sstf",
+    "wscan guard_batches=4096 turn_bytes=16777216",
+    "sw batch_requests=1024 batch_bytes=4194304",
+    "sjf batch_requests=1024 batch_bytes=4194304 guard_batches=1024",
+    "mlf window_us=250000",
+    "mlf window_us=250000 batch_requests=1024 batch_bytes=4194304",
+    "orr quantum_requests=65535 batch_requests=1024 batch_bytes=4194304",
+    "agios",
+    "agios hold_us=900",
+    "scan",
+    "mlf hold_us=900",
+    "mlf hold_us=3000 window_us=250000",
+    "aioli hold_us=3000",
+    "sstf guard_batches=4096",
 ];
 
 /// The candidates for an I/O node. It keeps no queue in front of data servers that take what comes, so that policies which
 /// only order differ in nothing from fifo (`impresario-lab study io-nodes`).
-pub const IO_NODE: [&str; 8] = [
+pub const IO_NODE: [&str; 11] = [
     BASELINE,
     "none",
     "twins window_us=1000",
@@ -49,14 +64,18 @@ pub const IO_NODE: [&str; 8] = [
     "twins window_us=8000",
     "twins window_us=16000",
     "twins window_us=32000",
+    "twins window_us=8000 work_conserving=on",
+    "twins window_us=16000 work_conserving=on",
+    "twins window_us=16000 in_flight_per_server=1 merge=on order_within=offset work_conserving=idle",
 ];
 
 /// The costs of the alternatives in a situation.
+#[derive(Serialize, Deserialize)]
 pub struct Measured {
     /// By candidate: the mean over the seeds.
     pub costs: Vec<Costs>,
     /// The observations under each of them.
-    pub seen: Vec<impresario_sched::policy::auto::Observation>,
+    pub seen: Vec<Observation>,
 }
 
 /// Runs every candidate in every situation with every seed.
@@ -116,9 +135,12 @@ pub fn regrets(measured: &Measured) -> Vec<f64> {
 /// The leaves of a tree over the measurements.
 pub fn leaves(measured: &[Measured], growth: Growth) -> Vec<Leaf> {
     let regrets: Vec<Vec<f64>> = measured.iter().map(regrets).collect();
+    // First windows decide by themselves, so they weigh as much as all the others together.
     let sample = |(situation, m): (usize, &Measured)| {
-        let weight = 1.0 / m.seen.len().max(1) as f64;
-        m.seen.iter().map(move |seen| Sample { seen: *seen, situation, weight }).collect::<Vec<_>>()
+        let count = |first| m.seen.iter().filter(|seen| seen.first == first).count();
+        let kinds = if count(true) > 0 && count(false) > 0 { 2.0 } else { 1.0 };
+        let weight = |seen: &Observation| 1.0 / (kinds * count(seen.first) as f64);
+        m.seen.iter().map(|seen| Sample { seen: *seen, situation, weight: weight(seen) }).collect::<Vec<_>>()
     };
     let samples: Vec<Sample> = measured.iter().enumerate().flat_map(sample).collect();
     grow(&samples, &regrets, growth)
@@ -227,27 +249,56 @@ fn on_flash(scenario: &mut Scenario) {
     scenario.device = BTreeMap::from([("disk".into(), flash)]);
 }
 
-/// Trains a table and returns its text.
-pub fn table(count: usize, seeds: &[u64], growth: Growth, progress: &mut dyn FnMut(usize, usize)) -> Result<String> {
-    let situations = training(count);
-    let disk = measure(&situations, &DATA, seeds, &|_| (), progress)?;
-    let few: Vec<Situation> = situations.iter().step_by(9).cloned().collect();
-    let flash = measure(&few, &DATA, &seeds[..1], &on_flash, progress)?;
+/// What was measured for a table: other trees can be grown from it.
+#[derive(Serialize, Deserialize)]
+pub struct Measurements {
+    disk: Vec<Measured>,
+    flash: Vec<Measured>,
+    /// In front of data servers that keep the order of arrival, and of those with an order of their own.
+    io_nodes: [Vec<Measured>; 2],
+}
+
+/// Measures every candidate in every training situation, or on I/O nodes only.
+pub fn measure_all(
+    count: usize,
+    seeds: &[u64],
+    io_nodes_only: bool,
+    progress: &mut dyn FnMut(usize, usize),
+) -> Result<Measurements> {
+    let (mut disk, mut flash) = (Vec::new(), Vec::new());
+    if !io_nodes_only {
+        let situations = training(count);
+        disk = measure(&situations, &DATA, seeds, &|_| (), progress)?;
+        let few: Vec<Situation> = situations.iter().step_by(9).cloned().collect();
+        flash = measure(&few, &DATA, &seeds[..1], &on_flash, progress)?;
+    }
+    let situations = training_io(count / 2);
+    let (scheduled, arrival): (Vec<Situation>, Vec<Situation>) =
+        situations.into_iter().partition(Situation::is_scheduled_below);
+    let mut io = |situations: &[Situation]| measure(situations, &IO_NODE, seeds, &|_| (), progress);
+    Ok(Measurements { disk, flash, io_nodes: [io(&arrival)?, io(&scheduled)?] })
+}
+
+/// The text of the table that follows from measurements.
+pub fn table(measured: &Measurements, growth: Growth) -> Result<String> {
     let mut text = HEAD.to_string();
     let fixed = "place = \"data\"\nsorted_below = false\ndevice = [\"disk\"]";
-    text += &rules(&leaves(&disk, growth), &disk, &DATA, ("disk", fixed));
+    text += &rules(&leaves(&measured.disk, growth), &measured.disk, &DATA, ("disk", fixed));
     let fixed = "place = \"data\"\nsorted_below = false\ndevice = [\"flash\", \"memory\"]";
     let whole = Growth { depth_max: 0, ..growth };
-    text += &rules(&leaves(&flash, whole), &flash, &DATA, ("flash or memory", fixed));
-    text += &io_rules(count, seeds, growth, progress)?;
+    text += &rules(&leaves(&measured.flash, whole), &measured.flash, &DATA, ("flash or memory", fixed));
+    text += &io_rules(measured, growth);
     text += LAST;
     DecisionTable::parse(&text).map_err(|why| anyhow!("the trained table is refused: {why}"))?;
     Ok(text)
 }
 
-/// Trains the rules for I/O nodes.
-pub fn io_rules(count: usize, seeds: &[u64], growth: Growth, progress: &mut dyn FnMut(usize, usize)) -> Result<String> {
-    let io = measure(&training_io(count), &IO_NODE, seeds, &|_| (), progress)?;
-    let fixed = "place = \"io-node\"\nsorted_below = false";
-    Ok(rules(&leaves(&io, growth), &io, &IO_NODE, ("I/O node", fixed)))
+/// The rules for I/O nodes alone.
+pub fn io_rules(measured: &Measurements, growth: Growth) -> String {
+    let below = [("order of arrival below", false), ("order of its own below", true)];
+    let rules = |(measured, (below, scheduled)): (&Vec<Measured>, (&str, bool))| {
+        let fixed = format!("place = \"io-node\"\nsorted_below = false\nscheduled_below = {scheduled}");
+        rules(&leaves(measured, growth), measured, &IO_NODE, (&format!("I/O node, {below}"), &fixed))
+    };
+    measured.io_nodes.iter().zip(below).map(rules).collect()
 }

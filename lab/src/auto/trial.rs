@@ -19,7 +19,7 @@ pub struct Trial {
 }
 
 /// Maximum observations kept of a run.
-const SEEN_MAX: usize = 24;
+const SEEN_MAX: usize = 8;
 
 /// An `auto` that always chooses one policy at a place, and observes.
 pub fn forced(policy: &str, place: Place) -> PolicySpec {
@@ -50,18 +50,24 @@ pub fn run(scenario: &Scenario, place: Option<Place>) -> Result<Trial> {
     let mut seen: Vec<Observation> = Vec::new();
     if let Some(place) = place {
         let mut next = 0.02;
+        // The first windows decide for a while, and differ from later ones.
+        let mut first = false;
         loop {
-            let progress = simulation.step_until(Budget::Events(1_000));
+            let progress = simulation.step_until(Budget::Events(if first { 1_000 } else { 100 }));
             if progress.done {
                 break;
             }
-            if progress.fraction < next || seen.len() >= SEEN_MAX {
+            if first && (progress.fraction < next || seen.len() >= SEEN_MAX) {
                 continue;
             }
-            next = progress.fraction * 1.4 + 0.02;
             let told = simulation.chosen().into_iter().filter(|(_, chosen)| chosen.place == place);
-            let fresh = told.filter_map(|(_, chosen)| chosen.observed).filter(|o| o.requests >= 24);
-            seen.extend(fresh.take(2));
+            let fresh: Vec<Observation> =
+                told.filter_map(|(_, chosen)| chosen.observed).filter(|o| o.requests >= 24).take(2).collect();
+            if first || !fresh.is_empty() {
+                first = true;
+                next = progress.fraction * 1.4 + 0.02;
+                seen.extend(fresh);
+            }
         }
     }
     let outcome = simulation.finish();
