@@ -435,6 +435,40 @@ fn short_streams_waste_little() {
     }
 }
 
+/// The worst that a reader can do: it goes on as a stream does until that is believed, so many times, and then leaves what is
+/// predicted of it. Whether it reads one file or many, in sequence or in strides, waste stays below a twentieth of the bytes
+/// read, beyond the constant.
+#[test]
+fn readers_that_leave_what_is_predicted_of_them_waste_little() {
+    const LEN: u64 = 64 * KIB;
+    for (files, stride, believed) in
+        [(1, 1, 1), (1, 1, 3), (1, 1, 40), (64, 1, 1), (4000, 1, 1), (1, 5, 1), (1, 5, 12), (64, 5, 1), (1, 400, 2)]
+    {
+        let (mut p, mut random, mut clock_ns) = (predictor(), Random::new(believed), 0);
+        while p.totals().demand_bytes < 4 << 30 {
+            let (file, start) = (random.below(files), random.below(1 << 30) * MIB);
+            let mut predicted = 0;
+            // A stream that is not believed at all any more is left, too.
+            for i in 0..100 {
+                clock_ns += MS;
+                let at = start + i * stride * LEN;
+                predicted += p.observe(Source { file, reader: 1 }, at..at + LEN, clock_ns).len();
+                if predicted >= believed as usize {
+                    break;
+                }
+            }
+        }
+        check(&p);
+        let t = p.totals();
+        let lost_bytes = t.wasted_bytes + t.outstanding_bytes;
+        assert!(
+            lost_bytes * 20 <= t.demand_bytes + 20 * SLACK_BYTES,
+            "{files} files, every {stride}., {believed}: {} % for nothing, {t:?}",
+            lost_bytes * 100 / t.demand_bytes
+        );
+    }
+}
+
 #[test]
 fn a_stream_that_comes_back_is_predicted_again() {
     let mut p = predictor();

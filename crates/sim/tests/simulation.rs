@@ -150,3 +150,27 @@ fn a_small_file_is_not_passed_over_by_one_that_is_read_ahead() {
         assert!(beside[0] < alone[0] + 0.2, "{beside:?} s, {alone:?} s alone");
     }
 }
+
+/// In front of disks that keep the order of arrival, `auto` on I/O nodes finds the strided reads for which windows of `twins` pay.
+/// In front of data servers that have an order of their own it leaves them the order.
+#[test]
+fn io_nodes_choose_windows_where_they_pay() {
+    let time_s = |io: &str, data: &str| -> f64 {
+        let run = |seed| {
+            let mut s = scenario(Pattern::Strided, Operation::Read, seed);
+            s.application[0].requests = 128;
+            s.network.jitter_us = 200.0;
+            s.servers.policy = PolicySpec::named(data);
+            s.servers.device = "disk".into();
+            let disk = DeviceParams { order: Order::Arrival, placement_span: 0.1, ..DeviceParams::default() };
+            s.device = BTreeMap::from([("disk".into(), Device::Disk(disk))]);
+            s.io_nodes = Some(IoNodes { count: 4, ..forwarding(io) });
+            outcome(&s).makespan_s
+        };
+        (11..15).map(run).sum()
+    };
+    let (fifo_s, auto_s) = (time_s("fifo", "none"), time_s("auto", "none"));
+    assert!(auto_s <= 0.8 * fifo_s, "in order of arrival: {auto_s} s, fifo {fifo_s} s");
+    let (fifo_s, auto_s) = (time_s("fifo", "auto"), time_s("auto", "auto"));
+    assert!(auto_s <= 1.03 * fifo_s, "in an order of their own: {auto_s} s, fifo {fifo_s} s");
+}

@@ -31,19 +31,19 @@ enum Command {
         #[arg(long, value_name = "FILE")]
         out: Option<PathBuf>,
         /// Situations
-        #[arg(long, default_value_t = 320, value_name = "N", value_parser = clap::value_parser!(u64).range(8..=100_000))]
+        #[arg(long, default_value_t = 1200, value_name = "N", value_parser = clap::value_parser!(u64).range(8..=100_000))]
         situations: u64,
         /// Seeds of each simulation
         #[arg(long, default_value_t = 1, value_name = "SEEDS", value_parser = clap::value_parser!(u64).range(1..=100))]
         seeds: u64,
         /// Situations whose observations meet a rule at least
-        #[arg(long, default_value_t = 10.0, value_name = "N")]
+        #[arg(long, default_value_t = 15.0, value_name = "N")]
         least: f64,
         /// What a condition must gain at least over all situations, percent
-        #[arg(long, default_value_t = 0.4, value_name = "PERCENT")]
+        #[arg(long, default_value_t = 0.2, value_name = "PERCENT")]
         gain: f64,
         /// Conditions of a rule at most
-        #[arg(long, default_value_t = 6, value_name = "N", value_parser = clap::value_parser!(u32).range(0..=20))]
+        #[arg(long, default_value_t = 8, value_name = "N", value_parser = clap::value_parser!(u32).range(0..=20))]
         conditions: u32,
         /// Only the rules for I/O nodes, without the rest of the table
         #[arg(long)]
