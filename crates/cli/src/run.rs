@@ -53,6 +53,8 @@ pub struct Args {
 
 /// How often is looked whether the last program has ended.
 const LOOK_EVERY: Duration = Duration::from_millis(20);
+/// The same while none of those that are left uses the cluster.
+const LOOK_EVERY_MAX: Duration = Duration::from_millis(200);
 
 pub fn run(args: Args) -> anyhow::Result<ExitCode> {
     let config = load(&args.config)?;
@@ -81,10 +83,13 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
     command.env(FOLDER_VARIABLE, agent.folder()).env(TOKEN_VARIABLE, agent.token());
     command.env(AT_VARIABLE, &at).env(BYPASS_VARIABLE, bypass);
     let code = launch::run_one(command, files_limit)?;
-    // Programs that it left behind keep their files, as they would on a mount, until somebody wants an end.
+    // Programs that it left behind keep their files, as they would on a mount, until a signal asks for the end.
     let told = launch::told_to_end()?;
-    while agent.is_used() && !told.load(Relaxed) {
-        std::thread::sleep(LOOK_EVERY);
+    let mut pause = LOOK_EVERY;
+    while !told.load(Relaxed) && (agent.is_used() || agent.has_programs()) {
+        std::thread::sleep(pause);
+        // All processes of the machine are looked at.
+        pause = if agent.is_used() { LOOK_EVERY } else { (2 * pause).min(LOOK_EVERY_MAX) };
     }
     Ok(code)
 }

@@ -407,6 +407,22 @@ fn the_limit_of_open_files_is_each_programs_own() {
     assert_eq!((ran.code, ran.out.as_str()), (0, "160\nopened\nopened\n"), "{}", ran.err);
 }
 
+/// A child in the background may ask for the first time long after the program that started it has ended.
+#[test]
+fn a_child_that_has_asked_nothing_yet_is_waited_for() {
+    let cluster = Cluster::start(1, 0, |_| {});
+    let late = format!("(sleep 1; echo late > {AT}/late) > /dev/null 2>&1 &");
+    assert_eq!(under(&cluster, &["sh", "-c", &late]).code, 0);
+    assert_eq!(support::read_file(&support::client(&cluster.config, 1), "late"), b"late\n");
+    // A daemon lives for ever.
+    let pid = cluster.dir.path().join("pid");
+    let daemon = format!("setsid sh -c 'echo $$ > {}; exec sleep 1000' > /dev/null 2>&1 & sleep 0.5", pid.display());
+    assert_eq!(under(&cluster, &["sh", "-c", &daemon]).code, 0);
+    let pid: i32 = std::fs::read_to_string(&pid).unwrap().trim().parse().unwrap();
+    let pid = rustix::process::Pid::from_raw(pid).unwrap();
+    rustix::process::kill_process(pid, rustix::process::Signal::TERM).unwrap();
+}
+
 #[test]
 fn a_signal_ends_the_wait_for_what_a_program_left_behind() {
     let cluster = Cluster::start(1, 0, |_| {});

@@ -54,8 +54,8 @@ impl Device {
 enum Under {
     Mount(SlowMount),
     Limited(LoopDisk),
-    Modelled(ModelledDisk),
-    Kernel(KernelDisk),
+    Modelled(Box<ModelledDisk>),
+    Kernel(Box<KernelDisk>),
     Own,
 }
 
@@ -100,11 +100,11 @@ impl Bed {
                 bed.group = Some(Group::new(&name, Some(&disk.device()?), SLOW)?);
                 bed.under = Under::Limited(disk);
             }
-            Device::Modelled => bed.under = Under::Modelled(ModelledDisk::new(stop)?),
+            Device::Modelled => bed.under = Under::Modelled(Box::new(ModelledDisk::new(stop)?)),
             Device::KernelDisk => {
                 let memory = Path::new(MEMORY);
                 let parent = if memory.is_dir() { memory } else { folder };
-                bed.under = Under::Kernel(KernelDisk::new(parent, &DeviceParams::default())?);
+                bed.under = Under::Kernel(Box::new(KernelDisk::new(parent, &DeviceParams::default())?));
             }
             Device::Disk => {}
         }

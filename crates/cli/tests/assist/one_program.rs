@@ -2,6 +2,7 @@
 
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
+use std::process::Command;
 
 use impresario_assist::report::Report;
 use impresario_testing::{is_root, require, skip, until};
@@ -282,6 +283,43 @@ fn programs_that_the_library_cannot_reach_run_and_are_told() {
     std::os::unix::fs::chown(&program, Some(65534), None).unwrap();
     std::fs::set_permissions(&program, std::fs::Permissions::from_mode(0o4755)).unwrap();
     check(program, "gains rights");
+}
+
+/// As programs in Go are, too. What cannot be helped costs neither their results nor what is there already.
+#[test]
+fn a_static_program_is_told_of_in_one_line_and_loses_nothing() {
+    let folder = Folder::new();
+    let (data, trace) = (folder.data("data"), folder.write("t.imt", "of another run"));
+    let mut programs =
+        ["-static", "-static-pie"].into_iter().filter_map(|flag| try_compile(folder.path(), "strided", &[flag]));
+    let Some(first) = programs.next() else {
+        return skip("static-libc", "no C library to link a static program with");
+    };
+    for program in std::iter::once(first).chain(programs) {
+        let told = |ran: &Ran| {
+            let is_told = ran.err.contains("statically linked") && ran.err.contains("--watch");
+            assert!(is_told && ran.err.lines().count() == 1, "{}", ran.err);
+        };
+        let read = reading(&program, &data, 0);
+        for args in [&["run", "-q"][..], &["run", "-q", "--learn"], &["run", "-q", "--instances", "2"]] {
+            let ran = run_command(assist(args).arg("--").args(&read).env("XDG_DATA_HOME", folder.at("share")));
+            let times = if args.contains(&"2") { 2 } else { 1 };
+            assert_eq!((ran.code, ran.out.as_str()), (0, &*plain(&read).repeat(times)), "{args:?}: {}", ran.err);
+            told(&ran);
+        }
+        let fails = run_command(Command::new(&program).arg("/nowhere"));
+        let ran = run_command(assist(["run", "-q", "--"]).arg(&program).arg("/nowhere"));
+        assert_eq!((ran.code, ran.out.as_str()), (fails.code, fails.out.as_str()));
+        assert!(fails.code != 0 && ran.err.ends_with(&fails.err), "{}", ran.err);
+        let ran = run_command(assist(["record", "-f", "-o"]).arg(&trace).arg("--").args(&read));
+        assert_eq!((ran.code, ran.out.as_str()), (2, ""), "it is not run for a trace of nothing");
+        told(&ran);
+        assert_eq!(std::fs::read_to_string(&trace).unwrap(), "of another run");
+        // The line at the end tells how much was not seen.
+        let ran = run_command(assist(["run", "--"]).args(&read));
+        let last = ran.err.lines().last().unwrap_or_default();
+        assert!(last.starts_with("impresario: Saw 0 B of ") && last.contains("unseen"), "{}", ran.err);
+    }
 }
 
 /// Another loader may refuse to start a program with the library, so its environment must not name it.

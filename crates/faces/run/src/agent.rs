@@ -22,6 +22,7 @@ use rustix::net::{
 };
 
 use crate::calls::{Asked, Calls, Done, Stop};
+use crate::left;
 use crate::locks::Peer;
 use crate::mirror::{Mirror, open_all};
 
@@ -83,6 +84,11 @@ impl Agent {
     /// What the names of this run's placeholders have.
     pub fn token(&self) -> &str {
         &self.token
+    }
+
+    /// Whether there is a program that may still ask, though it has not yet.
+    pub fn has_programs(&self) -> bool {
+        left::is_any_left(&self.token)
     }
 
     /// Whether a program is still connected or has a file open.
