@@ -125,10 +125,11 @@ pub fn mount(args: MountArgs) -> anyhow::Result<ExitCode> {
         ..defaults
     };
     let log = args.log_file.as_deref().map(open_log).transpose()?;
+    // Before the mount: a signal that ends the process would leave it without one.
+    let mut signals = signal_hook::iterator::Signals::new(ending_signals()).context("cannot catch signals")?;
     // Dropped at an error below, it unmounts: every call at a mount whose process has ended fails.
     let mounted = Arc::new(impresario_fuse::mount(client, &args.dir, options)?);
     let ending = Arc::downgrade(&mounted);
-    let mut signals = signal_hook::iterator::Signals::new(ending_signals()).context("cannot catch signals")?;
     // Its log may reach it.
     survive_file_size_limit();
     std::thread::spawn(move || unmount_on_signals(&ending, signals.forever()));

@@ -538,3 +538,33 @@ fn a_damaged_count_of_keys_is_counted_anew() {
     let after: Vec<_> = (0..5).map(|n| make(&bed, format!("after{n}"))).collect();
     assert!(after.iter().min() > before.iter().max(), "{before:?} {after:?}");
 }
+
+/// A client with a file open that the metadata folder does not have any more, since an older copy of it was put back, hears so at
+/// once: what it writes would be lost.
+#[test]
+fn an_open_file_that_a_restored_folder_does_not_have_is_stale() {
+    let mut bed = Bed::start(2);
+    bed.stop();
+    let dir = bed.cluster.config.meta.dir.clone();
+    let copy = dir.with_extension("copy");
+    let cp = |from: &Path, to: &Path| {
+        assert!(std::process::Command::new("cp").arg("-a").args([from, to]).status().unwrap().success());
+    };
+    cp(&dir, &copy);
+    bed.start_again();
+    let client = bed.client();
+    let file = client.create("new", CreateOptions::default()).unwrap();
+    file.write_at(&[7; 300_000], 0).unwrap();
+    file.sync().unwrap();
+    bed.meta = None;
+    fs::remove_dir_all(&dir).unwrap();
+    cp(&copy, &dir);
+    bed.start_meta();
+    let began = std::time::Instant::now();
+    let error = file.write_at(&[8; 1000], 0).unwrap_err();
+    assert_eq!(error.errno(), libc::ESTALE, "{error}");
+    assert_eq!(file.sync().unwrap_err().errno(), libc::ESTALE);
+    assert_eq!(file.attr().unwrap_err().errno(), libc::ESTALE);
+    // Not when the time for an answer is over.
+    assert!(began.elapsed() < Duration::from_secs(4), "{:?}", began.elapsed());
+}

@@ -19,7 +19,7 @@ const EINVAL: i32 = 22;
 const EFBIG: i32 = 27;
 const ENOSPC: i32 = 28;
 const ENOTCONN: i32 = 107;
-const ESTALE: i32 = 116;
+const EIDRM: i32 = 43;
 
 fn getattr(p: &str) -> MetaCall {
     MetaCall::GetAttr { target: at(p) }
@@ -329,8 +329,8 @@ fn a_client_that_lost_its_connection_finds_its_files_again() {
             assert_eq!((again.file, again.layout, again.attr.size), (opened.file, opened.layout, 10));
         }
         let other = FileKey(kept.file.0 + 1000);
-        assert_eq!(s.errno(reopen("kept", other, false)), ESTALE, "another file has that name now");
-        assert_eq!(s.errno(reopen("nothing", other, false)), ESTALE);
+        assert_eq!(s.errno(reopen("kept", other, false)), EIDRM, "another file has that name now");
+        assert_eq!(s.errno(reopen("nothing", other, false)), EIDRM);
     }
     s.idle();
     assert!(s.objects.files().contains(&removed.file));
@@ -345,7 +345,7 @@ fn a_client_that_lost_its_connection_finds_its_files_again() {
     s.idle();
     assert!(!s.objects.files().contains(&removed.file));
     assert!(s.objects.files().contains(&moved.file));
-    assert_eq!(s.errno(reopen("removed", removed.file, false)), ESTALE);
+    assert_eq!(s.errno(reopen("removed", removed.file, false)), EIDRM);
 }
 
 #[test]

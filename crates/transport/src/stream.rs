@@ -221,20 +221,30 @@ fn outcome(taken: rustix::io::Result<usize>) -> Result<usize, TransportError> {
 
 fn connect_tcp(host: &str, port: u16, timeout: Duration) -> io::Result<TcpStream> {
     let deadline = Instant::now() + timeout;
-    let mut last = io::Error::new(io::ErrorKind::InvalidInput, format!("the host name {host:?} has no address"));
-    for address in addresses_of(host, port, timeout)? {
-        let left = deadline.saturating_duration_since(Instant::now());
+    let found = addresses_of(host, port, timeout)?;
+    let none = || io::Error::new(io::ErrorKind::InvalidInput, format!("the host name {host:?} has no address"));
+    connect_to_any(&found, deadline).unwrap_or_else(|| Err(none()))
+}
+
+/// Connects to the first of these addresses that takes the connection. Each gets its part of the time: one that is silent, as where
+/// IPv6 leads nowhere, must not take that of the others.
+fn connect_to_any(addresses: &[SocketAddr], deadline: Instant) -> Option<io::Result<TcpStream>> {
+    let mut last = None;
+    for (nth, address) in addresses.iter().enumerate() {
+        let left = deadline.saturating_duration_since(Instant::now()) / (addresses.len() - nth) as u32;
         if left.is_zero() {
-            return Err(io::ErrorKind::TimedOut.into());
+            return Some(Err(io::ErrorKind::TimedOut.into()));
         }
-        match unpaced::connect(&address, left) {
+        let connected = unpaced::connect(address, left).and_then(|stream| {
             // A connection to a free local port can connect to itself if our side was assigned that port.
-            Ok(stream) if stream.local_addr()? == address => last = io::ErrorKind::ConnectionRefused.into(),
-            Ok(stream) => return Ok(stream),
-            Err(error) => last = error,
+            if stream.local_addr()? == *address { Err(io::ErrorKind::ConnectionRefused.into()) } else { Ok(stream) }
+        });
+        if connected.is_ok() {
+            return Some(connected);
         }
+        last = Some(connected);
     }
-    Err(last)
+    last
 }
 
 /// The addresses of a host, whose name is looked up each time: a server may come back elsewhere.
@@ -327,6 +337,23 @@ fn connect_unix(path: &Path, timeout: Duration) -> io::Result<UnixStream> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_silent_address_does_not_take_the_time_of_the_next() {
+        // Its queue is full, so the system answers nobody who connects to it.
+        let silent = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        rustix::net::listen(&silent, 0).unwrap();
+        let address = silent.local_addr().unwrap();
+        let short = Duration::from_millis(100);
+        let filling: Vec<_> = (0..4).map(|_| TcpStream::connect_timeout(&address, short)).collect();
+        assert!(filling.last().unwrap().is_err(), "it answers");
+        let server = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let there = server.local_addr().unwrap();
+        let connected = connect_to_any(&[address, there], Instant::now() + Duration::from_secs(2));
+        assert_eq!(connected.unwrap().unwrap().peer_addr().unwrap(), there);
+        assert!(connect_to_any(&[address, address], Instant::now() + short).unwrap().is_err());
+        assert!(connect_to_any(&[], Instant::now() + short).is_none());
+    }
 
     #[test]
     fn a_name_that_cannot_be_looked_up_any_more_keeps_its_last_addresses() {

@@ -127,7 +127,7 @@ impl FakeNames {
             MetaCall::Open { path, .. } => self.open(state, session, path)?,
             MetaCall::Reopen { path, file, .. } => match state.nodes.get(path) {
                 Some(node) if node.key == *file => self.open(state, session, path)?,
-                _ => return Err(libc::ESTALE),
+                _ => return Err(libc::EIDRM),
             },
             MetaCall::Close { handle, .. } => session.open.remove(handle).map(|_| Answer::Done).ok_or(libc::EBADF)?,
             MetaCall::Append { .. } | MetaCall::CutBack { .. } => return Err(libc::EOPNOTSUPP),

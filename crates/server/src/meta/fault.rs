@@ -76,7 +76,7 @@ pub(super) fn reason(errno: Errno) -> String {
         Errno::ACCESS | Errno::PERM => "the user that the metadata server runs as lacks permission; run it as root",
         Errno::FBIG => "too large for the metadata server's file system (ext4: 16 TiB) or its limit (ulimit -f)",
         Errno::OPNOTSUPP => "not supported for this kind of node",
-        Errno::STALE => "the file is gone",
+        Errno::STALE | Errno::IDRM => "the file is gone",
         _ => "",
     };
     if !text.is_empty() {

@@ -397,7 +397,8 @@ impl Meta {
         // Another client renamed it; a marked file is still found by its mark.
         match self.pin_marked(key) {
             Ok(Some(pin)) if pin.key == key => Ok(pin),
-            _ => Err(Errno::STALE).explain("reopen", path),
+            // ESTALE would have the client ask again, in a newer epoch.
+            _ => Err(Errno::IDRM).explain("reopen", path),
         }
     }
 
