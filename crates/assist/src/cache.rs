@@ -198,7 +198,8 @@ impl BlockCache {
     }
 
     /// A reader has read these bytes. `may` grants or refuses each number of bytes to prefetch beyond what is held now; refused
-    /// blocks take the room of those that the reader has left behind, or are requested again when it reaches them. An empty read, as at the end of the file, changes nothing.
+    /// blocks take the room of those that the reader has left behind, or are requested again when it reaches them. 0 bytes are
+    /// refused where none are to be brought in, whatever the room. An empty read, as at the end of the file, changes nothing.
     pub fn access(
         &mut self,
         reader: Reader,
@@ -385,6 +386,9 @@ impl BlockCache {
     fn has_room(&mut self, bytes: u64, step: &mut Step<'_>) -> bool {
         if step.spare_bytes < bytes && (step.may)(bytes) {
             return true;
+        }
+        if !(step.may)(0) {
+            return false;
         }
         while step.spare_bytes < bytes {
             let held_bytes = self.held_bytes;

@@ -135,6 +135,9 @@ fn refused_blocks_are_asked_for_again() {
     assert_eq!(c.access(1, 0..10, &whole, &mut |_| false), []);
     assert_eq!(c.held_bytes(), 0);
     assert_eq!(c.access(1, 20..30, &whole, &mut |_| true), [Prefetch(0..200)]);
+    // Nor does anything make room for them while nothing is to be brought in.
+    assert_eq!(c.access(1, 300..310, &whole, &mut |_| false), []);
+    assert_eq!(c.held_bytes(), 200);
 }
 
 /// A program may hold less than its window: in a job with little memory, beside others. It stopped for good where that was full.
