@@ -11,6 +11,7 @@ use impresario_node::session::SIGN_EVERY;
 use impresario_sched::ConnId;
 use impresario_transport::{Guest, Keyring, Proven, Stream};
 use impresario_wire::{Answer, Fault, FrameError, Kind, Restriction, Who, frame};
+use rustix::net::Shutdown;
 
 use crate::addresses::{AddressId, Share, Tenancy};
 use crate::export::{Asker, Export};
@@ -48,6 +49,8 @@ pub struct Connection {
     tenancy: Option<Tenancy>,
     gate: Gate,
     ended: AtomicBool,
+    /// Its server takes no more calls, and answers those that it has as far as it comes.
+    server_stops: AtomicBool,
     made: Instant,
     /// When its last call came, milliseconds since it was made.
     active_ms: AtomicU64,
@@ -93,7 +96,7 @@ impl Connection {
     ) -> Arc<Connection> {
         let gate = Gate { state: Mutex::default(), room: Condvar::new(), bytes_max };
         let (made, hello, under) = (Instant::now(), OnceLock::new(), OnceLock::new());
-        let (ended, active_ms, owing_ms, due_ms) = Default::default();
+        let (ended, server_stops, active_ms, owing_ms, due_ms) = Default::default();
         Arc::new(Connection {
             id,
             peer,
@@ -104,6 +107,7 @@ impl Connection {
             tenancy,
             gate,
             ended,
+            server_stops,
             made,
             active_ms,
             owing_ms,
@@ -246,6 +250,12 @@ impl Connection {
         self.ended.store(true, Ordering::Release);
         self.outbox.close();
         self.gate.room.notify_all();
+    }
+
+    /// The server stops: no further call is received.
+    pub(crate) fn receive_no_more(&self) {
+        self.server_stops.store(true, Ordering::Release);
+        self.outbox.shutdown(Shutdown::Read);
     }
 
     /// True once the connection has ended: answers go nowhere.
@@ -501,8 +511,12 @@ impl Reply {
 impl Drop for Reply {
     fn drop(&mut self) {
         if let Some(slot) = self.slot.take() {
-            let message = "the server gave the request up; try again or see its log".to_string();
-            post(self.id, &Answer::Fault(Fault { errno: libc::EIO, message }), Bulk::None, slot);
+            // Of a server that stops nobody knows whether it was done, and its client may ask another one.
+            let (errno, message) = match slot.connection.server_stops.load(Ordering::Acquire) {
+                true => (Fault::PATH_LOST, "the server stops, and has not finished the request"),
+                false => (libc::EIO, "the server gave the request up; try again or see its log"),
+            };
+            post(self.id, &Answer::Fault(Fault { errno, message: message.into() }), Bulk::None, slot);
         }
     }
 }

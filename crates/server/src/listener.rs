@@ -19,7 +19,6 @@ use impresario_transport::{BindError, Certificates, Keyring, Listening, Membersh
 use impresario_wire::{Call, Fault, HeldKeys, Role};
 use rustc_hash::FxHashMap;
 use rustix::event::{EventfdFlags, eventfd};
-use rustix::net::Shutdown;
 
 use admission::Refusal;
 pub(crate) use admission::host_of;
@@ -357,9 +356,7 @@ impl Running {
         let _ = rustix::io::write(&self.shared.wake, &1u64.to_ne_bytes());
         let _ = acceptor.join();
         let connections: Vec<_> = self.shared.connections.lock().values().cloned().collect();
-        for connection in &connections {
-            connection.outbox.shutdown(Shutdown::Read);
-        }
+        connections.iter().for_each(|connection| connection.receive_no_more());
         if !self.wait_for_threads(SETTLE_MAX + Duration::from_secs(1)) {
             connections.iter().for_each(|c| c.close());
             if !self.wait_for_threads(Duration::from_secs(2)) {

@@ -342,6 +342,22 @@ fn stopping_lets_accepted_calls_finish() {
     Server::bind(&address, settings()).expect("the port is free again");
 }
 
+/// What a server that stops has not finished may be done by another one: no program is to see an error for it.
+#[test]
+fn what_a_stop_leaves_unfinished_is_for_the_client_to_repeat() {
+    let (toy, mut running) = start("127.0.0.1:0");
+    let address = running.address().to_string();
+    let mut peer = Peer::connect(&address, Role::Data, 1);
+    peer.send(&write(9), b"in flight");
+    until("it is accepted", || toy.kept.lock().len() == 1);
+    let stopping = std::thread::spawn(move || running.stop());
+    until("nobody listens any more", || std::net::TcpStream::connect(&address).is_err());
+    std::thread::sleep(Duration::from_millis(200));
+    toy.kept.lock().clear();
+    assert_eq!(fault(peer.answer().unwrap().1).0, impresario_wire::Fault::PATH_LOST);
+    stopping.join().unwrap();
+}
+
 /// Starts a toy with room for many connections.
 fn start_large(payload_patience: Duration) -> (Arc<Toy>, Running) {
     start_with(Settings { max_connections: 64, payload_patience, ..settings() })
