@@ -5,7 +5,7 @@
 //! 1 MiB of 16 clients through an I/O node came 1.7 times as fast without it.
 //!
 //! A socket that was paced once remains so, whatever it is told later. So sockets are not paced from the start
-//! ([`unpace_accepted`], [`connect`]), and those whose other end turns out to be elsewhere are given the system's own congestion
+//! ([`unpace`], [`connect`]), and those whose other end turns out to be elsewhere are given the system's own congestion
 //! control back ([`settle`]).
 
 use std::io;
@@ -20,10 +20,11 @@ use rustix::net::{AddressFamily, SocketFlags, SocketType, sockopt};
 /// Every kernel has it, every process may choose it, and it does not pace.
 const UNPACED: &str = "reno";
 
-/// The connections that a listening socket accepts are not paced until [`settle`] is told of them.
-pub fn unpace_accepted(listener: impl AsFd) {
+/// A socket that is not connected yet, or the connections that a listening one accepts: they are not paced until [`settle`] is told
+/// of them.
+pub fn unpace(socket: impl AsFd) {
     // A kernel that refuses leaves it as it was.
-    let _ = sockopt::set_tcp_congestion(listener, UNPACED);
+    let _ = sockopt::set_tcp_congestion(socket, UNPACED);
 }
 
 /// As [`TcpStream::connect_timeout`], and settled.
@@ -35,7 +36,7 @@ pub fn connect(address: &SocketAddr, timeout: Duration) -> io::Result<TcpStream>
     let family = if address.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     let socket = rustix::net::socket_with(family, SocketType::STREAM, flags, None)?;
-    unpace_accepted(&socket);
+    unpace(&socket);
     match rustix::net::connect(&socket, address) {
         Ok(()) => {}
         Err(Errno::INPROGRESS | Errno::INTR) => {
@@ -99,7 +100,7 @@ mod tests {
     fn connections_within_the_machine_are_not_paced() {
         for address in ["127.0.0.1:0", "127.0.0.2:0"] {
             let listener = TcpListener::bind(address).unwrap();
-            unpace_accepted(&listener);
+            unpace(&listener);
             let ours = connect(&listener.local_addr().unwrap(), PATIENCE).unwrap();
             let (theirs, _) = listener.accept().unwrap();
             settle(&theirs);

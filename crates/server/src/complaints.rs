@@ -7,7 +7,8 @@ use rustc_hash::FxHashMap;
 
 use impresario_base::lock::Mutex;
 
-const QUIET: Duration = Duration::from_secs(60);
+/// So long nothing more is said about the same.
+pub(crate) const QUIET: Duration = Duration::from_secs(60);
 /// Peers remembered; with more of them within a minute, further ones are not logged but counted.
 const PEERS_MAX: usize = 1024;
 
@@ -32,7 +33,8 @@ impl Complaints {
         self.count.load(Ordering::Relaxed)
     }
 
-    fn is_due(&self, whom: &str, now: Instant) -> bool {
+    /// Whether it is time for a line about this; it counts as written.
+    pub(crate) fn is_due(&self, whom: &str, now: Instant) -> bool {
         let mut last = self.last.lock();
         if last.get(whom).is_some_and(|at| now.duration_since(*at) < QUIET) {
             return false;

@@ -3,12 +3,12 @@
 
 use std::collections::BTreeMap;
 use std::fmt::Display;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use impresario_base::lock::Mutex;
 use serde_json::{Value, json};
 
-const QUIET: Duration = Duration::from_secs(60);
+use crate::complaints::Complaints;
 
 /// The failures that are the file system's or its device's, not the caller's.
 const KINDS: [(i32, &str); 12] = [
@@ -32,18 +32,23 @@ pub(crate) struct Failures {
     /// The folder, or what else the server keeps its files in; empty: nothing.
     place: String,
     kinds: Mutex<BTreeMap<&'static str, Failed>>,
+    complaints: Complaints,
 }
 
 struct Failed {
     count: u64,
     last: Instant,
-    told: Instant,
 }
 
 impl Failures {
     /// Of the server of this name, which keeps its files in `place`.
     pub(crate) fn new(server: &str, place: &str) -> Failures {
-        Failures { server: server.into(), place: place.into(), kinds: Mutex::default() }
+        Failures {
+            server: server.into(),
+            place: place.into(),
+            kinds: Mutex::default(),
+            complaints: Complaints::default(),
+        }
     }
 
     /// Whether this number says that a file system fails.
@@ -69,14 +74,9 @@ impl Failures {
     /// Counts a failure; how many there were, if that is to be told.
     fn is_due(&self, kind: &'static str, now: Instant) -> Option<u64> {
         let mut kinds = self.kinds.lock();
-        let is_new = !kinds.contains_key(kind);
-        let failed = kinds.entry(kind).or_insert(Failed { count: 0, last: now, told: now });
+        let failed = kinds.entry(kind).or_insert(Failed { count: 0, last: now });
         (failed.count, failed.last) = (failed.count + 1, now);
-        let is_due = is_new || now.duration_since(failed.told) >= QUIET;
-        if is_due {
-            failed.told = now;
-        }
-        is_due.then_some(failed.count)
+        self.complaints.is_due(kind, now).then_some(failed.count)
     }
 
     /// For the status; `None` while there were none.
@@ -93,6 +93,7 @@ impl Failures {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::complaints::QUIET;
 
     #[test]
     fn each_kind_is_told_once_a_minute_and_counted() {

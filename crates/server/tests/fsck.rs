@@ -468,17 +468,36 @@ fn nothing_that_clients_do_is_taken_for_damage() {
     assert_eq!(report.status(), 0, "{}", report.text());
 }
 
+/// A copy of the folder of a metadata server that does not run.
+struct MetaCopy {
+    dir: PathBuf,
+    copy: PathBuf,
+}
+
+impl MetaCopy {
+    fn of(bed: &Bed) -> MetaCopy {
+        let dir = bed.cluster.config.meta.dir.clone();
+        let copy = dir.with_extension("copy");
+        copy_folder(&dir, &copy);
+        MetaCopy { dir, copy }
+    }
+
+    fn put_back(&self) {
+        fs::remove_dir_all(&self.dir).unwrap();
+        copy_folder(&self.copy, &self.dir);
+    }
+}
+
+fn copy_folder(from: &Path, to: &Path) {
+    assert!(std::process::Command::new("cp").arg("-a").args([from, to]).status().unwrap().success());
+}
+
 /// New files would get the keys of files that were made after the copy, and with them their objects.
 #[test]
 fn a_metadata_folder_from_an_older_copy_gives_no_key_twice() {
     let mut bed = Bed::start(2);
     bed.stop();
-    let dir = bed.cluster.config.meta.dir.clone();
-    let copy = dir.with_extension("copy");
-    let cp = |from: &Path, to: &Path| {
-        assert!(std::process::Command::new("cp").arg("-a").args([from, to]).status().unwrap().success());
-    };
-    cp(&dir, &copy);
+    let copy = MetaCopy::of(&bed);
     let write = |bed: &Bed, bytes: &[u8]| {
         let client = bed.client();
         for path in ["a", "b", "c"] {
@@ -491,8 +510,7 @@ fn a_metadata_folder_from_an_older_copy_gives_no_key_twice() {
     bed.start_again();
     drop(write(&bed, &[7; 300_000]));
     bed.stop();
-    fs::remove_dir_all(&dir).unwrap();
-    cp(&copy, &dir);
+    copy.put_back();
     let has = |report: &Report, kind, outcome| report.findings.iter().any(|f| (f.kind, f.outcome) == (kind, outcome));
     let found = bed.check(&OFFLINE);
     assert!(has(&found, Kind::Keys, Outcome::Repairable) && found.status() == 4, "{}", found.text());
@@ -545,20 +563,14 @@ fn a_damaged_count_of_keys_is_counted_anew() {
 fn an_open_file_that_a_restored_folder_does_not_have_is_stale() {
     let mut bed = Bed::start(2);
     bed.stop();
-    let dir = bed.cluster.config.meta.dir.clone();
-    let copy = dir.with_extension("copy");
-    let cp = |from: &Path, to: &Path| {
-        assert!(std::process::Command::new("cp").arg("-a").args([from, to]).status().unwrap().success());
-    };
-    cp(&dir, &copy);
+    let copy = MetaCopy::of(&bed);
     bed.start_again();
     let client = bed.client();
     let file = client.create("new", CreateOptions::default()).unwrap();
     file.write_at(&[7; 300_000], 0).unwrap();
     file.sync().unwrap();
     bed.meta = None;
-    fs::remove_dir_all(&dir).unwrap();
-    cp(&copy, &dir);
+    copy.put_back();
     bed.start_meta();
     let began = std::time::Instant::now();
     let error = file.write_at(&[8; 1000], 0).unwrap_err();

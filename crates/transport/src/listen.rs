@@ -73,7 +73,7 @@ impl Listening {
             };
             fail(reason, Some(error))
         })?;
-        unpaced::unpace_accepted(&listener);
+        unpaced::unpace(&listener);
         prepare(&listener).map_err(|error| fail(error.to_string(), Some(error)))?;
         Ok(Listening(Bound::Tcp(listener)))
     }

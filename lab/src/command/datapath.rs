@@ -134,7 +134,7 @@ pub(crate) fn minimal_cluster(servers: usize, dir: &Path, stop: &Stop) -> Result
 
 pub fn minimal_server(args: &MinimalServerArgs) -> Result<ExitCode> {
     let listener = TcpListener::bind("127.0.0.1:0").context("listening on 127.0.0.1")?;
-    unpaced::unpace_accepted(&listener);
+    unpaced::unpace(&listener);
     let new = args.address_file.with_extension("new");
     std::fs::write(&new, listener.local_addr()?.to_string())?;
     std::fs::rename(&new, &args.address_file)?;

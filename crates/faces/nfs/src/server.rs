@@ -127,7 +127,7 @@ pub fn start(settings: Settings) -> Result<Running, String> {
     let mut listeners = Vec::new();
     for address in &settings.listen {
         let listener = TcpListener::bind(address).map_err(|e| system(&format!("cannot listen on {address}"), e))?;
-        unpaced::unpace_accepted(&listener);
+        unpaced::unpace(&listener);
         listener.set_nonblocking(true).map_err(|e| system("cannot listen", e))?;
         listeners.push(listener);
     }
