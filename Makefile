@@ -19,7 +19,7 @@ SOAK_S     ?= 600
 FUZZ_S     ?= 60
 
 .DEFAULT_GOAL := help
-.PHONY: help setup build demo test check lab lab-reports bench bench-capi soak fuzz install uninstall clean
+.PHONY: help setup setup-build build demo test check lab lab-reports bench bench-capi soak fuzz install uninstall clean
 
 help: ## Show this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 18
@@ -27,7 +27,11 @@ help: ## Show this list
 setup: ## Install the Debian packages that are missing, and Rust where there is none
 	@scripts/setup.sh
 
-build: setup ## Build the program, target/release/impresario, and the C libraries
+# Without what only tests and measurements need.
+setup-build:
+	@scripts/setup.sh build
+
+build: setup-build ## Build the program, target/release/impresario, and the C libraries
 	$(CARGO) build --release --locked -p impresario-cli -p impresario-capi -p impresario-agios \
 	  -p impresario-agios1 -p impresario-agios3 -p impresario-preload
 

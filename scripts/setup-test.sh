@@ -97,6 +97,15 @@ on scripts/setup.sh
 expect "second set-up" test "$status" -eq 0
 expect "second set-up" not_called "apt-get\|curl\|install\|download"
 
+# What only tests need is missing, too.
+machine
+rm "$folder/bin/ceph-mon" "$folder/bin/valgrind" "$folder/include/acl/libacl.h" 2>/dev/null
+ln -sf "$(type -P true)" "$folder/bin/sha256sum"
+on scripts/setup.sh build
+expect "set-up for building" test "$status" -eq 0
+expect "set-up for building" called "apt-get .* install --no-install-recommends gcc curl$"
+expect "set-up for building" not_called "ceph-mon\|valgrind\|libacl1-dev"
+
 machine
 on scripts/setup.sh
 expect "unknown installer" test "$status" -ne 0

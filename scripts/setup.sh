@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Makes a Debian 12 machine able to build, test and mount: installs the packages that are missing, and a Rust
-# toolchain where none is new enough. Does nothing, quickly, when all is there.
+# toolchain where none is new enough. Does nothing, quickly, when all is there. `setup.sh build` leaves out what only
+# tests and measurements need.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 . scripts/toolchain.sh
@@ -68,6 +69,7 @@ choose_toolchain || needs+=("curl:curl:downloading the Rust toolchain" ":ca-cert
 missing=()
 for need in "${needs[@]}"; do
   IFS=: read -r command package purpose <<<"$need"
+  [[ ${1-} != build || ! $purpose =~ ^(the (tests|programs)|measuring|building\ the\ GlusterFS) ]] || continue
   if [[ $command == */* ]]; then
     ! compgen -G "$below/$command" >/dev/null || continue
   elif [[ -n $command ]]; then
