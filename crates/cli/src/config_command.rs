@@ -52,7 +52,7 @@ pub fn run(command: Command) -> anyhow::Result<ExitCode> {
             let text = if json { serde_json::to_string_pretty(&nfs)? + "\n" } else { nfs.to_toml() };
             print(&text)
         }
-        Command::Show { config, json: true } => print_json(&load(&config)?),
-        Command::Show { config, json: false } => print(toml::to_string(&load(&config)?)?),
+        Command::Show { config, json: true } => print_json(&load(&config)?.with_defaults()),
+        Command::Show { config, json: false } => print(toml::to_string(&load(&config)?.with_defaults())?),
     }
 }

@@ -288,6 +288,13 @@ mod tests {
         assert_eq!(texts[0], texts[1]);
     }
 
+    /// Documents, units and scripts of batch systems say what can be typed.
+    #[test]
+    fn the_documents_name_commands_that_exist() {
+        let told = impresario_testing::documents::check_commands(Cli::command());
+        assert!(told > 150, "{told}");
+    }
+
     /// Every subcommand and flag has a help text.
     #[test]
     fn everything_is_explained() {

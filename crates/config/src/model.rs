@@ -608,6 +608,31 @@ impl Config {
             .chain(&mut self.cluster.munge_socket)
     }
 
+    /// The same configuration with a value for every key whose absence stands for one.
+    pub fn with_defaults(mut self) -> Config {
+        if !self.meta.is_none() {
+            self.meta.lock_lease_ms = Some(self.meta.lock_lease_ms());
+            self.meta.grace_ms = Some(self.meta.grace_ms());
+            self.cluster.stripe_count = Some(self.stripe_count());
+        }
+        if let Some(tree) = &mut self.tree {
+            if tree.backend == TreeBackend::Posix {
+                tree.io.get_or_insert_default();
+                tree.direct.get_or_insert(false);
+            }
+            if tree.stripe_bytes.is_some() {
+                tree.stripe_count.get_or_insert(tree.data_servers);
+            }
+            if tree.backend == TreeBackend::Cephfs {
+                tree.user.get_or_insert("admin".into());
+                if tree.stripe_bytes.is_some() {
+                    tree.object_bytes.get_or_insert(Tree::OBJECT_DEFAULT_BYTES);
+                }
+            }
+        }
+        self
+    }
+
     /// Number of data servers that a file is striped over by default.
     pub fn stripe_count(&self) -> u16 {
         self.cluster.stripe_count.unwrap_or(self.data.len() as u16)

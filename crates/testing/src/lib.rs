@@ -21,6 +21,7 @@ pub mod campaign;
 pub mod ceph;
 pub mod certificates;
 pub mod content;
+pub mod documents;
 pub mod fuse;
 pub mod gluster;
 pub mod linear;
