@@ -295,8 +295,8 @@ struct Known {
 /// From the metadata folder, if it is on this machine, else from its server, else only what the caller says.
 fn known(config: &Config, cluster: Option<ClusterId>) -> Result<Known, FolderError> {
     let found = match meta::examine(&config.meta.dir) {
-        // On this machine it may be something else.
-        Err(error) => Err(error.to_string()),
+        // On this machine it may be something else, or closed to this user.
+        Err(error) => ask(config).map_err(|why| format!("{error}; and {why}")),
         Ok(meta::FolderState::Made(_)) => {
             let stores = Stores::open(&config.meta.dir)?;
             let key_prefix = Some(meta::key_prefix(&config.meta.dir)?);
