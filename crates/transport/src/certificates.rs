@@ -437,7 +437,12 @@ impl Files {
                 let list = self.revoked.as_deref().unwrap_or(Path::new("")).display();
                 format!("was revoked, as {list} says; replace it")
             }
-            CertificateError::Other(why) => why.0.to_string(),
+            CertificateError::Other(why) => match why.0.downcast_ref() {
+                Some(webpki::Error::UnsupportedCertVersion) => "is of an older version of X.509 than 3, which has no \
+                     place for a role; make it with the file of extensions in SECURITY.md (`-extfile`)"
+                    .into(),
+                _ => why.0.to_string(),
+            },
             other => format!("cannot be used: {other}"),
         }
     }

@@ -589,4 +589,11 @@ fn the_recipe_in_the_documentation_makes_certificates_that_are_accepted() {
     for role in KeyRole::ALL {
         assert_eq!(meet(&access(&dir.path().join("tls"), role), &theirs), (Ok(()), Ok(role)));
     }
+    // Without its file of extensions openssl makes a certificate of version 1, later releases one of version 3 without a role.
+    let forgotten = "openssl req -new -key tls/client.key -subj /CN=x -out tls/x.csr\n\
+                     openssl x509 -req -in tls/x.csr -CA tls/ca.pem -CAkey tls/ca.key -days 9 -out tls/client.pem";
+    let ran = Command::new("bash").args(["-e", "-c", forgotten]).current_dir(dir.path()).output().unwrap();
+    assert!(ran.status.success(), "{}", String::from_utf8_lossy(&ran.stderr));
+    let why = certificates(&dir.path().join("tls"), KeyRole::Client).unwrap_err();
+    assert!(why.contains("client.pem") && (why.contains("-extfile") || why.contains("names no role")), "{why}");
 }
