@@ -50,7 +50,7 @@ pub struct Args {
     /// Scheduling policy of the data servers (default auto)
     #[arg(long, value_name = "POLICY")]
     data_policy: Option<String>,
-    /// Scheduling policy of the I/O nodes (default fifo)
+    /// Scheduling policy of the I/O nodes (default auto)
     #[arg(long, value_name = "POLICY")]
     io_policy: Option<String>,
     /// Parameter of a policy; write data.KEY=VALUE or io.KEY=VALUE if both policies have KEY
@@ -165,7 +165,7 @@ fn listen(args: &Args) -> IpAddr {
 /// The policies of data servers and I/O nodes, with the parameters of `--policy-param`.
 fn policies(args: &Args) -> anyhow::Result<(PolicySpec, PolicySpec)> {
     let mut data = PolicySpec::named(args.data_policy.as_deref().unwrap_or("auto"));
-    let mut io = PolicySpec::named(args.io_policy.as_deref().unwrap_or("fifo"));
+    let mut io = PolicySpec::named(args.io_policy.as_deref().unwrap_or("auto"));
     for given in &args.policy_param {
         let (key, value) = split_param(given)?;
         if let Some(key) = key.strip_prefix("data.") {
@@ -183,8 +183,10 @@ fn policies(args: &Args) -> anyhow::Result<(PolicySpec, PolicySpec)> {
                 }
                 (false, false) => {
                     let (data, io) = (&data.name, &io.name);
+                    let none =
+                        if data == io { format!("{data} has no") } else { format!("neither {data} nor {io} has a") };
                     return Err(usage(format!(
-                        "--policy-param {given}: neither {data} nor {io} has a parameter {key}; see `impresario policy list`"
+                        "--policy-param {given}: {none} parameter {key}; see `impresario policy list`"
                     )));
                 }
             }
@@ -398,6 +400,10 @@ mod tests {
         assert_eq!(c.io[1].policy.to_string(), "twins window_us=1000");
         assert_eq!(c.data[2].dir, Path::new("/c/data.2"));
         assert!(c.device.is_empty());
+        // What no flag says is as in any configuration.
+        let c = config(&["--io-nodes", "1"]);
+        assert_eq!(c.io[0].policy, Io::new("", "").policy);
+        assert_eq!(c.data[0].policy, Data::new("", "", "").policy);
         let c = config(&["--stripe-size", "16k", "--device", "disk", "--io-nodes", "0"]);
         assert_eq!(c.cluster.stripe_bytes, 16384);
         assert_eq!(c.data[0].device.as_deref(), Some("disk"));
@@ -439,7 +445,9 @@ mod tests {
     #[test]
     fn parameters_find_their_policy() {
         let error = |words: &[&str]| policies(&args(words)).unwrap_err().to_string();
-        assert!(error(&["--policy-param", "nonsense=1"]).contains("neither auto nor fifo has a parameter nonsense"));
+        assert!(error(&["--policy-param", "nonsense=1"]).contains(": auto has no parameter nonsense"));
+        let unlike = ["--io-policy", "fifo", "--policy-param", "nonsense=1"];
+        assert!(error(&unlike).contains("neither auto nor fifo has a parameter nonsense"));
         assert!(error(&["--policy-param", "nonsense"]).contains("write key=value"));
         let both = ["--data-policy", "hbrr", "--io-policy", "hbrr", "--policy-param", "quantum_requests=4"];
         assert!(error(&both).contains("write data.quantum_requests=4 or io.quantum_requests=4"), "{}", error(&both));
