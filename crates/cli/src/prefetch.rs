@@ -17,7 +17,7 @@ use crate::{load, print};
 /// does not wait for it; a job that starts meanwhile finds what is there. A data server has at most read_ahead_bytes of
 /// its configuration read ahead and not yet asked for, so of a large file it takes the beginning; raise
 /// read_ahead_bytes for more. What was not read after a minute is no longer counted, but stays in memory while there is
-/// room. Nothing is read ahead under the policy none, above a device model, or where the folder is in memory anyway.
+/// room. Nothing is read ahead under the policy none, or where the folder is in memory anyway.
 #[derive(clap::Args)]
 #[command(after_long_help = "Examples:
   impresario prefetch cluster/impresario.toml /in/mesh.h5

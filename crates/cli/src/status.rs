@@ -291,6 +291,11 @@ fn locks(state: &State) -> Option<String> {
     (held + waiting > 0 || !restoring.is_empty()).then_some(line)
 }
 
+/// Whether the server reads ahead, which goes by earlier runs under any policy.
+fn runs_are_read_ahead(state: &State) -> bool {
+    state.report.as_ref().is_ok_and(|report| report.get("read_ahead").is_some_and(|ahead| !ahead.is_null()))
+}
+
 /// What a scheduler knows of earlier runs, and how much of it came true; `None` if it was given none.
 fn earlier_runs(state: &State) -> Option<String> {
     let runs = state.report.as_ref().ok()?.get("earlier_runs")?;
@@ -302,6 +307,7 @@ fn earlier_runs(state: &State) -> Option<String> {
     let figure = |key: &str| runs.get(key).and_then(Value::as_u64).unwrap_or_default();
     let used = match (state.number("/foretold/linked/arrived"), state.number("/foretold/linked/linked")) {
         (Some(arrived), Some(linked)) => format!("{linked:.0} of the {arrived:.0} that came since are among them"),
+        _ if runs_are_read_ahead(state) => "reading ahead goes by them, the policy does not".into(),
         _ => "the policy does not go by them".into(),
     };
     let (requests, files) = (figure("requests"), figure("files"));
@@ -471,5 +477,18 @@ mod tests {
         assert_eq!(lines[9], "io.0: limit b (50 requests/s) withholds 1 request");
         assert_eq!(lines[10], "io.0: limits over all servers: no answer from io.1; an even part is kept for each");
         assert_eq!(lines[1].find("queued").map(|p| p + 6), lines[2].find(" 3 ").map(|p| p + 2), "{text}");
+    }
+
+    #[test]
+    fn who_goes_by_earlier_runs_is_told() {
+        let mut report =
+            json!({"earlier_runs": {"traces": ["/t/a.imt"], "requests": 9, "files": 1}, "read_ahead": null});
+        let said = |report: &Value| {
+            let (name, address) = ("data.0".into(), "127.0.0.1:7000".into());
+            earlier_runs(&State { name, role: "data", address, device: None, report: Ok(report.clone()) }).unwrap()
+        };
+        assert!(said(&report).ends_with("; the policy does not go by them\n"), "{}", said(&report));
+        report["read_ahead"] = json!({"predicted_bytes": 0});
+        assert!(said(&report).ends_with("; reading ahead goes by them, the policy does not\n"), "{}", said(&report));
     }
 }

@@ -73,8 +73,8 @@ pub enum Command {
     /// The old folder is never served again. A copy that was interrupted goes on where it was when the command is run again;
     /// until the server has ended, nothing has changed for it. Ctrl-C stops the copy.
     #[command(after_long_help = "Examples:
-  impresario store move impresario.toml --name data.1 --then 'systemctl start impresario-data@data.1'
-  impresario store move impresario.toml --name data.1 --rate 50m --then 'systemctl restart impresario-data@data.1'")]
+  impresario store move impresario.toml --name data.1 --then 'systemctl start impresario@data.1'
+  impresario store move impresario.toml --name data.1 --rate 50m --then 'systemctl restart impresario@data.1'")]
     Move {
         /// The configuration file of the cluster
         config: PathBuf,

@@ -46,11 +46,11 @@ pub enum Command {
 
 /// Have running servers go by what traces of earlier runs foretell
 ///
-/// Policies that go by earlier runs (agios, agios-causal, srtf) then know which requests are likely to come; `impresario
-/// status` tells how many of those that came were foretold. Each server reads its own traces, whole and aside from its
-/// requests, and what it knew before is replaced. A trace that another server wrote, that is damaged or not whole, or of
-/// whose files the server has none is refused, and nothing changes. All runs together may have 1,048,576 reads and writes; of
-/// several runs the mean is taken.
+/// Data servers then read ahead what the runs read next, and policies that go by earlier runs (agios, agios-causal, srtf) know
+/// which requests are likely to come; `impresario status` tells how many of those that came were foretold. Each server reads
+/// its own traces, whole and aside from its requests, and what it knew before is replaced. A trace that another server wrote,
+/// that is damaged or not whole, or of whose files the server has none is refused, and nothing changes. All runs together may
+/// have 1,048,576 reads and writes; of several runs the mean is taken.
 #[derive(clap::Args)]
 #[command(after_long_help = "Examples:
   impresario trace start cluster/impresario.toml --all-data     run the program once, then

@@ -150,6 +150,10 @@ fn the_examples_run() {
         let ran = run_command(Command::new(IMPRESARIO).args(["sim", "run", "--checks", &path]));
         assert_eq!(ran.code, 0, "{name}: {ran:?}");
         assert!(!ran.out.contains("runs are complete"), "{ran:?}");
+        if name == "quickstart.toml" {
+            let stale: Vec<&str> = ran.out.lines().skip(1).filter(|line| !text.contains(line)).collect();
+            assert!(stale.is_empty(), "doc/SIMULATION.md shows another table than the program: {stale:#?}");
+        }
     }
 }
 
