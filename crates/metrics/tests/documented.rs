@@ -2,7 +2,18 @@
 
 use std::collections::BTreeSet;
 
-use impresario_metrics::FAMILIES;
+use impresario_metrics::{FAMILIES, Family};
+
+/// The labels that a metric's values have, from the places of the status that they are taken from.
+fn labels(family: &Family) -> BTreeSet<&str> {
+    let of = |place: &'static str| {
+        let (place, constant) = place.split_once(' ').unwrap_or((place, ""));
+        let open = |c| ['[', '{', '<'].contains(&c);
+        let named = place.split(open).skip(1).flat_map(|rest| rest.split([']', '}', '>']).next().unwrap().split(','));
+        named.chain([constant]).map(|label| label.split('=').next().unwrap()).filter(|label| !label.is_empty())
+    };
+    family.places.iter().flat_map(|place| of(place)).collect()
+}
 
 #[test]
 fn every_metric_is_documented_and_no_other() {
@@ -17,6 +28,8 @@ fn every_metric_is_documented_and_no_other() {
         let row = rows.iter().find(|(name, _)| *name == family.name);
         let (_, row) = row.unwrap_or_else(|| panic!("add a row for impresario_{}", family.name));
         assert!(row.contains(&format!("| {kind} |")), "impresario_{} is a {kind}: {row}", family.name);
+        let documented = row.split('|').nth(2).unwrap().split('`').skip(1).step_by(2).collect();
+        assert_eq!(labels(family), documented, "the labels of impresario_{}: {row}", family.name);
         assert!(
             row.contains(family.help.trim_end_matches('.')),
             "impresario_{}: {} in: {row}",

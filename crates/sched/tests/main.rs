@@ -2,6 +2,7 @@
 
 mod aggregation;
 mod correction;
+mod documented;
 mod golden;
 mod golden_agios;
 mod golden_aioli;
