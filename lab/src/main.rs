@@ -186,4 +186,10 @@ mod tests {
             }
         }
     }
+
+    #[test]
+    fn the_documents_name_commands_that_exist() {
+        let told = impresario_testing::documents::check_commands(Cli::command());
+        assert!(told > 40, "{told}");
+    }
 }
