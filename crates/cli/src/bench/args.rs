@@ -201,7 +201,7 @@ pub struct ClusterArgs {
     #[arg(long, default_value_t = 0, value_name = "N")]
     depth: u32,
     /// How far a data server reads ahead of a stream; 0: not at all (see read_ahead_bytes in doc/CONFIGURATION.md)
-    #[arg(long, default_value = "64m", value_parser = parse_bytes, value_name = "SIZE")]
+    #[arg(long, default_value = "128m", value_parser = parse_bytes, value_name = "SIZE")]
     read_ahead: u64,
     /// Where the started cluster's folder is made [default: in memory, /dev/shm]
     #[arg(long, value_name = "DIR")]
@@ -284,5 +284,24 @@ impl ClusterArgs {
         };
         let storage = if self.one_mount { storage.with_shared_clients() } else { storage };
         Ok(Opened { storage, _own: own })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+
+    #[derive(Parser)]
+    struct Line {
+        #[command(flatten)]
+        cluster: ClusterArgs,
+    }
+
+    #[test]
+    fn started_servers_read_ahead_as_far_as_others() {
+        let plan = Line::parse_from(["bench"]).cluster.plan().unwrap();
+        assert_eq!(plan.read_ahead_bytes, impresario_config::Data::READ_AHEAD_BYTES);
     }
 }
