@@ -268,6 +268,20 @@ mod tests {
     }
 
     #[test]
+    fn the_example_in_the_documents_has_every_key() {
+        let document = include_str!("../../../../doc/EMBEDDING.md");
+        let example = document.split("```toml\n").nth(1).unwrap().split("```").next().unwrap();
+        Options::default().read(example).unwrap();
+        let error = Options::default().read("qzxjvk0qzxjvk = 1").unwrap_err();
+        let (_, known) = error.split_once("known are ").unwrap();
+        let missing: Vec<&str> = known
+            .split(", ")
+            .filter(|key| !example.lines().any(|line| line.starts_with(&format!("{key} = "))))
+            .collect();
+        assert!(missing.is_empty(), "doc/EMBEDDING.md does not name {missing:?}");
+    }
+
+    #[test]
     fn values_with_spaces_are_quoted() {
         let spec = parse_policy(r#" wfq  rules="a: job=1 {quantum_bytes=1024}; b: * {}" merge=on "#).unwrap();
         let rules = "a: job=1 {quantum_bytes=1024}; b: * {}";
