@@ -166,6 +166,7 @@ pub struct Tracks {
     readers: FxHashMap<u32, FxHashMap<u32, Place>>,
     unproven: u64,
     proven: u64,
+    size_bytes: u64,
 }
 
 impl Tracks {
@@ -180,6 +181,7 @@ impl Tracks {
             readers: FxHashMap::default(),
             unproven: 0,
             proven: 0,
+            size_bytes,
         };
         for mut track in tracks {
             track.retain(|r| r.start < r.end && r.end <= size_bytes && r.end - r.start <= EXTENT_BYTES_MAX);
@@ -216,7 +218,7 @@ impl Tracks {
     /// A reader has read these bytes. `None` where the index does not know them, or the reader goes no known way through its
     /// track; `may` grants what is predicted, extent by extent.
     pub fn read(&mut self, reader: u64, bytes: &Range<u64>, may: &mut dyn FnMut(u64) -> bool) -> Option<NextOnTrack> {
-        let touched = self.touched(bytes)?;
+        let touched = self.meant(bytes)?;
         let reader = reader as u32;
         let (mut result, mut is_followed) = (NextOnTrack { was_predicted: true, ..NextOnTrack::default() }, false);
         for i in touched.clone().map(|place| self.by_start[place] as usize).collect::<Vec<_>>() {
@@ -294,6 +296,15 @@ impl Tracks {
         (first < end && end - first <= TOUCHED_MAX).then_some(first..end)
     }
 
+    /// Those of the touched extents that the reader asked for. A read that ends within an extent was not made for that one: a
+    /// buffer is filled from where the reader wants to begin.
+    fn meant(&self, bytes: &Range<u64>) -> Option<Range<usize>> {
+        let touched = self.touched(bytes)?;
+        let last = self.extents[self.by_start[touched.end - 1] as usize].bytes();
+        let is_filled = bytes.end + SUM_BYTES_MAX < last.end;
+        Some(if is_filled { touched.start..touched.start + 1 } else { touched })
+    }
+
     /// The tracks of these extents, with the numbers touched in each, which must follow one another: neighbours in the file
     /// that are far apart in the data say nothing of what lies between.
     fn by_track(&self, touched: Range<usize>) -> Vec<(u32, Range<usize>)> {
@@ -326,7 +337,10 @@ impl Tracks {
         let (first, end, group) = (indices.start as i64, indices.end as i64, indices.len() as i64);
         let here = self.extents[indices.start].bytes();
         let (whole, mut part) = (0..here.end - here.start, within(&here, bytes));
-        if part.start == 0 && whole.end - part.end <= SUM_BYTES_MAX {
+        if group == 1 {
+            part.end = part.end.max(bytes.end - here.start);
+        }
+        if part.start == 0 && (part.end..=part.end + SUM_BYTES_MAX).contains(&whole.end) {
             part = whole.clone();
         }
         let Some(place) = places.get_mut(&track) else {
@@ -343,10 +357,12 @@ impl Tracks {
                 jump: None,
             };
             places.insert(track, place.clone());
-            if group == 1 && part != whole || self.unproven >= UNPROVEN_MAX + 2 * self.proven {
+            let is_cut = group == 1 && (part.start > 0 || part.end < whole.end);
+            if is_cut || self.unproven >= UNPROVEN_MAX + 2 * self.proven {
                 return false;
             }
-            self.predict(track, (&place, group), 1, None, may, next);
+            let part = Some((whole.end, part)).filter(|(len, part)| group == 1 && *part != (0..*len));
+            self.predict(track, (&place, group), 1, part, may, next);
             return true;
         };
         let moved = first - place.first;
@@ -375,7 +391,7 @@ impl Tracks {
     }
 
     /// Predicts so many steps from where a reader is, who takes so many extents in a read. With a part, that of extents of the
-    /// same length, else all of each.
+    /// same length, or of all if it goes beyond their ends, as buffers do; else all of each.
     fn predict(
         &mut self,
         track: u32,
@@ -390,6 +406,10 @@ impl Tracks {
         let pass = self.passes[track as usize];
         let wanted = |extent: &Extent| match &part {
             None => Some(extent.bytes()),
+            Some((len, part)) if part.end > *len => {
+                let end = extent.bytes().end.max(extent.start + part.end);
+                Some(extent.start..end.min(self.size_bytes))
+            }
             Some((len, part)) if u64::from(extent.len_bytes) == *len => {
                 Some(extent.start + part.start..extent.start + part.end)
             }
@@ -485,6 +505,31 @@ mod tests {
         let reads = (0..40).map(|i| page(i).start..page(i).end - 8);
         let hits = reads.filter(|read| tracks.read(1, read, &mut |_| true).is_some_and(|next| next.was_predicted));
         assert_eq!(hits.count(), 39);
+    }
+
+    /// A reader fills a buffer that is longer than the columns of a group: what it reads for one column is not meant for the
+    /// next ones, and comes as a whole, so that no second request fetches its rest.
+    #[test]
+    fn of_a_buffer_that_is_filled_all_is_predicted_and_other_columns_are_not() {
+        let column = |c: u64, g: u64| {
+            let at = g * 1000 * KIB + c * 46 * KIB;
+            at..at + 45 * KIB + g * g % 1000
+        };
+        let buffer = 128 * KIB;
+        let mut tracks = Tracks::new((0..8).map(|c| (0..40).map(|g| column(c, g)).collect()), 40_000 * KIB);
+        let (mut hits, mut predicted): (u64, Vec<Range<u64>>) = (0, Vec::new());
+        for group in 0..40 {
+            for c in [1, 5] {
+                let start = column(c, group).start;
+                let read = start..start + buffer;
+                let next = tracks.read(1, &read, &mut |_| true).unwrap();
+                assert_eq!(next.was_predicted, predicted.iter().any(|r| r.start <= read.start && read.end <= r.end));
+                hits += u64::from(next.was_predicted);
+                predicted.extend(next.next);
+            }
+        }
+        assert_eq!((hits, predicted.len() as u64), (39 * 2, 39 * 2));
+        assert_eq!(tracks.depart(1), 0);
     }
 
     #[test]

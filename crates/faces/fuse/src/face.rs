@@ -27,6 +27,7 @@ use crate::handles::Handles;
 use crate::inodes::{Entered, Inodes};
 use crate::locks::LockService;
 use crate::names::{Maker, OpenDirectory, Setter};
+use crate::turns::Turns;
 use crate::{MountOptions, kernel};
 
 /// The result of an operation, or the error number for the kernel.
@@ -50,8 +51,19 @@ pub(crate) struct Face {
     pub(crate) tree: RwLock<()>,
     /// `None`: the kernel keeps locks.
     pub(crate) locks: Option<LockService>,
+    /// Reads leave threads to other calls.
+    pub(crate) reads: Turns<Asked>,
     /// Tells the kernel what it must ask for again. Set when the mount is served.
     pub(crate) notifier: Arc<OnceLock<Notifier>>,
+}
+
+/// A read that the kernel asks for.
+#[derive(Debug)]
+pub(crate) struct Asked {
+    handle: FileHandle,
+    offset: u64,
+    len_bytes: u32,
+    reply: ReplyData,
 }
 
 impl Face {
@@ -61,6 +73,7 @@ impl Face {
         locks: Option<LockService>,
         notifier: Arc<OnceLock<Notifier>>,
     ) -> Face {
+        let reads = Turns::new(options.thread_count());
         Face {
             client,
             options,
@@ -69,6 +82,7 @@ impl Face {
             directories: Handles::new(),
             tree: RwLock::new(()),
             locks,
+            reads,
             notifier,
         }
     }
@@ -318,9 +332,11 @@ impl Filesystem for Face {
         _: Option<LockOwner>,
         reply: ReplyData,
     ) {
-        self.read_file(handle.0, offset, len_bytes, |outcome| match outcome {
-            Ok(bytes) => reply.data(bytes),
-            Err(errno) => reply.error(errno),
+        self.reads.take(Asked { handle, offset, len_bytes, reply }, |Asked { handle, offset, len_bytes, reply }| {
+            self.read_file(handle.0, offset, len_bytes, |outcome| match outcome {
+                Ok(bytes) => reply.data(bytes),
+                Err(errno) => reply.error(errno),
+            });
         });
     }
 

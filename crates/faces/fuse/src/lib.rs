@@ -20,6 +20,7 @@ mod names;
 mod options;
 mod space;
 mod striping;
+mod turns;
 
 pub use mount::{MountError, Mounted, mount, mount_file_system};
 pub use options::MountOptions;

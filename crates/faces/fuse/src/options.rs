@@ -10,8 +10,8 @@ pub struct MountOptions {
     pub allow_other: bool,
     /// Refuse every change.
     pub read_only: bool,
-    /// Threads that serve the kernel, 1 to 256, which is also the number of concurrent requests. `None`: two for each
-    /// processor, at least 4, at most 16.
+    /// Threads that serve the kernel, 1 to 256, which is also the number of concurrent requests. `None`: four for each
+    /// processor, at least 16, at most 64.
     pub threads: Option<usize>,
     /// How long the kernel may cache attributes and names. An open always sees what was written and closed before,
     /// whatever the value.
@@ -50,7 +50,7 @@ impl MountOptions {
     /// The resolved number of threads.
     pub(crate) fn thread_count(&self) -> usize {
         let cores = std::thread::available_parallelism().map_or(2, |cores| cores.get());
-        self.threads.unwrap_or((cores * 2).clamp(4, 16)).clamp(1, 256)
+        self.threads.unwrap_or((cores * 4).clamp(16, 64)).clamp(1, 256)
     }
 
     /// The largest request, within the kernel's limits.
@@ -72,7 +72,7 @@ mod tests {
     fn numbers_stay_in_range() {
         let with = |threads, request_max_bytes| MountOptions { threads, request_max_bytes, ..Default::default() };
         assert_eq!((with(Some(0), 0).thread_count(), with(Some(9999), 0).thread_count()), (1, 256));
-        assert!((4..=16).contains(&with(None, 0).thread_count()));
+        assert!((16..=64).contains(&with(None, 0).thread_count()));
         assert_eq!((with(None, 0).request_bytes(), with(None, u32::MAX).request_bytes()), (4096, 1 << 20));
     }
 

@@ -2,12 +2,15 @@
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{Read, Write};
+use std::num::NonZeroU64;
 use std::os::unix::fs::{FileExt, MetadataExt, symlink};
 use std::path::PathBuf;
 use std::time::{Duration, Instant, SystemTime};
 
+use impresario_device::DeviceParams;
 use impresario_fuse::MountOptions;
 use impresario_testing::content::first_difference;
+use rustix::fs::Advice;
 
 use crate::cluster::{Cluster, Node, errno, mounted};
 use crate::files::pattern;
@@ -62,6 +65,34 @@ fn a_change_without_another_size_is_seen_at_the_next_open() {
         drop(file);
         assert!(fs::read(two.at("f")).unwrap() == pattern(round, 200_000), "round {round}");
     }
+}
+
+/// What is read ahead waits for the data servers in the kernel, not in the mount's threads: names are answered meanwhile.
+#[test]
+fn a_look_up_does_not_wait_behind_what_is_read_ahead() {
+    const LEN: usize = 16 << 20;
+    let slow = DeviceParams { interface_bytes_per_s: 1_000_000, ..DeviceParams::default() };
+    let cluster = Cluster::with(Duration::from_secs(60), 0, |config| {
+        config.device.insert("slow".into(), slow);
+        config.data.iter_mut().for_each(|data| data.device = Some("slow".into()));
+    });
+    let Some(cluster) = cluster else { return };
+    let node = cluster.mount(MountOptions { threads: Some(4), ..MountOptions::default() });
+    let writer = cluster.mount(MountOptions::default());
+    fs::write(writer.at("f"), pattern(1, LEN)).unwrap();
+    fs::write(writer.at("other"), b"").unwrap();
+
+    let file = File::open(node.at("f")).unwrap();
+    let began = Instant::now();
+    for at in (0..LEN as u64).step_by(1 << 20) {
+        rustix::fs::fadvise(&file, at, NonZeroU64::new(1 << 20), Advice::WillNeed).unwrap();
+    }
+    assert_eq!(fs::metadata(node.at("other")).unwrap().len(), 0);
+    let looked_up = began.elapsed();
+    assert!(fs::read(node.at("f")).unwrap() == pattern(1, LEN));
+    let read = began.elapsed();
+    assert!(read > Duration::from_secs(2), "the devices are slow: {read:?}");
+    assert!(looked_up < read / 4, "{looked_up:?} of {read:?}");
 }
 
 /// Servers' clocks need not agree: what a server writes whose clock is an hour behind another's is seen as well.
