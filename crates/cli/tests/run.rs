@@ -50,6 +50,55 @@ fn corner_cases_are_as_on_a_local_folder() {
 }
 
 #[test]
+fn a_working_directory_that_is_renamed_or_removed_is_as_on_a_local_folder() {
+    let cluster = Cluster::start(1, 0, |_| {});
+    let script = "mkdir m; cd m; mv ../m ../n; echo x > f; mkdir ../m; echo y > g; /bin/pwd | sed 's,.*/,,'; ls . ../m ../n; \
+        mkdir deep; cd deep; mv ../../n ../../o; cat ../f; echo z > h; ls . ../../o; cd -P ../..; \
+        mkdir -p a/b empty; cd a/b; rm -r ../../a; ls ../..; mkdir ../../c; (echo w > v) 2> /dev/null || echo gone; cd ../..; \
+        cd empty; mv -T ../c ../empty; (echo w > v) 2> /dev/null || echo replaced; ls ../empty; cd ..; find . | sort";
+    let local = cluster.dir.path().join("local");
+    std::fs::create_dir(&local).unwrap();
+    let expected = run_command(Command::new("bash").args(["-euo", "pipefail", "-c", script]).current_dir(&local));
+    assert_eq!(expected.code, 0, "{expected:?}");
+    assert_eq!(shell(&cluster, &format!("cd {AT}; {script}")), expected.out);
+}
+
+/// As lock files are made and removed: an open that makes what is not there never finds that it is not there.
+#[test]
+fn a_name_that_others_make_and_remove_can_be_opened_at_any_time() {
+    if !impresario_testing::require("python3") {
+        return;
+    }
+    let cluster = Cluster::start(1, 0, |_| {});
+    let script = format!(
+        r#"
+import os
+failed = []
+children = []
+for child in range(4):
+    children.append(os.fork())
+    if not children[-1]:
+        for turn in range(400):
+            try:
+                os.close(os.open("{AT}/lock", os.O_CREAT | os.O_RDWR))
+            except OSError as error:
+                failed.append(error)
+            try:
+                os.unlink("{AT}/lock")
+            except FileNotFoundError:
+                pass
+        if failed:
+            print(len(failed), failed[0], flush=True)
+        os._exit(0)
+for child in children:
+    os.waitpid(child, 0)
+"#
+    );
+    let ran = under(&cluster, &["python3", "-c", &script]);
+    assert_eq!((ran.code, ran.out.as_str()), (0, ""), "{ran:?}");
+}
+
+#[test]
 fn standard_streams_of_cpp_are_redirected_too() {
     let cluster = Cluster::start(1, 0, |_| {});
     let Some(program) = compiled(&cluster, "standard.cc", "c++") else { return };

@@ -6,7 +6,9 @@ use std::sync::Arc;
 use impresario_base::lock::Mutex;
 use impresario_client::{Client, ClientError, CreateOptions, seek_to, space_change};
 use impresario_interpose::served::protocol::{AT_POSITION, Entries, Meta, Op, Request, UMASK_SHIFT};
-use impresario_wire::{ACL_ACCESS, ACL_DEFAULT, Attr, Device, NodeKind, SetAttr, SetTime, Time, XattrMode, with_umask};
+use impresario_wire::{
+    ACL_ACCESS, ACL_DEFAULT, Attr, Device, NodeKind, SetAttr, SetTime, Time, XATTRS_MAX_BYTES, XattrMode, with_umask,
+};
 
 use crate::locks::Peer;
 use crate::mirror::Mirror;
@@ -16,6 +18,10 @@ use crate::walk::{Found, Named, errno, stat, walk};
 
 /// Names asked for at a time.
 const NAMES_AT_ONCE: u32 = 512;
+/// How often an open looks again at a name that others make and remove meanwhile.
+const LOOKS: u32 = 100;
+/// Longest value of an extended attribute in Linux, bytes.
+const XATTR_MAX_BYTES: usize = 64 << 10;
 /// Locks for appends, chosen by the file's number.
 const APPENDS: usize = 64;
 
@@ -119,7 +125,7 @@ impl Calls {
             Op::Rename => self.rename(asked.path, asked.other, a as u32)?,
             Op::Link => {
                 let from = self.inside(asked.path, a as i32 & libc::AT_SYMLINK_FOLLOW != 0)?;
-                let to = self.inside(asked.other, false)?;
+                let to = self.new_entry(asked.other)?;
                 if from.attr()?.kind == NodeKind::Dir {
                     return Err(libc::EPERM.into());
                 }
@@ -128,7 +134,7 @@ impl Calls {
                 0
             }
             Op::Symlink => {
-                let named = self.inside(asked.path, false)?;
+                let named = self.new_entry(asked.path)?;
                 let (gid, _) = self.user.inherited(&self.may_make(&named)?, 0);
                 self.client.symlink(&named.path, asked.other, self.user.uid, gid)?;
                 0
@@ -149,7 +155,7 @@ impl Calls {
                 0
             }
             Op::Mknod => {
-                let named = self.inside(asked.path, false)?;
+                let named = self.new_entry(asked.path)?;
                 let (gid, _) = self.user.inherited(&self.may_make(&named)?, 0);
                 let kind = match a as u32 & libc::S_IFMT {
                     libc::S_IFIFO => NodeKind::Fifo,
@@ -214,6 +220,9 @@ impl Calls {
             }
             Op::GetXattr | Op::ListXattr | Op::SetXattr | Op::RemoveXattr => self.xattr(asked, room, out)?,
             Op::Statfs => {
+                if let Target::Named(named) = self.target(asked, true)? {
+                    named.attr()?;
+                }
                 let found = self.client.statfs()?;
                 const BLOCK: u64 = 4096;
                 let free = found.free_bytes / BLOCK;
@@ -233,6 +242,22 @@ impl Calls {
             Found::Inside(named) => Ok(named),
             Found::Outside(path) => Err(Stop::Outside(path)),
         }
+    }
+
+    /// What a name itself stands for, to be moved or removed: a link is not followed. With a slash behind it, it is a directory's.
+    fn entry(&self, path: &[u8]) -> Result<Named, Stop> {
+        let end = path.iter().rposition(|byte| *byte != b'/').map_or(path.len(), |last| last + 1);
+        let named = self.inside(path.get(..end).unwrap_or(path), false)?;
+        match named.attr {
+            Some(attr) if end < path.len() && attr.kind != NodeKind::Dir => Err(libc::ENOTDIR.into()),
+            _ => Ok(named),
+        }
+    }
+
+    /// The same of a name for something that is no directory.
+    fn new_entry(&self, path: &[u8]) -> Result<Named, Stop> {
+        let named = self.entry(path)?;
+        if named.attr.is_none() && path.ends_with(b"/") { Err(libc::ENOENT.into()) } else { Ok(named) }
     }
 
     fn target(&self, asked: &Asked<'_>, follow: bool) -> Result<Target, Stop> {
@@ -299,6 +324,16 @@ impl Calls {
         if flags & libc::O_TMPFILE == libc::O_TMPFILE {
             return Err(libc::EOPNOTSUPP.into());
         }
+        for _ in 0..LOOKS {
+            if let Some(done) = self.open_as_found(path, flags, mode)? {
+                return Ok(done);
+            }
+        }
+        Err(libc::ENOENT.into())
+    }
+
+    /// Opens what the path led to, or makes it; `None`: others have made or removed it since.
+    fn open_as_found(&self, path: &[u8], flags: i32, mode: u32) -> Result<Option<Done>, Stop> {
         let is_made = flags & libc::O_CREAT != 0;
         let is_new = is_made && flags & libc::O_EXCL != 0;
         let named = self.inside(path, flags & libc::O_NOFOLLOW == 0 && !is_new)?;
@@ -311,9 +346,13 @@ impl Calls {
                 return Err(libc::EISDIR.into());
             }
             let (gid, _) = self.user.inherited(&self.may_make(&named)?, 0);
-            let options = CreateOptions { mode, uid: self.user.uid, gid, exclusive: is_new, layout: None };
-            let (file, attr) = self.client.create_with_attr(&named.path, options)?;
-            return self.opened(Node::File(file), attr.ino, flags, named.path);
+            // What another has made meanwhile may not be this user's to open, and may be to be cut.
+            let options = CreateOptions { mode, uid: self.user.uid, gid, exclusive: true, layout: None };
+            return match self.client.create_with_attr(&named.path, options) {
+                Ok((file, attr)) => self.opened(Node::File(file), attr.ino, flags, named.path).map(Some),
+                Err(error) if !is_new && error.errno() == libc::EEXIST => Ok(None),
+                Err(error) => Err(error.into()),
+            };
         };
         if is_new {
             return Err(libc::EEXIST.into());
@@ -329,16 +368,19 @@ impl Calls {
             NodeKind::Dir if is_made || writes => Err(libc::EISDIR.into()),
             NodeKind::Dir => {
                 self.user.may_at(&self.client, &named.path, &attr, wanted)?;
-                self.opened(Node::Directory, attr.ino, flags, named.path)
+                self.opened(Node::Directory, attr.ino, flags, named.path).map(Some)
             }
             NodeKind::File if flags & libc::O_DIRECTORY != 0 => Err(libc::ENOTDIR.into()),
             NodeKind::File => {
                 self.user.may_at(&self.client, &named.path, &attr, wanted)?;
-                let (file, attr) = self.client.open_with_attr(&named.path, writes)?;
+                let (file, attr) = match self.client.open_with_attr(&named.path, writes) {
+                    Err(error) if is_made && error.errno() == libc::ENOENT => return Ok(None),
+                    opened => opened?,
+                };
                 if flags & libc::O_TRUNC != 0 && flags & libc::O_PATH == 0 {
                     file.set_len(0)?;
                 }
-                self.opened(Node::File(file), attr.ino, flags, named.path)
+                self.opened(Node::File(file), attr.ino, flags, named.path).map(Some)
             }
             // Pipes, sockets and devices belong to the machine that opens them.
             _ => Err(libc::ENXIO.into()),
@@ -473,7 +515,7 @@ impl Calls {
     }
 
     fn unlink(&self, path: &[u8], is_directory: bool) -> Result<i64, Stop> {
-        let named = self.inside(path, false)?;
+        let named = self.entry(path)?;
         self.may_remove(&named)?;
         match (is_directory, named.attr()?.kind) {
             (true, NodeKind::Dir) => self.client.rmdir(&named.path)?,
@@ -485,10 +527,12 @@ impl Calls {
     }
 
     fn rename(&self, from: &[u8], to: &[u8], flags: u32) -> Result<i64, Stop> {
-        if flags & !(libc::RENAME_NOREPLACE | libc::RENAME_WHITEOUT) != 0 {
+        let exchanges = flags == libc::RENAME_EXCHANGE;
+        if !exchanges && flags & !(libc::RENAME_NOREPLACE | libc::RENAME_WHITEOUT) != 0 {
             return Err(libc::EINVAL.into());
         }
-        let named = |path| match self.inside(path, false) {
+        let has_slash = to.ends_with(b"/");
+        let named = |path| match self.entry(path) {
             Err(Stop::Outside(_)) => Err(Stop::Errno(libc::EXDEV)),
             named => named,
         };
@@ -497,15 +541,29 @@ impl Calls {
         match &to.attr {
             Some(_) if to.path.is_empty() => return Err(libc::EBUSY.into()),
             Some(_) => self.may_remove(&to)?,
+            None if exchanges => return Err(libc::ENOENT.into()),
+            None if has_slash && from.attr()?.kind != NodeKind::Dir => return Err(libc::ENOTDIR.into()),
             None => {
                 self.may_make(&to)?;
             }
+        }
+        if exchanges {
+            self.client.exchange(&from.path, &to.path)?;
+            if from.path != to.path {
+                self.opens.note_moves(&[(&from.path, &to.path), (&to.path, &from.path)]);
+            }
+            return Ok(0);
         }
         let has = |flag| flags & flag != 0;
         let (no_replace, whiteout) = (has(libc::RENAME_NOREPLACE), has(libc::RENAME_WHITEOUT));
         self.client.replace_name(&from.path, &to.path, no_replace, whiteout)?;
         if from.path != to.path {
-            self.opens.note_rename(&from.path, &to.path);
+            self.opens.note_moves(&[(&from.path, &to.path)]);
+            if from.attr()?.kind == NodeKind::Dir
+                && let Err(error) = self.mirror.renamed(&from.path, &to.path)
+            {
+                tracing::warn!(%error, "programs that work in a renamed directory do not find it any more");
+            }
         }
         Ok(0)
     }
@@ -561,6 +619,16 @@ impl Calls {
         let Request { op, a, c, .. } = asked.numbers;
         let name = asked.other;
         let is_change = matches!(op, Op::SetXattr | Op::RemoveXattr);
+        if op == Op::SetXattr && a & !i64::from(libc::XATTR_CREATE | libc::XATTR_REPLACE) != 0 {
+            return Err(libc::EINVAL.into());
+        }
+        if op == Op::SetXattr && asked.data.len() > XATTRS_MAX_BYTES {
+            let is_none = asked.data.len() > XATTR_MAX_BYTES;
+            return Err(if is_none { libc::E2BIG } else { libc::ENOSPC }.into());
+        }
+        if op != Op::ListXattr && name.is_empty() {
+            return Err(libc::ERANGE.into());
+        }
         let is_acl = name == ACL_ACCESS || name == ACL_DEFAULT;
         let is_label = is_acl || name.starts_with(b"security.");
         if op != Op::ListXattr && !is_label && !name.starts_with(b"user.") {

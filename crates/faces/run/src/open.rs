@@ -156,12 +156,15 @@ impl Opens {
         }
     }
 
-    /// A directory or file of another path now; `None`: the name is gone.
-    pub(crate) fn note_rename(&self, from: &[u8], to: &[u8]) {
+    /// What had a path before has another one now, and so has what is below it.
+    pub(crate) fn note_moves(&self, moves: &[(&[u8], &[u8])]) {
         for open in self.table.lock().values() {
             let mut path = open.path.lock();
-            let moved = path.strip_prefix(from).filter(|rest| rest.is_empty() || rest.starts_with(b"/"));
-            if let Some(moved) = moved.map(|rest| [to, rest].concat()) {
+            let moved = moves.iter().find_map(|(from, to)| {
+                let rest = path.strip_prefix(*from).filter(|rest| rest.is_empty() || rest.starts_with(b"/"))?;
+                Some([to, rest].concat())
+            });
+            if let Some(moved) = moved {
                 *path = moved;
             }
         }
