@@ -520,6 +520,42 @@ fn a_program_that_gives_up_its_rights_has_none_in_the_cluster() {
 }
 
 #[test]
+fn what_a_user_without_rights_may_do_is_as_on_a_local_folder() {
+    if !["root", "setpriv", "python3"].into_iter().all(impresario_testing::require) {
+        return;
+    }
+    let cluster = Cluster::start(2, 0, |_| {});
+    std::fs::set_permissions(cluster.dir.path(), std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
+    let script = "cd \"$1\"; chmod 4755 a; stat -c %a a; echo x >> a; stat -c %a a; chmod 6755 a; : > a; stat -c %a a; \
+        chmod 6755 a; truncate -s 5 a; stat -c %a a; chmod 2644 a; echo x >> a; stat -c %a a; exec 5>> a; chmod 6755 a; \
+        echo x >&5; stat -c %a a; ln theirs l 2> /dev/null || echo refused; ln private l 2> /dev/null || echo refused; \
+        ln open l && stat -c %h open; ln setid m 2> /dev/null || echo refused; rm -f theirs 2> /dev/null || echo refused; \
+        chown 0 a 2> /dev/null || echo refused; echo y 2> /dev/null > theirs || echo refused";
+    let prepare = "mkdir \"$1\"; cd \"$1\"; chmod 1777 .; echo > a; chown 65534:65534 a; echo > theirs; echo > private; \
+        chmod 600 private; echo > open; chmod 666 open; echo > setid; chmod 6777 setid";
+    let local = cluster.dir.path().join("local");
+    let (local, inside) = (local.to_str().unwrap(), &format!("{AT}/d"));
+    let mut prepared = Command::new("bash");
+    assert_eq!(run_command(prepared.args(["-euc", prepare, "bash", local])).code, 0);
+    assert_eq!(under(&cluster, &["bash", "-euc", prepare, "bash", inside]).code, 0);
+    let nobody = || {
+        let mut command = Command::new("setpriv");
+        command.args(["--reuid", "65534", "--regid", "65534", "--clear-groups"]);
+        command
+    };
+    let expected = run_command(nobody().args(["bash", "-euc", script, "bash", local]));
+    let mut command = nobody();
+    command
+        .arg(IMPRESARIO)
+        .args(["run", "--at", AT])
+        .arg(&cluster.path)
+        .args(["--", "bash", "-euc", script, "bash", inside]);
+    let got = run_command(command.env("IMPRESARIO_ASSIST_LIBRARY", library::library()));
+    assert_eq!((expected.code, &expected.out), (got.code, &got.out), "{expected:?} {got:?}");
+    assert_eq!(got.code, 0, "{got:?}");
+}
+
+#[test]
 fn temporary_files_may_be_behind_a_symbolic_link() {
     let cluster = Cluster::start(1, 0, |_| {});
     let place = cluster.dir.path().join("temporary");

@@ -121,6 +121,8 @@ static void names_and_slashes(void)
 	SHOW(readlink("link", bytes, 0));
 	SHOW(statvfs("none", &total));
 	SHOW(statvfs("link", &total));
+	SHOW(unlinkat(AT_FDCWD, "folder", 1));
+	SHOW(access("folder", 99));
 	SHOW(setxattr("folder", "user.long", bytes, 65537, 0));
 	SHOW(setxattr("folder", "user.long", bytes, 65536, 0));
 	SHOW(setxattr("folder", "user.flags", bytes, 1, 64));

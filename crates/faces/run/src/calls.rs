@@ -2,6 +2,7 @@
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
 
 use impresario_base::lock::Mutex;
 use impresario_client::{Client, ClientError, CreateOptions, seek_to, space_change};
@@ -121,14 +122,19 @@ impl Calls {
                 self.opens.settle(asked.numbers.open)?;
                 0
             }
+            Op::Unlink if a & !i64::from(libc::AT_REMOVEDIR) != 0 => return Err(libc::EINVAL.into()),
+            Op::Access if a & !i64::from(libc::R_OK | libc::W_OK | libc::X_OK) != 0 => return Err(libc::EINVAL.into()),
             Op::Unlink => self.unlink(asked.path, a as i32 & libc::AT_REMOVEDIR != 0)?,
             Op::Rename => self.rename(asked.path, asked.other, a as u32)?,
             Op::Link => {
                 let from = self.inside(asked.path, a as i32 & libc::AT_SYMLINK_FOLLOW != 0)?;
                 let to = self.new_entry(asked.other)?;
-                if from.attr()?.kind == NodeKind::Dir {
+                let attr = from.attr()?;
+                if attr.kind == NodeKind::Dir {
                     return Err(libc::EPERM.into());
                 }
+                let may_change = || self.user.may_at(&self.client, &from.path, attr, libc::R_OK | libc::W_OK).is_ok();
+                self.user.may_link(attr, may_change)?;
                 self.may_make(&to)?;
                 self.client.link(&from.path, &to.path)?;
                 0
@@ -172,7 +178,9 @@ impl Calls {
                     return Err(libc::EOPNOTSUPP.into());
                 }
                 self.user.owns(&attr)?;
-                self.set(&target, SetAttr { mode: Some(a as u32 & 0o7777), ..SetAttr::default() })?
+                let mode = a as u32 & 0o7777;
+                self.opens.note_mode(attr.ino, mode);
+                self.set(&target, SetAttr { mode: Some(mode), ..SetAttr::default() })?
             }
             Op::Chown => {
                 let target = self.target(asked, c as i32 & libc::AT_SYMLINK_NOFOLLOW == 0)?;
@@ -349,7 +357,7 @@ impl Calls {
             // What another has made meanwhile may not be this user's to open, and may be to be cut.
             let options = CreateOptions { mode, uid: self.user.uid, gid, exclusive: true, layout: None };
             return match self.client.create_with_attr(&named.path, options) {
-                Ok((file, attr)) => self.opened(Node::File(file), attr.ino, flags, named.path).map(Some),
+                Ok((file, attr)) => self.opened(Node::File(file), &attr, flags, named.path).map(Some),
                 Err(error) if !is_new && error.errno() == libc::EEXIST => Ok(None),
                 Err(error) => Err(error.into()),
             };
@@ -368,7 +376,7 @@ impl Calls {
             NodeKind::Dir if is_made || writes => Err(libc::EISDIR.into()),
             NodeKind::Dir => {
                 self.user.may_at(&self.client, &named.path, &attr, wanted)?;
-                self.opened(Node::Directory, attr.ino, flags, named.path).map(Some)
+                self.opened(Node::Directory, &attr, flags, named.path).map(Some)
             }
             NodeKind::File if flags & libc::O_DIRECTORY != 0 => Err(libc::ENOTDIR.into()),
             NodeKind::File => {
@@ -378,18 +386,19 @@ impl Calls {
                     opened => opened?,
                 };
                 if flags & libc::O_TRUNC != 0 && flags & libc::O_PATH == 0 {
-                    file.set_len(0)?;
+                    let mode = self.user.mode_after_change(&attr);
+                    file.set_attr(&SetAttr { size: Some(0), mode, ..SetAttr::default() })?;
                 }
-                self.opened(Node::File(file), attr.ino, flags, named.path).map(Some)
+                self.opened(Node::File(file), &attr, flags, named.path).map(Some)
             }
             // Pipes, sockets and devices belong to the machine that opens them.
             _ => Err(libc::ENXIO.into()),
         }
     }
 
-    fn opened(&self, node: Node, ino: u64, flags: i32, path: Vec<u8>) -> Result<Done, Stop> {
+    fn opened(&self, node: Node, attr: &Attr, flags: i32, path: Vec<u8>) -> Result<Done, Stop> {
         const ONCE: i32 = libc::O_CREAT | libc::O_EXCL | libc::O_TRUNC | libc::O_NOCTTY | libc::O_CLOEXEC;
-        let fd = self.opens.add(node, ino, flags & !ONCE, path)?;
+        let fd = self.opens.add(node, attr, flags & !ONCE, path)?;
         Ok(Done { result: 0, fd: Some(fd) })
     }
 
@@ -425,6 +434,7 @@ impl Calls {
         if data.is_empty() {
             return Ok(0);
         }
+        self.take_set_id(&open)?;
         let mut position = (at == AT_POSITION).then(|| open.position.lock());
         let is_append = *open.flags.lock() & libc::O_APPEND != 0;
         if is_append && let Some((at, len)) = file.append(data)? {
@@ -491,27 +501,42 @@ impl Calls {
         if offset.checked_add(len).is_none_or(|end| end > i64::MAX as u64) {
             return Err(libc::EFBIG.into());
         }
+        self.take_set_id(&open)?;
         open.file()?.change_space(change, offset, len)?;
         Ok(0)
     }
 
     fn truncate(&self, asked: &Asked<'_>, size: u64) -> Result<i64, Stop> {
         let target = self.target(asked, true)?;
+        let mut mode = None;
         match &target {
             Target::Open(open) if !open.may_write() => return Err(libc::EINVAL.into()),
-            Target::Open(open) => {
-                open.file()?;
-            }
+            Target::Open(open) => self.take_set_id(open)?,
             Target::Named(named) => {
                 let attr = named.attr()?;
                 match attr.kind {
-                    NodeKind::File => self.user.may_at(&self.client, &named.path, attr, libc::W_OK)?,
+                    NodeKind::File => {
+                        self.user.may_at(&self.client, &named.path, attr, libc::W_OK)?;
+                        mode = self.user.mode_after_change(attr);
+                    }
                     NodeKind::Dir => return Err(libc::EISDIR.into()),
                     _ => return Err(libc::EINVAL.into()),
                 }
             }
         }
-        self.set(&target, SetAttr { size: Some(size), ..SetAttr::default() })
+        self.set(&target, SetAttr { size: Some(size), mode, ..SetAttr::default() })
+    }
+
+    /// An open file is about to be changed: what would run it as its owner or group is taken away.
+    fn take_set_id(&self, open: &Open) -> Result<(), Stop> {
+        let file = open.file()?;
+        if open.set_id.load(Relaxed) && !self.user.is_root() {
+            if let Some(mode) = self.user.mode_after_change(&file.attr()?) {
+                file.set_attr(&SetAttr { mode: Some(mode), ..SetAttr::default() })?;
+            }
+            open.set_id.store(false, Relaxed);
+        }
+        Ok(())
     }
 
     fn unlink(&self, path: &[u8], is_directory: bool) -> Result<i64, Stop> {
