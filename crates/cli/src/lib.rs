@@ -24,6 +24,7 @@ macro_rules! tell {
 }
 
 mod allocate;
+mod asking;
 mod assist;
 mod bench;
 mod calibrate;

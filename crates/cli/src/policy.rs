@@ -14,7 +14,7 @@ use impresario_sched::{Op, PolicySpec, Who, policy};
 use impresario_toml::nearest;
 use serde_json::{Value, json};
 
-use crate::{load, print, print_json, status, usage};
+use crate::{asking, load, print, print_json, status, usage};
 
 /// List, show or switch scheduling policies
 #[derive(Subcommand)]
@@ -225,13 +225,10 @@ fn set(config: &Config, servers: &[Server<'_>], spec: &PolicySpec) -> anyhow::Re
         }
         let instant = SystemTime::now() + SWITCH_MARGIN;
         let at_shared_ns = instant.duration_since(UNIX_EPOCH)?.as_nanos() as i64;
-        let ask = |server: &Server<'_>| {
-            impresario_client::admin::set_policy_at(&access, server.address(), spec, at_shared_ns, timeout)
-        };
-        let asked: Vec<_> = std::thread::scope(|scope| {
-            let threads: Vec<_> =
-                servers.iter().map(|server| scope.spawn(|| (ask(server), SystemTime::now()))).collect();
-            threads.into_iter().map(|thread| thread.join().expect("asking does not panic")).collect()
+        let asked = asking::each(servers, |server| {
+            let answer =
+                impresario_client::admin::set_policy_at(&access, server.address(), spec, at_shared_ns, timeout);
+            (answer, SystemTime::now())
         });
         for (server, (answer, answered)) in servers.iter().zip(asked) {
             answer.with_context(|| keeps(server))?;

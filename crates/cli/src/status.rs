@@ -12,7 +12,7 @@ use impresario_sched::PolicySpec;
 use impresario_wire::ClusterId;
 use serde_json::{Value, json};
 
-use crate::{load, nfs, print};
+use crate::{asking, load, nfs, print};
 
 /// Show servers, policies, queues and statistics
 ///
@@ -135,7 +135,7 @@ pub fn answering(access: &Access, address: &str) -> Option<u64> {
 /// Queries all servers at once; takes as long as the slowest, at most [`PATIENCE`].
 pub fn ask_all(config: &Config) -> Vec<State> {
     let access = Access::of(config, KeyRole::Client);
-    let ask = &|server: Server<'_>| {
+    let ask = |server: Server<'_>| {
         let (role, device) = match server {
             Server::Meta(_) => ("meta", None),
             Server::Data(_, data) => ("data", data.device.clone()),
@@ -146,10 +146,7 @@ pub fn ask_all(config: &Config) -> Vec<State> {
             report.and_then(|text| serde_json::from_str(&text).map_err(|e| format!("answered with invalid JSON: {e}")));
         State { name: server.name().into(), role, address: server.address().into(), device, report }
     };
-    let mut states: Vec<State> = std::thread::scope(|scope| {
-        let asked: Vec<_> = config.servers().map(|server| scope.spawn(move || ask(server))).collect();
-        asked.into_iter().filter_map(|thread| thread.join().ok()).collect()
-    });
+    let mut states = asking::each(config.servers(), ask);
     refuse_strangers(&mut states);
     states
 }

@@ -50,6 +50,55 @@ fn corner_cases_are_as_on_a_local_folder() {
 }
 
 #[test]
+fn a_working_directory_that_is_renamed_or_removed_is_as_on_a_local_folder() {
+    let cluster = Cluster::start(1, 0, |_| {});
+    let script = "mkdir m; cd m; mv ../m ../n; echo x > f; mkdir ../m; echo y > g; /bin/pwd | sed 's,.*/,,'; ls . ../m ../n; \
+        mkdir deep; cd deep; mv ../../n ../../o; cat ../f; echo z > h; ls . ../../o; cd -P ../..; \
+        mkdir -p a/b empty; cd a/b; rm -r ../../a; ls ../..; mkdir ../../c; (echo w > v) 2> /dev/null || echo gone; cd ../..; \
+        cd empty; mv -T ../c ../empty; (echo w > v) 2> /dev/null || echo replaced; ls ../empty; cd ..; find . | sort";
+    let local = cluster.dir.path().join("local");
+    std::fs::create_dir(&local).unwrap();
+    let expected = run_command(Command::new("bash").args(["-euo", "pipefail", "-c", script]).current_dir(&local));
+    assert_eq!(expected.code, 0, "{expected:?}");
+    assert_eq!(shell(&cluster, &format!("cd {AT}; {script}")), expected.out);
+}
+
+/// As lock files are made and removed: an open that makes what is not there never finds that it is not there.
+#[test]
+fn a_name_that_others_make_and_remove_can_be_opened_at_any_time() {
+    if !impresario_testing::require("python3") {
+        return;
+    }
+    let cluster = Cluster::start(1, 0, |_| {});
+    let script = format!(
+        r#"
+import os
+failed = []
+children = []
+for child in range(4):
+    children.append(os.fork())
+    if not children[-1]:
+        for turn in range(400):
+            try:
+                os.close(os.open("{AT}/lock", os.O_CREAT | os.O_RDWR))
+            except OSError as error:
+                failed.append(error)
+            try:
+                os.unlink("{AT}/lock")
+            except FileNotFoundError:
+                pass
+        if failed:
+            print(len(failed), failed[0], flush=True)
+        os._exit(0)
+for child in children:
+    os.waitpid(child, 0)
+"#
+    );
+    let ran = under(&cluster, &["python3", "-c", &script]);
+    assert_eq!((ran.code, ran.out.as_str()), (0, ""), "{ran:?}");
+}
+
+#[test]
 fn standard_streams_of_cpp_are_redirected_too() {
     let cluster = Cluster::start(1, 0, |_| {});
     let Some(program) = compiled(&cluster, "standard.cc", "c++") else { return };
@@ -468,6 +517,42 @@ fn a_program_that_gives_up_its_rights_has_none_in_the_cluster() {
     );
     let ran = under(&cluster, &["python3", "-c", &script]);
     assert_eq!((ran.code, ran.out.as_str()), (0, "3\n"), "{ran:?}");
+}
+
+#[test]
+fn what_a_user_without_rights_may_do_is_as_on_a_local_folder() {
+    if !["root", "setpriv", "python3"].into_iter().all(impresario_testing::require) {
+        return;
+    }
+    let cluster = Cluster::start(2, 0, |_| {});
+    std::fs::set_permissions(cluster.dir.path(), std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
+    let script = "cd \"$1\"; chmod 4755 a; stat -c %a a; echo x >> a; stat -c %a a; chmod 6755 a; : > a; stat -c %a a; \
+        chmod 6755 a; truncate -s 5 a; stat -c %a a; chmod 2644 a; echo x >> a; stat -c %a a; exec 5>> a; chmod 6755 a; \
+        echo x >&5; stat -c %a a; ln theirs l 2> /dev/null || echo refused; ln private l 2> /dev/null || echo refused; \
+        ln open l && stat -c %h open; ln setid m 2> /dev/null || echo refused; rm -f theirs 2> /dev/null || echo refused; \
+        chown 0 a 2> /dev/null || echo refused; echo y 2> /dev/null > theirs || echo refused";
+    let prepare = "mkdir \"$1\"; cd \"$1\"; chmod 1777 .; echo > a; chown 65534:65534 a; echo > theirs; echo > private; \
+        chmod 600 private; echo > open; chmod 666 open; echo > setid; chmod 6777 setid";
+    let local = cluster.dir.path().join("local");
+    let (local, inside) = (local.to_str().unwrap(), &format!("{AT}/d"));
+    let mut prepared = Command::new("bash");
+    assert_eq!(run_command(prepared.args(["-euc", prepare, "bash", local])).code, 0);
+    assert_eq!(under(&cluster, &["bash", "-euc", prepare, "bash", inside]).code, 0);
+    let nobody = || {
+        let mut command = Command::new("setpriv");
+        command.args(["--reuid", "65534", "--regid", "65534", "--clear-groups"]);
+        command
+    };
+    let expected = run_command(nobody().args(["bash", "-euc", script, "bash", local]));
+    let mut command = nobody();
+    command
+        .arg(IMPRESARIO)
+        .args(["run", "--at", AT])
+        .arg(&cluster.path)
+        .args(["--", "bash", "-euc", script, "bash", inside]);
+    let got = run_command(command.env("IMPRESARIO_ASSIST_LIBRARY", library::library()));
+    assert_eq!((expected.code, &expected.out), (got.code, &got.out), "{expected:?} {got:?}");
+    assert_eq!(got.code, 0, "{got:?}");
 }
 
 #[test]

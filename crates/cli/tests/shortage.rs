@@ -5,7 +5,7 @@ use std::process::Command;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use crate::support::{Cluster, IMPRESARIO, SmallDisk, client, new_file, pattern, read_file, write_file};
+use crate::support::{Cluster, IMPRESARIO, SmallDisk, client, new_file, pattern, read_file, run_command, write_file};
 use impresario_client::{Client, ClientError, File};
 use impresario_testing::eventually;
 
@@ -41,6 +41,22 @@ fn a_write_beyond_the_limit_of_file_sizes_fails_and_ends_no_server() {
     }
     assert!(read_file(&client, "f") == bytes[..1 << 20]);
     write_file(&client, "g", b"content");
+}
+
+/// As on a machine on which a user has as many processes as the administrator allows.
+#[test]
+fn servers_are_asked_by_a_user_who_may_start_no_thread() {
+    if !["root", "setpriv"].into_iter().all(impresario_testing::require) {
+        return;
+    }
+    let cluster = Cluster::start(2, 1, |_| {});
+    std::fs::set_permissions(cluster.dir.path(), std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
+    let limited = "ulimit -u 1; exec \"$0\" status \"$1\"";
+    let mut command = Command::new("setpriv");
+    command.args(["--reuid", "65534", "--regid", "65534", "--clear-groups", "bash", "-c", limited]);
+    let ran = run_command(command.arg(IMPRESARIO).arg(&cluster.path));
+    assert_eq!(ran.code, 0, "{ran:?}");
+    assert!(["meta", "data.1", "io.0"].iter().all(|name| ran.out.contains(name)), "{ran:?}");
 }
 
 fn descriptors(cluster: &mut Cluster, name: &str) -> usize {

@@ -6,12 +6,13 @@ use std::time::{Duration, Instant};
 
 use impresario_node::session::{self, Failure, Rights, Step, Verdict};
 use impresario_transport::Proven;
+use impresario_wire::frame::FrameError;
 use impresario_wire::{Answer, Call, Fault, FileKey, MetaCall, Target};
 
 use crate::caller::Caller;
 use crate::clock::{instant, nanos};
 use crate::connection::{Connection, NotStarted, Outcome};
-use crate::error::{ClientError, Peer};
+use crate::error::{ClientError, Errno, Peer};
 use crate::landing::Lender;
 use crate::link::Link;
 use crate::slots::Breakage;
@@ -191,7 +192,12 @@ impl<'a> Pending<'a> {
             Err(NotStarted::Sent(broken)) => self.after_loss(&connection.peer, &broken),
             Err(NotStarted::Late) => Err(self.link.late(&connection.peer, self.started, "it takes no more requests")),
             Err(NotStarted::Impossible(error)) => {
-                Err(ClientError::invalid(format!("{}: the call cannot be sent: {error}", connection.peer)))
+                let what = format!("{}: the call cannot be sent: {error}", connection.peer);
+                Err(match error {
+                    // Of what a call says only its paths are not bounded before.
+                    FrameError::BodyTooLong { .. } => ClientError::System { what, errno: Errno(libc::ENAMETOOLONG) },
+                    _ => ClientError::invalid(what),
+                })
             }
         }
     }

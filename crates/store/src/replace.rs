@@ -30,13 +30,22 @@ pub(crate) fn write_all<F: FileSystem>(fs: &F, file: &F::File, offset: u64, byte
     Ok(())
 }
 
-/// The content of a file; `None` if there is none.
+/// More than any of our own files has, bytes: what is longer is damaged, and is not taken into memory.
+const FILE_MAX_BYTES: u64 = 64 << 20;
+
+/// The content of one of our own files; `None` if there is none.
 pub(crate) fn read_all<F: FileSystem>(fs: &F, name: &str) -> io::Result<Option<Vec<u8>>> {
     let file = match fs.open(name, false) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
         opened => opened?,
     };
-    let mut bytes = vec![0; fs.stat(&file)?.size as usize];
+    let size = fs.stat(&file)?.size;
+    if size > FILE_MAX_BYTES {
+        let why =
+            format!("the file `{name}` is damaged: it has {size} bytes, and should have {FILE_MAX_BYTES} at most");
+        return Err(io::Error::new(io::ErrorKind::InvalidData, why));
+    }
+    let mut bytes = vec![0; size as usize];
     let mut done = 0;
     while done < bytes.len() {
         match fs.read(&file, done as u64, &mut [io::IoSliceMut::new(&mut bytes[done..])])? {
@@ -46,4 +55,21 @@ pub(crate) fn read_all<F: FileSystem>(fs: &F, name: &str) -> io::Result<Option<V
     }
     bytes.truncate(done);
     Ok(Some(bytes))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::Forgetful;
+
+    #[test]
+    fn a_file_that_is_longer_than_any_of_ours_is_damaged() {
+        let fs = Forgetful::new(2 * FILE_MAX_BYTES);
+        let file = replace_file(&fs, "notes", "notes.new", b"text").unwrap();
+        assert_eq!(read_all(&fs, "notes").unwrap().unwrap(), b"text");
+        assert!(read_all(&fs, "none").unwrap().is_none());
+        fs.set_len(&file, FILE_MAX_BYTES + 1).unwrap();
+        let error = read_all(&fs, "notes").unwrap_err();
+        assert!(error.to_string().starts_with("the file `notes` is damaged"), "{error}");
+    }
 }

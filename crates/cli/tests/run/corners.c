@@ -16,9 +16,11 @@
 #include <sys/mman.h>
 #include <sys/select.h>
 #include <sys/stat.h>
+#include <sys/statvfs.h>
 #include <sys/syscall.h>
 #include <sys/uio.h>
 #include <sys/wait.h>
+#include <sys/xattr.h>
 #include <unistd.h>
 
 #define SHOW(call) show(#call, (long)(call))
@@ -80,6 +82,97 @@ static void *writer(void *number)
 			perror("write");
 	close(fd);
 	return NULL;
+}
+
+/* Names with a slash behind them, empty ones, exchanged ones; sizes and flags that are refused. */
+static void names_and_slashes(void)
+{
+	char bytes[70000] = { 0 };
+	struct statvfs total;
+	mkdir("slash", 0755);
+	SHOW(chdir("slash"));
+	close(open("file", O_CREAT | O_WRONLY, 0644));
+	mkdir("folder", 0755);
+	symlink("folder", "link");
+	SHOW(rename("file", "none/"));
+	SHOW(rename("file/", "none"));
+	SHOW(rename("link/", "none"));
+	SHOW(rmdir("link/"));
+	SHOW(unlink("file/"));
+	SHOW(unlink("link/"));
+	SHOW(symlink("target", "none/"));
+	SHOW(link("file", "none/"));
+	SHOW(mkfifo("none/", 0600));
+	SHOW(mkdir("made/", 0755));
+	SHOW(rename("made/", "moved/"));
+	SHOW(rmdir("moved/"));
+	SHOW(rename("file", ""));
+	SHOW(rename("", "file"));
+	SHOW(renameat2(AT_FDCWD, "file", AT_FDCWD, "none", RENAME_EXCHANGE));
+	int fd = open("file", O_RDWR);
+	write(fd, "f", 1);
+	SHOW(renameat2(AT_FDCWD, "file", AT_FDCWD, "folder", RENAME_EXCHANGE));
+	SHOW(chdir("file"));
+	SHOW(chdir(".."));
+	content("folder");
+	SHOW(pwrite(fd, "g", 1, 0));
+	content("folder");
+	close(fd);
+	SHOW(readlink("link", bytes, 0));
+	SHOW(statvfs("none", &total));
+	SHOW(statvfs("link", &total));
+	SHOW(unlinkat(AT_FDCWD, "folder", 1));
+	SHOW(access("folder", 99));
+	SHOW(setxattr("folder", "user.long", bytes, 65537, 0));
+	SHOW(setxattr("folder", "user.long", bytes, 65536, 0));
+	SHOW(setxattr("folder", "user.flags", bytes, 1, 64));
+	SHOW(setxattr("folder", "", bytes, 1, 0));
+	SHOW(chdir(".."));
+}
+
+/* Streams that append and read, that are opened anew, and files by the names of descriptors. */
+static void streams_anew(void)
+{
+	char bytes[100] = { 0 };
+	struct stat st;
+	FILE *stream = fopen("log", "w");
+	fputs("one\n", stream);
+	fclose(stream);
+	stream = fopen("log", "a+");
+	SHOW(fgets(bytes, 100, stream) ? strlen(bytes) : -1);
+	SHOW(fputs("two\n", stream) >= 0);
+	rewind(stream);
+	SHOW(fgetc(stream));
+	fclose(stream);
+	stream = fopen("log", "a");
+	SHOW(ftell(stream));
+	fclose(stream);
+	content("log");
+	stream = fopen("log", "w+");
+	fputs("three\n", stream);
+	stream = freopen(NULL, "r", stream);
+	SHOW(stream ? fgetc(stream) : -1);
+	if (stream)
+		fclose(stream);
+	int fd = open("log", O_RDWR);
+	read(fd, bytes, 2);
+	char *names[] = { "/dev/fd/%d", "/proc/self/fd/%d" };
+	for (int i = 0; i < 2; i++) {
+		snprintf(bytes, 100, names[i], fd);
+		int again = open(bytes, O_RDONLY | O_CREAT, 0600);
+		SHOW(again < 0 ? -1 : read(again, bytes + 50, 3));
+		close(again);
+		stream = fopen(bytes, "r");
+		SHOW(stream ? fgetc(stream) : -1);
+		if (stream)
+			fclose(stream);
+		SHOW(stat(bytes, &st) == 0 ? st.st_size : -1);
+		SHOW(lstat(bytes, &st) == 0 ? S_ISLNK(st.st_mode) : -1);
+		SHOW(open(bytes, O_RDONLY | O_NOFOLLOW));
+	}
+	close(fd);
+	fflush(stdout);
+	system("cat /dev/stdin < log; echo more >> log; tail -c 3 /dev/stdin < log; echo out | tee /dev/stderr 2> err > /dev/null; cat err");
 }
 
 int main(int argc, char **argv)
@@ -413,5 +506,7 @@ int main(int argc, char **argv)
 		pthread_join(threads[i], NULL);
 	fflush(stdout);
 	system("sort threads | uniq | wc -l");
+	names_and_slashes();
+	streams_anew();
 	return 0;
 }

@@ -37,6 +37,7 @@ fn names_and_data_work_directly_and_through_an_io_node() {
         assert_eq!(error.errno(), libc::EEXIST);
         client.rename("dir/a", "dir/b", false).unwrap();
         assert_eq!(client.stat("dir/a").unwrap_err().errno(), libc::ENOENT);
+        assert_eq!(client.stat("dir/".repeat(20_000)).unwrap_err().errno(), libc::ENAMETOOLONG);
         let file = client.open("dir/b", false).unwrap();
         assert_eq!(file.write_at(b"x", 0).unwrap_err().errno(), libc::EBADF);
         drop(file);

@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 
 use fuser::{Config, Filesystem, Notifier, Session, SessionACL};
 use impresario_base::lock::{Condvar, Mutex};
+use impresario_base::mounts::{Mount, mounts};
 use impresario_client::{Client, ClientError};
 use rustix::io::Errno;
 use rustix::mount::UnmountFlags;
@@ -250,66 +251,76 @@ impl Mounted {
 
     /// Unmounts. After [`MountError::Busy`] it stays mounted and usable; try again, or call [`Mounted::abort`].
     pub fn unmount(&self) -> Result<(), MountError> {
-        if !self.is_there() {
-            return Ok(());
+        let places = self.places();
+        for place in &places {
+            match rustix::mount::unmount(place, UnmountFlags::NOFOLLOW) {
+                // Already unmounted by another process.
+                Ok(()) | Err(Errno::INVAL | Errno::NOENT) => {}
+                Err(Errno::BUSY) => return Err(busy(place)),
+                Err(Errno::PERM) => unmount_by_helper(place, false)?,
+                Err(error) => return Err(MountError::Unmount { path: place.clone(), source: error.into() }),
+            }
         }
-        match rustix::mount::unmount(&self.path, UnmountFlags::NOFOLLOW) {
-            // Already unmounted by another process.
-            Ok(()) | Err(Errno::INVAL | Errno::NOENT) => {}
-            Err(Errno::BUSY) => return Err(self.busy()),
-            Err(Errno::PERM) => self.unmount_by_helper(false)?,
-            Err(error) => return Err(MountError::Unmount { path: self.path.clone(), source: error.into() }),
+        if !places.is_empty() {
+            self.wait_for(THREADS_END_WITHIN);
         }
-        self.wait_for(THREADS_END_WITHIN);
         Ok(())
     }
 
     /// Unmounts even though files are open: their users get errors from then on.
     pub fn abort(&self) -> Result<(), MountError> {
-        if !self.is_there() {
-            return Ok(());
-        }
         // FORCE ends the connection, so that no process waits for an answer any more; DETACH removes the name.
-        match rustix::mount::unmount(&self.path, UnmountFlags::FORCE | UnmountFlags::DETACH | UnmountFlags::NOFOLLOW) {
-            Ok(()) | Err(Errno::INVAL | Errno::NOENT) => self.wait_for(THREADS_END_WITHIN),
-            // The helper cannot end the connection: the threads end with the last user.
-            Err(Errno::PERM) => return self.unmount_by_helper(true),
-            Err(error) => return Err(MountError::Unmount { path: self.path.clone(), source: error.into() }),
-        };
+        const FLAGS: UnmountFlags = UnmountFlags::FORCE.union(UnmountFlags::DETACH).union(UnmountFlags::NOFOLLOW);
+        let mut is_ended = false;
+        for place in self.places() {
+            match rustix::mount::unmount(&place, FLAGS) {
+                Ok(()) | Err(Errno::INVAL | Errno::NOENT) => is_ended = true,
+                // The helper cannot end the connection: the threads end with the last user.
+                Err(Errno::PERM) => unmount_by_helper(&place, true)?,
+                Err(error) => return Err(MountError::Unmount { path: place, source: error.into() }),
+            }
+        }
+        if is_ended {
+            self.wait_for(THREADS_END_WITHIN);
+        }
         Ok(())
     }
 
-    /// Whether our mount still exists, even if it is no longer served.
-    fn is_there(&self) -> bool {
-        let line = mountpoint::mounted_at(&self.path);
-        line.is_some_and(|line| line.kind == format!("fuse.{}", device::SUBTYPE) && Some(line.device) == self.device)
+    /// Where our mount is, even if it is no longer served: where it was mounted, unless a folder above was renamed since, and where
+    /// it was bound besides. Not where another file system is mounted over it.
+    fn places(&self) -> Vec<PathBuf> {
+        let mounts = mounts();
+        let is_ours =
+            |mount: &Mount| mount.kind == format!("fuse.{}", device::SUBTYPE) && Some(mount.device) == self.device;
+        let is_seen = |mount: &Mount| mounts.iter().rfind(|other| other.point == mount.point) == Some(mount);
+        mounts.iter().filter(|mount| is_ours(mount) && is_seen(mount)).map(|mount| mount.point.clone()).collect()
     }
+}
 
-    fn busy(&self) -> MountError {
-        MountError::Busy { path: self.path.clone(), holders: mountpoint::holders(&self.path) }
-    }
+fn busy(place: &Path) -> MountError {
+    MountError::Busy { path: place.to_owned(), holders: mountpoint::holders(place) }
+}
 
-    /// Without root, only the set-user-id helper may unmount.
-    fn unmount_by_helper(&self, lazily: bool) -> Result<(), MountError> {
-        let failed = |source| MountError::Unmount { path: self.path.clone(), source };
-        let mut last = io::Error::from(io::ErrorKind::NotFound);
-        for helper in ["fusermount3", "fusermount"] {
-            let mut command = Command::new(helper);
-            command.arg("-u").args(lazily.then_some("-z")).arg("--").arg(&self.path);
-            match command.output() {
-                Ok(output) if output.status.success() => return Ok(()),
-                Ok(output) => {
-                    let said = String::from_utf8_lossy(&output.stderr).trim().to_owned();
-                    if said.contains("busy") {
-                        return Err(self.busy());
-                    }
-                    return Err(failed(io::Error::other(said)));
+/// Without root, only the set-user-id helper may unmount.
+fn unmount_by_helper(place: &Path, lazily: bool) -> Result<(), MountError> {
+    let failed = |source| MountError::Unmount { path: place.to_owned(), source };
+    let mut last = io::Error::from(io::ErrorKind::NotFound);
+    for helper in ["fusermount3", "fusermount"] {
+        let mut command = Command::new(helper);
+        command.arg("-u").args(lazily.then_some("-z")).arg("--").arg(place);
+        match command.output() {
+            Ok(output) if output.status.success() => return Ok(()),
+            Ok(output) => {
+                let said = String::from_utf8_lossy(&output.stderr).trim().to_owned();
+                if said.contains("busy") {
+                    return Err(busy(place));
                 }
-                Err(error) => last = error,
+                return Err(failed(io::Error::other(said)));
             }
+            Err(error) => last = error,
         }
-        Err(failed(last))
     }
+    Err(failed(last))
 }
 
 impl Drop for Mounted {

@@ -2,11 +2,14 @@
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
 
 use impresario_base::lock::Mutex;
 use impresario_client::{Client, ClientError, CreateOptions, seek_to, space_change};
 use impresario_interpose::served::protocol::{AT_POSITION, Entries, Meta, Op, Request, UMASK_SHIFT};
-use impresario_wire::{ACL_ACCESS, ACL_DEFAULT, Attr, Device, NodeKind, SetAttr, SetTime, Time, XattrMode, with_umask};
+use impresario_wire::{
+    ACL_ACCESS, ACL_DEFAULT, Attr, Device, NodeKind, SetAttr, SetTime, Time, XATTRS_MAX_BYTES, XattrMode, with_umask,
+};
 
 use crate::locks::Peer;
 use crate::mirror::Mirror;
@@ -16,6 +19,10 @@ use crate::walk::{Found, Named, errno, stat, walk};
 
 /// Names asked for at a time.
 const NAMES_AT_ONCE: u32 = 512;
+/// How often an open looks again at a name that others make and remove meanwhile.
+const LOOKS: u32 = 100;
+/// Longest value of an extended attribute in Linux, bytes.
+const XATTR_MAX_BYTES: usize = 64 << 10;
 /// Locks for appends, chosen by the file's number.
 const APPENDS: usize = 64;
 
@@ -115,20 +122,25 @@ impl Calls {
                 self.opens.settle(asked.numbers.open)?;
                 0
             }
+            Op::Unlink if a & !i64::from(libc::AT_REMOVEDIR) != 0 => return Err(libc::EINVAL.into()),
+            Op::Access if a & !i64::from(libc::R_OK | libc::W_OK | libc::X_OK) != 0 => return Err(libc::EINVAL.into()),
             Op::Unlink => self.unlink(asked.path, a as i32 & libc::AT_REMOVEDIR != 0)?,
             Op::Rename => self.rename(asked.path, asked.other, a as u32)?,
             Op::Link => {
                 let from = self.inside(asked.path, a as i32 & libc::AT_SYMLINK_FOLLOW != 0)?;
-                let to = self.inside(asked.other, false)?;
-                if from.attr()?.kind == NodeKind::Dir {
+                let to = self.new_entry(asked.other)?;
+                let attr = from.attr()?;
+                if attr.kind == NodeKind::Dir {
                     return Err(libc::EPERM.into());
                 }
+                let may_change = || self.user.may_at(&self.client, &from.path, attr, libc::R_OK | libc::W_OK).is_ok();
+                self.user.may_link(attr, may_change)?;
                 self.may_make(&to)?;
                 self.client.link(&from.path, &to.path)?;
                 0
             }
             Op::Symlink => {
-                let named = self.inside(asked.path, false)?;
+                let named = self.new_entry(asked.path)?;
                 let (gid, _) = self.user.inherited(&self.may_make(&named)?, 0);
                 self.client.symlink(&named.path, asked.other, self.user.uid, gid)?;
                 0
@@ -149,7 +161,7 @@ impl Calls {
                 0
             }
             Op::Mknod => {
-                let named = self.inside(asked.path, false)?;
+                let named = self.new_entry(asked.path)?;
                 let (gid, _) = self.user.inherited(&self.may_make(&named)?, 0);
                 let kind = match a as u32 & libc::S_IFMT {
                     libc::S_IFIFO => NodeKind::Fifo,
@@ -166,7 +178,9 @@ impl Calls {
                     return Err(libc::EOPNOTSUPP.into());
                 }
                 self.user.owns(&attr)?;
-                self.set(&target, SetAttr { mode: Some(a as u32 & 0o7777), ..SetAttr::default() })?
+                let mode = a as u32 & 0o7777;
+                self.opens.note_mode(attr.ino, mode);
+                self.set(&target, SetAttr { mode: Some(mode), ..SetAttr::default() })?
             }
             Op::Chown => {
                 let target = self.target(asked, c as i32 & libc::AT_SYMLINK_NOFOLLOW == 0)?;
@@ -214,6 +228,9 @@ impl Calls {
             }
             Op::GetXattr | Op::ListXattr | Op::SetXattr | Op::RemoveXattr => self.xattr(asked, room, out)?,
             Op::Statfs => {
+                if let Target::Named(named) = self.target(asked, true)? {
+                    named.attr()?;
+                }
                 let found = self.client.statfs()?;
                 const BLOCK: u64 = 4096;
                 let free = found.free_bytes / BLOCK;
@@ -233,6 +250,22 @@ impl Calls {
             Found::Inside(named) => Ok(named),
             Found::Outside(path) => Err(Stop::Outside(path)),
         }
+    }
+
+    /// What a name itself stands for, to be moved or removed: a link is not followed. With a slash behind it, it is a directory's.
+    fn entry(&self, path: &[u8]) -> Result<Named, Stop> {
+        let end = path.iter().rposition(|byte| *byte != b'/').map_or(path.len(), |last| last + 1);
+        let named = self.inside(path.get(..end).unwrap_or(path), false)?;
+        match named.attr {
+            Some(attr) if end < path.len() && attr.kind != NodeKind::Dir => Err(libc::ENOTDIR.into()),
+            _ => Ok(named),
+        }
+    }
+
+    /// The same of a name for something that is no directory.
+    fn new_entry(&self, path: &[u8]) -> Result<Named, Stop> {
+        let named = self.entry(path)?;
+        if named.attr.is_none() && path.ends_with(b"/") { Err(libc::ENOENT.into()) } else { Ok(named) }
     }
 
     fn target(&self, asked: &Asked<'_>, follow: bool) -> Result<Target, Stop> {
@@ -299,6 +332,16 @@ impl Calls {
         if flags & libc::O_TMPFILE == libc::O_TMPFILE {
             return Err(libc::EOPNOTSUPP.into());
         }
+        for _ in 0..LOOKS {
+            if let Some(done) = self.open_as_found(path, flags, mode)? {
+                return Ok(done);
+            }
+        }
+        Err(libc::ENOENT.into())
+    }
+
+    /// Opens what the path led to, or makes it; `None`: others have made or removed it since.
+    fn open_as_found(&self, path: &[u8], flags: i32, mode: u32) -> Result<Option<Done>, Stop> {
         let is_made = flags & libc::O_CREAT != 0;
         let is_new = is_made && flags & libc::O_EXCL != 0;
         let named = self.inside(path, flags & libc::O_NOFOLLOW == 0 && !is_new)?;
@@ -311,9 +354,13 @@ impl Calls {
                 return Err(libc::EISDIR.into());
             }
             let (gid, _) = self.user.inherited(&self.may_make(&named)?, 0);
-            let options = CreateOptions { mode, uid: self.user.uid, gid, exclusive: is_new, layout: None };
-            let (file, attr) = self.client.create_with_attr(&named.path, options)?;
-            return self.opened(Node::File(file), attr.ino, flags, named.path);
+            // What another has made meanwhile may not be this user's to open, and may be to be cut.
+            let options = CreateOptions { mode, uid: self.user.uid, gid, exclusive: true, layout: None };
+            return match self.client.create_with_attr(&named.path, options) {
+                Ok((file, attr)) => self.opened(Node::File(file), &attr, flags, named.path).map(Some),
+                Err(error) if !is_new && error.errno() == libc::EEXIST => Ok(None),
+                Err(error) => Err(error.into()),
+            };
         };
         if is_new {
             return Err(libc::EEXIST.into());
@@ -329,25 +376,29 @@ impl Calls {
             NodeKind::Dir if is_made || writes => Err(libc::EISDIR.into()),
             NodeKind::Dir => {
                 self.user.may_at(&self.client, &named.path, &attr, wanted)?;
-                self.opened(Node::Directory, attr.ino, flags, named.path)
+                self.opened(Node::Directory, &attr, flags, named.path).map(Some)
             }
             NodeKind::File if flags & libc::O_DIRECTORY != 0 => Err(libc::ENOTDIR.into()),
             NodeKind::File => {
                 self.user.may_at(&self.client, &named.path, &attr, wanted)?;
-                let (file, attr) = self.client.open_with_attr(&named.path, writes)?;
+                let (file, attr) = match self.client.open_with_attr(&named.path, writes) {
+                    Err(error) if is_made && error.errno() == libc::ENOENT => return Ok(None),
+                    opened => opened?,
+                };
                 if flags & libc::O_TRUNC != 0 && flags & libc::O_PATH == 0 {
-                    file.set_len(0)?;
+                    let mode = self.user.mode_after_change(&attr);
+                    file.set_attr(&SetAttr { size: Some(0), mode, ..SetAttr::default() })?;
                 }
-                self.opened(Node::File(file), attr.ino, flags, named.path)
+                self.opened(Node::File(file), &attr, flags, named.path).map(Some)
             }
             // Pipes, sockets and devices belong to the machine that opens them.
             _ => Err(libc::ENXIO.into()),
         }
     }
 
-    fn opened(&self, node: Node, ino: u64, flags: i32, path: Vec<u8>) -> Result<Done, Stop> {
+    fn opened(&self, node: Node, attr: &Attr, flags: i32, path: Vec<u8>) -> Result<Done, Stop> {
         const ONCE: i32 = libc::O_CREAT | libc::O_EXCL | libc::O_TRUNC | libc::O_NOCTTY | libc::O_CLOEXEC;
-        let fd = self.opens.add(node, ino, flags & !ONCE, path)?;
+        let fd = self.opens.add(node, attr, flags & !ONCE, path)?;
         Ok(Done { result: 0, fd: Some(fd) })
     }
 
@@ -383,6 +434,7 @@ impl Calls {
         if data.is_empty() {
             return Ok(0);
         }
+        self.take_set_id(&open)?;
         let mut position = (at == AT_POSITION).then(|| open.position.lock());
         let is_append = *open.flags.lock() & libc::O_APPEND != 0;
         if is_append && let Some((at, len)) = file.append(data)? {
@@ -449,31 +501,46 @@ impl Calls {
         if offset.checked_add(len).is_none_or(|end| end > i64::MAX as u64) {
             return Err(libc::EFBIG.into());
         }
+        self.take_set_id(&open)?;
         open.file()?.change_space(change, offset, len)?;
         Ok(0)
     }
 
     fn truncate(&self, asked: &Asked<'_>, size: u64) -> Result<i64, Stop> {
         let target = self.target(asked, true)?;
+        let mut mode = None;
         match &target {
             Target::Open(open) if !open.may_write() => return Err(libc::EINVAL.into()),
-            Target::Open(open) => {
-                open.file()?;
-            }
+            Target::Open(open) => self.take_set_id(open)?,
             Target::Named(named) => {
                 let attr = named.attr()?;
                 match attr.kind {
-                    NodeKind::File => self.user.may_at(&self.client, &named.path, attr, libc::W_OK)?,
+                    NodeKind::File => {
+                        self.user.may_at(&self.client, &named.path, attr, libc::W_OK)?;
+                        mode = self.user.mode_after_change(attr);
+                    }
                     NodeKind::Dir => return Err(libc::EISDIR.into()),
                     _ => return Err(libc::EINVAL.into()),
                 }
             }
         }
-        self.set(&target, SetAttr { size: Some(size), ..SetAttr::default() })
+        self.set(&target, SetAttr { size: Some(size), mode, ..SetAttr::default() })
+    }
+
+    /// An open file is about to be changed: what would run it as its owner or group is taken away.
+    fn take_set_id(&self, open: &Open) -> Result<(), Stop> {
+        let file = open.file()?;
+        if open.set_id.load(Relaxed) && !self.user.is_root() {
+            if let Some(mode) = self.user.mode_after_change(&file.attr()?) {
+                file.set_attr(&SetAttr { mode: Some(mode), ..SetAttr::default() })?;
+            }
+            open.set_id.store(false, Relaxed);
+        }
+        Ok(())
     }
 
     fn unlink(&self, path: &[u8], is_directory: bool) -> Result<i64, Stop> {
-        let named = self.inside(path, false)?;
+        let named = self.entry(path)?;
         self.may_remove(&named)?;
         match (is_directory, named.attr()?.kind) {
             (true, NodeKind::Dir) => self.client.rmdir(&named.path)?,
@@ -485,10 +552,12 @@ impl Calls {
     }
 
     fn rename(&self, from: &[u8], to: &[u8], flags: u32) -> Result<i64, Stop> {
-        if flags & !(libc::RENAME_NOREPLACE | libc::RENAME_WHITEOUT) != 0 {
+        let exchanges = flags == libc::RENAME_EXCHANGE;
+        if !exchanges && flags & !(libc::RENAME_NOREPLACE | libc::RENAME_WHITEOUT) != 0 {
             return Err(libc::EINVAL.into());
         }
-        let named = |path| match self.inside(path, false) {
+        let has_slash = to.ends_with(b"/");
+        let named = |path| match self.entry(path) {
             Err(Stop::Outside(_)) => Err(Stop::Errno(libc::EXDEV)),
             named => named,
         };
@@ -497,15 +566,29 @@ impl Calls {
         match &to.attr {
             Some(_) if to.path.is_empty() => return Err(libc::EBUSY.into()),
             Some(_) => self.may_remove(&to)?,
+            None if exchanges => return Err(libc::ENOENT.into()),
+            None if has_slash && from.attr()?.kind != NodeKind::Dir => return Err(libc::ENOTDIR.into()),
             None => {
                 self.may_make(&to)?;
             }
+        }
+        if exchanges {
+            self.client.exchange(&from.path, &to.path)?;
+            if from.path != to.path {
+                self.opens.note_moves(&[(&from.path, &to.path), (&to.path, &from.path)]);
+            }
+            return Ok(0);
         }
         let has = |flag| flags & flag != 0;
         let (no_replace, whiteout) = (has(libc::RENAME_NOREPLACE), has(libc::RENAME_WHITEOUT));
         self.client.replace_name(&from.path, &to.path, no_replace, whiteout)?;
         if from.path != to.path {
-            self.opens.note_rename(&from.path, &to.path);
+            self.opens.note_moves(&[(&from.path, &to.path)]);
+            if from.attr()?.kind == NodeKind::Dir
+                && let Err(error) = self.mirror.renamed(&from.path, &to.path)
+            {
+                tracing::warn!(%error, "programs that work in a renamed directory do not find it any more");
+            }
         }
         Ok(0)
     }
@@ -561,6 +644,16 @@ impl Calls {
         let Request { op, a, c, .. } = asked.numbers;
         let name = asked.other;
         let is_change = matches!(op, Op::SetXattr | Op::RemoveXattr);
+        if op == Op::SetXattr && a & !i64::from(libc::XATTR_CREATE | libc::XATTR_REPLACE) != 0 {
+            return Err(libc::EINVAL.into());
+        }
+        if op == Op::SetXattr && asked.data.len() > XATTRS_MAX_BYTES {
+            let is_none = asked.data.len() > XATTR_MAX_BYTES;
+            return Err(if is_none { libc::E2BIG } else { libc::ENOSPC }.into());
+        }
+        if op != Op::ListXattr && name.is_empty() {
+            return Err(libc::ERANGE.into());
+        }
         let is_acl = name == ACL_ACCESS || name == ACL_DEFAULT;
         let is_label = is_acl || name.starts_with(b"security.");
         if op != Op::ListXattr && !is_label && !name.starts_with(b"user.") {

@@ -32,6 +32,37 @@ impl Mirror {
     /// The path of the folder for a directory, from the root of the cluster. It is made if it is not there.
     pub(crate) fn folder(&self, inside: &[u8]) -> std::io::Result<Vec<u8>> {
         let _making = self.making.lock();
+        self.made(inside).map(|folder| folder.into_os_string().into_vec())
+    }
+
+    /// A directory has another path now: programs that work in it, or below, go on there. Those that work in one that had this
+    /// path before have none any more.
+    pub(crate) fn renamed(&self, from: &[u8], to: &[u8]) -> std::io::Result<()> {
+        let _making = self.making.lock();
+        let at = |inside: &[u8]| {
+            let words = inside.split(|b| *b == b'/').filter(|word| !word.is_empty());
+            words.fold(self.root.clone(), |folder, word| folder.join(std::ffi::OsStr::from_bytes(word)))
+        };
+        let (from, old) = (at(from), at(to));
+        let set = |folder: &Path, mode| std::fs::set_permissions(folder, Permissions::from_mode(mode));
+        let Some(above) = old.parent().filter(|_| from.is_dir() || old.is_dir()) else { return Ok(()) };
+        self.made(above.strip_prefix(&self.root).unwrap_or(Path::new("")).as_os_str().as_bytes())?;
+        let before = from.parent().filter(|folder| folder.is_dir());
+        let all = || [Some(above), before].into_iter().flatten();
+        all().try_for_each(|folder| set(folder, OPEN))?;
+        if old.is_dir() {
+            open_all(&old);
+            std::fs::remove_dir_all(&old)?;
+        }
+        if from.is_dir() {
+            set(&from, OPEN)?;
+            std::fs::rename(&from, &old)?;
+            set(&old, CLOSED)?;
+        }
+        all().try_for_each(|folder| set(folder, CLOSED))
+    }
+
+    fn made(&self, inside: &[u8]) -> std::io::Result<PathBuf> {
         let mut folder = self.root.clone();
         for word in inside.split(|b| *b == b'/').filter(|word| !word.is_empty()) {
             let parent = folder.clone();
@@ -40,7 +71,7 @@ impl Mirror {
                 make(&parent, &folder)?;
             }
         }
-        Ok(folder.into_os_string().into_vec())
+        Ok(folder)
     }
 
     /// Lets the folders be removed.
@@ -99,6 +130,12 @@ mod tests {
                 let lost = std::fs::write(folder.join("lost"), "x").map_err(|error| error.kind());
                 assert_eq!(lost, Err(ErrorKind::PermissionDenied), "{folder:?}");
             }
+            mirror.renamed(b"/a/b", b"/e/f").unwrap();
+            assert!(!place.path().join("cwd/a/b").exists() && place.path().join("cwd/e/f/c").is_dir());
+            mirror.renamed(b"/a", b"/e/f").unwrap();
+            assert!(!place.path().join("cwd/e/f/c").exists() && place.path().join("cwd/e/f/d").is_dir(), "replaced");
+            mirror.renamed(b"/unused", b"/other").unwrap();
+            assert!(std::fs::write(place.path().join("cwd/e/lost"), "x").is_err());
             mirror.open();
             let path = place.path().to_path_buf();
             place.close().unwrap();

@@ -2,13 +2,14 @@
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
-use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
+use std::sync::atomic::{AtomicBool, AtomicU64};
 
 use impresario_base::lock::Mutex;
 use impresario_base::machine::random_number;
 use impresario_client::{ClientError, File};
 use impresario_interpose::served::protocol::NAME;
+use impresario_wire::Attr;
 use rustc_hash::FxHashMap;
 use rustix::event::{PollFd, PollFlags, Timespec, epoll, poll};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
@@ -27,6 +28,10 @@ pub(crate) enum Node {
     Directory,
 }
 
+fn has_set_id(mode: u32) -> bool {
+    mode & (libc::S_ISUID | libc::S_ISGID) != 0
+}
+
 /// An open file: what POSIX calls an open file description.
 #[derive(Debug)]
 pub(crate) struct Open {
@@ -40,6 +45,8 @@ pub(crate) struct Open {
     pub(crate) path: Mutex<Vec<u8>>,
     /// Owners that took `fcntl` locks through it.
     pub(crate) lockers: Mutex<Vec<u64>>,
+    /// Whether it may have set-user-id or set-group-id, which go when it is changed.
+    pub(crate) set_id: AtomicBool,
     /// Hangs up when no program has a descriptor of it any more.
     hold: OwnedFd,
 }
@@ -61,7 +68,7 @@ impl Opens {
     }
 
     /// Enters an open file; returns its placeholder for the program.
-    pub(crate) fn add(&self, node: Node, ino: u64, flags: i32, path: Vec<u8>) -> Result<OwnedFd, i32> {
+    pub(crate) fn add(&self, node: Node, attr: &Attr, flags: i32, path: Vec<u8>) -> Result<OwnedFd, i32> {
         if self.table.lock().len() >= OPENS_MAX {
             return Err(libc::ENFILE);
         }
@@ -69,7 +76,8 @@ impl Opens {
         let (placeholder, hold) = self.placeholder(number).map_err(rustix::io::Errno::raw_os_error)?;
         let open = Arc::new(Open {
             node,
-            ino,
+            ino: attr.ino,
+            set_id: AtomicBool::new(has_set_id(attr.mode)),
             position: Mutex::default(),
             flags: Mutex::new(flags),
             path: Mutex::new(path),
@@ -156,12 +164,23 @@ impl Opens {
         }
     }
 
-    /// A directory or file of another path now; `None`: the name is gone.
-    pub(crate) fn note_rename(&self, from: &[u8], to: &[u8]) {
+    /// A node has other permission bits now.
+    pub(crate) fn note_mode(&self, ino: u64, mode: u32) {
+        if has_set_id(mode) {
+            let table = self.table.lock();
+            table.values().filter(|open| open.ino == ino).for_each(|open| open.set_id.store(true, Relaxed));
+        }
+    }
+
+    /// What had a path before has another one now, and so has what is below it.
+    pub(crate) fn note_moves(&self, moves: &[(&[u8], &[u8])]) {
         for open in self.table.lock().values() {
             let mut path = open.path.lock();
-            let moved = path.strip_prefix(from).filter(|rest| rest.is_empty() || rest.starts_with(b"/"));
-            if let Some(moved) = moved.map(|rest| [to, rest].concat()) {
+            let moved = moves.iter().find_map(|(from, to)| {
+                let rest = path.strip_prefix(*from).filter(|rest| rest.is_empty() || rest.starts_with(b"/"))?;
+                Some([to, rest].concat())
+            });
+            if let Some(moved) = moved {
                 *path = moved;
             }
         }

@@ -10,12 +10,16 @@ pub(crate) struct User {
     pub(crate) uid: u32,
     pub(crate) gid: u32,
     groups: Vec<u32>,
+    /// Whether this machine protects hard links.
+    protects_links: bool,
 }
 
 impl User {
     pub(crate) fn new() -> std::io::Result<User> {
         let groups = rustix::process::getgroups()?.into_iter().map(|group| group.as_raw()).collect();
-        Ok(User { uid: rustix::process::geteuid().as_raw(), gid: rustix::process::getegid().as_raw(), groups })
+        let (uid, gid) = (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw());
+        let protected = std::fs::read("/proc/sys/fs/protected_hardlinks");
+        Ok(User { uid, gid, groups, protects_links: protected.is_ok_and(|text| text.starts_with(b"1")) })
     }
 
     pub(crate) fn is_root(&self) -> bool {
@@ -69,6 +73,27 @@ impl User {
         Ok(())
     }
 
+    /// Whether the user may give a node a further name; `may_change` says whether it may read and write it. As a kernel that protects
+    /// hard links has it: not what others own, unless the user may read and change it anyway.
+    pub(crate) fn may_link(&self, attr: &Attr, may_change: impl FnOnce() -> bool) -> Result<(), i32> {
+        if self.is_root() || self.uid == attr.uid || !self.protects_links {
+            return Ok(());
+        }
+        const RUNS_AS_GROUP: u32 = libc::S_ISGID | libc::S_IXGRP;
+        let gives_rights = attr.mode & libc::S_ISUID != 0 || attr.mode & RUNS_AS_GROUP == RUNS_AS_GROUP;
+        if attr.kind == NodeKind::File && !gives_rights && may_change() { Ok(()) } else { Err(libc::EPERM) }
+    }
+
+    /// The mode of a file whose bytes this user changes, if it becomes another one: set-user-id and set-group-id go, but for a
+    /// set-group-id bit without execution by the group, if the user is in that.
+    pub(crate) fn mode_after_change(&self, attr: &Attr) -> Option<u32> {
+        let mut mode = attr.mode & !libc::S_ISUID;
+        if mode & libc::S_IXGRP != 0 || !self.is_in(attr.gid) {
+            mode &= !libc::S_ISGID;
+        }
+        (!self.is_root() && mode != attr.mode).then_some(mode & 0o7777)
+    }
+
     /// Whether the user may change a node's mode and times.
     pub(crate) fn owns(&self, attr: &Attr) -> Result<(), i32> {
         if self.is_root() || self.uid == attr.uid { Ok(()) } else { Err(libc::EPERM) }
@@ -106,7 +131,7 @@ mod tests {
 
     #[test]
     fn a_list_counts_where_there_is_one() {
-        let user = User { uid: 5, gid: 6, groups: vec![7] };
+        let user = User { uid: 5, gid: 6, groups: vec![7], protects_links: true };
         let mut list = vec![2, 0, 0, 0];
         for (tag, rights, id) in [(1, 7, u32::MAX), (2, 4, 5), (4, 7, u32::MAX), (16, 7, u32::MAX), (32, 0, u32::MAX)] {
             list.extend([tag, 0, rights, 0]);
@@ -125,7 +150,7 @@ mod tests {
 
     #[test]
     fn the_first_class_that_fits_counts() {
-        let user = User { uid: 5, gid: 6, groups: vec![7] };
+        let user = User { uid: 5, gid: 6, groups: vec![7], protects_links: true };
         let file = |mode, uid, gid| node(NodeKind::File, mode, uid, gid);
         assert_eq!(may(&user, &file(0o077, 5, 6), libc::R_OK), Err(libc::EACCES));
         assert_eq!(may(&user, &file(0o600, 5, 9), libc::R_OK | libc::W_OK), Ok(()));
@@ -133,7 +158,7 @@ mod tests {
         assert_eq!(may(&user, &file(0o640, 9, 7), libc::R_OK), Ok(()));
         assert_eq!(may(&user, &file(0o604, 9, 9), libc::R_OK), Ok(()));
         assert_eq!(may(&user, &file(0o604, 9, 9), libc::W_OK), Err(libc::EACCES));
-        let root = User { uid: 0, gid: 0, groups: vec![] };
+        let root = User { uid: 0, gid: 0, groups: vec![], protects_links: true };
         assert_eq!(may(&root, &file(0, 9, 9), libc::R_OK | libc::W_OK), Ok(()));
         assert_eq!(may(&root, &file(0o600, 9, 9), libc::X_OK), Err(libc::EACCES));
         assert_eq!(may(&root, &node(NodeKind::Dir, 0, 9, 9), libc::X_OK), Ok(()));
@@ -141,7 +166,7 @@ mod tests {
 
     #[test]
     fn in_a_sticky_directory_one_removes_ones_own() {
-        let user = User { uid: 5, gid: 6, groups: vec![] };
+        let user = User { uid: 5, gid: 6, groups: vec![], protects_links: true };
         let folder = |mode| node(NodeKind::Dir, mode, 1, 1);
         let (mine, other) = (node(NodeKind::File, 0o600, 5, 6), node(NodeKind::File, 0o666, 8, 8));
         assert_eq!(user.may_remove(&folder(0o1777), &mine), Ok(()));
@@ -151,11 +176,35 @@ mod tests {
 
     #[test]
     fn what_is_given_away_is_roots_to_give() {
-        let user = User { uid: 5, gid: 6, groups: vec![7] };
+        let user = User { uid: 5, gid: 6, groups: vec![7], protects_links: true };
         let mine = node(NodeKind::File, 0o600, 5, 6);
         assert_eq!(user.may_give(&mine, Some(5), Some(7)), Ok(()));
         assert_eq!(user.may_give(&mine, None, Some(8)), Err(libc::EPERM));
         assert_eq!(user.may_give(&mine, Some(4), None), Err(libc::EPERM));
         assert_eq!((user.owns(&mine), user.owns(&node(NodeKind::File, 0o777, 1, 6))), (Ok(()), Err(libc::EPERM)));
+    }
+
+    #[test]
+    fn links_of_others_files_are_protected() {
+        let user = User { uid: 5, gid: 6, groups: vec![7], protects_links: true };
+        let file = |mode, uid| node(NodeKind::File, mode, uid, 9);
+        assert_eq!(user.may_link(&file(0o4755, 5), || panic!("it is the owner")), Ok(()));
+        assert_eq!(user.may_link(&file(0o666, 8), || true), Ok(()));
+        assert_eq!(user.may_link(&file(0o644, 8), || false), Err(libc::EPERM));
+        assert_eq!(user.may_link(&file(0o4777, 8), || true), Err(libc::EPERM));
+        assert_eq!(user.may_link(&file(0o2777, 8), || true), Err(libc::EPERM));
+        assert_eq!(user.may_link(&node(NodeKind::Fifo, 0o666, 8, 9), || true), Err(libc::EPERM));
+        let user = User { protects_links: false, ..user };
+        assert_eq!(user.may_link(&file(0o600, 8), || false), Ok(()));
+    }
+
+    #[test]
+    fn set_id_bits_go_when_a_file_is_changed() {
+        let user = User { uid: 5, gid: 6, groups: vec![7], protects_links: true };
+        let after = |mode, gid| user.mode_after_change(&node(NodeKind::File, mode, 5, gid));
+        assert_eq!((after(0o6755, 6), after(0o4644, 9), after(0o755, 6)), (Some(0o755), Some(0o644), None));
+        assert_eq!((after(0o2644, 7), after(0o2644, 9)), (None, Some(0o644)), "a lock bit stays for members");
+        let root = User { uid: 0, ..user };
+        assert_eq!(root.mode_after_change(&node(NodeKind::File, 0o6755, 5, 6)), None);
     }
 }

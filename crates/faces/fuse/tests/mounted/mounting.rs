@@ -169,3 +169,39 @@ fn a_mount_whose_connection_was_cut_is_taken_away() {
     assert_eq!(fs::read_dir(&point).unwrap().count(), 0, "the directory below");
     drop(kept);
 }
+
+/// The mount's lines in the kernel's list.
+fn lines_below(folder: &std::path::Path) -> usize {
+    let mounts = fs::read_to_string("/proc/self/mountinfo").unwrap();
+    mounts.lines().filter(|line| line.contains(folder.to_str().unwrap())).count()
+}
+
+#[test]
+fn a_mount_is_taken_away_where_it_is_now() {
+    let Some(cluster) = Cluster::start(Duration::from_secs(20)) else { return };
+    let directory = tempfile::tempdir().unwrap();
+    let [before, now, bound] = ["before", "now", "bound"].map(|name| directory.path().join(name));
+    for is_forced in [false, true] {
+        fs::create_dir_all(before.join("mount")).unwrap();
+        let mounted = mount(cluster.client(), &before.join("mount"), MountOptions::default()).unwrap();
+        fs::rename(&before, &now).unwrap();
+        let in_use = is_forced.then(|| File::create(now.join("mount/f")).unwrap());
+        if is_forced {
+            mounted.abort().unwrap()
+        } else {
+            mounted.unmount().unwrap()
+        }
+        assert_eq!(lines_below(directory.path()), 0, "forced: {is_forced}");
+        assert!(mounted.wait_for(Duration::ZERO).is_some(), "forced: {is_forced}");
+        drop(in_use);
+        fs::remove_dir_all(&now).unwrap();
+    }
+    fs::create_dir_all(&before).unwrap();
+    fs::create_dir_all(&bound).unwrap();
+    let mounted = mount(cluster.client(), &before, MountOptions::default()).unwrap();
+    if rustix::mount::mount_bind(&before, &bound).is_err() {
+        return skip("root", "nothing can be bound elsewhere");
+    }
+    drop(mounted);
+    assert_eq!(lines_below(directory.path()), 0);
+}

@@ -71,7 +71,16 @@ unsafe fn asked(
 ) -> c_long {
     let mut room = Room::new();
     // SAFETY: the caller's promise.
-    match SERVED.place(dir, unsafe { bytes(path) }, &mut room) {
+    let said = unsafe { bytes(path) };
+    let mut request = request;
+    let place = SERVED.place(dir, said, &mut room).and_then(|place| match open_file_named(said) {
+        Some(open) if place == Place::Foreign && follows(&request) => {
+            request.a &= i64::from(!libc::O_CREAT);
+            SERVED.path_of(open, &mut room).map(|()| Place::Inside)
+        }
+        _ => Ok(place),
+    });
+    match place {
         Err(errno) => fail(errno),
         Ok(Place::Foreign) => real(dir, path),
         Ok(Place::Outside) => real(libc::AT_FDCWD, room.c_str().as_ptr()),
@@ -90,6 +99,29 @@ unsafe fn asked(
             }
         }
     }
+}
+
+/// Whether a request is about what a link at the end of its path leads to, as those are that name descriptors.
+fn follows(request: &Request) -> bool {
+    match request.op {
+        Op::Open => request.a & i64::from(libc::O_NOFOLLOW) == 0,
+        Op::Stat => request.a & i64::from(libc::AT_SYMLINK_NOFOLLOW) == 0,
+        _ => false,
+    }
+}
+
+/// The open file of the cluster whose descriptor a path of the machine names, such as `/dev/stdin`.
+pub fn open_file_named(path: &[u8]) -> Option<u64> {
+    let fd = match path {
+        b"/dev/stdin" => 0,
+        b"/dev/stdout" => 1,
+        b"/dev/stderr" => 2,
+        _ => {
+            let below = [&b"/dev/fd/"[..], b"/proc/self/fd/"].iter().find_map(|folder| path.strip_prefix(*folder))?;
+            std::str::from_utf8(below).ok()?.parse().ok()?
+        }
+    };
+    SERVED.open_file(fd)
 }
 
 /// Asks the agent about an open file of the cluster; `None`: the descriptor is another's.

@@ -71,6 +71,19 @@ impl Room {
         Ok(())
     }
 
+    /// Goes up by the `..` at the beginning of a path, at most to the root; returns the rest of the path.
+    fn ascend<'a>(&mut self, mut path: &'a [u8]) -> &'a [u8] {
+        while self.len > 0 {
+            let Some(rest) = path.strip_prefix(b"..").filter(|rest| rest.is_empty() || rest.starts_with(b"/")) else {
+                break;
+            };
+            path = rest.get(rest.iter().take_while(|byte| **byte == b'/').count()..).unwrap_or(&[]);
+            let parent = self.path().iter().rposition(|byte| *byte == b'/').unwrap_or(0);
+            self.cut(parent);
+        }
+        path
+    }
+
     fn step(&mut self, word: &[u8]) -> Result<(), i32> {
         match word {
             b"" | b"." => Ok(()),
@@ -100,7 +113,7 @@ pub enum Place {
 
 impl Served {
     /// Where `path` leads that begins at `dir` (as for `openat`). The error is an errno.
-    pub fn place(&self, dir: i32, path: &[u8], room: &mut Room) -> Result<Place, i32> {
+    pub fn place(&self, dir: i32, mut path: &[u8], room: &mut Room) -> Result<Place, i32> {
         let Some(run) = self.run() else { return Ok(Place::Foreign) };
         if path.is_empty() {
             return Ok(Place::Foreign);
@@ -112,9 +125,11 @@ impl Served {
         // Where the path begins: from the root of the cluster, or on the machine above the prefix.
         let mut begin = [0u8; PATH_MAX];
         if dir == libc::AT_FDCWD {
-            let Some(now) = current(&mut begin) else { return Ok(Place::Foreign) };
+            let Some(now) = current_or_gone(&mut begin) else { return Ok(Place::Foreign) };
             let Some(below) = below(now, &run.directories) else { return run.beginning_at(now, path, room) };
             room.set(below)?;
+            // That path has no links, and what it leads to may be gone.
+            path = room.ascend(path);
         } else {
             let Some(open) = self.open_file(dir) else {
                 let Some(now) = of_descriptor(dir, &mut begin) else { return Ok(Place::Foreign) };
@@ -159,10 +174,23 @@ fn current(bytes: &mut [u8; PATH_MAX]) -> Option<&[u8]> {
     bytes.get(..usize::try_from(len).ok()?.checked_sub(1)?)
 }
 
+/// The same, also of one that was removed. The kernel marks its path, so that it leads nowhere, and what is above it is right.
+fn current_or_gone(bytes: &mut [u8; PATH_MAX]) -> Option<&[u8]> {
+    let len = current(bytes).map(<[u8]>::len);
+    match len {
+        Some(len) => bytes.get(..len),
+        None => link(c"/proc/self/cwd", bytes),
+    }
+}
+
 /// The path of a descriptor of the machine.
 fn of_descriptor(fd: i32, bytes: &mut [u8; PATH_MAX]) -> Option<&[u8]> {
-    let name = crate::paths::ProcName::new(fd);
-    let (path, room) = (name.as_c_str().as_ptr(), bytes.len());
+    link(crate::paths::ProcName::new(fd).as_c_str(), bytes)
+}
+
+/// What a symbolic link says.
+fn link<'a>(path: &CStr, bytes: &'a mut [u8; PATH_MAX]) -> Option<&'a [u8]> {
+    let (path, room) = (path.as_ptr(), bytes.len());
     // SAFETY: the kernel writes at most that many bytes into the place.
     let len = unsafe { libc::syscall(libc::SYS_readlinkat, libc::AT_FDCWD, path, bytes.as_mut_ptr(), room) };
     bytes.get(..usize::try_from(len).ok()?)
@@ -301,6 +329,23 @@ mod tests {
         check(&served, "/data/x/b/../local/a", Place::Outside, "/data/x/local/a");
         check(&served, "/data/x/a.lock", Place::Outside, "/data/x/a.lock");
         check(&served, "/data/x/other", Place::Inside, "/other");
+    }
+
+    #[test]
+    fn paths_go_up_from_where_they_begin() {
+        let up = |begin: &str, path: &str| {
+            let mut room = Room::new();
+            room.set(begin.as_bytes()).unwrap();
+            let rest = room.ascend(path.as_bytes()).to_vec();
+            (String::from_utf8(room.path().to_vec()).unwrap(), String::from_utf8(rest).unwrap())
+        };
+        let told = |path: &str, rest: &str| (path.to_string(), rest.to_string());
+        assert_eq!(up("/a/b", "../../c"), told("", "c"));
+        assert_eq!(up("/a/b", "..//x/../y"), told("/a", "x/../y"));
+        assert_eq!(up("/a", ".."), told("", ""));
+        assert_eq!(up("/a", "../../x"), told("", "../x"), "out of the cluster");
+        assert_eq!(up("/a/b", "..x"), told("/a/b", "..x"));
+        assert_eq!(up("/a/b", "./.."), told("/a/b", "./.."));
     }
 
     #[test]

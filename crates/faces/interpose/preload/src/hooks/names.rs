@@ -230,7 +230,11 @@ unsafe fn two(
                 Err(errno) => fail(errno) as c_int,
             }
         }
-        (Ok(Place::Inside), _) | (_, Ok(Place::Inside)) => fail(libc::EXDEV) as c_int,
+        (Ok(Place::Inside), _) | (_, Ok(Place::Inside)) => {
+            // SAFETY: the callers' paths.
+            let is_empty = unsafe { served::bytes(from).is_empty() || served::bytes(to).is_empty() };
+            fail(if is_empty { libc::ENOENT } else { libc::EXDEV }) as c_int
+        }
         (Ok(first), Ok(second)) => {
             let from = if first == Place::Outside { (HERE, a.c_str().as_ptr()) } else { (from_dir, from) };
             let to = if second == Place::Outside { (HERE, b.c_str().as_ptr()) } else { (to_dir, to) };
@@ -322,6 +326,9 @@ unsafe fn read_link(
     real: impl FnOnce(c_int, *const c_char) -> ssize_t,
 ) -> ssize_t {
     let done = |_, data: &[u8]| {
+        if len == 0 {
+            return fail(libc::EINVAL);
+        }
         let len = data.len().min(len);
         // SAFETY: the caller's buffer.
         unsafe { std::ptr::copy_nonoverlapping(data.as_ptr(), buffer.cast(), len) };

@@ -159,8 +159,9 @@ pub unsafe fn open(path: *const c_char, mode: *const c_char) -> Option<*mut FILE
     }
     let mut room = impresario_interpose::served::Room::new();
     // SAFETY: the caller's path.
-    match SERVED.place(libc::AT_FDCWD, unsafe { served::bytes(path) }, &mut room) {
-        Ok(impresario_interpose::served::Place::Foreign) => return None,
+    let bytes = unsafe { served::bytes(path) };
+    match SERVED.place(libc::AT_FDCWD, bytes, &mut room) {
+        Ok(impresario_interpose::served::Place::Foreign) if served::open_file_named(bytes).is_none() => return None,
         Ok(_) => {}
         Err(errno) => {
             set_errno(errno);
@@ -183,7 +184,10 @@ pub unsafe fn open(path: *const c_char, mode: *const c_char) -> Option<*mut FILE
 
 /// A stream on a fresh descriptor, which is closed when there is none.
 fn begin(fd: c_int, mode: &CStr) -> *mut FILE {
-    if mode.to_bytes().starts_with(b"a") {
+    // What also reads begins at the beginning.
+    if flags(mode.to_bytes())
+        .is_some_and(|flags| flags & libc::O_APPEND != 0 && flags & libc::O_ACCMODE != libc::O_RDWR)
+    {
         // SAFETY: a descriptor and numbers.
         unsafe { positions::lseek64(fd, 0, libc::SEEK_END) };
     }
@@ -247,12 +251,20 @@ pub unsafe fn reopen(path: *const c_char, mode: *const c_char, stream: *mut FILE
     };
     // SAFETY: the caller's mode.
     let flags = flags(unsafe { CStr::from_ptr(mode) }.to_bytes());
-    let Some(flags) = flags else { return refuse(libc::EINVAL) };
+    let Some(mut flags) = flags else { return refuse(libc::EINVAL) };
     // Only standard streams can become others in place, and streams of ours whose mode stays what they are made for.
     // SAFETY: the C library's variables.
     let standard = unsafe { [stdin, stdout, stderr] }.iter().position(|known| *known == stream).map(|at| at as c_int);
+    // Without a path the file is opened anew in another mode.
+    let (mut path, mut name) = (path, impresario_interpose::served::Room::new());
     if path.is_null() {
-        return refuse(libc::EBADF);
+        let open = ours.and_then(|fd| SERVED.open_file(fd)).ok_or(libc::EBADF);
+        let named = open.and_then(|open| SERVED.path_of(open, &mut room));
+        if let Err(errno) = named.and_then(|()| SERVED.name_of(room.path(), &mut name)) {
+            return refuse(errno);
+        }
+        path = name.c_str().as_ptr();
+        flags &= !(libc::O_CREAT | libc::O_EXCL);
     }
     let Some(target) = ours.or(standard) else { return refuse(libc::EOPNOTSUPP) };
     // SAFETY: the caller's stream and path.

@@ -91,7 +91,7 @@ fgetxattrs! { fgetxattr(key) GetXattr; flistxattr() ListXattr; }
 /// As `setxattr`.
 unsafe fn value<'a>(bytes: *const c_void, len: size_t) -> &'a [u8] {
     // What is longer than any attribute is refused by its length.
-    let len = len.min(1 << 16);
+    let len = len.min((64 << 10) + 1);
     // SAFETY: the caller's value.
     if len == 0 { b"" } else { unsafe { std::slice::from_raw_parts(bytes.cast(), len) } }
 }
