@@ -49,6 +49,27 @@ fn corner_cases_are_as_on_a_local_folder() {
     assert!(differing.is_empty() && expected.out == got.out, "local and cluster differ: {differing:#?}");
 }
 
+/// O_SYNC and O_DSYNC: what was written is on the device when the call returns.
+#[test]
+fn synchronous_writes_reach_the_device() {
+    let cluster = Cluster::start(1, 1, |_| {});
+    let syncs = || {
+        let status = support::run(&["status", "--json", cluster.path.to_str().unwrap()]);
+        let status: serde_json::Value = serde_json::from_str(&status.out).unwrap();
+        let servers = status["servers"].as_array().unwrap().iter();
+        let data = servers.filter(|server| server["name"] == "data.0");
+        data.filter_map(|s| s["state"]["engine"]["histograms"]["request_ns"]["other"]["count"].as_u64()).sum::<u64>()
+    };
+    let before = syncs();
+    for flag in ["sync", "dsync", "sync,append"] {
+        shell(
+            &cluster,
+            &format!("cd {AT}; dd if=/dev/zero of=f bs=512 count=20 oflag={flag} conv=notrunc status=none"),
+        );
+    }
+    assert!(syncs() >= before + 60, "{before} {}", syncs());
+}
+
 #[test]
 fn a_working_directory_that_is_renamed_or_removed_is_as_on_a_local_folder() {
     let cluster = Cluster::start(1, 0, |_| {});

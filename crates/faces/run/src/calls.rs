@@ -424,6 +424,15 @@ impl Calls {
 
     fn write(&self, asked: &Asked<'_>) -> Result<i64, Stop> {
         let open = self.opens.get(asked.numbers.open)?;
+        let written = self.write_to(&open, asked)?;
+        // O_SYNC has this bit, too.
+        if written > 0 && *open.flags.lock() & libc::O_DSYNC != 0 {
+            open.file()?.sync()?;
+        }
+        Ok(written)
+    }
+
+    fn write_to(&self, open: &Open, asked: &Asked<'_>) -> Result<i64, Stop> {
         if !open.may_write() {
             return Err(libc::EBADF.into());
         }
@@ -434,7 +443,7 @@ impl Calls {
         if data.is_empty() {
             return Ok(0);
         }
-        self.take_set_id(&open)?;
+        self.take_set_id(open)?;
         let mut position = (at == AT_POSITION).then(|| open.position.lock());
         let is_append = *open.flags.lock() & libc::O_APPEND != 0;
         if is_append && let Some((at, len)) = file.append(data)? {
