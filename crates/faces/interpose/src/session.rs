@@ -628,12 +628,11 @@ impl Consumer for Assist {
         if FileType::from_raw_mode(stat.st_mode) != FileType::RegularFile {
             return Claim::Ignore;
         }
-        let Ok(flags) = rustix::fs::fcntl_getfl(borrowed) else { return Claim::Later };
-        let access = flags & OFlags::RWMODE;
-        // A file that is written now may be read later by its other name or length, so the record has to have it.
-        if opened && access == OFlags::RDONLY && is_passed_over(stat.st_size) {
+        if opened && is_passed_over(stat.st_size) {
             return Claim::PassOver;
         }
+        let Ok(flags) = rustix::fs::fcntl_getfl(borrowed) else { return Claim::Later };
+        let access = flags & OFlags::RWMODE;
         let only_written = access == OFlags::WRONLY && PAGE.mode.load(Relaxed) == Mode::Advise as u32;
         if flags.contains(OFlags::PATH) || only_written {
             return Claim::Ignore;
