@@ -34,6 +34,8 @@ use crate::judge::{Judge, Why, is_slow, waited_ns};
 
 /// Blocks are of this size when strides are detected, so that little is brought in for nothing.
 const ONLINE_BLOCK_BYTES: u64 = 512 << 10;
+/// And of this size on the line of pieces that are learnt, of which many small ones may be in a block.
+const LEARNT_BLOCK_BYTES: u64 = 128 << 10;
 /// They are prefetched together with this many bytes, so that requests are long all the same.
 const ONLINE_BATCH_BYTES: u64 = 4 << 20;
 /// Hints for files that are not larger are not tried first: they are over before a trial is.
@@ -54,6 +56,9 @@ const THREADS_MAX: u16 = 64;
 /// What a program's reads of a file without a plan must have waited in all before their pattern is followed or its index read:
 /// one that waits for less, as on a fast disk, can gain less than a mistake costs.
 const AT_STAKE_NS: u64 = 8_000_000;
+/// What hints by a file's index or its kind may have cost before others have their turn, and what counts at most of what they saved.
+const KNOWN_LOST_NS_MAX: i64 = 8_000_000;
+const KNOWN_SAVED_NS_MAX: i64 = 100_000_000;
 
 /// Stands for a program that will open the file; the manager gives no program this number.
 const EXPECTED: u64 = (1 << 48) - 1;
@@ -123,6 +128,10 @@ pub struct Advisor {
     expecting_until_ns: Option<u64>,
     /// What reads have still to wait before it is known that something is at stake.
     to_wait_ns: u64,
+    /// What hints by the file's index or its kind have saved, less what they cost.
+    known_saved_ns: i64,
+    /// Whether these give way to others that may be better; not where hints are given whatever comes of them.
+    gives_way: bool,
 }
 
 impl Advisor {
@@ -157,7 +166,7 @@ impl Advisor {
             Engine::Nothing
         };
         let learnt = match (&engine, &monitored.learnt) {
-            (Engine::Online(..), Some(shape)) => Learnt::new(shape, geometry(ONLINE_BLOCK_BYTES), size_bytes),
+            (Engine::Online(..), Some(shape)) => Learnt::new(shape, geometry(LEARNT_BLOCK_BYTES), size_bytes),
             _ => None,
         };
         let gap_bytes = device.gap_bytes();
@@ -188,6 +197,8 @@ impl Advisor {
             quiet_looks: 0,
             expecting_until_ns: None,
             to_wait_ns: if at_once { 0 } else { AT_STAKE_NS },
+            known_saved_ns: 0,
+            gives_way: stand_down.enabled,
         }
     }
 
@@ -306,6 +317,13 @@ impl Advisor {
     pub fn read(&mut self, reader: Reader, read: &Read, may: &mut dyn FnMut(u64) -> bool) -> Vec<Action> {
         let is_watched_on = self.is_heard_of(read.now_ns, Some(&read.bytes));
         let advising = self.judge.may_hint(read.now_ns);
+        // Before a file goes without any hints, those that need no plan have their turn.
+        if matches!(self.judge.why(), Some(Why::NoGain(_) | Why::Wasted(_)))
+            && self.learnt.as_mut().is_some_and(Learnt::step_aside)
+        {
+            self.judge.start_anew(self.tally());
+            self.gaps.after_others();
+        }
         if self.judge.why().is_some() {
             if !std::mem::replace(&mut self.was_down, true) {
                 self.forget();
@@ -345,16 +363,40 @@ impl Advisor {
                 if read.bytes.is_empty() {
                     return Vec::new();
                 }
-                let known = self.learnt.as_mut().and_then(|learnt| learnt.read(reader, &read.bytes, &mut grant));
+                let thread = Reader { thread: reader.thread % THREADS_MAX, ..reader };
+                let seen = detectors.entry(thread).or_default().observe(&read.bytes, self.gap_bytes);
+                // Where what is known comes late, longer pieces may come sooner: what is found out without a plan goes before it.
+                let is_late = self.gives_way && self.learnt.as_ref().is_some_and(Learnt::is_late);
+                let is_open = is_late && seen.forecast.is_some();
+                if is_open {
+                    self.gaps.after_others();
+                }
+                let mut may = |bytes: u64| !is_open && grant(bytes);
+                let known = self.learnt.as_mut().and_then(|learnt| {
+                    let late_ns = if slow { waited_ns(len, read.duration_ns) } else { 0 };
+                    learnt.read(reader, &read.bytes, late_ns, &mut may)
+                });
                 // Only one of them may be granted bytes: the other's prefetches would be counted and never made.
-                let known =
-                    known.or_else(|| self.indexed.read(reader.program, &read.bytes, self.size_bytes, &mut grant));
-                let is_known = known.is_some();
+                let known = known.or_else(|| self.indexed.read(reader.program, &read.bytes, self.size_bytes, &mut may));
+                let is_known = known.is_some() && !is_open;
                 let (brought, more) = known.unwrap_or_default();
                 let hit = brought || cache.holds(&read.bytes);
-                let reader = Reader { thread: reader.thread % THREADS_MAX, ..reader };
-                let seen = detectors.entry(reader).or_default().observe(&read.bytes, self.gap_bytes);
-                let stream = stream_of(reader, seen.stream);
+                if read.duration_ns > 0 && (brought || is_known && slow && !alone) {
+                    let usual_ns = self.unaided.usual_ns(len).unwrap_or(read.duration_ns);
+                    let saved_ns =
+                        i64::try_from(usual_ns).unwrap_or(i64::MAX).saturating_sub_unsigned(read.duration_ns);
+                    self.known_saved_ns = self.known_saved_ns.saturating_add(saved_ns).min(KNOWN_SAVED_NS_MAX);
+                    // A device that serves one request after the other may be slower by what it does not need yet.
+                    if self.known_saved_ns < -KNOWN_LOST_NS_MAX && self.gives_way {
+                        self.known_saved_ns = 0;
+                        self.indexed.step_aside();
+                        if let Some(learnt) = &mut self.learnt {
+                            learnt.step_aside();
+                        }
+                        self.gaps.after_others();
+                    }
+                }
+                let stream = stream_of(thread, seen.stream);
                 let mut actions = if seen.fresh { cache.depart(stream) } else { Vec::new() };
                 actions.extend(more);
                 match alone {
@@ -476,7 +518,7 @@ impl Advisor {
         if !watches || self.is_mapped {
             return false;
         }
-        let is_foretold = self.indexed.is_followed() || self.learnt.as_ref().is_some_and(|l| !l.is_given_up());
+        let is_foretold = self.indexed.is_followed() || self.learnt.as_ref().is_some_and(Learnt::is_followed);
         if let Some(read) = read.filter(|_| !is_foretold)
             && self.map_watch.as_mut().is_some_and(|watch| watch.goes_on(read))
         {
@@ -628,7 +670,7 @@ impl Advisor {
 
     /// Whether the file's kind was known, and the program read it in another order.
     pub fn has_strayed(&self) -> bool {
-        self.learnt.as_ref().is_some_and(Learnt::is_given_up)
+        self.learnt.as_ref().is_some_and(Learnt::has_strayed)
     }
 
     /// Why the file gets no hints now.

@@ -203,6 +203,12 @@ impl Judge {
         self.programs = programs.clamp(1, PROGRAMS_MAX);
     }
 
+    /// Other hints are given from now on, and judged by what they bring; bytes let go until now are not.
+    pub fn start_anew(&mut self, tally: Tally) {
+        let before = std::mem::replace(self, Judge::new(self.options, false));
+        (self.judged, self.programs, self.stood_down) = (tally, before.programs, before.stood_down);
+    }
+
     /// Bytes let go until now are not judged.
     pub fn start_over(&mut self, tally: Tally) {
         self.judged = tally;

@@ -28,8 +28,8 @@ pub use store::{Learnt, SHARED, Store, StoreError};
 use crate::plan::{Purpose, purpose, uses};
 use crate::record::SOURCE;
 
-/// Nothing is learnt of shorter files: the kernel reads them as a whole.
-const FILE_BYTES_MIN: u64 = 64 << 10;
+/// Nothing is learnt of files that are no longer: the kernel reads them as a whole.
+pub const SHORT_BYTES_MAX: u32 = (64 << 10) - 1;
 /// Files of a run that are looked at, at most: those of which most was read.
 const FILES_MAX: usize = 1000;
 /// Reads of a file that are looked at, at most.
@@ -82,7 +82,7 @@ pub fn observe(trace: &Trace, label: Option<&str>) -> Observed {
         match purpose(&info.path, of) {
             Purpose::Program | Purpose::Output => {}
             Purpose::Scratch => observed.written += 1,
-            Purpose::Input if info.size_bytes.is_none_or(|size| size < FILE_BYTES_MIN) => observed.short += 1,
+            Purpose::Input if info.size_bytes.is_none_or(|size| size <= SHORT_BYTES_MAX.into()) => observed.short += 1,
             Purpose::Input => drop(reads.insert(*file, Vec::new())),
         }
     }

@@ -33,7 +33,7 @@ use impresario_ring::patterns::Kind as PatternKind;
 
 use crate::backend::Backends;
 use crate::config::Hints;
-use crate::learn::Kind;
+use crate::learn::{Kind, SHORT_BYTES_MAX};
 use crate::report::Report;
 pub use sink::{RecordedAccess, RecordedFile, Sink};
 pub use socket::is_abandoned;
@@ -57,12 +57,19 @@ pub struct Record {
     pub sink: Box<dyn Sink>,
     /// Of which files: canonical paths or patterns of them.
     pub patterns: Vec<(PatternKind, Vec<u8>)>,
+    /// Of files of at most so many bytes, some that are read from memory may be missing; 0: all are there.
+    pub small_bytes: u32,
 }
 
 impl Record {
     /// Of all regular files.
     pub fn of_everything(sink: Box<dyn Sink>) -> Record {
-        Record { sink, patterns: vec![(PatternKind::Tree, b"/".to_vec())] }
+        Record { sink, patterns: vec![(PatternKind::Tree, b"/".to_vec())], small_bytes: 0 }
+    }
+
+    /// Of the regular files from which something can be learnt.
+    pub fn to_learn_from(sink: Box<dyn Sink>) -> Record {
+        Record { small_bytes: SHORT_BYTES_MAX, ..Record::of_everything(sink) }
     }
 }
 

@@ -10,10 +10,14 @@ use std::time::{Duration, Instant};
 use crate::support::*;
 use impresario_assist::backend::{Advice, Backends, cached_pages};
 use impresario_assist::config::{BackendChoice, Budget, Entry, Hints, Limits, ReadAhead, Region, StandDown};
-use impresario_assist::manager::{Access, Handle, Manager, Options, RecordedAccess, RecordedFile, Sink};
+use impresario_assist::learn::{Files, Kind, SHORT_BYTES_MAX};
+use impresario_assist::manager::{
+    Access, Handle, KindsOf, Manager, Options, Record, RecordedAccess, RecordedFile, Sink,
+};
 use impresario_base::lock::Mutex;
-use impresario_ring::Op;
-use impresario_ring::message::ToClient;
+use impresario_foresight::Shape;
+use impresario_ring::message::{ToClient, register};
+use impresario_ring::{Op, SMALL_FILE_BYTES};
 use impresario_testing::page_cache;
 
 fn start(dir: &Path, hints: Hints) -> Handle {
@@ -289,32 +293,67 @@ fn small_files_in_memory_lull() {
     let (path, file) = cold_file(dir.path(), "f", 8192);
     let online = Entry { online: true, ..Entry::new(dir.path()) };
     let planned = Entry { will_need: vec![Region::WHOLE], ..Entry::new(&path) };
-    for (planned, lulls) in [(vec![], true), (vec![planned], false)] {
+    // Nothing is learnt of short files, whether or not something is known of the program.
+    let known = Kind {
+        files: Files { suffix: "h5".into(), ..Files::default() },
+        shape: Shape::default(),
+        learnt_from: 2,
+        held_out: None,
+    };
+    let (plain, learns, knows) = ((false, vec![]), (true, vec![]), (false, vec![known]));
+    for (planned, (learns, kinds), lull_bytes) in [
+        (vec![], plain.clone(), SMALL_FILE_BYTES),
+        (vec![planned], plain, 0),
+        (vec![], learns, SHORT_BYTES_MAX),
+        (vec![], knows, SHORT_BYTES_MAX),
+    ] {
         let hints = Hints { directory: vec![online.clone()], ..hints(planned) };
-        let manager = start(dir.path(), hints);
+        let record = learns.then(|| Record::to_learn_from(Box::new(Into(Arc::default()))));
+        let kinds: Option<KindsOf> = Some(Box::new(move |_| kinds.clone()));
+        let options = Options { record, kinds, ..Options::new(hints) };
+        let manager = Manager::start(options, &dir.path().join("socket")).unwrap();
         let mut program = Program::start(manager.socket());
         let mut read = |duration_ns| {
             let number = program.register(&file);
             program.push(access(number, Op::Read, 0, 8192, duration_ns));
             program.push(access(number, Op::Close, 0, 0, 0));
-            program.ring.is_lull()
         };
         for _ in 0..40 {
             read(2000);
         }
         let seen = |bytes| until("it is heard", || manager.report().unwrap().seen_bytes == bytes);
         seen(40 * 8192);
-        assert_eq!(program.ring.is_lull(), lulls);
+        assert_eq!(program.ring.lull_bytes(), lull_bytes);
         program.ring.add_passed_over(1000);
         seen(40 * 8192 + 1000);
         let number = program.register(&file);
         program.push(access(number, Op::Read, 0, 8192, 5_000_000));
         seen(41 * 8192 + 1000);
-        assert!(!program.ring.is_lull());
+        assert_eq!(program.ring.lull_bytes(), 0);
         drop(program);
         until("it is gone", || manager.report().unwrap().programs == 0);
         seen(41 * 8192 + 1000);
     }
+}
+
+/// Of a program that is recorded beside its hints all files are known, also those that it only writes.
+#[test]
+fn a_file_that_is_only_written_gets_no_hints() {
+    let dir = folder();
+    let online = Entry { online: true, ..Entry::new(dir.path()) };
+    let recorded = Arc::new(Mutex::new(Recorded::default()));
+    let record = Some(Record::to_learn_from(Box::new(Into(recorded.clone()))));
+    let options = Options { record, ..Options::new(Hints { directory: vec![online], ..hints(vec![]) }) };
+    let manager = Manager::start(options, &dir.path().join("socket")).unwrap();
+    let mut program = Program::start(manager.socket());
+    let (written, file) = cold_file(dir.path(), "written", MIB);
+    program.register_as(&file, register::WRITE | register::REOPENED);
+    let (read, file) = cold_file(dir.path(), "read", MIB);
+    program.register(&file);
+    until("both are recorded", || recorded.lock().opened.len() == 2);
+    let files: Vec<_> = manager.report().unwrap().files.into_iter().map(|file| file.path).collect();
+    assert_eq!(files, [read.to_str().unwrap()]);
+    assert_eq!(recorded.lock().opened[0].path, written);
 }
 
 #[test]

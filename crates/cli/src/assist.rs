@@ -51,6 +51,9 @@ pub enum Start {
     ThroughSsh(nodes::ThroughSsh),
     #[command(hide = true)]
     OnNode(nodes::OnNode),
+    /// Learn from a run whose trace is on standard input
+    #[command(hide = true)]
+    Remember,
 }
 
 pub fn run(command: Command) -> Result<ExitCode> {
@@ -73,6 +76,7 @@ pub fn start(command: Start) -> Result<ExitCode> {
         Start::Run(args) => run::run(args),
         Start::ThroughSsh(args) => nodes::through_ssh(args),
         Start::OnNode(args) => nodes::on_node(args),
+        Start::Remember => learn::remember(),
     }
 }
 

@@ -52,6 +52,11 @@ impl ReadingOrder {
         self.bytes
     }
 
+    /// Where the piece of this number begins in the sequence; its end where there are fewer.
+    pub fn beginning_of(&self, piece: usize) -> u64 {
+        self.pieces.get(piece).map_or(self.bytes, |piece| piece.at)
+    }
+
     /// Where in the sequence a reader is that has read these bytes of the file. Of pieces that are read several times the
     /// next one from where the reader was; `None` for a read that the order does not know.
     pub fn read(&mut self, reader: u64, bytes: &Range<u64>) -> Option<Range<u64>> {
@@ -117,7 +122,7 @@ impl ReadingOrder {
         self.short_across(place).map_or(place, |across| across.start)
     }
 
-    /// The parts of the file that lie at these places of the sequence, neighbours joined.
+    /// The parts of the file that lie at these places of the sequence, neighbours joined, whether they are read forward or backward.
     pub fn in_file(&self, places: Range<u64>) -> Vec<Range<u64>> {
         let first = self.pieces.partition_point(|p| p.at + (p.file.end - p.file.start) <= places.start);
         let mut parts: Vec<Range<u64>> = Vec::new();
@@ -126,6 +131,7 @@ impl ReadingOrder {
             let end = piece.file.end.min(piece.file.start + (places.end - piece.at));
             match parts.last_mut() {
                 Some(last) if last.end == start => last.end = end,
+                Some(last) if last.start == end => last.start = start,
                 _ => parts.push(start..end),
             }
         }
@@ -154,6 +160,15 @@ mod tests {
         assert_eq!(sequence.read(1, &(40..60)), Some(140..150));
         assert_eq!(sequence.read(1, &(300..400)), None);
         assert_eq!(sequence.read(1, &(300..501)), Some(0..1), "a read that reaches into a piece");
+    }
+
+    /// Each part is a request: a file that was read backward came in the pieces of its reads.
+    #[test]
+    fn what_is_read_backward_is_one_part() {
+        let sequence = sequence(&[(900, 100), (800, 100), (700, 100), (200, 50), (150, 50)]);
+        assert_eq!(sequence.in_file(0..400), [700..1000, 150..250]);
+        assert_eq!(sequence.in_file(100..250), [800..900, 700..750], "a cut piece begins where it does");
+        assert_eq!(sequence.beginning_in(0..320), [700..1000, 200..250]);
     }
 
     #[test]

@@ -198,9 +198,9 @@ impl Consumer {
         self.ring.helper().store(client.map_or(0, NonZeroU64::get), Relaxed);
     }
 
-    /// Says whether small files that are read fast need not be told of from now on.
-    pub fn set_lull(&mut self, lull: bool) {
-        self.ring.lull().store(lull.into(), Relaxed);
+    /// Says that files of at most so many bytes that are read fast need not be told of from now on; 0: that all are to be.
+    pub fn set_lull(&mut self, bytes: u32) {
+        self.ring.lull().store(bytes, Relaxed);
     }
 
     /// Bytes that the client read of such files, as counted by it.

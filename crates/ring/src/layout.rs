@@ -13,7 +13,7 @@
 //! | 640..644 | `closed`: 1 when the manager drains no more | manager |
 //! | 768..776 | `helper`: the client's number while the program is to give hints itself, else 0 | manager |
 //! | 896..912 | `unseen`: bytes, and rings of io_uring, that cannot be told of | producers |
-//! | 1024..1028 | `lull`: 1 while small files that are read fast need not be told of | manager |
+//! | 1024..1028 | `lull`: files of at most so many bytes that are read fast need not be told of; 0: all are | manager |
 //! | 1152..1160 | `passed_over`: bytes read of these files | producers |
 //! | 4096.. | slots of 40 bytes: `seq`, then the four words of an access | producers |
 //!

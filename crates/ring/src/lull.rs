@@ -4,7 +4,7 @@
 use crate::access::{Op, flag};
 
 /// Files of at most so many bytes are small.
-pub const SMALL_FILE_BYTES: u64 = 256 << 10;
+pub const SMALL_FILE_BYTES: u32 = 256 << 10;
 
 /// What a read from memory takes at most, beside a nanosecond for each byte.
 const FAST_NS: u64 = 40_000;

@@ -98,10 +98,10 @@ impl Producer {
         rings.fetch_add(more.rings, Relaxed);
     }
 
-    /// Whether small files that are read fast need not be told of now.
+    /// Files of at most so many bytes that are read fast need not be told of now; 0: all are to be.
     #[inline]
-    pub fn is_lull(&self) -> bool {
-        self.ring.lull().load(Relaxed) != 0
+    pub fn lull_bytes(&self) -> u32 {
+        self.ring.lull().load(Relaxed)
     }
 
     /// Adds what the program read of such a file.

@@ -185,7 +185,9 @@ fn cell(bench: &Bench<'_>, program: &Program, device: Device, on: &Bed, settings
     let known = stores.path().join("known");
     // Two files, so that there is something to be known: the others of their kind, and these.
     for words in [bench.words(program, &bench.learn_files())?, bench.words(program, &bench.new_files())?] {
-        tool(assist(&["run", "--quiet", "--learn"])?.arg("--").args(words).env(STORE, &known))?;
+        let trace = stores.path().join("run.imt");
+        tool(assist(&["record", "--force", "-o"])?.arg(&trace).arg("--").args(words))?;
+        tool(assist(&["learn"])?.arg(&trace).env(STORE, &known))?;
     }
     let learns = |store: PathBuf| {
         let mut command: Vec<Command> = assist(&["run", "--quiet", "--learn"]).into_iter().collect();

@@ -20,6 +20,8 @@ const ROUNDS: [u64; 2] = [2, 4];
 const EXTENT_BYTES: (u64, u64) = (64 << 10, 4 << 20);
 /// Of the time that the reads take from one to the next, what the extent may take of it, percent.
 const BEARABLE_PERCENT: u64 = 90;
+/// Reads that waited for no hint, as many as show a pattern.
+const READS_MIN: u64 = 4;
 /// Reads until a trial is given up whose end was not told.
 const READS_MAX: u32 = 256;
 /// An extent that the program does not come to costs a hundredth of what reads wait until the next one is tried at most; less each
@@ -71,6 +73,8 @@ pub(super) struct Gaps {
     /// What was tried before, and whether the program came there.
     tried: Option<Range<u64>>,
     is_reached: bool,
+    /// Other hints were given before.
+    comes_after_others: bool,
     /// Extents that the program had not come to when the next one was tried, and what reads must have waited in all until then.
     unreached: u32,
     again_ns: u64,
@@ -91,6 +95,7 @@ impl Gaps {
             is_untimed: false,
             tried: None,
             is_reached: true,
+            comes_after_others: false,
             unreached: 0,
             again_ns: 0,
         }
@@ -106,6 +111,11 @@ impl Gaps {
         if let Some(last_ns) = self.last_seen_ns.replace(now_ns) {
             (self.steps, self.steps_ns) = (self.steps + 1, self.steps_ns + now_ns.saturating_sub(last_ns));
         }
+    }
+
+    /// Other hints were given: what reads take without has still to be seen.
+    pub(super) fn after_others(&mut self) {
+        self.comes_after_others = true;
     }
 
     /// A read that waited for a hint: the time from the last read to the next tells nothing.
@@ -139,6 +149,7 @@ impl Gaps {
                 self.state = State::Settled;
                 Advice::Follow
             }
+            State::Untried(_) if self.comes_after_others && self.reads < READS_MIN => Advice::Wait,
             // Nothing can be compared.
             State::Untried(_) if self.is_untimed && self.steps_ns == 0 => {
                 self.state = State::Settled;

@@ -8,6 +8,10 @@ use impresario_foresight::Tracks;
 use crate::cache::{Action, Tally};
 use crate::formats::{FILE_BYTES_MIN, Format};
 
+/// What is asked for before reads have shown what it is worth, and so much more for each byte that was read since.
+const HEAD_BYTES: u64 = 1 << 20;
+const GROWTH: u64 = 2;
+
 /// Of one file.
 #[derive(Debug, Default)]
 pub(super) struct Indexed {
@@ -21,6 +25,10 @@ pub(super) struct Indexed {
     known: Option<(&'static str, Tracks)>,
     tally: Tally,
     unread_bytes: u64,
+    /// Bytes that its extents were read of.
+    read_bytes: u64,
+    /// It is not followed any more: that cost more than it saved.
+    has_stepped_aside: bool,
 }
 
 impl Indexed {
@@ -64,7 +72,20 @@ impl Indexed {
         self.end = bytes.end;
         // Who copies a file needs nothing of its index.
         self.is_wanted |= !is_straight_on && size_bytes >= FILE_BYTES_MIN && !self.formats.is_empty();
-        let next = self.known.as_mut()?.1.read(program, bytes, may)?;
+        if self.has_stepped_aside {
+            return None;
+        }
+        let allowed_bytes = HEAD_BYTES.saturating_add(self.read_bytes.saturating_mul(GROWTH));
+        let (mut asked_bytes, mut unread_bytes) = (self.tally.prefetched_bytes, self.unread_bytes);
+        let mut grant = |bytes: u64| {
+            // An extent may be longer than what is allowed at first.
+            let is_granted = (unread_bytes == 0 || asked_bytes.saturating_add(bytes) <= allowed_bytes) && may(bytes);
+            (asked_bytes, unread_bytes) =
+                if is_granted { (asked_bytes + bytes, unread_bytes + bytes) } else { (asked_bytes, unread_bytes) };
+            is_granted
+        };
+        let next = self.known.as_mut()?.1.read(program, bytes, &mut grant)?;
+        self.read_bytes = self.read_bytes.saturating_add(bytes.end - bytes.start);
         let brought: u64 = next.next.iter().map(|r| r.end - r.start).sum();
         self.tally.prefetched_bytes += brought;
         self.tally.used_bytes += next.used_bytes;
@@ -75,6 +96,14 @@ impl Indexed {
             false => self.tally.misses += 1,
         }
         Some((next.was_predicted, next.next.into_iter().map(Action::Prefetch).collect()))
+    }
+
+    /// Lets others have their turn, if it is followed.
+    pub(super) fn step_aside(&mut self) {
+        if self.known.is_some() {
+            self.has_stepped_aside = true;
+            self.clear();
+        }
     }
 
     /// A program has closed the file, or is gone.
@@ -97,7 +126,7 @@ impl Indexed {
 
     /// The index is there or on its way.
     pub(super) fn is_followed(&self) -> bool {
-        self.is_awaited || self.known.is_some()
+        self.is_awaited || self.known.is_some() && !self.has_stepped_aside
     }
 
     /// The format whose index is followed.

@@ -12,8 +12,18 @@ use rustc_hash::FxHashMap;
 use super::{Everything, Reader, in_file};
 use crate::cache::{Action, BlockCache, Geometry, Tally};
 
-/// What is brought in when a program opens the file, before it has shown that it follows; a piece begun is not cut.
+/// What is brought in when a program opens the file, before it has shown that it follows; a piece begun is not cut. No more than so
+/// many pieces.
 const HEAD_BYTES: u64 = 1 << 20;
+const HEAD_PIECES: usize = 16;
+/// As it reads, so much more for each byte. What is asked for cannot be asked for in a better way any more, so the first reads that
+/// wait for it get no more: after these a pattern would have been seen.
+const GROWTH: u64 = 2;
+/// Asked for together, so that pieces beside each other are one request.
+const STEP_BYTES: u64 = 512 << 10;
+const PATTERN_READS: u64 = 8;
+/// Reads of what was brought in are late when they have waited so long all the same, and every other one did.
+const LATE_NS: u64 = 8_000_000;
 /// A read follows if it begins no further behind the one before, or beyond its end: a program may skip what it knows.
 const BESIDE_BYTES: u64 = 4 << 20;
 /// Reads that do not follow, beyond a quarter of all, until the order is given up.
@@ -25,11 +35,22 @@ pub(super) struct Learnt {
     shape: std::sync::Arc<Shape>,
     line: ReadingOrder,
     cache: BlockCache,
+    block_bytes: u64,
     /// How far each program has come.
     places: FxHashMap<u64, Range<u64>>,
     /// Four for each read that does not follow, less one for each that does.
     astray: u32,
     is_given_up: bool,
+    /// Others have their turn.
+    has_stepped_aside: bool,
+    /// Bytes that were asked for, and that may be.
+    asked_bytes: u64,
+    allowed_bytes: u64,
+    /// Reads that followed, those of them that were brought in, those of these that waited all the same, and how long.
+    reads: u64,
+    hits: u64,
+    late: u64,
+    late_ns: u64,
 }
 
 impl Learnt {
@@ -38,7 +59,22 @@ impl Learnt {
         let line = ReadingOrder::new(shape.predict(size_bytes), size_bytes);
         let cache = BlockCache::new(geometry, line.bytes());
         let (places, shape) = (FxHashMap::default(), shape.clone());
-        (line.bytes() > 0).then_some(Learnt { shape, line, cache, places, astray: 0, is_given_up: false })
+        (line.bytes() > 0).then_some(Learnt {
+            shape,
+            line,
+            cache,
+            block_bytes: geometry.block_bytes,
+            places,
+            astray: 0,
+            is_given_up: false,
+            has_stepped_aside: false,
+            asked_bytes: 0,
+            allowed_bytes: 0,
+            reads: 0,
+            hits: 0,
+            late: 0,
+            late_ns: 0,
+        })
     }
 
     /// The file's length changed.
@@ -50,29 +86,33 @@ impl Learnt {
 
     /// A program has opened the file, or is about to: what it will read first is brought in.
     pub(super) fn opened(&mut self, program: u64, may: &mut dyn FnMut(u64) -> bool) -> Vec<Action> {
-        if self.is_given_up || self.places.contains_key(&program) {
+        if !self.is_followed() || self.places.contains_key(&program) {
             return Vec::new();
         }
-        let mut left = HEAD_BYTES;
+        let head_bytes = self.line.beginning_of(HEAD_PIECES).next_multiple_of(self.block_bytes).min(HEAD_BYTES);
+        self.allowed_bytes = self.allowed_bytes.max(head_bytes);
+        let mut left = head_bytes;
         let mut grant = |bytes: u64| {
             let is_granted = bytes <= left && may(bytes);
             left -= if is_granted { bytes } else { 0 };
             is_granted
         };
         let actions = self.cache.expect(program, 0, &Everything, &mut grant);
+        self.asked_bytes = self.asked_bytes.saturating_add(head_bytes - left);
         self.places.insert(program, 0..0);
         in_file(&self.line, actions)
     }
 
-    /// A program has read these bytes. `None` when the order does not know them; else whether they were brought in, and what
-    /// to do now.
+    /// A program has read these bytes, and waited so long for them. `None` when the order does not know them; else whether they were
+    /// brought in, and what to do now.
     pub(super) fn read(
         &mut self,
         reader: Reader,
         bytes: &Range<u64>,
+        waited_ns: u64,
         may: &mut dyn FnMut(u64) -> bool,
     ) -> Option<(bool, Vec<Action>)> {
-        if self.is_given_up {
+        if !self.is_followed() {
             return None;
         }
         let place = self.line.read(reader.program, bytes)?;
@@ -88,8 +128,43 @@ impl Learnt {
             return None;
         }
         let hit = self.cache.holds(&place);
-        let actions = self.cache.access(reader.program, place, &Everything, may);
+        self.reads += 1;
+        self.hits += u64::from(hit);
+        if hit && waited_ns > 0 {
+            self.late += 1;
+            self.late_ns = self.late_ns.saturating_add(waited_ns);
+        }
+        if !hit || waited_ns == 0 || self.reads > PATTERN_READS {
+            let more_bytes = (bytes.end - bytes.start).saturating_mul(GROWTH);
+            self.allowed_bytes = self.allowed_bytes.max(HEAD_BYTES).saturating_add(more_bytes);
+        }
+        let allowed_bytes = self.allowed_bytes / STEP_BYTES * STEP_BYTES;
+        let asked_bytes = &mut self.asked_bytes;
+        let mut is_full = false;
+        let mut grant = |bytes: u64| {
+            // Beyond it nothing makes room: 0 bytes are refused, too.
+            is_full = if bytes > 0 { asked_bytes.saturating_add(bytes) > allowed_bytes } else { is_full };
+            let is_granted = !is_full && may(bytes);
+            *asked_bytes += if is_granted { bytes } else { 0 };
+            is_granted
+        };
+        let actions = self.cache.access(reader.program, place, &Everything, &mut grant);
         Some((hit, in_file(&self.line, actions)))
+    }
+
+    /// Whether the device does not bring in what is asked for as fast as it is read.
+    pub(super) fn is_late(&self) -> bool {
+        self.late_ns >= LATE_NS && self.late * 2 >= self.hits
+    }
+
+    /// Lets others have their turn if hints were given; whether it does now.
+    pub(super) fn step_aside(&mut self) -> bool {
+        let steps_aside = self.is_followed() && self.asked_bytes > 0;
+        if steps_aside {
+            self.has_stepped_aside = true;
+            self.clear();
+        }
+        steps_aside
     }
 
     /// A program has closed the file, or is gone.
@@ -111,8 +186,13 @@ impl Learnt {
         self.clear();
     }
 
+    /// Whether hints come of it.
+    pub(super) fn is_followed(&self) -> bool {
+        !self.is_given_up && !self.has_stepped_aside
+    }
+
     /// Whether the file is read in another order than its kind.
-    pub(super) fn is_given_up(&self) -> bool {
+    pub(super) fn has_strayed(&self) -> bool {
         self.is_given_up
     }
 
@@ -180,7 +260,7 @@ mod tests {
         let reads = std::iter::once(size - 8..size).chain((0..256).map(|i| i * (256 << 10)..i * (256 << 10) + 65_536));
         let (mut hits, mut bytes) = (0, brought(&head));
         for read in reads {
-            let (hit, actions) = learnt.read(reader(1), &read, &mut |_| true).unwrap();
+            let (hit, actions) = learnt.read(reader(1), &read, 0, &mut |_| true).unwrap();
             hits += u64::from(hit);
             bytes += brought(&actions);
         }
@@ -201,21 +281,21 @@ mod tests {
         let mut random = Random::new(7);
         for _ in 0..100 {
             let start = random.below(1 << 18) * 4096;
-            if let Some((_, actions)) = learnt.read(reader(1), &(start..start + 4096), &mut |_| true) {
+            if let Some((_, actions)) = learnt.read(reader(1), &(start..start + 4096), 0, &mut |_| true) {
                 bytes += brought(&actions);
             }
         }
-        assert!(learnt.is_given_up() && learnt.held_bytes() == 0);
+        assert!(learnt.has_strayed() && learnt.held_bytes() == 0);
         // The head, and a window for a read that happened to lie near the one before.
         assert!(bytes <= HEAD_BYTES + 2 * 16 * MIB, "{bytes}");
-        assert!(learnt.read(reader(1), &(0..4096), &mut |_| true).is_none());
+        assert!(learnt.read(reader(1), &(0..4096), 0, &mut |_| true).is_none());
     }
 
     #[test]
     fn what_the_kind_does_not_know_is_left_to_others() {
         let mut learnt = Learnt::new(&strided(), GEOMETRY, 64 * MIB).unwrap();
-        assert!(learnt.read(reader(1), &(100_000..110_000), &mut |_| true).is_none());
-        assert!(!learnt.is_given_up());
+        assert!(learnt.read(reader(1), &(100_000..110_000), 0, &mut |_| true).is_none());
+        assert!(!learnt.has_strayed());
         assert!(Learnt::new(&Arc::new(Shape::default()), GEOMETRY, MIB).is_none());
         assert!(Learnt::new(&strided(), GEOMETRY, 0).is_none());
     }
@@ -224,7 +304,7 @@ mod tests {
     fn nothing_is_brought_in_without_leave() {
         let mut learnt = Learnt::new(&strided(), GEOMETRY, 64 * MIB).unwrap();
         assert!(learnt.opened(1, &mut |_| false).is_empty());
-        let (_, actions) = learnt.read(reader(1), &(0..65_536), &mut |_| false).unwrap();
+        let (_, actions) = learnt.read(reader(1), &(0..65_536), 0, &mut |_| false).unwrap();
         assert!(actions.is_empty() && learnt.held_bytes() == 0);
     }
 }

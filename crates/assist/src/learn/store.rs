@@ -297,12 +297,21 @@ impl Store {
         }
     }
 
-    /// The holder of this may write to the folder, which is made if it is not there.
-    fn lock(&self) -> Result<File, StoreError> {
+    /// Makes the folder if it is not there, and finds out whether it can be written to.
+    pub fn prepare(&self) -> Result<(), StoreError> {
+        self.lock_file().map(drop)
+    }
+
+    fn lock_file(&self) -> Result<File, StoreError> {
         std::fs::create_dir_all(&self.folder).map_err(failed(&self.folder, "cannot be made"))?;
-        let path = self.folder.join(".lock");
+        let path = self.folder.join(LOCK);
         let file = File::options().create(true).write(true).truncate(false).mode(0o644).open(&path);
-        let file = file.map_err(failed(&path, "cannot be written"))?;
+        file.map_err(failed(&path, "cannot be written"))
+    }
+
+    /// The holder of this may write to the folder.
+    fn lock(&self) -> Result<File, StoreError> {
+        let file = self.lock_file()?;
         let end = Instant::now() + LOCKED_FOR_MAX;
         loop {
             match flock(&file, FlockOperation::NonBlockingLockExclusive) {
@@ -310,7 +319,10 @@ impl Store {
                 Err(rustix::io::Errno::WOULDBLOCK | rustix::io::Errno::INTR) if Instant::now() < end => {
                     std::thread::sleep(Duration::from_millis(20));
                 }
-                Err(error) => return Err(failed(&path, "another one writes here and does not end")(error.into())),
+                Err(error) => {
+                    let path = self.folder.join(LOCK);
+                    return Err(failed(&path, "another one writes here and does not end")(error.into()));
+                }
             }
         }
     }
@@ -340,6 +352,8 @@ impl Store {
     }
 }
 
+/// Who writes to the folder has this file locked.
+const LOCK: &str = ".lock";
 /// What becomes a program's file when it is whole.
 const TEMPORARY: &str = ".new";
 

@@ -58,6 +58,8 @@ pub(super) struct Client {
     pub(super) kinds: Arc<[Kind]>,
     /// Whether small files that are read fast are worth telling of.
     pub(super) lull: Lull,
+    /// Such files have at most so many bytes; 0 where all are to be told of.
+    pub(super) small_bytes: u32,
     /// Registrations that found no room were told of in the log.
     pub(super) told_of_limit: bool,
     quiet: u32,
@@ -80,6 +82,7 @@ impl Client {
             program: Arc::default(),
             kinds: Arc::default(),
             lull: Lull::default(),
+            small_bytes: 0,
             told_of_limit: false,
             quiet: 0,
         }

@@ -1,6 +1,6 @@
 //! Whether a program is in a lull: it reads many small files that are in memory, and need not tell of more of them.
 
-use impresario_ring::{Access, Op, SMALL_FILE_BYTES, is_fast};
+use impresario_ring::{Access, Op, is_fast};
 
 /// Small files in a row, all of whose reads were fast, after which more of them need not be told of.
 const FAST_IN_A_ROW: u32 = 16;
@@ -19,9 +19,9 @@ pub(super) struct Reads {
 }
 
 impl Reads {
-    /// Of a file of this size.
-    pub(super) fn of(size_bytes: u64) -> Reads {
-        Reads { is_small: size_bytes <= SMALL_FILE_BYTES, any: false, all_fast: true }
+    /// Of a file of this size, where files of at most `small_bytes` are small.
+    pub(super) fn of(size_bytes: u64, small_bytes: u32) -> Reads {
+        Reads { is_small: size_bytes <= small_bytes.into(), any: false, all_fast: true }
     }
 
     /// Notes an access.
@@ -71,10 +71,12 @@ impl Lull {
 
 #[cfg(test)]
 mod tests {
+    use impresario_ring::SMALL_FILE_BYTES;
+
     use super::*;
 
     fn read(size_bytes: u64, duration_ns: u32) -> Reads {
-        let mut reads = Reads::of(size_bytes);
+        let mut reads = Reads::of(size_bytes, SMALL_FILE_BYTES);
         let access = |op, duration_ns| Access {
             file: 2,
             op,
@@ -100,8 +102,11 @@ mod tests {
     #[test]
     fn it_begins_with_fast_files_in_a_row_and_ends_with_a_slow_one() {
         let mut lull = in_a_lull();
-        assert!(lull.closed(&Reads::of(10), 0, 5), "what was not read says nothing");
-        assert!(lull.closed(&read(SMALL_FILE_BYTES + 1, 5_000_000), 0, 5), "nor what is told of in any case");
+        assert!(lull.closed(&Reads::of(10, SMALL_FILE_BYTES), 0, 5), "what was not read says nothing");
+        assert!(
+            lull.closed(&read(u64::from(SMALL_FILE_BYTES) + 1, 5_000_000), 0, 5),
+            "nor what is told of in any case"
+        );
         assert!(!Lull::ended_by(&read(10, 2000)) && Lull::ended_by(&read(10, 5_000_000)));
         let until_the_next = |lull: &mut Lull| (1..).find(|_| lull.closed(&read(10, 2000), 0, 5));
         assert!(!lull.closed(&read(10, 5_000_000), 0, 5));

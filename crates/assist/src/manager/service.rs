@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use impresario_ring::message::{Mode, ToClient};
 use impresario_ring::patterns::Builder;
-use impresario_ring::{Access as RingAccess, Op, Unseen, flag, now_ns, ring_bytes};
+use impresario_ring::{Access as RingAccess, Op, SMALL_FILE_BYTES, Unseen, flag, now_ns, ring_bytes};
 use rustc_hash::FxHashMap;
 use rustix::event::epoll::{self, Event, EventData, EventFlags};
 
@@ -31,7 +31,7 @@ use crate::advisor::{Read, Reader};
 use crate::backend::sees_all_pages;
 use crate::config::{Lookup, Monitored};
 use crate::jobs::Origin;
-use crate::learn::{Facts, Kind, find};
+use crate::learn::{Facts, Kind, SHORT_BYTES_MAX, find};
 use crate::report::Report;
 
 const LISTENER: u64 = 0;
@@ -101,8 +101,9 @@ pub(super) struct Service {
     /// Of rings that are gone.
     dropped_accesses: u64,
     unseen: Unseen,
-    /// All files are followed online, so that programs may pass over some.
-    may_lull: bool,
+    /// Files of at most so many bytes may be passed over by programs that read them fast; 0 where there is more to do for files
+    /// than to follow them online.
+    small_bytes: u32,
     /// Of all reads, those passed over by programs that are gone among them, and of all memory maps told of.
     seen_bytes: u64,
     mapped_bytes: u64,
@@ -112,12 +113,12 @@ impl Service {
     pub(super) fn new(options: Options, listener: OwnedFd, control: Control) -> io::Result<Service> {
         let Options { hints, advise, access, record, workers, backends, program, kinds } = options;
         let lookup = Lookup::new(&hints);
-        let (sink, patterns) = match record {
-            None => (None, lookup.patterns()),
-            Some(Record { sink, patterns }) => {
+        let (sink, small_bytes, patterns) = match record {
+            None => (None, SMALL_FILE_BYTES, lookup.patterns()),
+            Some(Record { sink, small_bytes, patterns }) => {
                 let mut builder = Builder::new();
                 let left_out = patterns.iter().filter(|(kind, pattern)| builder.add(*kind, pattern).is_err()).count();
-                (Some(sink), (builder.finish(), left_out))
+                (Some(sink), small_bytes, (builder.finish(), left_out))
             }
         };
         if patterns.1 > 0 {
@@ -142,7 +143,7 @@ impl Service {
         let looks = access == Access::Owner || sees_all_pages();
         let node_bytes = memory::node_budget_bytes();
         let mut planned = hints.file.iter().chain(&hints.directory).chain(&hints.glob);
-        let may_lull = advise && mode == Mode::Advise && planned.all(|entry| entry.online);
+        let small_bytes = if advise && planned.all(|entry| entry.online) { small_bytes } else { 0 };
         let siblings = follows.then(|| Siblings::start(node_bytes)).transpose()?;
         let pool = Pool::start(workers, share, backends, send, wake)?;
         Ok(Service {
@@ -171,7 +172,7 @@ impl Service {
             cut_off: 0,
             dropped_accesses: 0,
             unseen: Unseen::default(),
-            may_lull,
+            small_bytes,
             seen_bytes: 0,
             mapped_bytes: 0,
         })
@@ -300,7 +301,7 @@ impl Service {
     /// What is to be done for a file: by the hints, or where they leave that open, by its kind.
     fn monitored(&self, examined: &Examined, fd: BorrowedFd<'_>, kinds: &[Kind]) -> Option<Arc<Monitored>> {
         let found = self.lookup.find(&examined.path)?;
-        if kinds.is_empty() || !found.entry.online {
+        if kinds.is_empty() || !found.entry.online || examined.size_bytes <= SHORT_BYTES_MAX.into() {
             return Some(found.clone());
         }
         if let Some(open) = self.files.monitored(examined.id) {
@@ -456,7 +457,7 @@ impl Service {
         if Lull::ended_by(&open.reads)
             && let Some((ring, _)) = &mut client.ring
         {
-            ring.set_lull(false);
+            ring.set_lull(0);
         }
         let len_bytes = match access.op {
             Op::Read => u64::from(access.len_bytes),

@@ -59,16 +59,42 @@ impl Siblings {
     }
 }
 
+/// Whether files that were to be brought in were in memory already.
+#[derive(Debug, Default)]
+struct InMemory {
+    in_a_row: u32,
+    passing_over: u32,
+}
+
+impl InMemory {
+    /// Whether the next file is passed over.
+    fn passes_over(&mut self) -> bool {
+        let passes = self.passing_over > 0;
+        self.passing_over -= u32::from(passes);
+        passes
+    }
+
+    /// One was, or was not.
+    fn note(&mut self, was: bool) {
+        self.in_a_row = if was { self.in_a_row + 1 } else { 0 };
+        if self.in_a_row >= CACHED_IN_A_ROW {
+            (self.in_a_row, self.passing_over) = (0, PASSED_OVER);
+        }
+    }
+}
+
 struct Follower {
-    /// Last used first.
-    walks: VecDeque<Walk>,
+    /// Last used first, each with what was found of its files: one may go through files that are in memory beside another that does
+    /// not.
+    walks: VecDeque<(Walk, InMemory)>,
     arrays: Arrays,
+    chunks: InMemory,
+    /// What was opened last was a chunk of an array.
+    is_chunk: bool,
     /// What is brought in of one file, and of the chunks of an array at a time.
     file_bytes: u64,
     chunks_bytes: u64,
     fadvise: Fadvise,
-    cached_in_a_row: u32,
-    passing_over: u32,
     brought: Arc<AtomicU64>,
 }
 
@@ -77,11 +103,11 @@ impl Follower {
         Follower {
             walks: VecDeque::new(),
             arrays: Arrays::default(),
+            chunks: InMemory::default(),
+            is_chunk: false,
             file_bytes: FILE_BYTES_MAX.min(budget_bytes / FILES_AHEAD_MAX as u64),
             chunks_bytes: budget_bytes / 8,
             fadvise: Fadvise::new(Path::new("/sys")),
-            cached_in_a_row: 0,
-            passing_over: 0,
             brought,
         }
     }
@@ -103,20 +129,24 @@ impl Follower {
             fits
         };
         let chunk_bytes = || std::fs::symlink_metadata(path).map_or(0, |meta| meta.len());
-        if let Some(chunks) = self.arrays.opened(path, chunk_bytes, &mut read_small, &mut may) {
+        let chunks = self.arrays.opened(path, chunk_bytes, &mut read_small, &mut may);
+        self.is_chunk = chunks.is_some();
+        if let Some(chunks) = chunks {
             return chunks;
         }
-        let near = self.walks.iter().position(|walk| walk.is_near(path));
-        let mut walk = near.and_then(|i| self.walks.remove(i)).unwrap_or_default();
+        let near = self.walks.iter().position(|(walk, _)| walk.is_near(path));
+        let (mut walk, in_memory) = near.and_then(|i| self.walks.remove(i)).unwrap_or_default();
         let next = walk.opened(path, &mut |folder| list(folder));
-        self.walks.push_front(walk);
+        self.walks.push_front((walk, in_memory));
         self.walks.truncate(WALKS_MAX);
         next.into_iter().map(|path| (path, self.file_bytes)).collect()
     }
 
+    /// Brings in a file that is to come next.
     fn bring_in(&mut self, path: &Path, bytes_max: u64) {
-        if self.passing_over > 0 {
-            self.passing_over -= 1;
+        let walk = self.walks.front_mut().filter(|_| !self.is_chunk);
+        let in_memory = walk.map_or(&mut self.chunks, |(_, in_memory)| in_memory);
+        if in_memory.passes_over() {
             return;
         }
         let Some((file, meta)) = open(path) else { return };
@@ -124,14 +154,11 @@ impl Follower {
         if bytes == 0 {
             return;
         }
-        if is_cached(file.as_fd(), 0..bytes).unwrap_or(false) {
-            self.cached_in_a_row += 1;
-            if self.cached_in_a_row >= CACHED_IN_A_ROW {
-                (self.cached_in_a_row, self.passing_over) = (0, PASSED_OVER);
-            }
+        let is_there = is_cached(file.as_fd(), 0..bytes).unwrap_or(false);
+        in_memory.note(is_there);
+        if is_there {
             return;
         }
-        self.cached_in_a_row = 0;
         // Begins to read and does not wait.
         let id = FileId { dev: meta.dev(), ino: meta.ino() };
         let hinted = HintedFile { fd: file.as_fd(), id, progress: None, inside: None };
@@ -198,6 +225,43 @@ mod tests {
             let path = dir.path().join(format!("{i:02}"));
             assert!(last.contains(&path) || next.concat().contains(&path), "{i}: {next:?}, {last:?}");
         }
+    }
+
+    /// A copy goes through two trees: the one that it writes is in memory, the other one is not.
+    #[test]
+    fn files_in_memory_do_not_stop_those_of_another_tree() {
+        let dir = tempfile::tempdir_in("/var/tmp").unwrap();
+        let make = |tree: &str, is_cold: bool| {
+            let folder = dir.path().join(tree).join("files");
+            std::fs::create_dir_all(&folder).unwrap();
+            for i in 0..40 {
+                let path = folder.join(format!("{i:02}"));
+                std::fs::write(&path, vec![i; 50_000]).unwrap();
+                let file = File::open(&path).unwrap();
+                file.sync_all().unwrap();
+                if is_cold {
+                    rustix::fs::fadvise(&file, 0, None, rustix::fs::Advice::DontNeed).unwrap();
+                }
+            }
+            // By name is one of the orders.
+            (0..40).map(|i| folder.join(format!("{i:02}"))).collect::<Vec<_>>()
+        };
+        let (warm, cold) = (make("warm/a", false), make("cold/b", true));
+        if is_cached(File::open(&warm[0]).unwrap().as_fd(), 0..50_000) != Some(true)
+            || is_cached(File::open(&cold[39]).unwrap().as_fd(), 0..50_000) != Some(false)
+        {
+            return; // memory cannot be looked into here, or does not forget
+        }
+        let mut follower = Follower::new(1 << 30, Arc::default());
+        for (warm, cold) in warm.iter().zip(&cold) {
+            for path in [warm, cold] {
+                for (next, bytes) in follower.next(path) {
+                    follower.bring_in(&next, bytes);
+                }
+            }
+        }
+        let brought = follower.brought.load(Relaxed);
+        assert!(brought >= 30 * 50_000, "{brought} bytes of 40 files");
     }
 
     /// Chunks of an array of version 2, in the order of its grid, which is neither that of their names nor of their inodes.

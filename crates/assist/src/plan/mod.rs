@@ -207,7 +207,7 @@ fn decide(plan: &mut Plan, whole: &Run, chosen: Vec<Chosen>, options: &Options) 
         return;
     }
     let entries: Entries =
-        chosen.iter().map(|c| (c.file, Hinted { entry: &c.entry, index: c.index.as_ref() })).collect();
+        chosen.iter().map(|c| (c.file, Hinted { entry: &c.entry, index: c.index.as_ref(), learnt: None })).collect();
     let expected = expect(whole, options, &entries);
     if expected.gain() < options.gain_min {
         plan.refused = Some(format!(
@@ -379,7 +379,7 @@ fn one_file(
     let mut best: Option<(f64, Candidate)> = None;
     let format = index.as_ref().map(|index| index.format);
     for candidate in candidates(path, &tried, file, pattern, format, options) {
-        let hinted = Hinted { entry: &candidate.entry, index: index.as_ref() };
+        let hinted = Hinted { entry: &candidate.entry, index: index.as_ref(), learnt: None };
         let entries: Entries = [(file, hinted)].into_iter().collect();
         let got = replay(&tried, &options.device, options.memory_bytes, &entries);
         // Time decides; among the nearly equal, what wastes less, keeps less and asks the device less often. An order of one run may not be the
@@ -402,7 +402,8 @@ fn one_file(
         return (told, None);
     };
     let index = index.filter(|_| matches!(way, Way::Index(_)));
-    let entries: Entries = [(file, Hinted { entry: &entry, index: index.as_ref() })].into_iter().collect();
+    let entries: Entries =
+        [(file, Hinted { entry: &entry, index: index.as_ref(), learnt: None })].into_iter().collect();
     let expected = expect(&run, options, &entries);
     told.expected = Some(expected);
     // Twenty milliseconds are nothing to write a configuration for.

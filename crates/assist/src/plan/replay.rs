@@ -12,7 +12,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use impresario_device::{PageCache, ReadAhead as Window, ReadAheadLimits};
-use impresario_foresight::{self as foresight, Access, Elapsed, ReadEnd, Reader, Run, Storage, pages};
+use impresario_foresight::{self as foresight, Access, Elapsed, ReadEnd, Reader, Run, Shape, Storage, pages};
 use rustc_hash::FxHashMap;
 
 use super::device::Device;
@@ -48,11 +48,12 @@ pub struct Outcome {
     pub stood_down_ns: Option<u64>,
 }
 
-/// Hints for a file, and its own index, if it has one that is known.
+/// Hints for a file, its own index, if it has one that is known, and what is known of its kind.
 #[derive(Clone, Copy, Debug)]
 pub struct Hinted<'a> {
     pub entry: &'a Entry,
     pub index: Option<&'a Index>,
+    pub learnt: Option<&'a Arc<Shape>>,
 }
 
 /// Hints to replay with, for some of the files.
@@ -103,7 +104,8 @@ impl Guide {
     fn new(hinted: Hinted<'_>, size: u64, device: &Device, stand_down: StandDown, planned: &DeviceCost) -> Guide {
         let entry = hinted.entry;
         let regions = RegionMap::of(entry);
-        let monitored = Monitored { key: "plan".into(), entry: entry.clone(), regions: regions.clone(), learnt: None };
+        let (regions_too, learnt) = (regions.clone(), hinted.learnt.cloned());
+        let monitored = Monitored { key: "plan".into(), entry: entry.clone(), regions: regions_too, learnt };
         let mut advisor = Advisor::new(Arc::new(monitored), size, &Budget::default(), stand_down, planned);
         let index = match hinted.index.filter(|_| entry.online) {
             Some(index) => {
@@ -181,6 +183,10 @@ impl Storage for Node<'_> {
     fn read(&mut self, now_ns: u64, reader: Reader, access: &Access) -> ReadEnd {
         let (file, range, size) = (access.file, pages(&access.bytes), self.sizes[access.file]);
         self.began_ns.get_or_insert(now_ns);
+        if let Some(guide) = self.guides.get_mut(&file).filter(|guide| !guide.modes.contains_key(&reader.process)) {
+            let actions = guide.advisor.opened(reader.process, now_ns, &mut |_| true);
+            self.perform(now_ns, file, actions);
+        }
         let guide = self.guides.get(&file);
         let mode = guide.and_then(|g| g.modes.get(&reader.process)).map_or(ReadAhead::Normal, OpenFile::in_force);
         let window_bytes = match mode {

@@ -88,9 +88,13 @@ impl Program {
     }
 
     pub fn register(&mut self, file: &impl AsFd) -> u32 {
+        self.register_as(file, register::READ)
+    }
+
+    pub fn register_as(&mut self, file: &impl AsFd, flags: u32) -> u32 {
         let number = self.next;
         self.next += 1;
-        let message = ToManager::Register { file: number, flags: register::READ };
+        let message = ToManager::Register { file: number, flags };
         send(&self.socket, message.encode().as_bytes(), &[file.as_fd()]).unwrap();
         number
     }

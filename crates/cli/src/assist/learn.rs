@@ -1,13 +1,17 @@
 //! `impresario assist learn`: what a program does with kinds of files, from recorded runs.
 
 use std::fmt::Write;
+use std::fs::File;
+use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
-use std::process::ExitCode;
+use std::process::{Command, ExitCode, Stdio};
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 use impresario_assist::learn::{Learnt, Observed, SHARED, Store, observe, programs_in};
 use impresario_trace::Trace;
 use impresario_trace::convert::{ImportOptions, import};
+use rustix::process::{Pid, setpriority_process};
 
 use crate::{print, print_json, usage};
 
@@ -50,6 +54,11 @@ pub struct Args {
     #[arg(long, conflicts_with = "forget")]
     json: bool,
 }
+
+/// The niceness of a process that learns.
+const LOWEST_PRIORITY: i32 = 19;
+/// It is waited for no longer than this.
+const PATIENCE_MAX: Duration = Duration::from_secs(10);
 
 pub fn run(args: Args) -> Result<ExitCode> {
     let store = match (&args.folder, args.shared) {
@@ -110,16 +119,40 @@ fn observations(trace: &Trace, program: Option<&str>) -> Vec<(Option<String>, Ob
     all
 }
 
-/// Adds a run to what this user knows of its programs.
-pub fn remember(trace: &Path) -> Result<()> {
-    let store = Store::of_user(|name| std::env::var_os(name));
-    let store = store.context("neither XDG_DATA_HOME nor HOME names a folder")?;
-    for (program, observed) in observations(&Trace::load(trace)?, None) {
+/// What this user knows.
+fn own_store() -> Result<Store> {
+    Store::of_user(|name| std::env::var_os(name)).context("neither XDG_DATA_HOME nor HOME names a folder")
+}
+
+/// The name of a process's standard input, also where no folder has its file any more.
+const STDIN: &str = "/proc/self/fd/0";
+
+/// Has a run added to what this user knows of its programs, by a process that nobody needs to wait for: it has the lowest priority, no
+/// terminal, and the trace by a descriptor, so that the trace may be removed. Waits for it as long as `patience`.
+pub fn hand_over(trace: &Path, patience: Duration) -> Result<()> {
+    own_store()?.prepare()?;
+    let mut command = Command::new(std::env::current_exe()?);
+    command.args(["assist", "remember"]).current_dir("/").process_group(0);
+    command.stdin(File::open(trace)?).stdout(Stdio::null()).stderr(Stdio::null());
+    let mut learner = command.spawn().context("starting a process that learns")?;
+    let pid = i32::try_from(learner.id()).ok().and_then(Pid::from_raw);
+    let _ = setpriority_process(pid, LOWEST_PRIORITY); // it would only be in others' way
+    let end = Instant::now() + patience.min(PATIENCE_MAX);
+    while learner.try_wait()?.is_none() && Instant::now() < end {
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    Ok(())
+}
+
+/// Adds the run whose trace is on standard input to what this user knows of its programs.
+pub fn remember() -> Result<ExitCode> {
+    let store = own_store()?;
+    for (program, observed) in observations(&Trace::load(STDIN)?, None) {
         if let Some(program) = program.filter(|_| !observed.files.is_empty()) {
             store.add(&program, observed.files)?;
         }
     }
-    Ok(())
+    Ok(ExitCode::SUCCESS)
 }
 
 fn list(store: &Store, json: bool) -> Result<ExitCode> {

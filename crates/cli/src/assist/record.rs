@@ -1,6 +1,7 @@
 //! `impresario assist record`: records one run of a program.
 
 use std::ffi::OsString;
+use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
@@ -94,6 +95,7 @@ pub fn record(
     let (code, account) = programs.wait()?;
     let mut report = manager.stop().context("ending the advice manager")?;
     let coverage = account.map(|account| report.cover(account, true));
+    File::open(output).and_then(|trace| trace.sync_all()).with_context(|| format!("writing {}", output.display()))?;
     Ok((code, Trace::load(output)?, coverage))
 }
 

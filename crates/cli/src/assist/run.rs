@@ -1,17 +1,23 @@
 //! `impresario assist run`: a program with hints.
 
+use std::collections::HashSet;
 use std::ffi::{OsStr, OsString};
 use std::io;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+use std::sync::atomic::Ordering::Relaxed;
+use std::time::Instant;
 
 use anyhow::{Context, Result};
 use impresario_assist::config::Hints;
-use impresario_assist::learn::{Kind, SHARED, Store, program_of};
+use impresario_assist::learn::{Kind, SHARED, SHORT_BYTES_MAX, Store, program_of};
 use impresario_assist::manager::{Access, Handle, Manager, Options, Record, RecordedAccess, RecordedFile, Sink};
 use impresario_assist::record::TraceSink;
 use impresario_base::machine::raise_file_limit;
+use impresario_ring::Op;
 
 use super::launch::{OwnSocket, Programs, Purpose, Reach, own_socket, reach};
 use super::nodes::{self, Job};
@@ -118,20 +124,40 @@ pub struct Guided<'a> {
 
 /// Accesses of a run that is learnt from; of a longer one nothing is learnt.
 const LEARNT_ACCESSES_MAX: u64 = 1 << 22;
+/// What is learnt from a program is waited for for this part of the time that it ran: processes that are left behind end with a
+/// batch job, in which programs run long.
+const LEARNING_SHARE: u32 = 200;
 
-/// A trace that does not grow without end.
-struct Bounded {
+/// A trace of what can be learnt from, which does not grow without end.
+struct Lesson {
     trace: TraceSink,
     left: u64,
+    /// Open files from which something can be learnt.
+    long: HashSet<u64>,
+    /// Whether one of them was read.
+    is_worthwhile: Arc<AtomicBool>,
 }
 
-impl Sink for Bounded {
+impl Sink for Lesson {
     fn opened(&mut self, file: &RecordedFile) -> io::Result<()> {
+        if file.size_bytes > SHORT_BYTES_MAX.into() {
+            self.long.insert(file.number);
+        }
         self.trace.opened(file)
     }
 
     fn access(&mut self, access: &RecordedAccess) -> io::Result<()> {
-        self.left = self.left.checked_sub(1).ok_or_else(|| io::Error::other("too long a run to learn from"))?;
+        match access.op {
+            Op::Read if !self.long.contains(&access.file) => return Ok(()),
+            Op::Read => self.is_worthwhile.store(true, Relaxed),
+            Op::Close => _ = self.long.remove(&access.file),
+            _ => {}
+        }
+        let Some(left) = self.left.checked_sub(1) else {
+            self.is_worthwhile.store(false, Relaxed);
+            return Err(io::Error::other("too long a run to learn from"));
+        };
+        self.left = left;
         self.trace.access(access)
     }
 
@@ -149,11 +175,17 @@ impl Guided<'_> {
         environment: &[(OsString, OsString)],
     ) -> Result<ExitCode> {
         let trace = folder.path().join("learnt.imt");
+        let is_worthwhile = Arc::new(AtomicBool::new(false));
         let prepare = || {
             let record = if self.learns {
                 let command: Vec<_> = program.iter().map(|word| word.to_string_lossy()).collect();
-                let sink = Bounded { trace: TraceSink::create(&trace, &command.join(" "))?, left: LEARNT_ACCESSES_MAX };
-                Some(Record::of_everything(Box::new(sink)))
+                let sink = Lesson {
+                    trace: TraceSink::create(&trace, &command.join(" "))?,
+                    left: LEARNT_ACCESSES_MAX,
+                    long: HashSet::new(),
+                    is_worthwhile: is_worthwhile.clone(),
+                };
+                Some(Record::to_learn_from(Box::new(sink)))
             } else {
                 None
             };
@@ -165,6 +197,7 @@ impl Guided<'_> {
             Err(why) => return unguided(program, self.instances, &why),
         };
         // The program loads while its manager is made.
+        let began = Instant::now();
         let programs = Programs::start(program, Purpose::Advise, self.instances, listening.socket(), environment)?;
         raise_file_limit(0);
         let options =
@@ -177,6 +210,7 @@ impl Guided<'_> {
             }
         });
         let (code, account) = programs.wait()?;
+        let ran_for = began.elapsed();
         match manager.and_then(Handle::stop) {
             Ok(mut report) => {
                 report.origin = super::report::origin(self.name.as_deref().unwrap_or_default());
@@ -196,8 +230,8 @@ impl Guided<'_> {
             }
             Err(error) => tell!("impresario: the effect of the hints is unknown: {error}"),
         }
-        if self.learns
-            && let Err(error) = super::learn::remember(&trace)
+        if is_worthwhile.load(Relaxed)
+            && let Err(error) = super::learn::hand_over(&trace, ran_for / LEARNING_SHARE)
         {
             tell!("impresario: nothing is learnt from this run: {error:#}");
         }
@@ -241,6 +275,57 @@ fn files_named(program: &[OsString]) -> Vec<PathBuf> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_can_be_learnt_from_is_recorded_and_no_more() {
+        use impresario_assist::backend::FileId;
+        use impresario_trace::Trace;
+        let folder = tempfile::tempdir().unwrap();
+        let lesson = |name: &str, left| {
+            let trace = TraceSink::create(&folder.path().join(name), "program").unwrap();
+            Lesson { trace, left, long: HashSet::new(), is_worthwhile: Arc::default() }
+        };
+        let file = |number, size_bytes| RecordedFile {
+            number,
+            path: format!("/data/{number}").into(),
+            id: FileId { dev: 1, ino: number },
+            size_bytes,
+            pid: 1,
+            uid: 0,
+            program: "program".into(),
+        };
+        let access = |file, op| RecordedAccess {
+            file,
+            pid: 1,
+            thread: 1,
+            op,
+            flags: 0,
+            offset: 0,
+            len_bytes: 4096,
+            start_ns: impresario_ring::now_ns(),
+            duration_ns: 1,
+        };
+        let (short, long) = (file(1, SHORT_BYTES_MAX.into()), file(2, u64::from(SHORT_BYTES_MAX) + 1));
+        let mut sink = lesson("a.imt", 3);
+        for file in [&short, &long] {
+            sink.opened(file).unwrap();
+        }
+        // One that was short when it was opened may be read by another name when it is long.
+        for op in [Op::Read, Op::Write] {
+            sink.access(&access(short.number, op)).unwrap();
+        }
+        assert!(!sink.is_worthwhile.load(Relaxed));
+        sink.access(&access(long.number, Op::Read)).unwrap();
+        assert!(sink.is_worthwhile.load(Relaxed));
+        sink.access(&access(long.number, Op::Close)).unwrap();
+        sink.finish().unwrap();
+        assert_eq!(Trace::load(folder.path().join("a.imt")).unwrap().records.len(), 3);
+        let mut sink = lesson("b.imt", 1);
+        sink.opened(&long).unwrap();
+        sink.access(&access(long.number, Op::Read)).unwrap();
+        assert!(sink.access(&access(long.number, Op::Read)).is_err(), "it is too long a run");
+        assert!(!sink.is_worthwhile.load(Relaxed), "nothing is learnt from a part of it");
+    }
 
     #[test]
     fn words_that_may_name_files() {

@@ -2,8 +2,10 @@
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::time::{Duration, Instant};
 
 use impresario_assist::report::{FileReport, Report};
+use impresario_testing::until;
 
 use crate::support::{Ran, run_command};
 use crate::tools::{Folder, WAIT_MS, assist, forget, of, plain, try_compile};
@@ -80,6 +82,14 @@ impl Tables {
         (of(&report, file).clone(), ran)
     }
 
+    /// A run is learnt from when its program has ended already. What is known once so many were; the program has its own line.
+    #[track_caller]
+    fn known_of(&self, runs: &str) -> Ran {
+        let list = || run_command(&mut self.command(&["learn", "--list"]));
+        until("the run is learnt from", || list().out.starts_with(&format!("table, {runs}:\n")));
+        list()
+    }
+
     /// Hints that say nothing of any file, but that those learnt are not stopped by how fast this machine is.
     fn never_down(&self) -> PathBuf {
         self.folder.write("down.json", r#"{ "StandDown": { "Enabled": false } }"#)
@@ -98,12 +108,41 @@ fn each_run_teaches_the_next() {
         let ran = run_command(command.arg("--").args(&words));
         assert_eq!((ran.code, ran.out, ran.err.as_str()), (0, plain(&words), ""));
     }
-    let list = run_command(&mut tables.command(&["learn", "--list"]));
+    let list = tables.known_of("2 recorded runs");
     assert!(list.out.starts_with("table, 2 recorded runs:\n  *.tbl: "), "{}", list.out);
     assert!(!list.out.contains("not used"), "{}", list.out);
     let (file, _) = tables.run(Some(&hints), &tables.table("c.tbl", 30 * MIB), &[]);
     assert_eq!(file.entry, "learnt of *.tbl");
     assert!(file.hits * 10 >= file.reads * 9 && !file.strayed, "{file:?}");
+}
+
+/// The user has his prompt when the program has ended, whatever learning waits for, and what it did is not lost.
+#[test]
+fn learning_holds_nobody_up() {
+    let tables = Tables::new();
+    let folder = tables.folder.at("share").join("impresario/assist");
+    std::fs::create_dir_all(&folder).unwrap();
+    let lock = std::fs::File::create(folder.join(".lock")).unwrap();
+    rustix::fs::flock(&lock, rustix::fs::FlockOperation::LockExclusive).unwrap();
+    let words = tables.words(&tables.table("a.tbl", 12 * MIB + 100), &[]);
+    let began = Instant::now();
+    let ran = run_command(tables.command(&["run", "-q", "--learn", "--"]).args(&words));
+    assert_eq!((ran.code, ran.out, ran.err.as_str()), (0, plain(&words), ""));
+    assert!(began.elapsed() < Duration::from_secs(5), "{:?}", began.elapsed());
+    assert!(!folder.join("table.json").exists(), "another one writes there");
+    drop(lock);
+    tables.known_of("1 recorded run");
+}
+
+#[test]
+fn where_nothing_can_be_kept_the_program_runs_and_one_line_says_so() {
+    let tables = Tables::new();
+    let words = tables.words(&tables.table("a.tbl", 12 * MIB + 100), &[]);
+    let mut command = tables.command(&["run", "-q", "--learn", "--"]);
+    let ran = run_command(command.args(&words).env("XDG_DATA_HOME", tables.folder.write("file", "")));
+    assert_eq!((ran.code, ran.out), (0, plain(&words)));
+    assert!(ran.err.starts_with("impresario: nothing is learnt from this run: "), "{}", ran.err);
+    assert_eq!(ran.err.lines().count(), 1, "{}", ran.err);
 }
 
 /// What a launcher starts is known by its own name, and is guided under another launcher, too.
@@ -119,6 +158,7 @@ fn programs_that_a_launcher_starts_are_known_by_themselves() {
     };
     let first = tables.table("a.tbl", 12 * MIB + 100);
     launched(&["run", "-q", "--learn"], "\"$0\" \"$@\"; true", &first);
+    tables.known_of("1 recorded run");
     let trace = tables.folder.at("b.imt");
     launched(&["record", "-o", trace.to_str().unwrap()], "env \"$0\" \"$@\"; true", &tables.table("b.tbl", 20 * MIB));
     let ran = tables.learn(&[&trace]);

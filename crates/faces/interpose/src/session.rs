@@ -20,7 +20,7 @@ use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64};
 
 use impresario_ring::message::{Mode, ToClient, ToManager, register};
 use impresario_ring::patterns::{PATTERNS_BYTES_MAX, Patterns};
-use impresario_ring::{Access, Op, Producer, Push, SLOTS, SMALL_FILE_BYTES, Unseen, is_fast, now_ns, ring_bytes};
+use impresario_ring::{Access, Op, Producer, Push, SLOTS, Unseen, is_fast, now_ns, ring_bytes};
 use rustix::event::{PollFd, PollFlags};
 use rustix::fs::{FileType, OFlags};
 
@@ -462,6 +462,12 @@ fn take_patterns(memory: BorrowedFd<'_>, len: usize) -> Option<()> {
     Some(())
 }
 
+/// Whether reads of a file of this length are not told of while they are fast.
+fn is_passed_over(size_bytes: i64) -> bool {
+    let small_bytes = ring().map_or(0, Producer::lull_bytes);
+    small_bytes > 0 && size_bytes <= i64::from(small_bytes)
+}
+
 fn patterns_match(path: &[u8]) -> bool {
     let now = PATTERNS_NOW.load(Acquire);
     let (place, len) = ((now >> 63) as usize, (now & !(1 << 63)) as usize);
@@ -622,8 +628,7 @@ impl Consumer for Assist {
         if FileType::from_raw_mode(stat.st_mode) != FileType::RegularFile {
             return Claim::Ignore;
         }
-        let is_small = u64::try_from(stat.st_size).is_ok_and(|bytes| bytes <= SMALL_FILE_BYTES);
-        if opened && is_small && ring().is_some_and(Producer::is_lull) {
+        if opened && is_passed_over(stat.st_size) {
             return Claim::PassOver;
         }
         let Ok(flags) = rustix::fs::fcntl_getfl(borrowed) else { return Claim::Later };

@@ -10,6 +10,7 @@ use rustix::event::epoll::{self, EventData, EventFlags};
 
 use super::{CutOff, MESSAGES_A_TURN, Messages, Service};
 use crate::advice::OpenFile;
+use crate::learn::SHORT_BYTES_MAX;
 use crate::manager::client::{Advised, Open};
 use crate::manager::files::Acting;
 use crate::manager::lull::Reads;
@@ -77,6 +78,9 @@ impl Service {
                 let Some(event) = event.take() else { return Ok(()) };
                 client.program = self.programs.name_of(client.pid);
                 client.kinds = self.programs.kinds_of(&client.program);
+                // Of a known kind may be any file that is not too short for one.
+                let is_known = !client.kinds.is_empty();
+                client.small_bytes = if is_known { self.small_bytes.min(SHORT_BYTES_MAX) } else { self.small_bytes };
                 // Each write wakes the manager once, whether or not the count is ever read.
                 let added =
                     epoll::add(&self.epoll, &event, EventData::new_u64(id * 2 + 1), EventFlags::IN | EventFlags::ET);
@@ -132,7 +136,9 @@ impl Service {
             return; // a number is used once
         }
         let Some(examined) = sent.as_ref().and_then(|fd| examine(fd.as_fd())) else { return };
-        let is_hinted = self.advise && examined.cached && examined.readable;
+        // Of a file that is only written, a record is kept and nothing else done. Its neighbours are in memory, and those of the files
+        // that the program reads would seem to be, too.
+        let is_hinted = self.advise && examined.cached && examined.readable && flags & register::READ != 0;
         let kinds = self.clients.get(&id).map(|client| client.kinds.clone()).unwrap_or_default();
         let found = sent.as_ref().filter(|_| is_hinted).and_then(|fd| self.monitored(&examined, fd.as_fd(), &kinds));
         let Some(client) = self.clients.get_mut(&id) else { return };
@@ -176,7 +182,7 @@ impl Service {
             uid: client.uid,
             program: client.program.clone(),
         };
-        let reads = Reads::of(recorded.size_bytes);
+        let reads = Reads::of(recorded.size_bytes, client.small_bytes);
         self.recorder.tell(|sink| sink.opened(&recorded));
         client.files.insert(number, Open { advised, number: self.next_number, reads });
     }
@@ -184,13 +190,12 @@ impl Service {
     pub(super) fn unregister(&mut self, id: u64, number: u32) {
         let Some(client) = self.clients.get_mut(&id) else { return };
         let Some(open) = client.files.remove(&number) else { return };
-        // Files with a plan of their own, or of a kind that was learnt, are told of in any case.
-        if self.may_lull
-            && client.kinds.is_empty()
+        if client.small_bytes > 0
             && let Some((ring, _)) = &mut client.ring
         {
             let brought_bytes = self.siblings.as_ref().map_or(0, Siblings::brought_bytes);
-            ring.set_lull(client.lull.closed(&open.reads, brought_bytes, now_ns()));
+            let is_lull = client.lull.closed(&open.reads, brought_bytes, now_ns());
+            ring.set_lull(if is_lull { client.small_bytes } else { 0 });
         }
         match open.advised {
             // Its pages are needed as long as the map is there. Few programs map more files than this.

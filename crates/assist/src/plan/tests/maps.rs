@@ -35,7 +35,7 @@ struct Result {
 
 fn replayed((name, size, steps): &(&'static str, u64, Vec<Step>), device: &Device) -> Result {
     let entry = Entry { online: true, ..Entry::new("/data/f0") };
-    let entries: Entries = [(0, Hinted { entry: &entry, index: None })].into_iter().collect();
+    let entries: Entries = [(0, Hinted { entry: &entry, index: None, learnt: None })].into_iter().collect();
     let run = run_of(&record(&[*size], steps, device), device, |_| true, usize::MAX);
     let without = replay_mapped(&run, device, 2 << 30, &Entries::default());
     let with = replay_mapped(&run, device, 2 << 30, &entries);

@@ -149,6 +149,19 @@ fn in_a_lull_small_files_are_told_of_only_where_they_wait() {
     assert_eq!(passed_over.load(std::sync::atomic::Ordering::SeqCst), (2 * OPENED - told) as u64 * 7);
 }
 
+/// What a program writes may be long when it reads it.
+#[test]
+fn in_a_lull_a_record_has_what_is_written() {
+    let stage = Stage::new(&[]);
+    let manager = Manager::start(&stage.dir.path().join("socket"), &stage.path(""), Mode::Record);
+    manager.lull();
+    stage.run("opens", &manager.socket, true);
+    let told = manager.finish();
+    let made: Vec<_> = told.iter().filter(|t| t.path.to_str().unwrap().contains("made")).collect();
+    assert_eq!(made.len(), 2, "{told:?}");
+    assert!(made.iter().all(|t| t.ranges().iter().any(|(op, ..)| *op == Op::Write)), "{made:?}");
+}
+
 #[test]
 fn every_way_to_open_is_seen_by_the_canonical_path() {
     for flags in [&["-D_FORTIFY_SOURCE=2"][..], &["-D_FILE_OFFSET_BITS=64", "-U_FORTIFY_SOURCE"]] {

@@ -14,7 +14,7 @@ use std::time::Duration;
 
 use impresario_ring::message::{Mode, ToClient, ToManager};
 use impresario_ring::patterns::{Builder, Kind};
-use impresario_ring::{Access, Consumer, Op, Unseen};
+use impresario_ring::{Access, Consumer, Op, SMALL_FILE_BYTES, Unseen};
 use impresario_testing::until;
 use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketAddrUnix, SocketFlags, SocketType};
 
@@ -256,7 +256,7 @@ impl Client {
             match message {
                 ToManager::Hello { .. } => {
                     let mut ring = Consumer::map(descriptors.next().unwrap()).map_err(|e| e.to_string())?;
-                    ring.set_lull(lull);
+                    ring.set_lull(if lull { SMALL_FILE_BYTES } else { 0 });
                     self.ring = Some(ring);
                     self.event = descriptors.next();
                     self.welcome(patterns, mode);
