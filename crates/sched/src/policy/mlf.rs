@@ -131,13 +131,11 @@ impl Mlf {
     fn send(&mut self, view: &View<'_>, q: u32, first: Slot, batch: &mut Vec<Slot>) {
         let end = self.levels.take(view, q, first, batch);
         let queue = self.levels.queue(q);
-        let lane = queue.key.0;
-        self.guards.sent(view.table, lane, batch);
+        self.guards.sent(view.table, queue.key.0, batch);
         match self.tenure.sent(view, queue, batch, end) {
             true => self.levels.refile(view, q),
             false => self.levels.end_turn(view, q),
         }
-        self.levels.fetch_next(view, lane);
     }
 }
 

@@ -221,15 +221,6 @@ impl Levels {
         end
     }
 
-    /// Prefetches what a lane probably sends next: in a long queue it is not cached any more.
-    pub fn fetch_next(&self, view: &View<'_>, lane: usize) {
-        let next = self.passes.probably_next(lane).and_then(|q| self.queues[q].runs.probably_next());
-        if let Some(head) = next {
-            view.table.fetch(head);
-            self.runs.fetch(head);
-        }
-    }
-
     /// How long quanta and passes may idle a lane before a request with `older` older ones goes.
     pub fn wait(&self, view: &View<'_>, slot: Slot, older: u64) -> Nanos {
         // At worst it joins the longest virtual request of the slowest queue; then each older request of its queue

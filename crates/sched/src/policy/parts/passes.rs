@@ -73,12 +73,6 @@ impl Passes {
         self.lanes[lane].future.replace(future(old), future(filed));
     }
 
-    /// The queue that probably sends next.
-    pub fn probably_next(&self, lane: usize) -> Option<u32> {
-        let l = &self.lanes[lane];
-        l.eligible.first().or_else(|| l.future.first()).map(Numbered::whose)
-    }
-
     /// The queue that sends next, after advancing to its pass; or how long to wait.
     pub fn next(&mut self, view: &View<'_>, lane: usize) -> Result<u32, Choice> {
         loop {

@@ -132,11 +132,6 @@ impl RunQueue {
         self.newest
     }
 
-    /// Head of the run that is probably next: the first ready one, or else the first.
-    pub fn probably_next(&self) -> Option<Slot> {
-        self.ready.first().or_else(|| self.waiting.first()).map(Key::head)
-    }
-
     /// Head of the first ready run at or after `offset`, or else of the first ready run.
     pub fn next_ready(&self, offset: u64) -> Option<Slot> {
         self.ready.at_or_after(&Key::new(offset, 0)).or_else(|| self.ready.first()).map(Key::head)
