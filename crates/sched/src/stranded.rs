@@ -43,7 +43,7 @@ impl Stranded {
         for lane in view.open_lanes(self.next) {
             let arrivals = self.arrivals.get_or_insert_with(|| arrivals_of_queued(view));
             let Some(oldest) = arrivals.oldest(view.table, lane) else { continue };
-            match policy.serve_lane(view, oldest.slot(), batch) {
+            match policy.serve_lane(view, oldest, batch) {
                 choice @ Choice::Wait { .. } => wait = choice.sooner(wait),
                 serve => {
                     self.next = (lane + 1) % view.lanes.len();

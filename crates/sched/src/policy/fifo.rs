@@ -49,7 +49,7 @@ impl Fifo {
             let Some(oldest) = self.backlog.oldest(view, group) else { continue };
             let Some(first) = self.backlog.first(view, group) else { continue };
             if view.open(view.table.lane(first)) {
-                next = next.into_iter().chain([(oldest, group, first)]).min();
+                next = next.into_iter().chain([(view.table.seq(oldest), group, first)]).min();
             } else {
                 reason = WaitReason::LanesBusy;
             }

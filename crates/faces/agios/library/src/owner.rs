@@ -67,6 +67,9 @@ const CLOCK_REFRESH: Nanos = Nanos(100_000_000);
 /// Processed messages before their room is free for senders.
 const RETIRED_MAX: u64 = 512;
 
+/// Served requests before they are counted where other threads count, too.
+const SERVED_MAX: u32 = 512;
+
 /// A batch that the program holds until its requests are released.
 #[derive(Clone, Copy)]
 struct Flight {
@@ -320,6 +323,8 @@ pub struct Owner {
     untimed: bool,
     /// There was nothing to serve.
     idled: bool,
+    /// Served and not counted yet.
+    served: u32,
     /// The batch that is being served, where it ends when its callbacks have returned.
     returned: Option<Completion>,
     calls: Vec<Call>,
@@ -338,6 +343,7 @@ impl Owner {
             spins: false,
             untimed,
             idled: true,
+            served: 0,
             returned: None,
             calls: Vec::new(),
             identifiers: Vec::new(),
@@ -383,7 +389,10 @@ impl Owner {
             if desk.retired >= RETIRED_MAX {
                 desk.retire(shared);
             }
-            shared.delivered.served(calls.len() as u32);
+            self.served += calls.len() as u32;
+            if self.served >= SERVED_MAX {
+                shared.delivered.served(std::mem::take(&mut self.served));
+            }
         }
         if look {
             if shared.inbox.is_filled() {

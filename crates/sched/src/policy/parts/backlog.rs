@@ -7,7 +7,7 @@ use rustc_hash::FxHashMap;
 use super::arrivals::Arrivals;
 use super::runs::{RunQueue, Runs};
 use crate::policy::{Params, View};
-use crate::table::{Arrival, Slot};
+use crate::table::Slot;
 use crate::types::{FileId, Op};
 
 /// Several such queues, by number. Merging stays within a queue.
@@ -61,12 +61,12 @@ impl Backlog {
 
     /// The first request of the next batch: the oldest request or, with merging, the head of its run.
     pub fn first(&mut self, view: &View<'_>, queue: usize) -> Option<Slot> {
-        let oldest = self.oldest(view, queue)?.slot();
+        let oldest = self.oldest(view, queue)?;
         Some(self.merging.as_mut().map_or(oldest, |m| m.runs.run_of(oldest)))
     }
 
     /// The oldest request of a queue.
-    pub fn oldest(&self, view: &View<'_>, queue: usize) -> Option<Arrival> {
+    pub fn oldest(&self, view: &View<'_>, queue: usize) -> Option<Slot> {
         self.queues.oldest(view.table, queue)
     }
 
@@ -91,7 +91,7 @@ impl Backlog {
         }
         // In a long queue the next request is not cached any more.
         if let Some(next) = self.oldest(view, queue) {
-            view.table.fetch(next.slot());
+            view.table.fetch(next);
         }
     }
 

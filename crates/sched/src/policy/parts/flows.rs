@@ -158,7 +158,7 @@ impl<P: Copy + Eq + Hash, D: Default, F: Copy> Flows<P, D, F> {
 
     /// The flow's oldest request.
     pub fn oldest(&self, view: &View<'_>, flow: u32) -> Option<Slot> {
-        self.backlog.oldest(view, flow as usize).map(|a| a.slot())
+        self.backlog.oldest(view, flow as usize)
     }
 
     /// The first request of the flow's next batch.

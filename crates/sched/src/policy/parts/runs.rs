@@ -397,6 +397,10 @@ impl Runs {
         ready_at: impl Fn(&Run) -> u64 + Copy,
     ) {
         let head = self.run_of(first);
+        // It may be the oldest from now on, and is not cached in a long queue.
+        if let Some(newer) = self.nodes[first].newer.some() {
+            table.fetch(newer);
+        }
         let scratch = std::mem::take(&mut self.scratch);
         let (mut parts, pass) = self.dissolve(q, table, head, scratch);
         let (mut begun, mut end) = (false, table.start(first));
@@ -470,6 +474,11 @@ impl Runs {
         }
         self.nodes[slot].count = 0;
         q.len -= 1;
+        if q.len == 0 {
+            // Policies keep empty queues for later ones.
+            q.ready.give_back();
+            q.waiting.give_back();
+        }
     }
 }
 
@@ -477,6 +486,29 @@ impl Runs {
 mod tests {
     use super::*;
     use crate::types::{Extent, FileId, LaneId, Op, Request};
+
+    /// Policies keep empty queues for later ones, so their memory counts for every pending request.
+    #[test]
+    fn an_emptied_queue_gives_its_memory_back() {
+        let (mut table, mut runs, mut q) = (Table::new(1000), Runs::new(1, 1 << 20), RunQueue::default());
+        for count in [20, 64, 500] {
+            let slots: Vec<Slot> = (0..count)
+                .map(|n| {
+                    let extent =
+                        Extent { file: FileId(0), lane: LaneId(0), file_offset: 9 * n, lane_offset: 9 * n, len: 1 };
+                    table.insert(&Request::new(Op::Read, extent)).unwrap()
+                })
+                .collect();
+            slots.iter().for_each(|slot| runs.insert(&mut q, &table, *slot, 0, |run| run.pass_sum + slot.0 as u64 % 2));
+            let mut batch = Vec::new();
+            for slot in slots {
+                batch.clear();
+                runs.take_from(&mut q, &table, slot, &mut batch, |_| 0);
+                table.remove(slot);
+            }
+            assert!(q.is_empty() && q.ready.capacity() + q.waiting.capacity() <= 16, "{count}");
+        }
+    }
 
     /// A reused queue has no pending runs of its predecessor.
     #[test]
