@@ -40,7 +40,7 @@ pub fn part_key(file: u64, lane: u16) -> u64 {
 }
 
 /// A predicted request, by its place in the predicted queues.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct PredictedId(pub(crate) u32);
 
 impl PredictedId {
@@ -257,6 +257,16 @@ impl PredictedQueues {
             }
         }
         continued
+    }
+
+    /// The places of each queue's requests, in offset order.
+    pub(crate) fn ranges(&self) -> impl Iterator<Item = Range<usize>> {
+        self.queues.values().map(|queue| queue.range.start as usize..queue.range.end as usize)
+    }
+
+    /// The source of the request at a place.
+    pub(crate) fn source(&self, at: usize) -> u32 {
+        self.requests[at].source
     }
 
     /// When a predicted request arrived, ns since the first of its file.

@@ -7,6 +7,11 @@
 
 use crate::predicted::{PredictedId, PredictedQueues};
 
+/// Sources go through a file together where one of so many requests at least is continued by another source's, which had
+/// sent about as many.
+const JOINED_PART: usize = 64;
+const STEPS_APART: u32 = 4;
+
 /// What a predicted request follows.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Trigger {
@@ -24,16 +29,29 @@ pub struct Triggers {
     triggers: Vec<Option<Trigger>>,
     /// By request: the next one begins where it ends.
     continued: Vec<bool>,
+    /// By request: how many its source had sent to the file before.
+    steps: Vec<u32>,
+    /// By request: the one that follows its completion.
+    followers: Vec<Option<PredictedId>>,
+    /// By request: the sources of its queue go through the file together.
+    together: Vec<bool>,
 }
 
 impl Triggers {
     /// The triggers of predicted queues.
     pub fn new(queues: &PredictedQueues) -> Triggers {
         let mut triggers = vec![None; queues.len()];
+        let (mut steps, mut followers) = (vec![0_u32; queues.len()], vec![None; queues.len()]);
         for (_, events) in queues.events() {
             let mut last: Option<(u64, u32, bool)> = None;
+            let mut step = 0;
             for (at_ns, id, completion) in events {
                 if !completion {
+                    steps[id as usize] = step;
+                    step += 1;
+                    if let Some((_, of, true)) = last {
+                        followers[of as usize] = Some(PredictedId(id));
+                    }
                     triggers[id as usize] = last.map(|(before_ns, of, completion)| Trigger {
                         of: PredictedId(of),
                         completion,
@@ -43,7 +61,18 @@ impl Triggers {
                 last = Some((at_ns, id, completion));
             }
         }
-        Triggers { triggers, continued: queues.continued() }
+        let continued = queues.continued();
+        let mut together = vec![false; queues.len()];
+        for range in queues.ranges() {
+            let joins = |at: &usize| {
+                let (of, next) = (*at, at + 1);
+                let apart = steps[of].abs_diff(steps[next]);
+                continued[of] && queues.source(of) != queues.source(next) && apart <= STEPS_APART
+            };
+            let joins = (range.start..range.end.saturating_sub(1)).filter(joins).count();
+            together[range.clone()].fill(joins * JOINED_PART >= range.len());
+        }
+        Triggers { triggers, continued, steps, followers, together }
     }
 
     /// Requests.
@@ -59,6 +88,21 @@ impl Triggers {
     /// What a request follows; `None`: it is the first of its source.
     pub fn of(&self, id: PredictedId) -> Option<Trigger> {
         self.triggers[id.index()]
+    }
+
+    /// How many requests its source had sent to the file before.
+    pub fn step(&self, id: PredictedId) -> u32 {
+        self.steps[id.index()]
+    }
+
+    /// The request that follows the completion of this one.
+    pub fn follower(&self, id: PredictedId) -> Option<PredictedId> {
+        self.followers[id.index()]
+    }
+
+    /// Its source goes through the file together with others, as with strides, not through a part of its own.
+    pub fn together(&self, id: PredictedId) -> bool {
+        self.together[id.index()]
     }
 
     /// The request that begins where this one ends.
@@ -117,6 +161,26 @@ mod tests {
         assert_eq!((triggers.next(id(0)), triggers.next(id(4))), (Some(id(1)), None), "40 to 48 KiB is missing");
         assert_eq!((triggers.before(id(2)), triggers.before(id(0))), (Some(id(1)), None));
         assert_eq!(triggers.len(), run.len());
+    }
+
+    /// Two processes read a file in strides, and another one in halves.
+    #[test]
+    fn processes_go_through_a_file_together_or_apart() {
+        let strided =
+            (0..64).map(|i| recorded(1 + i % 2, u64::from(i) * 8, u64::from(i / 2) * 100, u64::from(i / 2) * 100 + 50));
+        let halves = (0..64).map(|i| {
+            let at_ns = u64::from(i % 32) * 100;
+            Recorded { file: 2, ..recorded(1 + i / 32, u64::from(i) * 8, at_ns, at_ns + 50) }
+        });
+        let queues = PredictedQueues::new(strided.chain(halves));
+        let triggers = Triggers::new(&queues);
+        let id = |file, i: u64, at_ns| queues.find((file, false), (i * 8 * KIB, 8 * KIB), at_ns, (0, 0.0)).unwrap();
+        assert_eq!(
+            [id(1, 5, 200), id(2, 37, 500)].map(|id| (triggers.together(id), triggers.step(id))),
+            [(true, 2), (false, 5)]
+        );
+        assert_eq!(triggers.follower(id(1, 5, 200)), Some(id(1, 7, 300)));
+        assert_eq!(triggers.follower(id(1, 63, 3100)), None);
     }
 
     /// A request without a completion, and one of another file, trigger nothing.

@@ -108,6 +108,11 @@ impl Mlf {
                 continue;
             };
             let may_hold = !guarded && view.open(view.table.lane(head));
+            let in_step = if may_hold { self.tenure.in_step(view, &mut self.levels, q, head) } else { Ok(head) };
+            let head = match in_step {
+                Ok(head) => head,
+                Err(until) => break Choice::Wait { until, reason: WaitReason::Hold },
+            };
             let hold = if may_hold { self.tenure.hold(view, &self.levels, q, head) } else { None };
             match hold {
                 None => break self.send_if_open(view, q, head, batch),
@@ -153,10 +158,10 @@ impl Policy for Mlf {
     fn dequeue(&mut self, view: &View<'_>, slot: Slot) {
         let Some(q) = self.levels.find(&key_of(view, slot)) else { return };
         let queue = self.levels.queue(q);
-        let (group, file_op) = (queue.key.0, queue.file_op());
+        let (group, file_op, stream) = (queue.key.0, queue.file_op(), queue.stream());
         self.guards.remove(view.table, group, slot);
         let was_last = self.levels.remove(view, q, slot);
-        self.tenure.cancelled(slot, was_last.then_some(file_op));
+        self.tenure.cancelled(stream, slot, was_last.then_some(file_op));
     }
 
     fn select(&mut self, view: &View<'_>, batch: &mut Vec<Slot>) -> Choice {

@@ -11,19 +11,24 @@
 //!
 //! if such waits pay (`worth.rs`), and for at most `longest` before each batch. While the lane's device is busy nothing
 //! waits.
+//!
+//! Processes that read a file together are kept in step (`paces.rs`): one that is behind goes first, and is waited for
+//! while its request is due.
 
 use std::sync::Arc;
 
 use impresario_foresight::{PredictedId, PredictedQueues, Triggers};
 
 use super::anticipation::Stream;
+use super::levels::Levels;
 use super::matched::Matched;
+use super::paces::Paces;
 use super::runs::{Run, Runs};
 use super::worth::{Wait, Worths};
 use crate::contract::Linked;
 use crate::policy::{Done, View};
 use crate::table::Slot;
-use crate::types::Nanos;
+use crate::types::{Nanos, Op};
 
 /// A wait lasts this much longer than 1.5 × the recorded time.
 const MARGIN: Nanos = Nanos(300_000);
@@ -110,6 +115,7 @@ pub(in crate::policy) struct Due {
     links: Vec<Link>,
     lanes: Vec<Lane>,
     worths: Worths,
+    paces: Paces,
     /// Requests missed by the present decision; empty between decisions.
     looked_at: Vec<PredictedId>,
 }
@@ -126,6 +132,7 @@ impl Due {
             links: Vec::new(),
             lanes: vec![Lane::default(); lanes],
             worths: Worths::new(longest),
+            paces: Paces::default(),
             looked_at: Vec::new(),
         }
     }
@@ -141,6 +148,7 @@ impl Due {
             self.triggers = self.matched.run().map(Triggers::new).unwrap_or_default();
             self.seen = vec![UNSEEN; self.triggers.len()];
             self.links.clear();
+            self.paces.clear();
             self.lanes.fill(Lane::default());
         }
     }
@@ -169,6 +177,9 @@ impl Due {
             let seen = &mut self.seen[id.index()];
             seen.arrived = view.table.arrival(slot);
             link.late = std::mem::take(&mut seen.missed);
+            if self.in_step_matters(stream, id) {
+                self.paces.arrived(stream, self.triggers.step(id), id, slot);
+            }
         }
         let lane = &mut self.lanes[stream.0.index()];
         lane.emptied |= new && lane.visit.is_some_and(|visit| visit.stream == stream);
@@ -198,8 +209,48 @@ impl Due {
     }
 
     /// A queued request was cancelled.
-    pub fn cancelled(&mut self, slot: Slot) {
+    pub fn cancelled(&mut self, stream: Stream, slot: Slot) {
+        self.left(stream, slot);
         self.forget(slot);
+    }
+
+    fn left(&mut self, stream: Stream, slot: Slot) {
+        if let Some(id) = self.link(slot).prediction {
+            self.paces.left(stream, self.triggers.step(id), slot);
+        }
+    }
+
+    /// Writes wait for the platter whatever lies before them.
+    fn in_step_matters(&self, stream: Stream, id: PredictedId) -> bool {
+        stream.2 == Op::Read && self.triggers.together(id)
+    }
+
+    /// What a stream sends in place of the virtual request that begins at `head`, so that its processes stay in step, or
+    /// until when it waits for one that is behind.
+    pub fn in_step(&mut self, view: &View<'_>, levels: &mut Levels, stream: Stream, head: Slot) -> Result<Slot, Nanos> {
+        let lane = stream.0.index();
+        let Some(id) = self.link(head).prediction.filter(|id| self.in_step_matters(stream, *id)) else {
+            return Ok(head);
+        };
+        if view.shared_space || view.lanes[lane].in_flight_requests > 0 {
+            return Ok(head);
+        }
+        let step = self.triggers.step(id);
+        if let Some(behind) = self.paces.behind(stream, step) {
+            return Ok(levels.head_of(behind));
+        }
+        while let Some(behind) = self.paces.expected_behind(stream, step) {
+            if let Some(until) = self.due(view.now, behind) {
+                let idle_since = self.lanes[lane].idle_since.unwrap_or(view.now);
+                let until = until.min(idle_since + self.longest);
+                if until > view.now {
+                    self.lanes[lane].idle_since = Some(idle_since);
+                    return Err(until);
+                }
+            }
+            self.paces.give_up(stream, self.triggers.step(behind), behind);
+        }
+        Ok(head)
     }
 
     /// Until when a request should have arrived, if it is due.
@@ -301,6 +352,7 @@ impl Due {
             let gained = if grown { (batch.len() as u64).saturating_sub(held.requests) } else { 0 };
             self.settle(view, at, gained);
         }
+        batch.iter().for_each(|slot| self.left(stream, *slot));
         if batch.first().is_none_or(|slot| self.link(*slot).prediction.is_none()) {
             // Nothing is known of what follows.
             self.lanes[at] = Lane::default();
@@ -369,6 +421,9 @@ impl Due {
             self.forget(slot);
             if let Some(id) = link.prediction {
                 self.seen[id.index()].completed = view.now;
+                if let Some(next) = self.triggers.follower(id).filter(|next| self.in_step_matters(stream, *next)) {
+                    self.paces.expect(stream, self.triggers.step(next), next);
+                }
             }
             if done.errno != 0 {
                 continue;

@@ -18,6 +18,7 @@ pub(super) mod jobs;
 pub(super) mod levels;
 pub(super) mod limits;
 mod matched;
+mod paces;
 pub(super) mod passes;
 pub(super) mod phases;
 pub(super) mod quanta;

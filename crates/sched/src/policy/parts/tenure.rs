@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use impresario_foresight::PredictedQueues;
 
+use super::anticipation::Stream;
 use super::due::Due;
 use super::foreseen::Foreseen;
 use super::holds::{FileOp, Holds};
@@ -98,6 +99,15 @@ impl Tenure {
         Some(Choice::Wait { until, reason: WaitReason::Hold })
     }
 
+    /// What a queue sends in place of its first run so that its processes stay in step, or until when it waits for that.
+    pub fn in_step(&mut self, view: &View<'_>, levels: &mut Levels, q: u32, head: Slot) -> Result<Slot, Nanos> {
+        let stream = levels.queue(q).stream();
+        match &mut self.foresight {
+            Foresight::Due(due) => due.in_step(view, levels, stream, head),
+            _ => Ok(head),
+        }
+    }
+
     /// Whether a queue whose run is held keeps its lane: a short wait costs less than a seek to another file and back.
     pub fn keeps_lane(&self) -> bool {
         matches!(self.foresight, Foresight::Due(_))
@@ -127,11 +137,11 @@ impl Tenure {
     }
 
     /// A request was cancelled; `emptied`: the last one of its queue.
-    pub fn cancelled(&mut self, slot: Slot, emptied: Option<FileOp>) {
+    pub fn cancelled(&mut self, stream: Stream, slot: Slot, emptied: Option<FileOp>) {
         match &mut self.foresight {
             Foresight::None => {}
             Foresight::Aggregations(foreseen) => foreseen.cancelled(slot),
-            Foresight::Due(due) => due.cancelled(slot),
+            Foresight::Due(due) => due.cancelled(stream, slot),
         }
         if let Some(file_op) = emptied {
             self.holds.cancelled(file_op);
