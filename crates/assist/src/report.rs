@@ -185,6 +185,16 @@ impl Report {
     }
 }
 
+/// Files without hints that people are shown, those read most: a program that starts reads hundreds.
+const UNHINTED_SHOWN: u32 = 5;
+
+impl FileReport {
+    /// Nothing was done for it, and nothing hindered that.
+    fn is_unhinted(&self) -> bool {
+        self.hints == 0 && self.refused + self.errors == 0 && self.stood_down == 0 && self.why_stood_down.is_none()
+    }
+}
+
 impl fmt::Display for FileReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}", self.path)?;
@@ -253,8 +263,20 @@ impl fmt::Display for Report {
             show_bytes(self.budget_bytes as f64),
             self.dropped_accesses
         )?;
+        let mut unhinted = FileReport::default();
+        let (mut shown, mut left_out) = (0, 0);
         for file in &self.files {
-            write!(f, "{file}")?;
+            shown += u32::from(file.is_unhinted());
+            if file.is_unhinted() && shown > UNHINTED_SHOWN {
+                unhinted.add(file);
+                left_out += 1;
+            } else {
+                write!(f, "{file}")?;
+            }
+        }
+        if left_out > 0 {
+            let (reads, bytes) = (unhinted.reads, show_bytes(unhinted.read_bytes as f64));
+            writeln!(f, "{left_out} more files without hints: {reads} reads, {bytes} (in JSON each is there)")?;
         }
         if self.others.programs > 0 {
             write!(f, "{}", FileReport { path: "files closed before".into(), ..self.others.clone() })?;
@@ -299,6 +321,11 @@ mod tests {
              stood down: 81 % was never read\n";
         assert!(text.contains(wanted), "{text}");
         assert_eq!(report.total().hits, 1998);
+        let unhinted = FileReport { hints: 0, stood_down: 0, why_stood_down: None, reads: 2, ..file() };
+        let many = Report { files: [vec![unhinted; 12], vec![file()]].concat(), ..Report::default() };
+        let text = many.to_string();
+        assert_eq!(text.matches("run7").count(), 6, "{text}");
+        assert!(text.contains("7 more files without hints: 14 reads, 1750 MiB"), "{text}");
         assert_eq!(FileReport::default().hit_rate(), None);
     }
 }

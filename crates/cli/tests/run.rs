@@ -54,7 +54,7 @@ fn corner_cases_are_as_on_a_local_folder() {
 fn synchronous_writes_reach_the_device() {
     let cluster = Cluster::start(1, 1, |_| {});
     let syncs = || {
-        let status = support::run(&["status", "--json", cluster.path.to_str().unwrap()]);
+        let status = support::run(["status", "--json", cluster.path.to_str().unwrap()]);
         let status: serde_json::Value = serde_json::from_str(&status.out).unwrap();
         let servers = status["servers"].as_array().unwrap().iter();
         let data = servers.filter(|server| server["name"] == "data.0");

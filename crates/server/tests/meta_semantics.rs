@@ -53,6 +53,23 @@ fn while_a_file_is_written_its_size_comes_from_the_data_servers_and_then_from_he
     assert_eq!(s.objects.calls(), asked, "readers change nothing");
 }
 
+/// Nobody is told that a file system is empty whose folder was removed.
+#[test]
+fn a_metadata_folder_that_is_removed_is_an_error_and_not_an_empty_file_system() {
+    let dir = tempfile::tempdir().unwrap();
+    let s = start(dir.path());
+    s.mkdir("d");
+    let file = s.create("d/f");
+    s.close_unwritten(file);
+    assert_eq!(s.errno(getattr("none")), ENOENT);
+    assert_eq!(s.list("d", "f", 9), []);
+    std::fs::remove_dir_all(dir.path()).unwrap();
+    let readdir = MetaCall::Readdir { path: path(""), after: path(""), max: 9 };
+    for call in [readdir, getattr("d/f"), getattr("none"), create("g"), unlink("d/f")] {
+        assert_eq!(s.errno(call.clone()), EIO, "{call:?}");
+    }
+}
+
 #[test]
 fn data_servers_that_stay_away_fail_no_close_and_are_asked_again() {
     let dir = tempfile::tempdir().unwrap();

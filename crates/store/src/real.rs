@@ -159,7 +159,14 @@ impl FileSystem for Real {
     type File = OwnedFd;
 
     fn open(&self, path: &str, create: bool) -> io::Result<OwnedFd> {
-        self.open_at(path, if create { OFlags::RDWR | OFlags::CREATE } else { OFlags::RDWR })
+        if !create {
+            return self.open_at(path, OFlags::RDWR);
+        }
+        // The folders are there as long as the store is.
+        self.open_at(path, OFlags::RDWR | OFlags::CREATE).map_err(|error| match error.kind() {
+            io::ErrorKind::NotFound => Errno::IO.into(),
+            _ => error,
+        })
     }
 
     fn read(&self, file: &OwnedFd, offset: u64, bufs: &mut [IoSliceMut<'_>]) -> io::Result<usize> {
@@ -355,6 +362,16 @@ fn cut_mut<'a, 'b>(bufs: &'a mut [IoSliceMut<'b>]) -> &'a mut [IoSliceMut<'b>] {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// The caller's file is there: it is the store that is not.
+    #[test]
+    fn in_a_store_that_was_removed_nothing_can_be_made() {
+        let dir = tempfile::tempdir().unwrap();
+        let real = Real::make(dir.path()).unwrap();
+        assert_eq!(real.open("file", false).unwrap_err().kind(), io::ErrorKind::NotFound);
+        fs::remove_dir_all(dir.path()).unwrap();
+        assert_eq!(real.open("file", true).unwrap_err().raw_os_error(), Some(libc::EIO));
+    }
 
     #[test]
     fn nothing_leads_out_of_the_directory() {

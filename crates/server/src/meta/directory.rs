@@ -181,6 +181,11 @@ struct Keys {
 }
 
 impl MetaDirectory {
+    /// Whether somebody has removed it: what it says then says nothing.
+    pub(super) fn is_removed(&self) -> bool {
+        rustix::fs::fstat(&self.names).is_ok_and(|stat| stat.st_nlink == 0)
+    }
+
     /// Claims the directory, which must have been made ([`make`]), for a server.
     pub(super) fn open(dir: &Path, hook: Option<StepHook>) -> Result<MetaDirectory, StartError> {
         let unusable = |what| move |errno: Errno| unusable(dir, what, errno);

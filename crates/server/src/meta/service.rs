@@ -297,7 +297,26 @@ impl Drop for MetaService {
 }
 
 impl Meta {
-    fn serve(&self, session: &Session, by: By<'_>, mut call: MetaCall) -> Outcome<Answer> {
+    fn serve(&self, session: &Session, by: By<'_>, call: MetaCall) -> Outcome<Answer> {
+        let answer = self.serve_as_found(session, by, call);
+        let found_nothing = match &answer {
+            Ok(Answer::Entries(entries)) => entries.is_empty(),
+            Ok(_) => false,
+            Err(fault) => fault.errno == libc::ENOENT,
+        };
+        // Who believed that there are no names might remove copies of them elsewhere.
+        if found_nothing && self.dir.is_removed() {
+            let dir = self.dir.dir.display();
+            let remedy = "stop the metadata server, and start it with a copy of the folder";
+            return Err(fault(
+                Errno::IO,
+                format!("the metadata folder {dir} was removed while its server ran; {remedy}"),
+            ));
+        }
+        answer
+    }
+
+    fn serve_as_found(&self, session: &Session, by: By<'_>, mut call: MetaCall) -> Outcome<Answer> {
         call.paths().try_for_each(|path| check_path(path))?;
         let user = session.user_of(by.who, &call)?;
         let user = user.as_deref();
