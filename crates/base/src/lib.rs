@@ -9,6 +9,7 @@ pub mod lock;
 pub mod machine;
 pub mod mounts;
 pub mod prefetch;
+pub mod presence;
 pub mod random;
 pub mod replace;
 pub mod siphash;

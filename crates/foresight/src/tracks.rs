@@ -415,6 +415,7 @@ impl Tracks {
             }
             Some(_) => None,
         };
+        let overlaps = part.as_ref().is_some_and(|(len, part)| part.end > *len);
         let mut left = AHEAD_BYTES_MAX;
         for k in 1..=i64::from(steps) {
             let from = place.after(k);
@@ -423,6 +424,17 @@ impl Tracks {
             if together.is_empty() {
                 break;
             }
+            // Buffers overlap: what the one before brings in, or has read, comes once.
+            let before = place.after(k - 1);
+            let before =
+                Some(before).filter(|before| overlaps && (range.start as i64..range.end as i64).contains(before));
+            let before = before.map(|before| &self.extents[before as usize]).filter(|extent| !extent.is_unknown(pass));
+            let there = before.and_then(wanted).unwrap_or_default();
+            let wanted = |extent: &Extent| {
+                let bytes = wanted(extent)?;
+                let start = if there.contains(&bytes.start) { there.end } else { bytes.start };
+                (start < bytes.end).then_some(start..bytes.end)
+            };
             let together = &mut self.extents[together.start as usize..together.end as usize];
             let unknown = together.iter().filter(|extent| extent.is_unknown(pass));
             let bytes = unknown.filter_map(wanted).map(|r| r.end - r.start).sum();
@@ -530,6 +542,21 @@ mod tests {
         }
         assert_eq!((hits, predicted.len() as u64), (39 * 2, 39 * 2));
         assert_eq!(tracks.depart(1), 0);
+    }
+
+    #[test]
+    fn buffers_that_overlap_are_brought_in_once() {
+        const LEN: u64 = 45 * KIB;
+        let mut tracks = Tracks::new([(0..200).map(|i| i * LEN..(i + 1) * LEN).collect()], 200 * LEN);
+        let (mut hits, mut predicted) = (0, 0);
+        for i in 0..200 {
+            let read = i * LEN..(i * LEN + 128 * KIB).min(200 * LEN);
+            let next = tracks.read(1, &read, &mut |_| true).unwrap();
+            hits += u64::from(next.was_predicted);
+            predicted += sum(&next.next);
+        }
+        assert!(hits >= 197, "all but the first one, and the last ones, which come with those before: {hits}");
+        assert_eq!(predicted, 200 * LEN - 128 * KIB, "all but what the first read had");
     }
 
     #[test]

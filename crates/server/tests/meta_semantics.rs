@@ -65,7 +65,11 @@ fn a_metadata_folder_that_is_removed_is_an_error_and_not_an_empty_file_system() 
     assert_eq!(s.list("d", "f", 9), []);
     std::fs::remove_dir_all(dir.path()).unwrap();
     let readdir = MetaCall::Readdir { path: path(""), after: path(""), max: 9 };
-    for call in [readdir, getattr("d/f"), getattr("none"), create("g"), unlink("d/f")] {
+    let walk = MetaCall::Examine(Examine::Directory { path: path(""), after: path(""), max: 9 });
+    let one = MetaCall::Examine(Examine::File { path: path("d/f") });
+    let unnamed = MetaCall::Examine(Examine::Unnamed { removed: true, after: path(""), max: 9 });
+    let [begin, end] = [Examine::BeginWalk, Examine::EndWalk { walk: 1 }].map(MetaCall::Examine);
+    for call in [readdir, getattr("d/f"), getattr("none"), create("g"), unlink("d/f"), begin, walk, one, unnamed, end] {
         assert_eq!(s.errno(call.clone()), EIO, "{call:?}");
     }
 }

@@ -10,6 +10,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use impresario_base::machine::is_in_memory;
+use impresario_base::presence::Presence;
 use impresario_device::device_limits;
 use rustix::fs::{
     Advice, AtFlags, Dir, FallocateFlags, FileType, FlockOperation, Mode, OFlags, ResolveFlags, SeekFrom, Timespec,
@@ -27,6 +28,7 @@ use crate::folder::{self, FolderState};
 #[derive(Debug)]
 pub struct Real {
     root: OwnedFd,
+    presence: Presence,
     file_system: Option<FileSystemId>,
     in_memory: bool,
     /// The kernel cuts longer advice.
@@ -73,7 +75,16 @@ impl Real {
         let device = rustix::fs::fstat(&root).map_err(|e| failed(e.into()))?.st_dev;
         let file_system = impresario_base::machine::boot().ok().map(|boot| FileSystemId { boot, device });
         let advice_max_bytes = device_limits(Path::new("/sys"), device).call_bytes;
-        Ok(Real { root, file_system, in_memory, advice_max_bytes, confined: AtomicBool::new(true), _lock: None })
+        let presence = Presence::of(&root);
+        Ok(Real {
+            root,
+            presence,
+            file_system,
+            in_memory,
+            advice_max_bytes,
+            confined: AtomicBool::new(true),
+            _lock: None,
+        })
     }
 
     fn open_at(&self, path: &str, flags: OFlags) -> io::Result<OwnedFd> {
@@ -88,6 +99,15 @@ impl Real {
             }
         }
         Ok(rustix::fs::openat(&self.root, path, flags, mode)?)
+    }
+
+    fn is_removed(&self) -> bool {
+        self.presence.is_over(&self.root)
+    }
+
+    /// What is open in a store that was removed can be written and synced, and is lost with it.
+    fn still_there(&self) -> io::Result<()> {
+        if self.is_removed() { Err(Errno::IO.into()) } else { Ok(()) }
     }
 }
 
@@ -159,13 +179,10 @@ impl FileSystem for Real {
     type File = OwnedFd;
 
     fn open(&self, path: &str, create: bool) -> io::Result<OwnedFd> {
-        if !create {
-            return self.open_at(path, OFlags::RDWR);
-        }
-        // The folders are there as long as the store is.
-        self.open_at(path, OFlags::RDWR | OFlags::CREATE).map_err(|error| match error.kind() {
-            io::ErrorKind::NotFound => Errno::IO.into(),
-            _ => error,
+        self.open_at(path, if create { OFlags::RDWR | OFlags::CREATE } else { OFlags::RDWR }).map_err(|error| {
+            let is_missing = error.kind() == io::ErrorKind::NotFound;
+            // The folders are there as long as the store is.
+            if is_missing && (create || self.is_removed()) { Errno::IO.into() } else { error }
         })
     }
 
@@ -215,11 +232,13 @@ impl FileSystem for Real {
     }
 
     fn sync(&self, file: &OwnedFd) -> io::Result<()> {
+        self.still_there()?;
         // Not fdatasync: an object's modification time is reported as its file's.
         retry(|| rustix::fs::fsync(file))
     }
 
     fn sync_data(&self, file: &OwnedFd) -> io::Result<()> {
+        self.still_there()?;
         retry(|| rustix::fs::fdatasync(file))
     }
 
@@ -369,8 +388,14 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let real = Real::make(dir.path()).unwrap();
         assert_eq!(real.open("file", false).unwrap_err().kind(), io::ErrorKind::NotFound);
+        let open = real.open("open", true).unwrap();
         fs::remove_dir_all(dir.path()).unwrap();
-        assert_eq!(real.open("file", true).unwrap_err().raw_os_error(), Some(libc::EIO));
+        let errno = |error: io::Error| error.raw_os_error();
+        assert_eq!(real.open("file", true).err().and_then(errno), Some(libc::EIO));
+        assert_eq!(real.open("file", false).err().and_then(errno), Some(libc::EIO), "it was there, for all we know");
+        real.write(&open, 0, &[IoSlice::new(b"x")]).unwrap();
+        assert_eq!(real.sync(&open).err().and_then(errno), Some(libc::EIO));
+        assert_eq!(real.sync_data(&open).err().and_then(errno), Some(libc::EIO));
     }
 
     #[test]

@@ -26,6 +26,7 @@ use crate::data::OpenFile;
 use crate::handles::Handles;
 use crate::inodes::{Entered, Inodes};
 use crate::locks::LockService;
+use crate::mount::Connection;
 use crate::names::{Maker, OpenDirectory, Setter};
 use crate::turns::Turns;
 use crate::{MountOptions, kernel};
@@ -53,6 +54,7 @@ pub(crate) struct Face {
     pub(crate) locks: Option<LockService>,
     /// Reads leave threads to other calls.
     pub(crate) reads: Turns<Asked>,
+    connection: Arc<Connection>,
     /// Tells the kernel what it must ask for again. Set when the mount is served.
     pub(crate) notifier: Arc<OnceLock<Notifier>>,
 }
@@ -72,6 +74,7 @@ impl Face {
         options: MountOptions,
         locks: Option<LockService>,
         notifier: Arc<OnceLock<Notifier>>,
+        connection: Arc<Connection>,
     ) -> Face {
         let reads = Turns::new(options.thread_count());
         Face {
@@ -83,6 +86,7 @@ impl Face {
             tree: RwLock::new(()),
             locks,
             reads,
+            connection,
             notifier,
         }
     }
@@ -332,7 +336,11 @@ impl Filesystem for Face {
         _: Option<LockOwner>,
         reply: ReplyData,
     ) {
-        self.reads.take(Asked { handle, offset, len_bytes, reply }, |Asked { handle, offset, len_bytes, reply }| {
+        self.reads.take(Asked { handle, offset, len_bytes, reply }, |asked, has_waited| {
+            let Asked { handle, offset, len_bytes, reply } = asked;
+            if has_waited && !self.connection.is_alive() {
+                return reply.error(Errno::ENOTCONN);
+            }
             self.read_file(handle.0, offset, len_bytes, |outcome| match outcome {
                 Ok(bytes) => reply.data(bytes),
                 Err(errno) => reply.error(errno),

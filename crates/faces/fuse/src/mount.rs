@@ -11,6 +11,7 @@ use fuser::{Config, Filesystem, Notifier, Session, SessionACL};
 use impresario_base::lock::{Condvar, Mutex};
 use impresario_base::mounts::{Mount, mounts};
 use impresario_client::{Client, ClientError};
+use rustix::event::{PollFd, PollFlags};
 use rustix::io::Errno;
 use rustix::mount::UnmountFlags;
 
@@ -102,9 +103,28 @@ fn by(holders: &[String]) -> String {
 #[derive(Debug)]
 pub struct Mounted {
     path: PathBuf,
-    /// Its device number, which identifies our mount among others at the same path.
+    /// Its device number, which identifies our mount among others as long as there is one.
     device: Option<(u32, u32)>,
+    connection: Arc<Connection>,
     ended: Arc<Ended>,
+}
+
+/// Whether the kernel still has our file system mounted.
+#[derive(Debug, Default)]
+pub(crate) struct Connection {
+    /// A second descriptor of the connection, as long as there are threads that serve it: the kernel ends it with the last one.
+    fuse: Mutex<Option<OwnedFd>>,
+}
+
+impl Connection {
+    /// It is neither unmounted nor cut: its device number can be no other's.
+    pub(crate) fn is_alive(&self) -> bool {
+        self.fuse.lock().as_ref().is_some_and(|fuse| {
+            let mut polled = [PollFd::new(fuse, PollFlags::empty())];
+            let answer = rustix::event::poll(&mut polled, Some(&rustix::event::Timespec::default()));
+            answer.is_ok() && !polled[0].revents().intersects(PollFlags::ERR | PollFlags::HUP)
+        })
+    }
 }
 
 #[derive(Debug, Default)]
@@ -127,6 +147,7 @@ pub fn mount(client: Arc<Client>, mountpoint: &Path, options: MountOptions) -> R
     client.stat(b"").map_err(|source| MountError::Cluster { path: path.clone(), source })?;
     let unserved = |source| MountError::Cluster { path: path.clone(), source };
     let notifier: Arc<OnceLock<Notifier>> = Arc::default();
+    let connection: Arc<Connection> = Arc::default();
     let locks = match options.shared_locks && client.serves_locks().map_err(unserved)? {
         true => {
             let started = LockService::start(&client, notifier.clone());
@@ -134,7 +155,8 @@ pub fn mount(client: Arc<Client>, mountpoint: &Path, options: MountOptions) -> R
         }
         false => None,
     };
-    mount_at(Face::new(client, options.clone(), locks, notifier.clone()), path, options, notifier)
+    let face = Face::new(client, options.clone(), locks, notifier.clone(), connection.clone());
+    mount_at(face, path, options, notifier, connection)
 }
 
 /// Mounts any file system and serves it like a cluster: with the same threads, permissions checked by the kernel, and
@@ -144,7 +166,7 @@ pub fn mount_file_system(
     mountpoint: &Path,
     options: MountOptions,
 ) -> Result<Mounted, MountError> {
-    mount_at(file_system, mountable(mountpoint)?, options, Arc::default())
+    mount_at(file_system, mountable(mountpoint)?, options, Arc::default(), Arc::default())
 }
 
 fn mount_at(
@@ -152,12 +174,15 @@ fn mount_at(
     path: PathBuf,
     options: MountOptions,
     notifier: Arc<OnceLock<Notifier>>,
+    connection: Arc<Connection>,
 ) -> Result<Mounted, MountError> {
     let refused = |source| MountError::Refused { path: path.clone(), source };
     let fuse = device::mount(&path, &options).map_err(refused)?;
     let device = mountpoint::mounted_at(&path).map(|line| line.device);
-    let mounted = Mounted { path: path.clone(), device, ended: Arc::default() };
-    serve(file_system, options, fuse, &path, mounted.ended.clone(), notifier).map_err(|source| {
+    *connection.fuse.lock() = Some(fuse.try_clone().map_err(refused)?);
+    let mounted = Mounted { path: path.clone(), device, connection, ended: Arc::default() };
+    serve(file_system, options, fuse, &mounted, notifier).map_err(|source| {
+        mounted.connection.fuse.lock().take();
         mounted.ended.set(Err(source.to_string()));
         refused(source)
     })?;
@@ -169,10 +194,10 @@ fn serve(
     file_system: impl Filesystem,
     options: MountOptions,
     fuse: OwnedFd,
-    path: &Path,
-    ending: Arc<Ended>,
+    mounted: &Mounted,
     notifier: Arc<OnceLock<Notifier>>,
 ) -> io::Result<()> {
+    let (path, connection, ending) = (&mounted.path, mounted.connection.clone(), mounted.ended.clone());
     let read_ahead_bytes = options.read_ahead_bytes;
     let mut config = Config::default();
     config.n_threads = Some(options.thread_count());
@@ -185,6 +210,7 @@ fn serve(
     }
     std::thread::Builder::new().name("fuse".to_owned()).spawn(move || {
         let outcome = session.run().map_err(|error| error.to_string());
+        connection.fuse.lock().take();
         ending.set(outcome);
     })?;
     Ok(())
@@ -252,15 +278,15 @@ impl Mounted {
     /// Unmounts. After [`MountError::Busy`] it stays mounted and usable; try again, or call [`Mounted::abort`].
     pub fn unmount(&self) -> Result<(), MountError> {
         let places = self.places();
-        for place in &places {
-            match rustix::mount::unmount(place, UnmountFlags::NOFOLLOW) {
-                // Already unmounted by another process.
-                Ok(()) | Err(Errno::INVAL | Errno::NOENT) => {}
-                Err(Errno::BUSY) => return Err(busy(place)),
-                Err(Errno::PERM) => unmount_by_helper(place, false)?,
-                Err(error) => return Err(MountError::Unmount { path: place.clone(), source: error.into() }),
-            }
-        }
+        let outcomes = places.iter().map(|place| match rustix::mount::unmount(place, UnmountFlags::NOFOLLOW) {
+            // Already unmounted by another process.
+            Ok(()) | Err(Errno::INVAL | Errno::NOENT) => Ok(()),
+            Err(Errno::BUSY) => Err(busy(place)),
+            Err(Errno::PERM) => unmount_by_helper(place, false),
+            Err(error) => Err(MountError::Unmount { path: place.clone(), source: error.into() }),
+        });
+        // One place that is in use leaves the others mounted, too: it is one file system.
+        outcomes.collect::<Result<(), _>>()?;
         if !places.is_empty() {
             self.wait_for(THREADS_END_WITHIN);
         }
@@ -271,27 +297,36 @@ impl Mounted {
     pub fn abort(&self) -> Result<(), MountError> {
         // FORCE ends the connection, so that no process waits for an answer any more; DETACH removes the name.
         const FLAGS: UnmountFlags = UnmountFlags::FORCE.union(UnmountFlags::DETACH).union(UnmountFlags::NOFOLLOW);
-        let mut is_ended = false;
+        let (mut is_ended, mut failed) = (false, Ok(()));
         for place in self.places() {
-            match rustix::mount::unmount(&place, FLAGS) {
-                Ok(()) | Err(Errno::INVAL | Errno::NOENT) => is_ended = true,
+            let outcome = match rustix::mount::unmount(&place, FLAGS) {
+                Ok(()) | Err(Errno::INVAL | Errno::NOENT) => {
+                    is_ended = true;
+                    Ok(())
+                }
                 // The helper cannot end the connection: the threads end with the last user.
-                Err(Errno::PERM) => unmount_by_helper(&place, true)?,
-                Err(error) => return Err(MountError::Unmount { path: place, source: error.into() }),
-            }
+                Err(Errno::PERM) => unmount_by_helper(&place, true),
+                Err(error) => Err(MountError::Unmount { path: place, source: error.into() }),
+            };
+            failed = failed.and(outcome);
         }
         if is_ended {
             self.wait_for(THREADS_END_WITHIN);
         }
-        Ok(())
+        failed
     }
 
     /// Where our mount is, even if it is no longer served: where it was mounted, unless a folder above was renamed since, and where
     /// it was bound besides. Not where another file system is mounted over it.
     fn places(&self) -> Vec<PathBuf> {
         let mounts = mounts();
-        let is_ours =
-            |mount: &Mount| mount.kind == format!("fuse.{}", device::SUBTYPE) && Some(mount.device) == self.device;
+        // The number of a device that is gone is the next one's. What was cut is still where it was mounted.
+        let is_alive = self.connection.is_alive();
+        let is_ours = |mount: &Mount| {
+            mount.kind == format!("fuse.{}", device::SUBTYPE)
+                && Some(mount.device) == self.device
+                && (is_alive || mount.point == self.path)
+        };
         let is_seen = |mount: &Mount| mounts.iter().rfind(|other| other.point == mount.point) == Some(mount);
         mounts.iter().filter(|mount| is_ours(mount) && is_seen(mount)).map(|mount| mount.point.clone()).collect()
     }

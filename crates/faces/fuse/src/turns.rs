@@ -29,8 +29,9 @@ impl<T> Turns<T> {
         Turns { at_once: (threads - threads.div_ceil(4)).max(1), state: Mutex::new(state) }
     }
 
-    /// Serves this one and those that have waited since, or leaves it to a thread that does so already.
-    pub(crate) fn take(&self, one: T, mut serve: impl FnMut(T)) {
+    /// Serves this one and those that have waited since, of which `serve` is told so, or leaves it to a thread that does so
+    /// already.
+    pub(crate) fn take(&self, one: T, mut serve: impl FnMut(T, bool)) {
         {
             let mut state = self.state.lock();
             if state.under_way >= self.at_once {
@@ -39,11 +40,11 @@ impl<T> Turns<T> {
             }
             state.under_way += 1;
         }
-        let mut next = Some(one);
+        let (mut next, mut has_waited) = (Some(one), false);
         while let Some(one) = next {
             let turn = Turn(self); // it is under way already
-            serve(one);
-            next = turn.over();
+            serve(one, has_waited);
+            (next, has_waited) = (turn.over(), true);
         }
     }
 }
@@ -64,10 +65,14 @@ impl<T> Turn<'_, T> {
     }
 }
 
-/// Where serving one panics.
+/// Where serving one panics. Those for which nobody is left are dropped, as that one is: their answer is an error.
 impl<T> Drop for Turn<'_, T> {
     fn drop(&mut self) {
-        self.0.state.lock().under_way -= 1;
+        let mut state = self.0.state.lock();
+        state.under_way -= 1;
+        let left = if state.under_way == 0 { std::mem::take(&mut state.waiting) } else { VecDeque::new() };
+        drop(state);
+        drop(left);
     }
 }
 
@@ -92,7 +97,8 @@ mod tests {
         std::thread::scope(|scope| {
             let turns = &turns;
             scope.spawn(move || {
-                turns.take(0, |n| {
+                turns.take(0, |n, has_waited| {
+                    assert_eq!(has_waited, n > 0);
                     told.send(n).unwrap();
                     if n == 0 {
                         wait.recv().unwrap();
@@ -100,7 +106,7 @@ mod tests {
                 });
             });
             assert_eq!(served.recv(), Ok(0));
-            (1..5).for_each(|n| turns.take(n, |_| panic!("there is no turn")));
+            (1..5).for_each(|n| turns.take(n, |_, _| panic!("there is no turn")));
             go.send(()).unwrap();
             assert_eq!(served.iter().collect::<Vec<_>>(), [1, 2, 3, 4]);
         });
@@ -116,7 +122,7 @@ mod tests {
             for _ in 0..4 {
                 scope.spawn(|| {
                     for _ in 0..EACH {
-                        turns.take((), |()| {
+                        turns.take((), |(), _| {
                             most.fetch_max(now.fetch_add(1, SeqCst) + 1, SeqCst);
                             served.fetch_add(1, SeqCst);
                             now.fetch_sub(1, SeqCst);
@@ -132,12 +138,19 @@ mod tests {
     }
 
     #[test]
-    fn a_panic_takes_no_turn_away() {
+    fn a_panic_takes_no_turn_away_and_lets_nobody_wait() {
         let turns = Turns::new(1);
-        let panics = || turns.take((), |()| panic!("as expected"));
+        let waits = std::sync::Arc::new(());
+        let panics = || {
+            turns.take(waits.clone(), |_, _| {
+                turns.take(waits.clone(), |_, _| ());
+                panic!("as expected")
+            });
+        };
         assert!(std::panic::catch_unwind(std::panic::AssertUnwindSafe(panics)).is_err());
+        assert_eq!(std::sync::Arc::strong_count(&waits), 1, "the one that waited is dropped");
         let mut served = 0;
-        turns.take((), |()| served += 1);
+        turns.take(waits, |_, _| served += 1);
         assert_eq!(served, 1);
     }
 }

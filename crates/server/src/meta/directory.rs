@@ -21,6 +21,7 @@ use std::path::{Path, PathBuf};
 
 use impresario_base::lock::Mutex;
 use impresario_base::machine::random_bytes;
+use impresario_base::presence::Presence;
 use impresario_store::Claim;
 use impresario_wire::message::{ClusterId, FileKey};
 use rustix::fs::{CWD, Mode, OFlags, ResolveFlags, XattrFlags};
@@ -165,6 +166,7 @@ pub(super) struct MetaDirectory {
     pub(super) orphans: OwnedFd,
     pub(super) staging: OwnedFd,
     pub(super) top: OwnedFd,
+    presence: Presence,
     /// Holds the claim.
     _lock: Claim,
     /// What keys begin with.
@@ -183,7 +185,7 @@ struct Keys {
 impl MetaDirectory {
     /// Whether somebody has removed it: what it says then says nothing.
     pub(super) fn is_removed(&self) -> bool {
-        rustix::fs::fstat(&self.names).is_ok_and(|stat| stat.st_nlink == 0)
+        self.presence.is_over(&self.names)
     }
 
     /// Claims the directory, which must have been made ([`make`]), for a server.
@@ -216,8 +218,10 @@ impl MetaDirectory {
             Err(StartError::Keys { .. }) if is_checked => (0, true),
             count => (count?, false),
         };
+        let names = member("names").map_err(unusable("its directory `names` cannot be opened"))?;
         Ok(MetaDirectory {
-            names: member("names").map_err(unusable("its directory `names` cannot be opened"))?,
+            presence: Presence::of(&names),
+            names,
             writers: member("writers").map_err(unusable("its directory `writers` cannot be opened"))?,
             orphans: member("orphans").map_err(unusable("its directory `orphans` cannot be opened"))?,
             staging: member("staging").map_err(unusable("its directory `staging` cannot be opened"))?,

@@ -301,6 +301,8 @@ impl Meta {
         let answer = self.serve_as_found(session, by, call);
         let found_nothing = match &answer {
             Ok(Answer::Entries(entries)) => entries.is_empty(),
+            // A check would take all objects for those of no file.
+            Ok(Answer::Examined { .. }) => true,
             Ok(_) => false,
             Err(fault) => fault.errno == libc::ENOENT,
         };

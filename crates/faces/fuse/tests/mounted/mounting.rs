@@ -176,6 +176,38 @@ fn lines_below(folder: &std::path::Path) -> usize {
     mounts.lines().filter(|line| line.contains(folder.to_str().unwrap())).count()
 }
 
+/// The kernel gives the number of a device that is gone to the next one.
+#[test]
+fn a_mount_that_is_gone_takes_no_other_one_away() {
+    let Some(cluster) = Cluster::start(Duration::from_secs(20)) else { return };
+    let directory = tempfile::tempdir().unwrap();
+    let device = |name: &str| {
+        let mounts = fs::read_to_string("/proc/self/mountinfo").unwrap();
+        let point = directory.path().join(name);
+        let line = mounts.lines().find(|line| line.contains(point.to_str().unwrap()));
+        line.map(|line| line.split(' ').nth(2).unwrap().to_owned())
+    };
+    let mount = |name: &str| {
+        let point = directory.path().join(name);
+        fs::create_dir(&point).unwrap();
+        mount(cluster.client(), &point, MountOptions::default()).unwrap()
+    };
+    // Another test may be the next one.
+    let is_shown = (0..20).any(|round| {
+        let (name, other) = (format!("gone{round}"), format!("there{round}"));
+        let gone = mount(&name);
+        let number = device(&name).unwrap();
+        rustix::mount::unmount(directory.path().join(&name), rustix::mount::UnmountFlags::empty()).unwrap();
+        let _there = mount(&other);
+        let is_same = device(&other).unwrap() == number;
+        gone.abort().unwrap();
+        drop(gone);
+        assert!(device(&other).is_some(), "round {round}, the same number: {is_same}");
+        is_same
+    });
+    assert!(is_shown, "no number was given twice");
+}
+
 #[test]
 fn a_mount_is_taken_away_where_it_is_now() {
     let Some(cluster) = Cluster::start(Duration::from_secs(20)) else { return };
