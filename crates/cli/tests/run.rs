@@ -540,6 +540,63 @@ fn a_program_that_gives_up_its_rights_has_none_in_the_cluster() {
     assert_eq!((ran.code, ran.out.as_str()), (0, "3\n"), "{ran:?}");
 }
 
+/// Starts a command, which is to be added, as a user without rights.
+fn nobody() -> Command {
+    let mut command = Command::new("setpriv");
+    command.args(["--reuid", "65534", "--regid", "65534", "--clear-groups"]);
+    command
+}
+
+/// The rights that count are those of the file that is opened, however often its name changes hands.
+#[test]
+fn a_file_that_takes_a_name_during_an_open_is_not_opened_by_the_rights_of_the_one_before() {
+    if !["root", "setpriv", "python3"].into_iter().all(impresario_testing::require) {
+        return;
+    }
+    let cluster = Cluster::start(1, 0, |_| {});
+    std::fs::set_permissions(cluster.dir.path(), std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
+    shell(&cluster, &format!("cd {AT}; echo secret > secret; chmod 600 secret; echo open > open; ln open f"));
+    let stop = cluster.dir.path().join("stop");
+    let swaps = format!(
+        r#"
+import os, time
+os.chdir("{AT}")
+end = time.monotonic() + 60
+while not os.path.exists("{}") and time.monotonic() < end:
+    for name in ("secret", "open"):
+        os.link(name, "new")
+        os.rename("new", "f")
+"#,
+        stop.display()
+    );
+    let opens = format!(
+        r#"
+import time
+seen = set()
+end = time.monotonic() + 30
+for turn in range(2000):
+    try:
+        seen.add(open("{AT}/f").read())
+    except OSError as error:
+        seen.add(type(error).__name__)
+    if time.monotonic() > end:
+        break
+print(sorted(seen - {{"OSError"}}))
+"#
+    );
+    let ran = std::thread::scope(|scope| {
+        let swaps = scope.spawn(|| under(&cluster, &["python3", "-c", &swaps]));
+        let mut command = nobody();
+        command.arg(IMPRESARIO).args(["run", "--at", AT]).arg(&cluster.path).args(["--", "python3", "-c", &opens]);
+        let ran = run_command(command.env("IMPRESARIO_ASSIST_LIBRARY", library::library()));
+        std::fs::write(&stop, "").unwrap();
+        let swaps = swaps.join().unwrap();
+        assert_eq!(swaps.code, 0, "{swaps:?}");
+        ran
+    });
+    assert_eq!((ran.code, ran.out.as_str()), (0, "['PermissionError', 'open\\n']\n"), "{ran:?}");
+}
+
 #[test]
 fn what_a_user_without_rights_may_do_is_as_on_a_local_folder() {
     if !["root", "setpriv", "python3"].into_iter().all(impresario_testing::require) {
@@ -551,19 +608,16 @@ fn what_a_user_without_rights_may_do_is_as_on_a_local_folder() {
         chmod 6755 a; truncate -s 5 a; stat -c %a a; chmod 2644 a; echo x >> a; stat -c %a a; exec 5>> a; chmod 6755 a; \
         echo x >&5; stat -c %a a; ln theirs l 2> /dev/null || echo refused; ln private l 2> /dev/null || echo refused; \
         ln open l && stat -c %h open; ln setid m 2> /dev/null || echo refused; rm -f theirs 2> /dev/null || echo refused; \
-        chown 0 a 2> /dev/null || echo refused; echo y 2> /dev/null > theirs || echo refused";
+        chown 0 a 2> /dev/null || echo refused; echo y 2> /dev/null > theirs || echo refused; \
+        chmod 6755 g; stat -c %a g";
     let prepare = "mkdir \"$1\"; cd \"$1\"; chmod 1777 .; echo > a; chown 65534:65534 a; echo > theirs; echo > private; \
-        chmod 600 private; echo > open; chmod 666 open; echo > setid; chmod 6777 setid";
+        chmod 600 private; echo > open; chmod 666 open; echo > setid; chmod 6777 setid; \
+        echo > g; chown 65534:0 g";
     let local = cluster.dir.path().join("local");
     let (local, inside) = (local.to_str().unwrap(), &format!("{AT}/d"));
     let mut prepared = Command::new("bash");
     assert_eq!(run_command(prepared.args(["-euc", prepare, "bash", local])).code, 0);
     assert_eq!(under(&cluster, &["bash", "-euc", prepare, "bash", inside]).code, 0);
-    let nobody = || {
-        let mut command = Command::new("setpriv");
-        command.args(["--reuid", "65534", "--regid", "65534", "--clear-groups"]);
-        command
-    };
     let expected = run_command(nobody().args(["bash", "-euc", script, "bash", local]));
     let mut command = nobody();
     command

@@ -106,6 +106,12 @@ static void names_and_slashes(void)
 	SHOW(mkdir("made/", 0755));
 	SHOW(rename("made/", "moved/"));
 	SHOW(rmdir("moved/"));
+	symlink("nowhere", "dangling");
+	SHOW(mkdir("dangling/", 0755));
+	SHOW(mkdir("file/", 0755));
+	SHOW(mkdir("link/", 0755));
+	SHOW(symlink("target", "file/"));
+	SHOW(access("nowhere", F_OK));
 	SHOW(rename("file", ""));
 	SHOW(rename("", "file"));
 	SHOW(renameat2(AT_FDCWD, "file", AT_FDCWD, "none", RENAME_EXCHANGE));
@@ -118,6 +124,20 @@ static void names_and_slashes(void)
 	SHOW(pwrite(fd, "g", 1, 0));
 	content("folder");
 	close(fd);
+	/* Whoever works in a directory goes on there when that has another name. */
+	mkdir("one", 0755);
+	mkdir("two", 0755);
+	SHOW(chdir("one"));
+	SHOW(renameat2(AT_FDCWD, "../one", AT_FDCWD, "../two", RENAME_EXCHANGE));
+	close(open("inside", O_CREAT | O_WRONLY, 0600));
+	SHOW(access("../two/inside", F_OK));
+	SHOW(access("../one/inside", F_OK));
+	SHOW(renameat2(AT_FDCWD, "../folder", AT_FDCWD, "../two", RENAME_EXCHANGE));
+	SHOW(access("inside", F_OK));
+	SHOW(access("../folder/inside", F_OK));
+	SHOW(renameat2(AT_FDCWD, "../folder", AT_FDCWD, "../two", RENAME_EXCHANGE));
+	SHOW(access("inside", F_OK));
+	SHOW(chdir(".."));
 	SHOW(readlink("link", bytes, 0));
 	SHOW(statvfs("none", &total));
 	SHOW(statvfs("link", &total));

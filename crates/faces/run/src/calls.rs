@@ -77,6 +77,8 @@ pub(crate) struct Calls {
     pub(crate) mirror: Mirror,
     pub(crate) opens: Opens,
     appends: [Mutex<()>; APPENDS],
+    /// Held while the folder of a working directory is made, and while a directory and its folder are moved.
+    entering: Mutex<()>,
 }
 
 /// What a call is about: an open file, or a name.
@@ -87,8 +89,8 @@ enum Target {
 
 impl Calls {
     pub(crate) fn new(client: Arc<Client>, at: Vec<u8>, mirror: Mirror, token: &str) -> std::io::Result<Calls> {
-        let appends = std::array::from_fn(|_| Mutex::default());
-        Ok(Calls { client, user: User::new()?, at, mirror, opens: Opens::new(token)?, appends })
+        let (appends, entering) = (std::array::from_fn(|_| Mutex::default()), Mutex::default());
+        Ok(Calls { client, user: User::new()?, at, mirror, opens: Opens::new(token)?, appends, entering })
     }
 
     /// Does a call; data of the reply go into `out`, which is empty.
@@ -155,7 +157,7 @@ impl Calls {
                 out.len() as i64
             }
             Op::Mkdir => {
-                let named = self.inside(asked.path, false)?;
+                let named = self.last(asked.path)?;
                 let (gid, mode) = self.user.inherited(&self.may_make(&named)?, new_mode(a));
                 self.client.mkdir(&named.path, mode, self.user.uid, gid)?;
                 0
@@ -178,9 +180,11 @@ impl Calls {
                     return Err(libc::EOPNOTSUPP.into());
                 }
                 self.user.owns(&attr)?;
-                let mode = a as u32 & 0o7777;
+                let mode = self.user.mode_to_set(&attr, a as u32 & 0o7777);
+                self.set(&target, SetAttr { mode: Some(mode), ..SetAttr::default() })?;
+                // Afterwards: a write that came between would find no bit yet, and not look again.
                 self.opens.note_mode(attr.ino, mode);
-                self.set(&target, SetAttr { mode: Some(mode), ..SetAttr::default() })?
+                0
             }
             Op::Chown => {
                 let target = self.target(asked, c as i32 & libc::AT_SYMLINK_NOFOLLOW == 0)?;
@@ -252,19 +256,24 @@ impl Calls {
         }
     }
 
-    /// What a name itself stands for, to be moved or removed: a link is not followed. With a slash behind it, it is a directory's.
-    fn entry(&self, path: &[u8]) -> Result<Named, Stop> {
+    /// What a name itself stands for: a link is not followed, even with a slash behind it.
+    fn last(&self, path: &[u8]) -> Result<Named, Stop> {
         let end = path.iter().rposition(|byte| *byte != b'/').map_or(path.len(), |last| last + 1);
-        let named = self.inside(path.get(..end).unwrap_or(path), false)?;
+        self.inside(path.get(..end).unwrap_or(path), false)
+    }
+
+    /// The same, to be moved or removed: with a slash behind it, it is a directory's.
+    fn entry(&self, path: &[u8]) -> Result<Named, Stop> {
+        let named = self.last(path)?;
         match named.attr {
-            Some(attr) if end < path.len() && attr.kind != NodeKind::Dir => Err(libc::ENOTDIR.into()),
+            Some(attr) if path.ends_with(b"/") && attr.kind != NodeKind::Dir => Err(libc::ENOTDIR.into()),
             _ => Ok(named),
         }
     }
 
-    /// The same of a name for something that is no directory.
+    /// The same, for something new that is no directory.
     fn new_entry(&self, path: &[u8]) -> Result<Named, Stop> {
-        let named = self.entry(path)?;
+        let named = self.last(path)?;
         if named.attr.is_none() && path.ends_with(b"/") { Err(libc::ENOENT.into()) } else { Ok(named) }
     }
 
@@ -332,16 +341,19 @@ impl Calls {
         if flags & libc::O_TMPFILE == libc::O_TMPFILE {
             return Err(libc::EOPNOTSUPP.into());
         }
+        let mut changed = libc::ENOENT;
         for _ in 0..LOOKS {
-            if let Some(done) = self.open_as_found(path, flags, mode)? {
-                return Ok(done);
+            match self.open_as_found(path, flags, mode)? {
+                Ok(done) => return Ok(done),
+                Err(errno) => changed = errno,
             }
         }
-        Err(libc::ENOENT.into())
+        Err(changed.into())
     }
 
-    /// Opens what the path led to, or makes it; `None`: others have made or removed it since.
-    fn open_as_found(&self, path: &[u8], flags: i32, mode: u32) -> Result<Option<Done>, Stop> {
+    /// Opens what the path led to, or makes it. The inner error: others have made, removed or replaced it since; it is the
+    /// answer if they do not cease.
+    fn open_as_found(&self, path: &[u8], flags: i32, mode: u32) -> Result<Result<Done, i32>, Stop> {
         let is_made = flags & libc::O_CREAT != 0;
         let is_new = is_made && flags & libc::O_EXCL != 0;
         let named = self.inside(path, flags & libc::O_NOFOLLOW == 0 && !is_new)?;
@@ -357,8 +369,8 @@ impl Calls {
             // What another has made meanwhile may not be this user's to open, and may be to be cut.
             let options = CreateOptions { mode, uid: self.user.uid, gid, exclusive: true, layout: None };
             return match self.client.create_with_attr(&named.path, options) {
-                Ok((file, attr)) => self.opened(Node::File(file), &attr, flags, named.path).map(Some),
-                Err(error) if !is_new && error.errno() == libc::EEXIST => Ok(None),
+                Ok((file, attr)) => self.opened(Node::File(file), &attr, flags, named.path).map(Ok),
+                Err(error) if !is_new && error.errno() == libc::EEXIST => Ok(Err(libc::ENOENT)),
                 Err(error) => Err(error.into()),
             };
         };
@@ -376,20 +388,24 @@ impl Calls {
             NodeKind::Dir if is_made || writes => Err(libc::EISDIR.into()),
             NodeKind::Dir => {
                 self.user.may_at(&self.client, &named.path, &attr, wanted)?;
-                self.opened(Node::Directory, &attr, flags, named.path).map(Some)
+                self.opened(Node::Directory, &attr, flags, named.path).map(Ok)
             }
             NodeKind::File if flags & libc::O_DIRECTORY != 0 => Err(libc::ENOTDIR.into()),
             NodeKind::File => {
                 self.user.may_at(&self.client, &named.path, &attr, wanted)?;
-                let (file, attr) = match self.client.open_with_attr(&named.path, writes) {
-                    Err(error) if is_made && error.errno() == libc::ENOENT => return Ok(None),
+                let (file, now) = match self.client.open_with_attr(&named.path, writes) {
+                    Err(error) if is_made && error.errno() == libc::ENOENT => return Ok(Err(libc::ENOENT)),
                     opened => opened?,
                 };
+                // Rights were checked on another file than the name has by now.
+                if now.ino != attr.ino {
+                    return Ok(Err(libc::ESTALE));
+                }
                 if flags & libc::O_TRUNC != 0 && flags & libc::O_PATH == 0 {
-                    let mode = self.user.mode_after_change(&attr);
+                    let mode = self.user.mode_after_change(&now);
                     file.set_attr(&SetAttr { size: Some(0), mode, ..SetAttr::default() })?;
                 }
-                self.opened(Node::File(file), &attr, flags, named.path).map(Some)
+                self.opened(Node::File(file), &now, flags, named.path).map(Ok)
             }
             // Pipes, sockets and devices belong to the machine that opens them.
             _ => Err(libc::ENXIO.into()),
@@ -424,15 +440,6 @@ impl Calls {
 
     fn write(&self, asked: &Asked<'_>) -> Result<i64, Stop> {
         let open = self.opens.get(asked.numbers.open)?;
-        let written = self.write_to(&open, asked)?;
-        // O_SYNC has this bit, too.
-        if written > 0 && *open.flags.lock() & libc::O_DSYNC != 0 {
-            open.file()?.sync()?;
-        }
-        Ok(written)
-    }
-
-    fn write_to(&self, open: &Open, asked: &Asked<'_>) -> Result<i64, Stop> {
         if !open.may_write() {
             return Err(libc::EBADF.into());
         }
@@ -443,26 +450,31 @@ impl Calls {
         if data.is_empty() {
             return Ok(0);
         }
-        self.take_set_id(open)?;
+        self.take_set_id(&open)?;
         let mut position = (at == AT_POSITION).then(|| open.position.lock());
-        let is_append = *open.flags.lock() & libc::O_APPEND != 0;
-        if is_append && let Some((at, len)) = file.append(data)? {
-            if let Some(position) = &mut position {
-                **position = at + len as u64;
+        let flags = *open.flags.lock();
+        let is_append = flags & libc::O_APPEND != 0;
+        let appended = if is_append { file.append(data)? } else { None };
+        let (offset, len) = match appended {
+            Some(appended) => appended,
+            None => {
+                // What cannot say where an append goes (a folder of another file system) has the end that it says.
+                let _turn = is_append.then(|| self.appends.get(open.ino as usize % APPENDS).map(Mutex::lock));
+                let offset = match &position {
+                    _ if is_append => file.attr()?.size,
+                    Some(position) => **position,
+                    None => at as u64,
+                };
+                if offset.checked_add(data.len() as u64).is_none_or(|end| end > i64::MAX as u64) {
+                    return Err(libc::EFBIG.into());
+                }
+                (offset, file.write_some_at(data, offset)?)
             }
-            return Ok(len as i64);
-        }
-        // What cannot say where an append goes (a folder of another file system) has the end that it says.
-        let _turn = is_append.then(|| self.appends.get(open.ino as usize % APPENDS).map(Mutex::lock));
-        let offset = match &position {
-            _ if is_append => file.attr()?.size,
-            Some(position) => **position,
-            None => at as u64,
         };
-        if offset.checked_add(data.len() as u64).is_none_or(|end| end > i64::MAX as u64) {
-            return Err(libc::EFBIG.into());
+        // O_SYNC has this bit, too. The position moves only if that succeeds.
+        if len > 0 && flags & libc::O_DSYNC != 0 {
+            file.sync()?;
         }
-        let len = file.write_some_at(data, offset)?;
         if let Some(position) = &mut position {
             **position = offset + len as u64;
         }
@@ -539,11 +551,13 @@ impl Calls {
     /// An open file is about to be changed: what would run it as its owner or group is taken away.
     fn take_set_id(&self, open: &Open) -> Result<(), Stop> {
         let file = open.file()?;
-        if open.set_id.load(Relaxed) && !self.user.is_root() {
+        let seen = open.set_id.load(Relaxed);
+        if seen != 0 && !self.user.is_root() {
             if let Some(mode) = self.user.mode_after_change(&file.attr()?) {
                 file.set_attr(&SetAttr { mode: Some(mode), ..SetAttr::default() })?;
             }
-            open.set_id.store(false, Relaxed);
+            // Not if a `chmod` came since: that is for the next change.
+            let _ = open.set_id.compare_exchange(seen, 0, Relaxed, Relaxed);
         }
         Ok(())
     }
@@ -581,23 +595,30 @@ impl Calls {
                 self.may_make(&to)?;
             }
         }
+        let is_dir = |named: &Named| named.attr.is_some_and(|attr| attr.kind == NodeKind::Dir);
+        let (moves_from, moves_to) = (is_dir(&from), exchanges && is_dir(&to));
+        // No program enters a directory between its move and that of its folder.
+        let _entering = (moves_from || moves_to).then(|| self.entering.lock());
         if exchanges {
             self.client.exchange(&from.path, &to.path)?;
-            if from.path != to.path {
-                self.opens.note_moves(&[(&from.path, &to.path), (&to.path, &from.path)]);
-            }
+        } else {
+            let has = |flag| flags & flag != 0;
+            let (no_replace, whiteout) = (has(libc::RENAME_NOREPLACE), has(libc::RENAME_WHITEOUT));
+            self.client.replace_name(&from.path, &to.path, no_replace, whiteout)?;
+        }
+        if from.path == to.path {
             return Ok(0);
         }
-        let has = |flag| flags & flag != 0;
-        let (no_replace, whiteout) = (has(libc::RENAME_NOREPLACE), has(libc::RENAME_WHITEOUT));
-        self.client.replace_name(&from.path, &to.path, no_replace, whiteout)?;
-        if from.path != to.path {
-            self.opens.note_moves(&[(&from.path, &to.path)]);
-            if from.attr()?.kind == NodeKind::Dir
-                && let Err(error) = self.mirror.renamed(&from.path, &to.path)
-            {
-                tracing::warn!(%error, "programs that work in a renamed directory do not find it any more");
-            }
+        let moves = [(&from.path[..], &to.path[..]), (&to.path, &from.path)];
+        self.opens.note_moves(if exchanges { &moves } else { &moves[..1] });
+        let moved = match (moves_from, moves_to) {
+            (true, true) => self.mirror.exchanged(&from.path, &to.path),
+            (true, false) => self.mirror.renamed(&from.path, &to.path),
+            (false, true) => self.mirror.renamed(&to.path, &from.path),
+            (false, false) => Ok(()),
+        };
+        if let Err(error) = moved {
+            tracing::warn!(%error, "programs that work in a renamed directory do not find it any more");
         }
         Ok(0)
     }
@@ -640,6 +661,7 @@ impl Calls {
             return Err(libc::ENOTDIR.into());
         }
         self.may(&target, &attr, libc::X_OK)?;
+        let _entering = self.entering.lock();
         let inside = match &target {
             Target::Named(named) => named.path.clone(),
             Target::Open(open) => path_of(open),

@@ -2,8 +2,8 @@
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
-use std::sync::atomic::{AtomicBool, AtomicU64};
 
 use impresario_base::lock::Mutex;
 use impresario_base::machine::random_number;
@@ -45,8 +45,8 @@ pub(crate) struct Open {
     pub(crate) path: Mutex<Vec<u8>>,
     /// Owners that took `fcntl` locks through it.
     pub(crate) lockers: Mutex<Vec<u64>>,
-    /// Whether it may have set-user-id or set-group-id, which go when it is changed.
-    pub(crate) set_id: AtomicBool,
+    /// Not 0: it may have set-user-id or set-group-id, which go when it is changed. Each `chmod` that gives them has its own number.
+    pub(crate) set_id: AtomicU64,
     /// Hangs up when no program has a descriptor of it any more.
     hold: OwnedFd,
 }
@@ -77,7 +77,7 @@ impl Opens {
         let open = Arc::new(Open {
             node,
             ino: attr.ino,
-            set_id: AtomicBool::new(has_set_id(attr.mode)),
+            set_id: AtomicU64::new(if has_set_id(attr.mode) { number } else { 0 }),
             position: Mutex::default(),
             flags: Mutex::new(flags),
             path: Mutex::new(path),
@@ -167,8 +167,9 @@ impl Opens {
     /// A node has other permission bits now.
     pub(crate) fn note_mode(&self, ino: u64, mode: u32) {
         if has_set_id(mode) {
+            let number = self.next.fetch_add(1, Relaxed);
             let table = self.table.lock();
-            table.values().filter(|open| open.ino == ino).for_each(|open| open.set_id.store(true, Relaxed));
+            table.values().filter(|open| open.ino == ino).for_each(|open| open.set_id.store(number, Relaxed));
         }
     }
 

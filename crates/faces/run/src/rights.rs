@@ -94,6 +94,11 @@ impl User {
         (!self.is_root() && mode != attr.mode).then_some(mode & 0o7777)
     }
 
+    /// The mode that a node gets where this user asks for `mode`: set-group-id only of a group that the user is in.
+    pub(crate) fn mode_to_set(&self, attr: &Attr, mode: u32) -> u32 {
+        if self.is_root() || self.is_in(attr.gid) { mode } else { mode & !libc::S_ISGID }
+    }
+
     /// Whether the user may change a node's mode and times.
     pub(crate) fn owns(&self, attr: &Attr) -> Result<(), i32> {
         if self.is_root() || self.uid == attr.uid { Ok(()) } else { Err(libc::EPERM) }
