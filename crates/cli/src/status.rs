@@ -132,7 +132,7 @@ pub fn answering(access: &Access, address: &str) -> Option<u64> {
     serde_json::from_str::<Value>(&told).ok()?.get("pid")?.as_u64()
 }
 
-/// Queries all servers at once; takes as long as the slowest, at most [`PATIENCE`].
+/// Queries all servers at once; takes as long as the slowest, at most [`PATIENCE`]; that for each where no thread can be started.
 pub fn ask_all(config: &Config) -> Vec<State> {
     let access = Access::of(config, KeyRole::Client);
     let ask = |server: Server<'_>| {
