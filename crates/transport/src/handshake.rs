@@ -2,6 +2,7 @@
 //! replies with a welcome or a refusal.
 
 use std::io;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
@@ -146,45 +147,57 @@ fn show_key(
     limits: &Limits,
     deadline: Instant,
 ) -> Result<(), HandshakeError> {
-    let (keys, file) = (ring.keys(), ring.file().display());
-    let mut unknown = None;
-    for generation in &keys.generations {
-        let role = keys.role();
-        let secret = generation.secret(role).ok_or_else(|| HandshakeError::Key(format!("{file} has no {role} key")))?;
-        let broken = |_| HandshakeError::Key(format!("{file}: key {} cannot be used", generation.number));
-        let (offered, offer) = noise::offer(generation, role, secret, protect).map_err(broken)?;
-        let head = frame::encode(Kind::Key, 0, &offer, 0).map_err(TransportError::from)?;
-        let sent = send_frame(stream, &head, &[], deadline);
-        let (header, body) = match (reader.next_frame(stream, limits, deadline), sent) {
-            (Ok(frame), _) => frame,
-            (Err(TransportError::Closed), Err(error)) | (Err(error), _) => return Err(protocol_or_transport(error)),
-        };
-        let bad = |error: FrameError| HandshakeError::Protocol(error.to_string());
-        match header.kind {
-            Kind::Key => {
-                let proof: KeyProof = decode_body(body).map_err(bad)?;
-                let session = offered.conclude(&proof).map_err(|_| {
-                    HandshakeError::Key(format!(
-                        "the server there does not hold the private half of key {} in {file}: it is not of this cluster, \
-                         or another program answers in its place",
-                        generation.number
-                    ))
-                })?;
-                let session = Session::by_keys(session);
-                reader.protect(session.clone());
-                stream.protect(session);
-                return Ok(());
-            }
-            Kind::Answer => match decode_body(body).map_err(bad)? {
-                Answer::Fault(fault) if fault.errno == libc::ENOKEY => unknown = Some(fault),
-                Answer::Fault(fault) if fault.errno == libc::EKEYREJECTED => {
-                    return Err(HandshakeError::Key(format!("{} (ours is {file})", fault.message)));
+    let (mut keys, file) = (ring.keys(), ring.file().display());
+    let (mut unknown, mut is_again) = (None, false);
+    loop {
+        for generation in &keys.generations {
+            let role = keys.role();
+            let secret =
+                generation.secret(role).ok_or_else(|| HandshakeError::Key(format!("{file} has no {role} key")))?;
+            let broken = |_| HandshakeError::Key(format!("{file}: key {} cannot be used", generation.number));
+            let (offered, offer) = noise::offer(generation, role, secret, protect).map_err(broken)?;
+            let head = frame::encode(Kind::Key, 0, &offer, 0).map_err(TransportError::from)?;
+            let sent = send_frame(stream, &head, &[], deadline);
+            let (header, body) = match (reader.next_frame(stream, limits, deadline), sent) {
+                (Ok(frame), _) => frame,
+                (Err(TransportError::Closed), Err(error)) | (Err(error), _) => {
+                    return Err(protocol_or_transport(error));
                 }
-                Answer::Fault(fault) => return Err(HandshakeError::Refused(fault)),
-                other => return Err(HandshakeError::Protocol(format!("it answered a key with {other:?}"))),
-            },
-            other => return Err(HandshakeError::Protocol(format!("it answered a key with a {other:?} frame"))),
+            };
+            let bad = |error: FrameError| HandshakeError::Protocol(error.to_string());
+            match header.kind {
+                Kind::Key => {
+                    let proof: KeyProof = decode_body(body).map_err(bad)?;
+                    let session = offered.conclude(&proof).map_err(|_| {
+                        HandshakeError::Key(format!(
+                            "the server there does not hold the private half of key {} in {file}: it is not of this cluster, \
+                             or another program answers in its place",
+                            generation.number
+                        ))
+                    })?;
+                    let session = Session::by_keys(session);
+                    reader.protect(session.clone());
+                    stream.protect(session);
+                    return Ok(());
+                }
+                Kind::Answer => match decode_body(body).map_err(bad)? {
+                    Answer::Fault(fault) if fault.errno == libc::ENOKEY => unknown = Some(fault),
+                    Answer::Fault(fault) if fault.errno == libc::EKEYREJECTED => {
+                        return Err(HandshakeError::Key(format!("{} (ours is {file})", fault.message)));
+                    }
+                    Answer::Fault(fault) => return Err(HandshakeError::Refused(fault)),
+                    other => return Err(HandshakeError::Protocol(format!("it answered a key with {other:?}"))),
+                },
+                other => return Err(HandshakeError::Protocol(format!("it answered a key with a {other:?} frame"))),
+            }
         }
+        // What was replaced since it was read, or while the server took its time, is tried once more.
+        ring.refresh();
+        let now = ring.keys();
+        if is_again || Arc::ptr_eq(&now, &keys) {
+            break;
+        }
+        (keys, is_again) = (now, true);
     }
     let why = unknown.map_or_else(String::new, |fault| fault.message);
     Err(HandshakeError::Key(format!("{why} (ours is {file})")))

@@ -127,6 +127,25 @@ fn a_rotation_reaches_both_sides_in_either_order() {
     assert!(meet(old.path(), new.path()).unwrap_err().contains("is not known here"));
 }
 
+/// A client that has read its file is overtaken by a rotation before the server looks at what it shows.
+#[test]
+fn a_key_that_is_replaced_during_the_hand_shake_is_read_again() {
+    let (here_dir, there_dir) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let keys = Keys::draw().unwrap();
+    let rotated = keys.rotated(Duration::ZERO).unwrap();
+    write_keys(here_dir.path(), &keys);
+    write_keys(there_dir.path(), &rotated);
+    let access = access(here_dir.path(), KeyRole::Client, Protect::Headers);
+    write_keys(here_dir.path(), &rotated);
+    let ring = Keyring::find(there_dir.path(), KeyRole::Server).unwrap();
+    let (here, there) = pair();
+    let server = std::thread::spawn(move || serve(there, Some(&ring), Protect::Headers));
+    greet(&here, &mut FrameReader::default(), &access).unwrap();
+    here.shut_down();
+    let shown = server.join().unwrap().unwrap().key.unwrap();
+    assert_eq!(format!("{shown:016x}"), rotated.generations[0].number);
+}
+
 #[test]
 fn a_bit_that_flips_on_the_way_is_noticed() {
     let dir = tempfile::tempdir().unwrap();
