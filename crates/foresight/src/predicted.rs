@@ -259,9 +259,10 @@ impl PredictedQueues {
         continued
     }
 
-    /// The places of each queue's requests, in offset order.
-    pub(crate) fn ranges(&self) -> impl Iterator<Item = Range<usize>> {
-        self.queues.values().map(|queue| queue.range.start as usize..queue.range.end as usize)
+    /// The places of each file's reads, in offset order.
+    pub(crate) fn read_ranges(&self) -> impl Iterator<Item = Range<usize>> {
+        let reads = self.queues.iter().filter(|((_, write), _)| !write);
+        reads.map(|(_, queue)| queue.range.start as usize..queue.range.end as usize)
     }
 
     /// The source of the request at a place.

@@ -33,7 +33,7 @@ pub struct Triggers {
     steps: Vec<u32>,
     /// By request: the one that follows its completion.
     followers: Vec<Option<PredictedId>>,
-    /// By request: the sources of its queue go through the file together.
+    /// By request: it is a read, and the sources that read the file go through it together.
     together: Vec<bool>,
 }
 
@@ -63,7 +63,7 @@ impl Triggers {
         }
         let continued = queues.continued();
         let mut together = vec![false; queues.len()];
-        for range in queues.ranges() {
+        for range in queues.read_ranges() {
             let joins = |at: &usize| {
                 let (of, next) = (*at, at + 1);
                 let apart = steps[of].abs_diff(steps[next]);
@@ -100,7 +100,8 @@ impl Triggers {
         self.followers[id.index()]
     }
 
-    /// Its source goes through the file together with others, as with strides, not through a part of its own.
+    /// Its source reads the file together with others, as with strides, not a part of its own. Never of a write, which
+    /// waits for the platter whatever lies before it.
     pub fn together(&self, id: PredictedId) -> bool {
         self.together[id.index()]
     }
@@ -181,6 +182,22 @@ mod tests {
         );
         assert_eq!(triggers.follower(id(1, 5, 200)), Some(id(1, 7, 300)));
         assert_eq!(triggers.follower(id(1, 63, 3100)), None);
+    }
+
+    /// Each writes the file in strides too, after its reads.
+    #[test]
+    fn writes_do_not_go_together() {
+        let request = |i: u32| {
+            let at_ns = u64::from(i / 4) * 100;
+            let (place, write) = (u64::from(i / 4 * 2 + i % 2), i % 4 > 1);
+            let at_ns = at_ns + if write { 50 } else { 0 };
+            Recorded { write, ..recorded(1 + i % 2, place * 8, at_ns, at_ns + 20) }
+        };
+        let queues = PredictedQueues::new((0..64).map(request));
+        let triggers = Triggers::new(&queues);
+        let id = |write| queues.find((1, write), (8 * KIB, 8 * KIB), 0, (50, 0.0)).unwrap();
+        assert_eq!(triggers.follower(id(false)), Some(id(true)));
+        assert_eq!([false, true].map(|write| triggers.together(id(write))), [true, false]);
     }
 
     /// A request without a completion, and one of another file, trigger nothing.

@@ -11,6 +11,8 @@ struct Row {
     name: String,
     default: String,
     range: String,
+    /// The row is of several parameters.
+    shared: bool,
 }
 
 /// The sections about policies: their names and the text.
@@ -41,6 +43,7 @@ fn rows(section: &str) -> Vec<Row> {
                 name: name.to_string(),
                 default: default.trim_matches('`').to_string(),
                 range: cells[2].to_string(),
+                shared: names.len() > 1,
             };
             found.extend(names.iter().zip(&defaults).map(row));
         }
@@ -82,7 +85,7 @@ fn complaint(policy: &str, param: &ParamInfo, row: &Row) -> Option<String> {
         return Some(format!("the default is {:?}, not {default:?}", param.default));
     }
     // A row of several, or one that refers to another section, has the range in words.
-    let in_words = row.range.is_empty() || row.range.starts_with("as in");
+    let in_words = row.shared && row.range.is_empty() || row.range.starts_with("as in");
     (!in_words && !says(&row.range, param.range)).then(|| format!("takes {}, not {:?}", param.range, row.range))
 }
 

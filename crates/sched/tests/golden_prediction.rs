@@ -40,10 +40,14 @@ impl Bench {
     }
 
     fn read(&mut self, at_us: u64, offset_kib: u64) {
+        self.send(Op::Read, at_us, offset_kib);
+    }
+
+    fn send(&mut self, op: Op, at_us: u64, offset_kib: u64) {
         self.now = us(at_us);
         let (offset, len) = (offset_kib << 10, 8 << 10);
         let extent = Extent { file: FileId(1), lane: LaneId(0), file_offset: offset, lane_offset: offset, len };
-        self.core.push(self.now, &Request { arrival: self.now, ..Request::new(Op::Read, extent) }).unwrap();
+        self.core.push(self.now, &Request { arrival: self.now, ..Request::new(op, extent) }).unwrap();
     }
 
     /// At an instant: (offset in KiB, requests) of the next batch, served in `service`; or the end of the wait, µs.
@@ -235,4 +239,115 @@ fn a_run_that_does_not_match_sleeps_and_wakes() {
     (0..64).for_each(|i| serve(&mut b, i * 8));
     let found = linked(&b).linked;
     assert!((32..=64).contains(&found), "{found} of 64 are linked");
+}
+
+/// A request of one of several processes.
+fn of_process(source: u32, op: Op, offset_kib: u64, arrival_us: u64, completed_us: u64) -> Recorded {
+    Recorded {
+        file: 1,
+        write: op == Op::Write,
+        offset: offset_kib << 10,
+        len: 8 << 10,
+        arrival_ns: arrival_us * 1000,
+        completed_ns: Some(completed_us * 1000),
+        source,
+    }
+}
+
+fn of_processes(run: impl IntoIterator<Item = Recorded>) -> Bench {
+    let mut b = Bench::new(causal(), &[]);
+    b.core.foresee(Some(Arc::new(PredictedQueues::new(run))));
+    b
+}
+
+/// Two processes read a file in strides and write another part of it after each read. What follows a read is a write,
+/// which no read waits for; what follows a write is a read, which those in front wait for.
+#[test]
+fn reads_in_step_wait_for_reads_only() {
+    let rounds = (0..32).flat_map(|i| {
+        [0, 1].into_iter().flat_map(move |process| {
+            let (at, kib) = (i * 10_000, (i * 2 + process) * 8);
+            let source = 1 + process as u32;
+            [
+                of_process(source, Op::Read, kib, at, at + 2_000),
+                of_process(source, Op::Write, 100_000 + kib, at + 2_100, at + 9_000),
+            ]
+        })
+    });
+    let mut b = of_processes(rounds);
+    b.read(0, 0);
+    assert_eq!(b.next(0), Ok((0, 1)));
+    b.read(1_000, 10 * 16 + 8);
+    assert_eq!(b.next(1_000), Ok((168, 1)), "the first process goes on with a write");
+    b.send(Op::Write, 2_000, 100_000);
+    assert_eq!(b.next(2_300), Ok((100_000, 1)));
+    b.read(3_300, 11 * 16 + 8);
+    assert_eq!(b.next(3_300), Err(3_300 + 1_500 + 300), "it is about to read");
+}
+
+/// A process that has one request in flight after the other in the recorded run now sends two at once.
+#[test]
+fn what_came_before_its_cause_was_done_is_not_waited_for() {
+    let two = [of_process(1, Op::Read, 0, 0, 500), of_process(1, Op::Read, 16, 2_000, 2_500)];
+    let other = (0..32).map(|i| of_process(2, Op::Read, i * 16 + 8, i * 2_000, i * 2_000 + 500));
+    let mut b = of_processes(two.into_iter().chain(other));
+    b.read(0, 0);
+    b.read(0, 16);
+    assert_eq!((b.next(0), b.next(1_000)), (Ok((0, 1)), Ok((16, 1))));
+    b.read(2_000, 20 * 16 + 8);
+    assert_eq!(b.next(2_000), Ok((328, 1)), "nobody is to come");
+}
+
+const PROCESSES: u64 = 4;
+
+/// Processes read a file in strides, each 0.1 ms after its last reply; a batch takes 1 ms. In the recorded run they are
+/// in step. Now the first one pauses once, for 60 ms. Returns how many requests it is behind the others when they end.
+fn behind_after_a_pause(spec: PolicySpec) -> u64 {
+    const STEPS: u64 = 200;
+    let round = |step: u64| {
+        (0..PROCESSES).map(move |process| {
+            let at = step * 1_100;
+            of_process(1 + process as u32, Op::Read, (step * PROCESSES + process) * 8, at, at + 1_000)
+        })
+    };
+    let mut core = Bench::new(spec, &[]).core;
+    core.foresee(Some(Arc::new(PredictedQueues::new((0..STEPS).flat_map(round)))));
+    // When each sends its next request, and which.
+    let mut next: Vec<(Option<u64>, u64)> = vec![(Some(0), 0); PROCESSES as usize];
+    let mut in_flight = None;
+    for now in (0..).step_by(50) {
+        assert!(now < 5_000_000, "{next:?}");
+        if let Some((batch, begun)) = in_flight.take_if(|(_, begun)| *begun + 1_000 <= now) {
+            core.event(us(now), Event::Completed(Completion::of(&batch, us(begun), us(now))));
+            for part in &batch.parts {
+                let process = (part.lane_offset >> 13) % PROCESSES;
+                let (when, step) = &mut next[process as usize];
+                *step += 1;
+                if *step == STEPS {
+                    return *step - next[0].1;
+                }
+                let pause = if (process, *step) == (0, 50) { 60_000 } else { 100 };
+                *when = Some(now + pause);
+            }
+        }
+        for (process, (when, step)) in next.iter_mut().enumerate() {
+            if when.take_if(|when| *when <= now).is_some() {
+                let (offset, len) = ((*step * PROCESSES + process as u64) << 13, 8 << 10);
+                let extent = Extent { file: FileId(1), lane: LaneId(0), file_offset: offset, lane_offset: offset, len };
+                core.push(us(now), &Request { arrival: us(now), ..Request::new(Op::Read, extent) }).unwrap();
+            }
+        }
+        if in_flight.is_none()
+            && let Next::Dispatch(batch) = core.next(us(now))
+        {
+            in_flight = Some((batch, now));
+        }
+    }
+    unreachable!()
+}
+
+#[test]
+fn a_process_that_paused_catches_up() {
+    let behind = [causal(), PolicySpec::named("mlf")].map(behind_after_a_pause);
+    assert!(behind[0] <= 9 && behind[1] > 40, "{behind:?}");
 }

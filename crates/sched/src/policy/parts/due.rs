@@ -177,7 +177,7 @@ impl Due {
             let seen = &mut self.seen[id.index()];
             seen.arrived = view.table.arrival(slot);
             link.late = std::mem::take(&mut seen.missed);
-            if self.in_step_matters(stream, id) {
+            if self.triggers.together(id) {
                 self.paces.arrived(stream, self.triggers.step(id), id, slot);
             }
         }
@@ -220,16 +220,11 @@ impl Due {
         }
     }
 
-    /// Writes wait for the platter whatever lies before them.
-    fn in_step_matters(&self, stream: Stream, id: PredictedId) -> bool {
-        stream.2 == Op::Read && self.triggers.together(id)
-    }
-
     /// What a stream sends in place of the virtual request that begins at `head`, so that its processes stay in step, or
     /// until when it waits for one that is behind.
     pub fn in_step(&mut self, view: &View<'_>, levels: &mut Levels, stream: Stream, head: Slot) -> Result<Slot, Nanos> {
         let lane = stream.0.index();
-        let Some(id) = self.link(head).prediction.filter(|id| self.in_step_matters(stream, *id)) else {
+        let Some(id) = self.link(head).prediction.filter(|id| self.triggers.together(*id)) else {
             return Ok(head);
         };
         if view.shared_space || view.lanes[lane].in_flight_requests > 0 {
@@ -245,6 +240,7 @@ impl Due {
                 let until = until.min(idle_since + self.longest);
                 if until > view.now {
                     self.lanes[lane].idle_since = Some(idle_since);
+                    self.paces.waits(stream, behind);
                     return Err(until);
                 }
             }
@@ -253,13 +249,18 @@ impl Due {
         Ok(head)
     }
 
+    /// Whether a request has arrived since the one that it follows did: with several in flight, before that one was done.
+    fn has_come(&self, id: PredictedId, cause: PredictedId) -> bool {
+        let (arrived, since) = (self.seen[id.index()].arrived, self.seen[cause.index()].arrived);
+        arrived != NEVER && arrived >= since
+    }
+
     /// Until when a request should have arrived, if it is due.
     fn due(&self, now: Nanos, id: PredictedId) -> Option<Nanos> {
         let trigger = self.triggers.of(id)?;
         let before = self.seen[trigger.of.index()];
         let since = if trigger.completion { before.completed } else { before.arrived };
-        let arrived = self.seen[id.index()].arrived;
-        if since == NEVER || trigger.after_ns > self.longest.0 || (arrived != NEVER && arrived >= since) {
+        if since == NEVER || trigger.after_ns > self.longest.0 || self.has_come(id, trigger.of) {
             return None;
         }
         let until = since + Nanos(trigger.after_ns + trigger.after_ns / 2) + MARGIN;
@@ -421,8 +422,11 @@ impl Due {
             self.forget(slot);
             if let Some(id) = link.prediction {
                 self.seen[id.index()].completed = view.now;
-                if let Some(next) = self.triggers.follower(id).filter(|next| self.in_step_matters(stream, *next)) {
-                    self.paces.expect(stream, self.triggers.step(next), next);
+                let next = self.triggers.follower(id).filter(|next| self.triggers.together(*next));
+                if let Some(next) = next.filter(|next| !self.has_come(*next, id)) {
+                    // Only reads go together; what they follow may be a write.
+                    let reads = (stream.0, stream.1, Op::Read);
+                    self.paces.expect(reads, self.triggers.step(next), next);
                 }
             }
             if done.errno != 0 {

@@ -14,8 +14,10 @@ use crate::table::Slot;
 
 /// A process is behind if it is so many requests behind another.
 const BEHIND: u32 = 8;
-/// Waits in vain, beyond those that were not, after which a stream's processes are not waited for.
+/// Waits in vain, beyond those that were not, after which each further one makes those that are tried half as many.
 const IN_VAIN_MAX: u32 = 4;
+/// Of so many, as a power of two, one is tried at least.
+const TRIED_MIN_LOG2: u32 = 16;
 
 #[derive(Default)]
 struct Pace {
@@ -23,8 +25,11 @@ struct Pace {
     queued: BTreeSet<(u32, u32)>,
     /// Step of what follows completions and has not arrived.
     expected: BTreeSet<(u32, PredictedId)>,
+    /// The lane has waited for it.
     awaited: Option<PredictedId>,
     in_vain: u32,
+    /// So many requests that are behind are not waited for.
+    passed_over: u32,
 }
 
 /// Of all streams that the recorded run has.
@@ -69,21 +74,34 @@ impl Paces {
 
     /// The expected request that is farthest behind one of this step, if it is worth a wait.
     pub fn expected_behind(&mut self, stream: Stream, step: u32) -> Option<PredictedId> {
-        let pace = self.streams.get_mut(&stream).filter(|pace| pace.in_vain < IN_VAIN_MAX)?;
-        let (behind, id) = *pace.expected.first()?;
-        if behind + BEHIND > step {
-            return None;
+        let pace = self.streams.get_mut(&stream)?;
+        loop {
+            let (behind, id) = *pace.expected.first()?;
+            if behind + BEHIND > step {
+                return None;
+            }
+            if pace.passed_over == 0 {
+                return Some(id);
+            }
+            pace.passed_over -= 1;
+            pace.expected.pop_first();
         }
-        pace.awaited = Some(id);
-        Some(id)
     }
 
-    /// It is no longer expected.
+    /// The lane waits for it.
+    pub fn waits(&mut self, stream: Stream, id: PredictedId) {
+        if let Some(pace) = self.streams.get_mut(&stream) {
+            pace.awaited = Some(id);
+        }
+    }
+
+    /// It is no longer expected; that was in vain if the lane has waited for it.
     pub fn give_up(&mut self, stream: Stream, step: u32, id: PredictedId) {
         if let Some(pace) = self.streams.get_mut(&stream) {
             pace.expected.remove(&(step, id));
             if pace.awaited.take_if(|awaited| *awaited == id).is_some() {
-                pace.in_vain += 1;
+                pace.in_vain = (pace.in_vain + 1).min(TRIED_MIN_LOG2);
+                pace.passed_over = if pace.in_vain < IN_VAIN_MAX { 0 } else { 1 << pace.in_vain };
             }
         }
     }
@@ -120,12 +138,21 @@ mod tests {
         assert_eq!((paces.expected_behind(STREAM, 11), paces.expected_behind(STREAM, 12)), (None, Some(id(4))));
         paces.arrived(STREAM, 4, id(4), Slot(2));
         assert_eq!((paces.expected_behind(STREAM, 12), paces.behind(STREAM, 12)), (None, Some(Slot(2))));
-        let waits = (0..10).filter(|_| {
+        // Whether it is worth a wait; `waits`: the lane did wait, in vain.
+        let mut worth = |waits: bool| {
             paces.expect(STREAM, 5, id(5));
             let awaited = paces.expected_behind(STREAM, 20);
-            paces.give_up(STREAM, 5, id(5));
+            if let Some(id) = awaited {
+                if waits {
+                    paces.waits(STREAM, id);
+                }
+                paces.give_up(STREAM, 5, id);
+            }
             awaited.is_some()
-        });
-        assert_eq!(waits.count(), IN_VAIN_MAX as usize);
+        };
+        assert!((0..10).all(|_| worth(false)), "what was not waited for was not in vain");
+        let waits: Vec<usize> = (0..100).filter(|_| worth(true)).collect();
+        assert_eq!(waits, [0, 1, 2, 3, 20, 53], "ever more rarely");
+        assert_eq!(paces.streams[&STREAM].expected.len(), 0);
     }
 }

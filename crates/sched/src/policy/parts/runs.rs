@@ -113,9 +113,7 @@ pub(crate) struct RunQueue {
 impl RunQueue {
     /// An empty queue that reuses the memory of `old`, if given.
     pub fn renewed(old: Option<&mut RunQueue>) -> RunQueue {
-        let mut queue = old.map(std::mem::take).unwrap_or_default();
-        queue.pending.clear();
-        queue
+        old.map(std::mem::take).unwrap_or_default()
     }
 
     pub fn is_empty(&self) -> bool {
@@ -478,6 +476,8 @@ impl Runs {
             // Policies keep empty queues for later ones.
             q.ready.give_back();
             q.waiting.give_back();
+            q.pending.clear();
+            q.pending.shrink_to(PENDING_SPARE);
         }
     }
 }
@@ -507,6 +507,7 @@ mod tests {
                 table.remove(slot);
             }
             assert!(q.is_empty() && q.ready.capacity() + q.waiting.capacity() <= 16, "{count}");
+            assert!(q.pending.capacity() <= PENDING_SPARE, "{count}: {}", q.pending.capacity());
         }
     }
 
