@@ -342,12 +342,11 @@ mod tests {
         sink.opened(&long).unwrap();
         sink.access(&access(long.number, Op::Read)).unwrap();
         assert!(sink.opened(&short).is_err() && !sink.is_worthwhile.load(Relaxed), "files count, too");
-        // A full disk.
-        let mut sink =
-            Lesson { trace: TraceSink::create(Path::new("/dev/full"), "program").unwrap(), ..lesson("d.imt", 9) };
+        let mut sink = lesson("d.imt", 9);
         sink.opened(&long).unwrap();
         sink.access(&access(long.number, Op::Read)).unwrap();
-        assert!(sink.finish().is_err() && !sink.is_worthwhile.load(Relaxed), "nor from a trace that is cut");
+        assert!(sink.add(|_| Err(io::ErrorKind::StorageFull.into())).is_err());
+        assert!(!sink.is_worthwhile.load(Relaxed), "nor from a trace that is cut");
     }
 
     #[test]
