@@ -56,7 +56,10 @@ const THREADS_MAX: u16 = 64;
 /// What a program's reads of a file without a plan must have waited in all before their pattern is followed or its index read:
 /// one that waits for less, as on a fast disk, can gain less than a mistake costs.
 const AT_STAKE_NS: u64 = 8_000_000;
-/// What hints by a file's index or its kind may have cost before others have their turn, and what counts at most of what they saved.
+/// What hints by a file's index, or those by its kind, may have cost before others have their turn, and what counts at most of what they
+/// saved. That is an estimate: a read of what was brought in would have taken as long as slow reads of the file take on the average, however
+/// short it is, since a device takes about as long for 8 bytes as for a page or more. Reads that would have come from memory all the same are
+/// not told from others.
 const KNOWN_LOST_NS_MAX: i64 = 8_000_000;
 const KNOWN_SAVED_NS_MAX: i64 = 100_000_000;
 
@@ -128,8 +131,8 @@ pub struct Advisor {
     expecting_until_ns: Option<u64>,
     /// What reads have still to wait before it is known that something is at stake.
     to_wait_ns: u64,
-    /// What hints by the file's index or its kind have saved, less what they cost.
-    known_saved_ns: i64,
+    /// What hints by the file's index, and those by its kind, have saved, less what they cost.
+    known_saved_ns: [i64; 2],
     /// Whether these give way to others that may be better; not where hints are given whatever comes of them.
     gives_way: bool,
 }
@@ -197,7 +200,7 @@ impl Advisor {
             quiet_looks: 0,
             expecting_until_ns: None,
             to_wait_ns: if at_once { 0 } else { AT_STAKE_NS },
-            known_saved_ns: 0,
+            known_saved_ns: [0; 2],
             gives_way: stand_down.enabled,
         }
     }
@@ -347,6 +350,7 @@ impl Advisor {
         let alone = self.unaided.is_alone(read);
         // What is watched is brought in by what is seen.
         let mut grant = |bytes: u64| advising && !is_watched_on && may(bytes);
+        let mut gave_way = false;
         let (hit, mut actions) = match &mut self.engine {
             Engine::Nothing => return Vec::new(),
             Engine::Regions(cache) => {
@@ -371,28 +375,30 @@ impl Advisor {
                 if is_open {
                     self.gaps.after_others();
                 }
-                let mut may = |bytes: u64| !is_open && grant(bytes);
                 let known = self.learnt.as_mut().and_then(|learnt| {
                     let late_ns = if slow { waited_ns(len, read.duration_ns) } else { 0 };
-                    learnt.read(reader, &read.bytes, late_ns, &mut may)
+                    learnt.read(reader, &read.bytes, late_ns, &mut |bytes| !is_open && grant(bytes))
                 });
+                let by_kind = known.is_some();
                 // Only one of them may be granted bytes: the other's prefetches would be counted and never made.
-                let known = known.or_else(|| self.indexed.read(reader.program, &read.bytes, self.size_bytes, &mut may));
-                let is_known = known.is_some() && !is_open;
+                let known =
+                    known.or_else(|| self.indexed.read(reader.program, &read.bytes, self.size_bytes, &mut grant));
+                let is_known = known.is_some() && !(by_kind && is_open);
                 let (brought, more) = known.unwrap_or_default();
                 let hit = brought || cache.holds(&read.bytes);
                 if read.duration_ns > 0 && (brought || is_known && slow && !alone) {
                     let usual_ns = self.unaided.usual_ns(len).unwrap_or(read.duration_ns);
                     let saved_ns =
                         i64::try_from(usual_ns).unwrap_or(i64::MAX).saturating_sub_unsigned(read.duration_ns);
-                    self.known_saved_ns = self.known_saved_ns.saturating_add(saved_ns).min(KNOWN_SAVED_NS_MAX);
+                    let account = &mut self.known_saved_ns[usize::from(by_kind)];
+                    *account = account.saturating_add(saved_ns).min(KNOWN_SAVED_NS_MAX);
                     // A device that serves one request after the other may be slower by what it does not need yet.
-                    if self.known_saved_ns < -KNOWN_LOST_NS_MAX && self.gives_way {
-                        self.known_saved_ns = 0;
-                        self.indexed.step_aside();
-                        if let Some(learnt) = &mut self.learnt {
-                            learnt.step_aside();
-                        }
+                    if *account < -KNOWN_LOST_NS_MAX && self.gives_way {
+                        *account = 0;
+                        gave_way = match &mut self.learnt {
+                            Some(learnt) if by_kind => learnt.step_aside(),
+                            _ => self.indexed.step_aside(),
+                        };
                         self.gaps.after_others();
                     }
                 }
@@ -444,6 +450,11 @@ impl Advisor {
         };
         if hit || self.expecting_until_ns.is_some_and(|until| read.now_ns >= until) {
             actions.extend(self.unexpect());
+        }
+        if gave_way {
+            // Neither these reads nor what is let go now tell of the hints that follow.
+            self.judge.start_anew(self.tally());
+            return self.kept(actions);
         }
         if self.judge.is_trying() {
             let extent = self.judge.try_out(reader, hit, read, self.size_bytes);

@@ -325,7 +325,7 @@ mod tests {
         let many = Report { files: [vec![unhinted; 12], vec![file()]].concat(), ..Report::default() };
         let text = many.to_string();
         assert_eq!(text.matches("run7").count(), 6, "{text}");
-        assert!(text.contains("7 more files without hints: 14 reads, 1750 MiB"), "{text}");
+        assert!(text.contains("7 more files without hints: 14 reads, 1.7 GiB"), "{text}");
         assert_eq!(FileReport::default().hit_rate(), None);
     }
 }

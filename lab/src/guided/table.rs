@@ -9,7 +9,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 use impresario_base::replace::replace;
@@ -207,7 +207,7 @@ fn cell(bench: &Bench<'_>, program: &Program, device: Device, on: &Bed, settings
         let done = all.as_ref().map_or(0, pairs_of);
         let pairs = if done == 0 { settings.pairs } else { MORE_PAIRS.min(settings.pairs_max.saturating_sub(done)) };
         let trials = Trials { pairs, bed: &bed, group: on.group(), timeout_s: TIMEOUT_S, seed: 1 + u64::from(done) };
-        let more = measure(&trials, &variants, bench.stop, &mut |_, _| ())?;
+        let more = measure(&trials, &variants, bench.stop, &mut |_, _| learners_end(bench.stop))?;
         bench.stop.check()?;
         let measured = match all.take() {
             Some(before) => added(before, more),
@@ -223,6 +223,23 @@ fn cell(bench: &Bench<'_>, program: &Program, device: Device, on: &Bed, settings
 
 /// Names the folder below which what was learnt is kept.
 const STORE: &str = "XDG_DATA_HOME";
+/// Processes that learn are waited for no longer than this.
+const LEARNING_MAX: Duration = Duration::from_secs(60);
+
+/// Waits until nobody on this machine learns from a run any more: `assist run --learn` leaves that to a process that would take its time from
+/// the next run.
+fn learners_end(stop: &Stop) {
+    let end = Instant::now() + LEARNING_MAX;
+    while somebody_learns() && !stop.is_set() && Instant::now() < end {
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+fn somebody_learns() -> bool {
+    let words = |entry: fs::DirEntry| fs::read(entry.path().join("cmdline")).unwrap_or_default();
+    let mut processes = fs::read_dir("/proc").into_iter().flatten().flatten();
+    processes.any(|entry| words(entry).ends_with(b"\0assist\0remember\0"))
+}
 
 fn pairs_of(measured: &Measured) -> u32 {
     measured.runs.iter().map(|run| run.pair + 1).max().unwrap_or(0)
@@ -344,6 +361,17 @@ mod tests {
         let slower = text.lines().find(|line| line.starts_with("tar on the disk")).unwrap();
         assert!(slower.contains("known 0.151 s (+51 ms") && slower.contains("21 ms more allowed"), "{slower}");
         assert!(!text.contains("tar on the mount"), "what holds is in the table only: {text}");
+    }
+
+    #[test]
+    fn a_process_that_learns_is_seen_as_long_as_it_does() {
+        let mut command = Command::new("sh");
+        command.args(["-c", "read line", "assist", "remember"]).stdin(std::process::Stdio::piped());
+        let mut learner = command.spawn().unwrap();
+        assert!(somebody_learns());
+        drop(learner.stdin.take());
+        learner.wait().unwrap();
+        learners_end(&Stop::default());
     }
 
     #[test]

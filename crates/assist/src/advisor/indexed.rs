@@ -98,12 +98,14 @@ impl Indexed {
         Some((next.was_predicted, next.next.into_iter().map(Action::Prefetch).collect()))
     }
 
-    /// Lets others have their turn, if it is followed.
-    pub(super) fn step_aside(&mut self) {
-        if self.known.is_some() {
+    /// Lets others have their turn if it is followed; whether it does now.
+    pub(super) fn step_aside(&mut self) -> bool {
+        let steps_aside = self.known.is_some() && !self.has_stepped_aside;
+        if steps_aside {
             self.has_stepped_aside = true;
             self.clear();
         }
+        steps_aside
     }
 
     /// A program has closed the file, or is gone.

@@ -324,16 +324,87 @@ fn long_reads_one_after_the_other_are_brought_in_as_one() {
     assert!(brought <= 18 * MIB, "{brought}");
 }
 
-#[test]
-fn what_is_granted_is_asked_for_where_kind_and_index_both_know_the_file() {
+/// A file whose kind is read like this in files of 10 MiB and 70 MiB.
+fn of_a_kind(size: u64, reads: impl Fn(u64) -> Vec<Range<u64>>) -> Advisor {
     use impresario_foresight::{Sample, Shape};
-    let sample = |size: u64| Sample::of(size, std::iter::once(0..size)).unwrap();
-    let (small, large) = (sample(10 * MIB), sample(70 * MIB));
-    let learnt = Some(Arc::new(Shape::learn(&[&small, &large])));
+    let sample = |size: u64| Sample::of(size, reads(size)).unwrap();
+    let learnt = Some(Arc::new(Shape::learn(&[&sample(10 * MIB), &sample(70 * MIB)])));
     let entry = Entry { online: true, ..Entry::new("/f.parquet") };
     let monitored = Arc::new(Monitored { key: "*".into(), regions: RegionMap::of(&entry), entry, learnt });
     let stand_down = StandDown { trial: false, ..StandDown::default() };
-    let mut a = Advisor::new(monitored, 64 * MIB, &Budget::default(), stand_down, &DeviceCost::default());
+    Advisor::new(monitored, size, &Budget::default(), stand_down, &DeviceCost::default())
+}
+
+/// On a device that serves one request after the other, hints by a kind may cost more than they save. They end, and the pattern that
+/// the program goes over to is followed: it is not judged by reads that waited for others.
+#[test]
+fn hints_that_gave_way_are_not_held_against_those_that_follow() {
+    // In an order that shows no pattern.
+    let piece = |i: u64| u64::from((i as u8).reverse_bits() >> 2) * 150 * KIB;
+    let pieces = || (0..64).map(|i| piece(i)..piece(i) + 50 * KIB).collect::<Vec<_>>();
+    let mut a = of_a_kind(64 * MIB, |_| pieces());
+    let (ms, mut now_ns) = (1_000_000, 0);
+    // What reads take by themselves.
+    for i in 0..8 {
+        now_ns += 5 * ms;
+        read(&mut a, 1, (50 - i * i / 2) * MIB..(50 - i * i / 2) * MIB + 50 * KIB, ms, now_ns);
+    }
+    a.opened(2, now_ns, &mut |_| true);
+    let mut late = 0;
+    for bytes in pieces() {
+        now_ns += 5 * ms;
+        read(&mut a, 2, bytes, ms + ms * 28 / 100, now_ns);
+        late += 1;
+        if !a.learnt.as_ref().unwrap().is_followed() {
+            break;
+        }
+    }
+    assert!((24..64).contains(&late), "{late} reads were hit and slow");
+    let (mut asked, mut brought) = (0, Vec::new());
+    for i in 0..200 {
+        now_ns += 5 * ms;
+        let bytes = 11 * MIB + i * 150 * KIB..11 * MIB + i * 150 * KIB + 50 * KIB;
+        let is_there = brought.iter().any(|r: &Range<u64>| r.start <= bytes.start && bytes.end <= r.end);
+        let actions = read(&mut a, 2, bytes, if is_there { 20_000 } else { ms }, now_ns);
+        asked += prefetched(&actions);
+        brought.extend(actions.iter().filter_map(Action::asked).cloned());
+    }
+    assert_eq!((a.stood_down(), a.why_down()), (0, None), "after {late} late reads");
+    assert!(asked > 180 * 50 * KIB, "{asked}");
+}
+
+#[test]
+fn what_a_kind_costs_is_not_charged_to_the_index() {
+    let mut a = of_a_kind(64 * MIB, |size| vec![0..size.min(8 * MIB)]);
+    a.may_be(crate::formats::by_name(std::path::Path::new("/f.parquet")));
+    let (ms, mut now_ns) = (1_000_000, 0);
+    for i in 0..8 {
+        now_ns += 5 * ms;
+        read(&mut a, 1, (50 - i * i / 2) * MIB..(50 - i * i / 2) * MIB + 50 * KIB, ms, now_ns);
+    }
+    assert!(a.take_index_wish().is_some());
+    let extents = (0..16).map(|i| (16 + i * 2) * MIB..(17 + i * 2) * MIB).collect();
+    a.index_is_known("Parquet", Tracks::new([extents], 64 * MIB), 64 * MIB);
+    let mut late = 0;
+    while a.learnt.as_ref().unwrap().is_followed() {
+        now_ns += 5 * ms;
+        read(&mut a, 1, late * 100 * KIB..(late + 1) * 100 * KIB, 3 * ms, now_ns);
+        late += 1;
+        assert!(late < 40, "it cost more than it saved");
+    }
+    assert!(a.goes_by_index());
+    // And it is granted what it asks for, though the kind was late.
+    let mut asked = 0;
+    for i in 0..8 {
+        now_ns += 5 * ms;
+        asked += prefetched(&read(&mut a, 1, (16 + i * 2) * MIB..(17 + i * 2) * MIB, 20_000, now_ns));
+    }
+    assert!(asked >= 7 * MIB, "{asked}");
+}
+
+#[test]
+fn what_is_granted_is_asked_for_where_kind_and_index_both_know_the_file() {
+    let mut a = of_a_kind(64 * MIB, |size| vec![0..size]);
     a.may_be(crate::formats::by_name(std::path::Path::new("/f.parquet")));
     // Not straight on, and where the kind knows nothing: the index is wanted.
     read(&mut a, 1, 60 * MIB..60 * MIB + 10, 0, 0);

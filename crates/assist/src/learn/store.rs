@@ -27,6 +27,8 @@ const OBSERVED_MAX: usize = 128;
 const PROGRAMS_MAX: usize = 256;
 /// Another one that writes to the folder is waited for so long.
 const LOCKED_FOR_MAX: Duration = Duration::from_secs(10);
+/// And so long others that learn.
+const TURN_AFTER_MAX: Duration = Duration::from_secs(60);
 /// What ends the name of a program's file.
 const SUFFIX: &str = ".json";
 /// Where the machine's folder is.
@@ -277,9 +279,10 @@ impl Store {
         entries.map(|entry| entry.path()).filter(is_ours).collect()
     }
 
-    /// Adds a run of a program to what is known of it. What cannot be read is not overwritten.
+    /// Adds a run of a program to what is known of it, in a folder that was [prepared](Store::prepare). What cannot be read is not
+    /// overwritten.
     pub fn add(&self, program: &str, run: Vec<Observation>) -> Result<Learnt, StoreError> {
-        let _lock = self.lock()?;
+        let _lock = self.lock(LOCK, LOCKED_FOR_MAX)?;
         let mut learnt = self.load(program)?.unwrap_or_else(|| Learnt::new(program));
         learnt.add(run);
         self.make_room(program);
@@ -297,22 +300,29 @@ impl Store {
         }
     }
 
-    /// Makes the folder if it is not there, and finds out whether it can be written to.
+    /// Makes the folder if it is not there, and finds out whether it can be written to. Nothing else makes it, so that one that is
+    /// removed stays removed.
     pub fn prepare(&self) -> Result<(), StoreError> {
-        self.lock_file().map(drop)
+        std::fs::create_dir_all(&self.folder).map_err(failed(&self.folder, "cannot be made"))?;
+        self.lock_file(LOCK).map(drop)
     }
 
-    fn lock_file(&self) -> Result<File, StoreError> {
-        std::fs::create_dir_all(&self.folder).map_err(failed(&self.folder, "cannot be made"))?;
-        let path = self.folder.join(LOCK);
+    /// The turn to learn from a run behind its user's back, until what is returned is dropped. One has it at a time, so that many
+    /// short runs do not load all their traces at once; an error where others take longer than a minute.
+    pub fn turn_to_learn(&self) -> Result<File, StoreError> {
+        self.lock(LEARNING, TURN_AFTER_MAX)
+    }
+
+    fn lock_file(&self, name: &str) -> Result<File, StoreError> {
+        let path = self.folder.join(name);
         let file = File::options().create(true).write(true).truncate(false).mode(0o644).open(&path);
         file.map_err(failed(&path, "cannot be written"))
     }
 
-    /// The holder of this may write to the folder.
-    fn lock(&self) -> Result<File, StoreError> {
-        let file = self.lock_file()?;
-        let end = Instant::now() + LOCKED_FOR_MAX;
+    /// A file that only its holder has locked; waits for it as long as `patience`.
+    fn lock(&self, name: &str, patience: Duration) -> Result<File, StoreError> {
+        let file = self.lock_file(name)?;
+        let end = Instant::now() + patience;
         loop {
             match flock(&file, FlockOperation::NonBlockingLockExclusive) {
                 Ok(()) => return Ok(file),
@@ -320,7 +330,7 @@ impl Store {
                     std::thread::sleep(Duration::from_millis(20));
                 }
                 Err(error) => {
-                    let path = self.folder.join(LOCK);
+                    let path = self.folder.join(name);
                     return Err(failed(&path, "another one writes here and does not end")(error.into()));
                 }
             }
@@ -354,6 +364,8 @@ impl Store {
 
 /// Who writes to the folder has this file locked.
 const LOCK: &str = ".lock";
+/// And who learns from a run without being waited for, this one.
+const LEARNING: &str = ".learning";
 /// What becomes a program's file when it is whole.
 const TEMPORARY: &str = ".new";
 
@@ -374,7 +386,21 @@ mod tests {
     fn store() -> (tempfile::TempDir, Store) {
         let folder = tempfile::tempdir().unwrap();
         let store = Store::at(folder.path().join("share/impresario"));
+        store.prepare().unwrap();
         (folder, store)
+    }
+
+    #[test]
+    fn one_learns_at_a_time_and_none_where_the_folder_was_removed() {
+        let (_folder, store) = store();
+        let turn = store.turn_to_learn().unwrap();
+        assert!(store.lock(LEARNING, Duration::ZERO).is_err());
+        store.add("a.py", Vec::new()).unwrap(); // `assist learn` needs no turn
+        drop(turn);
+        store.lock(LEARNING, Duration::ZERO).unwrap();
+        std::fs::remove_dir_all(store.folder()).unwrap();
+        assert!(store.turn_to_learn().is_err() && store.add("a.py", Vec::new()).is_err());
+        assert!(!store.folder().exists());
     }
 
     #[test]

@@ -79,6 +79,7 @@ pub fn run(args: Args) -> Result<ExitCode> {
     if args.list {
         return list(&store, args.json);
     }
+    store.prepare()?;
     let mut learnt: Vec<(Learnt, String)> = Vec::new();
     for path in &args.traces {
         let imported = import(path, &ImportOptions::default())?;
@@ -127,16 +128,21 @@ fn own_store() -> Result<Store> {
 /// The name of a process's standard input, also where no folder has its file any more.
 const STDIN: &str = "/proc/self/fd/0";
 
-/// Has a run added to what this user knows of its programs, by a process that nobody needs to wait for: it has the lowest priority, no
-/// terminal, and the trace by a descriptor, so that the trace may be removed. Waits for it as long as `patience`.
+/// Has a run added to what this user knows of its programs, by a process that nobody needs to wait for: it has the lowest priority and a
+/// process group of its own, so that keys typed at the terminal do not end it, and nothing that was open here but the trace, which may
+/// be removed. Waits for it as long as `patience`.
 pub fn hand_over(trace: &Path, patience: Duration) -> Result<()> {
     own_store()?.prepare()?;
-    let mut command = Command::new(std::env::current_exe()?);
-    command.args(["assist", "remember"]).current_dir("/").process_group(0);
+    leave_to_no_child()?;
+    // Also where another release has replaced the file.
+    let mut command = Command::new("/proc/self/exe");
+    command.arg0("impresario").args(["assist", "remember"]).current_dir("/").process_group(0);
     command.stdin(File::open(trace)?).stdout(Stdio::null()).stderr(Stdio::null());
     let mut learner = command.spawn().context("starting a process that learns")?;
-    let pid = i32::try_from(learner.id()).ok().and_then(Pid::from_raw);
-    let _ = setpriority_process(pid, LOWEST_PRIORITY); // it would only be in others' way
+    // Without a number it would be this process whose priority is set.
+    if let Some(pid) = i32::try_from(learner.id()).ok().and_then(Pid::from_raw) {
+        let _ = setpriority_process(Some(pid), LOWEST_PRIORITY); // it would only be in others' way
+    }
     let end = Instant::now() + patience.min(PATIENCE_MAX);
     while learner.try_wait()?.is_none() && Instant::now() < end {
         std::thread::sleep(Duration::from_millis(1));
@@ -144,9 +150,24 @@ pub fn hand_over(trace: &Path, patience: Duration) -> Result<()> {
     Ok(())
 }
 
-/// Adds the run whose trace is on standard input to what this user knows of its programs.
+/// What this process has open is closed in those that it starts from now on: also pipes and locks of whoever started it, who may wait for
+/// their end.
+fn leave_to_no_child() -> Result<()> {
+    for entry in std::fs::read_dir("/proc/self/fd").context("listing open files")?.flatten() {
+        let number = entry.file_name().to_str().and_then(|name| name.parse::<i32>().ok());
+        if let Some(number) = number.filter(|number| *number > 2) {
+            // SAFETY: sets a flag that has no effect in this process; one that was closed meanwhile is refused.
+            unsafe { libc::fcntl(number, libc::F_SETFD, libc::FD_CLOEXEC) };
+        }
+    }
+    Ok(())
+}
+
+/// Adds the run whose trace is on standard input to what this user knows of its programs. Where others are long before it, or somebody
+/// has removed the folder meanwhile, it ends without.
 pub fn remember() -> Result<ExitCode> {
     let store = own_store()?;
+    let _turn = store.turn_to_learn()?;
     for (program, observed) in observations(&Trace::load(STDIN)?, None) {
         if let Some(program) = program.filter(|_| !observed.files.is_empty()) {
             store.add(&program, observed.files)?;

@@ -122,7 +122,7 @@ pub struct Guided<'a> {
     pub learns: bool,
 }
 
-/// Accesses of a run that is learnt from; of a longer one nothing is learnt.
+/// Accesses of a run that is learnt from, and files that it opens; of a longer one nothing is learnt.
 const LEARNT_ACCESSES_MAX: u64 = 1 << 22;
 /// What is learnt from a program is waited for for this part of the time that it ran: processes that are left behind end with a
 /// batch job, in which programs run long.
@@ -138,12 +138,26 @@ struct Lesson {
     is_worthwhile: Arc<AtomicBool>,
 }
 
+impl Lesson {
+    /// One more line of the trace. Nothing is learnt from a part of a run.
+    fn add(&mut self, line: impl FnOnce(&mut TraceSink) -> io::Result<()>) -> io::Result<()> {
+        let added = match self.left.checked_sub(1) {
+            Some(left) => {
+                self.left = left;
+                line(&mut self.trace)
+            }
+            None => Err(io::Error::other("too long a run to learn from")),
+        };
+        added.inspect_err(|_| self.is_worthwhile.store(false, Relaxed))
+    }
+}
+
 impl Sink for Lesson {
     fn opened(&mut self, file: &RecordedFile) -> io::Result<()> {
         if file.size_bytes > SHORT_BYTES_MAX.into() {
             self.long.insert(file.number);
         }
-        self.trace.opened(file)
+        self.add(|trace| trace.opened(file))
     }
 
     fn access(&mut self, access: &RecordedAccess) -> io::Result<()> {
@@ -153,16 +167,11 @@ impl Sink for Lesson {
             Op::Close => _ = self.long.remove(&access.file),
             _ => {}
         }
-        let Some(left) = self.left.checked_sub(1) else {
-            self.is_worthwhile.store(false, Relaxed);
-            return Err(io::Error::other("too long a run to learn from"));
-        };
-        self.left = left;
-        self.trace.access(access)
+        self.add(|trace| trace.access(access))
     }
 
     fn finish(&mut self) -> io::Result<()> {
-        self.trace.finish()
+        self.trace.finish().inspect_err(|_| self.is_worthwhile.store(false, Relaxed))
     }
 }
 
@@ -228,7 +237,11 @@ impl Guided<'_> {
                     tell!("impresario: there is no report: writing {}: {error}", file.display());
                 }
             }
-            Err(error) => tell!("impresario: the effect of the hints is unknown: {error}"),
+            Err(error) => {
+                // Its trace may have no end.
+                is_worthwhile.store(false, Relaxed);
+                tell!("impresario: the effect of the hints is unknown: {error}");
+            }
         }
         if is_worthwhile.load(Relaxed)
             && let Err(error) = super::learn::hand_over(&trace, ran_for / LEARNING_SHARE)
@@ -306,7 +319,7 @@ mod tests {
             duration_ns: 1,
         };
         let (short, long) = (file(1, SHORT_BYTES_MAX.into()), file(2, u64::from(SHORT_BYTES_MAX) + 1));
-        let mut sink = lesson("a.imt", 3);
+        let mut sink = lesson("a.imt", 5);
         for file in [&short, &long] {
             sink.opened(file).unwrap();
         }
@@ -320,11 +333,20 @@ mod tests {
         sink.access(&access(long.number, Op::Close)).unwrap();
         sink.finish().unwrap();
         assert_eq!(Trace::load(folder.path().join("a.imt")).unwrap().records.len(), 3);
-        let mut sink = lesson("b.imt", 1);
+        let mut sink = lesson("b.imt", 2);
         sink.opened(&long).unwrap();
         sink.access(&access(long.number, Op::Read)).unwrap();
         assert!(sink.access(&access(long.number, Op::Read)).is_err(), "it is too long a run");
         assert!(!sink.is_worthwhile.load(Relaxed), "nothing is learnt from a part of it");
+        let mut sink = lesson("c.imt", 2);
+        sink.opened(&long).unwrap();
+        sink.access(&access(long.number, Op::Read)).unwrap();
+        assert!(sink.opened(&short).is_err() && !sink.is_worthwhile.load(Relaxed), "files count, too");
+        let mut sink = lesson("d.imt", 9);
+        sink.opened(&long).unwrap();
+        sink.access(&access(long.number, Op::Read)).unwrap();
+        assert!(sink.add(|_| Err(io::ErrorKind::StorageFull.into())).is_err());
+        assert!(!sink.is_worthwhile.load(Relaxed), "nor from a trace that is cut");
     }
 
     #[test]
