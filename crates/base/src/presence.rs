@@ -22,6 +22,7 @@ impl Presence {
 
 fn names_of(folder: impl AsFd) -> u64 {
     // What cannot be asked is not taken for removed.
+    #[allow(clippy::unnecessary_cast, reason = "its width differs between architectures")]
     rustix::fs::fstat(folder).map_or(1, |stat| stat.st_nlink as u64)
 }
 

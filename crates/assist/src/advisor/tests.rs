@@ -1,5 +1,7 @@
 //! One file's advisor: which engine an entry gets, and when it falls silent.
 
+#![allow(clippy::single_range_in_vec_init, reason = "one range is a list, too")]
+
 use super::*;
 use crate::config::{Entry, Region};
 use crate::regions::RegionMap;
