@@ -23,6 +23,16 @@ fn shell(cluster: &Cluster, script: &str) -> String {
     ran.out
 }
 
+/// Runs a script in the cluster and in a folder of this machine.
+#[track_caller]
+fn same_as_on_a_local_folder(cluster: &Cluster, script: &str) {
+    let local = cluster.dir.path().join("local");
+    std::fs::create_dir(&local).unwrap();
+    let expected = run_command(Command::new("bash").args(["-euo", "pipefail", "-c", script]).current_dir(&local));
+    assert_eq!(expected.code, 0, "{expected:?}");
+    assert_eq!(shell(cluster, &format!("cd {AT}; {script}")), expected.out);
+}
+
 /// Compiles a program of this folder.
 fn compiled(cluster: &Cluster, name: &str, compiler: &str) -> Option<PathBuf> {
     if !impresario_testing::require(compiler) {
@@ -77,11 +87,7 @@ fn a_working_directory_that_is_renamed_or_removed_is_as_on_a_local_folder() {
         mkdir deep; cd deep; mv ../../n ../../o; cat ../f; echo z > h; ls . ../../o; cd -P ../..; \
         mkdir -p a/b empty; cd a/b; rm -r ../../a; ls ../..; mkdir ../../c; (echo w > v) 2> /dev/null || echo gone; cd ../..; \
         cd empty; mv -T ../c ../empty; (echo w > v) 2> /dev/null || echo replaced; ls ../empty; cd ..; find . | sort";
-    let local = cluster.dir.path().join("local");
-    std::fs::create_dir(&local).unwrap();
-    let expected = run_command(Command::new("bash").args(["-euo", "pipefail", "-c", script]).current_dir(&local));
-    assert_eq!(expected.code, 0, "{expected:?}");
-    assert_eq!(shell(&cluster, &format!("cd {AT}; {script}")), expected.out);
+    same_as_on_a_local_folder(&cluster, script);
 }
 
 /// As lock files are made and removed: an open that makes what is not there never finds that it is not there.
@@ -172,11 +178,7 @@ fn access_control_lists_count_in_a_run() {
         show d d/f d/sub plain plain/f; chmod 640 d/f; show d/f; setfacl -m u:4322:rw,m::r d/f; show d/f; \
         cp -a d copy; show copy/f copy/sub; setfacl -b d/f; show d/f; \
         setfattr -n system.posix_acl_access -v 0x0200 d/f 2>/dev/null || echo refused";
-    let local = cluster.dir.path().join("local");
-    std::fs::create_dir(&local).unwrap();
-    let expected = run_command(Command::new("bash").args(["-euo", "pipefail", "-c", script]).current_dir(&local));
-    assert_eq!(expected.code, 0, "{expected:?}");
-    assert_eq!(shell(&cluster, &format!("cd {AT}; {script}")), expected.out);
+    same_as_on_a_local_folder(&cluster, script);
 }
 
 #[test]
