@@ -63,6 +63,11 @@ const AT_STAKE_NS: u64 = 8_000_000;
 const KNOWN_LOST_NS_MAX: i64 = 8_000_000;
 const KNOWN_SAVED_NS_MAX: i64 = 100_000_000;
 
+/// What is asked for by a file's index or its kind before its reads have shown what that is worth, and so much more for each byte that
+/// was read since.
+const KNOWN_HEAD_BYTES: u64 = 1 << 20;
+const KNOWN_GROWTH: u64 = 2;
+
 /// Stands for a program that will open the file; the manager gives no program this number.
 const EXPECTED: u64 = (1 << 48) - 1;
 

@@ -1,5 +1,6 @@
 //! The basics that every crate shares. Knows nothing of requests, files or servers.
 
+pub mod at_once;
 pub mod durable;
 pub mod generations;
 pub mod glob;

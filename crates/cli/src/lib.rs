@@ -24,7 +24,6 @@ macro_rules! tell {
 }
 
 mod allocate;
-mod asking;
 mod assist;
 mod bench;
 mod calibrate;

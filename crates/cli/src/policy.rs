@@ -7,6 +7,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use anyhow::Context;
 use clap::{Args, Subcommand};
+use impresario_base::at_once;
 use impresario_client::{Access, KeyRole};
 use impresario_config::{Config, Server};
 use impresario_sched::policy::{POLICIES, PolicyInfo};
@@ -14,7 +15,7 @@ use impresario_sched::{Op, PolicySpec, Who, policy};
 use impresario_toml::nearest;
 use serde_json::{Value, json};
 
-use crate::{asking, load, print, print_json, status, usage};
+use crate::{load, print, print_json, status, usage};
 
 /// List, show or switch scheduling policies
 #[derive(Subcommand)]
@@ -225,7 +226,7 @@ fn set(config: &Config, servers: &[Server<'_>], spec: &PolicySpec) -> anyhow::Re
         }
         let instant = SystemTime::now() + SWITCH_MARGIN;
         let at_shared_ns = instant.duration_since(UNIX_EPOCH)?.as_nanos() as i64;
-        let asked = asking::each(servers, |server| {
+        let asked = at_once::each(servers, |server| {
             let answer =
                 impresario_client::admin::set_policy_at(&access, server.address(), spec, at_shared_ns, timeout);
             (answer, SystemTime::now())

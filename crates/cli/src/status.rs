@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
+use impresario_base::at_once;
 use impresario_base::units::{parse_duration, show_bytes, show_seconds};
 use impresario_client::{Access, KeyRole};
 use impresario_config::{Config, Server};
@@ -12,7 +13,7 @@ use impresario_sched::PolicySpec;
 use impresario_wire::ClusterId;
 use serde_json::{Value, json};
 
-use crate::{asking, load, nfs, print};
+use crate::{load, nfs, print};
 
 /// Show servers, policies, queues and statistics
 ///
@@ -146,7 +147,7 @@ pub fn ask_all(config: &Config) -> Vec<State> {
             report.and_then(|text| serde_json::from_str(&text).map_err(|e| format!("answered with invalid JSON: {e}")));
         State { name: server.name().into(), role, address: server.address().into(), device, report }
     };
-    let mut states = asking::each(config.servers(), ask);
+    let mut states = at_once::each(config.servers(), ask);
     refuse_strangers(&mut states);
     states
 }

@@ -45,24 +45,13 @@ struct Row {
 fn tables(heading: &str) -> Vec<Vec<Row>> {
     let document = std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/../../doc/CONFIGURATION.md")).unwrap();
     let section = document.split("\n## ").find(|section| section.starts_with(heading)).expect(heading);
-    let cells = |line: &str| -> Vec<String> {
-        line.trim().trim_matches('|').split('|').map(|cell| cell.trim().to_string()).collect()
+    let row = |head: &[String], cells: &Vec<String>| {
+        let keys = documents::spans(&cells[0]).map(|key| key.rsplit('.').next().unwrap().to_string()).collect();
+        let range = if head.len() == 4 { cells[2].clone() } else { String::new() };
+        Row { keys, default: cells[1].clone(), range }
     };
-    let mut found = Vec::new();
-    let mut lines = section.lines().peekable();
-    while let Some(head) = lines.find(|line| line.starts_with("| key |")).map(cells) {
-        lines.next();
-        let mut rows = Vec::new();
-        while let Some(line) = lines.next_if(|line| line.starts_with('|')) {
-            let row = cells(line);
-            assert_eq!(row.len(), head.len(), "a cell is missing: {line}");
-            let keys = row[0].split('`').skip(1).step_by(2).map(|key| key.rsplit('.').next().unwrap().to_string());
-            let range = if head.len() == 4 { row[2].clone() } else { String::new() };
-            rows.push(Row { keys: keys.collect(), default: row[1].clone(), range });
-        }
-        found.push(rows);
-    }
-    found
+    let tables = documents::tables(section, "key |");
+    tables.iter().map(|table| table.rows.iter().map(|cells| row(&table.head, cells)).collect()).collect()
 }
 
 fn file(template: &str, more: &str) -> String {

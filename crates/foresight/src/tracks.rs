@@ -361,8 +361,7 @@ impl Tracks {
             if is_cut || self.unproven >= UNPROVEN_MAX + 2 * self.proven {
                 return false;
             }
-            let part = Some((whole.end, part)).filter(|(len, part)| group == 1 && *part != (0..*len));
-            self.predict(track, (&place, group), 1, part, may, next);
+            self.predict(track, (&place, group), 1, cut(group, whole, part), may, next);
             return true;
         };
         let moved = first - place.first;
@@ -384,8 +383,7 @@ impl Tracks {
             return false;
         }
         let place = place.clone();
-        // A read of several extents takes all of each.
-        let part = Some((before.0.end, before.1)).filter(|(len, part)| group == 1 && *part != (0..*len));
+        let part = cut(group, before.0, before.1);
         self.predict(track, (&place, group), place.steps(steps_max), part, may, next);
         true
     }
@@ -457,6 +455,11 @@ impl Tracks {
             }
         }
     }
+}
+
+/// The length of an extent and the part of it that is read, where that is not all of it. A read of several takes all of each.
+fn cut(group: i64, whole: Range<u64>, part: Range<u64>) -> Option<(u64, Range<u64>)> {
+    (group == 1 && part != whole).then_some((whole.end, part))
 }
 
 /// The part of an extent that lies in these bytes, from its beginning.

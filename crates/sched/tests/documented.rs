@@ -4,6 +4,7 @@ use std::collections::BTreeSet;
 
 use impresario_sched::policy::params::Range;
 use impresario_sched::policy::{POLICIES, ParamInfo};
+use impresario_testing::documents;
 
 /// A row of a table of parameters.
 #[derive(Debug)]
@@ -33,20 +34,17 @@ fn sections() -> Vec<(Vec<&'static str>, String)> {
 /// The rows of a section; one may be of several parameters.
 fn rows(section: &str) -> Vec<Row> {
     let mut found = Vec::new();
-    for table in section.split("\n\n").filter(|table| table.starts_with("| parameter")) {
-        for line in table.lines().skip(2) {
-            let cells: Vec<&str> = line.trim().trim_matches('|').split('|').map(str::trim).collect();
-            let names: Vec<&str> = cells[0].split('`').skip(1).step_by(2).collect();
-            let defaults: Vec<&str> = if names.len() > 1 { cells[1].split(", ").collect() } else { vec![cells[1]] };
-            assert_eq!(names.len(), defaults.len(), "{line}");
-            let row = |(name, default): (&&str, &&str)| Row {
-                name: name.to_string(),
-                default: default.trim_matches('`').to_string(),
-                range: cells[2].to_string(),
-                shared: names.len() > 1,
-            };
-            found.extend(names.iter().zip(&defaults).map(row));
-        }
+    for cells in documents::tables(section, "parameter").iter().flat_map(|table| &table.rows) {
+        let names: Vec<&str> = documents::spans(&cells[0]).collect();
+        let defaults: Vec<&str> = if names.len() > 1 { cells[1].split(", ").collect() } else { vec![&cells[1]] };
+        assert_eq!(names.len(), defaults.len(), "{cells:?}");
+        let row = |(name, default): (&&str, &&str)| Row {
+            name: name.to_string(),
+            default: default.trim_matches('`').to_string(),
+            range: cells[2].clone(),
+            shared: names.len() > 1,
+        };
+        found.extend(names.iter().zip(&defaults).map(row));
     }
     found
 }

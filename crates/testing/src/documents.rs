@@ -51,6 +51,43 @@ pub fn blocks(document: &Path, language: &str) -> Vec<(usize, String)> {
     found
 }
 
+/// A table of a document: the cells of its heading and of its rows.
+pub struct Table {
+    /// The heading.
+    pub head: Vec<String>,
+    /// The rows; each has as many cells as the heading.
+    pub rows: Vec<Vec<String>>,
+}
+
+/// The tables in a piece of a document whose heading begins so behind its first `|`.
+///
+/// # Panics
+/// Where a row has more or fewer cells than the heading.
+#[track_caller]
+pub fn tables(text: &str, begins: &str) -> Vec<Table> {
+    let cells = |line: &str| -> Vec<String> {
+        line.trim().trim_matches('|').split('|').map(|cell| cell.trim().to_string()).collect()
+    };
+    let mut found = Vec::new();
+    let mut lines = text.lines().peekable();
+    while let Some(head) = lines.find(|line| line.starts_with(&format!("| {begins}"))).map(cells) {
+        lines.next();
+        let mut rows = Vec::new();
+        while let Some(line) = lines.next_if(|line| line.starts_with('|')) {
+            let row = cells(line);
+            assert_eq!(row.len(), head.len(), "a cell is missing: {line}");
+            rows.push(row);
+        }
+        found.push(Table { head, rows });
+    }
+    found
+}
+
+/// What stands between backticks.
+pub fn spans(text: &str) -> impl Iterator<Item = &str> {
+    text.split('`').skip(1).step_by(2)
+}
+
 /// The words of a command line up to its end: a comment, a column of explanations, another command or a redirection.
 fn words(line: &str) -> Vec<String> {
     let (mut found, mut word, mut quote, mut spaces) = (Vec::new(), None::<String>, None, 0);
@@ -123,7 +160,7 @@ fn commands(program: &str) -> Vec<Told> {
                 paragraph.push(' ');
                 continue;
             }
-            let inline = paragraph.split('`').skip(1).step_by(2).chain(next.split('`').skip(1).step_by(2));
+            let inline = spans(&paragraph).chain(spans(next));
             inline.for_each(|span| told(span, program, &place, false, &mut found));
             paragraph.clear();
         }

@@ -1,6 +1,7 @@
 //! The hand-shake: with keys or certificates, both sides first prove theirs; then a client sends a hello, and the server
 //! replies with a welcome or a refusal.
 
+use std::fmt;
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -14,7 +15,7 @@ use impresario_wire::{
 };
 
 use crate::access::Proof;
-use crate::keys::GENERATIONS_MAX;
+use crate::keys::{GENERATIONS_MAX, Keys};
 use crate::{
     Access, Certificates, FrameReader, Keyring, PeerCertificate, Session, Stream, TransportError, noise, send_frame,
     tls,
@@ -147,60 +148,73 @@ fn show_key(
     limits: &Limits,
     deadline: Instant,
 ) -> Result<(), HandshakeError> {
-    let (mut keys, file) = (ring.keys(), ring.file().display());
-    let (mut unknown, mut is_again) = (None, false);
-    loop {
-        for generation in &keys.generations {
-            let role = keys.role();
-            let secret =
-                generation.secret(role).ok_or_else(|| HandshakeError::Key(format!("{file} has no {role} key")))?;
-            let broken = |_| HandshakeError::Key(format!("{file}: key {} cannot be used", generation.number));
-            let (offered, offer) = noise::offer(generation, role, secret, protect).map_err(broken)?;
-            let head = frame::encode(Kind::Key, 0, &offer, 0).map_err(TransportError::from)?;
-            let sent = send_frame(stream, &head, &[], deadline);
-            let (header, body) = match (reader.next_frame(stream, limits, deadline), sent) {
-                (Ok(frame), _) => frame,
-                (Err(TransportError::Closed), Err(error)) | (Err(error), _) => {
-                    return Err(protocol_or_transport(error));
-                }
-            };
-            let bad = |error: FrameError| HandshakeError::Protocol(error.to_string());
-            match header.kind {
-                Kind::Key => {
-                    let proof: KeyProof = decode_body(body).map_err(bad)?;
-                    let session = offered.conclude(&proof).map_err(|_| {
-                        HandshakeError::Key(format!(
-                            "the server there does not hold the private half of key {} in {file}: it is not of this cluster, \
-                             or another program answers in its place",
-                            generation.number
-                        ))
-                    })?;
-                    let session = Session::by_keys(session);
-                    reader.protect(session.clone());
-                    stream.protect(session);
-                    return Ok(());
-                }
-                Kind::Answer => match decode_body(body).map_err(bad)? {
-                    Answer::Fault(fault) if fault.errno == libc::ENOKEY => unknown = Some(fault),
-                    Answer::Fault(fault) if fault.errno == libc::EKEYREJECTED => {
-                        return Err(HandshakeError::Key(format!("{} (ours is {file})", fault.message)));
-                    }
-                    Answer::Fault(fault) => return Err(HandshakeError::Refused(fault)),
-                    other => return Err(HandshakeError::Protocol(format!("it answered a key with {other:?}"))),
-                },
-                other => return Err(HandshakeError::Protocol(format!("it answered a key with a {other:?} frame"))),
-            }
+    let keys = ring.keys();
+    let file = ring.file().display();
+    let mut show = |keys: &Keys| show_generations(stream, reader, (keys, &file), protect, limits, deadline);
+    let Some(mut unknown) = show(&keys)? else { return Ok(()) };
+    // What was replaced since it was read, or while the server took its time, is tried once more.
+    ring.refresh();
+    let now = ring.keys();
+    if !Arc::ptr_eq(&now, &keys) {
+        match show(&now)? {
+            None => return Ok(()),
+            Some(again) => unknown = again,
         }
-        // What was replaced since it was read, or while the server took its time, is tried once more.
-        ring.refresh();
-        let now = ring.keys();
-        if is_again || Arc::ptr_eq(&now, &keys) {
-            break;
-        }
-        (keys, is_again) = (now, true);
     }
-    let why = unknown.map_or_else(String::new, |fault| fault.message);
-    Err(HandshakeError::Key(format!("{why} (ours is {file})")))
+    Err(HandshakeError::Key(format!("{unknown} (ours is {file})")))
+}
+
+/// Proves one of these keys; what the server says if it knows none of them.
+fn show_generations(
+    stream: &Stream,
+    reader: &mut FrameReader,
+    (keys, file): (&Keys, &dyn fmt::Display),
+    protect: Protect,
+    limits: &Limits,
+    deadline: Instant,
+) -> Result<Option<String>, HandshakeError> {
+    let mut unknown = String::new();
+    for generation in &keys.generations {
+        let role = keys.role();
+        let secret = generation.secret(role).ok_or_else(|| HandshakeError::Key(format!("{file} has no {role} key")))?;
+        let broken = |_| HandshakeError::Key(format!("{file}: key {} cannot be used", generation.number));
+        let (offered, offer) = noise::offer(generation, role, secret, protect).map_err(broken)?;
+        let head = frame::encode(Kind::Key, 0, &offer, 0).map_err(TransportError::from)?;
+        let sent = send_frame(stream, &head, &[], deadline);
+        let (header, body) = match (reader.next_frame(stream, limits, deadline), sent) {
+            (Ok(frame), _) => frame,
+            (Err(TransportError::Closed), Err(error)) | (Err(error), _) => {
+                return Err(protocol_or_transport(error));
+            }
+        };
+        let bad = |error: FrameError| HandshakeError::Protocol(error.to_string());
+        match header.kind {
+            Kind::Key => {
+                let proof: KeyProof = decode_body(body).map_err(bad)?;
+                let session = offered.conclude(&proof).map_err(|_| {
+                    HandshakeError::Key(format!(
+                        "the server there does not hold the private half of key {} in {file}: it is not of this cluster, \
+                         or another program answers in its place",
+                        generation.number
+                    ))
+                })?;
+                let session = Session::by_keys(session);
+                reader.protect(session.clone());
+                stream.protect(session);
+                return Ok(None);
+            }
+            Kind::Answer => match decode_body(body).map_err(bad)? {
+                Answer::Fault(fault) if fault.errno == libc::ENOKEY => unknown = fault.message,
+                Answer::Fault(fault) if fault.errno == libc::EKEYREJECTED => {
+                    return Err(HandshakeError::Key(format!("{} (ours is {file})", fault.message)));
+                }
+                Answer::Fault(fault) => return Err(HandshakeError::Refused(fault)),
+                other => return Err(HandshakeError::Protocol(format!("it answered a key with {other:?}"))),
+            },
+            other => return Err(HandshakeError::Protocol(format!("it answered a key with a {other:?} frame"))),
+        }
+    }
+    Ok(Some(unknown))
 }
 
 fn protocol_or_transport(error: TransportError) -> HandshakeError {

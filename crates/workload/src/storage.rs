@@ -6,6 +6,7 @@ use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use anyhow::{Context, Result};
+use impresario_base::at_once;
 use impresario_base::lock::Mutex;
 use impresario_client::{Access, Client, ClientOptions, CreateOptions, File, KeyRole, Via, admin};
 use impresario_config::Config;
@@ -98,18 +99,8 @@ fn each<'a, T: Send>(
     servers: impl Iterator<Item = (&'a str, &'a str)>,
     act: impl Fn(&str, &str) -> Result<T> + Sync,
 ) -> Result<Vec<T>> {
-    let act = &act;
-    std::thread::scope(|scope| {
-        let started: Vec<_> = servers
-            .map(|(name, address)| {
-                scope.spawn(move || act(name, address).with_context(|| format!("server {name} at {address}")))
-            })
-            .collect();
-        let join = |t: std::thread::ScopedJoinHandle<'_, Result<T>>| {
-            t.join().unwrap_or_else(|_| Err(anyhow::anyhow!("asking a server panicked")))
-        };
-        started.into_iter().map(join).collect()
-    })
+    let act = |(name, address)| act(name, address).with_context(|| format!("server {name} at {address}"));
+    at_once::each(servers, act).into_iter().collect()
 }
 
 impl Target for Storage {

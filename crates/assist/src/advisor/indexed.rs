@@ -5,12 +5,9 @@ use std::ops::Range;
 
 use impresario_foresight::Tracks;
 
+use super::{KNOWN_GROWTH, KNOWN_HEAD_BYTES};
 use crate::cache::{Action, Tally};
 use crate::formats::{FILE_BYTES_MIN, Format};
-
-/// What is asked for before reads have shown what it is worth, and so much more for each byte that was read since.
-const HEAD_BYTES: u64 = 1 << 20;
-const GROWTH: u64 = 2;
 
 /// Of one file.
 #[derive(Debug, Default)]
@@ -75,13 +72,15 @@ impl Indexed {
         if self.has_stepped_aside {
             return None;
         }
-        let allowed_bytes = HEAD_BYTES.saturating_add(self.read_bytes.saturating_mul(GROWTH));
+        let allowed_bytes = KNOWN_HEAD_BYTES.saturating_add(self.read_bytes.saturating_mul(KNOWN_GROWTH));
         let (mut asked_bytes, mut unread_bytes) = (self.tally.prefetched_bytes, self.unread_bytes);
         let mut grant = |bytes: u64| {
             // An extent may be longer than what is allowed at first.
             let is_granted = (unread_bytes == 0 || asked_bytes.saturating_add(bytes) <= allowed_bytes) && may(bytes);
-            (asked_bytes, unread_bytes) =
-                if is_granted { (asked_bytes + bytes, unread_bytes + bytes) } else { (asked_bytes, unread_bytes) };
+            if is_granted {
+                asked_bytes += bytes;
+                unread_bytes += bytes;
+            }
             is_granted
         };
         let next = self.known.as_mut()?.1.read(program, bytes, &mut grant)?;

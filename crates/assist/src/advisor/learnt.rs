@@ -9,18 +9,16 @@ use std::ops::Range;
 use impresario_foresight::{ReadingOrder, Shape};
 use rustc_hash::FxHashMap;
 
-use super::{Everything, Reader, in_file};
+use super::{Everything, KNOWN_GROWTH, KNOWN_HEAD_BYTES, Reader, in_file};
 use crate::cache::{Action, BlockCache, Geometry, Tally};
 
-/// What is brought in when a program opens the file, before it has shown that it follows; a piece begun is not cut. No more than so
-/// many pieces.
-const HEAD_BYTES: u64 = 1 << 20;
+/// Pieces that are brought in when a program opens the file, before it has shown that it follows, of [`KNOWN_HEAD_BYTES`] at most; a
+/// piece begun is not cut.
 const HEAD_PIECES: usize = 16;
-/// As it reads, so much more for each byte. What is asked for cannot be asked for in a better way any more, so the first reads that
-/// wait for it get no more: after these a pattern would have been seen.
-const GROWTH: u64 = 2;
 /// Asked for together, so that pieces beside each other are one request.
 const STEP_BYTES: u64 = 512 << 10;
+/// What is asked for cannot be asked for in a better way any more, so the first reads that wait for it get no more: after these a
+/// pattern would have been seen.
 const PATTERN_READS: u64 = 8;
 /// Reads of what was brought in are late when they have waited so long all the same, and every other one did.
 const LATE_NS: u64 = 8_000_000;
@@ -89,7 +87,7 @@ impl Learnt {
         if !self.is_followed() || self.places.contains_key(&program) {
             return Vec::new();
         }
-        let head_bytes = self.line.beginning_of(HEAD_PIECES).next_multiple_of(self.block_bytes).min(HEAD_BYTES);
+        let head_bytes = self.line.beginning_of(HEAD_PIECES).next_multiple_of(self.block_bytes).min(KNOWN_HEAD_BYTES);
         self.allowed_bytes = self.allowed_bytes.max(head_bytes);
         let mut left = head_bytes;
         let mut grant = |bytes: u64| {
@@ -135,8 +133,8 @@ impl Learnt {
             self.late_ns = self.late_ns.saturating_add(waited_ns);
         }
         if !hit || waited_ns == 0 || self.reads > PATTERN_READS {
-            let more_bytes = (bytes.end - bytes.start).saturating_mul(GROWTH);
-            self.allowed_bytes = self.allowed_bytes.max(HEAD_BYTES).saturating_add(more_bytes);
+            let more_bytes = (bytes.end - bytes.start).saturating_mul(KNOWN_GROWTH);
+            self.allowed_bytes = self.allowed_bytes.max(KNOWN_HEAD_BYTES).saturating_add(more_bytes);
         }
         let allowed_bytes = self.allowed_bytes / STEP_BYTES * STEP_BYTES;
         let asked_bytes = &mut self.asked_bytes;
@@ -255,7 +253,7 @@ mod tests {
         let mut learnt = Learnt::new(&strided(), GEOMETRY, size).unwrap();
         let head = learnt.opened(1, &mut |_| true);
         // What is read in one piece is brought in in one piece.
-        assert!((1..HEAD_BYTES + 65_536).contains(&brought(&head)), "{head:?}");
+        assert!((1..KNOWN_HEAD_BYTES + 65_536).contains(&brought(&head)), "{head:?}");
         assert!(learnt.opened(1, &mut |_| true).is_empty(), "once for each program");
         let reads = std::iter::once(size - 8..size).chain((0..256).map(|i| i * (256 << 10)..i * (256 << 10) + 65_536));
         let (mut hits, mut bytes) = (0, brought(&head));
@@ -287,7 +285,7 @@ mod tests {
         }
         assert!(learnt.has_strayed() && learnt.held_bytes() == 0);
         // The head, and a window for a read that happened to lie near the one before.
-        assert!(bytes <= HEAD_BYTES + 2 * 16 * MIB, "{bytes}");
+        assert!(bytes <= KNOWN_HEAD_BYTES + 2 * 16 * MIB, "{bytes}");
         assert!(learnt.read(reader(1), &(0..4096), 0, &mut |_| true).is_none());
     }
 
