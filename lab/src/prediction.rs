@@ -49,6 +49,10 @@ pub struct Args {
     /// The servers have the page cache and read-ahead of the paper's Fig. 6; else bare disks
     #[arg(long)]
     page_cache: bool,
+    /// Clients send all requests at once, in place of each after the reply to the one before: what an order that knows the
+    /// future gains at most
+    #[arg(long)]
+    at_once: bool,
     /// Print each case
     #[arg(long)]
     cases: bool,
@@ -145,6 +149,9 @@ pub fn run(args: &Args) -> Result<ExitCode> {
         scenario.clients.processes_per_node = (case.processes / 8).max(1);
         let a = &mut scenario.application[0];
         (a.pattern, a.request_bytes, a.requests, a.processes) = (pattern, request_bytes, requests, case.processes);
+        if args.at_once {
+            a.queue_depth = requests as u32;
+        }
         (a.op, a.jitter_us) = (if case.write { Operation::Write } else { Operation::Read }, case.jitter_us);
         scenario
     };

@@ -259,15 +259,19 @@ impl PredictedQueues {
         continued
     }
 
-    /// The places of each file's reads, in offset order.
-    pub(crate) fn read_ranges(&self) -> impl Iterator<Item = Range<usize>> {
-        let reads = self.queues.iter().filter(|((_, write), _)| !write);
-        reads.map(|(_, queue)| queue.range.start as usize..queue.range.end as usize)
+    /// The places of each file's reads and of its writes (true), in offset order.
+    pub(crate) fn ranges(&self) -> impl Iterator<Item = (bool, Range<usize>)> {
+        self.queues.iter().map(|((_, write), queue)| (*write, queue.range.start as usize..queue.range.end as usize))
     }
 
     /// The source of the request at a place.
     pub(crate) fn source(&self, at: usize) -> u32 {
         self.requests[at].source
+    }
+
+    /// The length of the request at a place.
+    pub(crate) fn len_bytes(&self, at: usize) -> u64 {
+        self.requests[at].len
     }
 
     /// When a predicted request arrived, ns since the first of its file.

@@ -11,6 +11,8 @@ use crate::predicted::{PredictedId, PredictedQueues};
 /// sent about as many.
 const JOINED_PART: usize = 64;
 const STEPS_APART: u32 = 4;
+/// A source has a part of its own if so many bytes of it follow a request; most requests of the file must be such.
+const OWN_MIN_BYTES: u64 = 64 << 10;
 
 /// What a predicted request follows.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -35,6 +37,8 @@ pub struct Triggers {
     followers: Vec<Option<PredictedId>>,
     /// By request: it is a read, and the sources that read the file go through it together.
     together: Vec<bool>,
+    /// By request: how many bytes behind it its source reads or writes next, if each has a part of the file of its own.
+    own_bytes: Vec<Option<u32>>,
 }
 
 impl Triggers {
@@ -63,16 +67,41 @@ impl Triggers {
         }
         let continued = queues.continued();
         let mut together = vec![false; queues.len()];
-        for range in queues.read_ranges() {
+        let mut own_bytes = vec![None; queues.len()];
+        for (write, range) in queues.ranges() {
             let joins = |at: &usize| {
                 let (of, next) = (*at, at + 1);
                 let apart = steps[of].abs_diff(steps[next]);
                 continued[of] && queues.source(of) != queues.source(next) && apart <= STEPS_APART
             };
             let joins = (range.start..range.end.saturating_sub(1)).filter(joins).count();
-            together[range.clone()].fill(joins * JOINED_PART >= range.len());
+            let goes_together = !write && joins * JOINED_PART >= range.len();
+            together[range.clone()].fill(goes_together);
+            if goes_together {
+                continue;
+            }
+            let mut parts = vec![0_u64; range.len()];
+            let goes_on = |at: &usize| continued[*at] && queues.source(*at) == queues.source(at + 1);
+            let mut first = range.start;
+            while first < range.end {
+                let last = (first..range.end - 1).find(|at| !goes_on(at)).unwrap_or(range.end - 1);
+                // What is sent at once arrives in any order.
+                if steps[first] < steps[last] {
+                    for at in (first..last).rev() {
+                        let behind = queues.len_bytes(at + 1);
+                        parts[at - range.start] = parts[at + 1 - range.start].saturating_add(behind);
+                    }
+                }
+                first = last + 1;
+            }
+            let several = range.clone().any(|at| queues.source(at) != queues.source(range.start));
+            let long = parts.iter().filter(|bytes| **bytes >= OWN_MIN_BYTES).count();
+            if several && long * 2 >= range.len() {
+                let told = parts.into_iter().map(|bytes| Some(u32::try_from(bytes).unwrap_or(u32::MAX)));
+                own_bytes[range].iter_mut().zip(told).for_each(|(own, bytes)| *own = bytes);
+            }
         }
-        Triggers { triggers, continued, steps, followers, together }
+        Triggers { triggers, continued, steps, followers, together, own_bytes }
     }
 
     /// Requests.
@@ -104,6 +133,12 @@ impl Triggers {
     /// waits for the platter whatever lies before it.
     pub fn together(&self, id: PredictedId) -> bool {
         self.together[id.index()]
+    }
+
+    /// How many bytes behind a request its source reads or writes next, if several sources each read or write a part of the
+    /// file of their own; else `None`.
+    pub fn own_bytes(&self, id: PredictedId) -> Option<u64> {
+        self.own_bytes[id.index()].map(u64::from)
     }
 
     /// The request that begins where this one ends.
@@ -180,6 +215,9 @@ mod tests {
             [id(1, 5, 200), id(2, 37, 500)].map(|id| (triggers.together(id), triggers.step(id))),
             [(true, 2), (false, 5)]
         );
+        let own_bytes = |file, i, at_ns| triggers.own_bytes(id(file, i, at_ns));
+        assert_eq!([own_bytes(1, 5, 200), own_bytes(2, 37, 500)], [None, Some(26 * 8 * KIB)]);
+        assert_eq!([own_bytes(2, 31, 3100), own_bytes(2, 63, 3100)], [Some(0); 2], "the end of each half");
         assert_eq!(triggers.follower(id(1, 5, 200)), Some(id(1, 7, 300)));
         assert_eq!(triggers.follower(id(1, 63, 3100)), None);
     }

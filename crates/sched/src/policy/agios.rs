@@ -9,8 +9,8 @@
 //! cannot arrive before others are served. It has the windows of `mlf` and waits only for requests that are due: what
 //! they followed in the recorded run has just happened (`parts/due.rs`). It waits where the last batch ended, in place
 //! of `mlf`'s anticipation, and for the neighbours of the virtual request that goes next; for `wait_us` at most before
-//! each batch; and only where measurements show that this pays (`parts/worth.rs`). Lanes that share one space wait for
-//! nothing.
+//! each batch; and only where measurements show that this pays (`parts/worth.rs`). Where processes each read a part of a
+//! file, the drive reads on and that goes first (`parts/segments.rs`). Lanes that share one space wait for nothing.
 //!
 //! Without a recorded run, and for files and requests outside it, both equal `mlf` with these parameters.
 //!
@@ -45,7 +45,10 @@ pub(super) const CAUSAL: PolicyInfo = PolicyInfo {
     conduct: CONDUCT,
     params: CAUSAL_PARAMS,
     build: |given, setup| {
-        let due = Due::new(wait(given), given.integer("batch_requests"), bound_part(given), setup.lanes.into());
+        // With passes that take time, quanta decide who goes.
+        let in_parts = given.integer("pass_us") == 0;
+        let batch = given.integer("batch_requests");
+        let due = Due::new(wait(given), batch, bound_part(given), setup.lanes.into(), in_parts);
         mlf::build(given, setup, Foresight::Due(due))
     },
 };

@@ -107,10 +107,12 @@ impl Mlf {
                 self.levels.refile(view, q);
                 continue;
             };
-            let may_hold = !guarded && view.open(view.table.lane(head));
-            let in_step = if may_hold { self.tenure.in_step(view, &mut self.levels, q, head) } else { Ok(head) };
-            let head = match in_step {
-                Ok(head) => head,
+            let is_open = view.open(view.table.lane(head));
+            let may_hold = !guarded && is_open;
+            let in_step =
+                if is_open { self.tenure.in_step(view, &mut self.levels, q, (head, guarded)) } else { Ok(head) };
+            let (q, head) = match in_step {
+                Ok(head) => (self.levels.find(&key_of(view, head)).unwrap_or(q), head),
                 Err(until) => break Choice::Wait { until, reason: WaitReason::Hold },
             };
             let hold = if may_hold { self.tenure.hold(view, &self.levels, q, head) } else { None };
@@ -161,7 +163,7 @@ impl Policy for Mlf {
         let (group, file_op, stream) = (queue.key.0, queue.file_op(), queue.stream());
         self.guards.remove(view.table, group, slot);
         let was_last = self.levels.remove(view, q, slot);
-        self.tenure.cancelled(stream, slot, was_last.then_some(file_op));
+        self.tenure.cancelled(view, stream, slot, was_last.then_some(file_op));
     }
 
     fn select(&mut self, view: &View<'_>, batch: &mut Vec<Slot>) -> Choice {

@@ -13,7 +13,7 @@
 //! waits.
 //!
 //! Processes that read a file together are kept in step (`paces.rs`): one that is behind goes first, and is waited for
-//! while its request is due.
+//! while its request is due. Where each reads a part of its own, what the drive has read on goes first (`segments.rs`).
 
 use std::sync::Arc;
 
@@ -24,6 +24,7 @@ use super::levels::Levels;
 use super::matched::Matched;
 use super::paces::Paces;
 use super::runs::{Run, Runs};
+use super::segments::{Next, Segments};
 use super::worth::{Wait, Worths};
 use crate::contract::Linked;
 use crate::policy::{Done, View};
@@ -116,13 +117,18 @@ pub(in crate::policy) struct Due {
     lanes: Vec<Lane>,
     worths: Worths,
     paces: Paces,
+    /// Longest dwell of `segments`.
+    dwell: Nanos,
+    segments: Segments,
     /// Requests missed by the present decision; empty between decisions.
     looked_at: Vec<PredictedId>,
 }
 
 impl Due {
-    /// Waits for at most `longest` before each batch.
-    pub fn new(longest: Nanos, batch_requests: u64, bound_part: f64, lanes: usize) -> Due {
+    /// Waits for at most `longest` before each batch; `in_parts`: reads of processes that each read a part of a file go by
+    /// what the drive has read (`segments.rs`).
+    pub fn new(longest: Nanos, batch_requests: u64, bound_part: f64, lanes: usize, in_parts: bool) -> Due {
+        let dwell = if in_parts { longest } else { Nanos::ZERO };
         Due {
             longest,
             batch_requests,
@@ -133,6 +139,8 @@ impl Due {
             lanes: vec![Lane::default(); lanes],
             worths: Worths::new(longest),
             paces: Paces::default(),
+            dwell,
+            segments: Segments::new(dwell, lanes),
             looked_at: Vec::new(),
         }
     }
@@ -149,6 +157,7 @@ impl Due {
             self.seen = vec![UNSEEN; self.triggers.len()];
             self.links.clear();
             self.paces.clear();
+            self.segments = Segments::new(self.dwell, self.lanes.len());
             self.lanes.fill(Lane::default());
         }
     }
@@ -180,6 +189,9 @@ impl Due {
             if self.triggers.together(id) {
                 self.paces.arrived(stream, self.triggers.step(id), id, slot);
             }
+            if stream.2 == Op::Read && self.triggers.own_bytes(id).is_some() {
+                self.segments.arrived(stream.0.index(), stream.1, view.table.start(slot), slot);
+            }
         }
         let lane = &mut self.lanes[stream.0.index()];
         lane.emptied |= new && lane.visit.is_some_and(|visit| visit.stream == stream);
@@ -209,27 +221,50 @@ impl Due {
     }
 
     /// A queued request was cancelled.
-    pub fn cancelled(&mut self, stream: Stream, slot: Slot) {
-        self.left(stream, slot);
+    pub fn cancelled(&mut self, view: &View<'_>, stream: Stream, slot: Slot) {
+        self.left(view, stream, slot);
         self.forget(slot);
     }
 
-    fn left(&mut self, stream: Stream, slot: Slot) {
+    fn left(&mut self, view: &View<'_>, stream: Stream, slot: Slot) {
         if let Some(id) = self.link(slot).prediction {
+            if stream.2 == Op::Read && self.triggers.own_bytes(id).is_some() {
+                self.segments.left(stream.0.index(), stream.1, view.table.start(slot), slot);
+            }
             self.paces.left(stream, self.triggers.step(id), slot);
         }
     }
 
     /// What a stream sends in place of the virtual request that begins at `head`, so that its processes stay in step, or
     /// until when it waits for one that is behind.
-    pub fn in_step(&mut self, view: &View<'_>, levels: &mut Levels, stream: Stream, head: Slot) -> Result<Slot, Nanos> {
+    pub fn in_step(
+        &mut self,
+        view: &View<'_>,
+        levels: &mut Levels,
+        stream: Stream,
+        (head, guarded): (Slot, bool),
+    ) -> Result<Slot, Nanos> {
         let lane = stream.0.index();
-        let Some(id) = self.link(head).prediction.filter(|id| self.triggers.together(*id)) else {
-            return Ok(head);
-        };
         if view.shared_space || view.lanes[lane].in_flight_requests > 0 {
             return Ok(head);
         }
+        if self.own_bytes(view, head).is_some() {
+            if stream.2 == Op::Write {
+                return Ok(head);
+            }
+            return match self.segments.next(view, lane) {
+                Next::Send(slot) => Ok(levels.head_of(slot)),
+                Next::Any => Ok(head),
+                Next::Dwell(until) => {
+                    let idle_since = *self.lanes[lane].idle_since.get_or_insert(view.now);
+                    let until = until.min(idle_since + self.longest);
+                    if until > view.now { Err(until) } else { Ok(head) }
+                }
+            };
+        }
+        let Some(id) = self.link(head).prediction.filter(|id| !guarded && self.triggers.together(*id)) else {
+            return Ok(head);
+        };
         let step = self.triggers.step(id);
         if let Some(behind) = self.paces.behind(stream, step) {
             return Ok(levels.head_of(behind));
@@ -292,7 +327,11 @@ impl Due {
 
     /// Until when the virtual request that begins at `head` waits for its neighbours.
     pub fn neighbours(&mut self, view: &View<'_>, runs: &Runs, stream: Stream, head: Slot) -> Option<Nanos> {
-        if view.shared_space || view.lanes[stream.0.index()].in_flight_requests > 0 {
+        let lane = stream.0.index();
+        if view.shared_space || view.lanes[lane].in_flight_requests > 0 {
+            return None;
+        }
+        if self.own_bytes(view, head).is_some() && (stream.2 == Op::Write || self.segments.acts(lane)) {
             return None;
         }
         let first = self.link(head).prediction?;
@@ -353,7 +392,36 @@ impl Due {
             let gained = if grown { (batch.len() as u64).saturating_sub(held.requests) } else { 0 };
             self.settle(view, at, gained);
         }
-        batch.iter().for_each(|slot| self.left(stream, *slot));
+        batch.iter().for_each(|slot| self.left(view, stream, *slot));
+        let alone = view.lanes[at].in_flight_requests == 0;
+        let own = batch.last().and_then(|slot| self.own_bytes(view, *slot));
+        let goes_by_parts = match own.filter(|_| stream.2 == Op::Read) {
+            Some(own_bytes) => {
+                let ends = batch.first().zip(batch.last()).map(|(a, b)| (view.table.start(*a), view.table.end(*b)));
+                self.segments.sent(view, at, stream.1, ends.unwrap_or_default(), own_bytes, alone);
+                self.segments.acts(at)
+            }
+            None => {
+                self.segments.moved(view, at);
+                // A write that follows a pause waits for the platter wherever it is: there is nothing to wait for.
+                own.is_some()
+            }
+        };
+        if alone && goes_by_parts {
+            self.lanes[at] = Lane { stay: Some(false), ..Lane::default() };
+        } else {
+            self.sent_in_turn(view, stream, batch);
+        }
+    }
+
+    /// As [`Triggers::own_bytes`], on lanes that hand over one batch at a time: with more the drive has its own order.
+    fn own_bytes(&self, view: &View<'_>, slot: Slot) -> Option<u64> {
+        let one = view.lanes[view.table.lane(slot).index()].limit_requests == 1;
+        self.link(slot).prediction.filter(|_| one).and_then(|id| self.triggers.own_bytes(id))
+    }
+
+    fn sent_in_turn(&mut self, view: &View<'_>, stream: Stream, batch: &[Slot]) {
+        let at = stream.0.index();
         if batch.first().is_none_or(|slot| self.link(*slot).prediction.is_none()) {
             // Nothing is known of what follows.
             self.lanes[at] = Lane::default();
@@ -406,6 +474,7 @@ impl Due {
             return;
         }
         self.worths.busy(stream, done.service);
+        self.segments.completed(view, stream.0.index(), done.service);
         let lane = &mut self.lanes[stream.0.index()];
         let price = lane.price.take().filter(|_| done.errno == 0);
         if let Some(visit) = lane.visit.as_mut().filter(|visit| visit.stream == stream) {

@@ -28,6 +28,7 @@ pub(super) mod ring;
 pub(super) mod rounds;
 pub(super) mod rules;
 pub(super) mod runs;
+mod segments;
 pub(super) mod server_holds;
 pub(super) mod server_queues;
 pub(super) mod shares;

@@ -100,10 +100,17 @@ impl Tenure {
     }
 
     /// What a queue sends in place of its first run so that its processes stay in step, or until when it waits for that.
-    pub fn in_step(&mut self, view: &View<'_>, levels: &mut Levels, q: u32, head: Slot) -> Result<Slot, Nanos> {
+    /// `guarded`: the guard makes the queue send this run.
+    pub fn in_step(
+        &mut self,
+        view: &View<'_>,
+        levels: &mut Levels,
+        q: u32,
+        (head, guarded): (Slot, bool),
+    ) -> Result<Slot, Nanos> {
         let stream = levels.queue(q).stream();
         match &mut self.foresight {
-            Foresight::Due(due) => due.in_step(view, levels, stream, head),
+            Foresight::Due(due) => due.in_step(view, levels, stream, (head, guarded)),
             _ => Ok(head),
         }
     }
@@ -137,11 +144,11 @@ impl Tenure {
     }
 
     /// A request was cancelled; `emptied`: the last one of its queue.
-    pub fn cancelled(&mut self, stream: Stream, slot: Slot, emptied: Option<FileOp>) {
+    pub fn cancelled(&mut self, view: &View<'_>, stream: Stream, slot: Slot, emptied: Option<FileOp>) {
         match &mut self.foresight {
             Foresight::None => {}
             Foresight::Aggregations(foreseen) => foreseen.cancelled(slot),
-            Foresight::Due(due) => due.cancelled(stream, slot),
+            Foresight::Due(due) => due.cancelled(view, stream, slot),
         }
         if let Some(file_op) = emptied {
             self.holds.cancelled(file_op);
