@@ -73,6 +73,73 @@ fn the_contract_holds_whichever_way_bytes_are_moved() {
     }
 }
 
+fn user(uid: u32, groups: &[u32]) -> Caller {
+    Caller { uid, gid: uid, groups: groups.into() }
+}
+
+fn mode(mode: u32) -> SetAttr {
+    SetAttr { mode: Some(mode), ..SetAttr::default() }
+}
+
+/// Whoever makes it, whatever mode they ask for and whatever the mask of the process: as by mkdir(2).
+#[test]
+fn a_directory_inherits_set_group_id() {
+    if !impresario_testing::is_root() {
+        return impresario_testing::skip("set-group-id", "only root acts as others");
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let tree = PosixTree::open(folder.path(), Options::default()).unwrap();
+    let (root, own) = (tree.root().unwrap(), caller());
+    let set = SetAttr { gid: Some(7200), ..mode(0o2777) };
+    let (shared, _) = tree.make(&own, &root, b"shared", Make::Directory, &set).unwrap();
+    for by in [user(7001, &[7200]), user(7002, &[])] {
+        for asked in [0o700, 0o755, 0o777] {
+            let name = format!("{} {asked:o}", by.uid);
+            let (_, attr) = tree.make(&by, &shared, name.as_bytes(), Make::Directory, &mode(asked)).unwrap();
+            assert_eq!((attr.gid, attr.mode), (7200, 0o2000 | asked), "{name}");
+            // A file has only the group; who is not in it does not get its rights.
+            let (_, attr) = tree.make(&by, &shared, b"file", Make::File, &mode(0o2777)).unwrap();
+            let wanted = if by.groups.is_empty() { 0o777 } else { 0o2777 };
+            assert_eq!((attr.gid, attr.mode), (7200, wanted), "{name}");
+            tree.remove(&by, &shared, b"file").unwrap();
+        }
+    }
+}
+
+/// Nobody but root changes what runs with another's rights: as by write(2) and truncate(2).
+#[test]
+fn set_id_goes_when_others_than_root_change_a_file() {
+    if !impresario_testing::is_root() {
+        return impresario_testing::skip("set-user-id", "only root acts as others");
+    }
+    let folder = tempfile::tempdir().unwrap();
+    for options in [Options::default()].into_iter().chain(other_ways(folder.path())) {
+        let tree = PosixTree::open(folder.path(), options).unwrap();
+        let (root, ann, bob) = (tree.root().unwrap(), user(7001, &[]), user(7002, &[]));
+        tree.set_attr(&caller(), &root, &mode(0o777)).unwrap();
+        let (file, _) = tree.make(&ann, &root, b"file", Make::File, &mode(0o777)).unwrap();
+        for cuts in [false, true] {
+            for (by, was, left) in [
+                (&ann, 0o6777, 0o777),
+                (&bob, 0o6777, 0o777),
+                (&caller(), 0o6777, 0o6777),
+                // Without execution by the group it is no right, and stays where a member changes the file.
+                (&ann, 0o2767, 0o2767),
+                (&bob, 0o2767, 0o767),
+            ] {
+                tree.set_attr(&ann, &file, &mode(was)).unwrap();
+                if cuts {
+                    tree.set_attr(by, &file, &SetAttr { size_bytes: Some(1), ..SetAttr::default() }).unwrap();
+                } else {
+                    tree.write(by, &file, 0, b"bytes", false).unwrap();
+                }
+                assert_eq!(tree.attr(&file).unwrap().mode, left, "{was:o} {cuts} {by:?}");
+            }
+        }
+        tree.remove(&ann, &root, b"file").unwrap();
+    }
+}
+
 #[test]
 fn random_calls_do_what_a_plain_folder_does() {
     let folder = tempfile::tempdir().unwrap();

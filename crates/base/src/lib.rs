@@ -13,6 +13,7 @@ pub mod prefetch;
 pub mod presence;
 pub mod random;
 pub mod replace;
+pub mod set_id;
 pub mod siphash;
 pub mod slab;
 pub mod statistics;

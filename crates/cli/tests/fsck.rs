@@ -44,3 +44,21 @@ fn fsck_tells_repairs_and_exits_as_such_programs_do() {
     fs::write(&cluster.path, "no configuration").unwrap();
     assert_eq!(fsck(&cluster, &[]).code, 16);
 }
+
+/// What was written is not lost by a repair of a metadata folder that was copied by a program that leaves the records behind.
+#[test]
+fn without_records_no_object_is_moved() {
+    const RECORD: &str = "user.impresario.file";
+    let mut cluster = Cluster::start(2, 0, |_| {});
+    write_file(&client(&cluster.config, 1), "a", &pattern(1, 1, 0, 300_000));
+    ["data.0", "data.1", "meta"].iter().for_each(|name| cluster.kill(name));
+    let file = cluster.config.meta.dir.join("names/a");
+    let mut record = [0; 256];
+    let len = rustix::fs::getxattr(&file, RECORD, &mut record).unwrap();
+    rustix::fs::removexattr(&file, RECORD).unwrap();
+    let ran = fsck(&cluster, &["--repair", "--delete-orphans"]);
+    assert!(ran.code == 4 && ran.out.contains("copied without extended attributes"), "{ran:?}");
+    rustix::fs::setxattr(&file, RECORD, &record[..len], rustix::fs::XattrFlags::empty()).unwrap();
+    let ran = fsck(&cluster, &[]);
+    assert!(ran.code == 0 && ran.out.contains("2 objects"), "{ran:?}");
+}

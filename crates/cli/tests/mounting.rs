@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
-use crate::support::{Cluster, IMPRESARIO, Process, Ran, pattern, run, run_command};
+use crate::support::{Cluster, IMPRESARIO, Process, Ran, client, pattern, run, run_command};
 use impresario_testing::until;
 use rustix::process::Signal;
 
@@ -54,6 +54,29 @@ fn shell(script: &str) -> Ran {
     let ran = run_command(Command::new("bash").args(["-euo", "pipefail", "-c", script]));
     assert_eq!(ran.code, 0, "{script}: {ran:?}");
     ran
+}
+
+/// Also where the mount's kernel still has its name.
+#[test]
+fn a_directory_that_another_node_removed_or_replaced_is_listed_as_what_is_there() {
+    let cluster = Cluster::start(1, 0, |_| {});
+    let Some(mount) = Mount::detached(&cluster, &["--cache-time", "1h"]) else { return };
+    let other = client(&cluster.config, 1);
+    let list = |name: &str| -> std::io::Result<Vec<_>> {
+        std::fs::read_dir(mount.dir.join(name))?.map(|entry| Ok(entry?.file_name())).collect()
+    };
+    let removed = |name: &str| {
+        other.mkdir(name, 0o755, 0, 0).unwrap();
+        assert_eq!(list(name).unwrap().len(), 0);
+        other.rmdir(name).unwrap();
+        std::thread::sleep(Duration::from_millis(20));
+    };
+    removed("gone");
+    assert_eq!(list("gone").unwrap_err().raw_os_error(), Some(libc::ENOENT));
+    removed("replaced");
+    other.mkdir("replaced", 0o755, 0, 0).unwrap();
+    other.mkdir("replaced/new", 0o755, 0, 0).unwrap();
+    assert_eq!(list("replaced").unwrap(), ["new"]);
 }
 
 #[test]

@@ -86,6 +86,42 @@ fn folders_that_could_not_be_made_are_made_the_next_time() {
     cluster.begin();
 }
 
+/// The folders of data servers that a killed `up` or `store init --all` has made are no cluster's yet.
+#[test]
+fn the_making_of_folders_may_be_interrupted_anywhere() {
+    let cluster = Cluster::describe(3, 0, |_| {});
+    let data: Vec<_> = cluster.config.data.iter().map(|data| data.dir.join("format")).collect();
+    let meta = cluster.config.meta.dir.clone();
+    for made in 0..=3 {
+        let ran = store(&cluster, &["init", "--all"]);
+        assert!(ran.code == 0 && ran.out.contains("made the folders"), "{made}: {ran:?}");
+        fs::remove_file(meta.join("format")).unwrap();
+        data.iter().skip(made).for_each(|format| fs::remove_file(format).unwrap());
+    }
+    // What may be another disk's is left alone: a folder that was served, or of whose cluster nobody began the names here.
+    let before = fs::read(&data[0]).unwrap();
+    let objects = cluster.config.data[2].dir.join("objects");
+    fs::create_dir(&objects).unwrap();
+    let refused = || {
+        let ran = store(&cluster, &["init", "--all"]);
+        assert!(ran.code == 1 && ran.err.contains("are all disks mounted?"), "{ran:?}");
+        assert_eq!(fs::read(&data[0]).unwrap(), before);
+    };
+    refused();
+    fs::remove_dir(&objects).unwrap();
+    let away = meta.with_extension("away");
+    fs::rename(&meta, &away).unwrap();
+    refused();
+    fs::create_dir(&meta).unwrap();
+    refused();
+    fs::remove_dir(&meta).unwrap();
+    fs::rename(&away, &meta).unwrap();
+    assert_eq!(store(&cluster, &["init", "--all"]).code, 0);
+    let mut cluster = cluster;
+    cluster.begin();
+    write_file(&client(&cluster.config, 1), "a", b"text");
+}
+
 #[test]
 fn another_clusters_server_is_not_taken_for_ours() {
     let (ours, theirs) = (Cluster::start(1, 0, |_| {}), Cluster::start(1, 0, |_| {}));

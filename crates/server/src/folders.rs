@@ -148,32 +148,49 @@ fn data_state(name: &str, dir: &Path) -> Result<State, FolderError> {
 /// Makes all folders of a cluster that has none yet, on this machine. `None`: it has all of them already. A cluster of which
 /// some are missing is left alone.
 pub fn make_all(config: &Config) -> Result<Option<ClusterId>, FolderError> {
-    let (mut blank, mut others) = (Vec::new(), Vec::new());
-    for Folder { name, dir, state } in survey(config) {
-        if state? == State::Blank { blank.push((name, dir)) } else { others.push(name) }
-    }
-    if blank.is_empty() {
+    if !is_to_be_made(config)? {
         return Ok(None);
     }
-    if !others.is_empty() {
-        let blank: Vec<String> = blank.iter().map(|(name, dir)| format!("{name} ({})", dir.display())).collect();
-        return Err(FolderError::Refused(format!(
-            "{} {} empty, but {} not: are all disks mounted? A folder that is lost for good is made again with \
-             `impresario store init --name NAME --replace`, and what it held is lost",
-            blank.join(", "),
-            if blank.len() == 1 { "is" } else { "are" },
-            if others.len() == 1 { format!("{} is", others[0]) } else { format!("{} are", others.join(", ")) },
-        )));
+    // While this one makes them no other does.
+    let meta = meta::Claimed::take(&config.meta.dir)?;
+    if !is_to_be_made(config)? {
+        return Ok(None);
     }
+    // So that they can be made once there is space, say, and are not taken for those of a cluster that has lost others.
+    let unmake = || config.data.iter().for_each(|data| drop(impresario_store::unmake(&data.dir)));
+    unmake();
     let cluster = ClusterId(draw()?);
-    make_blank(config, cluster).inspect_err(|_| {
-        // So that they can be made once there is space, say, and are not taken for those of a cluster that has lost others.
-        config.data.iter().for_each(|data| drop(impresario_store::unmake(&data.dir)));
-    })?;
+    make_blank(config, cluster, &meta).inspect_err(|_| unmake())?;
     Ok(Some(cluster))
 }
 
-fn make_blank(config: &Config, cluster: ClusterId) -> Result<(), FolderError> {
+/// Whether no folder of the cluster has been made, or their making was interrupted: that of the metadata folder, which is begun
+/// first and ends last, and no data server has served any of the others yet. An error if only some are missing otherwise.
+fn is_to_be_made(config: &Config) -> Result<bool, FolderError> {
+    let (mut blank, mut others, mut is_interrupted) = (Vec::new(), Vec::new(), meta::is_begun(&config.meta.dir));
+    for Folder { name, dir, state } in survey(config) {
+        let state = state?;
+        if state == State::Blank {
+            blank.push((name, dir));
+        } else {
+            is_interrupted &= matches!(state, State::Made { store: Some(_), .. }) && !impresario_store::is_served(&dir);
+            others.push(name);
+        }
+    }
+    if blank.is_empty() || others.is_empty() || is_interrupted {
+        return Ok(!blank.is_empty());
+    }
+    let blank: Vec<String> = blank.iter().map(|(name, dir)| format!("{name} ({})", dir.display())).collect();
+    Err(FolderError::Refused(format!(
+        "{} {} empty, but {} not: are all disks mounted? A folder that is lost for good is made again with \
+         `impresario store init --name NAME --replace`, and what it held is lost",
+        blank.join(", "),
+        if blank.len() == 1 { "is" } else { "are" },
+        if others.len() == 1 { format!("{} is", others[0]) } else { format!("{} are", others.join(", ")) },
+    )))
+}
+
+fn make_blank(config: &Config, cluster: ClusterId, meta: &meta::Claimed) -> Result<(), FolderError> {
     let mut stores = BTreeMap::new();
     for data in config.data.iter().filter(|data| !data.is_retired()) {
         let store = draw()?;
@@ -181,7 +198,7 @@ fn make_blank(config: &Config, cluster: ClusterId) -> Result<(), FolderError> {
         stores.insert(data.name.clone(), store);
     }
     // Last: without it the cluster does not exist.
-    Ok(meta::make(&config.meta.dir, cluster, &stores)?)
+    Ok(meta.make(cluster, &stores)?)
 }
 
 /// Makes the folder of one server of a configuration, of a new cluster (the metadata server's) or of one that exists. The

@@ -80,13 +80,17 @@ pub fn make(dir: &Path, identity: &FolderIdentity) -> Result<(), StoreError> {
     make_over(&Real::make(dir)?, dir, identity)
 }
 
+/// Whether a server has served a folder, or may have.
+pub fn is_served(dir: &Path) -> bool {
+    !matches!(dir.join(OBJECTS).symlink_metadata(), Err(error) if error.kind() == io::ErrorKind::NotFound)
+}
+
 /// Undoes [`make`] of a folder that no server has served yet: it is an empty one again. Others are left alone.
 pub fn unmake(dir: &Path) -> io::Result<()> {
-    match dir.join(OBJECTS).symlink_metadata() {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => std::fs::remove_file(dir.join(FORMAT_FILE)),
-        Err(error) => Err(error),
-        Ok(_) => Err(io::ErrorKind::DirectoryNotEmpty.into()),
+    if is_served(dir) {
+        return Err(io::ErrorKind::DirectoryNotEmpty.into());
     }
+    std::fs::remove_file(dir.join(FORMAT_FILE))
 }
 
 /// The same over any file system; `dir` is its name in messages.

@@ -30,7 +30,7 @@ pub use checks::{BLOCK_BYTES, ChecksState, Corrupt};
 pub use error::{StoreError, WriteError};
 pub use examine::{ObjectPage, SET_ASIDE};
 pub use filesystem::{FileState, FileSystem, FileSystemId, SpaceState};
-pub use folder::{FolderIdentity, FolderState, adopt, any_key, examine, make, make_over, unmake};
+pub use folder::{FolderIdentity, FolderState, adopt, any_key, examine, is_served, make, make_over, unmake};
 pub use keys::{COUNT_BITS, KeyMarks};
 pub use modelled::{DeviceStatus, Job, Lateness, ModelledDevice, Timing, monotonic_ns};
 pub use notes::Note;

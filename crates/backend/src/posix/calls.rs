@@ -112,22 +112,35 @@ impl Shared {
             self.add_open(&node, file, self.callers.number(caller), (true, true));
         }
         let (uid, gid) = (set.uid.filter(|uid| *uid != attr.uid), set.gid.filter(|gid| *gid != attr.gid));
+        let mode = set.mode.map(|mode| mode & 0o7777).filter(|_| attr.kind != Kind::Symlink);
+        // Where the folder has no default list of rights. The process's own mask is none of the caller's.
+        let is_masked = |mode: &u32| attr.mode & 0o777 == mode & !self.umask & 0o777;
+        let masked = mode.filter(is_masked).map_or(0, |mode| mode & self.umask & 0o777 & !attr.mode);
         let lacking = SetAttr {
-            // The process's own mask is none of the caller's; and a change of the owner takes set-user and set-group.
-            mode: set.mode.map(|mode| mode & 0o7777).filter(|&mode| {
-                let masked = attr.mode != mode && attr.mode & 0o777 == mode & !self.umask & 0o777;
+            // Making a directory gives no set-group-id but its folder's, and a change of the owner takes it.
+            mode: mode.filter(|mode| {
                 let taken = (uid.is_some() || gid.is_some()) && mode & 0o6000 != 0;
-                attr.kind != Kind::Symlink && (masked || taken)
+                taken || is_masked(mode) && mode & !attr.mode & 0o7000 != 0
             }),
             uid,
             gid,
             size_bytes: set.size_bytes.filter(|size| *size != 0 && attr.kind == Kind::File),
             ..set.clone()
         };
-        if lacking == SetAttr::default() {
+        if masked == 0 && lacking == SetAttr::default() {
             return Ok((node.handle, attr));
         }
-        if let Err(error) = self.change(caller, &node, &lacking) {
+        let unmask = || match masked {
+            0 => Ok(()),
+            // Not as the caller: who is not in the group would take an inherited set-group-id away.
+            _ => rustix::fs::chmodat(
+                CWD,
+                path_of(&node.fd),
+                Mode::from_raw_mode(attr.mode & 0o7777 | masked),
+                AtFlags::empty(),
+            ),
+        };
+        if let Err(error) = unmask().map_err(Errno::from).and_then(|()| self.change(caller, &node, &lacking)) {
             let flags = if attr.kind == Kind::Directory { AtFlags::REMOVEDIR } else { AtFlags::empty() };
             let _ = rustix::fs::unlinkat(&dir.fd, OsStr::from_bytes(name), flags); // the first error is told
             self.nodes.set_gone(node.fileid);

@@ -7,6 +7,7 @@ use std::os::fd::AsFd;
 use std::sync::Arc;
 
 use impresario_base::machine::path_of;
+use impresario_base::set_id;
 use rustix::fs::{Advice, FallocateFlags, Mode, OFlags, SeekFrom};
 use rustix::io::{Errno as Number, ReadWriteFlags};
 
@@ -155,9 +156,26 @@ impl Shared {
         }
     }
 
+    /// What the kernel does where it writes for the user itself, and not for a server that runs as root: before the bytes of a
+    /// file are changed, its set-user-id and set-group-id go.
+    fn take_set_id(&self, caller: &Caller, open: &Open) -> Result<()> {
+        if caller.uid == 0 || self.identity.own().uid != 0 {
+            return Ok(());
+        }
+        let stat = rustix::fs::fstat(&open.fd)?;
+        let by_member = || caller.gid == stat.st_gid || caller.groups.contains(&stat.st_gid);
+        if let Some(mode) = set_id::removed(stat.st_mode, by_member) {
+            rustix::fs::fchmod(&open.fd, Mode::from_raw_mode(mode))?;
+        }
+        Ok(())
+    }
+
     pub(super) fn write(&self, caller: &Caller, node: &Node, offset: u64, bytes: &[u8], stable: bool) -> Result<()> {
         check_range(offset, bytes.len() as u64)?;
         let open = self.open_for(caller, node, Use::Write)?;
+        if !bytes.is_empty() {
+            self.take_set_id(caller, &open)?;
+        }
         let changing = (!bytes.is_empty()).then(|| open.changing());
         self.io.write(&open.fd, offset, bytes)?;
         drop(changing);
@@ -171,6 +189,7 @@ impl Shared {
     pub(super) fn truncate(&self, caller: &Caller, node: &Node, size_bytes: u64) -> Result<()> {
         i64::try_from(size_bytes).map_err(|_| Errno(libc::EFBIG))?;
         let open = self.open_for(caller, node, Use::Write)?;
+        self.take_set_id(caller, &open)?;
         let _changing = open.changing();
         Ok(rustix::io::retry_on_intr(|| rustix::fs::ftruncate(&open.fd, size_bytes))?)
     }
@@ -187,6 +206,7 @@ impl Shared {
         if len_bytes == 0 {
             return Ok(());
         }
+        self.take_set_id(caller, &open)?;
         let _changing = open.changing();
         let change_as = |flags: FallocateFlags| {
             rustix::io::retry_on_intr(|| rustix::fs::fallocate(&open.fd, flags, offset, len_bytes))

@@ -7,6 +7,7 @@ use std::time::SystemTime;
 
 use fuser::{Errno, FopenFlags, INodeNo, WriteFlags};
 use impresario_base::lock::Mutex;
+use impresario_base::set_id;
 use impresario_client::{ClientError, File};
 use impresario_wire::{Attr, FileLock, SetAttr, XattrMode};
 
@@ -299,7 +300,7 @@ impl Face {
         }
         // The kernel leaves it to us to clear set-id bits when an unprivileged user writes.
         if flags.contains(WriteFlags::FUSE_WRITE_KILL_SUIDGID)
-            && let Some(mode) = set_id_removed(open.fresh.mode(), || setter.is_in(open.fresh.gid()))
+            && let Some(mode) = set_id::removed(open.fresh.mode(), || setter.is_in(open.fresh.gid()))
         {
             self.set_mode_of_open(&open, mode)?;
         }
@@ -361,17 +362,7 @@ impl Face {
 
 /// The new mode after `setter` has changed the bytes of a file of group `gid`, if it changes.
 pub(crate) fn without_set_id(setter: Setter, mode: u32, gid: u32) -> Option<u32> {
-    if setter.uid == 0 { None } else { set_id_removed(mode, || setter.is_in(gid)) }
-}
-
-/// The mode without set-user-id and set-group-id; `None` if it has neither. As in local file systems, a set-group-id bit without
-/// execution by the group stays when a member of the group makes the change.
-fn set_id_removed(mode: u32, by_member: impl FnOnce() -> bool) -> Option<u32> {
-    let mut left = mode & !libc::S_ISUID;
-    if mode & libc::S_ISGID != 0 && (mode & libc::S_IXGRP != 0 || !by_member()) {
-        left &= !libc::S_ISGID;
-    }
-    (left != mode).then_some(left & 0o7777)
+    if setter.uid == 0 { None } else { set_id::removed(mode, || setter.is_in(gid)) }
 }
 
 #[cfg(test)]
@@ -380,11 +371,6 @@ mod tests {
 
     #[test]
     fn set_id_bits_go_as_the_kernel_takes_them() {
-        assert_eq!(set_id_removed(0o4755, || true), Some(0o755));
-        assert_eq!(set_id_removed(0o2755, || true), Some(0o755));
-        assert_eq!(set_id_removed(0o2745, || true), None, "a member of the group may leave it");
-        assert_eq!(set_id_removed(0o2745, || false), Some(0o745));
-        assert_eq!(set_id_removed(0o755, || false), None);
         let by = |uid, gid| Setter { uid, gid, thread: 0 };
         assert_eq!((without_set_id(by(0, 0), 0o4755, 5), without_set_id(by(1000, 5), 0o4755, 5)), (None, Some(0o755)));
         assert_eq!(

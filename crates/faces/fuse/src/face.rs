@@ -443,9 +443,16 @@ impl Filesystem for Face {
     }
 
     fn opendir(&self, request: &Request, ino: INodeNo, _: OpenFlags, reply: ReplyOpen) {
-        let handle = Handles::<OpenDirectory>::draw();
-        self.directories.put(handle, OpenDirectory::new(ino.0, Caller { uid: request.uid(), gid: request.gid() }));
-        reply.opened(FileHandle(handle), FopenFlags::empty());
+        let caller = Caller { uid: request.uid(), gid: request.gid() };
+        let _acting = caller.enter();
+        match self.must_be_there(ino.0) {
+            Ok(()) => {
+                let handle = Handles::<OpenDirectory>::draw();
+                self.directories.put(handle, OpenDirectory::new(ino.0, caller));
+                reply.opened(FileHandle(handle), FopenFlags::empty());
+            }
+            Err(errno) => reply.error(errno),
+        }
     }
 
     fn readdir(&self, _: &Request, _: INodeNo, handle: FileHandle, offset: u64, mut reply: ReplyDirectory) {

@@ -38,6 +38,8 @@ pub(crate) struct Freshness {
     writes: AtomicU64,
     /// The server's latest attributes and this mount's writes since.
     view: Mutex<Option<View>>,
+    /// When the kernel got attributes last.
+    told: Mutex<Option<Instant>>,
     /// The version of the file that came with its last lock: the kernel's pages hold what others had written before.
     lock_version: Mutex<Option<u64>>,
     /// The version of the file that the kernel's cached pages hold.
@@ -91,6 +93,12 @@ impl Freshness {
         self.unlabelled.store(!attr.labelled, Relaxed);
         self.incapable.store(!attr.labelled, Relaxed);
         *self.view.lock() = None;
+        *self.told.lock() = Some(Instant::now());
+    }
+
+    /// Whether the kernel got attributes within the last `age_max`.
+    pub(crate) fn was_told_within(&self, age_max: Duration) -> bool {
+        self.told.lock().is_some_and(|told| told.elapsed() < age_max)
     }
 
     /// Whether it may have access control lists or attributes `security.*`.

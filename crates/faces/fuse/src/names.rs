@@ -22,6 +22,9 @@ const FIRST_NAMES: u32 = 32;
 /// Largest number of names requested at a time.
 const NAMES_MAX: u32 = 1024;
 
+/// What the kernel learnt of a directory within this time need not be asked again when it is opened.
+const JUST_NOW: Duration = Duration::from_millis(1);
+
 /// With which the names of users' extended attributes begin.
 const USER: &[u8] = b"user.";
 /// And those of security modules and capabilities.
@@ -123,6 +126,18 @@ impl Face {
         }
         self.inodes.replaced_elsewhere(number);
         Err(Errno::ESTALE)
+    }
+
+    /// Checks that no other node has removed or replaced a directory while the kernel had its name cached: ESTALE makes the kernel
+    /// look the name up again, once, before the program learns of an error.
+    pub(crate) fn must_be_there(&self, number: u64) -> Outcome<()> {
+        // Mostly the kernel has just asked, to look the name up or to check permissions.
+        let was_just_there = self.inodes.fresh(number).is_some_and(|fresh| fresh.was_told_within(JUST_NOW));
+        if number == ROOT || was_just_there || self.inodes.removed_directory(number).is_some() {
+            return Ok(());
+        }
+        let attr = self.at_path(number, |path| self.client.stat(path))?;
+        self.must_be(number, &attr)
     }
 
     pub(crate) fn look_up(&self, parent: u64, name: &[u8], thread: u32) -> Outcome<(Entered, Attr)> {
@@ -332,6 +347,9 @@ impl Face {
     }
 
     pub(crate) fn sync_directory(&self, number: u64) -> Outcome<()> {
+        if self.inodes.removed_directory(number).is_some() {
+            return Ok(());
+        }
         self.at_path(number, |path| self.client.sync_dir(path))
     }
 

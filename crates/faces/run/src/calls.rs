@@ -15,7 +15,7 @@ use crate::locks::Peer;
 use crate::mirror::Mirror;
 use crate::open::{Node, Open, Opens};
 use crate::rights::User;
-use crate::walk::{Found, Named, errno, stat, walk};
+use crate::walk::{Found, Named, errno, last_word, stat, walk};
 
 /// Names asked for at a time.
 const NAMES_AT_ONCE: u32 = 512;
@@ -256,8 +256,12 @@ impl Calls {
         }
     }
 
-    /// What a name itself stands for: a link is not followed, even with a slash behind it.
+    /// What a name itself stands for: a link is not followed, even with a slash behind it. `.` and `..` stand for what is there.
     fn last(&self, path: &[u8]) -> Result<Named, Stop> {
+        if matches!(last_word(path), b"." | b"..") {
+            let named = self.inside(path, true)?;
+            return if named.attr()?.kind == NodeKind::Dir { Ok(named) } else { Err(libc::ENOTDIR.into()) };
+        }
         let end = path.iter().rposition(|byte| *byte != b'/').map_or(path.len(), |last| last + 1);
         self.inside(path.get(..end).unwrap_or(path), false)
     }
@@ -564,7 +568,12 @@ impl Calls {
 
     fn unlink(&self, path: &[u8], is_directory: bool) -> Result<i64, Stop> {
         let named = self.entry(path)?;
-        self.may_remove(&named)?;
+        match (last_word(path), is_directory) {
+            (b".", true) => return Err(libc::EINVAL.into()),
+            (b"..", true) => return Err(libc::ENOTEMPTY.into()),
+            (b"." | b"..", false) => return Err(libc::EISDIR.into()),
+            _ => self.may_remove(&named)?,
+        }
         match (is_directory, named.attr()?.kind) {
             (true, NodeKind::Dir) => self.client.rmdir(&named.path)?,
             (true, _) => return Err(libc::ENOTDIR.into()),
@@ -580,11 +589,15 @@ impl Calls {
             return Err(libc::EINVAL.into());
         }
         let has_slash = to.ends_with(b"/");
+        let is_no_name = [from, to].iter().any(|path| matches!(last_word(path), b"." | b".."));
         let named = |path| match self.entry(path) {
             Err(Stop::Outside(_)) => Err(Stop::Errno(libc::EXDEV)),
             named => named,
         };
         let (from, to) = (named(from)?, named(to)?);
+        if is_no_name {
+            return Err(libc::EBUSY.into());
+        }
         self.may_remove(&from)?;
         match &to.attr {
             Some(_) if to.path.is_empty() => return Err(libc::EBUSY.into()),

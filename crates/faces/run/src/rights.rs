@@ -1,5 +1,6 @@
 //! Whether the user may: what the kernel checks for a mount is checked here for a run.
 
+use impresario_base::set_id;
 use impresario_client::{Client, ClientError};
 use impresario_node::acl::Acl;
 use impresario_wire::{ACL_ACCESS, Attr, NodeKind};
@@ -87,11 +88,7 @@ impl User {
     /// The mode of a file whose bytes this user changes, if it becomes another one: set-user-id and set-group-id go, but for a
     /// set-group-id bit without execution by the group, if the user is in that.
     pub(crate) fn mode_after_change(&self, attr: &Attr) -> Option<u32> {
-        let mut mode = attr.mode & !libc::S_ISUID;
-        if mode & libc::S_IXGRP != 0 || !self.is_in(attr.gid) {
-            mode &= !libc::S_ISGID;
-        }
-        (!self.is_root() && mode != attr.mode).then_some(mode & 0o7777)
+        if self.is_root() { None } else { set_id::removed(attr.mode, || self.is_in(attr.gid)) }
     }
 
     /// The mode that a node gets where this user asks for `mode`: set-group-id only of a group that the user is in.

@@ -46,9 +46,9 @@ pub(crate) fn errno(error: &impresario_client::ClientError) -> i32 {
 }
 
 /// Where `path` leads, from the root of the cluster, which programs know as `at`. A link at its end is followed if `follow`,
-/// or if a slash is behind it.
+/// or if a slash is behind it, or a slash and a dot.
 pub(crate) fn walk(client: &Client, user: &User, at: &[u8], path: &[u8], follow: bool) -> Result<Found, i32> {
-    let is_directory = path.ends_with(b"/");
+    let is_directory = path.ends_with(b"/") || path.ends_with(b"/.");
     match find(client, user, at, path, follow || is_directory)? {
         Found::Inside(Named { attr: Some(attr), .. }) if is_directory && attr.kind != NodeKind::Dir => {
             Err(libc::ENOTDIR)
@@ -143,6 +143,11 @@ pub(crate) fn stat(client: &Client, path: &[u8]) -> Result<Option<Attr>, i32> {
         Err(error) if error.errno() == libc::ENOENT => Ok(None),
         Err(error) => Err(errno(&error)),
     }
+}
+
+/// What a path ends with, without slashes behind it.
+pub(crate) fn last_word(path: &[u8]) -> &[u8] {
+    path.rsplit(|byte| *byte == b'/').find(|word| !word.is_empty()).unwrap_or_default()
 }
 
 /// The words of a path, the last one first.

@@ -53,7 +53,7 @@ struct Check<'a> {
     links: Links,
     /// Names in `orphans/` and `writers/` that were told.
     told_unnamed: FxHashSet<String>,
-    /// A file has a record that cannot be read: its objects may be any.
+    /// A file has no record, or one that cannot be read: its objects may be any.
     is_blind: bool,
     /// The greatest key of a file, among those of the metadata folder.
     last_key: Option<u64>,
@@ -282,8 +282,8 @@ impl Check<'_> {
                     match (entry.kind, entry.file) {
                         (Some(NodeKind::Dir), _) => directories.push(path),
                         (_, Some(Ok(record))) => self.met(path, &record, judges),
-                        (kind, Some(Err(why))) => {
-                            self.is_blind |= kind.is_some();
+                        (_, Some(Err(why))) => {
+                            self.is_blind = true;
                             if judges {
                                 self.add_file(Kind::Record, Outcome::Left, &path, None, why);
                             }
@@ -445,7 +445,9 @@ impl Check<'_> {
             return;
         }
         if self.is_blind {
-            let what = format!("no file is known to have it ({size} bytes), but some files' records cannot be read");
+            let what = format!(
+                "no file is known to have it ({size} bytes), but some files' records are missing or cannot be read"
+            );
             return self.add(Kind::Orphan, Outcome::Left, Some(server), Some(key), what);
         }
         let is_for_good = self.options.delete_orphans;

@@ -30,6 +30,8 @@ use rustix::io::Errno;
 use super::disk::{Disk, PATH_FLAGS, StepHook};
 
 const FORMAT: u32 = 2;
+/// The file that is locked by who makes the directory, or serves it; the first in it.
+const LOCK: &str = "lock";
 /// Keys are reserved on disk in blocks of this many.
 const KEYS_PER_RESERVATION: u64 = 1 << 16;
 /// Keys that files may have had after the last one of which a data server has an object.
@@ -403,7 +405,7 @@ fn claim(dir: &Path, top: &OwnedFd) -> Result<Claim, StartError> {
     let unusable =
         |errno: Errno| StartError::Unusable { dir: dir.into(), what: "it cannot be written", source: errno.into() };
     let flags = OFlags::RDWR | OFlags::CREATE | OFlags::CLOEXEC | OFlags::NOFOLLOW;
-    let file = rustix::fs::openat(top, "lock", flags, Mode::RUSR | Mode::WUSR).map_err(unusable)?;
+    let file = rustix::fs::openat(top, LOCK, flags, Mode::RUSR | Mode::WUSR).map_err(unusable)?;
     Claim::take(file).map_err(|errno| match errno {
         Errno::WOULDBLOCK => StartError::InUse { dir: dir.into() },
         errno => unusable(errno),
@@ -469,12 +471,36 @@ pub fn make(dir: &Path, cluster: ClusterId, stores: &BTreeMap<String, u64>) -> R
         Format::Older { .. } => return Err(StartError::Older { dir: dir.into() }),
         Format::Made { cluster, .. } => return Err(StartError::Made { dir: dir.into(), cluster }),
     }
-    let what = "it cannot be created";
-    std::fs::create_dir_all(dir).map_err(|source| StartError::Unusable { dir: dir.into(), what, source })?;
-    let top = open_dir_at(CWD, dir).map_err(|errno| unusable(dir, "it cannot be opened", errno))?;
-    let _claim = claim(dir, &top)?;
-    let made = keep_private(dir, &top).and_then(|()| found(&top, cluster, stores));
-    made.map_err(|errno| unusable(dir, "it cannot be written", errno))
+    Claimed::take(dir)?.make(cluster, stores)
+}
+
+/// Whether somebody has begun to make a directory the metadata directory of a cluster, or has made it.
+pub fn is_begun(dir: &Path) -> bool {
+    dir.join(LOCK).exists()
+}
+
+/// A directory that this process alone may make the metadata directory of a cluster, until the value is dropped.
+pub struct Claimed {
+    dir: PathBuf,
+    top: OwnedFd,
+    _claim: Claim,
+}
+
+impl Claimed {
+    /// Claims a directory, which is created where it is missing. Within 2 s, else [`StartError::InUse`].
+    pub fn take(dir: &Path) -> Result<Claimed, StartError> {
+        let what = "it cannot be created";
+        std::fs::create_dir_all(dir).map_err(|source| StartError::Unusable { dir: dir.into(), what, source })?;
+        let top = open_dir_at(CWD, dir).map_err(|errno| unusable(dir, "it cannot be opened", errno))?;
+        let claim = claim(dir, &top)?;
+        Ok(Claimed { dir: dir.into(), top, _claim: claim })
+    }
+
+    /// Makes it the metadata directory of a cluster whose data servers have these folders. It must not be one yet.
+    pub fn make(&self, cluster: ClusterId, stores: &BTreeMap<String, u64>) -> Result<(), StartError> {
+        let made = keep_private(&self.dir, &self.top).and_then(|()| found(&self.top, cluster, stores));
+        made.map_err(|errno| unusable(&self.dir, "it cannot be written", errno))
+    }
 }
 
 /// Gives a directory of an older version an identity. Names and files stay as they are.

@@ -178,7 +178,9 @@ impl MetaDirectory {
                 Ok(file) => Some(self.file_record(file).map_err(|bad| match bad {
                     BadRecord::Missing => {
                         kind = None;
-                        "it has no record: the metadata server has not made it".into()
+                        "it has no record: the metadata server has not made it, or the folder was copied without \
+                         extended attributes"
+                            .into()
                     }
                     BadRecord::Unknown => "its record is damaged, or of a later version".into(),
                     BadRecord::Io(errno) => format!("its record cannot be read: {}", std::io::Error::from(errno)),

@@ -80,7 +80,7 @@ use impresario_wire::message::Fault;
 
 pub use answered::Answered;
 pub(crate) use directory::KEYS_WITHOUT_OBJECTS;
-pub use directory::{COUNT_BITS, FolderState, StartError, adopt, examine, key_prefix, make};
+pub use directory::{COUNT_BITS, Claimed, FolderState, StartError, adopt, examine, is_begun, key_prefix, make};
 pub use disk::{Fate, StepHook};
 pub use examine::IdleFolder;
 pub(crate) use fault::{is_local, show};

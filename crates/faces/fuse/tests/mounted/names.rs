@@ -362,6 +362,9 @@ fn directories_can_be_synced() {
     fs::write(node.at("d/f"), "x").unwrap();
     File::open(node.at("d")).unwrap().sync_all().unwrap();
     File::open(node.mount_point()).unwrap().sync_all().unwrap();
+    let removed = File::open(node.at("d")).unwrap();
+    fs::remove_dir_all(node.at("d")).unwrap();
+    removed.sync_all().unwrap();
 }
 
 #[test]
