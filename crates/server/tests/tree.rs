@@ -279,7 +279,8 @@ fn a_client_goes_back_to_its_node_when_it_has_left_nothing_at_the_other() {
     let mut bed = Bed::start(2, |_, _| {});
     let rule = AllocationRule { jobs: vec![7], hosts: Vec::new(), nodes: vec!["io.0".into(), "io.1".into()] };
     bed.config.allocation = Allocation { rules: vec![rule], ..Allocation::default() };
-    let client = Client::connect(&bed.config, ClientOptions { job: 7, ..ClientOptions::default() }).unwrap();
+    let options = ClientOptions { job: 7, placement_seed: 0, ..ClientOptions::default() };
+    let client = Client::connect(&bed.config, options).unwrap();
     client.follow(&bed.config);
     let removed = client.create("removed", CreateOptions::default()).unwrap();
     bed.nodes[0] = None;
