@@ -330,6 +330,13 @@ impl Shared {
         if handles::born(&handle).is_some() && handle != self.root {
             self.table.note(handle, *dir, name);
         }
+        // Where a node's birth is not known, a new one may have the number, and so the handle, of one that others have removed.
+        if handles::born(&handle).is_some_and(|born| born.at_ns == 0)
+            && let Some(known) = self.nodes.get(&handle)
+            && statx(known.fd.as_fd()).map_or(0, |stat| stat.stx_nlink) == 0
+        {
+            self.nodes.set_gone(known.fileid);
+        }
         Ok((self.nodes.insert(handle, fd, seen.attr.fileid, seen.attr.kind), seen.attr))
     }
 

@@ -306,6 +306,43 @@ fn what_is_moved_out_of_the_folder_or_planted_in_it_leads_nowhere() {
     assert_eq!(tree.attr(&dir), Err(Errno(libc::ESTALE)));
 }
 
+/// As Samba and the kernel's NFS server do with what their clients cache.
+#[test]
+fn a_file_that_another_server_has_a_lease_of_is_opened_when_that_has_given_it_up() {
+    use std::os::fd::AsRawFd;
+    extern "C" fn told(_: libc::c_int) {}
+    let handler = told as extern "C" fn(libc::c_int);
+    // SAFETY: the handler does nothing.
+    assert_ne!(unsafe { libc::signal(libc::SIGIO, handler as libc::sighandler_t) }, libc::SIG_ERR);
+    let folder = tempfile::tempdir().unwrap();
+    let tree = PosixTree::open(folder.path(), Options::default()).unwrap();
+    let (caller, root) = (caller(), tree.root().unwrap());
+    let path = folder.path().join("file");
+    std::fs::write(&path, "leased").unwrap();
+    let (file, _) = tree.lookup(&caller, &root, b"file").unwrap();
+    for (lease, writes) in [(libc::F_WRLCK, false), (libc::F_RDLCK, true)] {
+        let holder = std::fs::File::open(&path).unwrap();
+        let set = |kind: libc::c_int| {
+            // SAFETY: a descriptor that is open, and numbers.
+            unsafe { libc::fcntl(holder.as_raw_fd(), libc::F_SETLEASE, kind) }
+        };
+        assert_eq!(set(lease), 0, "{}", std::io::Error::last_os_error());
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                std::thread::sleep(std::time::Duration::from_millis(200));
+                assert_eq!(set(libc::F_UNLCK), 0);
+            });
+            if writes {
+                tree.write(&caller, &file, 0, b"LEASED", false).unwrap();
+            } else {
+                assert_eq!(tree.read(&caller, &file, 0, &mut [0; 6]), Ok(6));
+            }
+        });
+        tree.close_all();
+    }
+    assert_eq!(std::fs::read(&path).unwrap(), b"LEASED");
+}
+
 #[test]
 fn descriptors_are_bounded_and_closed_when_idle() {
     let folder = tempfile::tempdir().unwrap();

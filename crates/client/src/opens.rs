@@ -172,6 +172,12 @@ impl Opens {
         self.all().iter().for_each(|file| file.note_unlink(path));
     }
 
+    /// No file is open, and no close under way.
+    pub(crate) fn are_none(&self) -> bool {
+        let table = self.table.lock();
+        table.files.is_empty() && table.under_way == 0
+    }
+
     pub(crate) fn all(&self) -> Vec<Arc<OpenFile>> {
         self.table.lock().files.values().filter_map(Weak::upgrade).collect()
     }

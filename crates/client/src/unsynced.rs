@@ -35,6 +35,11 @@ impl Unsynced {
         young.insert((server, file), first);
     }
 
+    /// Everything that was written is synced.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.generations.lock().iter().all(FxHashMap::is_empty)
+    }
+
     /// A sync was acknowledged. False when writes from before may have been lost.
     pub fn note_sync(&self, file: FileKey, LaneState { server, state }: LaneState) -> bool {
         self.forget(server, file).is_none_or(|written| written == state)

@@ -151,8 +151,7 @@ impl Client {
         next.meta.session(Instant::now() + next.meta.options().timeout)?;
         let way = next.nodes.first().map_or("the data servers", |(name, _)| name.as_str());
         tracing::info!(way, "the allocation of I/O nodes has changed; requests go another way");
-        self.go(next);
-        Ok(true)
+        Ok(self.go(next))
     }
 
     /// Whether its requests go through another I/O node than the first of those that it is to use, as that was lost.
@@ -160,10 +159,10 @@ impl Client {
         self.way().is_away()
     }
 
-    /// Goes back to the I/O node that it had to leave, if that is there again; true if it does. Clients that keep their way
-    /// ([`Client::reallocate`]) keep it here, too.
+    /// Goes back to the I/O node that it had to leave, if that is there again; true if it does. Clients that were given their way
+    /// keep it; one of a folder of a file system goes when it has no file open and all that it has written is synced.
     pub fn return_home(&self, config: &Config) -> Result<bool, ClientError> {
-        if self.is_fixed(config) || !self.is_away() {
+        if self.options.via != Via::Auto || !self.is_away() || !self.may_leave() {
             return Ok(false);
         }
         let next = Way::new(config, &self.options, &self.identity, &self.unsynced)?;
@@ -171,19 +170,34 @@ impl Client {
         if next.is_away() {
             return Ok(false);
         }
-        tracing::info!(way = next.meta.peer().name, "the I/O node is there again; requests go through it");
-        self.go(next);
-        Ok(true)
+        let way = next.meta.peer().name;
+        let goes = self.go(next);
+        if goes {
+            tracing::info!(way, "the I/O node is there again; requests go through it");
+        }
+        Ok(goes)
+    }
+
+    /// Nothing is at its I/O node that another one could not know of: in front of a folder files that are open, as they may have no
+    /// name any more, and what has been written and not synced.
+    fn may_leave(&self) -> bool {
+        !self.is_of_tree || self.opens.are_none() && self.unsynced.is_empty()
     }
 
     fn is_fixed(&self, config: &Config) -> bool {
         self.options.via != Via::Auto || config.tree.is_some() || self.is_of_tree
     }
 
-    /// Goes another way, which is connected.
-    fn go(&self, next: Way) {
+    /// Goes another way, which is connected; false if it may not leave the present one.
+    fn go(&self, next: Way) -> bool {
         let next = Arc::new(next);
-        let old = std::mem::replace(&mut *self.way.write(), next);
+        let mut way = self.way.write();
+        // With the lock: what writes has an open file before it asks for the way.
+        if !self.may_leave() {
+            return false;
+        }
+        let old = std::mem::replace(&mut *way, next);
+        drop(way);
         for file in self.opens.all() {
             if let Err(error) = file.register(self.deadline()) {
                 tracing::debug!(%error, "an open file could not be registered over the new way; it will be");
@@ -191,13 +205,14 @@ impl Client {
             }
         }
         drop(old);
+        true
     }
 
     /// Follows the file of its configuration: whenever that changes, the client goes the way that it says then, after two seconds
     /// or so. A file with mistakes changes nothing. A client that had to leave its I/O node for another one goes back
     /// some ten seconds after that is there again, so that the load does not stay with those that were never restarted.
     pub fn follow(&self, config: &Config) {
-        if self.options.via != Via::Auto || self.is_of_tree {
+        if self.options.via != Via::Auto {
             return;
         }
         let (client, whereabouts) = (self.own.clone(), Whereabouts::of(config));

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use crate::support::{self, Cluster, Peer, fault, pattern, who};
+use crate::support::{self, Cluster, Peer, SmallDisk, fault, pattern, who};
 use impresario_layout::{Layout, Skipped};
 use impresario_sched::PolicySpec;
 use impresario_testing::until;
@@ -482,6 +482,55 @@ fn damage_fails_no_request_that_was_merged_with_one_that_meets_it() {
             assert!(answer == Answer::Data && got == bytes[BLOCK as usize..], "split {split}: {answer:?}");
             assert_eq!(fault(unlucky.answer().unwrap().1).0, libc::EIO);
             (0..20).for_each(|_| assert_eq!(busy.answer().unwrap().1, Answer::Written(4096)));
+            let forward = busy.status()["forward"].clone();
+            // Merged and refused, they are sent again one by one.
+            merged += forward["forwarded"].as_f64().unwrap() - forward["requests"].as_f64().unwrap();
+            assert_eq!(busy.call(&Call::ResetStatistics, &[]).0, Answer::Done);
+            if merged > 0.0 {
+                break;
+            }
+        }
+        assert!(merged > 0.0, "the two were never merged");
+    }
+}
+
+/// Where the disk is full, a write that needs no more space is done though it was merged with one that does.
+#[test]
+fn a_full_disk_fails_no_request_that_was_merged_with_one_that_needs_space() {
+    const BLOCK: usize = 4096;
+    let layout = Layout { ssize_bytes: 65_536, ..LAYOUT };
+    let write = |client, offset| Call::FileWrite { who: who(client), file: FileKey(1), layout, offset };
+    let server = usize::from(LAYOUT.base);
+    for split in [true, false] {
+        let Some(small) = SmallDisk::mount(c"size=2m") else { return };
+        let mut cluster = Cluster::start(4, |config| config.data[server].dir = small.at("objects"));
+        let io = cluster.start_io(|io| {
+            io.split = split;
+            io.in_flight_requests = 1;
+        });
+        let mut direct = cluster.peer(server, 9);
+        assert_eq!(direct.write(9, 1, 0, &[1; BLOCK]), Answer::Written(BLOCK as u32));
+        let mut busy = Peer::connect(io.address(), Role::Io, 3);
+        let busy_write = |i: u64| Call::FileWrite { who: who(3), file: FileKey(2), layout, offset: i * 8192 };
+        for i in 0..20 {
+            assert_eq!(busy.call(&busy_write(i), &[1; BLOCK]).0, Answer::Written(BLOCK as u32));
+        }
+        for len in [64 << 10, BLOCK] {
+            let mut full = (0..).map(|n| direct.write(9, 3 + len as u64, n * len as u64, &vec![3; len]));
+            full.find(|answer| matches!(answer, Answer::Fault(fault) if fault.errno == libc::ENOSPC)).unwrap();
+        }
+        let (mut longer, mut over) =
+            (Peer::connect(io.address(), Role::Io, 1), Peer::connect(io.address(), Role::Io, 2));
+        let mut merged = 0.0;
+        for round in 0..200_u8 {
+            // Behind the others' requests the two wait together.
+            (0..20).for_each(|i| _ = busy.send(&busy_write(i), &[1; BLOCK]));
+            over.send(&write(2, 0), &[round; BLOCK]);
+            longer.send(&write(1, BLOCK as u64), &[9; BLOCK]);
+            assert_eq!(over.answer().unwrap().1, Answer::Written(BLOCK as u32), "split {split}");
+            assert_eq!(fault(longer.answer().unwrap().1).0, libc::ENOSPC);
+            (0..20).for_each(|_| assert_eq!(busy.answer().unwrap().1, Answer::Written(BLOCK as u32)));
+            assert_eq!(direct.read(9, 1, 0, 2 * BLOCK as u32), [round; BLOCK]);
             let forward = busy.status()["forward"].clone();
             // Merged and refused, they are sent again one by one.
             merged += forward["forwarded"].as_f64().unwrap() - forward["requests"].as_f64().unwrap();

@@ -1,11 +1,14 @@
 //! I/O nodes in front of a folder: names and data of a file system that is there already, for the clients there are.
 
+use std::ffi::OsStr;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::Path;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
+use fuser::{FileHandle, FileType, Filesystem, Generation, INodeNo, ReplyAttr, ReplyEntry, Request};
 use impresario_client::{Client, ClientError, ClientOptions, CreateOptions, Via};
-use impresario_config::{Config, Io, Tree, TreeBackend};
+use impresario_config::{Allocation, AllocationRule, Config, Io, Tree, TreeBackend};
 use impresario_sched::PolicySpec;
 use impresario_server::Started;
 use impresario_wire::{Device, NodeKind, SetAttr, SetTime, Time, XattrMode};
@@ -270,6 +273,41 @@ fn clients_go_on_through_another_node() {
     assert_eq!(errno(file.read_at(&mut back, 0)), libc::ENOENT);
 }
 
+/// Open files may have no name any more, and what is not synced is in the other node's memory.
+#[test]
+fn a_client_goes_back_to_its_node_when_it_has_left_nothing_at_the_other() {
+    let mut bed = Bed::start(2, |_, _| {});
+    let rule = AllocationRule { jobs: vec![7], hosts: Vec::new(), nodes: vec!["io.0".into(), "io.1".into()] };
+    bed.config.allocation = Allocation { rules: vec![rule], ..Allocation::default() };
+    let options = ClientOptions { job: 7, placement_seed: 0, ..ClientOptions::default() };
+    let client = Client::connect(&bed.config, options).unwrap();
+    client.follow(&bed.config);
+    let removed = client.create("removed", CreateOptions::default()).unwrap();
+    bed.nodes[0] = None;
+    removed.write_at(b"still here", 0).unwrap();
+    assert!(client.is_away());
+    client.unlink("removed").unwrap();
+    bed.nodes[0] = Some(impresario_server::start(&bed.config, "io.0").unwrap());
+    assert!(!client.return_home(&bed.config).unwrap(), "it has a file open");
+    let mut back = [0; 10];
+    assert_eq!(removed.read_at(&mut back, 0).unwrap(), 10);
+    assert_eq!(&back, b"still here");
+    removed.sync().unwrap();
+    removed.close().unwrap();
+    let file = client.create("file", CreateOptions::default()).unwrap();
+    file.write_at(b"stable", 0).unwrap();
+    file.close().unwrap();
+    assert!(!client.return_home(&bed.config).unwrap(), "what it has written is not synced");
+    let file = client.open("file", true).unwrap();
+    file.sync().unwrap();
+    file.close().unwrap();
+    impresario_testing::until("it goes back", || !client.is_away());
+    bed.nodes[1] = None;
+    let file = client.open("file", true).unwrap();
+    assert_eq!(file.read_at(&mut back, 0).unwrap(), 6);
+    file.sync().unwrap();
+}
+
 #[test]
 fn new_nodes_belong_to_their_makers() {
     if !impresario_testing::require("root") {
@@ -345,4 +383,146 @@ fn past_the_page_cache_the_bytes_are_the_same_and_the_status_says_how_they_go() 
         assert!(tree["ring"]["transfers"].as_u64() > Some(0), "{tree}");
         assert_eq!(tree["ring"]["free_pieces"], tree["ring"]["pieces"]);
     }
+}
+
+/// A file system with two files. Of one of them nobody learns the attributes until this is released.
+#[derive(Default)]
+struct Hanging {
+    replies: Mutex<(Vec<ReplyAttr>, bool)>,
+}
+
+impl Hanging {
+    const HANGS: u64 = 2;
+
+    fn attr(node: u64) -> fuser::FileAttr {
+        let (kind, perm) = if node == 1 { (FileType::Directory, 0o755) } else { (FileType::RegularFile, 0o644) };
+        impresario_testing::fuse::attr(node, kind, perm, 0)
+    }
+
+    fn calls(&self) -> usize {
+        self.replies.lock().unwrap().0.len()
+    }
+
+    fn release(&self) {
+        let (replies, released) = &mut *self.replies.lock().unwrap();
+        *released = true;
+        replies.drain(..).for_each(|reply| reply.attr(&Duration::ZERO, &Hanging::attr(Hanging::HANGS)));
+    }
+}
+
+struct HangsForOne(Arc<Hanging>);
+
+impl Filesystem for HangsForOne {
+    fn lookup(&self, _: &Request, _: INodeNo, name: &OsStr, reply: ReplyEntry) {
+        match name.to_str() {
+            Some("hangs") => reply.entry(&Duration::ZERO, &Hanging::attr(Hanging::HANGS), Generation(0)),
+            Some("answers") => reply.entry(&Duration::ZERO, &Hanging::attr(3), Generation(0)),
+            _ => reply.error(fuser::Errno::ENOENT),
+        }
+    }
+
+    fn getattr(&self, _: &Request, node: INodeNo, _: Option<FileHandle>, reply: ReplyAttr) {
+        let mut replies = self.0.replies.lock().unwrap();
+        match (node.0, replies.1) {
+            (Hanging::HANGS, false) => replies.0.push(reply),
+            (node, _) => reply.attr(&Duration::ZERO, &Hanging::attr(node)),
+        }
+    }
+}
+
+#[test]
+fn a_file_whose_calls_hang_delays_no_other() {
+    if !impresario_testing::require("fuse") || !impresario_testing::require("root") {
+        return;
+    }
+    // More than an I/O node has threads for names and attributes.
+    const CALLS: usize = 40;
+    let mounted = TempDir::new().unwrap();
+    let hanging = Arc::<Hanging>::default();
+    let mut options = fuser::Config::default();
+    options.mount_options = vec![fuser::MountOption::FSName("impresario-hangs".into())];
+    let session = fuser::spawn_mount(HangsForOne(hanging.clone()), mounted.path(), &options).unwrap();
+    let bed = Bed::start(1, |tree, _| tree.folder = mounted.path().into());
+    let (client, other) = (bed.client(0), bed.client(0));
+    std::thread::scope(|scope| {
+        for _ in 0..CALLS {
+            let client = &client;
+            scope.spawn(move || client.stat("hangs").unwrap());
+        }
+        impresario_testing::until("they hang", || hanging.calls() >= 10);
+        let found = (0..20).try_for_each(|_| other.stat("answers").map(drop));
+        hanging.release();
+        found.unwrap();
+    });
+    drop(bed);
+    drop(session);
+}
+
+/// A file system without times of birth, which gives the number of a removed file to the next one.
+struct ReusesNumbers(std::sync::atomic::AtomicU64);
+
+impl ReusesNumbers {
+    fn attr(&self, node: u64) -> fuser::FileAttr {
+        let kind = if node == 1 { FileType::Directory } else { FileType::RegularFile };
+        impresario_testing::fuse::attr(node, kind, 0o755, 4)
+    }
+
+    fn generation(&self) -> u64 {
+        self.0.load(std::sync::atomic::Ordering::Relaxed)
+    }
+}
+
+impl Filesystem for &'static ReusesNumbers {
+    fn lookup(&self, _: &Request, _: INodeNo, name: &OsStr, reply: ReplyEntry) {
+        let generation = self.generation();
+        match name.to_str() == Some(["first", "second"][generation as usize]) {
+            true => reply.entry(&Duration::ZERO, &self.attr(2), Generation(generation)),
+            false => reply.error(fuser::Errno::ENOENT),
+        }
+    }
+
+    fn getattr(&self, _: &Request, node: INodeNo, _: Option<FileHandle>, reply: ReplyAttr) {
+        reply.attr(&Duration::ZERO, &self.attr(node.0));
+    }
+
+    fn read(
+        &self,
+        _: &Request,
+        _: INodeNo,
+        _: FileHandle,
+        _: u64,
+        _: u32,
+        _: fuser::OpenFlags,
+        _: Option<fuser::LockOwner>,
+        reply: fuser::ReplyData,
+    ) {
+        reply.data([b"old.", b"new."][self.generation() as usize]);
+    }
+}
+
+#[test]
+fn a_new_file_with_the_number_of_one_that_others_removed_is_the_new_one() {
+    if !impresario_testing::require("fuse") || !impresario_testing::require("root") {
+        return;
+    }
+    static FILES: ReusesNumbers = ReusesNumbers(std::sync::atomic::AtomicU64::new(0));
+    let mounted = TempDir::new().unwrap();
+    let mut options = fuser::Config::default();
+    options.mount_options = vec![fuser::MountOption::FSName("impresario-numbers".into())];
+    let session = fuser::spawn_mount(&FILES, mounted.path(), &options).unwrap();
+    let bed = Bed::start(1, |tree, _| tree.folder = mounted.path().into());
+    let client = bed.client(0);
+    let read = |name: &str| {
+        let mut bytes = [0; 4];
+        let file = client.open(name, false)?;
+        file.read_at(&mut bytes, 0).map(|_| bytes)
+    };
+    assert_eq!(&read("first").unwrap(), b"old.");
+    // By another program.
+    FILES.0.store(1, std::sync::atomic::Ordering::Relaxed);
+    // The old one is closed without waiting.
+    impresario_testing::until("the new file is read", || read("second").is_ok_and(|bytes| &bytes == b"new."));
+    assert_eq!(errno(read("first")), libc::ENOENT);
+    drop(bed);
+    drop(session);
 }

@@ -56,22 +56,11 @@ int32_t sched_release(xlator_t *this, fd_t *fd) {
 
 /* ---- whether memory has something ---- */
 
-/* storage/posix below, and the value of one of its options; NULL if there is none. */
-static char *storage_option(xlator_t *xl, char *key) {
-    char *value = NULL;
-    for (; xl; xl = xl->children ? xl->children->xlator : NULL)
-        if (strcmp(xl->type, "storage/posix") == 0 && dict_get_str(xl->options, key, &value) == 0) return value;
-    return NULL;
-}
-
 const char *sched_storage_folder(xlator_t *xl) {
-    return storage_option(xl, "directory");
-}
-
-gf_boolean_t sched_storage_is_direct(xlator_t *xl) {
-    gf_boolean_t direct = _gf_false;
-    char *value = storage_option(xl, "o-direct");
-    return value && gf_string2boolean(value, &direct) == 0 && direct;
+    char *folder = NULL;
+    for (; xl; xl = xl->children ? xl->children->xlator : NULL)
+        if (strcmp(xl->type, "storage/posix") == 0 && dict_get_str(xl->options, "directory", &folder) == 0) return folder;
+    return NULL;
 }
 
 /* A descriptor of our own for looking into the page cache: storage/posix keeps every file under its gfid as well. This

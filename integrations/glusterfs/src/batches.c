@@ -5,8 +5,9 @@
  * are called again, each alone. */
 #include "translator.h"
 
-#include <limits.h>
 #include <string.h>
+
+enum { CALL_BYTES_MAX = 0x7ffff000 }; /* the kernel moves no more by one call (MAX_RW_COUNT) */
 
 /* A batch that is with the child. */
 typedef struct {
@@ -241,12 +242,15 @@ static int32_t merged_writev_cbk(call_frame_t *frame, void *cookie, xlator_t *th
     for (uint32_t i = 0; i < call->count; i++) {
         sched_request_t *request = call->requests[i];
         call_stub_t *stub = request->stub;
-        if (op_ret < 0 || end_of(request) > done) {
+        if (op_ret < 0 || request->what.offset >= done) {
             call_again(flight, request);
             continue;
         }
+        /* Where the call ended, as on a full disk, that request's write is short, as it would have been alone. Called again, its
+         * reply would not show that the file has grown. */
+        uint64_t len = min(end_of(request), done) - request->what.offset;
         /* Translators above add up the differences of size and blocks, so only one reply may show them. */
-        STACK_UNWIND_STRICT(writev, stub->frame, (int32_t)request->what.len, 0, before, postbuf, xdata);
+        STACK_UNWIND_STRICT(writev, stub->frame, (int32_t)len, 0, before, postbuf, xdata);
         before = postbuf;
         call_stub_destroy(stub);
         sched_request_end(flight->state, request);
@@ -269,53 +273,38 @@ static void merged_readv(call_t *call, uint64_t len) {
     if (xdata) dict_unref(xdata);
 }
 
-/* The pieces' bytes in one buffer that `iobref` holds from then on, or as they are, without memory. */
-static int32_t in_one_piece(xlator_t *this, struct iovec *vector, int32_t pieces, struct iobref *iobref) {
-    size_t len = iov_length(vector, pieces);
-    struct iobuf *whole = iobuf_get2(this->ctx->iobuf_pool, len);
-    if (!whole) return pieces;
-    if (iobref_add(iobref, whole) == 0) {
-        iov_unload(iobuf_ptr(whole), vector, pieces);
-        vector[0] = (struct iovec){.iov_base = iobuf_ptr(whole), .iov_len = len};
-        pieces = 1;
-    }
-    iobuf_unref(whole);
-    return pieces;
-}
-
-/* Returns -1 without memory; nothing has happened then. */
-static int merged_writev(call_t *call, gf_boolean_t direct) {
+/* Returns -1 without memory; nothing has happened then. The bytes go down in one piece: storage/posix writes each piece of a call by
+ * itself, and after one that fell short, as on a full disk, the next at the wrong place, or fails the call and does not tell
+ * what was written. */
+static int merged_writev(call_t *call) {
     default_args_t *args = &call->requests[0]->stub->args;
     call_frame_t *frame = call->requests[0]->stub->frame;
     xlator_t *child = FIRST_CHILD(frame->this);
-    int32_t pieces = 0;
-    for (uint32_t i = 0; i < call->count; i++) pieces += call->requests[i]->stub->args.count;
-    struct iovec *vector = GF_CALLOC((size_t)pieces, sizeof *vector, sched_mt_batch);
-    struct iobref *iobref = vector ? iobref_new() : NULL;
-    if (!iobref) goto no_memory;
-    pieces = 0;
-    for (uint32_t i = 0; i < call->count; i++) {
-        default_args_t *more = &call->requests[i]->stub->args;
-        if (more->iobref && iobref_merge(iobref, more->iobref) != 0) goto no_memory;
-        memcpy(vector + pieces, more->vector, (size_t)more->count * sizeof *vector);
-        pieces += more->count;
+    uint64_t len = end_of(call->requests[call->count - 1]) - call->requests[0]->what.offset;
+    struct iobuf *whole = iobuf_get2(frame->this->ctx->iobuf_pool, len);
+    struct iobref *iobref = whole ? iobref_new() : NULL;
+    if (!iobref || iobref_add(iobref, whole) != 0) {
+        if (iobref) iobref_unref(iobref);
+        if (whole) iobuf_unref(whole);
+        return -1;
     }
-    /* Past the page cache storage/posix writes each piece by itself (and copies it, too). */
-    if (direct || (args->fd->flags & O_DIRECT)) pieces = in_one_piece(frame->this, vector, pieces, iobref);
+    char *to = iobuf_ptr(whole);
+    for (uint32_t i = 0; i < call->count; i++) {
+        sched_request_t *request = call->requests[i];
+        iov_unload(to, request->stub->args.vector, request->stub->args.count);
+        to += request->what.len;
+    }
+    struct iovec vector = {.iov_base = iobuf_ptr(whole), .iov_len = len};
+    iobuf_unref(whole);
     fd_t *fd = fd_ref(args->fd);
     dict_t *xdata = args->xdata ? dict_ref(args->xdata) : NULL;
     frame->local = call;
-    STACK_WIND(frame, merged_writev_cbk, child, child->fops->writev, fd, vector, pieces, args->offset,
+    STACK_WIND(frame, merged_writev_cbk, child, child->fops->writev, fd, &vector, 1, args->offset,
                (uint32_t)args->flags, iobref, xdata);
     fd_unref(fd);
     if (xdata) dict_unref(xdata);
     iobref_unref(iobref);
-    GF_FREE(vector);
     return 0;
-no_memory:
-    if (iobref) iobref_unref(iobref);
-    GF_FREE(vector);
-    return -1;
 }
 
 /* What a request's dictionary asks for: 0 nothing, 1 that sizes before and after are taken in one step with the write,
@@ -343,7 +332,6 @@ static gf_boolean_t alike(enum sched_merge merge, sched_request_t *one, sched_re
 static uint32_t mergeable(enum sched_merge merge, const impresario_batch_t *batch, uint32_t asked, uint32_t first,
                           uint64_t *end) {
     sched_request_t *head = (sched_request_t *)(uintptr_t)batch->requests[first].token;
-    int32_t pieces = head->stub->args.count;
     uint32_t count = 1;
     *end = end_of(head);
     if (merge == MERGE_OFF || (batch->op != IMPRESARIO_READ && batch->op != IMPRESARIO_WRITE)) return count;
@@ -351,8 +339,7 @@ static uint32_t mergeable(enum sched_merge merge, const impresario_batch_t *batc
         sched_request_t *next = (sched_request_t *)(uintptr_t)batch->requests[first + count].token;
         uint64_t at = next->what.offset;
         if (at < head->what.offset || (batch->op == IMPRESARIO_READ ? at > *end : at != *end)) break;
-        if (batch->op == IMPRESARIO_WRITE && (pieces += next->stub->args.count) > IOV_MAX) break;
-        if (max(*end, end_of(next)) - head->what.offset > INT32_MAX || !alike(merge, head, next)) break;
+        if (max(*end, end_of(next)) - head->what.offset > CALL_BYTES_MAX || !alike(merge, head, next)) break;
         *end = max(*end, end_of(next));
     }
     return count;
@@ -432,7 +419,7 @@ void sched_batch(void *arg, impresario_t *scheduler, const impresario_batch_t *b
             GF_ATOMIC_INC(flight->calls);
             if (batch->op == IMPRESARIO_READ) {
                 merged_readv(call, len);
-            } else if (merged_writev(call, state->set.direct) != 0) {
+            } else if (merged_writev(call) != 0) {
                 GF_ATOMIC_DEC(flight->calls);
                 GF_FREE(call);
                 call = NULL;

@@ -170,7 +170,6 @@ static int settings_read(xlator_t *this, dict_t *changed, sched_settings_t *set)
     }
     set->merge = merge_of(merge);
     set->job = job_of(job);
-    set->direct = sched_storage_is_direct(FIRST_CHILD(this));
     set->policy = gf_strdup(policy);
     set->rules = gf_strdup(rules ? rules : "");
     /* An empty value is how volume files switch an option off. */

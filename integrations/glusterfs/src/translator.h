@@ -59,7 +59,6 @@ typedef struct sched_settings {
     char *prediction;       /* owned: the traces that predict requests, or "off" */
     enum sched_merge merge;
     enum sched_job job;
-    gf_boolean_t direct;    /* the storage below passes the page cache by */
 } sched_settings_t;
 
 /* Recorded runs: what was done last for the options `trace` and `prediction`. */
@@ -140,8 +139,6 @@ uint64_t sched_writes_of(sched_state_t *state, fd_t *fd, int more);
 int32_t sched_release(xlator_t *this, fd_t *fd);
 /* The folder of the storage below `xl`, or NULL. */
 const char *sched_storage_folder(xlator_t *xl);
-/* Whether the storage below passes the page cache by, whatever clients ask for. */
-gf_boolean_t sched_storage_is_direct(xlator_t *xl);
 /* impresario_ahead_fn, impresario_token_fn and impresario_in_memory_fn. */
 int sched_may_read_ahead(void *state, const impresario_submission_t *after, uint64_t offset, uint64_t len,
                          uint64_t *token);

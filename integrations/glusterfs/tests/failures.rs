@@ -2,7 +2,7 @@
 //! nothing that was answered is lost.
 
 use std::fs::{self, File};
-use std::os::unix::fs::{FileExt, PermissionsExt};
+use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt};
 use std::path::Path;
 use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::SeqCst};
@@ -308,6 +308,62 @@ fn inside_full_scheduler() {
         drop(mount);
         volume.bricks.clear();
     }
+}
+
+/// Where a merged write meets the end of a full disk, what it has written is told as it would be of each write alone.
+#[test]
+fn a_full_disk_in_the_middle_of_merged_writes() {
+    apart("failures::inside_full_disk");
+}
+
+#[test]
+#[ignore = "run by another test as a process"]
+fn inside_full_disk() {
+    const LEN: usize = 20 << 10;
+    const MOUNTS: usize = 8;
+    let machine = Machine::new();
+    let disk = machine.path("full");
+    fs::create_dir(&disk).unwrap();
+    succeed(Command::new("mount").args(["-t", "tmpfs", "-o", "size=12m", "none"]).arg(&disk));
+    // Slow enough that a queue forms.
+    let slow = ("delay.delay-duration", "2000");
+    let options = [("policy", "mlf"), ("depth", "1"), ("merge", "file"), ("storage.reserve", "0"), slow];
+    let mut volume = Volume::start(&machine, "full", 1, Place::Above, &options);
+    // A mount has one write of a file on its way at a time.
+    let mounts: Vec<_> = (0..MOUNTS).map(|_| volume.mount(&["--direct-io-mode=enable"])).collect();
+    let other = volume.mount(&["--direct-io-mode=enable"]);
+    script(&disk, "head -c 10m /dev/zero >filler; ! cat /dev/zero >rest; truncate -s -610K rest");
+    let mut short = 0;
+    for round in 0..10 {
+        let name = format!("f{round}");
+        File::create(mounts[0].path.join(&name)).unwrap();
+        let next = AtomicU32::new(0);
+        let shorts = AtomicU32::new(0);
+        let write = |path: &Path| {
+            let file = File::options().write(true).open(path.join(&name)).unwrap();
+            loop {
+                let at = u64::from(next.fetch_add(1, SeqCst)) * LEN as u64;
+                match file.write_at(&[round + 1; LEN], at) {
+                    Ok(LEN) => {}
+                    Ok(_) => _ = shorts.fetch_add(1, SeqCst),
+                    Err(error) => {
+                        assert_eq!(error.kind(), std::io::ErrorKind::StorageFull, "{error}");
+                        return;
+                    }
+                }
+            }
+        };
+        std::thread::scope(|s| mounts.iter().for_each(|mount| _ = s.spawn(|| write(&mount.path))));
+        let there = fs::metadata(disk.join("brick0").join(&name)).unwrap();
+        assert!((1..4 << 20).contains(&there.len()), "{there:?}: one shard is filled, but not the disk");
+        // The shard translator adds up what the answers say that the file has grown.
+        assert_eq!(fs::metadata(other.path.join(&name)).unwrap().blocks(), there.blocks(), "round {round}");
+        fs::remove_file(other.path.join(&name)).unwrap();
+        short += shorts.into_inner();
+    }
+    let report = volume.bricks[0].report();
+    println!("{short} short writes, {report:?}");
+    assert!(figure(&report, "merged_calls") > 0 && figure(&report, "repeated_requests") > 0, "{report:?}");
 }
 
 #[test]

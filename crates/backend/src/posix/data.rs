@@ -45,7 +45,13 @@ impl Shared {
     fn open_checked(&self, caller: &Caller, node: &Node, what: Use) -> Result<(std::os::fd::OwnedFd, (bool, bool))> {
         let path = path_of(&node.fd);
         let open = |flags: OFlags| {
-            rustix::fs::open(&path, flags | OFlags::CLOEXEC | OFlags::NONBLOCK | OFlags::NOCTTY, Mode::empty())
+            let flags = flags | OFlags::CLOEXEC | OFlags::NOCTTY;
+            match rustix::fs::open(&path, flags | OFlags::NONBLOCK, Mode::empty()) {
+                // Another server has a lease of the file, of which it has been told: it gives it up, or loses it after
+                // /proc/sys/fs/lease-break-time.
+                Err(Number::AGAIN) => rustix::io::retry_on_intr(|| rustix::fs::open(&path, flags, Mode::empty())),
+                opened => opened,
+            }
         };
         let tries: &[(OFlags, (bool, bool))] = match what {
             Use::List => &[(OFlags::RDONLY.union(OFlags::DIRECTORY), (true, false))],

@@ -695,12 +695,14 @@ fn senders(parts: &[(Request, Item)]) -> Vec<Who> {
 }
 
 /// Whether a failure may be of one of several requests that were sent together, which are then sent alone: its client has
-/// left the epoch that it was sent under, or its bytes cannot be read or written. A failure that took its time is of a server
-/// that does not answer: to ask it again for each would multiply the wait.
+/// left the epoch that it was sent under, or its bytes cannot be read or written, or there is no space for them where others
+/// only overwrite. An EIO that took its time is of a server that does not answer: to ask it again for each would multiply the
+/// wait.
 pub(super) fn is_of_one(fault: &Fault, began: Nanos, parts: &[(Request, Item)]) -> bool {
     match fault.errno {
         Fault::FENCED => senders(parts).len() > 1,
         libc::EIO => parts.len() > 1 && now().since(began) < ANSWERED_IN,
+        libc::ENOSPC | libc::EDQUOT | libc::EFBIG => parts.len() > 1,
         _ => false,
     }
 }

@@ -26,7 +26,7 @@ use rustc_hash::FxHashMap;
 use super::storage::{Storage, Striping, Target, joined};
 use crate::connection::Reply;
 use crate::listener::Vitals;
-use crate::workers::{PATIENCE, Workers};
+use crate::workers::{PATIENCE, Workers, waiting_elsewhere};
 use files::{Files, OpenFile};
 use listing::Snapshot;
 use once::Once;
@@ -283,7 +283,8 @@ impl TreeSession {
             if call.is_change() && reply.client_is_gone() {
                 return reply.forget();
             }
-            let answer = session.tree.answer(&session, who, call);
+            // One file whose calls hang must not take the threads of all.
+            let answer = waiting_elsewhere(|| session.tree.answer(&session, who, call));
             let note = |fault: &Fault| session.tree.settings.vitals.failures().note(fault.errno, &fault.message);
             reply.send(&answer.inspect_err(note).unwrap_or_else(Answer::Fault));
         }));

@@ -11,6 +11,9 @@ use impresario_base::lock::{Apart, Mutex, MutexGuard};
 
 use crate::files::FileName;
 
+/// Of a file's name in a message at most.
+const NAME_SHOWN_BYTES: usize = 200;
+
 /// The identity of a request.
 #[derive(Clone, Copy)]
 pub struct Named<'a> {
@@ -32,10 +35,13 @@ impl Named<'_> {
         Identity { file: FileName::of(self.file), offset, len: len.max(1), write }
     }
 
-    /// For messages.
+    /// For messages, in one line, however long the file's name is.
     pub fn shown(&self) -> String {
         let op = if self.write { "write" } else { "read" };
-        format!("{op} of {} bytes at {} of \"{}\"", self.len, self.offset, String::from_utf8_lossy(self.file))
+        let name = self.file.get(..NAME_SHOWN_BYTES).unwrap_or(self.file);
+        let rest = if name.len() < self.file.len() { "…" } else { "" };
+        let name = String::from_utf8_lossy(name);
+        format!("{op} of {} bytes at {} of \"{}{rest}\"", self.len, self.offset, name.escape_debug())
     }
 }
 
@@ -195,6 +201,14 @@ impl Delivered {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_message_is_one_short_line_whatever_the_file_is_called() {
+        let shown = |file: &[u8]| Named { file, write: false, offset: 0, len: 1 }.shown();
+        assert_eq!(shown("Größe \"a\"".as_bytes()), r#"read of 1 bytes at 0 of "Größe \"a\"""#);
+        assert_eq!(shown(b"two\nlines"), r#"read of 1 bytes at 0 of "two\nlines""#);
+        assert!(shown(&[b'n'; 1 << 20]).len() < 300);
+    }
 
     fn read(name: &str, offset: u64) -> Identity {
         Identity { file: FileName::of(name.as_bytes()), offset, len: 10, write: false }
