@@ -7,14 +7,17 @@ use impresario_foresight::Tracks;
 
 use super::{KNOWN_GROWTH, KNOWN_HEAD_BYTES};
 use crate::cache::{Action, Tally};
-use crate::formats::{FILE_BYTES_MIN, Format};
+use crate::formats::{FILE_BYTES_MIN, Format, Index};
 
 /// Of one file.
 #[derive(Debug, Default)]
 pub(super) struct Indexed {
-    /// The formats that it may have; empty once its index was asked for.
+    /// The formats that it may have; empty once all of its index was asked for.
     formats: Vec<&'static dyn Format>,
-    /// Where the last read ended.
+    /// Those that were asked.
+    asked: Vec<&'static dyn Format>,
+    /// Where the last read began and ended.
+    start: u64,
     end: u64,
     is_wanted: bool,
     /// Its index was asked for, and the file has not changed since.
@@ -34,17 +37,26 @@ impl Indexed {
         self.formats = formats;
     }
 
-    /// The formats whose readers are to look at the file now; once.
-    pub(super) fn take_wish(&mut self) -> Option<Vec<&'static dyn Format>> {
+    /// The formats whose readers are to look at the file now, once, and what stands where is wanted; `None` for all of it, since
+    /// that was not enough.
+    pub(super) fn take_wish(&mut self) -> Option<(Vec<&'static dyn Format>, Option<u64>)> {
         let is_wanted = std::mem::take(&mut self.is_wanted);
         self.is_awaited |= is_wanted;
-        is_wanted.then(|| std::mem::take(&mut self.formats))
+        let place = self.known.is_none().then_some(self.start);
+        is_wanted.then(|| {
+            self.asked = std::mem::take(&mut self.formats);
+            (self.asked.clone(), place)
+        })
     }
 
-    /// The index has been read, if it is still waited for.
-    pub(super) fn is_known(&mut self, format: &'static str, tracks: Tracks) {
+    /// The index has been read, if it is still waited for. Where that was a part of it, the rest is asked for when a program reads
+    /// what the part does not tell of.
+    pub(super) fn is_known(&mut self, index: Index) {
         if std::mem::take(&mut self.is_awaited) {
-            self.known = Some((format, tracks));
+            self.clear();
+            self.known = Some((index.format, index.tracks));
+            let asked = std::mem::take(&mut self.asked);
+            self.formats = if index.is_partial { asked } else { Vec::new() };
         }
     }
 
@@ -66,9 +78,10 @@ impl Indexed {
         may: &mut dyn FnMut(u64) -> bool,
     ) -> Option<(bool, Vec<Action>)> {
         let is_straight_on = bytes.start == self.end;
-        self.end = bytes.end;
+        (self.start, self.end) = (bytes.start, bytes.end);
         // Who copies a file needs nothing of its index.
-        self.is_wanted |= !is_straight_on && size_bytes >= FILE_BYTES_MIN && !self.formats.is_empty();
+        let is_unknown = self.known.as_ref().is_none_or(|(_, tracks)| !tracks.knows(bytes));
+        self.is_wanted |= !is_straight_on && is_unknown && size_bytes >= FILE_BYTES_MIN && !self.formats.is_empty();
         if self.has_stepped_aside {
             return None;
         }

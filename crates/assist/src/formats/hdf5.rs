@@ -72,6 +72,12 @@ impl Format for Hdf5 {
                 sets.extend(object.layout.map(|layout| (layout, object.space)));
             }
         }
+        // Tables of chunks lie far apart. Who reads a data set in one piece needs none of them.
+        let is_enough = sets.iter().any(|(layout, _)| match layout {
+            Layout::InOnePiece { at, bytes } => file.is_enough(*at..at.saturating_add(*bytes)),
+            Layout::InChunks(_) => false,
+        });
+        sets.retain(|(layout, _)| !is_enough || matches!(layout, Layout::InOnePiece { .. }));
         let tracks = file.each(&sets, |file, (layout, space)| layout.track(file, sizes, space));
         Some(tracks.into_iter().flatten().collect())
     }
