@@ -15,7 +15,7 @@ mod unaided;
 use std::ops::Range;
 use std::sync::Arc;
 
-use impresario_foresight::{Detector, ReadingOrder, STREAMS_MAX, Tracks};
+use impresario_foresight::{Detector, ReadingOrder, STREAMS_MAX};
 use rustc_hash::FxHashMap;
 
 use fill::{Fill, Step};
