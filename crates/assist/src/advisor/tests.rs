@@ -6,6 +6,7 @@ use super::*;
 use crate::config::{Entry, Region};
 use crate::formats::Spent;
 use crate::regions::RegionMap;
+use impresario_foresight::Tracks;
 
 const KIB: u64 = 1 << 10;
 const MIB: u64 = 1 << 20;
