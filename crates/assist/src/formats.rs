@@ -98,7 +98,7 @@ fn index(formats: &[&'static dyn Format], mut source: Source<'_>) -> Option<Inde
     let size_bytes = source.size_bytes();
     let (format, tracks) = formats.iter().find_map(|format| {
         let tracks = Tracks::new(format.tracks(&mut source)?, size_bytes);
-        (!tracks.is_empty()).then_some((format.name(), tracks))
+        (!tracks.is_empty() || source.is_partial()).then_some((format.name(), tracks))
     })?;
     Some(Index { format, tracks, size_bytes, is_partial: source.is_partial(), spent: source.spent() })
 }

@@ -9,13 +9,17 @@ use super::{KNOWN_GROWTH, KNOWN_HEAD_BYTES};
 use crate::cache::{Action, Tally};
 use crate::formats::{FILE_BYTES_MIN, Format, Index};
 
+/// Parts of an index that are asked for, before all of it is.
+const PARTS_MAX: u32 = 4;
+
 /// Of one file.
 #[derive(Debug, Default)]
 pub(super) struct Indexed {
     /// The formats that it may have; empty once all of its index was asked for.
     formats: Vec<&'static dyn Format>,
-    /// Those that were asked.
+    /// Those that were asked, and how often.
     asked: Vec<&'static dyn Format>,
+    asked_times: u32,
     /// Where the last read began and ended.
     start: u64,
     end: u64,
@@ -42,8 +46,10 @@ impl Indexed {
     pub(super) fn take_wish(&mut self) -> Option<(Vec<&'static dyn Format>, Option<u64>)> {
         let is_wanted = std::mem::take(&mut self.is_wanted);
         self.is_awaited |= is_wanted;
-        let place = self.known.is_none().then_some(self.start);
+        let knows_some = self.known.as_ref().is_some_and(|(_, tracks)| !tracks.is_empty());
+        let place = (!knows_some && self.asked_times < PARTS_MAX).then_some(self.start);
         is_wanted.then(|| {
+            self.asked_times += 1;
             self.asked = std::mem::take(&mut self.formats);
             (self.asked.clone(), place)
         })
@@ -112,7 +118,7 @@ impl Indexed {
 
     /// Lets others have their turn if it is followed; whether it does now.
     pub(super) fn step_aside(&mut self) -> bool {
-        let steps_aside = self.known.is_some() && !self.has_stepped_aside;
+        let steps_aside = self.format().is_some() && !self.has_stepped_aside;
         if steps_aside {
             self.has_stepped_aside = true;
             self.clear();
@@ -140,12 +146,12 @@ impl Indexed {
 
     /// The index is there or on its way.
     pub(super) fn is_followed(&self) -> bool {
-        self.is_awaited || self.known.is_some() && !self.has_stepped_aside
+        self.is_awaited || self.format().is_some() && !self.has_stepped_aside
     }
 
     /// The format whose index is followed.
     pub(super) fn format(&self) -> Option<&'static str> {
-        self.known.as_ref().map(|(format, _)| *format)
+        self.known.as_ref().filter(|(_, tracks)| !tracks.is_empty()).map(|(format, _)| *format)
     }
 
     /// How many extents it lists.

@@ -73,11 +73,13 @@ impl Format for Hdf5 {
             }
         }
         // Tables of chunks lie far apart. Who reads a data set in one piece needs none of them.
-        let is_enough = sets.iter().any(|(layout, _)| match layout {
-            Layout::InOnePiece { at, bytes } => file.is_enough(*at..at.saturating_add(*bytes)),
-            Layout::InChunks(_) => false,
-        });
-        sets.retain(|(layout, _)| !is_enough || matches!(layout, Layout::InOnePiece { .. }));
+        let in_one_piece = |layout: &Layout| match layout {
+            Layout::InOnePiece { at, bytes } => Some(*at..at.saturating_add(*bytes)),
+            Layout::InChunks(_) => None,
+        };
+        if file.is_enough(sets.iter().filter_map(|(layout, _)| in_one_piece(layout))) {
+            sets.retain(|(layout, _)| in_one_piece(layout).is_some());
+        }
         let tracks = file.each(&sets, |file, (layout, space)| layout.track(file, sizes, space));
         Some(tracks.into_iter().flatten().collect())
     }

@@ -97,11 +97,12 @@ impl<'a> Source<'a> {
         Source { place, ..self }
     }
 
-    /// Whether an extent is the one that is wanted, and the parts of the index that tell of others can be left out.
-    pub fn is_enough(&mut self, extent: Range<u64>) -> bool {
-        let is_enough = self.place.is_some_and(|place| extent.contains(&place));
-        self.is_partial |= is_enough;
-        is_enough
+    /// Whether these extents are enough, so that parts of the index that tell of others can be left out: the place that is wanted
+    /// is in one of them, or is a part of the index itself, where a program is before it goes to what it wants.
+    pub fn is_enough(&mut self, mut extents: impl Iterator<Item = Range<u64>>) -> bool {
+        let Some(place) = self.place else { return false };
+        self.is_partial |= self.known(place, 1).is_some() || extents.any(|extent| extent.contains(&place));
+        self.is_partial
     }
 
     /// Parts of the index were left out.

@@ -223,8 +223,9 @@ for name, libver in (("old.h5", "earliest"), ("new.h5", "latest")):
             (index.tracks.extents(), index.is_partial, index.spent.bytes)
         };
         let ((few, partial, bytes_of_few), (all, rest, bytes_of_all)) =
-            (at(in_one_piece[7].start), at(packed[7].start));
+            (at(in_one_piece[39].start), at(packed[39].start));
         assert_eq!((few, partial, all, rest), (40, true, 120, false), "{name}");
+        assert_eq!(at(0), (few, partial, bytes_of_few), "{name}: it is still in the headers");
         assert!(bytes_of_few <= bytes_of_all, "{name}: {bytes_of_few} of {bytes_of_all}");
     }
 }
