@@ -15,7 +15,7 @@ mod unaided;
 use std::ops::Range;
 use std::sync::Arc;
 
-use impresario_foresight::{Detector, ReadingOrder, STREAMS_MAX, Tracks};
+use impresario_foresight::{Detector, ReadingOrder, STREAMS_MAX};
 use rustc_hash::FxHashMap;
 
 use fill::{Fill, Step};
@@ -29,7 +29,7 @@ use unaided::Unaided;
 
 use crate::cache::{Action, BlockCache, Geometry, Plan, Tally};
 use crate::config::{Budget, DeviceCost, Entry, Monitored, Region, StandDown};
-use crate::formats::Format;
+use crate::formats::{Format, Index};
 use crate::judge::{Judge, Why, is_slow, waited_ns};
 
 /// Blocks are of this size when strides are detected, so that little is brought in for nothing.
@@ -217,16 +217,15 @@ impl Advisor {
         }
     }
 
-    /// The formats whose readers are to look at the file's index now; once.
-    pub fn take_index_wish(&mut self) -> Option<Vec<&'static dyn Format>> {
+    /// The formats whose readers are to look at the file's index now, once, and the place that it is to tell of, if that is enough.
+    pub fn take_index_wish(&mut self) -> Option<(Vec<&'static dyn Format>, Option<u64>)> {
         if self.to_wait_ns > 0 { None } else { self.indexed.take_wish() }
     }
 
-    /// What the file's index says, read when the file had this length. No effect where it is not waited for any more, or the
-    /// file has another length.
-    pub fn index_is_known(&mut self, format: &'static str, tracks: Tracks, size_bytes: u64) {
-        if size_bytes == self.size_bytes {
-            self.indexed.is_known(format, tracks);
+    /// What the file's index says. No effect where it is not waited for any more, or the file has another length.
+    pub fn index_is_known(&mut self, index: Index) {
+        if index.size_bytes == self.size_bytes {
+            self.indexed.is_known(index);
         }
     }
 

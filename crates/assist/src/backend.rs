@@ -6,6 +6,7 @@
 //! longer ([`DeviceLimits`]).
 
 mod cachestat;
+mod exactly;
 mod fadvise;
 mod forced_read;
 mod gpfs;
@@ -28,6 +29,7 @@ use rustc_hash::{FxHashMap, FxHashSet};
 use crate::config::{BackendChoice, ReadAhead};
 use cachestat::pages_before;
 pub use cachestat::{CachedPages, PAGE_BYTES, cached_pages, is_cached, sees_all_pages};
+pub(crate) use exactly::read_exactly;
 pub use fadvise::Fadvise;
 pub use forced_read::ForcedRead;
 pub use gpfs::Gpfs;

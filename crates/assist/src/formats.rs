@@ -22,6 +22,7 @@ use std::ops::Range;
 use std::os::fd::BorrowedFd;
 use std::path::Path;
 
+use crate::backend::read_exactly;
 pub use bytes::Fields;
 use impresario_foresight::Tracks;
 pub use source::{ReadAt, Source, Spent};
@@ -82,6 +83,8 @@ pub struct Index {
     pub tracks: Tracks,
     /// The file's length as the index was read.
     pub size_bytes: u64,
+    /// Only what stands where the program reads was looked for: the rest can be asked for when it reads elsewhere.
+    pub is_partial: bool,
     /// What reading it took.
     pub spent: Spent,
 }
@@ -95,14 +98,15 @@ fn index(formats: &[&'static dyn Format], mut source: Source<'_>) -> Option<Inde
     let size_bytes = source.size_bytes();
     let (format, tracks) = formats.iter().find_map(|format| {
         let tracks = Tracks::new(format.tracks(&mut source)?, size_bytes);
-        (!tracks.is_empty()).then_some((format.name(), tracks))
+        (!tracks.is_empty() || source.is_partial()).then_some((format.name(), tracks))
     })?;
-    Some(Index { format, tracks, size_bytes, spent: source.spent() })
+    Some(Index { format, tracks, size_bytes, is_partial: source.is_partial(), spent: source.spent() })
 }
 
-/// The index of an open file, which nobody else reads through: the kernel is told that it is read in pieces. Nothing is
+/// The index of an open file, which nobody else reads through, or with a place at which a program reads what tells of the extent
+/// there: the kernel is told that it is read in pieces. Nothing is
 /// believed of a file that changes meanwhile.
-pub fn read_open(file: BorrowedFd<'_>, formats: &[&'static dyn Format]) -> Option<Index> {
+pub fn read_open(file: BorrowedFd<'_>, formats: &[&'static dyn Format], place: Option<u64>) -> Option<Index> {
     let state = || {
         let stat = rustix::fs::fstat(file).ok()?;
         Some((u64::try_from(stat.st_size).ok()?, stat.st_ctime, stat.st_ctime_nsec))
@@ -110,6 +114,7 @@ pub fn read_open(file: BorrowedFd<'_>, formats: &[&'static dyn Format]) -> Optio
     let before = state()?;
     // An index lies in small pieces: what stands between them is not wanted.
     let _ = rustix::fs::fadvise(file, 0, None, rustix::fs::Advice::Random);
-    let index = read(formats, before.0, &|at, bytes: &mut [u8]| Ok(rustix::io::pread(file, bytes, at)?))?;
+    let read_at = |at, bytes: &mut [u8]| read_exactly(file, at, bytes);
+    let index = index(formats, Source::new(&read_at, before.0, None).at(place))?;
     (state()? == before).then_some(index)
 }

@@ -62,11 +62,11 @@ impl Forecast {
 
     /// The parts of predicted pieces in some bytes, unordered.
     fn pieces_in<'a>(&'a self, bytes: &'a Range<u64>) -> impl Iterator<Item = Range<u64>> + 'a {
-        self.whole_pieces_in(bytes).map(|p| p.start.max(bytes.start)..p.end.min(bytes.end))
+        self.whole_pieces_in(bytes, self.rounds).map(|p| p.start.max(bytes.start)..p.end.min(bytes.end))
     }
 
-    /// The predicted pieces that overlap some bytes, unordered.
-    fn whole_pieces_in<'a>(&'a self, bytes: &'a Range<u64>) -> impl Iterator<Item = Range<u64>> + 'a {
+    /// The pieces of so many rounds that overlap some bytes, unordered.
+    fn whole_pieces_in<'a>(&'a self, bytes: &'a Range<u64>, rounds: u64) -> impl Iterator<Item = Range<u64>> + 'a {
         let stride = i128::from(self.stride.unsigned_abs());
         self.round.iter().flat_map(move |piece| {
             let (start, len) = (i128::from(piece.start), i128::from(piece.end - piece.start));
@@ -76,7 +76,7 @@ impl Forecast {
                 false => (start - i128::from(bytes.end) + 1, start + len - 1 - i128::from(bytes.start)),
             };
             let first = (low.max(0) + stride - 1) / stride;
-            let last = high.div_euclid(stride).min(i128::from(self.rounds));
+            let last = high.div_euclid(stride).min(i128::from(rounds));
             (first..=last).map(move |n| {
                 let at = if self.stride > 0 { start + n * stride } else { start - n * stride };
                 let clip = |byte: i128| byte.clamp(0, i128::from(u64::MAX)) as u64;
@@ -104,12 +104,16 @@ impl Forecast {
     }
 
     /// As [`within`](Forecast::within), but no predicted piece is cut: those that begin in these bytes are whole, those that
-    /// began before are left out.
+    /// began before are left out. Where the forecast ends in these bytes it is followed to their end, as a dense one is: they are
+    /// not asked for a second time.
     pub fn beginning_within(&self, bytes: Range<u64>) -> Vec<Range<u64>> {
         if self.dense {
             return self.within(bytes);
         }
-        let pieces = self.whole_pieces_in(&bytes).filter(|p| bytes.contains(&p.start));
+        if !self.touches(&bytes) {
+            return Vec::new();
+        }
+        let pieces = self.whole_pieces_in(&bytes, u64::MAX).filter(|p| bytes.contains(&p.start));
         joined(pieces.collect())
     }
 

@@ -7,14 +7,21 @@ use impresario_foresight::Tracks;
 
 use super::{KNOWN_GROWTH, KNOWN_HEAD_BYTES};
 use crate::cache::{Action, Tally};
-use crate::formats::{FILE_BYTES_MIN, Format};
+use crate::formats::{FILE_BYTES_MIN, Format, Index};
+
+/// Parts of an index that are asked for, before all of it is.
+const PARTS_MAX: u32 = 4;
 
 /// Of one file.
 #[derive(Debug, Default)]
 pub(super) struct Indexed {
-    /// The formats that it may have; empty once its index was asked for.
+    /// The formats that it may have; empty once all of its index was asked for.
     formats: Vec<&'static dyn Format>,
-    /// Where the last read ended.
+    /// Those that were asked, and how often.
+    asked: Vec<&'static dyn Format>,
+    asked_times: u32,
+    /// Where the last read began and ended.
+    start: u64,
     end: u64,
     is_wanted: bool,
     /// Its index was asked for, and the file has not changed since.
@@ -34,17 +41,28 @@ impl Indexed {
         self.formats = formats;
     }
 
-    /// The formats whose readers are to look at the file now; once.
-    pub(super) fn take_wish(&mut self) -> Option<Vec<&'static dyn Format>> {
+    /// The formats whose readers are to look at the file now, once, and what stands where is wanted; `None` for all of it, since
+    /// that was not enough.
+    pub(super) fn take_wish(&mut self) -> Option<(Vec<&'static dyn Format>, Option<u64>)> {
         let is_wanted = std::mem::take(&mut self.is_wanted);
         self.is_awaited |= is_wanted;
-        is_wanted.then(|| std::mem::take(&mut self.formats))
+        let knows_some = self.known.as_ref().is_some_and(|(_, tracks)| !tracks.is_empty());
+        let place = (!knows_some && self.asked_times < PARTS_MAX).then_some(self.start);
+        is_wanted.then(|| {
+            self.asked_times += 1;
+            self.asked = std::mem::take(&mut self.formats);
+            (self.asked.clone(), place)
+        })
     }
 
-    /// The index has been read, if it is still waited for.
-    pub(super) fn is_known(&mut self, format: &'static str, tracks: Tracks) {
+    /// The index has been read, if it is still waited for. Where that was a part of it, the rest is asked for when a program reads
+    /// what the part does not tell of.
+    pub(super) fn is_known(&mut self, index: Index) {
         if std::mem::take(&mut self.is_awaited) {
-            self.known = Some((format, tracks));
+            self.clear();
+            self.known = Some((index.format, index.tracks));
+            let asked = std::mem::take(&mut self.asked);
+            self.formats = if index.is_partial { asked } else { Vec::new() };
         }
     }
 
@@ -66,9 +84,10 @@ impl Indexed {
         may: &mut dyn FnMut(u64) -> bool,
     ) -> Option<(bool, Vec<Action>)> {
         let is_straight_on = bytes.start == self.end;
-        self.end = bytes.end;
+        (self.start, self.end) = (bytes.start, bytes.end);
         // Who copies a file needs nothing of its index.
-        self.is_wanted |= !is_straight_on && size_bytes >= FILE_BYTES_MIN && !self.formats.is_empty();
+        let is_unknown = self.known.as_ref().is_none_or(|(_, tracks)| !tracks.knows(bytes));
+        self.is_wanted |= !is_straight_on && is_unknown && size_bytes >= FILE_BYTES_MIN && !self.formats.is_empty();
         if self.has_stepped_aside {
             return None;
         }
@@ -99,7 +118,7 @@ impl Indexed {
 
     /// Lets others have their turn if it is followed; whether it does now.
     pub(super) fn step_aside(&mut self) -> bool {
-        let steps_aside = self.known.is_some() && !self.has_stepped_aside;
+        let steps_aside = self.format().is_some() && !self.has_stepped_aside;
         if steps_aside {
             self.has_stepped_aside = true;
             self.clear();
@@ -127,12 +146,12 @@ impl Indexed {
 
     /// The index is there or on its way.
     pub(super) fn is_followed(&self) -> bool {
-        self.is_awaited || self.known.is_some() && !self.has_stepped_aside
+        self.is_awaited || self.format().is_some() && !self.has_stepped_aside
     }
 
     /// The format whose index is followed.
     pub(super) fn format(&self) -> Option<&'static str> {
-        self.known.as_ref().map(|(format, _)| *format)
+        self.known.as_ref().filter(|(_, tracks)| !tracks.is_empty()).map(|(format, _)| *format)
     }
 
     /// How many extents it lists.

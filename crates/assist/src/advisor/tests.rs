@@ -4,7 +4,9 @@
 
 use super::*;
 use crate::config::{Entry, Region};
+use crate::formats::Spent;
 use crate::regions::RegionMap;
+use impresario_foresight::Tracks;
 
 const KIB: u64 = 1 << 10;
 const MIB: u64 = 1 << 20;
@@ -386,7 +388,7 @@ fn what_a_kind_costs_is_not_charged_to_the_index() {
     }
     assert!(a.take_index_wish().is_some());
     let extents = (0..16).map(|i| (16 + i * 2) * MIB..(17 + i * 2) * MIB).collect();
-    a.index_is_known("Parquet", Tracks::new([extents], 64 * MIB), 64 * MIB);
+    a.index_is_known(index(Tracks::new([extents], 64 * MIB), 64 * MIB));
     let mut late = 0;
     while a.learnt.as_ref().unwrap().is_followed() {
         now_ns += 5 * ms;
@@ -404,6 +406,10 @@ fn what_a_kind_costs_is_not_charged_to_the_index() {
     assert!(asked >= 7 * MIB, "{asked}");
 }
 
+fn index(tracks: Tracks, size_bytes: u64) -> Index {
+    Index { format: "Parquet", tracks, size_bytes, is_partial: false, spent: Spent::default() }
+}
+
 #[test]
 fn what_is_granted_is_asked_for_where_kind_and_index_both_know_the_file() {
     let mut a = of_a_kind(64 * MIB, |size| vec![0..size]);
@@ -412,7 +418,7 @@ fn what_is_granted_is_asked_for_where_kind_and_index_both_know_the_file() {
     read(&mut a, 1, 60 * MIB..60 * MIB + 10, 0, 0);
     assert!(a.take_index_wish().is_some());
     let extents = (0..16).map(|i| i * 2 * MIB..i * 2 * MIB + MIB).collect();
-    a.index_is_known("Parquet", Tracks::new([extents], 64 * MIB), 64 * MIB);
+    a.index_is_known(index(Tracks::new([extents], 64 * MIB), 64 * MIB));
     let (mut granted, mut asked) = (0, 0);
     for i in 0..4 {
         let bytes = i * 2 * MIB..i * 2 * MIB + MIB;
@@ -426,13 +432,41 @@ fn what_is_granted_is_asked_for_where_kind_and_index_both_know_the_file() {
     assert!(granted > 0 && asked == granted, "{granted} {asked}");
 }
 
+/// Of what was left out the rest of the index is asked, once, and then it tells of all.
+#[test]
+fn the_rest_of_an_index_is_asked_for_when_it_is_needed() {
+    let mut a = advisor(Entry { online: true, ..Entry::new("/f.h5") }, 64 * MIB, Budget::default());
+    a.may_be(crate::formats::by_name(std::path::Path::new("/f.h5")));
+    let wish = |a: &mut Advisor| a.take_index_wish().map(|(formats, place)| (formats.len(), place));
+    // It looks at the index itself first.
+    read(&mut a, 1, MIB..MIB + 10, 0, 0);
+    assert_eq!(wish(&mut a), Some((1, Some(MIB))));
+    a.index_is_known(Index { is_partial: true, ..index(Tracks::new([], 64 * MIB), 64 * MIB) });
+    assert!(!a.goes_by_index());
+    read(&mut a, 1, 2 * MIB..2 * MIB + 10, 0, 0);
+    assert_eq!(wish(&mut a), Some((1, Some(2 * MIB))));
+    let near = || (0..16).map(|i| (2 + i) * MIB..(3 + i) * MIB).collect::<Vec<_>>();
+    let far = || (0..16).map(|i| (32 + i) * MIB..(33 + i) * MIB).collect::<Vec<_>>();
+    a.index_is_known(Index { is_partial: true, ..index(Tracks::new([near()], 64 * MIB), 64 * MIB) });
+    read(&mut a, 1, 4 * MIB..5 * MIB, 0, 1);
+    assert!(a.take_index_wish().is_none(), "that is known");
+    read(&mut a, 1, 40 * MIB..41 * MIB, 0, 2);
+    assert_eq!(wish(&mut a), Some((1, None)));
+    read(&mut a, 1, 60 * MIB..61 * MIB, 0, 3);
+    assert!(a.take_index_wish().is_none(), "it is on its way");
+    a.index_is_known(index(Tracks::new([near(), far()], 64 * MIB), 64 * MIB));
+    assert_eq!(a.index_extents(), 32);
+    read(&mut a, 1, 60 * MIB..61 * MIB, 0, 4);
+    assert!(a.take_index_wish().is_none(), "there is no more");
+}
+
 #[test]
 fn an_index_is_believed_only_of_the_file_that_it_was_asked_of() {
     let path = std::path::Path::new("/f.parquet");
     let tracks = || Tracks::new([vec![0..10, 20..30]], 4 * MIB);
     let wanted = || {
         let mut a = advisor(Entry { online: true, ..Entry::new("/f.parquet") }, 4 * MIB, Budget::default());
-        a.index_is_known("Parquet", tracks(), 4 * MIB);
+        a.index_is_known(index(tracks(), 4 * MIB));
         assert_eq!(a.index_format(), None, "not asked for");
         a.may_be(crate::formats::by_name(path));
         read(&mut a, 1, 2 * MIB..2 * MIB + 10, 0, 0);
@@ -440,14 +474,14 @@ fn an_index_is_believed_only_of_the_file_that_it_was_asked_of() {
         a
     };
     let mut a = wanted();
-    a.index_is_known("Parquet", tracks(), 3 * MIB);
+    a.index_is_known(index(tracks(), 3 * MIB));
     assert_eq!(a.index_format(), None, "of another length");
     let mut a = wanted();
     a.set_size(5 * MIB);
     a.set_size(4 * MIB);
-    a.index_is_known("Parquet", tracks(), 4 * MIB);
+    a.index_is_known(index(tracks(), 4 * MIB));
     assert_eq!(a.index_format(), None, "changed meanwhile");
     let mut a = wanted();
-    a.index_is_known("Parquet", tracks(), 4 * MIB);
+    a.index_is_known(index(tracks(), 4 * MIB));
     assert_eq!((a.index_format(), a.index_extents()), (Some("Parquet"), 2));
 }

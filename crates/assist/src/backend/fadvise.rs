@@ -1,27 +1,33 @@
 //! The kernel's advice: `posix_fadvise`, cut to what it takes in one call, and looked after.
 //!
 //! Each `WILLNEED` call is silently cut to a size that depends on the device ([`DeviceLimits::call_bytes`]). Hints are split to
-//! it; now and then the page cache is asked whether the data came. If less came than was asked for, later hints are
-//! split smaller and the rest is asked for again; if nothing came several times, the file system ignores advice.
+//! it; after each the page cache is asked whether the data came. If less came than was asked for, the rest is asked for in
+//! smaller pieces, and later hints, too. If nothing came where something came before, the device has as much under way as it
+//! takes: FUSE drops what is read ahead beyond that without a word. It is asked again a little later, so that hints come in order
+//! and without gaps: a program's own read in a gap would come behind all hints that were taken. If nothing came several times,
+//! the file system ignores advice.
 
 use std::io;
 use std::num::NonZero;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
 
 use rustc_hash::FxHashMap;
 use rustix::fs::Advice;
 
 use super::cachestat::{PAGE_BYTES, cached_pages};
+use super::forced_read::overtaken;
 use super::{Brought, HintBackend, HintedFile, pieces};
 use impresario_base::lock::Mutex;
 use impresario_device::{DeviceLimits, device_limits_of};
 
 /// Hints are never split smaller.
 const SMALLEST_BYTES: u64 = 128 << 10;
-/// One call in this many is checked, after the first [`LOOKED_AT_FIRST`].
-const LOOK_EVERY: u64 = 16;
-const LOOKED_AT_FIRST: u64 = 8;
+/// Where nothing came, the same is asked for again after this time, after twice it, and so on,
+const ASK_AGAIN_AFTER: Duration = Duration::from_micros(250);
+/// and no longer than this: a worker waits for it.
+const ASK_AGAIN_WITHIN: Duration = Duration::from_millis(200);
 /// Calls in a row that brought nothing at all, after which advice counts as ignored.
 const IGNORED_CALLS: u32 = 4;
 
@@ -30,7 +36,8 @@ struct Device {
     limits: DeviceLimits,
     /// As the limits say, or less where that was seen not to come.
     call_bytes: u64,
-    calls: u64,
+    /// Something came of the last call, or may come of the next one.
+    takes: bool,
     brought_nothing: u32,
 }
 
@@ -62,38 +69,64 @@ impl Fadvise {
         let mut devices = self.devices.lock();
         let device = devices.entry(file.id.dev).or_insert_with(|| {
             let limits = device_limits_of(&self.sysfs, file.id.dev, file.fd);
-            Device { limits, call_bytes: limits.call_bytes, calls: 0, brought_nothing: 0 }
+            Device { limits, call_bytes: limits.call_bytes, takes: false, brought_nothing: 0 }
         });
         act(device)
     }
 
     /// Asks for one piece that is not wholly in memory, `cached` pages of it.
     fn ask(&self, file: HintedFile<'_>, piece: Range<u64>, cached: Option<u64>) -> io::Result<Brought> {
-        let look = self.with_device(file, |d| {
-            d.calls += 1;
-            d.calls <= LOOKED_AT_FIRST || d.calls.is_multiple_of(LOOK_EVERY) || d.brought_nothing > 0
-        });
         let bytes = piece.end - piece.start;
-        will_need_call(file, piece.clone())?;
-        let mut brought = Brought { asked_bytes: bytes, calls: 1, ..Brought::default() };
-        let Some(before) = cached.filter(|_| look) else { return Ok(brought) };
-        let Ok(after) = cached_pages(file.fd, piece.clone()) else { return Ok(brought) };
-        let (came, wanted) = (after.cached.saturating_sub(before), after.all.saturating_sub(before));
-        let smaller = self.with_device(file, |d| {
-            d.brought_nothing = if came == 0 { d.brought_nothing + 1 } else { 0 };
-            let cut = came > 0 && came * 10 < wanted * 9 && d.call_bytes > SMALLEST_BYTES && bytes > SMALLEST_BYTES;
-            if cut && bytes <= d.call_bytes {
-                d.call_bytes = (d.call_bytes / 2).max(SMALLEST_BYTES);
+        let mut brought = Brought { asked_bytes: bytes, ..Brought::default() };
+        let (mut pause, end) = (ASK_AGAIN_AFTER, Instant::now() + ASK_AGAIN_WITHIN);
+        loop {
+            will_need_call(file, piece.clone())?;
+            brought.calls += 1;
+            let Some(before) = cached else { return Ok(brought) };
+            let Ok(after) = cached_pages(file.fd, piece.clone()) else { return Ok(brought) };
+            let (came, wanted) = (after.cached.saturating_sub(before), after.all.saturating_sub(before));
+            if came > 0 {
+                self.with_device(file, |d| (d.takes, d.brought_nothing) = (true, 0));
+                if came * 10 < wanted * 9 && bytes > SMALLEST_BYTES {
+                    return self.ask_in_parts(file, piece, brought);
+                }
+            } else if wanted > 0 && self.takes_later(file, &piece, end) {
+                std::thread::sleep(pause);
+                pause *= 2;
+                continue;
             }
-            cut.then_some(d.call_bytes)
-        });
-        if let Some(call_bytes) = smaller {
-            for part in pieces(piece, call_bytes) {
-                will_need_call(file, part)?;
-                brought.calls += 1;
+            brought.missed_bytes = ((wanted.saturating_sub(came)) * PAGE_BYTES).min(bytes);
+            return Ok(brought);
+        }
+    }
+
+    /// Nothing came. Whether the device may take the same a little later.
+    fn takes_later(&self, file: HintedFile<'_>, piece: &Range<u64>, end: Instant) -> bool {
+        if file.has_ended() || overtaken(file, piece) {
+            return false;
+        }
+        self.with_device(file, |d| {
+            d.takes &= Instant::now() < end;
+            d.brought_nothing += u32::from(!d.takes);
+            d.takes
+        })
+    }
+
+    /// Less came of a call than was asked for: the rest in halves, and later calls, too, if these are taken at once.
+    fn ask_in_parts(&self, file: HintedFile<'_>, piece: Range<u64>, mut brought: Brought) -> io::Result<Brought> {
+        let part_bytes = ((piece.end - piece.start) / 2).max(SMALLEST_BYTES);
+        let (mut parts, calls) = (0, brought.calls);
+        for part in pieces(piece, part_bytes) {
+            let cached = cached_pages(file.fd, part.clone())?;
+            if !cached.complete() {
+                let more = self.ask(file, part, Some(cached.cached))?;
+                brought.calls += more.calls;
+                brought.missed_bytes += more.missed_bytes;
+                parts += 1;
             }
-        } else if came < wanted {
-            brought.missed_bytes = ((wanted - came) * PAGE_BYTES).min(bytes);
+        }
+        if brought.calls - calls == parts && brought.missed_bytes == 0 {
+            self.with_device(file, |d| d.call_bytes = d.call_bytes.min(part_bytes));
         }
         Ok(brought)
     }

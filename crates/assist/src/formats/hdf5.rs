@@ -72,6 +72,14 @@ impl Format for Hdf5 {
                 sets.extend(object.layout.map(|layout| (layout, object.space)));
             }
         }
+        // Tables of chunks lie far apart. Who reads a data set in one piece needs none of them.
+        let in_one_piece = |layout: &Layout| match layout {
+            Layout::InOnePiece { at, bytes } => Some(*at..at.saturating_add(*bytes)),
+            Layout::InChunks(_) => None,
+        };
+        if file.is_enough(sets.iter().filter_map(|(layout, _)| in_one_piece(layout))) {
+            sets.retain(|(layout, _)| in_one_piece(layout).is_some());
+        }
         let tracks = file.each(&sets, |file, (layout, space)| layout.track(file, sizes, space));
         Some(tracks.into_iter().flatten().collect())
     }

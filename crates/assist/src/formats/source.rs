@@ -2,6 +2,7 @@
 //! the device answers each late but many together.
 
 use std::collections::BTreeMap;
+use std::ops::Range;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
@@ -46,6 +47,9 @@ pub(super) trait Requests {
 pub struct Source<'a> {
     requests: Box<dyn Requests + 'a>,
     size_bytes: u64,
+    /// Where a program reads, if only what stands there is wanted.
+    place: Option<u64>,
+    is_partial: bool,
     began: Duration,
     /// `None`: the bounds of time above.
     time_max: Option<Duration>,
@@ -73,6 +77,8 @@ impl<'a> Source<'a> {
             began: requests.now(),
             requests,
             size_bytes,
+            place: None,
+            is_partial: false,
             time_max,
             pace: Pace { at_once: 1, alone: Duration::ZERO },
             known: BTreeMap::new(),
@@ -84,6 +90,24 @@ impl<'a> Source<'a> {
             left_calls: CALLS_MAX,
             left_extents: EXTENTS_MAX,
         }
+    }
+
+    /// Wants the part of the index that tells of the extent at this place, and as little beside it as the reader can.
+    pub(super) fn at(self, place: Option<u64>) -> Source<'a> {
+        Source { place, ..self }
+    }
+
+    /// Whether these extents are enough, so that parts of the index that tell of others can be left out: the place that is wanted
+    /// is in one of them, or is a part of the index itself, where a program is before it goes to what it wants.
+    pub fn is_enough(&mut self, mut extents: impl Iterator<Item = Range<u64>>) -> bool {
+        let Some(place) = self.place else { return false };
+        self.is_partial |= self.known(place, 1).is_some() || extents.any(|extent| extent.contains(&place));
+        self.is_partial
+    }
+
+    /// Parts of the index were left out.
+    pub(super) fn is_partial(&self) -> bool {
+        self.is_partial
     }
 
     /// What reading took so far.

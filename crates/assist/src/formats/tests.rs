@@ -1,4 +1,4 @@
-use std::io::Write;
+use std::io::{Read as _, Write};
 use std::process::Command;
 use std::time::Duration;
 
@@ -214,6 +214,19 @@ for name, libver in (("old.h5", "earliest"), ("new.h5", "latest")):
         let packed = tracks.iter().find(|track| track.len() == 40 && !is_rows(&bytes, track)).unwrap();
         // Streams of zlib begin so.
         assert!(packed.iter().all(|extent| bytes[extent.start as usize] == 0x78), "{name}");
+        // Who reads the data set that lies in one piece is told of that alone, and others of all.
+        let in_one_piece = tracks.iter().find(|track| track.windows(2).all(|two| two[0].end == two[1].start)).unwrap();
+        let read_at: &ReadAt<'_> = &|at, out| Ok((&bytes[at as usize..]).read(out).unwrap());
+        let at = |place| {
+            let source = Source::new(read_at, bytes.len() as u64, Some(Duration::from_secs(60))).at(Some(place));
+            let index = index(&[&hdf5::Hdf5], source).unwrap();
+            (index.tracks.extents(), index.is_partial, index.spent.bytes)
+        };
+        let ((few, partial, bytes_of_few), (all, rest, bytes_of_all)) =
+            (at(in_one_piece[39].start), at(packed[39].start));
+        assert_eq!((few, partial, all, rest), (40, true, 120, false), "{name}");
+        assert_eq!(at(0), (few, partial, bytes_of_few), "{name}: it is still in the headers");
+        assert!(bytes_of_few <= bytes_of_all, "{name}: {bytes_of_few} of {bytes_of_all}");
     }
 }
 

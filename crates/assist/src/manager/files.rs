@@ -211,8 +211,8 @@ impl Files {
         }
         file.progress.passed.store(read.bytes.end, Relaxed);
         file.advise(acting, users, |advisor, may| advisor.read(reader, read, may));
-        if let Some(formats) = file.advisor.take_index_wish() {
-            file.submit(acting, Work::Index(formats));
+        if let Some((formats, place)) = file.advisor.take_index_wish() {
+            file.submit(acting, Work::Index(formats, place));
         }
         self.watch(acting);
     }
@@ -362,7 +362,7 @@ impl Files {
             return;
         }
         if let Some(file) = self.open.get_mut(&id) {
-            file.advisor.index_is_known(index.format, index.tracks, index.size_bytes);
+            file.advisor.index_is_known(index);
         }
     }
 
@@ -598,6 +598,7 @@ mod tests {
                         format: "Parquet",
                         tracks: Tracks::new([extents], 8 * MIB),
                         size_bytes: 8 * MIB,
+                        is_partial: false,
                         spent: formats::Spent::default(),
                     })),
                     backend: "",

@@ -132,8 +132,8 @@ pub(super) enum Work {
     /// Brings it in, and how long that takes is to be told.
     Try(Range<u64>),
     ReadAhead(ReadAhead),
-    /// Reads the file's index by the first of these readers that understands it.
-    Index(Vec<&'static dyn Format>),
+    /// Reads the file's index by the first of these readers that understands it, or what it tells of this place.
+    Index(Vec<&'static dyn Format>, Option<u64>),
     /// Which of these parts this process has in its page table.
     PageTable(u32, Vec<Range<u64>>),
     /// This descriptor is no longer needed. Closing it may block in its file system, so a worker does.
@@ -193,7 +193,7 @@ enum Line {
 impl Line {
     fn of(target: &Target, work: &Work) -> Line {
         match work {
-            Work::Index(_) => Line::Index(target.id),
+            Work::Index(..) => Line::Index(target.id),
             Work::PageTable(..) => Line::PageTable(target.id),
             Work::Try(_) => Line::Tries(target.id),
             Work::LetGo | Work::HangUp => Line::LetGo { uid: target.uid, dev: target.id.dev },
@@ -607,8 +607,8 @@ impl Pool {
                 Some(failed(backend.name(), error))
             }
             // Of a file that is closed meanwhile nothing is wanted.
-            Work::Index(_) if progress.ended.load(Relaxed) => None,
-            Work::Index(formats) => Some(answer(Found::Index(read_index(file.fd, &formats)?))),
+            Work::Index(..) if progress.ended.load(Relaxed) => None,
+            Work::Index(formats, place) => Some(answer(Found::Index(read_index(file.fd, &formats, place)?))),
             Work::PageTable(pid, parts) => {
                 let found = parts_in_page_table(pid, *id, file.fd, &parts).ok();
                 Some(answer(Found::PageTable(found.map(|found| parts.into_iter().zip(found).collect()))))
@@ -624,10 +624,10 @@ impl Pool {
 
 /// Through an open file of our own, so that the program's read-ahead is left alone; where that cannot be had, nothing is
 /// read.
-fn read_index(fd: BorrowedFd<'_>, formats: &[&'static dyn Format]) -> Option<Index> {
+fn read_index(fd: BorrowedFd<'_>, formats: &[&'static dyn Format], place: Option<u64>) -> Option<Index> {
     let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NONBLOCK | OFlags::NOCTTY;
     let own = rustix::fs::open(path_of(fd), flags, Mode::empty()).ok()?;
-    formats::read_open(own.as_fd(), formats)
+    formats::read_open(own.as_fd(), formats, place)
 }
 
 fn one_less<K: std::hash::Hash + Eq>(counts: &mut FxHashMap<K, u32>, key: K) {
@@ -851,7 +851,7 @@ mod tests {
             let pool = Pool::start(6, share, Backends::default(), send, || {}).unwrap();
             let targets: Vec<Target> = (0..5).map(|i| target(i, i as u32)).collect();
             for target in &targets {
-                assert!(pool.submit(target.clone(), Work::Index(vec![&Slow])));
+                assert!(pool.submit(target.clone(), Work::Index(vec![&Slow], None)));
             }
             let end = Instant::now() + Duration::from_secs(20);
             while *SLOW.lock() < at_once {
@@ -896,13 +896,13 @@ mod tests {
         use std::os::unix::fs::FileExt;
         let file = tempfile::NamedTempFile::new().unwrap();
         file.as_file().set_len(1 << 20).unwrap();
-        let index = read_index(file.as_file().as_fd(), &[&Pair]).unwrap();
+        let index = read_index(file.as_file().as_fd(), &[&Pair], None).unwrap();
         assert_eq!((index.format, index.size_bytes, index.tracks.extents()), ("pair", 1 << 20, 2));
         let grow = format!("grow {}", file.path().display());
         file.as_file().write_all_at(grow.as_bytes(), 0).unwrap();
-        assert!(read_index(file.as_file().as_fd(), &[&Pair]).is_none(), "it grew meanwhile");
+        assert!(read_index(file.as_file().as_fd(), &[&Pair], None).is_none(), "it grew meanwhile");
         // A socket cannot be opened again.
         let (socket, _peer) = std::os::unix::net::UnixStream::pair().unwrap();
-        assert!(read_index(socket.as_fd(), &[&Pair]).is_none());
+        assert!(read_index(socket.as_fd(), &[&Pair], None).is_none());
     }
 }

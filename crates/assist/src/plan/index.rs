@@ -38,7 +38,8 @@ impl Indexes {
         let flags = libc::O_NONBLOCK | libc::O_NOCTTY;
         let file = File::options().read(true).custom_flags(flags).open(path).ok()?;
         file.metadata().ok().filter(Metadata::is_file)?;
-        let index = formats::read_open(file.as_fd(), &formats).filter(|index| index.size_bytes == recorded_bytes)?;
+        let index =
+            formats::read_open(file.as_fd(), &formats, None).filter(|index| index.size_bytes == recorded_bytes)?;
         self.extents = self.extents.checked_sub(index.tracks.extents())?;
         Some(index)
     }

@@ -518,6 +518,7 @@ fn a_file_that_lists_its_own_extents_is_planned_by_its_index() {
     let index = crate::formats::read_open(
         std::os::fd::AsFd::as_fd(&std::fs::File::open(&path).unwrap()),
         &crate::formats::by_name(&path),
+        None,
     );
     let line = |ms: u64| LinearCost { fixed: Nanos(ms * 1_000_000), ps_per_byte: 0 };
     let slow =
@@ -657,6 +658,7 @@ fn columns_of_chunks_hardly_wait_for_a_distant_device() {
         format: "HDF5",
         tracks: impresario_foresight::Tracks::new([chunks], size),
         size_bytes: size,
+        is_partial: false,
         spent: crate::formats::Spent { requests: 4, bytes: 80 * KIB, rounds: vec![1; 4] },
     };
     // The superblock, and every fourth column.
