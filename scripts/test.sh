@@ -14,6 +14,14 @@ if [[ ${1-} == --keep ]]; then
   { export -p | grep -E '^declare -x (CARGO|LD_LIBRARY_PATH|OUT_DIR)'; printf 'cd %q && exec' "$PWD"; printf ' %q' "$@"; echo; } >"$file"
   exit
 fi
+# As cargo's rustdoc: where no comment has an example (a code block, or indented as one), it would look for one in vain, which
+# takes a good part of a second for each crate.
+if [[ -n ${TEST_RUSTDOC-} ]]; then
+  for word; do
+    [[ $word != */lib.rs ]] || grep -rqE --include='*.rs' '//[/!] *(```| {4}\S)|#!?\[doc *=' "${word%/*}" || exit 0
+  done
+  exec "$TEST_RUSTDOC" "$@"
+fi
 # As xargs's command: runs one such file, and keeps and prints the program's output in one piece. A process that the
 # program leaves behind may hold the output open, so it goes to a file and not through a pipe.
 if [[ ${1-} == --run ]]; then
@@ -38,12 +46,10 @@ export TEST_TIMEOUT_S=${TEST_TIMEOUT_S:-1200}
 # How long random simulations run; a plain `cargo test` takes a few seconds.
 export IMPRESARIO_SIM_FUZZ_S=${IMPRESARIO_SIM_FUZZ_S:-40}
 folder=$(mktemp -d)
-trap 'rm -rf "$folder"' EXIT
+checks=
+trap '[[ -z $checks ]] || kill -- "-$checks" 2>/dev/null; rm -rf "$folder"' EXIT
 export IMPRESARIO_SKIPPED=$folder/skipped
 : >"$IMPRESARIO_SKIPPED"
-
-scripts/check.sh
-check=$?
 
 # Cargo runs test programs one after the other, and many tests mostly wait for servers: here as many programs run at a time as
 # there are processors, each with twice as many tests.
@@ -51,6 +57,14 @@ export RUST_TEST_THREADS=${RUST_TEST_THREADS:-$((2 * $(nproc)))}
 host=$(rustc -vV | sed -n 's/^host: //p')
 cargo test --workspace --locked --tests \
   --config "target.$host.runner = ['$PWD/scripts/test.sh', '--keep', '$folder']" </dev/null || exit 1
+# What some tests build themselves where it is missing.
+cargo build --locked -p impresario-preload </dev/null || exit 1
+IMPRESARIO_TEST_LIBRARY=$(realpath "${CARGO_TARGET_DIR:-target}")/debug/libimpresario_assist.so
+export IMPRESARIO_TEST_LIBRARY
+# Tests wait a lot: the checks take what they leave of the processors, and no more. A group of processes, so that all end if
+# this is ended.
+setsid nice -n 19 scripts/check.sh >"$folder/check" 2>&1 </dev/null &
+checks=$!
 # Long ones first, so that none is left over at the end. Random simulations take what others leave of the processors for a
 # fixed time: they run beside programs that mostly wait.
 first=(cli mounted sim server impresario_server lab names_simulated backend glusterfs impresario_assist assist impresario_foresight preload impresario_sched)
@@ -60,6 +74,9 @@ in_order() {
 }
 in_order | xargs -d '\n' -n 1 -P "${TEST_JOBS:-$(nproc)}" scripts/test.sh --run
 tests=$?
+wait "$checks"
+check=$? checks=
+cat "$folder/check"
 # What failed runs once more, alone: a test that fails by chance is told apart from one that always fails. It is reported
 # with its first output kept above, and is a fault to be mended, of the test or of what it tests.
 unsteady=
@@ -79,7 +96,8 @@ if ((tests != 0 && ${TEST_RETRY:-1})); then
     scripts/test.sh --run "$test.again.test" || tests=1
   done
 fi
-timeout --kill-after=30 "$TEST_TIMEOUT_S" cargo test --workspace --locked --doc 2>&1 </dev/null | tee "$folder/doc.out"
+TEST_RUSTDOC=$(rustc --print sysroot)/bin/rustdoc RUSTDOC=$PWD/scripts/test.sh \
+  timeout --kill-after=30 "$TEST_TIMEOUT_S" cargo test --workspace --locked --doc 2>&1 </dev/null | tee "$folder/doc.out"
 documents=${PIPESTATUS[0]}
 
 # Each suite closes with "test result: ok. 12 passed; 0 failed; 1 ignored; ...". What failed at first was run again.
@@ -95,7 +113,7 @@ read -r passed failed ignored < <(awk '/^test result:/ {
 skipped=$(cut -f 1,2 "$IMPRESARIO_SKIPPED" | sort -u | wc -l)
 
 printf '\n'
-((check == 0)) || echo "test: the checks before the tests failed; their lines begin with \"check:\""
+((check == 0)) || echo "test: the checks failed; their lines begin with \"check:\""
 ((tests == 0 && documents == 0)) || grep -hE '^test .* FAILED$|: exit status [1-9]' "$folder"/*.out | sed 's/^/test: /'
 printf '%s' "$unsteady"
 ((ignored == 0)) || echo "test: $ignored tests are for \`make soak\` or parts of other tests and were not run"

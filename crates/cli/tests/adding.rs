@@ -3,10 +3,10 @@
 use std::fs;
 use std::sync::Arc;
 
-use crate::support::{self, Cluster, Worker, client, free_ports, pattern, read_file, run, write_file};
+use crate::support::{self, Cluster, Worker, client, pattern, read_file, run, write_file};
 use impresario_client::{Client, ClientError};
 use impresario_config::{Config, Data};
-use impresario_testing::until;
+use impresario_testing::{free_address, until};
 
 const NEW: &str = "data.2";
 
@@ -33,7 +33,7 @@ fn is_added_while_clients_write(io: usize) {
         }
     });
 
-    let address = format!("127.0.0.1:{}", free_ports(1)[0]);
+    let address = free_address();
     cluster.config.data.push(Data::new(NEW, address, cluster.dir.path().join(NEW)));
     cluster.rewrite();
     let ran = run(["store", "init", cluster.path.to_str().unwrap(), "--name", NEW]);
@@ -84,7 +84,7 @@ fn a_data_server_is_added_while_clients_write_through_io_nodes() {
 fn a_client_whose_configuration_is_older_than_a_file_is_told_so() {
     let mut cluster = Cluster::start(1, 1, |_| {});
     let old = cluster.config.clone();
-    let address = format!("127.0.0.1:{}", free_ports(1)[0]);
+    let address = free_address();
     cluster.config.data.push(Data::new("data.1", address, cluster.dir.path().join("data.1")));
     cluster.rewrite();
     assert_eq!(run(["store", "init", cluster.path.to_str().unwrap(), "--name", "data.1"]).code, 0);

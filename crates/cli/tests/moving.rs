@@ -8,15 +8,13 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use crate::support::{
-    Cluster, Process, Ran, Rounds, Worker, client, free_ports, new_file, pattern, read_file, run, write_file,
-};
+use crate::support::{Cluster, Process, Ran, Rounds, Worker, client, new_file, pattern, read_file, run, write_file};
 use impresario_base::Random;
 use impresario_client::{Client, ClientError, Identity, Link, LinkOptions};
 use impresario_config::{Config, MovesTo, Security};
 use impresario_server::moving::{MoveOptions, Step, Watcher, move_server};
 use impresario_testing::content::first_difference;
-use impresario_testing::{PATIENCE, eventually, until};
+use impresario_testing::{PATIENCE, eventually, free_address, until};
 use impresario_wire::{Answer, Call, MoveAnswer, MoveCall, Role};
 
 const NAME: &str = "data.1";
@@ -35,7 +33,7 @@ fn start(io: usize, checksums: bool) -> Cluster {
 
 /// Writes where the server moves to into the configuration file, as an administrator does while everything runs.
 fn announce(cluster: &mut Cluster) -> MovesTo {
-    let address = format!("127.0.0.1:{}", free_ports(1)[0]);
+    let address = free_address();
     let to = MovesTo { address, dir: cluster.dir.path().join("moved") };
     cluster.config.data[1].moves_to = Some(to.clone());
     cluster.rewrite();

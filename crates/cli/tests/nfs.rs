@@ -9,10 +9,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use crate::support::{Process, free_ports, run, run_command};
+use crate::support::{Process, run, run_command};
 use impresario_nfs::protocol::Stability;
 use impresario_nfs::testing::{Client, ClientError};
-use impresario_testing::{PATIENCE, eventually, require, skip, until};
+use impresario_testing::{PATIENCE, eventually, free_address, free_ports, require, skip, until};
 
 /// A folder and the server that exports it as `/data`.
 struct Served {
@@ -249,7 +249,7 @@ fn the_state_is_told_at_a_socket_and_a_stop_leaves_nothing() {
     assert!(ran.code == 0 && ran.out.contains("\"role\": \"nfs\""), "{ran:?}");
     // A second server does not take the socket of the first.
     let other = all.path().join("other");
-    let listen = format!("127.0.0.1:{}", free_ports(1)[0]);
+    let listen = free_address();
     let (key, path) = (other.display().to_string(), all.path().display().to_string());
     let ran = run(["nfs", "--export", &path, "--listen", &listen, "--key-file", &key, "--status", told[1]]);
     assert!(ran.code == 1 && ran.err.contains("another server answers there"), "{ran:?}");
@@ -261,9 +261,8 @@ fn the_state_is_told_at_a_socket_and_a_stop_leaves_nothing() {
 #[test]
 fn metrics_are_served_beside_the_state() {
     let all = Arc::new(tempfile::tempdir().unwrap());
-    let ports = free_ports(2);
-    let metrics = format!("127.0.0.1:{}", ports[1]);
-    let served = start(&all, ports[0], &[&AS_WE_ARE[..], &["--metrics", &metrics]].concat());
+    let metrics = free_address();
+    let served = start(&all, free_ports(1)[0], &[&AS_WE_ARE[..], &["--metrics", &metrics]].concat());
     let (mut client, root) = served.mounted().unwrap();
     let file = client.create(&root, "f", &Default::default()).unwrap();
     client.write(&file, 0, &[7; 4096], Stability::File).unwrap();

@@ -4,12 +4,10 @@ use std::fs;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use crate::support::{
-    self, Cluster, Process, Ran, client, client_via, free_ports, new_file, pattern, read_file, run, write_file,
-};
+use crate::support::{self, Cluster, Process, Ran, client, client_via, new_file, pattern, read_file, run, write_file};
 use impresario_client::Via;
 use impresario_config::Config;
-use impresario_testing::until;
+use impresario_testing::{free_address, until};
 use impresario_wire::{Device, NodeKind, SetAttr};
 
 /// `impresario store WORDS[0] CONFIG WORDS[1..]`.
@@ -254,7 +252,7 @@ fn programs_with_another_order_of_data_servers_are_refused() {
     // A server that was added in a wrong place, and has nothing yet, takes its right one.
     let mut added = Cluster::start(1, 0, |_| {});
     let first = added.config.data[0].clone();
-    let address = format!("127.0.0.1:{}", free_ports(1)[0]);
+    let address = free_address();
     added.config.data.insert(0, impresario_config::Data::new("data.1", address, added.dir.path().join("data.1")));
     added.rewrite();
     assert_eq!(store(&added, &["init", "--name", "data.1"]).code, 0);

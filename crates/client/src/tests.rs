@@ -1,8 +1,10 @@
 //! How the rooms of this crate behave together, against servers that behave well and badly.
 
 mod client;
+mod cluster;
 mod faults;
 mod link;
+mod names;
 mod striped;
 mod turn;
 mod unattended;

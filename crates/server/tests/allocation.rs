@@ -26,7 +26,6 @@ struct Bed {
 fn start() -> Bed {
     let mut cluster = Cluster::start(2, |config| config.cluster.request_timeout_ms = 20_000);
     let meta = impresario_server::start(&cluster.config, "meta").unwrap();
-    cluster.config.meta.address = meta.address().to_string();
     let io = (0..3).map(|_| cluster.start_io(|_| {})).collect();
     Bed { cluster, _meta: meta, io }
 }
@@ -202,14 +201,9 @@ fn a_client_follows_its_file_and_mistakes_change_nothing() {
 /// Else each restart of a node would leave its clients with those that were not restarted.
 #[test]
 fn a_client_goes_back_to_its_node_when_that_is_there_again() {
-    let mut cluster = Cluster::start(2, |config| {
-        Cluster::on_sockets(config);
-        config.cluster.request_timeout_ms = 20_000;
-    });
+    let mut cluster = Cluster::start(2, |config| config.cluster.request_timeout_ms = 20_000);
     let meta = impresario_server::start(&cluster.config, "meta").unwrap();
-    let dir = cluster.dir.path().to_owned();
-    let node = |n: usize| format!("unix:{}", dir.join(format!("io.{n}")).display());
-    let io = (0..2).map(|n| cluster.start_io(|io| io.address = node(n))).collect();
+    let io = (0..2).map(|_| cluster.start_io(|_| {})).collect();
     let mut bed = Bed { cluster, _meta: meta, io };
     let config = bed.with(&[0, 1]);
     let client = bed.client(&config);

@@ -71,12 +71,10 @@ fn what_nobody_syncs_is_settled_when_the_server_stops() {
 #[test]
 fn scrub_finds_damage_with_its_file_beside_clients_and_on_stopped_folders() {
     let mut cluster = Cluster::start(2, |config| {
-        Cluster::on_sockets(config);
         config.cluster.stripe_bytes = 65536;
         config.data.iter_mut().for_each(|data| data.checksums = true);
     });
     let meta = impresario_server::start(&cluster.config, "meta").unwrap();
-    cluster.config.meta.address = meta.address().into();
     let options = ClientOptions { via: Via::Direct, ..ClientOptions::default() };
     let client = Client::connect(&cluster.config, options).unwrap();
     client.mkdir("d", 0o755, 0, 0).unwrap();

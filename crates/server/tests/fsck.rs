@@ -27,14 +27,13 @@ struct Bed {
 
 impl Bed {
     fn start(servers: usize) -> Bed {
-        let mut bed = Bed { cluster: Cluster::start(servers, Cluster::on_sockets), meta: None };
+        let mut bed = Bed { cluster: Cluster::start(servers, |_| {}), meta: None };
         bed.start_meta();
         bed
     }
 
     fn start_meta(&mut self) {
         let meta = impresario_server::start(&self.cluster.config, "meta").unwrap();
-        self.cluster.config.meta.address = meta.address().to_string();
         self.meta = Some(meta);
     }
 

@@ -23,7 +23,7 @@ struct Bed {
 
 impl Bed {
     fn start(small: Option<SmallDisk>, adjust: impl FnOnce(&mut Config)) -> Bed {
-        let mut cluster = Cluster::start(4, |config| {
+        let cluster = Cluster::start(4, |config| {
             config.cluster.stripe_bytes = STRIP as u32;
             if let Some(small) = &small {
                 config.data[1].dir = small.at("objects");
@@ -31,7 +31,6 @@ impl Bed {
             adjust(config);
         });
         let meta = impresario_server::start(&cluster.config, "meta").unwrap();
-        cluster.config.meta.address = meta.address().to_string();
         Bed { cluster, _meta: meta, _io: Vec::new(), _small: small }
     }
 

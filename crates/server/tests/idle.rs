@@ -19,8 +19,7 @@ fn an_idle_cluster_uses_no_processor() {
         config.data[0].device = Some("disk".into());
         config.device.insert("disk".into(), Default::default());
     });
-    let meta = impresario_server::start(&cluster.config, "meta").unwrap();
-    cluster.config.meta.address = meta.address().to_string();
+    let _meta = impresario_server::start(&cluster.config, "meta").unwrap();
     let nodes = [
         cluster.start_io(|io| io.policy = impresario_sched::PolicySpec::named("twins")),
         cluster.start_io(|io| io.split = true),

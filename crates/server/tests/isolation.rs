@@ -31,7 +31,7 @@ const LEASE: Duration = Duration::from_millis(1500);
 
 /// Two data servers; the metadata server sees the second one through a link that can hang.
 fn start() -> (Cluster, Link, impresario_server::Started) {
-    let mut cluster = Cluster::start(2, |config| {
+    let cluster = Cluster::start(2, |config| {
         config.cluster.request_timeout_ms = 40_000;
         config.meta.lock_lease_ms = Some(LEASE.as_millis() as u64);
     });
@@ -39,7 +39,6 @@ fn start() -> (Cluster, Link, impresario_server::Started) {
     let mut seen_by_meta = cluster.config.clone();
     seen_by_meta.data[1].address = hung.address().into();
     let meta = impresario_server::start(&seen_by_meta, "meta").unwrap();
-    cluster.config.meta.address = meta.address().to_string();
     (cluster, hung, meta)
 }
 

@@ -258,7 +258,7 @@ fn no_file_is_lost_while_it_has_a_name() {
 
 #[test]
 fn a_file_open_for_reading_is_found_by_a_name_that_is_left() {
-    let cluster = Cluster::start(1, Cluster::on_sockets);
+    let cluster = Cluster::start(1, |_| {});
     let meta = impresario_server::start(&cluster.config, "meta").unwrap();
     let client = Client::connect(&cluster.config, ClientOptions { via: Via::Direct, ..Default::default() }).unwrap();
     let file = client.create("tmp", CreateOptions::default()).unwrap();

@@ -60,8 +60,7 @@ fn a_list_read_is_the_separate_reads() {
             config.cluster.max_payload_bytes = max_payload_bytes;
             config.data.iter_mut().for_each(|data| data.policy = PolicySpec::named(policy));
         });
-        let meta = impresario_server::start(&cluster.config, impresario_config::META_NAME).unwrap();
-        cluster.config.meta.address = meta.address().to_string();
+        let _meta = impresario_server::start(&cluster.config, impresario_config::META_NAME).unwrap();
         let _io = io_node.then(|| cluster.start_io(|io| io.split = true));
         let options = ClientOptions { via: Via::Auto, ..ClientOptions::default() };
         let client = Client::connect(&cluster.config, options).unwrap();
@@ -78,9 +77,8 @@ fn a_list_read_is_the_separate_reads() {
 
 #[test]
 fn a_list_that_does_not_fit_its_buffer_or_a_file_is_refused() {
-    let mut cluster = Cluster::start(1, |_| {});
-    let meta = impresario_server::start(&cluster.config, impresario_config::META_NAME).unwrap();
-    cluster.config.meta.address = meta.address().to_string();
+    let cluster = Cluster::start(1, |_| {});
+    let _meta = impresario_server::start(&cluster.config, impresario_config::META_NAME).unwrap();
     let client = Client::connect(&cluster.config, ClientOptions::default()).unwrap();
     let layout = Layout::new(0, 1, 65_536, 1).unwrap();
     let read = |list: &[(u64, usize)], len| client.read_list(FileKey(1), &layout, list, &mut vec![0; len]);

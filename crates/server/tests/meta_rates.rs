@@ -121,8 +121,7 @@ fn a_directory_of_100_000_names() {
 fn through_an_io_node() {
     use impresario_client::{Client, ClientOptions, CreateOptions, Via};
     let mut cluster = support::Cluster::start(1, |_| {});
-    let meta = impresario_server::start(&cluster.config, "meta").unwrap();
-    cluster.config.meta.address = meta.address().to_string();
+    let _meta = impresario_server::start(&cluster.config, "meta").unwrap();
     let _io = cluster.start_io(|_| {});
     let client = Client::connect(&cluster.config, ClientOptions { via: Via::IoNode(0), ..Default::default() }).unwrap();
     let measure = |threads: usize, count: usize, act: &(dyn Fn(usize) + Sync)| {

@@ -34,8 +34,7 @@ fn is_lost<T: std::fmt::Debug>(read: Result<T, impresario_client::ClientError>) 
 #[test]
 fn a_lost_object_is_an_error_and_a_hole_is_zeros() {
     let mut cluster = Cluster::start(SERVERS, |config| config.cluster.request_timeout_ms = 5000);
-    let meta = impresario_server::start(&cluster.config, "meta").unwrap();
-    cluster.config.meta.address = meta.address().into();
+    let _meta = impresario_server::start(&cluster.config, "meta").unwrap();
     let nodes = [cluster.start_io(|io| io.split = false), cluster.start_io(|io| io.split = true)];
     let writer = client(&cluster, Via::Direct);
     let (file, bytes) = (create(&writer, "whole"), pattern(1, 1 << 20));

@@ -133,7 +133,6 @@ impl Bed {
     fn start() -> Bed {
         let mut cluster = Cluster::start(2, |config| config.cluster.request_timeout_ms = 2_000);
         let meta = impresario_server::start(&cluster.config, "meta").unwrap();
-        cluster.config.meta.address = meta.address().to_string();
         let io = [cluster.start_io(|_| {}), cluster.start_io(|_| {})];
         let link = SlowLink::to(io[0].address());
         let mut config = cluster.config.clone();
@@ -316,12 +315,11 @@ struct Truncation {
 
 impl Truncation {
     fn start() -> Truncation {
-        let mut cluster = Cluster::start(1, |config| config.cluster.request_timeout_ms = 1_000);
+        let cluster = Cluster::start(1, |config| config.cluster.request_timeout_ms = 1_000);
         let link = SlowLink::to(cluster.address(0));
         let mut config = cluster.config.clone();
         config.data[0].address = link.address.clone();
         let meta = impresario_server::start(&config, "meta").unwrap();
-        cluster.config.meta.address = meta.address().to_string();
         let client = connect(&cluster);
         Truncation { link, cluster, client, _meta: meta }
     }
@@ -460,9 +458,8 @@ fn wait_until_removed(cluster: &Cluster) {
 
 #[test]
 fn a_write_that_comes_after_the_removal_does_not_make_the_object_again() {
-    let mut cluster = Cluster::start(1, |config| config.cluster.request_timeout_ms = 1_000);
-    let meta = impresario_server::start(&cluster.config, "meta").unwrap();
-    cluster.config.meta.address = meta.address().to_string();
+    let cluster = Cluster::start(1, |config| config.cluster.request_timeout_ms = 1_000);
+    let _meta = impresario_server::start(&cluster.config, "meta").unwrap();
     let link = SlowLink::to(cluster.address(0));
     let mut config = cluster.config.clone();
     config.data[0].address = link.address.clone();

@@ -23,12 +23,11 @@ fn fill(file: &File, mib: u64) -> Result<(), i32> {
 fn what_is_told_free_can_be_written_and_no_more() {
     let Some(shared) = SmallDisk::mount(c"size=16m") else { return };
     let (Some(one), Some(other)) = (SmallDisk::mount(c"size=40m"), SmallDisk::mount(c"size=48m")) else { return };
-    let mut cluster = Cluster::start(4, |config| {
+    let cluster = Cluster::start(4, |config| {
         let folders = [shared.at("d0"), one.at("d1"), shared.at("d2"), other.at("d3")];
         config.data.iter_mut().zip(folders).for_each(|(data, folder)| data.dir = folder);
     });
-    let meta = impresario_server::start(&cluster.config, "meta").unwrap();
-    cluster.config.meta.address = meta.address().to_string();
+    let _meta = impresario_server::start(&cluster.config, "meta").unwrap();
     let client = Client::connect(&cluster.config, ClientOptions { via: Via::Direct, ..Default::default() }).unwrap();
     let space = || {
         let Statfs { total_bytes, free_bytes, .. } = client.statfs().unwrap();

@@ -11,6 +11,7 @@ use impresario_client::{Client, ClientError, ClientOptions, CreateOptions, Via};
 use impresario_config::{Allocation, AllocationRule, Config, Io, Tree, TreeBackend};
 use impresario_sched::PolicySpec;
 use impresario_server::Started;
+use impresario_testing::free_address;
 use impresario_wire::{Device, NodeKind, SetAttr, SetTime, Time, XattrMode};
 use tempfile::TempDir;
 
@@ -31,7 +32,7 @@ impl Bed {
             stripe_bytes: Some(64 << 10),
             ..Tree::default()
         };
-        let mut io: Vec<Io> = (0..nodes).map(|i| Io::new(format!("io.{i}"), "127.0.0.1:0")).collect();
+        let mut io: Vec<Io> = (0..nodes).map(|i| Io::new(format!("io.{i}"), free_address())).collect();
         io.iter_mut().for_each(|io| {
             io.policy = PolicySpec::named("auto");
             adjust(&mut tree, io);
@@ -40,7 +41,6 @@ impl Bed {
         let mut bed = Bed { config, nodes: Vec::new(), folder };
         for index in 0..nodes {
             let started = impresario_server::start(&bed.config, &format!("io.{index}")).unwrap();
-            bed.config.io[index].address = started.address().to_string();
             bed.nodes.push(Some(started));
         }
         bed
@@ -266,7 +266,6 @@ fn clients_go_on_through_another_node() {
     // A file that another one took the place of is not it.
     let file = client.open("moved", false).unwrap();
     let started = impresario_server::start(&bed.config, "io.0").unwrap();
-    bed.config.io[0].address = started.address().to_string();
     std::fs::write(bed.path().join("new"), "new").unwrap();
     std::fs::rename(bed.path().join("new"), bed.path().join("moved")).unwrap();
     bed.nodes = vec![Some(started), None];
@@ -335,7 +334,6 @@ fn a_folder_that_is_not_there_is_named() {
     let mut bed = Bed::start(1, |_, _| {});
     bed.nodes.clear();
     bed.config.tree.as_mut().unwrap().folder = bed.path().join("nowhere");
-    bed.config.io[0].address = "127.0.0.1:0".into();
     let refused = impresario_server::start(&bed.config, "io.0").err().unwrap().to_string();
     assert!(refused.contains("io.0: cannot open the folder") && refused.contains("nowhere"), "{refused}");
 }

@@ -2,12 +2,11 @@
 //! objects in memory, on loopback and free ports, without authentication. Everything ends with the value.
 
 use std::fs;
-use std::net::TcpListener;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use crate::require;
+use crate::{free_ports, require};
 
 const PATIENCE: Duration = Duration::from_secs(60);
 const PROGRAMS: [&str; 6] = ["ceph-mon", "ceph-mgr", "ceph-osd", "ceph-mds", "ceph", "monmaptool"];
@@ -36,7 +35,7 @@ impl CephCluster {
         }
         let dir = tempfile::tempdir().expect("a folder");
         let mut cluster = CephCluster { daemons: Vec::new(), dir };
-        let port = TcpListener::bind("127.0.0.1:0").and_then(|free| free.local_addr()).expect("a port").port();
+        let port = free_ports(1)[0];
         let fsid = uuid();
         fs::write(cluster.config(), cluster.settings(port, &fsid)).expect("a file");
         for folder in ["run", "log", "mon", "mgr", "mds"] {

@@ -2,12 +2,12 @@
 //! Everything ends with the value.
 
 use std::fs;
-use std::net::{TcpListener, TcpStream};
+use std::net::TcpStream;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use crate::require;
+use crate::{free_ports, require};
 
 const PATIENCE: Duration = Duration::from_secs(60);
 
@@ -37,7 +37,7 @@ impl GlusterBricks {
         let dir = tempfile::tempdir().expect("a folder");
         let mut bricks = GlusterBricks { bricks: Vec::new(), client: String::new(), dir };
         for n in 0..count {
-            let port = TcpListener::bind("127.0.0.1:0").and_then(|free| free.local_addr()).expect("a port").port();
+            let port = free_ports(1)[0];
             let folder = bricks.brick(n);
             fs::create_dir(&folder).expect("a folder");
             let server = format!(

@@ -1,5 +1,5 @@
 //! What a test needs from the machine: `/dev/fuse`, root's rights, a program. A test that cannot run says so here, so
-//! that it is counted as skipped and not as passed. And how it waits for what others do.
+//! that it is counted as skipped and not as passed. And how it waits for what others do, and which ports its servers have.
 //!
 //! - `IMPRESARIO_REQUIRE` (`fuse,root`, or `all`) lists needs that must be met: a test without one fails.
 //! - `IMPRESARIO_PYTHON` names a Python that tests take if it has the modules that they need.
@@ -28,6 +28,7 @@ pub mod linear;
 pub mod link;
 pub mod munge;
 pub mod page_cache;
+mod ports;
 pub mod power;
 pub mod suites;
 mod waiting;
@@ -38,6 +39,7 @@ use std::io::Write;
 use std::path::PathBuf;
 use std::process::Command;
 
+pub use ports::{free_address, free_ports};
 pub use waiting::{PATIENCE, eventually, until, within};
 
 /// Whether the machine has what the test needs: `fuse` (`/dev/fuse` can be opened), `root` (the effective user is root),

@@ -6,10 +6,10 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use impresario_assist::report::Report;
-use impresario_testing::{is_root, require, skip, until};
+use impresario_testing::{free_ports, is_root, require, skip, until};
 use rustix::process::Signal;
 
-use crate::support::{Process, free_ports, run_command};
+use crate::support::{Process, run_command};
 use crate::tools::{COUNT, Folder, Nobody, PIECE, STRIDE, assist, forget, of, plain, reading};
 
 /// XRootD's library that lets programs open `root://` as if it were a path.

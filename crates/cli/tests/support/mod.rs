@@ -3,18 +3,16 @@
 
 use std::ffi::OsStr;
 use std::fs::File;
-use std::net::TcpListener;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
-use impresario_base::Random;
 use impresario_client::{Client, ClientOptions, CreateOptions, Via};
 use impresario_config::{Config, Data, Io, Meta};
 pub use impresario_testing::content::pattern;
-use impresario_testing::{PATIENCE, until, within};
+use impresario_testing::{PATIENCE, free_address, until, within};
 
 /// The program under test.
 pub const IMPRESARIO: &str = env!("CARGO_BIN_EXE_impresario");
@@ -34,22 +32,6 @@ pub fn put(from: &Path, folder: &Path) -> PathBuf {
         std::fs::copy(from, &to).unwrap();
     }
     to
-}
-
-/// Ports that were free a moment ago, all different. None of those that the kernel gives to outgoing connections: one of
-/// these could take the port of a server that is not up yet, or down for a while.
-pub fn free_ports(count: usize) -> Vec<u16> {
-    let range = std::fs::read_to_string("/proc/sys/net/ipv4/ip_local_port_range").unwrap();
-    let end: u64 = range.split_whitespace().next().unwrap().parse().unwrap();
-    let since_epoch = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap();
-    let mut random = Random::new(since_epoch.as_nanos() as u64 ^ u64::from(std::process::id()) << 40);
-    // With a range that begins low, the kernel chooses.
-    let mut draw = || if end > 12_000 { 10_000 + random.below(end - 10_000) as u16 } else { 0 };
-    let mut held: Vec<TcpListener> = Vec::new();
-    while held.len() < count {
-        held.extend(TcpListener::bind(("127.0.0.1", draw())));
-    }
-    held.iter().map(|socket| socket.local_addr().unwrap().port()).collect()
 }
 
 /// A process that is killed when the test ends. Its output is kept in a file.
@@ -175,12 +157,10 @@ impl Cluster {
     /// Describes a cluster; nothing runs yet.
     pub fn describe(data: usize, io: usize, change: impl FnOnce(&mut Config)) -> Cluster {
         let dir = tempfile::tempdir().unwrap();
-        let mut ports = free_ports(1 + data + io).into_iter().map(|port| format!("127.0.0.1:{port}"));
-        let mut address = || ports.next().unwrap();
         let mut config = Config {
-            meta: Meta { address: address(), dir: "meta".into(), ..Meta::default() },
-            data: (0..data).map(|i| Data::new(format!("data.{i}"), address(), format!("data.{i}"))).collect(),
-            io: (0..io).map(|i| Io::new(format!("io.{i}"), address())).collect(),
+            meta: Meta { address: free_address(), dir: "meta".into(), ..Meta::default() },
+            data: (0..data).map(|i| Data::new(format!("data.{i}"), free_address(), format!("data.{i}"))).collect(),
+            io: (0..io).map(|i| Io::new(format!("io.{i}"), free_address())).collect(),
             ..Config::default()
         };
         // Of a server that is down or of a busy machine no test notices anything but that it takes longer.

@@ -7,8 +7,10 @@ use impresario_config::AllocationRule;
 use impresario_testing::until;
 use impresario_wire::{Answer, Call, MetaCall, NodeKind, SetAttr, SpaceChange};
 
+use super::cluster::FakeCluster;
+use super::names::FakeNames;
 use super::*;
-use crate::testing::{FakeCall, FakeCluster, FakeConnection, FakeGreeting, FakeServer, Flow, Serve};
+use crate::testing::{FakeCall, FakeConnection, FakeGreeting, FakeServer, Flow, Serve};
 use crate::{Access, Client, ClientOptions, CreateOptions, Via};
 
 fn connect(cluster: &FakeCluster, via: Via) -> Arc<Client> {
@@ -378,7 +380,6 @@ fn a_lost_io_node_is_replaced_while_many_write() {
 
 #[test]
 fn a_lost_answer_to_a_change_is_given_again() {
-    use crate::testing::FakeNames;
     // Every change is done, but its first answer is lost.
     let names = Arc::new(FakeNames::new(Vec::new()));
     let cluster = FakeCluster::start(1, 0, 4000).unwrap();

@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use impresario_node::locks::EPOCHS_AHEAD;
+use impresario_testing::free_address;
 use impresario_wire::{Answer, Call, Fault, FileKey, FileLock, FrameHeader, Kind, MetaCall, frame};
 
 use super::*;
@@ -395,8 +396,8 @@ fn a_restarted_server_is_found_again_and_told_from_a_lost_connection() {
         let greeting = FakeGreeting { incarnation, ..FakeGreeting::of("data.0") };
         FakeServer::start_at(address, greeting, move || objects.serve()).unwrap()
     };
-    let server = start("127.0.0.1:0", 1);
-    let address = server.address().to_string();
+    let address = free_address();
+    let server = start(&address, 1);
     let link = link_to(&[&address], Duration::from_secs(5));
     let first = write(&link, in_ms(5000)).unwrap();
     server.drop_connections();

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use impresario_layout::Layout;
+use impresario_testing::free_address;
 use impresario_wire::{FileKey, SpaceChange};
 use proptest::prelude::*;
 
@@ -220,8 +221,8 @@ fn a_sync_after_the_machine_restarted_fails_once() {
         let greeting = FakeGreeting { incarnation, ..FakeGreeting::of("data") };
         FakeServer::start_at(address, greeting, move || objects.serve()).unwrap()
     };
-    let server = start("127.0.0.1:0", 1 << 32);
-    let address = server.address().to_string();
+    let address = free_address();
+    let server = start(&address, 1 << 32);
     let identity = Arc::new(Identity::draw(0, 0).unwrap());
     let options = LinkOptions { timeout: Duration::from_secs(5), ..LinkOptions::new(Role::Data, 1 << 20) };
     let link = Arc::new(Link::new(&[("data", &address)], identity.clone(), options).unwrap());

@@ -7,6 +7,7 @@ use std::os::unix::net::UnixStream;
 use std::time::Duration;
 
 use impresario_node::pieces::Gathering;
+use impresario_testing::free_address;
 use impresario_wire::{
     Answer, Call, ClientKey, FileKey, Hello, Kind, PROTOCOL_VERSION, Role, Welcome, Who, decode_body, frame,
 };
@@ -246,7 +247,7 @@ impl Drop for SmallDisk {
     }
 }
 
-/// Data servers on free ports of this machine, with their configuration.
+/// Data servers on ports of this machine that are theirs also while they are down, with their configuration.
 pub struct Cluster {
     pub dir: tempfile::TempDir,
     _objects: tempfile::TempDir,
@@ -262,12 +263,9 @@ impl Cluster {
         // In memory where that can be had: making and removing the folders is most of what these tests do to disks.
         let objects = tempfile::tempdir_in("/dev/shm").or_else(|_| tempfile::tempdir()).unwrap();
         let folder = |i: usize| objects.path().join(format!("d{i}"));
-        // Tests run side by side: a port that one gives up may be taken by another, whose servers have other names.
-        static CLUSTERS: std::sync::atomic::AtomicU32 = std::sync::atomic::AtomicU32::new(0);
-        let number = CLUSTERS.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
-        let data = (0..count).map(|i| Data::new(format!("c{number}.data.{i}"), "127.0.0.1:0", folder(i)));
+        let data = (0..count).map(|i| Data::new(format!("data.{i}"), free_address(), folder(i)));
         let mut config = Config {
-            meta: Meta { address: "127.0.0.1:0".into(), dir: dir.path().join("meta"), ..Meta::default() },
+            meta: Meta { address: free_address(), dir: dir.path().join("meta"), ..Meta::default() },
             data: data.collect(),
             ..Config::default()
         };
@@ -281,19 +279,10 @@ impl Cluster {
         cluster
     }
 
-    /// Has servers listen on Unix sockets: the port of a server that is stopped for a while may be taken by others.
-    pub fn on_sockets(config: &mut impresario_config::Config) {
-        let dir = config.meta.dir.parent().unwrap().to_owned();
-        let socket = |name: &str| format!("unix:{}", dir.join(name).display());
-        config.meta.address = socket("meta.sock");
-        config.data.iter_mut().for_each(|data| data.address = socket(&data.name));
-    }
-
-    /// Starts a data server, again on its former port.
+    /// Starts a data server, perhaps again.
     pub fn start_data(&mut self, index: usize) {
         let name = self.config.data[index].name.clone();
         let started = impresario_server::start(&self.config, &name).unwrap();
-        self.config.data[index].address = started.address().to_string();
         self.data[index] = Some(started);
     }
 
@@ -311,13 +300,11 @@ impl Cluster {
 
     /// Starts an I/O node in front of them.
     pub fn start_io(&mut self, adjust: impl FnOnce(&mut impresario_config::Io)) -> impresario_server::Started {
-        let mut io = impresario_config::Io::new(format!("io.{}", self.config.io.len()), "127.0.0.1:0");
+        let mut io = impresario_config::Io::new(format!("io.{}", self.config.io.len()), free_address());
         adjust(&mut io);
         let name = io.name.clone();
         self.config.io.push(io);
-        let started = impresario_server::start(&self.config, &name).unwrap();
-        self.config.io.last_mut().unwrap().address = started.address().to_string();
-        started
+        impresario_server::start(&self.config, &name).unwrap()
     }
 }
 

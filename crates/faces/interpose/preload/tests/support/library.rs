@@ -5,9 +5,13 @@ use std::process::Command;
 use std::sync::OnceLock;
 
 /// `libimpresario_assist.so`, built for this profile. Cargo does not build shared libraries for tests by itself.
+/// `IMPRESARIO_TEST_LIBRARY` says where it is if it has been built already: Cargo may be busy with something else then.
 pub fn library() -> &'static Path {
     static BUILT: OnceLock<PathBuf> = OnceLock::new();
     BUILT.get_or_init(|| {
+        if let Some(built) = std::env::var_os("IMPRESARIO_TEST_LIBRARY") {
+            return built.into();
+        }
         let exe = std::env::current_exe().unwrap();
         let profile = exe.parent().unwrap().parent().unwrap();
         let mut cargo = Command::new(std::env::var_os("CARGO").unwrap_or("cargo".into()));

@@ -10,7 +10,7 @@ use impresario_wire::{
     Time, Who, XattrMode, masked_mode,
 };
 
-use super::{FakeGreeting, FakeObjects, Flow, Serve, refuse};
+use crate::testing::{FakeGreeting, FakeObjects, Flow, Serve, refuse};
 
 /// A name space.
 pub struct FakeNames {
