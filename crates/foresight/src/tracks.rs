@@ -611,7 +611,7 @@ mod tests {
                 // As with a device that is not known yet, little is granted in the beginning.
                 let mut left = (group as u64 + 1) * 3 * 64 * KIB;
                 let mut may = |bytes| {
-                    left = if bytes <= left { left - bytes } else { 0 };
+                    left = left.saturating_sub(bytes);
                     left > 0
                 };
                 predicted.extend(tracks.read(1, &read, &mut may).unwrap().next);
