@@ -389,10 +389,17 @@ impl Forwarder {
             parts.retain(|(_, item)| !item.answer.client_is_gone());
             if parts.len() < before {
                 // Those that are left may not touch any more.
-                return parts.into_iter().for_each(|part| self.forward_touching(vec![part], forwarded));
+                self.forward_each(parts, forwarded);
+                return;
             }
         }
         self.forward_touching(parts, forwarded);
+    }
+
+    /// Forwards each part alone. The client of each is looked for again: what was forwarded before may have taken its time.
+    fn forward_each(&self, parts: Vec<(Request, Item)>, forwarded: &mut Forwarded) -> Option<i32> {
+        parts.into_iter().for_each(|part| self.forward_group(vec![part], forwarded));
+        None
     }
 
     fn forward_touching(&self, parts: Vec<(Request, Item)>, forwarded: &mut Forwarded) {
@@ -401,7 +408,7 @@ impl Forwarder {
         let target = self.target(item, &parts);
         let failed = match request.op {
             Op::Read => self.read(&target, start, end, parts, forwarded),
-            Op::Write => self.write(&target, start, end, parts),
+            Op::Write => self.write(&target, start, end, parts, forwarded),
             Op::Truncate => self.change_space(&target, parts),
             _ => self.sync(&target, parts),
         };
@@ -426,13 +433,7 @@ impl Forwarder {
             Ok(got) => got,
             Err(fault) if is_of_one(&fault, began, &parts) => {
                 drop(buffer);
-                let mut failed = None;
-                for (request, item) in parts {
-                    let (start, end) = (request.extent.lane_offset, request.extent.end());
-                    let target = Target { who: item.who, made: item.made, ..*target };
-                    failed = self.read(&target, start, end, vec![(request, item)], forwarded).or(failed);
-                }
-                return failed;
+                return self.forward_each(parts, forwarded);
             }
             Err(fault) => return Some(fail_all(parts, &fault)),
         };
@@ -472,7 +473,14 @@ impl Forwarder {
         }
     }
 
-    fn write(&self, target: &Target, start: u64, end: u64, parts: Vec<(Request, Item)>) -> Option<i32> {
+    fn write(
+        &self,
+        target: &Target,
+        start: u64,
+        end: u64,
+        parts: Vec<(Request, Item)>,
+        forwarded: &mut Forwarded,
+    ) -> Option<i32> {
         self.counts.out(end - start);
         let whos = senders(&parts);
         let pieces: Vec<&[u8]> =
@@ -482,15 +490,7 @@ impl Forwarder {
         drop(pieces);
         let lanes = match written {
             Ok(lanes) => lanes,
-            Err(fault) if is_of_one(&fault, began, &parts) => {
-                let mut failed = None;
-                for (request, item) in parts {
-                    let (start, end) = (request.extent.lane_offset, request.extent.end());
-                    let target = Target { who: item.who, ..*target };
-                    failed = self.write(&target, start, end, vec![(request, item)]).or(failed);
-                }
-                return failed;
-            }
+            Err(fault) if is_of_one(&fault, began, &parts) => return self.forward_each(parts, forwarded),
             Err(fault) => return Some(fail_all(parts, &fault)),
         };
         for (request, mut item) in parts {
@@ -696,13 +696,12 @@ fn senders(parts: &[(Request, Item)]) -> Vec<Who> {
 
 /// Whether a failure may be of one of several requests that were sent together, which are then sent alone: its client has
 /// left the epoch that it was sent under, or its bytes cannot be read or written, or there is no space for them where others
-/// only overwrite. An EIO that took its time is of a server that does not answer: to ask it again for each would multiply the
-/// wait.
+/// only overwrite. A failure that took its time is of a server that does not answer, or of a node that hung: to ask again for each
+/// would multiply the wait, and write bytes over those that clients have written through another node since.
 pub(super) fn is_of_one(fault: &Fault, began: Nanos, parts: &[(Request, Item)]) -> bool {
     match fault.errno {
         Fault::FENCED => senders(parts).len() > 1,
-        libc::EIO => parts.len() > 1 && now().since(began) < ANSWERED_IN,
-        libc::ENOSPC | libc::EDQUOT | libc::EFBIG => parts.len() > 1,
+        libc::EIO | libc::ENOSPC | libc::EDQUOT | libc::EFBIG => parts.len() > 1 && now().since(began) < ANSWERED_IN,
         _ => false,
     }
 }
