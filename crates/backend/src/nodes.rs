@@ -334,11 +334,20 @@ impl<D: Descriptors> Nodes<D> {
 
     /// Says that the last name of the node with this number is removed, if the node is in use.
     pub(crate) fn set_gone(&self, fileid: u64) {
-        let Some(handle) = self.by_fileid.lock().get(&fileid).copied() else { return };
-        let mut shard = self.shard(&handle);
-        let Some((node, _)) = shard.by_handle.get(&handle) else { return };
+        let handle = self.by_fileid.lock().get(&fileid).copied();
+        handle.into_iter().for_each(|handle| self.set_gone_if(&handle, |_| true));
+    }
+
+    /// The same of this node, and of no other that has its handle by now.
+    pub(crate) fn set_node_gone(&self, gone: &Arc<Node<D>>) {
+        self.set_gone_if(&gone.handle, |node| Arc::ptr_eq(node, gone));
+    }
+
+    fn set_gone_if(&self, handle: &Handle, is_it: impl Fn(&Arc<Node<D>>) -> bool) {
+        let mut shard = self.shard(handle);
+        let Some((node, _)) = shard.by_handle.get(handle).filter(|(node, _)| is_it(node)) else { return };
         node.gone.store(true, Ordering::Release);
-        let node = if node.is_gone() { shard.by_handle.remove(&handle).map(|(node, _)| node) } else { None };
+        let node = if node.is_gone() { shard.by_handle.remove(handle).map(|(node, _)| node) } else { None };
         drop(shard);
         self.close(node);
     }
@@ -467,6 +476,20 @@ mod tests {
         drop(used);
         nodes.close_all();
         assert_eq!(nodes.count(), 0);
+    }
+
+    #[test]
+    fn of_two_who_find_a_node_gone_the_later_leaves_the_next_one() {
+        let nodes = Nodes::<Nothing>::new(16, Arc::default());
+        let handle = Handle::new(b"node").unwrap();
+        let old = nodes.insert(handle, (), 7, Kind::File);
+        nodes.set_node_gone(&old);
+        let fresh = nodes.insert(handle, (), 7, Kind::File);
+        assert!(old.is_gone() && !Arc::ptr_eq(&old, &fresh));
+        nodes.set_node_gone(&old);
+        assert!(!fresh.is_gone() && nodes.get(&handle).is_some_and(|node| Arc::ptr_eq(&node, &fresh)));
+        nodes.set_gone(7);
+        assert!(fresh.is_gone() && nodes.get(&handle).is_none());
     }
 
     #[test]

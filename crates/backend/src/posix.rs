@@ -28,6 +28,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
+use impresario_base::lock::Mutex;
 use impresario_base::machine::{is_in_memory, path_of};
 use impresario_device::device_limits;
 use impresario_layout::Layout;
@@ -156,6 +157,8 @@ struct Shared {
     in_memory: bool,
     io: Io,
     paging: Paging,
+    /// Numbers of the files that threads wait for others to give up their leases of.
+    lease_waits: Mutex<Vec<u64>>,
     /// The kernel cuts longer advice.
     advice_max_bytes: u64,
     options: Options,
@@ -246,6 +249,7 @@ impl Shared {
             in_memory: is_in_memory(statfs.f_type as u64),
             io: Io::new(options.calls, options.direct, options.patience),
             paging: if options.direct { Paging::past() } else { Paging::default() },
+            lease_waits: Mutex::default(),
             advice_max_bytes: device_limits(Path::new("/sys"), rustix::fs::makedev(device.0, device.1)).call_bytes,
             options,
         };
@@ -330,12 +334,13 @@ impl Shared {
         if handles::born(&handle).is_some() && handle != self.root {
             self.table.note(handle, *dir, name);
         }
-        // Where a node's birth is not known, a new one may have the number, and so the handle, of one that others have removed.
+        // Where a node's birth is not known, a new one may have the number, and so the handle, of one that others have removed. One that
+        // is held stays what its handle names.
         if handles::born(&handle).is_some_and(|born| born.at_ns == 0)
             && let Some(known) = self.nodes.get(&handle)
             && statx(known.fd.as_fd()).map_or(0, |stat| stat.stx_nlink) == 0
         {
-            self.nodes.set_gone(known.fileid);
+            self.nodes.set_node_gone(&known);
         }
         Ok((self.nodes.insert(handle, fd, seen.attr.fileid, seen.attr.kind), seen.attr))
     }

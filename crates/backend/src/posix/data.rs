@@ -5,6 +5,7 @@ use std::num::NonZeroU64;
 use std::ops::Range;
 use std::os::fd::AsFd;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use impresario_base::machine::path_of;
 use impresario_base::set_id;
@@ -17,6 +18,12 @@ use super::{Files, Node, Open, Shared};
 use crate::nodes::{Descriptors, Use};
 use crate::rules::check_range;
 use crate::{Caller, Errno, Kind, Result, SpaceChange};
+
+/// Threads that wait for leases to be given up, each for another file.
+const LEASE_WAITS_MAX: usize = 4;
+/// So long each of them waits at most.
+const LEASE_WAIT_MAX: Duration = Duration::from_secs(2);
+const LEASE_LOOK_EVERY: Duration = Duration::from_millis(10);
 
 impl Shared {
     /// A descriptor of a node for this use, opened as the caller unless there is one.
@@ -42,14 +49,35 @@ impl Shared {
         self.nodes.add_open(node, file, caller, rights)
     }
 
+    /// Opens a file of which another server has a lease, once that has given it up: it has been told to by the open that failed. A thread
+    /// that waits cannot serve other files, so few do, and not for long; else it is EAGAIN.
+    fn await_lease<T>(&self, fileid: u64, open: impl Fn() -> rustix::io::Result<T>) -> rustix::io::Result<T> {
+        {
+            let mut waits = self.lease_waits.lock();
+            if waits.len() >= LEASE_WAITS_MAX || waits.contains(&fileid) {
+                return Err(Number::AGAIN);
+            }
+            waits.push(fileid);
+        }
+        let until = Instant::now() + LEASE_WAIT_MAX;
+        let opened = loop {
+            std::thread::sleep(LEASE_LOOK_EVERY);
+            match open() {
+                Err(Number::AGAIN) if Instant::now() < until => {}
+                opened => break opened,
+            }
+        };
+        self.lease_waits.lock().retain(|waited| *waited != fileid);
+        opened
+    }
+
     fn open_checked(&self, caller: &Caller, node: &Node, what: Use) -> Result<(std::os::fd::OwnedFd, (bool, bool))> {
         let path = path_of(&node.fd);
         let open = |flags: OFlags| {
-            let flags = flags | OFlags::CLOEXEC | OFlags::NOCTTY;
-            match rustix::fs::open(&path, flags | OFlags::NONBLOCK, Mode::empty()) {
-                // Another server has a lease of the file, of which it has been told: it gives it up, or loses it after
-                // /proc/sys/fs/lease-break-time.
-                Err(Number::AGAIN) => rustix::io::retry_on_intr(|| rustix::fs::open(&path, flags, Mode::empty())),
+            let flags = flags | OFlags::CLOEXEC | OFlags::NOCTTY | OFlags::NONBLOCK;
+            let open = || rustix::fs::open(&path, flags, Mode::empty());
+            match open() {
+                Err(Number::AGAIN) => self.await_lease(node.fileid, open),
                 opened => opened,
             }
         };
