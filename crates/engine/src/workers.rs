@@ -7,7 +7,7 @@
 //! Parties take turns, and none has more than a share of the threads at once.
 //!
 //! **A hung server holds no thread of a pool.** A thread that waits for another server says so ([`waiting_elsewhere`]). Once
-//! it has waited for [`STUCK_AFTER`], it no longer counts against the pool's limit, so that work for other servers goes on;
+//! it has waited for [`STUCK_AFTER`] (or what the pool says, [`Workers::patient`]), it no longer counts against the pool's limit, so that work for other servers goes on;
 //! up to [`STUCK_MAX`] threads may be stuck so. While work is queued behind threads that wait, one more thread watches for
 //! that.
 
@@ -30,6 +30,8 @@ pub const PATIENCE: Duration = Duration::from_secs(5);
 
 /// A thread that has waited so long for another server is stuck: it works again sooner or later, but not soon.
 const STUCK_AFTER: Duration = Duration::from_millis(20);
+/// How often it is looked for stuck threads at least.
+const WATCH_EVERY: Duration = Duration::from_millis(50);
 /// Stuck threads of a pool that do not count against its limit.
 const STUCK_MAX: usize = 512;
 
@@ -96,6 +98,8 @@ struct State {
     /// Threads that wait for other servers: a number of each wait, and since when.
     waits: Vec<(u64, Instant)>,
     next_wait: u64,
+    /// A thread that has waited so long is stuck.
+    stuck_after: Duration,
     /// A thread watches for stuck ones.
     is_watched: bool,
 }
@@ -143,7 +147,7 @@ impl State {
 
     /// Threads that may run now, with those that are stuck.
     fn threads_max(&self, usual: usize) -> usize {
-        let stuck = self.waits.iter().filter(|(_, since)| since.elapsed() >= STUCK_AFTER).count();
+        let stuck = self.waits.iter().filter(|(_, since)| since.elapsed() >= self.stuck_after).count();
         usual + self.extra + stuck.min(STUCK_MAX)
     }
 
@@ -171,9 +175,18 @@ impl Workers {
         Workers::fair(name, threads_max, usize::MAX)
     }
 
+    /// The same, whose threads are stuck when they have waited for `stuck_after`: for work that often takes more than [`STUCK_AFTER`]
+    /// and is not stuck.
+    pub fn patient(name: &'static str, threads_max: usize, stuck_after: Duration) -> Workers {
+        let workers = Workers::new(name, threads_max);
+        workers.shared.state.lock().stuck_after = stuck_after;
+        workers
+    }
+
     /// The same; one party has `share_max` of them at most (at least one).
     pub fn fair(name: &'static str, threads_max: usize, share_max: usize) -> Workers {
-        let (state, wake, fewer) = (Mutex::default(), Condvar::new(), Condvar::new());
+        let state = Mutex::new(State { stuck_after: STUCK_AFTER, ..State::default() });
+        let (wake, fewer) = (Condvar::new(), Condvar::new());
         let shared = Shared { name, threads_max: threads_max.max(1), share_max: share_max.max(1), state, wake, fewer };
         Workers { shared: Arc::new(shared) }
     }
@@ -276,8 +289,9 @@ impl Shared {
     fn watch(self: &Arc<Self>) {
         let shared = self.clone();
         let thread = std::thread::Builder::new().name(shared.name.into()).stack_size(STACK_BYTES);
+        let every = self.state.lock().stuck_after.min(WATCH_EVERY);
         let watching = move || loop {
-            std::thread::sleep(STUCK_AFTER);
+            std::thread::sleep(every);
             let mut state = shared.state.lock();
             let starts = state.may_start(shared.threads_max);
             let is_needed = !state.stopped && state.waiting > 0 && !state.waits.is_empty();
@@ -396,6 +410,24 @@ mod tests {
             std::thread::yield_now();
         }
         assert!(workers.shared.state.lock().waits.is_empty());
+    }
+
+    #[test]
+    fn threads_that_wait_less_than_the_pool_is_patient_count() {
+        let workers = Workers::patient("test", 2, Duration::from_secs(30));
+        let (tx, rx) = mpsc::channel();
+        let (now, most) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)));
+        for _ in 0..12 {
+            let (tx, now, most) = (tx.clone(), now.clone(), most.clone());
+            workers.run(Box::new(move || {
+                most.fetch_max(now.fetch_add(1, Ordering::SeqCst) + 1, Ordering::SeqCst);
+                waiting_elsewhere(|| std::thread::sleep(5 * STUCK_AFTER));
+                now.fetch_sub(1, Ordering::SeqCst);
+                tx.send(()).unwrap();
+            }));
+        }
+        (0..12).for_each(|_| rx.recv_timeout(Duration::from_secs(30)).unwrap());
+        assert_eq!(most.load(Ordering::SeqCst), 2);
     }
 
     #[test]

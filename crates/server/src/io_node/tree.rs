@@ -14,7 +14,7 @@ mod once;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::UNIX_EPOCH;
+use std::time::{Duration, UNIX_EPOCH};
 
 use impresario_backend::{Backend, Caller, Errno};
 use impresario_base::lock::Mutex;
@@ -31,8 +31,12 @@ use files::{Files, OpenFile};
 use listing::Snapshot;
 use once::Once;
 
-/// Threads for metadata calls.
+/// Threads for metadata calls. Those that are [stuck](STUCK_AFTER) do not count: there are 528 at most, and with them as many
+/// listings, each of 32 MiB at most, of directories whose calls hang.
 const THREADS: usize = 16;
+/// A call that has taken so long hangs, as far as others are concerned. Less is usual: the file system may be on a disk that is busy, or
+/// on another machine.
+const STUCK_AFTER: Duration = Duration::from_secs(1);
 /// Files that one client may have open.
 const OPENS_MAX: usize = 65_536;
 
@@ -81,7 +85,8 @@ struct SessionState {
 impl Tree {
     pub(crate) fn new(settings: TreeSettings) -> Arc<Tree> {
         let (files, once, next_handle) = (Files::default(), Once::default(), AtomicU64::new(1));
-        Arc::new(Tree { settings, files, once, next_handle, threads: Workers::new("metadata", THREADS) })
+        let threads = Workers::patient("metadata", THREADS, STUCK_AFTER);
+        Arc::new(Tree { settings, files, once, next_handle, threads })
     }
 
     pub(super) fn stop(&self) {
