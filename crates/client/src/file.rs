@@ -454,6 +454,7 @@ impl OpenFile {
     }
 
     fn close(&self, deadline: Instant) -> Result<(), ClientError> {
+        let _changing = self.client.opens.changing();
         let closed = if self.is_closed_unwritten(deadline) { Ok(()) } else { self.close_and_wait(deadline) };
         self.registration.lock().is_closed = true;
         closed

@@ -66,6 +66,7 @@ impl Client {
         let path = clean(path);
         let CreateOptions { mode, uid, gid, exclusive, layout } = options;
         let call = MetaCall::Create { path: path.clone(), mode, uid, gid, exclusive, layout };
+        let _changing = self.opens.changing();
         let (reply, opened) = opened(self.ask(call)?)?;
         Ok((File::new(self, path, true, &opened, reply.session), opened.attr))
     }
@@ -78,6 +79,7 @@ impl Client {
     /// The same, with the file's attributes.
     pub fn open_with_attr(self: &Arc<Self>, path: impl AsRef<[u8]>, write: bool) -> Result<(File, Attr), ClientError> {
         let path = clean(path);
+        let _changing = self.opens.changing();
         let (reply, opened) = opened(self.ask(MetaCall::Open { path: path.clone(), write })?)?;
         Ok((File::new(self, path, write, &opened, reply.session), opened.attr))
     }

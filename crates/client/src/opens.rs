@@ -38,8 +38,19 @@ struct Table {
     closes: Vec<Close>,
     /// These, those that are being sent, and those whose answer the keeper waits for.
     under_way: usize,
+    /// Opens and closes that threads are at.
+    changing: usize,
     /// The keeper runs.
     is_kept: bool,
+}
+
+/// An open or a close, until its answer is here and the table says so: see [`Opens::are_none`].
+pub(crate) struct Changing<'a>(&'a Opens);
+
+impl Drop for Changing<'_> {
+    fn drop(&mut self) {
+        self.0.table.lock().changing -= 1;
+    }
 }
 
 /// A close that no thread waits for.
@@ -81,6 +92,12 @@ impl Opens {
             let keeper = std::thread::Builder::new().name("opens".into()).stack_size(128 << 10);
             table.is_kept = keeper.spawn(move || keep(&client)).is_ok();
         }
+    }
+
+    /// Begins an open or a close. To be called before it asks for the way of its call.
+    pub(crate) fn changing(&self) -> Changing<'_> {
+        self.table.lock().changing += 1;
+        Changing(self)
     }
 
     pub(crate) fn remove(&self, number: u64) {
@@ -172,10 +189,10 @@ impl Opens {
         self.all().iter().for_each(|file| file.note_unlink(path));
     }
 
-    /// No file is open, and no close under way.
+    /// No file is open, and no open or close under way.
     pub(crate) fn are_none(&self) -> bool {
         let table = self.table.lock();
-        table.files.is_empty() && table.under_way == 0
+        table.files.is_empty() && table.under_way == 0 && table.changing == 0
     }
 
     pub(crate) fn all(&self) -> Vec<Arc<OpenFile>> {

@@ -4,6 +4,8 @@
 //! meanwhile, or a sync by whomever fails, the next sync of the file must fail instead of promising what is gone, whichever
 //! way it goes.
 
+use std::sync::atomic::{AtomicBool, Ordering};
+
 use impresario_base::lock::Mutex;
 use impresario_wire::{FileKey, LaneState};
 
@@ -18,6 +20,8 @@ const GENERATION_MAX: usize = 1 << 15;
 #[derive(Default)]
 pub struct Unsynced {
     generations: Mutex<[FxHashMap<(u16, FileKey), u64>; 2]>,
+    /// Some writes were forgotten.
+    has_forgotten: AtomicBool,
 }
 
 impl Unsynced {
@@ -30,14 +34,18 @@ impl Unsynced {
         }
         let first = old.remove(&(server, file)).unwrap_or(state);
         if young.len() >= GENERATION_MAX {
+            if !old.is_empty() {
+                self.has_forgotten.store(true, Ordering::Relaxed);
+            }
             *old = std::mem::take(young);
         }
         young.insert((server, file), first);
     }
 
-    /// Everything that was written is synced.
+    /// Everything that was written is synced. False for good once something was forgotten.
     pub(crate) fn is_empty(&self) -> bool {
-        self.generations.lock().iter().all(FxHashMap::is_empty)
+        let generations = self.generations.lock();
+        !self.has_forgotten.load(Ordering::Relaxed) && generations.iter().all(FxHashMap::is_empty)
     }
 
     /// A sync was acknowledged. False when writes from before may have been lost.
@@ -103,5 +111,8 @@ mod tests {
         let generations = unsynced.generations.lock();
         assert!(generations.iter().all(|g| g.len() <= GENERATION_MAX));
         assert!(generations[0].contains_key(&(0, FileKey(4 * GENERATION_MAX as u64 - 1))));
+        drop(generations);
+        (0..4 * GENERATION_MAX as u64).for_each(|key| _ = unsynced.forget(0, FileKey(key)));
+        assert!(!unsynced.is_empty(), "what was forgotten is not synced");
     }
 }

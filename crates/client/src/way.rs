@@ -160,9 +160,11 @@ impl Client {
     }
 
     /// Goes back to the I/O node that it had to leave, if that is there again; true if it does. Clients that were given their way
-    /// keep it; one of a folder of a file system goes when it has no file open and all that it has written is synced.
+    /// keep it; one of a folder of a file system goes when it has no file open and all that it has written is synced. From a folder none
+    /// goes to a cluster, nor the other way round.
     pub fn return_home(&self, config: &Config) -> Result<bool, ClientError> {
-        if self.options.via != Via::Auto || !self.is_away() || !self.may_leave() {
+        let is_elsewhere = config.tree.is_some() != self.is_of_tree;
+        if self.options.via != Via::Auto || is_elsewhere || !self.is_away() || !self.may_leave() {
             return Ok(false);
         }
         let next = Way::new(config, &self.options, &self.identity, &self.unsynced)?;
