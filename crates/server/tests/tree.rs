@@ -12,8 +12,10 @@ use impresario_config::{Allocation, AllocationRule, Config, Io, Tree, TreeBacken
 use impresario_sched::PolicySpec;
 use impresario_server::Started;
 use impresario_testing::free_address;
-use impresario_wire::{Device, NodeKind, SetAttr, SetTime, Time, XattrMode};
+use impresario_wire::{Call, Device, NodeKind, SetAttr, SetTime, Time, XattrMode};
 use tempfile::TempDir;
+
+use crate::support::{Peer, who};
 
 /// I/O nodes over a folder of this machine.
 struct Bed {
@@ -447,13 +449,160 @@ fn a_file_whose_calls_hang_delays_no_other() {
             let client = &client;
             scope.spawn(move || client.stat("hangs").unwrap());
         }
-        impresario_testing::until("they hang", || hanging.calls() >= 10);
+        impresario_testing::until("they hang", || hanging.calls() >= CALLS);
         let found = (0..20).try_for_each(|_| other.stat("answers").map(drop));
         hanging.release();
         found.unwrap();
     });
     drop(bed);
     drop(session);
+}
+
+/// What goes on at the other node while the client looks for its own counts, too.
+#[test]
+fn a_client_stays_away_while_an_open_is_under_way() {
+    if !impresario_testing::require("fuse") || !impresario_testing::require("root") {
+        return;
+    }
+    let mounted = TempDir::new().unwrap();
+    let hanging = Arc::<Hanging>::default();
+    let mut options = fuser::Config::default();
+    options.mount_options = vec![fuser::MountOption::FSName("impresario-opens".into())];
+    let session = fuser::spawn_mount(HangsForOne(hanging.clone()), mounted.path(), &options).unwrap();
+    let mut bed = Bed::start(2, |tree, _| tree.folder = mounted.path().into());
+    let rule = AllocationRule { jobs: vec![7], hosts: Vec::new(), nodes: vec!["io.0".into(), "io.1".into()] };
+    bed.config.allocation = Allocation { rules: vec![rule], ..Allocation::default() };
+    let options = ClientOptions { job: 7, placement_seed: 0, ..ClientOptions::default() };
+    let client = Client::connect(&bed.config, options).unwrap();
+    bed.nodes[0] = None;
+    client.stat("answers").unwrap();
+    assert!(client.is_away());
+    bed.nodes[0] = Some(impresario_server::start(&bed.config, "io.0").unwrap());
+    // With a configuration that is a cluster's by now.
+    let cluster = Config { tree: None, ..bed.config.clone() };
+    let goes_elsewhere = client.return_home(&cluster).unwrap();
+    let goes_meanwhile = std::thread::scope(|scope| {
+        let opening = scope.spawn(|| client.open("hangs", false).unwrap());
+        impresario_testing::until("it hangs", || hanging.calls() > 0);
+        let goes = client.return_home(&bed.config).unwrap();
+        hanging.release();
+        opening.join().unwrap().close().unwrap();
+        goes
+    });
+    assert!(!goes_elsewhere && !goes_meanwhile, "{goes_elsewhere} {goes_meanwhile}");
+    impresario_testing::until("it goes back", || client.return_home(&bed.config).unwrap());
+    drop(bed);
+    drop(session);
+}
+
+/// A file system with one file. What is written there takes until it is released; then there is no space.
+#[derive(Default)]
+struct Full {
+    replies: Mutex<(Vec<fuser::ReplyWrite>, Vec<(u64, usize)>, bool)>,
+}
+
+impl Full {
+    fn attr(node: u64) -> fuser::FileAttr {
+        let (kind, perm) = if node == 1 { (FileType::Directory, 0o755) } else { (FileType::RegularFile, 0o644) };
+        impresario_testing::fuse::attr(node, kind, perm, if node == 1 { 0 } else { 1 << 20 })
+    }
+
+    /// Offset and length of what came.
+    fn writes(&self) -> Vec<(u64, usize)> {
+        self.replies.lock().unwrap().1.clone()
+    }
+
+    /// Answers what came; what comes `later` is held, or fails at once.
+    fn release(&self, holds_later: bool) {
+        let (replies, _, fails) = &mut *self.replies.lock().unwrap();
+        *fails = !holds_later;
+        replies.drain(..).for_each(|reply| reply.error(fuser::Errno::ENOSPC));
+    }
+}
+
+struct FillsUp(Arc<Full>);
+
+impl Filesystem for FillsUp {
+    fn lookup(&self, _: &Request, _: INodeNo, name: &OsStr, reply: ReplyEntry) {
+        match name.to_str() {
+            Some("file") => reply.entry(&Duration::ZERO, &Full::attr(2), Generation(0)),
+            _ => reply.error(fuser::Errno::ENOENT),
+        }
+    }
+
+    fn getattr(&self, _: &Request, node: INodeNo, _: Option<FileHandle>, reply: ReplyAttr) {
+        reply.attr(&Duration::ZERO, &Full::attr(node.0));
+    }
+
+    fn write(
+        &self,
+        _: &Request,
+        _: INodeNo,
+        _: FileHandle,
+        offset: u64,
+        data: &[u8],
+        _: fuser::WriteFlags,
+        _: fuser::OpenFlags,
+        _: Option<fuser::LockOwner>,
+        reply: fuser::ReplyWrite,
+    ) {
+        let (replies, writes, fails) = &mut *self.0.replies.lock().unwrap();
+        writes.push((offset, data.len()));
+        match *fails {
+            true => reply.error(fuser::Errno::ENOSPC),
+            false => replies.push(reply),
+        }
+    }
+}
+
+/// A full disk fails the merged write of two clients late: what they have written through another node since must stay.
+#[test]
+fn what_a_full_disk_failed_late_is_not_written_again_for_clients_that_are_gone() {
+    const BLOCK: usize = 4096;
+    if !impresario_testing::require("fuse") || !impresario_testing::require("root") {
+        return;
+    }
+    for (takes, are_gone) in [(Duration::from_millis(200), true), (Duration::from_millis(1500), false)] {
+        let mounted = TempDir::new().unwrap();
+        let full = Arc::<Full>::default();
+        let mut options = fuser::Config::default();
+        options.mount_options = vec![fuser::MountOption::FSName("impresario-full".into())];
+        let session = fuser::spawn_mount(FillsUp(full.clone()), mounted.path(), &options).unwrap();
+        let bed = Bed::start(1, |tree, io| {
+            tree.folder = mounted.path().into();
+            io.in_flight_requests = 1;
+            io.policy = PolicySpec::named("none");
+        });
+        let client = bed.client(0);
+        let file = client.open("file", true).unwrap();
+        let (key, layout) = (file.key(), file.layout());
+        let connect = |number| Peer::connect(&bed.config.io[0].address, impresario_wire::Role::Io, number);
+        let send = |peer: &mut Peer, number, offset| {
+            let call = Call::FileWrite { who: who(number), file: key, layout, offset };
+            peer.send(&call, &[number as u8; BLOCK]);
+        };
+        let (mut first, mut one, mut two, looks) = (connect(1), connect(2), connect(3), &mut connect(4));
+        let mut forward = |what: &str| looks.status()["forward"][what].as_u64().unwrap();
+        send(&mut first, 1, 0);
+        impresario_testing::until("it is written", || full.writes().len() == 1);
+        send(&mut one, 2, 10 * BLOCK as u64);
+        send(&mut two, 3, 11 * BLOCK as u64);
+        impresario_testing::until("they wait", || forward("waiting") == 2);
+        full.release(true);
+        impresario_testing::until("they are written", || full.writes().len() == 2);
+        let merged = [(0, BLOCK), (10 * BLOCK as u64, 2 * BLOCK)];
+        assert_eq!(full.writes(), merged, "they are merged");
+        std::thread::sleep(takes);
+        if are_gone {
+            drop((one, two));
+            std::thread::sleep(Duration::from_millis(100));
+        }
+        full.release(false);
+        impresario_testing::until("they are done", || forward("in_flight") == 0);
+        assert_eq!(full.writes(), merged, "after {takes:?}, gone: {are_gone}");
+        drop((file, client, bed));
+        drop(session);
+    }
 }
 
 /// A file system without times of birth, which gives the number of a removed file to the next one.
