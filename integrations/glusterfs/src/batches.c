@@ -8,6 +8,7 @@
 #include <string.h>
 
 enum { CALL_BYTES_MAX = 0x7ffff000 }; /* the kernel moves no more by one call (MAX_RW_COUNT) */
+enum { WRITE_BYTES_MAX = 16 << 20 };       /* a merged write is copied, so that this much memory more is taken for each call */
 
 /* A batch that is with the child. */
 typedef struct {
@@ -332,6 +333,7 @@ static gf_boolean_t alike(enum sched_merge merge, sched_request_t *one, sched_re
 static uint32_t mergeable(enum sched_merge merge, const impresario_batch_t *batch, uint32_t asked, uint32_t first,
                           uint64_t *end) {
     sched_request_t *head = (sched_request_t *)(uintptr_t)batch->requests[first].token;
+    uint64_t bytes_max = batch->op == IMPRESARIO_WRITE ? WRITE_BYTES_MAX : CALL_BYTES_MAX;
     uint32_t count = 1;
     *end = end_of(head);
     if (merge == MERGE_OFF || (batch->op != IMPRESARIO_READ && batch->op != IMPRESARIO_WRITE)) return count;
@@ -339,7 +341,7 @@ static uint32_t mergeable(enum sched_merge merge, const impresario_batch_t *batc
         sched_request_t *next = (sched_request_t *)(uintptr_t)batch->requests[first + count].token;
         uint64_t at = next->what.offset;
         if (at < head->what.offset || (batch->op == IMPRESARIO_READ ? at > *end : at != *end)) break;
-        if (max(*end, end_of(next)) - head->what.offset > CALL_BYTES_MAX || !alike(merge, head, next)) break;
+        if (max(*end, end_of(next)) - head->what.offset > bytes_max || !alike(merge, head, next)) break;
         *end = max(*end, end_of(next));
     }
     return count;

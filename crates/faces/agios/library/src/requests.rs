@@ -11,7 +11,7 @@ use impresario_base::lock::{Apart, Mutex, MutexGuard};
 
 use crate::files::FileName;
 
-/// Of a file's name in a message at most.
+/// Of a file's name in a message at most, before control characters are escaped: each is up to six bytes then.
 const NAME_SHOWN_BYTES: usize = 200;
 
 /// The identity of a request.
