@@ -495,10 +495,17 @@ fn a_client_stays_away_while_an_open_is_under_way() {
     drop(session);
 }
 
+#[derive(Default)]
+struct FullState {
+    replies: Vec<fuser::ReplyWrite>,
+    writes: Vec<(u64, usize)>,
+    fails: bool,
+}
+
 /// A file system with one file. What is written there takes until it is released; then there is no space.
 #[derive(Default)]
 struct Full {
-    replies: Mutex<(Vec<fuser::ReplyWrite>, Vec<(u64, usize)>, bool)>,
+    state: Mutex<FullState>,
 }
 
 impl Full {
@@ -509,12 +516,12 @@ impl Full {
 
     /// Offset and length of what came.
     fn writes(&self) -> Vec<(u64, usize)> {
-        self.replies.lock().unwrap().1.clone()
+        self.state.lock().unwrap().writes.clone()
     }
 
-    /// Answers what came; what comes `later` is held, or fails at once.
+    /// Answers what came. What comes later is held, or fails at once.
     fn release(&self, holds_later: bool) {
-        let (replies, _, fails) = &mut *self.replies.lock().unwrap();
+        let FullState { replies, fails, .. } = &mut *self.state.lock().unwrap();
         *fails = !holds_later;
         replies.drain(..).for_each(|reply| reply.error(fuser::Errno::ENOSPC));
     }
@@ -546,7 +553,7 @@ impl Filesystem for FillsUp {
         _: Option<fuser::LockOwner>,
         reply: fuser::ReplyWrite,
     ) {
-        let (replies, writes, fails) = &mut *self.0.replies.lock().unwrap();
+        let FullState { replies, writes, fails } = &mut *self.0.state.lock().unwrap();
         writes.push((offset, data.len()));
         match *fails {
             true => reply.error(fuser::Errno::ENOSPC),

@@ -8,7 +8,7 @@
 #include <string.h>
 
 enum { CALL_BYTES_MAX = 0x7ffff000 }; /* the kernel moves no more by one call (MAX_RW_COUNT) */
-enum { WRITE_BYTES_MAX = 16 << 20 };       /* a merged write is copied, so that this much memory more is taken for each call */
+enum { WRITE_BYTES_MAX = 16 << 20 };  /* a merged write is copied, so that this much memory more is taken for each call */
 
 /* A batch that is with the child. */
 typedef struct {
