@@ -164,8 +164,8 @@ pub(super) struct Done {
 /// What was found out about a file.
 #[derive(Debug)]
 pub(super) enum Found {
-    /// What its index says, and its format.
-    Index(Index),
+    /// What its index says, and its format, if it could be read.
+    Index(Option<Index>),
     /// Whether each part has a page in the page table; `None` where that cannot be seen.
     PageTable(Option<Vec<(Range<u64>, bool)>>),
 }
@@ -608,7 +608,7 @@ impl Pool {
             }
             // Of a file that is closed meanwhile nothing is wanted.
             Work::Index(..) if progress.ended.load(Relaxed) => None,
-            Work::Index(formats, place) => Some(answer(Found::Index(read_index(file.fd, &formats, place)?))),
+            Work::Index(formats, place) => Some(answer(Found::Index(read_index(file.fd, &formats, place)))),
             Work::PageTable(pid, parts) => {
                 let found = parts_in_page_table(pid, *id, file.fd, &parts).ok();
                 Some(answer(Found::PageTable(found.map(|found| parts.into_iter().zip(found).collect()))))
