@@ -229,6 +229,11 @@ impl Advisor {
         }
     }
 
+    /// The file's index could not be read, or is not kept.
+    pub fn has_no_index(&mut self) {
+        self.indexed.is_none();
+    }
+
     /// How many extents are known of the file by its index.
     pub fn index_extents(&self) -> usize {
         self.indexed.extents()

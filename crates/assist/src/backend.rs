@@ -6,7 +6,6 @@
 //! longer ([`DeviceLimits`]).
 
 mod cachestat;
-mod exactly;
 mod fadvise;
 mod forced_read;
 mod gpfs;
@@ -27,9 +26,8 @@ use std::sync::{Arc, OnceLock};
 use rustc_hash::{FxHashMap, FxHashSet};
 
 use crate::config::{BackendChoice, ReadAhead};
-use cachestat::pages_before;
 pub use cachestat::{CachedPages, PAGE_BYTES, cached_pages, is_cached, sees_all_pages};
-pub(crate) use exactly::read_exactly;
+use cachestat::{missing_parts, pages_before};
 pub use fadvise::Fadvise;
 pub use forced_read::ForcedRead;
 pub use gpfs::Gpfs;
@@ -236,9 +234,14 @@ impl Backends {
             return (self.forced_read.will_need(file, range), &self.forced_read);
         }
         // The kernel's advice only begins to read; a device that serves many requests at once is much faster by it than by
-        // reading. Who reads behind it waits for what is on its way.
-        let brought = self.fadvise.will_need(file, range.clone());
-        (brought.and_then(|brought| self.forced_read.wait_for(file, range).map(|()| brought)), &self.forced_read)
+        // reading. Who reads behind it waits for what is on its way. What was there before is left alone: where the kernel reads
+        // ahead for a program it has marked a page, and whoever reads that one makes it go on, by up to the device's whole window
+        // (Linux, `page_cache_async_ra`).
+        let missing = missing_parts(file.fd, range.clone());
+        let brought = self.fadvise.will_need(file, range);
+        let wait =
+            |brought| missing.into_iter().try_for_each(|part| self.forced_read.wait_for(file, part)).map(|()| brought);
+        (brought.and_then(wait), &self.forced_read)
     }
 
     /// Lets a range go. With an error, the name of the way that failed.
@@ -367,6 +370,31 @@ fn cut(range: Range<u64>, end: impl Fn(u64) -> u64) -> impl Iterator<Item = Rang
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// The program reads the beginning, behind which the kernel has marked a page. Who reads that page, through whatever open file,
+    /// makes the kernel read on, by some hundred KiB and more.
+    #[test]
+    fn what_is_waited_for_brings_in_nothing_beside_it() {
+        use std::io::Write;
+        const MIB: u64 = 1 << 20;
+        let mut file = tempfile::NamedTempFile::new_in("/var/tmp").unwrap();
+        file.write_all(&vec![1; 8 << 20]).unwrap();
+        file.as_file().sync_all().unwrap();
+        rustix::fs::fadvise(&file, 0, None, rustix::fs::Advice::DontNeed).unwrap();
+        let program = std::fs::File::open(file.path()).unwrap();
+        let there = || cached_pages(file.as_file().as_fd(), 0..8 * MIB).map_or(u64::MAX, |pages| pages.cached);
+        let before = there();
+        rustix::io::pread(&program, &mut vec![0; 64 << 10], 0).unwrap();
+        if before > 0 || !(17..100).contains(&there()) {
+            return impresario_testing::skip("cachestat", "no cachestat, pages that stay, or another reading ahead");
+        }
+        let stat = rustix::fs::fstat(&program).unwrap();
+        let id = FileId { dev: stat.st_dev, ino: stat.st_ino };
+        let hinted = HintedFile { fd: program.as_fd(), id, progress: None, inside: None };
+        let (brought, _) = Backends::default().bring_in(BackendChoice::Auto, hinted, 0..MIB / 2);
+        assert!(brought.is_ok());
+        assert_eq!(there(), MIB / 2 / PAGE_BYTES);
+    }
 
     #[test]
     fn what_fits_into_one_piece_is_not_cut() {

@@ -22,7 +22,6 @@ use std::ops::Range;
 use std::os::fd::BorrowedFd;
 use std::path::Path;
 
-use crate::backend::read_exactly;
 pub use bytes::Fields;
 use impresario_foresight::Tracks;
 pub use source::{ReadAt, Source, Spent};
@@ -114,7 +113,7 @@ pub fn read_open(file: BorrowedFd<'_>, formats: &[&'static dyn Format], place: O
     let before = state()?;
     // An index lies in small pieces: what stands between them is not wanted.
     let _ = rustix::fs::fadvise(file, 0, None, rustix::fs::Advice::Random);
-    let read_at = |at, bytes: &mut [u8]| read_exactly(file, at, bytes);
+    let read_at = |at, bytes: &mut [u8]| Ok(rustix::io::pread(file, bytes, at)?);
     let index = index(formats, Source::new(&read_at, before.0, None).at(place))?;
     (state()? == before).then_some(index)
 }

@@ -4,6 +4,9 @@ use std::ops::Range;
 
 use crate::stream::LAGS;
 
+/// Of a block with more pieces all is wanted.
+const PIECES_MAX: u64 = 4096;
+
 /// What a stream will read next.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Forecast {
@@ -112,6 +115,10 @@ impl Forecast {
         }
         if !self.touches(&bytes) {
             return Vec::new();
+        }
+        let rounds = (bytes.end - bytes.start) / self.stride.unsigned_abs();
+        if rounds.saturating_mul(self.round.len() as u64) > PIECES_MAX {
+            return vec![bytes]; // they overlap, or nearly
         }
         let pieces = self.whole_pieces_in(&bytes, u64::MAX).filter(|p| bytes.contains(&p.start));
         joined(pieces.collect())

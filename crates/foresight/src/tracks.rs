@@ -36,8 +36,8 @@ const UNPROVEN_MAX: u64 = 4;
 const SUM_BYTES_MAX: u64 = 16;
 /// Tracks that one reader is followed in; more are forgotten.
 const FOLLOWED_MAX: usize = 4096;
-/// Tracks that one reader goes along together, at most.
-const TOGETHER_MAX: usize = 64;
+/// Tracks that one reader goes along together, at most, so that each step looks at one extent of each.
+const TOGETHER_MAX: usize = STEPS_MAX as usize;
 /// Extents between two readers of a track at most, for what one has read to be in memory still for the other.
 const NEAR_MAX: u64 = 256;
 
@@ -457,7 +457,11 @@ impl Tracks {
             return false;
         }
         let place = place.clone();
-        let (mut ahead, more) = reader.together(track, |track| self.tracks[track as usize].start as i64);
+        // A read of many extents goes through its tracks by itself.
+        let (mut ahead, more) = match steps_max == STEPS_MAX {
+            true => reader.together(track, |track| self.tracks[track as usize].start as i64),
+            false => Default::default(),
+        };
         let steps = if more { 1 } else { place.steps((steps_max / (ahead.len() as u32 + 1)).max(1)) };
         ahead.push(Ahead::new(track, &place, group, cut(group, before.0, before.1)));
         self.predict(&mut ahead, steps, may, next);

@@ -66,6 +66,11 @@ impl Indexed {
         }
     }
 
+    /// The index could not be read, or is too large to be kept.
+    pub(super) fn is_none(&mut self) {
+        self.is_awaited = false;
+    }
+
     /// The file has changed: its index is not believed any more.
     pub(super) fn forget(&mut self) {
         self.clear();
@@ -85,12 +90,12 @@ impl Indexed {
     ) -> Option<(bool, Vec<Action>)> {
         let is_straight_on = bytes.start == self.end;
         (self.start, self.end) = (bytes.start, bytes.end);
-        // Who copies a file needs nothing of its index.
-        let is_unknown = self.known.as_ref().is_none_or(|(_, tracks)| !tracks.knows(bytes));
-        self.is_wanted |= !is_straight_on && is_unknown && size_bytes >= FILE_BYTES_MIN && !self.formats.is_empty();
         if self.has_stepped_aside {
             return None;
         }
+        // Who copies a file needs nothing of its index.
+        let is_unknown = self.known.as_ref().is_none_or(|(_, tracks)| !tracks.knows(bytes));
+        self.is_wanted |= !is_straight_on && is_unknown && size_bytes >= FILE_BYTES_MIN && !self.formats.is_empty();
         let allowed_bytes = KNOWN_HEAD_BYTES.saturating_add(self.read_bytes.saturating_mul(KNOWN_GROWTH));
         let (mut asked_bytes, mut unread_bytes) = (self.tally.prefetched_bytes, self.unread_bytes);
         let mut grant = |bytes: u64| {

@@ -458,6 +458,14 @@ fn the_rest_of_an_index_is_asked_for_when_it_is_needed() {
     assert_eq!(a.index_extents(), 32);
     read(&mut a, 1, 60 * MIB..61 * MIB, 0, 4);
     assert!(a.take_index_wish().is_none(), "there is no more");
+    // One that could not be read is not waited for.
+    let mut a = advisor(Entry { online: true, ..Entry::new("/f.h5") }, 64 * MIB, Budget::default());
+    a.may_be(crate::formats::by_name(std::path::Path::new("/f.h5")));
+    read(&mut a, 1, MIB..MIB + 10, 0, 0);
+    assert!(a.take_index_wish().is_some());
+    a.has_no_index();
+    a.index_is_known(index(Tracks::new([near()], 64 * MIB), 64 * MIB));
+    assert_eq!(a.index_extents(), 0);
 }
 
 #[test]

@@ -97,6 +97,32 @@ fn sampled_pages(fd: BorrowedFd<'_>, range: Range<u64>) -> Option<CachedPages> {
     Some(CachedPages { cached: all * there / looked, all })
 }
 
+/// How often a range is looked at to tell its parts.
+const LOOKS_MAX: u32 = 256;
+
+/// The parts of a range that are neither in memory nor on the way into it, in order. Where that cannot be told, or takes too many
+/// looks, what was not looked at is one of them.
+pub(super) fn missing_parts(fd: BorrowedFd<'_>, range: Range<u64>) -> Vec<Range<u64>> {
+    let (mut left, mut missing) = (vec![range], Vec::<Range<u64>>::new());
+    let mut looks = 0;
+    while let Some(part) = left.pop().filter(|part| !part.is_empty()) {
+        looks += 1;
+        let pages = if looks <= LOOKS_MAX { cached_pages(fd, part.clone()).ok() } else { None };
+        match pages {
+            Some(pages) if pages.complete() => {}
+            Some(pages) if pages.cached > 0 => {
+                let half = (part.start / PAGE_BYTES + pages.all / 2) * PAGE_BYTES;
+                left.extend([half..part.end, part.start..half]);
+            }
+            _ => match missing.last_mut().filter(|last| last.end == part.start) {
+                Some(last) => last.end = part.end,
+                None => missing.push(part),
+            },
+        }
+    }
+    missing
+}
+
 /// Whether a range that is not empty is in memory: by `cachestat`, or, where that is not to be had, by asking for its first
 /// and its last byte without waiting (`RWF_NOWAIT`, Linux 4.14), which says something of these two only and may make the
 /// kernel begin to read. `None` where neither can be asked.
@@ -141,6 +167,31 @@ mod tests {
         assert_eq!(sampled_pages(file.as_fd(), 0..0), None);
         let beyond = cached_pages(file.as_fd(), 1 << 30..(1 << 30) + 4096).unwrap();
         assert_eq!((beyond.cached, beyond.of_bytes(4096)), (0, 0));
+    }
+
+    #[test]
+    fn the_parts_that_are_missing_are_told() {
+        const MIB: u64 = 1 << 20;
+        let mut file = tempfile::tempfile_in("/var/tmp").unwrap();
+        file.write_all(&vec![1; 4 << 20]).unwrap();
+        file.sync_all().unwrap();
+        let drop = |range: Range<u64>| {
+            let len = std::num::NonZero::new(range.end - range.start);
+            rustix::fs::fadvise(&file, range.start, len, rustix::fs::Advice::DontNeed).unwrap();
+        };
+        assert_eq!(missing_parts(file.as_fd(), 0..0), []);
+        let gaps = [8192..12_288, MIB..2 * MIB, 3 * MIB + 4096..3 * MIB + 8192];
+        gaps.iter().cloned().for_each(drop);
+        let cached =
+            |range: &Range<u64>| cached_pages(file.as_fd(), range.clone()).map_or(u64::MAX, |pages| pages.cached);
+        if gaps.iter().any(|gap| cached(gap) > 0) || cached(&(0..4096)) != 1 {
+            return impresario_testing::skip("cachestat", "no cachestat, or a file system whose pages stay");
+        }
+        assert_eq!(missing_parts(file.as_fd(), 0..4 * MIB), gaps);
+        assert_eq!(missing_parts(file.as_fd(), 100..10_000), [8192..10_000]);
+        assert_eq!(missing_parts(file.as_fd(), MIB + 5000..MIB + 6000), [MIB + 5000..MIB + 6000]);
+        let (read, _write) = std::io::pipe().unwrap();
+        assert_eq!(missing_parts(read.as_fd(), 0..100), [0..100], "nothing can be told");
     }
 
     /// What is not in memory is told as missing, by one page before a hint.

@@ -14,7 +14,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use rustc_hash::FxHashMap;
-use rustix::fs::Advice;
+use rustix::fs::{Advice, AtFlags, StatxFlags};
 
 use super::cachestat::{PAGE_BYTES, cached_pages};
 use super::forced_read::overtaken;
@@ -24,9 +24,10 @@ use impresario_device::{DeviceLimits, device_limits_of};
 
 /// Hints are never split smaller.
 const SMALLEST_BYTES: u64 = 128 << 10;
-/// Where nothing came, the same is asked for again after this time, after twice it, and so on,
+/// Where nothing came, the same is asked for again after this time, after twice it, and so on up to the second,
 const ASK_AGAIN_AFTER: Duration = Duration::from_micros(250);
-/// and no longer than this: a worker waits for it.
+const ASK_AGAIN_EVERY: Duration = Duration::from_millis(4);
+/// for no longer than this since the hint began: a worker waits for it.
 const ASK_AGAIN_WITHIN: Duration = Duration::from_millis(200);
 /// Calls in a row that brought nothing at all, after which advice counts as ignored.
 const IGNORED_CALLS: u32 = 4;
@@ -74,11 +75,11 @@ impl Fadvise {
         act(device)
     }
 
-    /// Asks for one piece that is not wholly in memory, `cached` pages of it.
-    fn ask(&self, file: HintedFile<'_>, piece: Range<u64>, cached: Option<u64>) -> io::Result<Brought> {
+    /// Asks for one piece that is not wholly in memory, `cached` pages of it, until `end` where the device takes none at first.
+    fn ask(&self, file: HintedFile<'_>, piece: Range<u64>, cached: Option<u64>, end: Instant) -> io::Result<Brought> {
         let bytes = piece.end - piece.start;
         let mut brought = Brought { asked_bytes: bytes, ..Brought::default() };
-        let (mut pause, end) = (ASK_AGAIN_AFTER, Instant::now() + ASK_AGAIN_WITHIN);
+        let mut pause = ASK_AGAIN_AFTER;
         loop {
             will_need_call(file, piece.clone())?;
             brought.calls += 1;
@@ -87,12 +88,12 @@ impl Fadvise {
             let (came, wanted) = (after.cached.saturating_sub(before), after.all.saturating_sub(before));
             if came > 0 {
                 self.with_device(file, |d| (d.takes, d.brought_nothing) = (true, 0));
-                if came * 10 < wanted * 9 && bytes > SMALLEST_BYTES {
-                    return self.ask_in_parts(file, piece, brought);
+                if came * 10 < wanted * 9 && bytes > SMALLEST_BYTES && piece.end <= length(file) {
+                    return self.ask_in_parts(file, piece, brought, end);
                 }
-            } else if wanted > 0 && self.takes_later(file, &piece, end) {
-                std::thread::sleep(pause);
-                pause *= 2;
+            } else if wanted > 0 && piece.start < length(file) && self.takes_later(file, &piece, end) {
+                std::thread::sleep(pause.min(end.saturating_duration_since(Instant::now())));
+                pause = ASK_AGAIN_EVERY.min(pause * 2);
                 continue;
             }
             brought.missed_bytes = ((wanted.saturating_sub(came)) * PAGE_BYTES).min(bytes);
@@ -113,23 +114,37 @@ impl Fadvise {
     }
 
     /// Less came of a call than was asked for: the rest in halves, and later calls, too, if these are taken at once.
-    fn ask_in_parts(&self, file: HintedFile<'_>, piece: Range<u64>, mut brought: Brought) -> io::Result<Brought> {
-        let part_bytes = ((piece.end - piece.start) / 2).max(SMALLEST_BYTES);
+    fn ask_in_parts(
+        &self,
+        file: HintedFile<'_>,
+        piece: Range<u64>,
+        mut brought: Brought,
+        end: Instant,
+    ) -> io::Result<Brought> {
+        let bytes = piece.end - piece.start;
+        let part_bytes = (bytes / 2).next_multiple_of(PAGE_BYTES).max(SMALLEST_BYTES);
         let (mut parts, calls) = (0, brought.calls);
         for part in pieces(piece, part_bytes) {
             let cached = cached_pages(file.fd, part.clone())?;
             if !cached.complete() {
-                let more = self.ask(file, part, Some(cached.cached))?;
+                let more = self.ask(file, part, Some(cached.cached), end)?;
                 brought.calls += more.calls;
                 brought.missed_bytes += more.missed_bytes;
                 parts += 1;
             }
         }
-        if brought.calls - calls == parts && brought.missed_bytes == 0 {
-            self.with_device(file, |d| d.call_bytes = d.call_bytes.min(part_bytes));
+        if parts > 0 && brought.calls - calls == parts && brought.missed_bytes == 0 {
+            let smaller = |d: &mut Device| (d.call_bytes / 2).max(SMALLEST_BYTES).min(d.call_bytes);
+            self.with_device(file, |d| d.call_bytes = if bytes < d.call_bytes { d.call_bytes } else { smaller(d) });
         }
         Ok(brought)
     }
+}
+
+/// As far as is known without asking the file system: one that was cut off has nothing to bring in.
+fn length(file: HintedFile<'_>) -> u64 {
+    let how = AtFlags::EMPTY_PATH | AtFlags::STATX_DONT_SYNC;
+    rustix::fs::statx(file.fd, c"", how, StatxFlags::SIZE).map_or(0, |stat| stat.stx_size)
 }
 
 fn will_need_call(file: HintedFile<'_>, piece: Range<u64>) -> io::Result<()> {
@@ -148,13 +163,13 @@ impl HintBackend for Fadvise {
 
     fn will_need(&self, file: HintedFile<'_>, range: Range<u64>) -> io::Result<Brought> {
         let call_bytes = self.with_device(file, |d| d.call_bytes);
-        let mut brought = Brought::default();
+        let (mut brought, end) = (Brought::default(), Instant::now() + ASK_AGAIN_WITHIN);
         for piece in calls(&range, call_bytes).take_while(|_| !file.has_ended()) {
             let cached = brought.look(file.fd, &piece);
             if cached.is_some_and(|cached| cached.complete()) {
                 continue;
             }
-            brought.add(self.ask(file, piece, cached.map(|c| c.cached))?);
+            brought.add(self.ask(file, piece, cached.map(|c| c.cached), end)?);
         }
         // Whole pages were asked about.
         brought.found_bytes = brought.found_bytes.min(range.end - range.start);

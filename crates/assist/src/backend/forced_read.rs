@@ -21,7 +21,6 @@ use impresario_base::machine::path_of;
 use rustc_hash::FxHashMap;
 use rustix::fs::{AtFlags, OFlags, StatxFlags};
 
-use super::exactly::wait_exactly;
 use super::{Brought, FileId, HintBackend, HintedFile, pieces};
 use impresario_base::lock::{Mutex, MutexGuard};
 use impresario_device::device_limits_of;
@@ -85,13 +84,13 @@ impl ForcedRead {
         own
     }
 
-    /// Waits for what was asked for, so as to know when it is there.
+    /// Reads what was asked for, so as to know when it is there.
     pub(super) fn wait_for(&self, file: HintedFile<'_>, range: Range<u64>) -> io::Result<()> {
         let own = self.own(file);
         let fd = own.fd.as_ref().map_or(file.fd, |fd| fd.as_fd());
         pieces(range, own.call_bytes).take_while(|_| !file.has_ended()).try_for_each(|piece| {
             own.end.store(piece.end, Relaxed);
-            wait_exactly(fd, &piece).or_else(|_| read_piece(fd, piece).map(drop))
+            read_piece(fd, piece).map(drop)
         })
     }
 }

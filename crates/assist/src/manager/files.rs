@@ -351,18 +351,26 @@ impl Files {
     }
 
     /// A file's index is followed, if there is room for it in memory.
-    fn index_is_read(&mut self, id: FileId, index: Index) {
+    fn index_is_read(&mut self, id: FileId, index: Option<Index>) {
         let Some(payer) = self.open.get(&id).map(|file| file.payer) else { return };
-        let known = |file: &SharedFile| file.advisor.index_extents();
-        let of_all: usize = self.open.values().map(known).sum();
-        let of_user: usize = self.open.values().filter(|file| file.payer == payer).map(known).sum();
-        let more = index.tracks.extents();
-        if of_all + more > INDEXED_MAX.0 || of_user + more > INDEXED_MAX.1 {
-            tracing::debug!(of_all, of_user, more, "no memory for one more file's index");
-            return;
-        }
-        if let Some(file) = self.open.get_mut(&id) {
-            file.advisor.index_is_known(index);
+        // What is known of this one is replaced.
+        let others = || self.open.iter().filter(|(other, _)| **other != id).map(|(_, file)| file);
+        let of_all: usize = others().map(|file| file.advisor.index_extents()).sum();
+        let of_user = others().filter(|file| file.payer == payer).map(|file| file.advisor.index_extents());
+        let of_user: usize = of_user.sum();
+        let fits = |index: &Index| {
+            let more = index.tracks.extents();
+            let fits = of_all + more <= INDEXED_MAX.0 && of_user + more <= INDEXED_MAX.1;
+            if !fits {
+                tracing::debug!(of_all, of_user, more, "no memory for one more file's index");
+            }
+            fits
+        };
+        let index = index.filter(fits);
+        let Some(file) = self.open.get_mut(&id) else { return };
+        match index {
+            Some(index) => file.advisor.index_is_known(index),
+            None => file.advisor.has_no_index(),
         }
     }
 
@@ -594,13 +602,13 @@ mod tests {
                     range: 0..0,
                     fresh: false,
                     took_ns: None,
-                    found: Some(Found::Index(Index {
+                    found: Some(Found::Index(Some(Index {
                         format: "Parquet",
                         tracks: Tracks::new([extents], 8 * MIB),
                         size_bytes: 8 * MIB,
                         is_partial: false,
                         spent: formats::Spent::default(),
-                    })),
+                    }))),
                     backend: "",
                     result: Ok(Brought::default()),
                 },

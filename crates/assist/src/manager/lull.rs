@@ -44,6 +44,12 @@ pub(super) struct Lull {
 }
 
 impl Lull {
+    /// Half as many fast files as make a lull: the next ones will be in memory, too, and looking for them among the names of folders
+    /// would take a program that starts a tenth of its time, where there is no processor to spare.
+    pub(super) fn is_near(&self) -> bool {
+        self.fast >= FAST_IN_A_ROW / 2
+    }
+
     /// The program accessed a file that it told of. Whether that ends a lull.
     pub(super) fn ended_by(reads: &Reads) -> bool {
         reads.is_small && reads.any && !reads.all_fast
@@ -108,6 +114,10 @@ mod tests {
             "nor what is told of in any case"
         );
         assert!(!Lull::ended_by(&read(10, 2000)) && Lull::ended_by(&read(10, 5_000_000)));
+        let mut near = Lull::default();
+        let is_near = |lull: &mut Lull| (lull.closed(&read(10, 2000), 0, 5), lull.is_near()).1;
+        assert_eq!((1..).find(|_| is_near(&mut near)), Some(FAST_IN_A_ROW / 2));
+        assert!(!near.closed(&read(10, 5_000_000), 0, 5) && !near.is_near());
         let until_the_next = |lull: &mut Lull| (1..).find(|_| lull.closed(&read(10, 2000), 0, 5));
         assert!(!lull.closed(&read(10, 5_000_000), 0, 5));
         assert_eq!(until_the_next(&mut lull), Some(OF_A_SLOW_ONE));

@@ -43,6 +43,10 @@ const WORKERS_AT_FIRST: u32 = 2;
 const RUNNING_MAX: u32 = 1;
 const TRIES_MAX: u32 = 4;
 
+/// So many files wait to be closed, while programs use others, and no longer than this.
+const CLOSED_AT_ONCE: u32 = 16;
+const CLOSED_WITHIN: Duration = Duration::from_millis(20);
+
 /// Indexes of one device's files that are read at once: hints go first.
 const INDEXES_MAX: u32 = 2;
 
@@ -164,8 +168,8 @@ pub(super) struct Done {
 /// What was found out about a file.
 #[derive(Debug)]
 pub(super) enum Found {
-    /// What its index says, and its format.
-    Index(Index),
+    /// What its index says, and its format, if it could be read.
+    Index(Option<Index>),
     /// Whether each part has a page in the page table; `None` where that cannot be seen.
     PageTable(Option<Vec<(Range<u64>, bool)>>),
 }
@@ -265,6 +269,9 @@ struct State {
     workers: u32,
     /// Of these, such as have no job, or are about to look for one.
     idle: u32,
+    /// Files that no worker was told yet to close, and since when there are any.
+    closes: u32,
+    closes_since: Option<Instant>,
     stopping: bool,
 }
 
@@ -390,11 +397,32 @@ impl Pool {
         if let Some(count) = count {
             *state.counted(count).entry(uid).or_default() += 1;
         }
-        self.grow(&mut state);
+        let is_close = count == Some(Count::Close);
+        if is_close {
+            state.closes += 1;
+            state.closes_since.get_or_insert_with(Instant::now);
+        } else {
+            self.grow(&mut state);
+        }
         drop(state);
         drop(dropped);
-        self.work.notify_one();
+        if !is_close {
+            self.work.notify_one();
+        }
         true
+    }
+
+    /// Has a worker close the files that wait for it, where `at_once`, or there are many, or some have waited for a while: to wake
+    /// a worker for each would take programs that open many small files more time than it takes to close them.
+    pub(super) fn begin_closing(&self, at_once: bool) {
+        let mut state = self.locked();
+        let waited = state.closes_since.is_some_and(|since| since.elapsed() >= CLOSED_WITHIN);
+        if state.closes > 0 && (at_once || state.closes >= CLOSED_AT_ONCE || waited) {
+            (state.closes, state.closes_since) = (0, None);
+            self.grow(&mut state);
+            drop(state);
+            self.work.notify_one();
+        }
     }
 
     /// Closes a descriptor that a user's program sent, without waiting for it. Those of one user on one device are closed
@@ -608,7 +636,7 @@ impl Pool {
             }
             // Of a file that is closed meanwhile nothing is wanted.
             Work::Index(..) if progress.ended.load(Relaxed) => None,
-            Work::Index(formats, place) => Some(answer(Found::Index(read_index(file.fd, &formats, place)?))),
+            Work::Index(formats, place) => Some(answer(Found::Index(read_index(file.fd, &formats, place)))),
             Work::PageTable(pid, parts) => {
                 let found = parts_in_page_table(pid, *id, file.fd, &parts).ok();
                 Some(answer(Found::PageTable(found.map(|found| parts.into_iter().zip(found).collect()))))
@@ -667,6 +695,7 @@ mod tests {
         for target in targets {
             let weak = Arc::downgrade(&target.fd);
             assert!(pool.submit(target, Work::Close { last: true }));
+            pool.begin_closing(true);
             let end = Instant::now() + Duration::from_secs(20);
             while weak.strong_count() > 0 {
                 assert!(Instant::now() < end, "a closed file is let go");
@@ -841,6 +870,28 @@ mod tests {
             }
             None
         }
+    }
+
+    /// One worker is told of several, but of none too late.
+    #[test]
+    fn files_are_closed_several_at_a_time() {
+        let (send, _done) = mpsc::channel();
+        let pool = Pool::start(2, 1, Backends::default(), send, || {}).unwrap();
+        let closed = |many: u32, at_once: bool| {
+            let targets: Vec<Target> = (0..many.into()).map(|ino| target(ino, 1)).collect();
+            let open: Vec<_> = targets.iter().map(|target| Arc::downgrade(&target.fd)).collect();
+            targets.into_iter().for_each(|target| assert!(pool.submit(target, Work::Close { last: true })));
+            pool.begin_closing(at_once);
+            move || open.iter().all(|fd| fd.strong_count() == 0)
+        };
+        impresario_testing::until("nothing else is used", closed(1, true));
+        impresario_testing::until("there are many", closed(CLOSED_AT_ONCE, false));
+        let few = closed(CLOSED_AT_ONCE - 1, false);
+        impresario_testing::until("they have waited", || {
+            pool.begin_closing(false);
+            few()
+        });
+        pool.stop(Duration::from_secs(20));
     }
 
     #[test]

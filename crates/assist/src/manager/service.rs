@@ -240,6 +240,7 @@ impl Service {
             self.files.done(done, now);
         }
         self.maps_looked_at_ns = self.files.look_at_maps(&self.pool, &mut self.users, now);
+        self.pool.begin_closing(self.active.is_empty());
         if self.accept_paused_until_ns.is_some_and(|until| now >= until) {
             self.accept_paused_until_ns = None;
             epoll::add(&self.epoll, &self.listener, EventData::new_u64(LISTENER), EventFlags::IN)?;

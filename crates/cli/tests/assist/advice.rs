@@ -79,7 +79,7 @@ fn what_the_kernel_does_not_take_at_once_is_asked_for_again() {
         });
         // Long enough for one that does not wait to come to the end. A file that is closed while it hangs hangs, too.
         let begun = within(Duration::from_secs(10), || mount.waiting(Asked::Read) >= UNDER_WAY.start);
-        std::thread::sleep(Duration::from_millis(50));
+        std::thread::sleep(Duration::from_millis(10));
         let under_way = mount.waiting(Asked::Read);
         mount.go_on();
         assert!(begun && UNDER_WAY.contains(&under_way), "{under_way}");

@@ -160,7 +160,8 @@ impl Service {
                 let acting = Acting { id: examined.id, fd: &fd, uid: client.uid, inside, pool: &self.pool };
                 let file = (examined.path.as_path(), examined.size_bytes);
                 self.files.opened(&acting, client.id, &monitored, file, &mut self.users, now_ns());
-                if let Some(siblings) = self.siblings.as_ref().filter(|_| monitored.entry.online) {
+                let follows = monitored.entry.online && !client.lull.is_near();
+                if let Some(siblings) = self.siblings.as_ref().filter(|_| follows) {
                     siblings.opened(&examined.path);
                 }
                 let mut mode = OpenFile::default();
