@@ -1,6 +1,7 @@
 //! A folder of this machine as a backend.
 
-use std::os::unix::fs::MetadataExt;
+use std::fs::Permissions;
+use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt};
 use std::path::Path;
 
 use impresario_backend::posix::{Calls, Options};
@@ -138,6 +139,115 @@ fn set_id_goes_when_others_than_root_change_a_file() {
         }
         tree.remove(&ann, &root, b"file").unwrap();
     }
+}
+
+/// Nor is a right left that its owner gives a file while its bytes are changed.
+#[test]
+fn set_id_given_amid_a_write_does_not_outlast_it() {
+    const LEN: usize = 8 << 20;
+    if !impresario_testing::is_root() {
+        return impresario_testing::skip("set-user-id", "only root acts as others");
+    }
+    let folder = tempfile::tempdir().unwrap();
+    // Those that write so much in several pieces.
+    for options in other_ways(folder.path()).into_iter().filter(|options| options.direct) {
+        let calls = options.calls;
+        let tree = PosixTree::open(folder.path(), options).unwrap();
+        let (root, bob) = (tree.root().unwrap(), user(7002, &[]));
+        let (file, _) = tree.make(&caller(), &root, b"file", Make::File, &mode(0o777)).unwrap();
+        let plain = std::fs::File::options().read(true).write(true).open(folder.path().join("file")).unwrap();
+        let byte_at = |at: u64| {
+            let mut byte = [0];
+            plain.read_exact_at(&mut byte, at).unwrap();
+            byte[0]
+        };
+        let mut hits = 0;
+        for round in 1..=250 {
+            plain.set_permissions(Permissions::from_mode(0o777)).unwrap();
+            plain.write_all_at(&[0; LEN], 0).unwrap();
+            let is_hit = std::thread::scope(|scope| {
+                let writing = scope.spawn(|| tree.write(&bob, &file, 0, &vec![round; LEN], false));
+                while byte_at(0) == 0 && !writing.is_finished() {}
+                plain.set_permissions(Permissions::from_mode(0o4777)).unwrap();
+                let is_hit = byte_at(LEN as u64 - 1) == 0;
+                writing.join().unwrap().unwrap();
+                is_hit
+            });
+            if is_hit {
+                assert_eq!(tree.attr(&file).unwrap().mode, 0o777, "{calls:?}");
+                hits += 1;
+            }
+            if hits == 3 {
+                break;
+            }
+        }
+        assert!(hits > 0, "{calls:?}: no write was under way");
+        tree.remove(&caller(), &root, b"file").unwrap();
+    }
+}
+
+/// Runs a test of this program as a server with the rights that these arguments of setpriv(1) leave.
+fn as_server(rights: &[&str], test: &str) {
+    if !["root", "setpriv"].into_iter().all(impresario_testing::require) {
+        return;
+    }
+    let mut command = std::process::Command::new("setpriv");
+    command.args(["--pdeathsig", "KILL"]).args(rights).args(["sh", "-c", "umask 077; exec \"$@\"", "sh"]);
+    command.arg(std::env::current_exe().unwrap()).args(["--ignored", "--exact", test, "--nocapture"]);
+    let output = command.output().unwrap();
+    let said = String::from_utf8_lossy(&output.stdout);
+    let failed = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success() && said.contains("1 passed"), "{said}\n{failed}");
+}
+
+/// Those that the documents name.
+#[test]
+fn a_server_that_is_not_root_makes_what_is_asked() {
+    const RIGHTS: &str = "-all,+setuid,+setgid,+dac_read_search";
+    let (inherited, ambient) = (format!("--inh-caps={RIGHTS}"), format!("--ambient-caps={RIGHTS}"));
+    let rights = ["--reuid=7003", "--regid=7003", "--clear-groups", &inherited, &ambient];
+    as_server(&rights, "posix::inside_a_server_that_is_not_root");
+}
+
+/// Not a test by itself: the one above runs it.
+#[test]
+#[ignore = "run by another test as a process"]
+fn inside_a_server_that_is_not_root() {
+    let folder = tempfile::tempdir().unwrap();
+    let tree = PosixTree::open(folder.path(), Options::default()).unwrap();
+    let (root, ann) = (tree.root().unwrap(), user(7001, &[]));
+    for shared in [0o777, 0o2777] {
+        tree.set_attr(&caller(), &root, &mode(shared)).unwrap();
+        let kinds = [Make::File, Make::Directory, Make::Fifo, Make::Socket];
+        for (name, what) in [&b"file"[..], b"directory", b"pipe", b"socket"].into_iter().zip(kinds) {
+            let (_, attr) = tree.make(&ann, &root, name, what, &mode(0o775)).unwrap();
+            assert_eq!((attr.uid, attr.mode & 0o777), (ann.uid, 0o775), "{what:?} in {shared:o}");
+            let removed = match what {
+                Make::Directory => tree.remove_dir(&ann, &root, name),
+                _ => tree.remove(&ann, &root, name),
+            };
+            removed.unwrap();
+        }
+    }
+}
+
+#[test]
+fn a_server_of_root_without_its_rights_to_files_writes() {
+    as_server(&["--bounding-set=-fowner,-fsetid"], "posix::inside_a_server_without_rights_to_files");
+}
+
+/// Not a test by itself: the one above runs it.
+#[test]
+#[ignore = "run by another test as a process"]
+fn inside_a_server_without_rights_to_files() {
+    let folder = tempfile::tempdir().unwrap();
+    let tree = PosixTree::open(folder.path(), Options::default()).unwrap();
+    let (root, ann, bob) = (tree.root().unwrap(), user(7001, &[]), user(7002, &[]));
+    tree.set_attr(&caller(), &root, &mode(0o777)).unwrap();
+    let (file, _) = tree.make(&ann, &root, b"file", Make::File, &mode(0o777)).unwrap();
+    tree.set_attr(&ann, &file, &mode(0o6777)).unwrap();
+    tree.write(&bob, &file, 0, b"bytes", false).unwrap();
+    assert_eq!(tree.attr(&file).unwrap().mode, 0o777);
 }
 
 #[test]

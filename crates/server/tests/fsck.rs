@@ -272,6 +272,33 @@ fn with_an_unreadable_record_nothing_is_moved() {
     bed.assert_readable();
 }
 
+/// Nor is what seems to have lost its last name removed, as a copy without extended attributes may have left it.
+#[test]
+fn with_a_missing_record_no_removal_is_finished() {
+    let mut bed = Bed::stopped_with_files(2);
+    let meta = bed.cluster.config.meta.dir.clone();
+    let hidden = [("d/c", "orphans"), ("d/e", "writers")].map(|(path, folder)| {
+        let (name, key) = (bed.name(path), bed.key(path));
+        let other = meta.join(format!("{folder}/{key:016x}"));
+        fs::rename(&name, &other).unwrap();
+        fs::copy(&other, &name).unwrap();
+        (name, other, key)
+    });
+    let report = bed.check(&Options { delete_orphans: true, ..REPAIR });
+    assert!(report.findings.iter().all(|f| f.outcome != Outcome::Repaired), "{}", report.text());
+    for (kind, (_, _, key)) in [Kind::Removal, Kind::Mark].into_iter().zip(&hidden) {
+        let is_told =
+            |f: &Finding| f.kind == kind && f.key == Some(*key) && f.what.contains("missing or cannot be read");
+        assert!(report.findings.iter().any(is_told), "{}", report.text());
+        assert!(bed.object(0, *key).exists() && bed.object(1, *key).exists());
+    }
+    for (name, other, _) in &hidden {
+        fs::rename(other, name).unwrap();
+    }
+    bed.assert_clean(&OFFLINE);
+    bed.assert_readable();
+}
+
 #[test]
 fn folders_that_cannot_be_checked_are_named_with_the_remedy() {
     let mut bed = Bed::stopped_with_files(2);

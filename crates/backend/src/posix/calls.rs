@@ -130,23 +130,36 @@ impl Shared {
         if masked == 0 && lacking == SetAttr::default() {
             return Ok((node.handle, attr));
         }
-        let unmask = || match masked {
-            0 => Ok(()),
-            // Not as the caller: who is not in the group would take an inherited set-group-id away.
-            _ => rustix::fs::chmodat(
-                CWD,
-                path_of(&node.fd),
-                Mode::from_raw_mode(attr.mode & 0o7777 | masked),
-                AtFlags::empty(),
-            ),
-        };
-        if let Err(error) = unmask().map_err(Errno::from).and_then(|()| self.change(caller, &node, &lacking)) {
+        let finished = self.unmask(caller, &node, &attr, masked).and_then(|()| self.change(caller, &node, &lacking));
+        if let Err(error) = finished {
             let flags = if attr.kind == Kind::Directory { AtFlags::REMOVEDIR } else { AtFlags::empty() };
-            let _ = rustix::fs::unlinkat(&dir.fd, OsStr::from_bytes(name), flags); // the first error is told
-            self.nodes.set_gone(node.fileid);
+            // As the caller: the name may be another's by now. The first error is told.
+            let removed = self
+                .identity
+                .act_as(caller)
+                .map(|_acting| rustix::fs::unlinkat(&dir.fd, OsStr::from_bytes(name), flags).is_ok());
+            if removed == Ok(true) {
+                self.nodes.set_gone(node.fileid);
+            }
             return Err(error);
         }
         Ok((node.handle, self.see(node.fd.as_fd())?.attr))
+    }
+
+    /// Gives a new node the rights that the process's mask took from it.
+    fn unmask(&self, caller: &Caller, node: &Node, attr: &Attr, masked: u32) -> Result<()> {
+        if masked == 0 {
+            return Ok(());
+        }
+        // Somebody may have put another node under the name meanwhile: the caller must have the right to change it. The
+        // server does it only for a directory of the caller's own, of which the caller would lose an inherited set-group-id.
+        let is_members = caller.gid == attr.gid || caller.groups.contains(&attr.gid);
+        let loses_set_group_id = attr.mode & libc::S_ISGID != 0 && !is_members;
+        let is_own_directory = attr.kind == Kind::Directory && attr.uid == caller.uid;
+        let by_server = is_own_directory && loses_set_group_id && self.identity.sets_modes();
+        let _acting = if by_server { None } else { Some(self.identity.act_as(caller)?) };
+        let mode = Mode::from_raw_mode(attr.mode & 0o7777 | masked);
+        Ok(rustix::fs::chmodat(CWD, path_of(&node.fd), mode, AtFlags::empty())?)
     }
 
     /// The number of a node that is about to lose its last name.
@@ -393,5 +406,47 @@ impl Backend for PosixTree {
     fn is_in_memory(&self, caller: &Caller, file: &Handle, at: u64) -> bool {
         let node = self.shared.known(file).and_then(Result::ok);
         node.is_some_and(|node| self.shared.is_in_memory(caller, &node, at))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs::Permissions;
+    use std::os::unix::fs::{MetadataExt, PermissionsExt, chown};
+
+    use super::super::Options;
+    use super::*;
+
+    /// Another node may be put under a new name before the server finishes what it made there.
+    #[test]
+    fn what_others_put_under_a_new_name_stays_as_it_is() {
+        if !impresario_testing::require("root") {
+            return;
+        }
+        let folder = tempfile::tempdir().unwrap();
+        // Everybody makes names here, and removes only their own.
+        std::fs::set_permissions(folder.path(), Permissions::from_mode(0o1777)).unwrap();
+        let shared = Shared { umask: 0o022, ..Shared::open(folder.path(), Options::default()).unwrap() };
+        let caller = Caller { uid: 7001, gid: 7001, groups: Vec::new() };
+        let set = SetAttr { mode: Some(0o777), ..SetAttr::default() };
+        let (at, path) = (shared.directory(&shared.root).unwrap(), folder.path().join("new"));
+        for what in [Make::Directory, Make::Fifo, Make::Socket] {
+            for (is_directory, uid, mode) in
+                [(true, 7002, 0o755), (true, 7002, 0o2755), (false, 7002, 0o755), (false, 0, 0o4755)]
+            {
+                assert!(shared.make_new(&caller, &at, b"new", what, set.mode).unwrap().is_none());
+                let mine = folder.path().join("mine");
+                std::fs::rename(&path, &mine).unwrap();
+                if is_directory { std::fs::create_dir(&path) } else { std::fs::write(&path, "bytes") }.unwrap();
+                chown(&path, Some(uid), Some(7003)).unwrap();
+                std::fs::set_permissions(&path, Permissions::from_mode(mode)).unwrap();
+                let refused = shared.finish(&caller, &at, b"new", None, &set).err();
+                assert_eq!(refused, Some(Errno(libc::EPERM)), "{what:?} {mode:o}");
+                assert_eq!(std::fs::symlink_metadata(&path).unwrap().mode() & 0o7777, mode, "{what:?}");
+                for path in [&path, &mine] {
+                    std::fs::remove_file(path).or_else(|_| std::fs::remove_dir(path)).unwrap();
+                }
+            }
+        }
     }
 }

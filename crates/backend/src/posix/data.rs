@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use impresario_base::machine::path_of;
 use impresario_base::set_id;
-use rustix::fs::{Advice, FallocateFlags, Mode, OFlags, SeekFrom};
+use rustix::fs::{Advice, AtFlags, FallocateFlags, Mode, OFlags, SeekFrom, StatxFlags};
 use rustix::io::{Errno as Number, ReadWriteFlags};
 
 use super::metadata::may;
@@ -190,29 +190,39 @@ impl Shared {
         }
     }
 
-    /// What the kernel does where it writes for the user itself, and not for a server that runs as root: before the bytes of a
-    /// file are changed, its set-user-id and set-group-id go.
+    /// Changes the bytes of a file. Its set-user-id and set-group-id go before, as the kernel has it for a user that changes
+    /// them itself, and again after it: its owner may have given them to the former bytes meanwhile.
+    fn change_bytes(&self, caller: &Caller, open: &Open, change: impl FnOnce() -> Result<()>) -> Result<()> {
+        self.take_set_id(caller, open)?;
+        let changing = open.changing();
+        let changed = change();
+        drop(changing);
+        let taken = self.take_set_id(caller, open);
+        changed.and(taken)
+    }
+
     fn take_set_id(&self, caller: &Caller, open: &Open) -> Result<()> {
-        if caller.uid == 0 || self.identity.own().uid != 0 {
+        if caller.uid == 0 || !self.identity.leaves_set_id() {
             return Ok(());
         }
-        let stat = rustix::fs::fstat(&open.fd)?;
-        let by_member = || caller.gid == stat.st_gid || caller.groups.contains(&stat.st_gid);
-        if let Some(mode) = set_id::removed(stat.st_mode, by_member) {
-            rustix::fs::fchmod(&open.fd, Mode::from_raw_mode(mode))?;
+        // What the kernel goes by, too: of another server's file it asks nothing, and syncs no bytes for it.
+        let flags = AtFlags::EMPTY_PATH | AtFlags::STATX_DONT_SYNC;
+        let stat = rustix::fs::statx(&open.fd, "", flags, StatxFlags::MODE | StatxFlags::GID)?;
+        let by_member = || caller.gid == stat.stx_gid || caller.groups.contains(&stat.stx_gid);
+        let Some(mode) = set_id::removed(stat.stx_mode.into(), by_member) else { return Ok(()) };
+        match rustix::fs::fchmod(&open.fd, Mode::from_raw_mode(mode)) {
+            // A server below does not take this one for root; it sees to the writes of users itself.
+            Err(Number::PERM) if self.identity.sets_modes() => Ok(()),
+            taken => Ok(taken?),
         }
-        Ok(())
     }
 
     pub(super) fn write(&self, caller: &Caller, node: &Node, offset: u64, bytes: &[u8], stable: bool) -> Result<()> {
         check_range(offset, bytes.len() as u64)?;
         let open = self.open_for(caller, node, Use::Write)?;
         if !bytes.is_empty() {
-            self.take_set_id(caller, &open)?;
+            self.change_bytes(caller, &open, || self.io.write(&open.fd, offset, bytes))?;
         }
-        let changing = (!bytes.is_empty()).then(|| open.changing());
-        self.io.write(&open.fd, offset, bytes)?;
-        drop(changing);
         if !stable {
             return Ok(());
         }
@@ -223,9 +233,8 @@ impl Shared {
     pub(super) fn truncate(&self, caller: &Caller, node: &Node, size_bytes: u64) -> Result<()> {
         i64::try_from(size_bytes).map_err(|_| Errno(libc::EFBIG))?;
         let open = self.open_for(caller, node, Use::Write)?;
-        self.take_set_id(caller, &open)?;
-        let _changing = open.changing();
-        Ok(rustix::io::retry_on_intr(|| rustix::fs::ftruncate(&open.fd, size_bytes))?)
+        let cut = || Ok(rustix::io::retry_on_intr(|| rustix::fs::ftruncate(&open.fd, size_bytes))?);
+        self.change_bytes(caller, &open, cut)
     }
 
     pub(super) fn change_space(
@@ -240,20 +249,18 @@ impl Shared {
         if len_bytes == 0 {
             return Ok(());
         }
-        self.take_set_id(caller, &open)?;
-        let _changing = open.changing();
         let change_as = |flags: FallocateFlags| {
             rustix::io::retry_on_intr(|| rustix::fs::fallocate(&open.fd, flags, offset, len_bytes))
         };
         let keeps = |keep_size| if keep_size { FallocateFlags::KEEP_SIZE } else { FallocateFlags::empty() };
         let punch = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
-        let changed = match change {
+        let changed = || match change {
             SpaceChange::Allocate { keep_size } => change_as(keeps(keep_size)),
             SpaceChange::Punch => change_as(punch),
             // In its two halves: tmpfs does not have it as one, and a mount of GlusterFS takes it for an allocation.
             SpaceChange::Zero { keep_size } => change_as(punch).and_then(|()| change_as(keeps(keep_size))),
         };
-        Ok(changed?)
+        self.change_bytes(caller, &open, || Ok(changed()?))
     }
 
     pub(super) fn seek(&self, caller: &Caller, node: &Node, from: u64, data: bool) -> Result<Option<u64>> {

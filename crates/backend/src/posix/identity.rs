@@ -15,6 +15,8 @@ const VERSION_3: u32 = 0x2008_0522;
 const CAP_SETGID: u32 = 6;
 const CAP_SETUID: u32 = 7;
 const CAP_DAC_READ_SEARCH: u32 = 2;
+const CAP_FOWNER: u32 = 3;
+const CAP_FSETID: u32 = 4;
 /// How often a thread tries to become itself again before it gives up: only a kernel without memory refuses it.
 const RESTORE_TRIES: usize = 1000;
 
@@ -63,6 +65,16 @@ impl Identity {
     /// True when handles of the kernel may be opened.
     pub(super) fn may_open_by_handle(&self) -> bool {
         self.has(CAP_DAC_READ_SEARCH)
+    }
+
+    /// True when the server may change the mode of others' files, and keeps their set-group-id.
+    pub(super) fn sets_modes(&self) -> bool {
+        self.has(CAP_FOWNER) && self.has(CAP_FSETID)
+    }
+
+    /// True when the kernel leaves set-user-id and set-group-id where the server writes.
+    pub(super) fn leaves_set_id(&self) -> bool {
+        self.has(CAP_FSETID)
     }
 
     /// The identity of the server itself.

@@ -117,6 +117,17 @@ static void names_and_slashes(void)
 	SHOW(rename("empty/.", "none"));
 	SHOW(rename("empty/..", "none"));
 	SHOW(rename("file", "empty/."));
+	SHOW(renameat2(AT_FDCWD, "file", AT_FDCWD, "empty/.", RENAME_NOREPLACE));
+	SHOW(renameat2(AT_FDCWD, "file", AT_FDCWD, "empty/..", RENAME_NOREPLACE));
+	SHOW(renameat2(AT_FDCWD, "empty/.", AT_FDCWD, "none", RENAME_NOREPLACE));
+	SHOW(renameat2(AT_FDCWD, "empty/.", AT_FDCWD, "empty/.", RENAME_NOREPLACE));
+	SHOW(open("none/.", O_CREAT | O_WRONLY, 0600));
+	SHOW(open("none/./", O_CREAT | O_WRONLY, 0600));
+	SHOW(open("none/.", O_CREAT | O_EXCL | O_WRONLY, 0600));
+	SHOW(open("empty/.", O_CREAT | O_WRONLY, 0600));
+	SHOW(open("empty/.", O_CREAT | O_EXCL | O_WRONLY, 0600));
+	SHOW(open("file/.", O_CREAT | O_WRONLY, 0600));
+	SHOW(access("none", F_OK));
 	SHOW(mkdir("none/.", 0755));
 	SHOW(mkdir("empty/.", 0755));
 	SHOW(symlink("target", "none/."));

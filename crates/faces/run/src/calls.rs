@@ -363,7 +363,7 @@ impl Calls {
         let named = self.inside(path, flags & libc::O_NOFOLLOW == 0 && !is_new)?;
         let writes = flags & libc::O_ACCMODE != libc::O_RDONLY;
         let Some(attr) = named.attr else {
-            if !is_made {
+            if !is_made || last_word(path) == b"." {
                 return Err(libc::ENOENT.into());
             }
             if path.ends_with(b"/") {
@@ -589,14 +589,15 @@ impl Calls {
             return Err(libc::EINVAL.into());
         }
         let has_slash = to.ends_with(b"/");
-        let is_no_name = [from, to].iter().any(|path| matches!(last_word(path), b"." | b".."));
+        let [is_no_name, is_to_no_name] = [from, to].map(|path| matches!(last_word(path), b"." | b".."));
         let named = |path| match self.entry(path) {
             Err(Stop::Outside(_)) => Err(Stop::Errno(libc::EXDEV)),
             named => named,
         };
         let (from, to) = (named(from)?, named(to)?);
-        if is_no_name {
-            return Err(libc::EBUSY.into());
+        if is_no_name || is_to_no_name {
+            let is_there = !is_no_name && flags & libc::RENAME_NOREPLACE != 0;
+            return Err(if is_there { libc::EEXIST } else { libc::EBUSY }.into());
         }
         self.may_remove(&from)?;
         match &to.attr {

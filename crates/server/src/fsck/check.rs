@@ -611,6 +611,9 @@ impl Check<'_> {
 
     fn finish_removal(&mut self, record: &FileRecord, has_name: bool) -> Result<(), String> {
         if !has_name {
+            if self.is_blind {
+                return Err("left: it may be the file of a record that is missing or cannot be read".into());
+            }
             // First all are asked, so that nothing is begun that cannot be finished.
             self.lens_of(record)?;
             for k in 0..record.layout.pcount {

@@ -466,12 +466,17 @@ pub(super) fn read_format(dir: &Path) -> Result<ClusterId, StartError> {
 /// Makes a missing or empty directory, or one whose making was interrupted, the metadata directory of a cluster whose data
 /// servers have these folders.
 pub fn make(dir: &Path, cluster: ClusterId, stores: &BTreeMap<String, u64>) -> Result<(), StartError> {
-    match look(dir)? {
-        Format::Blank => {}
-        Format::Older { .. } => return Err(StartError::Older { dir: dir.into() }),
-        Format::Made { cluster, .. } => return Err(StartError::Made { dir: dir.into(), cluster }),
-    }
+    // Before the claim, which leaves a file.
+    refuse_made(dir)?;
     Claimed::take(dir)?.make(cluster, stores)
+}
+
+fn refuse_made(dir: &Path) -> Result<(), StartError> {
+    match look(dir)? {
+        Format::Blank => Ok(()),
+        Format::Older { .. } => Err(StartError::Older { dir: dir.into() }),
+        Format::Made { cluster, .. } => Err(StartError::Made { dir: dir.into(), cluster }),
+    }
 }
 
 /// Whether somebody has begun to make a directory the metadata directory of a cluster, or has made it.
@@ -496,8 +501,10 @@ impl Claimed {
         Ok(Claimed { dir: dir.into(), top, _claim: claim })
     }
 
-    /// Makes it the metadata directory of a cluster whose data servers have these folders. It must not be one yet.
+    /// Makes it the metadata directory of a cluster whose data servers have these folders. [`StartError::Made`] if it is one.
     pub fn make(&self, cluster: ClusterId, stores: &BTreeMap<String, u64>) -> Result<(), StartError> {
+        // Another process may have made it just before this one claimed it.
+        refuse_made(&self.dir)?;
         let made = keep_private(&self.dir, &self.top).and_then(|()| found(&self.top, cluster, stores));
         made.map_err(|errno| unusable(&self.dir, "it cannot be written", errno))
     }
@@ -616,6 +623,8 @@ mod tests {
         make(dir.path(), ClusterId(7), &BTreeMap::new()).unwrap();
         assert_eq!(examine(dir.path()).unwrap(), FolderState::Made(ClusterId(7)));
         assert!(matches!(make(dir.path(), ClusterId(8), &BTreeMap::new()), Err(StartError::Made { .. })));
+        let late = Claimed::take(dir.path()).unwrap().make(ClusterId(8), &BTreeMap::new());
+        assert!(matches!(late, Err(StartError::Made { cluster: ClusterId(7), .. })));
         // Of a version without the cluster.
         let key = start(dir.path()).unwrap().new_key(0).unwrap();
         let format = std::fs::read_to_string(dir.path().join("format")).unwrap();
