@@ -420,32 +420,3 @@ fn what_the_drive_reads_on_serves_processes_that_read_parts() {
     let [ours, mlf] = [causal(), PolicySpec::named("mlf")].map(|spec| time_of_parts(spec, false));
     assert!(ours * 100 < mlf * 103, "{ours} and {mlf} ms with a drive that keeps nothing");
 }
-
-/// Two processes write a part of the file each. Where passes take time, they are waited for as others are: quanta decide
-/// who goes, not parts.
-#[test]
-fn parts_do_not_count_where_passes_take_time() {
-    let writes = (0..64).map(|nth| {
-        let (process, step) = (nth % 2, nth / 2);
-        let at = step * 6_000 + process * 100;
-        of_process(process as u32, Op::Write, process * 256 + step * 8, at, at + 5_500)
-    });
-    let run = Arc::new(PredictedQueues::new(writes));
-    let holds = |spec| {
-        let mut b = Bench { service: Nanos::from_millis(5), ..Bench::new(spec, &[]) };
-        b.core.foresee(Some(run.clone()));
-        let mut holds = 0;
-        for step in 0..32 {
-            let at = step * 20_000;
-            b.send(Op::Write, at, step * 8);
-            assert_eq!(b.next(at + 10), Ok((step * 8, 1)));
-            b.send(Op::Write, at + 5_020, 256 + step * 8);
-            holds += u64::from(b.next(at + 5_100).is_err());
-            let _ = b.next(at + 9_000);
-        }
-        holds
-    };
-    let causal = causal().with("anticipation_us", 0);
-    assert_eq!(holds(causal.clone()), 0, "a part of its own");
-    assert!(holds(causal.with("pass_us", 1)) > 0);
-}

@@ -300,6 +300,8 @@ impl Segments {
             }
             Some(Flight::Hit(true) | Flight::Kept(true, _)) => {
                 let saved = (lane.seek_ns - service_ns) as i64;
+                // As long as a seek: the drive does not read on.
+                let saved = if saved > 0 { saved } else { saved.saturating_sub(self.longest.0 as i64) };
                 lane.credit_ns = lane.credit_ns.saturating_add(saved).clamp(-most, 2 * most);
                 false
             }
