@@ -221,7 +221,7 @@ impl Script {
     pub(super) fn in_parts(spec: &PolicySpec, seed: u64) -> Script {
         let config = CoreConfig {
             lane_requests: 1,
-            pieces: seed % 2 == 0,
+            pieces: seed.is_multiple_of(2),
             started: Nanos(seed.wrapping_mul(7919) & 0xffff_ffff),
             ..CoreConfig::single_lane(64)
         };
