@@ -49,8 +49,7 @@ pub struct Args {
     /// The servers have the page cache and read-ahead of the paper's Fig. 6; else bare disks
     #[arg(long)]
     page_cache: bool,
-    /// Clients send all requests at once, in place of each after the reply to the one before: what an order that knows the
-    /// future gains at most
+    /// Each policy with all requests queued: clients send them at once, in place of each after the reply to the one before
     #[arg(long)]
     at_once: bool,
     /// Print each case

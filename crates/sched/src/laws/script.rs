@@ -145,6 +145,35 @@ pub(super) enum Load {
     LowAlone,
     /// Only requests that the stream leaves behind.
     Victims,
+    /// Mostly processes that each read a part of a file of their own, over and over.
+    Parts,
+}
+
+/// Processes that read parts of files, of which file and where, and the length of a part and of a request.
+const READERS: u64 = 6;
+const PART_BYTES: u64 = 128 << 10;
+const PART_REQUEST_BYTES: u64 = 4 << 10;
+
+fn part_of(reader: u64) -> (u32, u64) {
+    ((reader % 2) as u32, reader / 2 * PART_BYTES)
+}
+
+/// A recorded run of such processes.
+fn recorded_parts() -> Arc<PredictedQueues> {
+    let request = |nth: u64| {
+        let (reader, step) = (nth % READERS, nth / READERS);
+        let ((file, start), arrival_ns) = (part_of(reader), step * 100_000 + reader);
+        Recorded {
+            file: part_key(file.into(), 0),
+            write: false,
+            offset: start + step * PART_REQUEST_BYTES,
+            len: PART_REQUEST_BYTES,
+            arrival_ns,
+            completed_ns: Some(arrival_ns + 50_000),
+            source: reader as u32,
+        }
+    };
+    Arc::new(PredictedQueues::new((0..READERS * (PART_BYTES / PART_REQUEST_BYTES)).map(request)))
 }
 
 /// A recorded run similar to the scripts, for policies that use one.
@@ -180,9 +209,27 @@ pub(super) struct Script {
     pub(super) long_ahead: bool,
     pub(super) log: Vec<String>,
     pub(super) pushed: u64,
+    /// Requests of each process that reads a part.
+    pub(super) steps: [u64; READERS as usize],
+    /// Waits for something that should come although work is queued.
+    pub(super) holds: u64,
 }
 
 impl Script {
+    /// Processes that each read a part of a file of their own, as in the recorded run, from a server that takes one batch
+    /// at a time.
+    pub(super) fn in_parts(spec: &PolicySpec, seed: u64) -> Script {
+        let config = CoreConfig {
+            lane_requests: 1,
+            pieces: seed.is_multiple_of(2),
+            started: Nanos(seed.wrapping_mul(7919) & 0xffff_ffff),
+            ..CoreConfig::single_lane(64)
+        };
+        let mut core = Core::new(config.clone(), spec).unwrap();
+        core.foresee(Some(recorded_parts()));
+        Script { load: Load::Parts, ..Script::on(core, &config, Random::new(seed)) }
+    }
+
     pub(super) fn new(spec: &PolicySpec, lanes: u16, seed: u64) -> Script {
         let mut rng = Random::new(seed);
         let config = CoreConfig {
@@ -206,7 +253,8 @@ impl Script {
         let (lanes, now) = (config.lanes, Nanos(1_000));
         let (flying, passing, log) = Default::default();
         let (load, lets_pass, long_ahead) = (Load::Mixed, true, false);
-        Script { core, laws, rng, now, lanes, load, flying, lets_pass, long_ahead, passing, log, pushed: 0 }
+        let (steps, pushed, holds) = Default::default();
+        Script { core, laws, rng, now, lanes, load, flying, lets_pass, long_ahead, passing, log, pushed, steps, holds }
     }
 
     pub(super) fn below(&mut self, n: u64) -> u64 {
@@ -219,9 +267,16 @@ impl Script {
         let streams = match self.load {
             Load::Victims | Load::LowAlone => true,
             Load::Mixed => false,
-            Load::Ascending | Load::Low => self.below(8) > 0,
+            Load::Ascending | Load::Low | Load::Parts => self.below(8) > 0,
         };
-        let (op, file, offset, len) = if streams {
+        let (op, file, offset, len) = if streams && self.load == Load::Parts {
+            let reader = self.below(READERS);
+            let (file, start) = part_of(reader);
+            let step = &mut self.steps[reader as usize];
+            let offset = *step * PART_REQUEST_BYTES % PART_BYTES;
+            *step += 1;
+            (Op::Read, file, start + offset, PART_REQUEST_BYTES)
+        } else if streams {
             let offset = match self.load {
                 Load::Victims => 20 + 2 * self.pushed,
                 Load::Low | Load::LowAlone => self.pushed % 3,
@@ -337,7 +392,10 @@ impl Script {
                     self.log.push(format!("{} {:?} {:?}", self.now.0, batch.extent, batch.parts));
                     self.flying.push((batch, self.now));
                 }
-                Next::Wait { until, .. } => return until,
+                Next::Wait { until, reason } => {
+                    self.holds += u64::from(reason == WaitReason::Hold);
+                    return until;
+                }
             }
         }
     }

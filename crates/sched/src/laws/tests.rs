@@ -46,6 +46,34 @@ fn scripts_that_broke_a_law() {
     }
 }
 
+/// What processes read of parts of their own goes by what the drive reads on; the account for that may run empty.
+#[test]
+fn parts_of_files_keep_the_laws() {
+    let causal = || PolicySpec::named("agios-causal").with("anticipation_us", 0);
+    for (spec, dwells) in [
+        (causal(), true),
+        (causal().with("wait_us", 20).with("window_us", 200).with("guard_batches", 3), true),
+        (causal().with("window_us", 0), true),
+        (causal().with("pass_us", 10), false),
+    ] {
+        let mut holds = 0;
+        for seed in seeds(20) {
+            holds += replayable(&spec.to_string(), seed, || {
+                let mut script = Script::in_parts(&spec, seed);
+                for step in 0..1_500 {
+                    let by = script.below(100_000);
+                    script.advance(if step % 3 == 0 { by } else { 0 });
+                    script.step(&[]);
+                }
+                script.finish();
+                script.judge();
+                script.holds
+            });
+        }
+        assert!(!dwells || holds > 100, "{spec}: {holds}");
+    }
+}
+
 /// A policy that chooses among others switches often while the laws are checked.
 #[test]
 fn automatic_switches_keep_the_laws() {

@@ -10,7 +10,7 @@
 //! they followed in the recorded run has just happened (`parts/due.rs`). It waits where the last batch ended, in place
 //! of `mlf`'s anticipation, and for the neighbours of the virtual request that goes next; for `wait_us` at most before
 //! each batch; and only where measurements show that this pays (`parts/worth.rs`). Where processes each read a part of a
-//! file, the drive reads on and that goes first (`parts/segments.rs`). Lanes that share one space wait for nothing.
+//! file and lanes take one batch at a time, the drive reads on and that goes first (`parts/segments.rs`). Lanes that share one space wait for nothing.
 //!
 //! Without a recorded run, and for files and requests outside it, both equal `mlf` with these parameters.
 //!

@@ -24,7 +24,7 @@ use super::levels::Levels;
 use super::matched::Matched;
 use super::paces::Paces;
 use super::runs::{Run, Runs};
-use super::segments::{Next, Segments};
+use super::segments::{Next, Present, Segments};
 use super::worth::{Wait, Worths};
 use crate::contract::Linked;
 use crate::policy::{Done, View};
@@ -117,7 +117,7 @@ pub(in crate::policy) struct Due {
     lanes: Vec<Lane>,
     worths: Worths,
     paces: Paces,
-    /// Longest dwell of `segments`.
+    /// Longest dwell of `segments`; zero: that processes have parts of their own does not count.
     dwell: Nanos,
     segments: Segments,
     /// Requests missed by the present decision; empty between decisions.
@@ -125,8 +125,8 @@ pub(in crate::policy) struct Due {
 }
 
 impl Due {
-    /// Waits for at most `longest` before each batch; `in_parts`: reads of processes that each read a part of a file go by
-    /// what the drive has read (`segments.rs`).
+    /// Waits for at most `longest` before each batch; `in_parts`: processes that each read or write a part of a file
+    /// go by that (`segments.rs`).
     pub fn new(longest: Nanos, batch_requests: u64, bound_part: f64, lanes: usize, in_parts: bool) -> Due {
         let dwell = if in_parts { longest } else { Nanos::ZERO };
         Due {
@@ -252,7 +252,7 @@ impl Due {
             if stream.2 == Op::Write {
                 return Ok(head);
             }
-            return match self.segments.next(view, lane) {
+            return match self.segments.next(&Present::of(view), lane, guarded) {
                 Next::Send(slot) => Ok(levels.head_of(slot)),
                 Next::Any => Ok(head),
                 Next::Dwell(until) => {
@@ -398,11 +398,11 @@ impl Due {
         let goes_by_parts = match own.filter(|_| stream.2 == Op::Read) {
             Some(own_bytes) => {
                 let ends = batch.first().zip(batch.last()).map(|(a, b)| (view.table.start(*a), view.table.end(*b)));
-                self.segments.sent(view, at, stream.1, ends.unwrap_or_default(), own_bytes, alone);
+                self.segments.sent(&Present::of(view), at, stream.1, ends.unwrap_or_default(), own_bytes, alone);
                 self.segments.acts(at)
             }
             None => {
-                self.segments.moved(view, at);
+                self.segments.moved(&Present::of(view), at);
                 // A write that follows a pause waits for the platter wherever it is: there is nothing to wait for.
                 own.is_some()
             }
@@ -414,10 +414,11 @@ impl Due {
         }
     }
 
-    /// As [`Triggers::own_bytes`], on lanes that hand over one batch at a time: with more the drive has its own order.
+    /// As [`Triggers::own_bytes`], if parts count, on lanes that hand over one batch at a time: with more the drive has its
+    /// own order.
     fn own_bytes(&self, view: &View<'_>, slot: Slot) -> Option<u64> {
-        let one = view.lanes[view.table.lane(slot).index()].limit_requests == 1;
-        self.link(slot).prediction.filter(|_| one).and_then(|id| self.triggers.own_bytes(id))
+        let counts = self.dwell > Nanos::ZERO && view.lanes[view.table.lane(slot).index()].limit_requests == 1;
+        self.link(slot).prediction.filter(|_| counts).and_then(|id| self.triggers.own_bytes(id))
     }
 
     fn sent_in_turn(&mut self, view: &View<'_>, stream: Stream, batch: &[Slot]) {
@@ -474,7 +475,7 @@ impl Due {
             return;
         }
         self.worths.busy(stream, done.service);
-        self.segments.completed(view, stream.0.index(), done.service);
+        self.segments.completed(view.now, stream.0.index(), done.service, done.errno != 0);
         let lane = &mut self.lanes[stream.0.index()];
         let price = lane.price.take().filter(|_| done.errno == 0);
         if let Some(visit) = lane.visit.as_mut().filter(|visit| visit.stream == stream) {

@@ -15,7 +15,7 @@ use crate::types::{Nanos, Op};
 /// time.
 pub(super) const BOUND: Nanos = Nanos(1_000_000_000);
 /// After this time without requests a file starts anew: its next request is its first.
-const AGAIN_AFTER: Nanos = Nanos(5_000_000_000);
+pub(super) const AGAIN_AFTER: Nanos = Nanos(5_000_000_000);
 /// After this many requests in a row without a match only every [`SAMPLE`]th is looked up, until one matches: a run
 /// that does not match costs next to nothing.
 const ASLEEP_AFTER: u32 = 512;
