@@ -7,7 +7,7 @@ use impresario_backend::cephfs::{HUNG_MAX, Options, Source, Striping};
 use impresario_backend::suite::Suite;
 use impresario_backend::{Backend, Caller, CephTree, Errno, Handle, Make, SetAttr};
 use impresario_testing::ceph::CephCluster;
-use impresario_testing::{PATIENCE, skip, until};
+use impresario_testing::{PATIENCE, free_ports, skip, until};
 
 const MIB: u32 = 1 << 20;
 
@@ -185,7 +185,7 @@ fn what_cannot_be_opened_is_named(cluster: &mut CephCluster) {
     assert!(missing.contains("folder /no/such/folder") && missing.contains("No such file"), "{missing}");
     let folder = tempfile::tempdir().unwrap();
     let alone = folder.path().join("ceph.conf");
-    let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+    let port = free_ports(1)[0];
     std::fs::write(&alone, format!("[global]\nmon host = v2:127.0.0.1:{port}/0\nauth client required = none\n"))
         .unwrap();
     let started = Instant::now();

@@ -6,7 +6,7 @@ use impresario_backend::gluster::{Options, Source};
 use impresario_backend::suite::Suite;
 use impresario_backend::{Backend, Caller, Errno, GlusterVolume, Handle, Make, SetAttr};
 use impresario_testing::gluster::GlusterBricks;
-use impresario_testing::{eventually, skip, until};
+use impresario_testing::{eventually, free_ports, skip, until};
 
 /// The bricks' volume; `None` where the library is not there: the test is then skipped.
 #[track_caller]
@@ -221,8 +221,7 @@ fn what_cannot_be_opened_is_named() {
     let nonsense = bricks.volume_file_with("nonsense", |_| "volume x\n type no/such\nend-volume\n".into());
     let nonsense = said(Source::File(nonsense));
     assert!(nonsense.contains("cannot open the GlusterFS volume vol of the volume file"), "{nonsense}");
-    let free = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
-    let alone = said(Source::Server { host: "127.0.0.1".into(), port: free });
+    let alone = said(Source::Server { host: "127.0.0.1".into(), port: free_ports(1)[0] });
     assert!(alone.contains("volume vol of 127.0.0.1"), "{alone}");
 }
 

@@ -13,7 +13,7 @@ use impresario_server::connection::{Connection, Reply};
 use impresario_server::listener::{Incoming, Running, Server, Service, Settings, Vitals, before_waiting};
 use impresario_server::outbox::Bulk;
 use impresario_server::payload::Slice;
-use impresario_testing::until;
+use impresario_testing::{free_address, until};
 use impresario_wire::{Answer, Call, FileKey, Kind, PROTOCOL_VERSION, Role, decode_body};
 use support::{Peer, encode, fault, hello, who};
 
@@ -323,7 +323,7 @@ fn an_unanswered_request_and_a_panic_are_answered() {
 
 #[test]
 fn stopping_lets_accepted_calls_finish() {
-    let (toy, mut running) = start("127.0.0.1:0");
+    let (toy, mut running) = start(&free_address());
     let address = running.address().to_string();
     let mut peer = Peer::connect(&address, Role::Data, 1);
     peer.send(&write(9), b"in flight");
@@ -345,7 +345,7 @@ fn stopping_lets_accepted_calls_finish() {
 /// What a server that stops has not finished may be done by another one: no program is to see an error for it.
 #[test]
 fn what_a_stop_leaves_unfinished_is_for_the_client_to_repeat() {
-    let (toy, mut running) = start("127.0.0.1:0");
+    let (toy, mut running) = start(&free_address());
     let address = running.address().to_string();
     let mut peer = Peer::connect(&address, Role::Data, 1);
     peer.send(&write(9), b"in flight");

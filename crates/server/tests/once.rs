@@ -131,7 +131,8 @@ struct Bed {
 
 impl Bed {
     fn start() -> Bed {
-        let mut cluster = Cluster::start(2, |config| config.cluster.request_timeout_ms = 2_000);
+        // Ample, for a silent node is left long before: the machine may be busy with other tests.
+        let mut cluster = Cluster::start(2, |config| config.cluster.request_timeout_ms = 20_000);
         let meta = impresario_server::start(&cluster.config, "meta").unwrap();
         let io = [cluster.start_io(|_| {}), cluster.start_io(|_| {})];
         let link = SlowLink::to(io[0].address());

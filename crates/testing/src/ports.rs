@@ -1,5 +1,6 @@
 //! Ports of this machine for the servers of tests: of one test alone, also while its server is down for a while.
 
+use std::io;
 use std::net::{Ipv4Addr, SocketAddr, TcpListener};
 use std::ops::Range;
 use std::os::linux::net::SocketAddrExt;
@@ -21,11 +22,11 @@ struct Held {
 
 static HELD: Mutex<Held> = Mutex::new(Held::NOTHING);
 
-/// So many free ports. Each is given once in a process, and to no other process that asks here. The kernel gives none of
-/// them to outgoing connections or to who asks for any port.
+/// So many free ports. Each is given once in a process, and to no other process that asks here. While there are
+/// such, they are ports that the kernel gives neither to outgoing connections nor to who asks for any port.
 ///
 /// # Panics
-/// When there is none left.
+/// When there is none left, or none can be had.
 pub fn free_ports(count: usize) -> Vec<u16> {
     let mut held = HELD.lock().unwrap_or_else(PoisonError::into_inner);
     (0..count).map(|_| held.next()).collect()
@@ -46,31 +47,49 @@ impl Held {
                 continue;
             };
             // A server of somebody else may have it.
-            if TcpListener::bind((Ipv4Addr::LOCALHOST, port)).is_ok() {
+            if unless_taken(TcpListener::bind((Ipv4Addr::LOCALHOST, port))).is_some() {
                 return port;
             }
         }
     }
 
     fn take_block(&mut self) {
-        let range = std::fs::read_to_string("/proc/sys/net/ipv4/ip_local_port_range").expect("the kernel's ports");
-        let mut bounds = range.split_whitespace().map(|bound| bound.parse::<u16>().expect("a port"));
-        let (low, high) = (bounds.next().expect("a range"), bounds.next().expect("a range"));
-        // Blocks below and above the kernel's own.
-        let below = (FIRST..low.max(FIRST)).step_by(BLOCK.into()).filter(|&first| low - first >= BLOCK);
-        let above = (high..=u16::MAX - BLOCK).step_by(BLOCK.into()).map(|last| last + 1);
-        let all: Vec<u16> = below.chain(above).collect();
-        // Beginning anywhere: what is left over of an earlier process may still call its ports.
-        let begin = std::process::id() as usize % all.len().max(1);
-        for first in all[begin..].iter().chain(&all[..begin]) {
-            let name = UnixAddr::from_abstract_name(format!("impresario test ports {first}")).expect("a short name");
-            if let Ok(block) = UnixListener::bind_addr(&name) {
-                self.blocks.push(block);
-                self.left = *first..first + BLOCK;
-                return;
+        let (outer, inner) = blocks(kernels_range());
+        for mut some in [outer, inner] {
+            // Beginning anywhere: what is left over of an earlier process may still call its ports.
+            let begin = std::process::id() as usize % some.len().max(1);
+            some.rotate_left(begin);
+            for first in some {
+                let name =
+                    UnixAddr::from_abstract_name(format!("impresario test ports {first}")).expect("a short name");
+                if let Some(block) = unless_taken(UnixListener::bind_addr(&name)) {
+                    self.blocks.push(block);
+                    self.left = first..first + BLOCK;
+                    return;
+                }
             }
         }
-        panic!("no ports are left outside of the kernel's, {low} to {high}, where {} blocks are", all.len());
+        panic!("no ports are left from {FIRST} on");
+    }
+}
+
+/// The first and the last port of those that the kernel gives.
+fn kernels_range() -> (u16, u16) {
+    let range = std::fs::read_to_string("/proc/sys/net/ipv4/ip_local_port_range").expect("the kernel's ports");
+    let mut bounds = range.split_whitespace().map(|bound| bound.parse().expect("a port"));
+    (bounds.next().expect("a range"), bounds.next().expect("a range"))
+}
+
+/// The first ports of all blocks: of those without a port of the kernel's, and of the others.
+fn blocks((low, high): (u16, u16)) -> (Vec<u16>, Vec<u16>) {
+    (FIRST..=u16::MAX - BLOCK).step_by(BLOCK.into()).partition(|&first| first + BLOCK <= low || first > high)
+}
+
+/// Nothing if it is somebody else's.
+fn unless_taken<T>(bound: io::Result<T>) -> Option<T> {
+    match bound {
+        Err(error) if error.kind() == io::ErrorKind::AddrInUse => None,
+        bound => Some(bound.expect("a port of this machine")),
     }
 }
 
@@ -87,7 +106,33 @@ mod tests {
         let server = TcpListener::bind(&address).unwrap();
         assert!(!ports.contains(&server.local_addr().unwrap().port()));
         let chosen = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
-        assert!(!ports.contains(&chosen));
+        let is_scarce = blocks(kernels_range()).0.len() < 32;
+        assert!(is_scarce || !ports.contains(&chosen));
+    }
+
+    #[test]
+    fn blocks_outside_of_the_kernels_range_come_first() {
+        let usual = [(32_768, 60_999), (32_768, 49_151), (1_024, 32_767), (49_152, 65_535)];
+        for (low, high) in
+            usual.into_iter().chain([(1_024, 65_535), (10_240, 65_000), (1_024, 5_000), (10_000, 10_000)])
+        {
+            let (outer, inner) = blocks((low, high));
+            let is_kernels = |first: u16| (first..first + BLOCK).any(|port| (low..=high).contains(&port));
+            assert!(!outer.iter().any(|&first| is_kernels(first)), "{low} to {high}: {outer:?}");
+            assert!(inner.iter().all(|&first| is_kernels(first)), "{low} to {high}: {inner:?}");
+            let mut all = [outer, inner].concat();
+            all.sort();
+            assert!(all[0] >= FIRST && all.windows(2).all(|two| two[1] - two[0] >= BLOCK), "{low} to {high}: {all:?}");
+            assert!(all.len() > 200, "{low} to {high}: {all:?}");
+        }
+        assert!(usual.map(|range| blocks(range).0.len() > 60).iter().all(|&many| many));
+    }
+
+    #[test]
+    #[should_panic(expected = "PermissionDenied")]
+    fn a_port_that_cannot_be_had_is_not_taken_for_a_taken_one() {
+        assert_eq!(unless_taken::<()>(Err(io::ErrorKind::AddrInUse.into())), None);
+        unless_taken::<()>(Err(io::ErrorKind::PermissionDenied.into()));
     }
 
     /// Two processes are as two of these: the system keeps them apart.

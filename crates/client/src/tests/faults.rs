@@ -70,8 +70,8 @@ fn a_server_that_takes_nothing_fails_large_writes_at_their_deadline() {
 
 #[test]
 fn a_server_that_is_not_there_fails_calls_at_their_deadline() {
-    let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
-    let link = link_to(&[&port.to_string()], Duration::from_millis(600));
+    let address = free_address();
+    let link = link_to(&[&address], Duration::from_millis(600));
     std::thread::scope(|scope| {
         for _ in 0..4 {
             let error = scope.spawn(|| fails_at(600, |deadline| read(&link, deadline))).join().unwrap();
@@ -79,7 +79,7 @@ fn a_server_that_is_not_there_fails_calls_at_their_deadline() {
         }
     });
     let started = Instant::now();
-    let error = crate::admin::status(&Access::default(), &port.to_string(), Duration::from_secs(60)).unwrap_err();
+    let error = crate::admin::status(&Access::default(), &address, Duration::from_secs(60)).unwrap_err();
     assert!(started.elapsed() < Duration::from_secs(30), "a command line does not wait for it to come back: {error}");
 }
 
@@ -426,7 +426,7 @@ fn another_route_is_taken_when_one_is_shut_or_silent() {
     let objects = Arc::new(FakeObjects::default());
     let served = objects.clone();
     let good = FakeServer::start(FakeGreeting::of("data.0"), move || served.serve()).unwrap();
-    let shut = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().to_string();
+    let shut = free_address();
     let link = link_to(&[&shut, good.address()], Duration::from_secs(60));
     let started = Instant::now();
     write(&link, in_ms(60_000)).unwrap();

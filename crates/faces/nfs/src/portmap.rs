@@ -149,7 +149,7 @@ mod tests {
         assert!(Registered::new(address, 2049).unwrap_err().contains("refuses program 100005"));
         let procedures: Vec<u32> = (0..3).map(|_| told.recv_timeout(Duration::from_secs(10)).unwrap().0).collect();
         assert_eq!(procedures, [SET, SET, UNSET]);
-        let nobody = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+        let nobody = impresario_testing::free_address().parse().unwrap();
         assert!(Registered::new(nobody, 2049).unwrap_err().contains("rpcbind"));
     }
 }
