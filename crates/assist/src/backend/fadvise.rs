@@ -42,6 +42,14 @@ struct Device {
     brought_nothing: u32,
 }
 
+/// One hint under way.
+struct Hint {
+    /// Nothing is asked for again after this.
+    end: Instant,
+    /// Some of it came.
+    brought: bool,
+}
+
 /// `posix_fadvise`.
 #[derive(Debug)]
 pub struct Fadvise {
@@ -75,8 +83,15 @@ impl Fadvise {
         act(device)
     }
 
-    /// Asks for one piece that is not wholly in memory, `cached` pages of it, until `end` where the device takes none at first.
-    fn ask(&self, file: HintedFile<'_>, piece: Range<u64>, cached: Option<u64>, end: Instant) -> io::Result<Brought> {
+    /// Asks for one piece that is not wholly in memory, `cached` pages of it, as long as the hint may where the device takes none at
+    /// first.
+    fn ask(
+        &self,
+        file: HintedFile<'_>,
+        piece: Range<u64>,
+        cached: Option<u64>,
+        hint: &mut Hint,
+    ) -> io::Result<Brought> {
         let bytes = piece.end - piece.start;
         let mut brought = Brought { asked_bytes: bytes, ..Brought::default() };
         let mut pause = ASK_AGAIN_AFTER;
@@ -88,11 +103,12 @@ impl Fadvise {
             let (came, wanted) = (after.cached.saturating_sub(before), after.all.saturating_sub(before));
             if came > 0 {
                 self.with_device(file, |d| (d.takes, d.brought_nothing) = (true, 0));
+                hint.brought = true;
                 if came * 10 < wanted * 9 && bytes > SMALLEST_BYTES && piece.end <= length(file) {
-                    return self.ask_in_parts(file, piece, brought, end);
+                    return self.ask_in_parts(file, piece, brought, hint);
                 }
-            } else if wanted > 0 && piece.start < length(file) && self.takes_later(file, &piece, end) {
-                std::thread::sleep(pause.min(end.saturating_duration_since(Instant::now())));
+            } else if wanted > 0 && piece.start < length(file) && self.takes_later(file, &piece, hint) {
+                std::thread::sleep(pause.min(hint.end.saturating_duration_since(Instant::now())));
                 pause = ASK_AGAIN_EVERY.min(pause * 2);
                 continue;
             }
@@ -101,15 +117,17 @@ impl Fadvise {
         }
     }
 
-    /// Nothing came. Whether the device may take the same a little later.
-    fn takes_later(&self, file: HintedFile<'_>, piece: &Range<u64>, end: Instant) -> bool {
+    /// Nothing came. Whether the device may take the same a little later. One that took the beginning of a long hint and is still
+    /// busy with it does not ignore advice.
+    fn takes_later(&self, file: HintedFile<'_>, piece: &Range<u64>, hint: &Hint) -> bool {
         if file.has_ended() || overtaken(file, piece) {
             return false;
         }
         self.with_device(file, |d| {
-            d.takes &= Instant::now() < end;
+            let takes = d.takes && Instant::now() < hint.end;
+            d.takes = takes || hint.brought;
             d.brought_nothing += u32::from(!d.takes);
-            d.takes
+            takes
         })
     }
 
@@ -119,7 +137,7 @@ impl Fadvise {
         file: HintedFile<'_>,
         piece: Range<u64>,
         mut brought: Brought,
-        end: Instant,
+        hint: &mut Hint,
     ) -> io::Result<Brought> {
         let bytes = piece.end - piece.start;
         let part_bytes = (bytes / 2).next_multiple_of(PAGE_BYTES).max(SMALLEST_BYTES);
@@ -127,7 +145,7 @@ impl Fadvise {
         for part in pieces(piece, part_bytes) {
             let cached = cached_pages(file.fd, part.clone())?;
             if !cached.complete() {
-                let more = self.ask(file, part, Some(cached.cached), end)?;
+                let more = self.ask(file, part, Some(cached.cached), hint)?;
                 brought.calls += more.calls;
                 brought.missed_bytes += more.missed_bytes;
                 parts += 1;
@@ -163,13 +181,14 @@ impl HintBackend for Fadvise {
 
     fn will_need(&self, file: HintedFile<'_>, range: Range<u64>) -> io::Result<Brought> {
         let call_bytes = self.with_device(file, |d| d.call_bytes);
-        let (mut brought, end) = (Brought::default(), Instant::now() + ASK_AGAIN_WITHIN);
+        let mut brought = Brought::default();
+        let mut hint = Hint { end: Instant::now() + ASK_AGAIN_WITHIN, brought: false };
         for piece in calls(&range, call_bytes).take_while(|_| !file.has_ended()) {
             let cached = brought.look(file.fd, &piece);
             if cached.is_some_and(|cached| cached.complete()) {
                 continue;
             }
-            brought.add(self.ask(file, piece, cached.map(|c| c.cached), end)?);
+            brought.add(self.ask(file, piece, cached.map(|c| c.cached), &mut hint)?);
         }
         // Whole pages were asked about.
         brought.found_bytes = brought.found_bytes.min(range.end - range.start);

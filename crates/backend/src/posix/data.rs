@@ -205,11 +205,17 @@ impl Shared {
         if caller.uid == 0 || !self.identity.leaves_set_id() {
             return Ok(());
         }
-        // What the kernel goes by, too: of another server's file it asks nothing, and syncs no bytes for it.
-        let flags = AtFlags::EMPTY_PATH | AtFlags::STATX_DONT_SYNC;
-        let stat = rustix::fs::statx(&open.fd, "", flags, StatxFlags::MODE | StatxFlags::GID)?;
-        let by_member = || caller.gid == stat.stx_gid || caller.groups.contains(&stat.stx_gid);
-        let Some(mode) = set_id::removed(stat.stx_mode.into(), by_member) else { return Ok(()) };
+        // First by what is known of another server's file: to ask for it would sync its bytes with each write. Rights are set by
+        // what that server says now: it may have taken others since.
+        let removed = |how: AtFlags| -> Result<Option<u32>> {
+            let stat = rustix::fs::statx(&open.fd, "", AtFlags::EMPTY_PATH | how, StatxFlags::MODE | StatxFlags::GID)?;
+            let by_member = || caller.gid == stat.stx_gid || caller.groups.contains(&stat.stx_gid);
+            Ok(set_id::removed(stat.stx_mode.into(), by_member))
+        };
+        if removed(AtFlags::STATX_DONT_SYNC)?.is_none() {
+            return Ok(());
+        }
+        let Some(mode) = removed(AtFlags::STATX_FORCE_SYNC)? else { return Ok(()) };
         match rustix::fs::fchmod(&open.fd, Mode::from_raw_mode(mode)) {
             // A server below does not take this one for root; it sees to the writes of users itself.
             Err(Number::PERM) if self.identity.sets_modes() => Ok(()),
