@@ -10,8 +10,8 @@ use std::time::Duration;
 use crate::support::{self, Cluster, Peer, fault};
 use impresario_base::lock::Mutex;
 use impresario_client::{Client, ClientOptions, CreateOptions, Via};
-use impresario_server::Started;
-use impresario_testing::until;
+use impresario_server::{StartError, Started};
+use impresario_testing::{eventually, until};
 use impresario_wire::{Answer, Call, ClientKey, Fault, MetaCall, NodeKind, Role, SpaceChange, Who, XattrMode};
 
 /// A link that can get stuck: what a client sends is then held back, and delivered when the link heals, whether or not
@@ -165,7 +165,12 @@ impl Bed {
 
     fn restart_meta(&mut self) {
         drop(self.meta.take());
-        self.meta = Some(impresario_server::start(&self.cluster.config, "meta").unwrap());
+        // What accepted the last connections may have the port for a moment.
+        let start = || match impresario_server::start(&self.cluster.config, "meta") {
+            Err(StartError::Bind(_)) => None,
+            started => Some(started.unwrap()),
+        };
+        self.meta = Some(eventually("the port is free", start));
     }
 }
 

@@ -145,6 +145,8 @@ fn is_byte_cached(fd: BorrowedFd<'_>, at: u64) -> Option<bool> {
 
 #[cfg(test)]
 mod tests {
+    #![allow(clippy::single_range_in_vec_init, reason = "one range is a list, too")]
+
     use super::*;
     use std::io::Write;
     use std::os::fd::AsFd;

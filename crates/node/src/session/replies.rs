@@ -224,14 +224,15 @@ impl<R: Clone> Replies<R> {
                 ..Client::default()
             });
             if self.young.len() >= self.clients_max {
-                self.next_generation();
+                self.next_generation(client);
             }
             self.young.insert(client, known);
         }
         self.young.entry(client).or_default()
     }
 
-    fn next_generation(&mut self) {
+    /// `taken` has been taken out of the old generation and goes into the young one.
+    fn next_generation(&mut self, taken: u64) {
         let gone = std::mem::replace(&mut self.old, std::mem::take(&mut self.young));
         let mut gone_epochs = Vec::with_capacity(gone.len());
         for (number, client) in gone {
@@ -247,7 +248,8 @@ impl<R: Clone> Replies<R> {
         }
         self.base = base_after(self.base, gone_epochs.into_iter());
         let (young, old) = (&self.young, &self.old);
-        self.order.retain(|(client, _)| young.contains_key(client) || old.contains_key(client));
+        let is_known = |client| young.contains_key(&client) || old.contains_key(&client) || client == taken;
+        self.order.retain(|(client, _)| is_known(*client));
     }
 
     fn forget_oldest(&mut self) {
@@ -355,6 +357,23 @@ mod tests {
         assert_eq!(after.begin(repeated(7, 2, 3, 5)), Admission::Forgotten);
         assert_eq!(after.begin(first(7, 3, 6)), Admission::New);
         assert_eq!(after.begin(first(8, 0, 1)), Admission::Fenced);
+    }
+
+    /// Also of a client that is heard of again just as the oldest clients are forgotten.
+    #[test]
+    fn what_a_client_did_is_stored_as_long_as_it_is_known() {
+        let mut before = Replies::new(4, 1000);
+        before.begin(first(1, 0, 1));
+        before.end(1, 1, Some('a'));
+        for client in 100..107 {
+            before.begin(first(client, 0, 1));
+            before.end(client, 1, Some('x'));
+        }
+        assert!(before.old.contains_key(&1) && before.young.len() == 4);
+        before.note(1, 0);
+        let mut after = Replies::new(4, 1000);
+        before.kept().for_each(|kept| after.restore(kept));
+        assert_eq!(after.begin(repeated(1, 0, 1, 1)), Admission::Done('a'));
     }
 
     #[test]
