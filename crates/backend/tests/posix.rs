@@ -416,15 +416,30 @@ fn what_is_moved_out_of_the_folder_or_planted_in_it_leads_nowhere() {
     assert_eq!(tree.attr(&dir), Err(Errno(libc::ESTALE)));
 }
 
-/// Leases of a file. While there are any, the signal that tells of the other opens is ignored.
-struct Leases(libc::sighandler_t);
+/// Leases of the only file of a tree. While there are any, the signal that tells of the other opens is ignored, so there are those of
+/// one test at a time.
+struct Leases {
+    tree: PosixTree,
+    file: Handle,
+    path: std::path::PathBuf,
+    before: libc::sighandler_t,
+    _folder: tempfile::TempDir,
+    _alone: std::sync::MutexGuard<'static, ()>,
+}
 
 impl Leases {
     fn new() -> Leases {
+        static ALONE: std::sync::Mutex<()> = std::sync::Mutex::new(());
+        let _alone = ALONE.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        let _folder = tempfile::tempdir().unwrap();
+        let tree = PosixTree::open(_folder.path(), Options::default()).unwrap();
+        let path = _folder.path().join("file");
+        std::fs::write(&path, "leased").unwrap();
+        let (file, _) = tree.lookup(&caller(), &tree.root().unwrap(), b"file").unwrap();
         // SAFETY: no handler is installed.
         let before = unsafe { libc::signal(libc::SIGIO, libc::SIG_IGN) };
         assert_ne!(before, libc::SIG_ERR);
-        Leases(before)
+        Leases { tree, file, path, before, _folder, _alone }
     }
 
     /// Takes or gives up a lease.
@@ -445,26 +460,17 @@ impl Leases {
 impl Drop for Leases {
     fn drop(&mut self) {
         // SAFETY: what was there before.
-        unsafe { libc::signal(libc::SIGIO, self.0) };
+        unsafe { libc::signal(libc::SIGIO, self.before) };
     }
 }
-
-/// Only one test at a time changes what the process does with the signal.
-static LEASES: std::sync::Mutex<()> = std::sync::Mutex::new(());
 
 /// As Samba and the kernel's NFS server do with what their clients cache.
 #[test]
 fn a_file_that_another_server_has_a_lease_of_is_opened_when_that_has_given_it_up() {
-    let _alone = LEASES.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
     let leases = Leases::new();
-    let folder = tempfile::tempdir().unwrap();
-    let tree = PosixTree::open(folder.path(), Options::default()).unwrap();
-    let (caller, root) = (caller(), tree.root().unwrap());
-    let path = folder.path().join("file");
-    std::fs::write(&path, "leased").unwrap();
-    let (file, _) = tree.lookup(&caller, &root, b"file").unwrap();
+    let (Leases { tree, file, path, .. }, caller) = (&leases, caller());
     for (lease, writes) in [(libc::F_WRLCK, false), (libc::F_RDLCK, true)] {
-        let holder = std::fs::File::open(&path).unwrap();
+        let holder = std::fs::File::open(path).unwrap();
         if !leases.are_there(&holder, lease) {
             return;
         }
@@ -474,36 +480,30 @@ fn a_file_that_another_server_has_a_lease_of_is_opened_when_that_has_given_it_up
                 leases.set(&holder, libc::F_UNLCK).unwrap();
             });
             if writes {
-                tree.write(&caller, &file, 0, b"LEASED", false).unwrap();
+                tree.write(&caller, file, 0, b"LEASED", false).unwrap();
             } else {
-                assert_eq!(tree.read(&caller, &file, 0, &mut [0; 6]), Ok(6));
+                assert_eq!(tree.read(&caller, file, 0, &mut [0; 6]), Ok(6));
             }
         });
         tree.close_all();
     }
-    assert_eq!(std::fs::read(&path).unwrap(), b"LEASED");
+    assert_eq!(std::fs::read(path).unwrap(), b"LEASED");
 }
 
 /// The threads are needed for other files.
 #[test]
 fn a_lease_that_is_not_given_up_holds_one_opener_and_not_for_long() {
     use std::time::{Duration, Instant};
-    let _alone = LEASES.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
     let leases = Leases::new();
-    let folder = tempfile::tempdir().unwrap();
-    let tree = PosixTree::open(folder.path(), Options::default()).unwrap();
-    let (caller, root) = (caller(), tree.root().unwrap());
-    let path = folder.path().join("file");
-    std::fs::write(&path, "leased").unwrap();
-    let (file, _) = tree.lookup(&caller, &root, b"file").unwrap();
-    let holder = std::fs::File::open(&path).unwrap();
+    let (Leases { tree, file, path, .. }, caller) = (&leases, caller());
+    let holder = std::fs::File::open(path).unwrap();
     if !leases.are_there(&holder, libc::F_WRLCK) {
         return;
     }
-    let began = Instant::now();
     let waits: Vec<_> = std::thread::scope(|scope| {
         let read = || {
-            let got = tree.read(&caller, &file, 0, &mut [0; 6]);
+            let began = Instant::now();
+            let got = tree.read(&caller, file, 0, &mut [0; 6]);
             (got, began.elapsed())
         };
         let readers: Vec<_> = (0..8).map(|_| scope.spawn(read)).collect();
@@ -514,7 +514,7 @@ fn a_lease_that_is_not_given_up_holds_one_opener_and_not_for_long() {
     assert!(waits.iter().all(|(got, _)| *got == Err(Errno(libc::EAGAIN))), "{waits:?}");
     assert!(waits.iter().all(|(_, wait)| *wait < Duration::from_secs(6)), "{waits:?}");
     assert!(waits.iter().filter(|(_, wait)| *wait >= Duration::from_secs(1)).count() <= 1, "{waits:?}");
-    assert_eq!(tree.read(&caller, &file, 0, &mut [0; 6]), Ok(6));
+    assert_eq!(tree.read(&caller, file, 0, &mut [0; 6]), Ok(6));
 }
 
 #[test]

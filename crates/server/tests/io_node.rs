@@ -30,6 +30,14 @@ fn cluster(timeout_ms: u64) -> Cluster {
     })
 }
 
+/// How many more requests an I/O node has sent than it got, since it was asked last.
+fn more_sent(peer: &mut Peer) -> f64 {
+    let forward = peer.status()["forward"].clone();
+    let more = forward["forwarded"].as_f64().unwrap() - forward["requests"].as_f64().unwrap();
+    assert_eq!(peer.call(&Call::ResetStatistics, &[]).0, Answer::Done);
+    more
+}
+
 #[test]
 fn files_are_striped_and_come_back_whole_or_split() {
     for split in [false, true] {
@@ -407,11 +415,9 @@ fn a_stale_request_is_refused_though_it_is_merged_with_a_neighbours() {
                 (_, answer, _) => assert_eq!(fault(answer).0, Fault::FENCED, "{case}"),
             }
             (0..20).for_each(|_| assert_eq!(busy.answer().unwrap().1, Answer::Written(4096)));
-            let forward = busy.status()["forward"].clone();
             // Merged and refused, they are sent again one by one; merged and not refused, they were sent as one.
-            let more = forward["forwarded"].as_f64().unwrap() - forward["requests"].as_f64().unwrap();
+            let more = more_sent(&mut busy);
             merged |= if writes || stale_first { more > 0.0 } else { more < 0.0 };
-            assert_eq!(busy.call(&Call::ResetStatistics, &[]).0, Answer::Done);
             if merged {
                 break;
             }
@@ -475,10 +481,8 @@ fn damage_fails_no_request_that_was_merged_with_one_that_meets_it() {
             assert!(answer == Answer::Data && got == bytes[BLOCK as usize..], "split {split}: {answer:?}");
             assert_eq!(fault(unlucky.answer().unwrap().1).0, libc::EIO);
             (0..20).for_each(|_| assert_eq!(busy.answer().unwrap().1, Answer::Written(4096)));
-            let forward = busy.status()["forward"].clone();
             // Merged and refused, they are sent again one by one.
-            merged += forward["forwarded"].as_f64().unwrap() - forward["requests"].as_f64().unwrap();
-            assert_eq!(busy.call(&Call::ResetStatistics, &[]).0, Answer::Done);
+            merged += more_sent(&mut busy);
             if merged > 0.0 {
                 break;
             }
@@ -524,10 +528,8 @@ fn a_full_disk_fails_no_request_that_was_merged_with_one_that_needs_space() {
             assert_eq!(fault(longer.answer().unwrap().1).0, libc::ENOSPC);
             (0..20).for_each(|_| assert_eq!(busy.answer().unwrap().1, Answer::Written(BLOCK as u32)));
             assert_eq!(direct.read(9, 1, 0, 2 * BLOCK as u32), [round; BLOCK]);
-            let forward = busy.status()["forward"].clone();
             // Merged and refused, they are sent again one by one.
-            merged += forward["forwarded"].as_f64().unwrap() - forward["requests"].as_f64().unwrap();
-            assert_eq!(busy.call(&Call::ResetStatistics, &[]).0, Answer::Done);
+            merged += more_sent(&mut busy);
             if merged > 0.0 {
                 break;
             }

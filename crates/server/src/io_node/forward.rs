@@ -389,17 +389,15 @@ impl Forwarder {
             parts.retain(|(_, item)| !item.answer.client_is_gone());
             if parts.len() < before {
                 // Those that are left may not touch any more.
-                self.forward_each(parts, forwarded);
-                return;
+                return self.forward_each(parts, forwarded);
             }
         }
         self.forward_touching(parts, forwarded);
     }
 
     /// Forwards each part alone. The client of each is looked for again: what was forwarded before may have taken its time.
-    fn forward_each(&self, parts: Vec<(Request, Item)>, forwarded: &mut Forwarded) -> Option<i32> {
+    fn forward_each(&self, parts: Vec<(Request, Item)>, forwarded: &mut Forwarded) {
         parts.into_iter().for_each(|part| self.forward_group(vec![part], forwarded));
-        None
     }
 
     fn forward_touching(&self, parts: Vec<(Request, Item)>, forwarded: &mut Forwarded) {
@@ -433,7 +431,8 @@ impl Forwarder {
             Ok(got) => got,
             Err(fault) if is_of_one(&fault, began, &parts) => {
                 drop(buffer);
-                return self.forward_each(parts, forwarded);
+                self.forward_each(parts, forwarded);
+                return None;
             }
             Err(fault) => return Some(fail_all(parts, &fault)),
         };
@@ -490,7 +489,10 @@ impl Forwarder {
         drop(pieces);
         let lanes = match written {
             Ok(lanes) => lanes,
-            Err(fault) if is_of_one(&fault, began, &parts) => return self.forward_each(parts, forwarded),
+            Err(fault) if is_of_one(&fault, began, &parts) => {
+                self.forward_each(parts, forwarded);
+                return None;
+            }
             Err(fault) => return Some(fail_all(parts, &fault)),
         };
         for (request, mut item) in parts {
