@@ -99,7 +99,7 @@ gekkofs_daemon() {
   client=$(find "$source" -name 'libgkfwd_intercept.so' | head -n 1)
   [[ -n $daemon && -n $client ]] || { echo "$source has no gkfwd_daemon or no libgkfwd_intercept.so" >&2; exit 1; }
   export LD_LIBRARY_PATH=$work${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}
-  nm -D "$daemon" | grep -q 'U agios_v3_add_request' ||
+  nm -D "$daemon" | grep 'U agios_v3_add_request' >/dev/null ||
     { echo "$daemon was built without AGIOS, or without -DAGIOS_API=3" >&2; exit 1; }
   # The path of its configuration is fixed. Another's is not touched.
   (set -C && : >/tmp/agios.conf) 2>/dev/null || { echo "/tmp/agios.conf is there: move it away" >&2; exit 1; }
