@@ -183,7 +183,7 @@ mod tests {
         assert_eq!(again(400, 1), Seen::New("b"));
         assert_eq!(again(400, 1), Seen::Before(None), "it is under way");
         assert_eq!(replay.counts().0, 1, "the others of that age are gone");
-        assert!(replay.done(key(1, b"remove"), b"none").is_empty());
+        assert_eq!(replay.done(key(1, b"remove"), b"none"), ["b"]);
         assert_eq!(again(200, 1), Seen::Before(Some(("b", b"none".to_vec()))));
     }
 
