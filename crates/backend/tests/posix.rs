@@ -141,41 +141,6 @@ fn set_id_goes_when_others_than_root_change_a_file() {
     }
 }
 
-/// The owner takes rights at the moment at which a write takes set-user-id.
-#[test]
-fn rights_that_the_owner_sets_amid_a_write_stay() {
-    if !impresario_testing::is_root() {
-        return impresario_testing::skip("set-user-id", "only root acts as others");
-    }
-    let folder = tempfile::tempdir().unwrap();
-    let tree = PosixTree::open(folder.path(), Options::default()).unwrap();
-    let (root, bob) = (tree.root().unwrap(), user(7002, &[]));
-    let (file, _) = tree.make(&caller(), &root, b"file", Make::File, &mode(0o777)).unwrap();
-    let plain = std::fs::File::open(folder.path().join("file")).unwrap();
-    let set = |mode| plain.set_permissions(Permissions::from_mode(mode)).unwrap();
-    let rounds = std::sync::Barrier::new(2);
-    std::thread::scope(|scope| {
-        scope.spawn(|| {
-            for _ in 0..ROUNDS {
-                rounds.wait();
-                tree.write(&bob, &file, 0, b"x", false).unwrap();
-                rounds.wait();
-            }
-        });
-        for round in 0..ROUNDS {
-            set(0o6777);
-            rounds.wait();
-            for _ in 0..round % 400 {
-                std::hint::spin_loop();
-            }
-            set(0o700);
-            rounds.wait();
-            assert_eq!(plain.metadata().unwrap().permissions().mode() & 0o7777, 0o700, "round {round}");
-        }
-    });
-    const ROUNDS: usize = 20_000;
-}
-
 /// Nor is a right left that its owner gives a file while its bytes are changed.
 #[test]
 fn set_id_given_amid_a_write_does_not_outlast_it() {
