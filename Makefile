@@ -38,8 +38,8 @@ build: setup-build ## Build the program, target/release/impresario, and the C li
 demo: build ## Show what it is for: a cluster on modelled disks, four applications, every policy (about 3 minutes)
 	$(BIN) demo $(DEMO_ARGS)
 
-test: setup ## Lint, build the documentation and run every test
-	@scripts/test.sh
+test: ## Install what is missing, lint, build the documentation and run every test
+	@scripts/test.sh set-up
 
 check: ## Format, lint, documentation, licences: what every commit passes
 	@scripts/check.sh

@@ -6,8 +6,10 @@
 #                                       shared file that is written and read back with validation
 #   agios-programs.sh gekkofs FOLDER    GekkoFS's forwarding mode (github.com/jeanbez/gekko-fwd, branch forwarding or
 #                                       io-forwarding-mode): its scheduler's unit is built and used as its daemon does, by
-#                                       scripts/agios-gekkofs.cc and with its configuration. The daemon itself needs libraries
-#                                       that Debian lacks (Mercury, Margo, Argobots)
+#                                       scripts/agios-gekkofs.cc and with its configuration
+#   agios-programs.sh gekkofs-daemon FOLDER  a build of that with AGIOS (its gkfwd_daemon and libgkfwd_intercept.so are somewhere in
+#                                       the folder; LD_LIBRARY_PATH for what else it needs): the daemon is run on loopback, and
+#                                       files are written and read back by programs with its client
 #   agios-programs.sh public FOLDER     the public library's own test program (github.com/francielizanon/agios): built, and
 #                                       run with each algorithm
 #
@@ -91,6 +93,46 @@ gekkofs() {
   done
 }
 
+gekkofs_daemon() {
+  local daemon client
+  daemon=$(find "$source" -name gkfwd_daemon -type f | head -n 1)
+  client=$(find "$source" -name 'libgkfwd_intercept.so' | head -n 1)
+  [[ -n $daemon && -n $client ]] || { echo "$source has no gkfwd_daemon or no libgkfwd_intercept.so" >&2; exit 1; }
+  export LD_LIBRARY_PATH=$work${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}
+  nm -D "$daemon" | grep 'U agios_v3_add_request' >/dev/null ||
+    { echo "$daemon was built without AGIOS, or without -DAGIOS_API=3" >&2; exit 1; }
+  # The path of its configuration is fixed. Another's is not touched.
+  (set -C && : >/tmp/agios.conf) 2>/dev/null || { echo "/tmp/agios.conf is there: move it away" >&2; exit 1; }
+  id=
+  trap '[[ -z $id ]] || kill "$id" || true; rm -rf "$work" /tmp/agios.conf' EXIT
+  head -c 3000000 /dev/urandom >"$work/in"
+  with_client() { LIBGKFS_HOSTS_FILE=$work/hosts LIBGKFS_LOG=none LD_PRELOAD=$client timeout 60 "$@"; }
+  for algorithm in TO SJF MLF aIOLi TO-agg SRTF NOOP DYN_TREE; do
+    config "$algorithm" /tmp/agios.conf
+    rm -rf "$work"/{root,mnt,hosts,log,out.*} && mkdir "$work"/{root,mnt}
+    GKFS_DAEMON_LOG_PATH=$work/log GKFS_LOG_LEVEL=debug timeout 600 "$daemon" -r "$work/root" -m "$work/mnt" \
+      -H "$work/hosts" -l 127.0.0.1 >"$work/said" 2>&1 &
+    id=$!
+    for _ in {1..300}; do [[ -s $work/hosts ]] || sleep 0.1; done
+    local copies=() copy ran=1
+    for n in 1 2 3 4; do
+      { with_client dd if="$work/in" of="$work/mnt/$n" bs=$((n * 16))k status=none &&
+        with_client dd if="$work/mnt/$n" of="$work/out.$n" bs=100000 status=none && cmp "$work/in" "$work/out.$n"; } &
+      copies+=($!)
+    done
+    for copy in "${copies[@]}"; do wait "$copy" || ran=0; done
+    kill "$id" && wait "$id" || ran=0
+    id=
+    local sent unblocked
+    sent=$(grep -c 'was sent to AGIOS' "$work/log") && unblocked=$(grep -c 'was unblocked' "$work/log") || ran=0
+    if ((ran)) && [[ $sent == "$unblocked" ]] && ! grep . "$work/said"; then
+      echo "$algorithm: ran, $sent requests"
+    else
+      echo "$algorithm: failed" && tail -n 20 "$work/log" "$work/said" && exit 1
+    fi
+  done
+}
+
 public() {
   # It reads the algorithm's name from the public library's inside: this is all that it needs of it.
   mkdir "$work/include"
@@ -110,4 +152,4 @@ public() {
   done
 }
 
-case $what in forge | gekkofs | public) "$what" ;; *) usage ;; esac
+case $what in forge | gekkofs | gekkofs-daemon | public) "${what/-/_}" ;; *) usage ;; esac

@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Lints, builds the documentation and runs every test; ends with one line that sums up all suites.
+# Lints, builds the documentation and runs every test; ends with one line that sums up all suites. `test.sh set-up` installs
+# what is missing before.
 #   TEST_TIMEOUT_S      bounds the run of the tests (not their compilation): a test that hangs fails (default 1200)
 #   TEST_JOBS           test programs that run at the same time (default: one for each processor)
 #   TEST_RETRY          0: what fails is not run once more
@@ -13,6 +14,14 @@ if [[ ${1-} == --keep ]]; then
   shift 2
   { export -p | grep -E '^declare -x (CARGO|LD_LIBRARY_PATH|OUT_DIR)'; printf 'cd %q && exec' "$PWD"; printf ' %q' "$@"; echo; } >"$file"
   exit
+fi
+# As what cargo starts the compiler with: of a package that is optimised, cargo would optimise its tests as well, which takes
+# far longer than most of them run. Those that do compute much are named here.
+if [[ ${1-} == rustc || ${1-} == */rustc ]]; then
+  if [[ " $* " == *" --test "* && ! " $* " =~ " --crate-name "(impresario_(assist|engine|foresight|sched|server)|names_simulated|store)" " ]]; then
+    set -- "${@/#opt-level=?/opt-level=0}"
+  fi
+  exec "$@"
 fi
 # As cargo's rustdoc: where no comment has an example, it would look for one in vain, which takes a good part of a second for
 # each crate. Whatever may begin one counts: a fence, an indented line, a block comment, text from a file.
@@ -42,15 +51,38 @@ fi
 
 cd "$(dirname "$0")/.."
 . scripts/toolchain.sh
+export CARGO_TERM_COLOR=${CARGO_TERM_COLOR:-never} CARGO_INCREMENTAL=${CARGO_INCREMENTAL:-0}
+# Unless another program is there to start the compiler, such as one that keeps what it made. What is compiled is taken for the
+# same as without.
+compile() { RUSTC_WRAPPER=${RUSTC_WRAPPER-$PWD/scripts/test.sh} cargo test --workspace --locked --tests "$@" </dev/null; }
+# Packages are mostly waited for, and compiling needs a linker and none of the others: it begins meanwhile. What it says is said
+# again, or does not matter, where it goes on.
+early=
+if [[ ${1-} == set-up ]]; then
+  if choose_toolchain && command -v cc >/dev/null; then
+    set -m
+    compile --no-run >/dev/null 2>&1 &
+    early=$!
+    set +m
+    trap 'kill -- "-$early" 2>/dev/null' EXIT
+  fi
+  scripts/setup.sh || exit 1
+fi
 choose_toolchain || { echo "test: no Rust toolchain from $rust_oldest on; run 'make setup'" >&2; exit 1; }
 
-export CARGO_TERM_COLOR=${CARGO_TERM_COLOR:-never} CARGO_INCREMENTAL=${CARGO_INCREMENTAL:-0}
 export TEST_TIMEOUT_S=${TEST_TIMEOUT_S:-1200}
 # How long random simulations run; a plain `cargo test` takes a few seconds.
-export IMPRESARIO_SIM_FUZZ_S=${IMPRESARIO_SIM_FUZZ_S:-40}
-folder=$(mktemp -d)
+export IMPRESARIO_SIM_FUZZ_S=${IMPRESARIO_SIM_FUZZ_S:-15}
+# A short name: sockets lie below it, whose paths may have 107 bytes.
+folder=$(mktemp -d "${TMPDIR:-/tmp}/test.XXXXXX")
 checks=
-trap '[[ -z $checks ]] || kill -- "-$checks" 2>/dev/null; rm -rf "$folder"' EXIT
+trap '[[ -z $early$checks ]] || kill -- ${early:+"-$early"} ${checks:+"-$checks"} 2>/dev/null; rm -rf --one-file-system "$folder" 2>/dev/null' EXIT
+# Tests make their folders here. Flag T: ext4 then takes those folders for unrelated and puts each where few files are. Next to
+# what other tests have just removed, a new file costs up to half a millisecond of a processor: without a journal, ext4 steps
+# over each inode that was freed in the last minutes. A test that mounts a cluster took five times the system time.
+export TMPDIR=$folder/t
+mkdir -m 1777 "$TMPDIR" && chmod 711 "$folder"
+chattr +T "$TMPDIR" 2>/dev/null
 export IMPRESARIO_SKIPPED=$folder/skipped
 : >"$IMPRESARIO_SKIPPED"
 
@@ -58,8 +90,9 @@ export IMPRESARIO_SKIPPED=$folder/skipped
 # there are processors, each with twice as many tests.
 export RUST_TEST_THREADS=${RUST_TEST_THREADS:-$((2 * $(nproc)))}
 host=$(rustc -vV | sed -n 's/^host: //p')
-cargo test --workspace --locked --tests \
-  --config "target.$host.runner = ['$PWD/scripts/test.sh', '--keep', '$folder']" </dev/null || exit 1
+compile --config "target.$host.runner = ['$PWD/scripts/test.sh', '--keep', '$folder']" || exit 1
+[[ -z $early ]] || wait "$early"
+early=
 # What some tests build themselves otherwise.
 cargo build --locked -p impresario-preload </dev/null || exit 1
 export IMPRESARIO_TEST_LIBRARY_IS_BUILT=1
@@ -71,7 +104,7 @@ checks=$!
 set +m
 # Long ones first, so that none is left over at the end. Random simulations take what others leave of the processors for a
 # fixed time: they run beside programs that mostly wait.
-first=(cli mounted sim server impresario_server lab names_simulated backend glusterfs impresario_assist assist impresario_foresight preload impresario_sched)
+first=(cli mounted glusterfs server backend lab impresario_assist assist library sim impresario_server names_simulated preload conformance front impresario_lab capi impresario_sched)
 in_order() {
   local name
   { for name in "${first[@]}"; do grep -lE "/$name-[0-9a-f]+" "$folder"/*.test; done; ls "$folder"/*.test; } | awk '!seen[$0]++'

@@ -209,6 +209,9 @@ impl Handle {
     /// it loads. Files that cannot be opened are the program's affair. Returns at once; a file system that hangs holds
     /// nobody up.
     pub fn expect(&self, paths: Vec<PathBuf>) -> io::Result<()> {
+        if paths.is_empty() {
+            return Ok(());
+        }
         let (commands, event) = (self.commands.clone(), self.event.clone());
         let opening = move || {
             for path in paths {

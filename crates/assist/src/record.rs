@@ -123,6 +123,7 @@ mod tests {
             path: "/data/x".into(),
             id: Inode { dev: 1, ino: 42 },
             size_bytes: 1000,
+            changed_unix_ns: 0,
             pid: 11,
             uid: 0,
             program: "x.py".into(),

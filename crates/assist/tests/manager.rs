@@ -286,9 +286,9 @@ fn a_file_in_memory_is_left_alone_soon() {
     assert_eq!(cached(&file, 0, 32 * MIB), 8192, "what others brought in stays");
 }
 
-/// A program that reads many small files from memory need not tell of more, until one of them waits.
+/// A program passes small files over from its start on, and again when it has told of some in vain.
 #[test]
-fn small_files_in_memory_lull() {
+fn small_files_are_passed_over_in_lulls() {
     let dir = folder();
     let (path, file) = cold_file(dir.path(), "f", 8192);
     let online = Entry { online: true, ..Entry::new(dir.path()) };
@@ -301,7 +301,7 @@ fn small_files_in_memory_lull() {
         held_out: None,
     };
     let (plain, learns, knows) = ((false, vec![]), (true, vec![]), (false, vec![known]));
-    for (planned, (learns, kinds), lull_bytes) in [
+    for (planned, (learns, kinds), small_bytes) in [
         (vec![], plain.clone(), SMALL_FILE_BYTES),
         (vec![planned], plain, 0),
         (vec![], learns, SHORT_BYTES_MAX),
@@ -313,26 +313,28 @@ fn small_files_in_memory_lull() {
         let options = Options { record, kinds, ..Options::new(hints) };
         let manager = Manager::start(options, &dir.path().join("socket")).unwrap();
         let mut program = Program::start(manager.socket());
-        let mut read = |duration_ns| {
-            let number = program.register(&file);
-            program.push(access(number, Op::Read, 0, 8192, duration_ns));
-            program.push(access(number, Op::Close, 0, 0, 0));
-        };
-        for _ in 0..40 {
-            read(2000);
-        }
-        let seen = |bytes| until("it is heard", || manager.report().unwrap().seen_bytes == bytes);
-        seen(40 * 8192);
-        assert_eq!(program.ring.lull_bytes(), lull_bytes);
+        assert_eq!((program.ring.small_bytes(), program.ring.is_lull()), (small_bytes, small_bytes > 0));
         program.ring.add_passed_over(1000);
-        seen(40 * 8192 + 1000);
-        let number = program.register(&file);
-        program.push(access(number, Op::Read, 0, 8192, 5_000_000));
-        seen(41 * 8192 + 1000);
-        assert_eq!(program.ring.lull_bytes(), 0);
+        let seen = |bytes| until("it is heard", || manager.report().unwrap().seen_bytes == bytes);
+        seen(1000);
+        assert!(!program.ring.may_wait(1_000_000_000) && !program.ring.is_lull(), "it ends when something waits");
+        let mut bytes = 1000;
+        let mut read = |program: &mut Program| {
+            let number = program.register(&file);
+            program.push(access(number, Op::Read, 0, 8192, 5_000_000));
+            program.push(access(number, Op::Close, 0, 0, 0));
+            bytes += 8192;
+            program.ring.is_lull()
+        };
+        match small_bytes {
+            0 => assert!((0..40).all(|_| !read(&mut program)), "there is more to be done for files"),
+            _ => until("no file comes before it is opened", || read(&mut program)),
+        }
+        seen(bytes);
+        assert_eq!(program.ring.is_lull(), small_bytes > 0);
         drop(program);
         until("it is gone", || manager.report().unwrap().programs == 0);
-        seen(41 * 8192 + 1000);
+        seen(bytes);
     }
 }
 

@@ -352,6 +352,10 @@ pub trait Backend: Send + Sync + 'static {
     /// call until the server restarts: bytes that may be lost are never called stable.
     fn sync(&self, file: &Handle) -> Result<()>;
 
+    /// Puts all that was written through this server on stable storage, files that it has closed since too. Fails, after it has tried
+    /// all of them, where bytes of any file may be lost, or were since the server started.
+    fn sync_all(&self) -> Result<()>;
+
     /// Keeps a node usable by its handle when its last name is removed, as an open does, until as many calls of
     /// [`Backend::release`]. The server's end ends it too. A node that is removed and not held is `ESTALE`, at the latest
     /// some seconds after its last use.

@@ -37,6 +37,14 @@ impl Losses {
         }
     }
 
+    /// The error that a sync of all files must tell, after closes of descriptors that are under way.
+    pub(crate) fn check_all(&self) -> Result<()> {
+        let closing: Vec<Handle> = self.state.lock().closing.keys().copied().collect();
+        closing.iter().try_for_each(|file| self.check(file))?;
+        let state = self.state.lock();
+        state.all.or_else(|| state.lost.values().next().copied()).map_or(Ok(()), Err)
+    }
+
     /// What a sync said; remembers a failure that means a loss.
     pub(crate) fn observe(&self, file: &Handle, synced: Result<()>) -> Result<()> {
         let Err(errno) = synced else { return Ok(()) };
@@ -86,11 +94,11 @@ mod tests {
     #[test]
     fn a_loss_is_told_from_then_on() {
         let losses = Losses::default();
-        assert_eq!(losses.check(&file(1)), Ok(()));
+        assert_eq!((losses.check(&file(1)), losses.check_all()), (Ok(()), Ok(())));
         assert_eq!(losses.observe(&file(1), Err(Errno(libc::EIO))), Err(Errno(libc::EIO)));
         assert_eq!(losses.observe(&file(1), Ok(())), Ok(()));
         assert_eq!(losses.check(&file(1)), Err(Errno(libc::EIO)));
-        assert_eq!(losses.check(&file(2)), Ok(()));
+        assert_eq!((losses.check(&file(2)), losses.check_all()), (Ok(()), Err(Errno(libc::EIO))));
         losses.settle(&file(2), || Err(Errno(libc::ENOSPC)));
         assert_eq!(losses.check(&file(2)), Err(Errno(libc::ENOSPC)));
         // An interrupted sync loses nothing.

@@ -416,6 +416,21 @@ impl<D: Descriptors> Nodes<D> {
         }
     }
 
+    /// Syncs all files with writes that were not synced, whatever becomes of one.
+    pub(crate) fn sync_all(&self) -> Result<()> {
+        let mut synced = Ok(());
+        for shard in &self.shards {
+            let nodes: Vec<_> = shard.lock().by_handle.values().map(|(node, _)| node.clone()).collect();
+            for node in nodes {
+                if node.opens.lock().iter().any(|open| open.unsynced.load(Ordering::Acquire)) {
+                    let _syncing = node.syncing.lock();
+                    synced = synced.and(node.sync_written(&self.losses).map(drop));
+                }
+            }
+        }
+        synced.and_then(|()| self.losses.check_all())
+    }
+
     /// Descriptors that are open now.
     pub(crate) fn count(&self) -> usize {
         self.count.load(Ordering::Relaxed)

@@ -10,12 +10,14 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, bail};
-use impresario_backend::PosixTree;
+use impresario_backend::{Backend, PosixTree};
+use impresario_base::machine::path_of;
 use impresario_base::units::{parse_bytes, parse_positive_bytes, show_bytes};
 use impresario_config::{Nfs, NfsExport, Squash, read_table};
 use impresario_metrics::Endpoint;
-use impresario_nfs::{ExportSettings, HandleKey, Rules, Running, Settings};
+use impresario_nfs::{ExportSettings, HandleKey, Reopen, Rules, Running, Settings};
 use impresario_sched::PolicySpec;
+use rustix::fs::{CWD, Mode, OFlags, ResolveFlags, openat2};
 use serde_json::Value;
 
 use crate::{notify_ready, print, usage};
@@ -176,6 +178,19 @@ fn settle(args: Args) -> anyhow::Result<Nfs> {
     }
 }
 
+/// Serves the folder anew that was made in the place of this one. Never what a symbolic link leads to that was made there since.
+fn reopening(dir: &Path) -> Reopen {
+    let dir = dir.canonicalize().unwrap_or_else(|_| dir.into());
+    Box::new(move || {
+        let failed = |error: &dyn std::fmt::Display| format!("its folder {}: {error}", dir.display());
+        let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        let opened = openat2(CWD, &dir, flags, Mode::empty(), ResolveFlags::NO_SYMLINKS);
+        let opened = opened.map_err(|error| failed(&error))?;
+        let tree = PosixTree::open(Path::new(&path_of(&opened)), Default::default()).map_err(|error| failed(&error))?;
+        Ok(Arc::new(tree) as Arc<dyn Backend>)
+    })
+}
+
 fn start(nfs: &Nfs) -> anyhow::Result<Running> {
     let key_file = nfs.key_file.clone().map_or_else(default_key_file, Ok)?;
     let key = HandleKey::load(&key_file)?;
@@ -199,6 +214,7 @@ fn start(nfs: &Nfs) -> anyhow::Result<Running> {
                 privileged_ports: export.privileged_ports,
                 stable_names: export.stable_names,
             },
+            reopen: Some(reopening(&export.dir)),
         })
     });
     let settings = Settings {

@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use crate::support::{Process, run, run_command};
-use impresario_nfs::protocol::Stability;
+use impresario_nfs::protocol::{Stability, Status};
 use impresario_nfs::testing::{Client, ClientError};
 use impresario_testing::{PATIENCE, eventually, free_address, free_ports, require, skip, until};
 
@@ -97,6 +97,37 @@ fn the_programs_of_libnfs_list_copy_and_show() {
     let recursive = tool("nfs-ls", &["-R", &served.url("")]);
     assert!(recursive.contains("many-499") && recursive.contains("copy"), "{recursive}");
     assert_eq!(tool("nfs-cat", &[&served.url("/sub/text")]), "what it says");
+}
+
+/// What clients had is stale, but mounting works again without a restart, unless a link took the folder's place.
+#[test]
+fn an_export_that_was_removed_and_made_again_is_mounted_again() {
+    let served = served(&AS_WE_ARE);
+    std::fs::write(served.folder.join("old"), "old").unwrap();
+    let (mut client, root) = served.mounted().unwrap();
+    client.lookup(&root, "old").unwrap();
+    let elsewhere = served.folder.with_file_name("elsewhere");
+    std::fs::rename(&served.folder, &elsewhere).unwrap();
+    std::fs::remove_dir_all(&elsewhere).unwrap();
+    let status = |error: ClientError| match error {
+        ClientError::Failed(status) => status,
+        other => panic!("{other:?}"),
+    };
+    assert_eq!(status(client.mount("/data").unwrap_err()), Status::NOENT);
+    std::fs::create_dir(&elsewhere).unwrap();
+    std::os::unix::fs::symlink(&elsewhere, &served.folder).unwrap();
+    assert_eq!(status(client.mount("/data").unwrap_err()), Status::NOENT);
+    std::fs::remove_file(&served.folder).unwrap();
+    std::fs::create_dir(&served.folder).unwrap();
+    std::fs::write(served.folder.join("new"), "new").unwrap();
+    let again = client.mount("/data").unwrap();
+    client.lookup(&again, "new").unwrap();
+    assert_eq!(status(client.lookup(&root, "new").unwrap_err()), Status::STALE);
+    // And once more.
+    std::fs::remove_dir_all(&served.folder).unwrap();
+    std::fs::create_dir(&served.folder).unwrap();
+    let again = client.mount("/data").unwrap();
+    assert_eq!(status(client.lookup(&again, "new").unwrap_err()), Status::NOENT);
 }
 
 #[test]

@@ -181,6 +181,16 @@ fn access_control_lists_count_in_a_run() {
     same_as_on_a_local_folder(&cluster, script);
 }
 
+/// As the kernel has it, a link whose text ends so leads to a directory or nowhere.
+#[test]
+fn links_that_end_in_a_dot_or_a_slash_lead_to_directories() {
+    let cluster = Cluster::start(1, 0, |_| {});
+    let script = "mkdir d; echo x > f; for to in f/. f/ d/. d/ none/. none/ d/./ . f/./; do ln -s $to l; echo $to; \
+        cat l 2>/dev/null || echo unread; ls -d l/ 2>/dev/null || echo unlisted; stat -L -c %F l 2>/dev/null || echo none; \
+        stat -c %F l; (: > l) 2>/dev/null || echo refused; rm l; done; ls";
+    same_as_on_a_local_folder(&cluster, script);
+}
+
 #[test]
 fn python_reads_writes_maps_and_starts_programs() {
     if !impresario_testing::require("python3") {

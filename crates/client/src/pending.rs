@@ -343,6 +343,7 @@ fn may_repeat(call: &Call, ours: bool) -> bool {
             MetaCall::Open { .. } | MetaCall::Reopen { .. } => true,
             MetaCall::Create { exclusive, .. } => !exclusive,
             MetaCall::Readlink { .. } | MetaCall::Readdir { .. } | MetaCall::Statfs | MetaCall::Examine(_) => true,
+            MetaCall::SyncAll => true,
             MetaCall::Lock(_) | MetaCall::Relay(_) | MetaCall::Restrict(_) | MetaCall::Prove { .. } => false,
             MetaCall::FsyncDir { .. } | MetaCall::SetLayout { .. } => true,
             MetaCall::Close { .. } | MetaCall::Fsync { .. } | MetaCall::Append { .. } => false,

@@ -4,7 +4,7 @@
 //! meanwhile, or a sync by whomever fails, the next sync of the file must fail instead of promising what is gone, whichever
 //! way it goes.
 
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use impresario_base::lock::Mutex;
 use impresario_wire::{FileKey, LaneState};
@@ -15,6 +15,8 @@ use rustc_hash::FxHashMap;
 /// Entries of a generation; twice as many are kept at most. What is older is forgotten: a file that was written
 /// and not synced before tens of thousands of others were written.
 const GENERATION_MAX: usize = 1 << 15;
+/// The state of no server: what was written may be lost, whatever the next sync finds.
+const IN_DOUBT: u64 = u64::MAX;
 
 /// Writes without a sync since, per data server and file.
 #[derive(Default)]
@@ -22,12 +24,15 @@ pub struct Unsynced {
     generations: Mutex<[FxHashMap<(u16, FileKey), u64>; 2]>,
     /// Some writes were forgotten.
     has_forgotten: AtomicBool,
+    /// Writes that were noted.
+    writes: AtomicU64,
 }
 
 impl Unsynced {
     /// A write was acknowledged by a server in this state.
     pub fn note_write(&self, file: FileKey, LaneState { server, state }: LaneState) {
         let mut generations = self.generations.lock();
+        self.writes.fetch_add(1, Ordering::Relaxed);
         let [young, old] = &mut *generations;
         if young.contains_key(&(server, file)) {
             return;
@@ -42,7 +47,31 @@ impl Unsynced {
         young.insert((server, file), first);
     }
 
-    /// Everything that was written is synced. False for good once something was forgotten.
+    /// How many writes were noted so far.
+    pub(crate) fn writes(&self) -> u64 {
+        let _generations = self.generations.lock();
+        self.writes.load(Ordering::Relaxed)
+    }
+
+    /// All that was written through the server of an I/O node was synced, or failed to be, since `writes` were noted. False if that
+    /// says too little to leave the node: more was written meanwhile, or what may be lost is forgotten.
+    pub(crate) fn note_sync_of_all(&self, writes: u64, lanes: &[LaneState], errno: i32) -> bool {
+        let mut generations = self.generations.lock();
+        if self.writes.load(Ordering::Relaxed) != writes {
+            return false;
+        }
+        if errno == 0 {
+            let is_synced = |server: u16, state: u64| lanes.contains(&LaneState { server, state });
+            // What was first written through another node is judged by that one's state.
+            generations.iter_mut().for_each(|g| g.retain(|(server, _), state| !is_synced(*server, *state)));
+            self.has_forgotten.store(false, Ordering::Relaxed);
+        } else {
+            generations.iter_mut().flat_map(FxHashMap::values_mut).for_each(|state| *state = IN_DOUBT);
+        }
+        !self.has_forgotten.load(Ordering::Relaxed)
+    }
+
+    /// Everything that was written is synced. False, once something was forgotten, until all is synced at once.
     pub(crate) fn is_empty(&self) -> bool {
         let generations = self.generations.lock();
         !self.has_forgotten.load(Ordering::Relaxed) && generations.iter().all(FxHashMap::is_empty)
@@ -103,6 +132,24 @@ mod tests {
     }
 
     #[test]
+    fn a_sync_of_all_settles_what_was_written_before_it_and_doubts_all_when_it_fails() {
+        let (a, b) = (1 << 32, 2 << 32);
+        let lane = |incarnation| LaneState::new(0, incarnation, 0);
+        let unsynced = Unsynced::default();
+        unsynced.note_write(FileKey(1), lane(a));
+        unsynced.note_write(FileKey(2), lane(b));
+        let writes = unsynced.writes();
+        unsynced.note_write(FileKey(2), lane(b));
+        assert!(!unsynced.note_sync_of_all(writes, &[lane(b)], 0), "written meanwhile");
+        assert!(unsynced.note_sync_of_all(unsynced.writes(), &[lane(b)], 0) && !unsynced.is_empty());
+        assert!(unsynced.note_sync(FileKey(2), lane(a)), "it is synced");
+        assert!(!unsynced.note_sync(FileKey(1), lane(b)), "it was written through a node that was lost");
+        unsynced.note_write(FileKey(3), lane(b));
+        assert!(unsynced.note_sync_of_all(unsynced.writes(), &[lane(b)], libc::EIO));
+        assert!(!unsynced.note_sync(FileKey(3), lane(b)) && unsynced.note_sync(FileKey(3), lane(b)), "told once");
+    }
+
+    #[test]
     fn memory_is_bounded() {
         let unsynced = Unsynced::default();
         for key in 0..4 * GENERATION_MAX as u64 {
@@ -114,5 +161,8 @@ mod tests {
         drop(generations);
         (0..4 * GENERATION_MAX as u64).for_each(|key| _ = unsynced.forget(0, FileKey(key)));
         assert!(!unsynced.is_empty(), "what was forgotten is not synced");
+        let lanes = [LaneState::new(0, 7 << 32, 0)];
+        assert!(!unsynced.note_sync_of_all(unsynced.writes(), &lanes, libc::EIO), "nor known to be lost");
+        assert!(unsynced.note_sync_of_all(unsynced.writes(), &lanes, 0) && unsynced.is_empty());
     }
 }

@@ -12,13 +12,13 @@ use impresario_base::lock::Mutex;
 use impresario_base::machine::host_name;
 use impresario_config::{Config, META_NAME, Placed};
 use impresario_transport::Access;
-use impresario_wire::Role;
+use impresario_wire::{Answer, MetaCall, Role};
 
 use crate::client::{Client, ClientOptions, Via};
 use crate::error::ClientError;
 use crate::identity::Identity;
 use crate::link::{Link, LinkOptions};
-use crate::striped::{Growth, Striped};
+use crate::striped::{Growth, Striped, unasked};
 use crate::unsynced::Unsynced;
 use crate::whereabouts::Whereabouts;
 
@@ -151,7 +151,7 @@ impl Client {
         next.meta.session(Instant::now() + next.meta.options().timeout)?;
         let way = next.nodes.first().map_or("the data servers", |(name, _)| name.as_str());
         tracing::info!(way, "the allocation of I/O nodes has changed; requests go another way");
-        Ok(self.go(next))
+        Ok(self.go(next, self.unsynced.writes()))
     }
 
     /// Whether its requests go through another I/O node than the first of those that it is to use, as that was lost.
@@ -160,11 +160,14 @@ impl Client {
     }
 
     /// Goes back to the I/O node that it had to leave, if that is there again; true if it does. Clients that were given their way
-    /// keep it; one of a folder of a file system goes when it has no file open and all that it has written is synced. From a folder none
-    /// goes to a cluster, nor the other way round.
+    /// keep it; one of a folder of a file system goes when it has no file open, after the I/O node has synced all that was written. From a
+    /// folder none goes to a cluster, nor the other way round.
     pub fn return_home(&self, config: &Config) -> Result<bool, ClientError> {
         let is_elsewhere = config.tree.is_some() != self.is_of_tree;
-        if self.options.via != Via::Auto || is_elsewhere || !self.is_away() || !self.may_leave() {
+        if self.options.via != Via::Auto || is_elsewhere || !self.is_away() {
+            return Ok(false);
+        }
+        if !self.may_leave(self.unsynced.writes()) {
             return Ok(false);
         }
         let next = Way::new(config, &self.options, &self.identity, &self.unsynced)?;
@@ -172,8 +175,9 @@ impl Client {
         if next.is_away() {
             return Ok(false);
         }
+        let Some(writes) = self.settle_here()? else { return Ok(false) };
         let way = next.meta.peer().name;
-        let goes = self.go(next);
+        let goes = self.go(next, writes);
         if goes {
             tracing::info!(way, "the I/O node is there again; requests go through it");
         }
@@ -181,21 +185,36 @@ impl Client {
     }
 
     /// Nothing is at its I/O node that another one could not know of: in front of a folder files that are open, as they may have no
-    /// name any more, and what has been written and not synced.
-    fn may_leave(&self) -> bool {
-        !self.is_of_tree || self.opens.are_none() && self.unsynced.is_empty()
+    /// name any more, and what was written after these `writes`.
+    fn may_leave(&self, writes: u64) -> bool {
+        !self.is_of_tree || self.opens.are_none() && self.unsynced.writes() == writes
+    }
+
+    /// Has the I/O node of a folder sync all that was written through it, as another one could not. How many writes the client knew
+    /// of then; `None`: not all of them are settled.
+    fn settle_here(&self) -> Result<Option<u64>, ClientError> {
+        let writes = self.unsynced.writes();
+        if !self.is_of_tree || self.unsynced.is_empty() {
+            return Ok(Some(writes));
+        }
+        match self.meta(MetaCall::SyncAll)? {
+            Answer::FileSynced { lanes, errno } => {
+                Ok(self.unsynced.note_sync_of_all(writes, &lanes, errno).then_some(writes))
+            }
+            other => Err(unasked(self.meta_link().peer(), &other)),
+        }
     }
 
     fn is_fixed(&self, config: &Config) -> bool {
         self.options.via != Via::Auto || config.tree.is_some() || self.is_of_tree
     }
 
-    /// Goes another way, which is connected; false if it may not leave the present one.
-    fn go(&self, next: Way) -> bool {
+    /// Goes another way, which is connected; false if it may not leave the present one: see [`Client::may_leave`].
+    fn go(&self, next: Way, writes: u64) -> bool {
         let next = Arc::new(next);
         let mut way = self.way.write();
         // With the lock: what writes has an open file before it asks for the way.
-        if !self.may_leave() {
+        if !self.may_leave(writes) {
             return false;
         }
         let old = std::mem::replace(&mut *way, next);

@@ -275,6 +275,11 @@ pub const FAMILIES: &[Family] = &[
         "Syncs of objects whose checksums could not be stored: their last changes are unchecked.",
         &["checksums/failures"],
     ),
+    counter(
+        "checksum_unreadable_pages_total",
+        "Pages of 4 KiB with checksums that the device could not read: what each told of, 4 MiB, is unchecked.",
+        &["checksums/unreadable_pages"],
+    ),
     gauge("checksum_unsettled_blocks", "Checksums that are not stored yet.", &["checksums/unsettled_blocks"]),
     counter(
         "storage_failures_total",

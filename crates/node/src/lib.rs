@@ -15,5 +15,5 @@ mod split;
 
 pub use dispatch::{DispatchQueue, Entry};
 pub use parent::Parent;
-pub use readiness::Readiness;
+pub use readiness::{READY_MAX_BYTES, Readiness};
 pub use split::{core_requests, pieces_of, whole_request};

@@ -4,6 +4,11 @@
 //! more than a limit of answer bytes is in flight to it, and again once half of that has arrived: without the
 //! hysteresis a connection at the limit would change with every packet.
 
+/// Bytes of answers in flight up to which a connection is ready, where nothing else is said: two pieces of the default
+/// `piece_bytes`. While one travels the next is read; with room for less than a piece, as in the paper's system (64 KiB), each
+/// answer takes its own connection out of the choice for the moment that it takes to send it, and the head moves to another job.
+pub const READY_MAX_BYTES: u64 = 256 << 10;
+
 /// Whether one connection can take data. A data server updates it from its socket, the simulator from its network.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Readiness {

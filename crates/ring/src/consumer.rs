@@ -198,12 +198,24 @@ impl Consumer {
         self.ring.helper().store(client.map_or(0, NonZeroU64::get), Relaxed);
     }
 
-    /// Says that files of at most so many bytes that are read fast need not be told of from now on; 0: that all are to be.
-    pub fn set_lull(&mut self, bytes: u32) {
-        self.ring.lull().store(bytes, Relaxed);
+    /// Says that the client may pass over files of at most this many bytes: those that were empty when it opened them, and in a
+    /// [lull](Consumer::set_lull) all; 0: none.
+    pub fn set_small(&mut self, bytes: u32) {
+        self.ring.small().store(bytes, Relaxed);
     }
 
-    /// Bytes that the client read of such files, as counted by it.
+    /// Begins a lull: the client passes small files over until [their reads have waited](Consumer::waited_ns) this long in all, in
+    /// nanoseconds since it connected.
+    pub fn set_lull(&mut self, until_waited_ns: u64) {
+        self.ring.lull().store(until_waited_ns, Relaxed);
+    }
+
+    /// How long reads of files passed over have waited, in nanoseconds, as counted by the client.
+    pub fn waited_ns(&self) -> u64 {
+        self.ring.waited().load(Relaxed)
+    }
+
+    /// Bytes that the client read of files passed over, as counted by it.
     pub fn passed_over_bytes(&self) -> u64 {
         self.ring.passed_over().load(Relaxed)
     }

@@ -13,8 +13,10 @@
 //! | 640..644 | `closed`: 1 when the manager drains no more | manager |
 //! | 768..776 | `helper`: the client's number while the program is to give hints itself, else 0 | manager |
 //! | 896..912 | `unseen`: bytes, and rings of io_uring, that cannot be told of | producers |
-//! | 1024..1028 | `lull`: files of at most so many bytes that are read fast need not be told of; 0: all are | manager |
-//! | 1152..1160 | `passed_over`: bytes read of these files | producers |
+//! | 1024..1028 | `small`: files of at most this many bytes may be passed over; 0: none | manager |
+//! | 1152..1160 | `passed_over`: bytes read of files passed over | producers |
+//! | 1280..1288 | `waited`: nanoseconds that reads of these files have waited | producers |
+//! | 1408..1416 | `lull`: small files are passed over while `waited` is below this | manager |
 //! | 4096.. | slots of 40 bytes: `seq`, then the four words of an access | producers |
 //!
 //! Position `p` is in slot `p mod slots` and complete when that slot's `seq` is `p + 1`. Positions begin at the ring's
@@ -52,8 +54,10 @@ const CLOSED_AT: usize = 640;
 const HELPER_AT: usize = 768;
 const UNSEEN_AT: usize = 896;
 const UNSEEN_RINGS_AT: usize = 904;
-const LULL_AT: usize = 1024;
+const SMALL_AT: usize = 1024;
 const PASSED_OVER_AT: usize = 1152;
+const WAITED_AT: usize = 1280;
+const LULL_AT: usize = 1408;
 
 /// Bytes of a ring's shared memory; `slots` is at most [`SLOTS_MAX`].
 pub const fn ring_bytes(slots: u32) -> usize {
@@ -142,12 +146,22 @@ impl Mapped {
     }
 
     #[inline]
-    pub(crate) fn lull(&self) -> &AtomicU32 {
-        self.u32_at(LULL_AT)
+    pub(crate) fn small(&self) -> &AtomicU32 {
+        self.u32_at(SMALL_AT)
     }
 
     pub(crate) fn passed_over(&self) -> &AtomicU64 {
         self.u64_at(PASSED_OVER_AT)
+    }
+
+    #[inline]
+    pub(crate) fn waited(&self) -> &AtomicU64 {
+        self.u64_at(WAITED_AT)
+    }
+
+    #[inline]
+    pub(crate) fn lull(&self) -> &AtomicU64 {
+        self.u64_at(LULL_AT)
     }
 
     #[inline]

@@ -3,7 +3,7 @@
 //! - [`Producer`] and [`Consumer`]: a ring in shared memory into which all threads of a program push their accesses and
 //!   from which the manager drains them. No lock, allocation or waiting: pushing is allowed in a signal handler.
 //! - [`message`]: the messages on the `SOCK_SEQPACKET` socket, with the descriptors they carry.
-//! - [`is_fast`], [`SMALL_FILE_BYTES`]: what the program need not tell of while the manager says so.
+//! - [`waited_ns`], [`SMALL_FILE_BYTES`]: which accesses the program may pass over while the manager says so.
 //! - [`order`]: hints that the program gives itself, over a separate connection.
 //! - [`patterns`]: the paths that the manager is interested in.
 //!
@@ -26,7 +26,7 @@ use std::path::PathBuf;
 pub use access::{Access, Op, Unseen, flag};
 pub use consumer::{Consumer, Corrupt, Drained, STUCK_NS, Sleep, Unusable};
 pub use layout::{HEADER_BYTES, SLOT_BYTES, SLOTS, SLOTS_MAX, SLOTS_MIN, ring_bytes};
-pub use lull::{SMALL_FILE_BYTES, is_fast};
+pub use lull::{SMALL_FILE_BYTES, waited_ns};
 pub use producer::{Producer, Push};
 
 /// Environment variable that names the manager's socket.

@@ -1,5 +1,5 @@
-//! A lull: small files that are read fast need not be told of. A program that starts may open hundreds of them (modules of
-//! Python), and telling of each would take it longer than reading it from memory.
+//! A lull: small files that are read fast are passed over. A program that starts may open hundreds of them (modules of
+//! Python), and reporting each of them would take longer than reading it from memory.
 
 use crate::access::{Op, flag};
 
@@ -9,11 +9,15 @@ pub const SMALL_FILE_BYTES: u32 = 256 << 10;
 /// What a read from memory takes at most, beside a nanosecond for each byte.
 const FAST_NS: u64 = 40_000;
 
-/// Whether an access waited for nothing, as reads from memory do: nothing could have made it faster.
+/// How long a read waited, in nanoseconds: all of its time, or 0 where one from memory may take as long. `None` for other accesses,
+/// and for reads whose time is unknown.
 #[inline]
-pub fn is_fast(op: Op, flags: u8, len_bytes: u64, duration_ns: u64) -> bool {
+pub fn waited_ns(op: Op, flags: u8, len_bytes: u64, duration_ns: u64) -> Option<u64> {
     let timed = op == Op::Read && flags & (flag::ASYNC | flag::IN_KERNEL) == 0;
-    timed && duration_ns <= FAST_NS.saturating_add(len_bytes)
+    timed.then(|| match duration_ns > FAST_NS.saturating_add(len_bytes) {
+        true => duration_ns,
+        false => 0,
+    })
 }
 
 #[cfg(test)]
@@ -21,11 +25,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_reads_whose_time_is_known_can_be_fast() {
-        assert!(is_fast(Op::Read, flag::STREAM | flag::SHORT, 0, FAST_NS));
-        assert!(!is_fast(Op::Read, 0, 0, FAST_NS + 1) && is_fast(Op::Read, 0, 100_000, 140_000));
-        assert!(is_fast(Op::Read, 0, u64::MAX, u64::MAX));
-        assert!(!is_fast(Op::Read, flag::ASYNC, 4096, 0) && !is_fast(Op::Read, flag::IN_KERNEL, 4096, 0));
-        assert!(!is_fast(Op::Mmap, 0, 4096, 0));
+    fn a_read_waits_when_it_takes_longer_than_one_from_memory() {
+        assert_eq!(waited_ns(Op::Read, flag::STREAM | flag::SHORT, 0, FAST_NS), Some(0));
+        assert_eq!(waited_ns(Op::Read, 0, 0, FAST_NS + 1), Some(FAST_NS + 1));
+        assert_eq!(waited_ns(Op::Read, 0, 100_000, 140_000), Some(0));
+        assert_eq!(waited_ns(Op::Read, 0, u64::MAX, u64::MAX), Some(0));
+        let unknown = [(Op::Read, flag::ASYNC), (Op::Read, flag::IN_KERNEL), (Op::Mmap, 0), (Op::Write, 0)];
+        assert!(unknown.iter().all(|(op, flags)| waited_ns(*op, *flags, 4096, 0).is_none()));
     }
 }

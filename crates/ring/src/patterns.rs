@@ -154,6 +154,15 @@ impl<'a> Patterns<'a> {
         self.first_match(path).is_some()
     }
 
+    /// Whether every path matches, by one pattern.
+    pub fn match_everything(&self) -> bool {
+        let found = self.walk(|_, kind, pattern| match (kind, pattern) {
+            (Some(Kind::Tree), b"/") => ControlFlow::Break(()),
+            _ => ControlFlow::Continue(()),
+        });
+        found.is_break()
+    }
+
     /// Visits the patterns, with `None` for an unknown kind.
     pub fn for_each(&self, mut see: impl FnMut(Option<Kind>, &[u8])) {
         let _: ControlFlow<()> = self.walk(|_, kind, pattern| {
@@ -187,6 +196,13 @@ mod tests {
             builder.add(*kind, pattern.as_bytes()).unwrap();
         }
         builder.finish()
+    }
+
+    #[test]
+    fn one_pattern_may_match_everything() {
+        let everything = |patterns: &[(Kind, &str)]| Patterns::parse(&list(patterns)).unwrap().match_everything();
+        assert!(everything(&[(Kind::File, "/a"), (Kind::Tree, "/")]));
+        assert!(!everything(&[]) && !everything(&[(Kind::Directory, "/"), (Kind::File, "/"), (Kind::Tree, "/a")]));
     }
 
     #[test]

@@ -98,13 +98,26 @@ impl Producer {
         rings.fetch_add(more.rings, Relaxed);
     }
 
-    /// Files of at most so many bytes that are read fast need not be told of now; 0: all are to be.
+    /// Files of at most this many bytes may be passed over: those that were empty when they were opened, and all while
+    /// [there is a lull](Producer::is_lull); 0: none.
     #[inline]
-    pub fn lull_bytes(&self) -> u32 {
-        self.ring.lull().load(Relaxed)
+    pub fn small_bytes(&self) -> u32 {
+        self.ring.small().load(Relaxed)
     }
 
-    /// Adds what the program read of such a file.
+    /// Whether small files are passed over now.
+    #[inline]
+    pub fn is_lull(&self) -> bool {
+        self.ring.waited().load(Relaxed) < self.ring.lull().load(Relaxed)
+    }
+
+    /// Adds how long a read of a file passed over waited, in nanoseconds. Whether it is passed over, too; else it ends the lull.
+    #[inline]
+    pub fn may_wait(&self, ns: u64) -> bool {
+        ns == 0 || self.ring.waited().fetch_add(ns, Relaxed).saturating_add(ns) < self.ring.lull().load(Relaxed)
+    }
+
+    /// Adds what the program read of a file passed over.
     pub fn add_passed_over(&self, bytes: u64) {
         self.ring.passed_over().fetch_add(bytes, Relaxed);
     }

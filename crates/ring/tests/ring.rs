@@ -34,6 +34,25 @@ fn drain_all(consumer: &mut Consumer) -> Vec<Access> {
     seen
 }
 
+/// However many threads wait, the lull lasts until the sum of their waits.
+#[test]
+fn a_lull_ends_when_reads_have_waited() {
+    let (producer, mut consumer, _) = pair(SLOTS_MIN);
+    assert!(!producer.is_lull() && producer.may_wait(0) && !producer.may_wait(1), "there is none at first");
+    consumer.set_small(4096);
+    consumer.set_lull(consumer.waited_ns() + 1000);
+    assert_eq!((producer.small_bytes(), producer.is_lull()), (4096, true));
+    let passes = || (0..100).filter(|_| producer.may_wait(3)).count();
+    let all: usize = std::thread::scope(|scope| {
+        let threads: Vec<_> = (0..4).map(|_| scope.spawn(passes)).collect();
+        threads.into_iter().map(|thread| thread.join().unwrap()).sum()
+    });
+    assert_eq!((all, producer.is_lull(), consumer.waited_ns()), (333, false, 1201));
+    assert!(producer.may_wait(0), "what is read fast is never of interest");
+    consumer.set_lull(u64::MAX);
+    assert!(producer.is_lull() && producer.may_wait(u64::MAX / 2));
+}
+
 #[test]
 fn pushed_accesses_are_drained_in_order() {
     let (producer, mut consumer, _) = pair(SLOTS_MIN);

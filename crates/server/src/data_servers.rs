@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
+use impresario_base::lock::Mutex;
 use impresario_client::{ClientError, Identity, Link, LinkOptions, Op, Striped, Vet, Whereabouts, exchange};
 use impresario_config::{Config, DataState};
 use impresario_layout::{Layout, Skipped};
@@ -24,6 +25,11 @@ const GREETING_PAUSE_MAX: Duration = Duration::from_secs(2);
 /// After this time without a welcome it is told.
 const GREETING_TOLD: Duration = Duration::from_secs(3);
 
+/// A data server that has told its space before, and did not tell it in this time, is taken at its word; it is asked again after the
+/// second.
+const SPACE_WAIT: Duration = Duration::from_secs(1);
+const SPACE_PAUSE: Duration = Duration::from_secs(5);
+
 /// Links to all data servers, in the order of the configuration.
 pub(crate) struct DataServers {
     pub(crate) striped: Arc<Striped>,
@@ -31,6 +37,16 @@ pub(crate) struct DataServers {
     pub(crate) identity: Arc<Identity>,
     timeout: Duration,
     pub(crate) states: Arc<States>,
+    /// What each of them has told of its space last.
+    spaces: Mutex<Vec<Space>>,
+}
+
+/// What a data server has told of its space.
+#[derive(Clone, Default)]
+struct Space {
+    told: Option<Store>,
+    /// When it did not answer.
+    silent: Option<Instant>,
 }
 
 /// Which data servers get files, live: as the configuration file says now.
@@ -118,7 +134,8 @@ impl DataServers {
         };
         let links = config.data.iter().map(link).collect::<Result<Vec<_>, _>>()?;
         let states = Arc::new(States::of(config, whereabouts, stores));
-        Ok(DataServers { striped: Arc::new(Striped::new(links, timeout)), identity, timeout, states })
+        let spaces = Mutex::new(vec![Space::default(); links.len()]);
+        Ok(DataServers { striped: Arc::new(Striped::new(links, timeout)), identity, timeout, states, spaces })
     }
 
     /// Has all data servers welcome this one, those that are away when they come.
@@ -234,26 +251,42 @@ impl Objects for DataServers {
     }
 
     fn statfs(&self) -> io::Result<Statfs> {
-        let deadline = Instant::now() + self.timeout;
-        let mut stores = Vec::new();
-        for (server, state) in self.existing() {
-            let reply = waiting_elsewhere(|| server.call(Call::Status, &[], None, deadline)).map_err(failed)?;
-            let Answer::Text(text) = reply.answer else { return Err(io::ErrorKind::InvalidData.into()) };
-            let status: serde_json::Value = serde_json::from_str(&text)?;
-            let store = |key: &str| status.get("store").and_then(|store| store.get(key));
-            let bytes = |key: &str| store(key).and_then(|bytes| bytes.as_u64()).unwrap_or(0);
-            stores.push(Store {
-                file_system: store("file_system").and_then(|id| id.as_str()).map(str::to_owned),
-                total_bytes: bytes("total_bytes"),
-                free_bytes: bytes("free_bytes"),
-                is_active: state == DataState::Active,
-            });
+        let begun = Instant::now();
+        let mut spaces = self.spaces.lock().clone();
+        let servers: Vec<_> = self.striped.servers().iter().zip(self.states.now()).enumerate().collect();
+        let exists = |state: &DataState| *state != DataState::Retired;
+        let told = |number: usize| spaces.get(number).is_some_and(|space| space.told.is_some());
+        let is_silent = |at: &Instant| begun.duration_since(*at) < SPACE_PAUSE;
+        let rests = |number: usize| {
+            told(number) && spaces.get(number).and_then(|space| space.silent).is_some_and(|at| is_silent(&at))
+        };
+        let is_asked = |(number, (_, state)): &&(usize, (&Arc<Link>, DataState))| exists(state) && !rests(*number);
+        let asked: Vec<_> = servers.iter().filter(is_asked).collect();
+        let all_told = asked.iter().all(|(number, _)| told(*number));
+        let deadline = begun + if all_told { SPACE_WAIT.min(self.timeout) } else { self.timeout };
+        let ask = |link| Op { link, call: Call::Status, payload: &[], into: None };
+        let ops = || asked.iter().map(|(_, (link, _))| ask(link.as_ref())).collect();
+        let answers = waiting_elsewhere(|| exchange(ops(), deadline));
+        for ((number, _), reply) in asked.iter().zip(answers) {
+            let Some(space) = spaces.get_mut(*number) else { continue };
+            match reply {
+                Ok(reply) => *space = Space { told: Some(Store::told(&reply.answer)?), silent: None },
+                // What is free is an estimate at any time: one server that is away must not make it unknown.
+                Err(_) if space.told.is_some() => space.silent = Some(Instant::now()),
+                Err(error) => return Err(failed(error)),
+            }
         }
-        Ok(space_of(stores))
+        self.spaces.lock().clone_from(&spaces);
+        let stores = servers.iter().zip(spaces).filter(|((_, (_, state)), _)| exists(state));
+        let stores = stores.filter_map(|((_, (_, state)), space)| {
+            Some(Store { is_active: *state == DataState::Active, ..space.told? })
+        });
+        Ok(space_of(stores.collect()))
     }
 }
 
 /// What a data server says of the file system that it stores on.
+#[derive(Clone)]
 struct Store {
     /// Which one it is; `None`: not known, so one of its own.
     file_system: Option<String>,
@@ -261,6 +294,22 @@ struct Store {
     free_bytes: u64,
     /// The server gets new files.
     is_active: bool,
+}
+
+impl Store {
+    /// From the answer of a server whose state is not known yet.
+    fn told(answer: &Answer) -> io::Result<Store> {
+        let Answer::Text(text) = answer else { return Err(io::ErrorKind::InvalidData.into()) };
+        let status: serde_json::Value = serde_json::from_str(text)?;
+        let store = |key: &str| status.get("store").and_then(|store| store.get(key));
+        let bytes = |key: &str| store(key).and_then(|bytes| bytes.as_u64()).unwrap_or(0);
+        Ok(Store {
+            file_system: store("file_system").and_then(|id| id.as_str()).map(str::to_owned),
+            total_bytes: bytes("total_bytes"),
+            free_bytes: bytes("free_bytes"),
+            is_active: false,
+        })
+    }
 }
 
 /// Space over all data servers; a file system that several of them store on is counted once. Files are striped evenly over the
@@ -324,6 +373,33 @@ mod tests {
         assert_eq!(space(Vec::new()), (0, 0));
         let huge = || Store { total_bytes: u64::MAX, free_bytes: u64::MAX, file_system: None, is_active: true };
         assert_eq!(space(vec![huge(), huge()]), (u64::MAX, u64::MAX));
+    }
+
+    #[test]
+    fn the_space_is_known_while_a_data_server_is_away() {
+        let folder = tempfile::tempdir().unwrap();
+        let mut config = Config::default();
+        config.meta.dir = folder.path().join("meta");
+        let data = |n| {
+            let dir = folder.path().join(format!("data.{n}"));
+            impresario_config::Data::new(format!("data.{n}"), impresario_testing::free_address(), dir)
+        };
+        config.data = (0..3).map(data).collect();
+        config.cluster.request_timeout_ms = 3000;
+        crate::folders::make_all(&config).unwrap();
+        let start = |name| crate::process::start(&config, name).unwrap();
+        let mut started = vec![start("data.0"), start("data.1")];
+        let servers = DataServers::of(&config, "meta", Arc::default(), None, None).unwrap();
+        assert!(servers.statfs().is_err(), "one has never told its space");
+        started.push(start("data.2"));
+        let before = servers.statfs().unwrap();
+        assert!(before.total_bytes > 0);
+        drop(started.remove(0));
+        for _ in 0..3 {
+            assert_eq!(servers.statfs().unwrap().total_bytes, before.total_bytes);
+        }
+        drop(started);
+        assert_eq!(servers.statfs().unwrap().total_bytes, before.total_bytes);
     }
 
     /// What a client has given up it revokes with whatever it does next: that others see to it too must not fail then.

@@ -6,14 +6,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 
 use impresario_base::lock::Mutex;
-use impresario_node::Readiness as Rule;
+use impresario_node::{READY_MAX_BYTES, Readiness as Rule};
 use impresario_sched::{PolicySpec, policy};
 
-/// Bytes of answers under way that make a connection busy. The paper's system had socket buffers of that size
-/// (server-side-scheduling-2002, 3.3.2), and the simulator has it as its default.
-const UNDER_WAY_MAX_BYTES: u64 = 64 << 10;
-
-/// Whether a server's policy asks about connections. Then the kernel holds no more than [`UNDER_WAY_MAX_BYTES`] of
+/// Whether a server's policy asks about connections. Then the kernel holds no more than [`READY_MAX_BYTES`] of
 /// unsent answers for each, so that an answer waits where the scheduler sees it; otherwise it takes what it likes.
 #[derive(Default)]
 pub(crate) struct Asked(AtomicBool);
@@ -62,7 +58,7 @@ impl Readiness {
     pub(crate) fn is_asked(&self, socket: &impl AsFd) -> bool {
         let asked = self.listener.get().is_some_and(|(_, asked)| asked.get());
         if asked != self.limited.load(Ordering::Relaxed) && self.limited.swap(asked, Ordering::AcqRel) != asked {
-            limit_unsent(socket, if asked { UNDER_WAY_MAX_BYTES as u32 } else { u32::MAX });
+            limit_unsent(socket, if asked { READY_MAX_BYTES as u32 } else { u32::MAX });
         }
         asked
     }
@@ -79,7 +75,7 @@ impl Readiness {
         let Some((listener, _)) = self.listener.get() else { return };
         let changed = {
             let mut rule = self.rule.lock();
-            let changed = rule.observe(look(), UNDER_WAY_MAX_BYTES);
+            let changed = rule.observe(look(), READY_MAX_BYTES);
             changed.inspect(|ready| listener.changed(*ready));
             changed
         };
@@ -131,7 +127,7 @@ mod tests {
         let (truth, told) = (Arc::new(AtomicBool::new(true)), Arc::new(AtomicBool::new(true)));
         let readiness = Arc::new(Readiness::default());
         readiness.listen(Asked::new(&PolicySpec::named("stream")), Box::new(Heard(told.clone())));
-        let under_way = |truth: &AtomicBool| if truth.load(Ordering::SeqCst) { 0 } else { UNDER_WAY_MAX_BYTES + 1 };
+        let under_way = |truth: &AtomicBool| if truth.load(Ordering::SeqCst) { 0 } else { READY_MAX_BYTES + 1 };
         let threads: Vec<_> = (0..4)
             .map(|t| {
                 let (truth, readiness) = (truth.clone(), readiness.clone());

@@ -21,6 +21,9 @@ const OF_THE_TOP: [&str; 3] = ["sync_lockers", "sync_place_of_changes", "sync_pl
 /// Of the offline check, which a power failure makes begin again.
 const OF_THE_CHECK: [&str; 2] = ["sync_corrected", "sync_struck"];
 
+/// How often a power failure without a sync may lose nothing before the sync counts as needless.
+const TRIES: usize = 3;
+
 /// What the metadata folder is on.
 #[derive(Clone, Copy)]
 enum Medium {
@@ -388,14 +391,20 @@ fn every_sync_is_needed() {
     };
     let mut lacking = false;
     for (step, scenario, medium) in SCENARIOS {
-        let (Some(whole), Some(without)) = (machine(*medium, None), machine(*medium, Some(*step))) else {
+        let Some(whole) = machine(*medium, None) else {
             lacking = true;
             continue;
         };
         scenario(whole);
-        match catch_unwind(AssertUnwindSafe(|| scenario(without))) {
-            Ok(()) => needless.push(*step),
-            Err(_) => println!("{step}: needed"),
+        // On a busy machine another sync, of the server's own or of the whole machine, may come between and keep by chance
+        // what is to be lost: then nothing is shown.
+        let is_lost = || {
+            let without = machine(*medium, Some(*step)).expect("a machine as before");
+            catch_unwind(AssertUnwindSafe(|| scenario(without))).is_err()
+        };
+        match (0..TRIES).any(|_| is_lost()) {
+            true => println!("{step}: needed"),
+            false => needless.push(*step),
         }
     }
     assert!(needless.is_empty(), "nothing is lost without {needless:?}");

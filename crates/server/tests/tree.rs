@@ -274,7 +274,7 @@ fn clients_go_on_through_another_node() {
     assert_eq!(errno(file.read_at(&mut back, 0)), libc::ENOENT);
 }
 
-/// Open files may have no name any more, and what is not synced is in the other node's memory.
+/// Open files may have no name any more; what is not synced is in the other node's memory, and is synced before the client goes.
 #[test]
 fn a_client_goes_back_to_its_node_when_it_has_left_nothing_at_the_other() {
     let mut bed = Bed::start(2, |_, _| {});
@@ -298,15 +298,62 @@ fn a_client_goes_back_to_its_node_when_it_has_left_nothing_at_the_other() {
     let file = client.create("file", CreateOptions::default()).unwrap();
     file.write_at(b"stable", 0).unwrap();
     file.close().unwrap();
-    assert!(!client.return_home(&bed.config).unwrap(), "what it has written is not synced");
-    let file = client.open("file", true).unwrap();
-    file.sync().unwrap();
+    let file = client.create("gone", CreateOptions::default()).unwrap();
+    file.write_at(b"removed", 0).unwrap();
     file.close().unwrap();
+    client.unlink("gone").unwrap();
     impresario_testing::until("it goes back", || !client.is_away());
     bed.nodes[1] = None;
     let file = client.open("file", true).unwrap();
     assert_eq!(file.read_at(&mut back, 0).unwrap(), 6);
     file.sync().unwrap();
+}
+
+/// Only one thread of the I/O node waits for a lease of a file, and not for long; the others' clients ask again.
+#[test]
+fn all_who_open_a_file_that_another_server_has_a_lease_of_get_it_when_that_is_given_up() {
+    use std::os::fd::AsRawFd;
+    // SAFETY: no handler is installed; nothing else in these tests goes by the signal.
+    assert_ne!(unsafe { libc::signal(libc::SIGIO, libc::SIG_IGN) }, libc::SIG_ERR);
+    let lease = |file: &std::fs::File, kind: libc::c_int| {
+        // SAFETY: a descriptor that is open, and numbers.
+        let set = unsafe { libc::fcntl(file.as_raw_fd(), libc::F_SETLEASE, kind) };
+        if set == 0 { Ok(()) } else { Err(std::io::Error::last_os_error()) }
+    };
+    let bed = Bed::start(1, |_, _| {});
+    std::fs::write(bed.path().join("file"), "leased").unwrap();
+    let holder = std::fs::File::open(bed.path().join("file")).unwrap();
+    if let Err(error) = lease(&holder, libc::F_WRLCK) {
+        return impresario_testing::skip("leases", error);
+    }
+    let clients: Vec<_> = (0..6).map(|_| bed.client(0)).collect();
+    std::thread::scope(|scope| {
+        let readers: Vec<_> = clients
+            .iter()
+            .map(|client| {
+                scope.spawn(move || {
+                    let file = client.open("file", false)?;
+                    let mut bytes = [0; 6];
+                    file.read_at(&mut bytes, 0).map(|_| bytes)
+                })
+            })
+            .collect();
+        // Longer than any thread waits for it.
+        std::thread::sleep(Duration::from_secs(3));
+        lease(&holder, libc::F_UNLCK).unwrap();
+        for reader in readers {
+            assert_eq!(&reader.join().unwrap().unwrap(), b"leased");
+        }
+    });
+    drop(holder);
+    let holder = std::fs::File::open(bed.path().join("file")).unwrap();
+    lease(&holder, libc::F_RDLCK).unwrap();
+    std::thread::scope(|scope| {
+        let cut = scope.spawn(|| clients[0].set_attr("file", SetAttr { size: Some(3), ..SetAttr::default() }));
+        std::thread::sleep(Duration::from_secs(3));
+        lease(&holder, libc::F_UNLCK).unwrap();
+        assert_eq!(cut.join().unwrap().unwrap().size, 3);
+    });
 }
 
 #[test]

@@ -66,7 +66,7 @@ pub struct Network {
     pub quantum_bytes: u64,
     /// Header of each message, bytes (default 128).
     pub header_bytes: u64,
-    /// Bytes of replies in flight to one connection before it is not ready (default 64 KiB), as seen by policies that
+    /// Bytes of replies in flight to one connection before it is not ready (default 256 KiB), as seen by policies that
     /// check whether a connection can take data. It is ready again at half of that.
     pub socket_bytes: u64,
 }
@@ -395,7 +395,7 @@ impl Default for Network {
             server_bytes_per_s: 0.0,
             quantum_bytes: 64 << 10,
             header_bytes: 128,
-            socket_bytes: 64 << 10,
+            socket_bytes: impresario_node::READY_MAX_BYTES,
         }
     }
 }

@@ -325,6 +325,7 @@ fn a_stream_is_answered_in_pieces() {
             s.servers.policy = PolicySpec::named(policy);
             s.network.client_bytes_per_s = 12.5e6;
             s.network.server_bytes_per_s = 12.5e6;
+            s.network.socket_bytes = 64 * KIB;
             let o = lawful(&s);
             assert_eq!(o.applications[0].bytes, 7 * MIB);
             // Each server's link carries half of all data.
@@ -335,6 +336,27 @@ fn a_stream_is_answered_in_pieces() {
             let pieces = o.layers.batches;
             assert!(pieces.mean_bytes() <= 131_072.0, "{policy}: {pieces:?}");
         }
+    }
+}
+
+/// While a piece travels its connection is still among those that may be served next; where it is not, the head moves to another
+/// job after each piece.
+#[test]
+fn the_head_stays_at_a_job_while_its_answer_travels() {
+    for policy in ["stream", "scan", "wscan"] {
+        let makespan_s = |socket_bytes: Option<u64>| {
+            let mut s = plain(reads(14, 1, 512 * KIB));
+            s.servers.device = String::new(); // a disk
+            s.servers.in_flight = 1;
+            s.servers.pieces = true;
+            s.servers.policy = PolicySpec::named(policy);
+            s.network.socket_bytes = socket_bytes.unwrap_or(s.network.socket_bytes);
+            lawful(&s).makespan_s
+        };
+        let (default, unlimited, less_than_a_piece) =
+            (makespan_s(None), makespan_s(Some(64 * MIB)), makespan_s(Some(64 * KIB)));
+        near(default, unlimited, policy);
+        assert!(less_than_a_piece > 1.5 * default, "{policy}: {default} {less_than_a_piece}");
     }
 }
 

@@ -26,6 +26,12 @@
 //!   is killed may take with it that a sync failed: the flag [`CLEARING`] tells the next one. It is set before checksums are
 //!   cleared and removed when others are stored.
 //!
+//! # What cannot be read
+//! A page of the file that its device cannot read, with the checksums of 4 MiB, must not make these 4 MiB unreadable. It is
+//! written anew, with zeros, which also has the device put it elsewhere: nothing is known of these blocks until they are synced
+//! anew or scrubbed. Where that fails, reads go on unchecked and changes fail. Without its header, nothing in the file counts, and
+//! the object counts as one of which a sync has failed.
+//!
 //! # Locks
 //! `settling` is held over a whole sync, `writing` over a change of the object and over the writing of checksums into the
 //! file, `state` for an instant. Reads take only `state`; what does not fit is looked at again under `writing`.
@@ -61,6 +67,8 @@ const DISTRUSTED: u64 = 1;
 const CLEARING: u64 = 2;
 /// The file is written anew in parts of this many bytes.
 const ANEW_BYTES: u64 = 64 << 10;
+/// What memory reads and writes as a whole: one unreadable sector takes this much of the file with it.
+const PAGE_BYTES: u64 = 4096;
 /// Objects whose state is kept in memory, plus those with checksums that are not settled.
 const OBJECTS_MAX: usize = 4096;
 /// Blocks that are unsettled along with those that change, at most: 64 MiB.
@@ -76,6 +84,7 @@ pub(crate) struct Checks<H> {
     pending_max: usize,
     pub(crate) corrupt: AtomicU64,
     failures: AtomicU64,
+    unreadable: AtomicU64,
 }
 
 /// What is known of an object's checksums beside its file.
@@ -122,6 +131,8 @@ pub struct ChecksState {
     pub unsettled_blocks: u64,
     /// Syncs of objects that succeeded, but whose checksums could not be stored, for example on a full device.
     pub failures: u64,
+    /// Pages of 4 KiB with checksums that could not be read: what they told of is unchecked.
+    pub unreadable_pages: u64,
 }
 
 /// Bytes that do not fit their checksum.
@@ -148,6 +159,7 @@ impl<H> Checks<H> {
             pending_max: pending_max.max(1),
             corrupt: AtomicU64::new(0),
             failures: AtomicU64::new(0),
+            unreadable: AtomicU64::new(0),
         }
     }
 
@@ -176,6 +188,7 @@ impl<H> Checks<H> {
             corrupt_blocks: self.corrupt.load(Ordering::Relaxed),
             unsettled_blocks: self.pending.load(Ordering::Relaxed) as u64,
             failures: self.failures.load(Ordering::Relaxed),
+            unreadable_pages: self.unreadable.load(Ordering::Relaxed),
         }
     }
 }
@@ -290,7 +303,18 @@ impl<F: FileSystem> ObjectStore<F> {
     fn load(&self, checks: &Checks<F::File>, checked: &Checked, key: u64) -> io::Result<()> {
         let Some(file) = self.sums_file(checks, key)? else { return Ok(()) };
         let mut header = [0; HEADER_BYTES as usize];
-        read_full(&self.fs, &file, 0, &mut header)?;
+        let mut read = || read_full(&self.fs, &file, 0, &mut header);
+        // Once more: too much depends on it.
+        match read().or_else(|error| if is_unreadable(&error) { read() } else { Err(error) }) {
+            Err(error) if is_unreadable(&error) => {
+                tracing::error!(key, %error, "the checksums of an object cannot be read; it is unchecked from now on");
+                checks.unreadable.fetch_add(1, Ordering::Relaxed);
+                checks.with(checked, |state| (state.is_stale, state.is_distrusted) = (true, true));
+                self.note_distrust(checks, checked, key);
+                return Ok(());
+            }
+            read => read?,
+        };
         let word =
             |at: usize| header.get(at..at + 8).and_then(|bytes| bytes.try_into().ok()).map_or(0, u64::from_le_bytes);
         if header.starts_with(MAGIC) && word(8) == checks.era {
@@ -347,7 +371,88 @@ impl<F: FileSystem> ObjectStore<F> {
     /// Writes what the file says of the object as a whole. Under `writing`.
     fn write_header(&self, checks: &Checks<F::File>, checked: &Checked, file: &F::File) -> io::Result<()> {
         let header = header_of(checks.era, &checked.state.lock());
-        write_all(&self.fs, file, 0, &header)
+        match write_all(&self.fs, file, 0, &header) {
+            Err(error) if is_unreadable(&error) => self.renew_page(checks, checked, file, 0),
+            written => written,
+        }
+    }
+
+    /// Writes a page of the file anew that its device cannot read: nothing is known of its blocks. Under `writing`.
+    fn renew_page(&self, checks: &Checks<F::File>, checked: &Checked, file: &F::File, at: u64) -> io::Result<()> {
+        let mut page = [0; PAGE_BYTES as usize];
+        {
+            let mut state = checked.state.lock();
+            // The device may yet come to read what it has: as if a sync of the file had failed.
+            (state.is_unsure, state.is_clearing) = (true, true);
+            if at == 0 {
+                page[..HEADER_BYTES as usize].copy_from_slice(&header_of(checks.era, &state));
+            }
+        }
+        checks.unreadable.fetch_add(1, Ordering::Relaxed);
+        let message = "a part of the checksums of an object cannot be read; its blocks are unchecked until a scrub";
+        tracing::error!(first_block = at.saturating_sub(HEADER_BYTES) / SUM_BYTES, "{message}");
+        let size = self.fs.stat(file)?.size;
+        write_all(&self.fs, file, at, &page)?;
+        if size < at + PAGE_BYTES {
+            self.fs.set_len(file, size.max(HEADER_BYTES))?;
+        }
+        if at == 0 { Ok(()) } else { self.write_header(checks, checked, file) }
+    }
+
+    /// Writes those pages of the file anew that hold checksums of these blocks and cannot be read; whether there are any. Under
+    /// `writing`.
+    pub(crate) fn renew(
+        &self,
+        checks: &Checks<F::File>,
+        checked: &Checked,
+        key: u64,
+        blocks: &Range<u64>,
+    ) -> io::Result<bool> {
+        if !checked.has_file.load(Ordering::Acquire) {
+            return Ok(false);
+        }
+        let Some(file) = self.sums_file(checks, key)? else { return Ok(false) };
+        let (start, end) = (HEADER_BYTES + blocks.start * SUM_BYTES, HEADER_BYTES + blocks.end * SUM_BYTES);
+        self.renew_pages(checks, checked, &file, start..end)
+    }
+
+    fn renew_pages(
+        &self,
+        checks: &Checks<F::File>,
+        checked: &Checked,
+        file: &F::File,
+        bytes: Range<u64>,
+    ) -> io::Result<bool> {
+        let (mut any, mut page) = (false, [0; PAGE_BYTES as usize]);
+        let end = bytes.end.min(self.fs.stat(file)?.size);
+        for at in (bytes.start / PAGE_BYTES * PAGE_BYTES..end).step_by(PAGE_BYTES as usize) {
+            match read_full(&self.fs, file, at, &mut page) {
+                Err(error) if is_unreadable(&error) => {
+                    self.renew_page(checks, checked, file, at)?;
+                    any = true;
+                }
+                read => drop(read?),
+            }
+        }
+        Ok(any)
+    }
+
+    /// Writes checksums into the file, from this block on. Under `writing`.
+    fn write_sums(
+        &self,
+        (checks, checked): (&Checks<F::File>, &Checked),
+        (key, file): (u64, &F::File),
+        first: u64,
+        bytes: &[u8],
+    ) -> io::Result<()> {
+        let write = || write_all(&self.fs, file, HEADER_BYTES + first * SUM_BYTES, bytes);
+        match write() {
+            Err(error) if is_unreadable(&error) => {
+                self.renew(checks, checked, key, &(first..first + bytes.len() as u64 / SUM_BYTES))?;
+                write()
+            }
+            written => written,
+        }
     }
 
     /// The checksums of some blocks, 0 for those of which nothing is known. With `cached`, `None` if that might wait.
@@ -367,6 +472,23 @@ impl<F: FileSystem> ObjectStore<F> {
             }
         }
         Ok(Some(sums))
+    }
+
+    /// As [`ObjectStore::sums`]; what cannot be read is written anew. Under `writing`.
+    pub(crate) fn sums_renewed(
+        &self,
+        checks: &Checks<F::File>,
+        checked: &Checked,
+        key: u64,
+        blocks: &Range<u64>,
+    ) -> io::Result<Vec<u32>> {
+        let sums = match self.sums(checks, checked, key, blocks, false) {
+            Err(error) if is_unreadable(&error) && self.renew(checks, checked, key, blocks)? => {
+                self.sums(checks, checked, key, blocks, false)
+            }
+            sums => sums,
+        };
+        Ok(sums?.unwrap_or_default())
     }
 
     /// The settled checksums of some blocks.
@@ -440,9 +562,23 @@ impl<F: FileSystem> ObjectStore<F> {
         let Some(file) = self.sums_file(checks, key)? else { return Ok(()) };
         let offset = HEADER_BYTES + blocks.start * SUM_BYTES;
         if blocks.end >= len {
-            return self.clear(checks, checked, &file, || self.fs.set_len(&file, offset));
+            let cut = || self.fs.set_len(&file, offset);
+            return self.clear(checks, checked, &file, || match cut() {
+                Err(error) if is_unreadable(&error) => {
+                    self.renew_pages(checks, checked, &file, offset..offset + 1)?;
+                    cut()
+                }
+                cut => cut,
+            });
         }
-        let mut old = self.settled(checks, checked, key, &blocks, false)?.unwrap_or_default();
+        let settled = |blocks: &Range<u64>| match self.settled(checks, checked, key, blocks, false) {
+            Err(error) if is_unreadable(&error) && self.renew(checks, checked, key, blocks)? => {
+                self.settled(checks, checked, key, blocks, false)
+            }
+            settled => settled,
+        };
+        let mut old = settled(&blocks)?.unwrap_or_default();
+        self.make_sure(checks, checked, key)?;
         if old.iter().all(|sum| *sum == 0) {
             return Ok(());
         }
@@ -456,7 +592,7 @@ impl<F: FileSystem> ObjectStore<F> {
             let end = (blocks.end + ahead).min(len);
             blocks.end..end
         };
-        old.extend(self.settled(checks, checked, key, &ahead, false)?.unwrap_or_default());
+        old.extend(settled(&ahead)?.unwrap_or_default());
         // The bytes of these blocks stay as they are: the next sync settles them again.
         let keep = |from: u64| {
             checks.with(checked, |state| {
@@ -469,7 +605,8 @@ impl<F: FileSystem> ObjectStore<F> {
         };
         keep(ahead.start);
         let zeros = vec![0; old.len() * SUM_BYTES as usize];
-        let cleared = self.clear(checks, checked, &file, || write_all(&self.fs, &file, offset, &zeros));
+        let write = || self.write_sums((checks, checked), (key, &file), blocks.start, &zeros);
+        let cleared = self.clear(checks, checked, &file, write);
         cleared.inspect_err(|_| keep(blocks.start))
     }
 
@@ -504,7 +641,14 @@ impl<F: FileSystem> ObjectStore<F> {
         while let Some(start) = self.fs.next_data(&file, at)? {
             let end = self.fs.next_hole(&file, start)?.min(start + ANEW_BYTES);
             let part = buf.get_mut(..(end - start) as usize).unwrap_or_default();
-            match read_full(&self.fs, &file, start, part)? {
+            let read = match read_full(&self.fs, &file, start, part) {
+                Err(error) if is_unreadable(&error) => {
+                    self.renew_pages(checks, checked, &file, start..end)?;
+                    read_full(&self.fs, &file, start, part)
+                }
+                read => read,
+            };
+            match read? {
                 0 => break,
                 len => write_all(&self.fs, &file, start, part.get(..len).unwrap_or_default())?,
             }
@@ -610,9 +754,13 @@ impl<F: FileSystem> ObjectStore<F> {
             state.settling.clear();
             (state.is_distrusted, state.is_noted) = (true, false);
         });
-        if checked.state.lock().is_gone {
-            return;
+        if !checked.state.lock().is_gone {
+            self.note_distrust(checks, checked, key);
         }
+    }
+
+    /// Has the file say that nothing is to be learnt from what is found in the object. Under `writing`.
+    fn note_distrust(&self, checks: &Checks<F::File>, checked: &Checked, key: u64) {
         let noted = self.sums_file_or_new(checks, checked, key);
         let noted = noted.and_then(|(file, _)| self.write_header(checks, checked, &file));
         checked.state.lock().is_noted = noted.is_ok();
@@ -635,7 +783,7 @@ impl<F: FileSystem> ObjectStore<F> {
             for run in sums.chunk_by(|(a, _), (b, _)| a + 1 == *b) {
                 let Some((first, _)) = run.first() else { continue };
                 let bytes: Vec<u8> = run.iter().flat_map(|(_, sum)| sum.to_le_bytes()).collect();
-                write_all(&self.fs, &file, HEADER_BYTES + first * SUM_BYTES, &bytes)?;
+                self.write_sums((checks, checked), (key, &file), *first, &bytes)?;
             }
             // From now on the file says it.
             checks.with(checked, |state| state.settling.clear());
@@ -718,6 +866,11 @@ fn header_of(era: u64, state: &State) -> [u8; HEADER_BYTES as usize] {
     let words = [u64::from_le_bytes(*MAGIC), era, flags, 0];
     header.chunks_exact_mut(8).zip(words).for_each(|(to, word)| to.copy_from_slice(&word.to_le_bytes()));
     header
+}
+
+/// The device cannot read what memory does not have.
+pub(crate) fn is_unreadable(error: &io::Error) -> bool {
+    error.raw_os_error() == Some(rustix::io::Errno::IO.raw_os_error())
 }
 
 /// Reads until the buffer is full or the file ends; gives the bytes read.

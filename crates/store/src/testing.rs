@@ -84,6 +84,8 @@ struct Inode {
     dirty: BTreeSet<usize>,
     /// Blocks that have storage, also behind the end; the others are holes.
     stored: BTreeSet<usize>,
+    /// Pages that the device cannot read, until they are written as a whole.
+    unreadable: BTreeSet<usize>,
     /// Failed syncs, and how many some open file has been told of.
     failures: u64,
     seen: u64,
@@ -122,6 +124,8 @@ impl Inode {
     }
 }
 
+/// The unit in which memory holds a file: what the device cannot read in it is not there at all.
+const PAGE_BYTES: usize = 4096;
 /// The unit that a device writes atomically: a part of a write may survive in units of this.
 const BLOCK_BYTES: usize = 512;
 
@@ -242,6 +246,17 @@ impl Forgetful {
         *byte ^= mask;
         inode.durable.get_mut(at).into_iter().for_each(|byte| *byte ^= mask);
         true
+    }
+
+    /// The device cannot read this byte of a file any more, nor what shares a page of memory with it, until that is written as a
+    /// whole. False if there is no such byte.
+    pub fn make_unreadable(&self, path: &str, at: u64) -> bool {
+        let mut state = self.lock();
+        let Some(&inode) = state.now.files.get(path) else { return false };
+        let Some(inode) = state.inodes.get_mut(inode).filter(|inode| (at as usize) < inode.now.len()) else {
+            return false;
+        };
+        inode.unreadable.insert(at as usize / PAGE_BYTES)
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
@@ -372,8 +387,14 @@ impl FileSystem for Forgetful {
 
     fn read(&self, file: &ForgetfulFile, offset: u64, bufs: &mut [IoSliceMut<'_>]) -> io::Result<usize> {
         let mut state = self.lock();
-        let content = &state.inode(file)?.now;
-        let mut at = usize::try_from(offset).map_or(content.len(), |offset| offset.min(content.len()));
+        let Inode { now, unreadable, .. } = state.inode(file)?;
+        let mut at = usize::try_from(offset).map_or(now.len(), |offset| offset.min(now.len()));
+        // What lies before it is read.
+        let first = unreadable.range(at / PAGE_BYTES..).next().map(|page| page * PAGE_BYTES);
+        if first.is_some_and(|first| first <= at && at < now.len()) && bufs.iter().any(|buf| !buf.is_empty()) {
+            return Err(Errno::IO.into());
+        }
+        let content = &now[..first.map_or(now.len(), |first| first.clamp(at, now.len()))];
         let start = at;
         for buf in bufs {
             let len = buf.len().min(content.len() - at);
@@ -384,7 +405,11 @@ impl FileSystem for Forgetful {
     }
 
     fn read_cached(&self, file: &ForgetfulFile, offset: u64, bufs: &mut [IoSliceMut<'_>]) -> io::Result<Option<usize>> {
-        self.read(file, offset, bufs).map(Some)
+        // Memory does not have what the device cannot read.
+        match self.read(file, offset, bufs) {
+            Err(error) if error.raw_os_error() == Some(libc::EIO) => Ok(None),
+            read => read.map(Some),
+        }
     }
 
     /// Takes as much as there is space for, as a real one does: the call that follows a short one fails.
@@ -403,6 +428,12 @@ impl FileSystem for Forgetful {
         let len = wanted.min(most - offset) as usize;
         let at = offset as usize;
         let before = inode.now.len();
+        let pages = at / PAGE_BYTES..(at + len).div_ceil(PAGE_BYTES);
+        let is_whole = |page: usize| at <= page * PAGE_BYTES && (page + 1) * PAGE_BYTES <= at + len;
+        if inode.unreadable.range(pages.clone()).any(|page| !is_whole(*page)) {
+            return Err(Errno::IO.into());
+        }
+        inode.unreadable.retain(|page| !pages.contains(page));
         if before < at + len {
             inode.now.resize(at + len, 0);
         }
@@ -428,7 +459,12 @@ impl FileSystem for Forgetful {
             return Err(Errno::NOSPC.into());
         }
         let before = inode.now.len();
+        // The rest of the last page is zeroed in memory.
+        if !(len as usize).is_multiple_of(PAGE_BYTES) && inode.unreadable.contains(&(len as usize / PAGE_BYTES)) {
+            return Err(Errno::IO.into());
+        }
         inode.now.resize(len as usize, 0);
+        inode.unreadable.split_off(&(len as usize).div_ceil(PAGE_BYTES));
         // The end of the last block that stays is zeroed, and what is added.
         inode.soil(before.min(len as usize) / BLOCK_BYTES * BLOCK_BYTES, len as usize);
         inode.stored.split_off(&(len as usize).div_ceil(BLOCK_BYTES));

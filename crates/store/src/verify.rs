@@ -4,7 +4,7 @@ use std::io::{self, IoSlice, IoSliceMut};
 use std::ops::Range;
 use std::sync::atomic::Ordering;
 
-use crate::checks::{BLOCK_BYTES, Checked, Checks, Corrupt, read_full, sum_of, sums_of, touched};
+use crate::checks::{BLOCK_BYTES, Checked, Checks, Corrupt, is_unreadable, read_full, sum_of, sums_of, touched};
 use crate::error::WriteError;
 use crate::filesystem::FileSystem;
 use crate::objects::ObjectStore;
@@ -42,12 +42,27 @@ impl<F: FileSystem> ObjectStore<F> {
             return Ok(read.and_then(Result::ok));
         }
         let checked = self.checked(checks, key)?;
-        if let Some(Ok(len)) = self.try_read((checks, &checked), (key, file), offset, buf, false)? {
-            return Ok(Some(len));
+        match self.try_read((checks, &checked), (key, file), offset, buf, false) {
+            Ok(Some(Ok(len))) => return Ok(Some(len)),
+            Err(error) if !is_unreadable(&error) => return Err(error),
+            _ => {}
         }
         // It may have been written meanwhile; now nothing is.
         let _writing = checked.writing.lock();
-        match self.try_read((checks, &checked), (key, file), offset, buf, false)? {
+        let read = match self.try_read((checks, &checked), (key, file), offset, buf, false) {
+            Err(error) if is_unreadable(&error) => {
+                let blocks = touched(&(offset..offset.saturating_add(buf.len() as u64)));
+                match self.renew(checks, &checked, key, &blocks) {
+                    // It is the object that cannot be read.
+                    Ok(false) => return Err(error),
+                    Ok(true) => self.try_read((checks, &checked), (key, file), offset, buf, false),
+                    // The device takes nothing either, but it has these bytes.
+                    Err(_) => return read_full(&self.fs, file, offset, buf).map(Some),
+                }
+            }
+            read => read,
+        };
+        match read? {
             Some(Err(block)) => Err(self.corrupt(checks, key, block)),
             Some(Ok(len)) => Ok(Some(len)),
             None => Ok(None),
@@ -182,8 +197,8 @@ impl<F: FileSystem> ObjectStore<F> {
             let size = self.fs.stat(file)?.size;
             let mut trusted = Vec::new();
             for block in edges {
-                let sum = self.sums(checks, checked, key, &(block..block + 1), false)?;
-                let sum = sum.and_then(|sums| sums.first().copied()).unwrap_or(0);
+                let sums = self.sums_renewed(checks, checked, key, &(block..block + 1))?;
+                let sum = sums.first().copied().unwrap_or(0);
                 let mut whole = [0; BLOCK_BYTES as usize];
                 if sum != 0 {
                     read_full(&self.fs, file, block * BLOCK_BYTES, &mut whole)?;
@@ -245,7 +260,13 @@ impl<F: FileSystem> ObjectStore<F> {
         found.next = found.next.filter(|next| next / BLOCK_BYTES < end);
         let read = self.read_scrubbed(&file, first, &mut buf)?;
         let sums = match &checks {
-            Some((checks, checked)) => self.sums(checks, checked, key, &blocks, false)?.unwrap_or_default(),
+            Some((checks, checked)) => match self.sums(checks, checked, key, &blocks, false) {
+                Err(error) if is_unreadable(&error) => {
+                    let _writing = checked.writing.lock();
+                    self.sums_renewed(checks, checked, key, &blocks)?
+                }
+                sums => sums?.unwrap_or_default(),
+            },
             None => vec![0; (blocks.end - blocks.start) as usize],
         };
         for (((block, sum), bytes), len) in blocks.zip(sums).zip(buf.chunks(BLOCK_BYTES as usize)).zip(read) {
@@ -269,7 +290,6 @@ impl<F: FileSystem> ObjectStore<F> {
     /// Reads blocks; gives the bytes read of each, `None` where the device cannot read.
     fn read_scrubbed(&self, file: &F::File, first: u64, buf: &mut [u8]) -> io::Result<Vec<Option<usize>>> {
         let block_len = BLOCK_BYTES as usize;
-        let is_unreadable = |error: &io::Error| error.raw_os_error() == Some(rustix::io::Errno::IO.raw_os_error());
         match read_full(&self.fs, file, first * BLOCK_BYTES, buf) {
             Ok(len) => {
                 Ok((0..buf.len()).step_by(block_len).map(|at| Some(len.saturating_sub(at).min(block_len))).collect())
@@ -297,8 +317,8 @@ impl<F: FileSystem> ObjectStore<F> {
         let _writing = checked.writing.lock();
         let mut whole = [0; BLOCK_BYTES as usize];
         let len = read_full(&self.fs, file, block * BLOCK_BYTES, &mut whole)?;
-        let sums = self.sums(checks, checked, key, &(block..block + 1), false)?;
-        match sums.and_then(|sums| sums.first().copied()).unwrap_or(0) {
+        let sums = self.sums_renewed(checks, checked, key, &(block..block + 1))?;
+        match sums.first().copied().unwrap_or(0) {
             0 if len == 0 || checked.is_distrusted() => found.unknown_blocks += 1,
             0 => {
                 self.changed(checks, checked, &(block..block + 1), std::iter::once((block, sum_of(&whole))));

@@ -550,6 +550,71 @@ fn a_write_into_a_damaged_block_does_not_hide_the_damage_and_a_whole_block_mends
     assert_eq!(content(&store, 1).unwrap().len(), 3 * 4096);
 }
 
+/// A page of the file of checksums, which has those of 4 MiB, cannot be read any more: the data can.
+#[test]
+fn checksums_that_cannot_be_read_make_no_data_unreadable() {
+    const BLOCKS: usize = 3000;
+    let sums = |key| format!("{}.sums", path(key));
+    let bytes = pattern(BLOCKS * BLOCK_BYTES as usize, 9);
+    let read = |store: &ObjectStore<Forgetful>, key| {
+        let mut back = vec![0; bytes.len()];
+        let len = store.read(key, 0, &mut back)?;
+        back.truncate(len);
+        Ok::<_, io::Error>(back)
+    };
+    // The header's page, one in the middle, and the last one.
+    for (key, at) in [(1, 100), (2, 5000), (3, 32 + 4 * BLOCKS as u64 - 1)] {
+        let fs = Forgetful::new(256 << 20);
+        let store = over(&fs);
+        write(&store, key, 0, &bytes);
+        store.sync(key).unwrap();
+        drop(store);
+        assert!(fs.make_unreadable(&sums(key), at));
+        let store = over(&fs);
+        assert!(read(&store, key).unwrap() == bytes, "{key}");
+        // Whole blocks, parts of blocks, and an end that is cut, in what is unchecked; all of it outlasts a crash.
+        let block = (at.saturating_sub(32) / 4 / 1024 * 1024) * BLOCK_BYTES;
+        for (offset, len) in [(block, 4096), (block + 10_000, 100), (block + 40_960, 8192)] {
+            write(&store, key, offset, &bytes[offset as usize..offset as usize + len]);
+        }
+        store.sync(key).unwrap();
+        fs.crash();
+        let store = over(&fs);
+        assert!(read(&store, key).unwrap() == bytes, "{key}");
+        assert!(scrub(&store, key).is_empty());
+        store.sync(key).unwrap();
+        // What other pages tell of was checked all the time, and the rest is again, unless the whole object lost its header.
+        let other = (block + 2048 * BLOCK_BYTES) % (BLOCKS as u64 * BLOCK_BYTES);
+        let mut rotten = if key == 1 { vec![block] } else { vec![other, block + 3 * BLOCK_BYTES] };
+        rotten.sort_unstable();
+        for at in &rotten {
+            assert!(fs.rot(&path(key), at + 5, 1));
+            assert!(store.read(key, *at, &mut [0; 10]).is_err(), "{key}");
+        }
+        assert_eq!(scrub(&store, key), rotten);
+    }
+    // A change or a scrub may be the first to find it.
+    for first in 0..3 {
+        let fs = Forgetful::new(256 << 20);
+        let store = over(&fs);
+        write(&store, 7, 0, &bytes);
+        store.sync(7).unwrap();
+        assert!(fs.make_unreadable(&sums(7), 5000));
+        let block = 1500 * BLOCK_BYTES;
+        match first {
+            0 => write(&store, 7, block, &bytes[block as usize..block as usize + 4096]),
+            1 => store.truncate(7, block + 10).unwrap(),
+            _ => assert!(scrub(&store, 7).is_empty()),
+        }
+        store.sync(7).unwrap();
+        fs.crash();
+        let store = over(&fs);
+        let len = if first == 1 { block as usize + 10 } else { bytes.len() };
+        assert!(read(&store, 7).unwrap() == bytes[..len], "{first}");
+        assert!(scrub(&store, 7).is_empty());
+    }
+}
+
 #[test]
 fn checksums_in_memory_are_bounded() {
     let fs = Forgetful::default();

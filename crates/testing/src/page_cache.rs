@@ -22,8 +22,9 @@ pub fn emptied() -> PageCache {
 }
 
 fn hold(how: FlockOperation) -> PageCache {
-    let path = std::env::temp_dir().join("impresario-tests.page-cache");
-    PageCache { _lock: open(&path).filter(|file| flock(file, how).is_ok()) }
+    // Not in the temporary folder: each run of the tests may have its own, and all runs have one page cache.
+    let path = Path::new("/tmp/impresario-tests.page-cache");
+    PageCache { _lock: open(path).filter(|file| flock(file, how).is_ok()) }
 }
 
 /// Opened for reading where another user made it; without it a test runs as if alone.

@@ -24,6 +24,9 @@ pub enum Target {
 pub struct SetAttr {
     /// Permission bits.
     pub mode: Option<u32>,
+    /// Permission bits that are taken off those that the node has, in one step; not beside `mode`. Who may write a file may take its
+    /// set-user-id and set-group-id.
+    pub takes: u32,
     /// Owner.
     pub uid: Option<u32>,
     /// Group.
@@ -271,6 +274,10 @@ pub enum MetaCall {
         /// A credential of MUNGE for connections of the client.
         credential: Vec<u8>,
     },
+    /// To an I/O node in front of a folder: puts all that was written through it on stable storage, files that are closed by now
+    /// too. EBUSY: it is doing so for another client. EOPNOTSUPP: the server is no such node. Answer: [`Answer::FileSynced`]; its
+    /// number is not 0 where bytes of any file may be lost.
+    SyncAll,
 }
 
 /// What the users of a client are to the server.
@@ -344,6 +351,7 @@ macro_rules! paths_of {
             | MetaCall::Lock(_)
             | MetaCall::Restrict(_)
             | MetaCall::Prove { .. }
+            | MetaCall::SyncAll
             | MetaCall::Statfs => [None, None],
         }
     };
@@ -477,7 +485,7 @@ impl MetaCall {
             MetaCall::Lock(_) => false,
             // A copy of it finds that there is no such handle, or begins anew.
             MetaCall::Relay(_) => false,
-            MetaCall::Restrict(_) | MetaCall::Prove { .. } => false,
+            MetaCall::Restrict(_) | MetaCall::Prove { .. } | MetaCall::SyncAll => false,
         }
     }
 }

@@ -96,6 +96,7 @@ fn right_for_meta(call: &MetaCall) -> (Right, &'static str) {
         | MetaCall::Readlink { .. }
         | MetaCall::Readdir { .. }
         | MetaCall::Statfs
+        | MetaCall::SyncAll
         | MetaCall::Lock(_)
         | MetaCall::Prove { .. }
         | MetaCall::SetLayout { .. } => (Right::Anyone, "a call of the name space"),
@@ -152,6 +153,7 @@ mod tests {
             ("cas", Call::FileSync { who, file, layout }),
             ("cas", Call::FileStat { file, layout }),
             ("cas", Call::Meta { who, call: MetaCall::Statfs }),
+            ("cas", Call::Meta { who, call: MetaCall::SyncAll }),
             ("cas", Call::Meta { who, call: MetaCall::Lock(LockCall { lease: 0, wish: LockWish::End }) }),
             ("as", Call::ListObjects { from: FileKey(0), max: 1 }),
             ("as", Call::SetAside { who, file }),

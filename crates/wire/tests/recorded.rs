@@ -1,4 +1,4 @@
-//! The bytes of messages under [`PROTOCOL_VERSION`] 13, recorded: whoever changes them changes the version too.
+//! The bytes of messages under [`PROTOCOL_VERSION`] 14, recorded: whoever changes them changes the version too.
 
 use impresario_layout::{Layout, Skipped};
 use impresario_wire::frame::encode;
@@ -34,7 +34,7 @@ fn answer(answer: Answer) -> String {
 
 #[test]
 fn the_bytes_of_messages_stay_those_of_the_version() {
-    assert_eq!(PROTOCOL_VERSION, 13, "record the new version's bytes");
+    assert_eq!(PROTOCOL_VERSION, 14, "record the new version's bytes");
     let layout = Layout::new(1, 3, 65536, 4).unwrap();
     let file = FileKey(600);
     let time = Time { secs: -3, nanos: 500 };
@@ -114,6 +114,7 @@ fn the_bytes_of_messages_stay_those_of_the_version() {
             uids: vec![(1000, 1999)],
         })),
         meta(MetaCall::Prove { credential: b"MUNGE".to_vec() }),
+        meta(MetaCall::SyncAll),
         answer(Answer::Attr(attr)),
         answer(Answer::Opened(Opened { handle: 1, file, layout, made: 1, attr })),
         answer(Answer::Lock(LockAnswer {
@@ -139,7 +140,7 @@ const RECORDED: &[&str] = &[
     "1cd804ac0201",
     "1dd8040103808004040005ac0200",
     "0cac0202f0a2040109e8070203612f62a40301020101000103018020",
-    "0cac0202f0a2040109e80701010900000001ac020100010105f403",
+    "0cac0202f0a2040109e8070101090000000001ac020100010105f403",
     "0cac0202f0a2040109e80718020101780a",
     "0cac0202f0a2040109e807190400d804054d00ffffffffffffffffff010101",
     "0cac0202f0a2040109e807190003d8040501054d00ffffffffffffffffff0101",
@@ -147,6 +148,7 @@ const RECORDED: &[&str] = &[
     "0cac0202f0a2040109e8071a0364c801",
     "0cac0202f0a2040109e8071c010100ac02ad020101e807cf0f",
     "0cac0202f0a2040109e8071d054d554e4745",
+    "0cac0202f0a2040109e8071e",
     "0908050401ed13020a0b808080808020802005f4030202060401",
     "0a01d804010380800404000108050401ed13020a0b808080808020802005f4030202060401",
     "1704b0ea0101054d00ffffffffffffffffff010100",

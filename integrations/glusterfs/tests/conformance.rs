@@ -32,7 +32,7 @@ fn check(mount: &Mount, below: Option<PathBuf>, leaves_out: &[&str]) {
         ["conformance::agent_process", "--exact", "--ignored", "--nocapture", "--test-threads=1"].map(From::from),
     );
     fs::set_permissions(&mount.path, fs::Permissions::from_mode(0o755)).unwrap();
-    let (duration, patience) = (Duration::from_secs(4), PATIENCE);
+    let (duration, patience) = (Duration::from_secs(2), PATIENCE);
     let (checks, _) = impresario_conformance::list();
     let only =
         checks.iter().map(|(name, _)| *name).filter(|name| !leaves_out.contains(name)).map(String::from).collect();

@@ -411,7 +411,13 @@ mod tests {
     fn our_own_server_is_measured_by_it() {
         let access = AccessRules { squash: Squash::None, ..AccessRules::default() };
         let rules = Rules { access, privileged_ports: false, ..Rules::default() };
-        let export = ExportSettings { name: "/data".into(), backend: MemoryTree::new(), folder: String::new(), rules };
+        let export = ExportSettings {
+            name: "/data".into(),
+            backend: MemoryTree::new(),
+            folder: String::new(),
+            rules,
+            reopen: None,
+        };
         let running = start(Settings::new(vec![export]).unwrap()).unwrap();
         let address = running.addresses()[0];
         let server = Nfs { address, mount: address, export: "/data".into(), pids: Vec::new() };

@@ -112,10 +112,15 @@ impl Subject {
             Subject::Diod => {
                 let (export, address) = (dir.path().join("export"), loopback()?);
                 std::fs::create_dir(&export)?;
-                let export = export.display().to_string();
-                let arguments = ["-f", "-n", "-l", &address.to_string(), "-e", &export].map(String::from);
+                let export = std::path::absolute(export)?.display().to_string();
+                // It raises its limit for core files, and some of its versions crash when a client leaves: in a folder that goes
+                // with the measurement.
+                let (folder, diod) = (dir.path().display().to_string(), installed("diod")?.display().to_string());
+                let address_text = address.to_string();
+                let arguments =
+                    ["-C", &folder, &diod, "-f", "-n", "-l", &address_text, "-e", &export].map(String::from);
                 let mut children = Children::default();
-                children.start(self.name(), &installed("diod")?, &arguments, &dir.path().join("log"))?;
+                children.start(self.name(), &installed("env")?, &arguments, &dir.path().join("log"))?;
                 let pids = children.pids().into_iter().map(|(_, pid)| pid).collect();
                 let target = NineP { address, export, pids };
                 Running { target: Box::new(target), children, _server: Box::new(dir) }.ready(self, stop)

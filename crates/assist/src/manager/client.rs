@@ -6,7 +6,7 @@ use std::sync::Arc;
 use impresario_ring::{Consumer, Sleep};
 use rustc_hash::FxHashMap;
 
-use super::lull::{Lull, Reads};
+use super::lull::Lull;
 use super::pool::LentFile;
 use crate::advice::OpenFile;
 use crate::backend::{FileId, Inside};
@@ -22,7 +22,6 @@ pub(super) struct Open {
     pub(super) advised: Option<Advised>,
     /// Its number in the record.
     pub(super) number: u64,
-    pub(super) reads: Reads,
 }
 
 #[derive(Debug)]
@@ -56,7 +55,7 @@ pub(super) struct Client {
     pub(super) program: Arc<str>,
     /// What is known of it.
     pub(super) kinds: Arc<[Kind]>,
-    /// Whether small files that are read fast are worth telling of.
+    /// Whether it need not tell of small files.
     pub(super) lull: Lull,
     /// Such files have at most so many bytes; 0 where all are to be told of.
     pub(super) small_bytes: u32,
@@ -81,7 +80,7 @@ impl Client {
             leaving: Vec::new(),
             program: Arc::default(),
             kinds: Arc::default(),
-            lull: Lull::default(),
+            lull: Lull::first(),
             small_bytes: 0,
             told_of_limit: false,
             quiet: 0,

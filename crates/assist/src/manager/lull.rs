@@ -1,136 +1,139 @@
-//! Whether a program is in a lull: it reads many small files that are in memory, and need not tell of more of them.
+//! Whether a program need not tell of its small files: telling of them was of no use lately, and their reads wait for little.
+//!
+//! A program that starts, or copies, opens hundreds of small files. To tell of one takes the program and the manager some 50 µs of
+//! processor time, which is as much as many disks take to read it, and gains something only where the next files can be predicted. So a
+//! program is in a lull from its start on: it passes small files over and adds up how long their reads wait. Once that is more than a
+//! stake, the lull ends, and it tells of a few files. It goes on as long as some of these were brought in before it opened them.
+//! Else the next lull begins, with twice the stake. A program whose files are in memory tells of none, and one that waits is late by at
+//! most as much as it has waited before, or by the end of [`STAKE_NS`].
 
-use impresario_ring::{Access, Op, is_fast};
+use std::ops::RangeInclusive;
 
-/// Small files in a row, all of whose reads were fast, after which more of them need not be told of.
-const FAST_IN_A_ROW: u32 = 16;
-/// For so many fast files counts a slow one: a program that is interrupted in a read now and then stays in its lull.
-const OF_A_SLOW_ONE: u32 = 12;
-/// So long after files were brought in that nobody had opened, those that are read fast may be these, ns. Several are brought in ahead,
-/// and none while the one who does it waits for the file system.
-const BY_US_NS: u64 = 1_000_000_000;
+use super::siblings::Ahead;
 
-/// What a program did with one open file.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Reads {
-    is_small: bool,
-    any: bool,
-    all_fast: bool,
-}
-
-impl Reads {
-    /// Of a file of this size, where files of at most `small_bytes` are small.
-    pub(super) fn of(size_bytes: u64, small_bytes: u32) -> Reads {
-        Reads { is_small: size_bytes <= small_bytes.into(), any: false, all_fast: true }
-    }
-
-    /// Notes an access.
-    pub(super) fn note(&mut self, access: &Access) {
-        if matches!(access.op, Op::Read | Op::Mmap) {
-            self.any = true;
-            self.all_fast &= is_fast(access.op, access.flags, access.len_bytes.into(), access.duration_ns.into());
-        }
-    }
-}
+/// What reads of small files wait in a lull: in the first, and at most, ns. The first is some times what it costs to tell of
+/// [`TOLD_IN_VAIN`] files.
+const STAKE_NS: RangeInclusive<u64> = 1_000_000..=16_000_000;
+/// Small files told of in a row without use before a lull begins: an order is known after three of one folder.
+const TOLD_IN_VAIN: u32 = 8;
+/// So often in a row files that were brought in are waited for, though none was opened: the program may have come too far meanwhile.
+const HOPES: u32 = 4;
 
 /// How near to one a program is.
-#[derive(Clone, Copy, Default, Debug)]
+#[derive(Clone, Copy, Debug)]
 pub(super) struct Lull {
-    /// Fast files less what slow ones count, from 0 to [`FAST_IN_A_ROW`].
-    fast: u32,
-    brought_bytes: u64,
-    /// When these were last seen to have grown.
-    brought_ns: Option<u64>,
+    /// What reads may wait in the next one.
+    stake_ns: u64,
+    /// It lasts until reads of files passed over have waited so long since the program connected.
+    until_waited_ns: u64,
+    in_vain: u32,
+    hopes: u32,
+    ahead: Ahead,
 }
 
 impl Lull {
-    /// Half as many fast files as make a lull: the next ones will be in memory, too, and looking for them among the names of folders
-    /// would take a program that starts a tenth of its time, where there is no processor to spare.
-    pub(super) fn is_near(&self) -> bool {
-        self.fast >= FAST_IN_A_ROW / 2
+    /// That in which a program begins.
+    pub(super) fn first() -> Lull {
+        let (until_waited_ns, ahead) = (0, Ahead::default());
+        let mut lull = Lull { stake_ns: *STAKE_NS.start(), until_waited_ns, in_vain: 0, hopes: HOPES, ahead };
+        lull.begin(0);
+        lull
     }
 
-    /// The program accessed a file that it told of. Whether that ends a lull.
-    pub(super) fn ended_by(reads: &Reads) -> bool {
-        reads.is_small && reads.any && !reads.all_fast
+    /// The last lull lasts, or lasted, until reads of files passed over have waited so long since the program connected.
+    pub(super) fn until_waited_ns(&self) -> u64 {
+        self.until_waited_ns
     }
 
-    /// The program closed a file; so many bytes of files that nobody had opened were brought in up to now. Whether a lull
-    /// begins, or goes on.
-    pub(super) fn closed(&mut self, reads: &Reads, brought_bytes: u64, now_ns: u64) -> bool {
-        if std::mem::replace(&mut self.brought_bytes, brought_bytes) != brought_bytes {
-            self.brought_ns = Some(now_ns);
+    /// The program tells of a small file. Reads of those passed over have waited `waited_ns` since it connected; `ahead` is what became
+    /// of all files told of up to now. Whether a lull begins.
+    pub(super) fn told(&mut self, waited_ns: u64, ahead: Ahead) -> bool {
+        let before = std::mem::replace(&mut self.ahead, ahead);
+        // Some were opened before the program knew of the lull.
+        if waited_ns < self.until_waited_ns {
+            return false;
         }
-        if !reads.is_small || !reads.any {
-            return self.fast == FAST_IN_A_ROW;
+        self.in_vain += 1;
+        if ahead.used > before.used {
+            (self.in_vain, self.hopes) = (0, HOPES);
+            self.stake_ns = (self.stake_ns / 2).max(*STAKE_NS.start());
+        } else if ahead.brought_bytes > before.brought_bytes && self.hopes > 0 {
+            (self.in_vain, self.hopes) = (0, self.hopes - 1);
         }
-        // What is fast by our doing has to be told of, so that it stays so.
-        let by_us = self.brought_ns.is_some_and(|brought_ns| now_ns.saturating_sub(brought_ns) < BY_US_NS);
-        self.fast = match (by_us, reads.all_fast) {
-            (true, _) => 0,
-            (false, true) => FAST_IN_A_ROW.min(self.fast + 1),
-            (false, false) => self.fast.saturating_sub(OF_A_SLOW_ONE),
-        };
-        self.fast == FAST_IN_A_ROW
+        let begins = self.in_vain >= TOLD_IN_VAIN && !ahead.is_pending;
+        if begins {
+            self.begin(waited_ns);
+        }
+        begins
+    }
+
+    fn begin(&mut self, waited_ns: u64) {
+        self.in_vain = 0;
+        self.until_waited_ns = waited_ns.saturating_add(self.stake_ns);
+        self.stake_ns = self.stake_ns.saturating_mul(2).min(*STAKE_NS.end());
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use impresario_ring::SMALL_FILE_BYTES;
-
     use super::*;
 
-    fn read(size_bytes: u64, duration_ns: u32) -> Reads {
-        let mut reads = Reads::of(size_bytes, SMALL_FILE_BYTES);
-        let access = |op, duration_ns| Access {
-            file: 2,
-            op,
-            flags: 0,
-            thread: 1,
-            offset: 0,
-            len_bytes: 4096,
-            duration_ns,
-            start_ns: 1,
+    const MS: u64 = 1_000_000;
+
+    /// Files of which a program tells whose next ones cannot be predicted, when the reads of so many take so long.
+    fn told_of(files: u32, read_ns: u64) -> u32 {
+        let mut lull = Lull::first();
+        let (mut waited_ns, mut told) = (0, 0);
+        for _ in 0..files {
+            if waited_ns < lull.until_waited_ns() {
+                waited_ns += read_ns;
+                if waited_ns < lull.until_waited_ns() {
+                    continue;
+                }
+            }
+            told += 1;
+            lull.told(waited_ns, Ahead::default());
+        }
+        told
+    }
+
+    #[test]
+    fn telling_in_vain_becomes_rarer() {
+        assert_eq!(told_of(10_000, 0), 0, "all are in memory");
+        assert_eq!(told_of(9, MS / 10), 0, "a start that is soon over");
+        // Modules on a fast disk.
+        let told = told_of(700, MS / 10);
+        assert!((1..100).contains(&told), "{told}");
+        // On a slow device each costs much more to read than to tell of.
+        assert!(told_of(100, 20 * MS) >= 80);
+    }
+
+    #[test]
+    fn telling_goes_on_as_long_as_it_is_of_use() {
+        let mut lull = Lull::first();
+        assert_eq!(lull.until_waited_ns(), *STAKE_NS.start());
+        let ahead = |used: u64, brought_bytes: u64| Ahead { used, brought_bytes, is_pending: false };
+        assert!((0..100).all(|_| !lull.told(*STAKE_NS.start() - 1, ahead(0, 0))), "it has told of these already");
+        let begins = |lull: &mut Lull, waited_ns, ahead| {
+            let told = (1..=1000).find(|_| lull.told(waited_ns, ahead))?;
+            Some((told, lull.until_waited_ns() - waited_ns))
         };
-        reads.note(&access(Op::Read, duration_ns));
-        reads.note(&access(Op::Seek, u32::MAX));
-        reads
-    }
-
-    fn in_a_lull() -> Lull {
-        let mut lull = Lull::default();
-        let begun: Vec<bool> = (0..FAST_IN_A_ROW).map(|_| lull.closed(&read(4096, 2000), 0, 5)).collect();
-        assert_eq!(begun.iter().position(|begun| *begun), Some(FAST_IN_A_ROW as usize - 1));
-        lull
-    }
-
-    #[test]
-    fn it_begins_with_fast_files_in_a_row_and_ends_with_a_slow_one() {
-        let mut lull = in_a_lull();
-        assert!(lull.closed(&Reads::of(10, SMALL_FILE_BYTES), 0, 5), "what was not read says nothing");
+        assert_eq!(begins(&mut lull, MS, ahead(0, 0)), Some((TOLD_IN_VAIN, 2 * MS)));
+        assert_eq!(begins(&mut lull, 3 * MS, ahead(0, 0)), Some((TOLD_IN_VAIN, 4 * MS)));
+        let pending = Ahead { is_pending: true, ..ahead(0, 0) };
+        assert_eq!(begins(&mut lull, 7 * MS, pending), None, "who looks for the next files is slower than the program");
+        // The files that come first may come too late.
+        assert!((1..=u64::from(HOPES) * 8).all(|n| !lull.told(7 * MS, ahead(0, n.div_ceil(8)))));
         assert!(
-            lull.closed(&read(u64::from(SMALL_FILE_BYTES) + 1, 5_000_000), 0, 5),
-            "nor what is told of in any case"
+            (0..1000).all(|n| !lull.told(7 * MS, ahead(1 + n / 8, 100 + n))),
+            "the program opens what was brought in"
         );
-        assert!(!Lull::ended_by(&read(10, 2000)) && Lull::ended_by(&read(10, 5_000_000)));
-        let mut near = Lull::default();
-        let is_near = |lull: &mut Lull| (lull.closed(&read(10, 2000), 0, 5), lull.is_near()).1;
-        assert_eq!((1..).find(|_| is_near(&mut near)), Some(FAST_IN_A_ROW / 2));
-        assert!(!near.closed(&read(10, 5_000_000), 0, 5) && !near.is_near());
-        let until_the_next = |lull: &mut Lull| (1..).find(|_| lull.closed(&read(10, 2000), 0, 5));
-        assert!(!lull.closed(&read(10, 5_000_000), 0, 5));
-        assert_eq!(until_the_next(&mut lull), Some(OF_A_SLOW_ONE));
-        assert!((0..2).all(|_| !lull.closed(&read(10, 5_000_000), 0, 5)));
-        assert_eq!(until_the_next(&mut lull), Some(FAST_IN_A_ROW));
-    }
-
-    /// Many may be brought in at once, and are read one after the other.
-    #[test]
-    fn files_that_were_brought_in_do_not_count() {
-        let (mut lull, ms) = (in_a_lull(), |n: u64| n * 1_000_000);
-        assert!((0..1000).all(|n| !lull.closed(&read(4096, 2000), 1 + n / 500, 5 + ms(n))));
-        let begins = (1000..2000).find(|n| lull.closed(&read(4096, 2000), 2, 5 + ms(*n)));
-        assert_eq!(begins, Some(500 + BY_US_NS / ms(1) + u64::from(FAST_IN_A_ROW) - 1));
+        let after = begins(&mut lull, 7 * MS, ahead(125, 1099));
+        assert!(after.is_some_and(|(told, stake_ns)| told <= TOLD_IN_VAIN && stake_ns == MS), "{after:?}");
+        assert!(!lull.told(8 * MS, ahead(126, 1999)));
+        let brought = (0..1000).find(|n| lull.told(8 * MS, ahead(126, 2000 + n)));
+        assert_eq!(brought, Some(u64::from(HOPES + TOLD_IN_VAIN) - 1), "of which nothing is opened");
+        let stakes = (1..20).map(|n| begins(&mut lull, 100 * n * MS, ahead(126, 9000)).unwrap().1);
+        assert_eq!(stakes.max(), Some(*STAKE_NS.end()));
     }
 }

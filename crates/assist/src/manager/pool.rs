@@ -38,7 +38,7 @@ const STUCK_AFTER: Duration = Duration::from_secs(1);
 const REPLACEMENTS_MAX: u32 = 24;
 /// Workers that are there from the beginning; more are started as jobs wait, so that little is to be done before a short program
 /// and after it.
-const WORKERS_AT_FIRST: u32 = 2;
+const WORKERS_AT_FIRST: u32 = 1;
 /// Jobs of one file that run at once: the kernel then sees one reader that goes forward. And pieces of it whose end is waited for.
 const RUNNING_MAX: u32 = 1;
 const TRIES_MAX: u32 = 4;
@@ -457,6 +457,9 @@ impl Pool {
     pub(super) fn relieve(&self) {
         let mut state = self.locked();
         self.grow(&mut state);
+        if !state.ready.is_empty() && state.idle > 0 {
+            self.work.notify_one();
+        }
         let stuck = state.since.values().filter(|since| since.elapsed() >= STUCK_AFTER).count() as u32;
         let free = state.workers.saturating_sub(stuck);
         let replaced = state.workers.saturating_sub(self.workers);
@@ -546,8 +549,9 @@ impl Pool {
                 state.jobs_begun += 1;
                 let number = state.jobs_begun;
                 state.since.insert(number, Instant::now());
-                // The same file may have one more that can be begun.
-                if !state.ready.is_empty() {
+                // Another worker for the next hint, of this file or another. To close files one after the other takes less time than to
+                // wake a worker for each.
+                if !state.ready.is_empty() && !state.waiting_of.is_empty() {
                     self.grow(&mut state);
                     self.work.notify_one();
                 }
@@ -581,10 +585,7 @@ impl Pool {
                 state.ready.push_back(line);
             }
         }
-        self.grow(&mut state);
-        drop(state);
-        // This worker looks again by itself; another one may wait for this user's place.
-        self.work.notify_one();
+        // This worker looks again by itself, also for what waited for this user's place, and wakes another one if need be.
     }
 
     /// Does a job. The file may be closed by this, when the job held the last reference.

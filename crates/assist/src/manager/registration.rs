@@ -20,6 +20,7 @@ const REMOVED: &[u8] = b" (deleted)";
 pub(super) struct Examined {
     pub(super) id: FileId,
     pub(super) size_bytes: u64,
+    pub(super) changed_unix_ns: u64,
     /// As the kernel names it in this process's mount name space; of a file that was removed, its last name.
     pub(super) path: PathBuf,
     /// Reads go through the page cache.
@@ -32,7 +33,7 @@ pub(super) struct Examined {
 /// user-space file system is not asked, so that one that does not answer cannot hold the manager up.
 pub(super) fn examine(fd: BorrowedFd<'_>) -> Option<Examined> {
     let flags = rustix::fs::fcntl_getfl(fd).ok()?;
-    let Stat { file_type, id, size_bytes, is_removed } = stat(fd)?;
+    let Stat { file_type, id, size_bytes, changed_unix_ns, is_removed } = stat(fd)?;
     if file_type != FileType::RegularFile {
         return None;
     }
@@ -45,6 +46,7 @@ pub(super) fn examine(fd: BorrowedFd<'_>) -> Option<Examined> {
     Some(Examined {
         id,
         size_bytes,
+        changed_unix_ns,
         path: PathBuf::from(OsString::from_vec(path)),
         cached: !flags.contains(OFlags::DIRECT),
         readable: !flags.contains(OFlags::PATH) && matches!(flags & OFlags::ACCMODE, OFlags::RDONLY | OFlags::RDWR),
@@ -77,19 +79,22 @@ struct Stat {
     file_type: FileType,
     id: FileId,
     size_bytes: u64,
+    changed_unix_ns: u64,
     /// It has no name any more.
     is_removed: bool,
 }
 
 fn stat(fd: BorrowedFd<'_>) -> Option<Stat> {
     let how = AtFlags::EMPTY_PATH | AtFlags::STATX_DONT_SYNC;
-    let wanted = StatxFlags::TYPE | StatxFlags::INO | StatxFlags::SIZE | StatxFlags::NLINK;
+    let wanted = StatxFlags::TYPE | StatxFlags::INO | StatxFlags::SIZE | StatxFlags::NLINK | StatxFlags::MTIME;
     let stat = rustix::fs::statx(fd, c"", how, wanted).ok()?;
+    let changed_s = u64::try_from(stat.stx_mtime.tv_sec).unwrap_or(0);
     let dev = rustix::fs::makedev(stat.stx_dev_major, stat.stx_dev_minor);
     Some(Stat {
         file_type: FileType::from_raw_mode(stat.stx_mode.into()),
         id: FileId { dev, ino: stat.stx_ino },
         size_bytes: stat.stx_size,
+        changed_unix_ns: changed_s.saturating_mul(1_000_000_000).saturating_add(stat.stx_mtime.tv_nsec.into()),
         is_removed: stat.stx_nlink == 0,
     })
 }
@@ -115,7 +120,9 @@ mod tests {
         let file = open(std::fs::File::options().read(true));
         let meta = file.metadata().unwrap();
         let id = FileId { dev: meta.dev(), ino: meta.ino() };
-        let expected = Examined { id, size_bytes: 100, path: path.clone(), cached: true, readable: true };
+        let changed_unix_ns = meta.mtime() as u64 * 1_000_000_000 + meta.mtime_nsec() as u64;
+        let expected =
+            Examined { id, size_bytes: 100, changed_unix_ns, path: path.clone(), cached: true, readable: true };
         assert_eq!(examine(file.as_fd()), Some(expected.clone()));
         let written = open(std::fs::File::options().write(true));
         assert_eq!(examine(written.as_fd()), Some(Examined { readable: false, ..expected.clone() }));

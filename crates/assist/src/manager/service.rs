@@ -18,7 +18,6 @@ use rustix::event::epoll::{self, Event, EventData, EventFlags};
 
 use super::client::Client;
 use super::files::{Acting, Files};
-use super::lull::Lull;
 use super::pool::{Done, LentFile, Pool};
 use super::programs::Programs;
 use super::registration::{Examined, examine, first_bytes_in_memory};
@@ -39,7 +38,8 @@ const CONTROL: u64 = 1;
 /// A client's socket is at twice its number, its event descriptor one above. Numbers begin here.
 const FIRST_CLIENT: u64 = 1;
 
-/// How often rings that are in use are looked at.
+/// How often rings and sockets of programs that are active are looked at: to be woken by each of their messages would take more time
+/// than to take it.
 const LOOK_EVERY: Duration = Duration::from_millis(1);
 /// How often limits and time are looked after.
 const KEEP_HOUSE_EVERY_NS: u64 = 1_000_000_000;
@@ -84,7 +84,7 @@ pub(super) struct Service {
     patterns: (OwnedFd, u32),
     recorder: Recorder,
     clients: FxHashMap<u64, Client>,
-    /// Clients whose rings are looked at without being told.
+    /// Clients whose rings and sockets are looked at without being told.
     active: BTreeSet<u64>,
     users: Users,
     files: Files,
@@ -144,7 +144,7 @@ impl Service {
         let node_bytes = memory::node_budget_bytes();
         let mut planned = hints.file.iter().chain(&hints.directory).chain(&hints.glob);
         let small_bytes = if advise && planned.all(|entry| entry.online) { small_bytes } else { 0 };
-        let siblings = follows.then(|| Siblings::start(node_bytes)).transpose()?;
+        let siblings = follows.then(|| Siblings::new(node_bytes));
         let pool = Pool::start(workers, share, backends, send, wake)?;
         Ok(Service {
             epoll,
@@ -226,9 +226,7 @@ impl Service {
                     let _ = rustix::io::read(&*self.control.event, &mut [0; 8]);
                     end = end.or(self.commands());
                 }
-                token if token % 2 == 1 => {
-                    self.active.insert(token / 2);
-                }
+                token if token % 2 == 1 => self.activate(token / 2),
                 token => self.socket_event(token / 2, flags),
             }
         }
@@ -361,28 +359,54 @@ impl Service {
         match served {
             Err(why) => self.cut(id, &why),
             Ok(Messages::All | Messages::More) if !flags.intersects(EventFlags::HUP | EventFlags::ERR) => {
-                self.active.insert(id);
+                self.activate(id);
             }
             // It hung up, but what it said before counts.
             Ok(Messages::More) => {}
-            Ok(Messages::All | Messages::End) => {
-                self.drain_ended(id);
-                self.remove(id);
-            }
+            Ok(Messages::All | Messages::End) => self.ended(id),
         }
     }
 
-    /// Looks at an active client's ring.
+    /// Looks at a client's ring and socket from now on without being told, but when it hangs up.
+    fn activate(&mut self, id: u64) {
+        if self.active.insert(id) {
+            self.wait_for_messages(id, EventFlags::empty());
+        }
+    }
+
+    /// Waits to be told by a client.
+    fn rest(&mut self, id: u64) {
+        if self.active.remove(&id) {
+            self.wait_for_messages(id, EventFlags::IN);
+        }
+    }
+
+    fn wait_for_messages(&self, id: u64, flags: EventFlags) {
+        if let Some(client) = self.clients.get(&id)
+            && let Err(e) = epoll::modify(&self.epoll, &client.socket, EventData::new_u64(id * 2), flags)
+        {
+            tracing::debug!(error = %e, "a program's socket is waited for as before");
+        }
+    }
+
+    /// Looks at an active client's ring and socket.
     fn serve(&mut self, id: u64) {
-        match self.drain(id) {
-            Ok(drained) => {
-                let stays = self.clients.get_mut(&id).is_some_and(|c| c.stays_active(drained));
-                if !stays {
-                    self.active.remove(&id);
+        match self.drain(id).and_then(|drained| Ok((drained, self.messages(id)?))) {
+            Ok((_, Messages::End)) => self.ended(id),
+            Ok((drained, messages)) => {
+                let is_busy = drained || messages == Messages::More;
+                if !self.clients.get_mut(&id).is_some_and(|client| client.stays_active(is_busy)) {
+                    self.rest(id);
                 }
             }
             Err(why) => self.cut(id, &why),
         }
+    }
+
+    /// A client is gone: takes what it left behind, and lets it go.
+    fn ended(&mut self, id: u64) {
+        self.drain_ended(id);
+        self.remove(id);
     }
 
     /// Takes what is in a client's ring; whether there was anything.
@@ -453,12 +477,6 @@ impl Service {
             Op::Read => self.seen_bytes = self.seen_bytes.saturating_add(access.len_bytes.into()),
             Op::Mmap => self.mapped_bytes = self.mapped_bytes.saturating_add(access.len_bytes.into()),
             _ => {}
-        }
-        open.reads.note(access);
-        if Lull::ended_by(&open.reads)
-            && let Some((ring, _)) = &mut client.ring
-        {
-            ring.set_lull(0);
         }
         let len_bytes = match access.op {
             Op::Read => u64::from(access.len_bytes),

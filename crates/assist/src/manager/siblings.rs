@@ -4,6 +4,7 @@
 //! Predicting them takes their names, so a thread of its own lists folders and opens files: a file system that hangs
 //! holds only this thread up. The manager opens them with its own rights, so this is for managers of one user's programs.
 
+use std::cell::{Cell, OnceCell};
 use std::collections::VecDeque;
 use std::fs::{File, Metadata};
 use std::io::Read;
@@ -11,8 +12,11 @@ use std::os::fd::AsFd;
 use std::os::unix::fs::{DirEntryExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::AtomicU64;
+use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+
+use rustc_hash::FxHashSet;
 
 use crate::backend::{Fadvise, FileId, HintBackend, HintedFile, is_cached};
 use crate::walk::{FILES_AHEAD_MAX, Name, Walk};
@@ -26,6 +30,8 @@ const WALKS_MAX: usize = 8;
 const NAMES_MAX: usize = 1 << 16;
 /// What is brought in of one file; of as many as are predicted it is 64 MiB.
 const FILE_BYTES_MAX: u64 = (64 << 20) / FILES_AHEAD_MAX as u64;
+/// Files that were brought in and not opened yet that are remembered.
+const BROUGHT_MAX: usize = WALKS_MAX * FILES_AHEAD_MAX;
 /// Files in a row that were in memory already, after which the next ones are not looked at, and how many are passed over.
 const CACHED_IN_A_ROW: u32 = 16;
 const PASSED_OVER: u32 = 512;
@@ -33,29 +39,67 @@ const PASSED_OVER: u32 = 512;
 /// Follows programs from file to file.
 #[derive(Debug)]
 pub(super) struct Siblings {
-    opened: SyncSender<PathBuf>,
-    brought: Arc<AtomicU64>,
+    budget_bytes: u64,
+    /// The way to the thread, which is there from the first file on; `None` within where it cannot be started.
+    opened: OnceCell<Option<SyncSender<PathBuf>>>,
+    /// Files that it was told of.
+    sent: Cell<u64>,
+    done: Arc<Done>,
+}
+
+/// What the thread did.
+#[derive(Debug, Default)]
+struct Done {
+    /// Files that it was told of and for which it has brought in what comes next.
+    files: AtomicU64,
+    /// Those of them that had been brought in before.
+    used: AtomicU64,
+    brought_bytes: AtomicU64,
+}
+
+/// What became of files told of.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+pub(super) struct Ahead {
+    /// Files that were brought in before a program opened them, and the bytes of all that were brought in.
+    pub(super) used: u64,
+    pub(super) brought_bytes: u64,
+    /// What comes after the last ones told of is still looked for.
+    pub(super) is_pending: bool,
 }
 
 impl Siblings {
-    /// Starts the thread; it ends when this is dropped. It may hold `budget_bytes` ahead of programs.
-    pub(super) fn start(budget_bytes: u64) -> std::io::Result<Siblings> {
+    /// May hold `budget_bytes` ahead of programs.
+    pub(super) fn new(budget_bytes: u64) -> Siblings {
+        Siblings { budget_bytes, opened: OnceCell::new(), sent: Cell::new(0), done: Arc::default() }
+    }
+
+    /// Starts the thread; it ends when the way to it is dropped.
+    fn start(&self) -> std::io::Result<SyncSender<PathBuf>> {
         let (opened, waiting) = sync_channel(WAITING_MAX);
-        let brought = Arc::new(AtomicU64::new(0));
-        let follower = Follower::new(budget_bytes, brought.clone());
+        let follower = Follower::new(self.budget_bytes, self.done.clone());
         std::thread::Builder::new().name("assist-siblings".into()).spawn(move || follower.run(&waiting))?;
-        Ok(Siblings { opened, brought })
+        Ok(opened)
     }
 
     /// A program has opened a file.
     pub(super) fn opened(&self, path: &Path) {
+        let failed = |error: &_| tracing::warn!(%error, "programs are not followed from file to file");
+        let opened = self.opened.get_or_init(|| self.start().inspect_err(failed).ok());
         // Full means that the file system is slower than the program: it gains nothing.
-        let _ = self.opened.try_send(path.into());
+        if opened.as_ref().is_some_and(|opened| opened.try_send(path.into()).is_ok()) {
+            self.sent.set(self.sent.get() + 1);
+        }
+    }
+
+    /// What became of the files told of up to now.
+    pub(super) fn ahead(&self) -> Ahead {
+        let is_pending = self.done.files.load(Acquire) < self.sent.get();
+        Ahead { used: self.done.used.load(Relaxed), brought_bytes: self.brought_bytes(), is_pending }
     }
 
     /// Bytes brought in so far.
     pub(super) fn brought_bytes(&self) -> u64 {
-        self.brought.load(Relaxed)
+        self.done.brought_bytes.load(Relaxed)
     }
 }
 
@@ -95,11 +139,13 @@ struct Follower {
     file_bytes: u64,
     chunks_bytes: u64,
     fadvise: Fadvise,
-    brought: Arc<AtomicU64>,
+    /// Files that were brought in and not opened yet.
+    brought: FxHashSet<PathBuf>,
+    done: Arc<Done>,
 }
 
 impl Follower {
-    fn new(budget_bytes: u64, brought: Arc<AtomicU64>) -> Follower {
+    fn new(budget_bytes: u64, done: Arc<Done>) -> Follower {
         Follower {
             walks: VecDeque::new(),
             arrays: Arrays::default(),
@@ -108,15 +154,18 @@ impl Follower {
             file_bytes: FILE_BYTES_MAX.min(budget_bytes / FILES_AHEAD_MAX as u64),
             chunks_bytes: budget_bytes / 8,
             fadvise: Fadvise::new(Path::new("/sys")),
-            brought,
+            brought: FxHashSet::default(),
+            done,
         }
     }
 
     fn run(mut self, opened: &Receiver<PathBuf>) {
         while let Ok(path) = opened.recv() {
+            self.done.used.fetch_add(u64::from(self.brought.remove(&path)), Relaxed);
             for (next, bytes) in self.next(&path) {
                 self.bring_in(&next, bytes);
             }
+            self.done.files.fetch_add(1, Release);
         }
     }
 
@@ -163,7 +212,12 @@ impl Follower {
         let id = FileId { dev: meta.dev(), ino: meta.ino() };
         let hinted = HintedFile { fd: file.as_fd(), id, progress: None, inside: None };
         if self.fadvise.will_need(hinted, 0..bytes).is_ok() {
-            self.brought.fetch_add(bytes, Relaxed);
+            self.done.brought_bytes.fetch_add(bytes, Relaxed);
+            // What programs do not open is forgotten now and then.
+            if self.brought.len() >= BROUGHT_MAX {
+                self.brought.clear();
+            }
+            self.brought.insert(path.into());
         }
     }
 }
@@ -260,7 +314,7 @@ mod tests {
                 }
             }
         }
-        let brought = follower.brought.load(Relaxed);
+        let brought = follower.done.brought_bytes.load(Relaxed);
         assert!(brought >= 30 * 50_000, "{brought} bytes of 40 files");
     }
 
@@ -285,7 +339,7 @@ mod tests {
         file.sync_all().unwrap();
         rustix::fs::fadvise(&file, 0, None, rustix::fs::Advice::DontNeed).unwrap();
         follower.bring_in(&path(5), 900 << 10);
-        assert_eq!(follower.brought.load(Relaxed), 900 << 10);
+        assert_eq!(follower.done.brought_bytes.load(Relaxed), 900 << 10);
         impresario_testing::until("it is in memory", || is_cached(file.as_fd(), 0..900 << 10).unwrap_or(true));
     }
 }

@@ -347,6 +347,10 @@ impl Backend for CephTree {
         self.shared.sync(&node)
     }
 
+    fn sync_all(&self) -> Result<()> {
+        self.shared.nodes.sync_all().map_err(outward)
+    }
+
     /// What is held is known to the library, which keeps it at the metadata servers also without a name.
     fn hold(&self, node: &Handle) -> Result<()> {
         self.shared.look(|| {

@@ -371,6 +371,10 @@ impl Backend for GlusterVolume {
         self.shared.sync(&node)
     }
 
+    fn sync_all(&self) -> Result<()> {
+        self.shared.nodes.sync_all()
+    }
+
     fn hold(&self, node: &Handle) -> Result<()> {
         let node = self.shared.nodes.hold(&self.shared.node(node)?);
         self.shared.keep(&node).inspect_err(|_| self.release(&node.handle))

@@ -363,6 +363,12 @@ impl Backend for PosixTree {
         self.shared.sync(&node)
     }
 
+    fn sync_all(&self) -> Result<()> {
+        // All at once, and what descriptors that are being closed have written; an older kernel tells of no failure here, but below.
+        let flushed = rustix::fs::syncfs(&self.shared.folder).map_err(Errno::from);
+        self.shared.nodes.sync_all().and(flushed)
+    }
+
     fn hold(&self, node: &Handle) -> Result<()> {
         let node = self.shared.node(node)?;
         self.shared.nodes.hold(&node);

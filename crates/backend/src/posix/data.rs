@@ -207,15 +207,20 @@ impl Shared {
         }
         // First by what is known of another server's file: to ask for it would sync its bytes with each write. Rights are set by
         // what that server says now: it may have taken others since.
-        let removed = |how: AtFlags| -> Result<Option<u32>> {
+        let left = |how: AtFlags| -> Result<Option<u32>> {
             let stat = rustix::fs::statx(&open.fd, "", AtFlags::EMPTY_PATH | how, StatxFlags::MODE | StatxFlags::GID)?;
             let by_member = || caller.gid == stat.stx_gid || caller.groups.contains(&stat.stx_gid);
-            Ok(set_id::removed(stat.stx_mode.into(), by_member))
+            let mode = u32::from(stat.stx_mode) & 0o7777;
+            let taken = set_id::taken(mode, by_member);
+            Ok((taken != 0).then_some(mode & !taken))
         };
-        if removed(AtFlags::STATX_DONT_SYNC)?.is_none() {
+        if left(AtFlags::STATX_DONT_SYNC)?.is_none() {
             return Ok(());
         }
-        let Some(mode) = removed(AtFlags::STATX_FORCE_SYNC)? else { return Ok(()) };
+        // A change of the owner that changes none has the kernel take them in one step, so that rights that the owner sets at this
+        // moment stay. Other servers do nothing then, and a set-group-id without execution by the group stays for privileged ones.
+        let _ = rustix::fs::fchown(&open.fd, None, None); // what comes of it is looked at
+        let Some(mode) = left(AtFlags::STATX_FORCE_SYNC)? else { return Ok(()) };
         match rustix::fs::fchmod(&open.fd, Mode::from_raw_mode(mode)) {
             // A server below does not take this one for root; it sees to the writes of users itself.
             Err(Number::PERM) if self.identity.sets_modes() => Ok(()),

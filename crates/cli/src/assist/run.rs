@@ -128,12 +128,20 @@ const LEARNT_ACCESSES_MAX: u64 = 1 << 22;
 /// batch job, in which programs run long.
 const LEARNING_SHARE: u32 = 200;
 
+/// Now, on the clock from which the kernel takes the times of files, in nanoseconds since 1970.
+fn file_time_ns() -> u64 {
+    let now = rustix::time::clock_gettime(rustix::time::ClockId::RealtimeCoarse);
+    let (s, ns) = (u64::try_from(now.tv_sec).unwrap_or(0), u64::try_from(now.tv_nsec).unwrap_or(0));
+    s.saturating_mul(1_000_000_000).saturating_add(ns)
+}
+
 /// A trace of what can be learnt from, which does not grow without end.
 struct Lesson {
     trace: TraceSink,
     left: u64,
-    /// Open files from which something can be learnt.
+    /// Open files from which something can be learnt: what was changed since the run began was written by it, most likely.
     long: HashSet<u64>,
+    began_unix_ns: u64,
     /// Whether one of them was read.
     is_worthwhile: Arc<AtomicBool>,
 }
@@ -154,7 +162,7 @@ impl Lesson {
 
 impl Sink for Lesson {
     fn opened(&mut self, file: &RecordedFile) -> io::Result<()> {
-        if file.size_bytes > SHORT_BYTES_MAX.into() {
+        if file.size_bytes > SHORT_BYTES_MAX.into() && file.changed_unix_ns <= self.began_unix_ns {
             self.long.insert(file.number);
         }
         self.add(|trace| trace.opened(file))
@@ -192,6 +200,7 @@ impl Guided<'_> {
                     trace: TraceSink::create(&trace, &command.join(" "))?,
                     left: LEARNT_ACCESSES_MAX,
                     long: HashSet::new(),
+                    began_unix_ns: file_time_ns(),
                     is_worthwhile: is_worthwhile.clone(),
                 };
                 Some(Record::to_learn_from(Box::new(sink)))
@@ -296,13 +305,14 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let lesson = |name: &str, left| {
             let trace = TraceSink::create(&folder.path().join(name), "program").unwrap();
-            Lesson { trace, left, long: HashSet::new(), is_worthwhile: Arc::default() }
+            Lesson { trace, left, long: HashSet::new(), began_unix_ns: 5000, is_worthwhile: Arc::default() }
         };
         let file = |number, size_bytes| RecordedFile {
             number,
             path: format!("/data/{number}").into(),
             id: FileId { dev: 1, ino: number },
             size_bytes,
+            changed_unix_ns: 5000,
             pid: 1,
             uid: 0,
             program: "program".into(),
@@ -319,7 +329,7 @@ mod tests {
             duration_ns: 1,
         };
         let (short, long) = (file(1, SHORT_BYTES_MAX.into()), file(2, u64::from(SHORT_BYTES_MAX) + 1));
-        let mut sink = lesson("a.imt", 5);
+        let mut sink = lesson("a.imt", 6);
         for file in [&short, &long] {
             sink.opened(file).unwrap();
         }
@@ -328,6 +338,10 @@ mod tests {
             sink.access(&access(short.number, op)).unwrap();
         }
         assert!(!sink.is_worthwhile.load(Relaxed));
+        let made = RecordedFile { changed_unix_ns: 5001, ..file(3, long.size_bytes) };
+        sink.opened(&made).unwrap();
+        sink.access(&access(made.number, Op::Read)).unwrap();
+        assert!(!sink.is_worthwhile.load(Relaxed), "the run has written it");
         sink.access(&access(long.number, Op::Read)).unwrap();
         assert!(sink.is_worthwhile.load(Relaxed));
         sink.access(&access(long.number, Op::Close)).unwrap();

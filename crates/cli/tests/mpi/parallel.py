@@ -9,7 +9,7 @@ comm = MPI.COMM_WORLD
 rank, ranks = comm.rank, comm.size
 folders = sys.argv[1:]
 path = folders[rank % len(folders)] + "/h5"
-rows, columns = 24 * ranks, 500
+rows, columns = 24 * ranks, 130
 mine = slice(rank * 24, rank * 24 + 24)
 all_of = numpy.arange(rows * columns, dtype="i8").reshape(rows, columns)
 

@@ -7,6 +7,7 @@
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <glob.h>
 #include <poll.h>
 #include <pthread.h>
 #include <signal.h>
@@ -395,6 +396,15 @@ int main(int argc, char **argv)
 	for (int i = 0; i < count; i++)
 		printf("%s %d\n", list[i]->d_name, list[i]->d_type);
 	SHOW(opendir("none") ? 0 : -1);
+	glob_t found = { 0 };
+	SHOW(glob("d/[!z]*", GLOB_MARK, NULL, &found));
+	SHOW(glob("*/.", GLOB_APPEND | GLOB_ONLYDIR, NULL, &found));
+	SHOW(glob("none*", GLOB_APPEND, NULL, &found));
+	SHOW(glob("none*", GLOB_APPEND | GLOB_NOCHECK, NULL, &found));
+	SHOW(found.gl_flags & GLOB_ALTDIRFUNC);
+	for (size_t i = 0; i < found.gl_pathc; i++)
+		printf("%s\n", found.gl_pathv[i]);
+	globfree(&found);
 
 	/* Streams. */
 	FILE *stream = fopen("stream", "w+");

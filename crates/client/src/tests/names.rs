@@ -221,7 +221,7 @@ impl FakeNames {
                 }
                 Answer::Done
             }
-            MetaCall::Lock(_) => return Err(libc::EOPNOTSUPP),
+            MetaCall::Lock(_) | MetaCall::SyncAll => return Err(libc::EOPNOTSUPP),
             MetaCall::Examine(_) | MetaCall::Relay(_) | MetaCall::Restrict(_) | MetaCall::Prove { .. } => {
                 return Err(libc::ENOSYS);
             }

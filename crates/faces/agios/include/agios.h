@@ -18,11 +18,12 @@
  *     After exit, init may be called again.
  *   - A request is known by file, type, length and offset. Equal ones are distinguished by their order: releasing
  *     releases the one delivered first, cancelling removes the youngest that is still queued.
- *   - Callbacks run on one thread of the library, without locks held: they may call any function here except exit. The next
- *     request is chosen when the callback has returned, so if the callback does the I/O itself, the policy chooses among
- *     all requests that have arrived meanwhile. With in_flight_requests = N in the configuration, callbacks should return at
- *     once, and at most N batches of each queue are delivered and not yet released. With the algorithm NOOP callbacks run
- *     on the threads that add, at once and side by side.
+ *   - Callbacks run on one thread of the library, without locks held: they may call any function here except exit. They
+ *     return: a C++ exception or pthread_exit() that leaves one ends the program. The next request is chosen when the
+ *     callback has returned, so if the callback does the I/O itself, the policy chooses among all requests that have
+ *     arrived meanwhile. With in_flight_requests = N in the configuration, callbacks should return at once, and at most
+ *     N batches of each queue are delivered and not yet released. With the algorithm NOOP callbacks run on the threads
+ *     that add, at once and side by side.
  *   - Requests that touch overlapping bytes are delivered in order of arrival when one of them writes (but for NOOP).
  *   - Each error is reported in one line on stderr, at most 100 of them per init.
  *   - After a fork, every function fails in the child.

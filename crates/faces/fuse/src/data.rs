@@ -182,11 +182,11 @@ impl Face {
     ) -> Outcome<FopenFlags> {
         let file = open.file()?;
         if flags & libc::O_TRUNC != 0 {
-            let mode = without_set_id(setter, attr.mode, attr.gid);
-            let set = SetAttr { size: Some(0), mode, ..SetAttr::default() };
+            let takes = taken_set_id(setter, attr.mode, attr.gid);
+            let set = SetAttr { size: Some(0), takes, ..SetAttr::default() };
             file.set_attr(&set).map_err(fault)?;
             open.fresh.emptied();
-            if mode.is_some() {
+            if takes != 0 {
                 self.show_attributes_anew(open.number);
             }
         } else if !open.instead {
@@ -299,17 +299,19 @@ impl Face {
             }
         }
         // The kernel leaves it to us to clear set-id bits when an unprivileged user writes.
-        if flags.contains(WriteFlags::FUSE_WRITE_KILL_SUIDGID)
-            && let Some(mode) = set_id::removed(open.fresh.mode(), || setter.is_in(open.fresh.gid()))
-        {
-            self.set_mode_of_open(&open, mode)?;
+        if flags.contains(WriteFlags::FUSE_WRITE_KILL_SUIDGID) {
+            self.take_from_open(&open, set_id::taken(open.fresh.mode(), || setter.is_in(open.fresh.gid())))?;
         }
         u32::try_from(written).map_err(|_| Errno::EIO)
     }
 
-    /// Sets the permission bits of an open file because it was written. The kernel does not know of it.
-    pub(crate) fn set_mode_of_open(&self, open: &OpenFile, mode: u32) -> Outcome<()> {
-        let attr = open.file()?.set_attr(&SetAttr { mode: Some(mode), ..SetAttr::default() }).map_err(fault)?;
+    /// Takes permission bits of an open file because it was written. The kernel does not know of it. The others are left as they
+    /// are at the server: its owner may have changed them on another node.
+    pub(crate) fn take_from_open(&self, open: &OpenFile, takes: u32) -> Outcome<()> {
+        if takes == 0 {
+            return Ok(());
+        }
+        let attr = open.file()?.set_attr(&SetAttr { takes, ..SetAttr::default() }).map_err(fault)?;
         open.fresh.set_mode(attr.mode);
         self.show_attributes_anew(open.number);
         Ok(())
@@ -360,9 +362,9 @@ impl Face {
     }
 }
 
-/// The new mode after `setter` has changed the bytes of a file of group `gid`, if it changes.
-pub(crate) fn without_set_id(setter: Setter, mode: u32, gid: u32) -> Option<u32> {
-    if setter.uid == 0 { None } else { set_id::removed(mode, || setter.is_in(gid)) }
+/// The permission bits that go when `setter` changes the bytes of a file of group `gid`.
+pub(crate) fn taken_set_id(setter: Setter, mode: u32, gid: u32) -> u32 {
+    if setter.uid == 0 { 0 } else { set_id::taken(mode, || setter.is_in(gid)) }
 }
 
 #[cfg(test)]
@@ -372,10 +374,7 @@ mod tests {
     #[test]
     fn set_id_bits_go_as_the_kernel_takes_them() {
         let by = |uid, gid| Setter { uid, gid, thread: 0 };
-        assert_eq!((without_set_id(by(0, 0), 0o4755, 5), without_set_id(by(1000, 5), 0o4755, 5)), (None, Some(0o755)));
-        assert_eq!(
-            (without_set_id(by(1000, 5), 0o2745, 5), without_set_id(by(1000, 6), 0o2745, 5)),
-            (None, Some(0o745))
-        );
+        assert_eq!((taken_set_id(by(0, 0), 0o4755, 5), taken_set_id(by(1000, 5), 0o4755, 5)), (0, 0o4000));
+        assert_eq!((taken_set_id(by(1000, 5), 0o2745, 5), taken_set_id(by(1000, 6), 0o2745, 5)), (0, 0o2000));
     }
 }

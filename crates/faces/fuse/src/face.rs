@@ -227,6 +227,7 @@ impl Filesystem for Face {
             size,
             atime: atime.map(set_time),
             mtime: mtime.map(set_time),
+            ..SetAttr::default()
         };
         let outcome = self.set_attr(ino.0, handle.map(|handle| handle.0), set, setter(request));
         self.reply_attr(reply, ino.0, outcome.map(|attr| (attr, self.cache_time())));

@@ -11,7 +11,7 @@ use impresario_wire::{
 };
 
 use crate::attr::{file_type, special_kind};
-use crate::data::{OpenFile, without_set_id};
+use crate::data::{OpenFile, taken_set_id};
 use crate::directory::Cursor;
 use crate::face::{Face, Outcome, fault};
 use crate::inodes::{Entered, ROOT};
@@ -178,7 +178,8 @@ impl Face {
 
     pub(crate) fn set_attr(&self, number: u64, handle: Option<u64>, mut set: SetAttr, setter: Setter) -> Outcome<Attr> {
         if set.size.is_some() && set.mode.is_none() {
-            set.mode = self.inodes.fresh(number).and_then(|fresh| without_set_id(setter, fresh.mode(), fresh.gid()));
+            let fresh = self.inodes.fresh(number);
+            set.takes = fresh.map_or(0, |fresh| taken_set_id(setter, fresh.mode(), fresh.gid()));
         }
         let open = self.some_open(number, handle);
         let attr = match &open {
@@ -539,7 +540,7 @@ impl Face {
         if fresh.mode() & libc::S_ISGID == 0 || setter.is_in(fresh.gid()) {
             return Ok(());
         }
-        let set = SetAttr { mode: Some(fresh.mode() & 0o7777 & !libc::S_ISGID), ..SetAttr::default() };
+        let set = SetAttr { takes: libc::S_ISGID, ..SetAttr::default() };
         self.set_attr(number, None, set, setter).map(drop)
     }
 }

@@ -3,7 +3,7 @@
 use fuser::Errno;
 use impresario_client::{seek_to, space_change};
 
-use crate::data::without_set_id;
+use crate::data::taken_set_id;
 use crate::face::{Face, Outcome, fault};
 use crate::names::Setter;
 
@@ -28,10 +28,7 @@ impl Face {
         }
         changed.map_err(fault)?;
         // As with a write, of which the kernel says so.
-        if let Some(mode) = without_set_id(setter, open.fresh().mode(), open.fresh().gid()) {
-            self.set_mode_of_open(&open, mode)?;
-        }
-        Ok(())
+        self.take_from_open(&open, taken_set_id(setter, open.fresh().mode(), open.fresh().gid()))
     }
 
     /// Where data or a hole begins from `offset` on.

@@ -1,6 +1,7 @@
 //! Who is told what a program does with its descriptors.
 
 use impresario_ring::{Op, Unseen};
+use rustix::fs::Stat;
 
 /// What a consumer says of a descriptor that it is asked about.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -53,8 +54,8 @@ pub trait Consumer: Sync {
     /// Whether it can say anything of descriptors now. Asked first, at every use of a descriptor that is unknown: cheap.
     fn answers(&self) -> bool;
 
-    /// Whether this descriptor is of interest. `opened`: the program has just opened it.
-    fn claim(&self, fd: i32, opened: bool) -> Claim;
+    /// Whether this descriptor, of which the kernel says `stat`, is of interest. `opened`: the program has just opened it.
+    fn claim(&self, fd: i32, stat: &Stat, opened: bool) -> Claim;
 
     /// Whether it is still of interest when its open file must not be shared with anybody, as when it carries a lock.
     fn claim_apart(&self, _fd: i32) -> Claim {

@@ -20,9 +20,9 @@ use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64};
 
 use impresario_ring::message::{Mode, ToClient, ToManager, register};
 use impresario_ring::patterns::{PATTERNS_BYTES_MAX, Patterns};
-use impresario_ring::{Access, Op, Producer, Push, SLOTS, Unseen, is_fast, now_ns, ring_bytes};
+use impresario_ring::{Access, Op, Producer, Push, SLOTS, Unseen, now_ns, ring_bytes, waited_ns};
 use rustix::event::{PollFd, PollFlags};
-use rustix::fs::{FileType, OFlags};
+use rustix::fs::{FileType, OFlags, Stat};
 
 use crate::beside;
 use crate::consumer::{Claim, Consumer, Event};
@@ -87,8 +87,10 @@ static RING_MADE: AtomicBool = AtomicBool::new(false);
 /// Two places, used in turn: a thread may still compare a path with the patterns of the connection before.
 static PATTERNS: [Locked<[u8; PATTERNS_BYTES_MAX]>; 2] =
     [const { Locked(UnsafeCell::new([0; PATTERNS_BYTES_MAX])) }; 2];
-/// Which place, in the highest bit, and how many bytes.
+/// Which place, in the highest bit, and how many bytes; [`EVERYTHING`] where all paths match.
 static PATTERNS_NOW: AtomicU64 = AtomicU64::new(0);
+const SECOND_PLACE: u64 = 1 << 63;
+const EVERYTHING: u64 = 1 << 62;
 
 /// The consumer that tells the advice manager. There is one channel in a process, whatever the number of values.
 #[derive(Clone, Copy, Debug, Default)]
@@ -457,20 +459,27 @@ fn take_patterns(memory: BorrowedFd<'_>, len: usize) -> Option<()> {
             more => done += more,
         }
     }
-    Patterns::parse(bytes)?;
-    PATTERNS_NOW.store((place as u64) << 63 | len as u64, Release);
+    let everything = if Patterns::parse(bytes)?.match_everything() { EVERYTHING } else { 0 };
+    PATTERNS_NOW.store((place as u64) << 63 | everything | len as u64, Release);
     Some(())
 }
 
-/// Whether reads of a file of this length are not told of while they are fast.
+/// Whether a file of this length that was just opened is passed over: a small one in a lull, and an empty one always. What an empty
+/// file gets is in memory when it is read, so programs that make many small files tell of none.
 fn is_passed_over(size_bytes: i64) -> bool {
-    let small_bytes = ring().map_or(0, Producer::lull_bytes);
-    small_bytes > 0 && size_bytes <= i64::from(small_bytes)
+    let Some(ring) = ring() else { return false };
+    let small_bytes = ring.small_bytes();
+    small_bytes > 0 && (size_bytes == 0 || size_bytes <= i64::from(small_bytes) && ring.is_lull())
+}
+
+/// Whether a recorded run is learnt from: a complete record passes no file over.
+fn is_lesson() -> bool {
+    ring().is_some_and(|ring| ring.small_bytes() > 0)
 }
 
 fn patterns_match(path: &[u8]) -> bool {
     let now = PATTERNS_NOW.load(Acquire);
-    let (place, len) = ((now >> 63) as usize, (now & !(1 << 63)) as usize);
+    let (place, len) = ((now >> 63) as usize, (now & !(SECOND_PLACE | EVERYTHING)) as usize);
     // SAFETY: the place that `PATTERNS_NOW` shows is not written.
     let bytes = unsafe { &*PATTERNS[place].0.get() }.get(..len).unwrap_or(&[]);
     Patterns::parse(bytes).is_some_and(|p| p.matches(path))
@@ -606,7 +615,13 @@ impl Consumer for Assist {
 
     #[inline]
     fn wants(&self, op: Op) -> bool {
-        matches!(op, Op::Read | Op::Mmap) || PAGE.mode.load(Relaxed) == Mode::Record as u32
+        let recorded = || PAGE.mode.load(Relaxed) == Mode::Record as u32;
+        match op {
+            Op::Read | Op::Mmap => true,
+            // Nothing is learnt from them.
+            Op::Seek => recorded() && !is_lesson(),
+            Op::Write | Op::Close => recorded(),
+        }
     }
 
     fn answers(&self) -> bool {
@@ -617,14 +632,13 @@ impl Consumer for Assist {
         PAGE.state.load(Acquire) == State::Ready as u32 && coarse_ns() >= PAGE.blocked_until_ns.load(Relaxed)
     }
 
-    fn claim(&self, fd: i32, opened: bool) -> Claim {
+    fn claim(&self, fd: i32, stat: &Stat, opened: bool) -> Claim {
         if self.owns(fd) {
             return Claim::Later;
         }
         look_after_socket(coarse_ns());
         // SAFETY: used for system calls that fail cleanly when the program closes the number meanwhile.
         let borrowed = unsafe { BorrowedFd::borrow_raw(fd) };
-        let Ok(stat) = rustix::fs::fstat(borrowed) else { return Claim::Later };
         if FileType::from_raw_mode(stat.st_mode) != FileType::RegularFile {
             return Claim::Ignore;
         }
@@ -637,7 +651,12 @@ impl Consumer for Assist {
         if flags.contains(OFlags::PATH) || only_written {
             return Claim::Ignore;
         }
-        match paths::with_path(fd, stat.st_nlink == 0, patterns_match) {
+        // Where every path matches, its own is not asked for.
+        let is_wanted = match PATTERNS_NOW.load(Acquire) & EVERYTHING {
+            0 => paths::with_path(fd, stat.st_nlink == 0, patterns_match),
+            _ => Ok(true),
+        };
+        match is_wanted {
             Ok(true) => register(borrowed, fd, access, opened, false),
             Ok(false) | Err(NoPath::Unknown) => Claim::Ignore,
             Err(NoPath::Busy) => Claim::Later,
@@ -659,11 +678,16 @@ impl Consumer for Assist {
     }
 
     fn passes_over(&self, event: Event) -> bool {
-        let fast = is_fast(event.op, event.flags, event.len_bytes, event.duration_ns);
-        if fast && let Some(ring) = ring() {
+        let Some(ring) = ring() else { return false };
+        if event.op == Op::Write {
+            return true; // who learns from a run looks at when a file was changed
+        }
+        let waited_ns = waited_ns(event.op, event.flags, event.len_bytes, event.duration_ns);
+        let passes = waited_ns.is_some_and(|ns| ring.may_wait(ns));
+        if passes {
             ring.add_passed_over(event.len_bytes);
         }
-        fast
+        passes
     }
 
     fn unseen(&self, what: Unseen) {

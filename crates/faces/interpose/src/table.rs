@@ -8,8 +8,10 @@
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
 
+use rustix::fs::Stat;
+
 use crate::consumer::{Claim, Consumer, Event};
-use crate::process::quietly;
+use crate::process::{coarse_ns, quietly};
 
 /// Descriptors below this number are observed.
 pub const DESCRIPTORS: usize = 65_536;
@@ -144,8 +146,8 @@ impl<C: Consumer> Table<C> {
                 // Another thread has asked since the caller looked: a second claim would replace the first unreleased.
                 return known;
             }
-            let identity = identity(fd)?;
-            let value = match self.consumer.claim(fd, opened) {
+            let stat = stat(fd)?;
+            let value = match self.consumer.claim(fd, &stat, opened) {
                 Claim::Ignore => IGNORED,
                 Claim::Watch(file) => file,
                 Claim::PassOver if opened => PASSED_OVER,
@@ -160,10 +162,12 @@ impl<C: Consumer> Table<C> {
                 }
                 return Self::known(entry.word.load(Acquire), fd, generation).flatten();
             }
-            entry.identity.store(identity, Relaxed);
-            entry.seen_ns.store(0, Relaxed);
-            if Self::is_number(value) {
-                entry.position.store(position(fd).unwrap_or(0), Relaxed);
+            entry.identity.store(identity(&stat), Relaxed);
+            entry.seen_ns.store(coarse_ns(), Relaxed);
+            if value != IGNORED {
+                // What is passed over is at its beginning, or its position is of no interest.
+                let position = if Self::is_number(value) { position(fd) } else { None };
+                entry.position.store(position.unwrap_or(0), Relaxed);
             }
             (value != IGNORED).then_some(Watched { fd, generation, file: value })
         })
@@ -235,12 +239,27 @@ impl<C: Consumer> Table<C> {
         }
     }
 
-    /// Tells what the program did. Now and then makes sure that the descriptor is still the file that was claimed.
+    /// Tells what the program did, unless it is [passed over](Table::passes_over).
     #[inline]
     pub fn tell(&self, watched: Watched, event: Event) {
+        if !self.passes_over(watched, event) {
+            self.tell_for_certain(watched, event);
+        }
+    }
+
+    /// Whether what the program did need not be told, since the descriptor was passed over when it was opened. It is counted then. Where
+    /// a read is in the file does not matter: its place need not be found out before.
+    #[inline]
+    pub fn passes_over(&self, watched: Watched, event: Event) -> bool {
+        watched.file == PASSED_OVER && self.consumer.passes_over(event)
+    }
+
+    /// Tells what the program did and is not passed over. Now and then makes sure that the descriptor is still the file that was claimed.
+    #[inline]
+    pub fn tell_for_certain(&self, watched: Watched, event: Event) {
         let Some(entry) = self.entries.get(watched.fd as usize) else { return };
         if watched.file == PASSED_OVER {
-            return self.tell_of_passed_over(watched, entry, event);
+            return self.claim_and_tell(watched, entry, event);
         }
         if event.start_ns.saturating_sub(entry.seen_ns.load(Relaxed)) > TRUST_NS && !self.same(watched, entry, event) {
             return;
@@ -248,10 +267,11 @@ impl<C: Consumer> Table<C> {
         self.consumer.tell(watched.generation, watched.file, event);
     }
 
-    /// A descriptor that was passed over when it was opened is asked about now, if this access is of interest.
+    /// A descriptor that was passed over when it was opened is asked about now.
+    #[cold]
     #[inline(never)]
-    fn tell_of_passed_over(&self, watched: Watched, entry: &Entry, event: Event) {
-        if self.consumer.passes_over(event) || !self.consumer.here() {
+    fn claim_and_tell(&self, watched: Watched, entry: &Entry, event: Event) {
+        if !self.consumer.here() {
             return;
         }
         let word = u64::from(watched.generation) << 32;
@@ -265,7 +285,7 @@ impl<C: Consumer> Table<C> {
     #[cold]
     #[inline(never)]
     fn same(&self, watched: Watched, entry: &Entry, event: Event) -> bool {
-        let same = quietly(|| identity(watched.fd)) == Some(entry.identity.load(Relaxed));
+        let same = quietly(|| stat(watched.fd)).as_ref().map(identity) == Some(entry.identity.load(Relaxed));
         if same {
             entry.seen_ns.store(event.start_ns, Relaxed);
         } else {
@@ -288,9 +308,12 @@ impl<C: Consumer> Table<C> {
 }
 
 /// Tells one open file from another as long as both exist.
-fn identity(fd: i32) -> Option<u64> {
-    let stat = rustix::fs::fstat(borrow(fd)?).ok()?;
-    Some(stat.st_dev.rotate_left(40) ^ stat.st_ino ^ u64::from(stat.st_mode) << 47)
+fn identity(stat: &Stat) -> u64 {
+    stat.st_dev.rotate_left(40) ^ stat.st_ino ^ u64::from(stat.st_mode) << 47
+}
+
+fn stat(fd: i32) -> Option<Stat> {
+    rustix::fs::fstat(borrow(fd)?).ok()
 }
 
 fn position(fd: i32) -> Option<u64> {
@@ -355,7 +378,7 @@ mod tests {
         fn answers(&self) -> bool {
             true
         }
-        fn claim(&self, _: i32, opened: bool) -> Claim {
+        fn claim(&self, _: i32, _: &Stat, opened: bool) -> Claim {
             if self.ignore.load(Relaxed) {
                 return Claim::Ignore;
             }
@@ -489,11 +512,12 @@ mod tests {
         let (one, two) = (tempfile::tempfile().unwrap(), tempfile::tempfile().unwrap());
         let fd = one.as_raw_fd();
         let watched = TABLE.watch(fd).unwrap();
-        TABLE.tell(watched, read(0, TRUST_NS + 1));
+        let began_ns = coarse_ns();
+        TABLE.tell(watched, read(0, began_ns + TRUST_NS + 1));
         let mut place = std::os::fd::OwnedFd::from(one);
         rustix::io::dup2(&two, &mut place).unwrap();
-        TABLE.tell(watched, read(20, TRUST_NS + 2));
-        TABLE.tell(watched, read(40, 3 * TRUST_NS));
+        TABLE.tell(watched, read(20, began_ns + TRUST_NS + 2));
+        TABLE.tell(watched, read(40, began_ns + 3 * TRUST_NS));
         assert_eq!(TABLE.consumer().take(), ["claim 2", "tell 1 2 0+10", "tell 1 2 20+10", "release 2"]);
         assert_eq!(TABLE.watch(fd).unwrap().file(), 3);
     }

@@ -4,7 +4,8 @@ use std::fmt;
 use std::net::IpAddr;
 use std::sync::Arc;
 
-use impresario_backend::{Backend, Caller, Handle, Kind};
+use impresario_backend::{Attr, Backend, Caller, Handle, Kind};
+use impresario_base::lock::{Mutex, RwLock};
 pub use impresario_config::{AccessRules, Network, Squash};
 
 use crate::handles::export_number;
@@ -44,6 +45,9 @@ impl Rules {
     }
 }
 
+/// Opens a file system again, whose folder was removed and made anew.
+pub type Reopen = Box<dyn Fn() -> Result<Arc<dyn Backend>, String> + Send + Sync>;
+
 /// What is to be exported.
 pub struct ExportSettings {
     /// The path that clients mount, for example `/data`.
@@ -54,6 +58,8 @@ pub struct ExportSettings {
     pub folder: String,
     /// The rules.
     pub rules: Rules,
+    /// How to serve what took the folder's place; `None`: it is stale until the server is started again.
+    pub reopen: Option<Reopen>,
 }
 
 /// An export.
@@ -85,8 +91,22 @@ pub fn server() -> Caller {
 }
 
 /// All exports. Their names differ.
-#[derive(Debug)]
-pub struct Exports(Vec<Arc<Export>>);
+pub struct Exports(Vec<Slot>);
+
+impl fmt::Debug for Exports {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_list().entries(self.iter()).finish()
+    }
+}
+
+/// An export as it is now.
+struct Slot {
+    now: RwLock<Arc<Export>>,
+    folder: String,
+    reopen: Option<Reopen>,
+    /// Held while it is opened again.
+    renewing: Mutex<()>,
+}
 
 impl Exports {
     /// Finds the roots and checks the names.
@@ -94,8 +114,8 @@ impl Exports {
         if settings.is_empty() {
             return Err("there is nothing to export; name a folder with --export, or add an [[nfs.export]]".into());
         }
-        let (mut exports, mut file_systems) = (Vec::<Arc<Export>>::new(), Vec::new());
-        for ExportSettings { name, backend, folder, rules } in settings {
+        let (mut exports, mut file_systems) = (Exports(Vec::new()), Vec::new());
+        for ExportSettings { name, backend, folder, rules, reopen } in settings {
             if !name.starts_with('/') || name.len() > 1 && name.ends_with('/') || name.contains("//") {
                 return Err(format!("the export {name} needs a name such as /data: a path without a slash at its end"));
             }
@@ -103,49 +123,73 @@ impl Exports {
             if let Some(other) = exports.iter().find(|other| other.number == number) {
                 return Err(format!("the exports {name} and {} have one name or number; rename one", other.name));
             }
-            let root = find(&*backend, &folder).map_err(|why| format!("the export {name}: {why}"))?;
-            let attr =
-                backend.attr(&root).map_err(|error| format!("the export {name}: its root is unknown: {error}"))?;
+            let (root, attr) = find(&*backend, &folder).map_err(|why| format!("the export {name}: {why}"))?;
             let lane = file_systems.iter().position(|known| *known == attr.fsid).unwrap_or(file_systems.len());
             if lane == file_systems.len() {
                 file_systems.push(attr.fsid);
             }
             let lane = u16::try_from(lane).ok().filter(|lane| *lane < u16::MAX);
             let lane = lane.ok_or("the exports are of more than 65,535 file systems; let another server offer some")?;
-            exports.push(Arc::new(Export { name, number, backend, lane, root, rules }));
+            let now = RwLock::new(Arc::new(Export { name, number, backend, lane, root, rules }));
+            exports.0.push(Slot { now, folder, reopen, renewing: Mutex::default() });
         }
-        Ok(Exports(exports))
+        Ok(exports)
+    }
+
+    /// The export in the place of one whose root is no more: of the folder that was made anew. `None`: there is none.
+    pub(crate) fn renewed(&self, gone: &Arc<Export>) -> Option<Arc<Export>> {
+        let slot = self.0.iter().find(|slot| slot.now.read().number == gone.number)?;
+        let reopen = slot.reopen.as_ref()?;
+        let _renewing = slot.renewing.lock();
+        let now = slot.now.read().clone();
+        if !Arc::ptr_eq(&now, gone) {
+            return Some(now);
+        }
+        let opened = reopen().and_then(|backend| Ok((find(&*backend, &slot.folder)?.0, backend)));
+        let (root, backend) = opened
+            .inspect_err(|why| {
+                tracing::warn!(export = gone.name, "its folder is no more, and there is no new one: {why}")
+            })
+            .ok()?;
+        tracing::warn!(
+            export = gone.name,
+            "its folder was removed and made anew; clients that have it mounted mount it again"
+        );
+        let (name, rules) = (gone.name.clone(), gone.rules.clone());
+        let export = Arc::new(Export { name, number: gone.number, backend, lane: gone.lane, root, rules });
+        *slot.now.write() = export.clone();
+        Some(export)
     }
 
     /// Number of lanes: one for each file system.
     pub fn lanes(&self) -> u16 {
-        self.0.iter().map(|export| export.lane + 1).max().unwrap_or(1)
+        self.iter().map(|export| export.lane + 1).max().unwrap_or(1)
     }
 
     /// In the order of the configuration.
-    pub fn iter(&self) -> impl Iterator<Item = &Arc<Export>> {
-        self.0.iter()
+    pub fn iter(&self) -> impl Iterator<Item = Arc<Export>> {
+        self.0.iter().map(|slot| slot.now.read().clone())
     }
 
     /// The export of that number.
-    pub fn by_number(&self, number: u32) -> Option<&Arc<Export>> {
-        self.0.iter().find(|export| export.number == number)
+    pub fn by_number(&self, number: u32) -> Option<Arc<Export>> {
+        self.iter().find(|export| export.number == number)
     }
 
     /// The export that a path to mount lies in: the one with the longest name, and the names below it.
-    pub fn by_path<'a>(&self, path: &'a str) -> Option<(&Arc<Export>, &'a str)> {
+    pub fn by_path<'a>(&self, path: &'a str) -> Option<(Arc<Export>, &'a str)> {
         let path = path.trim_end_matches('/');
         let below = |export: &Arc<Export>| {
             let rest = path.strip_prefix(export.name.trim_end_matches('/'))?;
             (rest.is_empty() || rest.starts_with('/')).then_some(rest)
         };
-        let found = self.0.iter().filter_map(|export| Some((export, below(export)?)));
+        let found = self.iter().filter_map(|export| below(&export).map(|rest| (export, rest)));
         found.max_by_key(|(export, _)| export.name.len())
     }
 }
 
-/// The directory of that path below a file system's root.
-fn find(backend: &dyn Backend, folder: &str) -> Result<Handle, String> {
+/// The directory of that path below a file system's root, which must be there.
+fn find(backend: &dyn Backend, folder: &str) -> Result<(Handle, Attr), String> {
     let mut at = backend.root().map_err(|error| format!("its file system has no root: {error}"))?;
     for name in folder.split('/').filter(|name| !name.is_empty()) {
         if name == "." || name == ".." {
@@ -159,7 +203,8 @@ fn find(backend: &dyn Backend, folder: &str) -> Result<Handle, String> {
         }
         at = node;
     }
-    Ok(at)
+    let attr = backend.attr(&at).map_err(|error| format!("its root is unknown: {error}"))?;
+    Ok((at, attr))
 }
 
 #[cfg(test)]
@@ -189,6 +234,7 @@ mod tests {
             backend: backend.clone(),
             folder: String::new(),
             rules: Rules::default(),
+            reopen: None,
         };
         let exports = Exports::new(vec![export("/a"), export("/a/b"), export("/")]).unwrap();
         let found = |path| exports.by_path(path).map(|(export, rest)| (export.name.clone(), rest));

@@ -27,6 +27,6 @@ pub mod testing;
 mod verifier;
 pub mod xdr;
 
-pub use exports::{AccessRules, ExportSettings, Network, Rules, Squash};
+pub use exports::{AccessRules, ExportSettings, Network, Reopen, Rules, Squash};
 pub use handles::{HandleKey, KeyError};
 pub use server::{Running, Settings, start};

@@ -93,13 +93,17 @@ pub fn serve(asker: &Asker<'_>, procedure: u32, args: &mut Reader<'_>, out: &mut
 
 /// The handle of a directory in an export; links are not followed.
 fn find(asker: &Asker<'_>, path: &str) -> Result<Vec<u8>, Status> {
-    let (export, below) = asker.service.exports.by_path(path).ok_or(Status::NOENT)?;
+    let (mut export, below) = asker.service.exports.by_path(path).ok_or(Status::NOENT)?;
     if !export.rules.access.admits(asker.peer.ip()) {
         // To others it is not there.
         return Err(Status::NOENT);
     }
     if !export.rules.admits(asker.peer.ip(), asker.peer.port()) {
         return Err(Status::ACCES);
+    }
+    // It may have been removed, and made anew.
+    if export.backend.attr(&export.root).is_err_and(|error| error.0 == libc::ESTALE) {
+        export = asker.service.exports.renewed(&export).ok_or(Status::NOENT)?;
     }
     let server = crate::exports::server();
     let mut at = export.root;

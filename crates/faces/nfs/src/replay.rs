@@ -3,16 +3,20 @@
 //!
 //! A client whose connection broke sends its calls anew, under their old numbers. A call that is under way is not begun
 //! again: whoever asked again gets the answer too. Which call it is says the client's address, the call's number, and a
-//! checksum of what it asks. The answers kept are bounded in number; the oldest go first.
+//! checksum of what it asks. The answers kept are bounded in number and age; the oldest go first. Without the age, programs that
+//! number their calls alike each time they are started (libnfs with a fixed seed, test suites) would be told of what an earlier run did.
 
 use std::collections::VecDeque;
 use std::net::IpAddr;
+use std::time::{Duration, Instant};
 
 use impresario_base::lock::Mutex;
 use rustc_hash::FxHashMap;
 
 /// Answers kept at most.
 const ANSWERS_MAX: usize = 16384;
+/// So long an answer is kept: longer than clients wait until they ask again (a minute by default, Linux doubles it twice).
+const AGE_MAX: Duration = Duration::from_secs(300);
 /// Repetitions of a call under way that are answered with it; further ones are dropped, as if they were lost.
 const REPEATED_MAX: usize = 4;
 /// Bytes of a call that its checksum is made of; the length of the rest counts too.
@@ -50,8 +54,16 @@ pub struct Replay<W> {
 struct State<W> {
     entries: FxHashMap<Key, Entry<W>>,
     /// Of those that are done, oldest first.
-    done: VecDeque<Key>,
+    done: VecDeque<(Key, Instant)>,
     replayed: u64,
+}
+
+impl<W> State<W> {
+    fn forget_oldest(&mut self) {
+        if let Some((oldest, _)) = self.done.pop_front() {
+            self.entries.remove(&oldest);
+        }
+    }
 }
 
 /// What is to be done with a call.
@@ -77,7 +89,14 @@ impl<W> Replay<W> {
 
     /// A call came; `again` makes of it what waits for the answer of an earlier one.
     pub fn see<T>(&self, key: Key, call: T, again: impl FnOnce(T) -> W) -> Seen<T, W> {
+        self.see_at(Instant::now(), key, call, again)
+    }
+
+    fn see_at<T>(&self, now: Instant, key: Key, call: T, again: impl FnOnce(T) -> W) -> Seen<T, W> {
         let mut state = self.state.lock();
+        while state.done.front().is_some_and(|(_, at)| now.duration_since(*at) > AGE_MAX) {
+            state.forget_oldest();
+        }
         let State { entries, replayed, .. } = &mut *state;
         match entries.get_mut(&key) {
             None => {
@@ -103,11 +122,9 @@ impl<W> Replay<W> {
         let mut state = self.state.lock();
         let Some(entry @ Entry::UnderWay(_)) = state.entries.get_mut(&key) else { return Vec::new() };
         let Entry::UnderWay(others) = std::mem::replace(entry, Entry::Done(answer.to_vec())) else { return Vec::new() };
-        state.done.push_back(key);
+        state.done.push_back((key, Instant::now()));
         while state.done.len() > self.answers_max {
-            if let Some(oldest) = state.done.pop_front() {
-                state.entries.remove(&oldest);
-            }
+            state.forget_oldest();
         }
         others
     }
@@ -150,6 +167,24 @@ mod tests {
         // What was not carried out may be tried again.
         assert_eq!(replay.undone(key(1, b"other")), [] as [&str; 0]);
         assert_eq!(replay.see(key(1, b"other"), "e", same), Seen::New("e"));
+    }
+
+    /// A program that numbers its calls alike each time it is started asks for a new thing with an old number.
+    #[test]
+    fn an_old_answer_is_none_to_a_new_call() {
+        let replay = Replay::new(9);
+        for xid in 1..3 {
+            assert_eq!(replay.see(key(xid, b"remove"), "a", same), Seen::New("a"));
+            replay.done(key(xid, b"remove"), b"removed");
+        }
+        let later = |seconds| Instant::now() + Duration::from_secs(seconds);
+        let again = |seconds, xid| replay.see_at(later(seconds), key(xid, b"remove"), "b", same);
+        assert_eq!(again(200, 1), Seen::Before(Some(("b", b"removed".to_vec()))));
+        assert_eq!(again(400, 1), Seen::New("b"));
+        assert_eq!(again(400, 1), Seen::Before(None), "it is under way");
+        assert_eq!(replay.counts().0, 1, "the others of that age are gone");
+        assert_eq!(replay.done(key(1, b"remove"), b"none"), ["b"]);
+        assert_eq!(again(200, 1), Seen::Before(Some(("b", b"none".to_vec()))));
     }
 
     #[test]

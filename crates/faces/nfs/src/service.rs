@@ -115,7 +115,7 @@ impl Asker<'_> {
             return Err(Status::ACCES);
         }
         let caller = export.rules.caller(self.credential);
-        Ok(Node { export: export.clone(), handle, caller })
+        Ok(Node { export, handle, caller })
     }
 
     /// The same for a node that the call will change.

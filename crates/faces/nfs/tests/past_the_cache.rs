@@ -36,8 +36,13 @@ fn what_nothing_keeps_is_not_read_ahead() {
     let folder = tempfile::tempdir().unwrap();
     let (disk, content) = disk(&folder);
     let tree = Arc::new(PosixTree::open(&disk.path(), Options::default()).unwrap());
-    let export =
-        ExportSettings { name: "/data".into(), backend: tree.clone(), folder: String::new(), rules: open_rules() };
+    let export = ExportSettings {
+        name: "/data".into(),
+        backend: tree.clone(),
+        folder: String::new(),
+        rules: open_rules(),
+        reopen: None,
+    };
     // As `impresario nfs` runs unless it is told otherwise.
     let settings = Settings { read_ahead_bytes: 128 << 20, ..Settings::new(vec![export]).unwrap() };
     let running = start(settings).unwrap();

@@ -145,7 +145,7 @@ fn what_was_answered_outlasts_a_power_failure() {
         rustix::fs::syncfs(std::fs::File::open(&folder).unwrap()).unwrap();
         let rules = Rules { stable_names, ..open_rules() };
         let backend = Arc::new(tree);
-        let settings = ExportSettings { name: "/data".into(), backend, folder: String::new(), rules };
+        let settings = ExportSettings { name: "/data".into(), backend, folder: String::new(), rules, reopen: None };
         let running = start(Settings::new(vec![settings]).unwrap()).unwrap();
         let mut client = Client::connect(running.addresses()[0]).unwrap();
         let root = client.mount("/data").unwrap();
@@ -188,7 +188,7 @@ fn what_stable_names_cost() {
             let dir = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
             let backend = Arc::new(PosixTree::open(dir.path(), Options::default()).unwrap());
             let rules = Rules { stable_names, ..open_rules() };
-            let settings = ExportSettings { name: "/data".into(), backend, folder: String::new(), rules };
+            let settings = ExportSettings { name: "/data".into(), backend, folder: String::new(), rules, reopen: None };
             let running = start(Settings::new(vec![settings]).unwrap()).unwrap();
             let (address, each) = (running.addresses()[0], 1600 / clients);
             let began = std::time::Instant::now();

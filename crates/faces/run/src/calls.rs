@@ -406,8 +406,8 @@ impl Calls {
                     return Ok(Err(libc::ESTALE));
                 }
                 if flags & libc::O_TRUNC != 0 && flags & libc::O_PATH == 0 {
-                    let mode = self.user.mode_after_change(&now);
-                    file.set_attr(&SetAttr { size: Some(0), mode, ..SetAttr::default() })?;
+                    let takes = self.user.takes_by_change(&now);
+                    file.set_attr(&SetAttr { size: Some(0), takes, ..SetAttr::default() })?;
                 }
                 self.opened(Node::File(file), &now, flags, named.path).map(Ok)
             }
@@ -533,7 +533,7 @@ impl Calls {
 
     fn truncate(&self, asked: &Asked<'_>, size: u64) -> Result<i64, Stop> {
         let target = self.target(asked, true)?;
-        let mut mode = None;
+        let mut takes = 0;
         match &target {
             Target::Open(open) if !open.may_write() => return Err(libc::EINVAL.into()),
             Target::Open(open) => self.take_set_id(open)?,
@@ -542,14 +542,14 @@ impl Calls {
                 match attr.kind {
                     NodeKind::File => {
                         self.user.may_at(&self.client, &named.path, attr, libc::W_OK)?;
-                        mode = self.user.mode_after_change(attr);
+                        takes = self.user.takes_by_change(attr);
                     }
                     NodeKind::Dir => return Err(libc::EISDIR.into()),
                     _ => return Err(libc::EINVAL.into()),
                 }
             }
         }
-        self.set(&target, SetAttr { size: Some(size), mode, ..SetAttr::default() })
+        self.set(&target, SetAttr { size: Some(size), takes, ..SetAttr::default() })
     }
 
     /// An open file is about to be changed: what would run it as its owner or group is taken away.
@@ -557,8 +557,9 @@ impl Calls {
         let file = open.file()?;
         let seen = open.set_id.load(Relaxed);
         if seen != 0 && !self.user.is_root() {
-            if let Some(mode) = self.user.mode_after_change(&file.attr()?) {
-                file.set_attr(&SetAttr { mode: Some(mode), ..SetAttr::default() })?;
+            let takes = self.user.takes_by_change(&file.attr()?);
+            if takes != 0 {
+                file.set_attr(&SetAttr { takes, ..SetAttr::default() })?;
             }
             // Not if a `chmod` came since: that is for the next change.
             let _ = open.set_id.compare_exchange(seen, 0, Relaxed, Relaxed);

@@ -85,10 +85,10 @@ impl User {
         if attr.kind == NodeKind::File && !gives_rights && may_change() { Ok(()) } else { Err(libc::EPERM) }
     }
 
-    /// The mode of a file whose bytes this user changes, if it becomes another one: set-user-id and set-group-id go, but for a
+    /// The permission bits that go when this user changes the bytes of a file: set-user-id and set-group-id, but for a
     /// set-group-id bit without execution by the group, if the user is in that.
-    pub(crate) fn mode_after_change(&self, attr: &Attr) -> Option<u32> {
-        if self.is_root() { None } else { set_id::removed(attr.mode, || self.is_in(attr.gid)) }
+    pub(crate) fn takes_by_change(&self, attr: &Attr) -> u32 {
+        if self.is_root() { 0 } else { set_id::taken(attr.mode, || self.is_in(attr.gid)) }
     }
 
     /// The mode that a node gets where this user asks for `mode`: set-group-id only of a group that the user is in.
@@ -203,10 +203,10 @@ mod tests {
     #[test]
     fn set_id_bits_go_when_a_file_is_changed() {
         let user = User { uid: 5, gid: 6, groups: vec![7], protects_links: true };
-        let after = |mode, gid| user.mode_after_change(&node(NodeKind::File, mode, 5, gid));
-        assert_eq!((after(0o6755, 6), after(0o4644, 9), after(0o755, 6)), (Some(0o755), Some(0o644), None));
-        assert_eq!((after(0o2644, 7), after(0o2644, 9)), (None, Some(0o644)), "a lock bit stays for members");
+        let after = |mode, gid| user.takes_by_change(&node(NodeKind::File, mode, 5, gid));
+        assert_eq!((after(0o6755, 6), after(0o4644, 9), after(0o755, 6)), (0o6000, 0o4000, 0));
+        assert_eq!((after(0o2644, 7), after(0o2644, 9)), (0, 0o2000), "a lock bit stays for members");
         let root = User { uid: 0, ..user };
-        assert_eq!(root.mode_after_change(&node(NodeKind::File, 0o6755, 5, 6)), None);
+        assert_eq!(root.takes_by_change(&node(NodeKind::File, 0o6755, 5, 6)), 0);
     }
 }

@@ -48,16 +48,24 @@ pub(crate) fn errno(error: &impresario_client::ClientError) -> i32 {
 /// Where `path` leads, from the root of the cluster, which programs know as `at`. A link at its end is followed if `follow`,
 /// or if a slash is behind it, or a slash and a dot.
 pub(crate) fn walk(client: &Client, user: &User, at: &[u8], path: &[u8], follow: bool) -> Result<Found, i32> {
-    let is_directory = path.ends_with(b"/") || path.ends_with(b"/.");
-    match find(client, user, at, path, follow || is_directory)? {
-        Found::Inside(Named { attr: Some(attr), .. }) if is_directory && attr.kind != NodeKind::Dir => {
+    let (is_directory, mut by_link) = (names_directory(path), false);
+    match find(client, user, at, path, follow || is_directory, &mut by_link)? {
+        Found::Inside(Named { attr: Some(attr), .. }) if (is_directory || by_link) && attr.kind != NodeKind::Dir => {
             Err(libc::ENOTDIR)
         }
+        // No file is made there.
+        Found::Inside(Named { attr: None, .. }) if by_link => Err(libc::ENOENT),
         found => Ok(found),
     }
 }
 
-fn find(client: &Client, user: &User, at: &[u8], path: &[u8], follow: bool) -> Result<Found, i32> {
+/// What ends so is a directory, or nothing.
+fn names_directory(path: &[u8]) -> bool {
+    path.ends_with(b"/") || path.ends_with(b"/.")
+}
+
+/// `by_link` becomes true where a link at the end says that it leads to a directory.
+fn find(client: &Client, user: &User, at: &[u8], path: &[u8], follow: bool, by_link: &mut bool) -> Result<Found, i32> {
     if let Some(named) = at_once(client, user, path, follow)? {
         return Ok(Found::Inside(named));
     }
@@ -97,6 +105,7 @@ fn find(client: &Client, user: &User, at: &[u8], path: &[u8], follow: bool) -> R
         }
         let target = client.readlink(&path).map_err(|error| errno(&error))?;
         done.pop();
+        *by_link |= rest.is_empty() && names_directory(&target);
         if target.starts_with(b"/") {
             let below = target.strip_prefix(at).filter(|rest| rest.is_empty() || rest.starts_with(b"/"));
             let Some(below) = below else {

@@ -168,6 +168,7 @@ impl Disk {
                 "corrupt_blocks": checks.corrupt_blocks,
                 "unsettled_blocks": checks.unsettled_blocks,
                 "failures": checks.failures,
+                "unreadable_pages": checks.unreadable_pages,
             });
             status.insert("checksums".into(), told);
         }

@@ -67,6 +67,8 @@ pub(crate) struct Tree {
     once: Once,
     next_handle: AtomicU64,
     threads: Workers,
+    /// Held while all files are synced: one client after the other, as the first leaves the others little to wait for.
+    syncing_all: Mutex<()>,
 }
 
 /// What a client has open.
@@ -86,7 +88,7 @@ impl Tree {
     pub(crate) fn new(settings: TreeSettings) -> Arc<Tree> {
         let (files, once, next_handle) = (Files::default(), Once::default(), AtomicU64::new(1));
         let threads = Workers::patient("metadata", THREADS, STUCK_AFTER);
-        Arc::new(Tree { settings, files, once, next_handle, threads })
+        Arc::new(Tree { settings, files, once, next_handle, threads, syncing_all: Mutex::default() })
     }
 
     pub(super) fn stop(&self) {
@@ -126,6 +128,20 @@ impl Tree {
         Fault { errno, message: format!("{}: {doing}: {error}", self.settings.name) }
     }
 
+    /// Puts all that was written through this node on stable storage.
+    fn sync_all(&self) -> Result<Answer, Fault> {
+        let Some(_alone) = self.syncing_all.try_lock() else {
+            let message = format!("{} is syncing all files for another client; try again", self.settings.name);
+            return Err(Fault { errno: libc::EBUSY, message });
+        };
+        let synced = self.backend().sync_all();
+        let errno = synced.map_or_else(|error| error.0, |()| 0);
+        if let Err(error) = synced {
+            self.settings.vitals.failures().note(errno, &format_args!("syncing all files: {error}"));
+        }
+        Ok(Answer::FileSynced { lanes: self.state(), errno })
+    }
+
     /// What tells whether writes may have been lost: they are in the memory of this machine until a sync.
     fn state(&self) -> Vec<LaneState> {
         vec![LaneState::new(0, self.settings.vitals.incarnation(), 0)]
@@ -136,7 +152,9 @@ impl Tree {
 fn outward(errno: i32) -> i32 {
     match errno {
         libc::ESTALE => libc::ENOENT,
-        Fault::PATH_LOST | libc::ESHUTDOWN => libc::EIO,
+        // Another server has a lease of the file and was told to give it up: the client asks again.
+        libc::EAGAIN => libc::EBUSY,
+        libc::ESHUTDOWN => libc::EIO,
         libc::EBUSY => libc::EPERM,
         // The server's own shortage.
         libc::EMFILE => libc::ENFILE,

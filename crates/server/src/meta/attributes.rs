@@ -40,7 +40,7 @@ impl Meta {
             };
             return Err(errno).explain("set the length of", path);
         }
-        if kind == NodeKind::Symlink && set.mode.is_some() {
+        if kind == NodeKind::Symlink && (set.mode.is_some() || set.takes != 0) {
             return Err(Errno::OPNOTSUPP).explain("set the mode of the link", path);
         }
         if kind == NodeKind::File {
@@ -77,7 +77,12 @@ impl Meta {
             let is = |wanted: Option<u32>, there| wanted.is_none_or(|wanted| wanted == there);
             unless_so(done, || stat().map(|stat| is(set.uid, stat.st_uid) && is(set.gid, stat.st_gid)))?;
         }
-        if let Some(mode) = set.mode {
+        let _alone = (set.mode.is_some() || set.takes != 0).then(|| disk.modes.lock());
+        let left = match set.takes {
+            0 => set.mode,
+            takes => Some(stat()?.st_mode & 0o7777).filter(|mode| mode & takes != 0).map(|mode| mode & !takes),
+        };
+        if let Some(mode) = left {
             unless_so(disk.set_mode(node, mode), || stat().map(|stat| stat.st_mode & 0o7777 == mode & 0o7777))?;
         }
         if set.atime.is_some() || set.mtime.is_some() {

@@ -106,6 +106,7 @@ impl Meta {
             },
         };
         let Some(acl) = acl.filter(|_| name == ACL_ACCESS) else { return change() };
+        let _alone = disk.modes.lock();
         let old = rustix::fs::fstat(node)?.st_mode & 0o7777;
         let new = old & !0o777 | acl.mode();
         // In between, and after a crash there, nobody may do what neither the old list nor the new one allows.

@@ -476,11 +476,8 @@ fn check_set(user: &User, node: &Owned, set: &SetAttr, path: &[u8], opened: Opti
     let is_theirs = owns(user, node);
     let may_write = || opened == Some(true) || may(user, node, WRITE);
     // Whoever changes the bytes takes these away.
-    let drops_set_id = |mode: u32| {
-        let dropped = (node.mode & 0o7777) ^ mode;
-        dropped != 0 && dropped & !(node.mode & SET_ID) == 0
-    };
-    let sets_mode = set.mode.is_some_and(|mode| !(drops_set_id(mode) && may_write()));
+    let takes_set_id = || set.takes & !SET_ID == 0 && may_write();
+    let sets_mode = set.mode.is_some() || set.takes != 0 && !takes_set_id();
     let gives_away = set.uid.is_some_and(|uid| uid != node.uid);
     let group = set.gid.filter(|gid| *gid != node.gid);
     let is_strange_group = group.is_some_and(|gid| !user.may_be_in(gid));
@@ -571,11 +568,16 @@ mod tests {
         // Who may write takes set-id bits away, and nothing else.
         let roots_set_id = &node(0, 0, 0o6666);
         let mode = |mode| SetAttr { mode: Some(mode), ..SetAttr::default() };
-        assert!([0o666, 0o4666, 0o2666].into_iter().all(|bits| set(roots_set_id, mode(bits)).is_ok()));
-        assert!([0o6666, 0o7666, 0o644, 0o777].into_iter().all(|bits| set(roots_set_id, mode(bits)).is_err()));
-        assert!(set(&node(0, 0, 0o6644), mode(0o644)).is_err());
-        assert!(check_set(ROOT, &node(0, 0, 0o6644), &mode(0o644), b"f", Some(true)).is_ok(), "it is open for writing");
-        assert!(check_set(ROOT, &node(0, 0, 0o6644), &mode(0o644), b"f", Some(false)).is_err());
+        let takes = |takes| SetAttr { takes, ..SetAttr::default() };
+        assert!([0o6000, 0o4000, 0o2000].into_iter().all(|bits| set(roots_set_id, takes(bits)).is_ok()));
+        assert!([0o7000, 0o6001, 0o22].into_iter().all(|bits| set(roots_set_id, takes(bits)).is_err()));
+        assert!(set(roots_set_id, mode(0o666)).is_err());
+        assert!(set(&node(0, 0, 0o6644), takes(0o6000)).is_err());
+        assert!(
+            check_set(ROOT, &node(0, 0, 0o6644), &takes(0o6000), b"f", Some(true)).is_ok(),
+            "it is open for writing"
+        );
+        assert!(check_set(ROOT, &node(0, 0, 0o6644), &takes(0o6000), b"f", Some(false)).is_err());
         set(roots, SetAttr { size: Some(0), mtime: Some(SetTime::Now), ..SetAttr::default() }).unwrap();
         let past = SetTime::At(impresario_wire::message::Time { secs: 1, nanos: 0 });
         assert!(set(roots, SetAttr { mtime: Some(past), ..SetAttr::default() }).is_err());

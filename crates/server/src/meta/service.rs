@@ -462,6 +462,12 @@ impl Meta {
                 self.prove(session, &credential)?;
                 Answer::Done
             }
+            MetaCall::SyncAll => {
+                return Err(fault(
+                    Errno::OPNOTSUPP,
+                    "data servers have the bytes of files; sync each through its client",
+                ));
+            }
             MetaCall::SetLayout { path, layout } => {
                 self.set_layout(&path, layout)?;
                 Answer::Done

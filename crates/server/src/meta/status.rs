@@ -53,7 +53,8 @@ pub(super) fn kind_of(call: &MetaCall) -> usize {
         MetaCall::Open { .. } => 3,
         MetaCall::Reopen { .. } => 4,
         MetaCall::Close { .. } => 5,
-        MetaCall::Fsync { .. } => 6,
+        // Of the second there are none that it does.
+        MetaCall::Fsync { .. } | MetaCall::SyncAll => 6,
         MetaCall::FsyncDir { .. } => 7,
         MetaCall::Mkdir { .. } => 8,
         MetaCall::Rmdir { .. } => 9,

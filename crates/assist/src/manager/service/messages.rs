@@ -13,7 +13,6 @@ use crate::advice::OpenFile;
 use crate::learn::SHORT_BYTES_MAX;
 use crate::manager::client::{Advised, Open};
 use crate::manager::files::Acting;
-use crate::manager::lull::Reads;
 use crate::manager::pool::LentFile;
 use crate::manager::registration::{examine, is_eventfd};
 use crate::manager::siblings::Siblings;
@@ -70,7 +69,7 @@ impl Service {
                 if !event.as_ref().is_some_and(is_eventfd) {
                     return Err("what should be an event descriptor is none".into());
                 }
-                let ring = Consumer::map(ring).map_err(|e| e.to_string())?;
+                let mut ring = Consumer::map(ring).map_err(|e| e.to_string())?;
                 let bytes = ring_bytes(ring.slots()) as u64;
                 if !self.users.take_ring(client.uid, bytes) {
                     return Err("the rings of its user's programs take as much memory as allowed".into());
@@ -81,6 +80,10 @@ impl Service {
                 // Of a known kind may be any file that is not too short for one.
                 let is_known = !client.kinds.is_empty();
                 client.small_bytes = if is_known { self.small_bytes.min(SHORT_BYTES_MAX) } else { self.small_bytes };
+                if client.small_bytes > 0 {
+                    ring.set_small(client.small_bytes);
+                    ring.set_lull(client.lull.until_waited_ns());
+                }
                 // Each write wakes the manager once, whether or not the count is ever read.
                 let added =
                     epoll::add(&self.epoll, &event, EventData::new_u64(id * 2 + 1), EventFlags::IN | EventFlags::ET);
@@ -94,7 +97,7 @@ impl Service {
                     }
                     _ => {}
                 }
-                self.active.insert(id);
+                self.activate(id);
             }
             (ToManager::Helper { client: of }, _) if client.ring.is_none() => return self.helper(id, of),
             _ if client.ring.is_none() => return Err("its first message is not Hello".into()),
@@ -160,8 +163,7 @@ impl Service {
                 let acting = Acting { id: examined.id, fd: &fd, uid: client.uid, inside, pool: &self.pool };
                 let file = (examined.path.as_path(), examined.size_bytes);
                 self.files.opened(&acting, client.id, &monitored, file, &mut self.users, now_ns());
-                let follows = monitored.entry.online && !client.lull.is_near();
-                if let Some(siblings) = self.siblings.as_ref().filter(|_| follows) {
+                if let Some(siblings) = self.siblings.as_ref().filter(|_| monitored.entry.online) {
                     siblings.opened(&examined.path);
                 }
                 let mut mode = OpenFile::default();
@@ -179,25 +181,26 @@ impl Service {
             path: examined.path,
             id: examined.id,
             size_bytes: examined.size_bytes,
+            changed_unix_ns: examined.changed_unix_ns,
             pid: client.pid,
             uid: client.uid,
             program: client.program.clone(),
         };
-        let reads = Reads::of(recorded.size_bytes, client.small_bytes);
+        if recorded.size_bytes <= client.small_bytes.into()
+            && let Some((ring, _)) = &mut client.ring
+        {
+            let ahead = self.siblings.as_ref().map(Siblings::ahead).unwrap_or_default();
+            if client.lull.told(ring.waited_ns(), ahead) {
+                ring.set_lull(client.lull.until_waited_ns());
+            }
+        }
         self.recorder.tell(|sink| sink.opened(&recorded));
-        client.files.insert(number, Open { advised, number: self.next_number, reads });
+        client.files.insert(number, Open { advised, number: self.next_number });
     }
 
     pub(super) fn unregister(&mut self, id: u64, number: u32) {
         let Some(client) = self.clients.get_mut(&id) else { return };
         let Some(open) = client.files.remove(&number) else { return };
-        if client.small_bytes > 0
-            && let Some((ring, _)) = &mut client.ring
-        {
-            let brought_bytes = self.siblings.as_ref().map_or(0, Siblings::brought_bytes);
-            let is_lull = client.lull.closed(&open.reads, brought_bytes, now_ns());
-            ring.set_lull(if is_lull { client.small_bytes } else { 0 });
-        }
         match open.advised {
             // Its pages are needed as long as the map is there. Few programs map more files than this.
             Some(advised) if advised.is_mapped && client.mapped.len() < MAPPED_MAX => client.mapped.push(advised),

@@ -523,6 +523,35 @@ fn set_user_id_goes_on_write() {
     }
 }
 
+/// What this node knows of the mode may be old: the write takes set-user-id, and nothing else is set by it.
+#[test]
+fn a_write_that_takes_set_user_id_leaves_the_rights_that_another_node_has_set() {
+    if !require("root") {
+        return;
+    }
+    let cache_time = Duration::from_secs(60);
+    let Some(node) = mounted_with(MountOptions { allow_other: true, cache_time, ..Default::default() }) else { return };
+    node.open_the_way();
+    fs::write(node.at("f"), "program").unwrap();
+    fs::set_permissions(node.at("f"), Permissions::from_mode(0o4666)).unwrap();
+    let mut writer = Command::new("sh")
+        .args(["-c", "exec 3<>\"$1\"; echo open; read go; echo x >&3", "sh"])
+        .arg(node.at("f"))
+        .uid(4321)
+        .gid(4321)
+        .stdin(std::process::Stdio::piped())
+        .stdout(std::process::Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut open = [0; 5];
+    writer.stdout.as_mut().unwrap().read_exact(&mut open).unwrap();
+    let other = node.second(MountOptions::default());
+    fs::set_permissions(other.at("f"), Permissions::from_mode(0o4600)).unwrap();
+    writer.stdin.as_mut().unwrap().write_all(b"go\n").unwrap();
+    assert!(writer.wait().unwrap().success());
+    assert_eq!(node.stat_past_the_mount("f").mode & 0o7777, 0o600);
+}
+
 #[test]
 fn a_set_group_id_bit_without_execution_stays_only_for_members_of_the_group() {
     if !require("root") {

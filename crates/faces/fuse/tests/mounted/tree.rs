@@ -27,8 +27,8 @@ fn programs(folder: &Path, cluster: &Arc<Cluster>) {
 }
 
 fn programs_on(one: &Node, two: &Node, folder: &Path) {
-    tools::copies_are_the_same(one, two);
-    tools::archives_are_the_same(two);
+    tools::copies_are_the_same(one, two, tools::DIRECTORIES / 4);
+    tools::archives_are_the_same(two, tools::DIRECTORIES / 4);
     tools::hard_links_are_the_same(two, one);
     tools::run(Command::new("diff").args(["-r", "--no-dereference"]).arg(two.at("tree")).arg(folder.join("tree")));
     if impresario_testing::require("fio") {

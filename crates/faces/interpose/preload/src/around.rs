@@ -38,6 +38,20 @@ fn told(watched: Watched, op: Op, at: At, asked: usize, start_ns: u64, done: ssi
         return;
     }
     let end_ns = now_ns();
+    let short = if op == Op::Read && (done as usize) < asked { flag::SHORT } else { 0 };
+    let mut event = Event {
+        op,
+        flags: short,
+        offset: 0,
+        len_bytes: done as u64,
+        start_ns,
+        duration_ns: end_ns.saturating_sub(start_ns),
+    };
+    // Finding out where it was would take a call as long as this one.
+    let is_read = op == Op::Read;
+    if is_read && TABLE.passes_over(watched, event) {
+        return;
+    }
     let offset = match at {
         At::Offset(offset) => offset,
         At::Position => match position(watched.fd()) {
@@ -48,8 +62,9 @@ fn told(watched: Watched, op: Op, at: At, asked: usize, start_ns: u64, done: ssi
             None => return,
         },
     };
-    let short = if op == Op::Read && (done as usize) < asked { flag::SHORT } else { 0 };
-    tell(watched, op, short, offset, done as u64, start_ns, end_ns);
+    let Ok(offset) = u64::try_from(offset) else { return };
+    event.offset = offset;
+    if is_read { TABLE.tell_for_certain(watched, event) } else { TABLE.tell(watched, event) }
 }
 
 /// Tells one access.

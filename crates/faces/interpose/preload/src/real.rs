@@ -105,6 +105,7 @@ type Text = *mut c_char;
 type Names = *mut *mut *mut dirent64;
 type Select = Option<unsafe extern "C-unwind" fn(*const dirent64) -> c_int>;
 type Compare = Option<unsafe extern "C-unwind" fn(*mut *const dirent64, *mut *const dirent64) -> c_int>;
+type Failed = Option<unsafe extern "C-unwind" fn(*const c_char, c_int) -> c_int>;
 
 real! {
     open(Path, c_int, mode_t) -> c_int;
@@ -333,6 +334,8 @@ real! {
     seekdir(*mut DIR, c_long) -> ();
     scandir(Path, Names, Select, Compare) -> c_int;
     scandir64(Path, Names, Select, Compare) -> c_int;
+    glob(Path, c_int, Failed, Buffer) -> c_int;
+    glob64(Path, c_int, Failed, Buffer) -> c_int;
 
     fallocate(c_int, c_int, off_t, off_t) -> c_int;
     fallocate64(c_int, c_int, off_t, off_t) -> c_int;

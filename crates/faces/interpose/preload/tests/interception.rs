@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use crate::support::{Manager, Told, compile, preloaded, run};
 use impresario_ring::message::{Mode, register};
-use impresario_ring::{Op, Unseen, flag};
+use impresario_ring::{Op, SMALL_FILE_BYTES, Unseen, flag};
 
 struct Stage {
     dir: tempfile::TempDir,
@@ -131,35 +131,44 @@ fn recording_tells_moves_too() {
 }
 
 #[test]
-fn in_a_lull_small_files_are_told_of_only_where_they_wait() {
-    const OPENED: usize = 64;
+fn in_a_lull_small_files_are_passed_over() {
+    const OPENED: u64 = 64;
     let stage = Stage::new(&[]);
     std::fs::write(stage.path("bytes"), (0..300_000u32).map(|i| (i % 251) as u8).collect::<Vec<_>>()).unwrap();
     let manager = Manager::start(&stage.dir.path().join("socket"), &stage.path(""), Mode::Advise);
-    let passed_over = manager.lull();
+    let passed_over = manager.small(SMALL_FILE_BYTES, u64::MAX);
     stage.run("lull", &manager.socket, true);
     let told = manager.finish();
     assert_eq!(of(&told, &stage.path("bytes")).next(), Some(reads(&[(0, 1000)])), "it is large");
-    let mut small: Vec<_> = of(&told, &stage.path("lines")).collect();
-    assert_eq!(small.pop().unwrap(), [(Op::Mmap, 0, 4096), (Op::Read, 0, 7)], "it was mapped");
-    // A read that was interrupted is told, and what follows of the file; so it is no error if some are.
-    assert!(small.len() <= OPENED / 2, "{small:?}");
-    assert!(small.iter().all(|told| [&reads(&[(0, 7), (7, 7)]), &reads(&[(7, 7)])].contains(&told)), "{small:?}");
-    let told: usize = small.iter().map(Vec::len).sum();
-    assert_eq!(passed_over.load(std::sync::atomic::Ordering::SeqCst), (2 * OPENED - told) as u64 * 7);
+    let small: Vec<_> = of(&told, &stage.path("lines")).collect();
+    assert_eq!(small, [[(Op::Mmap, 0, 4096), (Op::Read, 0, 7)]], "the last one was mapped");
+    assert_eq!(passed_over.load(std::sync::atomic::Ordering::SeqCst), 2 * OPENED * 7);
 }
 
-/// What a program writes may be long when it reads it.
+/// What a program puts into a new file is in memory when it reads it.
 #[test]
-fn in_a_lull_a_record_has_what_is_written() {
+fn a_new_file_is_passed_over_but_for_a_complete_record() {
+    for (mode, small_bytes, expected) in [(Mode::Advise, 4, 0), (Mode::Record, 4, 0), (Mode::Record, 0, 2)] {
+        let stage = Stage::new(&[]);
+        let manager = Manager::start(&stage.dir.path().join("socket"), &stage.path(""), mode);
+        manager.small(small_bytes, 0);
+        stage.run("opens", &manager.socket, true);
+        let told = manager.finish();
+        let made: Vec<_> = told.iter().filter(|t| t.path.to_str().unwrap().contains("made")).collect();
+        assert_eq!(made.len(), expected, "{mode:?}, {small_bytes} bytes: {told:?}");
+        assert!(made.iter().all(|t| t.ranges().iter().any(|(op, ..)| *op == Op::Write)), "{made:?}");
+        assert_eq!(of(&told, &stage.path("bytes")).count(), 8, "others are told of");
+    }
+}
+
+/// Nothing is learnt from where a program goes.
+#[test]
+fn a_lesson_has_no_moves() {
     let stage = Stage::new(&[]);
     let manager = Manager::start(&stage.dir.path().join("socket"), &stage.path(""), Mode::Record);
-    manager.lull();
-    stage.run("opens", &manager.socket, true);
-    let told = manager.finish();
-    let made: Vec<_> = told.iter().filter(|t| t.path.to_str().unwrap().contains("made")).collect();
-    assert_eq!(made.len(), 2, "{told:?}");
-    assert!(made.iter().all(|t| t.ranges().iter().any(|(op, ..)| *op == Op::Write)), "{made:?}");
+    manager.small(4, 0);
+    stage.run("reads", &manager.socket, true);
+    assert_eq!(of(&manager.finish(), &stage.path("bytes")).next().unwrap(), reads(&READS));
 }
 
 #[test]

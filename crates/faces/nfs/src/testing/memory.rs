@@ -660,6 +660,15 @@ impl Backend for MemoryTree {
         Ok(())
     }
 
+    fn sync_all(&self) -> Result<()> {
+        let mut state = self.unless(|faults| faults.data_hung || faults.syncs_hung);
+        if let Some(errno) = state.faults.sync_errno {
+            return err(errno);
+        }
+        state.nodes.values_mut().for_each(|node| node.stable = node.bytes.clone());
+        Ok(())
+    }
+
     fn space(&self, node: &Handle) -> Result<Space> {
         let state = self.on(node, false);
         state.id(node)?;

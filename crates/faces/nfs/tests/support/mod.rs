@@ -26,7 +26,7 @@ pub fn with_access(change: impl FnOnce(&mut AccessRules)) -> Rules {
 }
 
 pub fn export(name: &str, tree: &Arc<MemoryTree>, rules: Rules) -> ExportSettings {
-    ExportSettings { name: name.into(), backend: tree.clone(), folder: String::new(), rules }
+    ExportSettings { name: name.into(), backend: tree.clone(), folder: String::new(), rules, reopen: None }
 }
 
 /// A server of `/data`, changed as a test likes.

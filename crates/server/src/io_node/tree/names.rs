@@ -70,7 +70,11 @@ fn attr_of(node: &Node) -> Attr {
     }
 }
 
-fn change_of(set: &SetAttr) -> Change {
+/// `mode` gives that of the node as it is now.
+fn change_of(
+    set: &SetAttr,
+    mode: impl FnOnce() -> impresario_backend::Result<u32>,
+) -> impresario_backend::Result<Change> {
     let when = |set: SetTime| match set {
         SetTime::Now => When::Now,
         SetTime::At(at) => {
@@ -80,14 +84,18 @@ fn change_of(set: &SetAttr) -> Change {
             When::To(whole.and_then(|whole| whole.checked_add(nanos)).unwrap_or(UNIX_EPOCH))
         }
     };
-    Change {
-        mode: set.mode.map(|mode| mode & 0o7777),
+    let mode = match set.takes {
+        0 => set.mode.map(|mode| mode & 0o7777),
+        takes => Some(mode()? & 0o7777).filter(|mode| mode & takes != 0).map(|mode| mode & !takes),
+    };
+    Ok(Change {
+        mode,
         uid: set.uid,
         gid: set.gid,
         size_bytes: set.size,
         atime: set.atime.map(when),
         mtime: set.mtime.map(when),
-    }
+    })
 }
 
 /// The names of a path from the root.
@@ -117,12 +125,15 @@ impl Tree {
                 Answer::Attr(attr_of(&node))
             }
             MetaCall::SetAttr { target: Target::Path(path), set } => {
-                let node = self.find(&path).and_then(|(handle, _)| backend.set_attr(caller, &handle, &change_of(&set)));
+                let node = self
+                    .find(&path)
+                    .and_then(|(handle, node)| backend.set_attr(caller, &handle, &change_of(&set, || Ok(node.mode))?));
                 Answer::Attr(node.map(|node| attr_of(&node)).explain("change the attributes of", &path)?)
             }
             MetaCall::SetAttr { target: Target::Handle(handle), set } => {
                 let file = session.opened(handle)?;
-                let node = backend.set_attr(caller, &file.handle, &change_of(&set));
+                let mode = || backend.attr(&file.handle).map(|node| node.mode);
+                let node = change_of(&set, mode).and_then(|set| backend.set_attr(caller, &file.handle, &set));
                 let node = node.map_err(|error| self.failed(error, "changing an open file"))?;
                 Answer::Attr(attr_of(&node))
             }
@@ -177,6 +188,7 @@ impl Tree {
                 let message = "a folder of a file system does not tell who else has written a file";
                 return Err(Fault { errno: libc::EOPNOTSUPP, message: message.into() });
             }
+            MetaCall::SyncAll => self.sync_all()?,
             MetaCall::FsyncDir { path } => {
                 self.find(&path).and_then(|(handle, _)| backend.sync(&handle)).explain("sync", &path)?;
                 Answer::Done

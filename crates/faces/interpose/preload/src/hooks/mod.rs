@@ -13,6 +13,7 @@ mod maps;
 mod names;
 mod numbers;
 mod opening;
+mod patterns;
 mod positions;
 mod reads;
 mod sandbox;

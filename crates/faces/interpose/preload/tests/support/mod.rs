@@ -14,7 +14,7 @@ use std::time::Duration;
 
 use impresario_ring::message::{Mode, ToClient, ToManager};
 use impresario_ring::patterns::{Builder, Kind};
-use impresario_ring::{Access, Consumer, Op, SMALL_FILE_BYTES, Unseen};
+use impresario_ring::{Access, Consumer, Op, Unseen};
 use impresario_testing::until;
 use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketAddrUnix, SocketFlags, SocketType};
 
@@ -75,8 +75,8 @@ pub struct Manager {
     pause: Arc<AtomicBool>,
     dropped: Arc<AtomicU64>,
     unseen: Arc<Mutex<Unseen>>,
-    /// Programs are told that there is a lull from the beginning.
-    lull: Arc<AtomicBool>,
+    /// What files are small, in bytes, and how long their reads wait in a lull from the beginning, in nanoseconds.
+    small: Arc<Mutex<(u32, u64)>>,
     passed_over: Arc<AtomicU64>,
     told: Arc<Mutex<Vec<Told>>>,
     errors: Arc<Mutex<Vec<String>>>,
@@ -100,7 +100,7 @@ impl Manager {
             pause: Arc::default(),
             dropped: Arc::default(),
             unseen: Arc::default(),
-            lull: Arc::default(),
+            small: Arc::default(),
             passed_over: Arc::default(),
             told: Arc::default(),
             errors: Arc::default(),
@@ -110,7 +110,7 @@ impl Manager {
         let (stop, told, errors) = (manager.stop.clone(), manager.told.clone(), manager.errors.clone());
         let counts = manager.clients.clone();
         let (pause, dropped, unseen) = (manager.pause.clone(), manager.dropped.clone(), manager.unseen.clone());
-        let (lull, passed_over) = (manager.lull.clone(), manager.passed_over.clone());
+        let (small, passed_over) = (manager.small.clone(), manager.passed_over.clone());
         let patterns = builder.finish();
         let serve = move || {
             let mut clients: Vec<Option<Client>> = Vec::new();
@@ -126,7 +126,7 @@ impl Manager {
                 let mut told = told.lock().unwrap();
                 for (number, place) in clients.iter_mut().enumerate() {
                     let Some(client) = place else { continue };
-                    match client.serve(number, &patterns, (mode, lull.load(Ordering::SeqCst)), &mut told) {
+                    match client.serve(number, &patterns, (mode, *small.lock().unwrap()), &mut told) {
                         Ok(true) => {}
                         Ok(false) => {
                             dropped.fetch_add(client.ring.as_ref().map_or(0, Consumer::dropped), Ordering::SeqCst);
@@ -151,9 +151,10 @@ impl Manager {
         manager
     }
 
-    /// Programs that come from now on are in a lull. What they pass over is complete once it has finished, in bytes.
-    pub fn lull(&self) -> Arc<AtomicU64> {
-        self.lull.store(true, Ordering::SeqCst);
+    /// Programs that come from now on may pass over files of so many bytes: all until their reads have waited so long, and those that
+    /// are empty. What they pass over is complete once it has finished, in bytes.
+    pub fn small(&self, bytes: u32, until_waited_ns: u64) -> Arc<AtomicU64> {
+        *self.small.lock().unwrap() = (bytes, until_waited_ns);
         self.passed_over.clone()
     }
 
@@ -221,7 +222,7 @@ impl Client {
         &mut self,
         number: usize,
         patterns: &[u8],
-        (mode, lull): (Mode, bool),
+        (mode, (small_bytes, until_waited_ns)): (Mode, (u32, u64)),
         told: &mut Vec<Told>,
     ) -> Result<bool, String> {
         loop {
@@ -256,7 +257,8 @@ impl Client {
             match message {
                 ToManager::Hello { .. } => {
                     let mut ring = Consumer::map(descriptors.next().unwrap()).map_err(|e| e.to_string())?;
-                    ring.set_lull(if lull { SMALL_FILE_BYTES } else { 0 });
+                    ring.set_small(small_bytes);
+                    ring.set_lull(until_waited_ns);
                     self.ring = Some(ring);
                     self.event = descriptors.next();
                     self.welcome(patterns, mode);
