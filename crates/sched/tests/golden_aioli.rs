@@ -1,8 +1,8 @@
 //! What `mlf` and `aioli` take from aioli-2006, part 2, worked by hand.
 
 use impresario_sched::{
-    Completion, Core, CoreConfig, CostModel, Event, Extent, FileId, JobId, LaneId, LinearCost, Nanos, Next, Op,
-    PolicySpec, Request, WaitReason,
+    ClientId, Completion, Core, CoreConfig, CostModel, Event, Extent, FileId, JobId, LaneId, LinearCost, Nanos, Next,
+    Op, PolicySpec, Request, WaitReason,
 };
 
 /// One lane that serves one batch at a time; TTP is 10 ms and 1 ms per KiB.
@@ -259,4 +259,49 @@ fn what_was_learnt_outlives_a_change_of_parameters() {
     b.core.reconfigure(b.now, &spec("aioli", 17)).unwrap();
     b.read(1, 32, 8);
     assert_eq!(b.next(), Err((b.now + us(900), WaitReason::Hold)));
+}
+
+/// Two synchronous processes read a part of one file each; the seeks of 400 requests.
+fn seeks_of_two_parts(spec: &PolicySpec) -> u32 {
+    let linear = LinearCost { fixed: Nanos::from_millis(8), ps_per_byte: 10_000 };
+    let cost = CostModel::new(linear, linear);
+    let mut core = Core::new(CoreConfig { cost, ..CoreConfig::single_lane(16) }, spec).unwrap();
+    let (mut now, mut sent, mut head) = (Nanos::ZERO, [0, 0], u64::MAX);
+    let mut due = [Some(now), Some(now)];
+    let (mut seeks, mut served) = (0, 0);
+    while served < 400 {
+        for (client, at) in due.iter_mut().enumerate() {
+            if at.take_if(|at| *at <= now).is_some() {
+                let offset = (client as u64) << 30 | sent[client] << 13;
+                sent[client] += 1;
+                let extent =
+                    Extent { file: FileId(1), lane: LaneId(0), file_offset: offset, lane_offset: offset, len: 8192 };
+                let request =
+                    Request { arrival: now, client: ClientId(client as u32), ..Request::new(Op::Read, extent) };
+                core.push(now, &request).unwrap();
+            }
+        }
+        match core.next(now) {
+            Next::Dispatch(batch) => {
+                let start = batch.extent.lane_offset;
+                let service = if start == head { us(100) } else { us(8_000) };
+                seeks += u32::from(start != head);
+                head = start + batch.extent.len;
+                core.event(now + service, Event::Completed(Completion::of(&batch, now, now + service)));
+                now += service;
+                due[(start >> 30) as usize] = Some(now + us(200));
+                served += batch.parts.len();
+            }
+            Next::Wait { until, .. } => now = due.iter().flatten().copied().fold(until, Nanos::min),
+        }
+    }
+    seeks
+}
+
+/// The process that was served goes on in a moment: without a dwell each request pays a seek to the other.
+#[test]
+fn a_lane_dwells_behind_a_process_that_goes_on_in_its_part() {
+    assert!(seeks_of_two_parts(&PolicySpec::named("mlf")) > 350);
+    let dwells = seeks_of_two_parts(&PolicySpec::named("mlf").with("dwell_us", 2000));
+    assert!(dwells < 60, "{dwells}");
 }

@@ -4,13 +4,14 @@
 use std::fmt::Write;
 
 use anyhow::{Result, anyhow};
-use impresario_sched::PolicySpec;
 use impresario_sched::policy::{self, POLICIES};
+use impresario_sched::{Core, CoreConfig, PolicySpec};
 use impresario_sim::sweep::side_by_side;
 use impresario_sim::{Budget, Simulation};
 use serde::{Serialize, Serializer};
 
 use super::situation::{PHASE_S, Situation, schedule};
+use super::train::DATA;
 use super::trial::{self, costs};
 
 /// Every policy that serves one lane, with defaults. Policies that need rules have none.
@@ -25,6 +26,9 @@ pub struct Times {
     /// The systems; the first is `auto`.
     #[serde(serialize_with = "names")]
     pub systems: Vec<PolicySpec>,
+    /// So many of them after `auto` compete; the others are candidates of the table, to explain.
+    #[serde(skip)]
+    pub fixed: usize,
     /// The cases.
     pub cases: Vec<String>,
     /// By case and system, mean over the seeds.
@@ -34,7 +38,7 @@ pub struct Times {
 impl Times {
     /// The best fixed system of a case and its time.
     fn best(&self, case: usize) -> (usize, f64) {
-        let all = self.times_s[case].iter().copied().enumerate().skip(1);
+        let all = self.times_s[case].iter().copied().enumerate().skip(1).take(self.fixed);
         all.reduce(|a, b| if b.1 < a.1 { b } else { a }).unwrap_or((0, f64::NAN))
     }
 
@@ -57,7 +61,7 @@ impl Times {
 
     /// The systems by their time over the whole, or by their mean ratio.
     fn order(&self, by: impl Fn(usize) -> f64) -> Vec<usize> {
-        let mut order: Vec<usize> = (0..self.systems.len()).collect();
+        let mut order: Vec<usize> = (0..=self.fixed).collect();
         order.sort_by(|a, b| by(*a).total_cmp(&by(*b)));
         order
     }
@@ -92,6 +96,35 @@ impl Times {
         out
     }
 
+    /// Where `auto` lost time in each phase: its own time by that of its last choice alone is what recognising, switching
+    /// and trying cost; that by the best fixed policy's is the wrong choice. `last`: the first data server's last choices.
+    fn losses(&self, last: &[PolicySpec]) -> String {
+        let mut out = String::new();
+        for (case, last) in last.iter().enumerate() {
+            let (best, best_s) = self.best(case);
+            let least = |a: (usize, f64), b: (usize, f64)| if b.1 < a.1 { b } else { a };
+            let all = self.times_s[case].iter().copied().enumerate().skip(1).reduce(least);
+            let alone = self
+                .systems
+                .iter()
+                .position(|system| written_out(system).as_ref() == Some(last))
+                .map(|at| self.times_s[case][at]);
+            let percent = |part: f64| format!("{:.1} %", 100.0 * part);
+            // Writing to a string cannot fail.
+            _ = writeln!(
+                out,
+                "- {}: {} of `{}`; last choice {last}: {} of it alone, which is {} of the best; best candidate {}",
+                self.cases[case],
+                percent(self.ratio(case, 0)),
+                self.systems[best].name,
+                alone.map_or("?".into(), |alone_s| percent(alone_s / self.times_s[case][0])),
+                alone.map_or("?".into(), |alone_s| percent(best_s / alone_s)),
+                all.map_or("?".into(), |(at, s)| format!("{}: {}", self.systems[at], percent(best_s / s))),
+            );
+        }
+        out
+    }
+
     /// Situations: how close each system comes to the best fixed policy.
     pub fn situations_text(&self) -> String {
         let mut out = String::new();
@@ -114,6 +147,11 @@ impl Times {
     }
 }
 
+/// A policy with all its parameters, as `auto` tells it.
+fn written_out(spec: &PolicySpec) -> Option<PolicySpec> {
+    Core::new(CoreConfig::single_lane(1), spec).ok().map(|core| core.acting().0)
+}
+
 fn names<S: Serializer>(systems: &[PolicySpec], serializer: S) -> Result<S::Ok, S::Error> {
     serializer.collect_seq(systems.iter().map(name))
 }
@@ -132,7 +170,7 @@ pub fn drawn_text(schedules: Vec<Times>) -> String {
     let count = schedules.len();
     // Over each whole: the time of the best fixed policy by that of `auto`.
     let whole = |times: &Times| {
-        let fixed = (1..times.systems.len()).map(|system| times.whole_s(system));
+        let fixed = (1..=times.fixed).map(|system| times.whole_s(system));
         fixed.fold(f64::INFINITY, f64::min) / times.whole_s(0)
     };
     let wholes: Vec<f64> = schedules.iter().map(whole).collect();
@@ -186,30 +224,43 @@ fn changes(simulation: &mut Simulation, begun_s: f64, until_s: f64, out: &mut St
     }
 }
 
+/// What to tell of the choices of `auto`, beside the times.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum Told {
+    /// The choice at the end of each phase.
+    Ends,
+    /// Every change of policy.
+    Changes,
+    /// Where time is lost: every candidate of the table runs too.
+    Losses,
+}
+
 /// Runs every system over the schedule of phases with every seed. Also returns what `auto` chose in each phase, in
-/// words, or all its changes.
-pub fn over_phases(
-    auto: &PolicySpec,
-    phases: &[Situation],
-    seeds: &[u64],
-    all_changes: bool,
-) -> Result<(Times, String)> {
-    let systems: Vec<PolicySpec> = std::iter::once(auto.clone()).chain(fixed()).collect();
-    let run = |system: usize, seed: u64| -> Result<(Vec<f64>, String)> {
+/// words.
+pub fn over_phases(auto: &PolicySpec, phases: &[Situation], seeds: &[u64], told: Told) -> Result<(Times, String)> {
+    let mut systems: Vec<PolicySpec> = std::iter::once(auto.clone()).chain(fixed()).collect();
+    let fixed = systems.len() - 1;
+    if told == Told::Losses {
+        let candidates = DATA.iter().filter_map(|text| text.parse::<PolicySpec>().ok());
+        let more: Vec<PolicySpec> = candidates.filter(|spec| !systems.contains(spec)).collect();
+        systems.extend(more);
+    }
+    let run = |system: usize, seed: u64| -> Result<(Vec<f64>, String, Vec<PolicySpec>)> {
         let mut simulation = Simulation::new(&schedule(phases, &systems[system], seed))?;
-        let mut chosen = String::new();
+        let (mut chosen, mut last) = (String::new(), Vec::new());
         for (at, phase) in phases.iter().enumerate().filter(|_| system == 0) {
             let begun_s = at as f64 * PHASE_S;
-            if all_changes {
+            if told == Told::Changes {
                 _ = writeln!(chosen, "- {}", phase.name);
                 changes(&mut simulation, begun_s, begun_s + PHASE_S - 1.0, &mut chosen);
                 continue;
             }
             // At the end of a phase.
             simulation.step_until(Budget::VirtualS(begun_s + PHASE_S - 1.0));
-            let told = simulation.chosen();
+            let now = simulation.chosen();
+            last.extend(now.first().map(|(_, chosen)| chosen.policy.clone()));
             let list: Vec<String> =
-                told.iter().map(|(_, c)| format!("{} ({} switches)", c.policy.name, c.switches)).collect();
+                now.iter().map(|(_, c)| format!("{} ({} switches)", c.policy.name, c.switches)).collect();
             _ = writeln!(chosen, "- {}: {}", phase.name, list.join(", "));
         }
         let outcome = simulation.finish();
@@ -226,17 +277,21 @@ pub fn over_phases(
             );
             first += count;
         }
-        Ok((times, chosen))
+        Ok((times, chosen, last))
     };
     let results = all_of(systems.len() * seeds.len(), |nth| run(nth / seeds.len(), seeds[nth % seeds.len()]))?;
     let mut times_s = vec![vec![0.0; systems.len()]; phases.len()];
-    for (nth, (times, _)) in results.iter().enumerate() {
+    for (nth, (times, ..)) in results.iter().enumerate() {
         for (phase, time_s) in times.iter().enumerate() {
             times_s[phase][nth / seeds.len()] += time_s / seeds.len() as f64;
         }
     }
-    let chosen = results.into_iter().next().map(|(_, chosen)| chosen).unwrap_or_default();
-    Ok((Times { systems, cases: phases.iter().map(|p| p.name.clone()).collect(), times_s }, chosen))
+    let (_, mut chosen, last) = results.into_iter().next().unwrap_or_default();
+    let times = Times { systems, fixed, cases: phases.iter().map(|p| p.name.clone()).collect(), times_s };
+    if told == Told::Losses {
+        chosen = times.losses(&last);
+    }
+    Ok((times, chosen))
 }
 
 /// Runs every system in every situation with every seed.
@@ -258,7 +313,7 @@ pub fn over_situations(
     for (nth, time_s) in results.into_iter().enumerate() {
         times_s[nth / per][nth % per / seeds.len()] += time_s / seeds.len() as f64;
     }
-    Ok(Times { systems, cases: situations.iter().map(|s| s.name.clone()).collect(), times_s })
+    Ok(Times { fixed: fixed.len(), systems, cases: situations.iter().map(|s| s.name.clone()).collect(), times_s })
 }
 
 /// The results of pieces of work done in parallel.

@@ -12,6 +12,7 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use anyhow::{Context, Result};
+use evaluate::Told;
 use impresario_sched::PolicySpec;
 use impresario_workload::progress::write_json;
 use tree::Growth;
@@ -84,6 +85,9 @@ enum Command {
         /// Print every change of policy, with what was observed, instead of the choices at the end of each phase
         #[arg(long)]
         changes: bool,
+        /// Print where each phase lost time: runs every candidate of the table too
+        #[arg(long, conflicts_with = "changes")]
+        losses: bool,
         /// Write the time of every system in every phase to a file
         #[arg(long, value_name = "FILE")]
         json: Option<PathBuf>,
@@ -138,18 +142,22 @@ pub fn run(args: &Args) -> Result<ExitCode> {
             let times = evaluate::over_situations(&auto, &fixed, &situations, &[OTHER_SEEDS + seed])?;
             return crate::print(times.situations_text().as_bytes());
         }
-        Command::Phases { table, seeds, drawn, seed, changes, json } => {
+        Command::Phases { table, seeds, drawn, seed, changes, losses, json } => {
             let auto = auto(table.as_deref())?;
             let seeds: Vec<u64> = (0..*seeds).map(|seed| OTHER_SEEDS + seed).collect();
-            let heading = if *changes { "Changes of policy" } else { "At the end of each phase, by data server" };
+            let (told, heading) = match (changes, losses) {
+                (true, _) => (Told::Changes, "Changes of policy"),
+                (_, true) => (Told::Losses, "Where time is lost"),
+                _ => (Told::Ends, "At the end of each phase, by data server"),
+            };
             let Some(drawn) = drawn else {
-                let (times, chosen) = evaluate::over_phases(&auto, &situation::phases(), &seeds, *changes)?;
+                let (times, chosen) = evaluate::over_phases(&auto, &situation::phases(), &seeds, told)?;
                 write_json(json.as_deref(), &[&times])?;
                 return crate::print(format!("{}\n{heading}:\n{chosen}", times.schedule_text()).as_bytes());
             };
             let (mut schedules, mut all_chosen) = (Vec::new(), String::new());
             for seed in *seed..seed.saturating_add(*drawn) {
-                let (times, chosen) = evaluate::over_phases(&auto, &situation::drawn_phases(seed), &seeds, *changes)?;
+                let (times, chosen) = evaluate::over_phases(&auto, &situation::drawn_phases(seed), &seeds, told)?;
                 schedules.push(times);
                 all_chosen += &chosen;
             }

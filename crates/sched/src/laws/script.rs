@@ -27,6 +27,7 @@ pub(super) fn specs() -> Vec<(PolicySpec, u16)> {
         (p("mlf").with("batch_requests", 4).with("guard_batches", 2), 3),
         (p("mlf").with("growth", "double").with("quantum_bytes", 512), 1),
         (p("mlf").with("pass_us", 50), 2),
+        (p("mlf").with("dwell_us", 40).with("batch_requests", 2), 1),
         (p("mlf").with("weights", "a: user=0 & op=read {weight=8}; b: op=write {weight=0.1}"), 1),
         (p("mlf").with("reads_ahead_requests", 100).with("batch_requests", 3), 2),
         (

@@ -37,12 +37,16 @@ use impresario_foresight::PredictedQueues;
 
 pub(super) use params::params;
 
+use super::params::Range;
 use super::parts::arrivals::Guards;
 use super::parts::levels::{Levels, key_of};
+use super::parts::readers::Readers;
 use super::parts::tenure::{Foresight, Tenure};
 use super::parts::turns::Turns;
 use super::parts::windows::WINDOW_BATCHES;
-use super::{Choice, Conduct, Done, Params, Policy, PolicyError, PolicyInfo, Setup, View, WaitBound, WaitReason};
+use super::{
+    Choice, Conduct, Done, ParamInfo, Params, Policy, PolicyError, PolicyInfo, Setup, View, WaitBound, WaitReason,
+};
 use crate::contract::Linked;
 use crate::spec::PolicySpec;
 use crate::table::Slot;
@@ -52,9 +56,26 @@ pub(super) const INFO: PolicyInfo = PolicyInfo {
     name: "mlf",
     summary: "Multilevel feedback: aggregate in offset order, quanta grow until a request's turn has come.",
     source: "agios-2013, III (algorithm of aioli-2006)",
-    conduct: CONDUCT,
-    params: &params("8192", "off", "0"),
-    build: |params, setup| build(params, setup, Foresight::None),
+    conduct: Conduct { idles: |params| (CONDUCT.idles)(params) || params.integer("dwell_us") > 0, ..CONDUCT },
+    params: &MLF_PARAMS,
+    build: |params, setup| {
+        let dwell = Nanos::from_micros(params.integer("dwell_us"));
+        let readers = || Foresight::Readers(Readers::new(dwell, setup.lanes.into()));
+        build(params, setup, if dwell > Nanos::ZERO { readers() } else { Foresight::None })
+    },
+};
+
+const MLF_PARAMS: [ParamInfo; 13] = {
+    let [a, b, c, d, e, f, g, h, i, j, k, l] = params("8192", "off", "0");
+    [a, b, c, d, e, f, g, h, i, j, k, l, DWELL]
+};
+
+const DWELL: ParamInfo = ParamInfo {
+    name: "dwell_us",
+    default: "0",
+    range: Range::Integer(0, 1_000_000),
+    doc: "How long a lane that takes one batch at a time dwells where it has read for a process that goes on, so that the \
+          drive reads on, microseconds; 0: not.",
 };
 
 pub(super) const CONDUCT: Conduct = Conduct {

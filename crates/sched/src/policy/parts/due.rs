@@ -24,7 +24,7 @@ use super::levels::Levels;
 use super::matched::Matched;
 use super::paces::Paces;
 use super::runs::{Run, Runs};
-use super::segments::{Next, Present, Segments};
+use super::segments::{Present, Segments};
 use super::worth::{Wait, Worths};
 use crate::contract::Linked;
 use crate::policy::{Done, View};
@@ -252,15 +252,9 @@ impl Due {
             if stream.2 == Op::Write {
                 return Ok(head);
             }
-            return match self.segments.next(&Present::of(view), lane, guarded) {
-                Next::Send(slot) => Ok(levels.head_of(slot)),
-                Next::Any => Ok(head),
-                Next::Dwell(until) => {
-                    let idle_since = *self.lanes[lane].idle_since.get_or_insert(view.now);
-                    let until = until.min(idle_since + self.longest);
-                    if until > view.now { Err(until) } else { Ok(head) }
-                }
-            };
+            let idle_since = &mut self.lanes[lane].idle_since;
+            let chosen = self.segments.choose(&Present::of(view), lane, guarded, idle_since)?;
+            return Ok(chosen.map_or(head, |slot| levels.head_of(slot)));
         }
         let Some(id) = self.link(head).prediction.filter(|id| !guarded && self.triggers.together(*id)) else {
             return Ok(head);

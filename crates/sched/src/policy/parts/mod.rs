@@ -23,6 +23,7 @@ pub(super) mod passes;
 pub(super) mod phases;
 pub(super) mod quanta;
 pub(super) mod ranked;
+pub(super) mod readers;
 pub(super) mod remembered;
 pub(super) mod ring;
 pub(super) mod rounds;

@@ -147,7 +147,7 @@ pub(super) struct Segments {
 
 /// What goes next.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Next {
+enum Next {
     /// The virtual request that contains this one.
     Send(Slot),
     /// Nothing before this instant.
@@ -186,7 +186,7 @@ impl Segments {
 
     /// What a lane sends next, whose device is idle and whose turn is that of such a read; `guarded`: a guard asks for
     /// what the caller would send.
-    pub fn next(&mut self, present: &Present, at: usize, guarded: bool) -> Next {
+    fn next(&mut self, present: &Present, at: usize, guarded: bool) -> Next {
         if !self.acts(at) {
             return Next::Any;
         }
@@ -198,7 +198,8 @@ impl Segments {
         }
         if let Some(reading) = lane.reading {
             let reached = reading.reached(present, longest);
-            if let Some(slot) = lane.within(Kept { until: reached, ..reading.kept }) {
+            // What begins where the drive has come to is read on.
+            if let Some(slot) = lane.within(reading.kept.file, (reading.kept.from, reached)) {
                 return Next::Send(slot);
             }
             let far = reading.after(longest, present, longest);
@@ -211,12 +212,32 @@ impl Segments {
                 }
             }
         }
-        if let Some(slot) = lane.kept.iter().rev().find_map(|kept| lane.within(*kept)) {
+        if let Some(slot) = lane.kept.iter().rev().find_map(|kept| lane.within(kept.file, (kept.from, kept.until - 1)))
+        {
             return Next::Send(slot);
         }
         let first = present.turn().wrapping_mul(SPREAD);
         let lowest = lane.queued.at_or_after(&(first, 0, 0)).or_else(|| lane.queued.first());
         lowest.map_or(Next::Any, |(.., slot)| Next::Send(Slot(slot)))
+    }
+
+    /// What goes next on a lane that idles since an instant, if it does: `None`: what the caller likes; or until when it
+    /// dwells, no longer than the longest dwell after that instant.
+    pub fn choose(
+        &mut self,
+        present: &Present,
+        at: usize,
+        guarded: bool,
+        idle_since: &mut Option<Nanos>,
+    ) -> Result<Option<Slot>, Nanos> {
+        match self.next(present, at, guarded) {
+            Next::Send(slot) => Ok(Some(slot)),
+            Next::Any => Ok(None),
+            Next::Dwell(until) => {
+                let until = until.min(*idle_since.get_or_insert(present.now) + self.longest);
+                if until > present.now { Err(until) } else { Ok(None) }
+            }
+        }
     }
 
     /// A batch of such reads was sent, of which the process reads so many bytes more; `alone`: nothing else is in flight.
@@ -318,11 +339,11 @@ impl Segments {
 }
 
 impl Lane {
-    /// The first queued request that begins in what is kept.
-    fn within(&self, kept: Kept) -> Option<Slot> {
-        let order = order_of(kept.file);
-        let (file, start, slot) = self.queued.at_or_after(&(order, kept.from, 0))?;
-        (file == order && start < kept.until).then_some(Slot(slot))
+    /// The first queued request of a file that begins between two offsets, both included.
+    fn within(&self, file: u64, (from, last): (u64, u64)) -> Option<Slot> {
+        let order = order_of(file);
+        let (file, start, slot) = self.queued.at_or_after(&(order, from, 0))?;
+        (file == order && start <= last).then_some(Slot(slot))
     }
 
     /// It is time for a batch that `mlf` chooses.
@@ -459,6 +480,22 @@ mod tests {
         assert_eq!(b.next(), Next::Dwell(b.now + half));
         b.wait(500);
         assert_eq!(b.next(), Next::Send(Slot(7)));
+    }
+
+    #[test]
+    fn what_begins_just_where_the_drive_has_come_to_goes_first() {
+        let mut b = Bench::new();
+        b.serve(1, 0, 64 * KIB, SEEK_US);
+        b.queue(1, 64 * KIB, 8);
+        assert_eq!(b.next(), Next::Send(Slot(8)), "at once");
+        for (file, other) in [(1, 2), (2, 1)] {
+            let mut b = Bench::new();
+            b.serve(file, 0, 64 * KIB, SEEK_US);
+            b.queue(other, 0, 7);
+            b.dwell();
+            b.queue(file, 64 * KIB + LONGEST.0 / 10, 8);
+            assert_eq!(b.next(), Next::Send(Slot(8)), "after a whole dwell");
+        }
     }
 
     /// However long the processes compute, and however long a wait may be.

@@ -10,6 +10,7 @@ use super::due::Due;
 use super::foreseen::Foreseen;
 use super::holds::{FileOp, Holds};
 use super::levels::{Levels, Queue, key_of};
+use super::readers::Readers;
 use super::windows::{Dedicated, Windows};
 use crate::contract::Linked;
 use crate::policy::{Choice, Done, Params, Setup, View, WaitReason};
@@ -23,6 +24,8 @@ const ASIDE_MAX: usize = 8;
 pub(in crate::policy) enum Foresight {
     /// Nothing.
     None,
+    /// There is none: processes that go on are recognised while they read.
+    Readers(Readers),
     /// Waits for predicted aggregations.
     Aggregations(Foreseen),
     /// Waits for requests that are due.
@@ -88,7 +91,7 @@ impl Tenure {
         }
         let queue = levels.queue(q);
         let foreseen = match &mut self.foresight {
-            Foresight::None => None,
+            Foresight::None | Foresight::Readers(_) => None,
             Foresight::Aggregations(foreseen) => foreseen.hold(view, levels.runs(), queue.stream(), head),
             Foresight::Due(due) => due.neighbours(view, levels.runs(), queue.stream(), head),
         };
@@ -111,13 +114,14 @@ impl Tenure {
         let stream = levels.queue(q).stream();
         match &mut self.foresight {
             Foresight::Due(due) => due.in_step(view, levels, stream, (head, guarded)),
+            Foresight::Readers(readers) => readers.choose(view, levels, stream, (head, guarded)),
             _ => Ok(head),
         }
     }
 
     /// Whether a queue whose run is held keeps its lane: a short wait costs less than a seek to another file and back.
     pub fn keeps_lane(&self) -> bool {
-        matches!(self.foresight, Foresight::Due(_))
+        matches!(self.foresight, Foresight::Due(_) | Foresight::Readers(_))
     }
 
     /// Skips a queue for the rest of this decision.
@@ -138,6 +142,7 @@ impl Tenure {
         }
         match &mut self.foresight {
             Foresight::None => {}
+            Foresight::Readers(readers) => readers.arrived(view, queue.stream(), slot),
             Foresight::Aggregations(foreseen) => foreseen.arrived(view, slot),
             Foresight::Due(due) => due.arrived(view, queue.stream(), new, slot),
         }
@@ -147,6 +152,7 @@ impl Tenure {
     pub fn cancelled(&mut self, view: &View<'_>, stream: Stream, slot: Slot, emptied: Option<FileOp>) {
         match &mut self.foresight {
             Foresight::None => {}
+            Foresight::Readers(readers) => readers.left(view, stream, slot),
             Foresight::Aggregations(foreseen) => foreseen.cancelled(slot),
             Foresight::Due(due) => due.cancelled(view, stream, slot),
         }
@@ -160,6 +166,7 @@ impl Tenure {
         self.holds.sent(queue.file_op(), batch.len());
         match &mut self.foresight {
             Foresight::None => {}
+            Foresight::Readers(readers) => readers.sent(view, queue.stream(), batch),
             Foresight::Aggregations(foreseen) => foreseen.sent(view, queue.stream(), batch),
             Foresight::Due(due) => due.sent(view, queue.stream(), batch),
         }
@@ -174,6 +181,12 @@ impl Tenure {
         let empty = levels.find(&key).is_none();
         match &mut self.foresight {
             Foresight::None => {}
+            Foresight::Readers(readers) => {
+                readers.completed(view, stream.0.index(), done);
+                if readers.went_by_parts(stream.0.index()) {
+                    return;
+                }
+            }
             Foresight::Aggregations(foreseen) => foreseen.completed(stream, done.service),
             Foresight::Due(due) => {
                 due.completed(view, stream, empty, done);
@@ -191,6 +204,7 @@ impl Tenure {
     pub fn longest_hold(&self) -> Nanos {
         let foreseen = match &self.foresight {
             Foresight::None => Nanos::ZERO,
+            Foresight::Readers(readers) => readers.longest(),
             Foresight::Aggregations(foreseen) => foreseen.longest(),
             Foresight::Due(due) => due.longest(),
         };
@@ -200,7 +214,7 @@ impl Tenure {
     /// Sets or clears the prediction from a recorded run.
     pub fn foresee(&mut self, queues: Option<Arc<PredictedQueues>>) {
         match &mut self.foresight {
-            Foresight::None => {}
+            Foresight::None | Foresight::Readers(_) => {}
             Foresight::Aggregations(foreseen) => foreseen.foresee(queues),
             Foresight::Due(due) => due.foresee(queues),
         }
@@ -209,7 +223,7 @@ impl Tenure {
     /// How many requests matched the recorded run.
     pub fn linked(&self) -> Option<Linked> {
         match &self.foresight {
-            Foresight::None => None,
+            Foresight::None | Foresight::Readers(_) => None,
             Foresight::Aggregations(foreseen) => Some(foreseen.linked()),
             Foresight::Due(due) => Some(due.linked()),
         }
