@@ -17,7 +17,7 @@ if [[ ${1-} == --keep ]]; then
 fi
 # As what cargo starts the compiler with: of a package that is optimised, cargo would optimise its tests as well, which takes
 # far longer than most of them run. Those that do compute much are named here.
-if [[ ${1-} == rustc || ${1-} == */rustc ]]; then
+if [[ -n ${TEST_COMPILER-} ]]; then
   if [[ " $* " == *" --test "* && ! " $* " =~ " --crate-name "(impresario_(assist|engine|foresight|sched|server)|names_simulated|store)" " ]]; then
     set -- "${@/#opt-level=?/opt-level=0}"
   fi
@@ -52,9 +52,9 @@ fi
 cd "$(dirname "$0")/.."
 . scripts/toolchain.sh
 export CARGO_TERM_COLOR=${CARGO_TERM_COLOR:-never} CARGO_INCREMENTAL=${CARGO_INCREMENTAL:-0}
-# Unless another program is there to start the compiler, such as one that keeps what it made. What is compiled is taken for the
-# same as without.
-compile() { RUSTC_WRAPPER=${RUSTC_WRAPPER-$PWD/scripts/test.sh} cargo test --workspace --locked --tests "$@" </dev/null; }
+# Unless RUSTC_WRAPPER names another program, such as one that keeps what it made. What is compiled is taken for the same as
+# without.
+compile() { TEST_COMPILER=1 RUSTC_WRAPPER=${RUSTC_WRAPPER-$PWD/scripts/test.sh} cargo test --workspace --locked --tests "$@" </dev/null; }
 # Packages are mostly waited for, and compiling needs a linker and none of the others: it begins meanwhile. What it says is said
 # again, or does not matter, where it goes on.
 early=
@@ -76,7 +76,13 @@ export IMPRESARIO_SIM_FUZZ_S=${IMPRESARIO_SIM_FUZZ_S:-15}
 # A short name: sockets lie below it, whose paths may have 107 bytes.
 folder=$(mktemp -d "${TMPDIR:-/tmp}/test.XXXXXX")
 checks=
-trap '[[ -z $early$checks ]] || kill -- ${early:+"-$early"} ${checks:+"-$checks"} 2>/dev/null; rm -rf --one-file-system "$folder" 2>/dev/null' EXIT
+# What a test left mounted there is not looked through, and may hang.
+cleanup() {
+  [[ -z $early$checks ]] || kill -- ${early:+"-$early"} ${checks:+"-$checks"} 2>/dev/null
+  timeout --kill-after=5 60 rm -rf --one-file-system "$folder" 2>/dev/null ||
+    echo "test: $folder could not be removed: a test may have left something mounted there" >&2
+}
+trap cleanup EXIT
 # Tests make their folders here. Flag T: ext4 then takes those folders for unrelated and puts each where few files are. Next to
 # what other tests have just removed, a new file costs up to half a millisecond of a processor: without a journal, ext4 steps
 # over each inode that was freed in the last minutes. A test that mounts a cluster took five times the system time.
