@@ -368,7 +368,8 @@ mod tests {
         let mut command = Command::new("sh");
         command.args(["-c", "read line", "assist", "remember"]).stdin(std::process::Stdio::piped());
         let mut learner = command.spawn().unwrap();
-        assert!(somebody_learns());
+        // The kernel says that it has started a moment before its words can be read.
+        impresario_testing::until("it is seen", somebody_learns);
         drop(learner.stdin.take());
         learner.wait().unwrap();
         learners_end(&Stop::default());
