@@ -178,6 +178,9 @@ pub enum SetTime {
 pub struct SetAttr {
     /// Permissions, 0 to 0o7777.
     pub mode: Option<u32>,
+    /// Permissions that are taken off those that a regular file has; 0: none. `EINVAL` beside `mode` and for other nodes; of no
+    /// meaning for what is made.
+    pub takes: u32,
     /// Owner.
     pub uid: Option<u32>,
     /// Group.

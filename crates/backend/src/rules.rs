@@ -99,6 +99,18 @@ pub(crate) fn new_node<'a>(caller: &Caller, what: Make<'a>) -> Result<New<'a>> {
     })
 }
 
+/// What is left of a node's mode after a change of its attributes; `None`: all. Said of attributes that were asked for just now.
+pub(crate) fn mode_after(set: &SetAttr, attr: impl FnOnce() -> Result<Attr>) -> Result<Option<u32>> {
+    if set.takes == 0 {
+        return Ok(set.mode);
+    }
+    let attr = attr()?;
+    if attr.kind != Kind::File || set.mode.is_some() {
+        return Err(Errno(libc::EINVAL));
+    }
+    Ok((attr.mode & set.takes != 0).then_some(attr.mode & 0o7777 & !set.takes))
+}
+
 /// What of `set` the making of a node with `mode` did not give it; the default if nothing.
 pub(crate) fn lacking(attr: &Attr, mode: u32, set: &SetAttr) -> SetAttr {
     let (uid, gid) = (set.uid.filter(|uid| *uid != attr.uid), set.gid.filter(|gid| *gid != attr.gid));
@@ -107,6 +119,7 @@ pub(crate) fn lacking(attr: &Attr, mode: u32, set: &SetAttr) -> SetAttr {
     let lacks = attr.kind != Kind::Symlink && (attr.mode & mode != mode || attr.mode & 0o777 != mode & 0o777);
     SetAttr {
         mode: (lacks || taken).then_some(mode),
+        takes: 0,
         uid,
         gid,
         size_bytes: set.size_bytes.filter(|size| *size != 0 && attr.kind == Kind::File),

@@ -3,6 +3,7 @@
 use std::fs::Permissions;
 use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt};
 use std::path::Path;
+use std::sync::Barrier;
 
 use impresario_backend::posix::{Calls, Options};
 use impresario_backend::suite::Suite;
@@ -105,6 +106,63 @@ fn a_directory_inherits_set_group_id() {
             tree.remove(&by, &shared, b"file").unwrap();
         }
     }
+}
+
+#[test]
+fn bits_are_taken_of_files_and_no_others() {
+    let folder = tempfile::tempdir().unwrap();
+    let tree = PosixTree::open(folder.path(), Options::default()).unwrap();
+    let (root, own) = (tree.root().unwrap(), caller());
+    let takes = |takes| SetAttr { takes, ..SetAttr::default() };
+    let (file, _) = tree.make(&own, &root, b"file", Make::File, &mode(0o600)).unwrap();
+    for (was, taken, left) in [
+        (0o6755, 0o6000, 0o755),
+        (0o6755, 0o4000, 0o2755),
+        (0o6755, 0o2000, 0o4755),
+        (0o2745, 0o2000, 0o745),
+        (0o4777, 0o4022, 0o755),
+        (0o644, 0o6000, 0o644),
+    ] {
+        tree.set_attr(&own, &file, &mode(was)).unwrap();
+        assert_eq!(tree.set_attr(&own, &file, &takes(taken)).unwrap().mode, left, "{taken:o} of {was:o}");
+    }
+    let both = SetAttr { takes: 0o6000, ..mode(0o600) };
+    assert_eq!(tree.set_attr(&own, &file, &both).unwrap_err(), Errno(libc::EINVAL));
+    let (shared, _) = tree.make(&own, &root, b"shared", Make::Directory, &mode(0o2775)).unwrap();
+    assert_eq!(tree.set_attr(&own, &shared, &takes(0o2000)).unwrap_err(), Errno(libc::EINVAL));
+    assert_eq!(tree.attr(&shared).unwrap().mode, 0o2775);
+}
+
+/// Whatever the owner does at that moment, on this machine or another.
+#[test]
+fn rights_that_an_owner_takes_stay_taken_when_set_id_goes() {
+    const ROUNDS: usize = 3000;
+    let folder = tempfile::tempdir().unwrap();
+    let tree = PosixTree::open(folder.path(), Options::default()).unwrap();
+    let (root, own) = (tree.root().unwrap(), caller());
+    let (file, _) = tree.make(&own, &root, b"file", Make::File, &mode(0o600)).unwrap();
+    let (path, begin, end) = (folder.path().join("file"), Barrier::new(2), Barrier::new(2));
+    let chmod = |mode| std::fs::set_permissions(&path, Permissions::from_mode(mode)).unwrap();
+    let left: Vec<u32> = std::thread::scope(|threads| {
+        threads.spawn(|| {
+            for _ in 0..ROUNDS {
+                begin.wait();
+                chmod(0o600);
+                end.wait();
+            }
+        });
+        let round = |_| {
+            chmod(0o6777);
+            begin.wait();
+            let taken = tree.set_attr(&own, &file, &SetAttr { takes: 0o6000, ..SetAttr::default() });
+            end.wait();
+            (taken.is_ok(), std::fs::metadata(&path).unwrap().mode() & 0o7777)
+        };
+        let rounds: Vec<_> = (0..ROUNDS).map(round).collect();
+        rounds.into_iter().map(|(is_done, mode)| if is_done { mode } else { u32::MAX }).collect()
+    });
+    let wrong: Vec<_> = left.into_iter().filter(|mode| *mode != 0o600).collect();
+    assert!(wrong.is_empty(), "{} of {ROUNDS}, the first {:o}", wrong.len(), wrong[0]);
 }
 
 /// Nobody but root changes what runs with another's rights: as by write(2) and truncate(2).

@@ -116,10 +116,13 @@ fn an_export_that_was_removed_and_made_again_is_mounted_again() {
     assert_eq!(status(client.mount("/data").unwrap_err()), Status::NOENT);
     std::fs::create_dir(&elsewhere).unwrap();
     std::os::unix::fs::symlink(&elsewhere, &served.folder).unwrap();
+    // It is looked for once a second.
+    std::thread::sleep(Duration::from_millis(1100));
     assert_eq!(status(client.mount("/data").unwrap_err()), Status::NOENT);
     std::fs::remove_file(&served.folder).unwrap();
     std::fs::create_dir(&served.folder).unwrap();
     std::fs::write(served.folder.join("new"), "new").unwrap();
+    std::thread::sleep(Duration::from_millis(1100));
     let again = client.mount("/data").unwrap();
     client.lookup(&again, "new").unwrap();
     assert_eq!(status(client.lookup(&root, "new").unwrap_err()), Status::STALE);

@@ -176,6 +176,7 @@ fn what_no_call_may_do_is_refused_with_its_error() {
     let rmdir = |p: &str| MetaCall::Rmdir { path: path(p) };
     let open = |p: &str| MetaCall::Open { path: path(p), write: false };
     let symlink = |target: &[u8]| MetaCall::Symlink { path: path("new"), target: target.to_vec(), uid: 0, gid: 0 };
+    let takes = |name| MetaCall::SetAttr { target: at(name), set: SetAttr { takes: 0o2000, ..SetAttr::default() } };
     let attrs = |set| MetaCall::SetAttr { target: at("f"), set };
     let shared = |p: &str| MetaCall::Create { path: path(p), mode: 0, uid: 0, gid: 0, exclusive: false, layout: None };
     for (call, errno) in [
@@ -224,6 +225,9 @@ fn what_no_call_may_do_is_refused_with_its_error() {
         (MetaCall::Readdir { path: path("l"), after: vec![], max: 1 }, ELOOP),
         (attrs(SetAttr { uid: Some(u32::MAX), ..SetAttr::default() }), EINVAL),
         (attrs(SetAttr { gid: Some(u32::MAX), ..SetAttr::default() }), EINVAL),
+        (attrs(SetAttr { mode: Some(0o600), takes: 0o6000, ..SetAttr::default() }), EINVAL),
+        (takes("d"), EINVAL),
+        (takes("l"), EINVAL),
         (
             attrs(SetAttr { mtime: Some(SetTime::At(Time { secs: 0, nanos: 1_000_000_000 })), ..SetAttr::default() }),
             EINVAL,

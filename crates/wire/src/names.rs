@@ -24,8 +24,8 @@ pub enum Target {
 pub struct SetAttr {
     /// Permission bits.
     pub mode: Option<u32>,
-    /// Permission bits that are taken off those that the node has, in one step; not beside `mode`. Who may write a file may take its
-    /// set-user-id and set-group-id.
+    /// Permission bits that are taken off those that a regular file has, in one step; `EINVAL` beside `mode` and for other
+    /// nodes. Who may write a file may take its set-user-id and set-group-id.
     pub takes: u32,
     /// Owner.
     pub uid: Option<u32>,

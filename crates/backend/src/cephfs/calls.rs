@@ -7,7 +7,7 @@ use super::{CephTree, Node, Shared, api, outward, stale};
 use crate::nodes::Use;
 use crate::rules::{
     bears, check_range, check_removal, check_replacement, checked, goes_with_a_name, lacking, make_or_find,
-    may_by_mode, new_node, proper, seconds_of, space_of, wanted,
+    may_by_mode, mode_after, new_node, proper, seconds_of, space_of, wanted,
 };
 use crate::{
     Attr, Backend, Caller, DirEntry, Errno, Found, Handle, Kind, Make, Placement, Result, SetAttr, SetTime, Space,
@@ -134,10 +134,11 @@ impl Shared {
             let (uid, gid) = (set.uid.unwrap_or(0), set.gid.unwrap_or(0));
             inode.set_stat(caller, owner, |stat| (stat.uid, stat.gid) = (uid, gid)).map_err(stale)?;
         }
-        if let Some(mode) = set.mode {
+        let mode = mode_after(set, || self.see(node))?;
+        if let Some(mode) = mode {
             inode.set_stat(caller, api::SET_MODE, |stat| stat.mode = (mode & 0o7777) as u16).map_err(stale)?;
         }
-        if owner != 0 || set.mode.is_some() {
+        if owner != 0 || mode.is_some() {
             // Who has the file open must have the rights that it gives now.
             node.close_opens();
         }

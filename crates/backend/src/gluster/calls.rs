@@ -7,8 +7,8 @@ use super::volume::Object;
 use super::{GlusterVolume, Node, Shared, api, stale};
 use crate::nodes::Use;
 use crate::rules::{
-    check_removal, check_replacement, checked, goes_with_a_name, lacking, make_or_find, new_node, proper, seconds_of,
-    space_of,
+    check_removal, check_replacement, checked, goes_with_a_name, lacking, make_or_find, mode_after, new_node, proper,
+    seconds_of, space_of,
 };
 use crate::{
     Attr, Backend, Caller, DirEntry, Errno, Found, Handle, Kind, Make, Placement, Result, SetAttr, SetTime, Space,
@@ -142,11 +142,12 @@ impl Shared {
         if owner != 0 {
             object.set_stat(caller, stat, owner).map_err(stale)?;
         }
-        if let Some(mode) = set.mode {
+        let mode = mode_after(set, || self.see(node))?;
+        if let Some(mode) = mode {
             stat.st_mode = mode & 0o7777;
             object.set_stat(caller, stat, api::SET_MODE).map_err(stale)?;
         }
-        if owner != 0 || set.mode.is_some() {
+        if owner != 0 || mode.is_some() {
             // Who has the file open must have the rights that it gives now.
             node.close_opens();
         }

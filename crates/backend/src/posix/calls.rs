@@ -122,6 +122,7 @@ impl Shared {
                 let taken = (uid.is_some() || gid.is_some()) && mode & 0o6000 != 0;
                 taken || is_masked(mode) && mode & !attr.mode & 0o7000 != 0
             }),
+            takes: 0,
             uid,
             gid,
             size_bytes: set.size_bytes.filter(|size| *size != 0 && attr.kind == Kind::File),

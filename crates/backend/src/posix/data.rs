@@ -12,7 +12,7 @@ use impresario_base::set_id;
 use rustix::fs::{Advice, AtFlags, FallocateFlags, Mode, OFlags, SeekFrom, StatxFlags};
 use rustix::io::{Errno as Number, ReadWriteFlags};
 
-use super::metadata::may;
+use super::metadata::{may, take_bits};
 use super::paging::has_page;
 use super::{Files, Node, Open, Shared};
 use crate::nodes::{Descriptors, Use};
@@ -217,14 +217,10 @@ impl Shared {
         if left(AtFlags::STATX_DONT_SYNC)?.is_none() {
             return Ok(());
         }
-        // A change of the owner that changes none has the kernel take them in one step, so that rights that the owner sets at this
-        // moment stay. Other servers do nothing then, and a set-group-id without execution by the group stays for privileged ones.
-        let _ = rustix::fs::fchown(&open.fd, None, None); // what comes of it is looked at
-        let Some(mode) = left(AtFlags::STATX_FORCE_SYNC)? else { return Ok(()) };
-        match rustix::fs::fchmod(&open.fd, Mode::from_raw_mode(mode)) {
+        match take_bits(open.fd.as_fd(), true, || left(AtFlags::STATX_FORCE_SYNC)) {
             // A server below does not take this one for root; it sees to the writes of users itself.
-            Err(Number::PERM) if self.identity.sets_modes() => Ok(()),
-            taken => Ok(taken?),
+            Err(Errno(libc::EPERM)) if self.identity.sets_modes() => Ok(()),
+            taken => taken,
         }
     }
 

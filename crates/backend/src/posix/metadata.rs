@@ -4,11 +4,14 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::time::SystemTime;
 
 use impresario_base::machine::path_of;
-use rustix::fs::{AtFlags, CWD, Gid, Mode, Statx, StatxTimestamp, Timespec, Timestamps, UTIME_NOW, UTIME_OMIT, Uid};
+use impresario_base::set_id;
+use rustix::fs::{
+    AtFlags, CWD, Gid, Mode, Statx, StatxFlags, StatxTimestamp, Timespec, Timestamps, UTIME_NOW, UTIME_OMIT, Uid,
+};
 
 use super::{Node, Shared};
 use crate::rules::{kind_of, may_by_mode, seconds_of};
-use crate::{Attr, Caller, Errno, Result, SetAttr, SetTime};
+use crate::{Attr, Caller, Errno, Kind, Result, SetAttr, SetTime};
 
 pub(super) fn attr_of(stat: &Statx, fsid: u64) -> Result<Attr> {
     Ok(Attr {
@@ -73,7 +76,10 @@ impl Shared {
     /// Changes attributes as the caller. First what is most likely to be refused, last the times, which the others change.
     pub(super) fn change(&self, caller: &Caller, node: &Node, set: &SetAttr) -> Result<()> {
         let path = path_of(&node.fd);
-        let rights = set.uid.is_some() || set.gid.is_some() || set.mode.is_some();
+        let rights = set.uid.is_some() || set.gid.is_some() || set.mode.is_some() || set.takes != 0;
+        if set.takes != 0 && (set.mode.is_some() || node.kind != Kind::File) {
+            return Err(Errno(libc::EINVAL));
+        }
         if rights {
             let _acting = self.identity.act_as(caller)?;
             if set.uid.is_some() || set.gid.is_some() {
@@ -85,6 +91,19 @@ impl Shared {
             }
             if let Some(mode) = set.mode {
                 rustix::fs::chmodat(CWD, &path, Mode::from_raw_mode(mode & 0o7777), AtFlags::empty())?;
+            }
+            if set.takes != 0 {
+                let mode = || -> Result<u32> {
+                    let how = AtFlags::EMPTY_PATH | AtFlags::STATX_FORCE_SYNC;
+                    Ok(u32::from(rustix::fs::statx(&node.fd, "", how, StatxFlags::MODE)?.stx_mode) & 0o7777)
+                };
+                let left = |mode: u32| (mode & set.takes != 0).then_some(mode & !set.takes);
+                let seen = mode()?;
+                if left(seen).is_some() {
+                    // The kernel must take no others.
+                    let at_once = set_id::taken(seen, || true) & !set.takes == 0;
+                    take_bits(node.fd.as_fd(), at_once, || Ok(left(mode()?)))?;
+                }
             }
         }
         if rights {
@@ -101,6 +120,18 @@ impl Shared {
         }
         Ok(())
     }
+}
+
+/// Takes permission bits of a file. `left`: what of its mode is left without them, as its server says now; `None`: it has none of
+/// them. `at_once`: they are at least the set-id bits that a write takes.
+pub(super) fn take_bits(fd: BorrowedFd<'_>, at_once: bool, left: impl FnOnce() -> Result<Option<u32>>) -> Result<()> {
+    if at_once {
+        // A change of the owner that changes none has the kernel take them in one step, so that rights that the owner sets at this
+        // moment stay. Other servers do nothing then, and a set-group-id without execution by the group stays for privileged ones.
+        let _ = rustix::fs::chownat(fd, "", None, None, AtFlags::EMPTY_PATH); // what comes of it is looked at
+    }
+    let Some(mode) = left()? else { return Ok(()) };
+    Ok(rustix::fs::chmodat(CWD, path_of(fd), Mode::from_raw_mode(mode), AtFlags::empty())?)
 }
 
 #[cfg(test)]

@@ -3,12 +3,14 @@
 use std::fmt;
 use std::net::IpAddr;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use impresario_backend::{Attr, Backend, Caller, Handle, Kind};
 use impresario_base::lock::{Mutex, RwLock};
 pub use impresario_config::{AccessRules, Network, Squash};
 
 use crate::handles::export_number;
+use crate::protocol::Status;
 use crate::rpc::Credential;
 
 /// The rules of an export.
@@ -45,7 +47,7 @@ impl Rules {
     }
 }
 
-/// Opens a file system again, whose folder was removed and made anew.
+/// Opens a file system again, whose folder was removed and made anew. Asked at most once a second.
 pub type Reopen = Box<dyn Fn() -> Result<Arc<dyn Backend>, String> + Send + Sync>;
 
 /// What is to be exported.
@@ -99,13 +101,27 @@ impl fmt::Debug for Exports {
     }
 }
 
-/// An export as it is now.
+/// How long what was found in the place of a root that is no more holds for those who ask next.
+const LOOK_AGAIN: Duration = Duration::from_secs(1);
+
 struct Slot {
+    number: u32,
     now: RwLock<Arc<Export>>,
     folder: String,
+    /// That of the first root: an export stays on it.
+    fsid: u64,
     reopen: Option<Reopen>,
     /// Held while it is opened again.
-    renewing: Mutex<()>,
+    renewing: Mutex<Renewing>,
+}
+
+/// A root that is no more.
+#[derive(Default)]
+struct Renewing {
+    /// When a new one was looked for.
+    looked: Option<Instant>,
+    /// Why there was none, as the log has it.
+    told: Option<String>,
 }
 
 impl Exports {
@@ -120,7 +136,7 @@ impl Exports {
                 return Err(format!("the export {name} needs a name such as /data: a path without a slash at its end"));
             }
             let number = export_number(&name);
-            if let Some(other) = exports.iter().find(|other| other.number == number) {
+            if let Some(other) = exports.by_number(number) {
                 return Err(format!("the exports {name} and {} have one name or number; rename one", other.name));
             }
             let (root, attr) = find(&*backend, &folder).map_err(|why| format!("the export {name}: {why}"))?;
@@ -131,26 +147,54 @@ impl Exports {
             let lane = u16::try_from(lane).ok().filter(|lane| *lane < u16::MAX);
             let lane = lane.ok_or("the exports are of more than 65,535 file systems; let another server offer some")?;
             let now = RwLock::new(Arc::new(Export { name, number, backend, lane, root, rules }));
-            exports.0.push(Slot { now, folder, reopen, renewing: Mutex::default() });
+            exports.0.push(Slot { number, now, folder, fsid: attr.fsid, reopen, renewing: Mutex::default() });
         }
         Ok(exports)
     }
 
-    /// The export in the place of one whose root is no more: of the folder that was made anew. `None`: there is none.
-    pub(crate) fn renewed(&self, gone: &Arc<Export>) -> Option<Arc<Export>> {
-        let slot = self.0.iter().find(|slot| slot.now.read().number == gone.number)?;
-        let reopen = slot.reopen.as_ref()?;
-        let _renewing = slot.renewing.lock();
+    /// The export, or the one in its place where its root is no more.
+    pub(crate) fn present(&self, export: Arc<Export>) -> Result<Arc<Export>, Status> {
+        match export.backend.attr(&export.root) {
+            Err(error) if error.0 == libc::ESTALE => return self.renewed(&export),
+            // The log tells when it is no more again.
+            Ok(_) => {
+                let renewing = self.slot(export.number).and_then(|slot| slot.renewing.try_lock());
+                renewing.into_iter().for_each(|mut renewing| *renewing = Renewing::default());
+            }
+            Err(_) => {}
+        }
+        Ok(export)
+    }
+
+    /// The export in the place of one whose root is no more: of the folder that was made anew on the same file system. `NOENT`:
+    /// there is none, or was none a moment ago. `JUKEBOX`: another call is looking for it.
+    fn renewed(&self, gone: &Arc<Export>) -> Result<Arc<Export>, Status> {
+        let slot = self.slot(gone.number).ok_or(Status::NOENT)?;
+        let reopen = slot.reopen.as_ref().ok_or(Status::NOENT)?;
+        // To open it may take as long as its file system hangs.
+        let mut renewing = slot.renewing.try_lock().ok_or(Status::JUKEBOX)?;
         let now = slot.now.read().clone();
         if !Arc::ptr_eq(&now, gone) {
-            return Some(now);
+            return Ok(now);
         }
-        let opened = reopen().and_then(|backend| Ok((find(&*backend, &slot.folder)?.0, backend)));
-        let (root, backend) = opened
-            .inspect_err(|why| {
-                tracing::warn!(export = gone.name, "its folder is no more, and there is no new one: {why}")
-            })
-            .ok()?;
+        if renewing.looked.is_some_and(|looked| looked.elapsed() < LOOK_AGAIN) {
+            return Err(Status::NOENT);
+        }
+        let opened = reopen().and_then(|backend| Ok((find(&*backend, &slot.folder)?, backend)));
+        // A root is stale, too, whose file system went away below it. What is seen then is the folder below the mount point,
+        // which no client may be led to.
+        let opened = opened.and_then(|((root, attr), backend)| match attr.fsid == slot.fsid {
+            true => Ok((root, backend)),
+            false => Err("what is there now is on another file system; restart the server to serve that".into()),
+        });
+        renewing.looked = Some(Instant::now());
+        let (root, backend) = opened.map_err(|why: String| {
+            if renewing.told.as_ref() != Some(&why) {
+                tracing::warn!(export = gone.name, "its folder is no more, and there is no new one: {why}");
+                renewing.told = Some(why);
+            }
+            Status::NOENT
+        })?;
         tracing::warn!(
             export = gone.name,
             "its folder was removed and made anew; clients that have it mounted mount it again"
@@ -158,7 +202,8 @@ impl Exports {
         let (name, rules) = (gone.name.clone(), gone.rules.clone());
         let export = Arc::new(Export { name, number: gone.number, backend, lane: gone.lane, root, rules });
         *slot.now.write() = export.clone();
-        Some(export)
+        *renewing = Renewing::default();
+        Ok(export)
     }
 
     /// Number of lanes: one for each file system.
@@ -173,7 +218,11 @@ impl Exports {
 
     /// The export of that number.
     pub fn by_number(&self, number: u32) -> Option<Arc<Export>> {
-        self.iter().find(|export| export.number == number)
+        self.slot(number).map(|slot| slot.now.read().clone())
+    }
+
+    fn slot(&self, number: u32) -> Option<&Slot> {
+        self.0.iter().find(|slot| slot.number == number)
     }
 
     /// The export that a path to mount lies in: the one with the longest name, and the names below it.
@@ -209,6 +258,8 @@ fn find(backend: &dyn Backend, folder: &str) -> Result<(Handle, Attr), String> {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::atomic::{AtomicU32, Ordering};
+
     use super::*;
     use crate::testing::MemoryTree;
 
@@ -246,5 +297,80 @@ mod tests {
         assert!(Exports::new(vec![export("a")]).is_err() && Exports::new(vec![]).is_err());
         let lost = ExportSettings { folder: "x/y".into(), ..export("/a") };
         assert!(Exports::new(vec![lost]).unwrap_err().contains("x/y"));
+    }
+
+    /// An export whose folder is in the memory of a tree, and how often it was opened again.
+    fn reopened(
+        open: impl Fn() -> Result<Arc<MemoryTree>, String> + Send + Sync + 'static,
+    ) -> (Exports, Arc<AtomicU32>) {
+        let opened = Arc::new(AtomicU32::new(0));
+        let count = opened.clone();
+        let reopen: Reopen = Box::new(move || {
+            count.fetch_add(1, Ordering::SeqCst);
+            open().map(|tree| tree as Arc<dyn Backend>)
+        });
+        let (backend, rules) = (MemoryTree::new(), Rules::default());
+        let export = ExportSettings { name: "/a".into(), backend, folder: String::new(), rules, reopen: Some(reopen) };
+        (Exports::new(vec![export]).unwrap(), opened)
+    }
+
+    #[test]
+    fn a_folder_that_was_made_anew_takes_the_place_of_the_former() {
+        let (exports, opened) = reopened(|| Ok(MemoryTree::new()));
+        let gone = exports.iter().next().unwrap();
+        let new = exports.renewed(&gone).unwrap();
+        assert!(!Arc::ptr_eq(&new, &gone) && Arc::ptr_eq(&new, &exports.by_number(gone.number).unwrap()));
+        assert!(Arc::ptr_eq(&new, &exports.renewed(&gone).unwrap()), "for those who saw the former one");
+        assert_eq!(opened.load(Ordering::SeqCst), 1);
+    }
+
+    /// Such as the one below a mount point.
+    #[test]
+    fn what_is_on_another_file_system_takes_no_place() {
+        let (exports, _) = reopened(|| Ok(MemoryTree::on_another_device()));
+        let gone = exports.iter().next().unwrap();
+        assert_eq!(exports.renewed(&gone).unwrap_err(), Status::NOENT);
+        assert!(Arc::ptr_eq(&gone, &exports.by_number(gone.number).unwrap()));
+        assert!(exports.0[0].renewing.lock().told.as_ref().unwrap().contains("restart the server"));
+    }
+
+    #[test]
+    fn a_missing_folder_is_looked_for_once_a_second_at_most() {
+        let (exports, opened) = reopened(|| Err("it is not there".into()));
+        let (gone, began) = (exports.iter().next().unwrap(), Instant::now());
+        for _ in 0..1000 {
+            assert_eq!(exports.renewed(&gone).unwrap_err(), Status::NOENT);
+        }
+        let seconds = began.elapsed().as_secs_f64() / LOOK_AGAIN.as_secs_f64();
+        assert!(f64::from(opened.load(Ordering::SeqCst)) <= 1.0 + seconds, "{opened:?} in {seconds} s");
+    }
+
+    #[test]
+    fn nobody_waits_behind_a_file_system_that_hangs() {
+        let (entered, on) = std::sync::mpsc::channel();
+        let (go, may_go) = std::sync::mpsc::channel::<()>();
+        let (entered, may_go) = (Mutex::new(entered), Mutex::new(may_go));
+        let (exports, opened) = reopened(move || {
+            entered.lock().send(()).unwrap();
+            // Until the other end is gone.
+            let _ = may_go.lock().recv();
+            Ok(MemoryTree::new())
+        });
+        let gone = exports.iter().next().unwrap();
+        std::thread::scope(|threads| {
+            let hanging = threads.spawn(|| exports.renewed(&gone).map(|new| new.number));
+            on.recv().unwrap();
+            let other = threads.spawn(|| exports.renewed(&gone).map(|new| new.number));
+            let began = Instant::now();
+            while !other.is_finished() && began.elapsed() < Duration::from_secs(20) {
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            let waits = !other.is_finished();
+            drop(go);
+            assert!(!waits, "behind one that hangs");
+            assert_eq!(other.join().unwrap(), Err(Status::JUKEBOX));
+            assert_eq!(hanging.join().unwrap(), Ok(gone.number));
+        });
+        assert_eq!(opened.load(Ordering::SeqCst), 1);
     }
 }

@@ -93,7 +93,7 @@ pub fn serve(asker: &Asker<'_>, procedure: u32, args: &mut Reader<'_>, out: &mut
 
 /// The handle of a directory in an export; links are not followed.
 fn find(asker: &Asker<'_>, path: &str) -> Result<Vec<u8>, Status> {
-    let (mut export, below) = asker.service.exports.by_path(path).ok_or(Status::NOENT)?;
+    let (export, below) = asker.service.exports.by_path(path).ok_or(Status::NOENT)?;
     if !export.rules.access.admits(asker.peer.ip()) {
         // To others it is not there.
         return Err(Status::NOENT);
@@ -102,9 +102,7 @@ fn find(asker: &Asker<'_>, path: &str) -> Result<Vec<u8>, Status> {
         return Err(Status::ACCES);
     }
     // It may have been removed, and made anew.
-    if export.backend.attr(&export.root).is_err_and(|error| error.0 == libc::ESTALE) {
-        export = asker.service.exports.renewed(&export).ok_or(Status::NOENT)?;
-    }
+    let export = asker.service.exports.present(export)?;
     let server = crate::exports::server();
     let mut at = export.root;
     for name in below.split('/').filter(|name| !name.is_empty()) {

@@ -277,7 +277,7 @@ pub fn read_set(reader: &mut Reader<'_>) -> Result<SetAttr, Garbage> {
             _ => return Err(Garbage),
         })
     };
-    Ok(SetAttr { mode, uid, gid, size_bytes, atime: time(reader)?, mtime: time(reader)? })
+    Ok(SetAttr { mode, takes: 0, uid, gid, size_bytes, atime: time(reader)?, mtime: time(reader)? })
 }
 
 /// Writes the attributes to set.
@@ -344,7 +344,7 @@ mod tests {
             size_bytes in any::<Option<u64>>(),
             (atime, mtime) in (set_times(), set_times()),
         ) {
-            let set = SetAttr { mode, uid, gid, size_bytes, atime, mtime };
+            let set = SetAttr { mode, takes: 0, uid, gid, size_bytes, atime, mtime };
             let mut out = Writer::default();
             write_set(&mut out, &set);
             prop_assert_eq!(read_set(&mut Reader::new(&out.into_bytes())), Ok(set));

@@ -152,6 +152,7 @@ fn attributes_are_set_also_under_a_guard() {
     };
     let then = UNIX_EPOCH + Duration::from_secs(1_000_000_000);
     let wanted = SetAttr {
+        takes: 0,
         mode: Some(0o4711),
         uid: Some(7),
         gid: Some(8),

@@ -28,8 +28,15 @@ fn done(client: &mut Client, procedure: u32, args: Writer) {
     client.call(procedure, args).unwrap().good().unwrap();
 }
 
-const OWNED: SetAttr =
-    SetAttr { mode: Some(0o640), uid: Some(1000), gid: Some(1001), size_bytes: None, atime: None, mtime: None };
+const OWNED: SetAttr = SetAttr {
+    mode: Some(0o640),
+    takes: 0,
+    uid: Some(1000),
+    gid: Some(1001),
+    size_bytes: None,
+    atime: None,
+    mtime: None,
+};
 
 const STEPS: &[Step] = &[
     (

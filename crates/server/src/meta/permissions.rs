@@ -23,6 +23,7 @@ use impresario_transport::Proven;
 use impresario_wire::message::{
     ACL_ACCESS, MetaCall, NodeKind, Opened, Restriction, SetAttr, SetTime, Squashed, Target,
 };
+use rustix::fs::FileType;
 use rustix::io::Errno;
 
 use super::disk::PATH_FLAGS;
@@ -166,6 +167,7 @@ impl User {
 struct Owned {
     uid: u32,
     gid: u32,
+    /// With its kind.
     mode: u32,
     /// What its mode says, or more.
     acl: Acl,
@@ -454,7 +456,7 @@ impl Meta {
     }
 }
 
-fn path_of(target: &Target) -> &[u8] {
+pub(super) fn path_of(target: &Target) -> &[u8] {
     match target {
         Target::Path(path) => path,
         Target::Handle(_) => b"an open file",
@@ -475,8 +477,9 @@ fn map_owner(user: &User, uid: &mut u32, gid: &mut u32) {
 fn check_set(user: &User, node: &Owned, set: &SetAttr, path: &[u8], opened: Option<bool>) -> Outcome<()> {
     let is_theirs = owns(user, node);
     let may_write = || opened == Some(true) || may(user, node, WRITE);
-    // Whoever changes the bytes takes these away.
-    let takes_set_id = || set.takes & !SET_ID == 0 && may_write();
+    // Whoever changes the bytes takes these away. Those of a directory say which group new nodes get.
+    let is_file = FileType::from_raw_mode(node.mode) == FileType::RegularFile;
+    let takes_set_id = || is_file && set.takes & !SET_ID == 0 && may_write();
     let sets_mode = set.mode.is_some() || set.takes != 0 && !takes_set_id();
     let gives_away = set.uid.is_some_and(|uid| uid != node.uid);
     let group = set.gid.filter(|gid| *gid != node.gid);
@@ -566,18 +569,19 @@ mod tests {
         }
         assert!(set(roots, SetAttr { mode: Some(0o666), ..SetAttr::default() }).is_err());
         // Who may write takes set-id bits away, and nothing else.
-        let roots_set_id = &node(0, 0, 0o6666);
+        let file = |mode| node(0, 0, libc::S_IFREG | mode);
+        let roots_set_id = &file(0o6666);
         let mode = |mode| SetAttr { mode: Some(mode), ..SetAttr::default() };
         let takes = |takes| SetAttr { takes, ..SetAttr::default() };
         assert!([0o6000, 0o4000, 0o2000].into_iter().all(|bits| set(roots_set_id, takes(bits)).is_ok()));
         assert!([0o7000, 0o6001, 0o22].into_iter().all(|bits| set(roots_set_id, takes(bits)).is_err()));
         assert!(set(roots_set_id, mode(0o666)).is_err());
-        assert!(set(&node(0, 0, 0o6644), takes(0o6000)).is_err());
-        assert!(
-            check_set(ROOT, &node(0, 0, 0o6644), &takes(0o6000), b"f", Some(true)).is_ok(),
-            "it is open for writing"
-        );
-        assert!(check_set(ROOT, &node(0, 0, 0o6644), &takes(0o6000), b"f", Some(false)).is_err());
+        assert!(set(&file(0o6644), takes(0o6000)).is_err());
+        let through = |write| check_set(ROOT, &file(0o6644), &takes(0o6000), b"f", Some(write));
+        assert!(through(true).is_ok() && through(false).is_err(), "it is open for writing, or not");
+        for kind in [libc::S_IFDIR, libc::S_IFIFO, libc::S_IFSOCK, libc::S_IFCHR] {
+            assert!(set(&node(0, 0, kind | 0o2777), takes(0o2000)).is_err(), "a folder of a group stays so");
+        }
         set(roots, SetAttr { size: Some(0), mtime: Some(SetTime::Now), ..SetAttr::default() }).unwrap();
         let past = SetTime::At(impresario_wire::message::Time { secs: 1, nanos: 0 });
         assert!(set(roots, SetAttr { mtime: Some(past), ..SetAttr::default() }).is_err());

@@ -25,7 +25,7 @@ use super::listing::Listings;
 use super::locks::Locking;
 use super::objects::Objects;
 use super::opens::{Left, OpenFile, Opens, Pin, Session, SessionId, Sessions};
-use super::permissions::User;
+use super::permissions::{User, path_of};
 use super::removal::NameLocks;
 use super::status::{Operations, SESSION_END, SESSION_START, kind_of};
 use super::stores::Stores;
@@ -370,6 +370,9 @@ impl Meta {
             MetaCall::GetAttr { target: Target::Handle(handle) } => {
                 let pin = self.pin_handle(session, handle)?;
                 Answer::Attr(self.attr_of(&pin, &self.opens.path_of(pin.ino))?)
+            }
+            MetaCall::SetAttr { target, set } if set.takes != 0 && set.mode.is_some() => {
+                return Err(Errno::INVAL).explain("take and set permission bits at once of", path_of(&target));
             }
             MetaCall::SetAttr { target: Target::Path(path), set } => self.set_attr_at(who, &path, &set, user)?,
             MetaCall::SetAttr { target: Target::Handle(handle), set } => {

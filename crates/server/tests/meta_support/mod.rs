@@ -27,12 +27,16 @@ pub fn start(dir: &Path) -> Server {
 }
 
 pub fn start_with(options: MetaOptions, objects: Arc<MemoryObjects>) -> Server {
+    try_start_with(options, objects).unwrap()
+}
+
+pub fn try_start_with(options: MetaOptions, objects: Arc<MemoryObjects>) -> Result<Server, meta::StartError> {
     if meta::examine(&options.dir).unwrap() == meta::FolderState::Blank {
         meta::make(&options.dir, ClusterId(1), &BTreeMap::new()).unwrap();
     }
-    let service = Arc::new(MetaService::open(options, objects.clone()).unwrap());
+    let service = Arc::new(MetaService::open(options, objects.clone())?);
     let session = service.open_session(Who::default()).unwrap();
-    Server { service, objects, session }
+    Ok(Server { service, objects, session })
 }
 
 pub fn path(p: &str) -> Vec<u8> {

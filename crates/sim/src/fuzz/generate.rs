@@ -245,7 +245,7 @@ fn network(choices: &mut Choices) -> Network {
         server_bytes_per_s: rate(choices),
         quantum_bytes: choices.pick(&[1 << 10, 64 << 10]),
         header_bytes: choices.pick(&[0, 128]),
-        socket_bytes: choices.pick(&[4 << 10, 64 << 10]),
+        socket_bytes: choices.pick(&[4 << 10, 64 << 10, impresario_node::READY_MAX_BYTES]),
     }
 }
 

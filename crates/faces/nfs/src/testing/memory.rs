@@ -365,7 +365,7 @@ impl Backend for MemoryTree {
             SetTime::To(time) => time,
         };
         let attr = &mut node.attr;
-        attr.mode = set.mode.unwrap_or(attr.mode);
+        attr.mode = set.mode.unwrap_or(attr.mode) & !set.takes;
         attr.uid = set.uid.unwrap_or(attr.uid);
         attr.gid = set.gid.unwrap_or(attr.gid);
         attr.atime = set.atime.map_or(attr.atime, time);

@@ -70,11 +70,7 @@ fn attr_of(node: &Node) -> Attr {
     }
 }
 
-/// `mode` gives that of the node as it is now.
-fn change_of(
-    set: &SetAttr,
-    mode: impl FnOnce() -> impresario_backend::Result<u32>,
-) -> impresario_backend::Result<Change> {
+fn change_of(set: &SetAttr) -> Change {
     let when = |set: SetTime| match set {
         SetTime::Now => When::Now,
         SetTime::At(at) => {
@@ -84,18 +80,15 @@ fn change_of(
             When::To(whole.and_then(|whole| whole.checked_add(nanos)).unwrap_or(UNIX_EPOCH))
         }
     };
-    let mode = match set.takes {
-        0 => set.mode.map(|mode| mode & 0o7777),
-        takes => Some(mode()? & 0o7777).filter(|mode| mode & takes != 0).map(|mode| mode & !takes),
-    };
-    Ok(Change {
-        mode,
+    Change {
+        mode: set.mode.map(|mode| mode & 0o7777),
+        takes: set.takes,
         uid: set.uid,
         gid: set.gid,
         size_bytes: set.size,
         atime: set.atime.map(when),
         mtime: set.mtime.map(when),
-    })
+    }
 }
 
 /// The names of a path from the root.
@@ -125,15 +118,12 @@ impl Tree {
                 Answer::Attr(attr_of(&node))
             }
             MetaCall::SetAttr { target: Target::Path(path), set } => {
-                let node = self
-                    .find(&path)
-                    .and_then(|(handle, node)| backend.set_attr(caller, &handle, &change_of(&set, || Ok(node.mode))?));
+                let node = self.find(&path).and_then(|(handle, _)| backend.set_attr(caller, &handle, &change_of(&set)));
                 Answer::Attr(node.map(|node| attr_of(&node)).explain("change the attributes of", &path)?)
             }
             MetaCall::SetAttr { target: Target::Handle(handle), set } => {
                 let file = session.opened(handle)?;
-                let mode = || backend.attr(&file.handle).map(|node| node.mode);
-                let node = change_of(&set, mode).and_then(|set| backend.set_attr(caller, &file.handle, &set));
+                let node = backend.set_attr(caller, &file.handle, &change_of(&set));
                 let node = node.map_err(|error| self.failed(error, "changing an open file"))?;
                 Answer::Attr(attr_of(&node))
             }
