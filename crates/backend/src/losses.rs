@@ -3,6 +3,9 @@
 //! Linux tells such an error to every descriptor that was open when it happened, once (errseq_t). A server that closes and
 //! reopens descriptors must remember it.
 
+use std::collections::BTreeSet;
+use std::time::Instant;
+
 use impresario_base::lock::{Condvar, Mutex};
 use rustc_hash::FxHashMap;
 
@@ -18,6 +21,9 @@ struct State {
     all: Option<Errno>,
     /// Files with descriptors that are being synced to be closed.
     closing: FxHashMap<Handle, usize>,
+    /// Descriptors that nobody finds any more and that are not closed yet, by the order in which they left.
+    leaving: BTreeSet<u64>,
+    next_leave: u64,
 }
 
 /// The files with losses.
@@ -37,12 +43,34 @@ impl Losses {
         }
     }
 
-    /// The error that a sync of all files must tell, after closes of descriptors that are under way.
-    pub(crate) fn check_all(&self) -> Result<()> {
-        let closing: Vec<Handle> = self.state.lock().closing.keys().copied().collect();
-        closing.iter().try_for_each(|file| self.check(file))?;
+    /// The error that a sync of all files must tell, once all descriptors that have left by now are closed. `ETIMEDOUT`: some
+    /// of them were not by then.
+    pub(crate) fn check_all(&self, until: Instant) -> Result<()> {
         let state = self.state.lock();
+        let left = state.next_leave;
+        let are_leaving = |state: &mut State| state.leaving.first().is_some_and(|first| *first < left);
+        let wait = until.saturating_duration_since(Instant::now());
+        let (state, is_late) = self.closed.wait_timeout_while(state, wait, are_leaving);
+        if is_late {
+            return Err(Errno(libc::ETIMEDOUT));
+        }
         state.all.or_else(|| state.lost.values().next().copied()).map_or(Ok(()), Err)
+    }
+
+    /// A descriptor was taken out and is closed later: to be said while nobody can find that it is gone. Gives what
+    /// [`Losses::left`] is told.
+    pub(crate) fn leave(&self) -> u64 {
+        let mut state = self.state.lock();
+        let ticket = state.next_leave;
+        state.next_leave += 1;
+        state.leaving.insert(ticket);
+        ticket
+    }
+
+    /// The descriptor is closed, or in use again.
+    pub(crate) fn left(&self, ticket: u64) {
+        self.state.lock().leaving.remove(&ticket);
+        self.closed.notify_all();
     }
 
     /// What a sync said; remembers a failure that means a loss.
@@ -87,6 +115,10 @@ impl Losses {
 mod tests {
     use super::*;
 
+    fn check_all(losses: &Losses) -> Result<()> {
+        losses.check_all(Instant::now())
+    }
+
     fn file(number: u32) -> Handle {
         Handle::new(&number.to_le_bytes()).unwrap()
     }
@@ -94,11 +126,11 @@ mod tests {
     #[test]
     fn a_loss_is_told_from_then_on() {
         let losses = Losses::default();
-        assert_eq!((losses.check(&file(1)), losses.check_all()), (Ok(()), Ok(())));
+        assert_eq!((losses.check(&file(1)), check_all(&losses)), (Ok(()), Ok(())));
         assert_eq!(losses.observe(&file(1), Err(Errno(libc::EIO))), Err(Errno(libc::EIO)));
         assert_eq!(losses.observe(&file(1), Ok(())), Ok(()));
         assert_eq!(losses.check(&file(1)), Err(Errno(libc::EIO)));
-        assert_eq!((losses.check(&file(2)), losses.check_all()), (Ok(()), Err(Errno(libc::EIO))));
+        assert_eq!((losses.check(&file(2)), check_all(&losses)), (Ok(()), Err(Errno(libc::EIO))));
         losses.settle(&file(2), || Err(Errno(libc::ENOSPC)));
         assert_eq!(losses.check(&file(2)), Err(Errno(libc::ENOSPC)));
         // An interrupted sync loses nothing.
