@@ -356,7 +356,8 @@ pub trait Backend: Send + Sync + 'static {
     fn sync(&self, file: &Handle) -> Result<()>;
 
     /// Puts all that was written through this server on stable storage, files that it has closed since too. Fails, after it has tried
-    /// all of them, where bytes of any file may be lost, or were since the server started.
+    /// all of them, where bytes of any file may be lost; at once where any were since the server started. `ETIMEDOUT`: not all syncs and
+    /// closes that were under way have ended.
     fn sync_all(&self) -> Result<()>;
 
     /// Keeps a node usable by its handle when its last name is removed, as an open does, until as many calls of

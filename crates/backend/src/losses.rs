@@ -3,6 +3,9 @@
 //! Linux tells such an error to every descriptor that was open when it happened, once (errseq_t). A server that closes and
 //! reopens descriptors must remember it.
 
+use std::collections::BTreeSet;
+use std::time::Instant;
+
 use impresario_base::lock::{Condvar, Mutex};
 use rustc_hash::FxHashMap;
 
@@ -16,8 +19,13 @@ struct State {
     lost: FxHashMap<Handle, Errno>,
     /// Set when files no longer fit.
     all: Option<Errno>,
+    /// What a sync of the whole file system has said.
+    file_system: Option<Errno>,
     /// Files with descriptors that are being synced to be closed.
     closing: FxHashMap<Handle, usize>,
+    /// Descriptors that nobody finds any more and that are not closed yet, by the order in which they left.
+    leaving: BTreeSet<u64>,
+    next_leave: u64,
 }
 
 /// The files with losses.
@@ -37,20 +45,57 @@ impl Losses {
         }
     }
 
-    /// The error that a sync of all files must tell, after closes of descriptors that are under way.
-    pub(crate) fn check_all(&self) -> Result<()> {
-        let closing: Vec<Handle> = self.state.lock().closing.keys().copied().collect();
-        closing.iter().try_for_each(|file| self.check(file))?;
+    /// The error that a sync of all files must tell, once all descriptors that have left by now are closed. `ETIMEDOUT`: some
+    /// of them were not by then.
+    pub(crate) fn check_all(&self, until: Instant) -> Result<()> {
         let state = self.state.lock();
-        state.all.or_else(|| state.lost.values().next().copied()).map_or(Ok(()), Err)
+        let left = state.next_leave;
+        let are_leaving = |state: &mut State| state.leaving.first().is_some_and(|first| *first < left);
+        let wait = until.saturating_duration_since(Instant::now());
+        let (state, is_late) = self.closed.wait_timeout_while(state, wait, are_leaving);
+        if is_late {
+            return Err(Errno(libc::ETIMEDOUT));
+        }
+        state.of_any().map_or(Ok(()), Err)
+    }
+
+    /// The error that a sync of all files must tell already.
+    pub(crate) fn look(&self) -> Result<()> {
+        self.state.lock().of_any().map_or(Ok(()), Err)
+    }
+
+    /// Syncs the whole file system, for all or for what can be synced in no other way. A failure is told to all of them from then on:
+    /// the kernel says it only once, to whomever of them comes first. A file that is open has its own word of what it lost.
+    pub(crate) fn sync_file_system(&self, sync: impl FnOnce() -> Result<()>) -> Result<()> {
+        let synced = sync();
+        let mut state = self.state.lock();
+        if let Some(errno) = synced.err().filter(|errno| is_loss(*errno)) {
+            state.file_system.get_or_insert(errno);
+            tracing::warn!(error = %errno, "the file system lost bytes or names that were written");
+        }
+        synced.and(state.file_system.map_or(Ok(()), Err))
+    }
+
+    /// A descriptor was taken out and is closed later: to be said while nobody can find that it is gone. Gives what
+    /// [`Losses::left`] is told.
+    pub(crate) fn leave(&self) -> u64 {
+        let mut state = self.state.lock();
+        let ticket = state.next_leave;
+        state.next_leave += 1;
+        state.leaving.insert(ticket);
+        ticket
+    }
+
+    /// The descriptor is closed, or in use again.
+    pub(crate) fn left(&self, ticket: u64) {
+        self.state.lock().leaving.remove(&ticket);
+        self.closed.notify_all();
     }
 
     /// What a sync said; remembers a failure that means a loss.
     pub(crate) fn observe(&self, file: &Handle, synced: Result<()>) -> Result<()> {
         let Err(errno) = synced else { return Ok(()) };
-        // Others say that the call was not made: nothing was written, nothing forgotten.
-        let not_tried = [libc::EINTR, libc::EBADF, libc::EINVAL, libc::EROFS, libc::ENOSYS];
-        if !not_tried.contains(&errno.0) {
+        if is_loss(errno) {
             let mut state = self.state.lock();
             if state.lost.len() < FILES_MAX || state.lost.contains_key(file) {
                 state.lost.entry(*file).or_insert(errno);
@@ -83,9 +128,27 @@ impl Losses {
     }
 }
 
+impl State {
+    /// The loss of any file.
+    fn of_any(&self) -> Option<Errno> {
+        self.all.or(self.file_system).or_else(|| self.lost.values().next().copied())
+    }
+}
+
+/// Whether a sync that failed so may have lost bytes. Other numbers say that the call was not made: nothing was written,
+/// nothing forgotten.
+fn is_loss(errno: Errno) -> bool {
+    let not_tried = [libc::EINTR, libc::EBADF, libc::EINVAL, libc::EROFS, libc::ENOSYS];
+    !not_tried.contains(&errno.0)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    fn check_all(losses: &Losses) -> Result<()> {
+        losses.check_all(Instant::now())
+    }
 
     fn file(number: u32) -> Handle {
         Handle::new(&number.to_le_bytes()).unwrap()
@@ -94,16 +157,26 @@ mod tests {
     #[test]
     fn a_loss_is_told_from_then_on() {
         let losses = Losses::default();
-        assert_eq!((losses.check(&file(1)), losses.check_all()), (Ok(()), Ok(())));
+        assert_eq!((losses.check(&file(1)), check_all(&losses)), (Ok(()), Ok(())));
         assert_eq!(losses.observe(&file(1), Err(Errno(libc::EIO))), Err(Errno(libc::EIO)));
         assert_eq!(losses.observe(&file(1), Ok(())), Ok(()));
         assert_eq!(losses.check(&file(1)), Err(Errno(libc::EIO)));
-        assert_eq!((losses.check(&file(2)), losses.check_all()), (Ok(()), Err(Errno(libc::EIO))));
+        assert_eq!((losses.check(&file(2)), check_all(&losses)), (Ok(()), Err(Errno(libc::EIO))));
         losses.settle(&file(2), || Err(Errno(libc::ENOSPC)));
         assert_eq!(losses.check(&file(2)), Err(Errno(libc::ENOSPC)));
         // An interrupted sync loses nothing.
         assert_eq!(losses.observe(&file(3), Err(Errno(libc::EINTR))), Err(Errno(libc::EINTR)));
         assert_eq!(losses.check(&file(3)), Ok(()));
+    }
+
+    #[test]
+    fn what_a_sync_of_the_file_system_says_once_is_told_to_all_who_need_one() {
+        let (losses, lost) = (Losses::default(), Err(Errno(libc::EIO)));
+        let not_tried = Err(Errno(libc::EINTR));
+        assert_eq!((losses.sync_file_system(|| not_tried), losses.sync_file_system(|| Ok(()))), (not_tried, Ok(())));
+        assert_eq!(losses.sync_file_system(|| lost), lost);
+        assert_eq!((losses.sync_file_system(|| Ok(())), check_all(&losses), losses.look()), (lost, lost, lost));
+        assert_eq!(losses.check(&file(1)), Ok(()), "its own descriptor says what it lost");
     }
 
     #[test]

@@ -17,6 +17,12 @@ use crate::{Errno, Handle, Kind, Result};
 const SHARDS: usize = 32;
 /// Descriptors of one node at most: callers with other identities take the places of those that were idle longest.
 const OPENS_MAX: usize = 64;
+/// So long a sync of all files waits for syncs and closes that others have begun.
+const SYNC_ALL_WAIT: Duration = Duration::from_secs(20);
+/// How often it looks at a sync that it waits for.
+const SYNC_ALL_LOOK_EVERY: Duration = Duration::from_millis(2);
+/// [`Open::ticket`] of a descriptor that has not left.
+const STAYS: u64 = u64::MAX;
 
 /// The descriptors of a file system.
 pub(crate) trait Descriptors: 'static {
@@ -46,6 +52,8 @@ pub(crate) struct Node<D: Descriptors> {
     pub(crate) kind: Kind,
     /// Its last name was removed through this tree.
     gone: AtomicBool,
+    /// It was taken out of the table; changed with `opens` locked.
+    is_out: AtomicBool,
     /// Users for whom it stays when its last name is removed.
     pub(crate) holds: AtomicU32,
     opens: Mutex<Vec<Arc<Open<D>>>>,
@@ -78,6 +86,8 @@ pub(crate) struct Open<D: Descriptors> {
     used_ms: AtomicU64,
     /// Written through since the last sync.
     unsynced: AtomicBool,
+    /// By which the losses know that it has left; changed with the `opens` of its node locked.
+    ticket: AtomicU64,
     handle: Handle,
     losses: Arc<Losses>,
     _counted: Counted,
@@ -122,6 +132,24 @@ impl<D: Descriptors> Drop for Open<D> {
     fn drop(&mut self) {
         if self.unsynced.load(Ordering::Acquire) {
             self.losses.settle(&self.handle, || D::settle(&self.fd));
+        }
+        self.stay();
+    }
+}
+
+impl<D: Descriptors> Open<D> {
+    /// It is taken out and closed when its users are done: a sync of all files, which does not find it any more, waits for that.
+    fn leave(&self) {
+        if self.writes && self.ticket.load(Ordering::Relaxed) == STAYS {
+            self.ticket.store(self.losses.leave(), Ordering::Relaxed);
+        }
+    }
+
+    /// Nobody need wait for it.
+    fn stay(&self) {
+        match self.ticket.swap(STAYS, Ordering::Relaxed) {
+            STAYS => {}
+            ticket => self.losses.left(ticket),
         }
     }
 }
@@ -199,8 +227,40 @@ impl<D: Descriptors> Node<D> {
 
     /// Closes all descriptors for data once their present users are done, so that rights are checked anew.
     pub(crate) fn close_opens(&self) {
-        let closed = std::mem::take(&mut *self.opens.lock());
+        let mut opens = self.opens.lock();
+        opens.iter().for_each(|open| open.leave());
+        let closed = std::mem::take(&mut *opens);
+        drop(opens);
         drop(closed); // may sync; not under the lock
+    }
+
+    /// It is taken out of the table, which is locked.
+    fn leave(&self) {
+        let opens = self.opens.lock();
+        self.is_out.store(true, Ordering::Relaxed);
+        opens.iter().for_each(|open| open.leave());
+    }
+
+    /// It is in the table, which is locked.
+    fn stay(&self) {
+        let opens = self.opens.lock();
+        self.is_out.store(false, Ordering::Relaxed);
+        opens.iter().for_each(|open| open.stay());
+    }
+
+    /// Syncs what was written, after a sync that others have begun. `ETIMEDOUT`: that one has not ended by then.
+    fn sync_behind_others(&self, losses: &Losses, until: Instant) -> Result<()> {
+        let _syncing = loop {
+            // First, as a descriptor that is being synced does not count as unsynced.
+            if let Some(syncing) = self.syncing.try_lock() {
+                break syncing;
+            }
+            if Instant::now() >= until {
+                return Err(Errno(libc::ETIMEDOUT));
+            }
+            std::thread::sleep(SYNC_ALL_LOOK_EVERY);
+        };
+        self.sync_written(losses).map(drop)
     }
 
     fn close_idle(&self, before_ms: u64) {
@@ -208,6 +268,7 @@ impl<D: Descriptors> Node<D> {
         opens.retain(|open| {
             let keep = open.used_ms.load(Ordering::Relaxed) >= before_ms || Arc::strong_count(open) > 1;
             if !keep {
+                open.leave();
                 closed.push(open.clone());
             }
             keep
@@ -239,6 +300,15 @@ pub(crate) struct Nodes<D: Descriptors> {
 
 struct Shard<D: Descriptors> {
     by_handle: FxHashMap<Handle, (Arc<Node<D>>, u64)>,
+}
+
+impl<D: Descriptors> Shard<D> {
+    /// Takes a node out, to be let go when nothing is locked any more.
+    fn take(&mut self, handle: &Handle) -> Option<Arc<Node<D>>> {
+        let (node, _) = self.by_handle.remove(handle)?;
+        node.leave();
+        Some(node)
+    }
 }
 
 impl<D: Descriptors> Default for Shard<D> {
@@ -281,6 +351,7 @@ impl<D: Descriptors> Nodes<D> {
             fileid,
             kind,
             gone: AtomicBool::new(false),
+            is_out: AtomicBool::new(false),
             holds: AtomicU32::new(0),
             opens: Mutex::default(),
             syncing: Mutex::default(),
@@ -315,6 +386,7 @@ impl<D: Descriptors> Nodes<D> {
             position: Mutex::new(0),
             used_ms: AtomicU64::new(now_ms),
             unsynced: AtomicBool::new(false),
+            ticket: AtomicU64::new(STAYS),
             handle: node.handle,
             losses: self.losses.clone(),
             _counted: Counted::new(&self.count),
@@ -322,6 +394,10 @@ impl<D: Descriptors> Nodes<D> {
         let mut opens = node.opens.lock();
         let idle_longest = || (0..opens.len()).min_by_key(|&n| opens[n].used_ms.load(Ordering::Relaxed));
         let closed = if opens.len() >= OPENS_MAX { idle_longest() } else { None }.map(|n| opens.swap_remove(n));
+        closed.iter().for_each(|open| open.leave());
+        if node.is_out.load(Ordering::Relaxed) {
+            open.leave();
+        }
         opens.push(open.clone());
         drop(opens);
         drop(closed); // may sync; not under the lock
@@ -347,7 +423,7 @@ impl<D: Descriptors> Nodes<D> {
         let mut shard = self.shard(handle);
         let Some((node, _)) = shard.by_handle.get(handle).filter(|(node, _)| is_it(node)) else { return };
         node.gone.store(true, Ordering::Release);
-        let node = if node.is_gone() { shard.by_handle.remove(handle).map(|(node, _)| node) } else { None };
+        let node = if node.is_gone() { shard.take(handle) } else { None };
         drop(shard);
         self.close(node);
     }
@@ -360,6 +436,7 @@ impl<D: Descriptors> Nodes<D> {
         let (used, _) = shard.by_handle.entry(node.handle).or_insert_with(|| (node.clone(), now_ms));
         used.holds.fetch_add(1, Ordering::AcqRel);
         let held = used.clone();
+        held.stay();
         drop(shard);
         self.by_fileid.lock().insert(node.fileid, node.handle);
         held
@@ -371,7 +448,7 @@ impl<D: Descriptors> Nodes<D> {
         let Some((node, _)) = shard.by_handle.get(handle) else { return };
         let fewer = |holds: u32| holds.checked_sub(1);
         let _ = node.holds.fetch_update(Ordering::AcqRel, Ordering::Acquire, fewer); // held by nothing: nothing ends
-        let node = if node.is_gone() { shard.by_handle.remove(handle).map(|(node, _)| node) } else { None };
+        let node = if node.is_gone() { shard.take(handle) } else { None };
         drop(shard);
         self.close(node);
     }
@@ -394,6 +471,9 @@ impl<D: Descriptors> Nodes<D> {
             let (mut idle_nodes, mut used) = (Vec::new(), Vec::new());
             shard.lock().by_handle.retain(|_, (node, used_ms)| {
                 let keep = *used_ms >= before_ms || !node.is_idle();
+                if !keep {
+                    node.leave();
+                }
                 if keep { &mut used } else { &mut idle_nodes }.push(node.clone());
                 keep
             });
@@ -410,25 +490,29 @@ impl<D: Descriptors> Nodes<D> {
                 let mut shard = shard.lock();
                 let closed = shard.by_handle.iter().filter(|(_, (node, _))| node.is_idle());
                 let closed: Vec<Handle> = closed.map(|(handle, _)| *handle).collect();
-                closed.iter().filter_map(|handle| shard.by_handle.remove(handle)).map(|(node, _)| node).collect()
+                closed.iter().filter_map(|handle| shard.take(handle)).collect()
             };
             self.close(all);
         }
     }
 
-    /// Syncs all files with writes that were not synced, whatever becomes of one.
+    /// Syncs all files with writes that were not synced, whatever becomes of one, and waits for what others sync or close.
     pub(crate) fn sync_all(&self) -> Result<()> {
+        self.sync_all_until(Instant::now() + SYNC_ALL_WAIT)
+    }
+
+    /// `ETIMEDOUT`: a sync or a close that others had begun has not ended by then.
+    fn sync_all_until(&self, until: Instant) -> Result<()> {
         let mut synced = Ok(());
         for shard in &self.shards {
-            let nodes: Vec<_> = shard.lock().by_handle.values().map(|(node, _)| node.clone()).collect();
+            let files = |(node, _): &&(Arc<Node<D>>, u64)| node.kind == Kind::File;
+            let nodes: Vec<_> = shard.lock().by_handle.values().filter(files).map(|(node, _)| node.clone()).collect();
             for node in nodes {
-                if node.opens.lock().iter().any(|open| open.unsynced.load(Ordering::Acquire)) {
-                    let _syncing = node.syncing.lock();
-                    synced = synced.and(node.sync_written(&self.losses).map(drop));
-                }
+                synced = synced.and(node.sync_behind_others(&self.losses, until));
             }
         }
-        synced.and_then(|()| self.losses.check_all())
+        // What was taken out before the loop came to it has left by now.
+        synced.and_then(|()| self.losses.check_all(until))
     }
 
     /// Descriptors that are open now.
@@ -444,7 +528,7 @@ impl<D: Descriptors> Nodes<D> {
             let free = |(handle, (node, _)): &(&Handle, &(Arc<Node<D>>, u64))| *handle != keep && node.is_idle();
             let oldest = shard.by_handle.iter().filter(free).min_by_key(|(_, (_, used_ms))| *used_ms);
             let Some(oldest) = oldest.map(|(handle, _)| *handle) else { break };
-            let Some((node, _)) = shard.by_handle.remove(&oldest) else { break };
+            let Some(node) = shard.take(&oldest) else { break };
             over = over.saturating_sub(1 + node.opens.lock().len());
             evicted.push(node);
         }
@@ -505,6 +589,113 @@ mod tests {
         assert!(!fresh.is_gone() && nodes.get(&handle).is_some_and(|node| Arc::ptr_eq(&node, &fresh)));
         nodes.set_gone(7);
         assert!(fresh.is_gone() && nodes.get(&handle).is_none());
+    }
+
+    /// Its syncs end when they may, and fail if they are to.
+    struct Slow;
+
+    #[derive(Default)]
+    struct SlowSync {
+        begun: AtomicBool,
+        ends: AtomicBool,
+        fails: bool,
+    }
+
+    impl Descriptors for Slow {
+        type Name = ();
+        type Open = Arc<SlowSync>;
+
+        fn sync(open: &Arc<SlowSync>) -> Result<()> {
+            open.begun.store(true, Ordering::Release);
+            impresario_testing::until("the sync may end", || open.ends.load(Ordering::Acquire));
+            if open.fails { Err(Errno(libc::EIO)) } else { Ok(()) }
+        }
+    }
+
+    /// A file that was written; its sync does not end before it may.
+    fn written(nodes: &Nodes<Slow>, fails: bool) -> (Arc<Node<Slow>>, Arc<SlowSync>) {
+        let node = nodes.insert(Handle::new(b"node").unwrap(), (), 7, Kind::File);
+        let sync = Arc::new(SlowSync { fails, ..SlowSync::default() });
+        drop(nodes.add_open(&node, sync.clone(), 0, (true, true)).changing());
+        (node, sync)
+    }
+
+    const TIMED_OUT: Result<()> = Err(Errno(libc::ETIMEDOUT));
+
+    #[test]
+    fn a_sync_of_all_waits_for_one_that_is_running() {
+        for fails in [false, true] {
+            let losses = Arc::<Losses>::default();
+            let nodes = Nodes::<Slow>::new(16, losses.clone());
+            let (node, sync) = written(&nodes, fails);
+            std::thread::scope(|scope| {
+                scope.spawn(|| {
+                    let _syncing = node.syncing.lock();
+                    let _ = node.sync_written(&losses); // told below
+                });
+                impresario_testing::until("it is running", || sync.begun.load(Ordering::Acquire));
+                assert_eq!(nodes.sync_all_until(Instant::now()), TIMED_OUT, "it has not ended");
+                sync.ends.store(true, Ordering::Release);
+                assert_eq!(nodes.sync_all(), if fails { Err(Errno(libc::EIO)) } else { Ok(()) });
+            });
+        }
+    }
+
+    #[test]
+    fn a_sync_of_all_waits_for_what_was_taken_out_and_is_not_closed() {
+        type TakeOut = fn(&Nodes<Slow>, Arc<Node<Slow>>);
+        let ways: [(&str, TakeOut); 6] = [
+            ("rights are checked anew", |_, node| node.close_opens()),
+            ("another caller needs its place", |nodes, node| {
+                for caller in 1..=OPENS_MAX as u64 {
+                    nodes.add_open(&node, Arc::default(), caller, (true, true));
+                }
+            }),
+            ("the node is idle", |nodes, node| {
+                drop(node);
+                std::thread::sleep(Duration::from_millis(2));
+                nodes.close_idle(Duration::ZERO);
+            }),
+            ("all are closed", |nodes, node| {
+                drop(node);
+                nodes.close_all();
+            }),
+            ("others need its descriptors", |nodes, node| {
+                drop(node);
+                for n in 0..2000_u64 {
+                    nodes.insert(Handle::new(&n.to_le_bytes()).unwrap(), (), 100 + n, Kind::File);
+                }
+            }),
+            ("it is removed", |nodes, node| {
+                nodes.hold(&node);
+                nodes.set_gone(node.fileid);
+                nodes.release(&node.handle);
+            }),
+        ];
+        for (way, take_out) in ways {
+            let nodes = Nodes::<Slow>::new(1, Arc::default());
+            let (node, sync) = written(&nodes, true);
+            sync.ends.store(true, Ordering::Release);
+            // Whoever closes it has not come to that yet.
+            let closing = node.any_open();
+            take_out(&nodes, node);
+            assert_eq!(nodes.sync_all_until(Instant::now()), TIMED_OUT, "{way}");
+            assert!(!sync.begun.load(Ordering::Acquire), "{way}: it was not out");
+            drop(closing);
+            assert_eq!(nodes.sync_all(), Err(Errno(libc::EIO)), "{way}");
+        }
+    }
+
+    #[test]
+    fn a_node_that_is_held_again_is_not_waited_for() {
+        let nodes = Nodes::<Slow>::new(16, Arc::default());
+        let (node, sync) = written(&nodes, false);
+        nodes.set_gone(node.fileid);
+        sync.ends.store(true, Ordering::Release);
+        assert_eq!(nodes.sync_all_until(Instant::now()), TIMED_OUT);
+        nodes.hold(&node);
+        assert_eq!(nodes.sync_all_until(Instant::now()), Ok(()));
+        assert!(sync.begun.load(Ordering::Acquire));
     }
 
     #[test]

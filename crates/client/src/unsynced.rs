@@ -15,8 +15,6 @@ use rustc_hash::FxHashMap;
 /// Entries of a generation; twice as many are kept at most. What is older is forgotten: a file that was written
 /// and not synced before tens of thousands of others were written.
 const GENERATION_MAX: usize = 1 << 15;
-/// The state of no server: what was written may be lost, whatever the next sync finds.
-const IN_DOUBT: u64 = u64::MAX;
 
 /// Writes without a sync since, per data server and file.
 #[derive(Default)]
@@ -53,22 +51,18 @@ impl Unsynced {
         self.writes.load(Ordering::Relaxed)
     }
 
-    /// All that was written through the server of an I/O node was synced, or failed to be, since `writes` were noted. False if that
-    /// says too little to leave the node: more was written meanwhile, or what may be lost is forgotten.
-    pub(crate) fn note_sync_of_all(&self, writes: u64, lanes: &[LaneState], errno: i32) -> bool {
+    /// All that was written through the server of an I/O node was synced since `writes` were noted. False if more was
+    /// written meanwhile: that says too little to leave the node.
+    pub(crate) fn note_sync_of_all(&self, writes: u64, lanes: &[LaneState]) -> bool {
         let mut generations = self.generations.lock();
         if self.writes.load(Ordering::Relaxed) != writes {
             return false;
         }
-        if errno == 0 {
-            let is_synced = |server: u16, state: u64| lanes.contains(&LaneState { server, state });
-            // What was first written through another node is judged by that one's state.
-            generations.iter_mut().for_each(|g| g.retain(|(server, _), state| !is_synced(*server, *state)));
-            self.has_forgotten.store(false, Ordering::Relaxed);
-        } else {
-            generations.iter_mut().flat_map(FxHashMap::values_mut).for_each(|state| *state = IN_DOUBT);
-        }
-        !self.has_forgotten.load(Ordering::Relaxed)
+        let is_synced = |server: u16, state: u64| lanes.contains(&LaneState { server, state });
+        // What was first written through another node is judged by that one's state.
+        generations.iter_mut().for_each(|g| g.retain(|(server, _), state| !is_synced(*server, *state)));
+        self.has_forgotten.store(false, Ordering::Relaxed);
+        true
     }
 
     /// Everything that was written is synced. False, once something was forgotten, until all is synced at once.
@@ -132,7 +126,7 @@ mod tests {
     }
 
     #[test]
-    fn a_sync_of_all_settles_what_was_written_before_it_and_doubts_all_when_it_fails() {
+    fn a_sync_of_all_settles_what_was_written_before_it() {
         let (a, b) = (1 << 32, 2 << 32);
         let lane = |incarnation| LaneState::new(0, incarnation, 0);
         let unsynced = Unsynced::default();
@@ -140,13 +134,10 @@ mod tests {
         unsynced.note_write(FileKey(2), lane(b));
         let writes = unsynced.writes();
         unsynced.note_write(FileKey(2), lane(b));
-        assert!(!unsynced.note_sync_of_all(writes, &[lane(b)], 0), "written meanwhile");
-        assert!(unsynced.note_sync_of_all(unsynced.writes(), &[lane(b)], 0) && !unsynced.is_empty());
+        assert!(!unsynced.note_sync_of_all(writes, &[lane(b)]), "written meanwhile");
+        assert!(unsynced.note_sync_of_all(unsynced.writes(), &[lane(b)]) && !unsynced.is_empty());
         assert!(unsynced.note_sync(FileKey(2), lane(a)), "it is synced");
         assert!(!unsynced.note_sync(FileKey(1), lane(b)), "it was written through a node that was lost");
-        unsynced.note_write(FileKey(3), lane(b));
-        assert!(unsynced.note_sync_of_all(unsynced.writes(), &[lane(b)], libc::EIO));
-        assert!(!unsynced.note_sync(FileKey(3), lane(b)) && unsynced.note_sync(FileKey(3), lane(b)), "told once");
     }
 
     #[test]
@@ -162,7 +153,6 @@ mod tests {
         (0..4 * GENERATION_MAX as u64).for_each(|key| _ = unsynced.forget(0, FileKey(key)));
         assert!(!unsynced.is_empty(), "what was forgotten is not synced");
         let lanes = [LaneState::new(0, 7 << 32, 0)];
-        assert!(!unsynced.note_sync_of_all(unsynced.writes(), &lanes, libc::EIO), "nor known to be lost");
-        assert!(unsynced.note_sync_of_all(unsynced.writes(), &lanes, 0) && unsynced.is_empty());
+        assert!(unsynced.note_sync_of_all(unsynced.writes(), &lanes) && unsynced.is_empty());
     }
 }

@@ -267,16 +267,21 @@ impl Objects for DataServers {
         let ask = |link| Op { link, call: Call::Status, payload: &[], into: None };
         let ops = || asked.iter().map(|(_, (link, _))| ask(link.as_ref())).collect();
         let answers = waiting_elsewhere(|| exchange(ops(), deadline));
+        let mut unknown = None;
         for ((number, _), reply) in asked.iter().zip(answers) {
             let Some(space) = spaces.get_mut(*number) else { continue };
-            match reply {
-                Ok(reply) => *space = Space { told: Some(Store::told(&reply.answer)?), silent: None },
+            match reply.map_err(failed).and_then(|reply| Store::told(&reply.answer)) {
+                Ok(store) => *space = Space { told: Some(store), silent: None },
                 // What is free is an estimate at any time: one server that is away must not make it unknown.
                 Err(_) if space.told.is_some() => space.silent = Some(Instant::now()),
-                Err(error) => return Err(failed(error)),
+                Err(error) => unknown = Some(error),
             }
         }
+        // Before it fails: what the others have told counts when they are silent themselves.
         self.spaces.lock().clone_from(&spaces);
+        if let Some(error) = unknown {
+            return Err(error);
+        }
         let stores = servers.iter().zip(spaces).filter(|((_, (_, state)), _)| exists(state));
         let stores = stores.filter_map(|((_, (_, state)), space)| {
             Some(Store { is_active: *state == DataState::Active, ..space.told? })
@@ -391,6 +396,8 @@ mod tests {
         let mut started = vec![start("data.0"), start("data.1")];
         let servers = DataServers::of(&config, "meta", Arc::default(), None, None).unwrap();
         assert!(servers.statfs().is_err(), "one has never told its space");
+        let told: Vec<_> = servers.spaces.lock().iter().map(|space| space.told.is_some()).collect();
+        assert_eq!(told, [true, true, false], "what the others have told is kept");
         started.push(start("data.2"));
         let before = servers.statfs().unwrap();
         assert!(before.total_bytes > 0);

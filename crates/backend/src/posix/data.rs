@@ -290,6 +290,11 @@ impl Shared {
         node.share_sync(|| self.sync_now(node))
     }
 
+    /// Syncs all that the file system has, in one call.
+    pub(super) fn sync_file_system(&self) -> Result<()> {
+        self.losses.sync_file_system(|| Ok(rustix::fs::syncfs(&self.folder)?))
+    }
+
     fn sync_now(&self, node: &Node) -> Result<()> {
         let _syncing = node.syncing.lock();
         if node.sync_written(&self.losses)? {
@@ -300,7 +305,7 @@ impl Shared {
         let opened = node.any_open().map_or_else(|| self.open_for(self.identity.own(), node, what), Ok);
         let open = match opened {
             // Links, pipes and devices are not opened, nor what the server may not read: they are stable when all is.
-            Err(Errno(libc::EINVAL | libc::EACCES)) => return Ok(rustix::fs::syncfs(&self.folder)?),
+            Err(Errno(libc::EINVAL | libc::EACCES)) => return self.sync_file_system(),
             opened => opened?,
         };
         match self.losses.observe(&node.handle, Files::sync(&open.fd)) {
