@@ -13,10 +13,11 @@
 //! | 640..644 | `closed`: 1 when the manager drains no more | manager |
 //! | 768..776 | `helper`: the client's number while the program is to give hints itself, else 0 | manager |
 //! | 896..912 | `unseen`: bytes, and rings of io_uring, that cannot be told of | producers |
-//! | 1024..1028 | `small`: files of at most this many bytes may be passed over; 0: none | manager |
+//! | 1024..1028 | reserved, 0: what earlier libraries take for "a lull is now" | nobody |
 //! | 1152..1160 | `passed_over`: bytes read of files passed over | producers |
 //! | 1280..1288 | `waited`: nanoseconds that reads of these files have waited | producers |
 //! | 1408..1416 | `lull`: small files are passed over while `waited` is below this | manager |
+//! | 1416..1420 | `small`: files of at most this many bytes may be passed over; 0: none | manager |
 //! | 4096.. | slots of 40 bytes: `seq`, then the four words of an access | producers |
 //!
 //! Position `p` is in slot `p mod slots` and complete when that slot's `seq` is `p + 1`. Positions begin at the ring's
@@ -54,10 +55,10 @@ const CLOSED_AT: usize = 640;
 const HELPER_AT: usize = 768;
 const UNSEEN_AT: usize = 896;
 const UNSEEN_RINGS_AT: usize = 904;
-const SMALL_AT: usize = 1024;
 const PASSED_OVER_AT: usize = 1152;
 const WAITED_AT: usize = 1280;
 const LULL_AT: usize = 1408;
+const SMALL_AT: usize = 1416;
 
 /// Bytes of a ring's shared memory; `slots` is at most [`SLOTS_MAX`].
 pub const fn ring_bytes(slots: u32) -> usize {
@@ -212,6 +213,23 @@ impl Cells for Mapped {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// A library of the first release would pass small files over for ever.
+    #[test]
+    fn a_new_manager_tells_an_earlier_library_of_no_lull() {
+        let mut memory = vec![0u64; ring_bytes(SLOTS_MIN) / 8 + 512];
+        let start = memory.as_mut_ptr().cast::<u8>();
+        // SAFETY: still inside, since that much more was asked for.
+        let start = unsafe { start.add(start.align_offset(4096)) };
+        // SAFETY: so many bytes from a page's start on, which live until the end of this test.
+        let mapped = unsafe { Mapped::new(NonNull::new(start).unwrap(), SLOTS_MIN) };
+        mapped.initialize(1);
+        mapped.small().store(u32::MAX, Ordering::Relaxed);
+        mapped.lull().store(u64::MAX, Ordering::Relaxed);
+        assert_eq!(mapped.u64_at(1024).load(Ordering::Relaxed), 0);
+        let words = [mapped.small().load(Ordering::Relaxed).into(), mapped.lull().load(Ordering::Relaxed)];
+        assert_eq!(words, [u64::from(u32::MAX), u64::MAX], "they stand apart");
+    }
 
     #[test]
     fn only_allowed_sizes_are_rings() {

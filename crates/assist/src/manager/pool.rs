@@ -419,7 +419,9 @@ impl Pool {
         let waited = state.closes_since.is_some_and(|since| since.elapsed() >= CLOSED_WITHIN);
         if state.closes > 0 && (at_once || state.closes >= CLOSED_AT_ONCE || waited) {
             (state.closes, state.closes_since) = (0, None);
-            self.grow(&mut state);
+            if state.idle == 0 {
+                self.grow(&mut state);
+            }
             drop(state);
             self.work.notify_one();
         }
@@ -548,10 +550,11 @@ impl Pool {
                 state.idle -= 1;
                 state.jobs_begun += 1;
                 let number = state.jobs_begun;
+                let is_held_up = state.since.values().any(|since| since.elapsed() >= CLOSED_WITHIN);
                 state.since.insert(number, Instant::now());
                 // Another worker for the next hint, of this file or another. To close files one after the other takes less time than to
-                // wake a worker for each.
-                if !state.ready.is_empty() && !state.waiting_of.is_empty() {
+                // wake a worker for each, unless one of them hangs: this one may, too.
+                if !state.ready.is_empty() && (is_held_up || !state.waiting_of.is_empty()) {
                     self.grow(&mut state);
                     self.work.notify_one();
                 }
@@ -892,6 +895,42 @@ mod tests {
             pool.begin_closing(false);
             few()
         });
+        pool.stop(Duration::from_secs(20));
+    }
+
+    /// A socket whose close waits until its peer, the second one, is gone.
+    fn hanging_close() -> (OwnedFd, OwnedFd) {
+        use std::io::Write;
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let mut socket = std::net::TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let peer = listener.accept().unwrap().0;
+        rustix::net::sockopt::set_socket_linger(&socket, Some(Duration::from_secs(60))).unwrap();
+        socket.set_nonblocking(true).unwrap();
+        while socket.write(&[0; 1 << 16]).is_ok() {}
+        socket.set_nonblocking(false).unwrap();
+        (socket.into(), peer.into())
+    }
+
+    #[test]
+    fn no_file_waits_behind_closes_that_hang() {
+        let (send, _done) = mpsc::channel();
+        let pool = Pool::start(4, 3, Backends::default(), send, || {}).unwrap();
+        let ((first, first_peer), (second, second_peer)) = (hanging_close(), hanging_close());
+        let close = |ino, fd: OwnedFd| {
+            let target = Target { fd: Arc::new(fd.into()), ..target(ino, 1) };
+            assert!(pool.submit(target, Work::Close { last: true }));
+        };
+        close(1, first);
+        pool.begin_closing(true);
+        let hangs = || pool.locked().since.values().any(|since| since.elapsed() >= 2 * CLOSED_WITHIN);
+        impresario_testing::until("the first one hangs", hangs);
+        close(2, second);
+        let last = target(3, 1);
+        let open = Arc::downgrade(&last.fd);
+        assert!(pool.submit(last, Work::Close { last: true }));
+        pool.begin_closing(true);
+        impresario_testing::until("the one behind them is closed", || open.strong_count() == 0);
+        drop((first_peer, second_peer));
         pool.stop(Duration::from_secs(20));
     }
 

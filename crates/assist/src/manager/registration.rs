@@ -86,15 +86,24 @@ struct Stat {
 
 fn stat(fd: BorrowedFd<'_>) -> Option<Stat> {
     let how = AtFlags::EMPTY_PATH | AtFlags::STATX_DONT_SYNC;
-    let wanted = StatxFlags::TYPE | StatxFlags::INO | StatxFlags::SIZE | StatxFlags::NLINK | StatxFlags::MTIME;
+    let wanted = StatxFlags::TYPE
+        | StatxFlags::INO
+        | StatxFlags::SIZE
+        | StatxFlags::NLINK
+        | StatxFlags::MTIME
+        | StatxFlags::CTIME;
     let stat = rustix::fs::statx(fd, c"", how, wanted).ok()?;
-    let changed_s = u64::try_from(stat.stx_mtime.tv_sec).unwrap_or(0);
+    let unix_ns = |time: rustix::fs::StatxTimestamp| {
+        let s = u64::try_from(time.tv_sec).unwrap_or(0);
+        s.saturating_mul(1_000_000_000).saturating_add(time.tv_nsec.into())
+    };
     let dev = rustix::fs::makedev(stat.stx_dev_major, stat.stx_dev_minor);
     Some(Stat {
         file_type: FileType::from_raw_mode(stat.stx_mode.into()),
         id: FileId { dev, ino: stat.stx_ino },
         size_bytes: stat.stx_size,
-        changed_unix_ns: changed_s.saturating_mul(1_000_000_000).saturating_add(stat.stx_mtime.tv_nsec.into()),
+        // Who unpacks or copies a file may set back the first time, and not the second.
+        changed_unix_ns: unix_ns(stat.stx_mtime).max(unix_ns(stat.stx_ctime)),
         is_removed: stat.stx_nlink == 0,
     })
 }
@@ -116,11 +125,12 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().canonicalize().unwrap().join("f");
         std::fs::write(&path, [0; 100]).unwrap();
+        File::options().write(true).open(&path).unwrap().set_modified(std::time::UNIX_EPOCH).unwrap();
         let open = |how: &mut std::fs::OpenOptions| how.open(&path).unwrap();
         let file = open(std::fs::File::options().read(true));
         let meta = file.metadata().unwrap();
         let id = FileId { dev: meta.dev(), ino: meta.ino() };
-        let changed_unix_ns = meta.mtime() as u64 * 1_000_000_000 + meta.mtime_nsec() as u64;
+        let changed_unix_ns = meta.ctime() as u64 * 1_000_000_000 + meta.ctime_nsec() as u64;
         let expected =
             Examined { id, size_bytes: 100, changed_unix_ns, path: path.clone(), cached: true, readable: true };
         assert_eq!(examine(file.as_fd()), Some(expected.clone()));
@@ -135,7 +145,8 @@ mod tests {
             assert_eq!(examine(other), None);
         }
         std::fs::remove_file(&path).unwrap();
-        assert_eq!(examine(file.as_fd()), Some(expected), "a removed file keeps its last name");
+        let removed = examine(file.as_fd()).map(|removed| Examined { changed_unix_ns, ..removed });
+        assert_eq!(removed, Some(expected), "a removed file keeps its last name");
         let misleading = dir.path().canonicalize().unwrap().join("f (deleted)");
         let there = File::create_new(&misleading).unwrap();
         assert_eq!(examine(there.as_fd()).unwrap().path, misleading, "a name that only looks so");

@@ -367,9 +367,11 @@ impl Service {
         }
     }
 
-    /// Looks at a client's ring and socket from now on without being told, but when it hangs up.
+    /// Looks at a client's ring and socket from now on without being told, but when it hangs up, or where hints are given at an open.
     fn activate(&mut self, id: u64) {
-        if self.active.insert(id) {
+        // A program that may get hints when it opens a file needs them before its first read.
+        let is_hinted_at_once = self.clients.get(&id).is_some_and(|c| c.small_bytes == 0 || !c.kinds.is_empty());
+        if self.active.insert(id) && !is_hinted_at_once {
             self.wait_for_messages(id, EventFlags::empty());
         }
     }
@@ -395,7 +397,8 @@ impl Service {
             Ok((_, Messages::End)) => self.ended(id),
             Ok((drained, messages)) => {
                 let is_busy = drained || messages == Messages::More;
-                if !self.clients.get_mut(&id).is_some_and(|client| client.stays_active(is_busy)) {
+                let stays = |client: &mut Client| client.stays_active(is_busy || !client.leaving.is_empty());
+                if !self.clients.get_mut(&id).is_some_and(stays) {
                     self.rest(id);
                 }
             }

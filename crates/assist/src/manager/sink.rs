@@ -19,7 +19,7 @@ pub struct RecordedFile {
     pub id: FileId,
     /// Its length when it was registered.
     pub size_bytes: u64,
-    /// When its contents had changed last by then, in nanoseconds since 1970; 0 for earlier times.
+    /// When its contents, or what is known about it, had changed last by then, in nanoseconds since 1970; 0 for earlier times.
     pub changed_unix_ns: u64,
     /// The program's process.
     pub pid: u32,

@@ -104,7 +104,7 @@ impl Service {
             (ToManager::Register { file, flags }, [fd]) => self.register(id, file, flags, fd),
             (ToManager::Unregister { file }, _) => {
                 client.leaving.push(file);
-                self.active.insert(id);
+                self.activate(id);
             }
             _ => return Err("a message without its descriptors".into()),
         }
