@@ -43,14 +43,18 @@ macro_rules! globs {
                 // SAFETY: the caller's arguments.
                 return unsafe { real(pattern, flags, failed, into.cast()) };
             }
-            // SAFETY: the caller's structure, whose functions count only with the flag, which the program does not see.
+            // SAFETY: the caller's structure, whose functions count only with the flag, which the program does not see; it may set
+            // them before and use them later, so they are put back. As plain words: they need not be set at all.
             unsafe {
+                let functions = (&raw mut (*into).closedir).cast::<[std::mem::MaybeUninit<usize>; 5]>();
+                let callers = functions.read();
                 (&raw mut (*into).closedir).write(Some(closedir));
                 (&raw mut (*into).readdir).write(Some(readdir));
                 (&raw mut (*into).opendir).write(Some(opendir));
                 (&raw mut (*into).lstat).write(Some(lstat));
                 (&raw mut (*into).stat).write(Some(stat));
                 let found = real(pattern, flags | ALTDIRFUNC, failed, into.cast());
+                functions.write(callers);
                 (*into).flags &= !ALTDIRFUNC;
                 found
             }
