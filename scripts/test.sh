@@ -79,8 +79,9 @@ checks=
 # What a test left mounted there is not looked through, and may hang.
 cleanup() {
   [[ -z $early$checks ]] || kill -- ${early:+"-$early"} ${checks:+"-$checks"} 2>/dev/null
-  timeout --kill-after=5 60 rm -rf --one-file-system "$folder" 2>/dev/null ||
-    echo "test: $folder could not be removed: a test may have left something mounted there" >&2
+  rm -rf --one-file-system "$folder" 2>/dev/null &
+  for _ in {1..600}; do kill -0 $! 2>/dev/null && sleep 0.1 || break; done
+  [[ ! -e $folder ]] || echo "test: $folder could not be removed: a test may have left something mounted there" >&2
 }
 trap cleanup EXIT
 # Tests make their folders here. Flag T: ext4 then takes those folders for unrelated and puts each where few files are. Next to
@@ -110,7 +111,7 @@ checks=$!
 set +m
 # Long ones first, so that none is left over at the end. Random simulations take what others leave of the processors for a
 # fixed time: they run beside programs that mostly wait.
-first=(cli mounted glusterfs server backend lab impresario_assist assist library sim impresario_server names_simulated preload conformance front impresario_lab capi impresario_sched)
+first=(cli mounted sim server impresario_server lab names_simulated backend glusterfs impresario_assist assist impresario_foresight preload impresario_sched)
 in_order() {
   local name
   { for name in "${first[@]}"; do grep -lE "/$name-[0-9a-f]+" "$folder"/*.test; done; ls "$folder"/*.test; } | awk '!seen[$0]++'

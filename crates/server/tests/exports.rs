@@ -504,7 +504,7 @@ fn users_of_a_client_of_root_are_told_apart_by_credentials_of_their_own() {
             }
             as_user(1001, || {
                 refused(client.set_attr(&made, SetAttr { mode: Some(0o777), ..SetAttr::default() }), libc::EPERM);
-                client.set_attr(&made, SetAttr { size: Some(1), mode: Some(0o720), ..SetAttr::default() }).unwrap();
+                client.set_attr(&made, SetAttr { size: Some(1), takes: 0o4000, ..SetAttr::default() }).unwrap();
             });
             // Root's own requests.
             match squash {

@@ -212,8 +212,9 @@ impl Segments {
                 }
             }
         }
-        if let Some(slot) = lane.kept.iter().rev().find_map(|kept| lane.within(kept.file, (kept.from, kept.until - 1)))
-        {
+        // Of an empty read nothing is kept.
+        let kept = lane.kept.iter().rev().filter_map(|kept| Some((kept.file, (kept.from, kept.until.checked_sub(1)?))));
+        if let Some(slot) = kept.into_iter().find_map(|(file, range)| lane.within(file, range)) {
             return Next::Send(slot);
         }
         let first = present.turn().wrapping_mul(SPREAD);
