@@ -538,8 +538,17 @@ impl Table {
     fn lose_here(&mut self, number: u64, key: &EntryKey) -> bool {
         let Some(node) = self.nodes.get_mut(&number) else { return false };
         if node.entry.as_ref() == Some(key) {
-            node.entry = node.others.pop();
+            node.entry = None;
             node.was = Some(key.clone());
+            while let Some(next) = self.nodes.get_mut(&number).and_then(|node| node.others.pop()) {
+                // By a strange answer that name may be below this very node by now: no path leads through it.
+                if !self.is_at_or_above(number, next.0) {
+                    self.nodes.entry(number).and_modify(|node| node.entry = Some(next));
+                    break;
+                }
+                self.names.remove(&next);
+                self.release(next.0);
+            }
             return true;
         }
         let before = node.others.len();

@@ -521,6 +521,29 @@ proptest! {
     }
 }
 
+/// A node falls back on an older name when it loses its latest. If a server that tells nonsense has put that one below it meanwhile,
+/// the tree would have a loop, in which the mount would look for a path for ever.
+#[test]
+fn a_name_below_the_node_itself_is_not_fallen_back_on() {
+    let inodes = Inodes::new();
+    let enter = |parent, name: &[u8], ino, kind| {
+        let attr = Attr { nlink: 3, ..attr(ino, kind) };
+        inodes.enter(parent, name, &attr, inodes.changes()).number
+    };
+    let file = enter(ROOT, b"a", 12, NodeKind::File);
+    let directory = enter(ROOT, b"b", 13, NodeKind::Dir);
+    enter(directory, b"a", 12, NodeKind::File);
+    enter(ROOT, b"c", 12, NodeKind::File);
+    enter(file, b"x", 13, NodeKind::Dir);
+    inodes.removed(ROOT, b"c", Some(2));
+    assert_eq!((inodes.path(file), inodes.path(directory)), (Some(b"a".to_vec()), Some(b"a/x".to_vec())));
+    enter(directory, b"d", 14, NodeKind::File);
+    for (number, lookups) in [(file, 3), (directory, 2), (14, 1)] {
+        inodes.forget(number, lookups);
+    }
+    assert_eq!(inodes.len(), 1);
+}
+
 #[test]
 fn the_retry_of_an_open_is_that_of_its_thread() {
     let inodes = Inodes::new();
