@@ -473,16 +473,29 @@ impl Table {
         Some(names.join(&b'/'))
     }
 
-    /// Whether `upper` is `lower` or one of its ancestors.
+    /// Whether `upper` is `lower` or one of its ancestors, by any of their names. Only files have several, and nothing is below a
+    /// file but by a server's nonsense: an older name on which a node falls back must not be below it even then.
     fn is_at_or_above(&self, upper: u64, lower: u64) -> bool {
-        let mut at = lower;
+        let (mut at, mut others, mut seen) = (lower, Vec::new(), 0);
         loop {
             if at == upper {
                 return true;
             }
-            match self.nodes.get(&at) {
-                Some(Node { entry: Some((parent, _)), .. }) => at = *parent,
-                _ => return false,
+            let node = self.nodes.get(&at);
+            for (parent, _) in node.iter().flat_map(|node| &node.others) {
+                if !others.contains(parent) {
+                    others.push(*parent);
+                }
+            }
+            at = match node.and_then(|node| node.entry.as_ref()) {
+                Some((parent, _)) => *parent,
+                None => match others.get(seen) {
+                    Some(parent) => *parent,
+                    None => return false,
+                },
+            };
+            if node.is_none_or(|node| node.entry.is_none()) {
+                seen += 1;
             }
         }
     }
@@ -538,17 +551,8 @@ impl Table {
     fn lose_here(&mut self, number: u64, key: &EntryKey) -> bool {
         let Some(node) = self.nodes.get_mut(&number) else { return false };
         if node.entry.as_ref() == Some(key) {
-            node.entry = None;
+            node.entry = node.others.pop();
             node.was = Some(key.clone());
-            while let Some(next) = self.nodes.get_mut(&number).and_then(|node| node.others.pop()) {
-                // By a strange answer that name may be below this very node by now: no path leads through it.
-                if !self.is_at_or_above(number, next.0) {
-                    self.nodes.entry(number).and_modify(|node| node.entry = Some(next));
-                    break;
-                }
-                self.names.remove(&next);
-                self.release(next.0);
-            }
             return true;
         }
         let before = node.others.len();

@@ -536,7 +536,7 @@ fn a_name_below_the_node_itself_is_not_fallen_back_on() {
     enter(ROOT, b"c", 12, NodeKind::File);
     enter(file, b"x", 13, NodeKind::Dir);
     inodes.removed(ROOT, b"c", Some(2));
-    assert_eq!((inodes.path(file), inodes.path(directory)), (Some(b"a".to_vec()), Some(b"a/x".to_vec())));
+    assert_eq!((inodes.path(file), inodes.path(directory)), (Some(b"b/a".to_vec()), Some(b"b".to_vec())));
     enter(directory, b"d", 14, NodeKind::File);
     for (number, lookups) in [(file, 3), (directory, 2), (14, 1)] {
         inodes.forget(number, lookups);
