@@ -34,7 +34,7 @@ pub(crate) struct Losses {
     state: Mutex<State>,
     closed: Condvar,
     /// Held while the whole file system is synced.
-    syncing_all: Mutex<()>,
+    syncing_file_system: Mutex<()>,
 }
 
 impl Losses {
@@ -70,7 +70,7 @@ impl Losses {
     /// the kernel says it only once, to whomever of them comes first. A file that is open has its own word of what it lost.
     pub(crate) fn sync_file_system(&self, sync: impl FnOnce() -> Result<()>) -> Result<()> {
         // One at a time: another one's must not say that all is well before what this one was told is noted. Where one hangs, all do.
-        let _alone = self.syncing_all.lock();
+        let _alone = self.syncing_file_system.lock();
         let synced = sync();
         let mut state = self.state.lock();
         if let Some(errno) = synced.err().filter(|errno| is_loss(*errno)) {

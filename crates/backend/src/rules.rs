@@ -5,6 +5,8 @@ use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
 use std::time::{Duration, SystemTime};
 
+use impresario_base::set_id;
+
 use crate::{Attr, Caller, Errno, Found, Kind, Make, Result, SetAttr, SetTime, Space};
 
 /// A name that comes and goes while it is being made is tried again so often.
@@ -108,7 +110,7 @@ pub(crate) fn mode_after(set: &SetAttr, attr: impl FnOnce() -> Result<Attr>) -> 
     if attr.kind != Kind::File || set.mode.is_some() {
         return Err(Errno(libc::EINVAL));
     }
-    Ok((attr.mode & set.takes != 0).then_some(attr.mode & 0o7777 & !set.takes))
+    Ok(set_id::without(attr.mode, set.takes))
 }
 
 /// What of `set` the making of a node with `mode` did not give it; the default if nothing.

@@ -7,6 +7,11 @@ pub fn taken(mode: u32, by_member: impl FnOnce() -> bool) -> u32 {
     mode & libc::S_ISUID | if group { libc::S_ISGID } else { 0 }
 }
 
+/// The permissions (0 to 0o7777) of a mode without these bits; `None`: it has none of them.
+pub fn without(mode: u32, takes: u32) -> Option<u32> {
+    (mode & takes != 0).then_some(mode & 0o7777 & !takes)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -18,5 +23,6 @@ mod tests {
         assert_eq!(taken(0o2745, || true), 0, "a member of the group may leave it");
         assert_eq!(taken(0o2745, || false), 0o2000);
         assert_eq!(taken(0o755, || false), 0);
+        assert_eq!((without(0o104755, 0o6000), without(0o755, 0o6000), without(0o755, 0)), (Some(0o755), None, None));
     }
 }

@@ -210,9 +210,8 @@ impl Shared {
         let left = |how: AtFlags| -> Result<Option<u32>> {
             let stat = rustix::fs::statx(&open.fd, "", AtFlags::EMPTY_PATH | how, StatxFlags::MODE | StatxFlags::GID)?;
             let by_member = || caller.gid == stat.stx_gid || caller.groups.contains(&stat.stx_gid);
-            let mode = u32::from(stat.stx_mode) & 0o7777;
-            let taken = set_id::taken(mode, by_member);
-            Ok((taken != 0).then_some(mode & !taken))
+            let mode = u32::from(stat.stx_mode);
+            Ok(set_id::without(mode, set_id::taken(mode, by_member)))
         };
         if left(AtFlags::STATX_DONT_SYNC)?.is_none() {
             return Ok(());

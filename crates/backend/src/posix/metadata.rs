@@ -95,14 +95,13 @@ impl Shared {
             if set.takes != 0 {
                 let mode = || -> Result<u32> {
                     let how = AtFlags::EMPTY_PATH | AtFlags::STATX_FORCE_SYNC;
-                    Ok(u32::from(rustix::fs::statx(&node.fd, "", how, StatxFlags::MODE)?.stx_mode) & 0o7777)
+                    Ok(rustix::fs::statx(&node.fd, "", how, StatxFlags::MODE)?.stx_mode.into())
                 };
-                let left = |mode: u32| (mode & set.takes != 0).then_some(mode & !set.takes);
                 let seen = mode()?;
-                if left(seen).is_some() {
+                if seen & set.takes != 0 {
                     // The kernel must take no others.
                     let at_once = set_id::taken(seen, || true) & !set.takes == 0;
-                    take_bits(node.fd.as_fd(), at_once, || Ok(left(mode()?)))?;
+                    take_bits(node.fd.as_fd(), at_once, || Ok(set_id::without(mode()?, set.takes)))?;
                 }
             }
         }

@@ -476,28 +476,23 @@ impl Table {
     /// Whether `upper` is `lower` or one of its ancestors, by any of their names. Only files have several, and nothing is below a
     /// file but by a server's nonsense: an older name on which a node falls back must not be below it even then.
     fn is_at_or_above(&self, upper: u64, lower: u64) -> bool {
-        let (mut at, mut others, mut seen) = (lower, Vec::new(), 0);
-        loop {
-            if at == upper {
+        let (mut at, mut others, mut looked) = (Some(lower), Vec::new(), 0);
+        while let Some(number) = at {
+            if number == upper {
                 return true;
             }
-            let node = self.nodes.get(&at);
+            let node = self.nodes.get(&number);
             for (parent, _) in node.iter().flat_map(|node| &node.others) {
                 if !others.contains(parent) {
                     others.push(*parent);
                 }
             }
-            at = match node.and_then(|node| node.entry.as_ref()) {
-                Some((parent, _)) => *parent,
-                None => match others.get(seen) {
-                    Some(parent) => *parent,
-                    None => return false,
-                },
-            };
-            if node.is_none_or(|node| node.entry.is_none()) {
-                seen += 1;
-            }
+            at = node.and_then(|node| node.entry.as_ref()).map(|(parent, _)| *parent).or_else(|| {
+                looked += 1;
+                others.get(looked - 1).copied()
+            });
         }
+        false
     }
 
     /// Gives a number a name, as its latest, or as its only one. The previous owner of that name loses it: another node

@@ -3,6 +3,7 @@
 
 use std::os::fd::AsFd;
 
+use impresario_base::set_id;
 use impresario_wire::message::{Answer, NodeKind, SetAttr, SetTime, Who};
 use rustix::fs::Stat;
 use rustix::io::Errno;
@@ -83,7 +84,7 @@ impl Meta {
         let _alone = (set.mode.is_some() || set.takes != 0).then(|| disk.modes.lock());
         let left = match set.takes {
             0 => set.mode,
-            takes => Some(stat()?.st_mode & 0o7777).filter(|mode| mode & takes != 0).map(|mode| mode & !takes),
+            takes => set_id::without(stat()?.st_mode, takes),
         };
         if let Some(mode) = left {
             unless_so(disk.set_mode(node, mode), || stat().map(|stat| stat.st_mode & 0o7777 == mode & 0o7777))?;

@@ -105,7 +105,7 @@ type Text = *mut c_char;
 type Names = *mut *mut *mut dirent64;
 type Select = Option<unsafe extern "C-unwind" fn(*const dirent64) -> c_int>;
 type Compare = Option<unsafe extern "C-unwind" fn(*mut *const dirent64, *mut *const dirent64) -> c_int>;
-type Failed = Option<unsafe extern "C-unwind" fn(*const c_char, c_int) -> c_int>;
+pub type Failed = Option<unsafe extern "C-unwind" fn(*const c_char, c_int) -> c_int>;
 
 real! {
     open(Path, c_int, mode_t) -> c_int;

@@ -253,8 +253,7 @@ impl Due {
                 return Ok(head);
             }
             let idle_since = &mut self.lanes[lane].idle_since;
-            let chosen = self.segments.choose(&Present::of(view), lane, guarded, idle_since)?;
-            return Ok(chosen.map_or(head, |slot| levels.head_of(slot)));
+            return self.segments.choose(view, levels, lane, (head, guarded), idle_since);
         }
         let Some(id) = self.link(head).prediction.filter(|id| !guarded && self.triggers.together(*id)) else {
             return Ok(head);

@@ -142,12 +142,10 @@ impl Readers {
         (head, guarded): (Slot, bool),
     ) -> Result<Slot, Nanos> {
         let lane = stream.0.index();
-        let counts = !view.shared_space && view.lanes[lane].limit_requests == 1;
-        if !counts || view.lanes[lane].in_flight_requests > 0 || !self.goes_on(head) {
+        if !may_dwell(view, lane) || view.lanes[lane].in_flight_requests > 0 || !self.goes_on(head) {
             return Ok(head);
         }
-        let chosen = self.segments.choose(&Present::of(view), lane, guarded, &mut self.lanes[lane].0)?;
-        Ok(chosen.map_or(head, |slot| levels.head_of(slot)))
+        self.segments.choose(view, levels, lane, (head, guarded), &mut self.lanes[lane].0)
     }
 
     /// Requests of a stream were sent.
@@ -155,8 +153,7 @@ impl Readers {
         let lane = stream.0.index();
         batch.iter().for_each(|slot| self.left(view, stream, *slot));
         let alone = view.lanes[lane].in_flight_requests == 0;
-        let counts = !view.shared_space && view.lanes[lane].limit_requests == 1;
-        let ends = batch.first().zip(batch.last().filter(|last| counts && self.goes_on(**last)));
+        let ends = batch.first().zip(batch.last().filter(|last| may_dwell(view, lane) && self.goes_on(**last)));
         match ends {
             Some((first, last)) => {
                 let range = (view.table.start(*first), view.table.end(*last));
@@ -171,6 +168,11 @@ impl Readers {
     pub fn completed(&mut self, view: &View<'_>, lane: usize, done: &Done<'_>) {
         self.segments.completed(view.now, lane, done.service, done.errno != 0);
     }
+}
+
+/// Whether the head of a lane's device is where its last batch ended: it has the device alone, and sends one batch at a time.
+fn may_dwell(view: &View<'_>, lane: usize) -> bool {
+    !view.shared_space && view.lanes[lane].limit_requests == 1
 }
 
 #[cfg(test)]

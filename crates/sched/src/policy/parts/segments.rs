@@ -13,6 +13,7 @@
 
 use std::collections::VecDeque;
 
+use super::levels::Levels;
 use super::matched::AGAIN_AFTER;
 use crate::policy::View;
 use crate::sorted::SortedSet;
@@ -222,21 +223,22 @@ impl Segments {
         lowest.map_or(Next::Any, |(.., slot)| Next::Send(Slot(slot)))
     }
 
-    /// What goes next on a lane that idles since an instant, if it does: `None`: what the caller likes; or until when it
-    /// dwells, no longer than the longest dwell after that instant.
+    /// What a lane, which idles since an instant if it does, sends in place of the virtual request that begins at `head`, or until
+    /// when it dwells, no longer than the longest dwell after that instant.
     pub fn choose(
         &mut self,
-        present: &Present,
-        at: usize,
-        guarded: bool,
+        view: &View<'_>,
+        levels: &mut Levels,
+        lane: usize,
+        (head, guarded): (Slot, bool),
         idle_since: &mut Option<Nanos>,
-    ) -> Result<Option<Slot>, Nanos> {
-        match self.next(present, at, guarded) {
-            Next::Send(slot) => Ok(Some(slot)),
-            Next::Any => Ok(None),
+    ) -> Result<Slot, Nanos> {
+        match self.next(&Present::of(view), lane, guarded) {
+            Next::Send(slot) => Ok(levels.head_of(slot)),
+            Next::Any => Ok(head),
             Next::Dwell(until) => {
-                let until = until.min(*idle_since.get_or_insert(present.now) + self.longest);
-                if until > present.now { Err(until) } else { Ok(None) }
+                let until = until.min(*idle_since.get_or_insert(view.now) + self.longest);
+                if until > view.now { Err(until) } else { Ok(head) }
             }
         }
     }

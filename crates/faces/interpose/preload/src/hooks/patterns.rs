@@ -8,7 +8,7 @@ use libc::DIR;
 use super::attributes::{lstat, stat};
 use super::directories::{closedir, opendir, readdir};
 use crate::real;
-use crate::real::missing;
+use crate::real::{Failed, missing};
 use crate::served::SERVED;
 
 /// The functions below are set (of `<glob.h>`).
@@ -29,8 +29,6 @@ pub struct Glob {
     lstat: Option<ByName>,
     stat: Option<ByName>,
 }
-
-type Failed = Option<unsafe extern "C-unwind" fn(*const c_char, c_int) -> c_int>;
 
 macro_rules! globs {
     ($($name:ident)*) => { $(
