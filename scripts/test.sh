@@ -23,15 +23,22 @@ if [[ -n ${TEST_COMPILER-} ]]; then
   fi
   exec "$@"
 fi
-# As cargo's rustdoc: where no comment has an example, it would look for one in vain, which takes a good part of a second for
-# each crate. Whatever may begin one counts: a fence, an indented line, a block comment, text from a file.
+# As cargo's rustdoc for examples: makes the pages first, which tells of links that lead nowhere, from what was compiled already;
+# `cargo doc` would check every crate once more. Links to private items are for readers of the source. Where no comment has an
+# example, rustdoc would look for one in vain, which takes a good part of a second for each crate. Whatever may begin one counts:
+# a fence, an indented line, a block comment, text from a file.
 if [[ -n ${TEST_RUSTDOC-} ]]; then
+  page=() source='' before=''
   for word; do
-    [[ $word == */lib.rs ]] || continue
-    grep -rqE --include='*.rs' $'```|~~~|//[/!]( {4}|.*\t)|/\\*[*!]|doc *=' "${word%/*}"
-    # 1: nothing is found; 2: not everything could be read.
-    (($? != 1)) || exit 0
+    case $before$word in --test | --test-run-directory*) ;; *) page+=("$word") ;; esac
+    [[ $word == --test-run-directory ]] && before=$word || before=
+    [[ $word != */lib.rs ]] || source=${word%/*}
   done
+  [[ -n $source ]] || exec "$TEST_RUSTDOC" "$@"
+  "$TEST_RUSTDOC" "${page[@]}" -D warnings -A rustdoc::private-intra-doc-links --out-dir "$TEST_PAGES" || exit 1
+  grep -rqE --include='*.rs' $'```|~~~|//[/!]( {4}|.*\t)|/\\*[*!]|doc *=' "$source"
+  # 1: nothing is found; 2: not everything could be read.
+  (($? != 1)) || exit 0
   exec "$TEST_RUSTDOC" "$@"
 fi
 # As xargs's command: runs one such file, and keeps and prints the program's output in one piece. A process that the
@@ -54,12 +61,21 @@ cd "$(dirname "$0")/.."
 export CARGO_TERM_COLOR=${CARGO_TERM_COLOR:-never} CARGO_INCREMENTAL=${CARGO_INCREMENTAL:-0}
 # Unless RUSTC_WRAPPER names another program, such as one that keeps what it made. What is compiled is taken for the same as
 # without.
-compile() { TEST_COMPILER=1 RUSTC_WRAPPER=${RUSTC_WRAPPER-$PWD/scripts/test.sh} cargo test --workspace --locked --tests "$@" </dev/null; }
+compile() { TEST_COMPILER=1 RUSTC_WRAPPER=${RUSTC_WRAPPER-$PWD/scripts/test.sh} cargo test --workspace --locked --tests --examples "$@" </dev/null; }
+# The linter is a compiler that says more: where it compiles the tests, all is linted for a third of what a pass of its own takes.
+# What tests build has to be compiled with it too, or crates are compiled twice.
+linted=
+choose_compiler() {
+  choose_toolchain || return
+  local driver
+  driver=$(rustc --print sysroot)/bin/clippy-driver
+  [[ -n ${RUSTC_WORKSPACE_WRAPPER-} || ! -x $driver ]] || { export RUSTC_WORKSPACE_WRAPPER=$driver; linted=1; }
+}
 # Packages are mostly waited for, and compiling needs a linker and none of the others: it begins meanwhile. What it says is said
 # again, or does not matter, where it goes on.
 early=
 if [[ ${1-} == set-up ]]; then
-  if choose_toolchain && command -v cc >/dev/null; then
+  if choose_compiler && command -v cc >/dev/null; then
     set -m
     compile --no-run >/dev/null 2>&1 &
     early=$!
@@ -68,7 +84,7 @@ if [[ ${1-} == set-up ]]; then
   fi
   scripts/setup.sh || exit 1
 fi
-choose_toolchain || { echo "test: no Rust toolchain from $rust_oldest on; run 'make setup'" >&2; exit 1; }
+[[ -n $linted ]] || choose_compiler || { echo "test: no Rust toolchain from $rust_oldest on; run 'make setup'" >&2; exit 1; }
 
 export TEST_TIMEOUT_S=${TEST_TIMEOUT_S:-1200}
 # How long random simulations run; a plain `cargo test` takes a few seconds.
@@ -97,7 +113,7 @@ export IMPRESARIO_SKIPPED=$folder/skipped
 # there are processors, each with twice as many tests.
 export RUST_TEST_THREADS=${RUST_TEST_THREADS:-$((2 * $(nproc)))}
 host=$(rustc -vV | sed -n 's/^host: //p')
-compile --config "target.$host.runner = ['$PWD/scripts/test.sh', '--keep', '$folder']" || exit 1
+compile --config "target.$host.runner = ['$PWD/scripts/test.sh', '--keep', '$folder']" 2>&1 | tee "$folder/compiled" || exit 1
 [[ -z $early ]] || wait "$early"
 early=
 # What some tests build themselves otherwise.
@@ -106,7 +122,7 @@ export IMPRESARIO_TEST_LIBRARY_IS_BUILT=1
 # Tests wait a lot: the checks take what they leave of the processors, and no more. A group of processes (set -m), so that all
 # end if this is ended; not a session, within which alone nice counts where the kernel groups tasks by session.
 set -m
-nice -n 19 scripts/check.sh >"$folder/check" 2>&1 </dev/null &
+${linted:+env CHECK_COMPILED="$folder/compiled"} CHECK_EXAMPLES="$folder" nice -n 19 scripts/check.sh >"$folder/check" 2>&1 </dev/null &
 checks=$!
 set +m
 # Long ones first, so that none is left over at the end. Random simulations take what others leave of the processors for a
@@ -140,9 +156,6 @@ if ((tests != 0 && ${TEST_RETRY:-1})); then
     scripts/test.sh --run "$test.again.test" || tests=1
   done
 fi
-TEST_RUSTDOC=$(rustc --print sysroot)/bin/rustdoc RUSTDOC=$PWD/scripts/test.sh \
-  timeout --kill-after=30 "$TEST_TIMEOUT_S" cargo test --workspace --locked --doc 2>&1 </dev/null | tee "$folder/doc.out"
-documents=${PIPESTATUS[0]}
 
 # Each suite closes with "test result: ok. 12 passed; 0 failed; 1 ignored; ...". What failed at first was run again.
 shopt -s nullglob
@@ -158,9 +171,9 @@ skipped=$(cut -f 1,2 "$IMPRESARIO_SKIPPED" | sort -u | wc -l)
 
 printf '\n'
 ((check == 0)) || echo "test: the checks failed; their lines begin with \"check:\""
-((tests == 0 && documents == 0)) || grep -hE '^test .* FAILED$|: exit status [1-9]' "$folder"/*.out | sed 's/^/test: /'
+((tests == 0 && check == 0)) || grep -hE '^test .* FAILED$|: exit status [1-9]' "$folder"/*.out | sed 's/^/test: /'
 printf '%s' "$unsteady"
 ((ignored == 0)) || echo "test: $ignored tests are for \`make soak\` or parts of other tests and were not run"
 ((skipped == 0)) || cut -f 3 "$IMPRESARIO_SKIPPED" | sort | uniq -c | sed 's/^ *\([0-9]*\)/test: skipped, \1 times,/'
 echo "$((passed - skipped)) passed, $failed failed, $skipped skipped"
-((check == 0 && tests == 0 && documents == 0 && failed == 0 && passed > 0))
+((check == 0 && tests == 0 && failed == 0 && passed > 0))
