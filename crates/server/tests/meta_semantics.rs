@@ -2,12 +2,13 @@
 
 use std::os::unix::fs::MetadataExt;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use crate::meta_support::*;
 use impresario_layout::{Layout, Skipped};
-use impresario_server::meta::{MemoryObjects, MetaOptions};
-use impresario_testing::until;
+use impresario_server::meta::{Fate, MemoryObjects, MetaOptions, StepHook};
+use impresario_testing::{require, until};
 use impresario_wire::message::*;
 
 const ENOENT: i32 = 2;
@@ -770,4 +771,53 @@ fn a_lost_object_is_reported_and_the_length_kept() {
     s.done(MetaCall::SetAttr { target: at("f"), set: cut });
     assert_eq!(s.stat("f").size, 0);
     s.done(MetaCall::Unlink { path: path("f") });
+}
+
+/// While one call changes the mode or the owner of a file, another one waits: its user may have lost the file by then.
+#[test]
+fn who_loses_a_file_at_this_moment_does_not_set_its_mode() {
+    if !require("root") {
+        return;
+    }
+    let squashed = Some(Squashed { all: true, proven: false, uid: 1000, gid: 1000 });
+    let alice = |s: &Server| {
+        let alice = s.again();
+        let restriction = Restriction { squashed, proves: false, uids: Vec::new() };
+        s.service.restrict(alice.session, restriction).unwrap();
+        alice
+    };
+    let set_uid = || MetaCall::SetAttr { target: at("f"), set: SetAttr { mode: Some(0o4755), ..SetAttr::default() } };
+    let to_root = || MetaCall::SetAttr { target: at("f"), set: SetAttr { uid: Some(0), ..SetAttr::default() } };
+    // In the middle of the one the other is asked for.
+    for step in ["set_mode", "set_owner"] {
+        let dir = tempfile::tempdir().unwrap();
+        let (asks, asked) = std::sync::mpsc::channel();
+        let (done, is_done) = std::sync::mpsc::channel::<()>();
+        let armed = Arc::new(AtomicBool::new(false));
+        let (is_armed, done_too) = (armed.clone(), std::sync::Mutex::new(is_done));
+        let hook: StepHook = Arc::new(move |at| {
+            if at == step && is_armed.swap(false, Ordering::SeqCst) {
+                asks.send(()).unwrap();
+                let _ = done_too.lock().unwrap().recv_timeout(Duration::from_millis(300)); // it may have to wait for us
+            }
+            Fate::Done
+        });
+        let options = MetaOptions { squashes: true, before_step: Some(hook), ..options(dir.path()) };
+        let root = start_with(options, Arc::default());
+        root.close(root.create("f"));
+        root.set(at("f"), SetAttr { uid: Some(1000), gid: Some(1000), ..SetAttr::default() });
+        let alice = alice(&root);
+        armed.store(true, Ordering::SeqCst);
+        let (first, second) = if step == "set_mode" { (&alice, &root) } else { (&root, &alice) };
+        std::thread::scope(|scope| {
+            scope.spawn(move || {
+                asked.recv_timeout(Duration::from_secs(20)).unwrap();
+                second.call(if step == "set_mode" { to_root() } else { set_uid() });
+                let _ = done.send(()); // the other has not waited for it
+            });
+            first.done(if step == "set_mode" { set_uid() } else { to_root() });
+        });
+        let f = root.stat("f");
+        assert_eq!((f.uid, f.mode & 0o7000), (0, 0), "{step}");
+    }
 }

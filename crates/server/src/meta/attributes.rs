@@ -1,7 +1,7 @@
 //! Changes of attributes, by path or by handle. Files go through the table, so that their sizes and times stay right;
 //! all other nodes are changed directly.
 
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, BorrowedFd};
 
 use impresario_base::set_id;
 use impresario_wire::message::{Answer, NodeKind, SetAttr, SetTime, Who};
@@ -11,7 +11,7 @@ use rustix::io::Errno;
 use super::disk::PATH_FLAGS;
 use super::fault::{Explain, Outcome};
 use super::opens::Pin;
-use super::permissions::User;
+use super::permissions::{Asker, User};
 use super::service::Meta;
 use super::tree::kind_of;
 
@@ -31,7 +31,7 @@ impl Meta {
                 // It is no open, but changes what those who have it open for writing know of its length.
                 self.opens.note_other_writer(pin.ino);
             }
-            return self.set_attr_of(who, &pin, set, path);
+            return self.set_attr_of(who, &pin, set, path, user.map(|user| (user, None)));
         }
         if set.size.is_some() {
             let errno = match kind {
@@ -50,18 +50,25 @@ impl Meta {
         if kind == NodeKind::File {
             self.before_plain(&node, set).explain(doing, path)?;
         }
-        self.set_plain(&node, set).explain(doing, path)?;
+        self.set_plain(&node, set, path, user.map(|user| (user, None)))?;
         self.attr_by(path, || rustix::fs::fstat(&node), |_| self.noted_of(&node)).map(Answer::Attr)
     }
 
     /// Changes attributes of a pinned file; gives them.
-    pub(super) fn set_attr_of(&self, who: &Who, pin: &Pin<'_>, set: &SetAttr, path: &[u8]) -> Outcome<Answer> {
+    pub(super) fn set_attr_of(
+        &self,
+        who: &Who,
+        pin: &Pin<'_>,
+        set: &SetAttr,
+        path: &[u8],
+        by: Option<Asker<'_>>,
+    ) -> Outcome<Answer> {
         self.before_plain(&pin.fd, set).explain("change", path)?;
         let lanes = set.size.map_or(Ok(Vec::new()), |len_bytes| self.truncate(who, pin, len_bytes, path))?;
         if set.mtime.is_some() {
             self.note_before_times(pin, path)?;
         }
-        self.set_plain(&pin.fd, set).explain("change", path)?;
+        self.set_plain(&pin.fd, set, path, by)?;
         let attr = self.attr_of(pin, path)?;
         Ok(if lanes.is_empty() { Answer::Attr(attr) } else { Answer::Cut { attr, file: pin.key, lanes } })
     }
@@ -72,16 +79,26 @@ impl Meta {
         if is_other { self.drop_capability(node) } else { Ok(()) }
     }
 
-    /// Changes what the local file system stores itself. The owner goes first: changing it clears set-id bits.
-    fn set_plain(&self, node: impl AsFd, set: &SetAttr) -> rustix::io::Result<()> {
-        let (disk, node) = (&self.dir.disk, node.as_fd());
+    /// Changes what the local file system stores itself, for this user if a client's own kernel is not believed.
+    fn set_plain(&self, node: impl AsFd, set: &SetAttr, path: &[u8], by: Option<Asker<'_>>) -> Outcome<()> {
+        let node = node.as_fd();
+        let sets_owner = set.uid.is_some() || set.gid.is_some();
+        // Changes of the owner, too: who has just lost a file must not give it the rights of the next one, and bits that
+        // the change took must not come back.
+        let _alone = (sets_owner || set.mode.is_some() || set.takes != 0).then(|| self.dir.disk.modes.lock());
+        by.map_or(Ok(()), |by| self.permit_node(by, node, set, path))?;
+        self.set_permitted(node, set).explain("change", path)
+    }
+
+    /// The same of a change that is permitted. The owner goes first: changing it clears set-id bits.
+    fn set_permitted(&self, node: BorrowedFd<'_>, set: &SetAttr) -> rustix::io::Result<()> {
+        let disk = &self.dir.disk;
         let stat = || rustix::fs::fstat(node);
         if set.uid.is_some() || set.gid.is_some() {
             let done = disk.set_owner(node, set.uid, set.gid);
             let is = |wanted: Option<u32>, there| wanted.is_none_or(|wanted| wanted == there);
             unless_so(done, || stat().map(|stat| is(set.uid, stat.st_uid) && is(set.gid, stat.st_gid)))?;
         }
-        let _alone = (set.mode.is_some() || set.takes != 0).then(|| disk.modes.lock());
         let left = match set.takes {
             0 => set.mode,
             takes => set_id::without(stat()?.st_mode, takes),

@@ -81,6 +81,9 @@ impl From<Squashed> for User {
     }
 }
 
+/// Who asks for a change of attributes; and where it does so by an open file, whether that is open for writing.
+pub(super) type Asker<'a> = (&'a User, Option<bool>);
+
 /// What the users of a session are.
 pub(super) enum Users {
     /// All of them, or root alone, act as this one.
@@ -453,6 +456,19 @@ impl Meta {
     /// Refuses a change of attributes of a file that is pinned: it is the one that will change.
     pub(super) fn permit_pinned(&self, user: &User, pin: &Pin<'_>, set: &SetAttr, path: &[u8]) -> Outcome<()> {
         check_set(user, &self.owned(&pin.fd).explain("change", path)?, set, path, None)
+    }
+
+    /// Refuses a change of a node's owner, mode or times. To be called while neither owner nor mode change.
+    pub(super) fn permit_node(
+        &self,
+        (user, opened): Asker<'_>,
+        node: impl AsFd,
+        set: &SetAttr,
+        path: &[u8],
+    ) -> Outcome<()> {
+        // A file may be cut until then by whoever could when that began.
+        let set = SetAttr { size: None, ..set.clone() };
+        check_set(user, &self.owned(node).explain("change", path)?, &set, path, opened)
     }
 }
 

@@ -378,7 +378,8 @@ impl Meta {
             MetaCall::SetAttr { target: Target::Handle(handle), set } => {
                 let pin = self.pin_handle(session, handle)?;
                 let path = self.opens.path_of(pin.ino);
-                self.set_attr_of(who, &pin, &set, &path)?
+                let by = user.map(|user| (user, Some(session.check_writes(handle).is_ok())));
+                self.set_attr_of(who, &pin, &set, &path, by)?
             }
             MetaCall::Create { path, mode, uid, gid, exclusive, layout } => {
                 Answer::Opened(self.create(session, by, &path, [mode, uid, gid], exclusive, layout)?)
