@@ -217,6 +217,20 @@ pub enum Make<'a> {
     Character(u32, u32),
 }
 
+/// What was lost of the bytes that were written through a server since it started.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Lost {
+    /// The files of which bytes were lost, in no order, [`Lost::FILES_MAX`] at most; `None`: there are more, so any may be one.
+    pub files: Option<Vec<Handle>>,
+    /// How often bytes of any file may have been lost, beside those.
+    pub any: u64,
+}
+
+impl Lost {
+    /// Files that are named.
+    pub const FILES_MAX: usize = 4096;
+}
+
 /// A name in a directory.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DirEntry {
@@ -355,10 +369,9 @@ pub trait Backend: Send + Sync + 'static {
     /// call until the server restarts: bytes that may be lost are never called stable.
     fn sync(&self, file: &Handle) -> Result<()>;
 
-    /// Puts all that was written through this server on stable storage, files that it has closed since too. Fails, after it has tried
-    /// all of them, where bytes of any file may be lost; at once where any were since the server started. `ETIMEDOUT`: not all syncs and
-    /// closes that were under way have ended.
-    fn sync_all(&self) -> Result<()>;
+    /// Puts all that was written through this server on stable storage, files that it has closed since too, but for what it says is
+    /// lost. `ETIMEDOUT`: not all syncs and closes that were under way have ended. May take as long as the file system does.
+    fn sync_all(&self) -> Result<Lost>;
 
     /// Keeps a node usable by its handle when its last name is removed, as an open does, until as many calls of
     /// [`Backend::release`]. The server's end ends it too. A node that is removed and not held is `ESTALE`, at the latest

@@ -9,7 +9,7 @@ use std::time::Instant;
 use impresario_base::lock::{Condvar, Mutex};
 use rustc_hash::FxHashMap;
 
-use crate::{Errno, Handle, Result};
+use crate::{Errno, Handle, Lost, Result};
 
 /// Files with losses that are remembered one by one; with more of them every file counts as one.
 const FILES_MAX: usize = 65_536;
@@ -21,6 +21,8 @@ struct State {
     all: Option<Errno>,
     /// What a sync of the whole file system has said.
     file_system: Option<Errno>,
+    /// How often a loss was noted that may be any file's.
+    any: u64,
     /// Files with descriptors that are being synced to be closed.
     closing: FxHashMap<Handle, usize>,
     /// Descriptors that nobody finds any more and that are not closed yet, by the order in which they left.
@@ -47,9 +49,9 @@ impl Losses {
         }
     }
 
-    /// The error that a sync of all files must tell, once all descriptors that have left by now are closed. `ETIMEDOUT`: some
-    /// of them were not by then.
-    pub(crate) fn check_all(&self, until: Instant) -> Result<()> {
+    /// What a sync of all files must tell, once all descriptors that have left by now are closed. `ETIMEDOUT`: some of them
+    /// were not by then.
+    pub(crate) fn after_closes(&self, until: Instant) -> Result<Lost> {
         let state = self.state.lock();
         let left = state.next_leave;
         let are_leaving = |state: &mut State| state.leaving.first().is_some_and(|first| *first < left);
@@ -58,12 +60,8 @@ impl Losses {
         if is_late {
             return Err(Errno(libc::ETIMEDOUT));
         }
-        state.of_any().map_or(Ok(()), Err)
-    }
-
-    /// The error that a sync of all files must tell already.
-    pub(crate) fn look(&self) -> Result<()> {
-        self.state.lock().of_any().map_or(Ok(()), Err)
+        let files = (state.lost.len() <= Lost::FILES_MAX).then(|| state.lost.keys().copied().collect());
+        Ok(Lost { files, any: state.any })
     }
 
     /// Syncs the whole file system, for all or for what can be synced in no other way. A failure is told to all of them from then on:
@@ -75,6 +73,7 @@ impl Losses {
         let mut state = self.state.lock();
         if let Some(errno) = synced.err().filter(|errno| is_loss(*errno)) {
             state.file_system.get_or_insert(errno);
+            state.any += 1;
             tracing::warn!(error = %errno, "the file system lost bytes or names that were written");
         }
         synced.and(state.file_system.map_or(Ok(()), Err))
@@ -105,6 +104,7 @@ impl Losses {
                 state.lost.entry(*file).or_insert(errno);
             } else {
                 state.all.get_or_insert(errno);
+                state.any += 1;
             }
             tracing::warn!(?file, error = %errno, "the file system lost bytes of a file that was written");
         }
@@ -132,16 +132,9 @@ impl Losses {
     }
 }
 
-impl State {
-    /// The loss of any file.
-    fn of_any(&self) -> Option<Errno> {
-        self.all.or(self.file_system).or_else(|| self.lost.values().next().copied())
-    }
-}
-
 /// Whether a sync that failed so may have lost bytes. Other numbers say that the call was not made: nothing was written,
 /// nothing forgotten.
-fn is_loss(errno: Errno) -> bool {
+pub(crate) fn is_loss(errno: Errno) -> bool {
     let not_tried = [libc::EINTR, libc::EBADF, libc::EINVAL, libc::EROFS, libc::ENOSYS];
     !not_tried.contains(&errno.0)
 }
@@ -150,8 +143,10 @@ fn is_loss(errno: Errno) -> bool {
 mod tests {
     use super::*;
 
-    fn check_all(losses: &Losses) -> Result<()> {
-        losses.check_all(Instant::now())
+    /// The files with losses, and how often any file may have one.
+    fn of_any(losses: &Losses) -> (Option<Vec<Handle>>, u64) {
+        let Lost { files, any } = losses.after_closes(Instant::now()).unwrap();
+        (files, any)
     }
 
     fn file(number: u32) -> Handle {
@@ -161,11 +156,11 @@ mod tests {
     #[test]
     fn a_loss_is_told_from_then_on() {
         let losses = Losses::default();
-        assert_eq!((losses.check(&file(1)), check_all(&losses)), (Ok(()), Ok(())));
+        assert_eq!((losses.check(&file(1)), of_any(&losses)), (Ok(()), (Some(vec![]), 0)));
         assert_eq!(losses.observe(&file(1), Err(Errno(libc::EIO))), Err(Errno(libc::EIO)));
         assert_eq!(losses.observe(&file(1), Ok(())), Ok(()));
         assert_eq!(losses.check(&file(1)), Err(Errno(libc::EIO)));
-        assert_eq!((losses.check(&file(2)), check_all(&losses)), (Ok(()), Err(Errno(libc::EIO))));
+        assert_eq!((losses.check(&file(2)), of_any(&losses)), (Ok(()), (Some(vec![file(1)]), 0)));
         losses.settle(&file(2), || Err(Errno(libc::ENOSPC)));
         assert_eq!(losses.check(&file(2)), Err(Errno(libc::ENOSPC)));
         // An interrupted sync loses nothing.
@@ -179,7 +174,7 @@ mod tests {
         let not_tried = Err(Errno(libc::EINTR));
         assert_eq!((losses.sync_file_system(|| not_tried), losses.sync_file_system(|| Ok(()))), (not_tried, Ok(())));
         assert_eq!(losses.sync_file_system(|| lost), lost);
-        assert_eq!((losses.sync_file_system(|| Ok(())), check_all(&losses), losses.look()), (lost, lost, lost));
+        assert_eq!((losses.sync_file_system(|| Ok(())), of_any(&losses)), (lost, (Some(vec![]), 1)));
         assert_eq!(losses.check(&file(1)), Ok(()), "its own descriptor says what it lost");
     }
 
@@ -192,7 +187,7 @@ mod tests {
         assert_eq!(losses.check(&file(u32::MAX)), Ok(()));
         let _ = losses.observe(&file(u32::MAX), Err(Errno(libc::EIO)));
         assert_eq!(losses.check(&file(u32::MAX)), Err(Errno(libc::EIO)));
-        assert_eq!(losses.count(), FILES_MAX);
+        assert_eq!((losses.count(), of_any(&losses)), (FILES_MAX, (None, 1)), "too many to be named");
         assert!(losses.check(&file(u32::MAX - 1)).is_err(), "where files no longer fit every one counts as lost");
     }
 }

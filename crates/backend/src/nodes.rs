@@ -11,8 +11,8 @@ use impresario_base::Durable;
 use impresario_base::lock::{Mutex, MutexGuard};
 use rustc_hash::FxHashMap;
 
-use crate::losses::Losses;
-use crate::{Errno, Handle, Kind, Result};
+use crate::losses::{Losses, is_loss};
+use crate::{Errno, Handle, Kind, Lost, Result};
 
 const SHARDS: usize = 32;
 /// Descriptors of one node at most: callers with other identities take the places of those that were idle longest.
@@ -249,19 +249,19 @@ impl<D: Descriptors> Node<D> {
         opens.iter().for_each(|open| open.stay());
     }
 
-    /// Syncs what was written, after a sync that others have begun. `ETIMEDOUT`: that one has not ended by then.
-    fn sync_behind_others(&self, losses: &Losses, until: Instant) -> Result<()> {
+    /// Syncs what was written, after a sync that others have begun; `None`: that one has not ended by then.
+    fn sync_behind_others(&self, losses: &Losses, until: Instant) -> Option<Result<()>> {
         let _syncing = loop {
             // First, as a descriptor that is being synced does not count as unsynced.
             if let Some(syncing) = self.syncing.try_lock() {
                 break syncing;
             }
             if Instant::now() >= until {
-                return Err(Errno(libc::ETIMEDOUT));
+                return None;
             }
             std::thread::sleep(SYNC_ALL_LOOK_EVERY);
         };
-        self.sync_written(losses).map(drop)
+        Some(self.sync_written(losses).map(drop))
     }
 
     fn close_idle(&self, before_ms: u64) {
@@ -498,22 +498,27 @@ impl<D: Descriptors> Nodes<D> {
     }
 
     /// Syncs all files with writes that were not synced, whatever becomes of one, and waits for what others sync or close.
-    pub(crate) fn sync_all(&self) -> Result<()> {
+    pub(crate) fn sync_all(&self) -> Result<Lost> {
         self.sync_all_until(Instant::now() + SYNC_ALL_WAIT)
     }
 
     /// `ETIMEDOUT`: a sync or a close that others had begun has not ended by then.
-    fn sync_all_until(&self, until: Instant) -> Result<()> {
+    fn sync_all_until(&self, until: Instant) -> Result<Lost> {
         let mut synced = Ok(());
         for shard in &self.shards {
             let files = |(node, _): &&(Arc<Node<D>>, u64)| node.kind == Kind::File;
             let nodes: Vec<_> = shard.lock().by_handle.values().filter(files).map(|(node, _)| node.clone()).collect();
             for node in nodes {
-                synced = synced.and(node.sync_behind_others(&self.losses, until));
+                match node.sync_behind_others(&self.losses, until) {
+                    // It is noted which file that is.
+                    Some(Err(error)) if is_loss(error) => {}
+                    Some(done) => synced = synced.and(done),
+                    None => synced = synced.and(Err(Errno(libc::ETIMEDOUT))),
+                }
             }
         }
         // What was taken out before the loop came to it has left by now.
-        synced.and_then(|()| self.losses.check_all(until))
+        synced.and_then(|()| self.losses.after_closes(until))
     }
 
     /// Descriptors that are open now.
@@ -621,7 +626,7 @@ mod tests {
         (node, sync)
     }
 
-    const TIMED_OUT: Result<()> = Err(Errno(libc::ETIMEDOUT));
+    const TIMED_OUT: Result<Lost> = Err(Errno(libc::ETIMEDOUT));
 
     #[test]
     fn a_sync_of_all_waits_for_one_that_is_running() {
@@ -637,7 +642,8 @@ mod tests {
                 impresario_testing::until("it is running", || sync.begun.load(Ordering::Acquire));
                 assert_eq!(nodes.sync_all_until(Instant::now()), TIMED_OUT, "it has not ended");
                 sync.ends.store(true, Ordering::Release);
-                assert_eq!(nodes.sync_all(), if fails { Err(Errno(libc::EIO)) } else { Ok(()) });
+                let lost = fails.then_some(node.handle).into_iter().collect();
+                assert_eq!(nodes.sync_all(), Ok(Lost { files: Some(lost), any: 0 }));
             });
         }
     }
@@ -676,6 +682,7 @@ mod tests {
         for (way, take_out) in ways {
             let nodes = Nodes::<Slow>::new(1, Arc::default());
             let (node, sync) = written(&nodes, true);
+            let handle = node.handle;
             sync.ends.store(true, Ordering::Release);
             // Whoever closes it has not come to that yet.
             let closing = node.any_open();
@@ -683,7 +690,7 @@ mod tests {
             assert_eq!(nodes.sync_all_until(Instant::now()), TIMED_OUT, "{way}");
             assert!(!sync.begun.load(Ordering::Acquire), "{way}: it was not out");
             drop(closing);
-            assert_eq!(nodes.sync_all(), Err(Errno(libc::EIO)), "{way}");
+            assert_eq!(nodes.sync_all(), Ok(Lost { files: Some(vec![handle]), any: 0 }), "{way}");
         }
     }
 
@@ -695,7 +702,7 @@ mod tests {
         sync.ends.store(true, Ordering::Release);
         assert_eq!(nodes.sync_all_until(Instant::now()), TIMED_OUT);
         nodes.hold(&node);
-        assert_eq!(nodes.sync_all_until(Instant::now()), Ok(()));
+        assert_eq!(nodes.sync_all_until(Instant::now()), Ok(Lost { files: Some(Vec::new()), any: 0 }));
         assert!(sync.begun.load(Ordering::Acquire));
     }
 

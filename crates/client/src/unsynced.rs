@@ -10,7 +10,7 @@ use impresario_base::lock::Mutex;
 use impresario_wire::{FileKey, LaneState};
 
 use crate::error::{ClientError, Peer};
-use rustc_hash::FxHashMap;
+use rustc_hash::{FxHashMap, FxHashSet};
 
 /// Entries of a generation; twice as many are kept at most. What is older is forgotten: a file that was written
 /// and not synced before tens of thousands of others were written.
@@ -24,6 +24,16 @@ pub struct Unsynced {
     has_forgotten: AtomicBool,
     /// Writes that were noted.
     writes: AtomicU64,
+    /// The run of the last I/O node that has synced everything, and how often any file may have lost something then.
+    told: Mutex<(u64, u64)>,
+}
+
+/// What an I/O node of a folder says when it has synced all files: [`impresario_wire::Answer::AllSynced`].
+pub(crate) struct AllSynced<'a> {
+    pub(crate) lane: LaneState,
+    pub(crate) run: u64,
+    pub(crate) lost: Option<&'a [FileKey]>,
+    pub(crate) any_lost: u64,
 }
 
 impl Unsynced {
@@ -51,16 +61,37 @@ impl Unsynced {
         self.writes.load(Ordering::Relaxed)
     }
 
-    /// All that was written through the server of an I/O node was synced since `writes` were noted. False if more was
-    /// written meanwhile: that says too little to leave the node.
-    pub(crate) fn note_sync_of_all(&self, writes: u64, lanes: &[LaneState]) -> bool {
+    /// All that was written through an I/O node of a folder, but for what is lost, was synced since `writes` were noted. False if more was
+    /// written meanwhile, or if files of which something is lost may be among those that were forgotten: that says too little to
+    /// leave the node.
+    pub(crate) fn note_sync_of_all(&self, writes: u64, synced: &AllSynced<'_>) -> bool {
         let mut generations = self.generations.lock();
         if self.writes.load(Ordering::Relaxed) != writes {
             return false;
         }
-        let is_synced = |server: u16, state: u64| lanes.contains(&LaneState { server, state });
-        // What was first written through another node is judged by that one's state.
-        generations.iter_mut().for_each(|g| g.retain(|(server, _), state| !is_synced(*server, *state)));
+        // What any file may have lost during a run of the node that the client has not been told of: all of its own.
+        let mut told = self.told.lock();
+        let known = if told.0 == synced.run { told.1 } else { 0 };
+        let all_lost = synced.any_lost > known || synced.lost.is_none();
+        let some_lost = all_lost || synced.lost.is_some_and(|lost| !lost.is_empty());
+        if some_lost && self.has_forgotten.load(Ordering::Relaxed) {
+            return false;
+        }
+        *told = (synced.run, synced.any_lost);
+        let lost: FxHashSet<FileKey> = synced.lost.unwrap_or_default().iter().copied().collect();
+        for generation in generations.iter_mut() {
+            generation.retain(|(server, file), state| {
+                // What was first written through another node is judged by that one's state.
+                if synced.lane != (LaneState { server: *server, state: *state }) {
+                    return true;
+                }
+                let is_lost = all_lost || lost.contains(file);
+                if is_lost {
+                    *state = LaneState::unknown(*server).state;
+                }
+                is_lost
+            });
+        }
         self.has_forgotten.store(false, Ordering::Relaxed);
         true
     }
@@ -134,10 +165,39 @@ mod tests {
         unsynced.note_write(FileKey(2), lane(b));
         let writes = unsynced.writes();
         unsynced.note_write(FileKey(2), lane(b));
-        assert!(!unsynced.note_sync_of_all(writes, &[lane(b)]), "written meanwhile");
-        assert!(unsynced.note_sync_of_all(unsynced.writes(), &[lane(b)]) && !unsynced.is_empty());
+        let synced = AllSynced { lane: lane(b), run: b | 1, lost: Some(&[]), any_lost: 0 };
+        assert!(!unsynced.note_sync_of_all(writes, &synced), "written meanwhile");
+        assert!(unsynced.note_sync_of_all(unsynced.writes(), &synced) && !unsynced.is_empty());
         assert!(unsynced.note_sync(FileKey(2), lane(a)), "it is synced");
         assert!(!unsynced.note_sync(FileKey(1), lane(b)), "it was written through a node that was lost");
+    }
+
+    #[test]
+    fn what_a_sync_of_all_says_is_lost_is_told_once_for_each_file_that_it_concerns() {
+        let (here, run) = (LaneState::new(0, 5 << 32, 0), 5 << 32 | 9);
+        let unsynced = Unsynced::default();
+        let write = |file| unsynced.note_write(FileKey(file), here);
+        let sync = |file| unsynced.note_sync(FileKey(file), here);
+        let all = |run, lost: Option<&[FileKey]>, any_lost| {
+            let synced = AllSynced { lane: here, run, lost, any_lost };
+            assert!(unsynced.note_sync_of_all(unsynced.writes(), &synced));
+        };
+        (1..=3).for_each(write);
+        all(run, Some(&[FileKey(2), FileKey(7)]), 0);
+        write(2);
+        assert_eq!([1, 2, 3].map(sync), [true, false, true], "another node of the same machine does not know it");
+        assert_eq!([2, 7].map(sync), [true, true], "told once; what others wrote is theirs");
+        write(1);
+        all(run, Some(&[]), 1);
+        assert_eq!([1, 2].map(sync), [false, true], "any file may have lost something");
+        write(1);
+        all(run, Some(&[]), 1);
+        assert!(sync(1), "that was before");
+        for (run, lost, any) in [(run, None, 1), (run + 1, Some(&[][..]), 1)] {
+            write(1);
+            all(run, lost, any);
+            assert!(!sync(1), "too many to name, or another run");
+        }
     }
 
     #[test]
@@ -152,7 +212,10 @@ mod tests {
         drop(generations);
         (0..4 * GENERATION_MAX as u64).for_each(|key| _ = unsynced.forget(0, FileKey(key)));
         assert!(!unsynced.is_empty(), "what was forgotten is not synced");
-        let lanes = [LaneState::new(0, 7 << 32, 0)];
-        assert!(unsynced.note_sync_of_all(unsynced.writes(), &lanes) && unsynced.is_empty());
+        let mut synced =
+            AllSynced { lane: LaneState::new(0, 7 << 32, 0), run: 1, lost: Some(&[FileKey(1)]), any_lost: 0 };
+        assert!(!unsynced.note_sync_of_all(unsynced.writes(), &synced), "it may be the one that was forgotten");
+        synced.lost = Some(&[]);
+        assert!(unsynced.note_sync_of_all(unsynced.writes(), &synced) && unsynced.is_empty());
     }
 }

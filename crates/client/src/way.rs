@@ -19,7 +19,7 @@ use crate::error::ClientError;
 use crate::identity::Identity;
 use crate::link::{Link, LinkOptions};
 use crate::striped::{Growth, Striped, unasked};
-use crate::unsynced::Unsynced;
+use crate::unsynced::{AllSynced, Unsynced};
 use crate::whereabouts::Whereabouts;
 
 /// How often a client looks whether its configuration file has changed.
@@ -190,19 +190,18 @@ impl Client {
         !self.is_of_tree || self.opens.are_none() && self.unsynced.writes() == writes
     }
 
-    /// Has the I/O node of a folder sync all that was written through it, as another one could not. How many writes the client knew
-    /// of then; `None`: not all of them are settled.
+    /// Has the I/O node of a folder sync all that was written through it, as another one could not. What that node knows to be lost
+    /// the next sync of each file tells, wherever it goes. How many writes the client knew of then; `None`: not all of them are settled.
     fn settle_here(&self) -> Result<Option<u64>, ClientError> {
         let writes = self.unsynced.writes();
         if !self.is_of_tree || self.unsynced.is_empty() {
             return Ok(Some(writes));
         }
         match self.meta(MetaCall::SyncAll)? {
-            Answer::FileSynced { lanes, errno: 0 } => {
-                Ok(self.unsynced.note_sync_of_all(writes, &lanes).then_some(writes))
+            Answer::AllSynced { lane, run, lost, any_lost } => {
+                let synced = AllSynced { lane, run, lost: lost.as_deref(), any_lost };
+                Ok(self.unsynced.note_sync_of_all(writes, &synced).then_some(writes))
             }
-            // Of some file bytes are lost. Which one only this node knows: each `fsync` here is answered truly.
-            Answer::FileSynced { .. } => Ok(None),
             other => Err(unasked(self.meta_link().peer(), &other)),
         }
     }
@@ -264,7 +263,7 @@ fn follow(client: &Weak<Client>, whereabouts: &Whereabouts) {
         if homecoming.is_due(client.is_away(), Instant::now())
             && let Err(error) = client.return_home(&config)
         {
-            tracing::debug!(%error, "no I/O node can be reached over another connection");
+            tracing::debug!(%error, "it goes on through its I/O node");
         }
         if Arc::ptr_eq(&config, &followed) {
             continue;

@@ -282,6 +282,10 @@ fn files_put_there_by_hand_do_no_harm() {
     assert_eq!(s.names(""), ["by-hand", "pipe"]);
     let Answer::Fault(fault) = s.call(MetaCall::Open { path: path("by-hand"), write: true }) else { panic!() };
     assert!(fault.errno == EIO && fault.message.contains("not created by this server"), "{fault}");
+    assert!(
+        fault.message.contains("restored without extended attributes"),
+        "removing a user's file is no remedy: {fault}"
+    );
     assert_eq!(s.errno(MetaCall::Open { path: path("pipe"), write: false }), 95);
     s.file("f", 10);
     s.done(rename("f", "by-hand"));

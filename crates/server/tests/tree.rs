@@ -543,6 +543,155 @@ fn a_client_stays_away_while_an_open_is_under_way() {
 }
 
 #[derive(Default)]
+struct SyncState {
+    held: Vec<fuser::ReplyEmpty>,
+    is_held: bool,
+    /// The next one of the file `bad` fails.
+    fails: bool,
+}
+
+/// A file system with the files `good` and `bad`, whose syncs are held or fail.
+struct Syncs(Arc<Mutex<SyncState>>);
+
+impl Filesystem for Syncs {
+    fn lookup(&self, _: &Request, _: INodeNo, name: &OsStr, reply: ReplyEntry) {
+        match name.to_str() {
+            Some("bad") => reply.entry(&Duration::ZERO, &Full::attr(2), Generation(0)),
+            Some("good") => reply.entry(&Duration::ZERO, &Full::attr(3), Generation(0)),
+            _ => reply.error(fuser::Errno::ENOENT),
+        }
+    }
+
+    fn getattr(&self, _: &Request, node: INodeNo, _: Option<FileHandle>, reply: ReplyAttr) {
+        reply.attr(&Duration::ZERO, &Full::attr(node.0));
+    }
+
+    fn write(
+        &self,
+        _: &Request,
+        _: INodeNo,
+        _: FileHandle,
+        _: u64,
+        data: &[u8],
+        _: fuser::WriteFlags,
+        _: fuser::OpenFlags,
+        _: Option<fuser::LockOwner>,
+        reply: fuser::ReplyWrite,
+    ) {
+        reply.written(data.len() as u32);
+    }
+
+    fn fsync(&self, _: &Request, node: INodeNo, _: FileHandle, _: bool, reply: fuser::ReplyEmpty) {
+        let mut state = self.0.lock().unwrap();
+        if state.is_held {
+            state.held.push(reply);
+        } else if node.0 == 2 && std::mem::take(&mut state.fails) {
+            reply.error(fuser::Errno::EIO);
+        } else {
+            reply.ok();
+        }
+    }
+}
+
+/// Two I/O nodes over [`Syncs`], and a client of the first one, which is lost and there again: it goes through the second.
+struct Away {
+    client: Arc<Client>,
+    bed: Bed,
+    syncs: Arc<Mutex<SyncState>>,
+    _session: fuser::BackgroundSession,
+    _mounted: TempDir,
+}
+
+impl Away {
+    fn begin() -> Away {
+        let mounted = TempDir::new().unwrap();
+        let syncs = Arc::<Mutex<SyncState>>::default();
+        let mut options = fuser::Config::default();
+        options.mount_options = vec![fuser::MountOption::FSName("impresario-syncs".into())];
+        let session = fuser::spawn_mount(Syncs(syncs.clone()), mounted.path(), &options).unwrap();
+        let mut bed = Bed::start(2, |tree, _| tree.folder = mounted.path().into());
+        let rule = AllocationRule { jobs: vec![7], hosts: Vec::new(), nodes: vec!["io.0".into(), "io.1".into()] };
+        bed.config.allocation = Allocation { rules: vec![rule], ..Allocation::default() };
+        let options = ClientOptions { job: 7, placement_seed: 0, ..ClientOptions::default() };
+        let client = Client::connect(&bed.config, options).unwrap();
+        bed.nodes[0] = None;
+        client.stat("good").unwrap();
+        assert!(client.is_away());
+        bed.nodes[0] = Some(impresario_server::start(&bed.config, "io.0").unwrap());
+        Away { client, bed, syncs, _session: session, _mounted: mounted }
+    }
+
+    fn write(&self, name: &str) {
+        let file = self.client.open(name, true).unwrap();
+        file.write_at(b"bytes", 0).unwrap();
+        file.close().unwrap();
+    }
+
+    fn sync(&self, name: &str) -> Result<(), ClientError> {
+        self.client.open(name, true).unwrap().sync()
+    }
+
+    fn release(&self) {
+        let mut state = self.syncs.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        state.is_held = false;
+        state.held.drain(..).for_each(|reply| reply.ok());
+    }
+}
+
+impl Drop for Away {
+    /// A process with a thread that hangs in its own file system would not end.
+    fn drop(&mut self) {
+        self.release();
+    }
+}
+
+#[test]
+fn a_client_stays_away_while_syncs_hang_and_nobody_waits_for_them_without_bound() {
+    if !impresario_testing::require("fuse") || !impresario_testing::require("root") {
+        return;
+    }
+    let away = Away::begin();
+    away.write("good");
+    away.syncs.lock().unwrap().is_held = true;
+    let mut peers =
+        [1, 2].map(|number| Peer::connect(&away.bed.config.io[1].address, impresario_wire::Role::Io, number));
+    let call = |number| Call::Meta { who: who(number), call: impresario_wire::MetaCall::SyncAll };
+    peers[0].send(&call(1), &[]);
+    impresario_testing::until("it hangs", || !away.syncs.lock().unwrap().held.is_empty());
+    let mut ask = |peer: usize, is_sent: bool| {
+        if !is_sent {
+            peers[peer].send(&call(peer as u64 + 1), &[]);
+        }
+        match peers[peer].answer().unwrap().1 {
+            impresario_wire::Answer::Fault(fault) => fault.errno,
+            other => panic!("{other:?}"),
+        }
+    };
+    assert_eq!(ask(1, false), libc::EBUSY, "for another client");
+    assert_eq!(ask(0, true), libc::EBUSY, "it takes too long");
+    assert_eq!(ask(0, false), libc::EBUSY, "it still hangs");
+    assert!(!away.client.return_home(&away.bed.config).unwrap_or(false) && away.client.is_away());
+    assert_eq!(away.syncs.lock().unwrap().held.len(), 1, "one call hangs, however many ask");
+    away.release();
+    impresario_testing::until("it goes back", || away.client.return_home(&away.bed.config).unwrap_or(false));
+    away.sync("good").unwrap();
+}
+
+#[test]
+fn a_client_goes_back_after_a_loss_and_learns_once_of_its_own() {
+    if !impresario_testing::require("fuse") || !impresario_testing::require("root") {
+        return;
+    }
+    let away = Away::begin();
+    ["good", "bad"].iter().for_each(|name| away.write(name));
+    away.syncs.lock().unwrap().fails = true;
+    impresario_testing::until("it goes back", || away.client.return_home(&away.bed.config).unwrap());
+    assert_eq!(away.sync("good").map_err(|error| error.errno()), Ok(()));
+    assert_eq!(away.sync("bad").map_err(|error| error.errno()), Err(libc::EIO), "its bytes are lost");
+    assert_eq!(away.sync("bad").map_err(|error| error.errno()), Ok(()), "told once");
+}
+
+#[derive(Default)]
 struct FullState {
     replies: Vec<fuser::ReplyWrite>,
     writes: Vec<(u64, usize)>,

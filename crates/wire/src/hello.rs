@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 use crate::message::Call;
 
 /// Version of the protocol; both sides must speak the same.
-pub const PROTOCOL_VERSION: u32 = 14;
+pub const PROTOCOL_VERSION: u32 = 15;
 
 /// A cluster's identity, drawn at random when its metadata folder is made; every folder of the cluster bears it. 0: not
 /// known yet.

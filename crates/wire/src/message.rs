@@ -575,6 +575,17 @@ pub enum Answer {
         /// The data servers that have cut or extended their objects of it.
         lanes: Vec<LaneState>,
     },
+    /// I/O node in front of a folder: all files were synced, but for those of which bytes are lost.
+    AllSynced {
+        /// What tells of a restart of its machine.
+        lane: LaneState,
+        /// Tells its run from all others.
+        run: u64,
+        /// The files of which bytes were lost during that run; `None`: too many to be named, so any.
+        lost: Option<Vec<FileKey>>,
+        /// How often during that run bytes of any file may have been lost, beside those.
+        any_lost: u64,
+    },
     /// Answers no call (its number is 0): the server lives, though what it does for the client's calls keeps it from
     /// reading others, such as those that ask for a sign of life.
     Alive,

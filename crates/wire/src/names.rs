@@ -275,8 +275,8 @@ pub enum MetaCall {
         credential: Vec<u8>,
     },
     /// To an I/O node in front of a folder: puts all that was written through it on stable storage, files that are closed by now
-    /// too. EBUSY: it is doing so for another client. EOPNOTSUPP: the server is no such node. Answer: [`Answer::FileSynced`]; its
-    /// number is not 0 where bytes of any file may be lost.
+    /// too. EBUSY: it is doing so for another client, or has not done so within 5 s. EOPNOTSUPP: the server is no such node. Answer:
+    /// [`Answer::AllSynced`].
     SyncAll,
 }
 
@@ -580,8 +580,13 @@ pub struct Opened {
 pub struct Entry {
     /// The name: bytes without `/` and NUL.
     pub name: Vec<u8>,
-    /// What it names.
+    /// What it names; its length may be [`Entry::UNKNOWN_SIZE`].
     pub attr: Attr,
+}
+
+impl Entry {
+    /// The length, bytes, of a file that is being written while a data server does not answer: no file is so long.
+    pub const UNKNOWN_SIZE: u64 = u64::MAX;
 }
 
 /// What the metadata server knows of one name.

@@ -1,4 +1,4 @@
-//! The bytes of messages under [`PROTOCOL_VERSION`] 14, recorded: whoever changes them changes the version too.
+//! The bytes of messages under [`PROTOCOL_VERSION`] 15, recorded: whoever changes them changes the version too.
 
 use impresario_layout::{Layout, Skipped};
 use impresario_wire::frame::encode;
@@ -34,7 +34,7 @@ fn answer(answer: Answer) -> String {
 
 #[test]
 fn the_bytes_of_messages_stay_those_of_the_version() {
-    assert_eq!(PROTOCOL_VERSION, 14, "record the new version's bytes");
+    assert_eq!(PROTOCOL_VERSION, 15, "record the new version's bytes");
     let layout = Layout::new(1, 3, 65536, 4).unwrap();
     let file = FileKey(600);
     let time = Time { secs: -3, nanos: 500 };
@@ -126,6 +126,13 @@ fn the_bytes_of_messages_stay_those_of_the_version() {
         answer(Answer::Statfs(Statfs { total_bytes: 1, free_bytes: 2, files: 3, files_free: 4 })),
         answer(Answer::Fault(Fault { errno: Fault::FENCED, message: "late".into() })),
         answer(Answer::Cut { attr, file, lanes: vec![LaneState::new(2, 1 << 33, 7)] }),
+        answer(Answer::AllSynced {
+            lane: LaneState::new(0, 1 << 33, 0),
+            run: 300,
+            lost: Some(vec![file]),
+            any_lost: 2,
+        }),
+        answer(Answer::Alive),
     ];
     let seen: Vec<&str> = seen.iter().map(String::as_str).collect();
     assert_eq!(seen, RECORDED);
@@ -156,6 +163,8 @@ const RECORDED: &[&str] = &[
     "0f01020304",
     "11e801046c617465",
     "1c08050401ed13020a0b808080808020802005f4030202060401d80401028780808020",
+    "1d008080808020ac020101d80402",
+    "1e",
 ];
 
 #[test]

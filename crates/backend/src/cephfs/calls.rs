@@ -10,8 +10,8 @@ use crate::rules::{
     may_by_mode, mode_after, new_node, proper, seconds_of, space_of, wanted,
 };
 use crate::{
-    Attr, Backend, Caller, DirEntry, Errno, Found, Handle, Kind, Make, Placement, Result, SetAttr, SetTime, Space,
-    SpaceChange,
+    Attr, Backend, Caller, DirEntry, Errno, Found, Handle, Kind, Lost, Make, Placement, Result, SetAttr, SetTime,
+    Space, SpaceChange,
 };
 
 /// Hard links that a node may have: Ceph counts them in 32 bits and sets no limit.
@@ -348,7 +348,7 @@ impl Backend for CephTree {
         self.shared.sync(&node)
     }
 
-    fn sync_all(&self) -> Result<()> {
+    fn sync_all(&self) -> Result<Lost> {
         self.shared.nodes.sync_all().map_err(outward)
     }
 

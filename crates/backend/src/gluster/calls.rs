@@ -11,8 +11,8 @@ use crate::rules::{
     seconds_of, space_of,
 };
 use crate::{
-    Attr, Backend, Caller, DirEntry, Errno, Found, Handle, Kind, Make, Placement, Result, SetAttr, SetTime, Space,
-    SpaceChange,
+    Attr, Backend, Caller, DirEntry, Errno, Found, Handle, Kind, Lost, Make, Placement, Result, SetAttr, SetTime,
+    Space, SpaceChange,
 };
 
 /// The way from the root to a directory, as its brick tells it.
@@ -372,7 +372,7 @@ impl Backend for GlusterVolume {
         self.shared.sync(&node)
     }
 
-    fn sync_all(&self) -> Result<()> {
+    fn sync_all(&self) -> Result<Lost> {
         self.shared.nodes.sync_all()
     }
 

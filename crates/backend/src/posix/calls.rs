@@ -11,10 +11,12 @@ use impresario_base::machine::path_of;
 use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags, RawDir, RenameFlags, SeekFrom};
 
 use super::{NAMING, Node, PosixTree, Shared};
+use crate::losses::is_loss;
 use crate::nodes::Use;
 use crate::rules::{bears, checked, make_or_find, proper, wanted};
 use crate::{
-    Attr, Backend, Caller, DirEntry, Errno, Found, Handle, Kind, Make, Placement, Result, SetAttr, Space, SpaceChange,
+    Attr, Backend, Caller, DirEntry, Errno, Found, Handle, Kind, Lost, Make, Placement, Result, SetAttr, Space,
+    SpaceChange,
 };
 
 /// Bytes of names that one system call lists.
@@ -364,12 +366,14 @@ impl Backend for PosixTree {
         self.shared.sync(&node)
     }
 
-    fn sync_all(&self) -> Result<()> {
+    fn sync_all(&self) -> Result<Lost> {
         // All at once, and what descriptors that are being closed have written; an older kernel tells of no failure here, but below.
-        // With a loss that is known it fails whatever it syncs: clients that ask again must not burden the others.
-        self.shared.losses.look()?;
-        let flushed = self.shared.sync_file_system();
-        self.shared.nodes.sync_all().and(flushed)
+        match self.shared.sync_file_system() {
+            Err(error) if !is_loss(error) => return Err(error),
+            // It is noted.
+            Ok(()) | Err(_) => {}
+        }
+        self.shared.nodes.sync_all()
     }
 
     fn hold(&self, node: &Handle) -> Result<()> {

@@ -179,7 +179,7 @@ impl Ring {
                 return Ok(((came - offset) as usize, is_left));
             };
             let got = match shared.wait(&transfer, Some(deadline)) {
-                Err(Errno(libc::EAGAIN | libc::EINTR)) => return Ok(((came - offset) as usize, true)),
+                Err(error) if is_cut_short(error) => return Ok(((came - offset) as usize, true)),
                 got => got? as u64,
             };
             let to = (transfer.at + got).min(wanted_end);
@@ -205,10 +205,11 @@ impl Ring {
     pub(super) fn write(&self, file: BorrowedFd<'_>, offset: u64, bytes: &[u8]) -> Result<usize> {
         let shared = &*self.shared;
         let (mut next, mut failed) = (0, None);
+        let mut cut_short = None;
         let mut under_way: VecDeque<Transfer<'_>> = VecDeque::new();
         loop {
             let mut begun = false;
-            while next < bytes.len() && failed.is_none() && under_way.len() < AT_ONCE_MAX {
+            while next < bytes.len() && failed.is_none() && cut_short.is_none() && under_way.len() < AT_ONCE_MAX {
                 let Some(mut transfer) = shared.take(offset + next as u64, bytes.len() - next) else { break };
                 let end = next + transfer.len;
                 transfer.bytes_mut().copy_from_slice(&bytes[next..end]);
@@ -230,9 +231,12 @@ impl Ring {
                     under_way.push_front(transfer);
                     shared.submit()?;
                 }
+                // Nothing of it happens any more, so its bytes, and those behind it, may be written again.
+                Err(error) if is_cut_short(error) => cut_short = cut_short.or(Some((transfer.at - offset) as usize)),
                 Err(error) => failed = failed.or(Some(error)),
             }
         }
+        let next = cut_short.unwrap_or(next);
         shared.unserved.fetch_add(u64::from(next < bytes.len() && failed.is_none()), Relaxed);
         failed.map_or(Ok(next), Err)
     }
@@ -247,6 +251,12 @@ impl Drop for Ring {
             let _ = self.reaper.take().map(JoinHandle::join); // it has ended, whichever way
         }
     }
+}
+
+/// Whether a transfer ended so that its caller goes on by other means: the kernel cancels what a thread has submitted, for itself or
+/// for others, when that thread ends.
+fn is_cut_short(error: Errno) -> bool {
+    matches!(error.0, libc::EAGAIN | libc::EINTR | libc::ECANCELED)
 }
 
 /// Registers as much memory as the process may have locked; gives it with its number of pieces.
@@ -481,14 +491,34 @@ mod tests {
                 scope.spawn(move || {
                     let bytes = vec![thread as u8 + 1; 3 * PIECE_BYTES + 100];
                     let at = thread * bytes.len() as u64;
-                    for _ in 0..10 {
-                        let written = ring.write(file, at, &bytes).unwrap();
-                        rustix::io::pwrite(file, &bytes[written..], at + written as u64).unwrap();
-                        let mut back = vec![0; bytes.len()];
-                        let (got, _) = ring.read(file, at, &mut back, 1).unwrap();
-                        assert!(back[..got] == bytes[..got]);
-                    }
+                    (0..10).for_each(|_| write_and_read(ring, file, at, &bytes));
                 });
+            }
+        });
+        assert_eq!(ring.status().free_pieces, ring.status().pieces);
+    }
+
+    fn write_and_read(ring: &Ring, file: BorrowedFd<'_>, at: u64, bytes: &[u8]) {
+        let written = ring.write(file, at, bytes).unwrap();
+        rustix::io::pwrite(file, &bytes[written..], at + written as u64).unwrap();
+        let mut back = vec![0; bytes.len()];
+        let (got, _) = ring.read(file, at, &mut back, 1).unwrap();
+        assert!(back[..got] == bytes[..got]);
+    }
+
+    /// A thread tells the kernel of other threads' entries too; the kernel cancels what waits for a thread that ends.
+    #[test]
+    fn a_write_goes_on_when_the_thread_that_submitted_it_ends() {
+        let Some(ring) = ring(Duration::from_secs(60)) else { return };
+        let file = tempfile::tempfile().unwrap();
+        std::thread::scope(|scope| {
+            let write = |writer: u64| {
+                let (ring, file, at) = (&ring, file.as_fd(), writer * 8 * PIECE_BYTES as u64);
+                move || (0..50).for_each(|round| write_and_read(ring, file, at, &vec![round; 8 * PIECE_BYTES]))
+            };
+            let writers: Vec<_> = (0..4).map(|writer| scope.spawn(write(writer))).collect();
+            while writers.iter().any(|writer| !writer.is_finished()) {
+                std::thread::scope(|scope| drop(scope.spawn(|| ring.shared.submit().unwrap())));
             }
         });
         assert_eq!(ring.status().free_pieces, ring.status().pieces);

@@ -377,6 +377,7 @@ impl Face {
             let Some(attr) = attr else {
                 return add(listed, &directory_attr(), 0);
             };
+            // Of a file of unknown length the kernel emits the name, takes no attributes, as no file is so long, and forgets the node.
             let entered = self.inodes.enter(directory.number, listed.name, attr, asked);
             let full = add(Listed { number: entered.number, ..listed }, attr, entered.generation);
             if full {

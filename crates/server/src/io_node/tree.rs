@@ -13,10 +13,10 @@ mod names;
 mod once;
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, UNIX_EPOCH};
 
-use impresario_backend::{Backend, Caller, Errno};
+use impresario_backend::{Backend, Caller, Errno, Lost};
 use impresario_base::lock::Mutex;
 use impresario_client::Identity;
 use impresario_layout::Layout;
@@ -37,6 +37,8 @@ const THREADS: usize = 16;
 /// A call that has taken so long hangs, as far as others are concerned. Less is usual: the file system may be on a disk that is busy, or
 /// on another machine.
 const STUCK_AFTER: Duration = Duration::from_secs(1);
+/// So long a client waits until all files are synced: half of the time that it has, if nothing else is configured.
+const SYNC_ALL_WAIT: Duration = Duration::from_secs(5);
 /// Files that one client may have open.
 const OPENS_MAX: usize = 65_536;
 
@@ -67,8 +69,8 @@ pub(crate) struct Tree {
     once: Once,
     next_handle: AtomicU64,
     threads: Workers,
-    /// Held while all files are synced: one client after the other, as the first leaves the others little to wait for.
-    syncing_all: Mutex<()>,
+    /// All files are being synced: for one client after the other, as the first leaves the others little to wait for.
+    syncing_all: Arc<AtomicBool>,
 }
 
 /// What a client has open.
@@ -88,7 +90,7 @@ impl Tree {
     pub(crate) fn new(settings: TreeSettings) -> Arc<Tree> {
         let (files, once, next_handle) = (Files::default(), Once::default(), AtomicU64::new(1));
         let threads = Workers::patient("metadata", THREADS, STUCK_AFTER);
-        Arc::new(Tree { settings, files, once, next_handle, threads, syncing_all: Mutex::default() })
+        Arc::new(Tree { settings, files, once, next_handle, threads, syncing_all: Arc::default() })
     }
 
     pub(super) fn stop(&self) {
@@ -128,26 +130,53 @@ impl Tree {
         Fault { errno, message: format!("{}: {doing}: {error}", self.settings.name) }
     }
 
-    /// Puts all that was written through this node on stable storage.
+    /// Puts all that was written through this node on stable storage. A file system that hangs has one thread of it, whoever asks.
     fn sync_all(&self) -> Result<Answer, Fault> {
-        let Some(_alone) = self.syncing_all.try_lock() else {
-            let message = format!("{} is syncing all files for another client; try again", self.settings.name);
-            return Err(Fault { errno: libc::EBUSY, message });
+        let busy = |what| {
+            let message = format!("{} {what}; try again", self.settings.name);
+            Err(Fault { errno: libc::EBUSY, message })
         };
-        let synced = self.backend().sync_all();
-        let errno = synced.map_or_else(|error| error.0, |()| 0);
-        // What only took too long, behind the calls of others, says nothing of the file system.
-        if let Err(error) = synced
-            && errno != libc::ETIMEDOUT
-        {
-            self.settings.vitals.failures().note(errno, &format_args!("syncing all files: {error}"));
-        }
-        Ok(Answer::FileSynced { lanes: self.state(), errno })
+        let Some(alone) = Alone::begin(&self.syncing_all) else {
+            return busy("is syncing all files for another client");
+        };
+        let (backend, (ended, end)) = (self.settings.backend.clone(), std::sync::mpsc::sync_channel(1));
+        self.threads.run(Box::new(move || {
+            let synced = waiting_elsewhere(|| backend.sync_all());
+            drop(alone);
+            let _ = ended.send(synced); // who asked may not wait any more
+        }));
+        let Lost { files, any } = match end.recv_timeout(SYNC_ALL_WAIT) {
+            Ok(Ok(lost)) => lost,
+            // What only took too long, behind the calls of others, says nothing of the file system.
+            Err(_) | Ok(Err(Errno(libc::ETIMEDOUT))) => return busy("has not synced all files in time"),
+            Ok(Err(error)) => return Err(self.storage_failed(error, "syncing all files")),
+        };
+        let lost = files.map(|files| files.iter().map(files::key_of).collect());
+        Ok(Answer::AllSynced { lane: self.lane(), run: self.settings.vitals.incarnation(), lost, any_lost: any })
     }
 
     /// What tells whether writes may have been lost: they are in the memory of this machine until a sync.
+    fn lane(&self) -> LaneState {
+        LaneState::new(0, self.settings.vitals.incarnation(), 0)
+    }
+
     fn state(&self) -> Vec<LaneState> {
-        vec![LaneState::new(0, self.settings.vitals.incarnation(), 0)]
+        vec![self.lane()]
+    }
+}
+
+/// Held while all files are synced.
+struct Alone(Arc<AtomicBool>);
+
+impl Alone {
+    fn begin(is_held: &Arc<AtomicBool>) -> Option<Alone> {
+        (!is_held.swap(true, Ordering::AcqRel)).then(|| Alone(is_held.clone()))
+    }
+}
+
+impl Drop for Alone {
+    fn drop(&mut self) {
+        self.0.store(false, Ordering::Release);
     }
 }
 

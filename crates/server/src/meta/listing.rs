@@ -213,7 +213,9 @@ impl Meta {
     }
 
     /// Replaces the attributes of files being written with what the data servers report. A listing does not fail
-    /// because a data server does not answer: it shows the last known size, and a request for that file alone fails.
+    /// because a data server does not answer: the size is [unknown](Entry::UNKNOWN_SIZE) then, and a request for that file alone
+    /// fails. The last known one would be taken for the size: a program that seeks to the end of what it has written would
+    /// write over it.
     /// `before` is from before the entries were looked at: a file whose size was settled meanwhile is looked at again.
     fn ask_sizes(&self, path: &[u8], entries: &mut Vec<Entry>, before: u64) {
         let marked = self.opens.marked_since(before, entries.iter().map(|entry| entry.attr.ino));
@@ -237,12 +239,15 @@ impl Meta {
                     Ok(Some(named)) => match self.attr_at(&named) {
                         Ok(attr) => entry.attr = attr,
                         Err(fault) => {
-                            tracing::warn!(%fault, "listed with the last known size");
+                            tracing::warn!(%fault, "listed without a size");
                             answering = false;
                         }
                     },
                     _ => continue,
                 }
+            }
+            if !answering {
+                entry.attr.size = Entry::UNKNOWN_SIZE;
             }
         }
     }

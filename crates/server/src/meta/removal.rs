@@ -531,7 +531,10 @@ fn links_but_one(stat: &Stat) -> u32 {
 /// `what` names the file or the operation that failed.
 pub(super) fn bad_record(bad: BadRecord, what: &str) -> super::Fault {
     let why = match bad {
-        BadRecord::Missing => "not created by this server; remove it there and copy it in through a mount".into(),
+        BadRecord::Missing => {
+            let why = "not created by this server, or the metadata folder was restored without extended attributes";
+            format!("{why}: restore it with them; what is another's, remove there and copy it in through a mount")
+        }
         BadRecord::Unknown => "this program does not understand its record; a later version may".into(),
         BadRecord::Io(errno) => format!("its record cannot be read: {}", reason(errno)),
     };

@@ -1,7 +1,7 @@
 //! Several nodes on one cluster, and failing servers.
 
 use std::fs::{self, File, OpenOptions};
-use std::io::{Read, Write};
+use std::io::{Read, Seek, Write};
 use std::num::NonZeroU64;
 use std::os::unix::fs::{FileExt, MetadataExt, symlink};
 use std::path::PathBuf;
@@ -380,6 +380,31 @@ fn a_lost_data_server_gives_an_error_in_time() {
     cluster.start_data_server(0);
     open.read_exact_at(&mut buffer, 0).unwrap();
     assert!(buffer == pattern(6, 1_000_000)[..500_000]);
+}
+
+#[test]
+fn a_listing_while_a_data_server_is_lost_tells_no_wrong_length() {
+    const BYTES: u64 = 300_000;
+    let Some(cluster) = Cluster::start(Duration::from_secs(2)) else { return };
+    let nodes = [0, 1].map(|_| cluster.mount(MountOptions::default()));
+    let mut open = fs::File::create(nodes[0].at("f")).unwrap();
+    open.write_all_at(&pattern(6, BYTES as usize), 0).unwrap();
+    // Longer than attributes are cached.
+    std::thread::sleep(Duration::from_millis(1500));
+    cluster.stop_data_server(0);
+    for node in &nodes {
+        let names: Vec<_> = fs::read_dir(node.mount_point()).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+        assert_eq!(names, ["f"]);
+        let looked = fs::metadata(node.at("f")).map(|attributes| attributes.len());
+        assert!(looked.is_err_and(|error| error.raw_os_error() == Some(libc::EIO)));
+    }
+    fs::read_dir(nodes[0].mount_point()).unwrap().for_each(|entry| drop(entry.unwrap()));
+    assert_eq!(errno(open.seek(std::io::SeekFrom::End(0))), libc::EIO, "where it would write over what it has written");
+    cluster.start_data_server(0);
+    for node in &nodes {
+        assert_eq!(fs::metadata(node.at("f")).unwrap().len(), BYTES);
+    }
+    assert_eq!(open.seek(std::io::SeekFrom::End(0)).unwrap(), BYTES);
 }
 
 #[test]

@@ -7,8 +7,8 @@ use std::sync::Arc;
 use std::time::SystemTime;
 
 use impresario_backend::{
-    Attr, Backend, Caller, DirEntry, Errno, Found, Handle, Kind, Make, Placement, Result, SetAttr, SetTime, Space,
-    SpaceChange,
+    Attr, Backend, Caller, DirEntry, Errno, Found, Handle, Kind, Lost, Make, Placement, Result, SetAttr, SetTime,
+    Space, SpaceChange,
 };
 use impresario_base::lock::{Condvar, Mutex};
 
@@ -660,13 +660,13 @@ impl Backend for MemoryTree {
         Ok(())
     }
 
-    fn sync_all(&self) -> Result<()> {
+    fn sync_all(&self) -> Result<Lost> {
         let mut state = self.unless(|faults| faults.data_hung || faults.syncs_hung);
         if let Some(errno) = state.faults.sync_errno {
             return err(errno);
         }
         state.nodes.values_mut().for_each(|node| node.stable = node.bytes.clone());
-        Ok(())
+        Ok(Lost { files: Some(Vec::new()), any: 0 })
     }
 
     fn space(&self, node: &Handle) -> Result<Space> {
