@@ -384,6 +384,7 @@ impl Advisor {
                 if is_open {
                     self.gaps.after_others();
                 }
+                let gave = [self.indexed.gives(), self.learnt.as_ref().is_some_and(Learnt::gives)];
                 let known = self.learnt.as_mut().and_then(|learnt| {
                     let late_ns = if slow { waited_ns(len, read.duration_ns) } else { 0 };
                     learnt.read(reader, &read.bytes, late_ns, &mut |bytes| !is_open && grant(bytes))
@@ -395,7 +396,9 @@ impl Advisor {
                 let is_known = known.is_some() && !(by_kind && is_open);
                 let (brought, more) = known.unwrap_or_default();
                 let hit = brought || cache.holds(&read.bytes);
-                if read.duration_ns > 0 && (brought || is_known && slow && !alone) {
+                // Before the first hint of it, a read waited for others, or for the index itself: that is spent whatever it is worth.
+                let is_delayed = is_known && slow && !alone && gave[usize::from(by_kind)];
+                if read.duration_ns > 0 && (brought || is_delayed) {
                     let usual_ns = self.unaided.usual_ns(len).unwrap_or(read.duration_ns);
                     let saved_ns =
                         i64::try_from(usual_ns).unwrap_or(i64::MAX).saturating_sub_unsigned(read.duration_ns);
@@ -422,7 +425,9 @@ impl Advisor {
                 if !hit && slow && alone {
                     self.unaided.read(len, read.duration_ns);
                 }
-                if let Some(forecast) = seen.forecast.filter(|_| !is_known) {
+                // Between reads that the index knows the program looks at the index itself, which is in memory: that is no pattern of its own.
+                let is_aside = self.indexed.is_followed() && !hit && is_timed && !slow;
+                if let Some(forecast) = seen.forecast.filter(|_| !is_known && !is_aside) {
                     let may_try = at_stake && advising;
                     let advice = may_try.then(|| {
                         self.gaps.advise(forecast, &read.bytes, self.size_bytes, |bytes| self.fill.affords(bytes))
@@ -440,7 +445,9 @@ impl Advisor {
                         Advice::Try(_) | Advice::Wait => {}
                     }
                 }
-                let unforeseen = !hit && !is_known && !is_watched_on && seen.forecast.is_none();
+                // What the index is going to tell of is not in no order.
+                let unforeseen =
+                    !hit && !is_known && !is_watched_on && seen.forecast.is_none() && !self.indexed.is_awaited();
                 let without_hints_ns = self.unaided.without_hints_ns(len, read.duration_ns);
                 let steps = if unforeseen && slow {
                     let ns = [without_hints_ns, read.duration_ns];

@@ -338,6 +338,34 @@ fn small_files_are_passed_over_in_lulls() {
     }
 }
 
+/// Of two programs of a user one goes through a folder, and what comes next is brought in for it. The other one has no order.
+#[test]
+fn what_is_of_use_to_one_program_has_no_other_tell_of_small_files() {
+    let (dir, apart) = (folder(), folder());
+    let tree = dir.path().join("a/b");
+    std::fs::create_dir_all(&tree).unwrap();
+    let cold: Vec<File> = (0..400).map(|n| cold_file(&tree, &format!("{n:03}"), 4096).1).collect();
+    let (_, file) = cold_file(apart.path(), "alone", 4096);
+    let online = [tree.as_path(), apart.path()].map(|folder| Entry { online: true, ..Entry::new(folder) });
+    let options = Options::new(Hints { directory: online.into(), ..hints(vec![]) });
+    let manager = Manager::start(options, &dir.path().join("socket")).unwrap();
+    let (mut walks, mut other) = (Program::start(manager.socket()), Program::start(manager.socket()));
+    let open = |program: &mut Program, file: &File| {
+        let number = program.register(file);
+        program.push(access(number, Op::Close, 0, 0, 0));
+    };
+    for program in [&walks, &other] {
+        assert!(!program.ring.may_wait(1_000_000_000));
+    }
+    let begins = cold.iter().any(|next| {
+        open(&mut walks, next);
+        open(&mut other, &file);
+        std::thread::sleep(Duration::from_millis(1));
+        other.ring.is_lull()
+    });
+    assert!(begins, "{} bytes were brought in", manager.report().unwrap().siblings_bytes);
+}
+
 /// Of a program that is recorded beside its hints all files are known, also those that it only writes.
 #[test]
 fn a_file_that_is_only_written_gets_no_hints() {

@@ -149,6 +149,16 @@ impl Indexed {
         self.tally.gone_bytes += unread_bytes;
     }
 
+    /// The index is on its way.
+    pub(super) fn is_awaited(&self) -> bool {
+        self.is_awaited
+    }
+
+    /// Hints were given by it.
+    pub(super) fn gives(&self) -> bool {
+        self.tally.prefetched_bytes > 0
+    }
+
     /// The index is there or on its way.
     pub(super) fn is_followed(&self) -> bool {
         self.is_awaited || self.format().is_some() && !self.has_stepped_aside

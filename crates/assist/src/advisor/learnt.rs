@@ -155,9 +155,14 @@ impl Learnt {
         self.late_ns >= LATE_NS && self.late * 2 >= self.hits
     }
 
+    /// Hints were given by it.
+    pub(super) fn gives(&self) -> bool {
+        self.asked_bytes > 0
+    }
+
     /// Lets others have their turn if hints were given; whether it does now.
     pub(super) fn step_aside(&mut self) -> bool {
-        let steps_aside = self.is_followed() && self.asked_bytes > 0;
+        let steps_aside = self.is_followed() && self.gives();
         if steps_aside {
             self.has_stepped_aside = true;
             self.clear();

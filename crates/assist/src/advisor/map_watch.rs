@@ -3,7 +3,8 @@
 //! Nothing tells of a touch, but a page fault brings pages in. What comes into memory without our doing is a touch. Where
 //! touches go forward, a window ahead of them is brought in but for a hole in its middle: when the hole fills, the program has
 //! come so far, and the next window, twice as long, is brought in. So each window costs the program one fault, and nothing is
-//! brought in for a program that has stopped. Where the program does not get on faster by the first windows than it did before
+//! brought in for a program that has stopped. Of the first windows the hole is at the end: one in the middle is asked for after what lies
+//! behind it, and a disk goes back for it, which must not be paid before windows are known to be of use. Where the program does not get on faster by the first windows than it did before
 //! them, as on flash that the kernel's own read-ahead keeps busy, there are no more, and where it is fast by itself there are
 //! none. Looking costs a system call for each part asked about, so it is done less often
 //! when nothing is found, and ends when all is in memory.
@@ -260,7 +261,8 @@ impl MapWatch {
         seen
     }
 
-    /// Brings in a window from `start` on, but for a hole; `since`: where the program is, and when.
+    /// Brings in a window from `start` on, but for a hole: in the middle once windows have been of use, so that the next one is asked for
+    /// in time. `since`: where the program is, and when.
     fn window(
         &mut self,
         (start, since): (u64, (u64, u64)),
@@ -276,8 +278,13 @@ impl MapWatch {
         if len == 0 || !may(len) {
             return;
         }
-        let middle = (window.start + len / 2).next_multiple_of(GRANULE_BYTES);
-        let hole = middle..(middle + GRANULE_BYTES).min(window.end);
+        let hole = if self.windows >= JUDGED_WINDOWS {
+            let middle = (window.start + len / 2).next_multiple_of(GRANULE_BYTES);
+            middle..(middle + GRANULE_BYTES).min(window.end)
+        } else {
+            let end = window.end / GRANULE_BYTES * GRANULE_BYTES;
+            end.saturating_sub(GRANULE_BYTES).max(window.start)..end
+        };
         self.take(&window);
         self.held_bytes += len;
         if hole.start < hole.end && window.end < self.end {
@@ -415,6 +422,8 @@ mod tests {
                 Some(held * GRANULE_BYTES)
             };
             let seen = watch.look(now_ns, &mut cached, &mut |_| true);
+            let goes_back = seen.bring.len() > 1;
+            assert!(!goes_back || watch.windows >= JUDGED_WINDOWS, "a disk goes back for a hole: {:?}", seen.bring);
             for range in seen.bring {
                 assert!(range.end <= SIZE && range.start < range.end);
                 memory.extend(range.start / GRANULE_BYTES..range.end.div_ceil(GRANULE_BYTES));

@@ -432,6 +432,80 @@ fn what_is_granted_is_asked_for_where_kind_and_index_both_know_the_file() {
     assert!(granted > 0 && asked == granted, "{granted} {asked}");
 }
 
+/// On a device that serves one request after the other the index itself delays the program, and so do hints that were given before it
+/// was known. That is spent: the index is followed.
+#[test]
+fn what_an_index_has_cost_before_its_first_hint_is_not_held_against_it() {
+    let mut a = advisor(Entry { online: true, ..Entry::new("/f.h5") }, 64 * MIB, Budget::default());
+    a.may_be(crate::formats::by_name(std::path::Path::new("/f.h5")));
+    let (ms, mut now_ns) = (1_000_000, 0);
+    let chunk = |i: u64| (1 + i) * MIB..(1 + i) * MIB + 64 * KIB;
+    let mut asked = |a: &mut Advisor, bytes: Range<u64>, took_ms: u64| {
+        now_ns += took_ms * ms;
+        let read = Read { bytes, duration_ns: took_ms * ms, now_ns };
+        a.read(Reader { program: 1, thread: 1 }, &read, &mut |_| true)
+    };
+    // A pattern is followed meanwhile, and what it asks for stays under way.
+    (0..8).for_each(|i| _ = asked(&mut a, chunk(4 * i), 7));
+    assert!(a.take_index_wish().is_some());
+    let extents = (0..60).map(chunk).collect();
+    a.index_is_known(index(Tracks::new([extents], 64 * MIB), 64 * MIB));
+    asked(&mut a, chunk(57), 31);
+    assert!(a.goes_by_index(), "that read was delayed before there was any hint by the index");
+    // Delays by its own hints count.
+    let mut is_late = |a: &mut Advisor| {
+        (0..40).any(|i| {
+            asked(a, chunk(i), 31);
+            !a.goes_by_index()
+        })
+    };
+    assert!(is_late(&mut a));
+}
+
+/// A table of chunks, and between them looks at the index itself, which is in memory since it was read: the next ones are not foretold.
+#[test]
+fn looks_at_the_index_between_chunks_are_no_pattern() {
+    let mut a = advisor(Entry { online: true, ..Entry::new("/f.h5") }, 64 * MIB, Budget::default());
+    a.may_be(crate::formats::by_name(std::path::Path::new("/f.h5")));
+    let chunk = |i: u64| (1 + i) * MIB..(1 + i) * MIB + 64 * KIB;
+    read(&mut a, 1, MIB..MIB + 10, 0, 0);
+    assert!(a.take_index_wish().is_some());
+    a.index_is_known(index(Tracks::new([(0..60).map(chunk).collect()], 64 * MIB), 64 * MIB));
+    let mut asked = Vec::new();
+    for i in 0..40 {
+        let took_ns = if asked.iter().any(|r: &Range<u64>| r.contains(&chunk(i).start)) { 20_000 } else { 7_000_000 };
+        let node = chunk(i).start + 512 * KIB..chunk(i).start + 516 * KIB;
+        for (bytes, took_ns) in [(chunk(i), took_ns), (node, 10_000)] {
+            let actions = read(&mut a, 1, bytes, took_ns, (i + 1) * 10_000_000);
+            asked.extend(actions.iter().filter_map(Action::asked).cloned());
+        }
+    }
+    assert!(a.goes_by_index() && asked.len() > 30, "{asked:?}");
+    let beside = asked.iter().find(|r| !(0..60).any(|i| r.start < chunk(i).end && chunk(i).start < r.end));
+    assert_eq!(beside, None);
+}
+
+/// Reads in no order while an index is on its way: it may tell the order of those that follow.
+#[test]
+fn a_file_is_not_brought_in_while_its_index_is_on_its_way() {
+    let mut a = advisor(Entry { online: true, ..Entry::new("/f.h5") }, 64 * MIB, Budget::default());
+    a.may_be(crate::formats::by_name(std::path::Path::new("/f.h5")));
+    let (mut now_ns, mut i) = (0, 0u64);
+    let mut tries = |a: &mut Advisor| {
+        (0..40).any(|_| {
+            (now_ns, i) = (now_ns + 5_000_000, i + 1);
+            let at = i * i * 7_919 * KIB % (63 * MIB);
+            let actions = read(a, 1, at..at + 4 * KIB, 5_000_000, now_ns);
+            actions.iter().any(|action| matches!(action, Action::Try(_)))
+        })
+    };
+    read(&mut a, 1, MIB..MIB + 10, 0, 0);
+    assert!(a.take_index_wish().is_some());
+    assert!(!tries(&mut a));
+    a.has_no_index();
+    assert!(tries(&mut a));
+}
+
 /// Of what was left out the rest of the index is asked, once, and then it tells of all.
 #[test]
 fn the_rest_of_an_index_is_asked_for_when_it_is_needed() {

@@ -6,8 +6,8 @@ use super::{Fields, Format, Source, Track};
 /// The reader.
 pub struct NetCdf;
 
-const HEADER_BYTES: u64 = 64 << 10;
-const HEADER_BYTES_MAX: u64 = 1 << 20;
+/// What of the file the header is looked for in, one after the other.
+const HEADER_BYTES: [u64; 3] = [4 << 10, 64 << 10, 1 << 20];
 const ITEMS_MAX: u64 = 1 << 16;
 /// Slices of a variable that are shorter share pages, and come with the kernel's read-ahead.
 const SLICE_BYTES_MIN: u64 = 4096;
@@ -30,14 +30,8 @@ impl Format for NetCdf {
             _ => return None,
         };
         // Most headers are short; a longer one is read once more as a whole.
-        let short = file.up_to(0, HEADER_BYTES)?;
-        match header(&short, version) {
-            Some(header) => Some(header.tracks(file)),
-            None => {
-                let long = file.up_to(0, HEADER_BYTES_MAX)?;
-                Some(header(&long, version)?.tracks(file))
-            }
-        }
+        let found = HEADER_BYTES.into_iter().find_map(|most| header(&file.up_to(0, most)?, version));
+        Some(found?.tracks(file))
     }
 }
 

@@ -19,7 +19,9 @@ const INDEX_TIME_MAX: Duration = Duration::from_millis(200);
 const INDEX_TIME_SIDE_BY_SIDE_MAX: Duration = Duration::from_secs(1);
 /// Shorter requests take as long, so this much is read at least, and serves what is asked for next to it.
 const REQUEST_BYTES_MIN: u64 = 4096;
-/// An index at the file's beginning or end is wholly in these bytes, as a rule.
+/// An index at the file's beginning or end is wholly in these bytes, as a rule. Of the beginning the first [`REQUEST_BYTES_MIN`] are
+/// enough for many files; the program has read them already. One more page may be one at which the kernel begins to read ahead, though it
+/// was told not to.
 const EDGE_BYTES: u64 = 64 << 10;
 /// Requests that lie side by side are joined up to this length.
 const REQUEST_BYTES_JOINED_MAX: u64 = 256 << 10;
@@ -60,6 +62,8 @@ pub struct Source<'a> {
     wanted: Option<Vec<Request>>,
     /// How many requests could go side by side, each time that the file was waited for.
     rounds: Vec<u32>,
+    /// What is near the beginning is read together.
+    begins_long: bool,
     left_request_bytes: u64,
     left_requests: u32,
     left_bytes: u64,
@@ -84,6 +88,7 @@ impl<'a> Source<'a> {
             known: BTreeMap::new(),
             wanted: None,
             rounds: Vec::new(),
+            begins_long: false,
             left_request_bytes: INDEX_BYTES_MAX,
             left_requests: REQUESTS_MAX,
             left_bytes: INDEX_BYTES_MAX,
@@ -134,7 +139,8 @@ impl<'a> Source<'a> {
         if self.is_late() {
             return None;
         }
-        let more = len.max(REQUEST_BYTES_MIN.min(self.left_request_bytes));
+        let more = if self.begins_long { EDGE_BYTES.saturating_sub(at) } else { 0 }.max(REQUEST_BYTES_MIN);
+        let more = len.max(more.min(self.left_request_bytes));
         let request = Request { at, end: at.saturating_add(more).min(self.size_bytes) };
         if let Some(wanted) = &mut self.wanted {
             wanted.push(request);
@@ -152,12 +158,13 @@ impl<'a> Source<'a> {
         (bytes.len() as u64 == len).then_some(bytes)
     }
 
-    /// Reads the file's beginning, where there is more of what will be asked for than a first request shows.
+    /// Reads the file's beginning. What stands near it is read together, once something is asked for that is not in the first request.
     pub fn beginning(&mut self) {
-        self.ahead([(0, EDGE_BYTES)]);
+        self.begins_long = true;
+        self.ahead([(0, REQUEST_BYTES_MIN)]);
     }
 
-    /// The same of its end.
+    /// Reads the file's end, where there is more of what will be asked for than a first request shows.
     pub fn end(&mut self) {
         self.ahead([(self.size_bytes.saturating_sub(EDGE_BYTES), EDGE_BYTES)]);
     }
@@ -525,6 +532,22 @@ mod tests {
         // What is known is not free for ever: a loop of calls ends.
         let mut source = device.source(1 << 40);
         assert!((0..=CALLS_MAX).any(|_| source.bytes(0, 8).is_none()));
+    }
+
+    /// On a disk, where a page more had the kernel read 864 KiB that nobody wanted.
+    #[test]
+    fn no_more_of_the_beginning_is_read_than_is_asked_for() {
+        let device = in_memory(&fill);
+        let mut source = device.source(1 << 20);
+        source.beginning();
+        assert!(source.bytes(0, 96).is_some() && source.bytes(2000, 300).is_some());
+        assert_eq!(source.spent(), Spent { requests: 1, bytes: REQUEST_BYTES_MIN, rounds: vec![1] });
+        // What stands near it comes together.
+        assert!(source.bytes(4000, 200).is_some() && source.bytes(40_000, 9000).is_some());
+        let bytes = REQUEST_BYTES_MIN + EDGE_BYTES - 4000;
+        assert_eq!(source.spent(), Spent { requests: 2, bytes, rounds: vec![1, 1] });
+        assert!(source.bytes(EDGE_BYTES + 10, 10).is_some());
+        assert_eq!(source.spent().bytes, bytes + REQUEST_BYTES_MIN);
     }
 
     /// Lists that lead through the file: each place holds the next one.

@@ -8,6 +8,7 @@ use rustc_hash::FxHashMap;
 
 use super::lull::Lull;
 use super::pool::LentFile;
+use super::siblings::Told;
 use crate::advice::OpenFile;
 use crate::backend::{FileId, Inside};
 use crate::learn::Kind;
@@ -57,6 +58,8 @@ pub(super) struct Client {
     pub(super) kinds: Arc<[Kind]>,
     /// Whether it need not tell of small files.
     pub(super) lull: Lull,
+    /// The files that it told of, by which that is judged.
+    pub(super) told: Told,
     /// Such files have at most so many bytes; 0 where all are to be told of.
     pub(super) small_bytes: u32,
     /// Registrations that found no room were told of in the log.
@@ -81,6 +84,7 @@ impl Client {
             program: Arc::default(),
             kinds: Arc::default(),
             lull: Lull::first(),
+            told: Told::default(),
             small_bytes: 0,
             told_of_limit: false,
             quiet: 0,

@@ -46,7 +46,7 @@ impl Lull {
     }
 
     /// The program tells of a small file. Reads of those passed over have waited `waited_ns` since it connected; `ahead` is what became
-    /// of all files told of up to now. Whether a lull begins.
+    /// of all files that it told of up to now. Whether a lull begins.
     pub(super) fn told(&mut self, waited_ns: u64, ahead: Ahead) -> bool {
         let before = std::mem::replace(&mut self.ahead, ahead);
         // Some were opened before the program knew of the lull.

@@ -4,7 +4,7 @@
 //! Predicting them takes their names, so a thread of its own lists folders and opens files: a file system that hangs
 //! holds only this thread up. The manager opens them with its own rights, so this is for managers of one user's programs.
 
-use std::cell::{Cell, OnceCell};
+use std::cell::OnceCell;
 use std::collections::VecDeque;
 use std::fs::{File, Metadata};
 use std::io::Read;
@@ -16,6 +16,7 @@ use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 
+use impresario_ring::now_ns;
 use rustc_hash::FxHashSet;
 
 use crate::backend::{Fadvise, FileId, HintBackend, HintedFile, is_cached};
@@ -36,70 +37,96 @@ const BROUGHT_MAX: usize = WALKS_MAX * FILES_AHEAD_MAX;
 const CACHED_IN_A_ROW: u32 = 16;
 const PASSED_OVER: u32 = 512;
 
+/// A thread that has been at one file for so long hangs with its file system: it is not waited for.
+const HANGS_NS: u64 = 1_000_000_000;
+
+/// A file that a program has opened, and what is done for that program.
+type Opened = (PathBuf, Arc<Done>);
+
 /// Follows programs from file to file.
 #[derive(Debug)]
 pub(super) struct Siblings {
     budget_bytes: u64,
     /// The way to the thread, which is there from the first file on; `None` within where it cannot be started.
-    opened: OnceCell<Option<SyncSender<PathBuf>>>,
-    /// Files that it was told of.
-    sent: Cell<u64>,
-    done: Arc<Done>,
+    opened: OnceCell<Option<SyncSender<Opened>>>,
+    all: Arc<All>,
 }
 
-/// What the thread did.
+/// What the thread does.
+#[derive(Debug, Default)]
+struct All {
+    brought_bytes: AtomicU64,
+    /// When it turned to what it is at.
+    turned_ns: AtomicU64,
+}
+
+/// What the thread did for one program.
 #[derive(Debug, Default)]
 struct Done {
-    /// Files that it was told of and for which it has brought in what comes next.
+    /// Files that the program told of and for which what comes next was brought in.
     files: AtomicU64,
     /// Those of them that had been brought in before.
     used: AtomicU64,
     brought_bytes: AtomicU64,
 }
 
-/// What became of files told of.
+/// What one program told of.
+#[derive(Debug, Default)]
+pub(super) struct Told {
+    files: u64,
+    /// Since when the thread has had something to do for it.
+    since_ns: u64,
+    done: Arc<Done>,
+}
+
+/// What became of files told of by one program.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub(super) struct Ahead {
-    /// Files that were brought in before a program opened them, and the bytes of all that were brought in.
+    /// Files that were brought in before it opened them, for whatever program, and the bytes of all that were brought in for it.
     pub(super) used: u64,
     pub(super) brought_bytes: u64,
-    /// What comes after the last ones told of is still looked for.
+    /// What comes after those told of before the last one is still looked for.
     pub(super) is_pending: bool,
 }
 
 impl Siblings {
     /// May hold `budget_bytes` ahead of programs.
     pub(super) fn new(budget_bytes: u64) -> Siblings {
-        Siblings { budget_bytes, opened: OnceCell::new(), sent: Cell::new(0), done: Arc::default() }
+        Siblings { budget_bytes, opened: OnceCell::new(), all: Arc::default() }
     }
 
     /// Starts the thread; it ends when the way to it is dropped.
-    fn start(&self) -> std::io::Result<SyncSender<PathBuf>> {
+    fn start(&self) -> std::io::Result<SyncSender<Opened>> {
         let (opened, waiting) = sync_channel(WAITING_MAX);
-        let follower = Follower::new(self.budget_bytes, self.done.clone());
+        let follower = Follower::new(self.budget_bytes, self.all.clone());
         std::thread::Builder::new().name("assist-siblings".into()).spawn(move || follower.run(&waiting))?;
         Ok(opened)
     }
 
-    /// A program has opened a file.
-    pub(super) fn opened(&self, path: &Path) {
+    /// A program, which has told of these files, has opened one.
+    pub(super) fn opened(&self, path: &Path, told: &mut Told, now_ns: u64) {
         let failed = |error: &_| tracing::warn!(%error, "programs are not followed from file to file");
         let opened = self.opened.get_or_init(|| self.start().inspect_err(failed).ok());
         // Full means that the file system is slower than the program: it gains nothing.
-        if opened.as_ref().is_some_and(|opened| opened.try_send(path.into()).is_ok()) {
-            self.sent.set(self.sent.get() + 1);
+        if opened.as_ref().is_some_and(|opened| opened.try_send((path.into(), told.done.clone())).is_ok()) {
+            let is_idle = told.done.files.load(Relaxed) == told.files;
+            told.since_ns = if is_idle { now_ns } else { told.since_ns };
+            told.files += 1;
         }
     }
 
-    /// What became of the files told of up to now.
-    pub(super) fn ahead(&self) -> Ahead {
-        let is_pending = self.done.files.load(Acquire) < self.sent.get();
-        Ahead { used: self.done.used.load(Relaxed), brought_bytes: self.brought_bytes(), is_pending }
+    /// What became of the files that a program told of up to now.
+    pub(super) fn ahead(&self, told: &Told, now_ns: u64) -> Ahead {
+        let turned_ns = self.all.turned_ns.load(Relaxed).max(told.since_ns);
+        let is_behind = told.done.files.load(Acquire).saturating_add(1) < told.files;
+        let is_pending = is_behind && now_ns.saturating_sub(turned_ns) < HANGS_NS;
+        let brought_bytes = told.done.brought_bytes.load(Relaxed);
+        Ahead { used: told.done.used.load(Relaxed), brought_bytes, is_pending }
     }
 
     /// Bytes brought in so far.
     pub(super) fn brought_bytes(&self) -> u64 {
-        self.done.brought_bytes.load(Relaxed)
+        self.all.brought_bytes.load(Relaxed)
     }
 }
 
@@ -141,11 +168,11 @@ struct Follower {
     fadvise: Fadvise,
     /// Files that were brought in and not opened yet.
     brought: FxHashSet<PathBuf>,
-    done: Arc<Done>,
+    all: Arc<All>,
 }
 
 impl Follower {
-    fn new(budget_bytes: u64, done: Arc<Done>) -> Follower {
+    fn new(budget_bytes: u64, all: Arc<All>) -> Follower {
         Follower {
             walks: VecDeque::new(),
             arrays: Arrays::default(),
@@ -155,18 +182,25 @@ impl Follower {
             chunks_bytes: budget_bytes / 8,
             fadvise: Fadvise::new(Path::new("/sys")),
             brought: FxHashSet::default(),
-            done,
+            all,
         }
     }
 
-    fn run(mut self, opened: &Receiver<PathBuf>) {
-        while let Ok(path) = opened.recv() {
-            self.done.used.fetch_add(u64::from(self.brought.remove(&path)), Relaxed);
+    fn run(mut self, opened: &Receiver<Opened>) {
+        while let Ok((path, done)) = opened.recv() {
+            self.turns();
+            done.used.fetch_add(u64::from(self.brought.remove(&path)), Relaxed);
             for (next, bytes) in self.next(&path) {
-                self.bring_in(&next, bytes);
+                self.turns();
+                done.brought_bytes.fetch_add(self.bring_in(&next, bytes), Relaxed);
             }
-            self.done.files.fetch_add(1, Release);
+            done.files.fetch_add(1, Release);
         }
+    }
+
+    /// It turns to something else.
+    fn turns(&self) {
+        self.all.turned_ns.store(now_ns(), Relaxed);
     }
 
     /// The files to bring in, and how much of each at most.
@@ -191,34 +225,33 @@ impl Follower {
         next.into_iter().map(|path| (path, self.file_bytes)).collect()
     }
 
-    /// Brings in a file that is to come next.
-    fn bring_in(&mut self, path: &Path, bytes_max: u64) {
+    /// Brings in a file that is to come next. How many bytes that are.
+    fn bring_in(&mut self, path: &Path, bytes_max: u64) -> u64 {
         let walk = self.walks.front_mut().filter(|_| !self.is_chunk);
         let in_memory = walk.map_or(&mut self.chunks, |(_, in_memory)| in_memory);
         if in_memory.passes_over() {
-            return;
+            return 0;
         }
-        let Some((file, meta)) = open(path) else { return };
+        let Some((file, meta)) = open(path) else { return 0 };
         let bytes = meta.len().min(bytes_max);
         if bytes == 0 {
-            return;
+            return 0;
         }
         let is_there = is_cached(file.as_fd(), 0..bytes).unwrap_or(false);
         in_memory.note(is_there);
-        if is_there {
-            return;
-        }
         // Begins to read and does not wait.
         let id = FileId { dev: meta.dev(), ino: meta.ino() };
         let hinted = HintedFile { fd: file.as_fd(), id, progress: None, inside: None };
-        if self.fadvise.will_need(hinted, 0..bytes).is_ok() {
-            self.done.brought_bytes.fetch_add(bytes, Relaxed);
-            // What programs do not open is forgotten now and then.
-            if self.brought.len() >= BROUGHT_MAX {
-                self.brought.clear();
-            }
-            self.brought.insert(path.into());
+        if is_there || self.fadvise.will_need(hinted, 0..bytes).is_err() {
+            return 0;
         }
+        self.all.brought_bytes.fetch_add(bytes, Relaxed);
+        // What programs do not open is forgotten now and then.
+        if self.brought.len() >= BROUGHT_MAX {
+            self.brought.clear();
+        }
+        self.brought.insert(path.into());
+        bytes
     }
 }
 
@@ -259,6 +292,27 @@ fn list(folder: &Path) -> Option<Vec<Name>> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_thread_that_hangs_is_waited_for_no_longer() {
+        let siblings = Siblings::new(1 << 30);
+        let (opened, waiting) = sync_channel(8);
+        siblings.opened.set(Some(opened)).unwrap();
+        let mut told = Told::default();
+        let is_pending = |told: &Told, now_ns| siblings.ahead(told, now_ns).is_pending;
+        assert!(!is_pending(&told, HANGS_NS));
+        (0..3).for_each(|i| siblings.opened(Path::new("/f"), &mut told, (10 + i) * HANGS_NS));
+        assert!(is_pending(&told, 11 * HANGS_NS - 1) && !is_pending(&told, 11 * HANGS_NS), "since the first one");
+        siblings.all.turned_ns.store(20 * HANGS_NS, Relaxed);
+        assert!(is_pending(&told, 21 * HANGS_NS - 1), "it goes on");
+        waiting.try_iter().for_each(|(_, done)| _ = done.files.fetch_add(1, Release));
+        assert!(!is_pending(&told, 20 * HANGS_NS), "all is done");
+        siblings.opened(Path::new("/f"), &mut told, 30 * HANGS_NS);
+        assert!(!is_pending(&told, 30 * HANGS_NS), "the last one was told of just now");
+        siblings.opened(Path::new("/f"), &mut told, 30 * HANGS_NS);
+        assert!(is_pending(&told, 30 * HANGS_NS));
+        assert!(!is_pending(&Told::default(), 30 * HANGS_NS), "nothing for another program");
+    }
 
     #[test]
     fn the_next_files_of_a_folder_are_brought_in() {
@@ -314,7 +368,7 @@ mod tests {
                 }
             }
         }
-        let brought = follower.done.brought_bytes.load(Relaxed);
+        let brought = follower.all.brought_bytes.load(Relaxed);
         assert!(brought >= 30 * 50_000, "{brought} bytes of 40 files");
     }
 
@@ -339,7 +393,7 @@ mod tests {
         file.sync_all().unwrap();
         rustix::fs::fadvise(&file, 0, None, rustix::fs::Advice::DontNeed).unwrap();
         follower.bring_in(&path(5), 900 << 10);
-        assert_eq!(follower.done.brought_bytes.load(Relaxed), 900 << 10);
+        assert_eq!(follower.all.brought_bytes.load(Relaxed), 900 << 10);
         impresario_testing::until("it is in memory", || is_cached(file.as_fd(), 0..900 << 10).unwrap_or(true));
     }
 }

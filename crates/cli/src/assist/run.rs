@@ -1,6 +1,6 @@
 //! `impresario assist run`: a program with hints.
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::ffi::{OsStr, OsString};
 use std::io;
 use std::os::unix::ffi::OsStrExt;
@@ -12,6 +12,7 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::time::Instant;
 
 use anyhow::{Context, Result};
+use impresario_assist::backend::FileId;
 use impresario_assist::config::Hints;
 use impresario_assist::learn::{Kind, SHARED, SHORT_BYTES_MAX, Store, program_of};
 use impresario_assist::manager::{Access, Handle, Manager, Options, Record, RecordedAccess, RecordedFile, Sink};
@@ -141,6 +142,9 @@ struct Lesson {
     left: u64,
     /// Open files from which something can be learnt: what was changed since the run began was written by it, most likely.
     long: HashSet<u64>,
+    /// Open files, and those that were written to: the clock of a server, by which files were changed, may lag behind ours.
+    open: HashMap<u64, FileId>,
+    written: HashSet<FileId>,
     began_unix_ns: u64,
     /// Whether one of them was read.
     is_worthwhile: Arc<AtomicBool>,
@@ -162,9 +166,11 @@ impl Lesson {
 
 impl Sink for Lesson {
     fn opened(&mut self, file: &RecordedFile) -> io::Result<()> {
-        if file.size_bytes > SHORT_BYTES_MAX.into() && file.changed_unix_ns <= self.began_unix_ns {
+        let is_input = file.changed_unix_ns <= self.began_unix_ns && !self.written.contains(&file.id);
+        if file.size_bytes > SHORT_BYTES_MAX.into() && is_input {
             self.long.insert(file.number);
         }
+        self.open.insert(file.number, file.id);
         self.add(|trace| trace.opened(file))
     }
 
@@ -172,7 +178,12 @@ impl Sink for Lesson {
         match access.op {
             Op::Read if !self.long.contains(&access.file) => return Ok(()),
             Op::Read => self.is_worthwhile.store(true, Relaxed),
-            Op::Close => _ = self.long.remove(&access.file),
+            // Once is enough to know.
+            Op::Write if !self.open.get(&access.file).is_some_and(|id| self.written.insert(*id)) => return Ok(()),
+            Op::Close => {
+                self.long.remove(&access.file);
+                self.open.remove(&access.file);
+            }
             _ => {}
         }
         self.add(|trace| trace.access(access))
@@ -200,6 +211,8 @@ impl Guided<'_> {
                     trace: TraceSink::create(&trace, &command.join(" "))?,
                     left: LEARNT_ACCESSES_MAX,
                     long: HashSet::new(),
+                    open: HashMap::new(),
+                    written: HashSet::new(),
                     began_unix_ns: file_time_ns(),
                     is_worthwhile: is_worthwhile.clone(),
                 };
@@ -300,12 +313,12 @@ mod tests {
 
     #[test]
     fn what_can_be_learnt_from_is_recorded_and_no_more() {
-        use impresario_assist::backend::FileId;
         use impresario_trace::Trace;
         let folder = tempfile::tempdir().unwrap();
         let lesson = |name: &str, left| {
             let trace = TraceSink::create(&folder.path().join(name), "program").unwrap();
-            Lesson { trace, left, long: HashSet::new(), began_unix_ns: 5000, is_worthwhile: Arc::default() }
+            let (long, open, written) = Default::default();
+            Lesson { trace, left, long, open, written, began_unix_ns: 5000, is_worthwhile: Arc::default() }
         };
         let file = |number, size_bytes| RecordedFile {
             number,
@@ -329,7 +342,7 @@ mod tests {
             duration_ns: 1,
         };
         let (short, long) = (file(1, SHORT_BYTES_MAX.into()), file(2, u64::from(SHORT_BYTES_MAX) + 1));
-        let mut sink = lesson("a.imt", 6);
+        let mut sink = lesson("a.imt", 7);
         for file in [&short, &long] {
             sink.opened(file).unwrap();
         }
@@ -342,6 +355,11 @@ mod tests {
         sink.opened(&made).unwrap();
         sink.access(&access(made.number, Op::Read)).unwrap();
         assert!(!sink.is_worthwhile.load(Relaxed), "the run has written it");
+        // On a server whose clock lags.
+        let output = RecordedFile { id: short.id, ..file(4, long.size_bytes) };
+        sink.opened(&output).unwrap();
+        sink.access(&access(output.number, Op::Read)).unwrap();
+        assert!(!sink.is_worthwhile.load(Relaxed), "so it has this one");
         sink.access(&access(long.number, Op::Read)).unwrap();
         assert!(sink.is_worthwhile.load(Relaxed));
         sink.access(&access(long.number, Op::Close)).unwrap();

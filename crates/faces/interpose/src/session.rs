@@ -680,7 +680,9 @@ impl Consumer for Assist {
     fn passes_over(&self, event: Event) -> bool {
         let Some(ring) = ring() else { return false };
         if event.op == Op::Write {
-            return true; // who learns from a run looks at when a file was changed
+            // Only who learns from a run hears of them. What is written of a file that becomes long is no input, whatever a server's clock
+            // says of when it was changed.
+            return event.offset.saturating_add(event.len_bytes) <= ring.small_bytes().into();
         }
         let waited_ns = waited_ns(event.op, event.flags, event.len_bytes, event.duration_ns);
         let passes = waited_ns.is_some_and(|ns| ring.may_wait(ns));

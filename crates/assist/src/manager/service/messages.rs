@@ -15,7 +15,6 @@ use crate::manager::client::{Advised, Open};
 use crate::manager::files::Acting;
 use crate::manager::pool::LentFile;
 use crate::manager::registration::{examine, is_eventfd};
-use crate::manager::siblings::Siblings;
 use crate::manager::sink::RecordedFile;
 use crate::manager::socket::{self, Received};
 
@@ -164,7 +163,7 @@ impl Service {
                 let file = (examined.path.as_path(), examined.size_bytes);
                 self.files.opened(&acting, client.id, &monitored, file, &mut self.users, now_ns());
                 if let Some(siblings) = self.siblings.as_ref().filter(|_| monitored.entry.online) {
-                    siblings.opened(&examined.path);
+                    siblings.opened(&examined.path, &mut client.told, now_ns());
                 }
                 let mut mode = OpenFile::default();
                 // A file met again is somewhere; only one just opened is at its beginning.
@@ -189,8 +188,8 @@ impl Service {
         if recorded.size_bytes <= client.small_bytes.into()
             && let Some((ring, _)) = &mut client.ring
         {
-            let ahead = self.siblings.as_ref().map(Siblings::ahead).unwrap_or_default();
-            if client.lull.told(ring.waited_ns(), ahead) {
+            let ahead = self.siblings.as_ref().map(|siblings| siblings.ahead(&client.told, now_ns()));
+            if client.lull.told(ring.waited_ns(), ahead.unwrap_or_default()) {
                 ring.set_lull(client.lull.until_waited_ns());
             }
         }

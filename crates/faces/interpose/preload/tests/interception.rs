@@ -145,10 +145,29 @@ fn in_a_lull_small_files_are_passed_over() {
     assert_eq!(passed_over.load(std::sync::atomic::Ordering::SeqCst), 2 * OPENED * 7);
 }
 
-/// What a program puts into a new file is in memory when it reads it.
+/// A read that waits is told of, and so are all files from then on.
 #[test]
-fn a_new_file_is_passed_over_but_for_a_complete_record() {
-    for (mode, small_bytes, expected) in [(Mode::Advise, 4, 0), (Mode::Record, 4, 0), (Mode::Record, 0, 2)] {
+fn a_lull_ends_when_a_read_waits() {
+    let stage = Stage::new(&[]);
+    let manager = Manager::start(&stage.dir.path().join("socket"), &stage.path(""), Mode::Advise);
+    let passed_over = manager.small(SMALL_FILE_BYTES, 1);
+    stage.run("lull_ends", &manager.socket, true);
+    // Some of the reads until then may find no room.
+    let (_, told) = manager.finish_lossy();
+    let small: Vec<_> = of(&told, &stage.path("lines")).collect();
+    assert!(passed_over.load(std::sync::atomic::Ordering::SeqCst) > 0, "until then");
+    assert!(small.len() > 3, "{}", small.len());
+    assert_eq!(small[small.len() - 3..], [1, 2, 3].map(|i| reads(&[(7 * i, 7)])));
+    let lines = told.iter().find(|t| t.path == stage.path("lines")).expect("one at least");
+    assert!(lines.accesses[0].duration_ns >= 40_000, "that which waited is the first: {:?}", lines.accesses[0]);
+}
+
+/// What a program puts into a new file is in memory when it reads it. Who learns from a run hears of one that becomes long.
+#[test]
+fn a_new_file_is_passed_over_but_for_a_record() {
+    for (mode, small_bytes, expected) in
+        [(Mode::Advise, 4, 0), (Mode::Record, 5, 0), (Mode::Record, 4, 1), (Mode::Record, 0, 2)]
+    {
         let stage = Stage::new(&[]);
         let manager = Manager::start(&stage.dir.path().join("socket"), &stage.path(""), mode);
         manager.small(small_bytes, 0);

@@ -721,6 +721,38 @@ static void lull(void) {
     CHECK(large >= 0 && read(large, buf, 1000) == 1000 && right(buf, 0, 1000) && close(large) == 0);
 }
 
+/* Reads of a small file until some wait: a child stops this process again and again, and lets it go on. */
+static void lull_ends(void) {
+    pid_t parent = getpid(), child = fork();
+    CHECK(child >= 0);
+    while (child == 0 && getppid() == parent) {
+        kill(parent, SIGSTOP);
+        usleep(300);
+        kill(parent, SIGCONT);
+        usleep(50);
+    }
+    if (child == 0)
+        _exit(0);
+    for (int waits = 0; waits < 6; waits++) {
+        int fd = open(other, O_RDONLY);
+        CHECK(fd >= 0);
+        struct timespec began, ended;
+        do {
+            clock_gettime(CLOCK_MONOTONIC, &began);
+            CHECK(pread(fd, buf, 7, 0) == 7);
+            clock_gettime(CLOCK_MONOTONIC, &ended);
+        } while ((ended.tv_sec - began.tv_sec) * 1000000000L + ended.tv_nsec - began.tv_nsec < 200000);
+        CHECK(close(fd) == 0);
+    }
+    kill(child, SIGKILL);
+    CHECK(waitpid(child, NULL, 0) == child);
+    usleep(200000); /* so that there is room */
+    for (int i = 1; i < 4; i++) {
+        int fd = open(other, O_RDONLY);
+        CHECK(fd >= 0 && pread(fd, buf, 7, 7 * i) == 7 && close(fd) == 0);
+    }
+}
+
 int main(int argc, char **argv) {
     if (argc < 4)
         return 2;
@@ -763,6 +795,7 @@ int main(int argc, char **argv) {
     CASE("sandboxed", sandboxed());
     CASE("restricted_child", restricted_child());
     CASE("lull", lull());
+    CASE("lull_ends", lull_ends());
     CASE("long", long_run(argv[4], atol(argv[5])));
     return 2;
 }
