@@ -120,17 +120,10 @@ impl<K: Ord + Copy> SortedSet<K> {
     /// Replaces one key with another; `None` is absent.
     #[inline]
     pub fn replace(&mut self, old: Option<K>, new: Option<K>) {
-        if old == new {
-            return;
+        if old != new {
+            old.map(|old| self.remove(&old));
+            new.map(|new| self.insert(new));
         }
-        if let (Keys::Few(few), Some(old), Some(new)) = (&mut self.keys, old, new)
-            && let Some(at) = position(few, &old)
-        {
-            shift(few, at, new);
-            return;
-        }
-        old.map(|old| self.remove(&old));
-        new.map(|new| self.insert(new));
     }
 
     /// Keys for which there is memory.
@@ -305,21 +298,6 @@ fn position<K: Ord>(keys: &[K], key: &K) -> Option<usize> {
     keys[from..to.min(keys.len())].binary_search(key).ok().map(|at| from + at)
 }
 
-/// Replaces the key at `at`; only the keys between the two positions move.
-fn shift<K: Ord + Copy>(few: &mut SmallVec<[K; 1]>, at: usize, new: K) {
-    match few.binary_search(&new) {
-        Err(to) if to > at => {
-            few.copy_within(at + 1..to, at);
-            few[to - 1] = new;
-        }
-        Err(to) => {
-            few.copy_within(to..at, to + 1);
-            few[to] = new;
-        }
-        Ok(_) => drop(few.remove(at)),
-    }
-}
-
 /// The chunk that holds `key`, or would: the last whose first key is not above it.
 fn chunk_for<K: Ord>(chunks: &[Chunk<K>], key: &K) -> usize {
     match chunks {
@@ -353,7 +331,7 @@ mod tests {
     proptest! {
         #![proptest_config(ProptestConfig::with_cases(64))]
         #[test]
-        fn behaves_as_the_standard_set(ops in proptest::collection::vec((0u8..8, 0u32..900), 0..3000)) {
+        fn behaves_as_the_standard_set(ops in proptest::collection::vec((0u8..6, 0u32..900), 0..3000)) {
             let mut ours = SortedSet::default();
             let mut reference = BTreeSet::new();
             for (what, key) in ops {
@@ -365,12 +343,6 @@ mod tests {
                         if let Some(near) = reference.iter().nth(key as usize % 4).copied() {
                             prop_assert!(ours.remove(&near) && reference.remove(&near));
                         }
-                    }
-                    5 | 6 => {
-                        let old = reference.iter().nth(key as usize % 80).copied();
-                        ours.replace(old, Some(key));
-                        old.map(|old| reference.remove(&old));
-                        reference.insert(key);
                     }
                     _ => {
                         prop_assert_eq!(ours.at_or_after(&key), reference.range(key..).next().copied());

@@ -246,8 +246,15 @@ pub(in crate::policy) fn hull_bytes(view: &View<'_>, batch: &[Slot]) -> u64 {
 
 /// Moves a flow within an order; `None` is no position.
 pub(in crate::policy) fn refile<T: Ord + Copy>(order: &mut SortedSet<(T, u32)>, flow: u32, from: T, to: T, nowhere: T) {
-    let key = |at: T| (at != nowhere).then_some((at, flow));
-    order.replace(key(from), key(to));
+    if from == to {
+        return;
+    }
+    if from != nowhere {
+        order.remove(&(from, flow));
+    }
+    if to != nowhere {
+        order.insert((to, flow));
+    }
 }
 
 #[cfg(test)]
