@@ -2,7 +2,8 @@
 //! nanoseconds per request.
 //!
 //! A window is 64 requests, extended until 16 of them followed an earlier request of the same client in the same file
-//! (256 at most); the first window of a phase is half that long, so that short phases are recognised in time.
+//! (at most to 256, or two for each client); the first window of a phase is half that long, so that short phases are
+//! recognised in time.
 //! Applications, files and clients also count while they have requests queued: a scheduler that serves one application
 //! at a time must not hide the others. All tables have a fixed size and entries displace one another, so nothing grows
 //! with files or clients; counts are estimates (linear counting) and saturate near a thousand.
@@ -21,12 +22,14 @@ use crate::types::{Nanos, Op};
 const WINDOW: u32 = 64;
 /// … of which this many need a predecessor, or the window is extended
 const FOLLOWERS: u32 = 16;
-/// … up to this number of requests.
+/// … up to this number of requests, or two for each client.
 const WINDOW_MAX: u32 = 256;
 /// A pause that ends a phase of I/O.
 const PAUSE: Nanos = Nanos::from_millis(200);
 /// Requests since the phase began below which a pause does not end it.
 const PHASE_MIN: u32 = 16;
+/// Requests outstanding at least that make a round.
+const ROUND_MIN: u32 = 8;
 /// A batch faster than the cost model by this factor was served by a cache.
 const HIT_DIVISOR: u64 = 8;
 
@@ -49,7 +52,7 @@ pub struct Observation {
     pub request_bytes: f64,
     /// Share of requests that start where the client's previous one in the file ended, among those with a predecessor.
     pub sequential: f64,
-    /// Share of the other requests that touch a recent request of the file.
+    /// Share of the other requests that touch one of the file among the last, twice as many as are outstanding.
     pub touching: f64,
     /// Distance of a request from the end of the client's previous one in the file, in lane offsets; geometric mean,
     /// bytes.
@@ -155,6 +158,14 @@ struct Predecessor {
     tag: u64,
 }
 
+/// A start or an end.
+#[derive(Clone, Copy, Default)]
+struct Edge {
+    tag: u32,
+    /// The number of its request.
+    at: u32,
+}
+
 /// Entries of the stream and edge tables.
 const STREAMS: usize = 512;
 const EDGES: usize = 1024;
@@ -166,8 +177,8 @@ struct Tables {
     clients: Census,
     /// By client, file and lane.
     streams: [Predecessor; STREAMS],
-    /// Starts and ends of recent requests.
-    edges: [u32; EDGES],
+    /// Starts and ends of requests.
+    edges: [Edge; EDGES],
 }
 
 /// Computes the observations of `auto`.
@@ -178,6 +189,8 @@ pub(super) struct Sampler {
     first: bool,
     /// Requests since the phase began, whatever windows they were in.
     phase: u32,
+    /// All requests so far; wraps.
+    arrivals: u32,
     requests: u32,
     reads: u32,
     followers: u32,
@@ -199,13 +212,14 @@ impl Sampler {
             files: Census::new(),
             clients: Census::new(),
             streams: [Predecessor::default(); STREAMS],
-            edges: [0; EDGES],
+            edges: [Edge::default(); EDGES],
         };
         Sampler {
             tables: Box::new(tables),
             window: 1,
             first: true,
             phase: 0,
+            arrivals: 0,
             requests: 0,
             reads: 0,
             followers: 0,
@@ -251,14 +265,22 @@ impl Sampler {
         let edge = |offset: u64, is_end: bool| (hash(place, offset) as u32) << 1 | u32::from(is_end);
         let at = |edge: u32| (edge >> 1) as usize % EDGES;
         let (begins, ends) = (edge(start, true), edge(end, false));
+        // Of a file of which much has been moved, any request touches an earlier one: only those of the last rounds count.
+        self.arrivals = self.arrivals.wrapping_add(1);
+        let recent = 2 * (table.len() as u32).max(ROUND_MIN);
         if !continues {
-            let touches = t.edges[at(begins)] == begins || t.edges[at(ends)] == ends;
-            self.touching += u32::from(touches);
+            let touches = |tag: u32| {
+                let edge = t.edges[at(tag)];
+                edge.tag == tag && self.arrivals.wrapping_sub(edge.at) <= recent
+            };
+            self.touching += u32::from(touches(begins) || touches(ends));
         }
-        t.edges[at(begins)] = begins ^ 1;
-        t.edges[at(ends)] = ends ^ 1;
+        for tag in [begins, ends] {
+            t.edges[at(tag)] = Edge { tag: tag ^ 1, at: self.arrivals };
+        }
         let part = if self.first { 2 } else { 1 };
-        let followed = self.followers >= FOLLOWERS / part || self.requests >= WINDOW_MAX / part;
+        let followed =
+            self.followers >= FOLLOWERS / part || self.requests >= WINDOW_MAX / part && self.has_gone_round();
         let full = self.requests >= WINDOW / part && followed;
         (if full { Some(self.close(false)) } else { before }, pause)
     }
@@ -278,6 +300,11 @@ impl Sampler {
         // A driver that reports no times says nothing about caches.
         let hit = done.service.0 > 0 && done.service.0 < view.cost.ttp(done.op, done.len_bytes).0 / HIT_DIVISOR;
         self.hits += u32::from(hit);
+    }
+
+    /// Whether every client could have come twice: before that, that few requests follow another says nothing.
+    fn has_gone_round(&self) -> bool {
+        f64::from(self.requests) >= 2.0 * self.tables.clients.count(self.window)
     }
 
     fn close(&mut self, pause: bool) -> Observation {

@@ -3,6 +3,8 @@
 
 use super::table::{BUILT_IN, DecisionTable};
 use super::*;
+use impresario_base::Random;
+
 use crate::{
     ClientId, Completion, Core, CoreConfig, CostModel, Event, Extent, FileId, JobId, LaneId, LinearCost, Next, Op,
     PolicySpec, Request,
@@ -156,6 +158,29 @@ fn patterns_are_distinguished() {
     assert!(own_files.files == 32.0 && own_files.jobs == 32.0 && own_files.sequential > 0.95, "{own_files:?}");
     let random = observed(&|client, n| (0, (client * 7919 + n * 104_729) % 65_536 * 4096));
     assert!(random.sequential < 0.1 && random.touching < 0.2 && random.distance_bytes > 1e6, "{random:?}");
+}
+
+/// In a file of which most has been moved every request touches an earlier one; that is not a common pattern of clients.
+#[test]
+fn random_order_does_not_look_strided_once_the_file_has_been_covered() {
+    let (clients, each) = (32, 24);
+    let mut blocks: Vec<u64> = (0..clients * each).collect();
+    Random::new(7).shuffle(&mut blocks);
+    let mut load = Load::new(&with_table(NEAR_AND_FAR), data(), clients as usize);
+    let place = |client: u64, n: u64| (0, blocks[(client * each + n % each) as usize] * 4096);
+    load.run(clients * each, &place, &millis(10));
+    let seen = load.seen();
+    assert!(!seen.first && seen.touching < 0.35, "{seen:?}");
+}
+
+/// A window without a second request of any client says nothing about the order of theirs.
+#[test]
+fn a_window_waits_until_some_of_many_clients_go_on() {
+    let mut load = Load::new(&with_table(NEAR_AND_FAR), data(), 200);
+    load.run(40, &stream, &millis(10));
+    let seen = load.seen();
+    assert!(seen.first && seen.sequential == 1.0, "{seen:?}");
+    assert_eq!(load.core.acting().0.name, "sjf");
 }
 
 /// Cache hits do not count as device time.

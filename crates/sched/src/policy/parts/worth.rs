@@ -3,7 +3,7 @@
 //! Of each stream (server, file, operation) it is measured, for each kind of wait, what a request costs in device time
 //! that the lane did not wait for, what one costs that it waited for, how many of those expected come, and how long the
 //! waits last. Prices of not waiting come from ordinary service, so nobody has to go without to learn them. A wait is
-//! worth it if it saves on average [`MARGIN`] times what it lasts. A kind of wait that does not seem to pay is tried ever
+//! worth it if it saves on average [`MARGIN`] times what it lasts, or [`NEIGHBOUR_MARGIN`] times. A kind of wait that does not seem to pay is tried ever
 //! more rarely. A new stream begins with what other streams of its server and operation have shown.
 //!
 //! Whether to stay with a stream that has nothing queued is decided by what is moved in a given device time, waits
@@ -30,6 +30,8 @@ const MOST_WAITS: i64 = 4;
 const LOSS_PART: u64 = 50;
 /// A wait must save this many times what it lasts: the replies that it delays are not measured.
 const MARGIN: f64 = 4.0;
+/// The same for neighbours: such a wait also holds up requests that could go at once.
+const NEIGHBOUR_MARGIN: f64 = 12.0;
 /// Prices known before the first wait, and visits of each kind before they are compared.
 const PRICES_MIN: u32 = 4;
 const VISITS_MIN: u32 = 3;
@@ -172,7 +174,8 @@ impl Worth {
             0 => (1.0, wait.0 as f64 / 2.0),
             _ => (self.came.value, self.lasted.value),
         };
-        let worth = |saved_ns: f64| expected as f64 * saved_ns > lasts * MARGIN;
+        let margin = if kind == Wait::Neighbour { NEIGHBOUR_MARGIN } else { MARGIN };
+        let worth = |saved_ns: f64| expected as f64 * saved_ns > lasts * margin;
         // What a neighbour costs that goes along is its transfer, which is paid either way.
         if (kind == Wait::Neighbour || self.joined.count > 0) && worth(came * self.saved_ns()) {
             return true;
@@ -316,6 +319,20 @@ mod tests {
         assert!(cheap < 10, "{cheap}: 290 ns saved for 100 is too little");
         let rare = waits(&mut Worths::new(LONGEST), 1000, 300, 1200, |i| i % 8 == 0).0;
         assert!(rare < 100, "{rare}: 1190 ns saved for 3600 by every eighth");
+    }
+
+    /// To wait for neighbours holds up a request that could go, so it must save more than to wait for the next one.
+    #[test]
+    fn a_wait_that_holds_up_a_request_must_save_more() {
+        let waits = |kind, late| {
+            let mut worths = Worths::new(LONGEST);
+            worths.joined(STREAM, kind, Nanos(1));
+            (0..PRICES_MIN).for_each(|_| worths.late(STREAM, kind, Nanos(late)));
+            // It is expected to last half of what it may.
+            worths.pays(STREAM, kind, 1, Nanos(200))
+        };
+        assert!(waits(Wait::Next, 800) && !waits(Wait::Neighbour, 800));
+        assert!(waits(Wait::Neighbour, 1400));
     }
 
     /// Whatever happens, waits lose no more than two longest ones and a fiftieth of the device time.
