@@ -94,7 +94,8 @@ impl Pool {
     fn log(&self, volume: &str) -> String {
         let name = self.machine.path(volume).display().to_string();
         let name = name.trim_start_matches('/').replace('/', "-");
-        fs::read_to_string(format!("/var/log/glusterfs/bricks/{name}.log")).unwrap_or_default()
+        let log = fs::read(format!("/var/log/glusterfs/bricks/{name}.log")).unwrap_or_default();
+        String::from_utf8_lossy(&log).into_owned()
     }
 }
 
@@ -223,6 +224,19 @@ fn inside_detached_brick() {
     assert!(!pool.log("stays").contains("signal received"), "{}", pool.log("stays"));
 }
 
+/// Writes and verifies until [`end_load`].
+fn verified_load(mount: &Path) -> Process {
+    let fio = "fio --name=job --ioengine=libaio --size=8m --rw=randwrite --bsrange=4k-256k --iodepth=8 --numjobs=2 \
+               --verify=crc32c --verify_fatal=1 --output=/dev/null";
+    let load = format!("until [ -e stop ]; do {fio}; done");
+    Process::start(Command::new("bash").args(["-euc", &load]).current_dir(mount))
+}
+
+fn end_load(mut load: Process, mount: &Path) {
+    fs::write(mount.join("stop"), "").unwrap();
+    assert!(load.end(PATIENCE).expect("fio ends").success());
+}
+
 #[test]
 fn a_client_switches_graphs_under_load() {
     if impresario_testing::require("fio") {
@@ -245,10 +259,7 @@ fn inside_switched_graphs() {
         let text = text_of_statedump(pool.brick("switched"));
         text.lines().filter(|line| line.starts_with("client[")).count()
     };
-    let fio = "fio --name=job --ioengine=libaio --size=8m --rw=randwrite --bsrange=4k-256k --iodepth=8 --numjobs=2 \
-               --verify=crc32c --verify_fatal=1 --output=/dev/null";
-    let load = format!("until [ -e stop ]; do {fio}; done");
-    let mut load = Process::start(Command::new("bash").args(["-euc", &load]).current_dir(&mount));
+    let mut load = verified_load(&mount);
     let switches = || fs::read_to_string("/var/log/glusterfs/mount.log").unwrap().matches("switched to graph").count();
     for value in ["on", "off", "on"] {
         let switched = switches();
@@ -256,8 +267,7 @@ fn inside_switched_graphs() {
         until("the switch", || switches() > switched);
         assert!(load.0.try_wait().unwrap().is_none(), "{value}: the load has ended");
     }
-    fs::write(mount.join("stop"), "").unwrap();
-    assert!(load.end(PATIENCE).expect("fio ends").success());
+    end_load(load, &mount);
     until("the last request", || figure(&statedump(pool.brick("switched")), "open_requests") == 0);
     until("the clients of old graphs go", || {
         // A client leaves an old graph at a request.
@@ -308,6 +318,89 @@ fn inside_healed_replica() {
         assert!(figure(&report, "internal_requests") > 0, "{folder}: {report:?}");
         assert_eq!(figure(&report, "open_requests"), 0, "{folder}: {report:?}");
     }
+}
+
+#[test]
+fn arbiters_and_dispersed_volumes_keep_what_is_written_without_a_brick() {
+    if impresario_testing::require("fio") {
+        apart("managed::inside_other_volumes");
+    }
+}
+
+#[test]
+#[ignore = "run by another test as a process"]
+fn inside_other_volumes() {
+    let mut pool = Pool::start();
+    for (name, kind) in
+        [("arbiter", ["replica", "3", "arbiter", "1"]), ("dispersed", ["disperse", "3", "redundancy", "1"])]
+    {
+        let folders = [0, 1, 2].map(|n| format!("{name}{n}"));
+        pool.create(name, &kind, &folders.each_ref().map(String::as_str));
+        for (key, value) in [("policy", "mlf"), ("depth", "1"), ("merge", "file")] {
+            pool.set(name, &format!("user.xlator.impresario.{key}"), value);
+        }
+        let (mount, _client) = pool.mount(name);
+        let requests = |folder: &str| figure(&statedump(pool.brick_in(name, folder)), "requests");
+        let load = verified_load(&mount);
+        until("the load", || requests(&folders[1]) > 200);
+        succeed(Command::new("kill").args(["-KILL", &pool.brick_in(name, &folders[1]).to_string()]));
+        let before = requests(&folders[0]);
+        until("the load goes on", || requests(&folders[0]) > before + 200);
+        pool.gluster(&["volume", "start", name, "force"]);
+        until("the brick is healed", || {
+            let _ = Command::new("gluster").args(["volume", "heal", name]).output();
+            requests(&folders[1]) > 0
+        });
+        end_load(load, &mount);
+        until("all is healed", || {
+            let _ = Command::new("gluster").args(["volume", "heal", name]).output();
+            pool.gluster(&["volume", "heal", name, "info"]).matches("Number of entries: 0").count() == 3
+        });
+        for folder in &folders {
+            let report = statedump(pool.brick_in(name, folder));
+            assert_eq!(figure(&report, "open_requests"), 0, "{name}: {report:?}");
+        }
+        pool.gluster(&["volume", "stop", name]);
+    }
+}
+
+#[test]
+fn files_that_are_moved_to_a_new_brick_keep_their_bytes() {
+    if impresario_testing::require("fio") {
+        apart("managed::inside_rebalanced");
+    }
+}
+
+#[test]
+#[ignore = "run by another test as a process"]
+fn inside_rebalanced() {
+    let mut pool = Pool::start();
+    pool.create("moved", &[], &["moved0", "moved1"]);
+    for (key, value) in [("policy", "mlf"), ("depth", "1"), ("merge", "file")] {
+        pool.set("moved", &format!("user.xlator.impresario.{key}"), value);
+    }
+    let (mount, _client) = pool.mount("moved");
+    let content = |n: u32| (0..300_000 + n).map(|at| (at * 7 + at / 251 * n) as u8).collect::<Vec<u8>>();
+    for n in 0..40 {
+        fs::write(mount.join(format!("file{n}")), content(n)).unwrap();
+    }
+    let load = verified_load(&mount);
+    let added = pool.machine.path("moved2");
+    pool.gluster(&["volume", "add-brick", "moved", &format!("{ADDRESS}:{}", added.display()), "force"]);
+    pool.gluster(&["volume", "rebalance", "moved", "start", "force"]);
+    until("all is moved", || pool.gluster(&["volume", "rebalance", "moved", "status"]).contains(" completed "));
+    end_load(load, &mount);
+    let moved = (0..40).filter(|n| added.join(format!("file{n}")).metadata().is_ok_and(|file| file.len() > 0)).count();
+    assert!(moved > 0, "nothing was moved");
+    for n in 0..40 {
+        assert!(fs::read(mount.join(format!("file{n}"))).unwrap() == content(n), "file{n}");
+    }
+    let internal = ["moved0", "moved1", "moved2"].map(|folder| {
+        let report = statedump(pool.brick_in("moved", folder));
+        assert_eq!(figure(&report, "open_requests"), 0, "{folder}: {report:?}");
+        figure(&report, "internal_requests")
+    });
+    assert!(internal.iter().sum::<u64>() > 0, "{internal:?}");
 }
 
 #[test]
