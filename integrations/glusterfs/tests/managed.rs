@@ -238,6 +238,69 @@ fn end_load(mut load: Process, mount: &Path) {
 }
 
 #[test]
+fn a_running_volume_refuses_nonsense_and_follows_quick_changes() {
+    if impresario_testing::require("fio") {
+        apart("managed::inside_nonsense_on_a_running_volume");
+    }
+}
+
+#[test]
+#[ignore = "run by another test as a process"]
+fn inside_nonsense_on_a_running_volume() {
+    use std::ffi::OsStr;
+    use std::os::unix::ffi::OsStrExt;
+    let mut pool = Pool::start();
+    pool.volume("hostile");
+    let (mount, _client) = pool.mount("hostile");
+    let brick = pool.brick("hostile");
+    let mut load = verified_load(&mount);
+    let long = [b'x'; 3000];
+    // What each is set to, what is put right afterwards, and whether the brick is to refuse the former.
+    // Rules first: `mlf` does not look at them.
+    let good = [("rules", ""), ("policy", "mlf"), ("merge", "fd"), ("job", "process"), ("read-ahead", "64MB")];
+    let numbers = [("depth", "16"), ("internal-depth", "1"), ("queue-bytes", "1GB")];
+    let words: [&[u8]; 5] = [b"nonsense", b"-1", b"99999999999999999999999", b"\xff\xfe", &long];
+    let is_refusal =
+        |key: &str, line: &str| line.contains("impresario") && line.contains("] E [") && line.contains(key);
+    pool.schedule("hostile", &[("policy", "wfq by=user")]);
+    for (key, right) in good.into_iter().chain(numbers) {
+        for value in words.iter().copied().chain([&b""[..]]) {
+            let before = pool.log("hostile").lines().count();
+            // glusterd may refuse it first.
+            let mut set = Command::new("gluster");
+            set.args(["--mode=script", "volume", "set", "hostile", &format!("user.xlator.impresario.{key}")]);
+            let took = set.arg(OsStr::from_bytes(value)).output().unwrap().status.success();
+            if took && !value.is_empty() {
+                let said = format!("{key} is refused {:?}", String::from_utf8_lossy(&value[..value.len().min(30)]));
+                until(&said, || pool.log("hostile").lines().skip(before).any(|line| is_refusal(key, line)));
+            }
+            assert!(load.0.try_wait().unwrap().is_none(), "{key}: the load has ended");
+            assert_eq!(pool.brick("hostile"), brick, "{key}");
+            assert_eq!(statedump(brick)["depth"], "16", "{key}");
+        }
+        let right = if numbers.contains(&(key, right)) { right.into() } else { format!("\"{right}\"") };
+        pool.set("hostile", &format!("user.xlator.impresario.{key}"), &right);
+    }
+    for n in 0..12_usize {
+        let pick = |of: &[&'static str]| of[n % of.len()];
+        pool.schedule(
+            "hostile",
+            &[
+                ("policy", pick(&["none", "mlf", "sstf", "aioli", "wfq by=user", "auto", "fifo"])),
+                ("merge", pick(&["off", "fd", "file"])),
+                ("job", pick(&["process", "owner"])),
+                ("read-ahead", pick(&["0", "64MB"])),
+            ],
+        );
+        pool.set("hostile", "user.xlator.impresario.depth", pick(&["1", "4096", "3", "16", "2"]));
+    }
+    until("the last change", || statedump(brick)["depth"] == "4096");
+    end_load(load, &mount);
+    assert_eq!(pool.brick("hostile"), brick);
+    until("the last request", || figure(&statedump(brick), "open_requests") == 0);
+}
+
+#[test]
 fn a_client_switches_graphs_under_load() {
     if impresario_testing::require("fio") {
         apart("managed::inside_switched_graphs");
