@@ -218,6 +218,9 @@ fn an_evicted_client_goes_on_and_tells_of_losses(cluster: &mut CephCluster) {
     tree.hold(&removed).unwrap();
     tree.sync(&synced).unwrap();
     tree.sync(&tree.root().unwrap()).unwrap();
+    let all = file(&tree, "all", b"all");
+    assert_eq!(tree.sync_all(), Ok(()));
+    tree.write(&root(), &unsynced, 0, b"unsynced", false).unwrap();
     tree.remove(&root(), &tree.root().unwrap(), b"removed").unwrap();
     let sessions = cluster.ceph(&["tell", "mds.a", "client", "ls"]);
     let ids = sessions.lines().filter_map(|line| line.trim().strip_prefix("\"id\": ")?.strip_suffix(','));
@@ -235,6 +238,8 @@ fn an_evicted_client_goes_on_and_tells_of_losses(cluster: &mut CephCluster) {
     for _ in 0..2 {
         assert_eq!(tree.sync(&synced), Ok(()));
         assert_eq!(tree.sync(&unsynced), Err(Errno(libc::EIO)), "a loss is told of, each time");
+        assert_eq!(tree.sync_all(), Err(Errno(libc::EIO)), "to who asks for all files, too");
+        assert_eq!(tree.sync(&all), Ok(()), "synced with all others before");
     }
     assert_eq!(tree.losses(), 1);
     // What is called lost is there, as it happens: no OSD was.

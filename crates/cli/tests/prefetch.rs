@@ -51,6 +51,7 @@ fn forget(cluster: &Cluster) {
 
 #[test]
 fn what_was_prefetched_is_read_from_memory() {
+    let _cache = impresario_testing::page_cache::watched();
     for io_nodes in [0, 1] {
         let cluster = Cluster::start(2, io_nodes, |_| {});
         let writer = client(&cluster.config, 1);

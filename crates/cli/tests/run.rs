@@ -269,6 +269,38 @@ fn random_calls_give_what_memory_holds() {
     assert_eq!(shell(&cluster, &script), "good\n".repeat(4));
 }
 
+/// A close has ended when it returns, also where the agent learns of it otherwise before the program asks: the delays see to
+/// that, and that the close takes a while.
+#[test]
+fn a_close_that_has_returned_has_ended_the_locks_of_the_open_file() {
+    if !impresario_testing::require("python3") || !impresario_testing::require("strace") {
+        return;
+    }
+    let cluster = Cluster::start(1, 0, |_| {});
+    let script = format!(
+        r#"
+import os, struct
+from fcntl import *
+whole = struct.pack("hhqqi4x", F_WRLCK, os.SEEK_SET, 0, 0, 0)
+OFD_SETLK = 37
+for _ in range(3):
+    f, g = open("{AT}/f", "w+b"), open("{AT}/f", "r+b")
+    fcntl(f, OFD_SETLK, whole)
+    f.close()
+    fcntl(g, OFD_SETLK, whole)
+    g.close()
+print("good")
+"#
+    );
+    let mut command = Command::new("strace");
+    command.args(["-f", "-o", "/dev/null", "-e", "trace=epoll_ctl,recvfrom,recvmsg"]);
+    command.args(["-e", "inject=epoll_ctl:delay_enter=50000", "-e", "inject=recvfrom,recvmsg:delay_exit=5000"]);
+    command.args([IMPRESARIO, "run", "--at", AT]).arg(&cluster.path).args(["--", "python3", "-c", &script]);
+    command.env("IMPRESARIO_ASSIST_LIBRARY", library::library());
+    let ran = run_command(&mut command);
+    assert_eq!((ran.code, ran.out.as_str()), (0, "good\n"), "{ran:?}");
+}
+
 /// Locks exclude programs of a run, of other runs and of other clients, and end with their processes.
 #[test]
 fn locks_exclude_programs_of_all_runs() {

@@ -123,11 +123,9 @@ impl CephCluster {
     /// Stops a daemon in its tracks, or lets it go on.
     ///
     /// # Panics
-    /// Where there is none.
+    /// Where there is none, or it does not stop.
     pub fn pause(&mut self, kind: &str, id: &str, pause: bool) {
-        let pid = rustix::process::Pid::from_child(&self.find(kind, id).process);
-        let signal = if pause { rustix::process::Signal::STOP } else { rustix::process::Signal::CONT };
-        rustix::process::kill_process(pid, signal).expect("a process");
+        self::pause(&self.find(kind, id).process, pause);
     }
 
     /// Starts a daemon that was ended. An OSD that was killed has lost its memory, and does not start again.
@@ -201,6 +199,20 @@ impl Drop for CephCluster {
     }
 }
 
+/// Stops a process, until all of its threads have stopped, or lets it go on. A signal stops a thread when that next has a processor, and one
+/// thread has to be the first: on a busy machine the others serve on for a while.
+fn pause(process: &Child, pause: bool) {
+    let pid = rustix::process::Pid::from_child(process);
+    let signal = if pause { rustix::process::Signal::STOP } else { rustix::process::Signal::CONT };
+    rustix::process::kill_process(pid, signal).expect("a process");
+    if pause {
+        let stopped = rustix::process::WaitIdOptions::STOPPED | rustix::process::WaitIdOptions::NOHANG;
+        crate::until("all threads have stopped", || {
+            rustix::process::waitid(rustix::process::WaitId::Pid(pid), stopped).expect("a child").is_some()
+        });
+    }
+}
+
 fn uuid() -> String {
     fs::read_to_string("/proc/sys/kernel/random/uuid").expect("a random number").trim().into()
 }
@@ -211,4 +223,40 @@ fn done(command: &mut Command) -> String {
     let said = String::from_utf8_lossy(&output.stdout).into_owned();
     assert!(output.status.success(), "{command:?}: {said}{}", String::from_utf8_lossy(&output.stderr));
     said
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Lines that threads of a shell's children write; none may come after the pause.
+    #[test]
+    fn a_paused_process_does_nothing_more() {
+        let dir = tempfile::tempdir().unwrap();
+        let (file, program) = (
+            dir.path().join("count"),
+            "import os, sys, threading\n\
+            f = os.open(sys.argv[1], os.O_WRONLY | os.O_CREAT | os.O_APPEND)\n\
+            def work():\n while True: os.write(f, b'x')\n\
+            [threading.Thread(target=work).start() for _ in range(16)]\n",
+        );
+        if !require("python3") {
+            return;
+        }
+        let mut child = Command::new("python3").args(["-c", program]).arg(&file).spawn().unwrap();
+        let len = || fs::metadata(&file).map_or(0, |file| file.len());
+        let mut late = 0;
+        for _ in 0..20 {
+            let before = len();
+            crate::until("it works", || len() > before + 100);
+            pause(&child, true);
+            let paused = len();
+            std::thread::sleep(Duration::from_millis(5));
+            late += len() - paused;
+            pause(&child, false);
+        }
+        child.kill().unwrap();
+        child.wait().unwrap();
+        assert_eq!(late, 0, "bytes were written by a process that was paused");
+    }
 }

@@ -140,22 +140,39 @@ static enum sched_job job_of(const char *word) {
     return strcmp(word, "group") == 0 ? JOB_GROUP : strcmp(word, "owner") == 0 ? JOB_OWNER : JOB_PROCESS;
 }
 
-/* Reads what can be changed live, from the options of the start or of a change (`changed`). GlusterFS logs a value out of
- * range with the option's name. */
+/* As GF_OPTION_RECONF, which names a value out of range in the log, and says nothing of what is no value of the option's type. */
+#define CHANGED(key, to, kind)                                \
+    do {                                                      \
+        __label__ wrong;                                      \
+        GF_OPTION_RECONF(key, to, changed, kind, wrong);      \
+        break;                                                \
+    wrong:                                                    \
+        change_refused(this, changed, key);                   \
+        goto refused;                                         \
+    } while (0)
+
+static void change_refused(xlator_t *this, dict_t *changed, char *key) {
+    char *value = "";
+    if (dict_get_str(changed, key, &value) != 0) value = "";
+    gf_log(this->name, GF_LOG_ERROR, "option %s \"%s\" is refused: the old options stay in force", key, value);
+}
+
+/* Reads what can be changed live, from the options of the start or of a change (`changed`). At the start GlusterFS logs what it
+ * refuses with the option's name. */
 static int settings_read(xlator_t *this, dict_t *changed, sched_settings_t *set) {
     char why[256] = "", *policy = NULL, *rules = NULL, *merge = NULL, *job = NULL, *trace = NULL, *prediction = NULL;
     memset(set, 0, sizeof *set);
     if (changed) {
-        GF_OPTION_RECONF("policy", policy, changed, str, refused);
-        GF_OPTION_RECONF("rules", rules, changed, str, refused);
-        GF_OPTION_RECONF("merge", merge, changed, str, refused);
-        GF_OPTION_RECONF("job", job, changed, str, refused);
-        GF_OPTION_RECONF("trace", trace, changed, str, refused);
-        GF_OPTION_RECONF("prediction", prediction, changed, str, refused);
-        GF_OPTION_RECONF("depth", set->depth, changed, uint32, refused);
-        GF_OPTION_RECONF("internal-depth", set->internal_depth, changed, uint32, refused);
-        GF_OPTION_RECONF("queue-bytes", set->queue_bytes, changed, size_uint64, refused);
-        GF_OPTION_RECONF("read-ahead", set->read_ahead, changed, size_uint64, refused);
+        CHANGED("policy", policy, str);
+        CHANGED("rules", rules, str);
+        CHANGED("merge", merge, str);
+        CHANGED("job", job, str);
+        CHANGED("trace", trace, str);
+        CHANGED("prediction", prediction, str);
+        CHANGED("depth", set->depth, uint32);
+        CHANGED("internal-depth", set->internal_depth, uint32);
+        CHANGED("queue-bytes", set->queue_bytes, size_uint64);
+        CHANGED("read-ahead", set->read_ahead, size_uint64);
     } else {
         GF_OPTION_INIT("policy", policy, str, refused);
         GF_OPTION_INIT("rules", rules, str, refused);
@@ -364,6 +381,7 @@ static int32_t reconfigure(xlator_t *this, dict_t *changed) {
     this->pass_through = pass_through;
     return 0;
 refused:
+    change_refused(this, changed, "pass-through");
     return -1;
 }
 

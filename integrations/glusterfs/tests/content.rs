@@ -41,14 +41,16 @@ const PROGRAMS: &str = r#"
     find . -type f | sort | xargs sha256sum
 "#;
 
-/// Holes and zeros, which shards do not support. GlusterFS 10.3 as it comes zeroes less than it is asked to, so what
-/// it does is what is expected.
+/// Holes and zeros, which shards do not support. The mount of GlusterFS 10.3 makes an `fallocate` without zeros of one with,
+/// so what GlusterFS as it comes has in its bricks is what is expected. The kernel clears the pages at the edges all the same, which
+/// shows for as long as it keeps them: they are dropped before anything is read.
 const HOLES: &str = r#"
     mkdir holes && cd holes
     for f in punched zeroed both; do head -c 3000000 /dev/zero | tr '\0' x >$f; done
     fallocate -p -o 4096 -l 1000000 punched
     fallocate -z -o 5000 -l 70000 zeroed
     fallocate -z -o 5000 -l 70000 both && fallocate -p -o 8192 -l 2000000 both
+    for f in punched zeroed both; do sync $f; dd if=$f iflag=nocache count=0 status=none; done
     find . -type f | sort | xargs sha256sum
 "#;
 
@@ -92,6 +94,50 @@ fn compiled(machine: &Machine, source: &str) -> String {
 fn system_calls_do_the_same_with_and_without_the_translator() {
     if impresario_testing::require("cc") {
         apart("content::inside_system_calls_do_the_same");
+    }
+}
+
+/// What a client has under way at a time is done in the order in which it came, above io-threads, which keep none, and in their place.
+#[test]
+fn requests_under_way_together_keep_their_order() {
+    if impresario_testing::require("cc") && impresario_testing::require("pkg-config") {
+        apart("content::inside_requests_under_way_keep_their_order");
+    }
+}
+
+#[test]
+#[ignore = "run by another test as a process"]
+fn inside_requests_under_way_keep_their_order() {
+    let machine = Machine::new();
+    let program = machine.path("order");
+    let build = "cc -O1 -Wall -o \"$0\" \"$1\" $(pkg-config --cflags --libs glusterfs-api) -pthread";
+    let source = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/order.c");
+    succeed(Command::new("bash").args(["-euc", build]).arg(&program).arg(source));
+    for (name, place, merge, depth, policy) in [
+        ("above-fd", Place::Above, "fd", "1", "mlf"),
+        ("above-file", Place::Above, "file", "4", "mlf"),
+        ("above-off", Place::Above, "off", "16", "none"),
+        ("instead-fd", Place::Instead, "fd", "4", "auto"),
+        ("instead-file", Place::Instead, "file", "1", "aioli"),
+    ] {
+        // Memory knows no zeroing: GlusterFS then writes zeros at a position that requests of a descriptor share.
+        let Some(_disk) = on_disk(&machine, name) else { return };
+        // Two threads that receive do not keep the order of what one connection sends.
+        let options = [("policy", policy), ("depth", depth), ("merge", merge), ("server.event-threads", "1")];
+        let mut volume = Volume::start(&machine, name, 2, place, &options);
+        // The bricks answer.
+        drop(volume.mount_whole_files());
+        let graph = machine.path(name).join("whole-files.vol");
+        for seed in 1..=2 {
+            let mut order = Command::new(&program);
+            order.arg(&graph).args(["4", "1000", &seed.to_string()]);
+            assert_eq!(succeed(&mut order), "good\n", "{name}");
+        }
+        let (merged, calls) = (volume.sum("merged_requests"), volume.sum("merged_calls"));
+        println!("{name}: {merged} requests in {calls} calls, {} were ordered", volume.sum("ordered_requests"));
+        assert!(volume.sum("ordered_requests") > 1000, "{name}");
+        // These make batches.
+        assert!(calls > 0 || !["mlf", "aioli"].contains(&policy), "{name}");
     }
 }
 

@@ -94,7 +94,8 @@ impl Pool {
     fn log(&self, volume: &str) -> String {
         let name = self.machine.path(volume).display().to_string();
         let name = name.trim_start_matches('/').replace('/', "-");
-        fs::read_to_string(format!("/var/log/glusterfs/bricks/{name}.log")).unwrap_or_default()
+        let log = fs::read(format!("/var/log/glusterfs/bricks/{name}.log")).unwrap_or_default();
+        String::from_utf8_lossy(&log).into_owned()
     }
 }
 
@@ -223,6 +224,82 @@ fn inside_detached_brick() {
     assert!(!pool.log("stays").contains("signal received"), "{}", pool.log("stays"));
 }
 
+/// Writes and verifies until [`end_load`].
+fn verified_load(mount: &Path) -> Process {
+    let fio = "fio --name=job --ioengine=libaio --size=8m --rw=randwrite --bsrange=4k-256k --iodepth=8 --numjobs=2 \
+               --verify=crc32c --verify_fatal=1 --output=/dev/null";
+    let load = format!("until [ -e stop ]; do {fio}; done");
+    Process::start(Command::new("bash").args(["-euc", &load]).current_dir(mount))
+}
+
+fn end_load(mut load: Process, mount: &Path) {
+    fs::write(mount.join("stop"), "").unwrap();
+    assert!(load.end(PATIENCE).expect("fio ends").success());
+}
+
+#[test]
+fn a_running_volume_refuses_nonsense_and_follows_quick_changes() {
+    if impresario_testing::require("fio") {
+        apart("managed::inside_nonsense_on_a_running_volume");
+    }
+}
+
+#[test]
+#[ignore = "run by another test as a process"]
+fn inside_nonsense_on_a_running_volume() {
+    use std::ffi::OsStr;
+    use std::os::unix::ffi::OsStrExt;
+    let mut pool = Pool::start();
+    pool.volume("hostile");
+    let (mount, _client) = pool.mount("hostile");
+    let brick = pool.brick("hostile");
+    let mut load = verified_load(&mount);
+    let long = [b'x'; 3000];
+    // What each is set to, what is put right afterwards, and whether the brick is to refuse the former.
+    // Rules first: `mlf` does not look at them.
+    let good = [("rules", ""), ("policy", "mlf"), ("merge", "fd"), ("job", "process"), ("read-ahead", "64MB")];
+    let numbers = [("depth", "16"), ("internal-depth", "1"), ("queue-bytes", "1GB")];
+    let words: [&[u8]; 5] = [b"nonsense", b"-1", b"99999999999999999999999", b"\xff\xfe", &long];
+    let is_refusal =
+        |key: &str, line: &str| line.contains("impresario") && line.contains("] E [") && line.contains(key);
+    pool.schedule("hostile", &[("policy", "wfq by=user")]);
+    for (key, right) in good.into_iter().chain(numbers) {
+        for value in words.iter().copied().chain([&b""[..]]) {
+            let before = pool.log("hostile").lines().count();
+            // glusterd may refuse it first.
+            let mut set = Command::new("gluster");
+            set.args(["--mode=script", "volume", "set", "hostile", &format!("user.xlator.impresario.{key}")]);
+            let took = set.arg(OsStr::from_bytes(value)).output().unwrap().status.success();
+            if took && !value.is_empty() {
+                let said = format!("{key} is refused {:?}", String::from_utf8_lossy(&value[..value.len().min(30)]));
+                until(&said, || pool.log("hostile").lines().skip(before).any(|line| is_refusal(key, line)));
+            }
+            assert!(load.0.try_wait().unwrap().is_none(), "{key}: the load has ended");
+            assert_eq!(pool.brick("hostile"), brick, "{key}");
+            assert_eq!(statedump(brick)["depth"], "16", "{key}");
+        }
+        let right = if numbers.contains(&(key, right)) { right.into() } else { format!("\"{right}\"") };
+        pool.set("hostile", &format!("user.xlator.impresario.{key}"), &right);
+    }
+    for n in 0..12_usize {
+        let pick = |of: &[&'static str]| of[n % of.len()];
+        pool.schedule(
+            "hostile",
+            &[
+                ("policy", pick(&["none", "mlf", "sstf", "aioli", "wfq by=user", "auto", "fifo"])),
+                ("merge", pick(&["off", "fd", "file"])),
+                ("job", pick(&["process", "owner"])),
+                ("read-ahead", pick(&["0", "64MB"])),
+            ],
+        );
+        pool.set("hostile", "user.xlator.impresario.depth", pick(&["1", "4096", "3", "16", "2"]));
+    }
+    until("the last change", || statedump(brick)["depth"] == "4096");
+    end_load(load, &mount);
+    assert_eq!(pool.brick("hostile"), brick);
+    until("the last request", || figure(&statedump(brick), "open_requests") == 0);
+}
+
 #[test]
 fn a_client_switches_graphs_under_load() {
     if impresario_testing::require("fio") {
@@ -245,10 +322,7 @@ fn inside_switched_graphs() {
         let text = text_of_statedump(pool.brick("switched"));
         text.lines().filter(|line| line.starts_with("client[")).count()
     };
-    let fio = "fio --name=job --ioengine=libaio --size=8m --rw=randwrite --bsrange=4k-256k --iodepth=8 --numjobs=2 \
-               --verify=crc32c --verify_fatal=1 --output=/dev/null";
-    let load = format!("until [ -e stop ]; do {fio}; done");
-    let mut load = Process::start(Command::new("bash").args(["-euc", &load]).current_dir(&mount));
+    let mut load = verified_load(&mount);
     let switches = || fs::read_to_string("/var/log/glusterfs/mount.log").unwrap().matches("switched to graph").count();
     for value in ["on", "off", "on"] {
         let switched = switches();
@@ -256,8 +330,7 @@ fn inside_switched_graphs() {
         until("the switch", || switches() > switched);
         assert!(load.0.try_wait().unwrap().is_none(), "{value}: the load has ended");
     }
-    fs::write(mount.join("stop"), "").unwrap();
-    assert!(load.end(PATIENCE).expect("fio ends").success());
+    end_load(load, &mount);
     until("the last request", || figure(&statedump(pool.brick("switched")), "open_requests") == 0);
     until("the clients of old graphs go", || {
         // A client leaves an old graph at a request.
@@ -308,6 +381,89 @@ fn inside_healed_replica() {
         assert!(figure(&report, "internal_requests") > 0, "{folder}: {report:?}");
         assert_eq!(figure(&report, "open_requests"), 0, "{folder}: {report:?}");
     }
+}
+
+#[test]
+fn arbiters_and_dispersed_volumes_keep_what_is_written_without_a_brick() {
+    if impresario_testing::require("fio") {
+        apart("managed::inside_other_volumes");
+    }
+}
+
+#[test]
+#[ignore = "run by another test as a process"]
+fn inside_other_volumes() {
+    let mut pool = Pool::start();
+    for (name, kind) in
+        [("arbiter", ["replica", "3", "arbiter", "1"]), ("dispersed", ["disperse", "3", "redundancy", "1"])]
+    {
+        let folders = [0, 1, 2].map(|n| format!("{name}{n}"));
+        pool.create(name, &kind, &folders.each_ref().map(String::as_str));
+        for (key, value) in [("policy", "mlf"), ("depth", "1"), ("merge", "file")] {
+            pool.set(name, &format!("user.xlator.impresario.{key}"), value);
+        }
+        let (mount, _client) = pool.mount(name);
+        let requests = |folder: &str| figure(&statedump(pool.brick_in(name, folder)), "requests");
+        let load = verified_load(&mount);
+        until("the load", || requests(&folders[1]) > 200);
+        succeed(Command::new("kill").args(["-KILL", &pool.brick_in(name, &folders[1]).to_string()]));
+        let before = requests(&folders[0]);
+        until("the load goes on", || requests(&folders[0]) > before + 200);
+        pool.gluster(&["volume", "start", name, "force"]);
+        until("the brick is healed", || {
+            let _ = Command::new("gluster").args(["volume", "heal", name]).output();
+            requests(&folders[1]) > 0
+        });
+        end_load(load, &mount);
+        until("all is healed", || {
+            let _ = Command::new("gluster").args(["volume", "heal", name]).output();
+            pool.gluster(&["volume", "heal", name, "info"]).matches("Number of entries: 0").count() == 3
+        });
+        for folder in &folders {
+            let report = statedump(pool.brick_in(name, folder));
+            assert_eq!(figure(&report, "open_requests"), 0, "{name}: {report:?}");
+        }
+        pool.gluster(&["volume", "stop", name]);
+    }
+}
+
+#[test]
+fn files_that_are_moved_to_a_new_brick_keep_their_bytes() {
+    if impresario_testing::require("fio") {
+        apart("managed::inside_rebalanced");
+    }
+}
+
+#[test]
+#[ignore = "run by another test as a process"]
+fn inside_rebalanced() {
+    let mut pool = Pool::start();
+    pool.create("moved", &[], &["moved0", "moved1"]);
+    for (key, value) in [("policy", "mlf"), ("depth", "1"), ("merge", "file")] {
+        pool.set("moved", &format!("user.xlator.impresario.{key}"), value);
+    }
+    let (mount, _client) = pool.mount("moved");
+    let content = |n: u32| (0..300_000 + n).map(|at| (at * 7 + at / 251 * n) as u8).collect::<Vec<u8>>();
+    for n in 0..40 {
+        fs::write(mount.join(format!("file{n}")), content(n)).unwrap();
+    }
+    let load = verified_load(&mount);
+    let added = pool.machine.path("moved2");
+    pool.gluster(&["volume", "add-brick", "moved", &format!("{ADDRESS}:{}", added.display()), "force"]);
+    pool.gluster(&["volume", "rebalance", "moved", "start", "force"]);
+    until("all is moved", || pool.gluster(&["volume", "rebalance", "moved", "status"]).contains(" completed "));
+    end_load(load, &mount);
+    let moved = (0..40).filter(|n| added.join(format!("file{n}")).metadata().is_ok_and(|file| file.len() > 0)).count();
+    assert!(moved > 0, "nothing was moved");
+    for n in 0..40 {
+        assert!(fs::read(mount.join(format!("file{n}"))).unwrap() == content(n), "file{n}");
+    }
+    let internal = ["moved0", "moved1", "moved2"].map(|folder| {
+        let report = statedump(pool.brick_in("moved", folder));
+        assert_eq!(figure(&report, "open_requests"), 0, "{folder}: {report:?}");
+        figure(&report, "internal_requests")
+    });
+    assert!(internal.iter().sum::<u64>() > 0, "{internal:?}");
 }
 
 #[test]

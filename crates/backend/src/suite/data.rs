@@ -163,7 +163,10 @@ pub(super) fn stable(suite: &Suite<'_>, dir: &Handle) {
     backend.sync(&file).unwrap();
     backend.sync(&file).unwrap();
     backend.sync(dir).unwrap();
-    assert_eq!(suite.contents(&file).unwrap(), b"stable bytes");
+    backend.write(caller, &file, 12, b" too", false).unwrap();
+    backend.sync_all().unwrap();
+    backend.sync_all().unwrap();
+    assert_eq!(suite.contents(&file).unwrap(), b"stable bytes too");
 }
 
 /// Threads that use one folder, and one file.

@@ -1,16 +1,17 @@
 //! The open files of a run, each with the agent's end of its placeholder.
 
+use std::collections::VecDeque;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
 
-use impresario_base::lock::Mutex;
+use impresario_base::lock::{Condvar, Mutex};
 use impresario_base::machine::random_number;
 use impresario_client::{ClientError, File};
 use impresario_interpose::served::protocol::NAME;
 use impresario_wire::Attr;
-use rustc_hash::FxHashMap;
+use rustc_hash::{FxHashMap, FxHashSet};
 use rustix::event::{PollFd, PollFlags, Timespec, epoll, poll};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 
@@ -18,6 +19,8 @@ use crate::locks::{Locks, OTHER_KIND};
 
 /// Files that a run has open at most.
 const OPENS_MAX: usize = 1 << 16;
+/// Files whose failed close is remembered until the program asks: those of programs that have ended are never asked for.
+const FAILED_MAX: usize = 64;
 
 /// What is open.
 #[derive(Debug)]
@@ -58,13 +61,30 @@ pub(crate) struct Opens {
     table: Mutex<FxHashMap<u64, Arc<Open>>>,
     epoll: OwnedFd,
     pub(crate) locks: Locks,
+    closing: Mutex<Closing>,
+    closed: Condvar,
+}
+
+/// What is no longer in the table and not closed yet, or was closed before its program asked how that went.
+#[derive(Default)]
+struct Closing {
+    under_way: FxHashSet<u64>,
+    failed: VecDeque<(u64, ClientError)>,
 }
 
 impl Opens {
     pub(crate) fn new(token: &str) -> std::io::Result<Opens> {
         let name = [NAME, token.as_bytes(), b"/"].concat();
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
-        Ok(Opens { name, next: AtomicU64::new(1), table: Mutex::default(), epoll, locks: Locks::default() })
+        Ok(Opens {
+            name,
+            next: AtomicU64::new(1),
+            table: Mutex::default(),
+            epoll,
+            locks: Locks::default(),
+            closing: Mutex::default(),
+            closed: Condvar::new(),
+        })
     }
 
     /// Enters an open file; returns its placeholder for the program.
@@ -116,15 +136,46 @@ impl Opens {
         self.table.lock().is_empty()
     }
 
-    /// Closes a file if its last descriptor is gone, and says how that went.
+    /// Closes a file if its last descriptor is gone, and says how that went. The thread that watches learns of it too, and mostly
+    /// before the program has asked: then that one is waited for, since a program whose `close` has returned relies on it.
     pub(crate) fn settle(&self, number: u64) -> Result<(), ClientError> {
-        let Ok(open) = self.get(number) else { return Ok(()) };
+        if let Some(open) = self.take_given_up(number) {
+            let closed = self.close(number, open);
+            self.has_closed(number, None);
+            return closed;
+        }
+        let under_way = |closing: &mut Closing| closing.under_way.contains(&number);
+        let mut closing = self.closed.wait_while(self.closing.lock(), under_way);
+        let failed = closing.failed.iter().position(|failed| failed.0 == number);
+        failed.and_then(|at| closing.failed.remove(at)).map_or(Ok(()), |(_, error)| Err(error))
+    }
+
+    /// Closes a file if its last descriptor is gone, before a program asks for that or because none will.
+    fn settle_early(&self, number: u64) {
+        let Some(open) = self.take_given_up(number) else { return };
+        let failed = self.close(number, open).err();
+        if let Some(error) = &failed {
+            tracing::warn!(%error, "closing a file that its programs gave up");
+        }
+        self.has_closed(number, failed);
+    }
+
+    /// Takes a file without descriptors out of the table: it is being closed from then on.
+    fn take_given_up(&self, number: u64) -> Option<Arc<Open>> {
+        let open = self.get(number).ok()?;
         if !open.is_given_up() {
-            return Ok(());
+            return None;
         }
         self.locks.closes(number, &open);
         drop(open);
-        let Some(open) = self.table.lock().remove(&number) else { return Ok(()) };
+        let mut table = self.table.lock();
+        let open = table.remove(&number)?;
+        // Under the table's lock: who does not find it there finds it here.
+        self.closing.lock().under_way.insert(number);
+        Some(open)
+    }
+
+    fn close(&self, number: u64, open: Arc<Open>) -> Result<(), ClientError> {
         let _ = epoll::delete(&self.epoll, &open.hold);
         self.locks.closed(number, &open);
         // A call in another thread may still use it; then the file is closed when that ends.
@@ -132,6 +183,17 @@ impl Opens {
             Some(Node::File(file)) => file.close(),
             _ => Ok(()),
         }
+    }
+
+    fn has_closed(&self, number: u64, failed: Option<ClientError>) {
+        let mut closing = self.closing.lock();
+        closing.under_way.remove(&number);
+        closing.failed.extend(failed.map(|error| (number, error)));
+        if closing.failed.len() > FAILED_MAX {
+            closing.failed.pop_front();
+        }
+        drop(closing);
+        self.closed.notify_all();
     }
 
     /// Tells of files that programs gave up, and of the end of programs.
@@ -157,9 +219,7 @@ impl Opens {
                     self.process_ended((number & !OTHER_KIND) as u32);
                     continue;
                 }
-                if let Err(error) = self.settle(number) {
-                    tracing::warn!(%error, "closing a file that its programs gave up");
-                }
+                self.settle_early(number);
             }
         }
     }

@@ -40,8 +40,8 @@ pub struct Volume {
 
 const FIRST_PORT: usize = 24_100;
 
-/// The volume file of a brick. Options that begin with `storage.` are those of its storage; with `delay.`, every call of its
-/// storage takes time.
+/// The volume file of a brick. Options that begin with `storage.` are those of its storage, with `server.` those of what receives
+/// requests; with `delay.`, every call of its storage takes time.
 pub fn brick_file(folder: &Path, number: usize, place: Place, options: &[(&str, &str)]) -> String {
     let mut text = String::new();
     let mut below = String::new();
@@ -61,8 +61,9 @@ pub fn brick_file(folder: &Path, number: usize, place: Place, options: &[(&str, 
     storage.extend(options.iter().filter_map(|(key, value)| Some((key.strip_prefix("storage.")?, *value))));
     let mut delay: Vec<_> =
         options.iter().filter_map(|(key, value)| Some((key.strip_prefix("delay.")?, *value))).collect();
-    let below = |key: &str| key.starts_with("storage.") || key.starts_with("delay.");
-    let options: Vec<_> = options.iter().filter(|(key, _)| !below(key)).copied().collect();
+    let others = |key: &str| ["storage.", "delay.", "server."].iter().any(|prefix| key.starts_with(prefix));
+    let receives = options.iter().filter_map(|(key, value)| Some((key.strip_prefix("server.")?, *value)));
+    let options: Vec<_> = options.iter().filter(|(key, _)| !others(key)).copied().collect();
     add("posix", "storage/posix", &storage);
     if !delay.is_empty() {
         delay.push(("delay-percentage", "100"));
@@ -79,12 +80,13 @@ pub fn brick_file(folder: &Path, number: usize, place: Place, options: &[(&str, 
     add(&name, "debug/io-stats", &[]);
     let port = (FIRST_PORT + number).to_string();
     let allow = format!("auth.addr.{name}.allow");
-    let server = [
+    let mut server = vec![
         ("transport-type", "tcp"),
         ("transport.socket.bind-address", "127.0.0.1"),
         ("transport.socket.listen-port", &port),
         (&allow, "127.0.0.1"),
     ];
+    server.extend(receives);
     add("server", "protocol/server", &server);
     text
 }
