@@ -10,7 +10,7 @@ trap 'rm -rf "$folder"' EXIT
 failures=0
 
 base=(bash sh awk cat chmod cp dirname env grep head mkdir mktemp rm sed sha256sum sort tail uname)
-present=(c++ valgrind pkg-config make git fusermount3 fio getfattr mkfs.btrfs glusterfsd glusterfs ceph-mon ceph-mgr ceph-osd ceph-mds ceph openssl ip rsync nfs-cp sqlite3 zstd xrootd xrdcp getfacl musl-gcc
+present=(c++ valgrind strace pkg-config make git fusermount3 fio getfattr mkfs.btrfs glusterfsd glusterfs ceph-mon ceph-mgr ceph-osd ceph-mds ceph openssl ip rsync nfs-cp sqlite3 zstd xrootd xrdcp getfacl musl-gcc
   mpirun.openmpi mpicc.openmpi mpirun.mpich mpicc.mpich)
 headers=(nfsc/libnfs.h cephfs/libcephfs.h glusterfs/xlator.h multiarch/urcu.h acl/libacl.h uuid/uuid.h liburing.h)
 modules=(numpy h5py/_debian_h5py_mpi dask)

@@ -15,6 +15,7 @@ needs=(
   "cc:gcc:linking"
   "c++:g++:the tests of the C headers"
   "valgrind:valgrind:the tests of the C libraries"
+  "strace:strace:a test of programs on a cluster"
   "pkg-config:pkg-config:the tests of the C libraries"
   "make:make:the tests of the C libraries"
   "git:git:the source"

@@ -23,10 +23,10 @@ if [[ -n ${TEST_COMPILER-} ]]; then
   fi
   exec "$@"
 fi
-# As cargo's rustdoc for examples: makes the pages first, which tells of links that lead nowhere, from what was compiled already;
-# `cargo doc` would check every crate once more. Links to private items are for readers of the source. Where no comment has an
-# example, rustdoc would look for one in vain, which takes a good part of a second for each crate. Whatever may begin one counts:
-# a fence, an indented line, a block comment, text from a file.
+# As cargo's rustdoc for examples. With TEST_PAGES makes the pages instead, which tells of links that lead nowhere, from what was
+# compiled already; `cargo doc` would check every crate once more. Links to private items are for readers of the source.
+# Where no comment has an example, rustdoc would look for one in vain, which takes a good part of a second for each crate. Whatever
+# may begin one counts: a fence, an indented line, a block comment, text from a file.
 if [[ -n ${TEST_RUSTDOC-} ]]; then
   page=() source='' before=''
   for word; do
@@ -34,11 +34,13 @@ if [[ -n ${TEST_RUSTDOC-} ]]; then
     [[ $word == --test-run-directory ]] && before=$word || before=
     [[ $word != */lib.rs ]] || source=${word%/*}
   done
-  [[ -n $source ]] || exec "$TEST_RUSTDOC" "$@"
-  "$TEST_RUSTDOC" "${page[@]}" -D warnings -A rustdoc::private-intra-doc-links --out-dir "$TEST_PAGES" || exit 1
-  grep -rqE --include='*.rs' $'```|~~~|//[/!]( {4}|.*\t)|/\\*[*!]|doc *=' "$source"
-  # 1: nothing is found; 2: not everything could be read.
-  (($? != 1)) || exit 0
+  if [[ -n $source && -n ${TEST_PAGES-} ]]; then
+    exec "$TEST_RUSTDOC" "${page[@]}" -D warnings -A rustdoc::private-intra-doc-links --out-dir "$TEST_PAGES"
+  elif [[ -n $source ]]; then
+    grep -rqE --include='*.rs' $'```|~~~|//[/!]( {4}|.*\t)|/\\*[*!]|doc *=' "$source"
+    # 1: nothing is found; 2: not everything could be read.
+    (($? != 1)) || exit 0
+  fi
   exec "$TEST_RUSTDOC" "$@"
 fi
 # As xargs's command: runs one such file, and keeps and prints the program's output in one piece. A process that the
@@ -63,7 +65,8 @@ export CARGO_TERM_COLOR=${CARGO_TERM_COLOR:-never} CARGO_INCREMENTAL=${CARGO_INC
 # without.
 compile() { TEST_COMPILER=1 RUSTC_WRAPPER=${RUSTC_WRAPPER-$PWD/scripts/test.sh} cargo test --workspace --locked --tests --examples "$@" </dev/null; }
 # The linter is a compiler that says more: where it compiles the tests, all is linted for a third of what a pass of its own takes.
-# What tests build has to be compiled with it too, or crates are compiled twice.
+# It leaves out what only rustc adds to unoptimised code, traps for null and misaligned pointers; a plain `cargo test` has them.
+# Whatever tests build has to be compiled with it too, or crates are compiled twice.
 linted=
 choose_compiler() {
   choose_toolchain || return
@@ -117,12 +120,12 @@ compile --config "target.$host.runner = ['$PWD/scripts/test.sh', '--keep', '$fol
 [[ -z $early ]] || wait "$early"
 early=
 # What some tests build themselves otherwise.
-cargo build --locked -p impresario-preload </dev/null || exit 1
+cargo build --locked -p impresario-preload 2>&1 </dev/null | tee -a "$folder/compiled" || exit 1
 export IMPRESARIO_TEST_LIBRARY_IS_BUILT=1
 # Tests wait a lot: the checks take what they leave of the processors, and no more. A group of processes (set -m), so that all
 # end if this is ended; not a session, within which alone nice counts where the kernel groups tasks by session.
 set -m
-${linted:+env CHECK_COMPILED="$folder/compiled"} CHECK_EXAMPLES="$folder" nice -n 19 scripts/check.sh >"$folder/check" 2>&1 </dev/null &
+env ${linted:+CHECK_COMPILED="$folder/compiled"} CHECK_PAGES="$folder/pages" nice -n 19 scripts/check.sh >"$folder/check" 2>&1 </dev/null &
 checks=$!
 set +m
 # Long ones first, so that none is left over at the end. Random simulations take what others leave of the processors for a
@@ -157,6 +160,10 @@ if ((tests != 0 && ${TEST_RETRY:-1})); then
   done
 fi
 
+TEST_RUSTDOC=$(rustc --print sysroot)/bin/rustdoc RUSTDOC=$PWD/scripts/test.sh \
+  timeout --kill-after=30 "$TEST_TIMEOUT_S" cargo test --workspace --locked --doc 2>&1 </dev/null | tee "$folder/doc.out"
+documents=${PIPESTATUS[0]}
+
 # Each suite closes with "test result: ok. 12 passed; 0 failed; 1 ignored; ...". What failed at first was run again.
 shopt -s nullglob
 read -r passed failed ignored < <(awk '/^test result:/ {
@@ -171,9 +178,9 @@ skipped=$(cut -f 1,2 "$IMPRESARIO_SKIPPED" | sort -u | wc -l)
 
 printf '\n'
 ((check == 0)) || echo "test: the checks failed; their lines begin with \"check:\""
-((tests == 0 && check == 0)) || grep -hE '^test .* FAILED$|: exit status [1-9]' "$folder"/*.out | sed 's/^/test: /'
+((tests == 0 && documents == 0)) || grep -hE '^test .* FAILED$|: exit status [1-9]' "$folder"/*.out | sed 's/^/test: /'
 printf '%s' "$unsteady"
 ((ignored == 0)) || echo "test: $ignored tests are for \`make soak\` or parts of other tests and were not run"
 ((skipped == 0)) || cut -f 3 "$IMPRESARIO_SKIPPED" | sort | uniq -c | sed 's/^ *\([0-9]*\)/test: skipped, \1 times,/'
 echo "$((passed - skipped)) passed, $failed failed, $skipped skipped"
-((check == 0 && tests == 0 && failed == 0 && passed > 0))
+((check == 0 && tests == 0 && documents == 0 && failed == 0 && passed > 0))
