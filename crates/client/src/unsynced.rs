@@ -81,15 +81,13 @@ impl Unsynced {
         let lost: FxHashSet<FileKey> = synced.lost.unwrap_or_default().iter().copied().collect();
         for generation in generations.iter_mut() {
             generation.retain(|(server, file), state| {
-                // What was first written through another node is judged by that one's state.
-                if synced.lane != (LaneState { server: *server, state: *state }) {
-                    return true;
-                }
                 let is_lost = all_lost || lost.contains(file);
+                // What was first written through another node is judged by that one's state, unless it was written here too and lost.
+                let stays = is_lost || synced.lane != (LaneState { server: *server, state: *state });
                 if is_lost {
                     *state = LaneState::unknown(*server).state;
                 }
-                is_lost
+                stays
             });
         }
         self.has_forgotten.store(false, Ordering::Relaxed);
@@ -197,6 +195,20 @@ mod tests {
             write(1);
             all(run, lost, any);
             assert!(!sync(1), "too many to name, or another run");
+        }
+    }
+
+    #[test]
+    fn what_was_lost_at_a_node_is_lost_wherever_the_file_was_written_first() {
+        let [first, second] = [1, 2].map(|machine| LaneState::new(0, machine << 32, 0));
+        let unsynced = Unsynced::default();
+        for (lost, any_lost) in [(Some(&[FileKey(1)][..]), 0), (None, 0), (Some(&[][..]), 1)] {
+            unsynced.note_write(FileKey(1), first);
+            unsynced.note_write(FileKey(1), second);
+            let synced = AllSynced { lane: second, run: 2 << 32 | 1, lost, any_lost };
+            assert!(unsynced.note_sync_of_all(unsynced.writes(), &synced));
+            assert!(!unsynced.note_sync(FileKey(1), first), "{lost:?}");
+            assert!(unsynced.note_sync(FileKey(1), first), "told once");
         }
     }
 
