@@ -15,6 +15,8 @@ use rustc_hash::{FxHashMap, FxHashSet};
 /// Entries of a generation; twice as many are kept at most. What is older is forgotten: a file that was written
 /// and not synced before tens of thousands of others were written.
 const GENERATION_MAX: usize = 1 << 15;
+/// Runs of I/O nodes whose losses are remembered as told. What a run says whose losses are forgotten is told again.
+const TOLD_MAX: usize = 64;
 
 /// Writes without a sync since, per data server and file.
 #[derive(Default)]
@@ -24,8 +26,8 @@ pub struct Unsynced {
     has_forgotten: AtomicBool,
     /// Writes that were noted.
     writes: AtomicU64,
-    /// The run of the last I/O node that has synced everything, and how often any file may have lost something then.
-    told: Mutex<(u64, u64)>,
+    /// The runs of I/O nodes that have synced everything, the latest last, and how often any file may have lost something then.
+    told: Mutex<Vec<(u64, u64)>>,
 }
 
 /// What an I/O node of a folder says when it has synced all files: [`impresario_wire::Answer::AllSynced`].
@@ -71,25 +73,27 @@ impl Unsynced {
         }
         // What any file may have lost during a run of the node that the client has not been told of: all of its own.
         let mut told = self.told.lock();
-        let known = if told.0 == synced.run { told.1 } else { 0 };
+        let known = told.iter().find(|(run, _)| *run == synced.run).map_or(0, |(_, any)| *any);
         let all_lost = synced.any_lost > known || synced.lost.is_none();
         let some_lost = all_lost || synced.lost.is_some_and(|lost| !lost.is_empty());
         if some_lost && self.has_forgotten.load(Ordering::Relaxed) {
             return false;
         }
-        *told = (synced.run, synced.any_lost);
+        told.retain(|(run, _)| *run != synced.run);
+        if told.len() >= TOLD_MAX {
+            told.remove(0);
+        }
+        told.push((synced.run, synced.any_lost));
         let lost: FxHashSet<FileKey> = synced.lost.unwrap_or_default().iter().copied().collect();
         for generation in generations.iter_mut() {
             generation.retain(|(server, file), state| {
-                // What was first written through another node is judged by that one's state.
-                if synced.lane != (LaneState { server: *server, state: *state }) {
-                    return true;
-                }
                 let is_lost = all_lost || lost.contains(file);
+                // What was first written through another node is judged by that one's state, unless it was written here too and lost.
+                let stays = is_lost || synced.lane != (LaneState { server: *server, state: *state });
                 if is_lost {
                     *state = LaneState::unknown(*server).state;
                 }
-                is_lost
+                stays
             });
         }
         self.has_forgotten.store(false, Ordering::Relaxed);
@@ -198,6 +202,37 @@ mod tests {
             all(run, lost, any);
             assert!(!sync(1), "too many to name, or another run");
         }
+    }
+
+    #[test]
+    fn what_was_lost_at_a_node_is_lost_wherever_the_file_was_written_first() {
+        let [first, second] = [1, 2].map(|machine| LaneState::new(0, machine << 32, 0));
+        let unsynced = Unsynced::default();
+        for (lost, any_lost) in [(Some(&[FileKey(1)][..]), 0), (None, 0), (Some(&[][..]), 1)] {
+            unsynced.note_write(FileKey(1), first);
+            unsynced.note_write(FileKey(1), second);
+            let synced = AllSynced { lane: second, run: 2 << 32 | 1, lost, any_lost };
+            assert!(unsynced.note_sync_of_all(unsynced.writes(), &synced));
+            assert!(!unsynced.note_sync(FileKey(1), first), "{lost:?}");
+            assert!(unsynced.note_sync(FileKey(1), first), "told once");
+        }
+    }
+
+    #[test]
+    fn each_run_of_a_node_tells_its_losses_once() {
+        let here = LaneState::new(0, 5 << 32, 0);
+        let unsynced = Unsynced::default();
+        let is_told = |run, any_lost| {
+            unsynced.note_write(FileKey(1), here);
+            let synced = AllSynced { lane: here, run, lost: Some(&[]), any_lost };
+            assert!(unsynced.note_sync_of_all(unsynced.writes(), &synced));
+            !unsynced.note_sync(FileKey(1), here)
+        };
+        let told = [(1, 1), (2, 1), (1, 1), (2, 1), (1, 2)].map(|(run, any)| is_told(run, any));
+        assert_eq!(told, [true, true, false, false, true]);
+        (0..TOLD_MAX as u64).for_each(|run| assert!(is_told(100 + run, 1)));
+        assert_eq!(unsynced.told.lock().len(), TOLD_MAX);
+        assert!(!is_told(100, 1) && is_told(2, 1), "the runs that it has met last");
     }
 
     #[test]

@@ -163,25 +163,29 @@ impl Client {
     /// keep it; one of a folder of a file system goes when it has no file open, after the I/O node has synced all that was written. From a
     /// folder none goes to a cluster, nor the other way round.
     pub fn return_home(&self, config: &Config) -> Result<bool, ClientError> {
+        Ok(self.head_home(config)? == Return::Home)
+    }
+
+    fn head_home(&self, config: &Config) -> Result<Return, ClientError> {
         let is_elsewhere = config.tree.is_some() != self.is_of_tree;
         if self.options.via != Via::Auto || is_elsewhere || !self.is_away() {
-            return Ok(false);
+            return Ok(Return::NotYet);
         }
         if !self.may_leave(self.unsynced.writes()) {
-            return Ok(false);
+            return Ok(Return::NotYet);
         }
         let next = Way::new(config, &self.options, &self.identity, &self.unsynced)?;
         next.meta.session(Instant::now() + next.meta.options().timeout)?;
         if next.is_away() {
-            return Ok(false);
+            return Ok(Return::NotYet);
         }
-        let Some(writes) = self.settle_here()? else { return Ok(false) };
+        let Some(writes) = self.settle_here()? else { return Ok(Return::Unsettled) };
         let way = next.meta.peer().name;
-        let goes = self.go(next, writes);
-        if goes {
-            tracing::info!(way, "the I/O node is there again; requests go through it");
+        if !self.go(next, writes) {
+            return Ok(Return::NotYet);
         }
-        Ok(goes)
+        tracing::info!(way, "the I/O node is there again; requests go through it");
+        Ok(Return::Home)
     }
 
     /// Nothing is at its I/O node that another one could not know of: in front of a folder files that are open, as they may have no
@@ -260,10 +264,12 @@ fn follow(client: &Weak<Client>, whereabouts: &Whereabouts) {
         whereabouts.look();
         let config = whereabouts.config();
         let Some(client) = client.upgrade() else { return };
-        if homecoming.is_due(client.is_away(), Instant::now())
-            && let Err(error) = client.return_home(&config)
-        {
-            tracing::debug!(%error, "it goes on through its I/O node");
+        if homecoming.is_due(client.is_away(), Instant::now()) {
+            match client.head_home(&config) {
+                Ok(Return::Home | Return::NotYet) => {}
+                Ok(Return::Unsettled) => homecoming.back_off(),
+                Err(error) => tracing::debug!(%error, "it goes on through its I/O node"),
+            }
         }
         if Arc::ptr_eq(&config, &followed) {
             continue;
@@ -273,6 +279,16 @@ fn follow(client: &Weak<Client>, whereabouts: &Whereabouts) {
             Err(error) => tracing::warn!(%error, "the I/O nodes that are allocated now cannot be used yet"),
         }
     }
+}
+
+/// What came of an attempt to go back to an I/O node.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Return {
+    Home,
+    /// The node is not there, or something is under way here.
+    NotYet,
+    /// Everything was synced here, and yet not all that the client wrote is known to be stable or lost.
+    Unsettled,
 }
 
 /// When a client that had to leave its I/O node looks whether that is there again.
@@ -285,6 +301,11 @@ struct Homecoming {
 }
 
 impl Homecoming {
+    /// The sync that it asked for was in vain: it cost everyone who writes there, and is not repeated as often.
+    fn back_off(&mut self) {
+        self.wait = (self.wait * 2).min(AWAY.1);
+    }
+
     fn is_due(&mut self, is_away: bool, now: Instant) -> bool {
         match (self.away_since, is_away) {
             (None, true) => {
@@ -323,5 +344,20 @@ mod tests {
         assert!(!looks(false, 24) && !looks(true, 30) && !looks(true, 48));
         assert!(looks(true, 50), "lost again soon: twenty");
         assert!(!looks(false, 52) && !looks(true, 372) && looks(true, 382), "it was there for long: ten again");
+    }
+
+    #[test]
+    fn a_sync_of_all_that_settles_nothing_is_asked_for_less_and_less_often() {
+        let (mut homecoming, start) = (Homecoming::default(), Instant::now());
+        let due: Vec<_> = (0..2000)
+            .filter(|at_s| {
+                let is_due = homecoming.is_due(true, start + Duration::from_secs(*at_s));
+                if is_due {
+                    homecoming.back_off();
+                }
+                is_due
+            })
+            .collect();
+        assert_eq!(due, [10, 30, 70, 150, 310, 630, 950, 1270, 1590, 1910]);
     }
 }

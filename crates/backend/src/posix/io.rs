@@ -187,11 +187,7 @@ impl Io {
     }
 
     fn write_by(&self, file: BorrowedFd<'_>, granule: usize, offset: u64, bytes: &[u8]) -> Result<()> {
-        let written = match self.ring(granule, bytes.len()).map(|ring| ring.write(file, offset, bytes)) {
-            // The kernel wanted what a ring cannot do, such as waiting: all of it again, by plain calls.
-            None | Some(Err(Errno(libc::EAGAIN | libc::EINTR))) => 0,
-            Some(written) => written?,
-        };
+        let written = self.ring(granule, bytes.len()).map_or(Ok(0), |ring| ring.write(file, offset, bytes))?;
         let (offset, bytes) = (offset + written as u64, &bytes[written..]);
         if granule == 1 { write_plain(file, offset, bytes) } else { write_direct(file, offset, bytes) }
     }
