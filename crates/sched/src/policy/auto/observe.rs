@@ -52,7 +52,8 @@ pub struct Observation {
     pub request_bytes: f64,
     /// Share of requests that start where the client's previous one in the file ended, among those with a predecessor.
     pub sequential: f64,
-    /// Share of the other requests that touch one of the file among the last, twice as many as are outstanding.
+    /// Share of requests that do not continue their client's stream but touch one of the last two rounds (twice the requests
+    /// outstanding, 16 at least) in their file, whoever sent it.
     pub touching: f64,
     /// Distance of a request from the end of the client's previous one in the file, in lane offsets; geometric mean,
     /// bytes.
