@@ -2,8 +2,8 @@
 //! nanoseconds per request.
 //!
 //! A window is 64 requests, extended until 16 of them followed an earlier request of the same client in the same file
-//! (at most to 256, or two for each client); the first window of a phase is half that long, so that short phases are
-//! recognised in time.
+//! (at most to 256, or two for each client where that is more, and never past 512); the first window of a phase needs half
+//! as many (32, 8, 128), so that short phases are recognised in time.
 //! Applications, files and clients also count while they have requests queued: a scheduler that serves one application
 //! at a time must not hide the others. All tables have a fixed size and entries displace one another, so nothing grows
 //! with files or clients; counts are estimates (linear counting) and saturate near a thousand.
@@ -22,7 +22,7 @@ use crate::types::{Nanos, Op};
 const WINDOW: u32 = 64;
 /// … of which this many need a predecessor, or the window is extended
 const FOLLOWERS: u32 = 16;
-/// … up to this number of requests, or two for each client.
+/// … up to this number of requests, or two for each bucket of clients.
 const WINDOW_MAX: u32 = 256;
 /// A pause that ends a phase of I/O.
 const PAUSE: Nanos = Nanos::from_millis(200);
@@ -52,7 +52,8 @@ pub struct Observation {
     pub request_bytes: f64,
     /// Share of requests that start where the client's previous one in the file ended, among those with a predecessor.
     pub sequential: f64,
-    /// Share of the other requests that touch one of the file among the last, twice as many as are outstanding.
+    /// Share of requests that do not continue their client's stream but touch one of the last two rounds (twice the requests
+    /// outstanding, 16 at least) in their file, whoever sent it.
     pub touching: f64,
     /// Distance of a request from the end of the client's previous one in the file, in lane offsets; geometric mean,
     /// bytes.
@@ -119,11 +120,16 @@ struct Census {
     queued: [u32; BUCKETS],
     /// The window of the last arrival, per bucket.
     seen: [u32; BUCKETS],
+    window: u32,
+    /// Buckets with requests queued.
+    busy: usize,
+    /// … or with an arrival in the window.
+    occupied: usize,
 }
 
 impl Census {
     fn new() -> Census {
-        Census { queued: [0; BUCKETS], seen: [0; BUCKETS] }
+        Census { queued: [0; BUCKETS], seen: [0; BUCKETS], window: 1, busy: 0, occupied: 0 }
     }
 
     fn bucket(id: u32) -> usize {
@@ -131,22 +137,33 @@ impl Census {
         (id ^ (id >> 8)) as usize % BUCKETS
     }
 
-    fn arrived(&mut self, id: u32, window: u32) {
+    fn arrived(&mut self, id: u32) {
         let at = Census::bucket(id);
+        self.occupied += usize::from(self.queued[at] == 0 && self.seen[at] != self.window);
+        self.busy += usize::from(self.queued[at] == 0);
         self.queued[at] += 1;
-        self.seen[at] = window;
+        self.seen[at] = self.window;
     }
 
     fn left(&mut self, id: u32) {
-        let queued = &mut self.queued[Census::bucket(id)];
-        *queued = queued.saturating_sub(1);
+        let at = Census::bucket(id);
+        if self.queued[at] == 1 {
+            self.busy -= 1;
+            self.occupied -= usize::from(self.seen[at] != self.window);
+        }
+        self.queued[at] = self.queued[at].saturating_sub(1);
     }
 
-    /// Counts occupied buckets; up to a quarter of them, linear counting would differ little.
-    fn count(&self, window: u32) -> f64 {
-        let used = self.queued.iter().zip(&self.seen).filter(|(queued, seen)| **queued > 0 || **seen == window).count();
-        match BUCKETS - used {
-            _ if used <= BUCKETS / 4 => used as f64,
+    /// Only what is queued remains of the window.
+    fn next_window(&mut self) {
+        self.window = self.window.wrapping_add(1);
+        self.occupied = self.busy;
+    }
+
+    /// The number of identities by linear counting; up to a quarter of the buckets, that would differ little.
+    fn count(&self) -> f64 {
+        match BUCKETS - self.occupied {
+            _ if self.occupied <= BUCKETS / 4 => self.occupied as f64,
             free => BUCKETS as f64 * (BUCKETS as f64 / free.max(1) as f64).ln(),
         }
     }
@@ -184,8 +201,6 @@ struct Tables {
 /// Computes the observations of `auto`.
 pub(super) struct Sampler {
     tables: Box<Tables>,
-    /// Index of the current window.
-    window: u32,
     first: bool,
     /// Requests since the phase began, whatever windows they were in.
     phase: u32,
@@ -216,7 +231,6 @@ impl Sampler {
         };
         Sampler {
             tables: Box::new(tables),
-            window: 1,
             first: true,
             phase: 0,
             arrivals: 0,
@@ -244,9 +258,9 @@ impl Sampler {
         let (file, client, lane) = (table.file(slot).0, table.client(slot).0, table.lane(slot).0);
         let (start, end) = (table.start(slot), table.end(slot));
         let t = &mut *self.tables;
-        t.jobs.arrived(table.job(slot).0, self.window);
-        t.files.arrived(file, self.window);
-        t.clients.arrived(client, self.window);
+        t.jobs.arrived(table.job(slot).0);
+        t.files.arrived(file);
+        t.clients.arrived(client);
         self.requests += 1;
         self.reads += u32::from(table.op(slot) == Op::Read);
         self.bytes = self.bytes.saturating_add(end - start);
@@ -302,21 +316,23 @@ impl Sampler {
         self.hits += u32::from(hit);
     }
 
-    /// Whether every client could have come twice: before that, that few requests follow another says nothing.
+    /// Whether every client could have come twice: before that, that few requests follow another says nothing. Past 256
+    /// clients some share a bucket, and a window is full after 512 requests even if not all have come twice: a first
+    /// decision must not wait longer.
     fn has_gone_round(&self) -> bool {
-        f64::from(self.requests) >= 2.0 * self.tables.clients.count(self.window)
+        self.requests as usize >= 2 * self.tables.clients.occupied
     }
 
     fn close(&mut self, pause: bool) -> Observation {
         let (n, followers) = (f64::from(self.requests.max(1)), f64::from(self.followers.max(1)));
-        let t = &*self.tables;
+        let t = &mut *self.tables;
         let seen = Observation {
             requests: self.requests,
             first: self.first,
             reads: f64::from(self.reads) / n,
-            jobs: t.jobs.count(self.window),
-            files: t.files.count(self.window),
-            clients: t.clients.count(self.window),
+            jobs: t.jobs.count(),
+            files: t.files.count(),
+            clients: t.clients.count(),
             request_bytes: self.bytes as f64 / n,
             sequential: f64::from(self.sequential) / followers,
             touching: f64::from(self.touching) / n,
@@ -328,10 +344,38 @@ impl Sampler {
                 batches => 1.0 - f64::from(self.hits) / f64::from(batches),
             },
         };
-        self.window = self.window.wrapping_add(1);
+        [&mut t.jobs, &mut t.files, &mut t.clients].into_iter().for_each(Census::next_window);
         self.first = pause;
         (self.requests, self.reads, self.followers, self.sequential, self.touching) = (0, 0, 0, 0, 0);
         (self.bytes, self.distance_log2, self.outstanding, self.batches, self.hits) = (0, 0.0, 0, 0, 0);
         seen
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use impresario_base::Random;
+
+    use super::*;
+
+    /// The running counts are what a look through all buckets finds.
+    #[test]
+    fn occupied_buckets_are_counted_as_requests_come_and_go() {
+        let (mut census, mut random, mut queued) = (Census::new(), Random::new(3), Vec::new());
+        for _ in 0..20_000 {
+            match random.below(40) {
+                0 => census.next_window(),
+                1..=20 if !queued.is_empty() => {
+                    census.left(queued.swap_remove(random.below(queued.len() as u64) as usize));
+                }
+                _ => {
+                    queued.push(random.below(700) as u32);
+                    census.arrived(queued[queued.len() - 1]);
+                }
+            }
+            let busy = (0..BUCKETS).filter(|at| census.queued[*at] > 0).count();
+            let seen = (0..BUCKETS).filter(|at| census.queued[*at] > 0 || census.seen[*at] == census.window).count();
+            assert_eq!((census.busy, census.occupied), (busy, seen));
+        }
     }
 }

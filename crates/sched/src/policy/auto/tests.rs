@@ -183,6 +183,18 @@ fn a_window_waits_until_some_of_many_clients_go_on() {
     assert_eq!(load.core.acting().0.name, "sjf");
 }
 
+/// Nor does it wait for more than two requests of each client, or 512, where none goes on.
+#[test]
+fn the_first_window_is_bounded_whatever_the_number_of_clients() {
+    for (clients, window) in [(182, 364), (200, 400), (256, 512), (400, 512)] {
+        let mut load = Load::new(&with_table(NEAR_AND_FAR), CoreConfig::single_lane(1024), clients as usize);
+        // The first `clients` requests come at once, and all but the last of those served bring another.
+        load.run(window - clients + 1, &|client, n| ((n * clients + client) as u32, 0), &millis(10));
+        let seen = load.core.chosen().unwrap().observed.map(|seen| (seen.first, u64::from(seen.requests)));
+        assert_eq!(seen, Some((true, window)), "{clients} clients");
+    }
+}
+
 /// Cache hits do not count as device time.
 #[test]
 fn cache_hits_are_distinguished_from_device_time() {

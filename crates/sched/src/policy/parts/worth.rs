@@ -3,8 +3,9 @@
 //! Of each stream (server, file, operation) it is measured, for each kind of wait, what a request costs in device time
 //! that the lane did not wait for, what one costs that it waited for, how many of those expected come, and how long the
 //! waits last. Prices of not waiting come from ordinary service, so nobody has to go without to learn them. A wait is
-//! worth it if it saves on average [`MARGIN`] times what it lasts, or [`NEIGHBOUR_MARGIN`] times. A kind of wait that does not seem to pay is tried ever
-//! more rarely. A new stream begins with what other streams of its server and operation have shown.
+//! worth it if it saves on average [`MARGIN`] times what it lasts; one for neighbours ([`Wait::Neighbour`]), which holds
+//! up requests that could go, [`NEIGHBOUR_MARGIN`] times. A kind of wait that does not seem to pay is tried ever more
+//! rarely. A new stream begins with what other streams of its server and operation have shown.
 //!
 //! Whether to stay with a stream that has nothing queued is decided by what is moved in a given device time, waits
 //! included, on visits that follow a stay and on visits that follow a turn to the stream. Where a batch after a stay is
