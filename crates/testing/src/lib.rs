@@ -43,12 +43,14 @@ pub use ports::{free_address, free_ports};
 pub use waiting::{PATIENCE, eventually, until, within};
 
 /// Whether the machine has what the test needs: `fuse` (`/dev/fuse` can be opened), `root` (the effective user is root),
-/// or else a program of that name in `PATH`. When not, the test is [skipped](skip).
+/// `strace` (it is installed and may trace, which a container can forbid), or else a program of that name in `PATH`. When
+/// not, the test is [skipped](skip).
 #[track_caller]
 pub fn require(need: &str) -> bool {
     let lacking = match need {
         "fuse" => File::options().read(true).write(true).open("/dev/fuse").err().map(|e| format!("/dev/fuse: {e}")),
         "root" => (!is_root()).then(|| "needs root's rights".to_string()),
+        "strace" if installed("strace") => cannot_trace(),
         program => (!installed(program)).then(|| format!("{program} is not installed")),
     };
     match lacking {
@@ -110,6 +112,16 @@ pub fn is_root() -> bool {
     rustix::process::geteuid().is_root()
 }
 
+/// Why strace cannot trace a program, if so.
+fn cannot_trace() -> Option<String> {
+    let tried = Command::new("strace").args(["-o", "/dev/null", "true"]).output();
+    match tried {
+        Ok(tried) if tried.status.success() => None,
+        Ok(tried) => Some(format!("cannot trace: {}", String::from_utf8_lossy(&tried.stderr).trim())),
+        Err(error) => Some(format!("cannot run strace: {error}")),
+    }
+}
+
 fn installed(program: &str) -> bool {
     std::env::var_os("PATH")
         .is_some_and(|path| std::env::split_paths(&path).any(|folder| folder.join(program).is_file()))
@@ -136,6 +148,30 @@ mod tests {
     fn lacks_a_program() {
         assert!(!require("no-such-program-anywhere"));
         skip("a second thing", "is missing too");
+    }
+
+    /// Not a test by itself: the next one runs it in a process of its own.
+    #[test]
+    #[ignore = "run by another test as a process"]
+    fn may_not_trace() {
+        assert!(!require("strace"));
+    }
+
+    #[test]
+    fn strace_that_may_not_trace_is_lacking() {
+        use std::os::unix::fs::PermissionsExt;
+        let folder = std::env::temp_dir().join(format!("impresario-strace-{}", std::process::id()));
+        std::fs::create_dir(&folder).unwrap();
+        let (strace, record) = (folder.join("strace"), folder.join("skipped"));
+        std::fs::write(&strace, "#!/bin/sh\necho 'strace: ptrace: Operation not permitted' >&2; exit 1\n").unwrap();
+        std::fs::set_permissions(&strace, PermissionsExt::from_mode(0o755)).unwrap();
+        let mut command = Command::new(std::env::current_exe().unwrap());
+        command.args(["--ignored", "--exact", "tests::may_not_trace"]).env("IMPRESARIO_SKIPPED", &record);
+        let ran = command.env("PATH", &folder).env("IMPRESARIO_REQUIRE", "").output().unwrap();
+        let lines = std::fs::read_to_string(&record).unwrap_or_default();
+        std::fs::remove_dir_all(&folder).unwrap();
+        assert!(ran.status.success(), "{ran:?}");
+        assert!(lines.ends_with("\tstrace: cannot trace: strace: ptrace: Operation not permitted\n"), "{lines}");
     }
 
     #[test]

@@ -1,6 +1,7 @@
 //! The open files of a run, each with the agent's end of its placeholder.
 
 use std::collections::VecDeque;
+use std::collections::hash_map::Entry;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
@@ -8,7 +9,7 @@ use std::sync::atomic::Ordering::Relaxed;
 
 use impresario_base::lock::{Condvar, Mutex};
 use impresario_base::machine::random_number;
-use impresario_client::{ClientError, File};
+use impresario_client::{ClientError, Errno, File};
 use impresario_interpose::served::protocol::NAME;
 use impresario_wire::Attr;
 use rustc_hash::{FxHashMap, FxHashSet};
@@ -70,6 +71,30 @@ pub(crate) struct Opens {
 struct Closing {
     under_way: FxHashSet<u64>,
     failed: VecDeque<(u64, ClientError)>,
+}
+
+/// A close that is under way until this goes, by a panic too: nobody waits for it then.
+struct UnderWay<'a> {
+    opens: &'a Opens,
+    number: u64,
+    /// For the program that asks later.
+    failed: Option<ClientError>,
+}
+
+impl Drop for UnderWay<'_> {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            self.failed = Some(ClientError::System { what: "closing a file".into(), errno: Errno(libc::EIO) });
+        }
+        let mut closing = self.opens.closing.lock();
+        closing.under_way.remove(&self.number);
+        closing.failed.extend(self.failed.take().map(|error| (self.number, error)));
+        if closing.failed.len() > FAILED_MAX {
+            closing.failed.pop_front();
+        }
+        drop(closing);
+        self.opens.closed.notify_all();
+    }
 }
 
 impl Opens {
@@ -139,10 +164,8 @@ impl Opens {
     /// Closes a file if its last descriptor is gone, and says how that went. The thread that watches learns of it too, and mostly
     /// before the program has asked: then that one is waited for, since a program whose `close` has returned relies on it.
     pub(crate) fn settle(&self, number: u64) -> Result<(), ClientError> {
-        if let Some(open) = self.take_given_up(number) {
-            let closed = self.close(number, open);
-            self.has_closed(number, None);
-            return closed;
+        if let Some((open, _under_way)) = self.take_given_up(number) {
+            return self.close(number, open);
         }
         let under_way = |closing: &mut Closing| closing.under_way.contains(&number);
         let mut closing = self.closed.wait_while(self.closing.lock(), under_way);
@@ -152,27 +175,25 @@ impl Opens {
 
     /// Closes a file if its last descriptor is gone, before a program asks for that or because none will.
     fn settle_early(&self, number: u64) {
-        let Some(open) = self.take_given_up(number) else { return };
-        let failed = self.close(number, open).err();
-        if let Some(error) = &failed {
+        let Some((open, mut under_way)) = self.take_given_up(number) else { return };
+        under_way.failed = self.close(number, open).err();
+        if let Some(error) = &under_way.failed {
             tracing::warn!(%error, "closing a file that its programs gave up");
         }
-        self.has_closed(number, failed);
     }
 
-    /// Takes a file without descriptors out of the table: it is being closed from then on.
-    fn take_given_up(&self, number: u64) -> Option<Arc<Open>> {
-        let open = self.get(number).ok()?;
-        if !open.is_given_up() {
+    /// Takes a file without descriptors out of the table: it is being closed from then on. All under the table's lock: another
+    /// thread that asks at the same moment has no reference to the file, so its end is the taker's to see, and finds it either
+    /// in the table or under way.
+    fn take_given_up(&self, number: u64) -> Option<(Arc<Open>, UnderWay<'_>)> {
+        let mut table = self.table.lock();
+        let Entry::Occupied(entry) = table.entry(number) else { return None };
+        if !entry.get().is_given_up() {
             return None;
         }
-        self.locks.closes(number, &open);
-        drop(open);
-        let mut table = self.table.lock();
-        let open = table.remove(&number)?;
-        // Under the table's lock: who does not find it there finds it here.
+        self.locks.closes(number, entry.get());
         self.closing.lock().under_way.insert(number);
-        Some(open)
+        Some((entry.remove(), UnderWay { opens: self, number, failed: None }))
     }
 
     fn close(&self, number: u64, open: Arc<Open>) -> Result<(), ClientError> {
@@ -183,17 +204,6 @@ impl Opens {
             Some(Node::File(file)) => file.close(),
             _ => Ok(()),
         }
-    }
-
-    fn has_closed(&self, number: u64, failed: Option<ClientError>) {
-        let mut closing = self.closing.lock();
-        closing.under_way.remove(&number);
-        closing.failed.extend(failed.map(|error| (number, error)));
-        if closing.failed.len() > FAILED_MAX {
-            closing.failed.pop_front();
-        }
-        drop(closing);
-        self.closed.notify_all();
     }
 
     /// Tells of files that programs gave up, and of the end of programs.
@@ -271,5 +281,76 @@ impl Open {
     pub(crate) fn may_write(&self) -> bool {
         let flags = *self.flags.lock();
         flags & libc::O_PATH == 0 && flags & libc::O_ACCMODE != libc::O_RDONLY
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Barrier;
+
+    use impresario_wire::{Attr, NodeKind, Time};
+
+    use super::*;
+
+    fn opens() -> Opens {
+        Opens::new(&format!("{:x}", random_number().unwrap())).unwrap()
+    }
+
+    /// Opens and gives up something; its number.
+    fn given_up(opens: &Opens) -> u64 {
+        let (at, kind) = (Time::default(), NodeKind::Dir);
+        let (nlink, uid, gid, size, used_bytes) = (1, 0, 0, 0, 0);
+        let attr = Attr {
+            ino: 1,
+            kind,
+            mode: 0o755,
+            nlink,
+            uid,
+            gid,
+            size,
+            used_bytes,
+            atime: at,
+            mtime: at,
+            ctime: at,
+            labelled: false,
+        };
+        drop(opens.add(Node::Directory, &attr, 0, Vec::new()).unwrap());
+        opens.next.load(Relaxed) - 1
+    }
+
+    /// Only then does the close of the file itself take place there, and its error reach the program.
+    #[test]
+    fn of_threads_that_learn_of_a_close_together_one_gets_the_file_to_itself() {
+        let opens = opens();
+        let start = Barrier::new(2);
+        for _ in 0..2000 {
+            let number = given_up(&opens);
+            let take = || {
+                start.wait();
+                let taken = opens.take_given_up(number);
+                let alone = taken.as_ref().map(|(open, _)| Arc::strong_count(open) == 1);
+                start.wait();
+                alone
+            };
+            let took = std::thread::scope(|scope| {
+                let other = scope.spawn(take);
+                [take(), other.join().unwrap()]
+            });
+            assert!(matches!(took, [Some(true), None] | [None, Some(true)]), "{took:?}");
+        }
+    }
+
+    #[test]
+    fn a_close_that_panics_is_one_that_failed() {
+        let opens = opens();
+        let number = given_up(&opens);
+        let closes = || {
+            let _taken = opens.take_given_up(number).expect("it is given up");
+            panic!("on purpose: the file's close fails so");
+        };
+        std::thread::scope(|scope| assert!(scope.spawn(closes).join().is_err()));
+        assert!(!opens.closing.lock().under_way.contains(&number), "its program would wait for ever");
+        assert_eq!(opens.settle(number).unwrap_err().errno(), libc::EIO);
+        assert!(opens.settle(number).is_ok());
     }
 }

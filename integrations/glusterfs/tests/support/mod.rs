@@ -202,8 +202,13 @@ impl Drop for Process {
 }
 
 /// Waits until something holds; panics with its name when it does not within [`PATIENCE`].
-pub fn until(what: &str, mut holds: impl FnMut() -> bool) {
-    let end = Instant::now() + PATIENCE;
+pub fn until(what: &str, holds: impl FnMut() -> bool) {
+    until_within(what, PATIENCE, holds);
+}
+
+/// The same within another time.
+pub fn until_within(what: &str, limit: Duration, mut holds: impl FnMut() -> bool) {
+    let end = Instant::now() + limit;
     while !holds() {
         assert!(Instant::now() < end, "{what} does not come to pass");
         std::thread::sleep(Duration::from_millis(20));
