@@ -782,6 +782,32 @@ fn a_lost_object_is_reported_and_the_length_kept() {
     s.done(MetaCall::Unlink { path: path("f") });
 }
 
+#[test]
+fn a_listing_has_the_lengths_of_other_files_than_a_lost_one() {
+    let tmp = tempfile::tempdir().unwrap();
+    let s = start(tmp.path());
+    s.file("a", 200_000);
+    let (lost, other) = (s.open("a", true), s.create("b"));
+    s.write(&other, 0, 5000);
+    s.objects.lose(lost.file, 0);
+    let sizes: Vec<u64> = s.list("", "", 9).iter().map(|entry| entry.attr.size).collect();
+    assert_eq!(sizes, [impresario_wire::Entry::UNKNOWN_SIZE, 5000]);
+}
+
+/// The length of a file that cannot be found again is not the last known one.
+#[test]
+fn a_listing_of_what_moves_meanwhile_has_no_older_length() {
+    let tmp = tempfile::tempdir().unwrap();
+    let s = start(tmp.path());
+    s.mkdir("d");
+    let opened = ["d/a", "d/b"].map(|p| s.create(p));
+    opened.iter().for_each(|opened| s.write(opened, 0, 5000));
+    let other = s.again();
+    s.objects.before_next_answer(move || drop(other.call(rename("d", "e"))));
+    let sizes: Vec<u64> = s.list("d", "", 9).iter().map(|entry| entry.attr.size).collect();
+    assert_eq!(sizes, [5000, impresario_wire::Entry::UNKNOWN_SIZE]);
+}
+
 /// While one call changes the mode, the owner or the lists of a node, another one waits: its user may have lost the node by then.
 #[test]
 fn who_loses_a_file_at_this_moment_does_not_set_its_mode_or_lists() {
