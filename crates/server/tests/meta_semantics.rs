@@ -648,6 +648,15 @@ fn list() -> Vec<u8> {
     [2, 0, 0, 0].into_iter().chain(bytes).collect()
 }
 
+/// One that lets user 6 read and nobody else write.
+fn other_list() -> Vec<u8> {
+    let mut list = list();
+    for (at, byte) in [(14, 4), (16, 6), (30, 4)] {
+        list[at] = byte;
+    }
+    list
+}
+
 fn set_list(p: &str, name: &[u8], list: Option<Vec<u8>>) -> MetaCall {
     MetaCall::SetXattr { target: at(p), name: name.to_vec(), value: list, mode: XattrMode::Any }
 }
@@ -773,9 +782,35 @@ fn a_lost_object_is_reported_and_the_length_kept() {
     s.done(MetaCall::Unlink { path: path("f") });
 }
 
-/// While one call changes the mode or the owner of a file, another one waits: its user may have lost the file by then.
 #[test]
-fn who_loses_a_file_at_this_moment_does_not_set_its_mode() {
+fn a_listing_has_the_lengths_of_other_files_than_a_lost_one() {
+    let tmp = tempfile::tempdir().unwrap();
+    let s = start(tmp.path());
+    s.file("a", 200_000);
+    let (lost, other) = (s.open("a", true), s.create("b"));
+    s.write(&other, 0, 5000);
+    s.objects.lose(lost.file, 0);
+    let sizes: Vec<u64> = s.list("", "", 9).iter().map(|entry| entry.attr.size).collect();
+    assert_eq!(sizes, [impresario_wire::Entry::UNKNOWN_SIZE, 5000]);
+}
+
+/// The length of a file that cannot be found again is not the last known one.
+#[test]
+fn a_listing_of_what_moves_meanwhile_has_no_older_length() {
+    let tmp = tempfile::tempdir().unwrap();
+    let s = start(tmp.path());
+    s.mkdir("d");
+    let opened = ["d/a", "d/b"].map(|p| s.create(p));
+    opened.iter().for_each(|opened| s.write(opened, 0, 5000));
+    let other = s.again();
+    s.objects.before_next_answer(move || drop(other.call(rename("d", "e"))));
+    let sizes: Vec<u64> = s.list("d", "", 9).iter().map(|entry| entry.attr.size).collect();
+    assert_eq!(sizes, [5000, impresario_wire::Entry::UNKNOWN_SIZE]);
+}
+
+/// While one call changes the mode, the owner or the lists of a node, another one waits: its user may have lost the node by then.
+#[test]
+fn who_loses_a_file_at_this_moment_does_not_set_its_mode_or_lists() {
     if !require("root") {
         return;
     }
@@ -786,10 +821,23 @@ fn who_loses_a_file_at_this_moment_does_not_set_its_mode() {
         s.service.restrict(alice.session, restriction).unwrap();
         alice
     };
-    let set_uid = || MetaCall::SetAttr { target: at("f"), set: SetAttr { mode: Some(0o4755), ..SetAttr::default() } };
-    let to_root = || MetaCall::SetAttr { target: at("f"), set: SetAttr { uid: Some(0), ..SetAttr::default() } };
-    // In the middle of the one the other is asked for.
-    for step in ["set_mode", "set_owner"] {
+    let change = |p: &str, set| MetaCall::SetAttr { target: at(p), set };
+    let set_uid = |p: &str| change(p, SetAttr { mode: Some(0o4755), ..SetAttr::default() });
+    let to_root = |p: &str| change(p, SetAttr { uid: Some(0), ..SetAttr::default() });
+    // The step in whose middle the other call comes, the node, and what Alice asks for.
+    type Hers<'a> = (&'static str, &'static str, &'a (dyn Fn(&str) -> MetaCall + Sync));
+    let cases: [Hers<'_>; 8] = [
+        ("set_mode", "f", &set_uid),
+        ("set_owner", "f", &set_uid),
+        ("set_owner", "f", &|p| set_list(p, ACL_ACCESS, Some(list()))),
+        ("set_owner", "f", &|p| set_list(p, ACL_ACCESS, None)),
+        ("set_owner", "d", &|p| set_list(p, ACL_ACCESS, Some(list()))),
+        ("set_owner", "d", &|p| set_list(p, ACL_ACCESS, None)),
+        ("set_owner", "d", &|p| set_list(p, ACL_DEFAULT, Some(list()))),
+        ("set_owner", "d", &|p| set_list(p, ACL_DEFAULT, None)),
+    ];
+    let mut wrong = Vec::new();
+    for (n, (step, p, hers)) in cases.into_iter().enumerate() {
         let dir = tempfile::tempdir().unwrap();
         let (asks, asked) = std::sync::mpsc::channel();
         let (done, is_done) = std::sync::mpsc::channel::<()>();
@@ -805,19 +853,30 @@ fn who_loses_a_file_at_this_moment_does_not_set_its_mode() {
         let options = MetaOptions { squashes: true, before_step: Some(hook), ..options(dir.path()) };
         let root = start_with(options, Arc::default());
         root.close(root.create("f"));
-        root.set(at("f"), SetAttr { uid: Some(1000), gid: Some(1000), ..SetAttr::default() });
+        root.mkdir("d");
+        for (p, name) in [("f", ACL_ACCESS), ("d", ACL_ACCESS), ("d", ACL_DEFAULT)] {
+            root.done(set_list(p, name, Some(other_list())));
+        }
+        root.set(at(p), SetAttr { uid: Some(1000), gid: Some(1000), ..SetAttr::default() });
         let alice = alice(&root);
+        let lists = || ["access", "default"].map(|kind| root.xattr(at(p), &format!("system.posix_acl_{kind}")));
+        let (mode, before) = (root.stat(p).mode, lists());
+        let is_hers_first = step == "set_mode";
         armed.store(true, Ordering::SeqCst);
-        let (first, second) = if step == "set_mode" { (&alice, &root) } else { (&root, &alice) };
+        let (first, second) = if is_hers_first { (&alice, &root) } else { (&root, &alice) };
         std::thread::scope(|scope| {
             scope.spawn(move || {
                 asked.recv_timeout(Duration::from_secs(20)).unwrap();
-                second.call(if step == "set_mode" { to_root() } else { set_uid() });
+                second.call(if is_hers_first { to_root(p) } else { hers(p) });
                 let _ = done.send(()); // the other has not waited for it
             });
-            first.done(if step == "set_mode" { set_uid() } else { to_root() });
+            first.done(if is_hers_first { hers(p) } else { to_root(p) });
         });
-        let f = root.stat("f");
-        assert_eq!((f.uid, f.mode & 0o7000), (0, 0), "{step}");
+        let now = root.stat(p);
+        let is_kept = is_hers_first || (now.mode, lists()) == (mode, before);
+        if (now.uid, now.mode & 0o7000) != (0, 0) || !is_kept {
+            wrong.push(n);
+        }
     }
+    assert!(wrong.is_empty(), "cases {wrong:?}: hers holds of what is root's");
 }

@@ -229,6 +229,16 @@ fn done(command: &mut Command) -> String {
 mod tests {
     use super::*;
 
+    /// A process that ends with the value.
+    struct Running(Child);
+
+    impl Drop for Running {
+        fn drop(&mut self) {
+            let _ = self.0.kill();
+            let _ = self.0.wait();
+        }
+    }
+
     /// Lines that threads of a shell's children write; none may come after the pause.
     #[test]
     fn a_paused_process_does_nothing_more() {
@@ -243,20 +253,19 @@ mod tests {
         if !require("python3") {
             return;
         }
-        let mut child = Command::new("python3").args(["-c", program]).arg(&file).spawn().unwrap();
+        let child = Running(Command::new("python3").args(["-c", program]).arg(&file).spawn().unwrap());
         let len = || fs::metadata(&file).map_or(0, |file| file.len());
         let mut late = 0;
         for _ in 0..20 {
             let before = len();
             crate::until("it works", || len() > before + 100);
-            pause(&child, true);
+            pause(&child.0, true);
             let paused = len();
             std::thread::sleep(Duration::from_millis(5));
             late += len() - paused;
-            pause(&child, false);
+            pause(&child.0, false);
         }
-        child.kill().unwrap();
-        child.wait().unwrap();
+        drop(child);
         assert_eq!(late, 0, "bytes were written by a process that was paused");
     }
 }

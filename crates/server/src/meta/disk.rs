@@ -38,7 +38,7 @@ pub(super) struct Disk {
     /// The file system makes metadata changes durable in the order in which they were made, so that ordering needs no
     /// fsync. True of the journals of ext4 and XFS, and (trivially) of tmpfs.
     pub(super) ordered: bool,
-    /// Held while permission bits are set, or looked at and changed.
+    /// Held while permission bits, owners or access control lists are set, or looked at and changed.
     pub(super) modes: Mutex<()>,
     /// Held while permission bits are temporarily widened.
     widening: Mutex<()>,

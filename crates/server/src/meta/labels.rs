@@ -91,7 +91,7 @@ impl Meta {
         Ok(acl.map(|acl| acl.with_mode(mode)))
     }
 
-    /// Sets or removes a list, and the permission bits that a list says. Call while `xattrs` is held.
+    /// Sets or removes a list, and the permission bits that a list says. Call while `xattrs` and then `modes` are held.
     pub(super) fn set_acl(&self, node: impl AsFd, name: &[u8], acl: Option<&Acl>) -> Result<()> {
         let (disk, node) = (&self.dir.disk, node.as_fd());
         let stored = acl.filter(|acl| name == ACL_DEFAULT || !acl.is_mode());
@@ -106,7 +106,6 @@ impl Meta {
             },
         };
         let Some(acl) = acl.filter(|_| name == ACL_ACCESS) else { return change() };
-        let _alone = disk.modes.lock();
         let old = rustix::fs::fstat(node)?.st_mode & 0o7777;
         let new = old & !0o777 | acl.mode();
         // In between, and after a crash there, nobody may do what neither the old list nor the new one allows.

@@ -35,6 +35,9 @@ const ENTRY_BYTES: usize = 123;
 /// Largest number of files whose size one call asks from data servers; then the slice ends.
 const SIZE_QUERIES_MAX: usize = 64;
 
+/// A fault that takes longer is taken for that of a server that does not answer.
+const FAULT_AFTER_MAX: Duration = Duration::from_millis(500);
+
 /// Sorted names of a directory, in one buffer.
 #[derive(Default)]
 pub(super) struct Names {
@@ -235,18 +238,22 @@ impl Meta {
                 let mut file = path.to_vec();
                 file.extend((!path.is_empty()).then_some(b'/'));
                 file.extend(&entry.name);
+                let began = Instant::now();
                 match self.dir.entry(&file) {
                     Ok(Some(named)) => match self.attr_at(&named) {
                         Ok(attr) => entry.attr = attr,
                         Err(fault) => {
                             tracing::warn!(%fault, "listed without a size");
-                            answering = false;
+                            entry.attr.size = Entry::UNKNOWN_SIZE;
+                            // What is wrong with one file says nothing of the others; but a server that is waited for is not
+                            // asked again, also if another one has answered somebody meanwhile.
+                            answering = !self.background.is_paused() && began.elapsed() < FAULT_AFTER_MAX;
                         }
                     },
-                    _ => continue,
+                    // It has no name there any more, or cannot be opened.
+                    Ok(None) | Err(_) => entry.attr.size = Entry::UNKNOWN_SIZE,
                 }
-            }
-            if !answering {
+            } else {
                 entry.attr.size = Entry::UNKNOWN_SIZE;
             }
         }

@@ -38,6 +38,8 @@ const WRITE: u32 = 2;
 const SEARCH: u32 = 1;
 const STICKY: u32 = 0o1000;
 const SET_ID: u32 = 0o6000;
+/// What a change of a list does, for messages.
+pub(super) const ACL_CHANGE: &str = "change the access control list of";
 /// What a program may do that root may.
 const CAPABILITY: &[u8] = b"security.capability";
 /// Users of a session that are known at least; with older ones there are at most twice as many.
@@ -243,7 +245,7 @@ fn denied(user: &User, doing: &str, path: &[u8]) -> impresario_wire::Fault {
     fault(Errno::ACCESS, format!("cannot {doing} {}: {why}", show(path)))
 }
 
-fn not_owned(user: &User, doing: &str, path: &[u8]) -> impresario_wire::Fault {
+pub(super) fn not_owned(user: &User, doing: &str, path: &[u8]) -> impresario_wire::Fault {
     let why = match user.proven {
         true => format!("it takes root or its owner, and this client's user is {}", user.uid),
         false => "it takes root, or an owner that this client's [[export]] squashes (`squash`)".into(),
@@ -336,7 +338,7 @@ impl Meta {
                 }
             }
             MetaCall::SetXattr { target, name, .. } if is_acl(name) => {
-                self.check_owner(user, session, target, "change the access control list of")?;
+                self.check_owner(user, session, target, ACL_CHANGE)?;
             }
             // A write takes it away, whoever writes.
             MetaCall::SetXattr { target: Target::Handle(handle), name, value: None, .. } if name == CAPABILITY => {
@@ -451,6 +453,11 @@ impl Meta {
         kind_of(&stat).ok_or(Errno::OPNOTSUPP)?;
         let acl = self.acl_of(node, ACL_ACCESS)?.unwrap_or_else(|| Acl::of_mode(stat.st_mode));
         Ok(Owned { uid: stat.st_uid, gid: stat.st_gid, mode: stat.st_mode, acl })
+    }
+
+    /// Whether it is a node of theirs. To be called while its owner does not change.
+    pub(super) fn is_owned_by(&self, user: &User, node: impl AsFd) -> rustix::io::Result<bool> {
+        Ok(owns(user, &self.owned(node)?))
     }
 
     /// Refuses a change of attributes of a file that is pinned: it is the one that will change.

@@ -451,7 +451,7 @@ impl Meta {
             MetaCall::GetXattr { target, name } => Answer::Xattr(self.get_xattr(session, &target, &name)?),
             MetaCall::ListXattr { target } => Answer::Xattr(self.list_xattr(session, &target)?),
             MetaCall::SetXattr { target, name, value, mode } => {
-                self.set_xattr(session, &target, &name, value.as_deref(), mode)?;
+                self.set_xattr(session, &target, &name, value.as_deref(), mode, user)?;
                 Answer::Done
             }
             MetaCall::Statfs => Answer::Statfs(self.statfs()?),

@@ -18,6 +18,7 @@ use super::disk::PATH_FLAGS;
 use super::fault::{Explain, Outcome, fault, show};
 use super::labels::{SECURITY, is_acl, may_have};
 use super::opens::Session;
+use super::permissions::{ACL_CHANGE, User, not_owned, path_of};
 use super::service::Meta;
 use super::tree::kind_of;
 
@@ -60,7 +61,7 @@ impl Meta {
         })
     }
 
-    /// Sets an attribute; `None` removes it.
+    /// Sets an attribute; `None` removes it. `user`: who asks, if a client's own kernel is not believed.
     pub(super) fn set_xattr(
         &self,
         session: &Session,
@@ -68,9 +69,11 @@ impl Meta {
         name: &[u8],
         value: Option<&[u8]>,
         mode: XattrMode,
+        user: Option<&User>,
     ) -> Outcome<()> {
         let doing = if value.is_some() { "set an extended attribute of" } else { "remove an extended attribute of" };
-        self.at_node(session, target, doing, |node| {
+        let mut lost_by = None;
+        let done = self.at_node(session, target, doing, |node| {
             let local = local_name(name)?;
             if !may_have(node)? {
                 return Err(if is_acl(name) { Errno::OPNOTSUPP } else { Errno::PERM });
@@ -85,6 +88,14 @@ impl Meta {
                     return if acl.is_some() { Err(Errno::ACCESS) } else { Ok(()) };
                 }
                 self.check_room(node, name, acl.as_ref().map_or(0, |acl| acl.encode().len()))?;
+                // Neither the owner nor the mode changes from here on: the user may have lost the node since the call was permitted.
+                let _modes = self.dir.disk.modes.lock();
+                if let Some(user) = user
+                    && !self.is_owned_by(user, node)?
+                {
+                    lost_by = Some(user);
+                    return Err(Errno::PERM);
+                }
                 return self.set_acl(node, name, acl.as_ref());
             }
             let Some(value) = value else { return self.dir.disk.remove_xattr(node, &local) };
@@ -103,7 +114,8 @@ impl Meta {
                 let len = self.dir.disk.attribute(node, local.as_slice(), &mut room)?;
                 Ok(mode == XattrMode::Any && room.get(..len) == Some(value))
             })
-        })
+        });
+        done.map_err(|fault| lost_by.map_or(fault, |user| not_owned(user, ACL_CHANGE, path_of(target))))
     }
 
     /// Refuses an attribute for which there is no room beside the node's others.
