@@ -18,7 +18,7 @@ use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use impresario_base::lock::Mutex;
-use impresario_wire::{Attr, FileKey, NodeKind, Time};
+use impresario_wire::{Attr, Entry, FileKey, NodeKind, Time};
 use rustc_hash::FxHashMap;
 
 use crate::freshness::Freshness;
@@ -166,7 +166,10 @@ impl Inodes {
         let node = table.nodes.entry(number).or_insert_with(|| Node { stands_for, ..Node::new(attr.kind) });
         node.lookups += 1;
         node.links = attr.nlink;
-        node.fresh.kernel_has(attr);
+        // Of a file of unknown length the kernel takes no attributes.
+        if attr.size != Entry::UNKNOWN_SIZE {
+            node.fresh.kernel_has(attr);
+        }
         let entered = Entered { number, generation: node.generation, fresh: node.fresh.clone() };
         let is_new = node.lookups == 1 && node.entry.is_none() && !node.gone;
         if possible && (current || is_new) {

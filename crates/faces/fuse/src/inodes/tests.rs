@@ -37,6 +37,19 @@ fn small_tree() -> Inodes {
     inodes
 }
 
+/// The kernel refuses attributes with such a length, so it goes on with those that it has.
+#[test]
+fn attributes_without_a_length_are_not_taken_for_the_kernels() {
+    let inodes = Inodes::new();
+    let listed = |size, mode| {
+        let attr = Attr { size, mode, ..attr(12, NodeKind::File) };
+        inodes.enter(ROOT, b"f", &attr, inodes.changes()).fresh.mode()
+    };
+    assert_eq!(listed(10, 0o644), 0o644);
+    assert_eq!(listed(Entry::UNKNOWN_SIZE, 0o600), 0o644);
+    assert_eq!(listed(20, 0o600), 0o600);
+}
+
 #[test]
 fn paths_follow_the_tree() {
     let inodes = small_tree();
