@@ -42,8 +42,7 @@ impl Lull {
     pub(super) fn first() -> Lull {
         let (until_waited_ns, ahead) = (0, Ahead::default());
         let (in_vain, in_vain_waited_ns, hopes) = (0, 0, HOPES);
-        let mut lull =
-            Lull { stake_ns: *STAKE_NS.start(), until_waited_ns, in_vain, in_vain_waited_ns, hopes, ahead };
+        let mut lull = Lull { stake_ns: *STAKE_NS.start(), until_waited_ns, in_vain, in_vain_waited_ns, hopes, ahead };
         lull.begin(0);
         lull
     }
