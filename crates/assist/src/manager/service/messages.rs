@@ -186,9 +186,7 @@ impl Service {
             program: client.program.clone(),
         };
         let is_small = recorded.size_bytes <= client.small_bytes.into();
-        if is_small
-            && let Some((ring, _)) = &mut client.ring
-        {
+        if is_small && let Some((ring, _)) = &mut client.ring {
             let ahead = self.siblings.as_ref().map(|siblings| siblings.ahead(&client.told, now_ns()));
             if client.lull.told(ring.waited_ns(), ahead.unwrap_or_default()) {
                 ring.set_lull(client.lull.until_waited_ns());
