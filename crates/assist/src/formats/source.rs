@@ -558,7 +558,7 @@ mod tests {
         assert_eq!(source.spent(), Spent { requests: 1, bytes: REQUEST_BYTES_MIN, rounds: vec![1] });
         // What stands near it comes together.
         assert!(source.bytes(4000, 200).is_some() && source.bytes(40_000, 9000).is_some());
-        let bytes = REQUEST_BYTES_MIN + EDGE_BYTES - 4000;
+        let bytes = EDGE_BYTES;
         assert_eq!(source.spent(), Spent { requests: 2, bytes, rounds: vec![1, 1] });
         assert!(source.bytes(EDGE_BYTES + 10, 10).is_some());
         assert_eq!(source.spent().bytes, bytes + REQUEST_BYTES_MIN);
