@@ -219,18 +219,25 @@ impl Advisor {
 
     /// The formats whose readers are to look at the file's index now, once, and the place that it is to tell of, if that is enough.
     pub fn take_index_wish(&mut self) -> Option<(Vec<&'static dyn Format>, Option<u64>)> {
-        if self.to_wait_ns > 0 { None } else { self.indexed.take_wish() }
+        let wish = if self.to_wait_ns > 0 { None } else { self.indexed.take_wish() };
+        self.unaided.gave(wish.is_some().into());
+        wish
     }
 
-    /// What the file's index says. No effect where it is not waited for any more, or the file has another length.
-    pub fn index_is_known(&mut self, index: Index) {
+    /// What the file's index says, which is the answer to a wish. It is not used where it is not waited for any more, or the file has
+    /// another length.
+    pub fn index_is_known(&mut self, index: Index, now_ns: u64) {
         if index.size_bytes == self.size_bytes {
+            self.unaided.answered(now_ns);
             self.indexed.is_known(index);
+        } else {
+            self.has_no_index(now_ns);
         }
     }
 
-    /// The file's index could not be read, or is not kept.
-    pub fn has_no_index(&mut self) {
+    /// The answer to a wish: the file's index could not be read, or is not kept.
+    pub fn has_no_index(&mut self, now_ns: u64) {
+        self.unaided.answered(now_ns);
         self.indexed.is_none();
     }
 
@@ -445,9 +452,9 @@ impl Advisor {
                         Advice::Try(_) | Advice::Wait => {}
                     }
                 }
+                let unforeseen = !hit && !is_known && !is_watched_on && seen.forecast.is_none();
                 // What the index is going to tell of is not in no order.
-                let unforeseen =
-                    !hit && !is_known && !is_watched_on && seen.forecast.is_none() && !self.indexed.is_awaited();
+                self.fill.hold_back(self.indexed.is_awaited());
                 let without_hints_ns = self.unaided.without_hints_ns(len, read.duration_ns);
                 let steps = if unforeseen && slow {
                     let ns = [without_hints_ns, read.duration_ns];

@@ -149,6 +149,8 @@ pub(super) struct Fill {
     saved_ns: u64,
     /// All was asked for, or nothing can be.
     is_over: bool,
+    /// It does not begin now.
+    is_held_back: bool,
 }
 
 impl Fill {
@@ -172,10 +174,15 @@ impl Fill {
         self.next(size_bytes, may)
     }
 
+    /// Whether it does not begin for now; what reads wait meanwhile counts.
+    pub(super) fn hold_back(&mut self, is_held_back: bool) {
+        self.is_held_back = is_held_back;
+    }
+
     /// What is to be asked for after a slow read.
     fn next(&mut self, size_bytes: u64, may: &mut dyn FnMut(u64) -> bool) -> Vec<Step> {
         let begins = self.asked == 0 && self.reads >= SLOW_READS && self.waited_ns >= WAITED_NS_MIN;
-        if begins && size_bytes >= FILE_BYTES_MIN && !self.is_over {
+        if begins && size_bytes >= FILE_BYTES_MIN && !self.is_over && !self.is_held_back {
             // A file that does not fit is not begun.
             self.is_over = !may(size_bytes);
             return if self.is_over { Vec::new() } else { vec![Step::Try(self.give(self.first_bytes(size_bytes)))] };

@@ -115,7 +115,7 @@ pub(super) struct MapWatch {
     held_bytes: u64,
     /// The longest window.
     window_bytes_max: u64,
-    /// The program's pace before the first window, and by windows; how many it has come to the middle of.
+    /// The program's pace before the first window, and by windows; of how many it has come to the hole.
     before: Pace,
     by_windows: Pace,
     windows: u32,
@@ -287,7 +287,7 @@ impl MapWatch {
         };
         self.take(&window);
         self.held_bytes += len;
-        if hole.start < hole.end && window.end < self.end {
+        if hole.start < hole.end && hole != window && window.end < self.end {
             seen.bring.extend([window.start..hole.start, hole.end..window.end].into_iter().filter(|r| r.start < r.end));
             self.run = Some(Run { hole, end: window.end, window_bytes, since });
         } else {
@@ -520,6 +520,21 @@ mod tests {
         let mut there = |r: Range<u64>| Some(r.end.min(GRANULE_BYTES).saturating_sub(r.start));
         watch.look(watch.look_ns(), &mut there, &mut |_| true);
         assert!(watch.every_ns == LOOK_EVERY_NS.0);
+    }
+
+    /// One whose only granule would be its hole.
+    #[test]
+    fn a_short_window_is_brought_in_whole() {
+        let mut watch = MapWatch::new(0);
+        watch.add(0..SIZE);
+        watch.take(&(0..4 * GRANULE_BYTES));
+        watch.take(&(5 * GRANULE_BYTES..10 * GRANULE_BYTES));
+        let mut seen = Seen::default();
+        let start = 4 * GRANULE_BYTES;
+        watch.window((start, (start, 0)), WINDOW_BYTES.0, &mut seen, &mut |_| true);
+        assert_eq!((seen.bring.len(), watch.held_bytes()), (1, GRANULE_BYTES));
+        assert_eq!(seen.bring[0], start..start + GRANULE_BYTES);
+        assert!(watch.run.is_none());
     }
 
     #[test]

@@ -388,7 +388,7 @@ fn what_a_kind_costs_is_not_charged_to_the_index() {
     }
     assert!(a.take_index_wish().is_some());
     let extents = (0..16).map(|i| (16 + i * 2) * MIB..(17 + i * 2) * MIB).collect();
-    a.index_is_known(index(Tracks::new([extents], 64 * MIB), 64 * MIB));
+    a.index_is_known(index(Tracks::new([extents], 64 * MIB), 64 * MIB), 0);
     let mut late = 0;
     while a.learnt.as_ref().unwrap().is_followed() {
         now_ns += 5 * ms;
@@ -418,7 +418,7 @@ fn what_is_granted_is_asked_for_where_kind_and_index_both_know_the_file() {
     read(&mut a, 1, 60 * MIB..60 * MIB + 10, 0, 0);
     assert!(a.take_index_wish().is_some());
     let extents = (0..16).map(|i| i * 2 * MIB..i * 2 * MIB + MIB).collect();
-    a.index_is_known(index(Tracks::new([extents], 64 * MIB), 64 * MIB));
+    a.index_is_known(index(Tracks::new([extents], 64 * MIB), 64 * MIB), 0);
     let (mut granted, mut asked) = (0, 0);
     for i in 0..4 {
         let bytes = i * 2 * MIB..i * 2 * MIB + MIB;
@@ -449,7 +449,7 @@ fn what_an_index_has_cost_before_its_first_hint_is_not_held_against_it() {
     (0..8).for_each(|i| _ = asked(&mut a, chunk(4 * i), 7));
     assert!(a.take_index_wish().is_some());
     let extents = (0..60).map(chunk).collect();
-    a.index_is_known(index(Tracks::new([extents], 64 * MIB), 64 * MIB));
+    a.index_is_known(index(Tracks::new([extents], 64 * MIB), 64 * MIB), 0);
     asked(&mut a, chunk(57), 31);
     assert!(a.goes_by_index(), "that read was delayed before there was any hint by the index");
     // Delays by its own hints count.
@@ -470,7 +470,7 @@ fn looks_at_the_index_between_chunks_are_no_pattern() {
     let chunk = |i: u64| (1 + i) * MIB..(1 + i) * MIB + 64 * KIB;
     read(&mut a, 1, MIB..MIB + 10, 0, 0);
     assert!(a.take_index_wish().is_some());
-    a.index_is_known(index(Tracks::new([(0..60).map(chunk).collect()], 64 * MIB), 64 * MIB));
+    a.index_is_known(index(Tracks::new([(0..60).map(chunk).collect()], 64 * MIB), 64 * MIB), 0);
     let mut asked = Vec::new();
     for i in 0..40 {
         let took_ns = if asked.iter().any(|r: &Range<u64>| r.contains(&chunk(i).start)) { 20_000 } else { 7_000_000 };
@@ -502,8 +502,27 @@ fn a_file_is_not_brought_in_while_its_index_is_on_its_way() {
     read(&mut a, 1, MIB..MIB + 10, 0, 0);
     assert!(a.take_index_wish().is_some());
     assert!(!tries(&mut a));
-    a.has_no_index();
-    assert!(tries(&mut a));
+    a.has_no_index(200_000_000);
+    let at = 63 * MIB + 4 * KIB;
+    let actions = read(&mut a, 1, at..at + 4 * KIB, 5_000_000, 210_000_000);
+    assert!(
+        actions.iter().any(|action| matches!(action, Action::Try(_))),
+        "what was waited until then counts: {actions:?}"
+    );
+}
+
+/// Reads beside those of the index take longer by them.
+#[test]
+fn an_index_on_its_way_makes_no_reads_look_slow() {
+    let mut a = advisor(Entry { online: true, ..Entry::new("/f.h5") }, 64 * MIB, Budget::default());
+    a.may_be(crate::formats::by_name(std::path::Path::new("/f.h5")));
+    read(&mut a, 1, MIB..MIB + 10, 0, 0);
+    assert!(a.take_index_wish().is_some());
+    read(&mut a, 1, 9 * MIB..9 * MIB + 4 * KIB, 50_000_000, 60_000_000);
+    assert_eq!(a.unaided.usual_ns(4 * KIB), None, "behind the index");
+    a.has_no_index(70_000_000);
+    read(&mut a, 1, 19 * MIB..19 * MIB + 4 * KIB, 5_000_000, 80_000_000);
+    assert_eq!(a.unaided.usual_ns(4 * KIB), Some(5_000_000));
 }
 
 /// Of what was left out the rest of the index is asked, once, and then it tells of all.
@@ -515,20 +534,20 @@ fn the_rest_of_an_index_is_asked_for_when_it_is_needed() {
     // It looks at the index itself first.
     read(&mut a, 1, MIB..MIB + 10, 0, 0);
     assert_eq!(wish(&mut a), Some((1, Some(MIB))));
-    a.index_is_known(Index { is_partial: true, ..index(Tracks::new([], 64 * MIB), 64 * MIB) });
+    a.index_is_known(Index { is_partial: true, ..index(Tracks::new([], 64 * MIB), 64 * MIB) }, 0);
     assert!(!a.goes_by_index());
     read(&mut a, 1, 2 * MIB..2 * MIB + 10, 0, 0);
     assert_eq!(wish(&mut a), Some((1, Some(2 * MIB))));
     let near = || (0..16).map(|i| (2 + i) * MIB..(3 + i) * MIB).collect::<Vec<_>>();
     let far = || (0..16).map(|i| (32 + i) * MIB..(33 + i) * MIB).collect::<Vec<_>>();
-    a.index_is_known(Index { is_partial: true, ..index(Tracks::new([near()], 64 * MIB), 64 * MIB) });
+    a.index_is_known(Index { is_partial: true, ..index(Tracks::new([near()], 64 * MIB), 64 * MIB) }, 0);
     read(&mut a, 1, 4 * MIB..5 * MIB, 0, 1);
     assert!(a.take_index_wish().is_none(), "that is known");
     read(&mut a, 1, 40 * MIB..41 * MIB, 0, 2);
     assert_eq!(wish(&mut a), Some((1, None)));
     read(&mut a, 1, 60 * MIB..61 * MIB, 0, 3);
     assert!(a.take_index_wish().is_none(), "it is on its way");
-    a.index_is_known(index(Tracks::new([near(), far()], 64 * MIB), 64 * MIB));
+    a.index_is_known(index(Tracks::new([near(), far()], 64 * MIB), 64 * MIB), 0);
     assert_eq!(a.index_extents(), 32);
     read(&mut a, 1, 60 * MIB..61 * MIB, 0, 4);
     assert!(a.take_index_wish().is_none(), "there is no more");
@@ -537,8 +556,8 @@ fn the_rest_of_an_index_is_asked_for_when_it_is_needed() {
     a.may_be(crate::formats::by_name(std::path::Path::new("/f.h5")));
     read(&mut a, 1, MIB..MIB + 10, 0, 0);
     assert!(a.take_index_wish().is_some());
-    a.has_no_index();
-    a.index_is_known(index(Tracks::new([near()], 64 * MIB), 64 * MIB));
+    a.has_no_index(0);
+    a.index_is_known(index(Tracks::new([near()], 64 * MIB), 64 * MIB), 0);
     assert_eq!(a.index_extents(), 0);
 }
 
@@ -548,7 +567,7 @@ fn an_index_is_believed_only_of_the_file_that_it_was_asked_of() {
     let tracks = || Tracks::new([vec![0..10, 20..30]], 4 * MIB);
     let wanted = || {
         let mut a = advisor(Entry { online: true, ..Entry::new("/f.parquet") }, 4 * MIB, Budget::default());
-        a.index_is_known(index(tracks(), 4 * MIB));
+        a.index_is_known(index(tracks(), 4 * MIB), 0);
         assert_eq!(a.index_format(), None, "not asked for");
         a.may_be(crate::formats::by_name(path));
         read(&mut a, 1, 2 * MIB..2 * MIB + 10, 0, 0);
@@ -556,14 +575,14 @@ fn an_index_is_believed_only_of_the_file_that_it_was_asked_of() {
         a
     };
     let mut a = wanted();
-    a.index_is_known(index(tracks(), 3 * MIB));
-    assert_eq!(a.index_format(), None, "of another length");
+    a.index_is_known(index(tracks(), 3 * MIB), 0);
+    assert!(a.index_format().is_none() && !a.goes_by_index(), "of another length, and not waited for");
     let mut a = wanted();
     a.set_size(5 * MIB);
     a.set_size(4 * MIB);
-    a.index_is_known(index(tracks(), 4 * MIB));
+    a.index_is_known(index(tracks(), 4 * MIB), 0);
     assert_eq!(a.index_format(), None, "changed meanwhile");
     let mut a = wanted();
-    a.index_is_known(index(tracks(), 4 * MIB));
+    a.index_is_known(index(tracks(), 4 * MIB), 0);
     assert_eq!((a.index_format(), a.index_extents()), (Some("Parquet"), 2));
 }

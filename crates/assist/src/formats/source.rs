@@ -139,9 +139,12 @@ impl<'a> Source<'a> {
         if self.is_late() {
             return None;
         }
-        let more = if self.begins_long { EDGE_BYTES.saturating_sub(at) } else { 0 }.max(REQUEST_BYTES_MIN);
-        let more = len.max(more.min(self.left_request_bytes));
-        let request = Request { at, end: at.saturating_add(more).min(self.size_bytes) };
+        // What is near the beginning is read together, wherever in it: what is asked for next may stand before.
+        let first_bytes = self.known.get(&0).map_or(0, |first| first.len() as u64);
+        let is_near = self.begins_long && at < EDGE_BYTES && first_bytes < EDGE_BYTES;
+        let (from, more) = if is_near { (first_bytes, EDGE_BYTES - first_bytes) } else { (at, REQUEST_BYTES_MIN) };
+        let to = from.saturating_add(more.min(self.left_request_bytes)).max(at.saturating_add(len));
+        let request = Request { at: from, end: to.min(self.size_bytes) };
         if let Some(wanted) = &mut self.wanted {
             wanted.push(request);
             return None;
@@ -149,13 +152,21 @@ impl<'a> Source<'a> {
         self.charge(&request)?;
         self.rounds.push(1);
         let (read, took) = self.requests.make(&[request]);
-        let (_, mut bytes) = read.into_iter().next()?;
+        let (_, bytes) = read.into_iter().next()?;
         self.pace.saw(1, took);
-        if bytes.len() as u64 > len {
-            self.known.insert(at, bytes.clone());
-            bytes.truncate(usize::try_from(len).ok()?);
+        if request == (Request { at, end }) && bytes.len() as u64 == len {
+            return Some(bytes);
         }
-        (bytes.len() as u64 == len).then_some(bytes)
+        self.learn(from, bytes);
+        self.known(at, len).map(<[u8]>::to_vec)
+    }
+
+    /// These bytes were read. They are joined with the file's beginning where they go on from it.
+    fn learn(&mut self, at: u64, bytes: Vec<u8>) {
+        match self.known.get_mut(&0) {
+            Some(first) if first.len() as u64 == at => first.extend(bytes),
+            _ => _ = self.known.insert(at, bytes),
+        }
     }
 
     /// Reads the file's beginning. What stands near it is read together, once something is asked for that is not in the first request.
@@ -241,7 +252,7 @@ impl<'a> Source<'a> {
             }
             let (read, longest) = self.requests.make(now);
             self.pace.saw(now.len(), longest);
-            self.known.extend(read);
+            read.into_iter().for_each(|(at, bytes)| self.learn(at, bytes));
         }
     }
 
@@ -264,9 +275,12 @@ impl<'a> Source<'a> {
     }
 
     fn known(&self, at: u64, len: u64) -> Option<&[u8]> {
-        let (first, bytes) = self.known.range(..=at).next_back()?;
-        let from = usize::try_from(at - first).ok()?;
-        bytes.get(from..from.checked_add(usize::try_from(len).ok()?)?)
+        let nearest = self.known.range(..=at).next_back();
+        // A short request may stand within the beginning.
+        nearest.into_iter().chain(self.known.get_key_value(&0)).find_map(|(first, bytes)| {
+            let from = usize::try_from(at - first).ok()?;
+            bytes.get(from..from.checked_add(usize::try_from(len).ok()?)?)
+        })
     }
 
     fn charge(&mut self, request: &Request) -> Option<()> {
@@ -544,7 +558,7 @@ mod tests {
         assert_eq!(source.spent(), Spent { requests: 1, bytes: REQUEST_BYTES_MIN, rounds: vec![1] });
         // What stands near it comes together.
         assert!(source.bytes(4000, 200).is_some() && source.bytes(40_000, 9000).is_some());
-        let bytes = REQUEST_BYTES_MIN + EDGE_BYTES - 4000;
+        let bytes = EDGE_BYTES;
         assert_eq!(source.spent(), Spent { requests: 2, bytes, rounds: vec![1, 1] });
         assert!(source.bytes(EDGE_BYTES + 10, 10).is_some());
         assert_eq!(source.spent().bytes, bytes + REQUEST_BYTES_MIN);

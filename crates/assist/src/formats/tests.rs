@@ -164,6 +164,54 @@ fn no_request_waits_for_another_without_need() {
     assert!(spent.requests > 55 && spent.rounds.len() <= 6, "{spent:?}");
 }
 
+/// Headers that are longer than the first request, and a chain that runs backwards through them: one more request.
+#[test]
+fn a_long_beginning_takes_two_requests() {
+    for header_bytes in [5 << 10, 20 << 10, 60 << 10] {
+        let entry = |i: u64| {
+            format!(r#""layer{i:06}":{{"dtype":"F32","shape":[4],"data_offsets":[{},{}]}}"#, i * 16, i * 16 + 16)
+        };
+        let entries: Vec<String> = (0..header_bytes / 80).map(entry).collect();
+        let header = format!("{{{}}}", entries.join(","));
+        let bytes = [&(header.len() as u64).to_le_bytes(), header.as_bytes(), &vec![1; 2 << 20]].concat();
+        let spent = spent(&safetensors::Safetensors, &bytes);
+        assert!(header.len() > 4096 && spent.rounds == [1, 1], "{header_bytes}: {spent:?}");
+    }
+    let file: Vec<u8> = (0..1u32 << 18).flat_map(u32::to_le_bytes).collect();
+    let read_at = |at: u64, out: &mut [u8]| {
+        out.copy_from_slice(&file[at as usize..][..out.len()]);
+        Ok(out.len())
+    };
+    let mut source = Source::new(&read_at, file.len() as u64, Some(Duration::from_secs(60)));
+    source.beginning();
+    for at in (1..16).rev().map(|i| i * 4096 - 10) {
+        assert_eq!(source.bytes(at, 20).as_deref(), Some(&file[at as usize..][..20]));
+        source.ahead([(at + 100, 8)]);
+    }
+    assert_eq!(source.bytes((64 << 10) - 10, 20).as_deref(), Some(&file[(64 << 10) - 10..][..20]));
+    assert_eq!((source.spent().rounds, source.spent().bytes), (vec![1, 1, 1], (64 << 10) + 4096));
+}
+
+/// Members of a group, each with a header of its own behind one another.
+#[test]
+fn dozens_of_members_take_few_turns() {
+    let dir = tempfile::tempdir().unwrap();
+    let script = r#"
+import numpy as np, h5py
+for name, libver in (("old.h5", "earliest"), ("new.h5", "latest")):
+    with h5py.File(name, "w", libver=libver) as f:
+        for i in range(48):
+            f.create_dataset(f"g/member{i}", data=np.arange(40 * 256, dtype="<u4").reshape(40, 256), chunks=(1, 256))
+"#;
+    if !python(script, dir.path(), "numpy, h5py") {
+        return;
+    }
+    for name in ["old.h5", "new.h5"] {
+        let spent = spent(&hdf5::Hdf5, &std::fs::read(dir.path().join(name)).unwrap());
+        assert!(spent.rounds.len() <= 12, "{name}: {spent:?}");
+    }
+}
+
 #[test]
 fn names_choose_the_readers() {
     let names = |path: &str| by_name(Path::new(path)).iter().map(|f| f.name()).collect::<Vec<_>>();

@@ -21,6 +21,8 @@ const QUIET_DRAINS: u32 = 8;
 pub(super) struct Open {
     /// For hints; `None` when the file is only recorded.
     pub(super) advised: Option<Advised>,
+    /// It is so small that the program passes it over in a lull.
+    pub(super) is_small: bool,
     /// Its number in the record.
     pub(super) number: u64,
 }

@@ -212,7 +212,10 @@ impl Files {
         file.progress.passed.store(read.bytes.end, Relaxed);
         file.advise(acting, users, |advisor, may| advisor.read(reader, read, may));
         if let Some((formats, place)) = file.advisor.take_index_wish() {
-            file.submit(acting, Work::Index(formats, place));
+            // Refused, it is not answered.
+            if !file.submit(acting, Work::Index(formats, place)) {
+                file.advisor.has_no_index(read.now_ns);
+            }
         }
         self.watch(acting);
     }
@@ -321,7 +324,7 @@ impl Files {
     /// A worker is done.
     pub(super) fn done(&mut self, done: Done, now_ns: u64) {
         if let Some(Found::Index(index)) = done.found {
-            return self.index_is_read(done.id, index);
+            return self.index_is_read(done.id, index, now_ns);
         }
         let Some(file) = self.open.get_mut(&done.id) else { return };
         if let Some(Found::PageTable(parts)) = done.found {
@@ -351,7 +354,7 @@ impl Files {
     }
 
     /// A file's index is followed, if there is room for it in memory.
-    fn index_is_read(&mut self, id: FileId, index: Option<Index>) {
+    fn index_is_read(&mut self, id: FileId, index: Option<Index>, now_ns: u64) {
         let Some(payer) = self.open.get(&id).map(|file| file.payer) else { return };
         // What is known of this one is replaced.
         let others = || self.open.iter().filter(|(other, _)| **other != id).map(|(_, file)| file);
@@ -369,8 +372,8 @@ impl Files {
         let index = index.filter(fits);
         let Some(file) = self.open.get_mut(&id) else { return };
         match index {
-            Some(index) => file.advisor.index_is_known(index),
-            None => file.advisor.has_no_index(),
+            Some(index) => file.advisor.index_is_known(index, now_ns),
+            None => file.advisor.has_no_index(now_ns),
         }
     }
 
@@ -625,6 +628,17 @@ mod tests {
         fn drop(&mut self) {
             self.pool.stop(Duration::from_secs(20));
         }
+    }
+
+    /// Where no more work is taken an index that is wanted never comes.
+    #[test]
+    fn an_index_that_is_refused_is_not_waited_for() {
+        let mut setting = Setting::new();
+        setting.open(1, 8 * MIB);
+        setting.pool.stop(Duration::from_secs(20));
+        setting.read(1, 5 * MIB..5 * MIB + 10);
+        let file = &setting.files.open[&FileId { dev: 1, ino: 1 }];
+        assert!(file.report.refused > 0 && !file.advisor.goes_by_index());
     }
 
     #[test]

@@ -16,6 +16,10 @@ use super::siblings::Ahead;
 const STAKE_NS: RangeInclusive<u64> = 1_000_000..=16_000_000;
 /// Small files told of in a row without use before a lull begins: an order is known after three of one folder.
 const TOLD_IN_VAIN: u32 = 8;
+/// And where reads of them wait for so long each, ns, which is some times what it costs to tell of one: on a slow device folders are
+/// listed and files opened slowly, too, and it takes longer until what is brought in comes before the program.
+const SLOW_READ_NS: u64 = 200_000;
+const TOLD_IN_VAIN_SLOW: u32 = 64;
 /// So often in a row files that were brought in are waited for, though none was opened: the program may have come too far meanwhile.
 const HOPES: u32 = 4;
 
@@ -27,6 +31,8 @@ pub(super) struct Lull {
     /// It lasts until reads of files passed over have waited so long since the program connected.
     until_waited_ns: u64,
     in_vain: u32,
+    /// What reads of these have waited.
+    in_vain_waited_ns: u64,
     hopes: u32,
     ahead: Ahead,
 }
@@ -35,7 +41,8 @@ impl Lull {
     /// That in which a program begins.
     pub(super) fn first() -> Lull {
         let (until_waited_ns, ahead) = (0, Ahead::default());
-        let mut lull = Lull { stake_ns: *STAKE_NS.start(), until_waited_ns, in_vain: 0, hopes: HOPES, ahead };
+        let (in_vain, in_vain_waited_ns, hopes) = (0, 0, HOPES);
+        let mut lull = Lull { stake_ns: *STAKE_NS.start(), until_waited_ns, in_vain, in_vain_waited_ns, hopes, ahead };
         lull.begin(0);
         lull
     }
@@ -45,22 +52,31 @@ impl Lull {
         self.until_waited_ns
     }
 
+    /// A read of a small file that was told of has waited.
+    pub(super) fn told_read(&mut self, waited_ns: u64) {
+        self.in_vain_waited_ns = self.in_vain_waited_ns.saturating_add(waited_ns);
+    }
+
     /// The program tells of a small file. Reads of those passed over have waited `waited_ns` since it connected; `ahead` is what became
     /// of all files that it told of up to now. Whether a lull begins.
     pub(super) fn told(&mut self, waited_ns: u64, ahead: Ahead) -> bool {
         let before = std::mem::replace(&mut self.ahead, ahead);
         // Some were opened before the program knew of the lull.
         if waited_ns < self.until_waited_ns {
+            self.in_vain_waited_ns = 0;
             return false;
         }
+        // It has not read this one yet.
+        let is_slow = self.in_vain_waited_ns >= u64::from(self.in_vain) * SLOW_READ_NS;
         self.in_vain += 1;
         if ahead.used > before.used {
-            (self.in_vain, self.hopes) = (0, HOPES);
+            (self.in_vain, self.in_vain_waited_ns, self.hopes) = (0, 0, HOPES);
             self.stake_ns = (self.stake_ns / 2).max(*STAKE_NS.start());
         } else if ahead.brought_bytes > before.brought_bytes && self.hopes > 0 {
-            (self.in_vain, self.hopes) = (0, self.hopes - 1);
+            (self.in_vain, self.in_vain_waited_ns, self.hopes) = (0, 0, self.hopes - 1);
         }
-        let begins = self.in_vain >= TOLD_IN_VAIN && !ahead.is_pending;
+        let most = if is_slow { TOLD_IN_VAIN_SLOW } else { TOLD_IN_VAIN };
+        let begins = self.in_vain >= most && !ahead.is_pending;
         if begins {
             self.begin(waited_ns);
         }
@@ -68,7 +84,7 @@ impl Lull {
     }
 
     fn begin(&mut self, waited_ns: u64) {
-        self.in_vain = 0;
+        (self.in_vain, self.in_vain_waited_ns) = (0, 0);
         self.until_waited_ns = waited_ns.saturating_add(self.stake_ns);
         self.stake_ns = self.stake_ns.saturating_mul(2).min(*STAKE_NS.end());
     }
@@ -106,6 +122,35 @@ mod tests {
         assert!((1..100).contains(&told), "{told}");
         // On a slow device each costs much more to read than to tell of.
         assert!(told_of(100, 20 * MS) >= 80);
+    }
+
+    /// What is brought in comes before the program only after some files: so many are told of until then, and how many of `files`
+    /// are opened in lulls.
+    fn passed_over_beside(slow_follower: u32, files: u32, read_ns: u64) -> u32 {
+        let mut lull = Lull::first();
+        let (mut waited_ns, mut passed_over, mut told) = (0, 0, 0u32);
+        for _ in 0..files {
+            if waited_ns < lull.until_waited_ns() {
+                (waited_ns, passed_over) = (waited_ns + read_ns, passed_over + 1);
+                told = 0; // it has to begin again
+                continue;
+            }
+            told += 1;
+            let used = told.saturating_sub(slow_follower);
+            lull.told(waited_ns, Ahead { used: used.into(), brought_bytes: 0, is_pending: false });
+            lull.told_read(if used > 0 { 0 } else { read_ns });
+        }
+        passed_over
+    }
+
+    #[test]
+    fn on_a_slow_device_it_is_told_until_what_is_brought_in_comes_first() {
+        assert!(passed_over_beside(40, 1200, MS) <= 2);
+        assert!(passed_over_beside(40, 1200, MS / 4) <= 5);
+        assert!(passed_over_beside(4, 1200, MS / 10) <= 11, "a fast one");
+        assert!(passed_over_beside(40, 1200, MS / 10) > 700, "where that takes too long, it costs more");
+        // What cannot be predicted at all is told of for a while only.
+        assert!((200..800).contains(&passed_over_beside(u32::MAX, 2400, MS / 2)));
     }
 
     #[test]

@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use impresario_ring::message::{Mode, ToClient};
 use impresario_ring::patterns::Builder;
-use impresario_ring::{Access as RingAccess, Op, SMALL_FILE_BYTES, Unseen, flag, now_ns, ring_bytes};
+use impresario_ring::{Access as RingAccess, Op, SMALL_FILE_BYTES, Unseen, flag, now_ns, ring_bytes, waited_ns};
 use rustc_hash::FxHashMap;
 use rustix::event::epoll::{self, Event, EventData, EventFlags};
 
@@ -477,7 +477,14 @@ impl Service {
             self.recorder.tell(|sink| sink.access(&recorded));
         }
         match access.op {
-            Op::Read => self.seen_bytes = self.seen_bytes.saturating_add(access.len_bytes.into()),
+            Op::Read => {
+                self.seen_bytes = self.seen_bytes.saturating_add(access.len_bytes.into());
+                if open.is_small {
+                    let len_bytes = u64::from(access.len_bytes);
+                    let waited_ns = waited_ns(access.op, access.flags, len_bytes, access.duration_ns.into());
+                    client.lull.told_read(waited_ns.unwrap_or(0));
+                }
+            }
             Op::Mmap => self.mapped_bytes = self.mapped_bytes.saturating_add(access.len_bytes.into()),
             _ => {}
         }

@@ -56,8 +56,6 @@ pub(super) struct Siblings {
 #[derive(Debug, Default)]
 struct All {
     brought_bytes: AtomicU64,
-    /// When it turned to what it is at.
-    turned_ns: AtomicU64,
 }
 
 /// What the thread did for one program.
@@ -68,6 +66,15 @@ struct Done {
     /// Those of them that had been brought in before.
     used: AtomicU64,
     brought_bytes: AtomicU64,
+    /// When it turned to the last of it.
+    turned_ns: AtomicU64,
+}
+
+impl Done {
+    /// The thread turns to something else for this program.
+    fn turns(&self) {
+        self.turned_ns.store(now_ns(), Relaxed);
+    }
 }
 
 /// What one program told of.
@@ -117,7 +124,7 @@ impl Siblings {
 
     /// What became of the files that a program told of up to now.
     pub(super) fn ahead(&self, told: &Told, now_ns: u64) -> Ahead {
-        let turned_ns = self.all.turned_ns.load(Relaxed).max(told.since_ns);
+        let turned_ns = told.done.turned_ns.load(Relaxed).max(told.since_ns);
         let is_behind = told.done.files.load(Acquire).saturating_add(1) < told.files;
         let is_pending = is_behind && now_ns.saturating_sub(turned_ns) < HANGS_NS;
         let brought_bytes = told.done.brought_bytes.load(Relaxed);
@@ -188,19 +195,14 @@ impl Follower {
 
     fn run(mut self, opened: &Receiver<Opened>) {
         while let Ok((path, done)) = opened.recv() {
-            self.turns();
+            done.turns();
             done.used.fetch_add(u64::from(self.brought.remove(&path)), Relaxed);
             for (next, bytes) in self.next(&path) {
-                self.turns();
+                done.turns();
                 done.brought_bytes.fetch_add(self.bring_in(&next, bytes), Relaxed);
             }
             done.files.fetch_add(1, Release);
         }
-    }
-
-    /// It turns to something else.
-    fn turns(&self) {
-        self.all.turned_ns.store(now_ns(), Relaxed);
     }
 
     /// The files to bring in, and how much of each at most.
@@ -303,7 +305,9 @@ mod tests {
         assert!(!is_pending(&told, HANGS_NS));
         (0..3).for_each(|i| siblings.opened(Path::new("/f"), &mut told, (10 + i) * HANGS_NS));
         assert!(is_pending(&told, 11 * HANGS_NS - 1) && !is_pending(&told, 11 * HANGS_NS), "since the first one");
-        siblings.all.turned_ns.store(20 * HANGS_NS, Relaxed);
+        Done::default().turned_ns.store(20 * HANGS_NS, Relaxed);
+        assert!(!is_pending(&told, 20 * HANGS_NS), "it goes on for another program only");
+        told.done.turned_ns.store(20 * HANGS_NS, Relaxed);
         assert!(is_pending(&told, 21 * HANGS_NS - 1), "it goes on");
         waiting.try_iter().for_each(|(_, done)| _ = done.files.fetch_add(1, Release));
         assert!(!is_pending(&told, 20 * HANGS_NS), "all is done");

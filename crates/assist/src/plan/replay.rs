@@ -124,7 +124,7 @@ impl Guide {
     fn follow_index(&mut self, now_ns: u64) {
         self.index = match std::mem::replace(&mut self.index, FileIndex::None) {
             FileIndex::Coming(index, at_ns) if at_ns <= now_ns => {
-                self.advisor.index_is_known(index);
+                self.advisor.index_is_known(index, now_ns);
                 FileIndex::None
             }
             FileIndex::Unread(index, takes_ns) if self.advisor.take_index_wish().is_some() => {

@@ -185,16 +185,15 @@ impl Service {
             uid: client.uid,
             program: client.program.clone(),
         };
-        if recorded.size_bytes <= client.small_bytes.into()
-            && let Some((ring, _)) = &mut client.ring
-        {
+        let is_small = recorded.size_bytes <= client.small_bytes.into();
+        if is_small && let Some((ring, _)) = &mut client.ring {
             let ahead = self.siblings.as_ref().map(|siblings| siblings.ahead(&client.told, now_ns()));
             if client.lull.told(ring.waited_ns(), ahead.unwrap_or_default()) {
                 ring.set_lull(client.lull.until_waited_ns());
             }
         }
         self.recorder.tell(|sink| sink.opened(&recorded));
-        client.files.insert(number, Open { advised, number: self.next_number });
+        client.files.insert(number, Open { advised, is_small, number: self.next_number });
     }
 
     pub(super) fn unregister(&mut self, id: u64, number: u32) {
