@@ -101,7 +101,8 @@ fn ten_thousand_silent_and_a_hundred_hostile_connections_stop_nobody() {
     until("the connections of the crowd are gone", || {
         cluster.state("data.0")["connections"]["open"].as_u64().is_some_and(|open| open < 20)
     });
+    // Up to 32 more are told why they are refused, and up to 64 that have just spoken count as silent, too.
     let connections = &state["connections"];
-    assert!(connections["open"].as_u64() <= connections["max"].as_u64(), "{connections}");
+    assert!(connections["open"].as_u64() <= connections["max"].as_u64().map(|max| max + 32 + 64), "{connections}");
     assert!(connections["evicted"].as_u64() > Some(0), "{connections}");
 }

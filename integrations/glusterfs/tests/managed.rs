@@ -480,7 +480,12 @@ fn inside_rebalanced() {
     let added = pool.machine.path("moved2");
     pool.gluster(&["volume", "add-brick", "moved", &format!("{ADDRESS}:{}", added.display()), "force"]);
     pool.gluster(&["volume", "rebalance", "moved", "start", "force"]);
-    until("all is moved", || pool.gluster(&["volume", "rebalance", "moved", "status"]).contains(" completed "));
+    // Refused while the process that moves files has not begun.
+    until("all is moved", || {
+        let mut status = Command::new("gluster");
+        status.args(["--mode=script", "volume", "rebalance", "moved", "status"]);
+        String::from_utf8_lossy(&run_within(&mut status, HEAL_PATIENCE).stdout).contains(" completed ")
+    });
     end_load(&mut load, &mount);
     let moved = (0..40).filter(|n| added.join(format!("file{n}")).metadata().is_ok_and(|file| file.len() > 0)).count();
     assert!(moved > 0, "nothing was moved");
