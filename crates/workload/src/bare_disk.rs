@@ -21,7 +21,6 @@ use fuser::{
 use impresario_base::lock::Mutex;
 use impresario_device::{DeviceParams, Io, Op, Order};
 use impresario_store::{Job, ModelledDevice};
-use rustix::mount::UnmountFlags;
 use tempfile::TempDir;
 
 use crate::access::{DeviceObservation, Moved, Observation};
@@ -82,12 +81,8 @@ impl BareDisk {
 
 impl Drop for BareDisk {
     fn drop(&mut self) {
-        // A process that has just been forked may have a file there open until it executes its program.
-        if let Some(session) = self.session.take()
-            && session.umount_and_join().is_err()
-            && let Err(error) = rustix::mount::unmount(self.path(), UnmountFlags::DETACH)
-        {
-            tracing::warn!(%error, "unmounting a modelled disk");
+        if let Some(session) = self.session.take() {
+            disk_mount::unmount(session, &self.path());
         }
     }
 }

@@ -19,6 +19,16 @@ pub const ROOT_NODE: u64 = 1;
 /// The kernel may keep names and attributes so long: only bytes cost the model anything.
 pub const HOLD: Duration = Duration::from_secs(3600);
 
+/// Unmounts what is mounted at `at`. What is still in use is detached: a process that has just been forked may have a file there
+/// open until it executes its program, and another mount name space keeps what was mounted when it was made.
+pub fn unmount(session: BackgroundSession, at: &Path) {
+    if session.umount_and_join().is_err()
+        && let Err(error) = rustix::mount::unmount(at, rustix::mount::UnmountFlags::DETACH)
+    {
+        tracing::warn!(%error, at = %at.display(), "unmounting a modelled disk");
+    }
+}
+
 /// Mounts a file system on the folder `at`. The caller needs root.
 pub fn mount(disk: impl Filesystem, name: &str, acl: SessionACL, at: &Path) -> Result<BackgroundSession> {
     let mut config = Config::default();

@@ -22,6 +22,7 @@ use impresario_device::{DeviceParams, Order};
 use impresario_store::{DeviceStatus, ModelledDevice};
 use tempfile::TempDir;
 
+use crate::disk_mount;
 use crate::programs::{BlockDevice, Counts};
 pub use loop_disk::{LoopDisk, tool};
 
@@ -44,7 +45,7 @@ pub struct KernelDisk {
     model: Arc<ModelledDevice>,
     device: BlockDevice,
     began: Mutex<Counts>,
-    _folder: TempDir,
+    folder: TempDir,
 }
 
 impl KernelDisk {
@@ -83,7 +84,7 @@ impl KernelDisk {
         device.set_queue("rotational", "1")?;
         device.set_read_ahead_kib(read_ahead_kib)?;
         let began = Mutex::new(device.counts()?);
-        Ok(KernelDisk { disk: Some(disk), image, model, device, began, _folder: folder })
+        Ok(KernelDisk { disk: Some(disk), image, model, device, began, folder })
     }
 
     /// Folder on the disk's file system.
@@ -118,10 +119,8 @@ impl KernelDisk {
 impl Drop for KernelDisk {
     fn drop(&mut self) {
         drop(self.disk.take());
-        if let Some(image) = self.image.take()
-            && let Err(error) = image.umount_and_join()
-        {
-            tracing::warn!(%error, "unmounting a modelled disk");
+        if let Some(image) = self.image.take() {
+            disk_mount::unmount(image, &self.folder.path().join("fuse"));
         }
     }
 }
