@@ -17,7 +17,7 @@ mod rules;
 pub mod suite;
 
 use std::sync::Arc;
-use std::time::SystemTime;
+use std::time::{Duration, SystemTime};
 
 pub use cephfs::CephTree;
 pub use gluster::GlusterVolume;
@@ -216,6 +216,10 @@ pub enum Make<'a> {
     /// A character device with major and minor number.
     Character(u32, u32),
 }
+
+/// So long [`Backend::sync_all`] waits for syncs and closes that others have begun, and who asks for it: half of what a client
+/// waits for an answer, if nothing else is configured.
+pub const SYNC_ALL_WAIT: Duration = Duration::from_secs(5);
 
 /// What was lost of the bytes that were written through a server since it started.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]

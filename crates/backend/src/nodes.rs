@@ -12,14 +12,11 @@ use impresario_base::lock::{Mutex, MutexGuard};
 use rustc_hash::FxHashMap;
 
 use crate::losses::{Losses, is_loss};
-use crate::{Errno, Handle, Kind, Lost, Result};
+use crate::{Errno, Handle, Kind, Lost, Result, SYNC_ALL_WAIT};
 
 const SHARDS: usize = 32;
 /// Descriptors of one node at most: callers with other identities take the places of those that were idle longest.
 const OPENS_MAX: usize = 64;
-/// So long a sync of all files waits for syncs and closes that others have begun: half of what a client waits for its answer, if
-/// nothing else is configured.
-const SYNC_ALL_WAIT: Duration = Duration::from_secs(5);
 /// How often it looks at a sync that it waits for.
 const SYNC_ALL_LOOK_EVERY: Duration = Duration::from_millis(2);
 /// [`Open::ticket`] of a descriptor that has not left.

@@ -104,7 +104,7 @@ impl Opens {
         self.table.lock().files.remove(&number);
     }
 
-    /// Closes a file, which was opened as `handle` in this session and not written, without waiting for the answer. False: it is to be
+    /// Closes a file, which was opened as `handle` in `session` and not written, without waiting for the answer. False: it is to be
     /// closed with waiting.
     pub(crate) fn close_unwritten(
         &self,

@@ -25,6 +25,24 @@ struct Bed {
 }
 
 impl Bed {
+    /// A client that goes through the first of two nodes as long as that is there.
+    fn client_of_the_first(&mut self) -> Arc<Client> {
+        let rule = AllocationRule { jobs: vec![7], hosts: Vec::new(), nodes: vec!["io.0".into(), "io.1".into()] };
+        self.config.allocation = Allocation { rules: vec![rule], ..Allocation::default() };
+        let options = ClientOptions { job: 7, placement_seed: 0, ..ClientOptions::default() };
+        Client::connect(&self.config, options).unwrap()
+    }
+
+    /// One that goes through the second, as the first was lost when it asked for this name, and is there again.
+    fn client_that_is_away(&mut self, name: &str) -> Arc<Client> {
+        let client = self.client_of_the_first();
+        self.nodes[0] = None;
+        client.stat(name).unwrap();
+        assert!(client.is_away());
+        self.nodes[0] = Some(impresario_server::start(&self.config, "io.0").unwrap());
+        client
+    }
+
     fn start(nodes: usize, adjust: impl Fn(&mut Tree, &mut Io)) -> Bed {
         let folder = TempDir::new().unwrap();
         let mut tree = Tree {
@@ -55,6 +73,15 @@ impl Bed {
     fn path(&self) -> &Path {
         self.folder.path()
     }
+}
+
+/// Mounts a file system on a new folder.
+fn mounted(files: impl Filesystem) -> (TempDir, fuser::BackgroundSession) {
+    let folder = TempDir::new().unwrap();
+    let mut options = fuser::Config::default();
+    options.mount_options = vec![fuser::MountOption::FSName("impresario-test".into())];
+    let session = fuser::spawn_mount(files, folder.path(), &options).unwrap();
+    (folder, session)
 }
 
 fn errno<T: std::fmt::Debug>(result: Result<T, ClientError>) -> i32 {
@@ -278,10 +305,7 @@ fn clients_go_on_through_another_node() {
 #[test]
 fn a_client_goes_back_to_its_node_when_it_has_left_nothing_at_the_other() {
     let mut bed = Bed::start(2, |_, _| {});
-    let rule = AllocationRule { jobs: vec![7], hosts: Vec::new(), nodes: vec!["io.0".into(), "io.1".into()] };
-    bed.config.allocation = Allocation { rules: vec![rule], ..Allocation::default() };
-    let options = ClientOptions { job: 7, placement_seed: 0, ..ClientOptions::default() };
-    let client = Client::connect(&bed.config, options).unwrap();
+    let client = bed.client_of_the_first();
     client.follow(&bed.config);
     let removed = client.create("removed", CreateOptions::default()).unwrap();
     bed.nodes[0] = None;
@@ -484,11 +508,8 @@ fn a_file_whose_calls_hang_delays_no_other() {
     }
     // More than an I/O node has threads for names and attributes.
     const CALLS: usize = 40;
-    let mounted = TempDir::new().unwrap();
     let hanging = Arc::<Hanging>::default();
-    let mut options = fuser::Config::default();
-    options.mount_options = vec![fuser::MountOption::FSName("impresario-hangs".into())];
-    let session = fuser::spawn_mount(HangsForOne(hanging.clone()), mounted.path(), &options).unwrap();
+    let (mounted, session) = mounted(HangsForOne(hanging.clone()));
     let bed = Bed::start(1, |tree, _| tree.folder = mounted.path().into());
     let (client, other) = (bed.client(0), bed.client(0));
     std::thread::scope(|scope| {
@@ -511,20 +532,10 @@ fn a_client_stays_away_while_an_open_is_under_way() {
     if !impresario_testing::require("fuse") || !impresario_testing::require("root") {
         return;
     }
-    let mounted = TempDir::new().unwrap();
     let hanging = Arc::<Hanging>::default();
-    let mut options = fuser::Config::default();
-    options.mount_options = vec![fuser::MountOption::FSName("impresario-opens".into())];
-    let session = fuser::spawn_mount(HangsForOne(hanging.clone()), mounted.path(), &options).unwrap();
+    let (mounted, session) = mounted(HangsForOne(hanging.clone()));
     let mut bed = Bed::start(2, |tree, _| tree.folder = mounted.path().into());
-    let rule = AllocationRule { jobs: vec![7], hosts: Vec::new(), nodes: vec!["io.0".into(), "io.1".into()] };
-    bed.config.allocation = Allocation { rules: vec![rule], ..Allocation::default() };
-    let options = ClientOptions { job: 7, placement_seed: 0, ..ClientOptions::default() };
-    let client = Client::connect(&bed.config, options).unwrap();
-    bed.nodes[0] = None;
-    client.stat("answers").unwrap();
-    assert!(client.is_away());
-    bed.nodes[0] = Some(impresario_server::start(&bed.config, "io.0").unwrap());
+    let client = bed.client_that_is_away("answers");
     // With a configuration that is a cluster's by now.
     let cluster = Config { tree: None, ..bed.config.clone() };
     let goes_elsewhere = client.return_home(&cluster).unwrap();
@@ -604,20 +615,10 @@ struct Away {
 
 impl Away {
     fn begin() -> Away {
-        let mounted = TempDir::new().unwrap();
         let syncs = Arc::<Mutex<SyncState>>::default();
-        let mut options = fuser::Config::default();
-        options.mount_options = vec![fuser::MountOption::FSName("impresario-syncs".into())];
-        let session = fuser::spawn_mount(Syncs(syncs.clone()), mounted.path(), &options).unwrap();
+        let (mounted, session) = mounted(Syncs(syncs.clone()));
         let mut bed = Bed::start(2, |tree, _| tree.folder = mounted.path().into());
-        let rule = AllocationRule { jobs: vec![7], hosts: Vec::new(), nodes: vec!["io.0".into(), "io.1".into()] };
-        bed.config.allocation = Allocation { rules: vec![rule], ..Allocation::default() };
-        let options = ClientOptions { job: 7, placement_seed: 0, ..ClientOptions::default() };
-        let client = Client::connect(&bed.config, options).unwrap();
-        bed.nodes[0] = None;
-        client.stat("good").unwrap();
-        assert!(client.is_away());
-        bed.nodes[0] = Some(impresario_server::start(&bed.config, "io.0").unwrap());
+        let client = bed.client_that_is_away("good");
         Away { client, bed, syncs, _session: session, _mounted: mounted }
     }
 
@@ -766,11 +767,8 @@ fn what_a_full_disk_failed_late_is_not_written_again_for_clients_that_are_gone()
         return;
     }
     for (takes, are_gone) in [(Duration::from_millis(200), true), (Duration::from_millis(1500), false)] {
-        let mounted = TempDir::new().unwrap();
         let full = Arc::<Full>::default();
-        let mut options = fuser::Config::default();
-        options.mount_options = vec![fuser::MountOption::FSName("impresario-full".into())];
-        let session = fuser::spawn_mount(FillsUp(full.clone()), mounted.path(), &options).unwrap();
+        let (mounted, session) = mounted(FillsUp(full.clone()));
         let bed = Bed::start(1, |tree, io| {
             tree.folder = mounted.path().into();
             io.in_flight_requests = 1;
@@ -856,10 +854,7 @@ fn a_new_file_with_the_number_of_one_that_others_removed_is_the_new_one() {
         return;
     }
     static FILES: ReusesNumbers = ReusesNumbers(std::sync::atomic::AtomicU64::new(0));
-    let mounted = TempDir::new().unwrap();
-    let mut options = fuser::Config::default();
-    options.mount_options = vec![fuser::MountOption::FSName("impresario-numbers".into())];
-    let session = fuser::spawn_mount(&FILES, mounted.path(), &options).unwrap();
+    let (mounted, session) = mounted(&FILES);
     let bed = Bed::start(1, |tree, _| tree.folder = mounted.path().into());
     let client = bed.client(0);
     let read = |name: &str| {

@@ -4,7 +4,7 @@
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Command, Output};
 use std::time::Duration;
 
 use crate::shares::{Tenant, rates};
@@ -38,6 +38,11 @@ impl Pool {
 
     fn gluster(&self, arguments: &[&str]) -> String {
         succeed(Command::new("gluster").arg("--mode=script").args(arguments))
+    }
+
+    /// The same of what may fail for a while.
+    fn ask(&self, arguments: &[&str]) -> Output {
+        run_within(Command::new("gluster").arg("--mode=script").args(arguments), HEAL_PATIENCE)
     }
 
     fn set(&self, volume: &str, option: &str, value: &str) {
@@ -98,12 +103,8 @@ impl Pool {
     /// Has a volume healed; whether nothing is left to heal in any of its bricks. While a brick is starting, or a heal takes the
     /// lock, `gluster` says that it failed.
     fn heals(&self, volume: &str, bricks: usize) -> bool {
-        let heal = |words: &[&str]| {
-            let mut command = Command::new("gluster");
-            run_within(command.args(["--mode=script", "volume", "heal", volume]).args(words), HEAL_PATIENCE)
-        };
-        heal(&[]);
-        let info = heal(&["info"]);
+        self.ask(&["volume", "heal", volume]);
+        let info = self.ask(&["volume", "heal", volume, "info"]);
         let entries = String::from_utf8_lossy(&info.stdout).matches("Number of entries: 0\n").count();
         info.status.success() && entries == bricks
     }
@@ -481,11 +482,8 @@ fn inside_rebalanced() {
     pool.gluster(&["volume", "add-brick", "moved", &format!("{ADDRESS}:{}", added.display()), "force"]);
     pool.gluster(&["volume", "rebalance", "moved", "start", "force"]);
     // Refused while the process that moves files has not begun.
-    until("all is moved", || {
-        let mut status = Command::new("gluster");
-        status.args(["--mode=script", "volume", "rebalance", "moved", "status"]);
-        String::from_utf8_lossy(&run_within(&mut status, HEAL_PATIENCE).stdout).contains(" completed ")
-    });
+    let status = || pool.ask(&["volume", "rebalance", "moved", "status"]).stdout;
+    until("all is moved", || String::from_utf8_lossy(&status()).contains(" completed "));
     end_load(&mut load, &mount);
     let moved = (0..40).filter(|n| added.join(format!("file{n}")).metadata().is_ok_and(|file| file.len() > 0)).count();
     assert!(moved > 0, "nothing was moved");

@@ -16,7 +16,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, UNIX_EPOCH};
 
-use impresario_backend::{Backend, Caller, Errno, Lost};
+use impresario_backend::{Backend, Caller, Errno, Lost, SYNC_ALL_WAIT};
 use impresario_base::lock::Mutex;
 use impresario_client::Identity;
 use impresario_layout::Layout;
@@ -37,8 +37,6 @@ const THREADS: usize = 16;
 /// A call that has taken so long hangs, as far as others are concerned. Less is usual: the file system may be on a disk that is busy, or
 /// on another machine.
 const STUCK_AFTER: Duration = Duration::from_secs(1);
-/// So long a client waits until all files are synced: half of the time that it has, if nothing else is configured.
-const SYNC_ALL_WAIT: Duration = Duration::from_secs(5);
 /// Files that one client may have open.
 const OPENS_MAX: usize = 65_536;
 
