@@ -1,6 +1,5 @@
 //! Open files: open, read, write, fsync, close.
 
-use std::cell::RefCell;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::SystemTime;
@@ -26,9 +25,22 @@ const CAPABILITY: &[u8] = b"security.capability";
 /// The last byte that a lock can cover.
 const LOCK_END: u64 = i64::MAX as u64;
 
-thread_local! {
-    /// The buffer for a thread's reads; grows to the largest request that the kernel makes.
-    static ARRIVAL: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
+/// Where the bytes of reads arrive. The buffer used last is the next one's: it is in the processor's cache, which the buffers
+/// of all threads, whom the kernel wakes in turn, would not fit into.
+#[derive(Debug, Default)]
+pub(crate) struct Arrivals(Mutex<Vec<Vec<u8>>>);
+
+impl Arrivals {
+    /// Lends a buffer of this length. There are as many as were ever lent at once, of the largest length that the kernel asked for.
+    fn lend<R>(&self, len_bytes: usize, to: impl FnOnce(&mut [u8]) -> R) -> R {
+        let mut buffer = self.0.lock().pop().unwrap_or_default();
+        if buffer.len() < len_bytes {
+            buffer.resize(len_bytes, 0);
+        }
+        let done = to(buffer.get_mut(..len_bytes).unwrap_or_default());
+        self.0.lock().push(buffer);
+        done
+    }
 }
 
 /// An open file. It is closed at the server when the last request that uses it has ended.
@@ -256,16 +268,11 @@ impl Face {
 
     /// Reads and passes the bytes to `answer`; short only at the end of the file.
     pub(crate) fn read_file(&self, handle: u64, offset: u64, len_bytes: u32, answer: impl FnOnce(Outcome<&[u8]>)) {
-        ARRIVAL.with_borrow_mut(|arrival| {
-            let len = (len_bytes as usize).min(READ_MAX_BYTES);
-            if arrival.len() < len {
-                arrival.resize(len, 0);
-            }
+        self.arrivals.lend((len_bytes as usize).min(READ_MAX_BYTES), |arrival| {
             // The reference to the open is dropped before the answer. Once answered, the kernel may close the file at
             // any moment, and the thread that drops the last reference waits for the server.
-            let read =
-                self.open_by(handle).and_then(|open| open.file()?.read_at(&mut arrival[..len], offset).map_err(fault));
-            answer(read.map(|read| &arrival[..read.min(len)]));
+            let read = self.open_by(handle).and_then(|open| open.file()?.read_at(arrival, offset).map_err(fault));
+            answer(read.map(|read| arrival.get(..read).unwrap_or(arrival)));
         });
     }
 
@@ -370,6 +377,17 @@ pub(crate) fn taken_set_id(setter: Setter, mode: u32, gid: u32) -> u32 {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_buffer_used_last_is_lent_next() {
+        let arrivals = Arrivals::default();
+        let at = |buffer: &mut [u8]| buffer.as_ptr();
+        let (outer, inner) = arrivals.lend(8192, |outer| (outer.as_ptr(), arrivals.lend(4096, at)));
+        assert_ne!(outer, inner, "one is lent twice at once");
+        assert_eq!([arrivals.lend(100, at), arrivals.lend(8192, at)], [outer; 2]);
+        assert_eq!(arrivals.0.lock().len(), 2, "as many as were lent at once");
+        assert_eq!(arrivals.lend(0, |nothing| nothing.len()), 0);
+    }
 
     #[test]
     fn set_id_bits_go_as_the_kernel_takes_them() {

@@ -22,7 +22,7 @@ use impresario_client::{Acting, Caller, Client, ClientError};
 use impresario_wire::{Attr, FileLock, SetAttr, XattrMode};
 
 use crate::attr::{file_attr, set_time};
-use crate::data::OpenFile;
+use crate::data::{Arrivals, OpenFile};
 use crate::handles::Handles;
 use crate::inodes::{Entered, Inodes};
 use crate::locks::LockService;
@@ -54,6 +54,7 @@ pub(crate) struct Face {
     pub(crate) locks: Option<LockService>,
     /// Reads leave threads to other calls.
     pub(crate) reads: Turns<Asked>,
+    pub(crate) arrivals: Arrivals,
     connection: Arc<Connection>,
     /// Tells the kernel what it must ask for again. Set when the mount is served.
     pub(crate) notifier: Arc<OnceLock<Notifier>>,
@@ -86,6 +87,7 @@ impl Face {
             tree: RwLock::new(()),
             locks,
             reads,
+            arrivals: Arrivals::default(),
             connection,
             notifier,
         }
