@@ -36,6 +36,11 @@ pub(crate) trait Descriptors: 'static {
     fn settle(open: &Self::Open) -> Result<()> {
         Self::sync(open)
     }
+
+    /// Whether the file is known to have no name any more, so that nobody can read what was written once it is closed everywhere.
+    fn is_removed(_open: &Self::Open) -> bool {
+        false
+    }
 }
 
 /// A node in use.
@@ -55,6 +60,8 @@ pub(crate) struct Node<D: Descriptors> {
     /// Users for whom it stays when its last name is removed.
     pub(crate) holds: AtomicU32,
     opens: Mutex<Vec<Arc<Open<D>>>>,
+    /// Changes of the rights to it; counted with `opens` locked.
+    rights: AtomicU64,
     /// Held over a sync and the record of what it said: the kernel says it only once for each descriptor.
     pub(crate) syncing: Mutex<()>,
     /// Calls that ask for a sync.
@@ -84,6 +91,8 @@ pub(crate) struct Open<D: Descriptors> {
     used_ms: AtomicU64,
     /// Written through since the last sync.
     unsynced: AtomicBool,
+    /// The stable writes through it.
+    stable: Durable,
     /// By which the losses know that it has left; changed with the `opens` of its node locked.
     ticket: AtomicU64,
     handle: Handle,
@@ -172,6 +181,11 @@ impl<D: Descriptors> Node<D> {
         Some(open.clone())
     }
 
+    /// Changes of the rights to the node so far: what [`Nodes::add_open`] is told of a descriptor that is opened from now on.
+    pub(crate) fn rights(&self) -> u64 {
+        self.rights.load(Ordering::Acquire)
+    }
+
     /// Any descriptor that the file can be synced through.
     pub(crate) fn any_open(&self) -> Option<Arc<Open<D>>> {
         self.opens.lock().first().cloned()
@@ -210,22 +224,35 @@ impl<D: Descriptors> Node<D> {
         synced
     }
 
+    /// Syncs what was written through no descriptor that is still there, or by others. `syncing` must be held.
+    pub(crate) fn sync_others(&self, losses: &Losses, sync: impl FnOnce() -> Result<()>) -> Result<()> {
+        losses.observe(&self.handle, sync())?;
+        // A descriptor that was taken out before anybody looked for it may have been told of a loss, and this one not.
+        losses.check(&self.handle)
+    }
+
     /// Does a sync for all who ask for one while it has not begun.
     pub(crate) fn share_sync(&self, sync: impl FnOnce() -> Result<()>) -> Result<()> {
         self.asked.changed();
         self.asked.sync(sync)
     }
 
-    /// Syncs a stable write. Its descriptor stays marked: what others wrote through it meanwhile may need another sync.
-    pub(crate) fn sync_stable(&self, losses: &Losses, sync: impl FnOnce() -> Result<()>) -> Result<()> {
-        let _syncing = self.syncing.lock();
-        losses.check(&self.handle)?;
-        losses.observe(&self.handle, sync())
+    /// Syncs a stable write through a descriptor, with all those through it that ended before the sync begins. It stays marked: what
+    /// others wrote through it meanwhile may need another sync.
+    pub(crate) fn sync_stable(&self, open: &Open<D>, losses: &Losses, sync: impl FnOnce() -> Result<()>) -> Result<()> {
+        open.stable.changed();
+        open.stable.sync(|| {
+            let _syncing = self.syncing.lock();
+            losses.check(&self.handle)?;
+            losses.observe(&self.handle, sync())
+        })
     }
 
-    /// Closes all descriptors for data once their present users are done, so that rights are checked anew.
+    /// Closes all descriptors for data once their present users are done, so that rights are checked anew. One that is being opened
+    /// serves whoever opens it, and nobody after that.
     pub(crate) fn close_opens(&self) {
         let mut opens = self.opens.lock();
+        self.rights.fetch_add(1, Ordering::Release);
         opens.iter().for_each(|open| open.leave());
         let closed = std::mem::take(&mut *opens);
         drop(opens);
@@ -352,6 +379,7 @@ impl<D: Descriptors> Nodes<D> {
             is_out: AtomicBool::new(false),
             holds: AtomicU32::new(0),
             opens: Mutex::default(),
+            rights: AtomicU64::new(0),
             syncing: Mutex::default(),
             asked: Durable::default(),
             confirmed_ms: AtomicU64::new(now_ms),
@@ -367,13 +395,15 @@ impl<D: Descriptors> Nodes<D> {
         node
     }
 
-    /// Adds a descriptor to a node.
+    /// Adds a descriptor to a node. `checked`: what [`Node::rights`] was before it was opened; 0 where that made the node. If they have
+    /// changed meanwhile, the descriptor is given to this caller only.
     pub(crate) fn add_open(
         &self,
         node: &Node<D>,
         fd: D::Open,
         caller: u64,
         (reads, writes): (bool, bool),
+        checked: u64,
     ) -> Arc<Open<D>> {
         let now_ms = self.now_ms();
         let open = Arc::new(Open {
@@ -384,12 +414,17 @@ impl<D: Descriptors> Nodes<D> {
             position: Mutex::new(0),
             used_ms: AtomicU64::new(now_ms),
             unsynced: AtomicBool::new(false),
+            stable: Durable::default(),
             ticket: AtomicU64::new(STAYS),
             handle: node.handle,
             losses: self.losses.clone(),
             _counted: Counted::new(&self.count),
         });
         let mut opens = node.opens.lock();
+        if node.rights() != checked {
+            open.leave();
+            return open;
+        }
         let idle_longest = || (0..opens.len()).min_by_key(|&n| opens[n].used_ms.load(Ordering::Relaxed));
         let closed = if opens.len() >= OPENS_MAX { idle_longest() } else { None }.map(|n| opens.swap_remove(n));
         closed.iter().for_each(|open| open.leave());
@@ -423,7 +458,7 @@ impl<D: Descriptors> Nodes<D> {
         node.gone.store(true, Ordering::Release);
         let node = if node.is_gone() { shard.take(handle) } else { None };
         drop(shard);
-        self.close(node);
+        self.close_removed(node);
     }
 
     /// Holds a node and gives the one that is held: it is one in use again, should it just have been taken out.
@@ -448,6 +483,17 @@ impl<D: Descriptors> Nodes<D> {
         let _ = node.holds.fetch_update(Ordering::AcqRel, Ordering::Acquire, fewer); // held by nothing: nothing ends
         let node = if node.is_gone() { shard.take(handle) } else { None };
         drop(shard);
+        self.close_removed(node);
+    }
+
+    /// Lets go of a node whose last name is removed.
+    fn close_removed(&self, node: Option<Arc<Node<D>>>) {
+        for open in node.iter().flat_map(|node| node.opens.lock().clone()) {
+            // What nobody can read need not reach the device before it is closed.
+            if D::is_removed(&open.fd) {
+                open.unsynced.store(false, Ordering::Release);
+            }
+        }
         self.close(node);
     }
 
@@ -619,7 +665,7 @@ mod tests {
     fn written(nodes: &Nodes<Slow>, fails: bool) -> (Arc<Node<Slow>>, Arc<SlowSync>) {
         let node = nodes.insert(Handle::new(b"node").unwrap(), (), 7, Kind::File);
         let sync = Arc::new(SlowSync { fails, ..SlowSync::default() });
-        drop(nodes.add_open(&node, sync.clone(), 0, (true, true)).changing());
+        drop(nodes.add_open(&node, sync.clone(), 0, (true, true), 0).changing());
         (node, sync)
     }
 
@@ -652,7 +698,7 @@ mod tests {
             ("rights are checked anew", |_, node| node.close_opens()),
             ("another caller needs its place", |nodes, node| {
                 for caller in 1..=OPENS_MAX as u64 {
-                    nodes.add_open(&node, Arc::default(), caller, (true, true));
+                    nodes.add_open(&node, Arc::default(), caller, (true, true), 0);
                 }
             }),
             ("the node is idle", |nodes, node| {
@@ -708,11 +754,94 @@ mod tests {
         let losses = Arc::<Losses>::default();
         let nodes = Nodes::<Nothing>::new(16, losses.clone());
         let node = nodes.insert(Handle::new(b"node").unwrap(), (), 0, Kind::File);
-        let open = nodes.add_open(&node, (), 0, (true, true));
+        let open = nodes.add_open(&node, (), 0, (true, true), 0);
         let writing = open.changing();
         assert_eq!(node.sync_written(&losses), Ok(true));
         drop(writing);
         assert_eq!(node.sync_written(&losses), Ok(true));
         assert_eq!(node.sync_written(&losses), Ok(false));
+    }
+
+    #[test]
+    fn a_sync_tells_what_a_descriptor_that_left_before_it_was_told() {
+        let losses = Arc::<Losses>::default();
+        let nodes = Nodes::<Slow>::new(16, losses.clone());
+        let (node, sync) = written(&nodes, true);
+        sync.ends.store(true, Ordering::Release);
+        let closing = node.any_open();
+        node.close_opens();
+        let _syncing = node.syncing.lock();
+        assert_eq!(node.sync_written(&losses), Ok(false), "it has left");
+        // The kernel tells the loss to that one, and not to one that is opened after it was told.
+        let others = || {
+            drop(closing);
+            Ok(())
+        };
+        assert_eq!(node.sync_others(&losses, others), Err(Errno(libc::EIO)));
+    }
+
+    #[test]
+    fn a_descriptor_that_was_opened_before_rights_changed_serves_nobody_else() {
+        let nodes = Nodes::<Nothing>::new(16, Arc::default());
+        let node = nodes.insert(Handle::new(b"node").unwrap(), (), 0, Kind::File);
+        let checked = node.rights();
+        node.close_opens();
+        drop(nodes.add_open(&node, (), 3, (true, true), checked));
+        assert!(node.open_for(3, Use::Read, 0).is_none());
+        drop(nodes.add_open(&node, (), 3, (true, true), node.rights()));
+        assert!(node.open_for(3, Use::Read, 0).is_some());
+    }
+
+    #[test]
+    fn stable_writes_of_one_descriptor_share_a_sync() {
+        const WRITES: u64 = 8;
+        let losses = Arc::<Losses>::default();
+        let nodes = Nodes::<Nothing>::new(16, losses.clone());
+        let node = nodes.insert(Handle::new(b"node").unwrap(), (), 0, Kind::File);
+        let open = nodes.add_open(&node, (), 0, (true, true), 0);
+        let (begun, syncs) = (open.stable.made(), AtomicUsize::new(0));
+        let sync = || {
+            impresario_testing::until("all have written", || open.stable.made() == begun + WRITES);
+            syncs.fetch_add(1, Ordering::Relaxed);
+            Ok(())
+        };
+        std::thread::scope(|scope| {
+            (0..WRITES).for_each(|_| drop(scope.spawn(|| node.sync_stable(&open, &losses, sync).unwrap())));
+        });
+        // Those that wrote after the first sync had begun need another.
+        assert!((1..=2).contains(&syncs.load(Ordering::Relaxed)), "{syncs:?}");
+    }
+
+    /// Whose files have no names.
+    struct Removed;
+
+    impl Descriptors for Removed {
+        type Name = ();
+        type Open = Arc<AtomicUsize>;
+
+        fn sync(syncs: &Arc<AtomicUsize>) -> Result<()> {
+            syncs.fetch_add(1, Ordering::Relaxed);
+            Ok(())
+        }
+
+        fn is_removed(_: &Arc<AtomicUsize>) -> bool {
+            true
+        }
+    }
+
+    #[test]
+    fn what_nobody_can_read_any_more_is_not_synced() {
+        let nodes = Nodes::<Removed>::new(16, Arc::default());
+        let node = nodes.insert(Handle::new(b"node").unwrap(), (), 7, Kind::File);
+        let syncs = Arc::<AtomicUsize>::default();
+        drop(nodes.add_open(&node, syncs.clone(), 0, (true, true), 0).changing());
+        nodes.hold(&node);
+        nodes.set_gone(7);
+        node.close_opens();
+        assert_eq!(syncs.load(Ordering::Relaxed), 1, "it is held: somebody may ask what became of it");
+        drop(nodes.add_open(&node, syncs.clone(), 0, (true, true), node.rights()).changing());
+        nodes.release(&node.handle);
+        drop(node);
+        assert_eq!((syncs.load(Ordering::Relaxed), nodes.count()), (1, 0));
     }
 }

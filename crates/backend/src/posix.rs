@@ -133,6 +133,10 @@ impl Descriptors for Files {
     fn sync(open: &OpenFile) -> Result<()> {
         Ok(rustix::io::retry_on_intr(|| rustix::fs::fsync(open))?)
     }
+
+    fn is_removed(open: &OpenFile) -> bool {
+        rustix::fs::fstat(open).is_ok_and(|stat| stat.st_nlink == 0)
+    }
 }
 
 /// What the calls share.

@@ -757,3 +757,19 @@ fn what_is_stable_outlasts_a_power_failure() {
     assert_eq!((read("synced").as_str(), read("stable").as_str()), ("first", "other"));
     assert!(!after.folder().join("exported/directory").exists());
 }
+
+#[test]
+fn a_hint_ends_where_the_file_ends() {
+    let folder = tempfile::tempdir().unwrap();
+    std::fs::write(folder.path().join("f"), vec![1; 1 << 20]).unwrap();
+    let tree = PosixTree::open(folder.path(), Options::default()).unwrap();
+    let (file, _) = tree.lookup(&caller(), &tree.root().unwrap(), b"f").unwrap();
+    let (told, done) = std::sync::mpsc::channel();
+    std::thread::spawn(move || {
+        for (offset, len) in [(0, u64::MAX), (1 << 19, i64::MAX as u64), (1 << 30, u64::MAX), (u64::MAX, 1)] {
+            tree.will_read(&file, offset, len);
+        }
+        told.send(()).unwrap();
+    });
+    done.recv_timeout(std::time::Duration::from_secs(30)).expect("it goes on beyond the end");
+}

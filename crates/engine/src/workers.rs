@@ -175,12 +175,11 @@ impl Workers {
         Workers::fair(name, threads_max, usize::MAX)
     }
 
-    /// The same, whose threads are stuck when they have waited for `stuck_after`: for work that often takes more than [`STUCK_AFTER`]
-    /// and is not stuck.
-    pub fn patient(name: &'static str, threads_max: usize, stuck_after: Duration) -> Workers {
-        let workers = Workers::new(name, threads_max);
-        workers.shared.state.lock().stuck_after = stuck_after;
-        workers
+    /// Its threads are stuck when they have waited for `stuck_after`: for work that often takes more than [`STUCK_AFTER`] and is
+    /// not stuck.
+    pub fn patient(self, stuck_after: Duration) -> Workers {
+        self.shared.state.lock().stuck_after = stuck_after;
+        self
     }
 
     /// The same; one party has `share_max` of them at most (at least one).
@@ -414,7 +413,7 @@ mod tests {
 
     #[test]
     fn threads_that_wait_less_than_the_pool_is_patient_count() {
-        let workers = Workers::patient("test", 2, Duration::from_secs(30));
+        let workers = Workers::new("test", 2).patient(Duration::from_secs(30));
         let (tx, rx) = mpsc::channel();
         let (now, most) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)));
         for _ in 0..12 {

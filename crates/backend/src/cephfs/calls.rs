@@ -88,7 +88,7 @@ impl Shared {
                 return Err(error);
             }
             if let Some(open) = open {
-                self.nodes.add_open(&node, open, self.callers.number(caller), (true, true));
+                self.nodes.add_open(&node, open, self.callers.number(caller), (true, true), 0);
             }
             self.finish(caller, (&at, name), &node, attr, mode, &set)
         };

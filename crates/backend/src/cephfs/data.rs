@@ -18,11 +18,12 @@ impl Shared {
             return Ok(open);
         }
         node.check_use(what)?;
+        let checked = node.rights();
         let (descriptor, rights) = match what {
             Use::List => (inode.open_directory(caller).map_err(stale)?, (true, false)),
             Use::Read | Use::Write => self.open_checked(caller, node, what)?,
         };
-        Ok(self.nodes.add_open(node, descriptor, number, rights))
+        Ok(self.nodes.add_open(node, descriptor, number, rights, checked))
     }
 
     fn open_checked(&self, caller: &Caller, node: &Node, what: Use) -> Result<(Descriptor, (bool, bool))> {
@@ -74,7 +75,7 @@ impl Shared {
         if !stable {
             return Ok(());
         }
-        node.sync_stable(&self.losses, || Files::sync(&open.fd))
+        node.sync_stable(&open, &self.losses, || Files::sync(&open.fd))
     }
 
     pub(super) fn truncate(&self, caller: &Caller, node: &Node, size_bytes: u64) -> Result<()> {
@@ -91,7 +92,9 @@ impl Shared {
         let _syncing = node.syncing.lock();
         node.sync_written(&self.losses)?;
         // The attributes; of a directory its names.
-        self.look_at(node)
+        self.look_at(node)?;
+        // What was closed meanwhile may have been told of a loss.
+        self.losses.check(&node.handle)
     }
 
     fn look_at(&self, node: &Node) -> Result<()> {

@@ -21,8 +21,9 @@ impl Shared {
             return Ok(open);
         }
         node.check_use(what)?;
+        let checked = node.rights();
         let (descriptor, rights) = self.open_checked(caller, node, what)?;
-        Ok(self.nodes.add_open(node, descriptor, number, rights))
+        Ok(self.nodes.add_open(node, descriptor, number, rights, checked))
     }
 
     fn open_checked(&self, caller: &Caller, node: &Node, what: Use) -> Result<(Arc<Descriptor>, (bool, bool))> {
@@ -113,7 +114,7 @@ impl Shared {
         if !stable {
             return Ok(());
         }
-        node.sync_stable(&self.losses, || Files::sync(&open.fd))
+        node.sync_stable(&open, &self.losses, || Files::sync(&open.fd))
     }
 
     pub(super) fn truncate(&self, caller: &Caller, node: &Node, size_bytes: u64) -> Result<()> {
@@ -208,6 +209,6 @@ impl Shared {
         }
         // Others' writes, the attributes.
         let open = node.any_open().map_or_else(|| self.open_for(self.volume.own(), node, Use::Read), Ok)?;
-        self.losses.observe(&node.handle, Files::sync(&open.fd))
+        node.sync_others(&self.losses, || Files::sync(&open.fd))
     }
 }

@@ -111,7 +111,7 @@ impl Shared {
         };
         let (node, attr) = self.enter(&dir.handle, name, fd)?;
         if let Some(file) = opened {
-            self.add_open(&node, file, self.callers.number(caller), (true, true));
+            self.add_open(&node, file, self.callers.number(caller), (true, true), 0);
         }
         let (uid, gid) = (set.uid.filter(|uid| *uid != attr.uid), set.gid.filter(|gid| *gid != attr.gid));
         let mode = set.mode.map(|mode| mode & 0o7777).filter(|_| attr.kind != Kind::Symlink);

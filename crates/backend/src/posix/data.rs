@@ -33,20 +33,22 @@ impl Shared {
             return Ok(open);
         }
         node.check_use(what)?;
+        let checked = node.rights();
         let (fd, rights) = self.open_checked(caller, node, what)?;
-        Ok(self.add_open(node, fd, number, rights))
+        Ok(self.add_open(node, fd, number, rights, checked))
     }
 
-    /// Adds a descriptor to a node, with these rights to read and write.
+    /// Adds a descriptor to a node, with these rights to read and write; see [`crate::nodes::Nodes::add_open`].
     pub(super) fn add_open(
         &self,
         node: &Node,
         fd: std::os::fd::OwnedFd,
         caller: u64,
         rights: (bool, bool),
+        checked: u64,
     ) -> Arc<Open> {
         let file = self.io.open(fd, rights, node.kind == Kind::File);
-        self.nodes.add_open(node, file, caller, rights)
+        self.nodes.add_open(node, file, caller, rights, checked)
     }
 
     /// Opens a file of which another server has a lease, once that has given it up: it has been told to by the open that failed. A thread
@@ -184,6 +186,9 @@ impl Shared {
         if self.paging.is_past() {
             return;
         }
+        // The rest of a hint that goes beyond the end is none.
+        let Ok(stat) = rustix::fs::fstat(&open.fd) else { return };
+        let range = range.start..range.end.min(u64::try_from(stat.st_size).unwrap_or(0));
         for at in range.clone().step_by(self.advice_max_bytes as usize) {
             let len = NonZeroU64::new((range.end - at).min(self.advice_max_bytes));
             let _ = rustix::fs::fadvise(&open.fd, at, len, Advice::WillNeed); // a hint
@@ -233,7 +238,7 @@ impl Shared {
             return Ok(());
         }
         let sync = || rustix::io::retry_on_intr(|| rustix::fs::fdatasync(&open.fd)).map_err(Errno::from);
-        node.sync_stable(&self.losses, sync)
+        node.sync_stable(&open, &self.losses, sync)
     }
 
     pub(super) fn truncate(&self, caller: &Caller, node: &Node, size_bytes: u64) -> Result<()> {
@@ -307,7 +312,7 @@ impl Shared {
             Err(Errno(libc::EINVAL | libc::EACCES)) => return self.sync_file_system(),
             opened => opened?,
         };
-        match self.losses.observe(&node.handle, Files::sync(&open.fd)) {
+        match node.sync_others(&self.losses, || Files::sync(&open.fd)) {
             // The file system has no such call: names are as stable as it makes them.
             Err(Errno(libc::EINVAL)) if node.kind == Kind::Directory => Ok(()),
             synced => synced,

@@ -1,16 +1,37 @@
 //! Memory for calls and answers: bounded in total, taken when bytes come and given back when answers have left.
 
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
-use impresario_base::lock::Mutex;
+use impresario_base::lock::{Mutex, MutexGuard};
 use impresario_node::credits::{Credit, Credits};
 
+/// After a call that found none, memory is short for so long.
+const SHORT_FOR: Duration = Duration::from_secs(1);
+
 /// All of it. One call at a time may exceed it, so that of many that wait for memory one can always finish.
-pub type Budget = Mutex<Credits>;
+#[derive(Debug)]
+pub struct Budget {
+    credits: Mutex<Credits>,
+    /// When a call found none last.
+    refused: Mutex<Option<Instant>>,
+}
+
+impl Budget {
+    /// What is held of it.
+    pub fn lock(&self) -> MutexGuard<'_, Credits> {
+        self.credits.lock()
+    }
+
+    /// Others wait for memory: nobody may hold any without progress.
+    pub fn is_short(&self) -> bool {
+        self.refused.lock().is_some_and(|refused| refused.elapsed() < SHORT_FOR)
+    }
+}
 
 /// A budget with a limit.
 pub fn budget(limit_bytes: u64) -> Arc<Budget> {
-    Arc::new(Mutex::new(Credits::new(limit_bytes, 0)))
+    Arc::new(Budget { credits: Mutex::new(Credits::new(limit_bytes, 0)), refused: Mutex::default() })
 }
 
 /// The part of a budget that one call holds; goes back when dropped.
@@ -35,6 +56,7 @@ impl Reservation {
             Err(ticket) => {
                 let Some(grant) = credits.next_grant() else {
                     credits.give_up(ticket);
+                    *self.budget.refused.lock() = Some(Instant::now());
                     return false;
                 };
                 grant.credit

@@ -17,6 +17,7 @@ use impresario_base::lock::Mutex;
 use impresario_base::unpaced;
 use impresario_engine::CachedReads;
 use impresario_node::Readiness;
+use impresario_node::credits::Progress;
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use rustix::io::Errno;
 use rustix::net::{SendAncillaryBuffer, SendFlags, Shutdown, sendmsg};
@@ -27,12 +28,12 @@ use crate::records::{BadStream, Received, Record, Records};
 /// Calls of one connection under way at most.
 const CALLS_MAX: u32 = 128;
 /// A call that has begun to come must go on within this time, and be whole within [`RECORD_MAX`].
-const STALL_MAX: Duration = Duration::from_secs(10);
+const STALL_MAX: Duration = Duration::from_secs(if cfg!(test) { 1 } else { 10 });
 const RECORD_MAX: Duration = Duration::from_secs(120);
-/// A peer must take some of its answers within this time.
-const UNSENT_MAX: Duration = Duration::from_secs(30);
 /// A new connection must bring a call within this time.
 const FIRST_CALL_MAX: Duration = Duration::from_secs(30);
+/// How often it is looked whether a peer takes its answers.
+const PROGRESS_LOOK: Duration = Duration::from_secs(1);
 /// How often a connection looks for memory that it waits for.
 const MEMORY_LOOK: Duration = Duration::from_millis(10);
 /// A call for whose answer there is no memory for longer is answered with NFS3ERR_JUKEBOX: its client asks again later.
@@ -83,8 +84,10 @@ struct Out {
     /// Of the first frame.
     sent_bytes: usize,
     unsent_bytes: u64,
-    /// When some was sent last, while anything is unsent.
-    progress: Option<Instant>,
+    /// Sent since it began.
+    all_sent_bytes: u64,
+    /// How fast the peer takes what it asked for, while anything is unsent.
+    progress: Option<Progress>,
     closed: bool,
     readiness: Readiness,
 }
@@ -203,7 +206,7 @@ impl Connection {
         out.unsent_bytes += frame.len() as u64;
         out.frames.push_back(frame);
         if !waits {
-            out.progress = Some(Instant::now());
+            out.progress = Some(Progress::new(out.all_sent_bytes, self.began.elapsed()));
             self.push(&mut out);
             if !out.frames.is_empty() || out.closed {
                 self.wake();
@@ -264,7 +267,7 @@ impl Connection {
             let sent = sendmsg(&self.socket, &parts, &mut SendAncillaryBuffer::default(), flags);
             match sent {
                 Ok(sent) => {
-                    out.progress = Some(Instant::now());
+                    out.all_sent_bytes += sent as u64;
                     out.unsent_bytes -= sent as u64;
                     out.sent_bytes += sent;
                     while let Some(len) = out.frames.front().map(Frame::len).filter(|len| *len <= out.sent_bytes) {
@@ -306,7 +309,7 @@ impl Connection {
     /// Serves it, on a thread of its own, until it ends.
     pub fn serve(self: &Arc<Connection>, budget: &Arc<Budget>) {
         let mut records = Records::new(self.limits.record_max_bytes, budget.clone());
-        if let Err(why) = self.converse(&mut records)
+        if let Err(why) = self.converse(&mut records, budget)
             && !matches!(why, Ended::Peer)
         {
             self.receiver.complain(self, &why.to_string());
@@ -314,8 +317,10 @@ impl Connection {
         self.close_out();
     }
 
-    fn converse(self: &Arc<Connection>, records: &mut Records) -> Result<(), Ended> {
+    fn converse(self: &Arc<Connection>, records: &mut Records, budget: &Budget) -> Result<(), Ended> {
         let (mut called, mut input_over) = (false, false);
+        // Since when this side does not read: what the peer sends lies in the socket.
+        let mut unread_since = None;
         // When the record that is coming began to, and when bytes came last.
         let (mut record_began, mut last_bytes) = (None, Instant::now());
         // A call that waits for memory.
@@ -342,9 +347,13 @@ impl Connection {
             let full = self.is_full();
             self.paused.store(full || closing || input_over, Ordering::Release);
             let takes = !full && !closing && !input_over && parked.is_none();
-            let (unsent, out_closed, progress) = {
-                let out = self.out.lock();
-                (!out.frames.is_empty(), out.closed, out.progress)
+            let (unsent, out_closed, is_too_slow) = {
+                let (mut out, is_short) = (self.out.lock(), budget.is_short());
+                let sent_bytes = out.all_sent_bytes;
+                let too_slow =
+                    |progress: &mut Progress| progress.is_too_slow(sent_bytes, self.began.elapsed(), is_short);
+                let is_too_slow = out.progress.as_mut().is_some_and(too_slow);
+                (!out.frames.is_empty(), out.closed, is_too_slow)
             };
             if out_closed {
                 return Err(Ended::Peer);
@@ -352,12 +361,22 @@ impl Connection {
             if (closing || input_over && !full && parked.is_none()) && !unsent && self.calls_under_way() == 0 {
                 return Ok(());
             }
+            if is_too_slow {
+                return Err(Ended::Unsent);
+            }
             let now = Instant::now();
+            if takes && !records.is_short() {
+                let since = unread_since.take().unwrap_or(now);
+                let unread = now.saturating_duration_since(since);
+                (last_bytes, record_began) = (last_bytes + unread, record_began.map(|began| began + unread));
+            } else {
+                unread_since.get_or_insert(now);
+            }
             record_began = if records.has_begun() { record_began.or(Some(now)) } else { None };
             // Until the nearest of the times at which something is too late.
             let mut wait = self.limits.idle_max;
-            if let Some(since) = progress {
-                wait = wait.min(left(since, UNSENT_MAX, now).ok_or(Ended::Unsent)?);
+            if unsent {
+                wait = wait.min(PROGRESS_LOOK);
             }
             match record_began {
                 _ if parked.is_some() => wait = wait.min(MEMORY_LOOK),
@@ -435,4 +454,83 @@ enum Ended {
     Stream(#[from] BadStream),
     #[error("waiting failed: {0}")]
     System(Errno),
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::{Read, Write};
+    use std::net::TcpListener;
+    use std::sync::mpsc;
+
+    use super::*;
+    use crate::budget::budget;
+
+    /// Has taken these records; all but the last remain under way.
+    struct Takes(Mutex<mpsc::Sender<Arc<Connection>>>);
+
+    impl Receiver for Takes {
+        fn record(&self, connection: &Arc<Connection>, _: Record, _: bool) -> Option<Record> {
+            connection.begin(1);
+            let _ = self.0.lock().send(connection.clone());
+            None
+        }
+
+        fn readiness(&self, _: &Connection, _: bool) {}
+
+        fn go_on(&self) {}
+
+        fn complain(&self, _: &Connection, _: &str) {}
+    }
+
+    const PATIENCE: Duration = Duration::from_secs(30);
+
+    /// A connection that is served, with one byte under way at most: its peer's end, and the calls that come.
+    fn served(budget: Arc<Budget>) -> (TcpStream, mpsc::Receiver<Arc<Connection>>, std::thread::JoinHandle<()>) {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let peer = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let (socket, address) = listener.accept().unwrap();
+        let limits = Limits { record_max_bytes: 4096, bytes_max: 1, idle_max: PATIENCE };
+        let (told, calls) = mpsc::channel();
+        let connection = Connection::new(0, socket, address, limits, Arc::new(Takes(Mutex::new(told)))).unwrap();
+        (peer, calls, std::thread::spawn(move || connection.serve(&budget)))
+    }
+
+    const CALL: [u8; 8] = [0x80, 0, 0, 4, 1, 2, 3, 4];
+
+    #[test]
+    fn a_peer_is_not_late_while_it_is_not_read_from() {
+        let (mut peer, calls, serving) = served(budget(1 << 20));
+        peer.write_all(&[&CALL[..], &CALL[..5]].concat()).unwrap();
+        let connection = calls.recv_timeout(PATIENCE).unwrap();
+        // The server takes its time; the rest of the second call has come meanwhile.
+        std::thread::sleep(STALL_MAX * 3 / 2);
+        peer.write_all(&CALL[5..]).unwrap();
+        connection.ended(1);
+        calls.recv_timeout(PATIENCE).expect("it was cut off").ended(1);
+        drop(peer);
+        serving.join().unwrap();
+    }
+
+    #[test]
+    fn a_peer_that_takes_a_byte_now_and_then_holds_no_memory_that_others_wait_for() {
+        let budget = budget(1 << 20);
+        let (mut peer, calls, serving) = served(budget.clone());
+        peer.write_all(&CALL).unwrap();
+        let connection = calls.recv_timeout(PATIENCE).unwrap();
+        let mut held = Reservation::nothing(budget.clone());
+        // More than the sockets take, and the whole budget.
+        assert!(held.grow(32 << 20));
+        connection.send(Frame { head: vec![0; 32 << 20], payload: None, held });
+        connection.ended(1);
+        // Sooner than one that nobody else waits for.
+        let until = Instant::now() + Duration::from_secs(20);
+        while !serving.is_finished() {
+            assert!(Instant::now() < until, "it goes on");
+            assert!(connection.is_closed() || !Reservation::nothing(budget.clone()).grow(1));
+            let _ = peer.read(&mut [0; 1]);
+            std::thread::sleep(Duration::from_millis(50));
+        }
+        serving.join().unwrap();
+        assert!(Reservation::nothing(budget).grow(1));
+    }
 }

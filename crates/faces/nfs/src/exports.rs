@@ -5,13 +5,16 @@ use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use impresario_backend::{Attr, Backend, Caller, Handle, Kind};
+use impresario_backend::{Attr, Backend, Caller, Errno, Handle, Kind};
 use impresario_base::lock::{Mutex, RwLock};
 pub use impresario_config::{AccessRules, Network, Squash};
 
 use crate::handles::export_number;
 use crate::protocol::Status;
 use crate::rpc::Credential;
+
+/// Directories above one another at most, when it is looked for an export's folder above one.
+const DEPTH_MAX: usize = 4096;
 
 /// The rules of an export.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -83,6 +86,23 @@ pub struct Export {
 impl fmt::Debug for Export {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Export").field("name", &self.name).field("rules", &self.rules).finish_non_exhaustive()
+    }
+}
+
+impl Export {
+    /// Whether a directory of its file system lies in the export's folder, however it came there.
+    pub(crate) fn contains(&self, mut dir: Handle) -> Result<bool, Errno> {
+        for _ in 0..DEPTH_MAX {
+            if dir == self.root {
+                return Ok(true);
+            }
+            let (above, _) = self.backend.lookup(&server(), &dir, b"..")?;
+            if above == dir {
+                return Ok(false);
+            }
+            dir = above;
+        }
+        Ok(false)
     }
 }
 

@@ -117,7 +117,12 @@ impl Node {
         if name == b".." && self.is_root() {
             return Ok((self.handle, self.export.backend.attr(&self.handle)?));
         }
-        Ok(self.export.backend.lookup(&self.caller, &self.handle, name)?)
+        let found = self.export.backend.lookup(&self.caller, &self.handle, name)?;
+        // A directory may have been moved out of the export's folder by others.
+        if name == b".." && !self.export.contains(found.0)? {
+            return Err(Status::STALE);
+        }
+        Ok(found)
     }
 
     /// Changes it; what it was before is known where no other client can have changed it meanwhile.
@@ -303,15 +308,20 @@ fn make(asker: &Asker<'_>, procedure: u32, args: &mut Reader<'_>, out: &mut Writ
         let (node, attr) = backend.make(&dir.caller, &dir.handle, name, what, &set)?;
         // A file that was there gets the size all the same.
         let resize = set.size_bytes.filter(|size| what == Make::FileIfNone && *size != attr.size_bytes);
-        let size = SetAttr { size_bytes: resize, ..SetAttr::default() };
-        if resize.is_some() {
-            asker.service.gathering.settle(Node { handle: node, ..dir.clone() }.key())?;
-        }
-        let attr = if resize.is_some() { backend.set_attr(&dir.caller, &node, &size)? } else { attr };
+        let made = Node { handle: node, ..dir.clone() };
+        let attr = match resize {
+            None => attr,
+            Some(size) => {
+                asker.service.gathering.settle(made.key())?;
+                let size = SetAttr { size_bytes: Some(size), ..SetAttr::default() };
+                // Whoever writes it at this moment must not take what it was before for what only it has changed.
+                made.change(asker, || Ok(backend.set_attr(&dir.caller, &node, &size)?)).0?
+            }
+        };
         // What was made may have got attributes in further steps. A directory's names do not speak for them.
         let has_steps = matches!(attr.kind, Kind::File | Kind::Directory) || set.uid.is_some() || set.gid.is_some();
         if has_steps || set.atime.is_some() || set.mtime.is_some() {
-            Node { handle: node, ..dir.clone() }.stabilize()?;
+            made.stabilize()?;
         }
         Ok((node, attr))
     });

@@ -17,7 +17,7 @@ use rustc_hash::FxHashMap;
 const ANSWERS_MAX: usize = 16384;
 /// So long an answer is kept: longer than clients wait until they ask again (a minute by default, Linux doubles it twice).
 const AGE_MAX: Duration = Duration::from_secs(300);
-/// Repetitions of a call under way that are answered with it; further ones are dropped, as if they were lost.
+/// Repetitions of a call under way that are answered with it; further ones are not answered, as if they were lost.
 const REPEATED_MAX: usize = 4;
 /// Bytes of a call that its checksum is made of; the length of the rest counts too.
 const CHECKED_BYTES: usize = 1024;
@@ -93,6 +93,8 @@ impl<W> Replay<W> {
     }
 
     fn see_at<T>(&self, now: Instant, key: Key, call: T, again: impl FnOnce(T) -> W) -> Seen<T, W> {
+        // Dropped when nothing is locked. As a repetition: a call that is dropped is answered with a failure.
+        let _surplus;
         let mut state = self.state.lock();
         while state.done.front().is_some_and(|(_, at)| now.duration_since(*at) > AGE_MAX) {
             state.forget_oldest();
@@ -109,8 +111,11 @@ impl<W> Replay<W> {
             }
             Some(Entry::UnderWay(others)) => {
                 *replayed += 1;
+                let again = again(call);
                 if others.len() < REPEATED_MAX {
-                    others.push(again(call));
+                    others.push(again);
+                } else {
+                    _surplus = again;
                 }
                 Seen::Before(None)
             }

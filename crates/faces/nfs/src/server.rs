@@ -120,6 +120,9 @@ pub struct Running {
     registered: Option<Registered>,
 }
 
+/// A call on names that has taken so long hangs, as far as other files are concerned, and does not count against their threads.
+const NAMES_STUCK_AFTER: Duration = Duration::from_secs(1);
+
 /// Starts a server. An error is one line with the remedy.
 pub fn start(settings: Settings) -> Result<Running, String> {
     let system = |what: &str, error: io::Error| format!("{what}: {error}");
@@ -149,7 +152,8 @@ pub fn start(settings: Settings) -> Result<Running, String> {
         budget: budget(settings.memory_bytes),
         transfer_bytes: TRANSFER_BYTES,
         // One connection leaves a quarter to the others.
-        names: Workers::fair("nfs-names", name_threads, name_threads - name_threads.div_ceil(4)),
+        names: Workers::fair("nfs-names", name_threads, name_threads - name_threads.div_ceil(4))
+            .patient(NAMES_STUCK_AFTER),
         data: data_threads(in_flight, lanes),
         engine: OnceLock::new(),
         ahead: (settings.read_ahead_bytes > 0).then(|| Ahead::new(settings.read_ahead_bytes, lanes)),

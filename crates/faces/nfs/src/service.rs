@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use impresario_backend::{Caller, Handle, SetAttr};
 use impresario_base::lock::Mutex;
-use impresario_engine::workers::Workers;
+use impresario_engine::workers::{Workers, waiting_elsewhere};
 use impresario_engine::{Engine, Refused, Submission};
 use impresario_foresight::Prediction;
 use impresario_sched::{ConnId, LaneId, Op};
@@ -213,10 +213,11 @@ impl Service {
             Box::new(move || {
                 let asker = Asker { service: &service, peer: reply.connection.peer, credential: &head.credential };
                 let (mut args, mut out) = (Reader::new(bytes.get(at..).unwrap_or_default()), reply.writer());
-                let served = match head.program {
+                // Those that hang, of any number of clients, do not take the threads of all.
+                let served = waiting_elsewhere(|| match head.program {
                     MOUNT_PROGRAM => crate::mount::serve(&asker, head.procedure, &mut args, &mut out),
                     _ => procedures::serve(&asker, head.procedure, &mut args, &mut out),
-                };
+                });
                 match served {
                     Ok(status) => reply.send(out, None, status),
                     Err(Garbage) => reply.refuse(Acceptance::BadArguments),

@@ -365,6 +365,15 @@ fn a_folder_below_is_exported_and_mounted() {
     let root = client.mount("/b").unwrap();
     client.lookup(&root, "f").unwrap();
     assert_eq!(client.lookup(&root, "..").unwrap(), root);
+    // What is moved out of the folder leads nowhere.
+    let kept = client.make_dir(&root, "kept", 0o755).unwrap();
+    let moved = client.make_dir(&kept, "moved", 0o755).unwrap();
+    assert_eq!(client.lookup(&moved, "..").unwrap(), kept);
+    let whole = client.mount("/data").unwrap();
+    let mut args = handle(&client.mount("/data/a/b/kept").unwrap());
+    args.opaque(b"moved").opaque(&whole).opaque(b"away");
+    client.call(RENAME, args).unwrap().good().unwrap();
+    assert_eq!(status(client.lookup(&moved, "..")), Status::STALE);
 }
 
 #[test]

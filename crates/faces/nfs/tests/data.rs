@@ -332,6 +332,36 @@ fn a_repeated_call_is_answered_and_not_carried_out_again() {
     assert_eq!(served.tree.take_calls().1, [(0, 4)]);
 }
 
+/// More repetitions than wait for the answer are as if they were lost: a failure would end the call of a client for which it is
+/// carried out later.
+#[test]
+fn a_call_under_way_is_never_answered_with_a_failure_however_often_it_is_repeated() {
+    let served = Served::new();
+    let (mut client, root) = served.mounted();
+    let file = client.create(&root, "f", &none()).unwrap();
+    served.tree.set_faults(Faults { data_hung: true, ..Faults::default() });
+    let mut clients: Vec<Client> = (0..8).map(|_| served.client()).collect();
+    let repeated = || served.running.status()["repetitions"]["repeated"].as_u64().unwrap();
+    for (n, client) in clients.iter_mut().enumerate() {
+        client.set_xid(2000);
+        client.send_write(&file, 0, b"once", Stability::File).unwrap();
+        served.tree.await_hung(1);
+        impresario_testing::until("it has come", || repeated() == n as u64);
+    }
+    for client in &mut clients {
+        client.socket().set_nonblocking(true).unwrap();
+        let got = std::io::Read::read(client.socket(), &mut [0; 4]);
+        assert_eq!(got.map_err(|error| error.kind()), Err(std::io::ErrorKind::WouldBlock));
+        client.socket().set_nonblocking(false).unwrap();
+    }
+    served.tree.set_faults(Faults::default());
+    clients[0].wait(2000).unwrap().good().unwrap();
+    // Asked once more, whoever was not answered is.
+    clients[7].set_xid(2000);
+    let again = clients[7].send_write(&file, 0, b"once", Stability::File).unwrap();
+    clients[7].wait(again).unwrap().good().unwrap();
+}
+
 #[test]
 fn a_hung_file_delays_nobody_else() {
     let served = Served::new();
@@ -339,15 +369,19 @@ fn a_hung_file_delays_nobody_else() {
     let hung = client.make_dir(&root, "hung", 0o755).unwrap();
     let node = impresario_backend::Handle::new(&hung[13..]).unwrap();
     served.tree.set_faults(Faults { hung: Some(node), ..Faults::default() });
-    let mut stuck = served.client();
-    let calls: Vec<u32> = (0..100).map(|_| stuck.send(GETATTR, handle(&hung)).unwrap()).collect();
-    served.tree.await_hung(12);
+    // However many clients call it.
+    let mut stuck: Vec<Client> = (0..3).map(|_| served.client()).collect();
+    let all = stuck.iter_mut().map(|client| (0..100).map(|_| client.send(GETATTR, handle(&hung)).unwrap()).collect());
+    let calls: Vec<Vec<u32>> = all.collect();
+    served.tree.await_hung(16);
     for n in 0..50 {
         client.create(&root, &format!("f{n}"), &none()).unwrap();
     }
     served.tree.set_faults(Faults::default());
-    for xid in calls {
-        stuck.wait(xid).unwrap().good().unwrap();
+    for (client, calls) in stuck.iter_mut().zip(calls) {
+        for xid in calls {
+            client.wait(xid).unwrap().good().unwrap();
+        }
     }
 }
 

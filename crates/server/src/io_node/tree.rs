@@ -87,7 +87,7 @@ struct SessionState {
 impl Tree {
     pub(crate) fn new(settings: TreeSettings) -> Arc<Tree> {
         let (files, once, next_handle) = (Files::default(), Once::default(), AtomicU64::new(1));
-        let threads = Workers::patient("metadata", THREADS, STUCK_AFTER);
+        let threads = Workers::new("metadata", THREADS).patient(STUCK_AFTER);
         Arc::new(Tree { settings, files, once, next_handle, threads, syncing_all: Arc::default() })
     }
 
