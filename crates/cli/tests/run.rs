@@ -59,17 +59,17 @@ fn corner_cases_are_as_on_a_local_folder() {
     assert!(differing.is_empty() && expected.out == got.out, "local and cluster differ: {differing:#?}");
 }
 
+/// The requests of the first data server that are neither reads nor writes, syncs above all.
+fn syncs(cluster: &Cluster) -> u64 {
+    let state = cluster.state("data.0");
+    state["engine"]["histograms"]["request_ns"]["other"]["count"].as_u64().unwrap_or(0)
+}
+
 /// O_SYNC and O_DSYNC: what was written is on the device when the call returns.
 #[test]
 fn synchronous_writes_reach_the_device() {
     let cluster = Cluster::start(1, 1, |_| {});
-    let syncs = || {
-        let status = support::run(["status", "--json", cluster.path.to_str().unwrap()]);
-        let status: serde_json::Value = serde_json::from_str(&status.out).unwrap();
-        let servers = status["servers"].as_array().unwrap().iter();
-        let data = servers.filter(|server| server["name"] == "data.0");
-        data.filter_map(|s| s["state"]["engine"]["histograms"]["request_ns"]["other"]["count"].as_u64()).sum::<u64>()
-    };
+    let syncs = || syncs(&cluster);
     let before = syncs();
     for flag in ["sync", "dsync", "sync,append"] {
         shell(
@@ -248,6 +248,32 @@ print("good")
     let ran = under(&cluster, &["python3", "-c", &script]);
     assert_eq!((ran.code, ran.out.as_str()), (0, "good\n"), "{ran:?}");
     assert_eq!(ran.err.matches("impresario mount").count(), 1, "{ran:?}");
+}
+
+/// The read of a map is made in parts, of which an early one that succeeds must not hide a later one that fails.
+#[test]
+fn a_map_of_a_file_that_is_damaged_behind_its_first_megabytes_fails() {
+    if !impresario_testing::require("python3") {
+        return;
+    }
+    let cluster = Cluster::start(1, 0, |config| config.data[0].checksums = true);
+    let client = support::client(&cluster.config, 1);
+    support::write_file(&client, "f", &pattern(1, 1, 0, 8 << 20));
+    let script = format!(
+        r#"
+import mmap
+f = open("{AT}/f", "rb")
+try:
+    m = mmap.mmap(f.fileno(), 0, access=mmap.ACCESS_READ)
+    print("mapped", len(m), m[0], sum(m[6 << 20:]) > 0)
+except OSError as error:
+    print(error.errno)
+"#
+    );
+    let map = || under(&cluster, &["python3", "-c", &script]).out;
+    assert_eq!(map(), format!("mapped {} {} True\n", 8 << 20, pattern(1, 1, 0, 1)[0]));
+    crate::scrub::rot(&cluster, 0, 6 << 20);
+    assert_eq!(map(), format!("{}\n", libc::EIO));
 }
 
 #[test]
