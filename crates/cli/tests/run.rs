@@ -503,6 +503,57 @@ time.sleep(float(sys.argv[1]))
     other.wait();
 }
 
+/// Each gives up its shared lock while it waits, as in Linux: otherwise they would wait for one another.
+#[test]
+fn programs_that_upgrade_a_shared_flock_at_the_same_time_get_their_turns() {
+    if !impresario_testing::require("python3") {
+        return;
+    }
+    let cluster = Cluster::start(1, 0, |_| {});
+    let script = format!(
+        r#"
+import os, signal
+from fcntl import *
+path = "{AT}/f"
+open(path, "w").close()
+shared, go = os.pipe(), os.pipe()
+children = []
+for child in range(2):
+    children.append(os.fork())
+    if not children[-1]:
+        signal.alarm(30)
+        f = open(path, "r+b")
+        flock(f, LOCK_SH)
+        os.write(shared[1], b"x")
+        os.read(go[0], 1)
+        flock(f, LOCK_EX)
+        g = open(path, "rb")
+        try:
+            flock(g, LOCK_SH | LOCK_NB)
+            os._exit(2)
+        except BlockingIOError:
+            pass
+        flock(f, LOCK_UN)
+        os._exit(0)
+for _ in range(2):
+    os.read(shared[0], 1)
+os.write(go[1], b"xx")
+print([os.waitpid(child, 0)[1] for child in children])
+# An upgrade that does not wait and fails has given up the lock too.
+f, g = open(path, "rb"), open(path, "rb")
+flock(f, LOCK_SH)
+flock(g, LOCK_SH)
+try:
+    flock(f, LOCK_EX | LOCK_NB)
+except BlockingIOError:
+    print("refused")
+flock(g, LOCK_EX | LOCK_NB)
+"#
+    );
+    let ran = under(&cluster, &["python3", "-c", &script]);
+    assert_eq!((ran.code, ran.out.as_str()), (0, "[0, 0]\nrefused\n"), "{ran:?}");
+}
+
 #[test]
 fn sqlite_in_two_runs_loses_no_transaction() {
     if !impresario_testing::require("python3") {
