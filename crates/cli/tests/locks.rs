@@ -14,9 +14,9 @@ use rustix::process::Signal;
 const LEASE_MS: u64 = 1500;
 
 /// A mount in a process of its own, without a terminal; gone when the test ends.
-struct Mount {
+pub struct Mount {
     process: Process,
-    dir: PathBuf,
+    pub dir: PathBuf,
 }
 
 impl Mount {
@@ -24,7 +24,7 @@ impl Mount {
         Mount::start_with(cluster, name, &[])
     }
 
-    fn start_with(cluster: &Cluster, name: &str, more: &[&str]) -> Mount {
+    pub fn start_with(cluster: &Cluster, name: &str, more: &[&str]) -> Mount {
         let dir = cluster.dir.path().join(name);
         std::fs::create_dir(&dir).unwrap();
         let words = ["mount".as_ref(), cluster.path.as_os_str(), dir.as_os_str()];
