@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use crate::locks::Mount;
+use crate::locks::{Mount, lock};
 use crate::support::{self, Cluster, Stopped, client, new_file, pattern};
 use impresario_client::{Client, CreateOptions};
 use impresario_wire::LayoutRequest;
@@ -197,4 +197,32 @@ fn a_mount_moves_directories_beside_a_call_that_waits_for_a_stopped_server() {
         ],
     );
     drop(written);
+}
+
+/// What the kernel has of a file is dropped when it is locked, which waits for reads of that file that are under way.
+#[test]
+fn a_mount_locks_files_beside_a_lock_that_waits_for_a_read_of_a_stopped_server() {
+    if !impresario_testing::require("fuse") {
+        return;
+    }
+    let mut cluster = Cluster::start(2, 0, |config| config.cluster.request_timeout_ms = 60_000);
+    let mount = Mount::start_with(&cluster, "mnt", &[]);
+    let other = client(&cluster.config, 1);
+    for (name, server) in [("a", 1), ("b", 0)] {
+        let file = other.create(name, on(server, 1)).unwrap();
+        file.write_at(&pattern(1, 0, 0, BLOCK), 0).unwrap();
+        file.close().unwrap();
+    }
+    let open = |name: &str| std::fs::OpenOptions::new().read(true).write(true).open(mount.dir.join(name)).unwrap();
+    let (a, b) = (open("a"), open("b"));
+    let stuck = || std::os::unix::fs::FileExt::read_exact_at(&a, &mut [0; 4096], 0).unwrap();
+    let locks = |file| move || lock(file, libc::F_SETLKW, libc::F_WRLCK).unwrap();
+    a_mount_goes_on_beside(
+        &mut cluster,
+        stuck,
+        vec![
+            ("may wait: a lock of the same file", Box::new(locks(&a))),
+            ("a lock of another file", Box::new(locks(&b))),
+        ],
+    );
 }

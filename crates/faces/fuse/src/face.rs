@@ -45,7 +45,7 @@ pub(crate) struct Face {
     pub(crate) client: Arc<Client>,
     pub(crate) options: MountOptions,
     pub(crate) inodes: Inodes,
-    pub(crate) files: Handles<OpenFile>,
+    pub(crate) files: Arc<Handles<OpenFile>>,
     pub(crate) directories: Handles<OpenDirectory>,
     /// A path that was built before a directory moved must not be looked up after it.
     pub(crate) paths: Paths,
@@ -71,6 +71,7 @@ impl Face {
     pub(crate) fn new(
         client: Arc<Client>,
         options: MountOptions,
+        files: Arc<Handles<OpenFile>>,
         locks: Option<LockService>,
         notifier: Arc<OnceLock<Notifier>>,
         connection: Arc<Connection>,
@@ -80,7 +81,7 @@ impl Face {
             client,
             options,
             inodes: Inodes::new(),
-            files: Handles::new(),
+            files,
             directories: Handles::new(),
             paths: Paths::default(),
             locks,
