@@ -30,7 +30,7 @@ fn measure(name: &str, kind: Kind, call: &(impl serde::Serialize + serde::de::De
         encode_frame(kind, 7, black_box(call), 4096, &mut out).expect("as before");
         black_box(&out);
     });
-    let limits = Limits { max_payload_bytes: 1 << 20 };
+    let limits = Limits::of_client(1 << 20);
     fn decode<T: serde::de::DeserializeOwned>(_: &T, body: &[u8]) -> T {
         decode_body(body).expect("a message of ours")
     }

@@ -22,7 +22,7 @@ const FAR: Duration = Duration::from_secs(7200);
 
 fn serve_frames(socket: TcpStream) -> Result<(), TransportError> {
     let (stream, mut reader) = (Stream::from_tcp(socket, FAR / 2)?, FrameReader::default());
-    let limits = Limits { max_payload_bytes: 1 << 20 };
+    let limits = Limits::of_server(1 << 20);
     let bytes = vec![1; 1 << 20];
     let end = Instant::now() + FAR;
     reader.next_frame(&stream, &limits, end)?;

@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
+use crate::locks::{Mount, lock};
 use crate::support::{self, Cluster, Stopped, client, new_file, pattern};
 use impresario_client::{Client, CreateOptions};
 use impresario_wire::LayoutRequest;
@@ -142,4 +143,86 @@ fn an_io_node_that_waits_for_a_data_server_is_not_left_for_another() {
         assert_eq!(file.read_at(&mut got, at * BYTES as u64).unwrap(), BYTES);
         assert!(got == pattern(1, 1, at * BYTES as u64, BYTES), "write {at}");
     }
+}
+
+/// A call on a mount, and what it is.
+type Beside<'a> = (&'a str, Box<dyn FnOnce() + Send + 'a>);
+
+/// What waits on a mount beside a stopped data server: `stuck` does, and the rest, in this order, must not.
+fn a_mount_goes_on_beside(cluster: &mut Cluster, stuck: impl FnOnce() + Send, beside: Vec<Beside<'_>>) {
+    std::thread::scope(|scope| {
+        let stopped = Stopped::stop(cluster, "data.1");
+        let stuck = scope.spawn(stuck);
+        for (what, call) in beside {
+            std::thread::sleep(Duration::from_millis(300));
+            let call = scope.spawn(call);
+            if what.starts_with("may wait") {
+                continue;
+            }
+            impresario_testing::within(Duration::from_secs(8), what, || call.is_finished().then_some(()));
+            call.join().unwrap();
+        }
+        assert!(!stuck.is_finished(), "it waits for the stopped server");
+        drop(stopped);
+    });
+}
+
+/// Paths below a directory wait for its move, and the move for calls below it: others are not concerned.
+#[test]
+fn a_mount_moves_directories_beside_a_call_that_waits_for_a_stopped_server() {
+    if !impresario_testing::require("fuse") {
+        return;
+    }
+    let mut cluster = Cluster::start(2, 0, |config| config.cluster.request_timeout_ms = 60_000);
+    let mount = Mount::start_with(&cluster, "mnt", &["--cache-time", "0s"]);
+    let other = client(&cluster.config, 1);
+    other.mkdir("d", 0o755, 0, 0).unwrap();
+    let written = other.create("d/written", on(1, 1)).unwrap();
+    written.write_at(&pattern(1, 0, 0, BLOCK), 0).unwrap();
+    let at = |name: &str| mount.dir.join(name);
+    std::fs::create_dir_all(at("x/below")).unwrap();
+    std::fs::write(at("x/below/f"), "f").unwrap();
+    std::fs::metadata(at("d")).unwrap();
+    let stuck = || assert!(std::fs::metadata(at("d/written")).is_ok());
+    let moves = || std::fs::rename(at("x"), at("y")).unwrap();
+    let stat = || assert!(std::fs::metadata(at("y/below/f")).is_ok());
+    let made = || std::fs::create_dir(at("new")).unwrap();
+    a_mount_goes_on_beside(
+        &mut cluster,
+        stuck,
+        vec![
+            ("a move of another directory", Box::new(moves)),
+            ("a look at what is below it", Box::new(stat)),
+            ("a new directory", Box::new(made)),
+        ],
+    );
+    drop(written);
+}
+
+/// What the kernel has of a file is dropped when it is locked, which waits for reads of that file that are under way.
+#[test]
+fn a_mount_locks_files_beside_a_lock_that_waits_for_a_read_of_a_stopped_server() {
+    if !impresario_testing::require("fuse") {
+        return;
+    }
+    let mut cluster = Cluster::start(2, 0, |config| config.cluster.request_timeout_ms = 60_000);
+    let mount = Mount::start_with(&cluster, "mnt", &[]);
+    let other = client(&cluster.config, 1);
+    for (name, server) in [("a", 1), ("b", 0)] {
+        let file = other.create(name, on(server, 1)).unwrap();
+        file.write_at(&pattern(1, 0, 0, BLOCK), 0).unwrap();
+        file.close().unwrap();
+    }
+    let open = |name: &str| std::fs::OpenOptions::new().read(true).write(true).open(mount.dir.join(name)).unwrap();
+    let (a, b) = (open("a"), open("b"));
+    let stuck = || std::os::unix::fs::FileExt::read_exact_at(&a, &mut [0; 4096], 0).unwrap();
+    let locks = |file| move || lock(file, libc::F_SETLKW, libc::F_WRLCK).unwrap();
+    a_mount_goes_on_beside(
+        &mut cluster,
+        stuck,
+        vec![
+            ("may wait: a lock of the same file", Box::new(locks(&a))),
+            ("a lock of another file", Box::new(locks(&b))),
+        ],
+    );
 }

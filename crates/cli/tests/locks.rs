@@ -12,11 +12,13 @@ use impresario_testing::{eventually, until};
 use rustix::process::Signal;
 
 const LEASE_MS: u64 = 1500;
+/// Files that are locked and given up beside the one that is looked at.
+const OTHERS: usize = 50;
 
 /// A mount in a process of its own, without a terminal; gone when the test ends.
-struct Mount {
+pub struct Mount {
     process: Process,
-    dir: PathBuf,
+    pub dir: PathBuf,
 }
 
 impl Mount {
@@ -24,7 +26,7 @@ impl Mount {
         Mount::start_with(cluster, name, &[])
     }
 
-    fn start_with(cluster: &Cluster, name: &str, more: &[&str]) -> Mount {
+    pub fn start_with(cluster: &Cluster, name: &str, more: &[&str]) -> Mount {
         let dir = cluster.dir.path().join(name);
         std::fs::create_dir(&dir).unwrap();
         let words = ["mount".as_ref(), cluster.path.as_os_str(), dir.as_os_str()];
@@ -47,7 +49,7 @@ impl Drop for Mount {
     }
 }
 
-fn lock(file: &File, command: i32, kind: i32) -> io::Result<()> {
+pub fn lock(file: &File, command: i32, kind: i32) -> io::Result<()> {
     let (l_type, l_whence) = (kind as i16, libc::SEEK_SET as i16);
     let wanted = libc::flock { l_type, l_whence, l_start: 0, l_len: 0, l_pid: 0 };
     // SAFETY: an open descriptor, and a structure that lives over the call.
@@ -123,6 +125,11 @@ fn a_mount_that_hangs_shows_nothing_cached_under_a_lock_that_it_has_lost() {
     assert_eq!(bytes, [1; 8192]);
     // Attributes and bytes are cached now, for an hour unless the lock says otherwise.
     assert_eq!(a.metadata().unwrap().len(), 8192);
+    // However many other files are locked after it.
+    for n in 0..OTHERS {
+        let other = File::create(one.dir.join(format!("other.{n}"))).unwrap();
+        lock(&other, libc::F_SETLK, libc::F_WRLCK).unwrap();
+    }
     one.process.signal(Signal::STOP);
     get(&b);
     b.write_all_at(&[2; 8192], 0).unwrap();

@@ -59,17 +59,17 @@ fn corner_cases_are_as_on_a_local_folder() {
     assert!(differing.is_empty() && expected.out == got.out, "local and cluster differ: {differing:#?}");
 }
 
+/// The requests of the first data server that are neither reads nor writes, syncs above all.
+fn syncs(cluster: &Cluster) -> u64 {
+    let state = cluster.state("data.0");
+    state["engine"]["histograms"]["request_ns"]["other"]["count"].as_u64().unwrap_or(0)
+}
+
 /// O_SYNC and O_DSYNC: what was written is on the device when the call returns.
 #[test]
 fn synchronous_writes_reach_the_device() {
     let cluster = Cluster::start(1, 1, |_| {});
-    let syncs = || {
-        let status = support::run(["status", "--json", cluster.path.to_str().unwrap()]);
-        let status: serde_json::Value = serde_json::from_str(&status.out).unwrap();
-        let servers = status["servers"].as_array().unwrap().iter();
-        let data = servers.filter(|server| server["name"] == "data.0");
-        data.filter_map(|s| s["state"]["engine"]["histograms"]["request_ns"]["other"]["count"].as_u64()).sum::<u64>()
-    };
+    let syncs = || syncs(&cluster);
     let before = syncs();
     for flag in ["sync", "dsync", "sync,append"] {
         shell(
@@ -78,6 +78,29 @@ fn synchronous_writes_reach_the_device() {
         );
     }
     assert!(syncs() >= before + 60, "{before} {}", syncs());
+}
+
+/// `syncfs` is about all that was written, also by programs that have ended and through files that are closed.
+#[test]
+fn a_sync_of_the_file_system_syncs_all_files() {
+    const FILES: u64 = 20;
+    for io_nodes in [0, 1] {
+        let cluster = Cluster::start(1, io_nodes, |_| {});
+        let count = |name: &str, end: &str| {
+            let before = syncs(&cluster);
+            let script = format!("cd {AT}; mkdir {name}; for i in $(seq {FILES}); do echo x > {name}/$i; done; {end}");
+            shell(&cluster, &script);
+            syncs(&cluster) - before
+        };
+        let without = count("a", "true");
+        for (name, end) in [("b", "sync -f b/1"), ("c", "sync -f c"), ("d", "sync")] {
+            let with = count(name, end);
+            assert!(with >= without + FILES, "{end}: {with} requests, {without} without it");
+        }
+        // What was synced on its own needs no other.
+        let twice = count("e", "sync e/*; sync -f e");
+        assert!(twice < without + 2 * FILES, "{twice} requests, {without} without any sync");
+    }
 }
 
 #[test]
@@ -248,6 +271,32 @@ print("good")
     let ran = under(&cluster, &["python3", "-c", &script]);
     assert_eq!((ran.code, ran.out.as_str()), (0, "good\n"), "{ran:?}");
     assert_eq!(ran.err.matches("impresario mount").count(), 1, "{ran:?}");
+}
+
+/// The read of a map is made in parts, of which an early one that succeeds must not hide a later one that fails.
+#[test]
+fn a_map_of_a_file_that_is_damaged_behind_its_first_megabytes_fails() {
+    if !impresario_testing::require("python3") {
+        return;
+    }
+    let cluster = Cluster::start(1, 0, |config| config.data[0].checksums = true);
+    let client = support::client(&cluster.config, 1);
+    support::write_file(&client, "f", &pattern(1, 1, 0, 8 << 20));
+    let script = format!(
+        r#"
+import mmap
+f = open("{AT}/f", "rb")
+try:
+    m = mmap.mmap(f.fileno(), 0, access=mmap.ACCESS_READ)
+    print("mapped", len(m), m[0], sum(m[6 << 20:]) > 0)
+except OSError as error:
+    print(error.errno)
+"#
+    );
+    let map = || under(&cluster, &["python3", "-c", &script]).out;
+    assert_eq!(map(), format!("mapped {} {} True\n", 8 << 20, pattern(1, 1, 0, 1)[0]));
+    crate::scrub::rot(&cluster, 0, 6 << 20);
+    assert_eq!(map(), format!("{}\n", libc::EIO));
 }
 
 #[test]
@@ -452,6 +501,57 @@ time.sleep(float(sys.argv[1]))
     assert_eq!((ran.code, ran.out.as_str()), (0, "held\n"), "{ran:?}");
     other.signal(rustix::process::Signal::TERM);
     other.wait();
+}
+
+/// Each gives up its shared lock while it waits, as in Linux: otherwise they would wait for one another.
+#[test]
+fn programs_that_upgrade_a_shared_flock_at_the_same_time_get_their_turns() {
+    if !impresario_testing::require("python3") {
+        return;
+    }
+    let cluster = Cluster::start(1, 0, |_| {});
+    let script = format!(
+        r#"
+import os, signal
+from fcntl import *
+path = "{AT}/f"
+open(path, "w").close()
+shared, go = os.pipe(), os.pipe()
+children = []
+for child in range(2):
+    children.append(os.fork())
+    if not children[-1]:
+        signal.alarm(30)
+        f = open(path, "r+b")
+        flock(f, LOCK_SH)
+        os.write(shared[1], b"x")
+        os.read(go[0], 1)
+        flock(f, LOCK_EX)
+        g = open(path, "rb")
+        try:
+            flock(g, LOCK_SH | LOCK_NB)
+            os._exit(2)
+        except BlockingIOError:
+            pass
+        flock(f, LOCK_UN)
+        os._exit(0)
+for _ in range(2):
+    os.read(shared[0], 1)
+os.write(go[1], b"xx")
+print([os.waitpid(child, 0)[1] for child in children])
+# An upgrade that does not wait and fails has given up the lock too.
+f, g = open(path, "rb"), open(path, "rb")
+flock(f, LOCK_SH)
+flock(g, LOCK_SH)
+try:
+    flock(f, LOCK_EX | LOCK_NB)
+except BlockingIOError:
+    print("refused")
+flock(g, LOCK_EX | LOCK_NB)
+"#
+    );
+    let ran = under(&cluster, &["python3", "-c", &script]);
+    assert_eq!((ran.code, ran.out.as_str()), (0, "[0, 0]\nrefused\n"), "{ran:?}");
 }
 
 #[test]

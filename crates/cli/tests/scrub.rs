@@ -10,7 +10,7 @@ fn scrub(cluster: &Cluster, words: &[&str]) -> Ran {
 }
 
 /// Inverts bits of the longest object of a data server; gives its key.
-fn rot(cluster: &Cluster, index: usize, at: u64) -> String {
+pub fn rot(cluster: &Cluster, index: usize, at: u64) -> String {
     let folders = std::fs::read_dir(cluster.config.data[index].dir.join("objects")).unwrap();
     let files = folders.flat_map(|folder| std::fs::read_dir(folder.unwrap().path()).unwrap()).map(|file| file.unwrap());
     let objects = files.filter(|file| !file.file_name().to_str().unwrap().contains('.'));

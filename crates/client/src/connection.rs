@@ -158,7 +158,7 @@ impl Connection {
         let left = deadline.saturating_duration_since(started).max(Duration::from_millis(1));
         let stream = Stream::connect(address, left, greeting.tick)
             .map_err(|error| failed(TransportError::from(error).into()))?;
-        let limits = Limits { max_payload_bytes: greeting.max_payload_bytes };
+        let limits = Limits::of_client(greeting.max_payload_bytes);
         let mut reader = FrameReader::default();
         let (server, membership) = ((peer.name.as_str(), address), identity.membership());
         let welcome = say_hello(&stream, &mut reader, hello, server, greeting.access, membership, &limits, deadline)

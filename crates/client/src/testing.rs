@@ -211,7 +211,7 @@ fn converse(
     let result = (|| {
         let stream = Stream::from_tcp(socket, Duration::from_secs(600))?;
         let forever = || Instant::now() + Duration::from_secs(3600);
-        let limits = Limits { max_payload_bytes: MAX_PAYLOAD_BYTES };
+        let limits = Limits::of_server(MAX_PAYLOAD_BYTES);
         let mut reader = FrameReader::default();
         let (header, body) = reader.next_frame(&stream, &limits, forever())?;
         let hello: Hello = decode_body(body)?;

@@ -488,10 +488,11 @@ impl FrameReader {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use impresario_wire::{Answer, Kind, frame};
+    use crate::{HelloError, Host, Membership, receive_hello};
+    use impresario_wire::{Answer, FrameError, Kind, Role, frame};
     use std::os::unix::net::UnixStream;
 
-    const LIMITS: Limits = Limits { max_payload_bytes: 4096 };
+    const LIMITS: Limits = Limits::of_server(4096);
     const TICK: Duration = Duration::from_millis(50);
 
     fn pair(tick: Duration) -> (Stream, Stream) {
@@ -567,5 +568,29 @@ mod tests {
             assert!(matches!(broken, Err(TransportError::Stalled { .. })), "{broken:?}");
             ours.shut_down();
         });
+    }
+
+    /// A peer that has proved nothing costs little, whatever it claims; and a server awaits no long answers even later.
+    #[test]
+    fn a_header_that_claims_a_long_body_costs_a_server_no_memory() {
+        let (ours, theirs) = pair(TICK);
+        let header = FrameHeader { kind: Kind::Answer, id: 1, body_len: 1 << 20, payload_len: 0 }.encode();
+        send_frame(&theirs, &header, &[], in_s(10)).unwrap();
+        let mut reader = FrameReader::default();
+        let membership = Membership::default();
+        let host = Host { name: "data.0", role: Role::Data, membership: &membership, keys: None, certificates: None };
+        let received = receive_hello(&ours, &mut reader, host, &LIMITS, in_s(2)).map(drop);
+        assert!(
+            matches!(received, Err(HelloError::Broken(TransportError::Frame(FrameError::BodyTooLong { .. })))),
+            "{received:?}"
+        );
+        assert!(reader.buffer.capacity() < 8 << 10, "{}", reader.buffer.capacity());
+
+        let mut reader = FrameReader::default();
+        let pace = Pace { stall: TICK, frame: Duration::from_secs(2) };
+        send_frame(&theirs, &header, &[], in_s(10)).unwrap();
+        let received = reader.next_frame_paced(&ours, &LIMITS, &pace).map(drop);
+        assert!(matches!(received, Err(TransportError::Frame(FrameError::BodyTooLong { .. }))), "{received:?}");
+        assert!(reader.buffer.capacity() < 8 << 10, "{}", reader.buffer.capacity());
     }
 }

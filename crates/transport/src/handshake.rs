@@ -276,6 +276,7 @@ pub fn receive_hello(
     limits: &Limits,
     deadline: Instant,
 ) -> Result<(u64, Hello, Guest), HelloError> {
+    let limits = &limits.in_handshake();
     let speaks_tls = reader.first_byte(stream, deadline).map_err(HelloError::Broken)? == tls::HANDSHAKE;
     let guest = match (host.certificates, host.keys) {
         (Some(certificates), _) if speaks_tls => {

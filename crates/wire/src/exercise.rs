@@ -13,7 +13,7 @@ use std::fmt::Debug;
 /// encoded and decoded again.
 pub fn decode_everything(bytes: &[u8]) {
     for max_payload_bytes in [0, 4096, u32::MAX] {
-        if let Ok(header) = FrameHeader::decode(bytes, &Limits { max_payload_bytes }) {
+        if let Ok(header) = FrameHeader::decode(bytes, &Limits::of_client(max_payload_bytes)) {
             assert!(header.payload_len <= max_payload_bytes);
             assert!(header.body_len <= header.kind.body_max_bytes());
             assert_eq!(header.encode(), bytes[..HEADER_BYTES]);

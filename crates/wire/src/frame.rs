@@ -94,7 +94,7 @@ pub enum FrameError {
         /// The bytes.
         found: [u8; 3],
     },
-    /// The body is longer than its kind allows.
+    /// The body is longer than its kind or the reader allows.
     #[error("the body of a {kind:?} frame claims {claimed} bytes, but {limit} is the limit")]
     BodyTooLong {
         /// Kind of the frame.
@@ -150,11 +150,30 @@ pub enum FrameError {
     },
 }
 
-/// What a reader accepts.
+/// What a reader accepts. A peer says in a header how much is to be awaited: what its reader has no use for is refused then.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Limits {
+    /// Longest body, bytes; that of a frame's kind holds too ([`Kind::body_max_bytes`]).
+    pub max_body_bytes: u32,
     /// Longest payload of a call or an answer, bytes. Hand-shake frames have none.
     pub max_payload_bytes: u32,
+}
+
+impl Limits {
+    /// Those of a client, which awaits answers, with payloads of at most `max_payload_bytes`.
+    pub const fn of_client(max_payload_bytes: u32) -> Limits {
+        Limits { max_body_bytes: ANSWER_BODY_MAX_BYTES, max_payload_bytes }
+    }
+
+    /// Those of a server, which awaits calls, with payloads of at most `max_payload_bytes`.
+    pub const fn of_server(max_payload_bytes: u32) -> Limits {
+        Limits { max_body_bytes: BODY_MAX_BYTES, max_payload_bytes }
+    }
+
+    /// The same before the peer has proved anything.
+    pub const fn in_handshake(self) -> Limits {
+        Limits { max_body_bytes: HANDSHAKE_BODY_MAX_BYTES, ..self }
+    }
 }
 
 /// Judges the first bytes of a stream, however few: nonsense need not be awaited to the end of a header.
@@ -210,7 +229,7 @@ impl FrameHeader {
             body_len: u32::from_le_bytes([b0, b1, b2, b3]),
             payload_len: u32::from_le_bytes([p0, p1, p2, p3]),
         };
-        let limit = kind.body_max_bytes();
+        let limit = kind.body_max_bytes().min(limits.max_body_bytes);
         if header.body_len > limit {
             return Err(FrameError::BodyTooLong { kind, claimed: header.body_len.into(), limit });
         }
@@ -316,7 +335,7 @@ mod tests {
     use impresario_layout::Layout;
     use proptest::prelude::*;
 
-    const LIMITS: Limits = Limits { max_payload_bytes: 4096 };
+    const LIMITS: Limits = Limits::of_client(4096);
 
     fn header(kind: Kind, body_len: u32, payload_len: u32) -> [u8; HEADER_BYTES] {
         FrameHeader { kind, id: 0x0102_0304_0506_0708, body_len, payload_len }.encode()
@@ -350,6 +369,18 @@ mod tests {
         assert!(complaint(&header(Kind::Hello, 0, 1)).contains("but 0 is the limit"));
         assert!(FrameHeader::decode(&header(Kind::Answer, 1 << 20, 4096), &LIMITS).is_ok());
         assert!(FrameHeader::decode(&header(Kind::Answer, (1 << 20) + 1, 0), &LIMITS).is_err());
+        let server = Limits::of_server(4096);
+        for (limits, kind, longest) in [
+            (server, Kind::Call, 64 << 10),
+            (server, Kind::Answer, 64 << 10),
+            (server, Kind::Hello, 4 << 10),
+            (server.in_handshake(), Kind::Answer, 4 << 10),
+            (server.in_handshake(), Kind::PassedCall, 4 << 10),
+        ] {
+            assert!(FrameHeader::decode(&header(kind, longest, 0), &limits).is_ok());
+            let error = FrameHeader::decode(&header(kind, longest + 1, 0), &limits).unwrap_err();
+            assert!(matches!(error, FrameError::BodyTooLong { limit, .. } if limit == longest), "{error}");
+        }
     }
 
     #[test]

@@ -199,7 +199,7 @@ fn over_a_unix_socket_too() {
         let (socket, _) = listener.accept().unwrap();
         let stream = impresario_transport::Stream::from_unix(socket, Duration::from_secs(10)).unwrap();
         let mut reader = impresario_transport::FrameReader::default();
-        let limits = impresario_wire::Limits { max_payload_bytes: 1 << 20 };
+        let limits = impresario_wire::Limits::of_server(1 << 20);
         let send = |kind, id, body: &[u8], payload: &[u8]| {
             let head = impresario_wire::FrameHeader {
                 kind,

@@ -17,7 +17,6 @@ use fuser::{
     ReplyIoctl, ReplyLock, ReplyLseek, ReplyOpen, ReplyPoll, ReplyStatfs, ReplyWrite, ReplyXattr, Request, TimeOrNow,
     WriteFlags,
 };
-use impresario_base::lock::RwLock;
 use impresario_client::{Acting, Caller, Client, ClientError};
 use impresario_wire::{Attr, FileLock, SetAttr, XattrMode};
 
@@ -28,6 +27,7 @@ use crate::inodes::{Entered, Inodes};
 use crate::locks::LockService;
 use crate::mount::Connection;
 use crate::names::{Maker, OpenDirectory, Setter};
+use crate::paths::Paths;
 use crate::turns::Turns;
 use crate::{MountOptions, kernel};
 
@@ -45,11 +45,10 @@ pub(crate) struct Face {
     pub(crate) client: Arc<Client>,
     pub(crate) options: MountOptions,
     pub(crate) inodes: Inodes,
-    pub(crate) files: Handles<OpenFile>,
+    pub(crate) files: Arc<Handles<OpenFile>>,
     pub(crate) directories: Handles<OpenDirectory>,
-    /// Read-locked while a path is in use, write-locked while a directory moves: a path that was built before a move
-    /// must not be looked up after it.
-    pub(crate) tree: RwLock<()>,
+    /// A path that was built before a directory moved must not be looked up after it.
+    pub(crate) paths: Paths,
     /// `None`: the kernel keeps locks.
     pub(crate) locks: Option<LockService>,
     /// Reads leave threads to other calls.
@@ -73,6 +72,7 @@ impl Face {
     pub(crate) fn new(
         client: Arc<Client>,
         options: MountOptions,
+        files: Arc<Handles<OpenFile>>,
         locks: Option<LockService>,
         notifier: Arc<OnceLock<Notifier>>,
         connection: Arc<Connection>,
@@ -82,9 +82,9 @@ impl Face {
             client,
             options,
             inodes: Inodes::new(),
-            files: Handles::new(),
+            files,
             directories: Handles::new(),
-            tree: RwLock::new(()),
+            paths: Paths::default(),
             locks,
             reads,
             arrivals: Arrivals::default(),

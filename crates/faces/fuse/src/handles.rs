@@ -37,6 +37,11 @@ impl<T> Handles<T> {
         self.open.read().get(&handle).cloned()
     }
 
+    /// What `look` finds in the values. None of them is kept beyond that.
+    pub(crate) fn find<R>(&self, look: impl Fn(&T) -> Option<R>) -> Vec<R> {
+        self.open.read().values().filter_map(|value| look(value)).collect()
+    }
+
     /// Removes a number. The value is dropped when the last request that uses it ends.
     pub(crate) fn take(&self, handle: u64) -> Option<Arc<T>> {
         self.open.write().remove(&handle)

@@ -221,19 +221,38 @@ impl Inodes {
         Some(path)
     }
 
+    /// These numbers and the directories above them, in order. What has so long a path that it is not built is left out.
+    pub(crate) fn above(&self, numbers: &[u64]) -> Vec<u64> {
+        let table = self.table.lock();
+        let mut on = Vec::with_capacity(16);
+        for number in numbers {
+            let mut at = *number;
+            while on.len() < PATH_MAX_BYTES {
+                on.push(at);
+                match table.nodes.get(&at) {
+                    Some(Node { entry: Some((parent, _)), .. }) => at = *parent,
+                    _ => break,
+                }
+            }
+        }
+        on.sort_unstable();
+        on.dedup();
+        on
+    }
+
+    /// The directory that `name` in `parent` is, if it is one and known.
+    pub(crate) fn directory_in(&self, parent: u64, name: &[u8]) -> Option<u64> {
+        let table = self.table.lock();
+        let number = *table.names.get(&(parent, Name::from(name)))?;
+        table.nodes.get(&number).filter(|node| node.kind == NodeKind::Dir).map(|_| number)
+    }
+
     /// The number of the directory that holds `number`; the root is its own parent.
     pub(crate) fn parent(&self, number: u64) -> u64 {
         match self.table.lock().nodes.get(&number) {
             Some(Node { entry: Some((parent, _)), .. }) => *parent,
             _ => ROOT,
         }
-    }
-
-    /// The kind of `name` in `parent`, if known.
-    pub(crate) fn kind_in(&self, parent: u64, name: &[u8]) -> Option<NodeKind> {
-        let table = self.table.lock();
-        let number = table.names.get(&(parent, Name::from(name)))?;
-        table.nodes.get(number).map(|node| node.kind)
     }
 
     /// The kind of a number.

@@ -18,6 +18,7 @@ mod mount;
 mod mountpoint;
 mod names;
 mod options;
+mod paths;
 mod space;
 mod striping;
 mod turns;

@@ -1,8 +1,9 @@
 //! Locks of byte ranges (`fcntl`) and of files (`flock`), which the metadata server keeps for all mounts. `flock` locks all bytes.
 //!
 //! A lock that is granted makes the node see what others wrote before: what the kernel has cached of the file is dropped,
-//! its pages only when another node may have changed them. The thread that does that serves no requests, because dropping
-//! pages waits for reads that are under way.
+//! its pages only when another node may have changed them. The threads that do that serve no requests, because dropping
+//! pages waits for reads of the file that are under way, perhaps from a server that hangs. What is to be done for one file is done
+//! in order, and no file waits for another.
 //!
 //! **Waiting.** A thread of its own asks for all requests that wait, each in growing intervals. It also watches their
 //! processes: the library that reads the kernel's requests does not hand on that one is interrupted, and a process that waits
@@ -12,25 +13,27 @@
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, OnceLock, Weak};
 use std::time::{Duration, Instant};
 
 use fuser::{Errno, INodeNo, Notifier, ReplyEmpty};
-use impresario_base::lock::{Mutex, RwLock};
+use impresario_base::lock::RwLock;
 use impresario_client::{Client, LockAttempt, Tried};
+use impresario_engine::workers::{Workers, waiting_elsewhere};
 use impresario_wire::{FileKey, FileLock};
 use rustc_hash::{FxHashMap, FxHashSet};
 
 use crate::data::OpenFile;
 use crate::face::fault;
+use crate::handles::Handles;
 use crate::inodes::EntryKey;
 
 /// Requests that wait at a time.
 const WAITING_MAX: usize = 1024;
 /// How often the processes of requests that wait are looked at.
 const LOOK_EVERY: Duration = Duration::from_millis(50);
-/// Files of which it is remembered which number the kernel has for them.
-const NUMBERS_MAX: usize = 65_536;
+/// Threads that bring the kernel's cache up to date, beside those that wait for reads.
+const SETTLERS_MAX: usize = 4;
 /// Files whose neighbours' names are not kept.
 const BESIDE_MAX: usize = 1024;
 
@@ -38,10 +41,9 @@ const BESIDE_MAX: usize = 1024;
 #[derive(Debug)]
 pub(crate) struct LockService {
     waits: Sender<Waiting>,
-    settles: Sender<Settle>,
+    settler: Arc<Settler>,
     waiting: Arc<AtomicUsize>,
     pub(crate) beside: Beside,
-    numbers: Arc<Mutex<FxHashMap<FileKey, u64>>>,
 }
 
 /// The names beside locked files that programs go by while they have a lock, as SQLite does by that of its journal: those
@@ -103,35 +105,79 @@ struct Waiting {
     next_look: Instant,
 }
 
-/// What to do about the kernel's cache.
-#[derive(Debug)]
-enum Settle {
-    /// A lock was granted: bring it up to date, then answer.
-    Granted { reply: ReplyEmpty, open: Arc<OpenFile>, version: u64 },
+/// Brings the kernel's cache up to date.
+struct Settler {
+    workers: Workers,
+    notifier: Arc<OnceLock<Notifier>>,
+}
+
+impl std::fmt::Debug for Settler {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Settler")
+    }
+}
+
+impl Settler {
+    /// Does it for a file after what was put in for that file before.
+    fn run(&self, number: u64, settle: impl FnOnce(&dyn Fn(bool)) + Send + 'static) {
+        let notifier = self.notifier.clone();
+        let drop_cached = move |pages: bool| {
+            // A negative offset leaves the pages.
+            let (offset, len) = if pages { (0, 0) } else { (-1, 0) };
+            let dropped = || notifier.get().map(|to| to.inval_inode(INodeNo(number), offset, len));
+            if let Some(Err(error)) = if pages { waiting_elsewhere(dropped) } else { dropped() } {
+                tracing::debug!(%error, number, "the kernel did not drop what it has cached of a file");
+            }
+        };
+        // Two files of one party wait for one another only as two locks of one file do.
+        let party = (number ^ number >> 32) as u32;
+        self.workers.run_for(party, Box::new(move || settle(&drop_cached)));
+    }
+
+    /// A lock was granted: the cache is brought up to date, then it is answered.
+    fn granted(&self, reply: ReplyEmpty, open: Arc<OpenFile>, version: u64) {
+        // Without threads the reply is dropped, which is EIO.
+        self.run(open.number(), move |drop_cached| {
+            let is_known = open.fresh().locked(version);
+            drop_cached(!is_known);
+            reply.ok();
+        });
+    }
+
     /// Locks of a file were lost: reads have to come to us.
-    Lost { number: u64 },
+    fn lost(&self, number: u64) {
+        self.run(number, |drop_cached| drop_cached(true));
+    }
+}
+
+/// The numbers that the kernel has for these files, as far as they are open: others have no locks.
+fn numbers(files: &[FileKey], opens: &Handles<OpenFile>) -> FxHashSet<u64> {
+    let files: FxHashSet<&FileKey> = files.iter().collect();
+    let number = |open: &OpenFile| open.file().ok().filter(|file| files.contains(&file.key())).map(|_| open.number());
+    opens.find(number).into_iter().collect()
 }
 
 impl LockService {
-    /// For a mount of this client; `notifier` is set when it is served. Its threads end when it is dropped.
-    pub(crate) fn start(client: &Arc<Client>, notifier: Arc<OnceLock<Notifier>>) -> std::io::Result<LockService> {
-        let (waits, waits_inbox) = channel();
-        let (settles, settles_inbox) = channel();
+    /// For a mount of this client with these open files; `notifier` is set when it is served. Its threads end when it is dropped.
+    pub(crate) fn start(
+        client: &Arc<Client>,
+        opens: &Arc<Handles<OpenFile>>,
+        notifier: Arc<OnceLock<Notifier>>,
+    ) -> std::io::Result<LockService> {
+        let (waits, inbox) = channel();
         let waiting = Arc::new(AtomicUsize::new(0));
-        let numbers: Arc<Mutex<FxHashMap<FileKey, u64>>> = Arc::default();
-        let waiter = Waiter { inbox: waits_inbox, settles: settles.clone(), count: waiting.clone() };
-        let spawn = |name: &str| std::thread::Builder::new().name(name.into()).stack_size(256 << 10);
-        spawn("lock-waits").spawn(move || waiter.run())?;
-        spawn("lock-grants").spawn(move || settle_all(&settles_inbox, &notifier))?;
-        let (known, lost) = (numbers.clone(), settles.clone());
+        let settler = Arc::new(Settler { workers: Workers::fair("lock-grants", SETTLERS_MAX, 1), notifier });
+        let waiter = Waiter { inbox, settler: settler.clone(), count: waiting.clone() };
+        let thread = std::thread::Builder::new().name("lock-waits".into()).stack_size(256 << 10);
+        thread.spawn(move || waiter.run())?;
+        // The client keeps what is called, and open files keep the client.
+        let (opens, settle): (Weak<_>, Weak<_>) = (Arc::downgrade(opens), Arc::downgrade(&settler));
         client.when_locks_are_lost(move |files| {
-            let numbers: Vec<u64> = {
-                let known = known.lock();
-                files.iter().filter_map(|file| known.get(file).copied()).collect()
-            };
-            numbers.into_iter().for_each(|number| drop(lost.send(Settle::Lost { number })));
+            if let (Some(opens), Some(settler)) = (opens.upgrade(), settle.upgrade()) {
+                numbers(files, &opens).into_iter().for_each(|number| settler.lost(number));
+            }
         });
-        Ok(LockService { waits, settles, waiting, beside: Beside::default(), numbers })
+        Ok(LockService { waits, settler, waiting, beside: Beside::default() })
     }
 
     /// Takes a lock for a thread of a program, and answers when that is decided.
@@ -142,19 +188,9 @@ impl LockService {
         };
         let now = Instant::now();
         open.note_locker(lock.owner);
-        {
-            let mut numbers = self.numbers.lock();
-            if numbers.len() >= NUMBERS_MAX {
-                numbers.clear();
-            }
-            numbers.insert(file.key(), open.number());
-        }
         let mut attempt = LockAttempt::new(lock, wait);
         match attempt.try_once(file, file.timeout()) {
-            Tried::Granted { version } => {
-                // When the thread is gone, the reply is dropped, which is EIO.
-                let _ = self.settles.send(Settle::Granted { reply, open, version });
-            }
+            Tried::Granted { version } => self.settler.granted(reply, open, version),
             Tried::Excluded => reply.error(Errno::EAGAIN),
             Tried::Undecided => {
                 if self.waiting.fetch_add(1, Ordering::Relaxed) >= WAITING_MAX {
@@ -175,7 +211,7 @@ impl LockService {
 /// The thread that asks for requests that wait.
 struct Waiter {
     inbox: Receiver<Waiting>,
-    settles: Sender<Settle>,
+    settler: Arc<Settler>,
     count: Arc<AtomicUsize>,
 }
 
@@ -225,9 +261,7 @@ impl Waiter {
                 self.count.fetch_sub(1, Ordering::Relaxed);
                 match turn {
                     Turn::Waits | Turn::Unanswered => {}
-                    Turn::Granted(version) => {
-                        let _ = self.settles.send(Settle::Granted { reply: wait.reply, open: wait.open, version });
-                    }
+                    Turn::Granted(version) => self.settler.granted(wait.reply, wait.open, version),
                     Turn::Failed(errno) => wait.withdraw(errno),
                     Turn::Interrupted => wait.withdraw(Errno::EINTR),
                 }
@@ -318,27 +352,6 @@ fn judge(of_thread: &str, of_main: Option<&str>) -> Pending {
 fn number(status: &str, key: &str, radix: u32) -> Option<u64> {
     let line = status.lines().find_map(|line| line.strip_prefix(key))?;
     u64::from_str_radix(line.trim(), radix).ok()
-}
-
-/// The body of the thread that brings the kernel's cache up to date.
-fn settle_all(inbox: &Receiver<Settle>, notifier: &OnceLock<Notifier>) {
-    let drop_cached = |number: u64, pages: bool| {
-        // A negative offset leaves the pages.
-        let (offset, len) = if pages { (0, 0) } else { (-1, 0) };
-        if let Some(Err(error)) = notifier.get().map(|to| to.inval_inode(INodeNo(number), offset, len)) {
-            tracing::debug!(%error, number, "the kernel did not drop what it has cached of a file");
-        }
-    };
-    while let Ok(settle) = inbox.recv() {
-        match settle {
-            Settle::Granted { reply, open, version } => {
-                let is_known = open.fresh().locked(version);
-                drop_cached(open.number(), !is_known);
-                reply.ok();
-            }
-            Settle::Lost { number } => drop_cached(number, true),
-        }
-    }
 }
 
 #[cfg(test)]

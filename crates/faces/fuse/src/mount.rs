@@ -16,6 +16,7 @@ use rustix::io::Errno;
 use rustix::mount::UnmountFlags;
 
 use crate::face::Face;
+use crate::handles::Handles;
 use crate::locks::LockService;
 use crate::{MountOptions, device, mountpoint};
 
@@ -148,14 +149,15 @@ pub fn mount(client: Arc<Client>, mountpoint: &Path, options: MountOptions) -> R
     let unserved = |source| MountError::Cluster { path: path.clone(), source };
     let notifier: Arc<OnceLock<Notifier>> = Arc::default();
     let connection: Arc<Connection> = Arc::default();
+    let files = Arc::new(Handles::new());
     let locks = match options.shared_locks && client.serves_locks().map_err(unserved)? {
         true => {
-            let started = LockService::start(&client, notifier.clone());
+            let started = LockService::start(&client, &files, notifier.clone());
             Some(started.map_err(|source| MountError::Refused { path: path.clone(), source })?)
         }
         false => None,
     };
-    let face = Face::new(client, options.clone(), locks, notifier.clone(), connection.clone());
+    let face = Face::new(client, options.clone(), files, locks, notifier.clone(), connection.clone());
     mount_at(face, path, options, notifier, connection)
 }
 

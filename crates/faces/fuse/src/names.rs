@@ -1,6 +1,6 @@
 //! Names and attributes: look-up, creation, rename, removal, listing.
 
-use std::sync::{Arc, RwLockReadGuard};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use fuser::{Errno, FileType, RenameFlags};
@@ -15,6 +15,7 @@ use crate::data::{OpenFile, taken_set_id};
 use crate::directory::Cursor;
 use crate::face::{Face, Outcome, fault};
 use crate::inodes::{Entered, ROOT};
+use crate::paths::{About, InUse};
 use crate::striping;
 
 /// Names requested at first, while it is unknown how many fit into the kernel's buffer; a page holds about 24.
@@ -62,6 +63,15 @@ fn lists_group(status: &str, gid: u32) -> bool {
     groups.is_some_and(|groups| groups.split_whitespace().any(|group| group.parse() == Ok(gid)))
 }
 
+/// The errno of a call by the path of a number. If the server does not know it, another node has changed the tree: ESTALE makes
+/// the kernel look the path up again.
+fn stale_or_fault(number: u64, error: ClientError) -> Errno {
+    match error.errno() {
+        libc::ENOENT | libc::ENOTDIR if number != ROOT => Errno::ESTALE,
+        _ => fault(error),
+    }
+}
+
 /// An open directory.
 #[derive(Debug)]
 pub(crate) struct OpenDirectory {
@@ -92,19 +102,24 @@ pub(crate) struct Listed<'a> {
 }
 
 impl Face {
-    fn still_tree(&self) -> RwLockReadGuard<'_, ()> {
-        self.tree.read()
+    /// Until this is dropped, the paths of these numbers stay as they are, but for moves by other nodes.
+    fn still(&self, numbers: &[u64]) -> InUse<'_> {
+        self.paths.enter(|| About { on: self.inodes.above(numbers), moves: Vec::new() })
     }
 
-    /// Calls with the path of a number. If the server does not know it, another node has changed the tree: ESTALE makes
-    /// the kernel look the path up again.
+    /// The same for the directories of two names that change, and nothing is called by a path through what they are.
+    fn moving(&self, one: (u64, &[u8]), other: (u64, &[u8])) -> InUse<'_> {
+        // Only a directory has paths below it that change with it.
+        let directory = |at: (u64, &[u8])| self.inodes.directory_in(at.0, at.1);
+        let moves = || [one, other].into_iter().filter_map(directory).collect();
+        self.paths.enter(|| About { on: self.inodes.above(&[one.0, other.0]), moves: moves() })
+    }
+
+    /// Calls with the path of a number.
     pub(crate) fn at_path<T>(&self, number: u64, call: impl FnOnce(&[u8]) -> Result<T, ClientError>) -> Outcome<T> {
-        let _still = self.still_tree();
+        let _still = self.still(&[number]);
         let path = self.inodes.path(number).ok_or(Errno::ESTALE)?;
-        call(&path).map_err(|error| match error.errno() {
-            libc::ENOENT | libc::ENOTDIR if number != ROOT => Errno::ESTALE,
-            _ => fault(error),
-        })
+        call(&path).map_err(|error| stale_or_fault(number, error))
     }
 
     /// Calls with the path of a name in a directory.
@@ -114,7 +129,7 @@ impl Face {
         name: &[u8],
         call: impl FnOnce(&[u8]) -> Result<T, ClientError>,
     ) -> Outcome<T> {
-        let _still = self.still_tree();
+        let _still = self.still(&[parent]);
         let path = self.inodes.path_in(parent, name).ok_or(Errno::ESTALE)?;
         call(&path).map_err(fault)
     }
@@ -291,11 +306,11 @@ impl Face {
     /// Gives the node `number` the name `name` in `parent` too.
     pub(crate) fn make_link(&self, number: u64, parent: u64, name: &[u8]) -> Outcome<(Entered, Attr)> {
         let asked = self.inodes.changes();
-        let attr = self.at_path(number, |from| {
-            let Some(to) = self.inodes.path_in(parent, name) else { return Ok(None) };
-            self.client.link(from, to).map(Some)
-        })?;
-        let attr = attr.ok_or(Errno::ESTALE)?;
+        let still = self.still(&[number, parent]);
+        let from = self.inodes.path(number).ok_or(Errno::ESTALE)?;
+        let to = self.inodes.path_in(parent, name).ok_or(Errno::ESTALE)?;
+        let attr = self.client.link(from, to).map_err(|error| stale_or_fault(number, error))?;
+        drop(still);
         if self.inodes.number_for(attr.ino) != number {
             // Another node had given the name to another file, and that one is linked now.
             self.inodes.replaced_elsewhere(number);
@@ -314,37 +329,21 @@ impl Face {
         }
         let no_replace = flags.contains(RenameFlags::RENAME_NOREPLACE);
         let whiteout = flags.contains(RenameFlags::RENAME_WHITEOUT);
-        let moved = || {
-            let from_path = self.inodes.path_in(from.0, from.1).ok_or(Errno::ESTALE)?;
-            let to_path = self.inodes.path_in(to.0, to.1).ok_or(Errno::ESTALE)?;
-            let left = self.client.replace_name(&from_path, &to_path, no_replace, whiteout).map_err(fault)?;
-            self.inodes.renamed(from, to, left);
-            Ok(())
-        };
-        // Only a directory has paths below it that change with it.
-        if self.inodes.kind_in(from.0, from.1).is_some_and(|kind| kind != NodeKind::Dir) {
-            let _still = self.still_tree();
-            return moved();
-        }
-        let _moving = self.tree.write();
-        moved()
+        let _moving = self.moving(from, to);
+        let from_path = self.inodes.path_in(from.0, from.1).ok_or(Errno::ESTALE)?;
+        let to_path = self.inodes.path_in(to.0, to.1).ok_or(Errno::ESTALE)?;
+        let left = self.client.replace_name(&from_path, &to_path, no_replace, whiteout).map_err(fault)?;
+        self.inodes.renamed(from, to, left);
+        Ok(())
     }
 
     fn exchange_names(&self, one: (u64, &[u8]), other: (u64, &[u8])) -> Outcome<()> {
-        let exchange = || {
-            let one_path = self.inodes.path_in(one.0, one.1).ok_or(Errno::ESTALE)?;
-            let other_path = self.inodes.path_in(other.0, other.1).ok_or(Errno::ESTALE)?;
-            self.client.exchange(&one_path, &other_path).map_err(fault)?;
-            self.inodes.exchanged(one, other);
-            Ok(())
-        };
-        let is_plain = |at: (u64, &[u8])| self.inodes.kind_in(at.0, at.1).is_some_and(|kind| kind != NodeKind::Dir);
-        if is_plain(one) && is_plain(other) {
-            let _still = self.still_tree();
-            return exchange();
-        }
-        let _moving = self.tree.write();
-        exchange()
+        let _moving = self.moving(one, other);
+        let one_path = self.inodes.path_in(one.0, one.1).ok_or(Errno::ESTALE)?;
+        let other_path = self.inodes.path_in(other.0, other.1).ok_or(Errno::ESTALE)?;
+        self.client.exchange(&one_path, &other_path).map_err(fault)?;
+        self.inodes.exchanged(one, other);
+        Ok(())
     }
 
     pub(crate) fn sync_directory(&self, number: u64) -> Outcome<()> {

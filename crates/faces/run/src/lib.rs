@@ -12,6 +12,7 @@ mod locks;
 mod mirror;
 mod open;
 mod rights;
+mod unsynced;
 mod walk;
 
 pub use agent::{Agent, AgentError};

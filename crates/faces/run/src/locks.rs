@@ -138,7 +138,10 @@ impl Locks {
     }
 
     fn unflock(&self, number: u64, ino: u64) {
-        let mut all = self.flocks.lock();
+        self.give_up(&mut self.flocks.lock(), number, ino);
+    }
+
+    fn give_up(&self, all: &mut FxHashMap<u64, Vec<Flock>>, number: u64, ino: u64) {
         if let Some(flocks) = all.get_mut(&ino) {
             flocks.retain(|flock| flock.open != number);
             if flocks.is_empty() {
@@ -161,13 +164,16 @@ impl Locks {
             _ => return Err(libc::EINVAL.into()),
         };
         let mut all = self.flocks.lock();
+        // As in Linux, a lock that is changed is given up first, also if the new one is then refused: two that share a file and
+        // both want it for themselves would wait for one another.
+        self.give_up(&mut all, number, open.ino);
         loop {
             let flocks = all.entry(open.ino).or_default();
             let excludes = |held: &Flock| held.open != number && (held.exclusive || wanted.exclusive);
             if !flocks.iter().any(excludes) {
+                // What another thread has got through the same open file meanwhile.
                 flocks.retain(|held| held.open != number);
                 flocks.push(wanted);
-                // Others may share what was this one's alone.
                 self.changed.notify_all();
                 return Ok(0);
             }

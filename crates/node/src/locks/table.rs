@@ -11,7 +11,7 @@
 
 use std::collections::VecDeque;
 
-use rustc_hash::FxHashMap;
+use rustc_hash::{FxHashMap, FxHashSet};
 
 use super::ranges::{Holder, Lock, Range, carve, put, splits};
 
@@ -54,10 +54,19 @@ pub enum Taken {
     Full,
 }
 
+/// A request that waits.
+struct Waiting {
+    lock: Lock,
+    /// The changes of its file's locks when it was found to wait for no holder that waits for it; `None`: that is not known.
+    searched: Option<u64>,
+}
+
 #[derive(Default)]
 struct FileLocks {
     held: Vec<Lock>,
-    waiting: VecDeque<Lock>,
+    /// Counts changes of `held`.
+    changes: u64,
+    waiting: VecDeque<Waiting>,
     /// The client that gave up an exclusive lock last, and when another one did before it, in the table's count.
     last: (u64, u64),
     before: u64,
@@ -141,12 +150,24 @@ impl LockTable {
             self.stop_waiting(file, place);
             return self.grant(file, wanted);
         }
-        if self.deadlocks(file, &wanted) {
-            self.stop_waiting(file, place);
-            self.pump(file);
-            return Taken::Deadlock;
+        let changes = self.files.get(&file).map_or(0, |locks| locks.changes);
+        let known = place.and_then(|place| self.files.get(&file)?.waiting.get(place)?.searched);
+        let mut searched = Some(changes);
+        if known != searched {
+            match self.search(file, &wanted) {
+                Search::Deadlock => {
+                    self.stop_waiting(file, place);
+                    self.pump(file);
+                    return Taken::Deadlock;
+                }
+                Search::None => {}
+                Search::TooLong => searched = None,
+            }
         }
-        if place.is_some() {
+        if let Some(place) = place {
+            if let Some(waiting) = self.files.get_mut(&file).and_then(|locks| locks.waiting.get_mut(place)) {
+                waiting.searched = searched;
+            }
             return Taken::Waiting;
         }
         let Holder { client, .. } = wanted.holder;
@@ -155,7 +176,7 @@ impl LockTable {
         {
             return Taken::Full;
         }
-        self.file(file).waiting.push_back(wanted);
+        self.file(file).waiting.push_back(Waiting { lock: wanted, searched });
         self.waits.entry(wanted.holder).or_default().push(file);
         self.clients.entry(client).or_default().waiting += 1;
         self.waiting += 1;
@@ -176,8 +197,10 @@ impl LockTable {
     /// The holder has exactly these locks of a file, and waits for none; false when another's exclude one of them, and then
     /// it has none.
     pub fn restore(&mut self, file: u64, holder: Holder, locks: &[Lock]) -> bool {
-        while let Some(place) =
-            self.files.get(&file).and_then(|locks| locks.waiting.iter().position(|waiting| waiting.holder == holder))
+        while let Some(place) = self
+            .files
+            .get(&file)
+            .and_then(|locks| locks.waiting.iter().position(|waiting| waiting.lock.holder == holder))
         {
             self.stop_waiting(file, Some(place));
         }
@@ -203,10 +226,11 @@ impl LockTable {
     /// A client has no locks any more, and waits for none.
     pub fn remove_client(&mut self, client: u64) {
         let is_its = |lock: &Lock| lock.holder.client == client;
-        let of_it = |locks: &FileLocks| locks.held.iter().any(is_its) || locks.waiting.iter().any(is_its);
+        let waits = |waiting: &Waiting| is_its(&waiting.lock);
+        let of_it = |locks: &FileLocks| locks.held.iter().any(is_its) || locks.waiting.iter().any(waits);
         let files: Vec<u64> = self.files.iter().filter(|(_, locks)| of_it(locks)).map(|(file, _)| *file).collect();
         for file in files {
-            while let Some(place) = self.files.get(&file).and_then(|locks| locks.waiting.iter().position(is_its)) {
+            while let Some(place) = self.files.get(&file).and_then(|locks| locks.waiting.iter().position(waits)) {
                 self.stop_waiting(file, Some(place));
             }
             while let Some(lock) = self.files.get(&file).and_then(|locks| locks.held.iter().find(|lock| is_its(lock))) {
@@ -256,6 +280,7 @@ impl LockTable {
             }
             locks.last = (holder.client, self.given_up);
         }
+        locks.changes += 1;
         let after = locks.held.len();
         self.locks = self.locks + after - before;
         count(&mut self.holders, holder, |held| {
@@ -269,8 +294,8 @@ impl LockTable {
     }
 
     fn place_of(&self, file: u64, wanted: &Lock) -> Option<usize> {
-        let is_it =
-            |lock: &Lock| (lock.holder, lock.range, lock.exclusive) == (wanted.holder, wanted.range, wanted.exclusive);
+        let key = |lock: &Lock| (lock.holder, lock.range, lock.exclusive);
+        let is_it = |waiting: &Waiting| key(&waiting.lock) == key(wanted);
         self.files.get(&file)?.waiting.iter().position(is_it)
     }
 
@@ -280,12 +305,12 @@ impl LockTable {
         let is_free = !locks.held.iter().any(|held| held.conflicts(wanted));
         is_free
             && (self.holders.contains_key(&wanted.holder)
-                || !locks.waiting.iter().take(place).any(|earlier| earlier.conflicts(wanted)))
+                || !locks.waiting.iter().take(place).any(|earlier| earlier.lock.conflicts(wanted)))
     }
 
     fn stop_waiting(&mut self, file: u64, place: Option<usize>) {
         let Some(locks) = self.files.get_mut(&file) else { return };
-        let Some(lock) = place.and_then(|place| locks.waiting.remove(place)) else { return };
+        let Some(Waiting { lock, .. }) = place.and_then(|place| locks.waiting.remove(place)) else { return };
         self.waiting -= 1;
         count(&mut self.waits, lock.holder, |files| {
             if let Some(at) = files.iter().position(|other| *other == file) {
@@ -302,7 +327,7 @@ impl LockTable {
     /// Grants what waits and can be granted now.
     fn pump(&mut self, file: u64) {
         let mut place = 0;
-        while let Some(wanted) = self.files.get(&file).and_then(|locks| locks.waiting.get(place)).copied() {
+        while let Some(wanted) = self.files.get(&file).and_then(|locks| locks.waiting.get(place)).map(|w| w.lock) {
             if !self.is_next(file, &wanted, place) || !self.has_room(file, wanted.holder.client, 2) {
                 place += 1;
                 continue;
@@ -334,36 +359,45 @@ impl LockTable {
         }
     }
 
-    /// Whether a request would wait for its own holder, over any number of others.
-    fn deadlocks(&self, file: u64, wanted: &Lock) -> bool {
+    /// Whether a request would wait for its own holder, over any number of others. It may come to do so when it begins to wait,
+    /// when another holder takes what it waits for, and when a holder of that begins to wait, which then searches itself.
+    fn search(&self, file: u64, wanted: &Lock) -> Search {
         let mut steps = 0;
-        let mut seen: Vec<Holder> = Vec::new();
+        let mut seen: FxHashSet<Holder> = FxHashSet::default();
         let mut next: Vec<(u64, Lock)> = vec![(file, *wanted)];
         while let Some((file, want)) = next.pop() {
             let Some(locks) = self.files.get(&file) else { continue };
             for held in &locks.held {
                 steps += 1;
                 if steps > SEARCH_MAX {
-                    return false;
+                    return Search::TooLong;
                 }
                 if !held.conflicts(&want) {
                     continue;
                 }
                 if held.holder == wanted.holder {
-                    return true;
+                    return Search::Deadlock;
                 }
-                if seen.contains(&held.holder) {
+                if !seen.insert(held.holder) {
                     continue;
                 }
-                seen.push(held.holder);
                 for other in self.waits.get(&held.holder).into_iter().flatten() {
                     let waiting = self.files.get(other).into_iter().flat_map(|locks| &locks.waiting);
-                    next.extend(waiting.filter(|lock| lock.holder == held.holder).map(|lock| (*other, *lock)));
+                    let its = waiting.map(|waiting| waiting.lock).filter(|lock| lock.holder == held.holder);
+                    next.extend(its.map(|lock| (*other, lock)));
                 }
             }
         }
-        false
+        Search::None
     }
+}
+
+/// What a search for a deadlock finds.
+enum Search {
+    None,
+    Deadlock,
+    /// Nothing in [`SEARCH_MAX`] steps.
+    TooLong,
 }
 
 /// Changes an entry; one that says that it is empty goes.
@@ -381,6 +415,6 @@ impl LockTable {
     }
 
     pub(super) fn waiting(&self, file: u64) -> Vec<Lock> {
-        self.files.get(&file).map_or_else(Vec::new, |locks| locks.waiting.iter().copied().collect())
+        self.files.get(&file).map_or_else(Vec::new, |locks| locks.waiting.iter().map(|waiting| waiting.lock).collect())
     }
 }

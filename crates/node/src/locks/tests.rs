@@ -292,3 +292,37 @@ fn after_a_restart_nothing_is_given_before_all_is_restored() {
     assert_eq!(l.counts(), (1, 1, 2));
     assert_eq!(l.call(Nanos(9_000), 9, 0, 90, &restore), Reply::Lost, "it comes too late");
 }
+
+/// Whoever waits asks again and again, under the lock of all files: a crowd of holders must not make each ask a search through all
+/// pairs of them. That took half a minute here; the limit is for slow machines.
+#[test]
+fn a_waiter_behind_thousands_of_holders_asks_cheaply() {
+    let mut t = table();
+    let holders = Limits::default().of_file as u64 - 2;
+    for owner in 0..holders {
+        assert_eq!(t.set(1, lock(owner % 4, owner, 0, 9, false), true), Taken::Granted);
+    }
+    let began = std::time::Instant::now();
+    for ask in 0..2000 {
+        assert_eq!(t.set(1, exclusive(9, 0, 9), true), Taken::Waiting);
+        assert!(began.elapsed() < std::time::Duration::from_secs(10), "{ask} asks took {:?}", began.elapsed());
+    }
+    // Not asked for in vain: a holder that comes to wait for the one that waits is told.
+    assert_eq!(t.set(2, exclusive(9, 0, 9), false), Taken::Granted);
+    assert_eq!(t.set(2, lock(3, 3, 0, 9, true), true), Taken::Deadlock);
+}
+
+/// A request that waits already may come to wait for itself by what another one is granted.
+#[test]
+fn a_deadlock_that_a_grant_completes_is_found_by_who_asks_again() {
+    let mut t = table();
+    assert_eq!(t.set(1, exclusive(1, 0, 9), false), Taken::Granted);
+    assert_eq!(t.set(2, exclusive(3, 0, 4), false), Taken::Granted);
+    assert_eq!(t.set(1, exclusive(2, 0, 9), true), Taken::Waiting);
+    for _ in 0..3 {
+        assert_eq!(t.set(2, exclusive(1, 0, 9), true), Taken::Waiting, "nothing has changed");
+    }
+    // Another thread of 2, which waits for 1, takes what 1 waits for.
+    assert_eq!(t.set(2, exclusive(2, 5, 9), false), Taken::Granted);
+    assert_eq!(t.set(2, exclusive(1, 0, 9), true), Taken::Deadlock);
+}

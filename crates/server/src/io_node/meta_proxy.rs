@@ -30,7 +30,7 @@ const BACK_OFF: (Duration, Duration) = (Duration::from_millis(20), Duration::fro
 /// Shortest and longest time between two looks at the clock of a thread that receives.
 const TICK: (Duration, Duration) = (Duration::from_millis(5), Duration::from_millis(500));
 /// Metadata calls carry no payload.
-const NO_PAYLOAD: Limits = Limits { max_payload_bytes: 0 };
+const NO_PAYLOAD: Limits = Limits::of_client(0);
 
 /// How to reach the metadata server.
 pub(crate) struct Upstream {

@@ -65,7 +65,7 @@ impl Shared {
         ungreeted: Option<Arc<()>>,
     ) {
         outbox::serve_on_this_thread(Some(connection.outbox.clone()));
-        let limits = Limits { max_payload_bytes: self.settings.max_payload_bytes };
+        let limits = Limits::of_server(self.settings.max_payload_bytes);
         let mut receiver = Receiver { stream, reader: FrameReader::new(BUFFER_BYTES), limits };
         let greeted = self.greet(&mut receiver, connection, refusal, &**service);
         drop(ungreeted);

@@ -128,7 +128,7 @@ impl Peer {
     pub fn frame(&mut self) -> io::Result<(Kind, u64, Vec<u8>, Vec<u8>)> {
         let mut head = [0; frame::HEADER_BYTES];
         self.pipe.read_exact(&mut head)?;
-        let header = frame::FrameHeader::decode(&head, &frame::Limits { max_payload_bytes: 64 << 20 }).unwrap();
+        let header = frame::FrameHeader::decode(&head, &frame::Limits::of_client(64 << 20)).unwrap();
         let mut body = vec![0; header.body_len as usize];
         self.pipe.read_exact(&mut body)?;
         let mut payload = vec![0; header.payload_len as usize];

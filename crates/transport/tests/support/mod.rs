@@ -13,7 +13,7 @@ use impresario_wire::{
     Answer, ClusterId, Hello, Kind, Limits, PROTOCOL_VERSION, Role, Welcome, Who, decode_body, frame,
 };
 
-pub const LIMITS: Limits = Limits { max_payload_bytes: 1 << 20 };
+pub const LIMITS: Limits = Limits::of_server(1 << 20);
 pub const TICK: Duration = Duration::from_millis(500);
 pub const PACE: Pace = Pace { stall: Duration::from_secs(20), frame: Duration::from_secs(60) };
 

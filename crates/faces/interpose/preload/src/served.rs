@@ -475,15 +475,28 @@ pub unsafe fn map(
     };
     // SAFETY: the memory was just made for this, of that length.
     let memory = unsafe { std::slice::from_raw_parts_mut(made.cast::<u8>(), len) };
-    let failed = read_into(open, memory, Some(offset)) < 0;
-    let errno = crate::around::errno();
+    let filled = fill(open, memory, offset);
     // SAFETY: as above.
-    if !failed && unsafe { mprotect(made, len, MprotectFlags::from_bits_retain(protection as u32)) }.is_ok() {
+    if filled.is_ok() && unsafe { mprotect(made, len, MprotectFlags::from_bits_retain(protection as u32)) }.is_ok() {
         return Some(made);
     }
     // SAFETY: made above, and not given to anybody.
     let _ = unsafe { munmap(made, len) };
-    refused(if failed { errno } else { libc::EACCES })
+    refused(filled.err().unwrap_or(libc::EACCES))
+}
+
+/// Reads a file into memory from `offset` on, up to the file's end. A read that ends early says nothing about why: what
+/// comes next tells the file's end from an error, which must not become zeros in a map.
+fn fill(open: u64, memory: &mut [u8], offset: off_t) -> Result<(), c_int> {
+    let mut done = 0;
+    while let Some(rest) = memory.get_mut(done..).filter(|rest| !rest.is_empty()) {
+        match usize::try_from(read_into(open, rest, Some(offset.saturating_add(done as off_t)))) {
+            Ok(0) => break,
+            Ok(got) => done += got,
+            Err(_) => return Err(crate::around::errno()),
+        }
+    }
+    Ok(())
 }
 
 /// Says, once in a process, why a map is refused.

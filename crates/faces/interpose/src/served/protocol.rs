@@ -73,10 +73,12 @@ pub enum Op {
     Lock,
     /// Does what `flock` does with the operation `a`.
     Flock,
+    /// Makes everything durable that programs of the run have changed.
+    SyncAll,
 }
 
 /// All of them, for decoding.
-const OPS: [Op; 33] = [
+const OPS: [Op; 34] = [
     Op::Open,
     Op::Read,
     Op::Write,
@@ -110,6 +112,7 @@ const OPS: [Op; 33] = [
     Op::Space,
     Op::Lock,
     Op::Flock,
+    Op::SyncAll,
 ];
 
 /// Where the umask is in the mode of a node to be made, bits from the right.
