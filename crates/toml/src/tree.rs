@@ -76,7 +76,8 @@ impl Tree {
         let mut tree = Tree { text: text.into(), ..Tree::default() };
         tree.table(DeTable::parse(text).map_err(wrong)?.get_ref(), &KeyPath::default());
         // Before the values are read, which stops at the first and names no key.
-        let too_large = std::mem::take(&mut tree.too_large);
+        let mut too_large = std::mem::take(&mut tree.too_large);
+        too_large.sort();
         if !too_large.is_empty() {
             let complaint = |(place, message)| tree.complaint(Some(place), message);
             return Err(FileErrors { file: file.into(), complaints: too_large.into_iter().map(complaint).collect() });
@@ -110,7 +111,8 @@ impl Tree {
 
     /// Notes a number for which no value has room.
     fn too_large(&mut self, path: &KeyPath, number: &dyn fmt::Display, place: usize, range: &str) {
-        let key = path.0.last().map_or("", String::as_str);
+        let key =
+            path.0.iter().rfind(|step| !step.bytes().all(|byte| byte.is_ascii_digit())).map_or("", String::as_str);
         let mut number = number.to_string();
         if let Some((end, _)) = number.char_indices().nth(TEXT_MAX) {
             number.truncate(end);
