@@ -790,6 +790,19 @@ fn temporary_files_may_be_behind_a_symbolic_link() {
     assert_eq!(std::fs::read_dir(&place).unwrap().count(), 0, "the run's folder is gone");
 }
 
+/// A watch in which nothing ever happens would leave a program waiting; `.` leads to what stands for a directory of the cluster.
+#[test]
+fn watches_of_the_clusters_files_are_refused() {
+    if !impresario_testing::require("python3") {
+        return;
+    }
+    let cluster = Cluster::start(1, 0, |_| {});
+    let program = "import ctypes, os\nc = ctypes.CDLL(None, use_errno=True)\nfor path in b'.', b'f', b'/':\n  \
+                   print(path, c.inotify_add_watch(c.inotify_init(), path, 2), ctypes.get_errno())";
+    let told = shell(&cluster, &format!("cd {AT}; touch f; python3 -c \"{program}\""));
+    assert_eq!(told, "b'.' -1 2\nb'f' -1 2\nb'/' 1 2\n");
+}
+
 #[test]
 fn mistakes_are_named() {
     let cluster = Cluster::start(1, 0, |_| {});

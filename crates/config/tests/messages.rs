@@ -90,6 +90,38 @@ fn wrong_types_say_what_to_write() {
 }
 
 #[test]
+fn numbers_for_which_there_is_no_room_are_named() {
+    let range = "a number must be between -9223372036854775808 and 9223372036854775807";
+    for number in ["99999999999999999999", "-99999999999999999999", "0xffffffffffffffffffffffffffffffffffffff"] {
+        one(
+            "split = true",
+            &format!("queue_requests = {number}"),
+            "24:18",
+            &[&format!("queue_requests is {number}; {range}")],
+        );
+    }
+    one(
+        "name = \"lab\"",
+        &format!("poll_us = {}", "9".repeat(5000)),
+        "3:11",
+        &[&format!("poll_us is {}…; {range}", "9".repeat(60))],
+    );
+    one(
+        "policy = \"fifo\"",
+        "policy = { name = \"fifo\", x = 1e999 }",
+        "23:31",
+        &["x is 1e999; a number must be between -1.8e308"],
+    );
+    let two =
+        GOOD.replace("dir = \"meta\"", "grace_ms = 9223372036854775808").replace("split = true", "split = 1_0e400");
+    let found = complaints(&two);
+    assert!(
+        found.len() == 2 && found[0].contains("7:12: grace_ms is ") && found[1].contains("24:9: split is "),
+        "{found:#?}"
+    );
+}
+
+#[test]
 fn missing_keys_give_an_example() {
     one("address = \"127.0.0.1:7000\"", "", "5:1", &["meta has no address", "address = \"127.0.0.1:7000\""]);
     one("dir = \"data.0\"", "", "9:1", &["data[0] has no dir", "dir = \"data.0\""]);

@@ -61,6 +61,8 @@ pub struct Tree {
     keys: BTreeMap<KeyPath, usize>,
     /// Positions of their values.
     places: BTreeMap<KeyPath, usize>,
+    /// Numbers for which no value has room: their positions and what is to be said.
+    too_large: Vec<(usize, String)>,
 }
 
 impl Tree {
@@ -71,8 +73,16 @@ impl Tree {
             let message = error.message().trim().replace('\n', "; ");
             FileErrors { file: file.into(), complaints: vec![Complaint { at, message }] }
         };
-        let mut tree = Tree { values: text.parse().map_err(wrong)?, text: text.into(), ..Tree::default() };
+        let mut tree = Tree { text: text.into(), ..Tree::default() };
         tree.table(DeTable::parse(text).map_err(wrong)?.get_ref(), &KeyPath::default());
+        // Before the values are read, which stops at the first and names no key.
+        let mut too_large = std::mem::take(&mut tree.too_large);
+        too_large.sort();
+        if !too_large.is_empty() {
+            let complaint = |(place, message)| tree.complaint(Some(place), message);
+            return Err(FileErrors { file: file.into(), complaints: too_large.into_iter().map(complaint).collect() });
+        }
+        tree.values = text.parse().map_err(wrong)?;
         Ok(tree)
     }
 
@@ -99,14 +109,37 @@ impl Tree {
         }
     }
 
+    /// Notes a number for which no value has room.
+    fn too_large(&mut self, path: &KeyPath, number: &dyn fmt::Display, place: usize, range: &str) {
+        let key =
+            path.0.iter().rfind(|step| !step.bytes().all(|byte| byte.is_ascii_digit())).map_or("", String::as_str);
+        let mut number = number.to_string();
+        if let Some((end, _)) = number.char_indices().nth(TEXT_MAX) {
+            number.truncate(end);
+            number.push('…');
+        }
+        self.too_large.push((place, format!("{key} is {number}; a number must be between {range}")));
+    }
+
     fn value(&mut self, value: &Spanned<DeValue<'_>>, path: KeyPath) {
         match value.get_ref() {
             DeValue::Table(table) => self.table(table, &path),
             DeValue::Array(array) => (0..).zip(array.iter()).for_each(|(i, value)| self.value(value, path.index(i))),
+            DeValue::Integer(number) if i64::from_str_radix(number.as_str(), number.radix()).is_err() => {
+                self.too_large(&path, number, value.span().start, &format!("{} and {}", i64::MIN, i64::MAX));
+            }
+            DeValue::Float(number) if is_beyond(number.as_str()) => {
+                self.too_large(&path, number, value.span().start, &format!("{:.1e} and {:.1e}", f64::MIN, f64::MAX));
+            }
             _ => {}
         }
         self.places.insert(path, value.span().start);
     }
+}
+
+/// Whether a number with a fraction or an exponent is read as infinite, and says another.
+fn is_beyond(written: &str) -> bool {
+    written.parse::<f64>().is_ok_and(f64::is_infinite) && !written.contains("inf")
 }
 
 /// The value at a path.
@@ -131,9 +164,11 @@ pub fn value_at_mut<'a>(values: &'a mut Table, path: &[String]) -> Option<&'a mu
     rest.iter().try_fold(values.get_mut(first)?, step)
 }
 
+/// Characters of a value that messages show at most.
+const TEXT_MAX: usize = 60;
+
 /// A value as it would be written. A long text is not repeated: messages are lines, and it may be a secret.
 pub fn shown(value: &Value) -> String {
-    const TEXT_MAX: usize = 60;
     match value {
         Value::Table(_) => "a section".into(),
         Value::Array(_) => "a list".into(),

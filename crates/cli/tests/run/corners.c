@@ -220,7 +220,24 @@ static void streams_anew(void)
 		SHOW(stat(bytes, &st) == 0 ? st.st_size : -1);
 		SHOW(lstat(bytes, &st) == 0 ? S_ISLNK(st.st_mode) : -1);
 		SHOW(open(bytes, O_RDONLY | O_NOFOLLOW));
+		/* What is changed by such a name is the file's. */
+		struct timespec times[2] = { { 11, 0 }, { 22 + i, 0 } };
+		SHOW(chmod(bytes, 0610 + i));
+		SHOW(utimensat(AT_FDCWD, bytes, times, 0));
+		SHOW(chown(bytes, getuid(), getgid()));
+		SHOW(setxattr(bytes, "user.named", "v", 1, 0));
+		SHOW(getxattr(bytes, "user.named", NULL, 0));
+		SHOW(fstat(fd, &st) == 0 ? st.st_mode : -1);
+		SHOW(st.st_mtime);
+		SHOW(removexattr(bytes, "user.named"));
+		SHOW(fgetxattr(fd, "user.named", NULL, 0));
+		SHOW(access(bytes, X_OK));
+		SHOW(truncate(bytes, 20 - i));
+		SHOW(fstat(fd, &st) == 0 ? st.st_size : -1);
+		char name[300] = { 0 };
+		SHOW(readlink(bytes, name, 299) > 4 ? strcmp(name + strlen(name) - 4, "/log") : -1);
 	}
+	SHOW(readlink("/dev/stdin", bytes, 100) > 0 ? strncmp(bytes, "/proc/self/fd/0", 15) : -1);
 	close(fd);
 	fflush(stdout);
 	system("cat /dev/stdin < log; echo more >> log; tail -c 3 /dev/stdin < log; echo out | tee /dev/stderr 2> err > /dev/null; cat err");

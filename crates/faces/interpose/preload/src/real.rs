@@ -135,6 +135,7 @@ real! {
     flock(c_int, c_int) -> c_int;
     lockf(c_int, c_int, off_t) -> c_int;
     lockf64(c_int, c_int, off_t) -> c_int;
+    inotify_add_watch(c_int, Path, c_uint) -> c_int;
     prctl(c_int, c_ulong, c_ulong, c_ulong, c_ulong) -> c_int;
 
     __read(c_int, Buffer, size_t) -> ssize_t;

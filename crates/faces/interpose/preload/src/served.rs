@@ -103,11 +103,15 @@ unsafe fn asked(
 
 /// Whether a request is about what a link at the end of its path leads to, as those are that name descriptors.
 fn follows(request: &Request) -> bool {
-    match request.op {
-        Op::Open => request.a & i64::from(libc::O_NOFOLLOW) == 0,
-        Op::Stat => request.a & i64::from(libc::AT_SYMLINK_NOFOLLOW) == 0,
-        _ => false,
-    }
+    let flags = match request.op {
+        Op::Open => return request.a & i64::from(libc::O_NOFOLLOW) == 0,
+        Op::Truncate | Op::Statfs | Op::Realpath | Op::Enter => return true,
+        Op::Stat | Op::Times => request.a,
+        Op::Chmod | Op::Access => request.b,
+        Op::Chown | Op::GetXattr | Op::SetXattr | Op::ListXattr | Op::RemoveXattr => request.c,
+        _ => return false,
+    };
+    flags & i64::from(libc::AT_SYMLINK_NOFOLLOW) == 0
 }
 
 /// The open file of the cluster whose descriptor a path of the machine names, such as `/dev/stdin`.

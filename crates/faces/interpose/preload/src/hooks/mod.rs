@@ -22,5 +22,6 @@ pub mod streams;
 mod temporary;
 mod times;
 pub mod uring;
+mod watches;
 mod writes;
 mod xattrs;

@@ -337,7 +337,7 @@ unsafe fn read_link(
     len: size_t,
     real: impl FnOnce(c_int, *const c_char) -> ssize_t,
 ) -> ssize_t {
-    let done = |_, data: &[u8]| {
+    let done = |data: &[u8]| {
         if len == 0 {
             return fail(libc::EINVAL);
         }
@@ -346,9 +346,18 @@ unsafe fn read_link(
         unsafe { std::ptr::copy_nonoverlapping(data.as_ptr(), buffer.cast(), len) };
         len as c_long
     };
-    let real = |dir, path| real(dir, path) as c_long;
     // SAFETY: the caller's path.
-    unsafe { named(at, Request::new(Op::Readlink), (b"", b""), real, done) as ssize_t }
+    let said = unsafe { served::bytes(at.1) };
+    // `/dev/stdin` and its like are links to names of descriptors.
+    if let Some(open) = served::open_file_named(said).filter(|_| !said.starts_with(b"/dev/std")) {
+        let (mut inside, mut name) = (Room::new(), Room::new());
+        let known = SERVED.path_of(open, &mut inside).and_then(|()| SERVED.name_of(inside.path(), &mut name));
+        return known.map_or_else(fail, |()| done(name.path())) as ssize_t;
+    }
+    let linked = |_, data: &[u8]| done(data);
+    let real = |dir, path| real(dir, path) as c_long;
+    // SAFETY: as above.
+    unsafe { named(at, Request::new(Op::Readlink), (b"", b""), real, linked) as ssize_t }
 }
 
 /// # Safety
