@@ -122,6 +122,8 @@ impl Records {
             Ok(0) => Ok(Received::End),
             Ok(_) => Ok(Received::Bytes),
             Err(Errno::AGAIN | Errno::INTR) => Ok(Received::Nothing),
+            // Many programs end so, with an answer that they do not wait for.
+            Err(Errno::CONNRESET | Errno::PIPE) => Ok(Received::End),
             Err(error) => Err(BadStream::Broken(error)),
         }
     }

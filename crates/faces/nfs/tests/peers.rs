@@ -121,3 +121,20 @@ fn a_reply_is_not_lost_when_answers_overtake_one_another() {
         client.wait(xid).unwrap().good().unwrap();
     }
 }
+
+/// A program that ends with an answer on its way resets its connection; that is no misbehaviour.
+#[test]
+fn a_client_that_ends_is_not_complained_of() {
+    let served = Served::new();
+    let (mut client, root) = served.mounted();
+    for _ in 0..20 {
+        let mut ends = served.client();
+        ends.send(GETATTR, handle(&root)).unwrap();
+        ends.socket().peek(&mut [0; 4]).unwrap();
+        drop(ends); // unread
+    }
+    let connections = || served.running.status()["connections"].clone();
+    impresario_testing::until("they have ended", || connections()["open"] == 1);
+    assert_eq!(connections()["complaints"], 0, "{}", connections());
+    client.attr(&root).unwrap();
+}

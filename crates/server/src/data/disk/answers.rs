@@ -87,13 +87,17 @@ fn answer_part((from, len): (u64, u64), mut item: Item, result: &io::Result<Done
 }
 
 pub(in crate::data) fn errno_of(error: &io::Error) -> i32 {
-    error.raw_os_error().unwrap_or(libc::EIO)
+    match error.raw_os_error() {
+        // The server's own shortage.
+        Some(libc::EMFILE) => libc::ENFILE,
+        errno => errno.unwrap_or(libc::EIO),
+    }
 }
 
 pub(super) fn fault_of(error: &io::Error) -> Fault {
     let remedy = match errno_of(error) {
         libc::ENOSPC | libc::EDQUOT => "; free space on the data server",
-        libc::EMFILE | libc::ENFILE => "; raise its limit of open files",
+        libc::ENFILE => "; raise its limit of open files",
         libc::EIDRM => {
             let message =
                 "its file was removed, or moved to other data servers; what came for it late was not done".into();
@@ -124,4 +128,18 @@ pub(super) fn complete_after(
     let finished = finished();
     let bytes = moved_bytes + answer(batch.extent.lane_offset, parts, &result);
     ticket.complete(outcome(&result, bytes, started, finished));
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A program that heard EMFILE would raise its own limit, or close files of its own.
+    #[test]
+    fn descriptors_that_a_server_lacks_are_not_those_of_the_program() {
+        let fault = fault_of(&io::Error::from_raw_os_error(libc::EMFILE));
+        assert_eq!(fault.errno, libc::ENFILE, "{fault:?}");
+        assert!(fault.message.contains("raise its limit of open files"), "{fault:?}");
+        assert_eq!(fault_of(&io::Error::from_raw_os_error(libc::EDQUOT)).errno, libc::EDQUOT);
+    }
 }
