@@ -67,7 +67,7 @@ impl File {
             write,
             length: Length::of(opened.attr.size),
             registration: Mutex::new(registration),
-            told: Mutex::new(client.told.last(opened.file)),
+            told: Mutex::new(client.unsynced.losses().last(opened.file)),
             losses: client.identity().leases.losses(),
             opener: Caller::now(),
         });
@@ -196,7 +196,7 @@ impl File {
         let synced = self.inner.known(|| client.sync_data(*key, layout));
         // This one's own failure, or what another open of the file found out.
         let mut told = self.inner.told.lock();
-        if let Some((loss, error)) = self.inner.client.told.news(self.inner.key, *told) {
+        if let Some((loss, error)) = self.inner.client.unsynced.losses().news(self.inner.key, *told) {
             *told = loss;
             return Err(error);
         }
