@@ -16,7 +16,6 @@ use crate::locks::Orders;
 use crate::opens::Opens;
 use crate::pending::{Op, Reply, exchange};
 use crate::striped::{ROUND_BYTES, Written, accepted, check_list, check_range, unasked, unexpected};
-use crate::told::Told;
 use crate::unsynced::Unsynced;
 use crate::way::{DataPath, Way};
 use crate::will_need::Hints;
@@ -80,7 +79,6 @@ pub struct Client {
     pub(crate) hints: Hints,
     /// Of what was written, whichever way it went.
     pub(crate) unsynced: Arc<Unsynced>,
-    pub(crate) told: Told,
     pub(crate) lock_orders: Orders,
     /// Held while a lease begins or is given up.
     pub(crate) beginning_lease: Mutex<()>,
@@ -106,7 +104,6 @@ impl Client {
             opens: Opens::default(),
             hints: Hints::default(),
             unsynced,
-            told: Told::default(),
             lock_orders: Orders::default(),
             beginning_lease: Mutex::default(),
             own: own.clone(),
@@ -349,18 +346,15 @@ impl Client {
     /// Makes a file's data durable. Its size and name are the metadata server's: see [`File::sync`](crate::File::sync).
     pub fn sync_data(&self, file: FileKey, layout: &Layout) -> Result<(), ClientError> {
         let who = self.identity.who();
-        let synced = match &self.way().data {
+        match &self.way().data {
             DataPath::Direct(striped) => striped.sync(&who, file, layout),
             DataPath::IoNode { .. } => {
+                let mark = self.unsynced.writes();
                 let reply = self.io(Call::FileSync { who, file, layout: *layout })?;
                 let Answer::FileSynced { lanes, errno } = &reply.answer else { return Err(unexpected(&reply)) };
-                self.unsynced.judge(file, lanes, *errno, |_| Ok(reply.peer.clone()))
+                self.unsynced.judge(file, mark, lanes, *errno, |_| Ok(reply.peer.clone()))
             }
-        };
-        if let Err(error @ ClientError::UnsyncedLost { .. }) = &synced {
-            self.told.lost(file, error);
         }
-        synced
     }
 
     /// Length, last modification and storage used of a file, as its objects have them.

@@ -13,7 +13,6 @@ use crate::caller::{Acting, Caller};
 use crate::client::Client;
 use crate::error::{ClientError, Errno};
 use crate::length::Length;
-use crate::paths::Paths;
 use crate::striped::{Written, unasked};
 use crate::will_need::Hint;
 
@@ -51,23 +50,24 @@ struct Registration {
     /// The connection that the handle belongs to.
     session: u64,
     handle: u64,
-    paths: Paths,
     is_closed: bool,
 }
 
 impl File {
     pub(crate) fn new(client: &Arc<Client>, path: Vec<u8>, write: bool, opened: &Opened, session: u64) -> File {
-        let registration = Registration { session, handle: opened.handle, paths: Paths::new(path), is_closed: false };
+        let registration = Registration { session, handle: opened.handle, is_closed: false };
+        let number = client.opens.number();
+        client.opens.paths.insert(number, path);
         let inner = Arc::new(OpenFile {
             client: client.clone(),
-            number: client.opens.number(),
+            number,
             key: opened.file,
             layout: opened.layout,
             made: opened.made,
             write,
             length: Length::of(opened.attr.size),
             registration: Mutex::new(registration),
-            told: Mutex::new(client.told.last(opened.file)),
+            told: Mutex::new(client.unsynced.losses().last(opened.file)),
             losses: client.identity().leases.losses(),
             opener: Caller::now(),
         });
@@ -196,7 +196,7 @@ impl File {
         let synced = self.inner.known(|| client.sync_data(*key, layout));
         // This one's own failure, or what another open of the file found out.
         let mut told = self.inner.told.lock();
-        if let Some((loss, error)) = self.inner.client.told.news(self.inner.key, *told) {
+        if let Some((loss, error)) = self.inner.client.unsynced.losses().news(self.inner.key, *told) {
             *told = loss;
             return Err(error);
         }
@@ -263,6 +263,13 @@ impl File {
         &self.inner.client
     }
 
+    /// As while the metadata server is asked to register it anew.
+    #[cfg(test)]
+    pub(crate) fn while_registering<T>(&self, act: impl FnOnce() -> T) -> T {
+        let _registration = self.inner.registration.lock();
+        act()
+    }
+
     /// How often the client had lost its locks when it was opened.
     pub(crate) fn losses(&self) -> u64 {
         self.inner.losses
@@ -288,6 +295,12 @@ impl std::fmt::Debug for File {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let OpenFile { key, layout, write, .. } = &*self.inner;
         f.debug_struct("File").field("key", key).field("layout", layout).field("write", write).finish_non_exhaustive()
+    }
+}
+
+impl Drop for OpenFile {
+    fn drop(&mut self) {
+        self.client.opens.paths.remove(self.number);
     }
 }
 
@@ -320,7 +333,8 @@ impl OpenFile {
         let mut registration = self.registration.lock();
         let session = link.session(deadline)?;
         if registration.session != session && !registration.is_closed {
-            let call = MetaCall::Reopen { path: registration.paths.path().to_vec(), file: self.key, write: self.write };
+            let call =
+                MetaCall::Reopen { path: self.client.opens.paths.of(self.number), file: self.key, write: self.write };
             let call = Call::Meta { who: self.client.identity().asker(), call };
             match link.call_in(session, call, deadline)?.answer {
                 Answer::Opened(opened) if opened.file == self.key => {
@@ -390,26 +404,6 @@ impl OpenFile {
     pub(crate) fn is_unregistered(&self, session: Option<u64>) -> bool {
         // The thread that holds the lock is about to register it.
         self.registration.try_lock().is_some_and(|r| !r.is_closed && Some(r.session) != session)
-    }
-
-    /// This client renamed what the file was opened by, a folder above it, or what replaced it.
-    pub(crate) fn note_rename(&self, from: &[u8], to: &[u8]) {
-        self.registration.lock().paths.renamed(from, to);
-    }
-
-    /// This client exchanged what two paths name.
-    pub(crate) fn note_exchange(&self, from: &[u8], to: &[u8]) {
-        self.registration.lock().paths.exchanged(from, to);
-    }
-
-    /// This client gave a file another name.
-    pub(crate) fn note_link(&self, from: &[u8], to: &[u8]) {
-        self.registration.lock().paths.linked(from, to);
-    }
-
-    /// This client removed a name.
-    pub(crate) fn note_unlink(&self, path: &[u8]) {
-        self.registration.lock().paths.removed(path);
     }
 
     /// A call about the open file that may be repeated.

@@ -238,10 +238,21 @@ impl Leases {
         self.changed.wait_timeout(state, left.min(Duration::from_millis(500))).0
     }
 
-    /// The server has renewed the lease, of a call that was sent at an instant in an epoch.
-    pub(crate) fn renewed(&self, number: u64, lease: Duration, sent: LeaseTime, epoch: u32) {
+    /// The lease that a call is to name, which is sent at this instant; 0: none. `begins`: it may begin a lease, and is the use of
+    /// one that keeps it from being given up.
+    pub(crate) fn used(&self, begins: bool, sent: LeaseTime) -> u64 {
         let mut state = self.state.lock();
-        if !state.ending.is_empty() || (state.number != 0 && state.number != number) {
+        if begins {
+            state.used = Some(sent);
+        }
+        state.number
+    }
+
+    /// The server has begun a lease, or renewed it, by a call that named the lease `known` and was sent at an instant in an
+    /// epoch. The answer counts for nothing when that lease has ended meanwhile.
+    pub(crate) fn renewed(&self, known: u64, number: u64, lease: Duration, sent: LeaseTime, epoch: u32) {
+        let mut state = self.state.lock();
+        if !state.ending.is_empty() || state.number != known {
             return;
         }
         state.number = number;
@@ -298,12 +309,17 @@ impl Leases {
         true
     }
 
-    /// The lease was given up.
-    pub(crate) fn ended(&self, number: u64) {
+    /// Gives up a lease under which nothing is locked, and was not asked for in this time; its number. In one step, so that a
+    /// call names the lease either before, which keeps it, or not at all.
+    pub(crate) fn give_up_idle(&self, idle: Duration) -> Option<u64> {
         let mut state = self.state.lock();
-        if state.number == number {
-            (state.number, state.valid_until) = (0, None);
+        let is_used = state.used.is_some_and(|at| lease_time().saturating_sub(at) < idle);
+        if state.number == 0 || is_used || !state.is_idle() {
+            return None;
         }
+        let number = std::mem::take(&mut state.number);
+        state.valid_until = None;
+        Some(number)
     }
 
     /// Changes what an owner has.
@@ -407,7 +423,7 @@ mod tests {
 
     fn leases(lease: Duration) -> Leases {
         let leases = Leases::default();
-        leases.renewed(7, lease, lease_time(), 3);
+        leases.renewed(0, 7, lease, lease_time(), 3);
         assert!(leases.take(FILE, &lock(1, 0, 9), 7));
         leases
     }
@@ -421,7 +437,7 @@ mod tests {
         assert!(leases.may_read(FILE, 0).is_err());
         assert!(leases.check(FileKey(6), 3, soon()).is_ok(), "a file without locks");
         assert_eq!(leases.keeps(Duration::MAX), Duration::ZERO);
-        leases.renewed(7, Duration::from_secs(9), lease_time(), 3);
+        leases.renewed(7, 7, Duration::from_secs(9), lease_time(), 3);
         assert!(leases.check(FILE, 3, soon()).is_ok(), "nobody else had it");
         assert_eq!(leases.keeps(Duration::from_secs(1)), Duration::from_secs(1));
         assert!((5..9).contains(&leases.keeps(Duration::MAX).as_secs()));
@@ -440,7 +456,7 @@ mod tests {
             std::thread::sleep(Duration::from_millis(40));
             (0..3).for_each(|_| leases.note_lapse());
             assert_eq!(*told.lock(), vec![FILE; round]);
-            leases.renewed(7, Duration::from_millis(30), lease_time(), 3);
+            leases.renewed(7, 7, Duration::from_millis(30), lease_time(), 3);
         }
         leases.give_up((FILE, 1), 0, u64::MAX);
         assert_eq!(leases.keeps(Duration::MAX), Duration::MAX);
@@ -460,7 +476,7 @@ mod tests {
         assert!(leases.check(FILE, 3 + EPOCHS_AHEAD, soon()).is_ok());
         assert!(leases.check(FILE, 4 + EPOCHS_AHEAD, soon()).is_err());
         assert!(leases.state.lock().hurries);
-        leases.renewed(7, Duration::from_secs(9), lease_time(), 4);
+        leases.renewed(7, 7, Duration::from_secs(9), lease_time(), 4);
         assert!(leases.check(FILE, 4 + EPOCHS_AHEAD, soon()).is_ok());
     }
 
@@ -477,11 +493,11 @@ mod tests {
         assert!(leases.enter(FILE, 0, soon()).is_err() && leases.may_read(FILE, 0).is_err());
         let since = leases.losses();
         assert!(leases.may_read(FILE, since).is_ok(), "opened anew");
-        leases.renewed(8, Duration::from_secs(9), lease_time(), 3);
+        leases.renewed(0, 8, Duration::from_secs(9), lease_time(), 3);
         assert_eq!(leases.state.lock().number, 0, "not before they have ended");
         drop(entered);
         assert!(leases.finish_ending());
-        leases.renewed(8, Duration::from_secs(9), lease_time(), 3);
+        leases.renewed(0, 8, Duration::from_secs(9), lease_time(), 3);
         assert!(!leases.take(FILE, &lock(1, 0, 9), 7), "granted under the lease that is over");
         assert!(leases.take(FILE, &lock(1, 0, 9), 8));
         assert!(leases.check(FILE, 3, soon()).is_ok() && leases.enter(FILE, since, soon()).is_ok());
@@ -490,10 +506,30 @@ mod tests {
     }
 
     #[test]
+    fn an_idle_lease_that_is_given_up_does_not_come_back_with_a_late_answer() {
+        let leases = leases(Duration::from_secs(9));
+        assert_eq!(leases.give_up_idle(Duration::ZERO), None, "something is locked");
+        leases.give_up((FILE, 1), 0, u64::MAX);
+        let number = leases.used(true, lease_time());
+        assert_eq!(
+            (number, leases.give_up_idle(Duration::from_secs(3600))),
+            (7, None),
+            "a call under it was just sent"
+        );
+        assert_eq!(leases.give_up_idle(Duration::ZERO), Some(7));
+        // The lock was granted before the server heard of the end.
+        leases.renewed(number, 7, Duration::from_secs(9), lease_time(), 3);
+        assert_eq!(leases.used(true, lease_time()), 0);
+        assert!(!leases.take(FILE, &lock(1, 0, 9), 7), "others may get it");
+        leases.renewed(0, 8, Duration::from_secs(9), lease_time(), 3);
+        assert!(leases.take(FILE, &lock(1, 0, 9), 8));
+    }
+
+    #[test]
     fn losses_that_are_forgotten_concern_all_files() {
         let leases = Leases::default();
         for number in 1..4 {
-            leases.renewed(number, Duration::from_secs(9), lease_time(), 0);
+            leases.renewed(0, number, Duration::from_secs(9), lease_time(), 0);
             for file in 0..2000 {
                 assert!(leases.take(FileKey(number * 10_000 + file), &lock(1, 0, 9), number));
             }

@@ -17,6 +17,7 @@ mod cut;
 mod error;
 mod fallocate;
 mod file;
+mod forgotten;
 mod identity;
 mod landing;
 mod leases;

@@ -268,14 +268,17 @@ impl Client {
     /// One call about locks. `begins`: it may begin a lease.
     fn ask_locks(&self, wish: LockWish, begins: bool, deadline: Instant) -> Result<LockAnswer, ClientError> {
         let leases = &self.identity().leases;
-        let known = || leases.state.lock().number;
+        let (mut sent, epoch) = (lease_time(), self.identity().epoch());
+        let mut number = leases.used(begins, sent);
         // Two must not begin a lease at a time: the second would end the first.
-        let _beginning = (begins && known() == 0).then(|| self.beginning_lease.lock());
-        let number = known();
-        let (sent, epoch) = (lease_time(), self.identity().epoch());
-        if begins {
-            leases.state.lock().used = Some(sent);
-        }
+        let _beginning = if begins && number == 0 {
+            let beginning = self.beginning_lease.lock();
+            sent = lease_time();
+            number = leases.used(begins, sent);
+            Some(beginning)
+        } else {
+            None
+        };
         let call = MetaCall::Lock(LockCall { lease: number, wish });
         let call = Call::Meta { who: self.identity().who(), call };
         let reply = self.meta_link().call(call, &[], None, deadline)?;
@@ -284,7 +287,7 @@ impl Client {
             LockSaid::Lost if number != 0 => leases.lose(number),
             LockSaid::Lost => {}
             _ if answer.lease != 0 && (number == answer.lease || (number == 0 && begins)) => {
-                leases.renewed(answer.lease, Duration::from_millis(answer.lease_ms.into()), sent, epoch);
+                leases.renewed(number, answer.lease, Duration::from_millis(answer.lease_ms.into()), sent, epoch);
                 self.keep_lease();
             }
             _ => {}
@@ -333,19 +336,19 @@ impl Client {
         if !leases.finish_ending() {
             return true;
         }
-        let (number, is_due, is_idle) = {
+        let is_due = {
             let mut state = leases.state.lock();
             if state.number == 0 {
                 state.is_kept = false;
                 return false;
             }
             let since = |at: Option<LeaseTime>| at.map_or(Duration::MAX, |at| lease_time().saturating_sub(at));
-            let is_due = std::mem::take(&mut state.hurries) || since(state.renewed) >= state.lease / 4;
-            (state.number, is_due, state.is_idle() && since(state.used) >= IDLE_MAX)
+            std::mem::take(&mut state.hurries) || since(state.renewed) >= state.lease / 4
         };
-        if is_idle {
-            let _beginning = self.beginning_lease.lock();
-            leases.ended(number);
+        // Held until the server has answered: a lease that begins meanwhile must not meet the end of this one.
+        if let Some(_beginning) = self.beginning_lease.try_lock()
+            && let Some(number) = leases.give_up_idle(IDLE_MAX)
+        {
             let call = MetaCall::Lock(LockCall { lease: number, wish: LockWish::End });
             let call = Call::Meta { who: self.identity().who(), call };
             if let Err(error) = self.meta_link().call(call, &[], None, self.deadline()) {

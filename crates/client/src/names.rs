@@ -115,7 +115,7 @@ impl Client {
     pub fn remove_name(&self, path: impl AsRef<[u8]>) -> Result<Option<u32>, ClientError> {
         let path = clean(path);
         let left = removed(&self.ask(MetaCall::Unlink { path: path.clone() })?)?;
-        self.opens.note_unlink(&path);
+        self.opens.paths.removed(&path);
         Ok(left)
     }
 
@@ -123,7 +123,7 @@ impl Client {
     pub fn link(&self, from: impl AsRef<[u8]>, to: impl AsRef<[u8]>) -> Result<Attr, ClientError> {
         let (from, to) = (clean(from), clean(to));
         let attr = attr(self.ask(MetaCall::Link { from: from.clone(), to: to.clone() })?)?;
-        self.opens.note_link(&from, &to);
+        self.opens.paths.linked(&from, &to);
         Ok(attr)
     }
 
@@ -154,7 +154,7 @@ impl Client {
         let (from, to) = (clean(from), clean(to));
         let call = MetaCall::Rename { from: from.clone(), to: to.clone(), no_replace, whiteout };
         let left = removed(&self.ask(call)?)?;
-        self.opens.note_rename(&from, &to);
+        self.opens.paths.renamed(&from, &to);
         Ok(left)
     }
 
@@ -162,7 +162,7 @@ impl Client {
     pub fn exchange(&self, from: impl AsRef<[u8]>, to: impl AsRef<[u8]>) -> Result<(), ClientError> {
         let (from, to) = (clean(from), clean(to));
         expect_done(&self.ask(MetaCall::Exchange { from: from.clone(), to: to.clone() })?)?;
-        self.opens.note_exchange(&from, &to);
+        self.opens.paths.exchanged(&from, &to);
         Ok(())
     }
 

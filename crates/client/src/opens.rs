@@ -18,6 +18,7 @@ use rustc_hash::FxHashMap;
 use crate::client::Client;
 use crate::connection::{Connection, Outcome};
 use crate::file::OpenFile;
+use crate::paths::OpenPaths;
 use impresario_base::lock::Mutex;
 
 const LOOK_EVERY: Duration = Duration::from_secs(1);
@@ -29,6 +30,8 @@ const CLOSES_MAX: usize = 16;
 pub(crate) struct Opens {
     next: AtomicU64,
     table: Mutex<Table>,
+    /// Apart from the files' registrations, which are held while the metadata server is asked.
+    pub(crate) paths: OpenPaths,
 }
 
 #[derive(Default)]
@@ -171,22 +174,6 @@ impl Opens {
     #[cfg(test)]
     pub(crate) fn closes_under_way(&self) -> usize {
         self.table.lock().under_way
-    }
-
-    pub(crate) fn note_rename(&self, from: &[u8], to: &[u8]) {
-        self.all().iter().for_each(|file| file.note_rename(from, to));
-    }
-
-    pub(crate) fn note_exchange(&self, from: &[u8], to: &[u8]) {
-        self.all().iter().for_each(|file| file.note_exchange(from, to));
-    }
-
-    pub(crate) fn note_link(&self, from: &[u8], to: &[u8]) {
-        self.all().iter().for_each(|file| file.note_link(from, to));
-    }
-
-    pub(crate) fn note_unlink(&self, path: &[u8]) {
-        self.all().iter().for_each(|file| file.note_unlink(path));
     }
 
     /// No file is open, and no open or close under way.

@@ -217,8 +217,9 @@ impl Striped {
 
     /// Makes a file's objects durable on all its data servers.
     pub fn sync(&self, who: &Who, file: FileKey, layout: &Layout) -> Result<(), ClientError> {
+        let mark = self.unsynced.writes();
         let (lanes, errno) = self.sync_lanes(who, file, layout)?;
-        self.unsynced.judge(file, &lanes, errno, |server| self.server(server).map(Link::peer))
+        self.unsynced.judge(file, mark, &lanes, errno, |server| self.server(server).map(Link::peer))
     }
 
     /// The same without judging what may have been lost before: gives the states of all data servers of the file, and how
@@ -313,7 +314,7 @@ impl Striped {
             let mut result = Ok(());
             for ((server, _), reply) in lanes?.into_iter().zip(&mut replies) {
                 match reply.and_then(|reply| expect_done(&reply)) {
-                    Ok(()) => drop(self.unsynced.forget(server, *file)),
+                    Ok(()) => self.unsynced.forget(server, *file),
                     Err(error) => result = result.and(Err(error)),
                 }
             }

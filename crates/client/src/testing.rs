@@ -19,7 +19,6 @@ use impresario_wire::{
 };
 
 pub use self::objects::FakeObjects;
-pub use crate::told::Told;
 pub use crate::unsynced::Unsynced;
 
 /// Longest payload that a fake server takes, bytes.

@@ -4,30 +4,108 @@
 //! meanwhile, or a sync by whomever fails, the next sync of the file must fail instead of promising what is gone, whichever
 //! way it goes.
 
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-
 use impresario_base::lock::Mutex;
 use impresario_wire::{FileKey, LaneState};
 
 use crate::error::{ClientError, Peer};
+use crate::forgotten::Forgotten;
+use crate::told::Told;
 use rustc_hash::{FxHashMap, FxHashSet};
 
-/// Entries of a generation; twice as many are kept at most. What is older is forgotten: a file that was written
-/// and not synced before tens of thousands of others were written.
-const GENERATION_MAX: usize = 1 << 15;
+/// Entries of a generation, a full table of some 2 MiB; twice as many are kept at most. What is older is [`Forgotten`]: a file
+/// that was written and not synced before tens of thousands of others were written.
+const GENERATION_MAX: usize = 7 << 12;
+/// State of a data server of which it is not known what it has lost: no state is the same.
+const UNKNOWN: u64 = LaneState::unknown(0).state;
 /// Runs of I/O nodes whose losses are remembered as told. What a run says whose losses are forgotten is told again.
-const TOLD_MAX: usize = 64;
+const RUNS_MAX: usize = 64;
 
-/// Writes without a sync since, per data server and file.
+/// Writes without a sync since, per data server and file, and the losses that were found so.
 #[derive(Default)]
 pub struct Unsynced {
-    generations: Mutex<[FxHashMap<(u16, FileKey), u64>; 2]>,
-    /// Some writes were forgotten.
-    has_forgotten: AtomicBool,
-    /// Writes that were noted.
-    writes: AtomicU64,
+    state: Mutex<State>,
+    losses: Told,
     /// The runs of I/O nodes that have synced everything, the latest last, and how often any file may have lost something then.
-    told: Mutex<Vec<(u64, u64)>>,
+    runs: Mutex<Vec<(u64, u64)>>,
+}
+
+#[derive(Default)]
+struct State {
+    young: FxHashMap<(u16, FileKey), Entry>,
+    old: FxHashMap<(u16, FileKey), Entry>,
+    forgotten: Forgotten,
+    /// Writes that were noted: the number of the last.
+    writes: u64,
+}
+
+/// Writes that a data server acknowledged in one state, by their numbers; both ends are 0: none.
+#[derive(Clone, Copy, Default)]
+struct Run {
+    state: u64,
+    first: u64,
+    last: u64,
+}
+
+/// The unsynced writes of a file on one data server. A server never returns to a state that it has left, so of more than two
+/// runs all but the last are lost unless they were synced: two are kept, and the second may stand for several. One without
+/// runs is kept of a file that counts as forgotten: it has been synced, or told of its loss, since.
+#[derive(Clone, Copy, Default)]
+struct Entry {
+    run: Run,
+    later: Run,
+}
+
+impl Run {
+    fn is_none(&self) -> bool {
+        self.last == 0
+    }
+
+    fn note(&mut self, number: u64, state: u64) {
+        if self.is_none() {
+            (self.state, self.first) = (state, number);
+        } else if self.state != state {
+            self.state = UNKNOWN;
+        }
+        self.last = number;
+    }
+
+    /// A sync was acknowledged in this state that was sent after write `mark`. True when it says that some of these writes may
+    /// be lost. What was written since stays, to be judged by the next sync.
+    fn settle(&mut self, mark: u64, state: u64) -> bool {
+        if self.is_none() || self.first > mark {
+            return false;
+        }
+        let is_lost = self.state != state;
+        // The state of a lost run is over: what was written in it later is told of with the rest.
+        if self.last <= mark || (is_lost && self.state != UNKNOWN) {
+            *self = Run::default();
+        } else {
+            self.first = mark + 1;
+        }
+        is_lost
+    }
+}
+
+impl Entry {
+    fn note(&mut self, number: u64, state: u64) {
+        let is_first = self.later.is_none() && (self.run.is_none() || self.run.state == state);
+        let run = if is_first { &mut self.run } else { &mut self.later };
+        run.note(number, state);
+    }
+
+    /// As [`Run::settle`].
+    fn settle(&mut self, mark: u64, state: u64) -> bool {
+        // Both, as each is to be told of once.
+        let is_lost = self.run.settle(mark, state) | self.later.settle(mark, state);
+        if self.run.is_none() {
+            self.run = std::mem::take(&mut self.later);
+        }
+        is_lost
+    }
+
+    fn is_settled(&self) -> bool {
+        self.run.is_none()
+    }
 }
 
 /// What an I/O node of a folder says when it has synced all files: [`impresario_wire::Answer::AllSynced`].
@@ -38,109 +116,231 @@ pub(crate) struct AllSynced<'a> {
     pub(crate) any_lost: u64,
 }
 
-impl Unsynced {
-    /// A write was acknowledged by a server in this state.
-    pub fn note_write(&self, file: FileKey, LaneState { server, state }: LaneState) {
-        let mut generations = self.generations.lock();
-        self.writes.fetch_add(1, Ordering::Relaxed);
-        let [young, old] = &mut *generations;
-        if young.contains_key(&(server, file)) {
-            return;
-        }
-        let first = old.remove(&(server, file)).unwrap_or(state);
-        if young.len() >= GENERATION_MAX {
-            if !old.is_empty() {
-                self.has_forgotten.store(true, Ordering::Relaxed);
+impl State {
+    /// As [`Run::settle`], of a file on the server that was in this state.
+    fn settle(&mut self, file: FileKey, mark: u64, lane: LaneState) -> bool {
+        let key = (lane.server, file);
+        for generation in [&mut self.young, &mut self.old] {
+            if let Some(entry) = generation.get_mut(&key) {
+                let is_lost = entry.settle(mark, lane.state);
+                if entry.is_settled() && !self.forgotten.may_be_written(file, lane.server) {
+                    generation.remove(&key);
+                }
+                return is_lost;
             }
-            *old = std::mem::take(young);
         }
-        young.insert((server, file), first);
+        let is_lost = self.forgotten.may_be_lost(file, lane);
+        if is_lost || self.forgotten.may_be_written(file, lane.server) {
+            self.insert(key, Entry::default());
+        }
+        is_lost
     }
 
-    /// How many writes were noted so far.
-    pub(crate) fn writes(&self) -> u64 {
-        let _generations = self.generations.lock();
-        self.writes.load(Ordering::Relaxed)
+    fn insert(&mut self, key: (u16, FileKey), entry: Entry) {
+        if self.young.len() >= GENERATION_MAX {
+            let oldest = std::mem::replace(&mut self.old, std::mem::take(&mut self.young));
+            for ((server, file), entry) in oldest {
+                for run in [entry.run, entry.later].iter().filter(|run| !run.is_none()) {
+                    self.forgotten.insert(file, LaneState { server, state: run.state });
+                }
+            }
+        }
+        self.young.insert(key, entry);
+    }
+}
+
+impl Unsynced {
+    /// A write was acknowledged by a server in this state.
+    pub fn note_write(&self, file: FileKey, lane: LaneState) {
+        let (mut state, key) = (self.state.lock(), (lane.server, file));
+        state.writes += 1;
+        let number = state.writes;
+        if let Some(entry) = state.young.get_mut(&key) {
+            return entry.note(number, lane.state);
+        }
+        let mut entry = match state.old.remove(&key) {
+            Some(entry) => entry,
+            // What was written before is forgotten, and may be lost.
+            None if state.forgotten.may_be_lost(file, lane) => {
+                Entry { run: Run { state: UNKNOWN, first: number, last: number }, ..Entry::default() }
+            }
+            None => Entry::default(),
+        };
+        entry.note(number, lane.state);
+        state.insert(key, entry);
+    }
+
+    /// How many writes were noted so far. Who is about to send a sync asks, as the sync covers these and no later ones.
+    pub fn writes(&self) -> u64 {
+        self.state.lock().writes
+    }
+
+    /// The losses that syncs have found.
+    pub fn losses(&self) -> &Told {
+        &self.losses
     }
 
     /// All that was written through an I/O node of a folder, but for what is lost, was synced since `writes` were noted. False if more was
     /// written meanwhile, or if files of which something is lost may be among those that were forgotten: that says too little to
     /// leave the node.
     pub(crate) fn note_sync_of_all(&self, writes: u64, synced: &AllSynced<'_>) -> bool {
-        let mut generations = self.generations.lock();
-        if self.writes.load(Ordering::Relaxed) != writes {
+        let mut state = self.state.lock();
+        if state.writes != writes {
             return false;
         }
         // What any file may have lost during a run of the node that the client has not been told of: all of its own.
-        let mut told = self.told.lock();
-        let known = told.iter().find(|(run, _)| *run == synced.run).map_or(0, |(_, any)| *any);
+        let mut runs = self.runs.lock();
+        let known = runs.iter().find(|(run, _)| *run == synced.run).map_or(0, |(_, any)| *any);
         let all_lost = synced.any_lost > known || synced.lost.is_none();
         let some_lost = all_lost || synced.lost.is_some_and(|lost| !lost.is_empty());
-        if some_lost && self.has_forgotten.load(Ordering::Relaxed) {
+        if some_lost && state.forgotten.has_state(synced.lane) {
             return false;
         }
-        told.retain(|(run, _)| *run != synced.run);
-        if told.len() >= TOLD_MAX {
-            told.remove(0);
+        runs.retain(|(run, _)| *run != synced.run);
+        if runs.len() >= RUNS_MAX {
+            runs.remove(0);
         }
-        told.push((synced.run, synced.any_lost));
+        runs.push((synced.run, synced.any_lost));
         let lost: FxHashSet<FileKey> = synced.lost.unwrap_or_default().iter().copied().collect();
-        for generation in generations.iter_mut() {
-            generation.retain(|(server, file), state| {
-                let is_lost = all_lost || lost.contains(file);
-                // What was first written through another node is judged by that one's state, unless it was written here too and lost.
-                let stays = is_lost || synced.lane != (LaneState { server: *server, state: *state });
-                if is_lost {
-                    *state = LaneState::unknown(*server).state;
+        let State { young, old, .. } = &mut *state;
+        for generation in [young, old] {
+            generation.retain(|(server, file), entry| {
+                if entry.is_settled() {
+                    return true;
                 }
-                stays
+                if all_lost || lost.contains(file) {
+                    entry.run.state = UNKNOWN;
+                    return true;
+                }
+                // What was written through another node is judged by that one's state, unless it was written here too and lost.
+                let is_here = |run: &Run| synced.lane == LaneState { server: *server, state: run.state };
+                !(is_here(&entry.run) && entry.later.is_none())
             });
         }
-        self.has_forgotten.store(false, Ordering::Relaxed);
+        state.forgotten.synced(synced.lane);
         true
     }
 
-    /// Everything that was written is synced. False, once something was forgotten, until all is synced at once.
+    /// Everything that was written is synced. False, once something was forgotten, until all is synced at once where it was written.
     pub(crate) fn is_empty(&self) -> bool {
-        let generations = self.generations.lock();
-        !self.has_forgotten.load(Ordering::Relaxed) && generations.iter().all(FxHashMap::is_empty)
+        let state = self.state.lock();
+        let mut entries = state.young.values().chain(state.old.values());
+        state.forgotten.is_empty() && entries.all(Entry::is_settled)
     }
 
-    /// A sync was acknowledged. False when writes from before may have been lost.
-    pub fn note_sync(&self, file: FileKey, LaneState { server, state }: LaneState) -> bool {
-        self.forget(server, file).is_none_or(|written| written == state)
-    }
-
-    /// Judges a sync of a file by the states of its data servers and by how one of them failed, or 0.
+    /// Judges a sync of a file, which was sent when `mark` writes had been noted ([`writes`](Self::writes)), by the states of
+    /// its data servers and by how one of them failed, or 0. What was written since then stays to be synced. A loss is recorded
+    /// in the same step: no other sync of the file finds neither the writes nor their loss.
     pub fn judge(
         &self,
         file: FileKey,
+        mark: u64,
         lanes: &[LaneState],
         errno: i32,
         peer: impl Fn(u16) -> Result<Peer, ClientError>,
     ) -> Result<(), ClientError> {
+        let mut state = self.state.lock();
         // Each of them, so that each is told once.
-        let lost = lanes.iter().filter(|lane| !self.note_sync(file, **lane)).fold(None, |_, lane| Some(lane.server));
+        let lost = lanes.iter().filter(|lane| state.settle(file, mark, **lane)).fold(None, |_, lane| Some(lane.server));
         let server = match (lost, errno) {
             (None, 0) => return Ok(()),
             (Some(server), _) => server,
             (None, _) => lanes.first().map_or(0, |lane| lane.server),
         };
-        Err(ClientError::UnsyncedLost { peer: peer(server)?, errno: if errno == 0 { libc::EIO } else { errno } })
+        let error =
+            ClientError::UnsyncedLost { peer: peer(server)?, errno: if errno == 0 { libc::EIO } else { errno } };
+        self.losses.lost(file, &error);
+        Err(error)
     }
 
-    /// The object is gone, or its state known.
-    pub fn forget(&self, server: u16, file: FileKey) -> Option<u64> {
-        let mut generations = self.generations.lock();
-        let [young, old] = &mut *generations;
-        let (a, b) = (young.remove(&(server, file)), old.remove(&(server, file)));
-        a.or(b)
+    /// The object is gone.
+    pub(crate) fn forget(&self, server: u16, file: FileKey) {
+        let mut state = self.state.lock();
+        state.young.remove(&(server, file));
+        state.old.remove(&(server, file));
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    impl Unsynced {
+        /// A sync, of what was written before it, was acknowledged; false when some of that may be lost.
+        fn note_sync(&self, file: FileKey, lane: LaneState) -> bool {
+            self.note_sync_of(file, self.writes(), lane)
+        }
+
+        fn note_sync_of(&self, file: FileKey, mark: u64, lane: LaneState) -> bool {
+            !self.state.lock().settle(file, mark, lane)
+        }
+    }
+
+    /// Two boots of the machine of data server 0.
+    fn boots() -> (LaneState, LaneState, LaneState) {
+        (LaneState::new(0, 1 << 32, 0), LaneState::new(0, 2 << 32, 0), LaneState::new(0, 3 << 32, 0))
+    }
+
+    #[test]
+    fn a_sync_says_nothing_of_what_was_written_after_it_was_sent() {
+        let ((a, b, c), file) = (boots(), FileKey(1));
+        let unsynced = Unsynced::default();
+        let write = |lanes: &[LaneState]| lanes.iter().for_each(|lane| unsynced.note_write(file, *lane));
+        // Written before a sync is sent and after it, the sync's state and whether it succeeds, the next sync's.
+        let histories: [(&[_], &[_], _, _, _, _); 9] = [
+            (&[a], &[a], a, true, b, false),
+            (&[a], &[a], a, true, a, true),
+            (&[a], &[b], a, true, b, true),
+            (&[a], &[a, b], a, true, b, false),
+            (&[a], &[b, c], a, true, c, false),
+            (&[], &[b], a, true, b, true),
+            (&[a], &[a], b, false, b, true),
+            (&[a], &[b], b, false, b, true),
+            (&[a], &[b], b, false, c, false),
+        ];
+        for (number, (before, after, first, is_kept, second, is_kept_too)) in histories.into_iter().enumerate() {
+            write(before);
+            let mark = unsynced.writes();
+            write(after);
+            assert_eq!(unsynced.note_sync_of(file, mark, first), is_kept, "history {number}");
+            assert_eq!(unsynced.note_sync(file, second), is_kept_too, "history {number}, the next sync");
+            assert!(unsynced.note_sync(file, c) && unsynced.is_empty(), "history {number}: told once");
+        }
+    }
+
+    #[test]
+    fn two_syncs_at_once_leave_what_neither_covers() {
+        let ((a, b, _), file) = (boots(), FileKey(1));
+        let unsynced = Unsynced::default();
+        let marks = [1, 2].map(|_| {
+            unsynced.note_write(file, a);
+            unsynced.writes()
+        });
+        unsynced.note_write(file, a);
+        for mark in marks.into_iter().rev() {
+            assert!(unsynced.note_sync_of(file, mark, a));
+        }
+        assert!(!unsynced.note_sync(file, b));
+    }
+
+    #[test]
+    fn whatever_order_the_answers_to_writes_come_in_none_is_forgotten() {
+        let ((a, b, _), file) = (boots(), FileKey(1));
+        let unsynced = Unsynced::default();
+        unsynced.note_write(file, b);
+        unsynced.note_write(file, a);
+        assert!(!unsynced.note_sync(file, b), "the write that was answered before the power failure");
+    }
+
+    #[test]
+    fn a_loss_is_recorded_when_the_writes_are_forgotten() {
+        let ((a, b, _), file) = (boots(), FileKey(1));
+        let unsynced = Unsynced::default();
+        unsynced.note_write(file, a);
+        let peer = |_| Ok(Peer { name: "data.0".into(), address: String::new() });
+        assert!(unsynced.judge(file, unsynced.writes(), &[b], 0, peer).is_err());
+        assert!(unsynced.losses().news(file, 0).is_some() && unsynced.is_empty());
+    }
 
     #[test]
     fn only_a_restarted_machine_loses_writes() {
@@ -230,9 +430,28 @@ mod tests {
         };
         let told = [(1, 1), (2, 1), (1, 1), (2, 1), (1, 2)].map(|(run, any)| is_told(run, any));
         assert_eq!(told, [true, true, false, false, true]);
-        (0..TOLD_MAX as u64).for_each(|run| assert!(is_told(100 + run, 1)));
-        assert_eq!(unsynced.told.lock().len(), TOLD_MAX);
+        (0..RUNS_MAX as u64).for_each(|run| assert!(is_told(100 + run, 1)));
+        assert_eq!(unsynced.runs.lock().len(), RUNS_MAX);
         assert!(!is_told(100, 1) && is_told(2, 1), "the runs that it has met last");
+    }
+
+    #[test]
+    fn a_file_that_was_forgotten_is_told_of_its_loss_once() {
+        let (a, b, c) = boots();
+        let unsynced = Unsynced::default();
+        let sync = |key, lane| unsynced.note_sync(FileKey(key), lane);
+        (0..3 * GENERATION_MAX as u64).for_each(|key| unsynced.note_write(FileKey(key), a));
+        assert!(!unsynced.state.lock().young.contains_key(&(0, FileKey(0))), "it is forgotten");
+        assert!(sync(0, a), "nothing is lost");
+        assert_eq!([sync(1, b), sync(1, b)], [false, true], "its bytes may be lost");
+        assert_eq!([sync(0, b), sync(0, c)], [true, true], "it was synced before the power failure");
+        unsynced.note_write(FileKey(2), b);
+        assert_eq!([sync(2, b), sync(2, b)], [false, true], "what was written first may be lost");
+        unsynced.note_write(FileKey(1), b);
+        assert!(!sync(1, c), "and what was written after it was told of");
+        let other = 1 << 40;
+        unsynced.note_write(FileKey(other), b);
+        assert!(sync(other, b) && sync(other, c) && sync(other + 1, c), "files that were not written before");
     }
 
     #[test]
@@ -241,11 +460,11 @@ mod tests {
         for key in 0..4 * GENERATION_MAX as u64 {
             unsynced.note_write(FileKey(key), LaneState::new(0, 7 << 32, 0));
         }
-        let generations = unsynced.generations.lock();
-        assert!(generations.iter().all(|g| g.len() <= GENERATION_MAX));
-        assert!(generations[0].contains_key(&(0, FileKey(4 * GENERATION_MAX as u64 - 1))));
-        drop(generations);
-        (0..4 * GENERATION_MAX as u64).for_each(|key| _ = unsynced.forget(0, FileKey(key)));
+        let state = unsynced.state.lock();
+        assert!([&state.young, &state.old].iter().all(|generation| generation.len() <= GENERATION_MAX));
+        assert!(state.young.contains_key(&(0, FileKey(4 * GENERATION_MAX as u64 - 1))));
+        drop(state);
+        (0..4 * GENERATION_MAX as u64).for_each(|key| unsynced.forget(0, FileKey(key)));
         assert!(!unsynced.is_empty(), "what was forgotten is not synced");
         let mut synced =
             AllSynced { lane: LaneState::new(0, 7 << 32, 0), run: 1, lost: Some(&[FileKey(1)]), any_lost: 0 };

@@ -444,7 +444,7 @@ impl LaneState {
     }
 
     /// Of a server of which it is not known what it has lost since: no state is the same.
-    pub fn unknown(server: u16) -> LaneState {
+    pub const fn unknown(server: u16) -> LaneState {
         LaneState { server, state: u64::MAX }
     }
 }

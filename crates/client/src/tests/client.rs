@@ -174,6 +174,25 @@ fn open_files_survive_the_metadata_server() {
     assert_eq!(closes, 2, "the server is told of the end of a file that was written");
 }
 
+#[test]
+fn changes_of_names_do_not_wait_for_the_registration_of_other_files() {
+    let cluster = FakeCluster::start(1, 0, 4000).unwrap();
+    let client = connect(&cluster, Via::Direct);
+    let [file, gone] = ["f", "gone"].map(|name| client.create(name, CreateOptions::default()).unwrap());
+    gone.close().unwrap();
+    let (changed, are_changed) = std::sync::mpsc::channel();
+    let change = move || {
+        client.link("gone", "link").unwrap();
+        client.rename("link", "renamed", false).unwrap();
+        client.unlink("gone").unwrap();
+        changed.send(()).unwrap();
+    };
+    file.while_registering(|| {
+        std::thread::spawn(change);
+        are_changed.recv_timeout(Duration::from_secs(60)).expect("the names are changed");
+    });
+}
+
 /// The metadata server spares itself the data servers when nothing was written, so this must not be said of anything else.
 #[test]
 fn a_close_says_whether_something_was_written_or_tried() {

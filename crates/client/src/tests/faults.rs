@@ -173,13 +173,13 @@ fn a_refused_read_of_a_locked_file_is_repeated_only_when_the_lease_is_renewed() 
     });
     let link = link_to(&[server.address()], Duration::from_secs(5));
     let (leases, lease) = (&link.identity().leases, Duration::from_secs(60));
-    leases.renewed(7, lease, lease_time(), 0);
+    leases.renewed(0, 7, lease, lease_time(), 0);
     let lock = FileLock { owner: 1, pid: 1, start: 0, end: 9, exclusive: true };
     assert!(leases.take(FileKey(1), &lock, 7));
     let error = read(&link, in_ms(1500)).unwrap_err();
     assert!(matches!(error, ClientError::LocksLost { .. }), "{error}");
     assert!(link.identity().epoch() > EPOCHS_AHEAD);
-    leases.renewed(7, lease, lease_time(), link.identity().epoch());
+    leases.renewed(7, 7, lease, lease_time(), link.identity().epoch());
     read(&link, in_ms(1500)).unwrap();
 }
 

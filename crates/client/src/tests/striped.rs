@@ -1,15 +1,16 @@
 //! Striped data against a reference.
 
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use impresario_layout::Layout;
-use impresario_testing::free_address;
+use impresario_testing::{free_address, until};
 use impresario_wire::{FileKey, SpaceChange};
 use proptest::prelude::*;
 
 use super::*;
 use crate::Striped;
-use crate::testing::{FakeObjects, MAX_PAYLOAD_BYTES};
+use crate::testing::{FakeCall, FakeConnection, FakeObjects, MAX_PAYLOAD_BYTES};
 
 struct Bed {
     objects: Vec<Arc<FakeObjects>>,
@@ -241,6 +242,55 @@ fn a_sync_after_the_machine_restarted_fails_once() {
     assert!(error.to_string().contains("restarted before a sync"), "{error}");
     assert_eq!(error.errno(), libc::EIO);
     sync().unwrap();
+}
+
+/// One lane's answer to a sync is long in coming. What the other server acknowledges meanwhile, having synced, is lost when its
+/// machine fails, and the next sync tells.
+#[test]
+fn a_sync_does_not_cover_what_was_written_while_it_was_under_way() {
+    let objects: Vec<Arc<FakeObjects>> = (0..2).map(|_| Arc::default()).collect();
+    let is_held = Arc::new(AtomicBool::new(true));
+    let start = |lane: usize, address: &str, incarnation| {
+        let (objects, is_held) = (objects[lane].clone(), is_held.clone());
+        let greeting = FakeGreeting { incarnation, ..FakeGreeting::of("data") };
+        let serve = move || {
+            let (objects, is_held) = (objects.clone(), is_held.clone());
+            Box::new(move |connection: &FakeConnection, call: FakeCall| {
+                let (answer, payload) = objects.apply(&call.call, &call.payload);
+                if lane == 1 && matches!(call.call, Call::Sync { .. }) {
+                    until("the answer to the sync is let go", || !is_held.load(Ordering::Acquire));
+                }
+                connection.answer(call.id, &answer, &payload);
+                Flow::Continue
+            }) as Serve
+        };
+        FakeServer::start_at(address, greeting, serve).unwrap()
+    };
+    let addresses = [free_address(), free_address()];
+    let mut servers: Vec<_> = (0..2).map(|lane| start(lane, &addresses[lane], 1 << 32)).collect();
+    let identity = Arc::new(Identity::draw(0, 0).unwrap());
+    let timeout = Duration::from_secs(60);
+    let links = addresses.iter().map(|address| {
+        let options = LinkOptions { timeout, ..LinkOptions::new(Role::Data, 1 << 20) };
+        Arc::new(Link::new(&[("data", address)], identity.clone(), options).unwrap())
+    });
+    let striped = Striped::new(links.collect(), timeout);
+    let layout = Layout::new(0, 2, 4096, 2).unwrap();
+    let write = || striped.write(&identity.who(), FileKey(1), &layout, 0, b"on the first server").unwrap();
+    let sync = || striped.sync(&identity.who(), FileKey(1), &layout);
+    write();
+    std::thread::scope(|threads| {
+        let syncing = threads.spawn(sync);
+        until("both servers have synced", || objects.iter().all(|server| server.syncs() == 1));
+        write();
+        is_held.store(false, Ordering::Release);
+        syncing.join().unwrap().expect("what was written before is there");
+    });
+    servers.remove(0).kill();
+    servers.insert(0, start(0, &addresses[0], 2 << 32));
+    let error = sync().expect_err("what was acknowledged during the first sync is lost");
+    assert!(error.to_string().contains("restarted before a sync"), "{error}");
+    sync().expect("it was told of");
 }
 
 #[test]

@@ -143,6 +143,10 @@ impl Meta {
         let ask = |number| {
             let mut state = self.locks.state.lock();
             let reply = state.locks.call(now(), client, who.epoch, number, &request);
+            // With the lock: the client may begin another lease, which is not to end with this one.
+            if request == Request::End && reply == Reply::Done && number != 0 {
+                state.locks.end(client);
+            }
             (reply, state.locks.lease_of(client), state.locks.lease())
         };
         let mut asked = ask(call.lease);
@@ -171,7 +175,6 @@ impl Meta {
         };
         let is_over = call.wish == LockWish::End && reply == Reply::Done && call.lease != 0;
         if is_over {
-            self.locks.state.lock().locks.end(client);
             self.forget_lease(client, call.lease);
         }
         let lease_ms = u32::try_from(lease_time.0 / 1_000_000).unwrap_or(u32::MAX);

@@ -69,7 +69,7 @@ fn what_was_synced_is_kept_and_what_was_lost_is_told_on_disks_that_fail() {
 #[test]
 fn plans_that_once_failed_do_not() {
     for seed in [1_883_010_888_630_320, 1_883_010_536_312_258] {
-        assert_eq!(run(&Plan::of_seed(seed), Sabotage::None).err(), None, "seed {seed}");
+        assert_eq!(run(&Plan::of_seed(seed).with_prompt_answers(), Sabotage::None).err(), None, "seed {seed}");
     }
 }
 
@@ -109,6 +109,11 @@ fn restarts_that_forget_losses_are_found() {
 #[test]
 fn restarts_that_forget_syncs_under_way_are_found() {
     assert!(matches!(is_found(Sabotage::ForgetsSyncs), Wrong::Lost(_)));
+}
+
+#[test]
+fn syncs_that_count_for_what_is_written_meanwhile_are_found() {
+    assert!(matches!(is_found(Sabotage::CoversLaterWrites), Wrong::Lost(_)));
 }
 
 #[test]

@@ -10,6 +10,8 @@ pub(super) const OBJECTS: usize = 2;
 /// Of an object that plans use, each written as a whole or not by a device.
 pub(super) const SECTORS: usize = 24;
 pub(super) const SECTOR_BYTES: u64 = 512;
+/// Steps that a client waits for the answers to a sync, at most.
+const LATE_MAX: usize = 6;
 /// Of a device that is soon full: it has room for the notes and the marks of syncs, some 132 KiB, and not for all of the objects.
 const SMALL_BYTES: u64 = 148 << 10;
 
@@ -37,11 +39,13 @@ pub(super) enum Step {
         client: usize,
         span: Span,
     },
-    /// Through one of the client's open files.
+    /// Through one of the client's open files. The server answers at once, and the client has all answers that it needs after so
+    /// many more steps: those of other servers may be late.
     Sync {
         client: usize,
         object: usize,
         handle: usize,
+        late: usize,
     },
     Read {
         object: usize,
@@ -105,6 +109,16 @@ impl Plan {
         }
     }
 
+    /// The same with no answer late.
+    pub(super) fn with_prompt_answers(mut self) -> Plan {
+        for step in &mut self.steps {
+            if let Step::Sync { late, .. } = step {
+                *late = 0;
+            }
+        }
+        self
+    }
+
     /// Plans with less in them, those that lack most first.
     pub(super) fn smaller(&self) -> Vec<Plan> {
         let len = self.steps.len();
@@ -118,6 +132,8 @@ impl Plan {
             }
             size /= 2;
         }
+        let prompt = self.clone().with_prompt_answers();
+        found.extend((prompt != *self).then_some(prompt));
         found.extend(self.checksums.then(|| Plan { checksums: false, ..self.clone() }));
         found
     }
@@ -146,7 +162,7 @@ impl Step {
             0..40 => Step::Write { client, span },
             40..46 => Step::Cut { client, object, sectors: first },
             46..52 => Step::Punch { client, span },
-            52..80 => Step::Sync { client, object, handle },
+            52..80 => Step::Sync { client, object, handle, late: first.saturating_sub(SECTORS - LATE_MAX - 1) },
             80..90 => Step::Read { object },
             90..94 => Step::Reopen { client, object, handle },
             94..96 => Step::NewEpoch { client },

@@ -7,8 +7,8 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use impresario_client::testing::{Told, Unsynced};
-use impresario_client::{ClientError, Peer};
+use impresario_client::Peer;
+use impresario_client::testing::Unsynced;
 use impresario_store::testing::Forgetful;
 use impresario_store::{FileSystem, FolderIdentity, ObjectStore, StoreOptions};
 use impresario_wire::{ClientKey, FileKey, LaneState, SpaceChange, Who};
@@ -37,6 +37,8 @@ pub(super) enum Sabotage {
     ForgetsCuts,
     /// A machine that was started again says it was not.
     HidesReboots,
+    /// A client takes what is written while it waits for the answers to a sync for synced.
+    CoversLaterWrites,
     /// A client tells only the open file through which it has synced.
     TellsOneFile,
 }
@@ -100,12 +102,34 @@ struct Handle {
 struct Client {
     epoch: u32,
     unsynced: Unsynced,
-    told: Told,
     handles: [[Handle; HANDLES]; OBJECTS],
-    /// What it wrote and has not synced: sector and which write.
-    pending: [Vec<(usize, usize)>; OBJECTS],
-    /// Some of that is lost.
-    has_lost: [bool; OBJECTS],
+    /// What it wrote and has not synced.
+    pending: [Vec<Pending>; OBJECTS],
+    /// The changes of which some is lost, and was not told.
+    lost: [Vec<u64>; OBJECTS],
+}
+
+/// A sector that a client wrote.
+struct Pending {
+    /// The change that wrote it, counted over all clients.
+    change: u64,
+    sector: usize,
+    /// Which of the sector's values it is.
+    write: usize,
+}
+
+/// A sync that a server has answered, and whose client waits for others.
+struct Held {
+    client: usize,
+    object: usize,
+    handle: usize,
+    state: LaneState,
+    errno: i32,
+    /// The client's writes, and all changes, when it was sent.
+    mark: u64,
+    changes: u64,
+    /// Steps until it has all answers.
+    late: usize,
 }
 
 struct Server {
@@ -123,6 +147,10 @@ struct World<'a> {
     clients: Vec<Client>,
     sectors: Vec<Vec<Sector>>,
     value: u64,
+    /// Changes that were answered.
+    changes: u64,
+    /// In the order in which they were sent.
+    held: Vec<Held>,
     syncs: u64,
     /// Crashes and restarts in the middle of something, beside the disk's own troubles.
     troubles: u64,
@@ -151,6 +179,8 @@ pub(super) fn run(plan: &Plan, sabotage: Sabotage) -> Result<usize, Wrong> {
         clients,
         sectors,
         value: 0,
+        changes: 0,
+        held: Vec::new(),
         syncs: 0,
         troubles: 0,
         kill_after: None,
@@ -158,8 +188,13 @@ pub(super) fn run(plan: &Plan, sabotage: Sabotage) -> Result<usize, Wrong> {
     };
     world.start()?;
     for step in &plan.steps {
+        world.answer(|held| {
+            held.late -= 1;
+            held.late == 0
+        })?;
         world.step(*step)?;
     }
+    world.answer(|_| true)?;
     // At the end the machine fails once more, with nothing that is not durable surviving.
     world.crash(None)?;
     Ok(plan.steps.len())
@@ -219,8 +254,10 @@ impl World<'_> {
             Step::Crash { seed } => self.crash(Some(seed))?,
             Step::NewEpoch { client } => self.clients[client].epoch += 1,
             Step::Reopen { client, object, handle } => {
+                // A close comes after what the program waits for.
+                self.answer(|held| (held.client, held.object, held.handle) == (client, object, handle))?;
                 let client = &mut self.clients[client];
-                let told = client.told.last(FileKey(key(object)));
+                let told = client.unsynced.losses().last(FileKey(key(object)));
                 client.handles[object][handle] = Handle { told, ..Handle::default() };
             }
             Step::Write { .. }
@@ -247,7 +284,9 @@ impl World<'_> {
             Step::Write { client, span } => self.write(&server, client, span, killed.is_none()),
             Step::Cut { client, object, sectors } => self.cut(&server, client, object, sectors, killed.is_none()),
             Step::Punch { client, span } => self.punch(&server, client, span, killed.is_none()),
-            Step::Sync { client, object, handle } => self.sync(&server, client, object, handle, killed.is_none()),
+            Step::Sync { client, object, handle, late } => {
+                self.sync(&server, (client, object, handle), late, killed.is_none())
+            }
             Step::Read { object } => self.read(&server, object),
             _ => {
                 server.store.settle_older(Duration::ZERO, |key, error| {
@@ -278,10 +317,12 @@ impl World<'_> {
         // Nothing but a truncation, or a hole that is punched, writes zeros.
         let is_forgotten = self.sabotage == Sabotage::ForgetsCuts && value == 0;
         let state = LaneState::new(0, self.incarnation(), loss);
+        self.changes += 1;
         for sector in span.first..span.first + span.count {
-            let at = self.sectors[span.object][sector].write(value, outcome == Outcome::Done);
+            let write = self.sectors[span.object][sector].write(value, outcome == Outcome::Done);
             if let (Some(client), Outcome::Done) = (client, outcome) {
-                self.clients[client].pending[span.object].push((sector, at));
+                let pending = Pending { change: self.changes, sector, write };
+                self.clients[client].pending[span.object].push(pending);
             }
         }
         if let (Some(client), Outcome::Done, false) = (client, outcome, is_forgotten) {
@@ -347,14 +388,16 @@ impl World<'_> {
     fn sync(
         &mut self,
         server: &Server,
-        client: usize,
-        object: usize,
-        handle: usize,
+        (client, object, handle): (usize, usize, usize),
+        late: usize,
         is_answered: bool,
     ) -> Result<(), Wrong> {
+        // An open file syncs one after the other.
+        self.answer(|held| (held.client, held.object, held.handle) == (client, object, handle))?;
         if !self.admit(server, client) {
             return Ok(());
         }
+        let (mark, changes) = (self.clients[client].unsynced.writes(), self.changes);
         self.syncs += 1;
         let skipped = self.sabotage == Sabotage::SkipsSyncs && self.syncs.is_multiple_of(3);
         let done = match self.sabotage {
@@ -376,37 +419,46 @@ impl World<'_> {
             Done::AfterLoss(loss, errno) => (loss, errno),
             _ => (0, 0),
         };
-        self.judge(client, object, handle, LaneState::new(0, self.incarnation(), loss), errno)
+        let state = LaneState::new(0, self.incarnation(), loss);
+        let held = Held { client, object, handle, state, errno, mark, changes, late };
+        if late == 0 {
+            return self.judge(held);
+        }
+        self.held.push(held);
+        Ok(())
     }
 
-    /// What a client makes of an answer to its sync.
-    fn judge(
-        &mut self,
-        client: usize,
-        object: usize,
-        handle: usize,
-        state: LaneState,
-        errno: i32,
-    ) -> Result<(), Wrong> {
+    /// The clients have all answers to the syncs that are due.
+    fn answer(&mut self, is_due: impl FnMut(&mut Held) -> bool) -> Result<(), Wrong> {
+        let due: Vec<Held> = self.held.extract_if(.., is_due).collect();
+        due.into_iter().try_for_each(|held| self.judge(held))
+    }
+
+    /// What a client makes of the answers to its sync.
+    fn judge(&mut self, held: Held) -> Result<(), Wrong> {
+        let Held { client, object, handle, state, errno, mark, changes, .. } = held;
         let (file, troubles) = (FileKey(key(object)), self.all_troubles());
         let whose = format!("client {client}, object {object}, open file {handle}");
         let own = &mut self.clients[client];
-        let judged =
-            own.unsynced.judge(file, &[state], errno, |_| Ok(Peer { name: "data.0".into(), address: String::new() }));
-        if let Err(error @ ClientError::UnsyncedLost { .. }) = &judged {
-            own.told.lost(file, error);
+        let mark = if self.sabotage == Sabotage::CoversLaterWrites { own.unsynced.writes() } else { mark };
+        let peer = |_| Ok(Peer { name: "data.0".into(), address: String::new() });
+        let judged = own.unsynced.judge(file, mark, &[state], errno, peer);
+        let told = own.unsynced.losses();
+        if judged.is_err() {
             for (nth, other) in own.handles[object].iter_mut().enumerate() {
                 other.is_owed |= nth != handle;
             }
         }
         let news = match self.sabotage {
-            Sabotage::TellsOneFile => judged.is_err().then(|| own.told.last(file)),
-            _ => own.told.news(file, own.handles[object][handle].told).map(|(loss, _)| loss),
+            Sabotage::TellsOneFile => judged.is_err().then(|| told.last(file)),
+            _ => told.news(file, own.handles[object][handle].told).map(|(loss, _)| loss),
         };
-        let pending = std::mem::take(&mut own.pending[object]);
-        let has_lost = std::mem::take(&mut own.has_lost[object]);
+        let pending: Vec<Pending> = own.pending[object].extract_if(.., |pending| pending.change <= changes).collect();
+        let has_lost = own.lost[object].extract_if(.., |change| *change <= changes).count() > 0;
         let open = &mut own.handles[object][handle];
         if let Some(loss) = news {
+            // Of whatever was lost by now.
+            own.lost[object].clear();
             *open = Handle { told: loss, is_owed: false, times: open.times + 1 };
             return match open.times > troubles {
                 true => Err(Wrong::Told(format!("{whose} is told {} times of {troubles} failures", open.times))),
@@ -419,9 +471,9 @@ impl World<'_> {
         if has_lost {
             return Err(Wrong::Lost(format!("{whose}: a sync succeeds after a power failure lost what was written")));
         }
-        for (sector, at) in pending {
+        for Pending { sector, write, .. } in pending {
             let sector = &mut self.sectors[object][sector];
-            sector.floor = sector.floor.max(at);
+            sector.floor = sector.floor.max(write);
         }
         let device = self.disk.copied();
         device.crash();
@@ -479,8 +531,9 @@ impl World<'_> {
                 let left = sector.since(sector.floor, value);
                 let latest = left.last().copied().unwrap_or(0);
                 for client in &mut self.clients {
-                    client.has_lost[object] |=
-                        client.pending[object].iter().any(|(at, write)| *at == number && *write > latest);
+                    let is_lost = |pending: &mut Pending| pending.sector == number && pending.write > latest;
+                    let lost = client.pending[object].extract_if(.., is_lost);
+                    client.lost[object].extend(lost.map(|pending| pending.change));
                 }
                 sector.values.push(value);
                 sector.floor = sector.values.len() - 1;
