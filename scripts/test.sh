@@ -91,7 +91,7 @@ fi
 
 export TEST_TIMEOUT_S=${TEST_TIMEOUT_S:-1200}
 # How long random simulations run; a plain `cargo test` takes a few seconds.
-export IMPRESARIO_SIM_FUZZ_S=${IMPRESARIO_SIM_FUZZ_S:-15}
+export IMPRESARIO_SIM_FUZZ_S=${IMPRESARIO_SIM_FUZZ_S:-8}
 # A short name: sockets lie below it, whose paths may have 107 bytes.
 folder=$(mktemp -d "${TMPDIR:-/tmp}/test.XXXXXX")
 checks=

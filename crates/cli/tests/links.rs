@@ -200,10 +200,10 @@ fn begin<T: Send + 'static>(
 }
 
 /// Whatever happens to links, no call fails as long as it is over before calls time out, and nothing is lost or done twice.
-/// `IMPRESARIO_LINKS_S` seconds, 15 unless it is set; `IMPRESARIO_LINKS_SEED` repeats the choices.
+/// `IMPRESARIO_LINKS_S` seconds, 8 unless it is set; `IMPRESARIO_LINKS_SEED` repeats the choices.
 fn all_is_done_once(data: usize, io: usize) {
     let of = |key| std::env::var(key).ok().and_then(|text| text.parse().ok());
-    let seconds = of("IMPRESARIO_LINKS_S").unwrap_or(15);
+    let seconds = of("IMPRESARIO_LINKS_S").unwrap_or(8);
     let seed = of("IMPRESARIO_LINKS_SEED").unwrap_or_else(|| u64::from(std::process::id()));
     println!("IMPRESARIO_LINKS_SEED={seed}");
     let bed = Bed::start(data, io);

@@ -9,7 +9,7 @@ use std::time::Duration;
 use crate::library;
 use crate::support::{Cluster, IMPRESARIO, Ran, run, run_command, run_within};
 
-/// Ranks wait for one another busily, and there are fewer processors.
+/// There are fewer processors than ranks.
 const LONG: Duration = Duration::from_secs(240);
 const AT: &str = "/impresario-mpi";
 
@@ -34,20 +34,19 @@ impl Mpi {
         impresario_testing::require(self.launcher) && impresario_testing::require(self.compiler)
     }
 
-    /// The command of so many processes of a program.
-    fn command(self, ranks: usize, io: &[&str], program: &[&str]) -> Command {
+    /// The command of so many processes of a program, which has the library `yield.c` in it.
+    fn command(self, ranks: usize, io: &[&str], pause: &str, program: &[&str]) -> Command {
         let mut command = Command::new(self.launcher);
         command.args(self.more).args(io).args(["-n", &ranks.to_string()]).args(program);
-        // There are fewer processors than ranks.
         command.env("OMPI_MCA_mpi_yield_when_idle", "1").env("OMPI_MCA_btl_vader_single_copy_mechanism", "none");
-        command.env("IMPRESARIO_ASSIST_LIBRARY", library::library());
+        command.env("IMPRESARIO_ASSIST_LIBRARY", library::library()).env("LD_PRELOAD", pause);
         command
     }
 
-    fn compiled(self, cluster: &Cluster) -> String {
-        let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/mpi/patterns.c");
-        let program = cluster.dir.path().join(self.compiler);
-        let ran = run_command(Command::new(self.compiler).args(["-O1", "-o"]).arg(&program).arg(source));
+    fn compiled(self, cluster: &Cluster, name: &str, flags: &[&str]) -> String {
+        let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/mpi").join(name);
+        let program = cluster.dir.path().join(name).with_extension("out");
+        let ran = run_command(Command::new(self.compiler).args(flags).args(["-O1", "-o"]).arg(&program).arg(source));
         assert_eq!(ran.code, 0, "{ran:?}");
         program.to_str().unwrap().to_string()
     }
@@ -87,9 +86,10 @@ impl Drop for Mount {
 fn same_everywhere(cluster: &Cluster, mpi: Mpi, io: &[&str], ranks: usize, program: &[&str]) {
     let local = cluster.dir.path().join("local");
     std::fs::create_dir(&local).unwrap();
+    let pause = mpi.compiled(cluster, "yield.c", &["-shared", "-fPIC"]);
     let with = |front: &[&str], folders: &[&str]| {
         let words: Vec<&str> = [front, program, folders].concat();
-        mpi.command(ranks, io, &words)
+        mpi.command(ranks, io, &pause, &words)
     };
     good(&mut with(&[], &[local.to_str().unwrap()]));
     let one = Mount::new(cluster, "mount", &[]);
@@ -133,7 +133,7 @@ fn patterns(mpi: Mpi, io: &[&str], ranks: usize, io_nodes: usize) {
         return;
     }
     let cluster = Cluster::start(3, io_nodes, |_| {});
-    let program = mpi.compiled(&cluster);
+    let program = mpi.compiled(&cluster, "patterns.c", &[]);
     same_everywhere(&cluster, mpi, io, ranks, &[&program]);
 }
 

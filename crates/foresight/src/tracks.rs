@@ -13,19 +13,22 @@
 //! serves requests in the order of their arrival would else go back and forth between what is predicted of one column and
 //! of another.
 
+mod reader;
+#[cfg(test)]
+mod tests;
+
 use std::ops::Range;
 
 use rustc_hash::FxHashMap;
+
+use reader::{Ahead, Moved, Place, Reader, cut};
 
 /// Extents of one file at most; what an index lists beyond them is left out.
 pub const EXTENTS_MAX: usize = 1 << 16;
 /// Extents that one read may touch and still count as steps along tracks: longer reads need no prediction.
 const TOUCHED_MAX: usize = 256;
-/// Steps predicted, and bytes in one track ahead of the reader, at most.
+/// Steps predicted at most.
 const STEPS_MAX: u32 = 64;
-const AHEAD_BYTES_MAX: u64 = 16 << 20;
-/// Steps predicted in a run that begins like the one before.
-const LIKELY_MAX: u32 = 16;
 /// Extents that one read may look ahead at, over all its tracks.
 const LOOKED_AT_MAX: usize = 1024;
 /// An extent that is longer is read in pieces, which other predictions follow better.
@@ -36,8 +39,6 @@ const UNPROVEN_MAX: u64 = 4;
 const SUM_BYTES_MAX: u64 = 16;
 /// Tracks that one reader is followed in; more are forgotten.
 const FOLLOWED_MAX: usize = 4096;
-/// Tracks that one reader goes along together, at most, so that each step looks at one extent of each.
-const TOGETHER_MAX: usize = STEPS_MAX as usize;
 /// Extents between two readers of a track at most, for what one has read to be in memory still for the other.
 const NEAR_MAX: u64 = 256;
 
@@ -77,134 +78,6 @@ impl Extent {
             State::Predicted { .. } => false,
             State::Read { pass: of, .. } => of != pass,
         }
-    }
-}
-
-/// Where a reader is in a track.
-#[derive(Clone, Debug)]
-struct Place {
-    /// The extents that the last read touched.
-    first: i64,
-    end: i64,
-    /// Which bytes of the extent there were read so far, and all of it.
-    part: Range<u64>,
-    whole: Range<u64>,
-    step: i64,
-    /// The step before, which becomes the step when it is seen again at once; 0 when there is none.
-    seen: i64,
-    right: u32,
-    /// The equal steps that it is in the middle of, and those before them.
-    run: Run,
-    before: Option<Run>,
-    /// From the beginning of a run to that of the next one, when two were alike.
-    jump: Option<i64>,
-}
-
-/// Reads in equal steps.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-struct Run {
-    first: i64,
-    reads: i64,
-}
-
-impl Place {
-    /// The step has been seen twice: what was known of runs is of another one.
-    fn steps_by(&mut self, step: i64) {
-        (self.step, self.right) = (step, 1);
-        (self.run, self.before, self.jump) = (Run { first: self.first - 2 * step, reads: 3 }, None, None);
-    }
-
-    /// A step that is not that of the run: where another run begins, if it is one. Whether that was foreseen.
-    fn begins_run(&mut self) -> bool {
-        let (ended, begun) = (self.run, Run { first: self.first, reads: 1 });
-        let jump = begun.first - ended.first;
-        let alike = |before: &Run| before.reads == ended.reads && ended.first - before.first == jump;
-        let is_series = ended.reads >= 2 && self.before.as_ref().is_some_and(alike);
-        (self.run, self.before, self.jump) = (begun, Some(ended), is_series.then_some(jump));
-        is_series
-    }
-
-    /// How many steps to predict, given how many the reads so far allow.
-    fn steps(&self, steps_max: u32) -> u32 {
-        let doubled = 1u32.checked_shl(self.right).unwrap_or(steps_max).min(steps_max);
-        let left = self.before.map(|before| before.reads - self.run.reads).filter(|left| *left > 0);
-        match left.and_then(|left| u32::try_from(left).ok()) {
-            Some(left) if self.jump.is_none() => left.min(steps_max).min(LIKELY_MAX),
-            _ => doubled,
-        }
-    }
-
-    /// Where the reader is after so many steps.
-    fn after(&self, steps: i64) -> i64 {
-        match (self.jump, self.before) {
-            (Some(jump), Some(Run { reads, .. })) if self.run.reads <= reads => {
-                let place = self.run.reads - 1 + steps;
-                self.run.first + place / reads * jump + place % reads * self.step
-            }
-            _ => self.first + self.step * steps,
-        }
-    }
-}
-
-/// Where a reader is.
-#[derive(Clone, Debug, Default)]
-struct Reader {
-    /// By track.
-    places: FxHashMap<u32, Place>,
-    /// The tracks that it read in last, the very last one at the end.
-    recent: Vec<u32>,
-}
-
-impl Reader {
-    fn has_read_in(&mut self, track: u32) {
-        let at = self.recent.iter().position(|recent| *recent == track);
-        if let Some(at) = at.or((self.recent.len() >= TOGETHER_MAX).then_some(0)) {
-            self.recent.remove(at);
-        }
-        self.recent.push(track);
-    }
-
-    /// The other tracks that it goes along with the one that it read in last, in the order in which it will read in them, and
-    /// whether there may be more: in those the reader was once, and may not come back. It is as far along them, or one step behind
-    /// and about to take it. `begin` tells the first extent of a track.
-    fn together(&self, last: u32, begin: impl Fn(u32) -> i64) -> (Vec<Ahead>, bool) {
-        let Some(place) = self.places.get(&last) else { return Default::default() };
-        let (step, at) = (place.step, place.first - begin(last));
-        let others = self.recent.iter().filter(|track| **track != last);
-        let others = others.filter_map(|track| Some((*track, self.places.get(track)?)));
-        let beside = others.filter(|(track, place)| {
-            let behind = at - (place.first - begin(*track));
-            place.step == step && (behind == 0 || behind == step)
-        });
-        let (proven, unproven): (Vec<_>, Vec<_>) = beside.partition(|(_, place)| place.right > 0);
-        (proven.into_iter().filter_map(|(track, place)| Ahead::whole(track, place)).collect(), !unproven.is_empty())
-    }
-}
-
-/// A track with a reader who will go on in it.
-#[derive(Clone, Debug)]
-struct Ahead {
-    track: u32,
-    place: Place,
-    /// Extents that it takes in one read.
-    group: i64,
-    /// With a part, that of extents of the same length is read, or of all if it goes beyond their ends, as buffers do; else
-    /// all of each.
-    part: Option<(u64, Range<u64>)>,
-    left_bytes: u64,
-}
-
-impl Ahead {
-    fn new(track: u32, place: &Place, group: i64, part: Option<(u64, Range<u64>)>) -> Ahead {
-        Ahead { track, place: place.clone(), group, part, left_bytes: AHEAD_BYTES_MAX }
-    }
-
-    /// `None` while its last extent is not known to have been read as far as it will be.
-    fn whole(track: u32, place: &Place) -> Option<Ahead> {
-        let group = place.end - place.first;
-        let part = cut(group, place.whole.clone(), place.part.clone());
-        let is_whole = part.as_ref().is_none_or(|(len, part)| part.end > *len);
-        is_whole.then(|| Ahead::new(track, place, group, part))
     }
 }
 
@@ -408,7 +281,7 @@ impl Tracks {
             reader.places.clear();
         }
         reader.has_read_in(track);
-        let (first, end, group) = (indices.start as i64, indices.end as i64, indices.len() as i64);
+        let (extents, group) = (indices.start as i64..indices.end as i64, indices.len() as i64);
         let here = self.extents[indices.start].bytes();
         let (whole, mut part) = (0..here.end - here.start, within(&here, bytes));
         if group == 1 {
@@ -418,18 +291,7 @@ impl Tracks {
             part = whole.clone();
         }
         let Some(place) = reader.places.get_mut(&track) else {
-            let place = Place {
-                first,
-                end,
-                part: part.clone(),
-                whole: whole.clone(),
-                step: group,
-                seen: 0,
-                right: 0,
-                run: Run { first, reads: 1 },
-                before: None,
-                jump: None,
-            };
+            let place = Place::new(&extents, (whole.clone(), part.clone()));
             reader.places.insert(track, place.clone());
             let is_cut = group == 1 && (part.start > 0 || part.end < whole.end);
             if is_cut || self.unproven >= UNPROVEN_MAX + 2 * self.proven {
@@ -438,24 +300,11 @@ impl Tracks {
             self.predict(&mut [Ahead::new(track, &place, group, cut(group, whole, part))], 1, may, next);
             return true;
         };
-        let moved = first - place.first;
-        place.end = if moved == 0 { place.end.max(end) } else { end };
-        if moved == 0 {
-            place.part = place.part.start.min(part.start)..place.part.end.max(part.end);
-            return place.right > 0;
-        }
-        // What was read of the extent before will be read of the next ones.
-        let before = (std::mem::replace(&mut place.whole, whole), std::mem::replace(&mut place.part, part));
-        place.first = first;
-        if moved == place.step {
-            (place.right, place.seen) = (place.right + 1, 0);
-            place.run.reads += 1;
-        } else if moved == place.seen {
-            place.steps_by(moved);
-        } else if !place.begins_run() {
-            (place.seen, place.right) = (moved, 0);
-            return false;
-        }
+        let (whole, part) = match place.read(&extents, (whole, part)) {
+            Moved::Not => return place.right > 0,
+            Moved::Elsewhere => return false,
+            Moved::On { whole, part } => (whole, part),
+        };
         let place = place.clone();
         // A read of many extents goes through its tracks by itself.
         let (mut ahead, more) = match steps_max == STEPS_MAX {
@@ -463,7 +312,7 @@ impl Tracks {
             false => Default::default(),
         };
         let steps = if more { 1 } else { place.steps((steps_max / (ahead.len() as u32 + 1)).max(1)) };
-        ahead.push(Ahead::new(track, &place, group, cut(group, before.0, before.1)));
+        ahead.push(Ahead::new(track, &place, group, cut(group, whole, part)));
         self.predict(&mut ahead, steps, may, next);
         true
     }
@@ -549,11 +398,6 @@ impl Tracks {
     }
 }
 
-/// The length of an extent and the part of it that is read, where that is not all of it. A read of several takes all of each.
-fn cut(group: i64, whole: Range<u64>, part: Range<u64>) -> Option<(u64, Range<u64>)> {
-    (group == 1 && part != whole).then_some((whole.end, part))
-}
-
 /// The part of an extent that lies in these bytes, from its beginning.
 fn within(extent: &Range<u64>, bytes: &Range<u64>) -> Range<u64> {
     bytes.start.max(extent.start) - extent.start..bytes.end.min(extent.end) - extent.start
@@ -569,312 +413,4 @@ fn join(ranges: &mut Vec<Range<u64>>) {
         }
     }
     *ranges = joined;
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use proptest::prelude::*;
-
-    const KIB: u64 = 1024;
-
-    /// Row groups of eight columns of 64 KiB each, by column.
-    fn columns(groups: u64) -> Vec<Vec<Range<u64>>> {
-        let at = |g: u64, c: u64| (g * 8 + c) * 64 * KIB;
-        (0..8).map(|c| (0..groups).map(|g| at(g, c)..at(g, c) + 64 * KIB).collect()).collect()
-    }
-
-    fn sum(ranges: &[Range<u64>]) -> u64 {
-        ranges.iter().map(|r| r.end - r.start).sum()
-    }
-
-    #[test]
-    fn the_wanted_columns_are_found_and_the_others_left_alone() {
-        let mut tracks = Tracks::new(columns(40), 1 << 30);
-        let (mut hits, mut predicted, mut used) = (0, 0, 0);
-        for group in 0..40 {
-            for column in [1, 4, 6] {
-                let read = columns(40)[column][group].clone();
-                let next = tracks.read(1, &read, &mut |_| true).unwrap();
-                hits += u64::from(next.was_predicted);
-                (predicted, used) = (predicted + sum(&next.next), used + next.used_bytes);
-            }
-        }
-        assert_eq!((hits, predicted, used), (39 * 3, 39 * 3 * 64 * KIB, 39 * 3 * 64 * KIB));
-        assert_eq!(tracks.depart(1), 0);
-    }
-
-    /// What is predicted is asked for in the order in which it will be read, whichever column shows it.
-    #[test]
-    fn columns_read_in_turn_come_in_turn() {
-        let mut tracks = Tracks::new(columns(400), 1 << 30);
-        let mut predicted = Vec::new();
-        for group in 0..400 {
-            for column in [1, 6, 4] {
-                let read = columns(400)[column][group].clone();
-                // As with a device that is not known yet, little is granted in the beginning.
-                let mut left = (group as u64 + 1) * 3 * 64 * KIB;
-                let mut may = |bytes| {
-                    left = left.saturating_sub(bytes);
-                    left > 0
-                };
-                predicted.extend(tracks.read(1, &read, &mut may).unwrap().next);
-            }
-        }
-        let read = (0..400).flat_map(|group| [1, 6, 4].map(|column| columns(400)[column][group].clone()));
-        let missed = read.filter(|read| !predicted.contains(read)).count();
-        assert!(missed <= 3, "{missed}");
-        let place = |range: &Range<u64>| {
-            let (group, column) = (range.start / (8 * 64 * KIB), range.start / (64 * KIB) % 8);
-            group * 3 + [1, 6, 4].iter().position(|c| *c == column).unwrap() as u64
-        };
-        let places: Vec<u64> = predicted.iter().map(place).collect();
-        assert!(places.is_sorted(), "{places:?}");
-    }
-
-    /// Pages of different lengths, each with a sum that the reader passes over.
-    #[test]
-    fn a_sum_at_the_end_that_is_not_read_makes_no_difference() {
-        let page = |i: u64| i * 64 * KIB..i * 64 * KIB + 20 * KIB + i * i % 1000;
-        let mut tracks = Tracks::new([(0..40).map(page).collect()], 1 << 30);
-        let reads = (0..40).map(|i| page(i).start..page(i).end - 8);
-        let hits = reads.filter(|read| tracks.read(1, read, &mut |_| true).is_some_and(|next| next.was_predicted));
-        assert_eq!(hits.count(), 39);
-    }
-
-    /// A reader fills a buffer that is longer than the columns of a group: what it reads for one column is not meant for the
-    /// next ones, and comes as a whole, so that no second request fetches its rest.
-    #[test]
-    fn of_a_buffer_that_is_filled_all_is_predicted_and_other_columns_are_not() {
-        let column = |c: u64, g: u64| {
-            let at = g * 1000 * KIB + c * 46 * KIB;
-            at..at + 45 * KIB + g * g % 1000
-        };
-        let buffer = 128 * KIB;
-        let mut tracks = Tracks::new((0..8).map(|c| (0..40).map(|g| column(c, g)).collect()), 40_000 * KIB);
-        let (mut hits, mut predicted): (u64, Vec<Range<u64>>) = (0, Vec::new());
-        for group in 0..40 {
-            for c in [1, 5] {
-                let start = column(c, group).start;
-                let read = start..start + buffer;
-                let next = tracks.read(1, &read, &mut |_| true).unwrap();
-                assert_eq!(next.was_predicted, predicted.iter().any(|r| r.start <= read.start && read.end <= r.end));
-                hits += u64::from(next.was_predicted);
-                predicted.extend(next.next);
-            }
-        }
-        assert_eq!((hits, predicted.len() as u64), (39 * 2, 39 * 2));
-        assert_eq!(tracks.depart(1), 0);
-    }
-
-    #[test]
-    fn buffers_that_overlap_are_brought_in_once() {
-        const LEN: u64 = 45 * KIB;
-        let mut tracks = Tracks::new([(0..200).map(|i| i * LEN..(i + 1) * LEN).collect()], 200 * LEN);
-        let (mut hits, mut predicted) = (0, 0);
-        for i in 0..200 {
-            let read = i * LEN..(i * LEN + 128 * KIB).min(200 * LEN);
-            let next = tracks.read(1, &read, &mut |_| true).unwrap();
-            hits += u64::from(next.was_predicted);
-            predicted += sum(&next.next);
-        }
-        assert!(hits >= 197, "all but the first one, and the last ones, which come with those before: {hits}");
-        assert_eq!(predicted, 200 * LEN - 128 * KIB, "all but what the first read had");
-    }
-
-    #[test]
-    fn a_second_pass_is_predicted_like_the_first() {
-        let mut tracks = Tracks::new(columns(40), 1 << 30);
-        for pass in 0..3 {
-            let (mut hits, mut predicted) = (0, 0);
-            for read in &columns(40)[2] {
-                let next = tracks.read(1, read, &mut |_| true).unwrap_or_default();
-                hits += u64::from(next.was_predicted);
-                predicted += sum(&next.next);
-            }
-            assert_eq!((hits, predicted), (39, 39 * 64 * KIB), "pass {pass}");
-        }
-        // Another program begins when the first one is at the end, whose pages may be gone.
-        let longer: Vec<_> = (0..1000).map(|i| i * KIB..(i + 1) * KIB).collect();
-        let mut tracks = Tracks::new([longer.clone()], 1 << 30);
-        longer.iter().for_each(|read| drop(tracks.read(1, read, &mut |_| true)));
-        let next = tracks.read(2, &longer[0], &mut |_| true).unwrap();
-        assert!(!next.was_predicted && next.next.len() == 1, "{next:?}");
-    }
-
-    #[test]
-    fn programs_that_read_the_same_at_the_same_time_bring_it_in_once() {
-        let mut tracks = Tracks::new(columns(40), 1 << 30);
-        let (mut hits, mut predicted) = (0, 0);
-        for at in 0..40 + 5 {
-            for (reader, group) in [(1, Some(at)), (2, usize::checked_sub(at, 5))] {
-                let Some(read) = group.and_then(|group| columns(40)[2].get(group).cloned()) else { continue };
-                let next = tracks.read(reader, &read, &mut |_| true).unwrap_or_default();
-                hits += u64::from(next.was_predicted);
-                predicted += sum(&next.next);
-            }
-        }
-        assert_eq!((hits, predicted), (2 * 39, 39 * 64 * KIB));
-    }
-
-    #[test]
-    fn extents_in_any_order_of_the_file_are_read_in_the_order_of_the_data() {
-        // Chunks scattered over the file, of a table of 10 x 10; a column is read, upward and downward.
-        let extents: Vec<_> = (0..100u64).map(|i| (i * 37 % 100) * 10_000).map(|at| at..at + 9_000).collect();
-        for backward in [false, true] {
-            let mut tracks = Tracks::new([extents.clone()], 1 << 30);
-            let mut order: Vec<usize> = (0..10).map(|row| row * 10 + 3).collect();
-            if backward {
-                order.reverse();
-            }
-            let hits: Vec<bool> = order
-                .iter()
-                .map(|i| tracks.read(1, &extents[*i].clone(), &mut |_| true).is_some_and(|next| next.was_predicted))
-                .collect();
-            assert_eq!(hits.iter().filter(|hit| **hit).count(), 7, "{hits:?}");
-            assert_eq!(tracks.depart(1), 9_000, "the first guess was wrong, and nothing beyond the table");
-        }
-    }
-
-    #[test]
-    fn what_is_read_at_once_comes_at_once() {
-        let mut tracks = Tracks::new([(0..64).map(|i| i * KIB..(i + 1) * KIB).collect()], 1 << 20);
-        let next = tracks.read(1, &(0..8 * KIB), &mut |_| true).unwrap();
-        assert_eq!((next.next.len(), next.next[0].clone()), (1, 8 * KIB..16 * KIB));
-        let next = tracks.read(1, &(8 * KIB..16 * KIB), &mut |_| true).unwrap();
-        assert!(next.was_predicted && next.next.len() == 1 && next.next[0] == (16 * KIB..32 * KIB), "{next:?}");
-    }
-
-    #[test]
-    fn neighbours_in_the_file_that_are_far_apart_in_the_data_predict_nothing() {
-        // The first and the last extent of the data stand side by side.
-        let mut extents: Vec<_> = (0..1000).map(|i| i * KIB..(i + 1) * KIB).collect();
-        extents.insert(0, 1000 * KIB..1001 * KIB);
-        let mut tracks = Tracks::new([extents], 1 << 30);
-        assert_eq!(tracks.read(1, &(999 * KIB..1001 * KIB), &mut |_| true), None);
-        assert_eq!(tracks.clear(), 0);
-    }
-
-    #[test]
-    fn a_read_predicts_a_bounded_number_of_bytes_and_extents() {
-        let long: Vec<_> = (0..64).map(|i| (i * 4) << 20..(i * 4 + 4) << 20).collect();
-        let mut tracks = Tracks::new([long], 1 << 30);
-        assert_eq!(tracks.read(1, &(0..128 << 20), &mut |_| true).map(|next| sum(&next.next)), Some(0));
-        let short: Vec<_> = (0..60_000).map(|i| i * KIB..(i + 1) * KIB).collect();
-        let mut tracks = Tracks::new([short], 1 << 30);
-        for i in 0..10 {
-            let read = i * 200 * KIB..(i + 1) * 200 * KIB;
-            let mut asked = 0;
-            let next = tracks
-                .read(1, &read, &mut |_| {
-                    asked += 1;
-                    true
-                })
-                .unwrap();
-            assert!(sum(&next.next) <= LOOKED_AT_MAX as u64 * KIB && asked <= 5, "{next:?}");
-        }
-    }
-
-    /// A table of 16 x 32 chunks: of every fourth column the upper 12 rows, downward.
-    #[test]
-    fn columns_one_after_the_other_are_foreseen_beyond_their_ends() {
-        let chunks: Vec<_> = (0..512u64).map(|i| i * 64 * KIB..(i + 1) * 64 * KIB).collect();
-        let mut tracks = Tracks::new([chunks.clone()], 1 << 30);
-        let (mut missed, mut predicted, mut used) = (Vec::new(), 0, 0);
-        for column in (0..32).step_by(4) {
-            let mut of_column = 0;
-            for row in 0..12 {
-                let read = &chunks[row * 32 + column];
-                let next = tracks.read(1, read, &mut |_| true).unwrap_or_default();
-                of_column += usize::from(!next.was_predicted);
-                (predicted, used) = (predicted + sum(&next.next), used + next.used_bytes);
-            }
-            missed.push(of_column);
-        }
-        assert_eq!(missed, [3, 2, 1, 0, 0, 0, 0, 0], "after one column its length is known, after two the next one");
-        // The first guess, four below the first column, and what would follow the last one.
-        assert!((predicted - used) / (64 * KIB) <= 12, "{}", predicted - used);
-        assert_eq!(tracks.depart(1), predicted - used);
-    }
-
-    #[test]
-    fn of_rows_read_in_part_only_that_part_comes() {
-        let rows: Vec<_> = (0..20u64).map(|i| i * 256 * KIB..(i + 1) * 256 * KIB).collect();
-        let mut tracks = Tracks::new([rows], 1 << 30);
-        let read = |i: u64| i * 256 * KIB + 64 * KIB..i * 256 * KIB + 192 * KIB;
-        assert!(tracks.read(1, &read(0), &mut |_| true).is_none(), "what is read of it is not known before it is left");
-        assert_eq!(tracks.read(1, &read(1), &mut |_| true).unwrap().next, [read(2), read(3)]);
-        let next = tracks.read(1, &read(2), &mut |_| true).unwrap();
-        assert!(next.was_predicted && next.used_bytes == 128 * KIB);
-    }
-
-    #[test]
-    fn whole_extents_of_different_lengths_are_followed() {
-        let extents: Vec<_> = (0..40u64).map(|i| i * 100 * KIB..i * 100 * KIB + (20 + i * 7 % 60) * KIB).collect();
-        let mut tracks = Tracks::new([extents.clone()], 1 << 30);
-        let mut reads = extents.iter().step_by(2);
-        let hits = reads.by_ref().filter(|read| tracks.read(1, read, &mut |_| true).is_some_and(|n| n.was_predicted));
-        assert_eq!(hits.count(), 17);
-    }
-
-    #[test]
-    fn extents_read_in_pieces_come_as_a_whole() {
-        let mut tracks = Tracks::new(columns(20), 1 << 30);
-        let pieces = |group: usize| {
-            let extent = columns(20)[2][group].clone();
-            (0..8).map(move |i| extent.start + i * 8 * KIB..extent.start + (i + 1) * 8 * KIB)
-        };
-        let mut hits = 0;
-        for read in (0..20).flat_map(pieces) {
-            hits += u32::from(tracks.read(1, &read, &mut |_| true).is_some_and(|next| next.was_predicted));
-        }
-        assert_eq!(hits, 18 * 8);
-        assert_eq!(tracks.depart(1), 0);
-    }
-
-    #[test]
-    fn single_reads_in_many_tracks_cost_little() {
-        let extent = |t: u64, i: u64| (t * 10 + i) * KIB..(t * 10 + i + 1) * KIB;
-        let many: Vec<Vec<Range<u64>>> = (0..1000).map(|t| (0..10).map(|i| extent(t, i)).collect()).collect();
-        let mut tracks = Tracks::new(many.clone(), 1 << 30);
-        let predicted: u64 =
-            many.iter().filter_map(|t| tracks.read(1, &t[0], &mut |_| true)).map(|n| sum(&n.next)).sum();
-        assert_eq!(predicted, UNPROVEN_MAX * KIB);
-        assert_eq!(tracks.depart(1), predicted);
-    }
-
-    #[test]
-    fn an_extent_takes_little_memory() {
-        assert_eq!(size_of::<Extent>(), 24);
-    }
-
-    #[test]
-    fn nothing_is_predicted_without_leave_or_beyond_the_file() {
-        let mut tracks = Tracks::new(columns(40), 1 << 30);
-        assert_eq!(tracks.read(1, &(0..64 * KIB), &mut |_| false).unwrap().next, []);
-        assert!(Tracks::new([vec![0..10, 90..101]], 100).is_empty(), "one extent has no successor");
-        assert!(tracks.read(1, &(1 << 29..(1 << 29) + 1), &mut |_| true).is_none());
-    }
-
-    proptest! {
-        /// Whatever the index says and the program reads, each extent is predicted at most once while it is not read, and
-        /// what is predicted is used or unread.
-        #[test]
-        fn nothing_is_predicted_twice(
-            tracks in prop::collection::vec(prop::collection::vec((0u64..5000, 0u64..300), 0..40), 0..6),
-            reads in prop::collection::vec((0u64..3, 0u64..5000, 1u64..600), 0..200),
-        ) {
-            let tracks = tracks.into_iter().map(|t| t.into_iter().map(|(at, len)| at..at + len).collect::<Vec<_>>());
-            let mut tracks = Tracks::new(tracks, 5000);
-            let (mut predicted, mut used) = (0, 0);
-            for (reader, at, len) in reads {
-                if let Some(next) = tracks.read(reader, &(at..at + len), &mut |bytes| bytes < 1000) {
-                    prop_assert!(next.next.iter().all(|r| r.start < r.end && r.end <= 5000));
-                    (predicted, used) = (predicted + sum(&next.next), used + next.used_bytes);
-                }
-            }
-            let unread = tracks.clear();
-            prop_assert!(used + unread <= predicted, "{} {} {}", used, unread, predicted);
-        }
-    }
 }

@@ -1,4 +1,4 @@
-//! Random scenarios with random faults under all laws, for IMPRESARIO_SIM_FUZZ_S seconds (default 5; `make test`: 15;
+//! Random scenarios with random faults under all laws, for IMPRESARIO_SIM_FUZZ_S seconds (default 5; `make test`: 8;
 //! `make soak`: SOAK_S). IMPRESARIO_SIM_FUZZ_SEED repeats a hunt.
 
 use std::time::{Duration, Instant};

@@ -1,6 +1,6 @@
 //! Random plans until one fails, and the smallest that fails likewise: for simulations whose plans follow from a seed.
 //!
-//! `IMPRESARIO_SIM_FUZZ_S` says for how many seconds (default 5; `make test`: 15; `make soak`: SOAK_S), and
+//! `IMPRESARIO_SIM_FUZZ_S` says for how many seconds (default 5; `make test`: 8; `make soak`: SOAK_S), and
 //! `IMPRESARIO_SIM_FUZZ_SEED` with which seed to begin, and so repeats one.
 
 use std::sync::Mutex;

@@ -8,7 +8,7 @@ use std::process::Command;
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
-use crate::support::{LIMITS, TICK, between, echo, greet, pair, serve, soon};
+use crate::support::{LIMITS, TICK, echo, flipped, greet, pair, serve, soon};
 use impresario_base::random::Random;
 use impresario_config::{Cluster, Config, Data, Meta, Protect, Security, Tls};
 use impresario_testing::certificates::{Authority, Wish, replace};
@@ -439,31 +439,7 @@ fn a_bit_that_flips_on_the_way_is_noticed() {
     Authority::draw("cluster").write_all(dir.path());
     let (theirs, access) = (server(dir.path()), access(dir.path(), KeyRole::Client));
     let payload = vec![7; 100_000];
-    let run = |flip: Option<(bool, usize)>| {
-        let (ours, middle_a) = UnixStream::pair().unwrap();
-        let (middle_b, there) = UnixStream::pair().unwrap();
-        let flipper = |way: bool| {
-            move |at: usize, bytes: &mut [u8]| {
-                if let Some((flipped, place)) = flip
-                    && flipped == way
-                    && (at..at + bytes.len()).contains(&place)
-                {
-                    bytes[place - at] ^= 4;
-                }
-            }
-        };
-        between(middle_a.try_clone().unwrap(), middle_b.try_clone().unwrap(), flipper(true));
-        between(middle_b, middle_a, flipper(false));
-        let (there, theirs) = (Stream::from_unix(there, TICK).unwrap(), theirs.clone());
-        let server = std::thread::spawn(move || serve(there, None, Some(&theirs)));
-        let here = Stream::from_unix(ours, TICK).unwrap();
-        let mut reader = FrameReader::default();
-        let met = greet(&here, &mut reader, &access).map_err(|error| error.to_string());
-        let ended = met.and_then(|_| echo(&here, &mut reader, 1, &payload).map_err(|error| error.to_string()));
-        here.shut_down();
-        let _ = server.join().unwrap();
-        ended
-    };
+    let run = |flip| flipped(flip, &access, &payload, |there| serve(there, None, Some(&theirs))).0;
     assert!(run(None).unwrap() == payload);
     for way in [true, false] {
         // The two bytes of a record that only say an old version mean nothing, and are covered by nothing in the first.

@@ -5,7 +5,7 @@ use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::time::Duration;
 
-use crate::support::{self, LIMITS, TICK, between, echo, greet, pair, soon};
+use crate::support::{self, LIMITS, TICK, between, echo, flipped, greet, pair, soon};
 use impresario_base::random::Random;
 use impresario_config::{Cluster, Config, Data, Meta, Protect, Security};
 use impresario_transport::{Access, FrameReader, Guest, Keyring, Keys, Stream, key_file_name, send_frame};
@@ -153,30 +153,9 @@ fn a_bit_that_flips_on_the_way_is_noticed() {
     let payload = vec![7; 100_000];
     // The role of each byte in both directions, counted from the start.
     let run = |flip: Option<(bool, usize)>, protect: Protect| {
-        let (ours, middle_a) = UnixStream::pair().unwrap();
-        let (middle_b, theirs) = UnixStream::pair().unwrap();
-        let flipper = |there: bool| {
-            move |at: usize, bytes: &mut [u8]| {
-                if let Some((way, place)) = flip
-                    && way == there
-                    && (at..at + bytes.len()).contains(&place)
-                {
-                    bytes[place - at] ^= 4;
-                }
-            }
-        };
-        between(middle_a.try_clone().unwrap(), middle_b.try_clone().unwrap(), flipper(true));
-        between(middle_b, middle_a, flipper(false));
         let ring = Keyring::find(dir.path(), KeyRole::Server).unwrap();
-        let theirs = Stream::from_unix(theirs, TICK).unwrap();
-        let server = std::thread::spawn(move || serve(theirs, Some(&ring), protect));
-        let here = Stream::from_unix(ours, TICK).unwrap();
-        let (mut reader, access) = (FrameReader::default(), access(dir.path(), KeyRole::Client, protect));
-        let met = greet(&here, &mut reader, &access).map_err(|error| error.to_string());
-        let ended = met.and_then(|_| echo(&here, &mut reader, 1, &payload).map_err(|error| error.to_string()));
-        here.shut_down();
-        let theirs = server.join().unwrap();
-        (ended, theirs)
+        let access = access(dir.path(), KeyRole::Client, protect);
+        flipped(flip, &access, &payload, |theirs| serve(theirs, Some(&ring), protect))
     };
     let (whole, _) = run(None, Protect::All);
     assert!(whole.unwrap() == payload);

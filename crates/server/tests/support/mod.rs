@@ -9,7 +9,8 @@ use std::time::Duration;
 use impresario_node::pieces::Gathering;
 use impresario_testing::free_address;
 use impresario_wire::{
-    Answer, Call, ClientKey, FileKey, Hello, Kind, PROTOCOL_VERSION, Role, Welcome, Who, decode_body, frame,
+    Answer, Call, ClientKey, FileKey, Hello, Kind, PROTOCOL_VERSION, Role, SpaceChange, Welcome, Who, decode_body,
+    frame,
 };
 
 pub trait Pipe: Read + Write + Send {
@@ -219,6 +220,16 @@ pub fn pattern(seed: u64, len: usize) -> Vec<u8> {
     (0..len as u64).map(|i| (seed.wrapping_mul(31).wrapping_add(i * 7 + (i >> 8) * 13) & 0xff) as u8).collect()
 }
 
+/// Of file 1 or another, for client 1.
+pub fn sync(file: u64) -> Call {
+    Call::Sync { who: who(1), file: FileKey(file) }
+}
+
+/// Of file 1, for client 1.
+pub fn change(change: SpaceChange, lane_offset: u64, len: u64) -> Call {
+    Call::ChangeSpace { who: who(1), file: FileKey(1), change, lane_offset, len }
+}
+
 /// A small file system in memory.
 pub struct SmallDisk(tempfile::TempDir);
 
@@ -323,7 +334,7 @@ pub fn cold_object(
     for (i, part) in bytes.chunks(1 << 20).enumerate() {
         assert_eq!(peer.write(1, 1, (i as u64) << 20, part), Answer::Written(1 << 20));
     }
-    assert_eq!(peer.call(&Call::Sync { who: who(1), file: FileKey(1) }, &[]).0, Answer::Done);
+    assert_eq!(peer.call(&sync(1), &[]).0, Answer::Done);
     cool(folder.path());
     let in_memory = peer.status()["store"]["in_memory"] == true;
     (!in_memory).then_some((cluster, peer, folder, bytes))

@@ -113,6 +113,40 @@ pub fn echo(stream: &Stream, reader: &mut FrameReader, id: u64, payload: &[u8]) 
     Ok(back)
 }
 
+/// A client that greets and sends a payload to `serve` while at most one byte on the way there (`true`) or back is changed, that
+/// at this place: what comes back, and what the server says.
+pub fn flipped<R: Send>(
+    flip: Option<(bool, usize)>,
+    access: &Access,
+    payload: &[u8],
+    serve: impl FnOnce(Stream) -> R + Send,
+) -> (Result<Vec<u8>, String>, R) {
+    let (ours, middle_a) = UnixStream::pair().unwrap();
+    let (middle_b, theirs) = UnixStream::pair().unwrap();
+    let flipper = |way: bool| {
+        move |at: usize, bytes: &mut [u8]| {
+            if let Some((flipped, place)) = flip
+                && flipped == way
+                && (at..at + bytes.len()).contains(&place)
+            {
+                bytes[place - at] ^= 4;
+            }
+        }
+    };
+    between(middle_a.try_clone().unwrap(), middle_b.try_clone().unwrap(), flipper(true));
+    between(middle_b, middle_a, flipper(false));
+    std::thread::scope(|scope| {
+        let theirs = Stream::from_unix(theirs, TICK).unwrap();
+        let server = scope.spawn(move || serve(theirs));
+        let here = Stream::from_unix(ours, TICK).unwrap();
+        let mut reader = FrameReader::default();
+        let met = greet(&here, &mut reader, access).map_err(|error| error.to_string());
+        let back = met.and_then(|_| echo(&here, &mut reader, 1, payload).map_err(|error| error.to_string()));
+        here.shut_down();
+        (back, server.join().unwrap())
+    })
+}
+
 /// Forwards bytes, changed by `alter` from the first on.
 pub fn between(mut from: UnixStream, mut to: UnixStream, mut alter: impl FnMut(usize, &mut [u8]) + Send + 'static) {
     std::thread::spawn(move || {

@@ -4,13 +4,12 @@ use std::fs::{self, File, OpenOptions};
 use std::io::{Read, Write};
 use std::os::unix::fs::{MetadataExt, PermissionsExt, chown, symlink};
 use std::path::Path;
-use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 use std::time::Duration;
 
 use impresario_fuse::MountOptions;
 use impresario_testing::require;
 
-use crate::cluster::{errno, mounted, mounted_with};
+use crate::cluster::{errno, mounted, mounted_with, six_at_once};
 use crate::names::{as_user, c_path};
 
 fn look(path: &Path) -> (u64, u64) {
@@ -200,26 +199,13 @@ fn only_one_links() {
     let Some(node) = mounted() else { return };
     let other = node.second(MountOptions::default());
     for round in 0..10 {
-        let winners = AtomicU32::new(0);
-        std::thread::scope(|scope| {
-            for i in 0..6 {
-                let (node, winners) = (if i % 2 == 0 { &node } else { &other }, &winners);
-                scope.spawn(move || {
-                    let own = node.at(&format!("own{round}.{i}"));
-                    fs::write(&own, "").unwrap();
-                    match fs::hard_link(&own, node.at(&format!("lock{round}"))) {
-                        Ok(()) => {
-                            assert_eq!(look(&own).1, 2);
-                            winners.fetch_add(1, Relaxed);
-                        }
-                        Err(error) => {
-                            assert_eq!(error.raw_os_error(), Some(libc::EEXIST));
-                            assert_eq!(look(&own).1, 1);
-                        }
-                    }
-                });
-            }
+        let won = six_at_once([&node, &other], |node, i| {
+            let own = node.at(&format!("own{round}.{i}"));
+            fs::write(&own, "").unwrap();
+            let linked = fs::hard_link(&own, node.at(&format!("lock{round}")));
+            assert_eq!(look(&own).1, if linked.is_ok() { 2 } else { 1 });
+            linked.map_err(|error| assert_eq!(error.raw_os_error(), Some(libc::EEXIST))).is_ok()
         });
-        assert_eq!(winners.load(Relaxed), 1);
+        assert_eq!(won.into_iter().filter(|won| *won).count(), 1);
     }
 }

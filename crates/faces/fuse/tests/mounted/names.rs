@@ -9,14 +9,14 @@ use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt, PermissionsExt
 use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::Command;
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::Duration;
 
 use impresario_fuse::MountOptions;
 use impresario_testing::require;
 use rustix::fs::{AtFlags, StatxFlags};
 
-use crate::cluster::{Node, errno, mounted, mounted_with};
+use crate::cluster::{Node, errno, mounted, mounted_with, six_at_once};
 
 pub fn c_path(path: &Path) -> CString {
     CString::new(path.as_os_str().as_bytes()).unwrap()
@@ -190,28 +190,14 @@ fn only_one_makes_it() {
     let Some(node) = mounted() else { return };
     let other = node.second(MountOptions::default());
     for round in 0..10 {
-        let winners = AtomicU32::new(0);
-        std::thread::scope(|scope| {
-            for i in 0..6 {
-                let (node, winners) = (if i % 2 == 0 { &node } else { &other }, &winners);
-                scope.spawn(move || {
-                    let path = node.at(&format!("lock{round}"));
-                    match OpenOptions::new().write(true).create_new(true).open(path) {
-                        Ok(_) => _ = winners.fetch_add(1, Relaxed),
-                        Err(error) => assert_eq!(error.kind(), ErrorKind::AlreadyExists),
-                    }
-                });
-            }
+        let made = six_at_once([&node, &other], |node, _| {
+            let made = OpenOptions::new().write(true).create_new(true).open(node.at(&format!("lock{round}")));
+            made.map_err(|error| assert_eq!(error.kind(), ErrorKind::AlreadyExists)).is_ok()
         });
-        assert_eq!(winners.load(Relaxed), 1);
+        assert_eq!(made.into_iter().filter(|made| *made).count(), 1);
         // Without exclusive creation, every caller succeeds.
-        std::thread::scope(|scope| {
-            for i in 0..6 {
-                let node = if i % 2 == 0 { &node } else { &other };
-                scope.spawn(move || {
-                    OpenOptions::new().append(true).create(true).open(node.at(&format!("shared{round}"))).unwrap();
-                });
-            }
+        six_at_once([&node, &other], |node, _| {
+            OpenOptions::new().append(true).create(true).open(node.at(&format!("shared{round}"))).unwrap();
         });
     }
 }
