@@ -511,6 +511,34 @@ fn a_file_is_not_brought_in_while_its_index_is_on_its_way() {
     );
 }
 
+/// The same where what is read is seen in the page cache: of a long read, or one that is not told of.
+#[test]
+fn a_map_is_not_brought_in_while_an_index_is_on_its_way() {
+    let ms = 1_000_000;
+    let mut a = advisor(Entry { online: true, ..Entry::new("/f.h5") }, 64 * MIB, Budget::default());
+    a.may_be(crate::formats::by_name(std::path::Path::new("/f.h5")));
+    read(&mut a, 1, MIB..MIB + 10, 0, 0);
+    let mut there = std::collections::BTreeSet::new();
+    let mut tries = |a: &mut Advisor, steps: Range<u64>| {
+        let seen = |step: u64| {
+            let mut cached = |range: Range<u64>| {
+                let held = there.range(range.start / (128 * KIB)..range.end.div_ceil(128 * KIB)).count() as u64;
+                Some(held * 128 * KIB)
+            };
+            let actions = a.look_at_map(step * 10 * ms, &mut cached, &mut |_| true);
+            there.insert(step * 197 % 512);
+            actions.iter().any(|action| matches!(action, Action::Try(_)))
+        };
+        steps.map(seen).filter(|tries| *tries).count()
+    };
+    // It is quiet, and looked at for the first time. Then the index is asked for.
+    assert_eq!(tries(&mut a, 1..3), 0);
+    assert!(a.take_index_wish().is_some());
+    assert_eq!(tries(&mut a, 3..60), 0, "it is awaited");
+    a.has_no_index(600 * ms);
+    assert!(tries(&mut a, 60..70) > 0, "what was waited until then counts");
+}
+
 /// Reads beside those of the index take longer by them.
 #[test]
 fn an_index_on_its_way_makes_no_reads_look_slow() {
