@@ -357,13 +357,25 @@ fn what_is_of_use_to_one_program_has_no_other_tell_of_small_files() {
     for program in [&walks, &other] {
         assert!(!program.ring.may_wait(1_000_000_000));
     }
-    let begins = cold.iter().any(|next| {
-        open(&mut walks, next);
+    // A file system may keep what it is asked to drop.
+    if cold.iter().any(|file| cached(file, 0, 4096) > 0) {
+        return impresario_testing::skip("cachestat", "memory cannot be looked into, or files do not leave it");
+    }
+    let mut cold = cold.iter();
+    let mut steps = |beside: &mut dyn FnMut() -> bool| {
+        cold.any(|next| {
+            open(&mut walks, next);
+            std::thread::sleep(Duration::from_millis(1));
+            beside()
+        })
+    };
+    let brought_bytes = || manager.report().unwrap().siblings_bytes;
+    assert!(steps(&mut || brought_bytes() > 0), "what comes next is brought in for the one");
+    let begins = steps(&mut || {
         open(&mut other, &file);
-        std::thread::sleep(Duration::from_millis(1));
         other.ring.is_lull()
     });
-    assert!(begins, "{} bytes were brought in", manager.report().unwrap().siblings_bytes);
+    assert!(begins, "{} bytes were brought in", brought_bytes());
 }
 
 /// Of a program that is recorded beside its hints all files are known, also those that it only writes.
