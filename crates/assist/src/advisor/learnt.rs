@@ -334,7 +334,8 @@ mod tests {
         let steps = |count: u64, len: u64, step: u64| (0..count).map(|i| i * step..i * step + len).collect::<Vec<_>>();
         assert_eq!(straight_bytes(&steps(100, 4096, 4096 + SHORT_GAP_BYTES)), 100 * 4096);
         assert_eq!(straight_bytes(&steps(100, 4096, 4097 + SHORT_GAP_BYTES)), 0);
-        let footer_first = [&[80 * MIB..80 * MIB + 100][..], &steps(8, MIB, MIB)].concat();
+        let mut footer_first = steps(8, MIB, MIB);
+        footer_first.insert(0, 80 * MIB..80 * MIB + 100);
         assert_eq!(straight_bytes(&footer_first), 8 * MIB);
         assert_eq!(straight_bytes(&steps(8, MIB, MIB).into_iter().rev().collect::<Vec<_>>()), 0);
         assert_eq!(straight_bytes(&[]), 0);
