@@ -581,6 +581,8 @@ impl Advisor {
         let Some(watch) = &mut self.map_watch else { return Vec::new() };
         let seen = watch.look(now_ns, cached, may);
         let mut actions: Vec<Action> = seen.bring.into_iter().map(Action::Exactly).collect();
+        // What the index is going to tell of is not in no order, whichever way it is seen.
+        self.fill.hold_back(self.indexed.is_awaited());
         // A touch is seen as soon as it waits, and what the one before it took until then.
         let alone = self.unaided.is_idle_since(seen.since_ns);
         let mut steps: Vec<Step> = Vec::new();

@@ -29,7 +29,7 @@ use crate::plan::{Purpose, purpose, uses};
 use crate::record::SOURCE;
 
 /// Nothing is learnt of files that are no longer: the kernel reads them as a whole.
-pub const SHORT_BYTES_MAX: u32 = (64 << 10) - 1;
+pub(crate) const SHORT_BYTES_MAX: u32 = (64 << 10) - 1;
 /// Files of a run that are looked at, at most: those of which most was read.
 const FILES_MAX: usize = 1000;
 /// Reads of a file that are looked at, at most.

@@ -29,11 +29,12 @@ use std::sync::Arc;
 use std::sync::mpsc::{self, Receiver, Sender};
 use std::time::Duration;
 
+use impresario_ring::SMALL_FILE_BYTES;
 use impresario_ring::patterns::Kind as PatternKind;
 
 use crate::backend::Backends;
 use crate::config::Hints;
-use crate::learn::{Kind, SHORT_BYTES_MAX};
+use crate::learn::Kind;
 use crate::report::Report;
 pub use sink::{RecordedAccess, RecordedFile, Sink};
 pub use socket::is_abandoned;
@@ -67,9 +68,10 @@ impl Record {
         Record { sink, patterns: vec![(PatternKind::Tree, b"/".to_vec())], small_bytes: 0 }
     }
 
-    /// Of the regular files from which something can be learnt.
+    /// Of the regular files from which something can be learnt beside the hints: not of small ones, so that a program whose files are in
+    /// memory need not tell of them.
     pub fn to_learn_from(sink: Box<dyn Sink>) -> Record {
-        Record { small_bytes: SHORT_BYTES_MAX, ..Record::of_everything(sink) }
+        Record { small_bytes: SMALL_FILE_BYTES, ..Record::of_everything(sink) }
     }
 }
 

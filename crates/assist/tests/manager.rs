@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use crate::support::*;
 use impresario_assist::backend::{Advice, Backends, cached_pages};
 use impresario_assist::config::{BackendChoice, Budget, Entry, Hints, Limits, ReadAhead, Region, StandDown};
-use impresario_assist::learn::{Files, Kind, SHORT_BYTES_MAX};
+use impresario_assist::learn::{Files, Kind};
 use impresario_assist::manager::{
     Access, Handle, KindsOf, Manager, Options, Record, RecordedAccess, RecordedFile, Sink,
 };
@@ -293,7 +293,7 @@ fn small_files_are_passed_over_in_lulls() {
     let (path, file) = cold_file(dir.path(), "f", 8192);
     let online = Entry { online: true, ..Entry::new(dir.path()) };
     let planned = Entry { will_need: vec![Region::WHOLE], ..Entry::new(&path) };
-    // Nothing is learnt of short files, whether or not something is known of the program.
+    // A program whose files are in memory tells of none, whether or not it is learnt from or known.
     let known = Kind {
         files: Files { suffix: "h5".into(), ..Files::default() },
         shape: Shape::default(),
@@ -304,8 +304,8 @@ fn small_files_are_passed_over_in_lulls() {
     for (planned, (learns, kinds), small_bytes) in [
         (vec![], plain.clone(), SMALL_FILE_BYTES),
         (vec![planned], plain, 0),
-        (vec![], learns, SHORT_BYTES_MAX),
-        (vec![], knows, SHORT_BYTES_MAX),
+        (vec![], learns, SMALL_FILE_BYTES),
+        (vec![], knows, SMALL_FILE_BYTES),
     ] {
         let hints = Hints { directory: vec![online.clone()], ..hints(planned) };
         let record = learns.then(|| Record::to_learn_from(Box::new(Into(Arc::default()))));
@@ -357,13 +357,25 @@ fn what_is_of_use_to_one_program_has_no_other_tell_of_small_files() {
     for program in [&walks, &other] {
         assert!(!program.ring.may_wait(1_000_000_000));
     }
-    let begins = cold.iter().any(|next| {
-        open(&mut walks, next);
+    // A file system may keep what it is asked to drop.
+    if cold.iter().any(|file| cached(file, 0, 4096) > 0) {
+        return impresario_testing::skip("cachestat", "memory cannot be looked into, or files do not leave it");
+    }
+    let mut cold = cold.iter();
+    let mut steps = |beside: &mut dyn FnMut() -> bool| {
+        cold.any(|next| {
+            open(&mut walks, next);
+            std::thread::sleep(Duration::from_millis(1));
+            beside()
+        })
+    };
+    let brought_bytes = || manager.report().unwrap().siblings_bytes;
+    assert!(steps(&mut || brought_bytes() > 0), "what comes next is brought in for the one");
+    let begins = steps(&mut || {
         open(&mut other, &file);
-        std::thread::sleep(Duration::from_millis(1));
         other.ring.is_lull()
     });
-    assert!(begins, "{} bytes were brought in", manager.report().unwrap().siblings_bytes);
+    assert!(begins, "{} bytes were brought in", brought_bytes());
 }
 
 /// Of a program that is recorded beside its hints all files are known, also those that it only writes.

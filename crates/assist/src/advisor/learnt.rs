@@ -9,6 +9,7 @@ use std::ops::Range;
 use impresario_foresight::{ReadingOrder, Shape};
 use rustc_hash::FxHashMap;
 
+use super::gaps::SHORT_GAP_BYTES;
 use super::{Everything, KNOWN_GROWTH, KNOWN_HEAD_BYTES, Reader, in_file};
 use crate::cache::{Action, BlockCache, Geometry, Tally};
 
@@ -26,6 +27,31 @@ const LATE_NS: u64 = 8_000_000;
 const BESIDE_BYTES: u64 = 4 << 20;
 /// Reads that do not follow, beyond a quarter of all, until the order is given up.
 const ASTRAY_MAX: u32 = 8;
+
+/// Of the bytes of a file that is read straight on, so many percent lie on one way.
+const STRAIGHT_PERCENT: u64 = 90;
+
+/// What is predicted of a file of this size; nothing of one that is read straight on for longer than an open brings in. The kernel's
+/// read-ahead serves that, and a pattern where it does not: hints beside these cost a disk a turn each.
+fn predicted(shape: &Shape, size_bytes: u64) -> ReadingOrder {
+    let mut pieces = shape.predict(size_bytes);
+    if straight_bytes(&pieces) > KNOWN_HEAD_BYTES {
+        pieces.clear();
+    }
+    ReadingOrder::new(pieces, size_bytes)
+}
+
+/// The longest way forward with short gaps that these pieces go, if nearly all of their bytes lie on it; else 0.
+fn straight_bytes(pieces: &[Range<u64>]) -> u64 {
+    let (mut all, mut longest, mut way, mut end) = (0u64, 0u64, 0u64, 0u64);
+    for piece in pieces {
+        let len = piece.end.saturating_sub(piece.start);
+        let goes_on = (end..=end.saturating_add(SHORT_GAP_BYTES)).contains(&piece.start);
+        way = if goes_on { way.saturating_add(len) } else { len };
+        (end, all, longest) = (piece.end, all.saturating_add(len), longest.max(way));
+    }
+    if longest >= all / 100 * STRAIGHT_PERCENT { longest } else { 0 }
+}
 
 /// What is known of one file by its kind.
 #[derive(Debug)]
@@ -54,7 +80,7 @@ pub(super) struct Learnt {
 impl Learnt {
     /// For a file of the given size; `None` when nothing is predicted of it.
     pub(super) fn new(shape: &std::sync::Arc<Shape>, geometry: Geometry, size_bytes: u64) -> Option<Learnt> {
-        let line = ReadingOrder::new(shape.predict(size_bytes), size_bytes);
+        let line = predicted(shape, size_bytes);
         let cache = BlockCache::new(geometry, line.bytes());
         let (places, shape) = (FxHashMap::default(), shape.clone());
         (line.bytes() > 0).then_some(Learnt {
@@ -77,7 +103,7 @@ impl Learnt {
 
     /// The file's length changed.
     pub(super) fn set_size(&mut self, size_bytes: u64) {
-        self.line = ReadingOrder::new(self.shape.predict(size_bytes), size_bytes);
+        self.line = predicted(&self.shape, size_bytes);
         self.cache.set_size(self.line.bytes());
         self.places.clear();
     }
@@ -276,7 +302,7 @@ mod tests {
 
     #[test]
     fn a_file_that_is_read_otherwise_is_given_up_for_little() {
-        let sample = |size: u64| Sample::of(size, std::iter::once(0..size)).unwrap();
+        let sample = |size: u64| Sample::of(size, [size / 2..size, 0..size / 2]).unwrap();
         let (a, b) = (sample(10 * MIB), sample(70 * MIB));
         let shape = Arc::new(Shape::learn(&[&a, &b]));
         let mut learnt = Learnt::new(&shape, GEOMETRY, 1 << 30).unwrap();
@@ -292,6 +318,27 @@ mod tests {
         // The head, and a window for a read that happened to lie near the one before.
         assert!(bytes <= KNOWN_HEAD_BYTES + 2 * 16 * MIB, "{bytes}");
         assert!(learnt.read(reader(1), &(0..4096), 0, &mut |_| true).is_none());
+    }
+
+    /// Short files are brought in as they are opened, which nothing else does.
+    #[test]
+    fn a_long_file_that_is_read_straight_on_is_left_to_others() {
+        let sample = |size: u64| Sample::of(size, std::iter::once(0..size)).unwrap();
+        let (a, b) = (sample(10 * MIB), sample(70 * MIB));
+        let all = Arc::new(Shape::learn(&[&a, &b]));
+        assert!(Learnt::new(&all, GEOMETRY, KNOWN_HEAD_BYTES + 1).is_none());
+        let mut short = Learnt::new(&all, GEOMETRY, KNOWN_HEAD_BYTES).unwrap();
+        assert_eq!(brought(&short.opened(1, &mut |_| true)), KNOWN_HEAD_BYTES);
+        short.set_size(64 * MIB);
+        assert!(short.read(reader(1), &(0..65_536), 0, &mut |_| true).is_none(), "it has grown");
+        let steps = |count: u64, len: u64, step: u64| (0..count).map(|i| i * step..i * step + len).collect::<Vec<_>>();
+        assert_eq!(straight_bytes(&steps(100, 4096, 4096 + SHORT_GAP_BYTES)), 100 * 4096);
+        assert_eq!(straight_bytes(&steps(100, 4096, 4097 + SHORT_GAP_BYTES)), 0);
+        let mut footer_first = steps(8, MIB, MIB);
+        footer_first.insert(0, 80 * MIB..80 * MIB + 100);
+        assert_eq!(straight_bytes(&footer_first), 8 * MIB);
+        assert_eq!(straight_bytes(&steps(8, MIB, MIB).into_iter().rev().collect::<Vec<_>>()), 0);
+        assert_eq!(straight_bytes(&[]), 0);
     }
 
     #[test]

@@ -379,7 +379,7 @@ fn hints_that_gave_way_are_not_held_against_those_that_follow() {
 
 #[test]
 fn what_a_kind_costs_is_not_charged_to_the_index() {
-    let mut a = of_a_kind(64 * MIB, |size| vec![0..size.min(8 * MIB)]);
+    let mut a = of_a_kind(64 * MIB, |_| vec![4 * MIB..8 * MIB, 0..4 * MIB]);
     a.may_be(crate::formats::by_name(std::path::Path::new("/f.parquet")));
     let (ms, mut now_ns) = (1_000_000, 0);
     for i in 0..8 {
@@ -412,7 +412,7 @@ fn index(tracks: Tracks, size_bytes: u64) -> Index {
 
 #[test]
 fn what_is_granted_is_asked_for_where_kind_and_index_both_know_the_file() {
-    let mut a = of_a_kind(64 * MIB, |size| vec![0..size]);
+    let mut a = of_a_kind(64 * MIB, |size| vec![size / 2..size, 0..size / 2]);
     a.may_be(crate::formats::by_name(std::path::Path::new("/f.parquet")));
     // Not straight on, and where the kind knows nothing: the index is wanted.
     read(&mut a, 1, 60 * MIB..60 * MIB + 10, 0, 0);
@@ -509,6 +509,34 @@ fn a_file_is_not_brought_in_while_its_index_is_on_its_way() {
         actions.iter().any(|action| matches!(action, Action::Try(_))),
         "what was waited until then counts: {actions:?}"
     );
+}
+
+/// The same where what is read is seen in the page cache: of a long read, or one that is not told of.
+#[test]
+fn a_map_is_not_brought_in_while_an_index_is_on_its_way() {
+    let ms = 1_000_000;
+    let mut a = advisor(Entry { online: true, ..Entry::new("/f.h5") }, 64 * MIB, Budget::default());
+    a.may_be(crate::formats::by_name(std::path::Path::new("/f.h5")));
+    read(&mut a, 1, MIB..MIB + 10, 0, 0);
+    let mut there = std::collections::BTreeSet::new();
+    let mut tries = |a: &mut Advisor, steps: Range<u64>| {
+        let seen = |step: u64| {
+            let mut cached = |range: Range<u64>| {
+                let held = there.range(range.start / (128 * KIB)..range.end.div_ceil(128 * KIB)).count() as u64;
+                Some(held * 128 * KIB)
+            };
+            let actions = a.look_at_map(step * 10 * ms, &mut cached, &mut |_| true);
+            there.insert(step * 197 % 512);
+            actions.iter().any(|action| matches!(action, Action::Try(_)))
+        };
+        steps.map(seen).filter(|tries| *tries).count()
+    };
+    // It is quiet, and looked at for the first time. Then the index is asked for.
+    assert_eq!(tries(&mut a, 1..3), 0);
+    assert!(a.take_index_wish().is_some());
+    assert_eq!(tries(&mut a, 3..60), 0, "it is awaited");
+    a.has_no_index(600 * ms);
+    assert!(tries(&mut a, 60..70) > 0, "what was waited until then counts");
 }
 
 /// Reads beside those of the index take longer by them.

@@ -62,8 +62,6 @@ pub(super) struct Client {
     pub(super) lull: Lull,
     /// The files that it told of, by which that is judged.
     pub(super) told: Told,
-    /// Such files have at most so many bytes; 0 where all are to be told of.
-    pub(super) small_bytes: u32,
     /// Registrations that found no room were told of in the log.
     pub(super) told_of_limit: bool,
     quiet: u32,
@@ -87,7 +85,6 @@ impl Client {
             kinds: Arc::default(),
             lull: Lull::first(),
             told: Told::default(),
-            small_bytes: 0,
             told_of_limit: false,
             quiet: 0,
         }

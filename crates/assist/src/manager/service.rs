@@ -370,7 +370,8 @@ impl Service {
     /// Looks at a client's ring and socket from now on without being told, but when it hangs up, or where hints are given at an open.
     fn activate(&mut self, id: u64) {
         // A program that may get hints when it opens a file needs them before its first read.
-        let is_hinted_at_once = self.clients.get(&id).is_some_and(|c| c.small_bytes == 0 || !c.kinds.is_empty());
+        let is_known = |client: &Client| !client.kinds.is_empty();
+        let is_hinted_at_once = self.small_bytes == 0 || self.clients.get(&id).is_some_and(is_known);
         if self.active.insert(id) && !is_hinted_at_once {
             self.wait_for_messages(id, EventFlags::empty());
         }

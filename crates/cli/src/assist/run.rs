@@ -14,11 +14,11 @@ use std::time::Instant;
 use anyhow::{Context, Result};
 use impresario_assist::backend::FileId;
 use impresario_assist::config::Hints;
-use impresario_assist::learn::{Kind, SHARED, SHORT_BYTES_MAX, Store, program_of};
+use impresario_assist::learn::{Kind, SHARED, Store, program_of};
 use impresario_assist::manager::{Access, Handle, Manager, Options, Record, RecordedAccess, RecordedFile, Sink};
 use impresario_assist::record::TraceSink;
 use impresario_base::machine::raise_file_limit;
-use impresario_ring::Op;
+use impresario_ring::{Op, SMALL_FILE_BYTES};
 
 use super::launch::{OwnSocket, Programs, Purpose, Reach, own_socket, reach};
 use super::nodes::{self, Job};
@@ -167,7 +167,7 @@ impl Lesson {
 impl Sink for Lesson {
     fn opened(&mut self, file: &RecordedFile) -> io::Result<()> {
         let is_input = file.changed_unix_ns <= self.began_unix_ns && !self.written.contains(&file.id);
-        if file.size_bytes > SHORT_BYTES_MAX.into() && is_input {
+        if file.size_bytes > SMALL_FILE_BYTES.into() && is_input {
             self.long.insert(file.number);
         }
         self.open.insert(file.number, file.id);
@@ -341,7 +341,7 @@ mod tests {
             start_ns: impresario_ring::now_ns(),
             duration_ns: 1,
         };
-        let (short, long) = (file(1, SHORT_BYTES_MAX.into()), file(2, u64::from(SHORT_BYTES_MAX) + 1));
+        let (short, long) = (file(1, SMALL_FILE_BYTES.into()), file(2, u64::from(SMALL_FILE_BYTES) + 1));
         let mut sink = lesson("a.imt", 7);
         for file in [&short, &long] {
             sink.opened(file).unwrap();

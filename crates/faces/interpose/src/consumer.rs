@@ -17,6 +17,17 @@ pub enum Claim {
     Later,
 }
 
+/// How a descriptor came to be asked about.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Occasion {
+    /// The program has just opened it.
+    Opened,
+    /// The program uses it.
+    Used,
+    /// The program writes to a file that was passed over when it was opened: an output, told of once and then left.
+    Written,
+}
+
 impl Claim {
     /// The smallest number for [`Claim::Watch`].
     pub const FIRST: u32 = 2;
@@ -54,8 +65,8 @@ pub trait Consumer: Sync {
     /// Whether it can say anything of descriptors now. Asked first, at every use of a descriptor that is unknown: cheap.
     fn answers(&self) -> bool;
 
-    /// Whether this descriptor, of which the kernel says `stat`, is of interest. `opened`: the program has just opened it.
-    fn claim(&self, fd: i32, stat: &Stat, opened: bool) -> Claim;
+    /// Whether this descriptor, of which the kernel says `stat`, is of interest.
+    fn claim(&self, fd: i32, stat: &Stat, occasion: Occasion) -> Claim;
 
     /// Whether it is still of interest when its open file must not be shared with anybody, as when it carries a lock.
     fn claim_apart(&self, _fd: i32) -> Claim {

@@ -23,7 +23,7 @@ mod socket;
 mod table;
 
 pub use beside::{leave, name_thread};
-pub use consumer::{Claim, Consumer, Event};
+pub use consumer::{Claim, Consumer, Event, Occasion};
 pub use empty::{Machine, empty_library};
 pub use process::{quietly, stand_apart};
 pub use program::{Verdict, check_program};

@@ -25,7 +25,7 @@ use rustix::event::{PollFd, PollFlags};
 use rustix::fs::{FileType, OFlags, Stat};
 
 use crate::beside;
-use crate::consumer::{Claim, Consumer, Event};
+use crate::consumer::{Claim, Consumer, Event, Occasion};
 use crate::locks;
 use crate::log::{self, Notice};
 use crate::own::{self, Own};
@@ -632,7 +632,7 @@ impl Consumer for Assist {
         PAGE.state.load(Acquire) == State::Ready as u32 && coarse_ns() >= PAGE.blocked_until_ns.load(Relaxed)
     }
 
-    fn claim(&self, fd: i32, stat: &Stat, opened: bool) -> Claim {
+    fn claim(&self, fd: i32, stat: &Stat, occasion: Occasion) -> Claim {
         if self.owns(fd) {
             return Claim::Later;
         }
@@ -642,11 +642,13 @@ impl Consumer for Assist {
         if FileType::from_raw_mode(stat.st_mode) != FileType::RegularFile {
             return Claim::Ignore;
         }
+        let opened = occasion == Occasion::Opened;
         if opened && is_passed_over(stat.st_size) {
             return Claim::PassOver;
         }
         let Ok(flags) = rustix::fs::fcntl_getfl(borrowed) else { return Claim::Later };
-        let access = flags & OFlags::RWMODE;
+        // An output gets no hints, however it was opened: what it is read back from is memory.
+        let access = if occasion == Occasion::Written { OFlags::WRONLY } else { flags & OFlags::RWMODE };
         let only_written = access == OFlags::WRONLY && PAGE.mode.load(Relaxed) == Mode::Advise as u32;
         if flags.contains(OFlags::PATH) || only_written {
             return Claim::Ignore;

@@ -8,9 +8,10 @@
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
 
+use impresario_ring::Op;
 use rustix::fs::Stat;
 
-use crate::consumer::{Claim, Consumer, Event};
+use crate::consumer::{Claim, Consumer, Event, Occasion};
 use crate::process::{coarse_ns, quietly};
 
 /// Descriptors below this number are observed.
@@ -98,7 +99,7 @@ impl<C: Consumer> Table<C> {
     pub fn watch(&self, fd: i32) -> Option<Watched> {
         let generation = self.consumer.generation();
         let word = self.entries.get(fd as usize)?.word.load(Acquire);
-        Self::known(word, fd, generation).unwrap_or_else(|| self.ask(fd, generation, false))
+        Self::known(word, fd, generation).unwrap_or_else(|| self.ask(fd, generation, Occasion::Used))
     }
 
     /// The descriptor of a [token](Watched::token), unless it was closed or became another file since. For files that are
@@ -130,7 +131,7 @@ impl<C: Consumer> Table<C> {
 
     #[cold]
     #[inline(never)]
-    fn ask(&self, fd: i32, generation: u32, opened: bool) -> Option<Watched> {
+    fn ask(&self, fd: i32, generation: u32, occasion: Occasion) -> Option<Watched> {
         quietly(|| {
             if generation == 0 {
                 self.consumer.idle();
@@ -147,10 +148,10 @@ impl<C: Consumer> Table<C> {
                 return known;
             }
             let stat = stat(fd)?;
-            let value = match self.consumer.claim(fd, &stat, opened) {
+            let value = match self.consumer.claim(fd, &stat, occasion) {
                 Claim::Ignore => IGNORED,
                 Claim::Watch(file) => file,
-                Claim::PassOver if opened => PASSED_OVER,
+                Claim::PassOver if occasion == Occasion::Opened => PASSED_OVER,
                 Claim::PassOver | Claim::Later => return None,
             };
             let after = u64::from(generation) << 32 | u64::from(value);
@@ -182,7 +183,7 @@ impl<C: Consumer> Table<C> {
         let generation = self.consumer.generation();
         self.forget(fd);
         // With no generation, too: an open is an occasion to connect.
-        self.ask(fd, generation, true);
+        self.ask(fd, generation, Occasion::Opened);
     }
 
     /// The program got this descriptor in another way, or it is about to be closed: what was known of it is void.
@@ -267,18 +268,39 @@ impl<C: Consumer> Table<C> {
         self.consumer.tell(watched.generation, watched.file, event);
     }
 
-    /// A descriptor that was passed over when it was opened is asked about now.
+    /// A descriptor that was passed over when it was opened is asked about now. Of an output one write says enough.
     #[cold]
     #[inline(never)]
     fn claim_and_tell(&self, watched: Watched, entry: &Entry, event: Event) {
         if !self.consumer.here() {
             return;
         }
+        if event.op == Op::Write {
+            return quietly(|| self.tell_of_output(watched, entry, event));
+        }
         let word = u64::from(watched.generation) << 32;
         let _ = entry.word.compare_exchange(word | u64::from(PASSED_OVER), 0, AcqRel, Acquire);
         // Unless it is closed, or there is no answer now.
         if let Some(claimed) = self.watch(watched.fd).filter(|claimed| Self::is_number(claimed.file)) {
             self.consumer.tell(claimed.generation, claimed.file, event);
+        }
+    }
+
+    fn tell_of_output(&self, watched: Watched, entry: &Entry, event: Event) {
+        let word = |value: u32| u64::from(watched.generation) << 32 | u64::from(value);
+        let turn = |from, to| entry.word.compare_exchange(word(from), word(to), AcqRel, Acquire).is_ok();
+        // Threads that write to it meanwhile find it left already.
+        if !turn(PASSED_OVER, IGNORED) {
+            return;
+        }
+        match stat(watched.fd).map(|stat| self.consumer.claim(watched.fd, &stat, Occasion::Written)) {
+            Some(Claim::Watch(file)) => {
+                self.consumer.tell(watched.generation, file, event);
+                self.consumer.release(watched.generation, file);
+            }
+            Some(Claim::Ignore) => {}
+            // The next write tries again.
+            Some(Claim::PassOver | Claim::Later) | None => _ = turn(IGNORED, PASSED_OVER),
         }
     }
 
@@ -328,7 +350,6 @@ fn borrow(fd: i32) -> Option<std::os::fd::BorrowedFd<'static>> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use impresario_ring::Op;
     use std::os::fd::AsRawFd;
     use std::sync::Mutex;
     use std::sync::atomic::{AtomicBool, AtomicU32};
@@ -378,7 +399,7 @@ mod tests {
         fn answers(&self) -> bool {
             true
         }
-        fn claim(&self, _: i32, _: &Stat, opened: bool) -> Claim {
+        fn claim(&self, _: i32, _: &Stat, occasion: Occasion) -> Claim {
             if self.ignore.load(Relaxed) {
                 return Claim::Ignore;
             }
@@ -386,7 +407,11 @@ mod tests {
                 return Claim::PassOver;
             }
             let file = self.next.fetch_add(1, Relaxed);
-            self.note(format!("claim {file}{}", if opened { " opened" } else { "" }));
+            self.note(match occasion {
+                Occasion::Opened => format!("claim {file} opened"),
+                Occasion::Used => format!("claim {file}"),
+                Occasion::Written => format!("claim {file} written"),
+            });
             Claim::Watch(file)
         }
         fn claim_apart(&self, _: i32) -> Claim {
@@ -468,6 +493,29 @@ mod tests {
         TABLE.set_apart(TABLE.watch(fd).unwrap());
         TABLE.forget(fd);
         assert_eq!(notes.take(), ["release 2", "claim 3 apart", "release 3"], "there is nothing to release of them");
+    }
+
+    /// To tell of each write would cost a program that copies as much as the copying.
+    #[test]
+    fn an_output_is_told_of_once() {
+        static TABLE: Table<Notes> = Table::new(Notes::new());
+        let notes = TABLE.consumer();
+        let file = tempfile::tempfile().unwrap();
+        let fd = file.as_raw_fd();
+        let write = |offset| Event { op: Op::Write, ..read(offset, 1) };
+        notes.pass_over.store(true, Relaxed);
+        TABLE.opened(fd);
+        let passed_over = TABLE.watch(fd).unwrap();
+        TABLE.tell(passed_over, write(0));
+        assert_eq!(TABLE.watch(fd), Some(passed_over), "there was no answer: the next write asks again");
+        notes.pass_over.store(false, Relaxed);
+        TABLE.tell(passed_over, write(10));
+        assert_eq!(TABLE.watch(fd), None);
+        // By a thread that looked before.
+        TABLE.tell(passed_over, write(20));
+        TABLE.forget(fd);
+        let asked = ["pass over 0", "pass over 10", "claim 2 written", "tell 1 2 10+10", "release 2", "pass over 20"];
+        assert_eq!(notes.take(), asked);
     }
 
     #[test]

@@ -10,7 +10,6 @@ use rustix::event::epoll::{self, EventData, EventFlags};
 
 use super::{CutOff, MESSAGES_A_TURN, Messages, Service};
 use crate::advice::OpenFile;
-use crate::learn::SHORT_BYTES_MAX;
 use crate::manager::client::{Advised, Open};
 use crate::manager::files::Acting;
 use crate::manager::pool::LentFile;
@@ -76,11 +75,8 @@ impl Service {
                 let Some(event) = event.take() else { return Ok(()) };
                 client.program = self.programs.name_of(client.pid);
                 client.kinds = self.programs.kinds_of(&client.program);
-                // Of a known kind may be any file that is not too short for one.
-                let is_known = !client.kinds.is_empty();
-                client.small_bytes = if is_known { self.small_bytes.min(SHORT_BYTES_MAX) } else { self.small_bytes };
-                if client.small_bytes > 0 {
-                    ring.set_small(client.small_bytes);
+                if self.small_bytes > 0 {
+                    ring.set_small(self.small_bytes);
                     ring.set_lull(client.lull.until_waited_ns());
                 }
                 // Each write wakes the manager once, whether or not the count is ever read.
@@ -185,7 +181,7 @@ impl Service {
             uid: client.uid,
             program: client.program.clone(),
         };
-        let is_small = recorded.size_bytes <= client.small_bytes.into();
+        let is_small = recorded.size_bytes <= self.small_bytes.into();
         if is_small && let Some((ring, _)) = &mut client.ring {
             let ahead = self.siblings.as_ref().map(|siblings| siblings.ahead(&client.told, now_ns()));
             if client.lull.told(ring.waited_ns(), ahead.unwrap_or_default()) {
