@@ -1,4 +1,4 @@
-//! What `auto` observes about arriving requests: a few averages over a window, in a few kilobytes and some tens of
+//! What `auto` observes about arriving requests: a few averages over a window, in some tens of kilobytes and some tens of
 //! nanoseconds per request.
 //!
 //! A window is 64 requests, extended until 16 of them followed an earlier request of the same client in the same file
@@ -6,11 +6,12 @@
 //! as many (32, 8, 128), so that short phases are recognised in time.
 //! Applications, files and clients also count while they have requests queued: a scheduler that serves one application
 //! at a time must not hide the others. All tables have a fixed size and entries displace one another, so nothing grows
-//! with files or clients; counts are estimates (linear counting) and saturate near a thousand.
+//! with files or clients; counts are estimates (linear counting), within a tenth up to some thousand.
 //!
 //! A pause (nothing outstanding for 200 ms) starts a new phase: observations from before it are not mixed with later
 //! ones.
 
+use impresario_base::random::mix;
 use serde::{Deserialize, Serialize};
 
 use crate::cost::CostModel;
@@ -22,8 +23,10 @@ use crate::types::{Nanos, Op};
 const WINDOW: u32 = 64;
 /// … of which this many need a predecessor, or the window is extended
 const FOLLOWERS: u32 = 16;
-/// … up to this number of requests, or two for each bucket of clients.
+/// … up to this number of requests, or two for each client.
 const WINDOW_MAX: u32 = 256;
+/// A window is full after so many requests even if not every client has come twice: a first decision must not wait longer.
+const WINDOW_BOUND: u32 = 512;
 /// A pause that ends a phase of I/O.
 const PAUSE: Nanos = Nanos::from_millis(200);
 /// Requests since the phase began below which a pause does not end it.
@@ -113,7 +116,7 @@ pub(super) fn hash(a: u64, b: u64) -> u64 {
 }
 
 /// Buckets of a census.
-const BUCKETS: usize = 256;
+const BUCKETS: usize = 2048;
 
 /// Counts distinct identities that have requests queued, or had one in the window.
 struct Census {
@@ -133,8 +136,8 @@ impl Census {
     }
 
     fn bucket(id: u32) -> usize {
-        // Interned identities are small numbers: the first 256 have a bucket each.
-        (id ^ (id >> 8)) as usize % BUCKETS
+        // Linear counting takes it for granted that identities, which are interned one after the other, meet at random.
+        mix(u64::from(id)) as usize % BUCKETS
     }
 
     fn arrived(&mut self, id: u32) {
@@ -160,10 +163,10 @@ impl Census {
         self.occupied = self.busy;
     }
 
-    /// The number of identities by linear counting; up to a quarter of the buckets, that would differ little.
+    /// The number of identities by linear counting (Whang et al., ACM TODS 1990). Few are as good as never in one bucket.
     fn count(&self) -> f64 {
         match BUCKETS - self.occupied {
-            _ if self.occupied <= BUCKETS / 4 => self.occupied as f64,
+            _ if self.occupied <= BUCKETS / 32 => self.occupied as f64,
             free => BUCKETS as f64 * (BUCKETS as f64 / free.max(1) as f64).ln(),
         }
     }
@@ -316,11 +319,9 @@ impl Sampler {
         self.hits += u32::from(hit);
     }
 
-    /// Whether every client could have come twice: before that, that few requests follow another says nothing. Past 256
-    /// clients some share a bucket, and a window is full after 512 requests even if not all have come twice: a first
-    /// decision must not wait longer.
+    /// Whether every client could have come twice: before that, that few requests follow another says nothing.
     fn has_gone_round(&self) -> bool {
-        self.requests as usize >= 2 * self.tables.clients.occupied
+        f64::from(self.requests) >= f64::from(WINDOW_BOUND).min(2.0 * self.tables.clients.count())
     }
 
     fn close(&mut self, pause: bool) -> Observation {
@@ -357,6 +358,26 @@ mod tests {
     use impresario_base::Random;
 
     use super::*;
+
+    /// Identities that are interned one after the other, and some of many.
+    #[test]
+    fn up_to_some_thousand_identities_are_counted_to_a_tenth() {
+        let mut random = Random::new(5);
+        for count in [1, 12, 64, 100, 182, 300, 1000, 2000, 4000] {
+            for scattered in [false, true] {
+                let (mut census, mut ids) = (Census::new(), std::collections::BTreeSet::new());
+                while ids.len() < count {
+                    ids.insert(if scattered { random.below(1 << 32) as u32 } else { ids.len() as u32 });
+                }
+                ids.iter().for_each(|id| census.arrived(*id));
+                let off = census.count() / count as f64 - 1.0;
+                assert!(off.abs() <= 0.1, "{count} (scattered: {scattered}): {off}");
+                ids.iter().for_each(|id| census.left(*id));
+                census.next_window();
+                assert_eq!(census.count(), 0.0);
+            }
+        }
+    }
 
     /// The running counts are what a look through all buckets finds.
     #[test]

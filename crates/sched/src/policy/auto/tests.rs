@@ -189,9 +189,11 @@ fn the_first_window_is_bounded_whatever_the_number_of_clients() {
     for (clients, window) in [(182, 364), (200, 400), (256, 512), (400, 512)] {
         let mut load = Load::new(&with_table(NEAR_AND_FAR), CoreConfig::single_lane(1024), clients as usize);
         // The first `clients` requests come at once, and all but the last of those served bring another.
-        load.run(window - clients + 1, &|client, n| ((n * clients + client) as u32, 0), &millis(10));
-        let seen = load.core.chosen().unwrap().observed.map(|seen| (seen.first, u64::from(seen.requests)));
-        assert_eq!(seen, Some((true, window)), "{clients} clients");
+        // The number of clients is an estimate.
+        load.run(window * 11 / 10 - clients + 1, &|client, n| ((n * clients + client) as u32, 0), &millis(10));
+        let seen = load.seen();
+        let near = window * 9 / 10..=512.min(window * 11 / 10);
+        assert!(seen.first && near.contains(&u64::from(seen.requests)), "{clients} clients: {seen:?}");
     }
 }
 
