@@ -221,13 +221,16 @@ impl<D: Descriptors> Node<D> {
             let done = losses.observe(&self.handle, D::sync(&open.fd));
             synced = done.inspect_err(|_| open.unsynced.store(true, Ordering::Release)).and(synced);
         }
-        synced
+        let has_synced = synced?;
+        // A descriptor that was taken out before anybody looked for it may have been told of a loss, and these not.
+        losses.check(&self.handle)?;
+        Ok(has_synced)
     }
 
     /// Syncs what was written through no descriptor that is still there, or by others. `syncing` must be held.
     pub(crate) fn sync_others(&self, losses: &Losses, sync: impl FnOnce() -> Result<()>) -> Result<()> {
         losses.observe(&self.handle, sync())?;
-        // A descriptor that was taken out before anybody looked for it may have been told of a loss, and this one not.
+        // As in `sync_written`.
         losses.check(&self.handle)
     }
 

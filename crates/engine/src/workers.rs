@@ -182,7 +182,7 @@ impl Workers {
         self
     }
 
-    /// The same; one party has `share_max` of them at most (at least one).
+    /// As [`Workers::new`]; one party has `share_max` of them at most (at least one).
     pub fn fair(name: &'static str, threads_max: usize, share_max: usize) -> Workers {
         let state = Mutex::new(State { stuck_after: STUCK_AFTER, ..State::default() });
         let (wake, fewer) = (Condvar::new(), Condvar::new());

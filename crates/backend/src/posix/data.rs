@@ -186,9 +186,12 @@ impl Shared {
         if self.paging.is_past() {
             return;
         }
-        // The rest of a hint that goes beyond the end is none.
-        let Ok(stat) = rustix::fs::fstat(&open.fd) else { return };
-        let range = range.start..range.end.min(u64::try_from(stat.st_size).unwrap_or(0));
+        let mut range = range;
+        if range.end.saturating_sub(range.start) > self.advice_max_bytes {
+            // The rest of a hint that goes beyond the end is none. A short one is not worth a question to another server.
+            let Ok(stat) = rustix::fs::fstat(&open.fd) else { return };
+            range.end = range.end.min(u64::try_from(stat.st_size).unwrap_or(0));
+        }
         for at in range.clone().step_by(self.advice_max_bytes as usize) {
             let len = NonZeroU64::new((range.end - at).min(self.advice_max_bytes));
             let _ = rustix::fs::fadvise(&open.fd, at, len, Advice::WillNeed); // a hint

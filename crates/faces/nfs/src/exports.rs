@@ -79,6 +79,8 @@ pub struct Export {
     pub lane: u16,
     /// The directory that is its root.
     pub root: Handle,
+    /// It is below the file system's own.
+    pub is_below: bool,
     /// The rules.
     pub rules: Rules,
 }
@@ -160,13 +162,14 @@ impl Exports {
                 return Err(format!("the exports {name} and {} have one name or number; rename one", other.name));
             }
             let (root, attr) = find(&*backend, &folder).map_err(|why| format!("the export {name}: {why}"))?;
+            let is_below = backend.root().is_ok_and(|own| own != root);
             let lane = file_systems.iter().position(|known| *known == attr.fsid).unwrap_or(file_systems.len());
             if lane == file_systems.len() {
                 file_systems.push(attr.fsid);
             }
             let lane = u16::try_from(lane).ok().filter(|lane| *lane < u16::MAX);
             let lane = lane.ok_or("the exports are of more than 65,535 file systems; let another server offer some")?;
-            let now = RwLock::new(Arc::new(Export { name, number, backend, lane, root, rules }));
+            let now = RwLock::new(Arc::new(Export { name, number, backend, lane, root, is_below, rules }));
             exports.0.push(Slot { number, now, folder, fsid: attr.fsid, reopen, renewing: Mutex::default() });
         }
         Ok(exports)
@@ -220,7 +223,15 @@ impl Exports {
             "its folder was removed and made anew; clients that have it mounted mount it again"
         );
         let (name, rules) = (gone.name.clone(), gone.rules.clone());
-        let export = Arc::new(Export { name, number: gone.number, backend, lane: gone.lane, root, rules });
+        let export = Arc::new(Export {
+            name,
+            number: gone.number,
+            backend,
+            lane: gone.lane,
+            root,
+            is_below: gone.is_below,
+            rules,
+        });
         *slot.now.write() = export.clone();
         *renewing = Renewing::default();
         Ok(export)

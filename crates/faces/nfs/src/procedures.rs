@@ -118,8 +118,8 @@ impl Node {
             return Ok((self.handle, self.export.backend.attr(&self.handle)?));
         }
         let found = self.export.backend.lookup(&self.caller, &self.handle, name)?;
-        // A directory may have been moved out of the export's folder by others.
-        if name == b".." && !self.export.contains(found.0)? {
+        // A directory may have been moved by others out of the folder that is exported; the backend sees to its own root.
+        if name == b".." && self.export.is_below && !self.export.contains(found.0)? {
             return Err(Status::STALE);
         }
         Ok(found)
@@ -472,6 +472,10 @@ fn readdir(asker: &Asker<'_>, procedure: u32, args: &mut Reader<'_>, out: &mut W
                 entry.fileid = attr.fileid;
             }
             let plus = (procedure == READDIRPLUS).then(|| {
+                // What costs a way up to the export's folder is for who asks for it.
+                if entry.name == b".." && dir.export.is_below {
+                    return None;
+                }
                 let (node, attr) = dir.lookup(&entry.name).ok()?;
                 Some((dir.seal(asker, &node), attr))
             });
