@@ -25,9 +25,11 @@ const GREETING_PAUSE_MAX: Duration = Duration::from_secs(2);
 /// After this time without a welcome it is told.
 const GREETING_TOLD: Duration = Duration::from_secs(3);
 
-/// A data server that has told its space before, and did not tell it in this time, is taken at its word; it is asked again after the
-/// second.
+/// A data server that has told its space before, and did not tell it in this time, is taken at its word.
 const SPACE_WAIT: Duration = Duration::from_secs(1);
+/// One that never told it is left out after this time.
+const SPACE_WAIT_FIRST: Duration = Duration::from_secs(3);
+/// One that was silent is asked again after this time.
 const SPACE_PAUSE: Duration = Duration::from_secs(5);
 
 /// Links to all data servers, in the order of the configuration.
@@ -257,36 +259,37 @@ impl Objects for DataServers {
         let exists = |state: &DataState| *state != DataState::Retired;
         let told = |number: usize| spaces.get(number).is_some_and(|space| space.told.is_some());
         let is_silent = |at: &Instant| begun.duration_since(*at) < SPACE_PAUSE;
-        let rests = |number: usize| {
-            told(number) && spaces.get(number).and_then(|space| space.silent).is_some_and(|at| is_silent(&at))
-        };
+        let rests = |number: usize| spaces.get(number).and_then(|space| space.silent).is_some_and(|at| is_silent(&at));
         let is_asked = |(number, (_, state)): &&(usize, (&Arc<Link>, DataState))| exists(state) && !rests(*number);
         let asked: Vec<_> = servers.iter().filter(is_asked).collect();
         let all_told = asked.iter().all(|(number, _)| told(*number));
-        let deadline = begun + if all_told { SPACE_WAIT.min(self.timeout) } else { self.timeout };
+        let deadline = begun + if all_told { SPACE_WAIT } else { SPACE_WAIT_FIRST }.min(self.timeout);
         let ask = |link| Op { link, call: Call::Status, payload: &[], into: None };
         let ops = || asked.iter().map(|(_, (link, _))| ask(link.as_ref())).collect();
         let answers = waiting_elsewhere(|| exchange(ops(), deadline));
-        let mut unknown = None;
+        let mut why = None;
         for ((number, _), reply) in asked.iter().zip(answers) {
             let Some(space) = spaces.get_mut(*number) else { continue };
             match reply.map_err(failed).and_then(|reply| Store::told(&reply.answer)) {
                 Ok(store) => *space = Space { told: Some(store), silent: None },
                 // What is free is an estimate at any time: one server that is away must not make it unknown.
-                Err(_) if space.told.is_some() => space.silent = Some(Instant::now()),
-                Err(error) => unknown = Some(error),
+                Err(error) => {
+                    space.silent = Some(Instant::now());
+                    why = why.or(Some(error));
+                }
             }
         }
-        // Before it fails: what the others have told counts when they are silent themselves.
         self.spaces.lock().clone_from(&spaces);
-        if let Some(error) = unknown {
-            return Err(error);
-        }
-        let stores = servers.iter().zip(spaces).filter(|((_, (_, state)), _)| exists(state));
-        let stores = stores.filter_map(|((_, (_, state)), space)| {
-            Some(Store { is_active: *state == DataState::Active, ..space.told? })
+        let existing = servers.iter().zip(spaces).filter(|((_, (_, state)), _)| exists(state));
+        let stores = existing.map(|((_, (_, state)), space)| {
+            space.told.map(|told| Store { is_active: *state == DataState::Active, ..told })
         });
-        Ok(space_of(stores.collect()))
+        let stores: Vec<_> = stores.collect();
+        // New files use no server that has not answered yet, so what is left out is no room for them.
+        if !stores.is_empty() && stores.iter().all(Option::is_none) {
+            return Err(why.unwrap_or_else(|| io::Error::other("no data server has told its space yet")));
+        }
+        Ok(space_of(stores.into_iter().flatten().collect()))
     }
 }
 
@@ -394,11 +397,20 @@ mod tests {
         crate::folders::make_all(&config).unwrap();
         let start = |name| crate::process::start(&config, name).unwrap();
         let mut started = vec![start("data.0"), start("data.1")];
-        let servers = DataServers::of(&config, "meta", Arc::default(), None, None).unwrap();
-        assert!(servers.statfs().is_err(), "one has never told its space");
+        let servers = || DataServers::of(&config, "meta", Arc::default(), None, None).unwrap();
+        let (servers, later) = (servers(), servers());
+        let silent = || servers.spaces.lock()[2].silent;
+        assert!(servers.statfs().unwrap().total_bytes > 0, "one that has never told its space is left out");
         let told: Vec<_> = servers.spaces.lock().iter().map(|space| space.told.is_some()).collect();
-        assert_eq!(told, [true, true, false], "what the others have told is kept");
+        assert_eq!(told, [true, true, false]);
+        let since = silent().unwrap();
+        while since.elapsed() < SPACE_PAUSE / 2 {
+            servers.statfs().unwrap();
+            assert!(silent() == Some(since) || since.elapsed() >= SPACE_PAUSE, "it is not waited for again");
+            std::thread::sleep(Duration::from_millis(100));
+        }
         started.push(start("data.2"));
+        let servers = later;
         let before = servers.statfs().unwrap();
         assert!(before.total_bytes > 0);
         drop(started.remove(0));
@@ -407,6 +419,10 @@ mod tests {
         }
         drop(started);
         assert_eq!(servers.statfs().unwrap().total_bytes, before.total_bytes);
+        let never = DataServers::of(&config, "meta", Arc::default(), None, None).unwrap();
+        for _ in 0..2 {
+            assert!(never.statfs().is_err(), "nobody has told anything");
+        }
     }
 
     /// What a client has given up it revokes with whatever it does next: that others see to it too must not fail then.

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use impresario_backend::gluster::Source;
 use impresario_backend::posix::Calls;
-use impresario_backend::{Backend, Caller, CephTree, GlusterVolume, Layout, PosixTree, cephfs};
+use impresario_backend::{Backend, Caller, CephTree, GlusterVolume, Layout, PosixTree, SYNC_ALL_WAIT, cephfs};
 use impresario_base::machine::{ending_signals, raise_file_limit, survive_file_size_limit};
 use impresario_client::Vet;
 use impresario_config::{
@@ -479,6 +479,7 @@ fn start_tree(
     let settings = TreeSettings {
         name,
         backend,
+        sync_all_wait: SYNC_ALL_WAIT.min(Duration::from_millis(config.cluster.request_timeout_ms / 2)),
         caller: Caller { uid, gid, groups: groups.collect() },
         lanes: tree.data_servers,
         split: io.split,

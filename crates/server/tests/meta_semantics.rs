@@ -810,7 +810,7 @@ fn a_listing_of_what_moves_meanwhile_has_no_older_length() {
 
 /// While one call changes the mode, the owner or the lists of a node, another one waits: its user may have lost the node by then.
 #[test]
-fn who_loses_a_file_at_this_moment_does_not_set_its_mode_or_lists() {
+fn who_loses_a_file_at_this_moment_does_not_change_its_mode_lists_attributes_or_striping() {
     if !require("root") {
         return;
     }
@@ -826,7 +826,15 @@ fn who_loses_a_file_at_this_moment_does_not_set_its_mode_or_lists() {
     let to_root = |p: &str| change(p, SetAttr { uid: Some(0), ..SetAttr::default() });
     // The step in whose middle the other call comes, the node, and what Alice asks for.
     type Hers<'a> = (&'static str, &'static str, &'a (dyn Fn(&str) -> MetaCall + Sync));
-    let cases: [Hers<'_>; 8] = [
+    let set_xattr = |p: &str, value: Option<&[u8]>| MetaCall::SetXattr {
+        target: at(p),
+        name: b"user.note".to_vec(),
+        value: value.map(<[u8]>::to_vec),
+        mode: XattrMode::Any,
+    };
+    let stripe = LayoutRequest { base: None, pcount: None, ssize_bytes: Some(4096) };
+    let set_layout = |p: &str, layout| MetaCall::SetLayout { path: path(p), layout };
+    let cases: [Hers<'_>; 14] = [
         ("set_mode", "f", &set_uid),
         ("set_owner", "f", &set_uid),
         ("set_owner", "f", &|p| set_list(p, ACL_ACCESS, Some(list()))),
@@ -835,6 +843,12 @@ fn who_loses_a_file_at_this_moment_does_not_set_its_mode_or_lists() {
         ("set_owner", "d", &|p| set_list(p, ACL_ACCESS, None)),
         ("set_owner", "d", &|p| set_list(p, ACL_DEFAULT, Some(list()))),
         ("set_owner", "d", &|p| set_list(p, ACL_DEFAULT, None)),
+        ("set_owner", "f", &|p| set_xattr(p, Some(b"hers"))),
+        ("set_owner", "f", &|p| set_xattr(p, None)),
+        ("set_owner", "d", &|p| set_xattr(p, Some(b"hers"))),
+        ("set_owner", "d", &|p| set_xattr(p, None)),
+        ("set_owner", "d", &|p| set_layout(p, Some(stripe))),
+        ("set_owner", "d", &|p| set_layout(p, None)),
     ];
     let mut wrong = Vec::new();
     for (n, (step, p, hers)) in cases.into_iter().enumerate() {
@@ -857,9 +871,20 @@ fn who_loses_a_file_at_this_moment_does_not_set_its_mode_or_lists() {
         for (p, name) in [("f", ACL_ACCESS), ("d", ACL_ACCESS), ("d", ACL_DEFAULT)] {
             root.done(set_list(p, name, Some(other_list())));
         }
+        let first = LayoutRequest { ssize_bytes: Some(8192), ..stripe };
+        root.done(set_layout("d", Some(first)));
+        for p in ["f", "d"] {
+            root.done(set_xattr(p, Some(b"first")));
+        }
         root.set(at(p), SetAttr { uid: Some(1000), gid: Some(1000), ..SetAttr::default() });
         let alice = alice(&root);
-        let lists = || ["access", "default"].map(|kind| root.xattr(at(p), &format!("system.posix_acl_{kind}")));
+        let on_disk = dir.path().join("names").join(p);
+        let kept =
+            || xattr::list(&on_disk).unwrap().map(|name| xattr::get(&on_disk, name).unwrap()).collect::<Vec<_>>();
+        let lists = || {
+            let lists = ["access", "default"].map(|kind| root.xattr(at(p), &format!("system.posix_acl_{kind}")));
+            (lists, kept())
+        };
         let (mode, before) = (root.stat(p).mode, lists());
         let is_hers_first = step == "set_mode";
         armed.store(true, Ordering::SeqCst);

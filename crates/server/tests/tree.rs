@@ -44,6 +44,10 @@ impl Bed {
     }
 
     fn start(nodes: usize, adjust: impl Fn(&mut Tree, &mut Io)) -> Bed {
+        Bed::start_with_timeout(Config::default().cluster.request_timeout_ms, nodes, adjust)
+    }
+
+    fn start_with_timeout(request_timeout_ms: u64, nodes: usize, adjust: impl Fn(&mut Tree, &mut Io)) -> Bed {
         let folder = TempDir::new().unwrap();
         let mut tree = Tree {
             backend: TreeBackend::Posix,
@@ -57,7 +61,8 @@ impl Bed {
             io.policy = PolicySpec::named("auto");
             adjust(&mut tree, io);
         });
-        let config = Config { tree: Some(tree), io, ..Config::default() };
+        let mut config = Config { tree: Some(tree), io, ..Config::default() };
+        config.cluster.request_timeout_ms = request_timeout_ms;
         let mut bed = Bed { config, nodes: Vec::new(), folder };
         for index in 0..nodes {
             let started = impresario_server::start(&bed.config, &format!("io.{index}")).unwrap();
@@ -614,10 +619,10 @@ struct Away {
 }
 
 impl Away {
-    fn begin() -> Away {
+    fn begin(timeout_ms: u64) -> Away {
         let syncs = Arc::<Mutex<SyncState>>::default();
         let (mounted, session) = mounted(Syncs(syncs.clone()));
-        let mut bed = Bed::start(2, |tree, _| tree.folder = mounted.path().into());
+        let mut bed = Bed::start_with_timeout(timeout_ms, 2, |tree, _| tree.folder = mounted.path().into());
         let client = bed.client_that_is_away("good");
         Away { client, bed, syncs, _session: session, _mounted: mounted }
     }
@@ -651,12 +656,13 @@ fn a_client_stays_away_while_syncs_hang_and_nobody_waits_for_them_without_bound(
     if !impresario_testing::require("fuse") || !impresario_testing::require("root") {
         return;
     }
-    let away = Away::begin();
+    let away = Away::begin(4000);
     away.write("good");
     away.syncs.lock().unwrap().is_held = true;
     let mut peers =
         [1, 2].map(|number| Peer::connect(&away.bed.config.io[1].address, impresario_wire::Role::Io, number));
     let call = |number| Call::Meta { who: who(number), call: impresario_wire::MetaCall::SyncAll };
+    let begun = std::time::Instant::now();
     peers[0].send(&call(1), &[]);
     impresario_testing::until("it hangs", || !away.syncs.lock().unwrap().held.is_empty());
     let mut ask = |peer: usize, is_sent: bool| {
@@ -670,6 +676,8 @@ fn a_client_stays_away_while_syncs_hang_and_nobody_waits_for_them_without_bound(
     };
     assert_eq!(ask(1, false), libc::EBUSY, "for another client");
     assert_eq!(ask(0, true), libc::EBUSY, "it takes too long");
+    let waited = begun.elapsed();
+    assert!(waited < Duration::from_millis(4000), "its client would not have heard it: {waited:?}");
     assert_eq!(ask(0, false), libc::EBUSY, "it still hangs");
     assert!(!away.client.return_home(&away.bed.config).unwrap_or(false) && away.client.is_away());
     assert_eq!(away.syncs.lock().unwrap().held.len(), 1, "one call hangs, however many ask");
@@ -683,7 +691,7 @@ fn a_client_goes_back_after_a_loss_and_learns_once_of_its_own() {
     if !impresario_testing::require("fuse") || !impresario_testing::require("root") {
         return;
     }
-    let away = Away::begin();
+    let away = Away::begin(10_000);
     ["good", "bad"].iter().for_each(|name| away.write(name));
     away.syncs.lock().unwrap().fails = true;
     impresario_testing::until("it goes back", || away.client.return_home(&away.bed.config).unwrap());

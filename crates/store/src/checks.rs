@@ -209,6 +209,15 @@ pub(crate) fn touched(range: &Range<u64>) -> Range<u64> {
     range.start / BLOCK_BYTES..range.end.div_ceil(BLOCK_BYTES)
 }
 
+/// Where a look at an object that begins at `offset` ends, bytes: after `max_bytes` (at least a block), or before, so that all the
+/// checksums of it are in one page of their file. What cannot be read of that file then leaves nothing else unchecked.
+pub fn piece_end(offset: u64, max_bytes: u64) -> u64 {
+    let (first, count) = (offset / BLOCK_BYTES, (max_bytes / BLOCK_BYTES).max(1));
+    let (before, in_a_page) = (HEADER_BYTES / SUM_BYTES, BLOCK_BYTES / SUM_BYTES);
+    let page_end = ((first + before) / in_a_page + 1) * in_a_page - before;
+    first.saturating_add(count).min(page_end).saturating_mul(BLOCK_BYTES)
+}
+
 /// The checksums of the blocks that lie wholly inside a range, and the first of these blocks.
 pub(crate) fn sums_of(offset: u64, bufs: &[io::IoSlice<'_>]) -> (u64, Vec<u32>) {
     let total: u64 = bufs.iter().map(|buf| buf.len() as u64).sum();

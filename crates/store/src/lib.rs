@@ -26,7 +26,7 @@ pub mod testing;
 mod verify;
 
 pub use changes::Changed;
-pub use checks::{BLOCK_BYTES, ChecksState, Corrupt};
+pub use checks::{BLOCK_BYTES, ChecksState, Corrupt, piece_end};
 pub use error::{StoreError, WriteError};
 pub use examine::{ObjectPage, SET_ASIDE};
 pub use filesystem::{FileState, FileSystem, FileSystemId, SpaceState};

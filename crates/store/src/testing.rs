@@ -54,6 +54,8 @@ struct State {
     ignored: Option<SyncSite>,
     trouble: Option<Trouble>,
     troubles: u64,
+    /// Pages of inodes that cannot be read.
+    broken: BTreeSet<(usize, u64)>,
     /// The failures of all inodes when [`FileSystem::has_lost`] was asked last.
     told_of_all: u64,
     ticks: i64,
@@ -122,6 +124,8 @@ impl Inode {
     }
 }
 
+/// What cannot be read when a byte of it cannot.
+const PAGE_BYTES: u64 = 4096;
 /// The unit that a device writes atomically: a part of a write may survive in units of this.
 const BLOCK_BYTES: usize = 512;
 
@@ -147,6 +151,7 @@ impl Forgetful {
             ignored: None,
             trouble: None,
             troubles: 0,
+            broken: BTreeSet::new(),
             told_of_all: 0,
             ticks: 0,
         };
@@ -229,6 +234,13 @@ impl Forgetful {
     /// Another file system with the same in memory and on its device.
     pub fn copied(&self) -> Forgetful {
         Forgetful { state: Arc::new(Mutex::new(self.lock().clone())) }
+    }
+
+    /// Reads that touch a byte of a file fail with EIO from now on: its device cannot read the page there.
+    pub fn break_page(&self, path: &str, at: u64) {
+        let mut state = self.lock();
+        let inode = state.now.files.get(path).copied();
+        state.broken.extend(inode.map(|inode| (inode, at / PAGE_BYTES)));
     }
 
     /// A bit rots: inverts bits of a byte, in memory and on the device, and no sync has to write it. False if there is no
@@ -372,6 +384,11 @@ impl FileSystem for Forgetful {
 
     fn read(&self, file: &ForgetfulFile, offset: u64, bufs: &mut [IoSliceMut<'_>]) -> io::Result<usize> {
         let mut state = self.lock();
+        let wanted: u64 = bufs.iter().map(|buf| buf.len() as u64).sum();
+        let pages = offset / PAGE_BYTES..offset.saturating_add(wanted).div_ceil(PAGE_BYTES);
+        if state.broken.iter().any(|(inode, page)| *inode == file.inode && pages.contains(page)) {
+            return Err(Errno::IO.into());
+        }
         let content = &state.inode(file)?.now;
         let mut at = usize::try_from(offset).map_or(content.len(), |offset| offset.min(content.len()));
         let start = at;

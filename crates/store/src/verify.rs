@@ -4,7 +4,7 @@ use std::io::{self, IoSlice, IoSliceMut};
 use std::ops::Range;
 use std::sync::atomic::Ordering;
 
-use crate::checks::{BLOCK_BYTES, Checked, Checks, Corrupt, read_full, sum_of, sums_of, touched};
+use crate::checks::{BLOCK_BYTES, Checked, Checks, Corrupt, piece_end, read_full, sum_of, sums_of, touched};
 use crate::error::WriteError;
 use crate::filesystem::FileSystem;
 use crate::objects::ObjectStore;
@@ -210,17 +210,17 @@ impl<F: FileSystem> ObjectStore<F> {
         edges.iter().filter_map(sum).collect()
     }
 
-    /// Reads a part of an object from its device, at most `max_bytes` (at least a block) from `offset` on, and compares it
-    /// with the checksums; gives checksums to blocks that have none. `None` if there is no such object.
+    /// Reads a part of an object from its device, from `offset` on up to [`piece_end`], and compares it with the checksums; gives
+    /// checksums to blocks that have none. `None` if there is no such object.
     ///
     /// What the device cannot read is damage, too; without checksums nothing else is.
     pub fn scrub(&self, key: u64, offset: u64, max_bytes: u64) -> io::Result<Option<Scrubbed>> {
         let Some(file) = self.existing(key)? else { return Ok(None) };
         let size = self.fs.stat(&file)?.size;
         let first = offset / BLOCK_BYTES;
-        let mut buf = vec![0; (max_bytes / BLOCK_BYTES).max(1) as usize * BLOCK_BYTES as usize];
+        let range = first * BLOCK_BYTES..piece_end(offset, max_bytes);
+        let mut buf = vec![0; (range.end - range.start) as usize];
         // What memory holds says nothing of the device.
-        let range = first * BLOCK_BYTES..(first * BLOCK_BYTES).saturating_add(buf.len() as u64);
         self.fs.forget(&file, range.clone());
         let mut found = Scrubbed { next: Some(range.end), ..Scrubbed::default() };
         let checks = self.checks.as_ref().map(|checks| Ok::<_, io::Error>((checks, self.checked(checks, key)?)));

@@ -275,8 +275,8 @@ pub enum MetaCall {
         credential: Vec<u8>,
     },
     /// To an I/O node in front of a folder: puts all that was written through it on stable storage, files that are closed by now
-    /// too. EBUSY: it is doing so for another client, or has not done so within 5 s. EOPNOTSUPP: the server is no such node. Answer:
-    /// [`Answer::AllSynced`].
+    /// too. EBUSY: it is doing so for another client, or has not done so within 5 s, or half of `request_timeout_ms` if that is less.
+    /// EOPNOTSUPP: the server is no such node. Answer: [`Answer::AllSynced`].
     SyncAll,
 }
 

@@ -4,10 +4,10 @@ use std::path::Path;
 use std::time::Duration;
 
 use impresario_config::{Config, Data, META_NAME};
-use impresario_store::{ObjectStore, Scrubbed, StoreError, StoreOptions};
+use impresario_store::{FileSystem, ObjectStore, Scrubbed, StoreError, StoreOptions};
 use impresario_wire::{Examine, FileKey, FileRecord};
 
-use super::{Finding, Kind, Looked, Names, Objects, Outcome, Page, Report, Sides};
+use super::{Finding, Kind, Looked, Names, Objects, Outcome, Page, Report, Sides, Unscrubbed};
 use crate::folders::{Folder, State, place_of, survey};
 use crate::meta::{IdleFolder, Stores};
 
@@ -133,7 +133,7 @@ impl Names for IdleFolder {
     }
 }
 
-impl Objects for ObjectStore {
+impl<F: FileSystem> Objects for ObjectStore<F> {
     fn page(&mut self, from: u64) -> Result<Page, String> {
         let page = ObjectStore::page(self, from, PAGE_OBJECTS).map_err(|error| error.to_string())?;
         let mut foreign = page.foreign;
@@ -157,10 +157,16 @@ impl Objects for ObjectStore {
         removed.map_err(|error| error.to_string())
     }
 
-    fn scrub(&mut self, key: u64, offset: u64, max_bytes: u64) -> Result<Option<Scrubbed>, String> {
-        let found = ObjectStore::scrub(self, key, offset, max_bytes).map_err(|error| error.to_string())?;
+    fn scrub(&mut self, key: u64, offset: u64, max_bytes: u64) -> Result<Option<Scrubbed>, Unscrubbed> {
+        let found = ObjectStore::scrub(self, key, offset, max_bytes).map_err(|error| Unscrubbed {
+            is_of_piece: error.raw_os_error() == Some(libc::EIO),
+            why: error.to_string(),
+        })?;
         let mut relieved = Ok(());
-        self.relieve(|key, error| relieved = Err(format!("object {key:016x} cannot be synced: {error}")));
+        self.relieve(|key, error| {
+            relieved =
+                Err(Unscrubbed { why: format!("object {key:016x} cannot be synced: {error}"), is_of_piece: false });
+        });
         relieved.map(|()| found)
     }
 

@@ -89,9 +89,17 @@ pub(crate) trait Objects {
     /// Sets an object aside, or removes it for good.
     fn remove(&mut self, key: u64, for_good: bool) -> Result<(), String>;
     /// Reads a piece of an object, as [`ObjectStore::scrub`](impresario_store::ObjectStore::scrub).
-    fn scrub(&mut self, key: u64, offset: u64, max_bytes: u64) -> Result<Option<Scrubbed>, String>;
+    fn scrub(&mut self, key: u64, offset: u64, max_bytes: u64) -> Result<Option<Scrubbed>, Unscrubbed>;
     /// All objects were scrubbed: what was learnt of them is kept.
     fn end_scrub(&mut self) -> Result<(), String>;
+}
+
+/// Why a piece of an object was not scrubbed.
+pub(crate) struct Unscrubbed {
+    /// One line.
+    why: String,
+    /// The device failed: it may be able to read what is behind the piece.
+    is_of_piece: bool,
 }
 
 /// The two sides of a cluster, as far as they can be had.

@@ -10,7 +10,7 @@ use impresario_store::Scrubbed;
 use impresario_wire::frame::ANSWER_BODY_MAX_BYTES;
 use impresario_wire::{Answer, Call, Examine, FileKey, FileRecord, MetaCall, Role, Welcome};
 
-use super::{Finding, Kind, Known, Looked, Names, Objects, Outcome, Page, Report, Sides};
+use super::{Finding, Kind, Known, Looked, Names, Objects, Outcome, Page, Report, Sides, Unscrubbed};
 
 /// Objects of one page.
 const PAGE_OBJECTS: u32 = 4096;
@@ -172,9 +172,14 @@ impl Objects for RunningObjects {
         }
     }
 
-    fn scrub(&mut self, key: u64, offset: u64, max_bytes: u64) -> Result<Option<Scrubbed>, String> {
+    fn scrub(&mut self, key: u64, offset: u64, max_bytes: u64) -> Result<Option<Scrubbed>, Unscrubbed> {
         let max_bytes = u32::try_from(max_bytes).unwrap_or(u32::MAX);
-        match self.call(Call::Scrub { file: FileKey(key), offset, max_bytes })? {
+        let answer = self.0.ask(Call::Scrub { file: FileKey(key), offset, max_bytes }).map_err(|error| Unscrubbed {
+            // What a server that is away says nothing of is not asked for piece by piece.
+            is_of_piece: matches!(&error, ClientError::Fault { fault, .. } if fault.errno == libc::EIO),
+            why: error.to_string(),
+        });
+        match answer? {
             Answer::Scrubbed(found) => Ok(found.map(|found| Scrubbed {
                 read_bytes: found.read_bytes,
                 good_blocks: found.good_blocks,
@@ -183,7 +188,7 @@ impl Objects for RunningObjects {
                 corrupt: found.corrupt,
                 next: found.next,
             })),
-            _ => Err(unexpected()),
+            _ => Err(Unscrubbed { why: unexpected(), is_of_piece: false }),
         }
     }
 

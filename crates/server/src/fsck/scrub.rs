@@ -10,19 +10,22 @@ use std::time::{Duration, Instant};
 
 use impresario_base::units::show_bytes;
 use impresario_config::Config;
-use impresario_store::{BLOCK_BYTES, Scrubbed};
+use impresario_store::{BLOCK_BYTES, Scrubbed, piece_end};
 use impresario_wire::{Examine, FileRecord, NodeKind};
 use serde_json::json;
 
-use super::{Objects, Report, folders, online};
+use super::{Objects, Report, Unscrubbed, folders, online};
 use crate::pace::Pace;
 
 /// Bytes of an object that are read at once.
 pub(crate) const PIECE_BYTES: u64 = 1 << 20;
 /// Damaged places that are told one by one; of more, only the number.
 const DAMAGE_MAX: usize = 100_000;
-/// Objects of a server that fail to be read before the rest of it is given up.
+/// Places of a server's objects that fail to be read before the rest of it is given up.
 const FAILURES_MAX: usize = 1000;
+/// Pieces that fail one after the other before the rest of an object is given up: four pages of checksums, or their beginning, without
+/// which nothing of it can be checked.
+const GAP_PIECES_MAX: u32 = 16;
 const TELL_EVERY: Duration = Duration::from_secs(1);
 /// Entries of a directory that are asked for at once.
 const ENTRIES: u32 = 1000;
@@ -116,27 +119,34 @@ fn all_of(
     let mut from = Some(0);
     while let Some(key) = from {
         let page = side.page(key)?;
-        for (key, _, _) in page.objects {
+        for (key, size, _) in page.objects {
             report.objects += 1;
-            let mut at = Some(0);
+            let (mut at, mut gap) = (Some(0), None::<Gap>);
             while let Some(offset) = at {
-                let found = match side.scrub(key, offset, PIECE_BYTES) {
-                    Ok(Some(found)) => found,
-                    // Removed meanwhile.
-                    Ok(None) => break,
-                    // The rest of a failing device is of interest all the more.
-                    Err(error) if failures < FAILURES_MAX => {
-                        failures += 1;
-                        report.unchecked.push(format!("{server}: object {key:016x} from byte {offset} on: {error}"));
-                        break;
+                match side.scrub(key, offset, PIECE_BYTES) {
+                    Ok(found) => {
+                        gap.take().into_iter().for_each(|gap| gap.tell(server, key, report));
+                        // Or removed meanwhile.
+                        let Some(found) = found else { break };
+                        at = found.next;
+                        report.add(server, key, found);
                     }
-                    Err(error) => {
+                    Err(Unscrubbed { why, .. }) if failures >= FAILURES_MAX && gap.is_none() => {
                         side.end_scrub()?;
-                        return Err(format!("after {failures} objects that could not be read: {error}"));
+                        return Err(format!("after {failures} places that could not be read: {why}"));
                     }
-                };
-                at = found.next;
-                report.add(server, key, found);
+                    // The rest of a failing device is of interest all the more.
+                    Err(Unscrubbed { why, is_of_piece }) => {
+                        failures += usize::from(gap.is_none());
+                        let gap = gap.get_or_insert(Gap { start: offset, end: None, pieces: 0, why });
+                        gap.pieces += 1;
+                        let end = piece_end(offset, PIECE_BYTES);
+                        let goes_on = is_of_piece && gap.pieces < GAP_PIECES_MAX;
+                        // Checksums behind the end tell of bytes that are missing.
+                        gap.end = goes_on.then_some(if offset < size { end.min(size) } else { end });
+                        at = (goes_on && end < size).then_some(end);
+                    }
+                }
                 pace.wait(report.read_bytes);
                 if told.elapsed() >= TELL_EVERY {
                     *told = Instant::now();
@@ -144,10 +154,30 @@ fn all_of(
                     tell(&format!("{server}: {objects} objects, {bytes} so far"));
                 }
             }
+            gap.into_iter().for_each(|gap| gap.tell(server, key, report));
         }
         from = page.next;
     }
     side.end_scrub()
+}
+
+/// A part of an object that could not be checked.
+struct Gap {
+    start: u64,
+    /// `None`: nor could what is behind it.
+    end: Option<u64>,
+    /// Of which it consists.
+    pieces: u32,
+    /// Of its first piece.
+    why: String,
+}
+
+impl Gap {
+    fn tell(self, server: &str, key: u64, report: &mut ScrubReport) {
+        let Gap { start, end, why, .. } = self;
+        let len = end.map_or_else(String::new, |end| format!("{} bytes ", end.saturating_sub(start)));
+        report.unchecked.push(format!("{server}: object {key:016x}, {len}from byte {start} on: {why}"));
+    }
 }
 
 /// Finds the paths of damaged objects.
@@ -281,5 +311,76 @@ impl ScrubReport {
             "learnt_blocks": self.learnt_blocks,
             "unknown_blocks": self.unknown_blocks,
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use super::*;
+    use impresario_store::testing::Forgetful;
+    use impresario_store::{FolderIdentity, ObjectStore, StoreOptions, make_over};
+
+    const KEY: u64 = 7;
+    const MIB: u64 = 1 << 20;
+
+    fn opened(fs: &Forgetful) -> ObjectStore<Forgetful> {
+        let options = StoreOptions { checksums: Some(true), ..StoreOptions::default() };
+        ObjectStore::over(fs.clone(), Path::new("forgetful"), "data.0", options).unwrap()
+    }
+
+    /// A store with an object.
+    fn store(len: u64) -> (Forgetful, ObjectStore<Forgetful>) {
+        let fs = Forgetful::new(1 << 30);
+        make_over(&fs, Path::new("forgetful"), &FolderIdentity { cluster: 1, store: 2, server: "data.0".into() })
+            .unwrap();
+        let store = opened(&fs);
+        let bytes: Vec<u8> = (0..len).map(|at| (at % 251) as u8 + 1).collect();
+        store.write_vectored(KEY, 0, &[std::io::IoSlice::new(&bytes)]).unwrap();
+        store.sync(KEY).unwrap();
+        (fs, store)
+    }
+
+    fn scrubbed(store: &mut ObjectStore<Forgetful>) -> ScrubReport {
+        let mut report = ScrubReport::default();
+        let pace = Pace::new(0, 0);
+        all_of("data.0", store, &mut report, (&pace, &mut Instant::now()), &mut |_| {}).unwrap();
+        report
+    }
+
+    fn path(end: &str) -> String {
+        format!("objects/{KEY:02x}/{KEY:016x}{end}")
+    }
+
+    /// 4 MiB cannot be verified; what is before and behind them is.
+    #[test]
+    fn an_unreadable_page_of_checksums_leaves_only_its_blocks_unchecked() {
+        let (fs, mut store) = store(12 * MIB);
+        assert_eq!(scrubbed(&mut store).status(), 0);
+        for at in [MIB, 9 * MIB] {
+            assert!(fs.rot(&path(""), at + 5, 1));
+        }
+        fs.break_page(&path(".sums"), 4096);
+        let report = scrubbed(&mut store);
+        let places: Vec<_> = report.damage.iter().map(|damage| damage.bytes.start).collect();
+        assert_eq!(places, [MIB, 9 * MIB], "{}", report.text());
+        assert_eq!(report.unchecked.len(), 1, "{}", report.text());
+        let start = (4096 - 32) / 4 * BLOCK_BYTES;
+        let place = format!("object {KEY:016x}, {} bytes from byte {start} on: ", 4 * MIB);
+        assert!(report.unchecked[0].contains(&place), "{}", report.text());
+        assert_eq!((report.status(), report.good_blocks), (4 + 8, (8 * MIB) / BLOCK_BYTES - 2));
+    }
+
+    /// Nothing of the object can be checked, and the device is not asked for each piece of it.
+    #[test]
+    fn checksums_without_a_beginning_are_given_up() {
+        let (fs, store) = store(24 * MIB);
+        drop(store);
+        fs.break_page(&path(".sums"), 0);
+        let report = scrubbed(&mut opened(&fs));
+        assert_eq!((report.status(), report.unchecked.len(), report.good_blocks), (8, 1, 0), "{}", report.text());
+        let place = format!("object {KEY:016x}, from byte 0 on: ");
+        assert!(report.unchecked[0].contains(&place), "{}", report.text());
     }
 }

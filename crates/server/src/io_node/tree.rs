@@ -16,7 +16,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, UNIX_EPOCH};
 
-use impresario_backend::{Backend, Caller, Errno, Lost, SYNC_ALL_WAIT};
+use impresario_backend::{Backend, Caller, Errno, Lost};
 use impresario_base::lock::Mutex;
 use impresario_client::Identity;
 use impresario_layout::Layout;
@@ -46,6 +46,8 @@ pub(crate) struct TreeSettings {
     pub(crate) name: String,
     /// The file system.
     pub(crate) backend: Arc<dyn Backend>,
+    /// How long a sync of all files may take: less than a client waits for the answer.
+    pub(crate) sync_all_wait: Duration,
     /// Who the node is to it.
     pub(crate) caller: Caller,
     /// Lanes of the scheduler.
@@ -128,7 +130,8 @@ impl Tree {
         Fault { errno, message: format!("{}: {doing}: {error}", self.settings.name) }
     }
 
-    /// Puts all that was written through this node on stable storage. A file system that hangs has one thread of it, whoever asks.
+    /// Puts all that was written through this node on stable storage; after [`TreeSettings::sync_all_wait`] says that it has not.
+    /// A file system that hangs has one thread of it, whoever asks.
     fn sync_all(&self) -> Result<Answer, Fault> {
         let busy = |what| {
             let message = format!("{} {what}; try again", self.settings.name);
@@ -143,7 +146,7 @@ impl Tree {
             drop(alone);
             let _ = ended.send(synced); // who asked may not wait any more
         }));
-        let Lost { files, any } = match end.recv_timeout(SYNC_ALL_WAIT) {
+        let Lost { files, any } = match end.recv_timeout(self.settings.sync_all_wait) {
             Ok(Ok(lost)) => lost,
             // What only took too long, behind the calls of others, says nothing of the file system.
             Err(_) | Ok(Err(Errno(libc::ETIMEDOUT))) => return busy("has not synced all files in time"),

@@ -18,6 +18,7 @@ use super::directory::key_name;
 use super::disk::PATH_FLAGS;
 use super::fault::{Explain, Outcome, fault, show};
 use super::opens::{Found, OpenFile, Pin, Session};
+use super::permissions::{LAYOUT_CHANGE, User, not_owned};
 use super::record::{
     FILE_ATTRIBUTE, LAYOUT_ATTRIBUTE, LAYOUT_REQUEST_BYTES, Record, Seen, decode_layout_request, encode_layout_request,
 };
@@ -308,9 +309,20 @@ impl Meta {
     }
 
     /// Sets the default layout of files created in a directory.
-    pub(super) fn set_layout(&self, path: &[u8], request: Option<LayoutRequest>) -> Outcome<()> {
+    pub(super) fn set_layout(&self, path: &[u8], request: Option<LayoutRequest>, user: Option<&User>) -> Outcome<()> {
         let doing = "set the striping of";
         let directory = self.dir.open_dir_by_path(path).explain(doing, path)?;
+        // The owner does not change from here on: the user may have lost the directory since the call was permitted.
+        let _modes = match user {
+            Some(user) => {
+                let modes = self.dir.disk.modes.lock();
+                if !self.is_owned_by(user, &directory).explain(doing, path)? {
+                    return Err(not_owned(user, LAYOUT_CHANGE, path));
+                }
+                Some(modes)
+            }
+            None => None,
+        };
         match request {
             None => self.dir.disk.remove_attribute(&directory, LAYOUT_ATTRIBUTE).explain(doing, path),
             Some(request) => {

@@ -40,6 +40,8 @@ const STICKY: u32 = 0o1000;
 const SET_ID: u32 = 0o6000;
 /// What a change of a list does, for messages.
 pub(super) const ACL_CHANGE: &str = "change the access control list of";
+/// The same of a directory's striping.
+pub(super) const LAYOUT_CHANGE: &str = "lay out";
 /// What a program may do that root may.
 const CAPABILITY: &[u8] = b"security.capability";
 /// Users of a session that are known at least; with older ones there are at most twice as many.
@@ -237,7 +239,7 @@ impl Account {
     }
 }
 
-fn denied(user: &User, doing: &str, path: &[u8]) -> impresario_wire::Fault {
+pub(super) fn denied(user: &User, doing: &str, path: &[u8]) -> impresario_wire::Fault {
     let why = match user.proven {
         true => format!("user {} has no permission", user.uid),
         false => "no user of this client may, as its [[export]] squashes them (`squash`)".into(),
@@ -364,9 +366,9 @@ impl Meta {
                 }
             }
             MetaCall::SetLayout { path, .. } => {
-                let node = self.node_at(path, "lay out")?;
+                let node = self.node_at(path, LAYOUT_CHANGE)?;
                 if !owns(user, &node) {
-                    return Err(not_owned(user, "lay out", path));
+                    return Err(not_owned(user, LAYOUT_CHANGE, path));
                 }
             }
             // Those that open are checked by what they opened; the others act on what is open, or show attributes.
@@ -458,6 +460,11 @@ impl Meta {
     /// Whether it is a node of theirs. To be called while its owner does not change.
     pub(super) fn is_owned_by(&self, user: &User, node: impl AsFd) -> rustix::io::Result<bool> {
         Ok(owns(user, &self.owned(node)?))
+    }
+
+    /// Whether they may write it. To be called while neither owner nor mode change.
+    pub(super) fn may_write(&self, user: &User, node: impl AsFd) -> rustix::io::Result<bool> {
+        Ok(may(user, &self.owned(node)?, WRITE))
     }
 
     /// Refuses a change of attributes of a file that is pinned: it is the one that will change.

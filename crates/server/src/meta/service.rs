@@ -473,7 +473,7 @@ impl Meta {
                 ));
             }
             MetaCall::SetLayout { path, layout } => {
-                self.set_layout(&path, layout)?;
+                self.set_layout(&path, layout, user)?;
                 Answer::Done
             }
         })

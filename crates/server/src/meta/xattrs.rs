@@ -18,7 +18,7 @@ use super::disk::PATH_FLAGS;
 use super::fault::{Explain, Outcome, fault, show};
 use super::labels::{SECURITY, is_acl, may_have};
 use super::opens::Session;
-use super::permissions::{ACL_CHANGE, User, not_owned, path_of};
+use super::permissions::{ACL_CHANGE, User, denied, not_owned, path_of};
 use super::service::Meta;
 use super::tree::kind_of;
 
@@ -72,7 +72,7 @@ impl Meta {
         user: Option<&User>,
     ) -> Outcome<()> {
         let doing = if value.is_some() { "set an extended attribute of" } else { "remove an extended attribute of" };
-        let mut lost_by = None;
+        let mut lost = None;
         let done = self.at_node(session, target, doing, |node| {
             let local = local_name(name)?;
             if !may_have(node)? {
@@ -93,13 +93,27 @@ impl Meta {
                 if let Some(user) = user
                     && !self.is_owned_by(user, node)?
                 {
-                    lost_by = Some(user);
+                    lost = Some(not_owned(user, ACL_CHANGE, path_of(target)));
                     return Err(Errno::PERM);
                 }
                 return self.set_acl(node, name, acl.as_ref());
             }
+            if let Some(value) = value {
+                self.check_room(node, name, value.len())?;
+            }
+            // As above. What is open was opened for that, and who has no user here may change it anyhow.
+            let _modes = match (user, target) {
+                (Some(user), Target::Path(path)) => {
+                    let modes = self.dir.disk.modes.lock();
+                    if !self.may_write(user, node)? {
+                        lost = Some(denied(user, doing, path));
+                        return Err(Errno::ACCESS);
+                    }
+                    Some(modes)
+                }
+                _ => None,
+            };
             let Some(value) = value else { return self.dir.disk.remove_xattr(node, &local) };
-            self.check_room(node, name, value.len())?;
             if name.starts_with(SECURITY) {
                 self.labels.begin(&self.dir)?;
             }
@@ -115,7 +129,7 @@ impl Meta {
                 Ok(mode == XattrMode::Any && room.get(..len) == Some(value))
             })
         });
-        done.map_err(|fault| lost_by.map_or(fault, |user| not_owned(user, ACL_CHANGE, path_of(target))))
+        done.map_err(|fault| lost.unwrap_or(fault))
     }
 
     /// Refuses an attribute for which there is no room beside the node's others.
