@@ -11,8 +11,8 @@ use crate::error::{ClientError, Peer};
 use crate::told::Told;
 use rustc_hash::{FxHashMap, FxHashSet};
 
-/// Entries of a generation, a full table of 4 MiB at most; twice as many are kept at most. What is older is forgotten: a file
-/// that was written and not synced before tens of thousands of others were written.
+/// Entries of a generation, a full table of 16 MiB at most; twice as many are kept at most. What is older is forgotten: a file
+/// that was written and not synced before a hundred thousand others were written.
 const GENERATION_MAX: usize = 7 << 14;
 /// State of a data server of which it is not known what it has lost: no state is the same.
 const UNKNOWN: u64 = LaneState::unknown(0).state;
