@@ -17,7 +17,6 @@ mod cut;
 mod error;
 mod fallocate;
 mod file;
-mod forgotten;
 mod identity;
 mod landing;
 mod leases;

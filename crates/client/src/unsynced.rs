@@ -8,13 +8,12 @@ use impresario_base::lock::Mutex;
 use impresario_wire::{FileKey, LaneState};
 
 use crate::error::{ClientError, Peer};
-use crate::forgotten::Forgotten;
 use crate::told::Told;
 use rustc_hash::{FxHashMap, FxHashSet};
 
-/// Entries of a generation, a full table of some 2 MiB; twice as many are kept at most. What is older is [`Forgotten`]: a file
-/// that was written and not synced before tens of thousands of others were written.
-const GENERATION_MAX: usize = 7 << 12;
+/// Entries of a generation, a full table of 16 MiB at most; twice as many are kept at most. What is older is forgotten: a file
+/// that was written and not synced before a hundred thousand others were written.
+const GENERATION_MAX: usize = 7 << 14;
 /// State of a data server of which it is not known what it has lost: no state is the same.
 const UNKNOWN: u64 = LaneState::unknown(0).state;
 /// Runs of I/O nodes whose losses are remembered as told. What a run says whose losses are forgotten is told again.
@@ -33,7 +32,8 @@ pub struct Unsynced {
 struct State {
     young: FxHashMap<(u16, FileKey), Entry>,
     old: FxHashMap<(u16, FileKey), Entry>,
-    forgotten: Forgotten,
+    /// Some writes were forgotten.
+    has_forgotten: bool,
     /// Writes that were noted: the number of the last.
     writes: u64,
 }
@@ -47,8 +47,7 @@ struct Run {
 }
 
 /// The unsynced writes of a file on one data server. A server never returns to a state that it has left, so of more than two
-/// runs all but the last are lost unless they were synced: two are kept, and the second may stand for several. One without
-/// runs is kept of a file that counts as forgotten: it has been synced, or told of its loss, since.
+/// runs all but the last are lost unless they were synced: two are kept, and the second may stand for several.
 #[derive(Clone, Copy, Default)]
 struct Entry {
     run: Run,
@@ -118,56 +117,37 @@ pub(crate) struct AllSynced<'a> {
 
 impl State {
     /// As [`Run::settle`], of a file on the server that was in this state.
-    fn settle(&mut self, file: FileKey, mark: u64, lane: LaneState) -> bool {
-        let key = (lane.server, file);
+    fn settle(&mut self, file: FileKey, mark: u64, LaneState { server, state }: LaneState) -> bool {
+        let key = (server, file);
         for generation in [&mut self.young, &mut self.old] {
             if let Some(entry) = generation.get_mut(&key) {
-                let is_lost = entry.settle(mark, lane.state);
-                if entry.is_settled() && !self.forgotten.may_be_written(file, lane.server) {
+                let is_lost = entry.settle(mark, state);
+                if entry.is_settled() {
                     generation.remove(&key);
                 }
                 return is_lost;
             }
         }
-        let is_lost = self.forgotten.may_be_lost(file, lane);
-        if is_lost || self.forgotten.may_be_written(file, lane.server) {
-            self.insert(key, Entry::default());
-        }
-        is_lost
-    }
-
-    fn insert(&mut self, key: (u16, FileKey), entry: Entry) {
-        if self.young.len() >= GENERATION_MAX {
-            let oldest = std::mem::replace(&mut self.old, std::mem::take(&mut self.young));
-            for ((server, file), entry) in oldest {
-                for run in [entry.run, entry.later].iter().filter(|run| !run.is_none()) {
-                    self.forgotten.insert(file, LaneState { server, state: run.state });
-                }
-            }
-        }
-        self.young.insert(key, entry);
+        false
     }
 }
 
 impl Unsynced {
     /// A write was acknowledged by a server in this state.
-    pub fn note_write(&self, file: FileKey, lane: LaneState) {
-        let (mut state, key) = (self.state.lock(), (lane.server, file));
-        state.writes += 1;
-        let number = state.writes;
-        if let Some(entry) = state.young.get_mut(&key) {
-            return entry.note(number, lane.state);
+    pub fn note_write(&self, file: FileKey, LaneState { server, state }: LaneState) {
+        let mut table = self.state.lock();
+        let State { young, old, has_forgotten, writes } = &mut *table;
+        *writes += 1;
+        if let Some(entry) = young.get_mut(&(server, file)) {
+            return entry.note(*writes, state);
         }
-        let mut entry = match state.old.remove(&key) {
-            Some(entry) => entry,
-            // What was written before is forgotten, and may be lost.
-            None if state.forgotten.may_be_lost(file, lane) => {
-                Entry { run: Run { state: UNKNOWN, first: number, last: number }, ..Entry::default() }
-            }
-            None => Entry::default(),
-        };
-        entry.note(number, lane.state);
-        state.insert(key, entry);
+        let mut entry = old.remove(&(server, file)).unwrap_or_default();
+        entry.note(*writes, state);
+        if young.len() >= GENERATION_MAX {
+            *has_forgotten |= !old.is_empty();
+            *old = std::mem::take(young);
+        }
+        young.insert((server, file), entry);
     }
 
     /// How many writes were noted so far. Who is about to send a sync asks, as the sync covers these and no later ones.
@@ -193,7 +173,7 @@ impl Unsynced {
         let known = runs.iter().find(|(run, _)| *run == synced.run).map_or(0, |(_, any)| *any);
         let all_lost = synced.any_lost > known || synced.lost.is_none();
         let some_lost = all_lost || synced.lost.is_some_and(|lost| !lost.is_empty());
-        if some_lost && state.forgotten.has_state(synced.lane) {
+        if some_lost && state.has_forgotten {
             return false;
         }
         runs.retain(|(run, _)| *run != synced.run);
@@ -205,9 +185,6 @@ impl Unsynced {
         let State { young, old, .. } = &mut *state;
         for generation in [young, old] {
             generation.retain(|(server, file), entry| {
-                if entry.is_settled() {
-                    return true;
-                }
                 if all_lost || lost.contains(file) {
                     entry.run.state = UNKNOWN;
                     return true;
@@ -217,15 +194,14 @@ impl Unsynced {
                 !(is_here(&entry.run) && entry.later.is_none())
             });
         }
-        state.forgotten.synced(synced.lane);
+        state.has_forgotten = false;
         true
     }
 
-    /// Everything that was written is synced. False, once something was forgotten, until all is synced at once where it was written.
+    /// Everything that was written is synced. False, once something was forgotten, until all is synced at once.
     pub(crate) fn is_empty(&self) -> bool {
         let state = self.state.lock();
-        let mut entries = state.young.values().chain(state.old.values());
-        state.forgotten.is_empty() && entries.all(Entry::is_settled)
+        !state.has_forgotten && state.young.is_empty() && state.old.is_empty()
     }
 
     /// Judges a sync of a file, which was sent when `mark` writes had been noted ([`writes`](Self::writes)), by the states of
@@ -433,25 +409,6 @@ mod tests {
         (0..RUNS_MAX as u64).for_each(|run| assert!(is_told(100 + run, 1)));
         assert_eq!(unsynced.runs.lock().len(), RUNS_MAX);
         assert!(!is_told(100, 1) && is_told(2, 1), "the runs that it has met last");
-    }
-
-    #[test]
-    fn a_file_that_was_forgotten_is_told_of_its_loss_once() {
-        let (a, b, c) = boots();
-        let unsynced = Unsynced::default();
-        let sync = |key, lane| unsynced.note_sync(FileKey(key), lane);
-        (0..3 * GENERATION_MAX as u64).for_each(|key| unsynced.note_write(FileKey(key), a));
-        assert!(!unsynced.state.lock().young.contains_key(&(0, FileKey(0))), "it is forgotten");
-        assert!(sync(0, a), "nothing is lost");
-        assert_eq!([sync(1, b), sync(1, b)], [false, true], "its bytes may be lost");
-        assert_eq!([sync(0, b), sync(0, c)], [true, true], "it was synced before the power failure");
-        unsynced.note_write(FileKey(2), b);
-        assert_eq!([sync(2, b), sync(2, b)], [false, true], "what was written first may be lost");
-        unsynced.note_write(FileKey(1), b);
-        assert!(!sync(1, c), "and what was written after it was told of");
-        let other = 1 << 40;
-        unsynced.note_write(FileKey(other), b);
-        assert!(sync(other, b) && sync(other, c) && sync(other + 1, c), "files that were not written before");
     }
 
     #[test]

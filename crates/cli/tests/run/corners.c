@@ -222,8 +222,12 @@ static void streams_anew(void)
 		SHOW(open(bytes, O_RDONLY | O_NOFOLLOW));
 		/* What is changed by such a name is the file's. */
 		struct timespec times[2] = { { 11, 0 }, { 22 + i, 0 } };
-		SHOW(chmod(bytes, 0610 + i));
+		SHOW(chmod(bytes, 0710 + i));
 		SHOW(utimensat(AT_FDCWD, bytes, times, 0));
+		SHOW(chown(bytes, getuid(), getgid()));
+		SHOW(chown(bytes, -1, -1));
+		SHOW(getuid() ? 0 : chown(bytes, 1000, 2000));
+		SHOW(fstat(fd, &st) == 0 ? st.st_uid - (getuid() ? getuid() : 1000) : -1);
 		SHOW(chown(bytes, getuid(), getgid()));
 		SHOW(setxattr(bytes, "user.named", "v", 1, 0));
 		SHOW(getxattr(bytes, "user.named", NULL, 0));
@@ -232,7 +236,7 @@ static void streams_anew(void)
 		SHOW(removexattr(bytes, "user.named"));
 		SHOW(fgetxattr(fd, "user.named", NULL, 0));
 		SHOW(access(bytes, X_OK));
-		SHOW(truncate(bytes, 20 - i));
+		SHOW(truncate(bytes, 100 - i));
 		SHOW(fstat(fd, &st) == 0 ? st.st_size : -1);
 		char name[300] = { 0 };
 		SHOW(readlink(bytes, name, 299) > 4 ? strcmp(name + strlen(name) - 4, "/log") : -1);

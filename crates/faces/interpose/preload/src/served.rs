@@ -75,8 +75,16 @@ unsafe fn asked(
     let mut request = request;
     let place = SERVED.place(dir, said, &mut room).and_then(|place| match open_file_named(said) {
         Some(open) if place == Place::Foreign && follows(&request) => {
-            request.a &= i64::from(!libc::O_CREAT);
-            SERVED.path_of(open, &mut room).map(|()| Place::Inside)
+            let by_name = matches!(request.op, Op::Open | Op::Realpath | Op::Enter);
+            if request.op == Op::Open {
+                request.a &= i64::from(!libc::O_CREAT);
+            }
+            if by_name {
+                return SERVED.path_of(open, &mut room).map(|()| Place::Inside);
+            }
+            // That file, whatever has its name by now.
+            request.open = open;
+            room.set(b"").map(|()| Place::Inside)
         }
         _ => Ok(place),
     });
