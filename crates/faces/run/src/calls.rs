@@ -157,7 +157,7 @@ impl Calls {
                 let attr = self.client.link(&from.path, &to.path)?;
                 // By the new name: who removes the old one has not seen this one.
                 if attr.kind == NodeKind::File {
-                    self.unsynced.note_named(&self.client, attr.ino, &to.path, None);
+                    self.unsynced.note_named(&self.client, attr.ino, (&to.path, to.since), None);
                 }
                 drop(linking);
                 self.note_names(&to);
@@ -275,8 +275,9 @@ impl Calls {
     }
 
     fn inside(&self, path: &[u8], follow: bool) -> Result<Named, Stop> {
+        let since = self.unsynced.moves();
         match walk(&self.client, &self.user, &self.at, path, follow)? {
-            Found::Inside(named) => Ok(named),
+            Found::Inside(named) => Ok(Named { since, ..named }),
             Found::Outside(path) => Err(Stop::Outside(path)),
         }
     }
@@ -352,8 +353,8 @@ impl Calls {
         match target {
             Target::Open(open) => self.note_change(open),
             Target::Named(named) => match attr.kind {
-                NodeKind::File => self.unsynced.note_named(&self.client, attr.ino, &named.path, None),
-                NodeKind::Dir => self.unsynced.note_directory(&self.client, &named.path),
+                NodeKind::File => self.unsynced.note_named(&self.client, attr.ino, (&named.path, named.since), None),
+                NodeKind::Dir => self.unsynced.note_directory(&self.client, (&named.path, named.since)),
                 _ => self.note_names(named),
             },
         }
@@ -363,13 +364,13 @@ impl Calls {
     fn note_change(&self, open: &Open) {
         match &open.node {
             Node::File(file) => self.unsynced.note_open(&self.client, open.ino, file, || path_of(open)),
-            Node::Directory => self.unsynced.note_directory(&self.client, &path_of(open)),
+            Node::Directory => self.unsynced.note_directory_at(&self.client, || path_of(open)),
         }
     }
 
     /// The same for the directory of a name.
     fn note_names(&self, named: &Named) {
-        self.unsynced.note_directory(&self.client, named.parent());
+        self.unsynced.note_directory(&self.client, (named.parent(), named.since));
     }
 
     /// Whether a new name may be made; returns its directory.
@@ -425,7 +426,7 @@ impl Calls {
             let options = CreateOptions { mode, uid: self.user.uid, gid, exclusive: true, layout: None };
             return match self.client.create_with_attr(&named.path, options) {
                 Ok((file, attr)) => {
-                    self.unsynced.note_named(&self.client, attr.ino, &named.path, Some(&file));
+                    self.unsynced.note_named(&self.client, attr.ino, (&named.path, named.since), Some(&file));
                     self.note_names(&named);
                     self.opened(Node::File(file), &attr, flags, named.path).map(Ok)
                 }
@@ -463,7 +464,7 @@ impl Calls {
                 if flags & libc::O_TRUNC != 0 && flags & libc::O_PATH == 0 {
                     let takes = self.user.takes_by_change(&now);
                     file.set_attr(&SetAttr { size: Some(0), takes, ..SetAttr::default() })?;
-                    self.unsynced.note_named(&self.client, now.ino, &named.path, Some(&file));
+                    self.unsynced.note_named(&self.client, now.ino, (&named.path, named.since), Some(&file));
                 }
                 self.opened(Node::File(file), &now, flags, named.path).map(Ok)
             }
@@ -700,9 +701,8 @@ impl Calls {
         if left == Some(0) {
             self.unsynced.forget(replaced, &to.path);
         }
-        self.opens.note_moves(changed);
         let files: Vec<u64> = [&from, &to].into_iter().filter_map(|named| Some(named.attr?.ino)).collect();
-        moving.done(changed, &files, moves_from || moves_to);
+        moving.done(changed, &files, moves_from || moves_to, || self.opens.note_moves(changed));
         [&from, &to].into_iter().for_each(|named| self.note_names(named));
         let moved = match (moves_from, moves_to) {
             (true, true) => self.mirror.exchanged(&from.path, &to.path),

@@ -4,9 +4,11 @@
 //! An entry leaves the table when its sync has succeeded, or when its node has lost its last name, and not before: a sync that
 //! runs meanwhile, or comes after one that failed, finds it there.
 
+use std::borrow::Cow;
+use std::collections::VecDeque;
 use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::Relaxed;
+use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::time::{Duration, Instant};
 
 use impresario_base::lock::Mutex;
@@ -24,6 +26,8 @@ const HELD_MAX_BYTES: usize = 64 << 20;
 const ENTRY_BYTES: usize = 256;
 /// Syncs at a time.
 const AT_ONCE: usize = 8;
+/// Moves that are remembered for calls that began before they ended.
+const MOVES_MAX: usize = 256;
 /// Before another look at what is being moved.
 const MOVE_PAUSE: Duration = Duration::from_millis(5);
 
@@ -73,15 +77,20 @@ impl Servers for Arc<Client> {
     }
 }
 
+/// As [`Moves`].
+type OwnedMoves = Vec<(Vec<u8>, Vec<u8>)>;
+
 /// What was changed.
 pub(crate) struct Unsynced {
     changed: Mutex<Changed>,
+    /// Moves that have ended.
+    moves: AtomicU64,
     held_max_bytes: usize,
 }
 
 impl Default for Unsynced {
     fn default() -> Unsynced {
-        Unsynced { changed: Mutex::default(), held_max_bytes: HELD_MAX_BYTES }
+        Unsynced { changed: Mutex::default(), moves: AtomicU64::new(0), held_max_bytes: HELD_MAX_BYTES }
     }
 }
 
@@ -97,6 +106,8 @@ struct Changed {
     changes: u64,
     /// Old paths of what is being moved at the servers, each with the number of its move.
     moving: Vec<(u64, Vec<u8>)>,
+    /// The last moves that have ended, each with how many had then.
+    moved: VecDeque<(u64, OwnedMoves)>,
     /// Data that were lost, as the sync of something that had to make room found out. The client tells of it once.
     lost: Option<ClientError>,
     /// Something could not be remembered.
@@ -157,6 +168,15 @@ impl Changed {
 
     fn is_moving(&self, path: &[u8]) -> bool {
         self.moving.iter().any(|(_, from)| moved(&[(&from[..], &b""[..])], path).is_some())
+    }
+
+    /// A path that was found when so many moves had ended, as it is now.
+    fn path_now<'a>(&self, path: &'a [u8], since: u64) -> Cow<'a, [u8]> {
+        let later = self.moved.iter().skip_while(|(number, _)| *number <= since);
+        later.fold(Cow::Borrowed(path), |path, (_, moves)| {
+            let mut to = moves.iter().filter_map(|(from, to)| moved(&[(&from[..], &to[..])], &path));
+            to.next().map_or(path.clone(), Cow::Owned)
+        })
     }
 
     fn state(&mut self, node: &Node) -> Option<&mut State> {
@@ -235,9 +255,16 @@ pub(crate) struct Moving<'a> {
 }
 
 impl Moving<'_> {
-    /// They are. Others than directories are given by their inodes.
-    pub(crate) fn done(self, moves: Moves<'_>, files: &[u64], has_directory: bool) {
-        self.unsynced.changed.lock().apply(moves, files, has_directory);
+    /// They are, and `opens` tells the open files, in the same step. Others than directories are given by their inodes.
+    pub(crate) fn done(self, moves: Moves<'_>, files: &[u64], has_directory: bool, opens: impl FnOnce()) {
+        let mut changed = self.unsynced.changed.lock();
+        opens();
+        changed.apply(moves, files, has_directory);
+        if changed.moved.len() >= MOVES_MAX {
+            changed.moved.pop_front();
+        }
+        let number = self.unsynced.moves.fetch_add(1, Relaxed) + 1;
+        changed.moved.push_back((number, moves.iter().map(|(from, to)| (from.to_vec(), to.to_vec())).collect()));
     }
 }
 
@@ -254,10 +281,21 @@ pub(crate) struct Seen {
 }
 
 impl Unsynced {
-    /// A file was changed by one of its names.
-    pub(crate) fn note_named(&self, servers: &impl Servers, ino: u64, path: &[u8], file: Option<&File>) {
+    /// How many moves have ended. Who is about to look for a path asks: when it has been changed, it may have another one.
+    pub(crate) fn moves(&self) -> u64 {
+        self.moves.load(Relaxed)
+    }
+
+    /// A file was changed by one of its names, which was found when so many moves had ended.
+    pub(crate) fn note_named(
+        &self,
+        servers: &impl Servers,
+        ino: u64,
+        (path, since): (&[u8], u64),
+        file: Option<&File>,
+    ) {
         let data = file.map(|file| (file.key(), file.layout()));
-        self.note(servers, ino, data, || path.to_vec(), Some(path));
+        self.note(servers, ino, data, Vec::new, Some((path, since)));
     }
 
     /// A file was changed that is open. Its path, which may lead to it no more, is asked for only when that is needed.
@@ -271,23 +309,24 @@ impl Unsynced {
         ino: u64,
         data: Option<(FileKey, Layout)>,
         path: impl FnOnce() -> Vec<u8>,
-        leads_there: Option<&[u8]>,
+        leads_there: Option<(&[u8], u64)>,
     ) {
         let mut guard = self.changed.lock();
         let changed = &mut *guard;
         let change = changed.count();
+        let leads_there = leads_there.map(|(path, since)| changed.path_now(path, since));
         if let Some(known) = changed.files.get_mut(&ino) {
             known.state.last = change;
             known.data = data.or(known.data);
-            if let Some(path) = leads_there.filter(|path| *path != known.path) {
+            if let Some(path) = leads_there.filter(|path| **path != known.path) {
                 changed.paths_bytes = changed.paths_bytes - known.path.len() + path.len();
-                known.path = path.to_vec();
+                known.path = path.into_owned();
                 known.state.moves = known.state.moves.wrapping_add(1);
             }
             return;
         }
         if changed.has_room(self.held_max_bytes) {
-            let path = path();
+            let path = leads_there.map_or_else(path, Cow::into_owned);
             changed.paths_bytes += path.len();
             changed.files.insert(ino, ChangedFile { path, data, state: State::new(change) });
         }
@@ -295,18 +334,29 @@ impl Unsynced {
         self.make_room(servers);
     }
 
-    /// Names in a directory were changed, or its attributes.
-    pub(crate) fn note_directory(&self, servers: &impl Servers, path: &[u8]) {
+    /// Names in a directory were changed, or its attributes; it was found when so many moves had ended.
+    pub(crate) fn note_directory(&self, servers: &impl Servers, (path, since): (&[u8], u64)) {
+        self.note_directory_at(servers, || path.to_vec());
+        // It may have been moved before or after it was found.
+        if self.moves() > since {
+            let now = self.changed.lock().path_now(path, since).into_owned();
+            self.note_directory_at(servers, || now);
+        }
+    }
+
+    /// The same of one that is open.
+    pub(crate) fn note_directory_at(&self, servers: &impl Servers, path: impl FnOnce() -> Vec<u8>) {
         let mut guard = self.changed.lock();
         let changed = &mut *guard;
         let change = changed.count();
-        if let Some(known) = changed.directories.get_mut(path) {
+        let path = path();
+        if let Some(known) = changed.directories.get_mut(&path) {
             known.last = change;
             return;
         }
         if changed.has_room(self.held_max_bytes) {
             changed.paths_bytes += path.len();
-            changed.directories.insert(path.to_vec(), State::new(change));
+            changed.directories.insert(path, State::new(change));
         }
         drop(guard);
         self.make_room(servers);
@@ -586,7 +636,7 @@ mod tests {
 
     /// Notes files of these names and numbers.
     fn note(unsynced: &Unsynced, servers: &impl Servers, files: std::ops::Range<u64>) {
-        files.for_each(|ino| unsynced.note_named(servers, ino, &name(ino), None));
+        files.for_each(|ino| unsynced.note_named(servers, ino, (&name(ino), 0), None));
     }
 
     fn name(ino: u64) -> Vec<u8> {
@@ -651,7 +701,7 @@ mod tests {
         let fake = Fake::new(|_: &[u8]| if fails.load(Relaxed) { Err(failure(libc::EIO)) } else { Ok(true) });
         let unsynced = room_for(3);
         note(&unsynced, &fake, 0..100);
-        (100..200).for_each(|number| unsynced.note_directory(&fake, &name(number)));
+        (100..200).for_each(|number| unsynced.note_directory(&fake, (&name(number), 0)));
         assert!(unsynced.changed.lock().held_bytes() <= 2 * unsynced.held_max_bytes + ENTRY_BYTES + 8);
         fails.store(false, Relaxed);
         for _ in 0..2 {
@@ -677,9 +727,11 @@ mod tests {
             let fake = Fake::new(|path: &[u8]| if path == b"13" { Err(error()) } else { Ok(true) });
             let unsynced = Unsynced::default();
             note(&unsynced, &fake, 0..100);
-            // After the first, one that is not answered is the last to be tried.
             unsynced.sync(&fake).unwrap_err();
-            unsynced.sync(&fake).unwrap_err();
+            if is_unanswered(&error()) {
+                // From now on it is the last to be tried.
+                unsynced.sync(&fake).unwrap_err();
+            }
             assert_eq!(fake.take().len(), 99);
             unsynced.sync(&fake).unwrap_err();
             assert!(fake.take().is_empty(), "once is enough");
@@ -710,15 +762,15 @@ mod tests {
             Ok(path.starts_with(b"e"))
         });
         let unsynced = Unsynced::default();
-        unsynced.note_named(&fake, 1, b"d/f", None);
-        unsynced.note_directory(&fake, b"d");
+        unsynced.note_named(&fake, 1, (b"d/f", 0), None);
+        unsynced.note_directory(&fake, (b"d", 0));
         std::thread::scope(|scope| {
             let moving = unsynced.begin_move(&[(b"d", b"e")]);
             let synced = scope.spawn(|| unsynced.sync(&fake));
             for _ in 0..4 {
                 has_asked.recv_timeout(PATIENCE).unwrap();
             }
-            moving.done(&[(b"d", b"e")], &[], true);
+            moving.done(&[(b"d", b"e")], &[], true, || {});
             synced.join().unwrap().unwrap();
         });
         assert_eq!(fake.take(), [&b"e"[..], b"e/f"]);
@@ -733,12 +785,12 @@ mod tests {
         let fake = Fake::new(|path: &[u8]| {
             // There and back again, and both are there all the time.
             if path == b"d" && std::mem::replace(&mut *exchanges.lock(), 0) > 0 {
-                unsynced.begin_move(moves).done(moves, &[], true);
-                unsynced.begin_move(moves).done(moves, &[], true);
+                unsynced.begin_move(moves).done(moves, &[], true, || {});
+                unsynced.begin_move(moves).done(moves, &[], true, || {});
             }
             Ok(true)
         });
-        unsynced.note_directory(&fake, b"d");
+        unsynced.note_directory(&fake, (b"d", 0));
         unsynced.sync(&fake).unwrap();
         assert_eq!(fake.take(), [b"d", b"d"], "it may have been the other one at first");
         check_empty(&unsynced);
@@ -770,8 +822,8 @@ mod tests {
         assert!(unsynced.see(2, b"another").is_none());
         let (there, back): (Moves<'_>, Moves<'_>) = (&[(b"2", b"x")], &[(b"x", b"2")]);
         let seen = unsynced.see(2, b"2");
-        unsynced.begin_move(there).done(there, &[2], false);
-        unsynced.begin_move(back).done(back, &[2], false);
+        unsynced.begin_move(there).done(there, &[2], false, || {});
+        unsynced.begin_move(back).done(back, &[2], false, || {});
         unsynced.forget(seen, b"2");
         let seen = unsynced.see(3, b"3");
         let moving = unsynced.begin_move(&[(b"3", b"y")]);
@@ -790,7 +842,7 @@ mod tests {
         let fake = Fake::new(|path: &[u8]| {
             if changes.swap(false, Relaxed) {
                 let quiet = Fake::new(|_: &[u8]| Ok(true));
-                unsynced.note_named(&quiet, 1, path, None);
+                unsynced.note_named(&quiet, 1, (path, 0), None);
             }
             Ok(true)
         });
@@ -807,10 +859,30 @@ mod tests {
         let fake = Fake::new(|path: &[u8]| Ok(path == b"another name"));
         let unsynced = Unsynced::default();
         note(&unsynced, &fake, 1..2);
-        unsynced.note_named(&fake, 1, b"another name", None);
+        unsynced.note_named(&fake, 1, (b"another name", 0), None);
         check(&unsynced);
         unsynced.sync(&fake).unwrap();
         assert_eq!(fake.take(), [b"another name"]);
         check_empty(&unsynced);
+    }
+
+    #[test]
+    fn what_was_moved_before_its_change_is_noted_has_its_new_path() {
+        let fake = Fake::new(|path: &[u8]| Ok(path.starts_with(b"c")));
+        let unsynced = Unsynced::default();
+        let since = unsynced.moves();
+        for moves in [&[(&b"a"[..], &b"b"[..])], &[(b"b", b"c")]] {
+            unsynced.begin_move(moves).done(moves, &[], true, || {});
+        }
+        unsynced.note_named(&fake, 1, (b"a/f", since), None);
+        unsynced.note_directory(&fake, (b"a", since));
+        unsynced.sync(&fake).unwrap();
+        assert_eq!(fake.take(), [&b"c"[..], b"c/f"]);
+        check_empty(&unsynced);
+        for _ in 0..2 * MOVES_MAX {
+            let moves: Moves<'_> = &[(b"x", b"y")];
+            unsynced.begin_move(moves).done(moves, &[], true, || {});
+        }
+        assert_eq!(unsynced.changed.lock().moved.len(), MOVES_MAX);
     }
 }
