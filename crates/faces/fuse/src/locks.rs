@@ -140,6 +140,9 @@ impl Settler {
         self.run(open.number(), move |drop_cached| {
             let is_known = open.fresh().locked(version);
             drop_cached(!is_known);
+            // Before the answer: once answered, the kernel may close the file at any moment, and the thread that drops the last
+            // reference waits for the server.
+            drop(open);
             reply.ok();
         });
     }
