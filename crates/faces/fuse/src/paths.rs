@@ -57,11 +57,12 @@ impl State {
         self.uses.iter().find(|(of, _)| *of == turn).map(|(_, about)| about)
     }
 
-    fn remove(&mut self, turn: u64) {
-        if let Some(at) = self.uses.iter().position(|(of, _)| *of == turn) {
-            let (_, about) = self.uses.swap_remove(at);
-            self.moves -= usize::from(!about.moves.is_empty());
-        }
+    /// Whether somebody who came later had to wait for it.
+    fn remove(&mut self, turn: u64) -> bool {
+        let Some(at) = self.uses.iter().position(|(of, _)| *of == turn) else { return false };
+        let (_, about) = self.uses.swap_remove(at);
+        self.moves -= usize::from(!about.moves.is_empty());
+        self.waiting > 0 && self.uses.iter().any(|(of, other)| *of > turn && about.excludes(other))
     }
 
     /// Whether somebody who came earlier is in the way.
@@ -111,9 +112,10 @@ impl Paths {
             paths = new_paths;
             if state.of(turn) != Some(&now) {
                 // What came later has not minded the directories that are on the path now.
-                state.remove(turn);
+                if state.remove(turn) {
+                    self.fewer.notify_all();
+                }
                 turn = state.add(now);
-                self.fewer.notify_all();
             }
         }
         InUse { uses: self, turn, paths }
@@ -122,9 +124,7 @@ impl Paths {
 
 impl<const N: usize> Drop for InUse<'_, N> {
     fn drop(&mut self) {
-        let mut state = self.uses.state.lock();
-        state.remove(self.turn);
-        if state.waiting > 0 {
+        if self.uses.state.lock().remove(self.turn) {
             self.uses.fewer.notify_all();
         }
     }
@@ -177,6 +177,20 @@ mod tests {
         });
         let state = paths.state.lock();
         assert_eq!((state.uses.len(), state.moves, state.waiting), (0, 0, 0));
+    }
+
+    #[test]
+    fn only_what_is_waited_for_wakes_those_who_wait() {
+        let about = |on: &[u64], moves: &[u64]| About { on: on.to_vec(), moves: moves.to_vec() };
+        let mut state = State::default();
+        let (below, elsewhere) = (state.add(about(&[10, 11], &[])), state.add(about(&[20], &[])));
+        let moved = state.add(about(&[], &[10]));
+        state.waiting = 1;
+        assert!(state.must_wait(moved) && !state.remove(elsewhere) && state.remove(below) && !state.must_wait(moved));
+        // Nobody waits for what came later.
+        let later = state.add(about(&[10], &[]));
+        assert!(state.must_wait(later) && !state.remove(later) && !state.remove(moved));
+        assert_eq!((state.uses.len(), state.moves), (0, 0));
     }
 
     const DIRECTORIES: std::ops::Range<u64> = 2..9;
