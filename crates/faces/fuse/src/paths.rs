@@ -4,6 +4,10 @@
 //! through it is built. Calls elsewhere go on: one that waits for a server that hangs holds up only moves of the directories
 //! above what it is about, and then what comes later below those.
 //!
+//! That is all that waits here, each on a thread of the mount. More waits in the kernel: it hands on a move with both its
+//! directories locked, so while the move waits, names that are not cached are not looked up in these two, and nothing is made or
+//! listed there; and if they are two, with the lock that all moves between directories of the mount take.
+//!
 //! Everybody waits only for those who came earlier, so nobody waits in a circle, and a move is not starved by a stream of calls.
 
 use impresario_base::lock::{Condvar, Mutex};
