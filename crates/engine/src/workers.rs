@@ -85,9 +85,9 @@ struct Line {
 
 #[derive(Default)]
 struct State {
-    lines: FxHashMap<u32, Line>,
+    lines: FxHashMap<u64, Line>,
     /// The parties whose turn it is, in order: they have jobs and less than their share of threads.
-    turns: VecDeque<u32>,
+    turns: VecDeque<u64>,
     /// Jobs that wait for a thread.
     waiting: usize,
     threads: usize,
@@ -106,7 +106,7 @@ struct State {
 
 impl State {
     /// Puts a party among those whose turn it is, if it belongs there.
-    fn line_up(&mut self, party: u32, share_max: usize) {
+    fn line_up(&mut self, party: u64, share_max: usize) {
         let Some(line) = self.lines.get_mut(&party) else { return };
         if line.jobs.is_empty() && line.running == 0 {
             self.lines.remove(&party);
@@ -116,7 +116,7 @@ impl State {
         }
     }
 
-    fn next(&mut self, share_max: usize) -> Option<(u32, Job)> {
+    fn next(&mut self, share_max: usize) -> Option<(u64, Job)> {
         let party = self.turns.pop_front()?;
         let line = self.lines.get_mut(&party)?;
         line.has_turn = false;
@@ -127,7 +127,7 @@ impl State {
         Some((party, job))
     }
 
-    fn done(&mut self, party: u32, share_max: usize) {
+    fn done(&mut self, party: u64, share_max: usize) {
         if let Some(line) = self.lines.get_mut(&party) {
             line.running -= 1;
         }
@@ -196,7 +196,7 @@ impl Workers {
     }
 
     /// The same for a party.
-    pub fn run_for(&self, party: u32, job: Job) {
+    pub fn run_for(&self, party: u64, job: Job) {
         let mut state = self.shared.state.lock();
         if state.stopped {
             drop(state);
@@ -477,7 +477,7 @@ mod tests {
             let tell = tell.clone();
             workers.run_for(2 + n % 3, Box::new(move || tell.send(n).unwrap()));
         }
-        let mut done: Vec<u32> = (0..20).map(|_| told.recv_timeout(PATIENCE).unwrap()).collect();
+        let mut done: Vec<u64> = (0..20).map(|_| told.recv_timeout(PATIENCE).unwrap()).collect();
         done.sort_unstable();
         assert_eq!(done, (0..20).collect::<Vec<_>>());
         assert_eq!(workers.waiting(), 8);

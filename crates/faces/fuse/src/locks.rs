@@ -129,9 +129,7 @@ impl Settler {
                 tracing::debug!(%error, number, "the kernel did not drop what it has cached of a file");
             }
         };
-        // Two files of one party wait for one another only as two locks of one file do.
-        let party = (number ^ number >> 32) as u32;
-        self.workers.run_for(party, Box::new(move || settle(&drop_cached)));
+        self.workers.run_for(number, Box::new(move || settle(&drop_cached)));
     }
 
     /// A lock was granted: the cache is brought up to date, then it is answered.
