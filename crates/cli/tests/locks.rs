@@ -12,7 +12,7 @@ use impresario_testing::{eventually, until};
 use rustix::process::Signal;
 
 const LEASE_MS: u64 = 1500;
-/// Files that are locked and given up beside the one that is looked at.
+/// Files that stay locked beside the one that is looked at.
 const OTHERS: usize = 50;
 
 /// A mount in a process of its own, without a terminal; gone when the test ends.
@@ -125,11 +125,10 @@ fn a_mount_that_hangs_shows_nothing_cached_under_a_lock_that_it_has_lost() {
     assert_eq!(bytes, [1; 8192]);
     // Attributes and bytes are cached now, for an hour unless the lock says otherwise.
     assert_eq!(a.metadata().unwrap().len(), 8192);
-    // However many other files are locked after it.
-    for n in 0..OTHERS {
-        let other = File::create(one.dir.join(format!("other.{n}"))).unwrap();
-        lock(&other, libc::F_SETLK, libc::F_WRLCK).unwrap();
-    }
+    // However many other files are open and locked after it, all of which are lost with it.
+    let make = |n| File::create(one.dir.join(format!("other.{n}"))).unwrap();
+    let others: Vec<File> = (0..OTHERS).map(make).collect();
+    others.iter().for_each(|other| lock(other, libc::F_SETLK, libc::F_WRLCK).unwrap());
     one.process.signal(Signal::STOP);
     get(&b);
     b.write_all_at(&[2; 8192], 0).unwrap();
@@ -138,6 +137,7 @@ fn a_mount_that_hangs_shows_nothing_cached_under_a_lock_that_it_has_lost() {
     one.process.signal(Signal::CONT);
     let read = reading.join().unwrap();
     assert!(errno(read) == Some(libc::EIO), "it has read what was there before");
+    drop(others);
 }
 
 #[test]

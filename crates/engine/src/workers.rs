@@ -1,4 +1,5 @@
-//! Threads for work that may wait for a device, a file system or another server: made on demand, gone when idle.
+//! Threads for work that may wait for a device, a file system or another server: made on demand, gone when idle. When none can be
+//! started and there is none, jobs are dropped undone; a pool whose jobs must not be lost keeps one ([`Workers::kept`]).
 //!
 //! The queue before them is not bounded here: what is put in was admitted by something that is (the engine's queue, a
 //! connection's slots).
@@ -21,7 +22,7 @@ use impresario_base::lock::{Condvar, Mutex};
 use rustc_hash::FxHashMap;
 
 /// A thread without work ends after this time.
-const LINGER: Duration = Duration::from_secs(10);
+const LINGER: Duration = Duration::from_millis(if cfg!(test) { 50 } else { 10_000 });
 /// Stack of a thread; a file system's library may be called on it.
 const STACK_BYTES: usize = 512 << 10;
 
@@ -56,7 +57,7 @@ pub fn waiting_elsewhere<T>(wait: impl FnOnce() -> T) -> T {
     wait()
 }
 
-/// Something to do; dropped undone when the pool is stopped.
+/// Something to do; dropped undone when the pool is stopped, or has no thread and cannot start one.
 pub type Job = Box<dyn FnOnce() + Send>;
 
 /// The threads.
@@ -73,6 +74,9 @@ struct Shared {
     wake: Condvar,
     /// A thread has ended.
     fewer: Condvar,
+    /// The system starts none.
+    #[cfg(test)]
+    is_refused: std::sync::atomic::AtomicBool,
 }
 
 /// The jobs of one party.
@@ -85,9 +89,9 @@ struct Line {
 
 #[derive(Default)]
 struct State {
-    lines: FxHashMap<u32, Line>,
+    lines: FxHashMap<u64, Line>,
     /// The parties whose turn it is, in order: they have jobs and less than their share of threads.
-    turns: VecDeque<u32>,
+    turns: VecDeque<u64>,
     /// Jobs that wait for a thread.
     waiting: usize,
     threads: usize,
@@ -106,7 +110,7 @@ struct State {
 
 impl State {
     /// Puts a party among those whose turn it is, if it belongs there.
-    fn line_up(&mut self, party: u32, share_max: usize) {
+    fn line_up(&mut self, party: u64, share_max: usize) {
         let Some(line) = self.lines.get_mut(&party) else { return };
         if line.jobs.is_empty() && line.running == 0 {
             self.lines.remove(&party);
@@ -116,7 +120,7 @@ impl State {
         }
     }
 
-    fn next(&mut self, share_max: usize) -> Option<(u32, Job)> {
+    fn next(&mut self, share_max: usize) -> Option<(u64, Job)> {
         let party = self.turns.pop_front()?;
         let line = self.lines.get_mut(&party)?;
         line.has_turn = false;
@@ -127,7 +131,7 @@ impl State {
         Some((party, job))
     }
 
-    fn done(&mut self, party: u32, share_max: usize) {
+    fn done(&mut self, party: u64, share_max: usize) {
         if let Some(line) = self.lines.get_mut(&party) {
             line.running -= 1;
         }
@@ -186,8 +190,31 @@ impl Workers {
     pub fn fair(name: &'static str, threads_max: usize, share_max: usize) -> Workers {
         let state = Mutex::new(State { stuck_after: STUCK_AFTER, ..State::default() });
         let (wake, fewer) = (Condvar::new(), Condvar::new());
-        let shared = Shared { name, threads_max: threads_max.max(1), share_max: share_max.max(1), state, wake, fewer };
+        let shared = Shared {
+            name,
+            threads_max: threads_max.max(1),
+            share_max: share_max.max(1),
+            state,
+            wake,
+            fewer,
+            #[cfg(test)]
+            is_refused: false.into(),
+        };
         Workers { shared: Arc::new(shared) }
+    }
+
+    /// Keeps one thread, which is started now, as long as this is there: every job is done then, one after the other while no
+    /// more threads can be started.
+    ///
+    /// # Errors
+    /// That of the system, which starts none.
+    pub fn kept(self) -> std::io::Result<Workers> {
+        self.shared.state.lock().threads += 1;
+        if let Err(error) = self.shared.spawn(true) {
+            self.shared.state.lock().threads -= 1;
+            return Err(error);
+        }
+        Ok(self)
     }
 
     /// Has a job done soon, by another thread.
@@ -196,7 +223,7 @@ impl Workers {
     }
 
     /// The same for a party.
-    pub fn run_for(&self, party: u32, job: Job) {
+    pub fn run_for(&self, party: u64, job: Job) {
         let mut state = self.shared.state.lock();
         if state.stopped {
             drop(state);
@@ -265,15 +292,28 @@ impl Shared {
         (0..threads).for_each(|_| self.start_one());
     }
 
-    fn start_one(self: &Arc<Self>) {
+    fn thread(&self) -> std::thread::Builder {
+        let stack_bytes = STACK_BYTES;
+        #[cfg(test)]
+        let stack_bytes = match self.is_refused.load(std::sync::atomic::Ordering::SeqCst) {
+            true => usize::MAX / 2,
+            false => stack_bytes,
+        };
+        std::thread::Builder::new().name(self.name.into()).stack_size(stack_bytes)
+    }
+
+    fn spawn(self: &Arc<Self>, is_kept: bool) -> std::io::Result<()> {
         let shared = self.clone();
-        let thread = std::thread::Builder::new().name(shared.name.into()).stack_size(STACK_BYTES);
         let work = move || {
             POOL.with(|pool| *pool.borrow_mut() = Some(shared.clone()));
-            shared.work();
+            shared.work(is_kept);
             POOL.with(|pool| *pool.borrow_mut() = None);
         };
-        if let Err(error) = thread.spawn(work) {
+        self.thread().spawn(work).map(drop)
+    }
+
+    fn start_one(self: &Arc<Self>) {
+        if let Err(error) = self.spawn(false) {
             tracing::warn!(%error, pool = self.name, "cannot start a thread; raise its limit (ulimit -u)");
             let mut state = self.state.lock();
             state.threads -= 1;
@@ -287,7 +327,6 @@ impl Shared {
     /// Starts the thread that watches, which is noted already. It ends when no job waits for threads that wait.
     fn watch(self: &Arc<Self>) {
         let shared = self.clone();
-        let thread = std::thread::Builder::new().name(shared.name.into()).stack_size(STACK_BYTES);
         let every = self.state.lock().stuck_after.min(WATCH_EVERY);
         let watching = move || loop {
             std::thread::sleep(every);
@@ -301,7 +340,7 @@ impl Shared {
                 return;
             }
         };
-        if thread.spawn(watching).is_err() {
+        if self.thread().spawn(watching).is_err() {
             // Another job tries again.
             self.state.lock().is_watched = false;
         }
@@ -321,11 +360,11 @@ impl Shared {
         number
     }
 
-    fn work(&self) {
+    fn work(&self, is_kept: bool) {
         let mut state = self.state.lock();
         loop {
             // Threads that were stuck work again: this one is no longer needed.
-            if state.threads > self.threads_max && state.threads > state.threads_max(self.threads_max) {
+            if !is_kept && state.threads > self.threads_max && state.threads > state.threads_max(self.threads_max) {
                 break;
             }
             if let Some((party, job)) = state.next(self.share_max) {
@@ -344,7 +383,7 @@ impl Shared {
             let (next, timed_out) = self.wake.wait_timeout(state, LINGER);
             state = next;
             state.idle -= 1;
-            if timed_out && state.turns.is_empty() {
+            if timed_out && !is_kept && state.turns.is_empty() {
                 break;
             }
         }
@@ -459,6 +498,34 @@ mod tests {
     }
 
     #[test]
+    fn a_kept_thread_does_all_jobs_when_none_can_be_started() {
+        let workers = Workers::fair("test", 4, 1).kept().unwrap();
+        let (tell, told) = mpsc::channel();
+        let put = |jobs: std::ops::Range<u64>| {
+            for n in jobs.clone() {
+                let tell = tell.clone();
+                workers.run_for(n % 4, Box::new(move || tell.send(n).unwrap()));
+            }
+            let mut done: Vec<u64> = jobs.clone().map(|_| told.recv_timeout(PATIENCE).unwrap()).collect();
+            done.sort_unstable();
+            assert_eq!(done, jobs.collect::<Vec<_>>());
+        };
+        put(0..20);
+        // All others end.
+        std::thread::sleep(4 * LINGER);
+        workers.shared.is_refused.store(true, Ordering::SeqCst);
+        put(20..40);
+        workers.stop(PATIENCE);
+        assert_eq!(workers.shared.state.lock().threads, 0);
+
+        let workers = Workers::new("test", 4);
+        workers.shared.is_refused.store(true, Ordering::SeqCst);
+        let shared = workers.shared.clone();
+        assert!(workers.kept().is_err());
+        assert_eq!(shared.state.lock().threads, 0);
+    }
+
+    #[test]
     fn a_party_whose_jobs_hang_leaves_threads_to_others() {
         let workers = Workers::fair("test", 4, 2);
         let (hang, gate) = mpsc::channel::<()>();
@@ -477,7 +544,7 @@ mod tests {
             let tell = tell.clone();
             workers.run_for(2 + n % 3, Box::new(move || tell.send(n).unwrap()));
         }
-        let mut done: Vec<u32> = (0..20).map(|_| told.recv_timeout(PATIENCE).unwrap()).collect();
+        let mut done: Vec<u64> = (0..20).map(|_| told.recv_timeout(PATIENCE).unwrap()).collect();
         done.sort_unstable();
         assert_eq!(done, (0..20).collect::<Vec<_>>());
         assert_eq!(workers.waiting(), 8);

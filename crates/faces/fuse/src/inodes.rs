@@ -70,6 +70,27 @@ pub(crate) struct Changes(u64);
 
 type Name = Arc<[u8]>;
 
+/// What a call is about.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Place<'a> {
+    /// A number, by its latest name.
+    Node(u64),
+    /// A name in a directory.
+    Name(u64, &'a [u8]),
+    /// The same, and what it means moves.
+    Moved(u64, &'a [u8]),
+}
+
+/// Where places are.
+#[derive(Debug)]
+pub(crate) struct Ways<const N: usize> {
+    pub paths: [Vec<u8>; N],
+    /// The numbers on these paths, in order, but for the root and names that are not looked at.
+    pub on: Vec<u64>,
+    /// The directories that move: only they have paths below them that change with them.
+    pub moved: Vec<u64>,
+}
+
 /// A name in a directory.
 pub(crate) type EntryKey = (u64, Name);
 
@@ -206,45 +227,27 @@ impl Inodes {
         }
     }
 
-    /// The path of a number; `None` if it is unknown or has no name any more.
-    pub(crate) fn path(&self, number: u64) -> Option<Vec<u8>> {
-        self.table.lock().path(number)
-    }
-
-    /// The path of `name` in `parent`.
-    pub(crate) fn path_in(&self, parent: u64, name: &[u8]) -> Option<Vec<u8>> {
-        let mut path = self.path(parent)?;
-        if !path.is_empty() {
-            path.push(b'/');
-        }
-        path.extend_from_slice(name);
-        Some(path)
-    }
-
-    /// These numbers and the directories above them, in order. What has so long a path that it is not built is left out.
-    pub(crate) fn above(&self, numbers: &[u64]) -> Vec<u64> {
+    /// The paths of these places, and what is on them, all as the table is at one moment; `None` if one is unknown, has no name any
+    /// more or too long a path.
+    pub(crate) fn ways<const N: usize>(&self, places: [Place<'_>; N]) -> Option<Ways<N>> {
         let table = self.table.lock();
-        let mut on = Vec::with_capacity(16);
-        for number in numbers {
-            let mut at = *number;
-            while on.len() < PATH_MAX_BYTES {
-                on.push(at);
-                match table.nodes.get(&at) {
-                    Some(Node { entry: Some((parent, _)), .. }) => at = *parent,
-                    _ => break,
+        let mut ways = Ways { paths: [const { Vec::new() }; N], on: Vec::with_capacity(16), moved: Vec::new() };
+        for (path, place) in ways.paths.iter_mut().zip(places) {
+            let (Place::Node(number) | Place::Name(number, _) | Place::Moved(number, _)) = place;
+            *path = table.path(number, &mut ways.on)?;
+            if let Place::Name(_, name) | Place::Moved(_, name) = place {
+                if !path.is_empty() {
+                    path.push(b'/');
                 }
+                path.extend_from_slice(name);
+            }
+            if let Place::Moved(parent, name) = place {
+                ways.moved.extend(table.directory_in(parent, name));
             }
         }
-        on.sort_unstable();
-        on.dedup();
-        on
-    }
-
-    /// The directory that `name` in `parent` is, if it is one and known.
-    pub(crate) fn directory_in(&self, parent: u64, name: &[u8]) -> Option<u64> {
-        let table = self.table.lock();
-        let number = *table.names.get(&(parent, Name::from(name)))?;
-        table.nodes.get(&number).filter(|node| node.kind == NodeKind::Dir).map(|_| number)
+        ways.on.sort_unstable();
+        ways.on.dedup();
+        Some(ways)
     }
 
     /// The number of the directory that holds `number`; the root is its own parent.
@@ -479,7 +482,8 @@ impl Table {
         }
     }
 
-    fn path(&self, number: u64) -> Option<Vec<u8>> {
+    /// The path of a number. What is on it is added to `on`, but for the root.
+    fn path(&self, number: u64, on: &mut Vec<u64>) -> Option<Vec<u8>> {
         let mut names: Vec<&[u8]> = Vec::new();
         let (mut at, mut len) = (number, 0);
         while at != ROOT {
@@ -489,10 +493,17 @@ impl Table {
                 return None;
             }
             names.push(name);
+            on.push(at);
             at = *parent;
         }
         names.reverse();
         Some(names.join(&b'/'))
+    }
+
+    /// The directory that `name` in `parent` is, if it is one and known.
+    fn directory_in(&self, parent: u64, name: &[u8]) -> Option<u64> {
+        let number = *self.names.get(&(parent, Name::from(name)))?;
+        self.nodes.get(&number).filter(|node| node.kind == NodeKind::Dir).map(|_| number)
     }
 
     /// Whether `upper` is `lower` or one of its ancestors, by any of their names. Only files have several, and nothing is below a

@@ -129,17 +129,18 @@ impl Settler {
                 tracing::debug!(%error, number, "the kernel did not drop what it has cached of a file");
             }
         };
-        // Two files of one party wait for one another only as two locks of one file do.
-        let party = (number ^ number >> 32) as u32;
-        self.workers.run_for(party, Box::new(move || settle(&drop_cached)));
+        self.workers.run_for(number, Box::new(move || settle(&drop_cached)));
     }
 
     /// A lock was granted: the cache is brought up to date, then it is answered.
     fn granted(&self, reply: ReplyEmpty, open: Arc<OpenFile>, version: u64) {
-        // Without threads the reply is dropped, which is EIO.
+        // Dropped when the mount ends, which is EIO.
         self.run(open.number(), move |drop_cached| {
             let is_known = open.fresh().locked(version);
             drop_cached(!is_known);
+            // Before the answer: once answered, the kernel may close the file at any moment, and the thread that drops the last
+            // reference waits for the server.
+            drop(open);
             reply.ok();
         });
     }
@@ -166,7 +167,9 @@ impl LockService {
     ) -> std::io::Result<LockService> {
         let (waits, inbox) = channel();
         let waiting = Arc::new(AtomicUsize::new(0));
-        let settler = Arc::new(Settler { workers: Workers::fair("lock-grants", SETTLERS_MAX, 1), notifier });
+        // What these threads do must not be lost: a lock that is granted would be kept for nobody, and stale pages be read on.
+        let workers = Workers::fair("lock-grants", SETTLERS_MAX, 1).kept()?;
+        let settler = Arc::new(Settler { workers, notifier });
         let waiter = Waiter { inbox, settler: settler.clone(), count: waiting.clone() };
         let thread = std::thread::Builder::new().name("lock-waits".into()).stack_size(256 << 10);
         thread.spawn(move || waiter.run())?;

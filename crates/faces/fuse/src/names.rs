@@ -14,8 +14,8 @@ use crate::attr::{file_type, special_kind};
 use crate::data::{OpenFile, taken_set_id};
 use crate::directory::Cursor;
 use crate::face::{Face, Outcome, fault};
-use crate::inodes::{Entered, ROOT};
-use crate::paths::{About, InUse};
+use crate::inodes::{Entered, Place, ROOT};
+use crate::paths::InUse;
 use crate::striping;
 
 /// Names requested at first, while it is unknown how many fit into the kernel's buffer; a page holds about 24.
@@ -102,24 +102,16 @@ pub(crate) struct Listed<'a> {
 }
 
 impl Face {
-    /// Until this is dropped, the paths of these numbers stay as they are, but for moves by other nodes.
-    fn still(&self, numbers: &[u64]) -> InUse<'_> {
-        self.paths.enter(|| About { on: self.inodes.above(numbers), moves: Vec::new() })
-    }
-
-    /// The same for the directories of two names that change, and nothing is called by a path through what they are.
-    fn moving(&self, one: (u64, &[u8]), other: (u64, &[u8])) -> InUse<'_> {
-        // Only a directory has paths below it that change with it.
-        let directory = |at: (u64, &[u8])| self.inodes.directory_in(at.0, at.1);
-        let moves = || [one, other].into_iter().filter_map(directory).collect();
-        self.paths.enter(|| About { on: self.inodes.above(&[one.0, other.0]), moves: moves() })
+    /// The paths of these places, which stay as they are until this is dropped, but for moves by other nodes.
+    fn still<const N: usize>(&self, places: [Place<'_>; N]) -> InUse<'_, N> {
+        self.paths.still(&self.inodes, places)
     }
 
     /// Calls with the path of a number.
     pub(crate) fn at_path<T>(&self, number: u64, call: impl FnOnce(&[u8]) -> Result<T, ClientError>) -> Outcome<T> {
-        let _still = self.still(&[number]);
-        let path = self.inodes.path(number).ok_or(Errno::ESTALE)?;
-        call(&path).map_err(|error| stale_or_fault(number, error))
+        let still = self.still([Place::Node(number)]);
+        let [path] = still.paths().ok_or(Errno::ESTALE)?;
+        call(path).map_err(|error| stale_or_fault(number, error))
     }
 
     /// Calls with the path of a name in a directory.
@@ -129,9 +121,9 @@ impl Face {
         name: &[u8],
         call: impl FnOnce(&[u8]) -> Result<T, ClientError>,
     ) -> Outcome<T> {
-        let _still = self.still(&[parent]);
-        let path = self.inodes.path_in(parent, name).ok_or(Errno::ESTALE)?;
-        call(&path).map_err(fault)
+        let still = self.still([Place::Name(parent, name)]);
+        let [path] = still.paths().ok_or(Errno::ESTALE)?;
+        call(path).map_err(fault)
     }
 
     /// Checks that the path of `number` led to what the kernel means by it.
@@ -306,9 +298,8 @@ impl Face {
     /// Gives the node `number` the name `name` in `parent` too.
     pub(crate) fn make_link(&self, number: u64, parent: u64, name: &[u8]) -> Outcome<(Entered, Attr)> {
         let asked = self.inodes.changes();
-        let still = self.still(&[number, parent]);
-        let from = self.inodes.path(number).ok_or(Errno::ESTALE)?;
-        let to = self.inodes.path_in(parent, name).ok_or(Errno::ESTALE)?;
+        let still = self.still([Place::Node(number), Place::Name(parent, name)]);
+        let [from, to] = still.paths().ok_or(Errno::ESTALE)?;
         let attr = self.client.link(from, to).map_err(|error| stale_or_fault(number, error))?;
         drop(still);
         if self.inodes.number_for(attr.ino) != number {
@@ -329,19 +320,17 @@ impl Face {
         }
         let no_replace = flags.contains(RenameFlags::RENAME_NOREPLACE);
         let whiteout = flags.contains(RenameFlags::RENAME_WHITEOUT);
-        let _moving = self.moving(from, to);
-        let from_path = self.inodes.path_in(from.0, from.1).ok_or(Errno::ESTALE)?;
-        let to_path = self.inodes.path_in(to.0, to.1).ok_or(Errno::ESTALE)?;
-        let left = self.client.replace_name(&from_path, &to_path, no_replace, whiteout).map_err(fault)?;
+        let moving = self.still([Place::Moved(from.0, from.1), Place::Moved(to.0, to.1)]);
+        let [from_path, to_path] = moving.paths().ok_or(Errno::ESTALE)?;
+        let left = self.client.replace_name(from_path, to_path, no_replace, whiteout).map_err(fault)?;
         self.inodes.renamed(from, to, left);
         Ok(())
     }
 
     fn exchange_names(&self, one: (u64, &[u8]), other: (u64, &[u8])) -> Outcome<()> {
-        let _moving = self.moving(one, other);
-        let one_path = self.inodes.path_in(one.0, one.1).ok_or(Errno::ESTALE)?;
-        let other_path = self.inodes.path_in(other.0, other.1).ok_or(Errno::ESTALE)?;
-        self.client.exchange(&one_path, &other_path).map_err(fault)?;
+        let moving = self.still([Place::Moved(one.0, one.1), Place::Moved(other.0, other.1)]);
+        let [one_path, other_path] = moving.paths().ok_or(Errno::ESTALE)?;
+        self.client.exchange(one_path, other_path).map_err(fault)?;
         self.inodes.exchanged(one, other);
         Ok(())
     }
@@ -551,7 +540,7 @@ fn is_label(name: &[u8]) -> bool {
 }
 
 /// For `.` and `..`, of which the kernel uses only the kind.
-fn directory_attr() -> Attr {
+pub(crate) fn directory_attr() -> Attr {
     Attr {
         ino: 0,
         kind: NodeKind::Dir,

@@ -4,17 +4,23 @@
 //! through it is built. Calls elsewhere go on: one that waits for a server that hangs holds up only moves of the directories
 //! above what it is about, and then what comes later below those.
 //!
+//! That is all that waits here, each on a thread of the mount. More waits in the kernel: it hands on a move with both its
+//! directories locked, so while the move waits, names that are not cached are not looked up in these two, and nothing is made or
+//! listed there; and if they are two, with the lock that all moves between directories of the mount take.
+//!
 //! Everybody waits only for those who came earlier, so nobody waits in a circle, and a move is not starved by a stream of calls.
 
 use impresario_base::lock::{Condvar, Mutex};
 
+use crate::inodes::{Inodes, Place, Ways};
+
 /// What a call or a move is about, as numbers of inodes.
 #[derive(Clone, PartialEq, Eq, Default, Debug)]
-pub(crate) struct About {
+struct About {
     /// What is on its paths. Sorted.
-    pub on: Vec<u64>,
+    on: Vec<u64>,
     /// The directories that it moves.
-    pub moves: Vec<u64>,
+    moves: Vec<u64>,
 }
 
 impl About {
@@ -55,11 +61,12 @@ impl State {
         self.uses.iter().find(|(of, _)| *of == turn).map(|(_, about)| about)
     }
 
-    fn remove(&mut self, turn: u64) {
-        if let Some(at) = self.uses.iter().position(|(of, _)| *of == turn) {
-            let (_, about) = self.uses.swap_remove(at);
-            self.moves -= usize::from(!about.moves.is_empty());
-        }
+    /// Whether somebody who came later had to wait for it.
+    fn remove(&mut self, turn: u64) -> bool {
+        let Some(at) = self.uses.iter().position(|(of, _)| *of == turn) else { return false };
+        let (_, about) = self.uses.swap_remove(at);
+        self.moves -= usize::from(!about.moves.is_empty());
+        self.waiting > 0 && self.uses.iter().any(|(of, other)| *of > turn && about.excludes(other))
     }
 
     /// Whether somebody who came earlier is in the way.
@@ -71,39 +78,58 @@ impl State {
 
 /// Paths that stay as they are until this is dropped.
 #[derive(Debug)]
-pub(crate) struct InUse<'a> {
-    paths: &'a Paths,
+pub(crate) struct InUse<'a, const N: usize> {
+    uses: &'a Paths,
     turn: u64,
+    paths: Option<[Vec<u8>; N]>,
+}
+
+impl<const N: usize> InUse<'_, N> {
+    /// `None` if one of the places has none.
+    pub(crate) fn paths(&self) -> Option<&[Vec<u8>; N]> {
+        self.paths.as_ref()
+    }
 }
 
 impl Paths {
-    /// Waits until nothing moves on these paths any more. `look` tells what the call is about as the tree is then; whoever moves
-    /// something changes the tree before it drops its own use.
-    pub(crate) fn enter(&self, look: impl Fn() -> About) -> InUse<'_> {
+    /// Waits until nothing moves on the paths of these places any more, and has them as they are then. Whoever moves something
+    /// changes the table before it drops its own use.
+    pub(crate) fn still<const N: usize>(&self, inodes: &Inodes, places: [Place<'_>; N]) -> InUse<'_, N> {
+        // The path that is used must be the very one whose directories are noted: other names than those of directories change
+        // at any moment, and with them the path of a number.
+        self.enter(|| match inodes.ways(places) {
+            Some(Ways { paths, on, moved }) => (About { on, moves: moved }, Some(paths)),
+            None => (About::default(), None),
+        })
+    }
+
+    /// `look` tells what the call is about and its paths, as the tree is at that moment.
+    fn enter<const N: usize>(&self, look: impl Fn() -> (About, Option<[Vec<u8>; N]>)) -> InUse<'_, N> {
         let mut state = self.state.lock();
-        let mut turn = state.add(look());
+        let (about, mut paths) = look();
+        let mut turn = state.add(about);
         while state.must_wait(turn) {
             state.waiting += 1;
             state = self.fewer.wait(state);
             state.waiting -= 1;
-            let now = look();
+            let (now, new_paths) = look();
+            paths = new_paths;
             if state.of(turn) != Some(&now) {
                 // What came later has not minded the directories that are on the path now.
-                state.remove(turn);
+                if state.remove(turn) {
+                    self.fewer.notify_all();
+                }
                 turn = state.add(now);
-                self.fewer.notify_all();
             }
         }
-        InUse { paths: self, turn }
+        InUse { uses: self, turn, paths }
     }
 }
 
-impl Drop for InUse<'_> {
+impl<const N: usize> Drop for InUse<'_, N> {
     fn drop(&mut self) {
-        let mut state = self.paths.state.lock();
-        state.remove(self.turn);
-        if state.waiting > 0 {
-            self.paths.fewer.notify_all();
+        if self.uses.state.lock().remove(self.turn) {
+            self.uses.fewer.notify_all();
         }
     }
 }
@@ -113,33 +139,17 @@ mod tests {
     use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 
     use impresario_testing::until;
+    use impresario_wire::{Attr, NodeKind};
 
     use super::*;
+    use crate::inodes::ROOT;
 
-    /// The parents of directories: `(directory, parent)`.
-    type Tree = Mutex<Vec<(u64, u64)>>;
-
-    fn above(tree: &Tree, of: &[u64]) -> Vec<u64> {
-        let tree = tree.lock();
-        let mut on = Vec::new();
-        for number in of {
-            let mut at = Some(*number);
-            while let Some(number) = at {
-                on.push(number);
-                at = tree.iter().find(|(of, _)| *of == number).map(|(_, parent)| *parent);
-            }
-        }
-        on.sort_unstable();
-        on.dedup();
-        on
+    fn calls<'a>(paths: &'a Paths, on: &[u64]) -> InUse<'a, 0> {
+        paths.enter(|| (About { on: on.to_vec(), moves: vec![] }, None))
     }
 
-    fn calls<'a>(paths: &'a Paths, on: &[u64]) -> InUse<'a> {
-        paths.enter(|| About { on: on.to_vec(), moves: vec![] })
-    }
-
-    fn moves<'a>(paths: &'a Paths, on: &[u64], moves: u64) -> InUse<'a> {
-        paths.enter(|| About { on: on.to_vec(), moves: vec![moves] })
+    fn moves<'a>(paths: &'a Paths, on: &[u64], moves: u64) -> InUse<'a, 0> {
+        paths.enter(|| (About { on: on.to_vec(), moves: vec![moves] }, None))
     }
 
     fn waits(paths: &Paths, count: usize) {
@@ -173,50 +183,104 @@ mod tests {
         assert_eq!((state.uses.len(), state.moves, state.waiting), (0, 0, 0));
     }
 
-    /// Threads move directories and use paths at random: the paths in use stay as they are, and all end.
+    #[test]
+    fn only_what_is_waited_for_wakes_those_who_wait() {
+        let about = |on: &[u64], moves: &[u64]| About { on: on.to_vec(), moves: moves.to_vec() };
+        let mut state = State::default();
+        let (below, elsewhere) = (state.add(about(&[10, 11], &[])), state.add(about(&[20], &[])));
+        let moved = state.add(about(&[], &[10]));
+        state.waiting = 1;
+        assert!(state.must_wait(moved) && !state.remove(elsewhere) && state.remove(below) && !state.must_wait(moved));
+        // Nobody waits for what came later.
+        let later = state.add(about(&[10], &[]));
+        assert!(state.must_wait(later) && !state.remove(later) && !state.remove(moved));
+        assert_eq!((state.uses.len(), state.moves), (0, 0));
+    }
+
+    const DIRECTORIES: std::ops::Range<u64> = 2..9;
+    const FILES: std::ops::Range<u64> = 100..103;
+
+    /// What is on a path: the latest place of each of its directories must be the one that it names.
+    fn on(inodes: &Inodes, path: &[u8]) -> Option<Vec<u64>> {
+        let mut at = ROOT;
+        let directories = path.iter().rposition(|byte| *byte == b'/').map_or(&[][..], |slash| &path[..slash]);
+        let names = directories.split(|byte| *byte == b'/').filter(|name| !name.is_empty());
+        let step = |name: &[u8]| {
+            let number = std::str::from_utf8(name).ok()?.parse().ok()?;
+            let parent = std::mem::replace(&mut at, number);
+            inodes.entries(number).first().is_some_and(|(of, _)| *of == parent).then_some(number)
+        };
+        names.map(step).collect()
+    }
+
+    /// Threads move directories and files, find further names of files, and use paths at random: the directories on paths in use
+    /// stay where they are, and all end.
     #[test]
     fn paths_in_use_stay_as_they_are() {
-        const DIRECTORIES: u64 = 7;
-        let tree: Tree = Mutex::new((2..2 + DIRECTORIES).map(|number| (number, number / 2)).collect());
-        let paths = Paths::default();
+        let (inodes, paths) = (Inodes::new(), Paths::default());
+        let enter = |parent, name: &str, number, kind| {
+            let nlink = if kind == NodeKind::Dir { 2 } else { 20 };
+            let attr = Attr { ino: number, kind, nlink, ..crate::names::directory_attr() };
+            inodes.enter(parent, name.as_bytes(), &attr, inodes.changes());
+        };
+        DIRECTORIES.for_each(|number| enter(number / 2, &number.to_string(), number, NodeKind::Dir));
+        FILES.for_each(|number| enter(ROOT, &number.to_string(), number, NodeKind::File));
+        // As the kernel, which makes one move of a file at a time.
+        let files = Mutex::new(());
+        let parent_of = |number| inodes.entries(number)[0].0;
+        let is_below = |number, above| {
+            let mut at = number;
+            while at != above && at != ROOT {
+                at = parent_of(at);
+            }
+            at == above
+        };
         std::thread::scope(|scope| {
             for thread in 0..4u64 {
-                let (tree, paths) = (&tree, &paths);
+                let (inodes, paths, files, enter) = (&inodes, &paths, &files, &enter);
+                let (parent_of, is_below) = (&parent_of, &is_below);
                 scope.spawn(move || {
                     let mut random = thread * 7919 + 1;
-                    let mut draw = move || {
+                    let mut draw = move |of: std::ops::Range<u64>| {
                         random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-                        random >> 33
+                        of.start + (random >> 33) % (of.end - of.start)
                     };
                     for _ in 0..3000 {
-                        let (number, to) = (2 + draw() % DIRECTORIES, 1 + draw() % (DIRECTORIES + 1));
-                        if draw() % 3 == 0 {
-                            let parent = || above(tree, &[number]).into_iter().filter(|on| *on != number).collect();
-                            let on = || -> Vec<u64> {
-                                let mut on: Vec<u64> = parent();
-                                on.extend(above(tree, &[to]));
-                                on.sort_unstable();
-                                on.dedup();
-                                on
-                            };
-                            // As the kernel, which moves no directory below itself.
-                            if above(tree, &[to]).contains(&number) {
-                                continue;
+                        let (number, file, to) = (draw(DIRECTORIES), draw(FILES), draw(ROOT..DIRECTORIES.end));
+                        match draw(0..5) {
+                            0 => {
+                                let (from, name) = (parent_of(number), number.to_string());
+                                let (from, to) = ((from, name.as_bytes()), (to, name.as_bytes()));
+                                // The kernel moves no directory below itself.
+                                if is_below(to.0, number) {
+                                    continue;
+                                }
+                                let places = [Place::Moved(from.0, from.1), Place::Moved(to.0, to.1)];
+                                let moving = paths.still(inodes, places);
+                                // Nor one that is elsewhere by now.
+                                let is_noted = paths.state.lock().of(moving.turn).unwrap().moves.contains(&number);
+                                if is_noted && parent_of(number) == from.0 && !is_below(to.0, number) {
+                                    std::thread::yield_now();
+                                    inodes.renamed(from, to, None);
+                                }
+                                drop(moving);
                             }
-                            let _moving = paths.enter(|| About { on: on(), moves: vec![number] });
-                            if above(tree, &[to]).contains(&number) {
-                                continue;
+                            1 => {
+                                let _one = files.lock();
+                                let (from, name) = inodes.entries(file)[0].clone();
+                                let places = [Place::Moved(from, &name), Place::Moved(to, &name)];
+                                let _moving = paths.still(inodes, places);
+                                inodes.renamed((from, &name), (to, &name), None);
                             }
-                            std::thread::yield_now();
-                            if let Some(entry) = tree.lock().iter_mut().find(|(of, _)| *of == number) {
-                                entry.1 = to;
+                            2 => enter(to, &format!("{file}.other"), file, NodeKind::File),
+                            _ => {
+                                let still = paths.still(inodes, [Place::Node(file), Place::Name(to, b"x")]);
+                                let used = still.paths().unwrap();
+                                let before = used.each_ref().map(|path| on(inodes, path));
+                                assert!(before.iter().all(Option::is_some), "{used:?}");
+                                std::thread::yield_now();
+                                assert_eq!(used.each_ref().map(|path| on(inodes, path)), before);
                             }
-                        } else {
-                            let look = || above(tree, &[number, to]);
-                            let _used = paths.enter(|| About { on: look(), moves: vec![] });
-                            let before = look();
-                            std::thread::yield_now();
-                            assert_eq!(look(), before);
                         }
                     }
                 });

@@ -88,11 +88,11 @@ impl Executor<Queued> for Data {
         let (here, lane) = (service.clone(), u32::from(work.batch.extent.lane.0));
         match &service.ahead {
             Some(ahead) if work.parts.iter().all(|(_, queued)| matches!(queued, Queued::Ahead(_))) => {
-                ahead.threads.run_for(lane, Box::new(move || read_ahead(&here, work)));
+                ahead.threads.run_for(lane.into(), Box::new(move || read_ahead(&here, work)));
             }
             _ => {
                 let party = lane * KINDS + kind(work.batch.op);
-                service.data.run_for(party, Box::new(move || perform(&here, work)));
+                service.data.run_for(party.into(), Box::new(move || perform(&here, work)));
             }
         }
         Started::Pending

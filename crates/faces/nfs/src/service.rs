@@ -209,7 +209,7 @@ impl Service {
         let of = reply.connection.id;
         let service = self.clone();
         self.names.run_for(
-            of,
+            of.into(),
             Box::new(move || {
                 let asker = Asker { service: &service, peer: reply.connection.peer, credential: &head.credential };
                 let (mut args, mut out) = (Reader::new(bytes.get(at..).unwrap_or_default()), reply.writer());
@@ -320,7 +320,7 @@ impl Service {
         if op.is_data() && len == 0 || beyond {
             // Nothing to schedule: a batch is never empty, and no file reaches so far.
             let (service, of) = (self.clone(), item.reply.connection.id);
-            return self.names.run_for(of, Box::new(move || crate::data::answer_empty(&service, offset, item)));
+            return self.names.run_for(of.into(), Box::new(move || crate::data::answer_empty(&service, offset, item)));
         }
         let Some(engine) = self.engine.get() else { return };
         let predictions = self.foresee(&submission, &item.node);

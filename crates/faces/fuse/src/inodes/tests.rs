@@ -3,6 +3,16 @@
 use super::*;
 use proptest::prelude::*;
 
+impl Inodes {
+    fn path(&self, number: u64) -> Option<Vec<u8>> {
+        self.ways([super::Place::Node(number)]).map(|Ways { paths: [path], .. }| path)
+    }
+
+    fn path_in(&self, parent: u64, name: &[u8]) -> Option<Vec<u8>> {
+        self.ways([super::Place::Name(parent, name)]).map(|Ways { paths: [path], .. }| path)
+    }
+}
+
 fn attr(ino: u64, kind: NodeKind) -> Attr {
     Attr {
         ino,
