@@ -103,45 +103,6 @@ fn a_sync_of_the_file_system_syncs_all_files() {
     }
 }
 
-/// What `syncfs` asks of the metadata server, after these changes.
-fn meta_syncs(cluster: &Cluster, script: &str) -> [u64; 2] {
-    let count = || {
-        let state = cluster.state("meta");
-        ["fsync", "fsyncdir"].map(|kind| state["meta"]["operations"][kind]["count"].as_u64().unwrap_or(0))
-    };
-    let before = count();
-    shell(cluster, &format!("cd {AT}; {script}; sync -f ."));
-    let after = count();
-    [after[0] - before[0], after[1] - before[1]]
-}
-
-#[test]
-fn a_sync_of_the_file_system_syncs_names_and_attributes_too() {
-    let cluster = Cluster::start(1, 0, |_| {});
-    shell(&cluster, &format!("cd {AT}; echo x > old; mkdir d; sync -f ."));
-    let scripts = [
-        ("true", [0, 0]),
-        ("echo x > new", [1, 1]),
-        ("chmod 700 old", [1, 0]),
-        // The first name was removed, before and after the last change.
-        ("echo x > a; ln a b; rm a; chmod 600 b", [1, 1]),
-        ("echo x > c; chmod 600 c; ln c e; rm c", [1, 1]),
-        // Moved, as its directory was.
-        ("echo x > d/f; mv d g; mv g/f g/h", [1, 2]),
-        ("echo x > i; rm i", [0, 1]),
-    ];
-    let counts = scripts.map(|(script, _)| (script, meta_syncs(&cluster, script)));
-    assert_eq!(counts, scripts);
-}
-
-/// Its name is a pipe's by now: it cannot be synced by that, and need not be.
-#[test]
-fn a_file_that_was_replaced_keeps_no_other_from_being_synced() {
-    let cluster = Cluster::start(1, 0, |_| {});
-    let [files, _] = meta_syncs(&cluster, "echo x > f; mkfifo p; mv p f; for i in 1 2 3; do echo x > $i; done");
-    assert_eq!(files, 3);
-}
-
 #[test]
 fn a_working_directory_that_is_renamed_or_removed_is_as_on_a_local_folder() {
     let cluster = Cluster::start(1, 0, |_| {});

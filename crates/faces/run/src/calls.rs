@@ -153,13 +153,7 @@ impl Calls {
                 let may_change = || self.user.may_at(&self.client, &from.path, attr, libc::R_OK | libc::W_OK).is_ok();
                 self.user.may_link(attr, may_change)?;
                 self.may_make(&to)?;
-                let linking = self.unsynced.begin_move(&[(&from.path, &to.path)]);
-                let attr = self.client.link(&from.path, &to.path)?;
-                // By the new name: who removes the old one has not seen this one.
-                if attr.kind == NodeKind::File {
-                    self.unsynced.note_named(&self.client, attr.ino, (&to.path, to.since), None);
-                }
-                drop(linking);
+                self.client.link(&from.path, &to.path)?;
                 self.note_names(&to);
                 0
             }
@@ -275,9 +269,8 @@ impl Calls {
     }
 
     fn inside(&self, path: &[u8], follow: bool) -> Result<Named, Stop> {
-        let since = self.unsynced.moves();
         match walk(&self.client, &self.user, &self.at, path, follow)? {
-            Found::Inside(named) => Ok(Named { since, ..named }),
+            Found::Inside(named) => Ok(named),
             Found::Outside(path) => Err(Stop::Outside(path)),
         }
     }
@@ -353,8 +346,8 @@ impl Calls {
         match target {
             Target::Open(open) => self.note_change(open),
             Target::Named(named) => match attr.kind {
-                NodeKind::File => self.unsynced.note_named(&self.client, attr.ino, (&named.path, named.since), None),
-                NodeKind::Dir => self.unsynced.note_directory(&self.client, (&named.path, named.since)),
+                NodeKind::File => self.unsynced.note_file(&self.client, attr.ino, &named.path, None),
+                NodeKind::Dir => self.unsynced.note_directory(&self.client, &named.path),
                 _ => self.note_names(named),
             },
         }
@@ -363,14 +356,14 @@ impl Calls {
     /// What is open was changed, and is not durable yet.
     fn note_change(&self, open: &Open) {
         match &open.node {
-            Node::File(file) => self.unsynced.note_open(&self.client, open.ino, file, || path_of(open)),
-            Node::Directory => self.unsynced.note_directory_at(&self.client, || path_of(open)),
+            Node::File(file) => self.unsynced.note_file(&self.client, open.ino, &path_of(open), Some(file)),
+            Node::Directory => self.unsynced.note_directory(&self.client, &path_of(open)),
         }
     }
 
     /// The same for the directory of a name.
     fn note_names(&self, named: &Named) {
-        self.unsynced.note_directory(&self.client, (named.parent(), named.since));
+        self.unsynced.note_directory(&self.client, named.parent());
     }
 
     /// Whether a new name may be made; returns its directory.
@@ -426,8 +419,7 @@ impl Calls {
             let options = CreateOptions { mode, uid: self.user.uid, gid, exclusive: true, layout: None };
             return match self.client.create_with_attr(&named.path, options) {
                 Ok((file, attr)) => {
-                    self.unsynced.note_named(&self.client, attr.ino, (&named.path, named.since), Some(&file));
-                    self.note_names(&named);
+                    self.unsynced.note_file(&self.client, attr.ino, &named.path, Some(&file));
                     self.opened(Node::File(file), &attr, flags, named.path).map(Ok)
                 }
                 Err(error) if !is_new && error.errno() == libc::EEXIST => Ok(Err(libc::ENOENT)),
@@ -464,7 +456,7 @@ impl Calls {
                 if flags & libc::O_TRUNC != 0 && flags & libc::O_PATH == 0 {
                     let takes = self.user.takes_by_change(&now);
                     file.set_attr(&SetAttr { size: Some(0), takes, ..SetAttr::default() })?;
-                    self.unsynced.note_named(&self.client, now.ino, (&named.path, named.since), Some(&file));
+                    self.unsynced.note_file(&self.client, now.ino, &named.path, Some(&file));
                 }
                 self.opened(Node::File(file), &now, flags, named.path).map(Ok)
             }
@@ -641,13 +633,10 @@ impl Calls {
             (true, NodeKind::Dir) => self.client.rmdir(&named.path)?,
             (true, _) => return Err(libc::ENOTDIR.into()),
             (false, NodeKind::Dir) => return Err(libc::EISDIR.into()),
-            (false, _) => {
-                let seen = self.unsynced.see(attr.ino, &named.path);
-                // The links that were seen before say nothing: another program may have made one since.
-                if self.client.remove_name(&named.path)? == Some(0) {
-                    self.unsynced.forget(seen, &named.path);
-                }
-            }
+            (false, _) => self.client.unlink(&named.path)?,
+        }
+        if attr.nlink <= 1 {
+            self.unsynced.forget(attr.ino);
         }
         self.note_names(&named);
         Ok(0)
@@ -683,26 +672,20 @@ impl Calls {
         let (moves_from, moves_to) = (is_dir(&from), exchanges && is_dir(&to));
         // No program enters a directory between its move and that of its folder.
         let _entering = (moves_from || moves_to).then(|| self.entering.lock());
-        let moves = [(&from.path[..], &to.path[..]), (&to.path, &from.path)];
-        let changed = if exchanges { &moves[..] } else { &moves[..1] };
-        let replaced = to.attr.and_then(|attr| self.unsynced.see(attr.ino, &to.path));
-        let moving = self.unsynced.begin_move(changed);
-        let mut left = None;
         if exchanges {
             self.client.exchange(&from.path, &to.path)?;
         } else {
             let has = |flag| flags & flag != 0;
             let (no_replace, whiteout) = (has(libc::RENAME_NOREPLACE), has(libc::RENAME_WHITEOUT));
-            left = self.client.replace_name(&from.path, &to.path, no_replace, whiteout)?;
+            self.client.replace_name(&from.path, &to.path, no_replace, whiteout)?;
         }
         if from.path == to.path {
             return Ok(0);
         }
-        if left == Some(0) {
-            self.unsynced.forget(replaced, &to.path);
-        }
-        let files: Vec<u64> = [&from, &to].into_iter().filter_map(|named| Some(named.attr?.ino)).collect();
-        moving.done(changed, &files, moves_from || moves_to, || self.opens.note_moves(changed));
+        let moves = [(&from.path[..], &to.path[..]), (&to.path, &from.path)];
+        let changed = if exchanges { &moves[..] } else { &moves[..1] };
+        self.opens.note_moves(changed);
+        self.unsynced.note_moves(changed);
         [&from, &to].into_iter().for_each(|named| self.note_names(named));
         let moved = match (moves_from, moves_to) {
             (true, true) => self.mirror.exchanged(&from.path, &to.path),
