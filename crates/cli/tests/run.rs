@@ -80,29 +80,6 @@ fn synchronous_writes_reach_the_device() {
     assert!(syncs() >= before + 60, "{before} {}", syncs());
 }
 
-/// `syncfs` is about all that was written, also by programs that have ended and through files that are closed.
-#[test]
-fn a_sync_of_the_file_system_syncs_all_files() {
-    const FILES: u64 = 20;
-    for io_nodes in [0, 1] {
-        let cluster = Cluster::start(1, io_nodes, |_| {});
-        let count = |name: &str, end: &str| {
-            let before = syncs(&cluster);
-            let script = format!("cd {AT}; mkdir {name}; for i in $(seq {FILES}); do echo x > {name}/$i; done; {end}");
-            shell(&cluster, &script);
-            syncs(&cluster) - before
-        };
-        let without = count("a", "true");
-        for (name, end) in [("b", "sync -f b/1"), ("c", "sync -f c"), ("d", "sync")] {
-            let with = count(name, end);
-            assert!(with >= without + FILES, "{end}: {with} requests, {without} without it");
-        }
-        // What was synced on its own needs no other.
-        let twice = count("e", "sync e/*; sync -f e");
-        assert!(twice < without + 2 * FILES, "{twice} requests, {without} without any sync");
-    }
-}
-
 #[test]
 fn a_working_directory_that_is_renamed_or_removed_is_as_on_a_local_folder() {
     let cluster = Cluster::start(1, 0, |_| {});

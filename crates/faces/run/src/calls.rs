@@ -15,7 +15,6 @@ use crate::locks::Peer;
 use crate::mirror::Mirror;
 use crate::open::{Node, Open, Opens};
 use crate::rights::User;
-use crate::unsynced::Unsynced;
 use crate::walk::{Found, Named, errno, last_word, stat, walk};
 
 /// Names asked for at a time.
@@ -77,7 +76,6 @@ pub(crate) struct Calls {
     /// The folders that stand for working directories.
     pub(crate) mirror: Mirror,
     pub(crate) opens: Opens,
-    unsynced: Unsynced,
     appends: [Mutex<()>; APPENDS],
     /// Held while the folder of a working directory is made, and while a directory and its folder are moved.
     entering: Mutex<()>,
@@ -92,16 +90,7 @@ enum Target {
 impl Calls {
     pub(crate) fn new(client: Arc<Client>, at: Vec<u8>, mirror: Mirror, token: &str) -> std::io::Result<Calls> {
         let (appends, entering) = (std::array::from_fn(|_| Mutex::default()), Mutex::default());
-        Ok(Calls {
-            client,
-            user: User::new()?,
-            at,
-            mirror,
-            opens: Opens::new(token)?,
-            unsynced: Unsynced::default(),
-            appends,
-            entering,
-        })
+        Ok(Calls { client, user: User::new()?, at, mirror, opens: Opens::new(token)?, appends, entering })
     }
 
     /// Does a call; data of the reply go into `out`, which is empty.
@@ -123,13 +112,9 @@ impl Calls {
             Op::Sync => {
                 let open = self.opens.get(asked.numbers.open)?;
                 match &open.node {
-                    Node::File(file) => self.unsynced.sync_file(open.ino, file)?,
+                    Node::File(file) => file.sync()?,
                     Node::Directory => self.client.sync_dir(path_of(&open))?,
                 }
-                0
-            }
-            Op::SyncAll => {
-                self.unsynced.sync(&self.client)?;
                 0
             }
             Op::Lock => self.opens.lock(asked, out)?,
@@ -154,14 +139,12 @@ impl Calls {
                 self.user.may_link(attr, may_change)?;
                 self.may_make(&to)?;
                 self.client.link(&from.path, &to.path)?;
-                self.note_names(&to);
                 0
             }
             Op::Symlink => {
                 let named = self.new_entry(asked.path)?;
                 let (gid, _) = self.user.inherited(&self.may_make(&named)?, 0);
                 self.client.symlink(&named.path, asked.other, self.user.uid, gid)?;
-                self.note_names(&named);
                 0
             }
             Op::Readlink => {
@@ -177,7 +160,6 @@ impl Calls {
                 let named = self.last(asked.path)?;
                 let (gid, mode) = self.user.inherited(&self.may_make(&named)?, new_mode(a));
                 self.client.mkdir(&named.path, mode, self.user.uid, gid)?;
-                self.note_names(&named);
                 0
             }
             Op::Mknod => {
@@ -189,7 +171,6 @@ impl Calls {
                     _ => return Err(libc::EPERM.into()),
                 };
                 self.client.mknod(&named.path, kind, new_mode(a), self.user.uid, gid)?;
-                self.note_names(&named);
                 0
             }
             Op::Chmod => {
@@ -330,40 +311,14 @@ impl Calls {
     }
 
     fn set(&self, target: &Target, set: SetAttr) -> Result<i64, Stop> {
-        let changed = match target {
-            Target::Named(named) => self.client.set_attr(&named.path, set),
+        match target {
+            Target::Named(named) => self.client.set_attr(&named.path, set)?,
             Target::Open(open) => match &open.node {
-                Node::File(file) => file.set_attr(&set),
-                Node::Directory => self.client.set_attr(path_of(open), set),
+                Node::File(file) => file.set_attr(&set)?,
+                Node::Directory => self.client.set_attr(path_of(open), set)?,
             },
         };
-        self.note_attributes(target, &changed?);
         Ok(0)
-    }
-
-    /// The attributes of a node were changed, or its length, and are not durable yet.
-    fn note_attributes(&self, target: &Target, attr: &Attr) {
-        match target {
-            Target::Open(open) => self.note_change(open),
-            Target::Named(named) => match attr.kind {
-                NodeKind::File => self.unsynced.note_file(&self.client, attr.ino, &named.path, None),
-                NodeKind::Dir => self.unsynced.note_directory(&self.client, &named.path),
-                _ => self.note_names(named),
-            },
-        }
-    }
-
-    /// What is open was changed, and is not durable yet.
-    fn note_change(&self, open: &Open) {
-        match &open.node {
-            Node::File(file) => self.unsynced.note_file(&self.client, open.ino, &path_of(open), Some(file)),
-            Node::Directory => self.unsynced.note_directory(&self.client, &path_of(open)),
-        }
-    }
-
-    /// The same for the directory of a name.
-    fn note_names(&self, named: &Named) {
-        self.unsynced.note_directory(&self.client, named.parent());
     }
 
     /// Whether a new name may be made; returns its directory.
@@ -418,10 +373,7 @@ impl Calls {
             // What another has made meanwhile may not be this user's to open, and may be to be cut.
             let options = CreateOptions { mode, uid: self.user.uid, gid, exclusive: true, layout: None };
             return match self.client.create_with_attr(&named.path, options) {
-                Ok((file, attr)) => {
-                    self.unsynced.note_file(&self.client, attr.ino, &named.path, Some(&file));
-                    self.opened(Node::File(file), &attr, flags, named.path).map(Ok)
-                }
+                Ok((file, attr)) => self.opened(Node::File(file), &attr, flags, named.path).map(Ok),
                 Err(error) if !is_new && error.errno() == libc::EEXIST => Ok(Err(libc::ENOENT)),
                 Err(error) => Err(error.into()),
             };
@@ -456,7 +408,6 @@ impl Calls {
                 if flags & libc::O_TRUNC != 0 && flags & libc::O_PATH == 0 {
                     let takes = self.user.takes_by_change(&now);
                     file.set_attr(&SetAttr { size: Some(0), takes, ..SetAttr::default() })?;
-                    self.unsynced.note_file(&self.client, now.ino, &named.path, Some(&file));
                 }
                 self.opened(Node::File(file), &now, flags, named.path).map(Ok)
             }
@@ -525,11 +476,8 @@ impl Calls {
             }
         };
         // O_SYNC has this bit, too. The position moves only if that succeeds.
-        if len > 0 {
-            self.note_change(&open);
-            if flags & libc::O_DSYNC != 0 {
-                self.unsynced.sync_file(open.ino, file)?;
-            }
+        if len > 0 && flags & libc::O_DSYNC != 0 {
+            file.sync()?;
         }
         if let Some(position) = &mut position {
             **position = offset + len as u64;
@@ -580,7 +528,6 @@ impl Calls {
         }
         self.take_set_id(&open)?;
         open.file()?.change_space(change, offset, len)?;
-        self.note_change(&open);
         Ok(0)
     }
 
@@ -628,17 +575,12 @@ impl Calls {
             (b"." | b"..", false) => return Err(libc::EISDIR.into()),
             _ => self.may_remove(&named)?,
         }
-        let attr = *named.attr()?;
-        match (is_directory, attr.kind) {
+        match (is_directory, named.attr()?.kind) {
             (true, NodeKind::Dir) => self.client.rmdir(&named.path)?,
             (true, _) => return Err(libc::ENOTDIR.into()),
             (false, NodeKind::Dir) => return Err(libc::EISDIR.into()),
             (false, _) => self.client.unlink(&named.path)?,
         }
-        if attr.nlink <= 1 {
-            self.unsynced.forget(attr.ino);
-        }
-        self.note_names(&named);
         Ok(0)
     }
 
@@ -683,10 +625,7 @@ impl Calls {
             return Ok(0);
         }
         let moves = [(&from.path[..], &to.path[..]), (&to.path, &from.path)];
-        let changed = if exchanges { &moves[..] } else { &moves[..1] };
-        self.opens.note_moves(changed);
-        self.unsynced.note_moves(changed);
-        [&from, &to].into_iter().for_each(|named| self.note_names(named));
+        self.opens.note_moves(if exchanges { &moves } else { &moves[..1] });
         let moved = match (moves_from, moves_to) {
             (true, true) => self.mirror.exchanged(&from.path, &to.path),
             (true, false) => self.mirror.renamed(&from.path, &to.path),
@@ -801,7 +740,6 @@ impl Calls {
                 Some(path) => self.client.set_xattr(path, name, value, mode)?,
                 None => file()?.set_xattr(name, value, mode)?,
             }
-            self.note_attributes(&target, &attr);
             return Ok(0);
         }
         let value = match (by_path, op) {

@@ -101,21 +101,9 @@ descriptors! {
     ftruncate64(len: i64) = with(Op::Truncate, len);
     fsync() = Request::new(Op::Sync);
     fdatasync() = Request::new(Op::Sync);
-    syncfs() = Request::new(Op::SyncAll);
+    syncfs() = Request::new(Op::Sync);
     fchmod(bits: mode_t) = mode(bits, 0);
     fchown(uid: uid_t, gid: gid_t) = owner(uid, gid, 0);
-}
-
-/// That a sync fails, it cannot say.
-#[unsafe(no_mangle)]
-pub unsafe extern "C-unwind" fn sync() {
-    if SERVED.is_active() {
-        let _ = SERVED.call(Request::new(Op::SyncAll), b"", b"", b"", &mut []);
-    }
-    if let Some(real) = real::sync.get() {
-        // SAFETY: it takes nothing.
-        unsafe { real() }
-    }
 }
 
 #[unsafe(no_mangle)]
