@@ -781,6 +781,13 @@ fn watches_of_the_clusters_files_are_refused() {
 }
 
 #[test]
+fn a_sync_of_the_file_system_is_refused() {
+    let cluster = Cluster::start(1, 0, |_| {});
+    let said = shell(&cluster, &format!("cd {AT}; echo > f; sync f && ! sync -f f 2>&1; ! sync -f . 2>&1"));
+    assert_eq!(said.matches("not supported").count(), 2, "{said}");
+}
+
+#[test]
 fn mistakes_are_named() {
     let cluster = Cluster::start(1, 0, |_| {});
     let at = |at: &str| {

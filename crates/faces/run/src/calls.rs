@@ -194,8 +194,8 @@ impl Calls {
             }
             Op::Times => self.times(asked)?,
             Op::Access => {
-                let named = self.inside(asked.path, b as i32 & libc::AT_SYMLINK_NOFOLLOW == 0)?;
-                self.user.may_at(&self.client, &named.path, named.attr()?, a as i32)?;
+                let target = self.target(asked, b as i32 & libc::AT_SYMLINK_NOFOLLOW == 0)?;
+                self.may(&target, &self.attr(&target)?, a as i32)?;
                 0
             }
             Op::Readdir => {
