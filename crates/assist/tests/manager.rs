@@ -362,20 +362,15 @@ fn what_is_of_use_to_one_program_has_no_other_tell_of_small_files() {
         return impresario_testing::skip("cachestat", "memory cannot be looked into, or files do not leave it");
     }
     let mut cold = cold.iter();
-    let mut steps = |beside: &mut dyn FnMut() -> bool| {
-        cold.any(|next| {
-            open(&mut walks, next);
-            std::thread::sleep(Duration::from_millis(1));
-            beside()
-        })
-    };
-    let brought_bytes = || manager.report().unwrap().siblings_bytes;
-    assert!(steps(&mut || brought_bytes() > 0), "what comes next is brought in for the one");
-    let begins = steps(&mut || {
+    until("what comes next is brought in for the one", || {
+        cold.next().into_iter().for_each(|next| open(&mut walks, next));
+        manager.report().unwrap().siblings_bytes > 0
+    });
+    until("the other one has told in vain", || {
+        cold.next().into_iter().for_each(|next| open(&mut walks, next));
         open(&mut other, &file);
         other.ring.is_lull()
     });
-    assert!(begins, "{} bytes were brought in", brought_bytes());
 }
 
 /// Of a program that is recorded beside its hints all files are known, also those that it only writes.

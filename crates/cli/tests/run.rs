@@ -80,68 +80,6 @@ fn synchronous_writes_reach_the_device() {
     assert!(syncs() >= before + 60, "{before} {}", syncs());
 }
 
-/// `syncfs` is about all that was written, also by programs that have ended and through files that are closed.
-#[test]
-fn a_sync_of_the_file_system_syncs_all_files() {
-    const FILES: u64 = 20;
-    for io_nodes in [0, 1] {
-        let cluster = Cluster::start(1, io_nodes, |_| {});
-        let count = |name: &str, end: &str| {
-            let before = syncs(&cluster);
-            let script = format!("cd {AT}; mkdir {name}; for i in $(seq {FILES}); do echo x > {name}/$i; done; {end}");
-            shell(&cluster, &script);
-            syncs(&cluster) - before
-        };
-        let without = count("a", "true");
-        for (name, end) in [("b", "sync -f b/1"), ("c", "sync -f c"), ("d", "sync")] {
-            let with = count(name, end);
-            assert!(with >= without + FILES, "{end}: {with} requests, {without} without it");
-        }
-        // What was synced on its own needs no other.
-        let twice = count("e", "sync e/*; sync -f e");
-        assert!(twice < without + 2 * FILES, "{twice} requests, {without} without any sync");
-    }
-}
-
-/// What `syncfs` asks of the metadata server, after these changes.
-fn meta_syncs(cluster: &Cluster, script: &str) -> [u64; 2] {
-    let count = || {
-        let state = cluster.state("meta");
-        ["fsync", "fsyncdir"].map(|kind| state["meta"]["operations"][kind]["count"].as_u64().unwrap_or(0))
-    };
-    let before = count();
-    shell(cluster, &format!("cd {AT}; {script}; sync -f ."));
-    let after = count();
-    [after[0] - before[0], after[1] - before[1]]
-}
-
-#[test]
-fn a_sync_of_the_file_system_syncs_names_and_attributes_too() {
-    let cluster = Cluster::start(1, 0, |_| {});
-    shell(&cluster, &format!("cd {AT}; echo x > old; mkdir d; sync -f ."));
-    let scripts = [
-        ("true", [0, 0]),
-        ("echo x > new", [1, 1]),
-        ("chmod 700 old", [1, 0]),
-        // The first name was removed, before and after the last change.
-        ("echo x > a; ln a b; rm a; chmod 600 b", [1, 1]),
-        ("echo x > c; chmod 600 c; ln c e; rm c", [1, 1]),
-        // Moved, as its directory was.
-        ("echo x > d/f; mv d g; mv g/f g/h", [1, 2]),
-        ("echo x > i; rm i", [0, 1]),
-    ];
-    let counts = scripts.map(|(script, _)| (script, meta_syncs(&cluster, script)));
-    assert_eq!(counts, scripts);
-}
-
-/// Its name is a pipe's by now: it cannot be synced by that, and need not be.
-#[test]
-fn a_file_that_was_replaced_keeps_no_other_from_being_synced() {
-    let cluster = Cluster::start(1, 0, |_| {});
-    let [files, _] = meta_syncs(&cluster, "echo x > f; mkfifo p; mv p f; for i in 1 2 3; do echo x > $i; done");
-    assert_eq!(files, 3);
-}
-
 #[test]
 fn a_working_directory_that_is_renamed_or_removed_is_as_on_a_local_folder() {
     let cluster = Cluster::start(1, 0, |_| {});
@@ -840,6 +778,13 @@ fn watches_of_the_clusters_files_are_refused() {
                    print(path, c.inotify_add_watch(c.inotify_init(), path, 2), ctypes.get_errno())";
     let told = shell(&cluster, &format!("cd {AT}; touch f; python3 -c \"{program}\""));
     assert_eq!(told, "b'.' -1 2\nb'f' -1 2\nb'/' 1 2\n");
+}
+
+#[test]
+fn a_sync_of_the_file_system_is_refused() {
+    let cluster = Cluster::start(1, 0, |_| {});
+    let said = shell(&cluster, &format!("cd {AT}; echo > f; sync f && ! sync -f f 2>&1; ! sync -f . 2>&1"));
+    assert_eq!(said.matches("not supported").count(), 2, "{said}");
 }
 
 #[test]

@@ -412,6 +412,16 @@ mod tests {
     }
 
     #[test]
+    fn the_last_files_are_remembered() {
+        let unsynced = Unsynced::default();
+        let (here, after) = (LaneState::new(0, 7 << 32, 0), LaneState::new(0, 8 << 32, 0));
+        let keys = 0..5 * GENERATION_MAX as u64 / 2;
+        keys.clone().for_each(|key| unsynced.note_write(FileKey(key), here));
+        let last = keys.end - GENERATION_MAX as u64..keys.end;
+        assert!(last.into_iter().all(|key| !unsynced.note_sync(FileKey(key), after)));
+    }
+
+    #[test]
     fn memory_is_bounded() {
         let unsynced = Unsynced::default();
         for key in 0..4 * GENERATION_MAX as u64 {

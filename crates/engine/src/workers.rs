@@ -321,6 +321,8 @@ impl Shared {
             let lost = if state.threads == 0 { state.give_up() } else { Vec::new() };
             drop(state);
             drop(lost);
+            // One that is idle was not woken for the job.
+            self.wake.notify_one();
         }
     }
 

@@ -254,11 +254,13 @@ impl Objects for DataServers {
 
     fn statfs(&self) -> io::Result<Statfs> {
         let begun = Instant::now();
-        let mut spaces = self.spaces.lock().clone();
+        let spaces = self.spaces.lock().clone();
+        // While nobody has told anything, all are asked each time.
+        let is_known = spaces.iter().any(|space| space.told.is_some());
         let servers: Vec<_> = self.striped.servers().iter().zip(self.states.now()).enumerate().collect();
         let exists = |state: &DataState| *state != DataState::Retired;
         let told = |number: usize| spaces.get(number).is_some_and(|space| space.told.is_some());
-        let is_silent = |at: &Instant| begun.duration_since(*at) < SPACE_PAUSE;
+        let is_silent = |at: &Instant| is_known && begun.saturating_duration_since(*at) < SPACE_PAUSE;
         let rests = |number: usize| spaces.get(number).and_then(|space| space.silent).is_some_and(|at| is_silent(&at));
         let is_asked = |(number, (_, state)): &&(usize, (&Arc<Link>, DataState))| exists(state) && !rests(*number);
         let asked: Vec<_> = servers.iter().filter(is_asked).collect();
@@ -268,6 +270,8 @@ impl Objects for DataServers {
         let ops = || asked.iter().map(|(_, (link, _))| ask(link.as_ref())).collect();
         let answers = waiting_elsewhere(|| exchange(ops(), deadline));
         let mut why = None;
+        // Others may have learnt of more meanwhile.
+        let mut spaces = self.spaces.lock();
         for ((number, _), reply) in asked.iter().zip(answers) {
             let Some(space) = spaces.get_mut(*number) else { continue };
             match reply.map_err(failed).and_then(|reply| Store::told(&reply.answer)) {
@@ -279,8 +283,9 @@ impl Objects for DataServers {
                 }
             }
         }
-        self.spaces.lock().clone_from(&spaces);
-        let existing = servers.iter().zip(spaces).filter(|((_, (_, state)), _)| exists(state));
+        let known = spaces.clone();
+        drop(spaces);
+        let existing = servers.iter().zip(known).filter(|((_, (_, state)), _)| exists(state));
         let stores = existing.map(|((_, (_, state)), space)| {
             space.told.map(|told| Store { is_active: *state == DataState::Active, ..told })
         });

@@ -319,7 +319,7 @@ impl Connection {
 
     fn converse(self: &Arc<Connection>, records: &mut Records, budget: &Budget) -> Result<(), Ended> {
         let (mut called, mut input_over) = (false, false);
-        // Since when this side does not read: what the peer sends lies in the socket.
+        // Since when this side does not read, so that what the peer sends lies in the socket, and whether for want of memory.
         let mut unread_since = None;
         // When the record that is coming began to, and when bytes came last.
         let (mut record_began, mut last_bytes) = (None, Instant::now());
@@ -365,10 +365,12 @@ impl Connection {
                 return Err(Ended::Unsent);
             }
             let now = Instant::now();
-            // The peer's time stands still as long as it is not read from, for whatever reason.
-            if let Some(since) = unread_since.replace(now) {
+            // The peer's time stands still as long as it is not read from. What holds memory for a call and waits for more ends all the same,
+            // or many such could hold all of it.
+            if let Some((since, is_short)) = unread_since.replace((now, takes)) {
                 let unread = now.saturating_duration_since(since);
-                (last_bytes, record_began) = (last_bytes + unread, record_began.map(|began| began + unread));
+                last_bytes += unread;
+                record_began = record_began.map(|began| if is_short { began } else { began + unread });
             }
             if takes && !records.is_short() {
                 unread_since = None;

@@ -15,7 +15,6 @@ use crate::locks::Peer;
 use crate::mirror::Mirror;
 use crate::open::{Node, Open, Opens};
 use crate::rights::User;
-use crate::unsynced::Unsynced;
 use crate::walk::{Found, Named, errno, last_word, stat, walk};
 
 /// Names asked for at a time.
@@ -77,7 +76,6 @@ pub(crate) struct Calls {
     /// The folders that stand for working directories.
     pub(crate) mirror: Mirror,
     pub(crate) opens: Opens,
-    unsynced: Unsynced,
     appends: [Mutex<()>; APPENDS],
     /// Held while the folder of a working directory is made, and while a directory and its folder are moved.
     entering: Mutex<()>,
@@ -92,16 +90,7 @@ enum Target {
 impl Calls {
     pub(crate) fn new(client: Arc<Client>, at: Vec<u8>, mirror: Mirror, token: &str) -> std::io::Result<Calls> {
         let (appends, entering) = (std::array::from_fn(|_| Mutex::default()), Mutex::default());
-        Ok(Calls {
-            client,
-            user: User::new()?,
-            at,
-            mirror,
-            opens: Opens::new(token)?,
-            unsynced: Unsynced::default(),
-            appends,
-            entering,
-        })
+        Ok(Calls { client, user: User::new()?, at, mirror, opens: Opens::new(token)?, appends, entering })
     }
 
     /// Does a call; data of the reply go into `out`, which is empty.
@@ -123,13 +112,9 @@ impl Calls {
             Op::Sync => {
                 let open = self.opens.get(asked.numbers.open)?;
                 match &open.node {
-                    Node::File(file) => self.unsynced.sync_file(open.ino, file)?,
+                    Node::File(file) => file.sync()?,
                     Node::Directory => self.client.sync_dir(path_of(&open))?,
                 }
-                0
-            }
-            Op::SyncAll => {
-                self.unsynced.sync(&self.client)?;
                 0
             }
             Op::Lock => self.opens.lock(asked, out)?,
@@ -153,21 +138,13 @@ impl Calls {
                 let may_change = || self.user.may_at(&self.client, &from.path, attr, libc::R_OK | libc::W_OK).is_ok();
                 self.user.may_link(attr, may_change)?;
                 self.may_make(&to)?;
-                let linking = self.unsynced.begin_move(&[(&from.path, &to.path)]);
-                let attr = self.client.link(&from.path, &to.path)?;
-                // By the new name: who removes the old one has not seen this one.
-                if attr.kind == NodeKind::File {
-                    self.unsynced.note_named(&self.client, attr.ino, (&to.path, to.since), None);
-                }
-                drop(linking);
-                self.note_names(&to);
+                self.client.link(&from.path, &to.path)?;
                 0
             }
             Op::Symlink => {
                 let named = self.new_entry(asked.path)?;
                 let (gid, _) = self.user.inherited(&self.may_make(&named)?, 0);
                 self.client.symlink(&named.path, asked.other, self.user.uid, gid)?;
-                self.note_names(&named);
                 0
             }
             Op::Readlink => {
@@ -183,7 +160,6 @@ impl Calls {
                 let named = self.last(asked.path)?;
                 let (gid, mode) = self.user.inherited(&self.may_make(&named)?, new_mode(a));
                 self.client.mkdir(&named.path, mode, self.user.uid, gid)?;
-                self.note_names(&named);
                 0
             }
             Op::Mknod => {
@@ -195,7 +171,6 @@ impl Calls {
                     _ => return Err(libc::EPERM.into()),
                 };
                 self.client.mknod(&named.path, kind, new_mode(a), self.user.uid, gid)?;
-                self.note_names(&named);
                 0
             }
             Op::Chmod => {
@@ -219,8 +194,8 @@ impl Calls {
             }
             Op::Times => self.times(asked)?,
             Op::Access => {
-                let named = self.inside(asked.path, b as i32 & libc::AT_SYMLINK_NOFOLLOW == 0)?;
-                self.user.may_at(&self.client, &named.path, named.attr()?, a as i32)?;
+                let target = self.target(asked, b as i32 & libc::AT_SYMLINK_NOFOLLOW == 0)?;
+                self.may(&target, &self.attr(&target)?, a as i32)?;
                 0
             }
             Op::Readdir => {
@@ -275,9 +250,8 @@ impl Calls {
     }
 
     fn inside(&self, path: &[u8], follow: bool) -> Result<Named, Stop> {
-        let since = self.unsynced.moves();
         match walk(&self.client, &self.user, &self.at, path, follow)? {
-            Found::Inside(named) => Ok(Named { since, ..named }),
+            Found::Inside(named) => Ok(named),
             Found::Outside(path) => Err(Stop::Outside(path)),
         }
     }
@@ -337,40 +311,14 @@ impl Calls {
     }
 
     fn set(&self, target: &Target, set: SetAttr) -> Result<i64, Stop> {
-        let changed = match target {
-            Target::Named(named) => self.client.set_attr(&named.path, set),
+        match target {
+            Target::Named(named) => self.client.set_attr(&named.path, set)?,
             Target::Open(open) => match &open.node {
-                Node::File(file) => file.set_attr(&set),
-                Node::Directory => self.client.set_attr(path_of(open), set),
+                Node::File(file) => file.set_attr(&set)?,
+                Node::Directory => self.client.set_attr(path_of(open), set)?,
             },
         };
-        self.note_attributes(target, &changed?);
         Ok(0)
-    }
-
-    /// The attributes of a node were changed, or its length, and are not durable yet.
-    fn note_attributes(&self, target: &Target, attr: &Attr) {
-        match target {
-            Target::Open(open) => self.note_change(open),
-            Target::Named(named) => match attr.kind {
-                NodeKind::File => self.unsynced.note_named(&self.client, attr.ino, (&named.path, named.since), None),
-                NodeKind::Dir => self.unsynced.note_directory(&self.client, (&named.path, named.since)),
-                _ => self.note_names(named),
-            },
-        }
-    }
-
-    /// What is open was changed, and is not durable yet.
-    fn note_change(&self, open: &Open) {
-        match &open.node {
-            Node::File(file) => self.unsynced.note_open(&self.client, open.ino, file, || path_of(open)),
-            Node::Directory => self.unsynced.note_directory_at(&self.client, || path_of(open)),
-        }
-    }
-
-    /// The same for the directory of a name.
-    fn note_names(&self, named: &Named) {
-        self.unsynced.note_directory(&self.client, (named.parent(), named.since));
     }
 
     /// Whether a new name may be made; returns its directory.
@@ -425,11 +373,7 @@ impl Calls {
             // What another has made meanwhile may not be this user's to open, and may be to be cut.
             let options = CreateOptions { mode, uid: self.user.uid, gid, exclusive: true, layout: None };
             return match self.client.create_with_attr(&named.path, options) {
-                Ok((file, attr)) => {
-                    self.unsynced.note_named(&self.client, attr.ino, (&named.path, named.since), Some(&file));
-                    self.note_names(&named);
-                    self.opened(Node::File(file), &attr, flags, named.path).map(Ok)
-                }
+                Ok((file, attr)) => self.opened(Node::File(file), &attr, flags, named.path).map(Ok),
                 Err(error) if !is_new && error.errno() == libc::EEXIST => Ok(Err(libc::ENOENT)),
                 Err(error) => Err(error.into()),
             };
@@ -464,7 +408,6 @@ impl Calls {
                 if flags & libc::O_TRUNC != 0 && flags & libc::O_PATH == 0 {
                     let takes = self.user.takes_by_change(&now);
                     file.set_attr(&SetAttr { size: Some(0), takes, ..SetAttr::default() })?;
-                    self.unsynced.note_named(&self.client, now.ino, (&named.path, named.since), Some(&file));
                 }
                 self.opened(Node::File(file), &now, flags, named.path).map(Ok)
             }
@@ -533,11 +476,8 @@ impl Calls {
             }
         };
         // O_SYNC has this bit, too. The position moves only if that succeeds.
-        if len > 0 {
-            self.note_change(&open);
-            if flags & libc::O_DSYNC != 0 {
-                self.unsynced.sync_file(open.ino, file)?;
-            }
+        if len > 0 && flags & libc::O_DSYNC != 0 {
+            file.sync()?;
         }
         if let Some(position) = &mut position {
             **position = offset + len as u64;
@@ -588,7 +528,6 @@ impl Calls {
         }
         self.take_set_id(&open)?;
         open.file()?.change_space(change, offset, len)?;
-        self.note_change(&open);
         Ok(0)
     }
 
@@ -636,20 +575,12 @@ impl Calls {
             (b"." | b"..", false) => return Err(libc::EISDIR.into()),
             _ => self.may_remove(&named)?,
         }
-        let attr = *named.attr()?;
-        match (is_directory, attr.kind) {
+        match (is_directory, named.attr()?.kind) {
             (true, NodeKind::Dir) => self.client.rmdir(&named.path)?,
             (true, _) => return Err(libc::ENOTDIR.into()),
             (false, NodeKind::Dir) => return Err(libc::EISDIR.into()),
-            (false, _) => {
-                let seen = self.unsynced.see(attr.ino, &named.path);
-                // The links that were seen before say nothing: another program may have made one since.
-                if self.client.remove_name(&named.path)? == Some(0) {
-                    self.unsynced.forget(seen, &named.path);
-                }
-            }
+            (false, _) => self.client.unlink(&named.path)?,
         }
-        self.note_names(&named);
         Ok(0)
     }
 
@@ -683,27 +614,18 @@ impl Calls {
         let (moves_from, moves_to) = (is_dir(&from), exchanges && is_dir(&to));
         // No program enters a directory between its move and that of its folder.
         let _entering = (moves_from || moves_to).then(|| self.entering.lock());
-        let moves = [(&from.path[..], &to.path[..]), (&to.path, &from.path)];
-        let changed = if exchanges { &moves[..] } else { &moves[..1] };
-        let replaced = to.attr.and_then(|attr| self.unsynced.see(attr.ino, &to.path));
-        let moving = self.unsynced.begin_move(changed);
-        let mut left = None;
         if exchanges {
             self.client.exchange(&from.path, &to.path)?;
         } else {
             let has = |flag| flags & flag != 0;
             let (no_replace, whiteout) = (has(libc::RENAME_NOREPLACE), has(libc::RENAME_WHITEOUT));
-            left = self.client.replace_name(&from.path, &to.path, no_replace, whiteout)?;
+            self.client.replace_name(&from.path, &to.path, no_replace, whiteout)?;
         }
         if from.path == to.path {
             return Ok(0);
         }
-        if left == Some(0) {
-            self.unsynced.forget(replaced, &to.path);
-        }
-        let files: Vec<u64> = [&from, &to].into_iter().filter_map(|named| Some(named.attr?.ino)).collect();
-        moving.done(changed, &files, moves_from || moves_to, || self.opens.note_moves(changed));
-        [&from, &to].into_iter().for_each(|named| self.note_names(named));
+        let moves = [(&from.path[..], &to.path[..]), (&to.path, &from.path)];
+        self.opens.note_moves(if exchanges { &moves } else { &moves[..1] });
         let moved = match (moves_from, moves_to) {
             (true, true) => self.mirror.exchanged(&from.path, &to.path),
             (true, false) => self.mirror.renamed(&from.path, &to.path),
@@ -818,7 +740,6 @@ impl Calls {
                 Some(path) => self.client.set_xattr(path, name, value, mode)?,
                 None => file()?.set_xattr(name, value, mode)?,
             }
-            self.note_attributes(&target, &attr);
             return Ok(0);
         }
         let value = match (by_path, op) {

@@ -12,7 +12,6 @@ mod locks;
 mod mirror;
 mod open;
 mod rights;
-mod unsynced;
 mod walk;
 
 pub use agent::{Agent, AgentError};

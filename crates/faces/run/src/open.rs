@@ -244,25 +244,18 @@ impl Opens {
     }
 
     /// What had a path before has another one now, and so has what is below it.
-    pub(crate) fn note_moves(&self, moves: Moves<'_>) {
+    pub(crate) fn note_moves(&self, moves: &[(&[u8], &[u8])]) {
         for open in self.table.lock().values() {
             let mut path = open.path.lock();
-            if let Some(moved) = moved(moves, &path) {
+            let moved = moves.iter().find_map(|(from, to)| {
+                let rest = path.strip_prefix(*from).filter(|rest| rest.is_empty() || rest.starts_with(b"/"))?;
+                Some([to, rest].concat())
+            });
+            if let Some(moved) = moved {
                 *path = moved;
             }
         }
     }
-}
-
-/// Paths that have another one now, and which.
-pub(crate) type Moves<'a> = &'a [(&'a [u8], &'a [u8])];
-
-/// The path that `path` has after these moves, if they change it.
-pub(crate) fn moved(moves: Moves<'_>, path: &[u8]) -> Option<Vec<u8>> {
-    moves.iter().find_map(|(from, to)| {
-        let rest = path.strip_prefix(*from).filter(|rest| rest.is_empty() || rest.starts_with(b"/"))?;
-        Some([to, rest].concat())
-    })
 }
 
 impl Open {

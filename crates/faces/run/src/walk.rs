@@ -24,8 +24,6 @@ pub(crate) struct Named {
     pub(crate) path: Vec<u8>,
     /// What has the name.
     pub(crate) attr: Option<Attr>,
-    /// How many moves of names had ended when the call began to look for it; the caller of [`walk`] says so.
-    pub(crate) since: u64,
 }
 
 impl Named {
@@ -125,7 +123,7 @@ fn find(client: &Client, user: &User, at: &[u8], path: &[u8], follow: bool, by_l
         }
         attr = stat(client, &joined(&done))?;
     }
-    Ok(Found::Inside(Named { path: joined(&done), attr, since: 0 }))
+    Ok(Found::Inside(Named { path: joined(&done), attr }))
 }
 
 /// For root, to whom every directory is open, most paths need one question, and new names two.
@@ -137,9 +135,9 @@ fn at_once(client: &Client, user: &User, path: &[u8], follow: bool) -> Result<Op
     let path: Vec<u8> = words.into_iter().rev().flat_map(|word| [b"/".to_vec(), word].concat()).collect();
     let ends_at = |attr: &Attr| attr.kind != NodeKind::Symlink || !follow;
     match client.stat(&path) {
-        Ok(attr) => Ok(ends_at(&attr).then_some(Named { path, attr: Some(attr), since: 0 })),
+        Ok(attr) => Ok(ends_at(&attr).then_some(Named { path, attr: Some(attr) })),
         Err(error) if error.errno() == libc::ENOENT => {
-            let named = Named { path, attr: None, since: 0 };
+            let named = Named { path, attr: None };
             let is_here = client.stat(named.parent()).is_ok_and(|parent| parent.kind == NodeKind::Dir);
             Ok(is_here.then_some(named))
         }

@@ -144,7 +144,7 @@ fn all_of(
                         let goes_on = is_of_piece && gap.pieces < GAP_PIECES_MAX;
                         // Checksums behind the end tell of bytes that are missing.
                         gap.end = goes_on.then_some(if offset < size { end.min(size) } else { end });
-                        at = (goes_on && end < size).then_some(end);
+                        at = goes_on.then_some(end);
                     }
                 }
                 pace.wait(report.read_bytes);

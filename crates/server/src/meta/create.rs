@@ -312,6 +312,10 @@ impl Meta {
     pub(super) fn set_layout(&self, path: &[u8], request: Option<LayoutRequest>, user: Option<&User>) -> Outcome<()> {
         let doing = "set the striping of";
         let directory = self.dir.open_dir_by_path(path).explain(doing, path)?;
+        if let Some(request) = &request {
+            // It may wait for data servers, and nobody for that.
+            self.resolve(request, || 0, path)?;
+        }
         // The owner does not change from here on: the user may have lost the directory since the call was permitted.
         let _modes = match user {
             Some(user) => {
@@ -326,11 +330,8 @@ impl Meta {
         match request {
             None => self.dir.disk.remove_attribute(&directory, LAYOUT_ATTRIBUTE).explain(doing, path),
             Some(request) => {
-                self.resolve(&request, || 0, path)?;
-                self.dir
-                    .disk
-                    .set_attribute(&directory, LAYOUT_ATTRIBUTE, &encode_layout_request(&request))
-                    .explain(doing, path)
+                let set = encode_layout_request(&request);
+                self.dir.disk.set_attribute(&directory, LAYOUT_ATTRIBUTE, &set).explain(doing, path)
             }
         }
     }

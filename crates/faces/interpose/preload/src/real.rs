@@ -282,7 +282,6 @@ real! {
     fsync(c_int) -> c_int;
     fdatasync(c_int) -> c_int;
     syncfs(c_int) -> c_int;
-    sync() -> ();
     sync_file_range(c_int, off_t, off_t, c_uint) -> c_int;
     utimensat(c_int, Path, *const timespec, c_int) -> c_int;
     futimens(c_int, *const timespec) -> c_int;

@@ -73,12 +73,10 @@ pub enum Op {
     Lock,
     /// Does what `flock` does with the operation `a`.
     Flock,
-    /// Makes everything durable that programs of the run have changed.
-    SyncAll,
 }
 
 /// All of them, for decoding.
-const OPS: [Op; 34] = [
+const OPS: [Op; 33] = [
     Op::Open,
     Op::Read,
     Op::Write,
@@ -112,7 +110,6 @@ const OPS: [Op; 34] = [
     Op::Space,
     Op::Lock,
     Op::Flock,
-    Op::SyncAll,
 ];
 
 /// Where the umask is in the mode of a node to be made, bits from the right.

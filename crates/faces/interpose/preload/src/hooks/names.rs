@@ -101,21 +101,19 @@ descriptors! {
     ftruncate64(len: i64) = with(Op::Truncate, len);
     fsync() = Request::new(Op::Sync);
     fdatasync() = Request::new(Op::Sync);
-    syncfs() = Request::new(Op::SyncAll);
     fchmod(bits: mode_t) = mode(bits, 0);
     fchown(uid: uid_t, gid: gid_t) = owner(uid, gid, 0);
 }
 
-/// That a sync fails, it cannot say.
+/// Not served: it would be taken for a promise about all files.
 #[unsafe(no_mangle)]
-pub unsafe extern "C-unwind" fn sync() {
-    if SERVED.is_active() {
-        let _ = SERVED.call(Request::new(Op::SyncAll), b"", b"", b"", &mut []);
+pub unsafe extern "C-unwind" fn syncfs(fd: c_int) -> c_int {
+    if SERVED.open_file(fd).is_some() {
+        return served::fail(libc::EOPNOTSUPP) as c_int;
     }
-    if let Some(real) = real::sync.get() {
-        // SAFETY: it takes nothing.
-        unsafe { real() }
-    }
+    let Some(real) = real::syncfs.get() else { return missing() };
+    // SAFETY: the caller's argument.
+    unsafe { real(fd) }
 }
 
 #[unsafe(no_mangle)]
