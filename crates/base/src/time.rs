@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::ops::{Add, AddAssign, Sub};
+use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
 
@@ -77,4 +78,19 @@ impl fmt::Display for Nanos {
             n => write!(f, "{:.1} µs", n as f64 / 1e3),
         }
     }
+}
+
+/// Waits, at most so long, until what `lasts` says is over; whether it is. Threads do not announce their end: looks less and less
+/// often.
+pub fn wait_while(lasts: &dyn Fn() -> bool, most: Duration) -> bool {
+    let end = Instant::now() + most;
+    let mut pause = Duration::from_micros(20);
+    while lasts() {
+        if Instant::now() >= end {
+            return false;
+        }
+        std::thread::sleep(pause);
+        pause = (pause * 2).min(Duration::from_millis(5));
+    }
+    true
 }

@@ -9,6 +9,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use impresario_base::lock::{Condvar, Mutex};
+use impresario_base::time::wait_while;
 use impresario_sched::{Ended, FileId, Nanos, Observer};
 use rustc_hash::FxHashMap;
 use serde::{Serialize, Serializer};
@@ -21,6 +22,8 @@ const WAKE_REQUESTS: usize = 4096;
 const WAKE_AFTER: Duration = Duration::from_millis(250);
 /// A killed process loses at most the requests that ended within this time, besides the buffer.
 const FLUSH_AFTER: Duration = Duration::from_secs(1);
+/// How long the end of a trace may take.
+pub const FINISH_PATIENCE: Duration = Duration::from_secs(10);
 /// Maximum files of one trace, some 100 bytes of memory each; requests to further ones are not traced.
 const FILES_MAX: usize = 1 << 18;
 /// Maximum distinct requesters of one trace, some 300 bytes each; further ones count as one.
@@ -143,13 +146,25 @@ impl Recorder {
         }
     }
 
-    /// Writes what is in memory, closes the trace, and returns its final status.
+    /// Writes what is in memory, closes the trace, and returns its final status. Waits at most [`FINISH_PATIENCE`].
     pub fn finish(&self) -> LiveStatus {
+        self.finish_within(FINISH_PATIENCE)
+    }
+
+    /// The same, waiting at most `patience`: what a file system that hangs has not taken by then may be missing, and the thread that
+    /// writes is left behind.
+    pub fn finish_within(&self, patience: Duration) -> LiveStatus {
         self.shared.buffer.lock().closing = true;
         self.shared.bell.notify_all();
-        if let Some(thread) = self.thread.lock().take() {
-            // The thread ends after writing; a panic in it has already been reported.
-            let _ = thread.join();
+        let mut thread = self.thread.lock();
+        if let Some(thread) = thread.take() {
+            if wait_while(&|| !thread.is_finished(), patience) {
+                // A panic in it has already been reported.
+                let _ = thread.join();
+            } else {
+                let why = format!("its file system had not taken the rest after {:.1} s", patience.as_secs_f64());
+                self.shared.failure.lock().get_or_insert(why);
+            }
         }
         self.status()
     }
@@ -325,6 +340,25 @@ mod tests {
             errno: 0,
             lane: LaneId(0),
             op: Op::Read,
+        }
+    }
+
+    /// A file system that hangs must not keep a server from ending.
+    #[test]
+    fn the_end_of_a_trace_is_waited_for_within_bounds() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("t.imt");
+        let (go, gate) = std::sync::mpsc::channel::<()>();
+        let path_of: PathOf = Box::new(move |_| gate.recv().ok().and(None));
+        let recorder = Recorder::create(&path, &options(8 << 20), Some(path_of), |_| {}).unwrap();
+        recorder.ended(&request(1));
+        let told = recorder.finish_within(Duration::from_millis(50));
+        assert_eq!(told.failure.as_deref(), Some("its file system had not taken the rest after 0.1 s"));
+        drop(go);
+        let deadline = Instant::now() + Duration::from_secs(20);
+        while Trace::load(&path).is_ok_and(|trace| trace.ending != Ending::Closed) {
+            assert!(Instant::now() < deadline, "it is not written in the end");
+            std::thread::sleep(Duration::from_millis(5));
         }
     }
 

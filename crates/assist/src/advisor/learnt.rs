@@ -215,9 +215,9 @@ impl Learnt {
         self.clear();
     }
 
-    /// Whether hints come of it.
+    /// Whether hints come of it, as the file is now.
     pub(super) fn is_followed(&self) -> bool {
-        !self.is_given_up && !self.has_stepped_aside
+        !self.is_given_up && !self.has_stepped_aside && self.line.bytes() > 0
     }
 
     /// Whether the file is read in another order than its kind.
@@ -331,6 +331,9 @@ mod tests {
         assert_eq!(brought(&short.opened(1, &mut |_| true)), KNOWN_HEAD_BYTES);
         short.set_size(64 * MIB);
         assert!(short.read(reader(1), &(0..65_536), 0, &mut |_| true).is_none(), "it has grown");
+        assert!(!short.is_followed(), "others are not kept from it");
+        short.set_size(KNOWN_HEAD_BYTES);
+        assert!(short.is_followed());
         let steps = |count: u64, len: u64, step: u64| (0..count).map(|i| i * step..i * step + len).collect::<Vec<_>>();
         assert_eq!(straight_bytes(&steps(100, 4096, 4096 + SHORT_GAP_BYTES)), 100 * 4096);
         assert_eq!(straight_bytes(&steps(100, 4096, 4097 + SHORT_GAP_BYTES)), 0);

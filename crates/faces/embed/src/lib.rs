@@ -572,7 +572,7 @@ impl Scheduler {
     }
 
     /// Refuses new requests, waits at most `patience` for batches that are with the program, then at most as long (at
-    /// least 1 s) for callbacks to return, and ends the threads.
+    /// least 1 s) for callbacks to return, and as long for a trace to be written, and ends the threads.
     pub fn shutdown(&self, patience: Duration) -> Result<Left, Misuse> {
         let hands: *const Hands = Arc::as_ptr(&self.hands);
         if Mark::there(hands, Inside::Callback) {
@@ -606,7 +606,7 @@ impl Scheduler {
         self.hands.flights.abandon();
         dropped.append(&mut self.hands.late.lock());
         self.hands.hand_back();
-        self.stop_trace();
+        self.stop_trace_within(patience.max(Duration::from_secs(1)));
         Ok(Left { dropped, ..left })
     }
 }

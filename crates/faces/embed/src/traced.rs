@@ -6,7 +6,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use impresario_engine::now;
 use impresario_foresight::PredictedQueues;
-use impresario_trace::live::{LiveOptions, LiveStatus, PathOf};
+use impresario_trace::live::{FINISH_PATIENCE, LiveOptions, LiveStatus, PathOf};
 use impresario_trace::predict::{RunsOf, next_trace};
 use impresario_trace::{Header, Recorder, Space, TraceError};
 
@@ -140,9 +140,14 @@ impl Scheduler {
 
     /// Ends the trace and returns its status; `None` if there is none. A shutdown also ends it.
     pub fn stop_trace(&self) -> Option<LiveStatus> {
+        self.stop_trace_within(FINISH_PATIENCE)
+    }
+
+    /// The same, waiting at most so long for the file system.
+    pub(crate) fn stop_trace_within(&self, patience: Duration) -> Option<LiveStatus> {
         let recorder = self.trace.lock().take()?;
         drop(self.engine.observe(None));
-        Some(recorder.finish())
+        Some(recorder.finish_within(patience))
     }
 }
 

@@ -295,7 +295,10 @@ impl<C: Consumer> Table<C> {
         }
         match stat(watched.fd).map(|stat| self.consumer.claim(watched.fd, &stat, Occasion::Written)) {
             Some(Claim::Watch(file)) => {
-                self.consumer.tell(watched.generation, file, event);
+                // A descriptor closed meanwhile may be another file's, which is not written to.
+                if entry.word.load(Acquire) == word(IGNORED) {
+                    self.consumer.tell(watched.generation, file, event);
+                }
                 self.consumer.release(watched.generation, file);
             }
             Some(Claim::Ignore) => {}
@@ -352,7 +355,7 @@ mod tests {
     use super::*;
     use std::os::fd::AsRawFd;
     use std::sync::Mutex;
-    use std::sync::atomic::{AtomicBool, AtomicU32};
+    use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32};
 
     /// Watches everything, in writing.
     struct Notes {
@@ -362,6 +365,8 @@ mod tests {
         ignore: AtomicBool,
         /// What is opened is passed over, as long as it takes no time.
         pass_over: AtomicBool,
+        /// Happens while a claim is under way.
+        meanwhile: Mutex<Option<fn()>>,
         lines: Mutex<Vec<String>>,
     }
 
@@ -373,6 +378,7 @@ mod tests {
                 here: AtomicBool::new(true),
                 ignore: AtomicBool::new(false),
                 pass_over: AtomicBool::new(false),
+                meanwhile: Mutex::new(None),
                 lines: Mutex::new(Vec::new()),
             }
         }
@@ -407,6 +413,9 @@ mod tests {
                 return Claim::PassOver;
             }
             let file = self.next.fetch_add(1, Relaxed);
+            if let Some(meanwhile) = *self.meanwhile.lock().unwrap() {
+                meanwhile();
+            }
             self.note(match occasion {
                 Occasion::Opened => format!("claim {file} opened"),
                 Occasion::Used => format!("claim {file}"),
@@ -516,6 +525,23 @@ mod tests {
         TABLE.forget(fd);
         let asked = ["pass over 0", "pass over 10", "claim 2 written", "tell 1 2 10+10", "release 2", "pass over 20"];
         assert_eq!(notes.take(), asked);
+    }
+
+    /// Another thread may close the descriptor while the output is asked about; its number may be another file's then.
+    #[test]
+    fn a_write_is_not_told_of_a_file_that_took_its_number() {
+        static TABLE: Table<Notes> = Table::new(Notes::new());
+        let notes = TABLE.consumer();
+        let file = tempfile::tempfile().unwrap();
+        static FD: AtomicI32 = AtomicI32::new(-1);
+        FD.store(file.as_raw_fd(), Relaxed);
+        notes.pass_over.store(true, Relaxed);
+        TABLE.opened(file.as_raw_fd());
+        let passed_over = TABLE.watch(file.as_raw_fd()).unwrap();
+        notes.pass_over.store(false, Relaxed);
+        *notes.meanwhile.lock().unwrap() = Some(|| TABLE.forget(FD.load(Relaxed)));
+        TABLE.tell(passed_over, Event { op: Op::Write, ..read(0, 1) });
+        assert_eq!(notes.take(), ["pass over 0", "claim 2 written", "release 2"]);
     }
 
     #[test]

@@ -4,8 +4,10 @@
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::thread::JoinHandle;
+use std::time::Duration;
 
 use impresario_base::lock::{Condvar, Mutex};
+use impresario_base::time::wait_while;
 use impresario_embed::guard;
 use impresario_trace::Space;
 use impresario_trace::predict::RunsOf;
@@ -69,15 +71,17 @@ impl Foretelling {
         progress.failure.clone().map_or(Ok(()), Err)
     }
 
-    /// Ends after the current load.
-    pub fn stop(&self) {
-        let threads = {
-            let mut progress = self.state.0.lock();
-            progress.stopped = true;
-            std::mem::take(&mut progress.threads)
-        };
-        for thread in threads {
-            let _ = thread.join();
+    /// No other load begins.
+    pub fn begin_stop(&self) {
+        self.state.0.lock().stopped = true;
+    }
+
+    /// Ends after the current load, at most within `patience`: a load from a file system that hangs is left behind.
+    pub fn stop(&self, patience: Duration) {
+        self.begin_stop();
+        let threads = std::mem::take(&mut self.state.0.lock().threads);
+        if wait_while(&|| threads.iter().any(|thread| !thread.is_finished()), patience) {
+            threads.into_iter().for_each(|thread| _ = thread.join());
         }
     }
 }
@@ -88,4 +92,19 @@ fn load(shared: &Shared, traces: &[PathBuf]) -> Result<(), String> {
     loaded.passed_over.iter().for_each(|why| shared.complain(&format!("passed over among the recorded runs: {why}")));
     shared.inbox.tell(Message::Foretold(Some(Arc::new(loaded.queues))));
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_load_that_hangs_is_left_behind() {
+        let (go, gate) = std::sync::mpsc::channel::<()>();
+        let foretelling = Foretelling::default();
+        let hangs = std::thread::spawn(move || _ = gate.recv());
+        foretelling.state.0.lock().threads.push(hangs);
+        foretelling.stop(Duration::from_millis(20));
+        drop(go);
+    }
 }

@@ -9,6 +9,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use impresario_base::lock::{Apart, Mutex};
+use impresario_base::time::wait_while;
 use impresario_embed::guard;
 use impresario_engine::{Inbox, NotSent, now};
 use impresario_sched::{Core, CoreConfig, CostModel, Ended, LaneId, Nanos, Observer, Op, Table};
@@ -338,8 +339,9 @@ impl Library {
     pub fn stop(&self) -> Result<(), String> {
         self.closed.store(true, Ordering::SeqCst);
         self.shared.inbox.close();
-        self.foretelling.stop();
+        self.foretelling.begin_stop();
         self.shared.inbox.tell(Message::Stop);
+        let end = Instant::now() + EXIT_PATIENCE;
         let thread = self.thread.lock().take();
         let runs = || thread.as_ref().is_some_and(|t| !t.is_finished()) || self.direct_calls.load(Ordering::SeqCst) > 0;
         wait_while(&runs, EXIT_PATIENCE);
@@ -351,24 +353,17 @@ impl Library {
         if let Some(thread) = thread.filter(|t| t.is_finished()) {
             let _ = thread.join();
         }
+        // What these wait for is a file system, which may hang.
+        let left = || end.saturating_duration_since(Instant::now()).max(LAST_CALLBACK);
+        self.foretelling.stop(left());
         if let Some(recorder) = &self.recorder {
-            recorder.finish();
+            recorder.finish_within(left());
         }
         if late {
             return Err("a callback has not returned within 30 s; its thread keeps running".into());
         }
         self.shared.delivered.clear();
         Ok(())
-    }
-}
-
-/// Threads do not announce their end: polls, less and less often.
-fn wait_while(runs: &dyn Fn() -> bool, most: Duration) {
-    let end = Instant::now() + most;
-    let mut pause = Duration::from_micros(20);
-    while runs() && Instant::now() < end {
-        std::thread::sleep(pause);
-        pause = (pause * 2).min(Duration::from_millis(5));
     }
 }
 
