@@ -37,6 +37,7 @@ use crate::config::Hints;
 use crate::learn::Kind;
 use crate::report::Report;
 pub use sink::{RecordedAccess, RecordedFile, Sink};
+use socket::SocketFile;
 pub use socket::is_abandoned;
 
 /// How long [`Handle::stop`] and [`Handle::report`] wait.
@@ -145,8 +146,8 @@ impl Manager {
 
     /// The same in two steps, so that a program can load while its manager is made.
     pub fn listen(socket: &Path, access: Access) -> io::Result<Listening> {
-        let listener = socket::listen(socket, access)?;
-        Ok(Listening { listener, access, socket: SocketFile(socket.into()) })
+        let (listener, socket) = socket::listen(socket, access)?;
+        Ok(Listening { listener, access, socket })
     }
 }
 
@@ -161,7 +162,7 @@ pub struct Listening {
 impl Listening {
     /// Where it listens.
     pub fn socket(&self) -> &Path {
-        &self.socket.0
+        self.socket.path()
     }
 
     /// Starts the manager. Who may connect is settled; what the options say of it does not count.
@@ -177,21 +178,6 @@ impl Listening {
     }
 }
 
-/// The file of a socket, removed when this is dropped.
-#[derive(Debug)]
-struct SocketFile(PathBuf);
-
-impl Drop for SocketFile {
-    fn drop(&mut self) {
-        match std::fs::remove_file(&self.0) {
-            Err(e) if e.kind() != io::ErrorKind::NotFound => {
-                tracing::warn!(socket = %self.0.display(), error = %e, "the socket stays behind");
-            }
-            _ => {}
-        }
-    }
-}
-
 /// A running manager. Dropping it stops it.
 #[derive(Debug)]
 pub struct Handle {
@@ -204,7 +190,7 @@ pub struct Handle {
 impl Handle {
     /// Where it listens.
     pub fn socket(&self) -> &Path {
-        &self.socket.0
+        self.socket.path()
     }
 
     /// A program that is being started will read these files: the beginnings of those that have hints are brought in while

@@ -63,7 +63,8 @@ pub fn ending_signals() -> Vec<i32> {
     signals
 }
 
-fn is_ignored(signal: i32) -> bool {
+/// Whether this process ignores a signal, which programs that it starts would do as well. To be asked before a handler is set.
+pub fn is_ignored(signal: i32) -> bool {
     let mut found = std::mem::MaybeUninit::<libc::sigaction>::zeroed();
     // SAFETY: without a new action the call only writes the present one to its place, of which all bytes are set before.
     let found = unsafe {

@@ -584,18 +584,20 @@ fn a_copy_goes_on_when_its_io_node_is_killed() {
 }
 
 #[test]
-fn the_limit_of_open_files_is_each_programs_own() {
+fn the_limit_of_open_files_and_what_is_ignored_are_the_programs_own() {
     let cluster = Cluster::start(1, 0, |_| {});
     // Two programs at the same time that use up theirs; together they have more than the agent's limit was.
     let script = format!(
-        "ulimit -Sn; touch {AT}/f; for i in 1 2; do bash -c 'for i in $(seq 100); do exec {{fd}}< {AT}/f || exit 1; done; \
+        "ulimit -Sn; grep SigIgn /proc/self/status | grep -o '.$'; touch {AT}/f; for i in 1 2; do bash -c 'for i in $(seq 100); do exec {{fd}}< {AT}/f || exit 1; done; \
          echo opened; sleep 1' & done; wait"
     );
     let mut command = Command::new("sh");
-    command.args(["-c", "ulimit -Sn 160; exec \"$@\"", "sh", IMPRESARIO, "run", "--at", AT]).arg(&cluster.path);
+    command
+        .args(["-c", "trap '' HUP; ulimit -Sn 160; exec \"$@\"", "sh", IMPRESARIO, "run", "--at", AT])
+        .arg(&cluster.path);
     command.args(["--", "bash", "-c", &script]).env("IMPRESARIO_ASSIST_LIBRARY", library::library());
     let ran = run_command(&mut command);
-    assert_eq!((ran.code, ran.out.as_str()), (0, "160\nopened\nopened\n"), "{}", ran.err);
+    assert_eq!((ran.code, ran.out.as_str()), (0, "160\n1\nopened\nopened\n"), "{}", ran.err);
 }
 
 /// A child in the background may ask for the first time long after the program that started it has ended.

@@ -23,6 +23,8 @@ pub(super) struct Open {
     pub(super) advised: Option<Advised>,
     /// It is so small that the program passes it over in a lull.
     pub(super) is_small: bool,
+    /// The program has closed it.
+    pub(super) is_leaving: bool,
     /// Its number in the record.
     pub(super) number: u64,
 }
@@ -90,6 +92,15 @@ impl Client {
         }
     }
 
+    /// It says that it closed a file. That counts once, and of files that it has told of: it may say so without end while its ring
+    /// is never empty.
+    pub(super) fn closes(&mut self, number: u32) {
+        if let Some(open) = self.files.get_mut(&number).filter(|open| !open.is_leaving) {
+            open.is_leaving = true;
+            self.leaving.push(number);
+        }
+    }
+
     /// After a drain: whether its ring must be looked at again soon. If not, it wakes the manager.
     pub(super) fn stays_active(&mut self, drained_something: bool) -> bool {
         let Some((ring, _)) = &mut self.ring else { return false };
@@ -108,5 +119,21 @@ impl Client {
             }
             Sleep::Pending => true,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_program_cannot_close_more_than_it_has_open() {
+        let socket = std::os::unix::net::UnixStream::pair().unwrap().0;
+        let mut client = Client::new(1, socket.into(), 0, 0, 0);
+        for number in [7, 9] {
+            client.files.insert(number, Open { advised: None, is_small: false, is_leaving: false, number: 1 });
+        }
+        (0..1000).chain(0..1000).for_each(|number| client.closes(number));
+        assert_eq!(client.leaving, [7, 9]);
     }
 }

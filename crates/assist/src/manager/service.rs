@@ -420,7 +420,7 @@ impl Service {
         if client.inside.is_wanted() {
             ring.want_helper(NonZeroU64::new(id));
         }
-        let leaving = std::mem::take(&mut client.leaving);
+        let mut leaving = std::mem::take(&mut client.leaving);
         let mut accesses = Vec::new();
         let drained = ring.drain(ACCESSES_A_TURN, |access| accesses.push(access)).map_err(|e| e.to_string())?;
         self.accesses(id, &accesses)?;
@@ -429,7 +429,8 @@ impl Service {
             false => leaving.iter().for_each(|number| self.unregister(id, *number)),
             true => {
                 if let Some(client) = self.clients.get_mut(&id) {
-                    client.leaving.extend(leaving);
+                    leaving.append(&mut client.leaving);
+                    client.leaving = leaving;
                 }
             }
         }

@@ -1,9 +1,12 @@
 //! The manager's socket: listening, and messages with descriptors.
 
+use std::fs::{File, Metadata};
 use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
-use std::path::Path;
+use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
 
 use impresario_ring::message::{MESSAGE_BYTES_MAX, Malformed, ToClient, ToManager};
 use rustix::fs::Mode;
@@ -31,26 +34,104 @@ pub fn is_abandoned(path: &Path) -> bool {
     connect(socket, &address) == Err(rustix::io::Errno::CONNREFUSED)
 }
 
+/// How long another manager may take to begin to listen at the same path.
+const TURN_PATIENCE: Duration = Duration::from_secs(5);
+
+/// Who may make a socket at a path, or replace one that was left behind there: one process at a time. Between its making and its
+/// listening a socket looks like one that was left behind.
+struct Turn {
+    path: PathBuf,
+    _lock: File,
+}
+
+impl Turn {
+    fn of(socket: &Path) -> io::Result<Turn> {
+        let mut name = socket.as_os_str().to_os_string();
+        name.push(".lock");
+        let path = PathBuf::from(name);
+        let deadline = Instant::now() + TURN_PATIENCE;
+        loop {
+            let mut options = File::options();
+            options.write(true).create(true).truncate(false).mode(0o600);
+            let file = options.custom_flags(libc::O_NOFOLLOW | libc::O_CLOEXEC).open(&path)?;
+            match rustix::fs::flock(&file, rustix::fs::FlockOperation::NonBlockingLockExclusive) {
+                // The one before may have removed it meanwhile.
+                Ok(()) if Some(file_of(&file.metadata()?)) == found(&path) => return Ok(Turn { path, _lock: file }),
+                Ok(()) => {}
+                Err(rustix::io::Errno::WOULDBLOCK | rustix::io::Errno::INTR) if Instant::now() < deadline => {
+                    std::thread::sleep(Duration::from_millis(5));
+                }
+                Err(error) => return Err(error.into()),
+            }
+        }
+    }
+}
+
+impl Drop for Turn {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_file(&self.path);
+    }
+}
+
+/// Which file it is: device and inode.
+fn file_of(about: &Metadata) -> (u64, u64) {
+    (about.dev(), about.ino())
+}
+
+/// Which file is there, if any.
+fn found(path: &Path) -> Option<(u64, u64)> {
+    std::fs::symlink_metadata(path).ok().map(|about| file_of(&about))
+}
+
+/// The file of a socket, removed when this is dropped.
+#[derive(Debug)]
+pub(super) struct SocketFile {
+    path: PathBuf,
+    file: Option<(u64, u64)>,
+}
+
+impl SocketFile {
+    pub(super) fn path(&self) -> &Path {
+        &self.path
+    }
+}
+
+impl Drop for SocketFile {
+    fn drop(&mut self) {
+        // Another manager may have its own there by now.
+        if self.file.is_none() || found(&self.path) != self.file {
+            return;
+        }
+        if let Err(error) = std::fs::remove_file(&self.path)
+            && error.kind() != io::ErrorKind::NotFound
+        {
+            tracing::warn!(socket = %self.path.display(), %error, "the socket stays behind");
+        }
+    }
+}
+
 /// Listens at a path, in place of a socket that no process listens at any more.
-pub(super) fn listen(path: &Path, access: Access) -> io::Result<OwnedFd> {
+pub(super) fn listen(path: &Path, access: Access) -> io::Result<(OwnedFd, SocketFile)> {
     let told = |e: io::Error, what: &str| io::Error::new(e.kind(), format!("{}: {what}: {e}", path.display()));
     let address =
         SocketAddrUnix::new(path).map_err(|e| told(e.into(), "is no path for a socket (at most 107 bytes)"))?;
+    let _turn = Turn::of(path).map_err(|e| told(e, "cannot be made, as its lock file cannot be had"))?;
     if let Ok(meta) = std::fs::symlink_metadata(path) {
-        use std::os::unix::fs::FileTypeExt;
         if !meta.file_type().is_socket() {
             return Err(told(io::ErrorKind::AlreadyExists.into(), "is there and is no socket; name another path"));
         }
-        if connect(new_socket()?, &address).is_ok() {
+        // One that is stopped, or has as many programs waiting as it may, does not answer and is there all the same.
+        if !is_abandoned(path) {
             return Err(told(
                 io::ErrorKind::AddrInUse.into(),
-                "another manager answers there; stop it or name another path",
+                "another manager listens there; stop it or name another path",
             ));
         }
         std::fs::remove_file(path).map_err(|e| told(e, "an old socket cannot be replaced"))?;
     }
     let listener = new_socket()?;
     rustix::net::bind(&listener, &address).map_err(|e| told(e.into(), "cannot be made"))?;
+    let file = SocketFile { path: path.into(), file: found(path) };
     let mode = match access {
         Access::Owner => Mode::from_raw_mode(0o600),
         Access::Everyone => Mode::from_raw_mode(0o666),
@@ -58,7 +139,7 @@ pub(super) fn listen(path: &Path, access: Access) -> io::Result<OwnedFd> {
     rustix::fs::chmod(path, mode).map_err(|e| told(e.into(), "its access cannot be set"))?;
     // No program can connect before this.
     rustix::net::listen(&listener, BACKLOG).map_err(|e| told(e.into(), "cannot be listened at"))?;
-    Ok(listener)
+    Ok((listener, file))
 }
 
 /// One packet from a client.
@@ -168,13 +249,15 @@ mod tests {
     fn an_old_socket_is_replaced_and_a_live_one_is_not() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("s");
-        drop(listen(&path, Access::Owner).unwrap());
+        drop(std::os::unix::net::UnixListener::bind(&path).unwrap());
+        assert!(is_abandoned(&path));
         let live = listen(&path, Access::Everyone).unwrap();
         use std::os::unix::fs::PermissionsExt;
         assert_eq!(std::fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o666);
         let said = listen(&path, Access::Owner).unwrap_err().to_string();
-        assert!(said.contains("another manager answers there"), "{said}");
+        assert!(said.contains("another manager listens there"), "{said}");
         drop(live);
+        assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 0);
         let file = dir.path().join("file");
         std::fs::write(&file, "mine").unwrap();
         let said = listen(&file, Access::Owner).unwrap_err().to_string();
@@ -183,5 +266,48 @@ mod tests {
         assert!(said.contains("107 bytes"), "{said}");
         let said = listen(&dir.path().join("no/s"), Access::Owner).unwrap_err().to_string();
         assert!(said.contains("cannot be made"), "{said}");
+    }
+    /// A manager that is stopped takes no programs; what waits for it is its own.
+    #[test]
+    fn a_manager_that_takes_nobody_at_the_moment_is_there() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("s");
+        let address = SocketAddrUnix::new(&path).unwrap();
+        let stopped = new_socket().unwrap();
+        rustix::net::bind(&stopped, &address).unwrap();
+        rustix::net::listen(&stopped, 0).unwrap();
+        let waits = || new_socket().map(|socket| (connect(&socket, &address), socket)).unwrap();
+        let waiting: Vec<_> = std::iter::repeat_with(waits).take_while(|(result, _)| result.is_ok()).take(10).collect();
+        assert!(waiting.len() < 10);
+        let said = listen(&path, Access::Owner).unwrap_err().to_string();
+        assert!(said.contains("another manager listens there"), "{said}");
+    }
+
+    #[test]
+    fn of_two_that_start_at_once_one_listens_and_its_socket_stays() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("s");
+        for round in 0..100 {
+            let one = || listen(&path, Access::Owner);
+            let (a, b) = std::thread::scope(|scope| {
+                let other = scope.spawn(one);
+                (one(), other.join().unwrap())
+            });
+            assert_eq!([&a, &b].iter().filter(|result| result.is_ok()).count(), 1, "round {round}: {a:?} {b:?}");
+            assert!(connect(new_socket().unwrap(), &SocketAddrUnix::new(&path).unwrap()).is_ok(), "round {round}");
+        }
+    }
+
+    #[test]
+    fn the_end_of_a_manager_leaves_the_socket_of_another_alone() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("s");
+        let first = listen(&path, Access::Owner).unwrap();
+        std::fs::remove_file(&path).unwrap();
+        let second = listen(&path, Access::Owner).unwrap();
+        drop(first);
+        assert!(path.exists());
+        drop(second);
+        assert!(!path.exists());
     }
 }

@@ -12,6 +12,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::thread::JoinHandle;
+use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags, poll};
 
@@ -29,6 +30,8 @@ const FAN_EVENT_INFO_TYPE_RANGE: u8 = 6;
 const METADATA_BYTES: usize = 24;
 /// Accesses that wait to be looked at; more are allowed and not told.
 const TOLD_MAX: usize = 8192;
+/// After an access that could not be looked at.
+const PAUSE: Duration = Duration::from_millis(1);
 
 /// Announced reads of some files. Dropping it ends the thread and removes all marks.
 #[derive(Debug)]
@@ -93,7 +96,7 @@ impl Fanotify {
         n
     }
 
-    /// Accesses that were allowed but not reported because the queue was not drained.
+    /// Accesses that were not reported because the queue was not drained, or because their file could not be opened.
     pub fn lost(&self) -> u64 {
         self.lost.load(Ordering::Relaxed)
     }
@@ -125,9 +128,18 @@ impl Answers {
                 continue;
             }
             match self.group.read(&mut buffer) {
-                Ok(n) => self.events(&buffer[..n]),
+                Ok(n) if n > 0 => self.events(&buffer[..n]),
                 Err(e) if matches!(e.kind(), ErrorKind::Interrupted | ErrorKind::WouldBlock) => {}
-                Err(_) => break, // closing the group allows everything
+                // The file of the event could not be opened, as we have too many open, and the kernel has answered for us. Every later
+                // access waits for this thread.
+                failed => {
+                    if self.lost.fetch_add(1, Ordering::Relaxed) == 0
+                        && let Err(error) = failed
+                    {
+                        tracing::warn!(%error, "an access of a watched file could not be looked at");
+                    }
+                    std::thread::sleep(PAUSE);
+                }
             }
         }
     }
@@ -224,16 +236,53 @@ mod tests {
         assert_eq!(range(&[]), None);
     }
 
-    #[test]
-    fn events_without_a_descriptor_and_torn_ones_are_passed_over() {
+    fn event(fd: i32, process: u32) -> Vec<u8> {
         let mut event = Vec::new();
         event.extend_from_slice(&48u32.to_ne_bytes());
         event.extend_from_slice(&[3, 0]);
         event.extend_from_slice(&24u16.to_ne_bytes());
         event.extend_from_slice(&FAN_PRE_ACCESS.to_ne_bytes());
-        event.extend_from_slice(&(-1i32).to_ne_bytes());
-        event.extend_from_slice(&77u32.to_ne_bytes());
+        event.extend_from_slice(&fd.to_ne_bytes());
+        event.extend_from_slice(&process.to_ne_bytes());
         event.extend_from_slice(&info(FAN_EVENT_INFO_TYPE_RANGE, 1, 2));
+        event
+    }
+
+    /// A socket whose first read fails takes the place of a group that cannot open a file.
+    #[test]
+    fn accesses_are_allowed_after_one_that_could_not_be_read() {
+        use std::net::UdpSocket;
+        let (ours, theirs) = (UdpSocket::bind("127.0.0.1:0").unwrap(), UdpSocket::bind("127.0.0.1:0").unwrap());
+        let address = theirs.local_addr().unwrap();
+        ours.connect(address).unwrap();
+        drop(theirs);
+        ours.send(b"nobody is there").unwrap();
+        let (tell, told) = sync_channel(1);
+        let (lost, stop) = (Arc::new(AtomicU64::new(0)), Arc::new(AtomicBool::new(false)));
+        let to = ours.local_addr().unwrap();
+        let group = File::from(OwnedFd::from(ours));
+        let answers = Answers { group, tell, lost: lost.clone(), stop: stop.clone() };
+        let thread = std::thread::spawn(move || answers.run());
+        let deadline = std::time::Instant::now() + Duration::from_secs(20);
+        while lost.load(Ordering::Relaxed) == 0 {
+            assert!(std::time::Instant::now() < deadline, "the read that fails was not met");
+            std::thread::sleep(PAUSE);
+        }
+        let theirs = UdpSocket::bind(address).unwrap();
+        theirs.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
+        let fd = std::os::fd::IntoRawFd::into_raw_fd(tempfile::tempfile().unwrap());
+        theirs.send_to(&event(fd, u32::MAX), to).unwrap();
+        let mut answer = [0; 8];
+        theirs.recv(&mut answer).unwrap();
+        assert_eq!(answer, [fd.to_ne_bytes(), FAN_ALLOW.to_ne_bytes()].concat()[..]);
+        assert_eq!(told.recv_timeout(Duration::from_secs(20)).unwrap().offset, 1);
+        stop.store(true, Ordering::Relaxed);
+        thread.join().unwrap();
+    }
+
+    #[test]
+    fn events_without_a_descriptor_and_torn_ones_are_passed_over() {
+        let event = event(-1, 77);
         let mut bytes = &event[..];
         let e = Event::split(&mut bytes).unwrap();
         assert_eq!((e.fd.is_none(), e.process, e.offset, e.len, bytes.len()), (true, 77, 1, 2, 0));

@@ -8,11 +8,12 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitCode};
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 use impresario_assist::coverage::Account;
 use impresario_assist::manager::is_abandoned;
-use impresario_base::machine::ending_signals;
+use impresario_base::machine::is_ignored;
 use impresario_interpose::{Verdict, check_program};
 use impresario_ring::{SOCKET_VARIABLE, WAIT_VARIABLE};
 use rustix::process::{Pid, Signal, kill_process};
@@ -109,6 +110,15 @@ pub enum Purpose {
     Record,
 }
 
+/// How long programs that were asked to end may take, before they are killed.
+const END_PATIENCE: Duration = Duration::from_secs(5);
+
+/// The signals that are handed on to programs, or end what is done after them. What we were started to ignore, as by `nohup` or in
+/// the background of a script, is left alone, so that the programs ignore it as well.
+fn heard_signals() -> impl Iterator<Item = i32> {
+    [SIGINT, SIGQUIT, SIGTERM, SIGHUP].into_iter().filter(|signal| !is_ignored(*signal))
+}
+
 /// Programs that run under the library.
 pub struct Programs {
     children: Vec<Child>,
@@ -135,7 +145,7 @@ impl Programs {
         let Some((name, arguments)) = words.split_first() else { return Err(usage("name a program after `--`")) };
         let preloaded = library.is_for_all() || bears_the_library(&find(&name.to_string_lossy())?);
         // Before the first of them, so that no signal ends us and leaves a program behind.
-        let signals = Signals::new([SIGINT, SIGQUIT, SIGTERM, SIGHUP]).context("catching signals")?;
+        let signals = Signals::new(heard_signals()).context("catching signals")?;
         let mut programs = Programs { children: Vec::new(), signals: None };
         for _ in 0..instances.max(1) {
             let mut command = Command::new(name);
@@ -146,11 +156,36 @@ impl Programs {
             if purpose == Purpose::Record {
                 command.env(WAIT_VARIABLE, RECORD_WAIT_MS);
             }
-            let child = command.spawn().with_context(|| format!("starting {}", name.to_string_lossy()))?;
-            programs.children.push(child);
+            match command.spawn() {
+                Ok(child) => programs.children.push(child),
+                Err(error) => {
+                    programs.end();
+                    return Err(error).with_context(|| format!("starting {}", name.to_string_lossy()));
+                }
+            }
         }
-        programs.hand_on(signals)?;
+        if let Err(error) = programs.hand_on(signals) {
+            programs.end();
+            return Err(error);
+        }
         Ok(programs)
+    }
+
+    /// Ends those that were started, as not all could be: nobody would wait for them.
+    fn end(&mut self) {
+        let pid = |child: &Child| i32::try_from(child.id()).ok().and_then(Pid::from_raw);
+        self.children.iter().filter_map(pid).for_each(|pid| {
+            let _ = kill_process(pid, Signal::TERM);
+        });
+        let deadline = Instant::now() + END_PATIENCE;
+        for child in &mut self.children {
+            while matches!(child.try_wait(), Ok(None)) && Instant::now() < deadline {
+                std::thread::sleep(Duration::from_millis(10));
+            }
+            // Of one that has ended neither does anything.
+            let _ = child.kill();
+            let _ = child.wait();
+        }
     }
 
     /// Ctrl-C and SIGTERM are for the program, and this process ends after it. A signal sent to us alone is forwarded.
@@ -209,7 +244,7 @@ fn limit_files(command: &mut Command, files_limit: Option<u64>) {
 /// Runs one program as it is and returns its exit status, as a shell would report it.
 pub fn run_one(mut command: Command, files_limit: Option<u64>) -> Result<ExitCode> {
     limit_files(&mut command, files_limit);
-    let signals = Signals::new([SIGINT, SIGQUIT, SIGTERM, SIGHUP]).context("catching signals")?;
+    let signals = Signals::new(heard_signals()).context("catching signals")?;
     let child = command.spawn().with_context(|| format!("starting {}", command.get_program().to_string_lossy()))?;
     let mut programs = Programs { children: vec![child], signals: None };
     programs.hand_on(signals)?;
@@ -219,7 +254,7 @@ pub fn run_one(mut command: Command, files_limit: Option<u64>) -> Result<ExitCod
 /// Becomes true at a signal that ends processes. For after the programs, when such a signal is for us alone.
 pub fn told_to_end() -> Result<Arc<AtomicBool>> {
     let told = Arc::new(AtomicBool::new(false));
-    for signal in ending_signals().into_iter().chain([SIGQUIT]) {
+    for signal in heard_signals() {
         flag::register(signal, told.clone()).context("catching signals")?;
     }
     Ok(told)
@@ -312,6 +347,17 @@ fn remove_left_behind(place: &Path) {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// Nobody waits for programs that were started before one that could not be.
+    #[test]
+    fn programs_that_nobody_would_wait_for_end() {
+        let began = Instant::now();
+        let children = (0..2).map(|_| Command::new("sleep").arg("1000").spawn().unwrap()).collect();
+        let mut programs = Programs { children, signals: None };
+        programs.end();
+        let by = |child: &mut Child| child.try_wait().unwrap().and_then(|status| status.signal());
+        assert!(programs.children.iter_mut().all(|child| by(child) == Some(SIGTERM)), "after {:?}", began.elapsed());
+    }
 
     #[test]
     fn folders_of_killed_managers_are_removed() {

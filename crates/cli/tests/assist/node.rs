@@ -57,7 +57,7 @@ fn programs_are_served_and_reported() {
     let mut second = assist(["daemon", "--config"]);
     let second = run_command(second.arg(folder.at("hints.json")).arg("--socket").arg(&daemon.socket));
     assert_eq!((second.code, second.err.lines().count()), (2, 1), "{}", second.err);
-    let remedy = "another manager answers there; stop it or name another path";
+    let remedy = "another manager listens there; stop it or name another path";
     assert!(second.err.contains(remedy), "{}", second.err);
     assert!(run_command(&mut daemon.run(&read)).out == alone);
     daemon.until("the first goes on", |r| r.programs_ever >= 2);

@@ -163,6 +163,25 @@ fn a_program_ends_as_it_would_alone() {
     assert_eq!(run_command(&mut command).code, 9);
 }
 
+/// By `nohup`, or in the background of a script: such a program outlives the terminal with and without us.
+#[test]
+fn what_a_program_was_started_to_ignore_it_ignores() {
+    let folder = Folder::new();
+    let hints = folder.hints("hints.json", &[&folder.data("data")]);
+    let ignoring = |command: &std::process::Command| {
+        let mut all = std::process::Command::new("sh");
+        all.args(["-c", "trap '' HUP INT; exec \"$@\"", "sh"]).arg(command.get_program()).args(command.get_args());
+        all.envs(command.get_envs().filter_map(|(name, value)| Some((name, value?)))).current_dir(folder.path());
+        run_command(&mut all).out
+    };
+    let program = ["grep", "SigIgn", "/proc/self/status"];
+    let plain = ignoring(std::process::Command::new("env").args(program));
+    assert!(plain.trim_end().ends_with('3'), "{plain}");
+    for mut command in [assist(["run", "hints.json"]), assist(["record", "-o", "t.imt"])] {
+        assert_eq!(ignoring(command.arg("--").args(program)), plain, "{hints:?}");
+    }
+}
+
 /// A job must not fail for what guides it.
 #[test]
 fn a_program_runs_to_its_own_end_where_we_can_write_nothing() {

@@ -98,7 +98,7 @@ impl Service {
             _ if client.ring.is_none() => return Err("its first message is not Hello".into()),
             (ToManager::Register { file, flags }, [fd]) => self.register(id, file, flags, fd),
             (ToManager::Unregister { file }, _) => {
-                client.leaving.push(file);
+                client.closes(file);
                 self.activate(id);
             }
             _ => return Err("a message without its descriptors".into()),
@@ -189,7 +189,7 @@ impl Service {
             }
         }
         self.recorder.tell(|sink| sink.opened(&recorded));
-        client.files.insert(number, Open { advised, is_small, number: self.next_number });
+        client.files.insert(number, Open { advised, is_small, is_leaving: false, number: self.next_number });
     }
 
     pub(super) fn unregister(&mut self, id: u64, number: u32) {
