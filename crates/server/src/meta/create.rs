@@ -128,7 +128,7 @@ impl Meta {
             }
         };
         if let Err(errno) = linked {
-            self.opens.leave(ino, true, false);
+            self.opens.leave(ino, true);
             disk.unlink(writers, name.as_bytes()).explain("undo the creation of", entry.path)?;
             self.opens.clear_mark(ino);
             return if errno == Errno::EXIST { Ok(None) } else { Err(errno).explain(doing, entry.path) };

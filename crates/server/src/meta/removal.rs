@@ -27,7 +27,7 @@ use super::changes::By;
 use super::directory::{key_name, key_of, names_in};
 use super::disk::Disk;
 use super::fault::{Explain, Outcome, fault, reason, show};
-use super::opens::{Found, OpenFile, Pin};
+use super::opens::{Claim, Found, OpenFile, Pin};
 use super::record::{BadRecord, Record};
 use super::service::Meta;
 use super::tree::{EntryRef, kind_of};
@@ -323,7 +323,7 @@ impl Meta {
         Ok((OpenFile { read_at, ..OpenFile::of(stat.st_ino, fd, record) }, links(&stat)))
     }
 
-    /// Claims a file without names; `None` if it is in use or gone.
+    /// Claims a file without names; `None` if it is in use or gone, or clients may come back that have it open.
     fn claim_orphan(&self, key: FileKey) -> Result<Option<Arc<OpenFile>>, Failure> {
         let name = key_name(key);
         for _ in 0..TRIES {
@@ -333,7 +333,12 @@ impl Meta {
             };
             let (file, _) = self.read_in(fd).map_err(|bad| Failure::Local(bad_record(bad, &name).message))?;
             let ino = file.ino;
-            if let Some(file) = self.claim(file) {
+            let claim = self.claim(file);
+            if let Claim::Lost(wait) = claim {
+                self.background.push(Job::Reap(key), wait);
+                return Ok(None);
+            }
+            if let Claim::Claimed(file) = claim {
                 // A file with other names is here only while it loses one. By now that may be over, and its link count
                 // does not tell.
                 let there = rustix::fs::statat(&self.dir.orphans, &name, AtFlags::SYMLINK_NOFOLLOW);
