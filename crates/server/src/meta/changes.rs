@@ -466,6 +466,11 @@ impl Changes {
         self.replies.lock().epoch_of(client)
     }
 
+    /// Whether a change of a client is under way that was admitted in an epoch before this one.
+    pub(super) fn is_any_before(&self, client: u64, epoch: u32) -> bool {
+        self.replies.lock().is_any_before(client, epoch)
+    }
+
     /// Makes the epochs noted so far durable.
     pub(super) fn sync(&self, directory: &MetaDirectory) -> rustix::io::Result<()> {
         self.epochs.sync(|| self.sync_file(directory))
@@ -674,13 +679,9 @@ impl MetaService {
                 other => Ok(self.call_as(session, By::unnoted(&who), other)),
             },
             Admission::Done(Known::Done(digest)) => self.answer_again(session, &who, call, digest),
-            Admission::Done(Known::Begun(begun)) => {
-                let is_current = changes.replies.lock().note(client, who.epoch);
-                if is_current { self.finish(session, who, call, begun) } else { Err(fenced(who)) }
-            }
+            Admission::Done(Known::Begun(begun)) => self.resume(who, || self.finish(session, who, call, begun)),
             Admission::Done(Known::Exchanging(begun)) => {
-                let is_current = changes.replies.lock().note(client, who.epoch);
-                if is_current { self.finish_exchange(session, who, call, begun) } else { Err(fenced(who)) }
+                self.resume(who, || self.finish_exchange(session, who, call, begun))
             }
             Admission::Busy => {
                 Err(fault(Errno::BUSY, "an earlier copy of this change, or one given up before it, is being served"))
@@ -751,6 +752,18 @@ impl MetaService {
         let Some(path) = deciding_name(call) else { return 0 };
         let entry = check_path(path).ok().and_then(|()| self.meta.dir.entry(path).ok().flatten());
         entry.and_then(|entry| entry.stat().ok()).map_or(0, |stat| stat.st_ino)
+    }
+
+    /// Has a change ended that an earlier run had begun. It is under way meanwhile: neither its client nor who gets what that client
+    /// had locked must take it for over.
+    fn resume(&self, who: Who, end: impl FnOnce() -> Outcome<Answer>) -> Outcome<Answer> {
+        let replies = &self.meta.changes.replies;
+        if !replies.lock().resume(who.client.0, who.epoch, who.sequence) {
+            return Err(fenced(who));
+        }
+        let answer = end();
+        replies.lock().leave(who.client.0, who.sequence);
+        answer
     }
 
     /// Ends a change that an earlier run of the server had begun: does it, unless the name space shows that it was done.

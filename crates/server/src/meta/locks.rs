@@ -4,8 +4,8 @@
 //! empty file `lockers/<client>-<lease>` each, made durable before the first lock is given under it. After a restart these
 //! clients restore their locks, and until they have, or are fenced, nobody gets a lock.
 //!
-//! A client whose lease has ended is fenced at all data servers, and here, before its record is removed; its record is
-//! removed durably before its locks go to others. So a server that is stopped in between fences it again, and one that comes
+//! A client whose lease has ended is fenced at all data servers, and here, and the changes that it had asked for end, before its
+//! record is removed; its record is removed durably before its locks go to others. So a server that is stopped in between fences it again, and one that comes
 //! after knows that the lease is over.
 
 use std::collections::BTreeMap;
@@ -258,13 +258,18 @@ impl Meta {
         };
         tracing::warn!(client = format!("{client:016x}"), "a client did not renew its locks in time; fencing it");
         let who = Who { client: ClientKey(client), epoch: epoch.saturating_add(1), ..Who::default() };
-        // What it asked the metadata server for, and what the data servers were to do for it.
+        // What it asked the metadata server for, and what the data servers were to do for it. A change that was admitted before may
+        // still be done: then it is fenced again later, and meanwhile holds up no other.
         let fenced = self
             .changes
             .note_epoch(&self.dir, who)
             .and_then(|_| self.changes.sync(&self.dir))
             .map_err(std::io::Error::from)
             .and_then(|()| self.objects.fence(&who))
+            .and_then(|()| match self.changes.is_any_before(client, who.epoch) {
+                true => Err(std::io::Error::other("the metadata server is still doing a change for it")),
+                false => Ok(()),
+            })
             .and_then(|()| {
                 let unlinked = self.dir.disk.unlink(&self.locks.records, record_of(client, number).as_bytes());
                 unlinked.or_else(|errno| if errno == Errno::NOENT { Ok(()) } else { Err(errno) })?;
@@ -274,7 +279,7 @@ impl Meta {
             Ok(()) => self.locks.state.lock().locks.fenced(client),
             Err(error) => {
                 let client = format!("{client:016x}");
-                tracing::warn!(client, %error, "its locks stay until all data servers refuse its writes");
+                tracing::warn!(client, %error, "its locks stay until nothing that it has sent can be done any more");
                 return false;
             }
         }
