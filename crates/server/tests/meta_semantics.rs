@@ -882,6 +882,61 @@ fn a_listing_of_what_moves_meanwhile_has_no_older_length() {
     assert_eq!(sizes, [5000, impresario_wire::Entry::UNKNOWN_SIZE]);
 }
 
+/// Directories are exchanged while a file in one of them is made or opened: what was permitted in one is not done in the other.
+#[test]
+fn nothing_is_made_or_opened_through_a_directory_that_comes_between() {
+    if !require("root") {
+        return;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let root = start_with(MetaOptions { squashes: true, ..options(dir.path()) }, Arc::default());
+    let owner = |p: &str, id, mode| {
+        root.set(at(p), SetAttr { mode: Some(mode), uid: Some(id), gid: Some(id), ..SetAttr::default() });
+    };
+    root.mkdir("p");
+    for (name, id, mode) in [("hers", 1000, 0o755), ("readable", 0, 0o755), ("hidden", 0, 0o700)] {
+        root.mkdir(&format!("p/{name}"));
+        let secret = format!("p/{name}/secret");
+        root.file(&secret, 1);
+        owner(&secret, id, 0o644);
+        owner(&format!("p/{name}"), id, mode);
+    }
+    let secret = root.open("p/hidden/secret", false).file;
+    let alice = root.again();
+    let squashed = Some(Squashed { all: true, proven: false, uid: 1000, gid: 1000 });
+    root.service.restrict(alice.session, Restriction { squashed, proves: false, uids: Vec::new() }).unwrap();
+    let (is_over, exchanges) = (AtomicBool::new(false), std::sync::atomic::AtomicU64::new(0));
+    let (mut made, mut opened, mut has_read_hidden) = (0, 0, false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            while !is_over.load(Ordering::SeqCst) {
+                for other in ["p/readable", "p/hidden"] {
+                    [(); 2].into_iter().for_each(|()| root.done(exchange("p/hers", other)));
+                }
+                exchanges.fetch_add(1, Ordering::SeqCst);
+            }
+        });
+        // Long enough for the threads to meet, however slow the machine is.
+        let began = Instant::now();
+        while began.elapsed() < Duration::from_secs(2) || exchanges.load(Ordering::SeqCst) < 200 {
+            let name = format!("p/hers/{made}");
+            if let Answer::Opened(file) = alice.call(create(&name)) {
+                alice.close_unwritten(file);
+                made += 1;
+            }
+            if let Answer::Opened(file) = alice.call(MetaCall::Open { path: path("p/hers/secret"), write: false }) {
+                has_read_hidden |= file.file == secret;
+                alice.close_unwritten(file);
+                opened += 1;
+            }
+        }
+        is_over.store(true, Ordering::SeqCst);
+    });
+    let found = ["p/readable", "p/hidden"].map(|p| root.names(p).len());
+    assert!(made > 0 && opened > 0 && found == [1, 1] && !has_read_hidden, "{found:?}, hidden: {has_read_hidden}");
+    assert_eq!(root.names("p/hers").len(), 1 + made);
+}
+
 /// While one call changes the mode, the owner or the lists of a node, another one waits: its user may have lost the node by then.
 #[test]
 fn who_loses_a_file_at_this_moment_does_not_change_its_mode_lists_attributes_or_striping() {

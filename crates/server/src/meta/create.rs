@@ -35,15 +35,14 @@ const MINOR_MAX: u32 = (1 << 20) - 1;
 const LINK_MAX_BYTES: usize = 4095;
 
 impl Meta {
-    /// Creates a file and opens it for writing; `owned` is mode, uid and gid.
+    /// Creates a file and opens it for writing; `owned` is mode, uid and gid. `user`: for whom it has to be permitted.
     pub(super) fn create(
         &self,
         session: &Session,
         by: By<'_>,
+        user: Option<&User>,
         path: &[u8],
-        owned: [u32; 3],
-        exclusive: bool,
-        request: Option<LayoutRequest>,
+        (owned, exclusive, request): ([u32; 3], bool, Option<LayoutRequest>),
     ) -> Outcome<Opened> {
         session.check_room()?;
         let doing = "create";
@@ -51,8 +50,8 @@ impl Meta {
         let known = by.absent.and_then(|absent| self.dir.entry_in(absent, path));
         // Its link says whether the name was taken meanwhile.
         let mut is_absent = known.is_some();
-        let entry = known.map_or_else(|| self.dir.entry(path), |entry| Ok(Some(entry)));
-        let entry = entry.and_then(|entry| entry.ok_or(root)).explain(doing, path)?;
+        let entry = known.map_or_else(|| self.entry_for(user, path, doing), |entry| Ok(Some(entry)))?;
+        let entry = entry.ok_or(root).explain(doing, path)?;
         for _ in 0..TRIES {
             match if std::mem::take(&mut is_absent) { Err(Errno::NOENT) } else { entry.stat() } {
                 Ok(_) if exclusive => return Err(Errno::EXIST).explain(doing, path),
@@ -62,6 +61,9 @@ impl Meta {
                 },
                 Err(Errno::NOENT) => {}
                 Err(errno) => return Err(errno).explain(doing, path),
+            }
+            if let Some(user) = user {
+                self.permit_new(user, &entry, doing)?;
             }
             let layout = self.layout_for(&entry, request)?;
             // What is opened if it is there may be asked for again.

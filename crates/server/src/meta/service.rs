@@ -388,11 +388,11 @@ impl Meta {
                 self.set_attr_of(who, &pin, &set, &path, by)?
             }
             MetaCall::Create { path, mode, uid, gid, exclusive, layout } => {
-                Answer::Opened(self.create(session, by, &path, [mode, uid, gid], exclusive, layout)?)
+                Answer::Opened(self.create(session, by, user, &path, ([mode, uid, gid], exclusive, layout))?)
             }
             MetaCall::Open { path, write } => {
                 session.check_room()?;
-                let place = self.dir.entry(&path).and_then(|place| place.ok_or(Errno::ISDIR)).explain("open", &path)?;
+                let place = self.entry_for(user, &path, "open")?.ok_or(Errno::ISDIR).explain("open", &path)?;
                 self.open_pinned(session, self.pin_at(&place, "open")?, write, &path).map(Answer::Opened)?
             }
             MetaCall::Reopen { path, file, write } => {
