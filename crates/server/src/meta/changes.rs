@@ -890,7 +890,7 @@ fn not_noted(errno: Errno) -> Fault {
     fault(errno, "the metadata server cannot note the change in its directory")
 }
 
-fn fenced(who: Who) -> Fault {
+pub(super) fn fenced(who: Who) -> Fault {
     let epoch = who.epoch;
     let message = format!("a call of epoch {epoch} came after the client had begun a newer one; it was not done");
     Fault { errno: Fault::FENCED, message }

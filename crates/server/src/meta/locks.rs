@@ -22,7 +22,7 @@ use impresario_wire::message::{Answer, ClientKey, FileKey, Who};
 use impresario_wire::{FileLock, LockAnswer, LockCall, LockSaid, LockWish};
 use rustix::io::Errno;
 
-use super::changes::Changes;
+use super::changes::{Changes, fenced};
 use super::directory::{MetaDirectory, names_in, open_dir_at};
 use super::fault::{Outcome, fault};
 use super::service::Meta;
@@ -185,6 +185,10 @@ impl Meta {
     fn begin_lease(&self, who: &Who) -> Outcome<u64> {
         let _one = self.locks.beginning.lock();
         let client = who.client.0;
+        // It may have waited for that while the client began a newer epoch, and a lease there.
+        if self.changes.epoch_of(client) > who.epoch {
+            return Err(fenced(*who));
+        }
         let older = {
             let mut state = self.locks.state.lock();
             let older = state.locks.lease_of(client);
@@ -292,7 +296,36 @@ pub(crate) const NO_FILE: FileKey = FileKey(0);
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
+    use impresario_wire::message::{ClusterId, Fault, MetaCall};
+
     use super::*;
+    use crate::meta::{MemoryObjects, MetaOptions, MetaService, make};
+
+    /// A call waits while another client's lease is noted; its client gives it up meanwhile and has another lease by then.
+    #[test]
+    fn a_call_that_was_given_up_ends_no_newer_lease() {
+        let dir = tempfile::tempdir().unwrap();
+        make(dir.path(), ClusterId(1), &BTreeMap::new()).unwrap();
+        let service = MetaService::open(MetaOptions::new(dir.path(), 4), Arc::<MemoryObjects>::default()).unwrap();
+        let session = service.open_session(Who::default()).unwrap();
+        let who = |epoch| Who { client: ClientKey(7), epoch, since: epoch, sequence: 1, ..Who::default() };
+        let ask = |lease| {
+            let lock = FileLock { owner: 1, pid: 2, start: 0, end: 9, exclusive: true };
+            let wish = LockWish::Set { file: FileKey(77), lock, wait: false };
+            match service.call_from(session, who(6), MetaCall::Lock(LockCall { lease, wish })) {
+                Answer::Lock(answer) => answer,
+                other => panic!("{other:?}"),
+            }
+        };
+        let lease = ask(0).lease;
+        assert_ne!(lease, 0);
+        let late = service.meta.begin_lease(&who(5));
+        assert!(late.as_ref().is_err_and(|fault| fault.errno == Fault::FENCED), "{late:?}");
+        let again = ask(lease);
+        assert!(again.lease == lease && matches!(again.said, LockSaid::Granted { .. }), "{again:?}");
+    }
 
     #[test]
     fn a_lease_is_read_back_from_its_record_and_nothing_else_is() {
