@@ -2,10 +2,11 @@
 
 use std::path::Path;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use crate::meta_support::*;
-use impresario_server::meta::{MemoryObjects, MetaOptions};
+use impresario_server::meta::{Fate, MemoryObjects, MetaOptions, StepHook};
 use impresario_testing::until;
 use impresario_wire::message::*;
 use impresario_wire::{FileLock, LockAnswer, LockCall, LockSaid, LockWish};
@@ -159,4 +160,63 @@ fn after_a_restart_clients_restore_their_locks_before_others_get_any() {
     // The next run knows that its lease is over.
     let s = start_leases(dir.path(), &objects);
     assert_eq!(ask(&s, 7, lease, restore()).said, LockSaid::Lost);
+}
+
+/// What it had asked the metadata server for before its lease ended, and what is still being done: whoever gets its lock next, to roll
+/// back a journal for example, must not lose the journal to it.
+#[test]
+fn a_lock_goes_to_others_only_when_the_changes_of_its_holder_have_ended() {
+    let given_early = [false, true].map(|is_begun_before| {
+        let (dir, objects) = (tempfile::tempdir().unwrap(), Arc::new(MemoryObjects::default()));
+        let unlink = |s: &Server, epoch| {
+            let who = Who { since: 0, ..who(7, epoch, 9) };
+            s.service.call_from(s.session, who, unlink("journal"))
+        };
+        // One that this server has begun, or that it ends for an earlier run.
+        start_with(options(dir.path()), objects.clone()).file("journal", 100);
+        if is_begun_before {
+            let notes = AtomicUsize::new(0);
+            let hook: StepHook = Arc::new(move |step| {
+                let note = usize::from(step == "append_change");
+                if notes.fetch_add(note, Ordering::SeqCst) > 0 { Fate::Fails(libc::EIO) } else { Fate::Done }
+            });
+            let killed = start_with(MetaOptions { before_step: Some(hook), ..options(dir.path()) }, objects.clone());
+            unlink(&killed, 0);
+        }
+        let (is_held, is_reached) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicBool::new(false)));
+        let (held, reached) = (is_held.clone(), is_reached.clone());
+        let hook: StepHook = Arc::new(move |step| {
+            let (began, is_it) = (Instant::now(), step == "rename" && held.load(Ordering::SeqCst));
+            reached.fetch_or(is_it, Ordering::SeqCst);
+            while is_it && held.load(Ordering::SeqCst) && began.elapsed() < Duration::from_secs(20) {
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            Fate::Done
+        });
+        let slow = MetaOptions { lock_lease: LEASE, before_step: Some(hook), ..options(dir.path()) };
+        let s = start_with(slow, objects);
+        granted(&s, 7);
+        let waiter = ask(&s, 8, 0, set(true));
+        assert_eq!(waiter.said, LockSaid::Waiting);
+        let early = std::thread::scope(|scope| {
+            is_held.store(true, Ordering::SeqCst);
+            scope.spawn(|| unlink(&s, 3));
+            until("its change is being done", || is_reached.load(Ordering::SeqCst));
+            let began = Instant::now();
+            let mut early = None;
+            while began.elapsed() < 3 * LEASE && early.is_none() {
+                let said = ask(&s, 8, waiter.lease, set(true)).said;
+                early = (said != LockSaid::Waiting).then_some(said);
+                std::thread::sleep(Duration::from_millis(20));
+            }
+            is_held.store(false, Ordering::SeqCst);
+            early
+        });
+        if early.is_none() {
+            gets_it(&s, 8, waiter.lease);
+            assert!(s.names("").is_empty());
+        }
+        early
+    });
+    assert_eq!(given_early, [None, None], "begun by this run, and by an earlier one");
 }

@@ -729,3 +729,133 @@ fn a_change_that_was_done_does_not_fail_for_what_came_after_it() {
     let answer = server.service.call_from(server.session, asked(1), mkdir);
     assert!(matches!(answer, Answer::Fault(Fault { errno: libc::EIO, .. })), "{answer:?}");
 }
+
+/// What another call does at a step of a change, and what comes of both when the server is killed right after that.
+struct Race {
+    /// Of the change, after a restart.
+    mine: Answer,
+    other: Answer,
+    left: Server,
+}
+
+/// Serves a change of client 7. When it makes `step` for the `nth` time, `other` is served on another thread; where that does not
+/// have to wait for the change, the server is killed when it has been: nothing of it reaches the disk any more.
+fn raced(dir: &std::path::Path, mine: &MetaCall, (step, nth): (&str, usize), other: MetaCall) -> Race {
+    let objects = Arc::new(MemoryObjects::default());
+    type Served = std::thread::JoinHandle<Answer>;
+    let (at, served) = (step.to_string(), Arc::<std::sync::Mutex<Option<Served>>>::default());
+    type Here = (std::sync::Weak<impresario_server::meta::MetaService>, std::thread::ThreadId);
+    let here: Arc<std::sync::OnceLock<Here>> = Arc::default();
+    let (is_dead, count) = (Arc::new(AtomicBool::new(false)), AtomicUsize::new(0));
+    let (mine_is, dead, serving) = (here.clone(), is_dead.clone(), served.clone());
+    let hook: impresario_server::meta::StepHook = Arc::new(move |step| {
+        if dead.load(Ordering::SeqCst) {
+            return Fate::Fails(libc::EIO);
+        }
+        let is_mine = |(_, thread): &&Here| *thread == std::thread::current().id();
+        let Some(service) = mine_is.get().filter(is_mine).and_then(|(service, _)| service.upgrade()) else {
+            return Fate::Done;
+        };
+        if step == at && count.fetch_add(1, Ordering::SeqCst) + 1 == nth {
+            let other = other.clone();
+            let (says, is_served) = std::sync::mpsc::channel();
+            *serving.lock().unwrap() = Some(std::thread::spawn(move || {
+                let session = service.open_session(Who::default()).unwrap();
+                let answer = service.call(session, other);
+                let _ = says.send(()); // nobody waits for it any more
+                answer
+            }));
+            dead.fetch_or(is_served.recv_timeout(Duration::from_millis(500)).is_ok(), Ordering::SeqCst);
+        }
+        Fate::Done
+    });
+    let server = start_with(MetaOptions { before_step: Some(hook), ..options(dir) }, objects.clone());
+    server.file("a", 1);
+    ["d", "full", "full/e"].into_iter().for_each(|name| server.mkdir(name));
+    assert!(here.set((Arc::downgrade(&server.service), std::thread::current().id())).is_ok());
+    server.service.call_from(server.session, asked(0), mine.clone());
+    let other = served.lock().unwrap().take().expect("the step was made").join().unwrap();
+    is_dead.store(true, Ordering::SeqCst);
+    drop(server);
+    let left = start_with(options(dir), objects);
+    let mine = left.service.call_from(left.session, asked(1), mine.clone());
+    Race { mine, other, left }
+}
+
+/// A name is made by another client while one that makes it, too, has noted that it begins: after a restart it gets no file of the
+/// other's for its own.
+#[test]
+fn only_one_of_two_makes_a_name_although_the_server_is_killed() {
+    let mkdir = || MetaCall::Mkdir { path: path("n"), mode: 0o755, uid: 0, gid: 0 };
+    let symlink = MetaCall::Symlink { path: path("n"), target: b"t".to_vec(), uid: 0, gid: 0 };
+    let mut wrong = Vec::new();
+    for (mine, step) in [
+        (create("n"), "link"),
+        (mkdir(), "rename"),
+        (symlink, "rename"),
+        (pipe("n"), "rename"),
+        (link("a", "n"), "link"),
+    ] {
+        for other in [create("n"), mkdir()] {
+            let dir = tempfile::tempdir().unwrap();
+            let raced = raced(dir.path(), &mine, (step, 1), other.clone());
+            assert!(!matches!(raced.other, Answer::Fault(_)), "{other:?}: {:?}", raced.other);
+            if !matches!(raced.mine, Answer::Fault(Fault { errno: libc::EEXIST | libc::EIO, .. })) {
+                wrong.push(format!("{mine:?}: {:?}", raced.mine));
+            }
+            if let Answer::Opened(made) = raced.other {
+                assert_eq!(raced.left.open("n", false).file, made.file, "{mine:?}");
+            }
+        }
+    }
+    assert!(wrong.is_empty(), "{wrong:#?}");
+}
+
+/// The same of what is taken away, and of what fails: others get no chance at the name before it is noted what became of it.
+#[test]
+fn a_change_is_over_and_noted_before_another_has_its_name() {
+    let rmdir = || MetaCall::Rmdir { path: path("d") };
+    let dir = tempfile::tempdir().unwrap();
+    let both = raced(dir.path(), &rmdir(), ("remove_dir", 1), rmdir());
+    let is_done = |answer: &Answer| matches!(answer, Answer::Done);
+    assert!(is_done(&both.mine) != is_done(&both.other), "{:?}, {:?}", both.mine, both.other);
+    // It is not empty, so the directory stays where it is, until the other takes it away.
+    let dir = tempfile::tempdir().unwrap();
+    let failed = raced(dir.path(), &rename("d", "full"), ("append_change", 2), rename("d", "elsewhere"));
+    assert!(is_done(&failed.other), "{:?}", failed.other);
+    assert!(matches!(failed.mine, Answer::Fault(_)), "{:?}", failed.mine);
+}
+
+/// Two give the same file the same other name: one waits for the other, and looks again.
+#[test]
+fn only_one_of_two_links_a_file_although_the_server_is_killed() {
+    let (dir, objects) = (tempfile::tempdir().unwrap(), Arc::new(MemoryObjects::default()));
+    let (links, is_dead) = (Arc::new(AtomicUsize::new(usize::MAX / 2)), Arc::new(AtomicBool::new(false)));
+    let (linking, dead) = (links.clone(), is_dead.clone());
+    let hook: impresario_server::meta::StepHook = Arc::new(move |step| {
+        if dead.load(Ordering::SeqCst) {
+            return Fate::Fails(libc::EIO);
+        }
+        match (step == "link").then(|| linking.fetch_add(1, Ordering::SeqCst)) {
+            // Time for the second to look whether the name is there.
+            Some(0) => std::thread::sleep(Duration::from_millis(500)),
+            Some(1) => dead.store(true, Ordering::SeqCst),
+            _ => {}
+        }
+        Fate::Done
+    });
+    let server = start_with(MetaOptions { before_step: Some(hook), ..options(dir.path()) }, objects.clone());
+    server.file("a", 1);
+    links.store(0, Ordering::SeqCst);
+    std::thread::scope(|scope| {
+        let first = scope.spawn(|| server.call(link("a", "n")));
+        impresario_testing::until("the first is about to link it", || links.load(Ordering::SeqCst) > 0);
+        server.service.call_from(server.session, asked(0), link("a", "n"));
+        assert!(!matches!(first.join().unwrap(), Answer::Fault(_)));
+    });
+    is_dead.store(true, Ordering::SeqCst);
+    drop(server);
+    let server = start_with(options(dir.path()), objects);
+    let mine = server.service.call_from(server.session, asked(1), link("a", "n"));
+    assert!(matches!(mine, Answer::Fault(Fault { errno: libc::EEXIST | libc::EIO, .. })), "{mine:?}");
+}

@@ -356,7 +356,6 @@ fn a_client_that_lost_its_connection_finds_its_files_again() {
     }
     s.idle();
     assert!(s.objects.files().contains(&removed.file));
-    // The last one closes it: no grace period for what was closed.
     let last = s.opened(reopen("removed", removed.file, false));
     s.hang_up();
     let s = s.again();
@@ -365,9 +364,84 @@ fn a_client_that_lost_its_connection_finds_its_files_again() {
     assert_eq!(s.errno(MetaCall::Close { handle: last.handle, wrote: false }), EBADF);
     s.close(back);
     s.idle();
-    assert!(!s.objects.files().contains(&removed.file));
+    assert!(s.objects.files().contains(&removed.file), "others may have it open, and come back");
     assert!(s.objects.files().contains(&moved.file));
+    let objects = s.objects.clone();
+    drop(s);
+    let s = start_with(options(dir.path()), objects);
+    s.idle();
+    assert!(!s.objects.files().contains(&removed.file));
     assert_eq!(s.errno(reopen("removed", removed.file, false)), EIDRM);
+}
+
+/// Each loss of a connection gives the whole grace period.
+#[test]
+fn an_open_removed_file_is_kept_for_the_grace_period_after_each_loss() {
+    let grace = Duration::from_secs(2);
+    let dir = tempfile::tempdir().unwrap();
+    let s = start_with(MetaOptions { grace, ..options(dir.path()) }, Arc::default());
+    let file = s.create("f").file;
+    let reopen = || MetaCall::Reopen { path: path("f"), file, write: false };
+    s.done(unlink("f"));
+    s.hang_up();
+    let lost = Instant::now();
+    let again = s.again();
+    again.opened(reopen());
+    std::thread::sleep((grace - Duration::from_millis(200)).saturating_sub(lost.elapsed()));
+    let lost_again = Instant::now();
+    again.hang_up();
+    std::thread::sleep((grace + Duration::from_millis(300)).saturating_sub(lost.elapsed()));
+    let again = s.again();
+    again.idle();
+    let answer = again.call(reopen());
+    assert!(matches!(answer, Answer::Opened(_)) || lost_again.elapsed() > grace, "{answer:?}");
+    let lost_again = Instant::now();
+    again.hang_up();
+    let is_there = || std::fs::read_dir(dir.path().join("orphans")).unwrap().count() > 0;
+    until("it is removed in the end", || !is_there());
+    assert!(lost_again.elapsed() >= grace, "{:?}", lost_again.elapsed());
+}
+
+#[test]
+fn a_removed_file_is_kept_for_every_client_that_may_have_it_open() {
+    let dir = tempfile::tempdir().unwrap();
+    let patient = || MetaOptions { grace: Duration::from_secs(3600), ..options(dir.path()) };
+    let s = start_with(patient(), Arc::default());
+    let file = |s: &Server, name: &str| {
+        let opened = s.create(name);
+        s.write(&opened, 0, 10);
+        opened
+    };
+    let reopen = |s: &Server, name: &str, file| s.opened(MetaCall::Reopen { path: path(name), file, write: false });
+    // Two are lost, and one comes back and closes it.
+    let (one, other) = (s.again(), s.again());
+    let both = file(&one, "both").file;
+    other.open("both", false);
+    s.done(unlink("both"));
+    one.hang_up();
+    other.hang_up();
+    let back = s.again();
+    back.close(reopen(&back, "both", both));
+    s.idle();
+    reopen(&s, "both", both);
+    // It is removed by another client after its own is lost.
+    let owner = s.again();
+    let late = file(&owner, "late").file;
+    owner.hang_up();
+    s.done(unlink("late"));
+    s.idle();
+    reopen(&s, "late", late);
+    // It was open when the server was stopped, for reading only.
+    s.close(file(&s, "read"));
+    let read = s.open("read", false).file;
+    let objects = s.objects.clone();
+    drop((s, one, other, back, owner));
+    let s = start_with(patient(), objects);
+    s.done(unlink("read"));
+    s.idle();
+    for (name, file) in [("both", both), ("late", late), ("read", read)] {
+        reopen(&s, name, file);
+    }
 }
 
 #[test]
@@ -806,6 +880,61 @@ fn a_listing_of_what_moves_meanwhile_has_no_older_length() {
     s.objects.before_next_answer(move || drop(other.call(rename("d", "e"))));
     let sizes: Vec<u64> = s.list("d", "", 9).iter().map(|entry| entry.attr.size).collect();
     assert_eq!(sizes, [5000, impresario_wire::Entry::UNKNOWN_SIZE]);
+}
+
+/// Directories are exchanged while a file in one of them is made or opened: what was permitted in one is not done in the other.
+#[test]
+fn nothing_is_made_or_opened_through_a_directory_that_comes_between() {
+    if !require("root") {
+        return;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let root = start_with(MetaOptions { squashes: true, ..options(dir.path()) }, Arc::default());
+    let owner = |p: &str, id, mode| {
+        root.set(at(p), SetAttr { mode: Some(mode), uid: Some(id), gid: Some(id), ..SetAttr::default() });
+    };
+    root.mkdir("p");
+    for (name, id, mode) in [("hers", 1000, 0o755), ("readable", 0, 0o755), ("hidden", 0, 0o700)] {
+        root.mkdir(&format!("p/{name}"));
+        let secret = format!("p/{name}/secret");
+        root.file(&secret, 1);
+        owner(&secret, id, 0o644);
+        owner(&format!("p/{name}"), id, mode);
+    }
+    let secret = root.open("p/hidden/secret", false).file;
+    let alice = root.again();
+    let squashed = Some(Squashed { all: true, proven: false, uid: 1000, gid: 1000 });
+    root.service.restrict(alice.session, Restriction { squashed, proves: false, uids: Vec::new() }).unwrap();
+    let (is_over, exchanges) = (AtomicBool::new(false), std::sync::atomic::AtomicU64::new(0));
+    let (mut made, mut opened, mut has_read_hidden) = (0, 0, false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            while !is_over.load(Ordering::SeqCst) {
+                for other in ["p/readable", "p/hidden"] {
+                    [(); 2].into_iter().for_each(|()| root.done(exchange("p/hers", other)));
+                }
+                exchanges.fetch_add(1, Ordering::SeqCst);
+            }
+        });
+        // Long enough for the threads to meet, however slow the machine is.
+        let began = Instant::now();
+        while began.elapsed() < Duration::from_secs(2) || exchanges.load(Ordering::SeqCst) < 200 {
+            let name = format!("p/hers/{made}");
+            if let Answer::Opened(file) = alice.call(create(&name)) {
+                alice.close_unwritten(file);
+                made += 1;
+            }
+            if let Answer::Opened(file) = alice.call(MetaCall::Open { path: path("p/hers/secret"), write: false }) {
+                has_read_hidden |= file.file == secret;
+                alice.close_unwritten(file);
+                opened += 1;
+            }
+        }
+        is_over.store(true, Ordering::SeqCst);
+    });
+    let found = ["p/readable", "p/hidden"].map(|p| root.names(p).len());
+    assert!(made > 0 && opened > 0 && found == [1, 1] && !has_read_hidden, "{found:?}, hidden: {has_read_hidden}");
+    assert_eq!(root.names("p/hers").len(), 1 + made);
 }
 
 /// While one call changes the mode, the owner or the lists of a node, another one waits: its user may have lost the node by then.

@@ -155,10 +155,31 @@ impl<R: Clone> Replies<R> {
         Admission::New
     }
 
+    /// A change is being ended that was left open, as its reply says: it is in progress again, until [`Replies::leave`] or
+    /// [`Replies::end`]. False, and it is not, if its client has left its epoch.
+    pub fn resume(&mut self, client: u64, epoch: u32, sequence: u64) -> bool {
+        let is_current = self.note(client, epoch);
+        if is_current {
+            self.client(client).under_way.push((sequence, epoch));
+        }
+        is_current
+    }
+
+    /// A change is no longer in progress, and what is remembered of it stays.
+    pub fn leave(&mut self, client: u64, sequence: u64) {
+        self.client(client).under_way.retain(|(under_way, _)| *under_way != sequence);
+    }
+
+    /// Whether a change of a client is in progress that began in an epoch before this one.
+    pub fn is_any_before(&self, client: u64, epoch: u32) -> bool {
+        let known = self.young.get(&client).or_else(|| self.old.get(&client));
+        known.is_some_and(|known| known.under_way.iter().any(|(_, older)| *older < epoch))
+    }
+
     /// A change ended: with this reply, or, if `None`, without changing anything; what was remembered of it is forgotten then.
     pub fn end(&mut self, client: u64, sequence: u64, reply: Option<R>) {
+        self.leave(client, sequence);
         let known = self.client(client);
-        known.under_way.retain(|(under_way, _)| *under_way != sequence);
         match reply {
             Some(reply) => {
                 if known.done.insert(sequence, reply).is_none() {
@@ -314,6 +335,22 @@ mod tests {
         replies.end(1, 6, None);
         assert_eq!(replies.begin(first(1, 1, 7)), Admission::New);
         assert!(replies.note(1, 1) && replies.note(1, 2) && !replies.note(1, 1));
+    }
+
+    #[test]
+    fn what_an_earlier_run_left_open_is_in_progress_while_it_is_ended() {
+        let mut replies = Replies::new(10, 10);
+        replies.restore(Kept::Change { client: 1, epoch: 2, sequence: 5, reply: Some("open") });
+        assert!(replies.resume(1, 3, 5) && replies.is_any_before(1, 4) && !replies.is_any_before(1, 3));
+        assert_eq!(replies.begin(first(1, 4, 6)), Admission::Busy, "it may still come between");
+        assert!(!replies.resume(1, 3, 5), "its client has left that epoch");
+        replies.leave(1, 5);
+        assert!(!replies.is_any_before(1, 4));
+        assert_eq!(replies.begin(repeated(1, 2, 4, 5)), Admission::Done("open"));
+        assert!(replies.resume(1, 4, 5));
+        replies.end(1, 5, Some("done"));
+        assert!(!replies.is_any_before(1, 5) && !replies.is_any_before(2, 5));
+        assert_eq!(replies.begin(repeated(1, 2, 4, 5)), Admission::Done("done"));
     }
 
     #[test]

@@ -24,7 +24,9 @@ impl Meta {
         let kind = kind_of(&stat).ok_or(Errno::OPNOTSUPP).explain(doing, path)?;
         let through_table = set.size.is_some() || self.opens.mark_of(stat.st_ino).is_some();
         if kind == NodeKind::File && through_table {
-            let entry = self.dir.entry(path).and_then(|entry| entry.ok_or(Errno::ISDIR)).explain(doing, path)?;
+            // Names are held for other changes.
+            let walker = user.filter(|_| set.size.is_some());
+            let entry = self.entry_for(walker, path, doing)?.ok_or(Errno::ISDIR).explain(doing, path)?;
             let pin = self.pin_at(&entry, doing)?;
             user.map_or(Ok(()), |user| self.permit_pinned(user, &pin, set, path))?;
             if set.size.is_some() {

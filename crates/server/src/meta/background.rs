@@ -65,8 +65,8 @@ pub(super) struct BackgroundTasks {
 struct Queue {
     due: BTreeMap<(Instant, u64), Job>,
     queued: FxHashMap<Job, (Instant, u64)>,
-    /// Running; true when it was requested again meanwhile.
-    running: FxHashMap<Job, bool>,
+    /// Running; when it is due again, if it was requested meanwhile.
+    running: FxHashMap<Job, Option<Instant>>,
     sequence: u64,
     overflowed: bool,
     paused_until: Option<Instant>,
@@ -100,14 +100,16 @@ impl Queue {
 }
 
 impl BackgroundTasks {
-    /// Queues a job to run after `delay`.
+    /// Queues a job to run after `delay`, or sooner if it was requested so: what must not be done before an instant is for the
+    /// job to check.
     pub(super) fn push(&self, job: Job, delay: Duration) {
+        let due = Instant::now() + delay;
         let mut queue = self.queue.lock();
         if let Some(again) = queue.running.get_mut(&job) {
-            *again = true;
+            *again = Some(again.map_or(due, |earlier| earlier.min(due)));
             return;
         }
-        queue.put(job, Instant::now() + delay);
+        queue.put(job, due);
         drop(queue);
         self.wake.notify_one();
     }
@@ -176,14 +178,14 @@ impl BackgroundTasks {
             let now = Instant::now();
             if queue.due.is_empty() && queue.overflowed {
                 queue.overflowed = false;
-                queue.running.insert(Job::Rescan, false);
+                queue.running.insert(Job::Rescan, None);
                 return Some(Job::Rescan);
             }
             let nap = match queue.next_due(now) {
                 Some((due, _)) if due <= now => {
                     let (_, job) = queue.due.pop_first()?;
                     queue.queued.remove(&job);
-                    queue.running.insert(job, false);
+                    queue.running.insert(job, None);
                     return Some(job);
                 }
                 Some((due, _)) => due - now,
@@ -205,7 +207,7 @@ impl BackgroundTasks {
         {
             queue.due.pop_first();
             queue.queued.remove(&job);
-            queue.running.insert(job, false);
+            queue.running.insert(job, None);
             taken.push(job);
         }
         taken
@@ -227,12 +229,12 @@ impl BackgroundTasks {
             tracing::warn!(?job, %error, "data servers do not answer; postponed");
         }
         let mut queue = self.queue.lock();
-        let again = queue.running.remove(&job).unwrap_or(false);
+        let again = queue.running.remove(&job).flatten();
         let now = Instant::now();
         match result {
             Ok(()) => {
-                if again {
-                    queue.put(job, now);
+                if let Some(due) = again {
+                    queue.put(job, due);
                 }
             }
             Err(Failure::DataServers(_)) => queue.put(job, now + RETRY_AWAY),
@@ -295,6 +297,24 @@ mod tests {
         assert_eq!(tasks.take(), Some(job));
         tasks.done(job, Ok(()));
         assert_eq!(tasks.state(), (0, false, false));
+    }
+
+    /// Or a job that has to wait and asks for itself runs without pause until then.
+    #[test]
+    fn a_job_that_is_requested_for_later_while_it_runs_is_due_then() {
+        let tasks = BackgroundTasks::default();
+        let (job, later) = (Job::Reap(FileKey(1)), Duration::from_secs(3600));
+        tasks.push(job, NOW);
+        assert_eq!(tasks.take(), Some(job));
+        tasks.push(job, later);
+        tasks.done(job, Ok(()));
+        assert!(tasks.wait_idle(NOW), "it is due");
+        assert_eq!(tasks.state().0, 1);
+        tasks.push(job, NOW);
+        assert_eq!(tasks.take(), Some(job));
+        [later, NOW, later].into_iter().for_each(|delay| tasks.push(job, delay));
+        tasks.done(job, Ok(()));
+        assert_eq!(tasks.take(), Some(job), "the earliest request counts");
     }
 
     #[test]

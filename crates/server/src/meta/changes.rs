@@ -4,7 +4,9 @@
 //! noted at all. A restarted server thus knows which
 //! changes an earlier run did, and of which it only knows that they had begun: a crash came between the change and
 //! its second note. A client that asks for such a one again gets it done, unless the name space shows that it was: the first
-//! note says which node the name had before. What others have done to the names since the restart would hide that, so
+//! note says which node the name is to get, or had before if the change takes it away. A change that takes names away, or gives a
+//! node that is there another, holds them until it is noted how it has ended ([`Undone`]); a node that did not get its name is there
+//! until then. So what others do shows no node in its place. What they have done to the names since the restart could, so
 //! the names that they change are remembered as long as such changes are open; a change whose names are among them fails.
 //!
 //! **Truncations.** A client compares the states of the data servers that have cut a file with those at its next sync. The note that a
@@ -74,7 +76,7 @@ enum Known {
 /// A change of which it is not known whether it was done.
 #[derive(Clone, Copy)]
 struct Begun {
-    /// The node that its name, or its first one, had before; 0: none.
+    /// The node that its name is to get if it gives one, or that its first name had before; 0: none.
     node: u64,
     /// It was the last run: what others have done to the name space since is known.
     is_of_last_run: bool,
@@ -341,9 +343,10 @@ impl Changes {
         Ok(())
     }
 
-    /// Notes that a change begins, if it is one to be noted. `node`: see [`MetaService::deciding_node`].
-    pub(super) fn begin(&self, directory: &MetaDirectory, by: By<'_>, node: u64) -> Outcome<()> {
-        self.note_begin(directory, by, (BEGUN, node)).map_err(not_noted)
+    /// Notes that a change begins, if it is one to be noted. `node`: see [`Begun::node`].
+    pub(super) fn begin<'a>(&'a self, directory: &'a MetaDirectory, by: By<'a>, node: u64) -> Outcome<Undone<'a>> {
+        self.note_begin(directory, by, (BEGUN, node)).map_err(not_noted)?;
+        Ok(Undone { changes: self, directory, by })
     }
 
     fn note_begin(&self, directory: &MetaDirectory, by: By<'_>, what: (u32, u64)) -> rustix::io::Result<()> {
@@ -370,13 +373,7 @@ impl Changes {
     /// Refuses a change that an earlier run had begun when what the name space shows of it may be the work of others.
     fn check_hidden(&self, begun: Begun, call: &MetaCall) -> Outcome<()> {
         let touched = self.touched.lock();
-        if begun.is_of_last_run && !call.paths().any(|path| touched.has(path)) {
-            return Ok(());
-        }
-        Err(fault(
-            Errno::IO,
-            "the metadata server was restarted during this change, and others may have changed its names since; look",
-        ))
+        if begun.is_of_last_run && !call.paths().any(|path| touched.has(path)) { Ok(()) } else { Err(hidden()) }
     }
 
     /// A change that an earlier run had begun has ended.
@@ -387,13 +384,28 @@ impl Changes {
     }
 
     /// Notes, before an exchange of names that [`MetaService::call_from`] has begun, which node its first name is of.
-    pub(super) fn note_exchange(&self, directory: &MetaDirectory, by: By<'_>, node: u64) -> rustix::io::Result<()> {
-        if by.noted.is_none() {
-            return Ok(());
-        }
+    pub(super) fn note_exchange<'a>(
+        &'a self,
+        directory: &'a MetaDirectory,
+        by: By<'a>,
+        node: u64,
+    ) -> rustix::io::Result<Undone<'a>> {
         self.note_begin(directory, by, (EXCHANGING, node))?;
-        // A crash of the machine must not keep the exchange and forget the note: a copy would undo it.
-        self.sync_file(directory)
+        let undone = Undone { changes: self, directory, by };
+        if by.noted.is_some() {
+            // A crash of the machine must not keep the exchange and forget the note: a copy would undo it.
+            self.sync_file(directory)?;
+        }
+        Ok(undone)
+    }
+
+    /// The end of a change could not be noted: a restarted server would take it for one that had begun, and could do it again. What
+    /// is remembered says how it has ended.
+    fn write_anew(&self, directory: &MetaDirectory, file: &mut File) {
+        file.is_doubtful = true;
+        if let Err(error) = file.renew(directory, &self.all_notes()) {
+            tracing::warn!(%error, "the end of a change could not be noted; others wait until it is");
+        }
     }
 
     /// What is remembered, for a file. Call under the file's lock.
@@ -452,6 +464,11 @@ impl Changes {
     /// The latest epoch that is known of a client.
     pub(super) fn epoch_of(&self, client: u64) -> u32 {
         self.replies.lock().epoch_of(client)
+    }
+
+    /// Whether a change of a client is under way that was admitted in an epoch before this one.
+    pub(super) fn is_any_before(&self, client: u64, epoch: u32) -> bool {
+        self.replies.lock().is_any_before(client, epoch)
     }
 
     /// Makes the epochs noted so far durable.
@@ -538,6 +555,36 @@ impl<'a> By<'a> {
     }
 }
 
+/// A change that is noted to have begun. Dropped before it is done it has failed, which is noted then: while it still has what
+/// would show another's work as its own.
+#[must_use = "dropped, the change has failed"]
+pub(super) struct Undone<'a> {
+    changes: &'a Changes,
+    directory: &'a MetaDirectory,
+    by: By<'a>,
+}
+
+impl Undone<'_> {
+    /// It is done, or the caller says otherwise when it answers.
+    pub(super) fn done(self) {
+        std::mem::forget(self);
+    }
+}
+
+impl Drop for Undone<'_> {
+    fn drop(&mut self) {
+        let Some(noted) = self.by.noted.filter(|noted| noted.get().is_some()) else { return };
+        let (changes, who) = (self.changes, *self.by.who);
+        let mut file = changes.file.lock();
+        let appended = changes.append(self.directory, &mut file, Note { kind: FAILED, who, key: FileKey(0) });
+        changes.begun.lock().remove(&(who.client.0, who.sequence));
+        noted.set(None);
+        if appended.is_err() {
+            changes.write_anew(self.directory, &mut file);
+        }
+    }
+}
+
 /// Ends a change however its service ends.
 struct UnderWay<'a> {
     service: &'a MetaService,
@@ -570,12 +617,8 @@ impl Drop for UnderWay<'_> {
             false => Ok(()),
         };
         changes.replies.lock().end(self.who.client.0, self.who.sequence, self.known.take());
-        // Without the second note, a restarted server takes the change for one that had begun, and could do it again.
         if noted.is_err() {
-            file.is_doubtful = true;
-            if let Err(error) = file.renew(directory, &changes.all_notes()) {
-                tracing::warn!(%error, "the end of a change could not be noted; others wait until it is");
-            }
+            changes.write_anew(directory, &mut file);
         }
         drop(file);
         if is_noted {
@@ -636,13 +679,9 @@ impl MetaService {
                 other => Ok(self.call_as(session, By::unnoted(&who), other)),
             },
             Admission::Done(Known::Done(digest)) => self.answer_again(session, &who, call, digest),
-            Admission::Done(Known::Begun(begun)) => {
-                let is_current = changes.replies.lock().note(client, who.epoch);
-                if is_current { self.finish(session, who, call, begun) } else { Err(fenced(who)) }
-            }
+            Admission::Done(Known::Begun(begun)) => self.resume(who, || self.finish(session, who, call, begun)),
             Admission::Done(Known::Exchanging(begun)) => {
-                let is_current = changes.replies.lock().note(client, who.epoch);
-                if is_current { self.finish_exchange(session, who, call, begun) } else { Err(fenced(who)) }
+                self.resume(who, || self.finish_exchange(session, who, call, begun))
             }
             Admission::Busy => {
                 Err(fault(Errno::BUSY, "an earlier copy of this change, or one given up before it, is being served"))
@@ -660,7 +699,7 @@ impl MetaService {
         let by = By { who: &who, noted: Some(&under_way.noted), absent: absent.as_ref() };
         // Others look at their names anyway, and are noted then.
         if deciding_name(&call).is_none() && !matches!(call, MetaCall::Exchange { .. }) {
-            self.meta.changes.begin(&self.meta.dir, by, self.deciding_node(session, &call))?;
+            self.meta.changes.begin(&self.meta.dir, by, self.deciding_node(session, &call))?.done();
         }
         self.meta.changes.touch(&call);
         let answer = self.call_as(session, by, call);
@@ -715,6 +754,18 @@ impl MetaService {
         entry.and_then(|entry| entry.stat().ok()).map_or(0, |stat| stat.st_ino)
     }
 
+    /// Has a change ended that an earlier run had begun. It is under way meanwhile: neither its client nor who gets what that client
+    /// had locked must take it for over.
+    fn resume(&self, who: Who, end: impl FnOnce() -> Outcome<Answer>) -> Outcome<Answer> {
+        let replies = &self.meta.changes.replies;
+        if !replies.lock().resume(who.client.0, who.epoch, who.sequence) {
+            return Err(fenced(who));
+        }
+        let answer = end();
+        replies.lock().leave(who.client.0, who.sequence);
+        answer
+    }
+
     /// Ends a change that an earlier run of the server had begun: does it, unless the name space shows that it was done.
     fn finish(&self, session: SessionId, who: Who, call: MetaCall, begun: Begun) -> Outcome<Answer> {
         let now = self.deciding_node(session, &call);
@@ -723,7 +774,10 @@ impl MetaService {
             | MetaCall::Rmdir { .. }
             | MetaCall::Rename { .. }
             | MetaCall::SetXattr { value: None, .. } => begun.node != 0 && now != begun.node,
-            _ => begun.node == 0 && now != 0,
+            MetaCall::SetXattr { .. } => begun.node == 0 && now != 0,
+            // An older version did not note which node it was making.
+            call if deciding_name(call).is_some() && begun.node == 0 && now != 0 => return Err(hidden()),
+            call => deciding_name(call).is_some() && begun.node != 0 && now == begun.node,
         };
         // After the look: who has changed a name before it is known by now.
         self.meta.changes.check_hidden(begun, &call)?;
@@ -826,11 +880,17 @@ fn untold(why: Fault) -> Fault {
     }
 }
 
+/// Of a change that an earlier run had begun, and of which nothing shows whether it was done.
+fn hidden() -> Fault {
+    let why = "the metadata server was restarted during this change, and others may have changed its names since; look";
+    fault(Errno::IO, why)
+}
+
 fn not_noted(errno: Errno) -> Fault {
     fault(errno, "the metadata server cannot note the change in its directory")
 }
 
-fn fenced(who: Who) -> Fault {
+pub(super) fn fenced(who: Who) -> Fault {
     let epoch = who.epoch;
     let message = format!("a call of epoch {epoch} came after the client had begun a newer one; it was not done");
     Fault { errno: Fault::FENCED, message }

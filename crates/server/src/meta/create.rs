@@ -35,15 +35,14 @@ const MINOR_MAX: u32 = (1 << 20) - 1;
 const LINK_MAX_BYTES: usize = 4095;
 
 impl Meta {
-    /// Creates a file and opens it for writing; `owned` is mode, uid and gid.
+    /// Creates a file and opens it for writing; `owned` is mode, uid and gid. `user`: for whom it has to be permitted.
     pub(super) fn create(
         &self,
         session: &Session,
         by: By<'_>,
+        user: Option<&User>,
         path: &[u8],
-        owned: [u32; 3],
-        exclusive: bool,
-        request: Option<LayoutRequest>,
+        (owned, exclusive, request): ([u32; 3], bool, Option<LayoutRequest>),
     ) -> Outcome<Opened> {
         session.check_room()?;
         let doing = "create";
@@ -51,8 +50,8 @@ impl Meta {
         let known = by.absent.and_then(|absent| self.dir.entry_in(absent, path));
         // Its link says whether the name was taken meanwhile.
         let mut is_absent = known.is_some();
-        let entry = known.map_or_else(|| self.dir.entry(path), |entry| Ok(Some(entry)));
-        let entry = entry.and_then(|entry| entry.ok_or(root)).explain(doing, path)?;
+        let entry = known.map_or_else(|| self.entry_for(user, path, doing), |entry| Ok(Some(entry)))?;
+        let entry = entry.ok_or(root).explain(doing, path)?;
         for _ in 0..TRIES {
             match if std::mem::take(&mut is_absent) { Err(Errno::NOENT) } else { entry.stat() } {
                 Ok(_) if exclusive => return Err(Errno::EXIST).explain(doing, path),
@@ -63,9 +62,15 @@ impl Meta {
                 Err(Errno::NOENT) => {}
                 Err(errno) => return Err(errno).explain(doing, path),
             }
+            if let Some(user) = user {
+                self.permit_new(user, &entry, doing)?;
+            }
             let layout = self.layout_for(&entry, request)?;
-            self.changes.begin(&self.dir, by, 0)?;
-            match self.make_file(&entry, layout, owned)? {
+            // What is opened if it is there may be asked for again.
+            if !exclusive {
+                self.changes.begin(&self.dir, by, 0)?.done();
+            }
+            match self.make_file(exclusive.then_some(by), &entry, layout, owned)? {
                 Some(pin) => return self.open_made(session, &pin, path),
                 None if exclusive => return Err(Errno::EXIST).explain(doing, path),
                 None => {}
@@ -94,8 +99,14 @@ impl Meta {
         }
     }
 
-    /// A new file with one writer; `None` if the name was taken meanwhile.
-    fn make_file(&self, entry: &EntryRef<'_>, layout: Layout, owned: [u32; 3]) -> Outcome<Option<Pin<'_>>> {
+    /// A new file with one writer; `None` if the name was taken meanwhile. `by`: the change is to be noted.
+    fn make_file(
+        &self,
+        by: Option<By<'_>>,
+        entry: &EntryRef<'_>,
+        layout: Layout,
+        owned: [u32; 3],
+    ) -> Outcome<Option<Pin<'_>>> {
         let doing = "create";
         let (disk, writers) = (&self.dir.disk, &self.dir.writers);
         let key = self.new_key().explain(doing, entry.path)?;
@@ -111,6 +122,10 @@ impl Meta {
             Err(errno)
         };
         let ino = prepared.or_else(undo).explain(doing, entry.path)?.st_ino;
+        let undone = by.map(|by| self.changes.begin(&self.dir, by, ino)).transpose();
+        let undone = undone.inspect_err(|_| {
+            let _ = disk.unlink(writers, name.as_bytes());
+        })?;
         let file = OpenFile { read_at: self.opens.switches(), ..OpenFile::of(ino, fd, record) };
         // In the table, marked and with its writer before any other call can find it.
         self.opens.set_mark(ino, key, false);
@@ -122,16 +137,21 @@ impl Meta {
         let linked = match admitted {
             Ok(()) => disk.link(writers, name.as_bytes(), entry.directory(), entry.name),
             Err(full) => {
+                drop(undone);
                 let _ = disk.unlink(writers, name.as_bytes());
                 self.opens.clear_mark(ino);
                 return Err(full);
             }
         };
         if let Err(errno) = linked {
-            self.opens.leave(ino, true, false);
+            self.opens.leave(ino, true);
+            drop(undone);
             disk.unlink(writers, name.as_bytes()).explain("undo the creation of", entry.path)?;
             self.opens.clear_mark(ino);
             return if errno == Errno::EXIST { Ok(None) } else { Err(errno).explain(doing, entry.path) };
+        }
+        if let Some(undone) = undone {
+            undone.done();
         }
         Ok(Some(pin))
     }
@@ -158,37 +178,62 @@ impl Meta {
         self.dir.disk.set_mode(node, inherited.mode | if is_passed_on { SETGID } else { 0 })
     }
 
-    /// The place of a new name that something other than a file gets. The change is noted.
-    fn begin_at<'a>(&'a self, by: By<'_>, path: &'a [u8], doing: &str) -> Outcome<EntryRef<'a>> {
+    /// The place of a new name that something other than a file gets.
+    fn absent_at<'a>(&'a self, path: &'a [u8], doing: &str) -> Outcome<EntryRef<'a>> {
         let entry = self.dir.entry(path).and_then(|entry| entry.ok_or(Errno::EXIST)).explain(doing, path)?;
         match entry.stat() {
-            Ok(_) => return Err(Errno::EXIST).explain(doing, path),
-            Err(Errno::NOENT) => self.changes.begin(&self.dir, by, 0)?,
-            Err(errno) => return Err(errno).explain(doing, path),
+            Ok(_) => Err(Errno::EXIST).explain(doing, path),
+            Err(Errno::NOENT) => Ok(entry),
+            Err(errno) => Err(errno).explain(doing, path),
         }
-        Ok(entry)
+    }
+
+    /// Makes a node in `staging/`, has it prepared there, and gives it its name.
+    fn make_staged(
+        &self,
+        by: By<'_>,
+        (entry, kind, doing): (&EntryRef<'_>, NodeKind, &str),
+        make: impl FnOnce(&OwnedFd, &str) -> rustix::io::Result<()>,
+        prepare: impl FnOnce(&OwnedFd) -> rustix::io::Result<()>,
+    ) -> Outcome<Attr> {
+        let (disk, staging, name) = (&self.dir.disk, &self.dir.staging, self.staging_name());
+        let is_dir = kind == NodeKind::Dir;
+        make(staging, &name).explain(doing, entry.path)?;
+        let place = || {
+            let node = match is_dir {
+                true => disk.open_dir_in(staging, &name),
+                false => rustix::fs::openat(staging, &name, PATH_FLAGS, Mode::empty()),
+            };
+            let node = node.explain(doing, entry.path)?;
+            prepare(&node).explain(doing, entry.path)?;
+            let ino = rustix::fs::fstat(&node).explain(doing, entry.path)?.st_ino;
+            let undone = self.changes.begin(&self.dir, by, ino)?;
+            let _special = (!is_dir && kind != NodeKind::Symlink).then(|| disk.with_specials());
+            let placed = disk.rename(staging, name.as_bytes(), entry.directory(), entry.name, true);
+            placed.explain(doing, entry.path)?;
+            undone.done();
+            rustix::fs::fstat(&node).and_then(|stat| local_attr(&stat)).explain(doing, entry.path)
+        };
+        place().inspect_err(|_| {
+            let _ =
+                if is_dir { disk.remove_dir(staging, name.as_bytes()) } else { disk.unlink(staging, name.as_bytes()) };
+        })
     }
 
     /// Creates a directory; it inherits the default layout of its parent.
     pub(super) fn mkdir(&self, by: By<'_>, path: &[u8], owned: [u32; 3]) -> Outcome<Attr> {
         let doing = "create the directory";
-        let entry = self.begin_at(by, path, doing)?;
+        let entry = self.absent_at(path, doing)?;
         let request = self.default_layout_of(&entry)?;
-        let (disk, staging, name) = (&self.dir.disk, &self.dir.staging, self.staging_name());
-        let made = disk.make_dir(staging, &name).and_then(|()| {
-            let prepared = disk.open_dir_in(staging, &name).and_then(|node| {
-                if let Some(request) = request {
-                    disk.set_attribute(&node, LAYOUT_ATTRIBUTE, &encode_layout_request(&request))?;
-                }
-                self.set_ownership(&node, &entry, owned, NodeKind::Dir)?;
-                disk.rename(staging, name.as_bytes(), entry.directory(), entry.name, true)?;
-                local_attr(&rustix::fs::fstat(&node)?)
-            });
-            prepared.inspect_err(|_| {
-                let _ = disk.remove_dir(staging, name.as_bytes());
-            })
-        });
-        made.explain(doing, path)
+        let disk = &self.dir.disk;
+        let prepare = |node: &OwnedFd| {
+            if let Some(request) = request {
+                disk.set_attribute(node, LAYOUT_ATTRIBUTE, &encode_layout_request(&request))?;
+            }
+            self.set_ownership(node, &entry, owned, NodeKind::Dir)
+        };
+        let make = |staging: &OwnedFd, name: &str| disk.make_dir(staging, name);
+        self.make_staged(by, (&entry, NodeKind::Dir, doing), make, prepare)
     }
 
     /// Creates a symbolic link.
@@ -203,43 +248,28 @@ impl Meta {
         if let Some((errno, wrong)) = wrong {
             return Err(fault(errno, format!("cannot {doing} {}: its target {wrong}", show(path))));
         }
-        let entry = self.begin_at(by, path, doing)?;
-        let (disk, staging, name) = (&self.dir.disk, &self.dir.staging, self.staging_name());
-        let made = disk.make_symlink(target, staging, &name).and_then(|()| {
-            let prepared = rustix::fs::openat(staging, &name, PATH_FLAGS, Mode::empty()).and_then(|node| {
-                if disk.root {
-                    let directory = rustix::fs::fstat(entry.directory())?;
-                    let gid = if directory.st_mode & SETGID != 0 { directory.st_gid } else { gid };
-                    disk.set_owner(&node, Some(uid), Some(gid))?;
-                }
-                disk.rename(staging, name.as_bytes(), entry.directory(), entry.name, true)?;
-                local_attr(&rustix::fs::fstat(&node)?)
-            });
-            prepared.inspect_err(|_| {
-                let _ = disk.unlink(staging, name.as_bytes());
-            })
-        });
-        made.explain(doing, path)
+        let entry = self.absent_at(path, doing)?;
+        let disk = &self.dir.disk;
+        let prepare = |node: &OwnedFd| {
+            if !disk.root {
+                return Ok(());
+            }
+            let directory = rustix::fs::fstat(entry.directory())?;
+            let gid = if directory.st_mode & SETGID != 0 { directory.st_gid } else { gid };
+            disk.set_owner(node, Some(uid), Some(gid))
+        };
+        let make = |staging: &OwnedFd, name: &str| disk.make_symlink(target, staging, name);
+        self.make_staged(by, (&entry, NodeKind::Symlink, doing), make, prepare)
     }
 
     /// Creates a pipe, a socket or a device.
     pub(super) fn make_special(&self, by: By<'_>, path: &[u8], kind: NodeKind, owned: [u32; 3]) -> Outcome<Attr> {
         let doing = "create";
         let node = special_of(kind).explain(doing, path)?;
-        let entry = self.begin_at(by, path, doing)?;
-        let (disk, staging, name) = (&self.dir.disk, &self.dir.staging, self.staging_name());
-        let made = disk.make_node(staging, &name, node).and_then(|()| {
-            let prepared = rustix::fs::openat(staging, &name, PATH_FLAGS, Mode::empty()).and_then(|node| {
-                self.set_ownership(&node, &entry, owned, kind)?;
-                let _special = disk.with_specials();
-                disk.rename(staging, name.as_bytes(), entry.directory(), entry.name, true)?;
-                local_attr(&rustix::fs::fstat(&node)?)
-            });
-            prepared.inspect_err(|_| {
-                let _ = disk.unlink(staging, name.as_bytes());
-            })
-        });
-        made.explain(doing, path)
+        let entry = self.absent_at(path, doing)?;
+        let make = |staging: &OwnedFd, name: &str| self.dir.disk.make_node(staging, name, node);
+        let prepare = |node: &OwnedFd| self.set_ownership(node, &entry, owned, kind);
+        self.make_staged(by, (&entry, kind, doing), make, prepare)
     }
 
     fn staging_name(&self) -> String {

@@ -9,7 +9,7 @@
 use impresario_wire::message::NodeKind;
 use rustix::io::Errno;
 
-use super::changes::By;
+use super::changes::{By, Undone};
 use super::fault::{Explain, Outcome, show};
 use super::service::Meta;
 use super::tree::kind_of;
@@ -24,19 +24,20 @@ impl Meta {
         let stat = one.stat().explain(doing, from)?;
         let other_stat = other.stat().explain(doing, to)?;
         if stat.st_ino == other_stat.st_ino {
-            return self.changes.begin(&self.dir, by, 0);
+            return self.changes.begin(&self.dir, by, 0).map(Undone::done);
         }
         let is_special = |kind| !matches!(kind, Some(NodeKind::File | NodeKind::Dir | NodeKind::Symlink));
         // Before the lock for specials: it may open files.
         let _walked = self.walks.rename(disk, &[(&one, &stat), (&other, &other_stat)], &*self.options.skipped);
         let _special = (is_special(kind_of(&stat)) || is_special(kind_of(&other_stat))).then(|| disk.with_specials());
-        self.changes.note_exchange(&self.dir, by, stat.st_ino).explain("note the exchange of", from)?;
+        let undone = self.changes.note_exchange(&self.dir, by, stat.st_ino).explain("note the exchange of", from)?;
         disk.exchange(one.directory(), one.name, other.directory(), other.name).explain(doing, from).map_err(
             |mut fault| {
                 fault.message = format!("{} (the other name is {})", fault.message, show(to));
                 fault
             },
         )?;
+        undone.done();
         self.opens.moved(stat.st_ino, to);
         self.opens.moved(other_stat.st_ino, from);
         Ok(())

@@ -29,13 +29,17 @@ impl Meta {
         // Data servers are asked before anything is locked or done.
         let attr = source.as_ref().map(|source| self.attr_at(source)).transpose()?;
         let target = self.dir.entry(to).and_then(|entry| entry.ok_or(Errno::EXIST)).explain("link to", to)?;
-        if target.stat().is_ok() {
-            return refuse(Errno::EXIST, from, to);
-        }
-        let (Some(source), Some(attr)) = (source, attr) else { return refuse(Errno::PERM, from, to) };
+        let is_there = || target.stat().is_ok();
+        let (Some(source), Some(attr)) = (source, attr) else {
+            return refuse(if is_there() { Errno::EXIST } else { Errno::PERM }, from, to);
+        };
         let _names = self.names.hold_both(&source, &target).explain(doing, from)?;
         let stat = source.stat().or_else(|errno| refuse(errno, from, to))?;
-        self.changes.begin(&self.dir, by, 0)?;
+        // While they are held: another link to the same file would look like this one.
+        if is_there() {
+            return refuse(Errno::EXIST, from, to);
+        }
+        let undone = self.changes.begin(&self.dir, by, stat.st_ino)?;
         // A walk through all directories may have been where the new name is, and not yet where the old one was.
         let _walked = self.walks.rename(&self.dir.disk, &[(&source, &stat)], &*self.options.skipped);
         let local = match kind_of(&stat) {
@@ -47,6 +51,7 @@ impl Meta {
             }
         };
         let local = local.or_else(|errno| refuse(errno, from, to))?;
+        undone.done();
         match attr.ino == local.ino {
             true => Ok(Attr { nlink: local.nlink, ctime: attr.ctime.max(local.ctime), ..attr }),
             // The name was given to another node between the two questions.

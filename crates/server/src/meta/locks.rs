@@ -4,8 +4,8 @@
 //! empty file `lockers/<client>-<lease>` each, made durable before the first lock is given under it. After a restart these
 //! clients restore their locks, and until they have, or are fenced, nobody gets a lock.
 //!
-//! A client whose lease has ended is fenced at all data servers, and here, before its record is removed; its record is
-//! removed durably before its locks go to others. So a server that is stopped in between fences it again, and one that comes
+//! A client whose lease has ended is fenced at all data servers, and here, and the changes that it had asked for end, before its
+//! record is removed; its record is removed durably before its locks go to others. So a server that is stopped in between fences it again, and one that comes
 //! after knows that the lease is over.
 
 use std::collections::BTreeMap;
@@ -22,7 +22,7 @@ use impresario_wire::message::{Answer, ClientKey, FileKey, Who};
 use impresario_wire::{FileLock, LockAnswer, LockCall, LockSaid, LockWish};
 use rustix::io::Errno;
 
-use super::changes::Changes;
+use super::changes::{Changes, fenced};
 use super::directory::{MetaDirectory, names_in, open_dir_at};
 use super::fault::{Outcome, fault};
 use super::service::Meta;
@@ -185,6 +185,10 @@ impl Meta {
     fn begin_lease(&self, who: &Who) -> Outcome<u64> {
         let _one = self.locks.beginning.lock();
         let client = who.client.0;
+        // It may have waited for that while the client began a newer epoch, and a lease there.
+        if self.changes.epoch_of(client) > who.epoch {
+            return Err(fenced(*who));
+        }
         let older = {
             let mut state = self.locks.state.lock();
             let older = state.locks.lease_of(client);
@@ -258,13 +262,18 @@ impl Meta {
         };
         tracing::warn!(client = format!("{client:016x}"), "a client did not renew its locks in time; fencing it");
         let who = Who { client: ClientKey(client), epoch: epoch.saturating_add(1), ..Who::default() };
-        // What it asked the metadata server for, and what the data servers were to do for it.
+        // What it asked the metadata server for, and what the data servers were to do for it. A change that was admitted before may
+        // still be done: then it is fenced again later, and meanwhile holds up no other.
         let fenced = self
             .changes
             .note_epoch(&self.dir, who)
             .and_then(|_| self.changes.sync(&self.dir))
             .map_err(std::io::Error::from)
             .and_then(|()| self.objects.fence(&who))
+            .and_then(|()| match self.changes.is_any_before(client, who.epoch) {
+                true => Err(std::io::Error::other("the metadata server is still doing a change for it")),
+                false => Ok(()),
+            })
             .and_then(|()| {
                 let unlinked = self.dir.disk.unlink(&self.locks.records, record_of(client, number).as_bytes());
                 unlinked.or_else(|errno| if errno == Errno::NOENT { Ok(()) } else { Err(errno) })?;
@@ -274,7 +283,7 @@ impl Meta {
             Ok(()) => self.locks.state.lock().locks.fenced(client),
             Err(error) => {
                 let client = format!("{client:016x}");
-                tracing::warn!(client, %error, "its locks stay until all data servers refuse its writes");
+                tracing::warn!(client, %error, "its locks stay until nothing that it has sent can be done any more");
                 return false;
             }
         }
@@ -287,7 +296,36 @@ pub(crate) const NO_FILE: FileKey = FileKey(0);
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
+    use impresario_wire::message::{ClusterId, Fault, MetaCall};
+
     use super::*;
+    use crate::meta::{MemoryObjects, MetaOptions, MetaService, make};
+
+    /// A call waits while another client's lease is noted; its client gives it up meanwhile and has another lease by then.
+    #[test]
+    fn a_call_that_was_given_up_ends_no_newer_lease() {
+        let dir = tempfile::tempdir().unwrap();
+        make(dir.path(), ClusterId(1), &BTreeMap::new()).unwrap();
+        let service = MetaService::open(MetaOptions::new(dir.path(), 4), Arc::<MemoryObjects>::default()).unwrap();
+        let session = service.open_session(Who::default()).unwrap();
+        let who = |epoch| Who { client: ClientKey(7), epoch, since: epoch, sequence: 1, ..Who::default() };
+        let ask = |lease| {
+            let lock = FileLock { owner: 1, pid: 2, start: 0, end: 9, exclusive: true };
+            let wish = LockWish::Set { file: FileKey(77), lock, wait: false };
+            match service.call_from(session, who(6), MetaCall::Lock(LockCall { lease, wish })) {
+                Answer::Lock(answer) => answer,
+                other => panic!("{other:?}"),
+            }
+        };
+        let lease = ask(0).lease;
+        assert_ne!(lease, 0);
+        let late = service.meta.begin_lease(&who(5));
+        assert!(late.as_ref().is_err_and(|fault| fault.errno == Fault::FENCED), "{late:?}");
+        let again = ask(lease);
+        assert!(again.lease == lease && matches!(again.said, LockSaid::Granted { .. }), "{again:?}");
+    }
 
     #[test]
     fn a_lease_is_read_back_from_its_record_and_nothing_else_is() {

@@ -29,6 +29,8 @@ const SESSIONS_MAX: usize = 65_536;
 const SESSION_OPENS_MAX: usize = 65_536;
 /// Largest number of opens of all sessions.
 const OPENS_MAX: usize = 1 << 20;
+/// Files remembered whose openers were lost.
+const LOST_MAX: usize = 65_536;
 /// How often a record is read again because files come to other objects meanwhile.
 const READS_MAX: usize = 100;
 
@@ -78,8 +80,6 @@ struct Slot {
     removed: bool,
     /// Its objects are being removed: no new open is admitted.
     reaping: bool,
-    /// Its last opener vanished without closing it and may come back.
-    linger: bool,
     /// Its last known path.
     path: Box<[u8]>,
 }
@@ -109,6 +109,37 @@ struct Table {
     switches: u64,
     /// Files with readers or writers.
     opened: usize,
+    lost: Lost,
+}
+
+/// Files that clients may have open that are not connected: until when they may come back, and the files must not be removed.
+/// Who comes back ends nothing, as others may have had the file open, too.
+#[derive(Default)]
+struct Lost {
+    until: FxHashMap<FileKey, Instant>,
+    /// All files: after a restart nobody knows who had which open, or there were more than are remembered.
+    all_until: Option<Instant>,
+}
+
+impl Lost {
+    fn add(&mut self, key: FileKey, until: Instant) {
+        if self.until.len() >= LOST_MAX {
+            let now = Instant::now();
+            self.until.retain(|_, until| *until > now);
+            // Or the next ones would look through all again.
+            if self.until.len() > LOST_MAX / 2 {
+                self.all_until = self.until.drain().map(|(_, until)| until).chain(self.all_until).max();
+            }
+        }
+        let known = self.until.entry(key).or_insert(until);
+        *known = until.max(*known);
+    }
+
+    /// How long a file must not be removed yet.
+    fn wait(&self, key: FileKey) -> Duration {
+        let until = self.until.get(&key).copied().max(self.all_until);
+        until.map_or(Duration::ZERO, |until| until.saturating_duration_since(Instant::now()))
+    }
 }
 
 /// A file whose size only the data servers know.
@@ -124,6 +155,15 @@ struct Mark {
     doubt: Option<Who>,
     /// The ranges assigned lately: they outlive the connection of the writer that asked for them.
     appends: Appends,
+}
+
+/// The result of claiming a file for its removal.
+pub(super) enum Claim {
+    /// No look-up finds it from now on.
+    Claimed(Arc<OpenFile>),
+    InUse,
+    /// A client may come back that has it open, for so long.
+    Lost(Duration),
 }
 
 /// The result of looking up a file in the table.
@@ -170,7 +210,6 @@ impl Meta {
                     admitted: 0,
                     removed,
                     reaping: false,
-                    linger: false,
                     path: path.into(),
                 };
                 table.slots.insert(ino, slot);
@@ -225,15 +264,19 @@ impl Meta {
         Some(Pin { meta: self, file })
     }
 
-    /// Claims a removed, unused file for the removal of its objects; from now on look-ups do not find it. `None` if it
-    /// is in use.
-    pub(super) fn claim(&self, file: OpenFile) -> Option<Arc<OpenFile>> {
+    /// Claims a removed, unused file for the removal of its objects; from now on look-ups do not find it.
+    pub(super) fn claim(&self, file: OpenFile) -> Claim {
         let ino = file.ino;
         let file = Arc::new(file);
         let mut table = self.opens.table.lock();
         if table.slots.contains_key(&ino) {
-            return None;
+            return Claim::InUse;
         }
+        let wait = table.lost.wait(file.key);
+        if !wait.is_zero() {
+            return Claim::Lost(wait);
+        }
+        table.lost.until.remove(&file.key);
         let slot = Slot {
             file: file.clone(),
             pins: 1,
@@ -242,11 +285,10 @@ impl Meta {
             admitted: 0,
             removed: true,
             reaping: true,
-            linger: false,
             path: Box::default(),
         };
         table.slots.insert(ino, slot);
-        Some(file)
+        Claim::Claimed(file)
     }
 
     /// Ends a claim.
@@ -271,10 +313,10 @@ impl Meta {
         }
         let Some(slot) = table.slots.remove(&ino) else { return };
         let settle_in = table.marks.get(&ino).map(|mark| (mark.key, mark.wait()));
+        let reap_in = table.lost.wait(slot.file.key);
         drop(table);
-        let grace = if slot.linger { self.options.grace } else { Duration::ZERO };
         match (slot.removed, settle_in) {
-            (true, _) => self.background.push(Job::Reap(slot.file.key), grace),
+            (true, _) => self.background.push(Job::Reap(slot.file.key), reap_in),
             (false, Some((key, wait))) => self.background.push(Job::Settle(key), wait),
             (false, None) => {}
         }
@@ -311,13 +353,12 @@ impl Opens {
         if let Some(slot) = table.slots.get_mut(&ino) {
             *(if write { &mut slot.writers } else { &mut slot.readers }) += 1;
             slot.admitted = slot.admitted.saturating_add(write.into());
-            slot.linger = false;
         }
         Ok(())
     }
 
-    /// Ends an open of a pinned file. `vanished`: its client did not close it.
-    pub(super) fn leave(&self, ino: u64, write: bool, vanished: bool) {
+    /// Ends an open of a pinned file.
+    pub(super) fn leave(&self, ino: u64, write: bool) {
         let mut table = self.table.lock();
         let total = if write { &mut table.writers } else { &mut table.readers };
         *total = total.saturating_sub(1);
@@ -328,11 +369,20 @@ impl Opens {
             if slot.writers == 0 {
                 slot.admitted = 0;
             }
-            slot.linger |= vanished;
             if was_open && slot.readers + slot.writers == 0 {
                 table.opened = table.opened.saturating_sub(1);
             }
         }
+    }
+
+    /// For so long a client may come back that has this file open.
+    pub(super) fn note_lost(&self, key: FileKey, grace: Duration) {
+        self.table.lock().lost.add(key, Instant::now() + grace);
+    }
+
+    /// At a start after an earlier run: for so long clients may come back that have any file open.
+    pub(super) fn note_all_lost(&self, grace: Duration) {
+        self.table.lock().lost.all_until = Some(Instant::now() + grace);
     }
 
     /// Opens for reading and for writing of a pinned file, and whether it is removed.
@@ -666,7 +716,11 @@ impl Meta {
             // Before it is counted out: without writers the file may be settled at once.
             self.opens.note_written(pin.ino);
         }
-        self.opens.leave(pin.ino, write, vanished);
+        if vanished {
+            // Before it is counted out, for the same reason.
+            self.opens.note_lost(pin.key, self.options.grace);
+        }
+        self.opens.leave(pin.ino, write);
         if vanished && write {
             self.opens.put_off_settling(pin.ino, self.options.grace);
         }
@@ -686,6 +740,23 @@ impl Meta {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn files_of_lost_clients_are_remembered_in_bounded_number_and_none_goes_early() {
+        let (mut lost, now, hour) = (Lost::default(), Instant::now(), Duration::from_secs(3600));
+        let is_kept = |lost: &Lost, key| !lost.wait(FileKey(key)).is_zero();
+        lost.add(FileKey(0), now + hour);
+        lost.add(FileKey(0), now);
+        assert!(is_kept(&lost, 0), "the later one counts");
+        for key in 1..=2 * LOST_MAX as u64 {
+            lost.add(FileKey(key), now);
+        }
+        assert!(lost.until.len() <= LOST_MAX && is_kept(&lost, 0) && !is_kept(&lost, 1), "those that are over go");
+        for key in 1..=LOST_MAX as u64 {
+            lost.add(FileKey(key), now + hour);
+        }
+        assert!(lost.until.len() <= LOST_MAX && (0..=LOST_MAX as u64).all(|key| is_kept(&lost, key)));
+    }
 
     #[test]
     fn a_file_whose_mark_went_meanwhile_is_looked_at_again() {

@@ -8,8 +8,8 @@
 //! says with each call which of them asks ([`Users::Each`]).
 //!
 //! Permissions are checked on the nodes that a path leads to. So that the same nodes are changed, no name is moved between the
-//! check and the change ([`Meta::hold_names`]). Files that are opened or cut are checked when they are pinned, which needs no
-//! such hold.
+//! check and the change ([`Meta::hold_names`]). Files that are opened, made or cut need that only while their path is walked
+//! ([`Meta::entry_for`]): then the file is checked when it is pinned, and the directory of a new one where it is made.
 
 use std::ffi::{CStr, CString};
 use std::os::fd::AsFd;
@@ -31,7 +31,7 @@ use super::fault::{Explain, Outcome, fault, show};
 use super::labels::{SECURITY, is_acl};
 use super::opens::{Pin, Session};
 use super::service::Meta;
-use super::tree::{kind_of, split};
+use super::tree::{EntryRef, kind_of, split};
 
 const READ: u32 = 4;
 const WRITE: u32 = 2;
@@ -290,13 +290,8 @@ impl Meta {
     pub(super) fn permit(&self, session: &Session, user: &User, call: &mut MetaCall) -> Outcome<()> {
         call.paths().try_for_each(|path| self.check_search(user, path))?;
         match call {
-            MetaCall::Create { path, uid, gid, exclusive, .. } => {
-                map_owner(user, uid, gid);
-                // One that is there already is opened, and checked like any.
-                if *exclusive || self.node_at(path, "create").is_err() {
-                    self.check_directory(user, path, "create")?;
-                }
-            }
+            // Whether they may make it is checked where it is made: what is there already is opened, and checked like any.
+            MetaCall::Create { uid, gid, .. } => map_owner(user, uid, gid),
             MetaCall::Mkdir { path, uid, gid, .. } => {
                 map_owner(user, uid, gid);
                 self.check_directory(user, path, "make")?;
@@ -407,6 +402,26 @@ impl Meta {
             }
         }
         Ok(())
+    }
+
+    /// The entry of a path that they may take, for a call during which names move ([`Meta::hold_names`]); `None` for the root.
+    pub(super) fn entry_for<'a>(
+        &'a self,
+        user: Option<&User>,
+        path: &'a [u8],
+        doing: &str,
+    ) -> Outcome<Option<EntryRef<'a>>> {
+        let _still = user.map(|user| (self.moves.read(), user));
+        if let Some((_, user)) = &_still {
+            self.check_search(user, path)?;
+        }
+        self.dir.entry(path).explain(doing, path)
+    }
+
+    /// Refuses a new name in a directory that they may not change: this one, wherever it is by now.
+    pub(super) fn permit_new(&self, user: &User, entry: &EntryRef<'_>, doing: &str) -> Outcome<()> {
+        let directory = self.owned(entry.directory()).explain(doing, entry.path)?;
+        if may(user, &directory, WRITE | SEARCH) { Ok(()) } else { Err(denied(user, doing, entry.path)) }
     }
 
     /// Refuses a new name in a directory that they may not change.

@@ -116,7 +116,7 @@ impl Meta {
         self.confirm(&pin).explain(DOING, path)?;
         self.opens.admit(pin.ino, false)?;
         let handle = self.sessions.register(session, &pin, false).inspect_err(|_| {
-            self.opens.leave(pin.ino, false, false);
+            self.opens.leave(pin.ino, false);
         })?;
         pin.relay.store(handle, Ordering::SeqCst);
         let made = pin.seen.lock().made;

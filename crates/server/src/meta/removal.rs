@@ -27,7 +27,7 @@ use super::changes::By;
 use super::directory::{key_name, key_of, names_in};
 use super::disk::Disk;
 use super::fault::{Explain, Outcome, fault, reason, show};
-use super::opens::{Found, OpenFile, Pin};
+use super::opens::{Claim, Found, OpenFile, Pin};
 use super::record::{BadRecord, Record};
 use super::service::Meta;
 use super::tree::{EntryRef, kind_of};
@@ -131,7 +131,7 @@ impl Meta {
         if kind_of(&stat) == Some(NodeKind::Dir) {
             return Err(Errno::ISDIR).explain(doing, path);
         }
-        self.changes.begin(&self.dir, by, stat.st_ino)?;
+        let undone = self.changes.begin(&self.dir, by, stat.st_ino)?;
         let pin = match kind_of(&stat) {
             Some(NodeKind::File) => match self.find_ours(&entry, doing, still, &stat)? {
                 // It has the name still, which nobody else takes away while that is held.
@@ -141,13 +141,11 @@ impl Meta {
             },
             _ => None,
         };
-        match pin {
-            Some(pin) => self.orphan_by_rename(&pin, &entry).explain(doing, path),
-            None => {
-                let removed = self.dir.disk.unlink(entry.directory(), entry.name);
-                removed.map(|()| links_but_one(&stat)).explain(doing, path)
-            }
-        }
+        let left = match pin {
+            Some(pin) => self.orphan_by_rename(&pin, &entry),
+            None => self.dir.disk.unlink(entry.directory(), entry.name).map(|()| links_but_one(&stat)),
+        };
+        left.explain(doing, path).inspect(|_| undone.done())
     }
 
     /// Moves a pinned file's name to `orphans/` in one step, which works on a full disk too.
@@ -220,7 +218,7 @@ impl Meta {
                 Err(Errno::NOENT) => None,
                 other => Some(other.explain("rename to", to)?),
             };
-            self.changes.begin(&self.dir, by, moved.st_ino)?;
+            let undone = self.changes.begin(&self.dir, by, moved.st_ino)?;
             let from_dir = kind_of(&moved) == Some(NodeKind::Dir);
             let is_special = !matches!(kind_of(&moved), Some(NodeKind::File | NodeKind::Dir | NodeKind::Symlink));
             let plain = |no_replace| {
@@ -233,7 +231,10 @@ impl Meta {
                 // A name created meanwhile must not be replaced unchecked.
                 None => plain(true).map(|()| None),
                 Some(_) if no_replace => Err(Errno::EXIST),
-                Some(there) if there.st_ino == moved.st_ino => return Ok(None),
+                Some(there) if there.st_ino == moved.st_ino => {
+                    undone.done();
+                    return Ok(None);
+                }
                 Some(there) => match kind_of(&there) {
                     Some(NodeKind::Dir) if !from_dir => Err(Errno::ISDIR),
                     Some(NodeKind::File) if !from_dir => match self.pin_ours(&target, doing)? {
@@ -247,6 +248,7 @@ impl Meta {
             match result {
                 Err(Errno::EXIST) if replaced.is_none() && !no_replace => continue,
                 Ok(left) => {
+                    undone.done();
                     self.opens.moved(moved.st_ino, to);
                     return Ok(left);
                 }
@@ -263,9 +265,13 @@ impl Meta {
 
     /// Removes an empty directory.
     pub(super) fn rmdir(&self, by: By<'_>, path: &[u8]) -> Outcome<()> {
-        let entry = self.dir.entry(path).and_then(|entry| entry.ok_or(Errno::BUSY)).explain("remove", path)?;
-        self.changes.begin(&self.dir, by, entry.stat().explain("remove", path)?.st_ino)?;
-        self.dir.disk.remove_dir(entry.directory(), entry.name).explain("remove", path)
+        let doing = "remove";
+        let entry = self.dir.entry(path).and_then(|entry| entry.ok_or(Errno::BUSY)).explain(doing, path)?;
+        let _name = self.names.hold(&entry).explain(doing, path)?;
+        let undone = self.changes.begin(&self.dir, by, entry.stat().explain(doing, path)?.st_ino)?;
+        self.dir.disk.remove_dir(entry.directory(), entry.name).explain(doing, path)?;
+        undone.done();
+        Ok(())
     }
 
     /// Makes all removals so far durable. If a file's objects were removed before that, a power failure could bring
@@ -323,7 +329,7 @@ impl Meta {
         Ok((OpenFile { read_at, ..OpenFile::of(stat.st_ino, fd, record) }, links(&stat)))
     }
 
-    /// Claims a file without names; `None` if it is in use or gone.
+    /// Claims a file without names; `None` if it is in use or gone, or clients may come back that have it open.
     fn claim_orphan(&self, key: FileKey) -> Result<Option<Arc<OpenFile>>, Failure> {
         let name = key_name(key);
         for _ in 0..TRIES {
@@ -333,7 +339,12 @@ impl Meta {
             };
             let (file, _) = self.read_in(fd).map_err(|bad| Failure::Local(bad_record(bad, &name).message))?;
             let ino = file.ino;
-            if let Some(file) = self.claim(file) {
+            let claim = self.claim(file);
+            if let Claim::Lost(wait) = claim {
+                self.background.push(Job::Reap(key), wait);
+                return Ok(None);
+            }
+            if let Claim::Claimed(file) = claim {
                 // A file with other names is here only while it loses one. By now that may be over, and its link count
                 // does not tell.
                 let there = rustix::fs::statat(&self.dir.orphans, &name, AtFlags::SYMLINK_NOFOLLOW);

@@ -11,6 +11,7 @@ use impresario_layout::{Layout, Skipped};
 use impresario_transport::Munge;
 use impresario_wire::LockCall;
 use impresario_wire::message::{Answer, MetaCall, Opened, Restriction, Statfs, Target, Who};
+use rustix::fs::AtFlags;
 use rustix::io::Errno;
 
 use super::answered::Answered;
@@ -124,6 +125,8 @@ impl MetaService {
     pub fn open(options: MetaOptions, objects: Arc<dyn Objects>) -> Result<MetaService, StartError> {
         Layout::new(0, options.stripe_count, options.stripe_bytes, options.data_servers)?;
         let dir = MetaDirectory::open(&options.dir, options.before_step.clone())?;
+        // A run leaves that file, whatever else it did.
+        let is_served_before = rustix::fs::statat(&dir.top, "changes", AtFlags::SYMLINK_NOFOLLOW).is_ok();
         let changes = Changes::open(&dir).map_err(|errno| StartError::Unusable {
             dir: options.dir.clone(),
             what: "its file `changes` cannot be read and rewritten",
@@ -161,6 +164,9 @@ impl MetaService {
             options,
         });
         let unusable = |what, source| StartError::Unusable { dir: meta.options.dir.clone(), what, source };
+        if is_served_before {
+            meta.opens.note_all_lost(meta.options.grace);
+        }
         meta.recover()
             .map_err(|errno| unusable("the work that an earlier run left cannot be resumed", errno.into()))?;
         let mut service = MetaService { meta: meta.clone(), threads: Vec::new() };
@@ -382,11 +388,11 @@ impl Meta {
                 self.set_attr_of(who, &pin, &set, &path, by)?
             }
             MetaCall::Create { path, mode, uid, gid, exclusive, layout } => {
-                Answer::Opened(self.create(session, by, &path, [mode, uid, gid], exclusive, layout)?)
+                Answer::Opened(self.create(session, by, user, &path, ([mode, uid, gid], exclusive, layout))?)
             }
             MetaCall::Open { path, write } => {
                 session.check_room()?;
-                let place = self.dir.entry(&path).and_then(|place| place.ok_or(Errno::ISDIR)).explain("open", &path)?;
+                let place = self.entry_for(user, &path, "open")?.ok_or(Errno::ISDIR).explain("open", &path)?;
                 self.open_pinned(session, self.pin_at(&place, "open")?, write, &path).map(Answer::Opened)?
             }
             MetaCall::Reopen { path, file, write } => {
@@ -514,7 +520,7 @@ impl Meta {
             Ok(Opened { handle, file: pin.key, layout: pin.layout, made, attr })
         });
         if opened.is_err() {
-            self.opens.leave(pin.ino, write, false);
+            self.opens.leave(pin.ino, write);
         }
         opened
     }
