@@ -6,8 +6,10 @@ use std::time::{Duration, Instant};
 
 use crate::support::Cluster;
 use impresario_client::{Client, ClientOptions, CreateOptions, Locked, Via};
+use impresario_config::Config;
 use impresario_testing::link::Link;
-use impresario_wire::{FileLock, LayoutRequest};
+use impresario_wire::message::SetAttr;
+use impresario_wire::{FileLock, LayoutRequest, SetTime};
 
 fn connect(cluster: &Cluster) -> Arc<Client> {
     Client::connect(&cluster.config, ClientOptions { via: Via::Direct, ..Default::default() }).unwrap()
@@ -31,9 +33,14 @@ const LEASE: Duration = Duration::from_millis(1500);
 
 /// Two data servers; the metadata server sees the second one through a link that can hang.
 fn start() -> (Cluster, Link, impresario_server::Started) {
+    start_with(|_| {})
+}
+
+fn start_with(change: impl FnOnce(&mut Config)) -> (Cluster, Link, impresario_server::Started) {
     let cluster = Cluster::start(2, |config| {
         config.cluster.request_timeout_ms = 40_000;
         config.meta.lock_lease_ms = Some(LEASE.as_millis() as u64);
+        change(config);
     });
     let hung = Link::to(cluster.address(1)).unwrap();
     let mut seen_by_meta = cluster.config.clone();
@@ -151,4 +158,43 @@ fn files_on_other_servers_are_served_while_64_callers_wait_for_a_hung_one() {
         assert_eq!(had_ended, 0, "all callers of the hung server wait still");
     });
     drop(waiting);
+}
+
+/// All but one of them wait for the call before theirs on the same file, not for the data server itself.
+#[test]
+fn files_on_other_servers_are_served_while_64_callers_wait_at_one_file_of_a_hung_one() {
+    const CALLERS: usize = 64;
+    const CYCLES: usize = 50;
+    let (cluster, hung, _meta) = start();
+    let first = written(&connect(&cluster), "waits");
+    let callers: Vec<_> = (1..CALLERS).map(|_| connect(&cluster)).collect();
+    let mut waiting: Vec<_> = callers.iter().map(|client| client.open("waits", true).unwrap()).collect();
+    waiting.push(first);
+    let (client, opener) = (connect(&cluster), connect(&cluster));
+    cycle(&client, "before");
+
+    hung.hold();
+    let ended = AtomicUsize::new(0);
+    std::thread::scope(|scope| {
+        for (n, file) in waiting.iter().enumerate() {
+            let (ended, opener) = (&ended, &opener);
+            scope.spawn(move || {
+                let _ = match n % 4 {
+                    0 => file.append(b"record").map(drop),
+                    1 => file.sync(),
+                    2 => file.set_attr(&SetAttr { mtime: Some(SetTime::Now), ..SetAttr::default() }).map(drop),
+                    _ => opener.open("waits", true).map(drop),
+                };
+                ended.fetch_add(1, Ordering::SeqCst);
+            });
+        }
+        std::thread::sleep(Duration::from_millis(200));
+        let cycles = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+            (0..CYCLES).for_each(|n| cycle(&client, &format!("beside.{n}")));
+        }));
+        let had_ended = ended.load(Ordering::SeqCst);
+        hung.heal();
+        cycles.unwrap();
+        assert_eq!(had_ended, 0, "all callers of the hung server wait still");
+    });
 }

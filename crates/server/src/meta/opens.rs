@@ -42,6 +42,8 @@ pub(super) struct OpenFile {
     /// Held while the file's size is settled or truncated and while a writer is admitted; may be held while waiting for
     /// data servers.
     pub(super) gate: Mutex<()>,
+    /// When its data servers have not answered last.
+    pub(super) unanswered: Mutex<Option<Instant>>,
     /// Held briefly while the file gains or loses a name in `writers/` or `orphans/`.
     pub(super) links: Mutex<()>,
     /// As in [`super::record::Record`].
@@ -61,8 +63,8 @@ impl OpenFile {
     pub(super) fn of(ino: u64, fd: OwnedFd, record: Record) -> OpenFile {
         let Record { key, layout, seen, spare } = record;
         let (seen, spare) = (Mutex::new(seen), Mutex::new(spare));
-        let (gate, links, is_confirmed, relay) = Default::default();
-        OpenFile { ino, key, layout, fd, gate, links, seen, spare, is_confirmed, relay, read_at: 0 }
+        let (gate, unanswered, links, is_confirmed, relay) = Default::default();
+        OpenFile { ino, key, layout, fd, gate, unanswered, links, seen, spare, is_confirmed, relay, read_at: 0 }
     }
 }
 

@@ -301,7 +301,9 @@ impl Meta {
                     if removed.len() < of_file {
                         return Err(Failure::DataServers(io::ErrorKind::Other.into()));
                     }
-                    removed.into_iter().try_for_each(|one| self.note_answer(one).map_err(Failure::DataServers))?;
+                    removed
+                        .into_iter()
+                        .try_for_each(|one| self.note_answer(&file, one).map_err(Failure::DataServers))?;
                     self.finish_removal(&file)
                 }
             });

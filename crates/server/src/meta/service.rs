@@ -485,9 +485,8 @@ impl Meta {
         if !write || (self.background.is_paused() && !self.opens.is_unwritten(pin.ino)) {
             return;
         }
-        // Who has written nothing does not wait for who holds the gate: then the background threads settle the file.
-        let gate = if wrote { Some(pin.gate.lock()) } else { pin.gate.try_lock() };
-        if let Some(Err(failure)) = gate.map(|gate| self.settle_held(&pin, &gate)) {
+        // Where another one has its gate, which may be for long, the background threads settle the file.
+        if let Err(failure) = self.settle(&pin) {
             tracing::warn!(key = pin.key.0, ?failure, "the size will be settled later");
         }
     }

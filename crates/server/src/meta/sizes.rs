@@ -45,6 +45,7 @@ use super::record::{FILE_ATTRIBUTE, Record, Seen};
 use super::removal::bad_record;
 use super::service::Meta;
 use super::tree::{EntryRef, full_bytes, has_used_bytes, local_attr};
+use crate::workers::waiting_elsewhere;
 
 /// See [`Meta::enter`].
 const GATE_PATIENCE: Duration = Duration::from_secs(1);
@@ -66,12 +67,14 @@ impl Meta {
         Ok(fresh)
     }
 
-    /// Waits for a file's gate. A caller that waited long because the data servers did not answer the previous holder
+    /// Waits for a file's gate. A caller that waited long because the data servers did not answer a previous holder
     /// fails instead of waiting for them again.
     pub(super) fn enter<'p>(&self, pin: &'p Pin<'_>, doing: &str, path: &[u8]) -> Outcome<MutexGuard<'p, ()>> {
         let began = Instant::now();
-        let gate = pin.gate.lock();
-        if began.elapsed() >= GATE_PATIENCE && self.background.is_paused() {
+        // Whoever has it may be waiting for a data server, and so does who waits for it.
+        let gate = pin.gate.try_lock().unwrap_or_else(|| waiting_elsewhere(|| pin.gate.lock()));
+        let was_in_vain = || pin.unanswered.lock().is_some_and(|at| at >= began);
+        if began.elapsed() >= GATE_PATIENCE && was_in_vain() {
             let why = "the data servers do not answer; see which with `impresario status`";
             return Err(fault(Errno::IO, format!("cannot {doing} {}: {why}", show(path))));
         }
@@ -84,7 +87,7 @@ impl Meta {
         let made = file.seen.lock().made;
         // Its length cannot be known, and must not be taken for less.
         let lost = || Err(io::Error::new(io::ErrorKind::InvalidData, "a data server has lost its object of it"));
-        match self.note_answer(self.objects.stat(file.key, &file.layout)) {
+        match self.note_answer(file, self.objects.stat(file.key, &file.layout)) {
             Ok(objects) if made & !objects.made == 0 => Ok(objects),
             Ok(_) => lost(),
             // Those of a file without a name are removed when its openers have been away for too long.
@@ -93,8 +96,8 @@ impl Meta {
         }
     }
 
-    /// Records whether the data servers answered.
-    pub(super) fn note_answer<T>(&self, answer: io::Result<T>) -> io::Result<T> {
+    /// Records whether the data servers of a file answered.
+    pub(super) fn note_answer<T>(&self, file: &OpenFile, answer: io::Result<T>) -> io::Result<T> {
         match &answer {
             // What its client has given up was refused, or the client has to say whether it is to be done again.
             Err(error) if matches!(error.raw_os_error(), Some(Fault::FENCED | Fault::PATH_LOST)) => {}
@@ -103,7 +106,10 @@ impl Meta {
             // It answered: it has removed the file's object.
             Err(error) if error.raw_os_error() == Some(libc::EIDRM) => {}
             Ok(_) => self.background.resume(),
-            Err(_) => self.background.pause(),
+            Err(_) => {
+                *file.unanswered.lock() = Some(Instant::now());
+                self.background.pause();
+            }
         }
         answer
     }
@@ -149,9 +155,10 @@ impl Meta {
         Ok(())
     }
 
-    /// Settles a file; does nothing if it has writers, is unmarked or removed, or must wait.
+    /// Settles a file; does nothing if it has writers, is unmarked or removed, or must wait. Nor if another one has its gate:
+    /// that one has pinned it, and the last pin that goes has it settled.
     pub(super) fn settle(&self, pin: &Pin<'_>) -> Result<(), Failure> {
-        self.settle_held(pin, &pin.gate.lock())
+        pin.gate.try_lock().map_or(Ok(()), |gate| self.settle_held(pin, &gate))
     }
 
     pub(super) fn settle_held(&self, pin: &Pin<'_>, _gate: &MutexGuard<'_, ()>) -> Result<(), Failure> {
@@ -358,7 +365,7 @@ impl Meta {
     /// gate. Its client itself revokes it with whatever it does next; this is for all others.
     fn settle_doubt(&self, pin: &Pin<'_>) -> io::Result<()> {
         let Some(who) = self.opens.doubt_of(pin.ino) else { return Ok(()) };
-        self.note_answer(self.objects.revoke(&who, pin.key, &pin.layout))?;
+        self.note_answer(pin, self.objects.revoke(&who, pin.key, &pin.layout))?;
         self.opens.set_doubt(pin.ino, None);
         Ok(())
     }
@@ -418,7 +425,7 @@ impl Meta {
             self.changes.note_cut(&self.dir, pin.key, len_bytes).explain(doing, path)?;
         }
         self.opens.set_doubt(pin.ino, Some(*who));
-        let cut = self.note_answer(self.objects.truncate(who, pin.key, &pin.layout, len_bytes));
+        let cut = self.note_answer(pin, self.objects.truncate(who, pin.key, &pin.layout, len_bytes));
         let lanes = cut.map_err(|error| {
             self.changes.end_cut(&self.dir, pin.key);
             data_fault(&error, doing, path)
