@@ -437,7 +437,7 @@ impl Meta {
                 self.exchange(by, &from, &to)?;
                 Answer::Done
             }
-            MetaCall::Link { from, to } => Answer::Attr(self.link(by, &from, &to)?),
+            MetaCall::Link { from, to } => Answer::Attr(self.link(by, &from, &to, user)?),
             MetaCall::Symlink { path, target, uid, gid } => Answer::Attr(self.symlink(by, &path, &target, uid, gid)?),
             MetaCall::Mknod { path, kind, mode, uid, gid } => {
                 Answer::Attr(self.make_special(by, &path, kind, [mode, uid, gid])?)
