@@ -675,11 +675,16 @@ impl Meta {
         Some(pin)
     }
 
+    /// The file of a handle, and whether it is open for writing.
+    pub(super) fn held_by(&self, session: SessionId, handle: u64) -> Option<(Arc<OpenFile>, bool)> {
+        let session = self.sessions.get(session).ok()?;
+        let handles = session.handles.lock();
+        handles.open.get(&handle).map(|held| (held.file.clone(), held.write))
+    }
+
     /// Whether ending this open may wait for data servers or for the disk.
     pub(super) fn close_may_wait(&self, session: SessionId, handle: u64, wrote: bool) -> bool {
-        let Ok(session) = self.sessions.get(session) else { return false };
-        let file = session.handles.lock().open.get(&handle).filter(|held| held.write).map(|held| held.file.clone());
-        file.is_some_and(|file| {
+        self.held_by(session, handle).filter(|(_, write)| *write).is_some_and(|(file, _)| {
             wrote || !self.dir.disk.ordered || !self.opens.is_unwritten(file.ino) || file.spare.lock().is_some()
         })
     }

@@ -258,12 +258,9 @@ impl MetaService {
             MetaCall::Lock(LockCall { lease: 0, .. }) => true,
             MetaCall::SetAttr { set, .. } if set.size.is_some() => true,
             // Data servers are asked only about files that are being written.
-            MetaCall::GetAttr { .. }
-            | MetaCall::SetAttr { .. }
-            | MetaCall::Open { .. }
-            | MetaCall::Reopen { .. }
-            | MetaCall::Link { .. }
-            | MetaCall::Readdir { .. } => self.meta.opens.counts().marked > 0,
+            MetaCall::GetAttr { target } | MetaCall::SetAttr { target, .. } => self.meta.is_written(session, target),
+            MetaCall::Open { path, .. } | MetaCall::Link { from: path, .. } => self.meta.is_written_at(path),
+            MetaCall::Reopen { .. } | MetaCall::Readdir { .. } => self.meta.opens.counts().marked > 0,
             _ => false,
         }
     }

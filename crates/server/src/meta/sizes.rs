@@ -31,7 +31,7 @@ use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
 
 use impresario_base::lock::MutexGuard;
-use impresario_wire::message::{Attr, Fault, FileKey, LaneState, NodeKind, ObjectInfo, SetTime, Who};
+use impresario_wire::message::{Attr, Fault, FileKey, LaneState, NodeKind, ObjectInfo, SetTime, Target, Who};
 use rustix::fs::{AtFlags, Mode, Stat};
 use rustix::io::Errno;
 
@@ -40,11 +40,11 @@ use super::directory::key_name;
 use super::disk::PATH_FLAGS;
 use super::disk::mtime_of;
 use super::fault::{Explain, Outcome, data_fault, fault, show};
-use super::opens::{Found, OpenFile, Pin};
+use super::opens::{Found, OpenFile, Pin, SessionId};
 use super::record::{FILE_ATTRIBUTE, Record, Seen};
 use super::removal::bad_record;
 use super::service::Meta;
-use super::tree::{EntryRef, full_bytes, has_used_bytes, local_attr};
+use super::tree::{EntryRef, check_path, full_bytes, has_used_bytes, local_attr};
 use crate::workers::waiting_elsewhere;
 
 /// See [`Meta::enter`].
@@ -255,6 +255,27 @@ impl Meta {
             Found::Pinned(pin) if !self.note_removed(&pin) && self.opens.mark_of(pin.ino) == Some(mark) => Some(pin),
             _ => None,
         }
+    }
+
+    /// Whether the data servers have to be asked about a node, as far as can be told now. A look at its name is much less than
+    /// the way of a call to another thread and back.
+    pub(super) fn is_written(&self, session: SessionId, target: &Target) -> bool {
+        match target {
+            Target::Path(path) => self.is_written_at(path),
+            Target::Handle(handle) => {
+                let held = self.held_by(session, *handle);
+                held.is_some_and(|(file, _)| self.opens.mark_of(file.ino).is_some())
+            }
+        }
+    }
+
+    /// The same by its name.
+    pub(super) fn is_written_at(&self, path: &[u8]) -> bool {
+        if self.opens.counts().marked == 0 || check_path(path).is_err() {
+            return false;
+        }
+        let Ok(Some(entry)) = self.dir.entry(path) else { return false };
+        entry.stat().is_ok_and(|stat| self.opens.mark_of(stat.st_ino).is_some())
     }
 
     /// Attributes of an entry, asked from the data servers when they know better.
@@ -552,10 +573,10 @@ mod tests {
     use std::collections::BTreeMap;
     use std::sync::Arc;
 
-    use impresario_wire::message::{Answer, ClusterId, MetaCall, Opened, Target};
+    use impresario_wire::message::{Answer, ClusterId, MetaCall, Opened};
 
     use super::*;
-    use crate::meta::{MemoryObjects, MetaOptions, MetaService, Objects, SessionId, make};
+    use crate::meta::{MemoryObjects, MetaOptions, MetaService, Objects, make};
 
     /// Between the opening of its mark and the pin, a file may be removed for good: its data servers know nothing of it any
     /// more, and must not be asked.
@@ -663,5 +684,32 @@ mod tests {
         assert_eq!(bed.errno(handle(&there)), libc::EIO);
         assert_eq!(bed.errno(Target::Path(b"there".to_vec())), libc::EIO);
         assert_eq!(bed.errno(handle(&lost)), libc::EIO);
+    }
+
+    /// A connection's own thread answers what no data server is asked for.
+    #[test]
+    fn only_calls_about_files_that_are_being_written_may_wait() {
+        let bed = Bed::new();
+        let other = bed.create("other");
+        assert!(matches!(bed.call(MetaCall::Close { handle: other.handle, wrote: false }), Answer::Done));
+        let written = bed.create("written");
+        let may_wait = |call: MetaCall| bed.service.may_wait(bed.session, &Who::default(), &call);
+        let path = |name: &str| name.as_bytes().to_vec();
+        let of = |target| {
+            let set = || impresario_wire::message::SetAttr { mode: Some(0o600), ..Default::default() };
+            [MetaCall::GetAttr { target: Target::clone(&target) }, MetaCall::SetAttr { target, set: set() }]
+        };
+        let Answer::Opened(other) = bed.call(MetaCall::Open { path: path("other"), write: false }) else { panic!() };
+        for target in [Target::Path(path("other")), Target::Handle(other.handle), Target::Path(path("missing"))] {
+            of(target).into_iter().for_each(|call| assert!(!may_wait(call.clone()), "{call:?}"));
+        }
+        for target in [Target::Path(path("written")), Target::Handle(written.handle)] {
+            of(target).into_iter().for_each(|call| assert!(may_wait(call.clone()), "{call:?}"));
+        }
+        for (name, waits) in [("other", false), ("written", true)] {
+            assert_eq!(may_wait(MetaCall::Open { path: path(name), write: false }), waits, "{name}");
+            assert_eq!(may_wait(MetaCall::Link { from: path(name), to: path("new") }), waits, "{name}");
+        }
+        assert!(may_wait(MetaCall::Readdir { path: path(""), after: Vec::new(), max: 10 }), "it lists them");
     }
 }
