@@ -35,7 +35,7 @@ use impresario_wire::message::{Attr, Fault, FileKey, LaneState, NodeKind, Object
 use rustix::fs::{AtFlags, Mode, Stat};
 use rustix::io::Errno;
 
-use super::background::Failure;
+use super::background::{Failure, Group, Stopped};
 use super::directory::key_name;
 use super::disk::PATH_FLAGS;
 use super::disk::mtime_of;
@@ -225,11 +225,14 @@ impl Meta {
         Ok(())
     }
 
-    /// Settles a marked file that may not be in use.
-    pub(super) fn settle_by_key(&self, key: FileKey) -> Result<(), Failure> {
-        match self.pin_marked(key)? {
-            Some(pin) => self.settle(&pin),
-            None => Ok(()),
+    /// Settles a marked file that may not be in use. `tries`: whether its data servers answer again.
+    pub(super) fn settle_by_key(&self, key: FileKey, tries: bool) -> Result<(), Stopped> {
+        let found = self.pin_marked(key).map_err(|failure| Stopped::by(failure, Group::default()))?;
+        let Some(pin) = found else { return Ok(()) };
+        let group = Group::of(&pin.layout);
+        match self.background.may_ask(&group, tries) {
+            true => self.settle(&pin).map_err(|failure| Stopped::by(failure, group)),
+            false => Err(Stopped::Away(group, None)),
         }
     }
 
