@@ -6,41 +6,97 @@
 
 use std::collections::VecDeque;
 
+use impresario_base::generations::Generations;
+
 /// Longest file, bytes.
 const FILE_MAX_BYTES: u64 = i64::MAX as u64;
-/// Ranges of one file that are remembered for repetitions.
-const REMEMBERED_MAX: usize = 64;
+/// Ranges of one client in one file that are remembered for repetitions: as many as a client waits for at once, mostly one.
+const REMEMBERED_MAX: usize = 16;
+/// Clients of one file that are remembered at least; there are at most twice as many.
+const CLIENTS_MAX: usize = 2048;
 
-/// The ranges of a file assigned lately.
-#[derive(Clone, Default, Debug)]
+/// The ranges of a file assigned lately. Each client has its own: what others append meanwhile, however much, makes none of
+/// them forgotten.
+#[derive(Clone, Debug)]
 pub struct Appends {
+    clients: Generations<u64, Client>,
+    /// Clients were forgotten, with their ranges.
+    has_forgotten: bool,
+}
+
+#[derive(Clone, Default, Debug)]
+struct Client {
     lately: VecDeque<Range>,
+    /// Highest sequence whose range was forgotten; 0: none.
+    forgotten: u64,
 }
 
 #[derive(Clone, Copy, Debug)]
 struct Range {
-    client: u64,
     sequence: u64,
     offset: u64,
     len_bytes: u64,
 }
 
+/// What is known of copies of an append.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Earlier {
+    /// None has got a range.
+    None,
+    /// One has got the range at this offset.
+    At(u64),
+    /// One may have got a range that is forgotten: another range would leave that one as a hole.
+    Forgotten,
+}
+
+impl Default for Appends {
+    fn default() -> Appends {
+        Appends { clients: Generations::new(CLIENTS_MAX), has_forgotten: false }
+    }
+}
+
 impl Appends {
-    /// The offset that a copy of this append got before.
-    pub fn repeated(&self, client: u64, sequence: u64, len_bytes: u64) -> Option<u64> {
-        let is_it = |range: &&Range| (range.client, range.sequence, range.len_bytes) == (client, sequence, len_bytes);
-        self.lately.iter().find(is_it).map(|range| range.offset)
+    /// What copies of this append got before. `may_have_copies`: its client has sent it before.
+    pub fn earlier(&mut self, client: u64, sequence: u64, len_bytes: u64, may_have_copies: bool) -> Earlier {
+        let Some(known) = self.clients.get(&client) else {
+            return if may_have_copies && self.has_forgotten { Earlier::Forgotten } else { Earlier::None };
+        };
+        let is_it = |range: &&Range| (range.sequence, range.len_bytes) == (sequence, len_bytes);
+        match known.lately.iter().find(is_it) {
+            Some(range) => Earlier::At(range.offset),
+            None if may_have_copies && sequence <= known.forgotten => Earlier::Forgotten,
+            None => Earlier::None,
+        }
     }
 
     /// Assigns the range behind `end`, which is the end of the file and of all ranges that are assigned. `None`: the file
     /// would become too long.
     pub fn assign(&mut self, client: u64, sequence: u64, end: u64, len_bytes: u64) -> Option<u64> {
         end.checked_add(len_bytes).filter(|end| *end <= FILE_MAX_BYTES)?;
-        if self.lately.len() >= REMEMBERED_MAX {
-            self.lately.pop_front();
-        }
-        self.lately.push_back(Range { client, sequence, offset: end, len_bytes });
+        self.change(client, sequence, |known| {
+            if known.lately.len() >= REMEMBERED_MAX
+                && let Some(oldest) = known.lately.pop_front()
+            {
+                known.forgotten = known.forgotten.max(oldest.sequence);
+            }
+            known.lately.push_back(Range { sequence, offset: end, len_bytes });
+        });
         Some(end)
+    }
+
+    /// The range of an append was not assigned after all.
+    pub fn take_back(&mut self, client: u64, sequence: u64) {
+        self.change(client, sequence, |known| known.lately.retain(|range| range.sequence != sequence));
+    }
+
+    fn change(&mut self, client: u64, sequence: u64, change: impl FnOnce(&mut Client)) {
+        // Of one that may be among the forgotten nothing is known before this append.
+        let forgotten = if self.has_forgotten { sequence.saturating_sub(1) } else { 0 };
+        let mut known = self.clients.take(&client).unwrap_or(Client { forgotten, ..Client::default() });
+        change(&mut known);
+        let before = self.clients.len();
+        self.clients.put(client, known);
+        self.has_forgotten |= self.clients.len() <= before;
     }
 }
 
@@ -53,14 +109,38 @@ mod tests {
     fn a_repetition_gets_the_same_range() {
         let mut appends = Appends::default();
         assert_eq!(appends.assign(1, 7, 100, 10), Some(100));
-        assert_eq!(appends.repeated(1, 7, 10), Some(100));
-        assert_eq!(appends.repeated(1, 7, 11), None, "another append");
-        assert_eq!(appends.repeated(2, 7, 10), None, "another client");
+        assert_eq!(appends.earlier(1, 7, 10, true), Earlier::At(100));
+        assert_eq!(appends.earlier(1, 7, 11, true), Earlier::None, "another append");
+        assert_eq!(appends.earlier(2, 7, 10, true), Earlier::None, "another client");
         for sequence in 0..1000 {
             assert!(appends.assign(2, sequence, 200, 1).is_some());
         }
-        assert_eq!(appends.repeated(1, 7, 10), None, "long ago");
-        assert_eq!(appends.lately.len(), REMEMBERED_MAX);
+        assert_eq!(appends.earlier(1, 7, 10, true), Earlier::At(100), "others have appended much since");
+        assert_eq!(appends.earlier(2, 999, 1, true), Earlier::At(200));
+        appends.take_back(2, 999);
+        assert_eq!(appends.earlier(2, 999, 1, true), Earlier::None);
+    }
+
+    #[test]
+    fn a_repetition_that_may_be_forgotten_gets_no_other_range() {
+        let mut appends = Appends::default();
+        for sequence in 1..=100 {
+            assert!(appends.assign(1, sequence, 200, 1).is_some());
+        }
+        assert_eq!(appends.earlier(1, 84, 1, true), Earlier::Forgotten);
+        assert_eq!(appends.earlier(1, 84, 1, false), Earlier::None, "of a slow thread");
+        assert_eq!(appends.earlier(1, 85, 1, true), Earlier::At(200));
+        assert_eq!(appends.earlier(1, 101, 1, true), Earlier::None, "its first copy has not come");
+        assert_eq!(appends.earlier(2, 5, 1, true), Earlier::None, "no client is forgotten yet");
+        for client in 0..10 * CLIENTS_MAX as u64 {
+            assert!(appends.assign(1000 + client, 5, 200, 1).is_some());
+        }
+        assert!(appends.clients.len() <= 2 * CLIENTS_MAX + 1);
+        assert_eq!(appends.earlier(1, 100, 1, true), Earlier::Forgotten);
+        assert_eq!(appends.earlier(1, 101, 1, false), Earlier::None);
+        assert!(appends.assign(1, 101, 200, 1).is_some());
+        assert_eq!(appends.earlier(1, 100, 1, true), Earlier::Forgotten, "as before");
+        assert_eq!(appends.earlier(1, 101, 1, true), Earlier::At(200));
     }
 
     #[test]
@@ -77,10 +157,11 @@ mod tests {
         fn ranges_do_not_overlap(calls in prop::collection::vec((0u64..3, 0u64..20, 1u64..100), 1..60)) {
             let (mut appends, mut end, mut ranges) = (Appends::default(), 0, std::collections::BTreeMap::new());
             for (client, sequence, len) in calls {
-                let known = appends.repeated(client, sequence, len);
-                let offset = match known {
-                    Some(offset) => offset,
-                    None => {
+                let offset = match appends.earlier(client, sequence, len, true) {
+                    Earlier::At(offset) => offset,
+                    // More were assigned than are remembered; it fails.
+                    Earlier::Forgotten => continue,
+                    Earlier::None => {
                         let offset = appends.assign(client, sequence, end, len).unwrap();
                         end = offset + len;
                         offset

@@ -247,7 +247,7 @@ impl Objects for DataServers {
         let chunks = files.chunks((UNLINKS_AT_ONCE / lanes_max).max(1));
         let removed = chunks.flat_map(|files| {
             let calls: Vec<_> = files.iter().map(|(file, layout)| (self.identity.who(), *file, *layout)).collect();
-            self.striped.unlink_all(&calls)
+            waiting_elsewhere(|| self.striped.unlink_all(&calls))
         });
         removed.map(|removed| removed.map_err(failed)).collect()
     }

@@ -74,6 +74,28 @@ fn a_repeated_append_gets_the_same_range() {
     }
 }
 
+/// An I/O node that hangs is left after seconds: enough for others to append thousands of records to a log.
+#[test]
+fn a_repeated_append_gets_the_same_range_however_much_others_have_appended() {
+    let dir = tempfile::tempdir().unwrap();
+    let s = start_with(MetaOptions::new(dir.path(), SERVERS), Arc::default());
+    let opened = s.create("f");
+    let ask = |client, epoch, sequence| {
+        let who = Who { client: ClientKey(client), epoch, sequence, ..Who::default() };
+        s.service.call_from(s.session, who, MetaCall::Append { handle: opened.handle, len_bytes: 10 })
+    };
+    assert_eq!(ask(7, 0, 1), Answer::Assigned { offset: 0 });
+    for n in 1..=1000 {
+        assert_eq!(ask(8, 0, n), Answer::Assigned { offset: 10 * n });
+    }
+    assert_eq!(ask(7, 1, 1), Answer::Assigned { offset: 0 }, "it has no other, which would leave zeros");
+    match ask(8, 1, 5) {
+        Answer::Fault(fault) => assert_eq!(fault.errno, libc::EIO, "its range is not known any more"),
+        other => panic!("{other:?}"),
+    }
+    assert_eq!(ask(8, 1, 1001), Answer::Assigned { offset: 10_010 });
+}
+
 /// A writer has a range and has not written it when the server is restarted.
 #[test]
 fn a_restarted_server_assigns_no_range_twice() {

@@ -6,8 +6,11 @@ use std::time::{Duration, Instant};
 
 use crate::support::Cluster;
 use impresario_client::{Client, ClientOptions, CreateOptions, Locked, Via};
+use impresario_config::{Config, Export, Security};
 use impresario_testing::link::Link;
-use impresario_wire::{FileLock, LayoutRequest};
+use impresario_transport::{Keys, key_file_name};
+use impresario_wire::message::SetAttr;
+use impresario_wire::{FileLock, KeyRole, LayoutRequest, SetTime};
 
 fn connect(cluster: &Cluster) -> Arc<Client> {
     Client::connect(&cluster.config, ClientOptions { via: Via::Direct, ..Default::default() }).unwrap()
@@ -31,9 +34,14 @@ const LEASE: Duration = Duration::from_millis(1500);
 
 /// Two data servers; the metadata server sees the second one through a link that can hang.
 fn start() -> (Cluster, Link, impresario_server::Started) {
+    start_with(|_| {})
+}
+
+fn start_with(change: impl FnOnce(&mut Config)) -> (Cluster, Link, impresario_server::Started) {
     let cluster = Cluster::start(2, |config| {
         config.cluster.request_timeout_ms = 40_000;
         config.meta.lock_lease_ms = Some(LEASE.as_millis() as u64);
+        change(config);
     });
     let hung = Link::to(cluster.address(1)).unwrap();
     let mut seen_by_meta = cluster.config.clone();
@@ -151,4 +159,101 @@ fn files_on_other_servers_are_served_while_64_callers_wait_for_a_hung_one() {
         assert_eq!(had_ended, 0, "all callers of the hung server wait still");
     });
     drop(waiting);
+}
+
+/// All but one of them wait for the call before theirs on the same file, not for the data server itself.
+#[test]
+fn files_on_other_servers_are_served_while_64_callers_wait_at_one_file_of_a_hung_one() {
+    const CALLERS: usize = 64;
+    const CYCLES: usize = 50;
+    let (cluster, hung, _meta) = start();
+    let first = written(&connect(&cluster), "waits");
+    let callers: Vec<_> = (1..CALLERS).map(|_| connect(&cluster)).collect();
+    let mut waiting: Vec<_> = callers.iter().map(|client| client.open("waits", true).unwrap()).collect();
+    waiting.push(first);
+    let (client, opener) = (connect(&cluster), connect(&cluster));
+    cycle(&client, "before");
+
+    hung.hold();
+    let ended = AtomicUsize::new(0);
+    std::thread::scope(|scope| {
+        for (n, file) in waiting.iter().enumerate() {
+            let (ended, opener) = (&ended, &opener);
+            scope.spawn(move || {
+                let _ = match n % 4 {
+                    0 => file.append(b"record").map(drop),
+                    1 => file.sync(),
+                    2 => file.set_attr(&SetAttr { mtime: Some(SetTime::Now), ..SetAttr::default() }).map(drop),
+                    _ => opener.open("waits", true).map(drop),
+                };
+                ended.fetch_add(1, Ordering::SeqCst);
+            });
+        }
+        std::thread::sleep(Duration::from_millis(200));
+        let cycles = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+            (0..CYCLES).for_each(|n| cycle(&client, &format!("beside.{n}")));
+        }));
+        let had_ended = ended.load(Ordering::SeqCst);
+        hung.heal();
+        cycles.unwrap();
+        assert_eq!(had_ended, 0, "all callers of the hung server wait still");
+    });
+}
+
+/// Names are kept from being moved while a client's users are checked, but not while data servers are asked.
+#[test]
+fn names_are_changed_and_leases_renewed_while_squashed_clients_wait_for_a_hung_server() {
+    let keys = Keys::draw().unwrap();
+    let store = |folder: &std::path::Path, roles: &[KeyRole]| {
+        roles.iter().for_each(|role| keys.for_role(*role).store(&folder.join(key_file_name(*role))).unwrap());
+    };
+    let (cluster, hung, _meta) = start_with(|config| {
+        config.cluster.security = Security::Key;
+        config.cluster.key_dir = config.meta.dir.with_file_name("keys");
+        config.export = vec![Export::default()];
+        store(&config.cluster.key_dir, &KeyRole::ALL);
+    });
+    let mut admin = cluster.config.clone();
+    admin.cluster.key_dir = cluster.dir.path().join("admin");
+    store(&admin.cluster.key_dir, &[KeyRole::Admin]);
+    let admin = Client::connect(&admin, ClientOptions { via: Via::Direct, ..Default::default() }).unwrap();
+    admin.mkdir("d", 0o777, 0, 0).unwrap();
+    let [waits, moves, makes] = std::array::from_fn(|_| connect(&cluster));
+    let file = written(&waits, "d/waits");
+    moves.mkdir("d/old", 0o777, 7, 7).unwrap();
+    let beside = LayoutRequest { base: Some(0), pcount: Some(1), ssize_bytes: None };
+    let locked = makes.create("d/locked", CreateOptions { layout: Some(beside), ..CreateOptions::default() }).unwrap();
+    let lock = FileLock { owner: 1, pid: 1, start: 0, end: 9, exclusive: true };
+    let soon = || Instant::now() + Duration::from_secs(10);
+    assert!(matches!(locked.lock(lock, false, soon()).unwrap(), Locked::Granted { .. }));
+    let earlier = || SetAttr { mtime: Some(SetTime::Now), ..SetAttr::default() };
+
+    hung.hold();
+    let ended = AtomicUsize::new(0);
+    let waits_for = |call: &(dyn Fn() + Sync)| {
+        call();
+        ended.fetch_add(1, Ordering::SeqCst);
+    };
+    std::thread::scope(|scope| {
+        scope.spawn(|| waits_for(&|| drop(file.set_attr(&earlier()))));
+        scope.spawn(|| waits_for(&|| drop(waits.set_attr("d/waits", earlier()))));
+        scope.spawn(|| waits_for(&|| drop(waits.link("d/waits", "d/another"))));
+        std::thread::sleep(Duration::from_millis(200));
+        let beside = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+            let began = Instant::now();
+            moves.rename("d/old", "d/new", false).unwrap();
+            makes.mkdir("d/beside", 0o755, 7, 7).unwrap();
+            while began.elapsed() < 2 * LEASE {
+                std::thread::sleep(LEASE / 10);
+                locked.write_at(b"locked", 0).unwrap();
+                makes.mkdir(format!("d/beside.{:?}", began.elapsed()), 0o755, 7, 7).unwrap();
+            }
+            assert!(!locked.is_lost());
+        }));
+        let had_ended = ended.load(Ordering::SeqCst);
+        hung.heal();
+        beside.unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+        assert_eq!(had_ended, 0, "all three wait still");
+    });
+    assert_eq!(waits.stat("d/waits").unwrap().nlink, 2, "the link was made in the end");
 }

@@ -162,6 +162,35 @@ fn who_queues_for_a_file_does_not_wait_for_dead_data_servers_again_and_again() {
 }
 
 #[test]
+fn files_on_other_servers_are_removed_while_many_wait_for_one_that_is_silent() {
+    let dir = tempfile::tempdir().unwrap();
+    let s = start(dir.path());
+    let on = |server: u16, name: &str| {
+        let layout = LayoutRequest { base: Some(server), pcount: Some(1), ssize_bytes: None };
+        let made =
+            MetaCall::Create { path: path(name), mode: 0o644, uid: 0, gid: 0, exclusive: true, layout: Some(layout) };
+        let opened = s.opened(made);
+        s.write(&opened, 0, 10);
+        let file = opened.file;
+        s.close(opened);
+        file
+    };
+    let silent: Vec<_> = (0..3000).map(|n| on(0, &format!("silent.{n}"))).collect();
+    let other = on(1, "other");
+    s.quiet();
+    s.objects.set_silent(Some(0));
+    (0..silent.len()).for_each(|n| s.done(unlink(&format!("silent.{n}"))));
+    s.done(unlink("other"));
+    until("its object is removed", || !s.objects.files().contains(&other));
+    // Those of the silent one need twelve batches.
+    assert!(s.objects.silences() <= 6, "{}", s.objects.silences());
+    s.objects.set_silent(None);
+    s.quiet();
+    assert!(s.objects.files().is_empty());
+    check_directory(dir.path(), &s.objects);
+}
+
+#[test]
 fn removing_does_not_wait_for_data_servers() {
     let dir = tempfile::tempdir().unwrap();
     let s = start(dir.path());

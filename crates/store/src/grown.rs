@@ -54,6 +54,24 @@ impl<H> Grown<H> {
         }
         Ok(())
     }
+
+    /// A sync of the first `len_bytes` has ended so.
+    fn note_synced(&mut self, synced: &io::Result<()>, len_bytes: usize) {
+        if synced.is_err() {
+            self.has_failed = true;
+            return;
+        }
+        let younger = (self.len_bytes - len_bytes).min(self.unsynced.len());
+        self.unsynced.drain(..self.unsynced.len() - younger);
+    }
+
+    /// Makes the entries durable while nobody adds any.
+    pub(crate) fn sync_alone<F: FileSystem<File = H>>(&mut self, fs: &F) -> io::Result<()> {
+        self.renew(fs)?;
+        let synced = fs.sync(&self.file);
+        self.note_synced(&synced, self.len_bytes);
+        synced
+    }
 }
 
 /// Makes the entries so far durable, if there is a file. Not under the lock: entries may be added meanwhile, or the file be
@@ -72,13 +90,7 @@ pub(crate) fn sync<F: FileSystem, T>(
     let synced = fs.sync(&file);
     let mut held = lock.lock();
     if let Some(grown) = of(&mut held).filter(|grown| Arc::ptr_eq(&grown.file, &file)) {
-        match synced {
-            Ok(()) => {
-                let younger = (grown.len_bytes - len_bytes).min(grown.unsynced.len());
-                grown.unsynced.drain(..grown.unsynced.len() - younger);
-            }
-            Err(_) => grown.has_failed = true,
-        }
+        grown.note_synced(&synced, len_bytes);
     }
     synced
 }

@@ -418,7 +418,7 @@ impl<F: FileSystem> ObjectStore<F> {
         if let Err(error) = self.mark_key(key) {
             tracing::warn!(%error, "the key of a removed object could not be noted in the store's folder");
         }
-        let is_noted = self.remember_removed(key)?;
+        let noted = self.remember_removed(key)?;
         match self.handles.remove(key, || self.fs.unlink(&self.path(key))) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => {}
             removed => {
@@ -430,8 +430,11 @@ impl<F: FileSystem> ObjectStore<F> {
         if let Some(checks) = &self.checks {
             self.forget_sums(checks, key);
         }
-        if is_noted {
-            return self.sync_removed();
+        if let Some(generation) = noted {
+            self.sync_removed()?;
+            if self.removed.is_young(generation) {
+                return Ok(());
+            }
         }
         let directory = self.directory(key);
         directory.names.sync(|| self.fs.sync_dir(&directory.path))

@@ -7,12 +7,14 @@
 //! while the file was removed, or moved to other objects.
 //!
 //! **Bound.** Keys are remembered in two generations. When the younger one is full ([`StoreOptions::removed_keys`]), all
-//! removals so far are made durable, the older generation is forgotten, and the younger one takes its place. So a key is
-//! forgotten after at least that many later removals. By then nothing sent before its removal may still come: the server
-//! ends every connection that is older than half as many removals ([`ObjectStore::removals`]).
+//! removals so far and their notes are made durable, the older generation is forgotten, and the younger one takes its place.
+//! So a key is forgotten after at least that many later removals. By then nothing sent before its removal may still come:
+//! the server ends every connection that is older than half as many removals ([`ObjectStore::removals`]).
 //!
 //! **Order.** A key is noted before the object is removed. The note becomes durable after that, and several removals share
-//! one sync. A device that is full takes no note: then the removal itself is made durable, and is noted with a later one.
+//! one sync. A device that is full takes no note: then the removal itself is made durable, and is noted with a later one. So
+//! is a removal during which a generation begins: what the older generation notes is not removed again when the store is
+//! opened.
 //!
 //! [`StoreOptions::removed_keys`]: crate::StoreOptions::removed_keys
 
@@ -48,6 +50,8 @@ pub(crate) struct Removed<H> {
 struct Keys {
     young: FxHashSet<u64>,
     old: FxHashSet<u64>,
+    /// Counts the generations of this run.
+    generation: u64,
 }
 
 /// The file of the younger generation.
@@ -80,7 +84,7 @@ impl<H> Removed<H> {
         let open = open.map(|file| Grown::new(file, young.len() * KEY_BYTES, found()));
         let old = old.map(|(_, keys)| keys.into_iter().collect()).unwrap_or_default();
         let file = File { open, room, unnoted: Vec::new() };
-        let keys = Keys { young: young.into_iter().collect(), old };
+        let keys = Keys { young: young.into_iter().collect(), old, generation: 0 };
         Ok(Removed {
             count: AtomicU64::new(keys.young.len() as u64),
             keys: RwLock::new(keys),
@@ -101,6 +105,11 @@ impl<H> Removed<H> {
         self.keys.read().young.iter().copied().collect()
     }
 
+    /// Whether this is the younger generation.
+    pub(crate) fn is_young(&self, generation: u64) -> bool {
+        self.keys.read().generation == generation
+    }
+
     pub(crate) fn count(&self) -> u64 {
         self.count.load(Ordering::Acquire)
     }
@@ -114,8 +123,10 @@ impl<F: FileSystem> ObjectStore<F> {
         (self.removed.count(), self.removed.generation_keys as u64)
     }
 
-    /// Remembers that an object is removed, before it is. True if that is noted in the file, though not durable yet.
-    pub(crate) fn remember_removed(&self, key: u64) -> io::Result<bool> {
+    /// Remembers that an object is removed, before it is. Gives the generation if that is noted in its file, though not durable
+    /// yet: when [`ObjectStore::sync_removed`] has returned and the generation [is still the younger one](Removed::is_young),
+    /// the removal is durable. `None`: the object's directory has to be synced.
+    pub(crate) fn remember_removed(&self, key: u64) -> io::Result<Option<u64>> {
         let removed = &self.removed;
         let mut file = removed.file.lock();
         let is_new = !removed.contains(key);
@@ -127,19 +138,15 @@ impl<F: FileSystem> ObjectStore<F> {
             removed.count.fetch_add(1, Ordering::AcqRel);
             file.unnoted.push(key);
         }
-        if file.unnoted.is_empty() {
-            return Ok(true);
-        }
-        match self.append(&mut file) {
-            Ok(()) => {
-                removed.durable.changed();
-                Ok(true)
-            }
-            Err(error) => {
+        if !file.unnoted.is_empty() {
+            if let Err(error) = self.append(&mut file) {
                 tracing::warn!(%error, "a removal could not be noted in the store's folder; it is made durable itself");
-                Ok(false)
+                return Ok(None);
             }
+            removed.durable.changed();
         }
+        let keys = removed.keys.read();
+        Ok(keys.young.contains(&key).then_some(keys.generation))
     }
 
     /// The keys of all removed objects that are remembered, those first that will be forgotten first.
@@ -190,7 +197,9 @@ impl<F: FileSystem> ObjectStore<F> {
     /// Forgets the older generation; the younger one takes its place, after its removals were made durable.
     fn begin_generation(&self, file: &mut File<F::File>) -> io::Result<()> {
         self.sync_names()?;
-        if file.open.is_some() {
+        if let Some(open) = &mut file.open {
+            // Those who noted a removal and wait for its sync find another file.
+            open.sync_alone(&self.fs)?;
             match self.fs.rename(REMOVED, REMOVED_OLD) {
                 // An attempt before this one came so far.
                 Err(error) if error.kind() == io::ErrorKind::NotFound => {}
@@ -201,6 +210,7 @@ impl<F: FileSystem> ObjectStore<F> {
         *file = File { open: None, room: 0, unnoted: Vec::new() };
         let mut keys = self.removed.keys.write();
         keys.old = std::mem::take(&mut keys.young);
+        keys.generation += 1;
         Ok(())
     }
 }

@@ -28,7 +28,10 @@ use crate::filesystem::{FileState, FileSystem, SpaceState};
 #[derive(Clone)]
 pub struct Forgetful {
     state: Arc<Mutex<State>>,
+    before_unlink: Arc<Mutex<Option<(String, Hook)>>>,
 }
+
+type Hook = Box<dyn FnOnce() + Send>;
 
 /// A place in the code that syncs: file, line and column.
 pub type SyncSite = (&'static str, u32, u32);
@@ -155,7 +158,16 @@ impl Forgetful {
             told_of_all: 0,
             ticks: 0,
         };
-        Forgetful { state: Arc::new(Mutex::new(state)) }
+        Forgetful::of(state)
+    }
+
+    fn of(state: State) -> Forgetful {
+        Forgetful { state: Arc::new(Mutex::new(state)), before_unlink: Arc::default() }
+    }
+
+    /// Runs `hook` once, before the next removal of this path: what happens between two steps of the code under test.
+    pub fn before_unlink(&self, path: &str, hook: impl FnOnce() + Send + 'static) {
+        *self.before_unlink.lock() = Some((path.into(), Box::new(hook)));
     }
 
     /// A power failure: forgets everything that is not durable.
@@ -233,7 +245,7 @@ impl Forgetful {
 
     /// Another file system with the same in memory and on its device.
     pub fn copied(&self) -> Forgetful {
-        Forgetful { state: Arc::new(Mutex::new(self.lock().clone())) }
+        Forgetful::of(self.lock().clone())
     }
 
     /// Reads that touch a byte of a file fail with EIO from now on: its device cannot read the page there.
@@ -537,6 +549,10 @@ impl FileSystem for Forgetful {
     }
 
     fn unlink(&self, path: &str) -> io::Result<()> {
+        let hook = self.before_unlink.lock().take_if(|(of, _)| of == path);
+        if let Some((_, hook)) = hook {
+            hook();
+        }
         let mut state = self.lock();
         state.change()?;
         state.now.files.remove(path).map(drop).ok_or_else(|| Errno::NOENT.into())

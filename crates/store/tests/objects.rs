@@ -5,6 +5,7 @@ use std::fs;
 use std::io::{self, IoSlice, IoSliceMut};
 use std::os::fd::BorrowedFd;
 use std::path::Path;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
 
@@ -867,6 +868,32 @@ fn removals_are_remembered_for_a_generation_at_least_and_stay_durable_beyond() {
     (1..=5 * GENERATION).for_each(|key| assert_eq!(store.look(key).unwrap(), None, "{key}"));
     let forgotten = (1..=5 * GENERATION).filter(|key| store.write_vectored(*key, 0, &[IoSlice::new(b"x")]).is_ok());
     assert!(forgotten.count() >= 3 * GENERATION as usize, "memory is bounded");
+}
+
+/// A store whose generations have one removal each.
+fn forgets_soon(fs: &Forgetful) -> ObjectStore<Forgetful> {
+    drop(over(fs));
+    let options = StoreOptions { removed_keys: 1, ..FEW };
+    ObjectStore::over(fs.clone(), Path::new("forgetful"), "data.0", options).unwrap()
+}
+
+/// The note of a removal that is under way goes to the older generation, whose objects are not removed again at the start.
+#[test]
+fn a_removal_during_which_a_generation_begins_outlasts_a_power_failure() {
+    for other in [2, 0x101] {
+        let fs = Forgetful::default();
+        let store = Arc::new(forgets_soon(&fs));
+        write(&store, 1, 0, b"synced");
+        store.sync(1).unwrap();
+        let remover = store.clone();
+        fs.before_unlink("objects/01/0000000000000001", move || remover.unlink(other).unwrap());
+        store.unlink(1).unwrap();
+        assert_eq!(store.removed_keys(), [1, other], "the other removal began a generation");
+        fs.crash();
+        let store = forgets_soon(&fs);
+        assert_eq!(store.look(1).unwrap(), None, "{other:x}");
+        assert!(store.write_vectored(1, 0, &[IoSlice::new(b"late")]).is_err(), "{other:x}");
+    }
 }
 
 #[test]

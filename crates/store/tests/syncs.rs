@@ -294,7 +294,17 @@ fn a_copy_that_was_given_up_is_never_served(bench: &mut Bench) -> Outcome {
     Ok(())
 }
 
+/// More than a generation of them.
+fn removals_of_another_folder_are_kept(bench: &mut Bench) -> Outcome {
+    let (fs, keys) = (bench.fs(), [1, 2, 3, 4, 5, 6, 7]);
+    io(open(&fs, false)?.remember_all_removed(&keys))?;
+    fs.crash();
+    let late = open(&fs, false)?;
+    ensure(keys.iter().all(|key| write(&late, *key, 0, b"late").is_err()), "a removed object is made again")
+}
+
 fn all(bench: &mut Bench) -> Outcome {
+    removals_of_another_folder_are_kept(bench)?;
     a_folder_that_arrived_is_served(bench)?;
     a_server_that_could_not_leave_stays(bench)?;
     a_copy_that_was_given_up_is_never_served(bench)?;

@@ -9,7 +9,7 @@
 //! A range that its client never writes is zeros once something is appended behind it. A range that was assigned before the
 //! file was cut is still its writer's: what others append after the cut may lie over it.
 
-use impresario_node::append::Appends;
+use impresario_node::append::{Appends, Earlier};
 use impresario_wire::message::{SetTime, Who};
 use rustix::io::Errno;
 
@@ -25,23 +25,27 @@ impl Meta {
         let _gate = self.enter(pin, doing, &path)?;
         let (client, sequence) = (who.client.0, who.sequence);
         let closed = || fault(Errno::BADF, format!("{} was closed before the append began", show(&path)));
-        // A caller without a key does not repeat itself. A call that waited at the gate may come after the close of its file.
-        let repeated = self.opens.with_appends(pin, |appends| appends.repeated(client, sequence, len_bytes));
-        if let Some(offset) = repeated.ok_or_else(closed)?.filter(|_| client != 0) {
-            return Ok(offset);
+        // A call that waited at the gate may come after the close of its file.
+        let may_have_copies = who.since != who.epoch;
+        let earlier = |appends: &mut Appends| appends.earlier(client, sequence, len_bytes, may_have_copies);
+        match self.opens.with_appends(pin, earlier).ok_or_else(closed)? {
+            // A caller without a key does not repeat itself.
+            _ if client == 0 => {}
+            Earlier::None => {}
+            Earlier::At(offset) => return Ok(offset),
+            Earlier::Forgotten => {
+                let why = "its client has asked before, and what it was answered is not known any more";
+                return Err(fault(Errno::IO, format!("cannot {doing} {}: {why}", show(&path))));
+            }
         }
         // The local size is not the file's from now on.
         self.opens.note_written(pin.ino);
         let objects = self.ask(pin).map_err(|error| data_fault(&error, doing, &path))?;
         let end = objects.size.max(self.assigned_end(pin, objects.size).explain(doing, &path)?);
-        let assign = |appends: &mut Appends| {
-            let before = appends.clone();
-            appends.assign(client, sequence, end, len_bytes).map(|offset| (offset, before))
-        };
-        let assigned = self.opens.with_appends(pin, assign).ok_or_else(closed)?;
-        let (offset, before) = assigned.ok_or(Errno::FBIG).explain(doing, &path)?;
+        let assigned = self.opens.with_appends(pin, |appends| appends.assign(client, sequence, end, len_bytes));
+        let offset = assigned.ok_or_else(closed)?.ok_or(Errno::FBIG).explain(doing, &path)?;
         if let Err(errno) = self.note_assigned(pin, offset.saturating_add(len_bytes)) {
-            self.opens.with_appends(pin, |appends| *appends = before);
+            self.opens.with_appends(pin, |appends| appends.take_back(client, sequence));
             return Err(errno).explain(doing, &path);
         }
         Ok(offset)

@@ -49,10 +49,12 @@ impl Meta {
         if kind == NodeKind::Symlink && set.mode.is_some() {
             return Err(Errno::OPNOTSUPP).explain("set the mode of the link", path);
         }
+        let by = user.map(|user| (user, None));
+        by.map_or(Ok(()), |by| self.permit_node(by, &node, set, path))?;
         if kind == NodeKind::File {
             self.before_plain(&node, set).explain(doing, path)?;
         }
-        self.set_plain(&node, set, path, user.map(|user| (user, None)))?;
+        self.set_plain(&node, set, path, by)?;
         self.attr_by(path, || rustix::fs::fstat(&node), |_| self.noted_of(&node)).map(Answer::Attr)
     }
 

@@ -847,7 +847,7 @@ impl Meta {
                 (self.pin_at(&entry, doing)?, path.clone())
             }
         };
-        let now = self.note_answer(self.objects.sync(pin.key, &pin.layout));
+        let now = self.note_answer(&pin, self.objects.sync(pin.key, &pin.layout));
         let mut lanes = now.map_err(|error| data_fault(&error, doing, &path))?;
         if digest(&lanes) == before {
             return Ok((pin.key, Vec::new()));

@@ -14,6 +14,7 @@ use rustix::io::Errno;
 use super::changes::By;
 use super::fault::{Explain, Outcome, fault, show};
 use super::opens::{Found, Pin};
+use super::permissions::User;
 use super::removal::links;
 use super::service::Meta;
 use super::tree::{EntryRef, kind_of, local_attr};
@@ -22,12 +23,14 @@ use super::tree::{EntryRef, kind_of, local_attr};
 const COUNTS: usize = 100;
 
 impl Meta {
-    /// Gives the node at `from` the name `to` too.
-    pub(super) fn link(&self, by: By<'_>, from: &[u8], to: &[u8]) -> Outcome<Attr> {
+    /// Gives the node at `from` the name `to` too, for this user if a client's own kernel is not believed.
+    pub(super) fn link(&self, by: By<'_>, from: &[u8], to: &[u8], user: Option<&User>) -> Outcome<Attr> {
         let doing = "link";
         let source = self.dir.entry(from).explain(doing, from)?;
-        // Data servers are asked before anything is locked or done.
+        // Data servers are asked before anything is held, locked or done.
         let attr = source.as_ref().map(|source| self.attr_at(source)).transpose()?;
+        let _held = self.permit_link_still(user, from, to)?;
+        let source = if user.is_some() { self.dir.entry(from).explain(doing, from)? } else { source };
         let target = self.dir.entry(to).and_then(|entry| entry.ok_or(Errno::EXIST)).explain("link to", to)?;
         let is_there = || target.stat().is_ok();
         let (Some(source), Some(attr)) = (source, attr) else {

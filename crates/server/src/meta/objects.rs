@@ -33,12 +33,17 @@ pub trait Objects: Send + Sync {
 /// To what [`MemoryObjects`] can be extended, bytes; a real file system has such a limit too.
 const TRUNCATE_MAX_BYTES: u64 = 1 << 50;
 
+/// How long calls wait for a server of [`MemoryObjects`] that is silent.
+const SILENCE: Duration = Duration::from_millis(300);
+
 /// Objects without content, in memory: for tests, and for measuring the metadata server alone.
 #[derive(Default)]
 pub struct MemoryObjects {
     files: Mutex<FxHashMap<FileKey, MemoryFile>>,
     removed: Mutex<FxHashSet<FileKey>>,
     away: AtomicBool,
+    silent: Mutex<Option<u16>>,
+    silences: AtomicU64,
     delay_us: AtomicU64,
     held: Mutex<bool>,
     released: Condvar,
@@ -77,6 +82,16 @@ impl MemoryObjects {
     /// Makes every call fail with a time-out, or work again.
     pub fn set_away(&self, away: bool) {
         self.away.store(away, Ordering::SeqCst);
+    }
+
+    /// Has one data server, or none, answer no removal: those that need it fail after a while.
+    pub fn set_silent(&self, server: Option<u16>) {
+        *self.silent.lock() = server;
+    }
+
+    /// Removals so far that had to wait for the silent server in vain; those that were asked for together count once.
+    pub fn silences(&self) -> u64 {
+        self.silences.load(Ordering::SeqCst)
     }
 
     /// Makes every call take this long.
@@ -189,13 +204,22 @@ impl Objects for MemoryObjects {
     }
 
     fn unlink(&self, files: &[(FileKey, Layout)]) -> Vec<io::Result<()>> {
-        let unlink = |(file, _): &(FileKey, Layout)| {
+        let silent = *self.silent.lock();
+        let unlink = |(file, layout): &(FileKey, Layout)| {
             self.enter()?;
+            if silent.is_some_and(|server| layout.position_of(server).is_some()) {
+                return Err(io::Error::new(io::ErrorKind::TimedOut, "a data server does not answer"));
+            }
             self.files.lock().remove(file);
             self.removed.lock().insert(*file);
             Ok(())
         };
-        files.iter().map(unlink).collect()
+        let removed: Vec<_> = files.iter().map(unlink).collect();
+        if silent.is_some() && removed.iter().any(Result::is_err) {
+            self.silences.fetch_add(1, Ordering::SeqCst);
+            std::thread::sleep(SILENCE);
+        }
+        removed
     }
 
     fn statfs(&self) -> io::Result<Statfs> {

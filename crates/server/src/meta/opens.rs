@@ -44,6 +44,8 @@ pub(super) struct OpenFile {
     /// Held while the file's size is settled or truncated and while a writer is admitted; may be held while waiting for
     /// data servers.
     pub(super) gate: Mutex<()>,
+    /// When its data servers have not answered last.
+    pub(super) unanswered: Mutex<Option<Instant>>,
     /// Held briefly while the file gains or loses a name in `writers/` or `orphans/`.
     pub(super) links: Mutex<()>,
     /// As in [`super::record::Record`].
@@ -63,8 +65,8 @@ impl OpenFile {
     pub(super) fn of(ino: u64, fd: OwnedFd, record: Record) -> OpenFile {
         let Record { key, layout, seen, spare } = record;
         let (seen, spare) = (Mutex::new(seen), Mutex::new(spare));
-        let (gate, links, is_confirmed, relay) = Default::default();
-        OpenFile { ino, key, layout, fd, gate, links, seen, spare, is_confirmed, relay, read_at: 0 }
+        let (gate, unanswered, links, is_confirmed, relay) = Default::default();
+        OpenFile { ino, key, layout, fd, gate, unanswered, links, seen, spare, is_confirmed, relay, read_at: 0 }
     }
 }
 
@@ -727,11 +729,16 @@ impl Meta {
         Some(pin)
     }
 
+    /// The file of a handle, and whether it is open for writing.
+    pub(super) fn held_by(&self, session: SessionId, handle: u64) -> Option<(Arc<OpenFile>, bool)> {
+        let session = self.sessions.get(session).ok()?;
+        let handles = session.handles.lock();
+        handles.open.get(&handle).map(|held| (held.file.clone(), held.write))
+    }
+
     /// Whether ending this open may wait for data servers or for the disk.
     pub(super) fn close_may_wait(&self, session: SessionId, handle: u64, wrote: bool) -> bool {
-        let Ok(session) = self.sessions.get(session) else { return false };
-        let file = session.handles.lock().open.get(&handle).filter(|held| held.write).map(|held| held.file.clone());
-        file.is_some_and(|file| {
+        self.held_by(session, handle).filter(|(_, write)| *write).is_some_and(|(file, _)| {
             wrote || !self.dir.disk.ordered || !self.opens.is_unwritten(file.ino) || file.spare.lock().is_some()
         })
     }

@@ -8,8 +8,10 @@
 //! says with each call which of them asks ([`Users::Each`]).
 //!
 //! Permissions are checked on the nodes that a path leads to. So that the same nodes are changed, no name is moved between the
-//! check and the change ([`Meta::hold_names`]). Files that are opened, made or cut need that only while their path is walked
-//! ([`Meta::entry_for`]): then the file is checked when it is pinned, and the directory of a new one where it is made.
+//! check and the change ([`Meta::hold_names`]). Nobody waits for data servers meanwhile: moves would wait for that, and all changes
+//! for the moves. So what is opened, made or cut, or whose attributes or striping change, holds names at most while its path is walked
+//! ([`Meta::entry_for`]): the file is checked itself when it is found, and the directory of a new one where it is made. What is asked
+//! for by a handle needs no hold.
 
 use std::ffi::{CStr, CString};
 use std::os::fd::AsFd;
@@ -278,12 +280,21 @@ impl Meta {
         }
         match call {
             MetaCall::Rename { .. } | MetaCall::Exchange { .. } => NamesHeld::Moving(self.moves.write()),
-            // What may wait for data servers is checked on the pinned file.
-            MetaCall::Create { .. } | MetaCall::Open { .. } => NamesHeld::No,
-            MetaCall::SetAttr { set, .. } if set.size.is_some() => NamesHeld::No,
-            call if user.is_some() && call.is_change() => NamesHeld::Still(self.moves.read()),
+            // What may wait for data servers is checked on the node that was found.
+            MetaCall::Create { .. } | MetaCall::Open { .. } | MetaCall::SetAttr { .. } => NamesHeld::No,
+            MetaCall::SetLayout { .. } | MetaCall::CutBack { .. } => NamesHeld::No,
+            MetaCall::SetXattr { target: Target::Handle(_), .. } => NamesHeld::No,
+            // When the data servers have been asked.
+            MetaCall::Link { .. } => NamesHeld::No,
+            call if call.is_change() => self.hold_names_still(user),
             _ => NamesHeld::No,
         }
+    }
+
+    /// The same for a call that moves nothing, whatever it is.
+    pub(super) fn hold_names_still(&self, user: Option<&User>) -> NamesHeld<'_> {
+        let holds = self.options.squashes && user.is_some();
+        if holds { NamesHeld::Still(self.moves.read()) } else { NamesHeld::No }
     }
 
     /// Refuses what no user of the session may do, and has what the call makes belong to those that it may belong to.
@@ -315,14 +326,7 @@ impl Meta {
                     Err(_) => self.check_directory(user, to, "rename to")?,
                 }
             }
-            MetaCall::Link { from, to } => {
-                // Or a link to what they may not read could be kept until somebody changes its mode.
-                let node = self.node_at(from, "link to")?;
-                if !may(user, &node, READ | WRITE) {
-                    return Err(not_owned(user, "link to", from));
-                }
-                self.check_directory(user, to, "link")?;
-            }
+            MetaCall::Link { from, to } => self.permit_link(user, from, to)?,
             MetaCall::SetAttr { target, set } => {
                 let node = self.node_of(session, target, "change")?;
                 let opened = match target {
@@ -370,6 +374,26 @@ impl Meta {
             _ => {}
         }
         Ok(())
+    }
+
+    /// Refuses a link that no user of the session may make, on a path that they may search.
+    fn permit_link(&self, user: &User, from: &[u8], to: &[u8]) -> Outcome<()> {
+        // Or a link to what they may not read could be kept until somebody changes its mode.
+        let node = self.node_at(from, "link to")?;
+        if !may(user, &node, READ | WRITE) {
+            return Err(not_owned(user, "link to", from));
+        }
+        self.check_directory(user, to, "link")
+    }
+
+    /// The same while no name is moved; names that were looked up before may have been moved since.
+    pub(super) fn permit_link_still(&self, user: Option<&User>, from: &[u8], to: &[u8]) -> Outcome<NamesHeld<'_>> {
+        let held = self.hold_names_still(user);
+        if let Some(user) = user {
+            [from, to].into_iter().try_for_each(|path| self.check_search(user, path))?;
+            self.permit_link(user, from, to)?;
+        }
+        Ok(held)
     }
 
     /// Refuses an open file that no user of the session may open so.

@@ -202,9 +202,9 @@ impl Meta {
         let size = rustix::fs::fstat(&pin.fd)?.st_size;
         let size = u64::try_from(size).unwrap_or(0);
         let own = Who::default();
-        self.note_answer(self.objects.truncate(&own, to.file, &to.layout, size))?;
-        self.note_answer(self.objects.revoke(&own, to.file, &to.layout))?;
-        let new = self.note_answer(self.objects.stat(to.file, &to.layout))?;
+        self.note_answer(pin, self.objects.truncate(&own, to.file, &to.layout, size))?;
+        self.note_answer(pin, self.objects.revoke(&own, to.file, &to.layout))?;
+        let new = self.note_answer(pin, self.objects.stat(to.file, &to.layout))?;
         let old = self.ask(pin)?;
         let is_same = old.size == size && new.size == size && old.mtime == pin.seen.lock().mtime;
         Ok(is_same.then_some(new))
@@ -215,7 +215,7 @@ impl Meta {
         let Some(spare) = *file.spare.lock() else { return Ok(()) };
         self.confirm(file)?;
         let removed = self.objects.unlink(&[spare]).pop().unwrap_or(Ok(()));
-        self.note_answer(removed).map_err(Failure::DataServers)?;
+        self.note_answer(file, removed).map_err(Failure::DataServers)?;
         // A crash may bring the old record back: what it has too much is removed again.
         *file.spare.lock() = None;
         let seen = *file.seen.lock();

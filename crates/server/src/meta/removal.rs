@@ -22,7 +22,7 @@ use rustc_hash::FxHasher;
 use rustix::fs::{AtFlags, Stat};
 use rustix::io::Errno;
 
-use super::background::{Failure, Job};
+use super::background::{Failure, Group, Job, Stopped};
 use super::changes::By;
 use super::directory::{key_name, key_of, names_in};
 use super::disk::Disk;
@@ -285,20 +285,33 @@ impl Meta {
     }
 
     /// Removes the objects of files without names and openers, then the files. Their removals are durable. A result for
-    /// each; the data servers are asked once for all.
-    pub(super) fn reap(&self, keys: &[FileKey]) -> Vec<Result<(), Failure>> {
+    /// each; the data servers are asked once for all, and not those that do not answer, unless it `tries` whether they do.
+    pub(super) fn reap(&self, keys: &[FileKey], tries: bool) -> Vec<Result<(), Stopped>> {
         let claimed: Vec<_> = keys.iter().map(|key| self.claim_orphan(*key)).collect();
         let is_whole = |file: &Arc<OpenFile>| Ok(links(&rustix::fs::fstat(&file.fd)?) > 1 + self.is_marked(file));
         // A file that still has a name is no orphan: a removal failed half-way and could not be undone.
         let whole: Vec<Option<rustix::io::Result<bool>>> =
             claimed.iter().map(|claimed| claimed.as_ref().ok()?.as_ref().map(is_whole)).collect();
-        let orphans = claimed.iter().zip(&whole).filter(|(_, whole)| matches!(whole, Some(Ok(false))));
-        let orphans: Vec<_> = orphans.filter_map(|(claimed, _)| claimed.as_ref().ok()?.as_ref()).collect();
+        let groups: Vec<Group> = claimed
+            .iter()
+            .map(|claimed| claimed.as_ref().ok().and_then(Option::as_ref).map(|file| Group::of(&file.layout)))
+            .map(Option::unwrap_or_default)
+            .collect();
+        let is_asked: Vec<bool> = groups.iter().map(|group| self.background.may_ask(group, tries)).collect();
+        let orphans = claimed.iter().zip(&whole).zip(&is_asked);
+        let orphans = orphans.filter(|((_, whole), is_asked)| matches!(whole, Some(Ok(false))) && **is_asked);
+        let orphans: Vec<_> = orphans.filter_map(|((claimed, _), _)| claimed.as_ref().ok()?.as_ref()).collect();
         let files = orphans.iter().flat_map(|file| [(file.key, file.layout)].into_iter().chain(*file.spare.lock()));
         let files: Vec<_> = files.collect();
         let mut removed = if files.is_empty() { Vec::new() } else { self.objects.unlink(&files) }.into_iter();
-        let results = claimed.into_iter().zip(whole).map(|(claimed, whole)| {
-            let (Some(file), Some(whole)) = (claimed?, whole) else { return Ok(()) };
+        let results = claimed.into_iter().zip(whole).zip(groups.into_iter().zip(is_asked));
+        let results = results.map(|((claimed, whole), (group, is_asked))| {
+            let claimed = claimed.map_err(|failure| Stopped::by(failure, Group::default()))?;
+            let (Some(file), Some(whole)) = (claimed, whole) else { return Ok(()) };
+            if !is_asked && matches!(whole, Ok(false)) {
+                self.forget(file.ino);
+                return Err(Stopped::Away(group, None));
+            }
             let result = whole.map_err(Failure::from).and_then(|is_whole| match is_whole {
                 true => Ok(self.dir.disk.unlink(&self.dir.orphans, key_name(file.key).as_bytes())?),
                 false => {
@@ -307,12 +320,14 @@ impl Meta {
                     if removed.len() < of_file {
                         return Err(Failure::DataServers(io::ErrorKind::Other.into()));
                     }
-                    removed.into_iter().try_for_each(|one| self.note_answer(one).map_err(Failure::DataServers))?;
+                    removed
+                        .into_iter()
+                        .try_for_each(|one| self.note_answer(&file, one).map_err(Failure::DataServers))?;
                     self.finish_removal(&file)
                 }
             });
             self.forget(file.ino);
-            result
+            result.map_err(|failure| Stopped::by(failure, group))
         });
         results.collect()
     }
@@ -508,16 +523,19 @@ impl Meta {
     }
 
     /// Finds the jobs that did not fit into the queue.
-    pub(super) fn rescan(&self) -> Result<(), Failure> {
-        for name in names_in(&self.dir.orphans)? {
-            if let Some(key) = key_of(&name?) {
-                self.background.push(Job::Reap(key), Duration::ZERO);
+    pub(super) fn rescan(&self) -> rustix::io::Result<()> {
+        let orphans = names_in(&self.dir.orphans)?.map(|name| name.map(|name| key_of(&name).map(Job::Reap)));
+        let writers = names_in(&self.dir.writers)?.map(|name| name.map(|name| key_of(&name).map(Job::Settle)));
+        let after = self.background.rescan_after();
+        for (n, job) in orphans.chain(writers).enumerate().skip(after) {
+            if job?.is_some_and(|job| !self.background.offer(job, Duration::ZERO)) {
+                // Those that found room may be such that find none when they are done: the others come first then.
+                self.background.rescan_later(n);
+                return Ok(());
             }
         }
-        for name in names_in(&self.dir.writers)? {
-            if let Some(key) = key_of(&name?) {
-                self.background.push(Job::Settle(key), Duration::ZERO);
-            }
+        if after > 0 {
+            self.background.rescan_later(0);
         }
         Ok(())
     }

@@ -264,12 +264,9 @@ impl MetaService {
             MetaCall::Lock(LockCall { lease: 0, .. }) => true,
             MetaCall::SetAttr { set, .. } if set.size.is_some() => true,
             // Data servers are asked only about files that are being written.
-            MetaCall::GetAttr { .. }
-            | MetaCall::SetAttr { .. }
-            | MetaCall::Open { .. }
-            | MetaCall::Reopen { .. }
-            | MetaCall::Link { .. }
-            | MetaCall::Readdir { .. } => self.meta.opens.counts().marked > 0,
+            MetaCall::GetAttr { target } | MetaCall::SetAttr { target, .. } => self.meta.is_written(session, target),
+            MetaCall::Open { path, .. } | MetaCall::Link { from: path, .. } => self.meta.is_written_at(path),
+            MetaCall::Reopen { .. } | MetaCall::Readdir { .. } => self.meta.opens.counts().marked > 0,
             _ => false,
         }
     }
@@ -443,7 +440,7 @@ impl Meta {
                 self.exchange(by, &from, &to)?;
                 Answer::Done
             }
-            MetaCall::Link { from, to } => Answer::Attr(self.link(by, &from, &to)?),
+            MetaCall::Link { from, to } => Answer::Attr(self.link(by, &from, &to, user)?),
             MetaCall::Symlink { path, target, uid, gid } => Answer::Attr(self.symlink(by, &path, &target, uid, gid)?),
             MetaCall::Mknod { path, kind, mode, uid, gid } => {
                 Answer::Attr(self.make_special(by, &path, kind, [mode, uid, gid])?)
@@ -491,9 +488,8 @@ impl Meta {
         if !write || (self.background.is_paused() && !self.opens.is_unwritten(pin.ino)) {
             return;
         }
-        // Who has written nothing does not wait for who holds the gate: then the background threads settle the file.
-        let gate = if wrote { Some(pin.gate.lock()) } else { pin.gate.try_lock() };
-        if let Some(Err(failure)) = gate.map(|gate| self.settle_held(&pin, &gate)) {
+        // Where another one has its gate, which may be for long, the background threads settle the file.
+        if let Err(failure) = self.settle(&pin) {
             tracing::warn!(key = pin.key.0, ?failure, "the size will be settled later");
         }
     }

@@ -31,20 +31,21 @@ use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
 
 use impresario_base::lock::MutexGuard;
-use impresario_wire::message::{Attr, Fault, FileKey, LaneState, NodeKind, ObjectInfo, SetTime, Who};
+use impresario_wire::message::{Attr, Fault, FileKey, LaneState, NodeKind, ObjectInfo, SetTime, Target, Who};
 use rustix::fs::{AtFlags, Mode, Stat};
 use rustix::io::Errno;
 
-use super::background::Failure;
+use super::background::{Failure, Group, Stopped};
 use super::directory::key_name;
 use super::disk::PATH_FLAGS;
 use super::disk::mtime_of;
 use super::fault::{Explain, Outcome, data_fault, fault, show};
-use super::opens::{Found, OpenFile, Pin};
+use super::opens::{Found, OpenFile, Pin, SessionId};
 use super::record::{FILE_ATTRIBUTE, Record, Seen};
 use super::removal::bad_record;
 use super::service::Meta;
-use super::tree::{EntryRef, full_bytes, has_used_bytes, local_attr};
+use super::tree::{EntryRef, check_path, full_bytes, has_used_bytes, local_attr};
+use crate::workers::waiting_elsewhere;
 
 /// See [`Meta::enter`].
 const GATE_PATIENCE: Duration = Duration::from_secs(1);
@@ -66,12 +67,14 @@ impl Meta {
         Ok(fresh)
     }
 
-    /// Waits for a file's gate. A caller that waited long because the data servers did not answer the previous holder
+    /// Waits for a file's gate. A caller that waited long because the data servers did not answer a previous holder
     /// fails instead of waiting for them again.
     pub(super) fn enter<'p>(&self, pin: &'p Pin<'_>, doing: &str, path: &[u8]) -> Outcome<MutexGuard<'p, ()>> {
         let began = Instant::now();
-        let gate = pin.gate.lock();
-        if began.elapsed() >= GATE_PATIENCE && self.background.is_paused() {
+        // Whoever has it may be waiting for a data server, and so does who waits for it.
+        let gate = pin.gate.try_lock().unwrap_or_else(|| waiting_elsewhere(|| pin.gate.lock()));
+        let was_in_vain = || pin.unanswered.lock().is_some_and(|at| at >= began);
+        if began.elapsed() >= GATE_PATIENCE && was_in_vain() {
             let why = "the data servers do not answer; see which with `impresario status`";
             return Err(fault(Errno::IO, format!("cannot {doing} {}: {why}", show(path))));
         }
@@ -84,7 +87,7 @@ impl Meta {
         let made = file.seen.lock().made;
         // Its length cannot be known, and must not be taken for less.
         let lost = || Err(io::Error::new(io::ErrorKind::InvalidData, "a data server has lost its object of it"));
-        match self.note_answer(self.objects.stat(file.key, &file.layout)) {
+        match self.note_answer(file, self.objects.stat(file.key, &file.layout)) {
             Ok(objects) if made & !objects.made == 0 => Ok(objects),
             Ok(_) => lost(),
             // Those of a file without a name are removed when its openers have been away for too long.
@@ -93,8 +96,8 @@ impl Meta {
         }
     }
 
-    /// Records whether the data servers answered.
-    pub(super) fn note_answer<T>(&self, answer: io::Result<T>) -> io::Result<T> {
+    /// Records whether the data servers of a file answered.
+    pub(super) fn note_answer<T>(&self, file: &OpenFile, answer: io::Result<T>) -> io::Result<T> {
         match &answer {
             // What its client has given up was refused, or the client has to say whether it is to be done again.
             Err(error) if matches!(error.raw_os_error(), Some(Fault::FENCED | Fault::PATH_LOST)) => {}
@@ -103,7 +106,10 @@ impl Meta {
             // It answered: it has removed the file's object.
             Err(error) if error.raw_os_error() == Some(libc::EIDRM) => {}
             Ok(_) => self.background.resume(),
-            Err(_) => self.background.pause(),
+            Err(_) => {
+                *file.unanswered.lock() = Some(Instant::now());
+                self.background.pause();
+            }
         }
         answer
     }
@@ -149,9 +155,10 @@ impl Meta {
         Ok(())
     }
 
-    /// Settles a file; does nothing if it has writers, is unmarked or removed, or must wait.
+    /// Settles a file; does nothing if it has writers, is unmarked or removed, or must wait. Nor if another one has its gate:
+    /// that one has pinned it, and the last pin that goes has it settled.
     pub(super) fn settle(&self, pin: &Pin<'_>) -> Result<(), Failure> {
-        self.settle_held(pin, &pin.gate.lock())
+        pin.gate.try_lock().map_or(Ok(()), |gate| self.settle_held(pin, &gate))
     }
 
     pub(super) fn settle_held(&self, pin: &Pin<'_>, _gate: &MutexGuard<'_, ()>) -> Result<(), Failure> {
@@ -218,11 +225,14 @@ impl Meta {
         Ok(())
     }
 
-    /// Settles a marked file that may not be in use.
-    pub(super) fn settle_by_key(&self, key: FileKey) -> Result<(), Failure> {
-        match self.pin_marked(key)? {
-            Some(pin) => self.settle(&pin),
-            None => Ok(()),
+    /// Settles a marked file that may not be in use. `tries`: whether its data servers answer again.
+    pub(super) fn settle_by_key(&self, key: FileKey, tries: bool) -> Result<(), Stopped> {
+        let found = self.pin_marked(key).map_err(|failure| Stopped::by(failure, Group::default()))?;
+        let Some(pin) = found else { return Ok(()) };
+        let group = Group::of(&pin.layout);
+        match self.background.may_ask(&group, tries) {
+            true => self.settle(&pin).map_err(|failure| Stopped::by(failure, group)),
+            false => Err(Stopped::Away(group, None)),
         }
     }
 
@@ -248,6 +258,27 @@ impl Meta {
             Found::Pinned(pin) if !self.note_removed(&pin) && self.opens.mark_of(pin.ino) == Some(mark) => Some(pin),
             _ => None,
         }
+    }
+
+    /// Whether the data servers have to be asked about a node, as far as can be told now. A look at its name is much less than
+    /// the way of a call to another thread and back.
+    pub(super) fn is_written(&self, session: SessionId, target: &Target) -> bool {
+        match target {
+            Target::Path(path) => self.is_written_at(path),
+            Target::Handle(handle) => {
+                let held = self.held_by(session, *handle);
+                held.is_some_and(|(file, _)| self.opens.mark_of(file.ino).is_some())
+            }
+        }
+    }
+
+    /// The same by its name.
+    pub(super) fn is_written_at(&self, path: &[u8]) -> bool {
+        if self.opens.counts().marked == 0 || check_path(path).is_err() {
+            return false;
+        }
+        let Ok(Some(entry)) = self.dir.entry(path) else { return false };
+        entry.stat().is_ok_and(|stat| self.opens.mark_of(stat.st_ino).is_some())
     }
 
     /// Attributes of an entry, asked from the data servers when they know better.
@@ -358,7 +389,7 @@ impl Meta {
     /// gate. Its client itself revokes it with whatever it does next; this is for all others.
     fn settle_doubt(&self, pin: &Pin<'_>) -> io::Result<()> {
         let Some(who) = self.opens.doubt_of(pin.ino) else { return Ok(()) };
-        self.note_answer(self.objects.revoke(&who, pin.key, &pin.layout))?;
+        self.note_answer(pin, self.objects.revoke(&who, pin.key, &pin.layout))?;
         self.opens.set_doubt(pin.ino, None);
         Ok(())
     }
@@ -418,7 +449,7 @@ impl Meta {
             self.changes.note_cut(&self.dir, pin.key, len_bytes).explain(doing, path)?;
         }
         self.opens.set_doubt(pin.ino, Some(*who));
-        let cut = self.note_answer(self.objects.truncate(who, pin.key, &pin.layout, len_bytes));
+        let cut = self.note_answer(pin, self.objects.truncate(who, pin.key, &pin.layout, len_bytes));
         let lanes = cut.map_err(|error| {
             self.changes.end_cut(&self.dir, pin.key);
             data_fault(&error, doing, path)
@@ -545,10 +576,10 @@ mod tests {
     use std::collections::BTreeMap;
     use std::sync::Arc;
 
-    use impresario_wire::message::{Answer, ClusterId, MetaCall, Opened, Target};
+    use impresario_wire::message::{Answer, ClusterId, MetaCall, Opened};
 
     use super::*;
-    use crate::meta::{MemoryObjects, MetaOptions, MetaService, Objects, SessionId, make};
+    use crate::meta::{MemoryObjects, MetaOptions, MetaService, Objects, make};
 
     /// Between the opening of its mark and the pin, a file may be removed for good: its data servers know nothing of it any
     /// more, and must not be asked.
@@ -656,5 +687,32 @@ mod tests {
         assert_eq!(bed.errno(handle(&there)), libc::EIO);
         assert_eq!(bed.errno(Target::Path(b"there".to_vec())), libc::EIO);
         assert_eq!(bed.errno(handle(&lost)), libc::EIO);
+    }
+
+    /// A connection's own thread answers what no data server is asked for.
+    #[test]
+    fn only_calls_about_files_that_are_being_written_may_wait() {
+        let bed = Bed::new();
+        let other = bed.create("other");
+        assert!(matches!(bed.call(MetaCall::Close { handle: other.handle, wrote: false }), Answer::Done));
+        let written = bed.create("written");
+        let may_wait = |call: MetaCall| bed.service.may_wait(bed.session, &Who::default(), &call);
+        let path = |name: &str| name.as_bytes().to_vec();
+        let of = |target| {
+            let set = || impresario_wire::message::SetAttr { mode: Some(0o600), ..Default::default() };
+            [MetaCall::GetAttr { target: Target::clone(&target) }, MetaCall::SetAttr { target, set: set() }]
+        };
+        let Answer::Opened(other) = bed.call(MetaCall::Open { path: path("other"), write: false }) else { panic!() };
+        for target in [Target::Path(path("other")), Target::Handle(other.handle), Target::Path(path("missing"))] {
+            of(target).into_iter().for_each(|call| assert!(!may_wait(call.clone()), "{call:?}"));
+        }
+        for target in [Target::Path(path("written")), Target::Handle(written.handle)] {
+            of(target).into_iter().for_each(|call| assert!(may_wait(call.clone()), "{call:?}"));
+        }
+        for (name, waits) in [("other", false), ("written", true)] {
+            assert_eq!(may_wait(MetaCall::Open { path: path(name), write: false }), waits, "{name}");
+            assert_eq!(may_wait(MetaCall::Link { from: path(name), to: path("new") }), waits, "{name}");
+        }
+        assert!(may_wait(MetaCall::Readdir { path: path(""), after: Vec::new(), max: 10 }), "it lists them");
     }
 }
