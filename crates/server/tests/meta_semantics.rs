@@ -387,7 +387,7 @@ fn a_client_that_lost_its_connection_finds_its_files_again() {
     assert!(s.objects.files().contains(&removed.file));
     let last = s.opened(reopen("removed", removed.file, false));
     s.hang_up();
-    let s = s.again();
+    s = s.again();
     let back = s.opened(reopen("removed", removed.file, false));
     assert_eq!((back.attr.nlink, back.attr.size), (0, 10));
     assert_eq!(s.errno(MetaCall::Close { handle: last.handle, wrote: false }), EBADF);
