@@ -114,8 +114,8 @@ pub fn training(count: usize) -> Vec<Situation> {
         let (op, pattern) = (OPS[nth % 2], PATTERNS[nth / 2 % 4]);
         let (applications, processes) = (pick(&[1, 1, 2, 3, 4, 6, 16]), pick(&[2, 4, 6, 8, 12, 16, 32]));
         let request_kib = pick(&[4, 10, 16, 24, 64, 100, 192, 256, 450, 1024]);
-        // Short phases and long ones: what a policy is worth depends on how long it acts.
-        let kib = (pick(&[64, 256, 1024]) * request_kib).clamp(1024, 16 << 10);
+        // Short parts and long ones, whatever the size of requests: what a policy is worth depends on how long it acts.
+        let kib = pick(&[1, 2, 4, 8, 16]) << 10;
         let kib = kib.min(TRAINED_REQUESTS_MAX / (applications * processes) * request_kib);
         let mut drawn = Situation::new((applications as u32, processes as u32), op, pattern, (request_kib, kib));
         drawn.servers = pick(&[1, 2, 3, 4, 4, 6, 8]) as u16;
@@ -250,6 +250,16 @@ mod tests {
         ] {
             assert!(one.is_disjoint(other), "{:?}", one.intersection(other).next());
         }
+    }
+
+    /// Of a short part that large requests read, little is left once it is recognised.
+    #[test]
+    fn large_requests_are_trained_on_short_parts_too() {
+        let all = training(1_200);
+        let short =
+            |s: &&Situation| s.load.request_bytes >= 256 << 10 && s.load.requests * s.load.request_bytes <= 8 << 20;
+        let count = all.iter().filter(short).count();
+        assert!(count >= all.len() / 10, "{count}");
     }
 
     #[test]
