@@ -19,9 +19,9 @@ const QUEUE_REQUESTS: u64 = 24;
 const WRITERS: u64 = 48;
 const MOUNTS: u64 = 4;
 const BLOCK: usize = 128 << 10;
-/// Blocks of a file: all files together are more than twice [`LIMIT_BYTES`].
+/// Blocks of a writer: all together are more than twice [`LIMIT_BYTES`].
 const BLOCKS: u64 = 40;
-/// Times that each file is written, at least.
+/// Times that each block is written, at least.
 const ROUNDS: u64 = 3;
 /// How much memory that cannot be reclaimed may grow from one brick to the next that does as much.
 const GROWTH_BYTES: u64 = 8 * MIB;
@@ -102,7 +102,17 @@ fn a_brick_with_little_memory_loses_nothing_and_does_not_grow() {
     apart("memory::inside_little_memory");
 }
 
-/// The bytes that a write puts into a block: which file, which block, which write.
+/// The file that a writer shares with one on each of the other mounts, who write its neighbours.
+fn name(writer: u64) -> String {
+    format!("file{}", writer / MOUNTS)
+}
+
+/// Where a writer's block is in that file.
+fn place(writer: u64, block: u64) -> u64 {
+    (block * MOUNTS + writer % MOUNTS) * BLOCK as u64
+}
+
+/// The bytes that a write puts into a block: which writer, which write.
 fn content(writer: u64, n: u64) -> Vec<u8> {
     let word = (writer << 48 | n).wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
     word.to_le_bytes().repeat(BLOCK / 8)
@@ -144,22 +154,21 @@ fn inside_little_memory() {
 
     let (ended, answered) = (AtomicBool::new(false), AtomicU64::new(0));
     let end = Instant::now() + 3 * PATIENCE;
-    // Repeats a block until it is answered, and goes round its file until the last brick has done its part.
+    // Repeats a block until it is answered, and goes round its blocks until the last brick has done its part.
     let write = |writer: u64| {
-        let path = mounts[(writer % MOUNTS) as usize].path.join(format!("file{writer}"));
+        let path = mounts[(writer % MOUNTS) as usize].path.join(name(writer));
         let (mut file, mut n) = (None, 0);
         loop {
             let open = || File::options().create(true).truncate(false).read(true).write(true).open(&path);
             let opened: std::io::Result<File> = file.take().map_or_else(open, Ok);
-            let at = n % BLOCKS * BLOCK as u64;
             let done = opened.and_then(|file| {
-                file.write_all_at(&content(writer, n), at)?;
+                file.write_all_at(&content(writer, n), place(writer, n % BLOCKS))?;
                 // Reads compete for the same memory, and see what was written.
                 let behind = (n + 7) % BLOCKS;
                 if let Some(last) = (n + 7).checked_sub(BLOCKS) {
                     let mut read = vec![0; BLOCK];
-                    file.read_exact_at(&mut read, behind * BLOCK as u64)?;
-                    assert!(read == content(writer, last), "file{writer}, block {behind}: not of write {last}");
+                    file.read_exact_at(&mut read, place(writer, behind))?;
+                    assert!(read == content(writer, last), "writer {writer}, block {behind}: not of write {last}");
                 }
                 Ok(file)
             });
@@ -187,13 +196,13 @@ fn inside_little_memory() {
         let mut peaks: Vec<u64> = Vec::new();
         for brick in 0..3 {
             let (reclaims, from, mut peak) = (group.reclaims(), answered.load(SeqCst), 0);
-            let (mut queued, mut unscheduled) = (0, 0);
+            let (mut queued, mut unscheduled, mut merged) = (0, 0, 0);
             until("the brick's part", || {
                 peak = peak.max(group.anonymous());
                 assert!(volume.bricks[0].process.0.try_wait().unwrap().is_none(), "no memory for the brick");
                 let report = statedump(volume.bricks[0].process.0.id());
                 queued = queued.max(figure(&report, "queued_write_bytes"));
-                unscheduled = figure(&report, "unscheduled_requests");
+                (unscheduled, merged) = (figure(&report, "unscheduled_requests"), figure(&report, "merged_calls"));
                 assert!(figure(&report, "queued_requests") <= QUEUE_REQUESTS, "{report:?}");
                 answered.load(SeqCst) >= from + part
             });
@@ -206,6 +215,7 @@ fn inside_little_memory() {
             assert!(group.reclaims() > reclaims, "its page cache was never short");
             assert!(queued > 0 && queued <= QUEUE_BYTES, "{queued} bytes were queued");
             assert!(unscheduled > 0, "the queue was never full");
+            assert!(merged > 0, "nothing was merged");
             peaks.push(peak);
             if brick < 2 {
                 renew(&mut volume);
@@ -224,13 +234,13 @@ fn inside_little_memory() {
     drop(mounts);
     let fresh = volume.mount_uncached();
     for (writer, written) in (0..WRITERS).zip(written) {
-        let file = File::open(fresh.path.join(format!("file{writer}"))).unwrap();
-        assert_eq!(file.metadata().unwrap().len(), BLOCKS * BLOCK as u64, "file{writer}");
+        let file = File::open(fresh.path.join(name(writer))).unwrap();
+        assert_eq!(file.metadata().unwrap().len(), BLOCKS * MOUNTS * BLOCK as u64, "{}", name(writer));
         let mut read = vec![0; BLOCK];
         for block in 0..BLOCKS {
             let last = (written - 1 - block) / BLOCKS * BLOCKS + block;
-            file.read_exact_at(&mut read, block * BLOCK as u64).unwrap();
-            assert!(read == content(writer, last), "file{writer}, block {block}: not of write {last}");
+            file.read_exact_at(&mut read, place(writer, block)).unwrap();
+            assert!(read == content(writer, last), "writer {writer}, block {block}: not of write {last}");
         }
     }
 }
