@@ -39,13 +39,16 @@ impl Drop for Ready<'_> {
 
 /// Runs the command in a shell, within bounded time.
 pub(crate) fn run(command: &str, patience: Duration) -> Checking {
+    run_within(command, patience.max(RESTART_MIN))
+}
+
+fn run_within(command: &str, limit: Duration) -> Checking {
     let mut shell = Command::new("sh");
     shell.args(["-c", command]).stdin(Stdio::null()).stdout(Stdio::null());
     let mut child = match shell.spawn() {
         Ok(child) => child,
         Err(error) => return fault(format!("--restart: sh cannot be run: {error}")),
     };
-    let limit = patience.max(RESTART_MIN);
     let deadline = Instant::now() + limit;
     loop {
         match child.try_wait() {
@@ -72,5 +75,12 @@ mod tests {
         assert_eq!(run("true", Duration::ZERO), Ok(()));
         let Err(Stop::Fail(said)) = run("exit 3", Duration::ZERO) else { panic!("it failed") };
         assert!(said.contains("exit 3") && said.contains('3'), "{said}");
+    }
+
+    /// So does a server that hangs while it stops.
+    #[test]
+    fn a_command_that_hangs_is_named() {
+        let Err(Stop::Fail(said)) = run_within("exec sleep 600", Duration::from_secs(1)) else { panic!("it ended") };
+        assert!(said.contains("sleep 600: not done within 1 s"), "{said}");
     }
 }

@@ -73,7 +73,7 @@ fn a_local_folder_passes() {
 }
 
 /// Each defect with the check that must find it, and a word of the reason.
-const DEFECTS: [(Defect, &str, &str); 13] = [
+const DEFECTS: [(Defect, &str, &str); 19] = [
     (Defect::LostWrite, "read-after-write", "expected writer"),
     (Defect::StaleRead, "read-after-write", "expected"),
     (Defect::ReorderedWrites, "overlapping-writes", "expected writer"),
@@ -87,6 +87,12 @@ const DEFECTS: [(Defect, &str, &str); 13] = [
     (Defect::WrongError, "errors", "beside requests that fail, "),
     (Defect::DropAtClose, "cancellation", "expected"),
     (Defect::LoseAtRestart, "shutdown", "after the restart"),
+    (Defect::SyncOvertakes, "shutdown", "after the restart"),
+    (Defect::HangAtRestart, "shutdown", "no answer within"),
+    (Defect::RefuseOne, "shutdown", "No space left"),
+    (Defect::LateAfterKill, "cancellation", "expected"),
+    (Defect::SwappedReads, "bytes", "found"),
+    (Defect::OthersMayOpen, "identity", "found success"),
 ];
 
 #[test]
@@ -98,7 +104,8 @@ fn each_defect_is_found_by_the_check_that_names_it() {
         if name == "identity" && !require("root") {
             continue;
         }
-        let report = bed(defect).check(&[name], PATIENCE);
+        let patience = if defect == Defect::HangAtRestart { Duration::from_secs(3) } else { PATIENCE };
+        let report = bed(defect).check(&[name], patience);
         let [check] = report.checks.as_slice() else { panic!("{}", report.text()) };
         let Outcome::Fail(reason) = &check.outcome else { panic!("{defect:?}: {}", report.text()) };
         assert!(reason.contains(word), "{defect:?}: {reason}");

@@ -8,7 +8,10 @@ use crate::support::{PATIENCE, options};
 use impresario_conformance::{Error, Options, Outcome, Report, run};
 
 fn check(server: &Server, only: &[&str], patience: Duration) -> Report {
-    let restart = format!("touch '{}'", server.restart_file().display());
+    let mut restart = format!("touch '{}'", server.restart_file().display());
+    if server.loses_requests() {
+        restart += &format!(" && until [ -e '{}' ]; do sleep 0.01; done", server.lost_file().display());
+    }
     let only = only.iter().map(|name| name.to_string()).collect();
     run(&Options { only, restart: Some(restart), patience, ..options(server.socket()) }, &mut |_| {}).unwrap()
 }
@@ -25,7 +28,7 @@ fn a_correct_server_passes_every_check() {
 }
 
 /// Each defect with the check that must find it, and a word of the reason.
-const DEFECTS: [(Defect, &str, &str); 13] = [
+const DEFECTS: [(Defect, &str, &str); 17] = [
     (Defect::StuckOption, "handshake", "no answer"),
     (Defect::AcceptedGarbage, "handshake", "expected an error"),
     (Defect::LostWrite, "read-after-write", "expected writer"),
@@ -39,13 +42,18 @@ const DEFECTS: [(Defect, &str, &str); 13] = [
     (Defect::WrongError, "errors", "beside requests that fail"),
     (Defect::DropAtClose, "disconnect", "before NBD_CMD_DISC"),
     (Defect::LoseAtRestart, "shutdown", "after the restart"),
+    (Defect::HangAtRestart, "shutdown", "no answer within"),
+    (Defect::RefuseWrites, "shutdown", "No space left"),
+    (Defect::LateAfterBreak, "disconnect", "expected"),
+    (Defect::LeakAtBreak, "disconnect", "no answer within"),
 ];
 
 #[test]
 fn each_defect_is_found_by_the_check_that_names_it() {
     for (defect, name, word) in DEFECTS {
         let server = Server::start(defect);
-        let patience = if defect == Defect::StuckOption { Duration::from_secs(3) } else { PATIENCE };
+        let hangs = [Defect::StuckOption, Defect::HangAtRestart, Defect::LeakAtBreak].contains(&defect);
+        let patience = if hangs { Duration::from_secs(3) } else { PATIENCE };
         let report = check(&server, &[name], patience);
         let [check] = report.checks.as_slice() else { panic!("{}", report.text()) };
         let Outcome::Fail(reason) = &check.outcome else { panic!("{defect:?}: {}", report.text()) };

@@ -150,11 +150,63 @@ struct Details {
     user: UserId,
 }
 
+/// The free slots below the table's end; the lowest is used next. So requests that arrive together lie together, in whatever
+/// order earlier ones left, and the memory in use stays dense.
+#[derive(Default)]
+struct FreeSlots {
+    /// A bit for each free slot.
+    words: Vec<u64>,
+    /// A bit for each word that has one.
+    filled: Vec<u64>,
+    /// No filled word lies before this entry of `filled`.
+    from: usize,
+    len: usize,
+}
+
+impl FreeSlots {
+    fn len(&self) -> usize {
+        self.len
+    }
+
+    #[inline]
+    fn push(&mut self, slot: Slot) {
+        let word = slot.index() / 64;
+        if self.words.len() <= word {
+            extend(&mut self.words, word + 1, || 0);
+            extend(&mut self.filled, word / 64 + 1, || 0);
+        }
+        debug_assert!(self.words[word] & 1 << (slot.0 % 64) == 0, "{slot:?} is free already");
+        self.words[word] |= 1 << (slot.0 % 64);
+        self.filled[word / 64] |= 1 << (word % 64);
+        self.from = self.from.min(word / 64);
+        self.len += 1;
+    }
+
+    #[inline]
+    fn pop(&mut self) -> Option<Slot> {
+        if self.len == 0 {
+            return None;
+        }
+        while self.filled[self.from] == 0 {
+            self.from += 1;
+        }
+        let word = self.from * 64 + self.filled[self.from].trailing_zeros() as usize;
+        let bits = &mut self.words[word];
+        let slot = Slot(word as u32 * 64 + bits.trailing_zeros());
+        *bits &= *bits - 1;
+        if *bits == 0 {
+            self.filled[self.from] &= self.filled[self.from] - 1;
+        }
+        self.len -= 1;
+        Some(slot)
+    }
+}
+
 /// The outstanding requests, 64 bytes each.
 pub struct Table {
     entries: Vec<Entry>,
     details: Vec<Details>,
-    free: Vec<Slot>,
+    free: FreeSlots,
     capacity: u32,
     next_seq: u64,
 }
@@ -167,7 +219,7 @@ impl Table {
 
     pub(crate) fn new(capacity: u32) -> Table {
         let capacity = capacity.clamp(1, Self::CAPACITY_MAX);
-        Table { entries: Vec::new(), details: Vec::new(), free: Vec::new(), capacity, next_seq: 0 }
+        Table { entries: Vec::new(), details: Vec::new(), free: FreeSlots::default(), capacity, next_seq: 0 }
     }
 
     /// Requests outstanding.
@@ -377,10 +429,34 @@ impl Details {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeSet;
+
+    use proptest::prelude::*;
+
     use super::*;
 
     #[test]
     fn half_a_cache_line_each() {
         assert_eq!((size_of::<Entry>(), size_of::<Details>()), (32, 32));
+    }
+
+    proptest! {
+        /// Whatever is freed in whatever order: the lowest is used next.
+        #[test]
+        fn the_lowest_free_slot_is_next(steps in proptest::collection::vec((0u32..3, 0u32..20_000), 0..400)) {
+            let (mut free, mut expected) = (FreeSlots::default(), BTreeSet::new());
+            for (what, slot) in steps {
+                if what == 0 {
+                    prop_assert_eq!(free.pop().map(|slot| slot.0), expected.pop_first());
+                } else if expected.insert(slot) {
+                    free.push(Slot(slot));
+                }
+                prop_assert_eq!(free.len(), expected.len());
+            }
+            while let Some(slot) = expected.pop_first() {
+                prop_assert_eq!(free.pop(), Some(Slot(slot)));
+            }
+            prop_assert_eq!(free.pop(), None);
+        }
     }
 }

@@ -5,6 +5,7 @@ mod conformance;
 mod content;
 mod failures;
 mod managed;
+mod memory;
 mod package;
 mod shares;
 mod support;

@@ -107,6 +107,8 @@ pub(super) fn shutdown(site: &mut Site) -> Checking {
                         match request.and_then(|_| shared_site.flush(link)) {
                             Ok(()) => image.set(done, len as usize, Some(mark)),
                             Err(Stop::Fail(text)) if text.contains("no answer within") => return fault(text),
+                            // The restart waits for the first one.
+                            Err(stop) if waited_for.is_some() => return Err(stop),
                             Err(_) => break,
                         }
                         done += len;

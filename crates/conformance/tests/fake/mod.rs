@@ -43,6 +43,18 @@ pub enum Defect {
     Hang,
     /// A restart loses what was synced.
     LoseAtRestart,
+    /// An fsync overtakes the last write, which a restart then loses.
+    SyncOvertakes,
+    /// A request that is in flight when the server stops is never answered.
+    HangAtRestart,
+    /// One file cannot be written, and a restart loses what was synced of the others.
+    RefuseOne,
+    /// A write of a process that was killed lands once more, over a later one.
+    LateAfterKill,
+    /// Some reads get the bytes of another file.
+    SwappedReads,
+    /// What one user closed to the others stays open.
+    OthersMayOpen,
 }
 
 /// A folder of this name in the mount's root stands for a restart of the server.
@@ -58,6 +70,8 @@ struct Node {
     data: Vec<u8>,
     /// The data before the last write.
     previous: Vec<u8>,
+    /// What a restart leaves, with defects of fsync.
+    synced: Vec<u8>,
     perm: u16,
     uid: u32,
     gid: u32,
@@ -78,11 +92,16 @@ struct State {
     /// By handle: parent and name at the time of opening, and the last write.
     handles: HashMap<u64, (u64, OsString, Option<Last>)>,
     last: Option<Last>,
+    /// Writes of descriptors that are closed, to be made again.
+    late: Vec<Last>,
     next: u64,
     reads: u64,
     writes: u64,
     wrong_error: bool,
     unanswered: Vec<ReplyData>,
+    unanswered_writes: Vec<ReplyWrite>,
+    /// The answer to who restarts the server, which waits for a request to be lost.
+    restarting: Option<(ReplyEntry, FileAttr)>,
 }
 
 pub struct Fake {
@@ -128,8 +147,14 @@ impl Fake {
         let node = Node::new(is_folder, parent, name, mode as u16 & 0o7777, uid, request.gid());
         state.nodes.insert(ino, node);
         state.nodes.get_mut(&parent).ok_or(Errno::ENOENT)?.children.insert(name.to_owned(), ino);
-        if self.is(Defect::LoseAtRestart) && name == RESTART {
-            state.nodes.values_mut().for_each(|node| node.data.clear());
+        if name == RESTART {
+            match self.defect {
+                Defect::LoseAtRestart | Defect::RefuseOne => {
+                    state.nodes.values_mut().for_each(|node| node.data.clear());
+                }
+                Defect::SyncOvertakes => state.nodes.values_mut().for_each(|node| node.data = node.synced.clone()),
+                _ => {}
+            }
         }
         if let Some(below) = &self.below
             && is_folder
@@ -162,7 +187,8 @@ impl Fake {
 impl Node {
     fn new(is_folder: bool, parent: u64, name: &OsStr, perm: u16, uid: u32, gid: u32) -> Node {
         let (children, name) = (BTreeMap::new(), name.to_owned());
-        Node { is_folder, children, parent, name, data: Vec::new(), previous: Vec::new(), perm, uid, gid }
+        let [data, previous, synced] = Default::default();
+        Node { is_folder, children, parent, name, data, previous, synced, perm, uid, gid }
     }
 
     /// Puts bytes at a place; what was there before.
@@ -285,6 +311,9 @@ impl Filesystem for Fake {
             return reply.error(Errno::EFBIG);
         }
         node.perm = mode.map_or(node.perm, |mode| mode as u16 & 0o7777);
+        if self.is(Defect::OthersMayOpen) {
+            node.perm |= 0o666;
+        }
         node.uid = uid.unwrap_or(node.uid);
         node.gid = gid.unwrap_or(node.gid);
         if let Some(size) = size {
@@ -300,7 +329,12 @@ impl Filesystem for Fake {
     }
 
     fn mkdir(&self, request: &Request, parent: INodeNo, name: &OsStr, mode: u32, _: u32, reply: ReplyEntry) {
-        entry(reply, self.make(request, parent.0, name, mode, true));
+        match self.make(request, parent.0, name, mode, true) {
+            Ok(attr) if self.is(Defect::HangAtRestart) && name == RESTART => {
+                self.state().restarting = Some((reply, attr));
+            }
+            made => entry(reply, made),
+        }
     }
 
     fn unlink(&self, _: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEmpty) {
@@ -371,7 +405,10 @@ impl Filesystem for Fake {
         if self.is(Defect::Hang) && count == 50 {
             return state.unanswered.push(reply);
         }
-        let target = self.target(&state, ino.0, handle.0);
+        let mut target = self.target(&state, ino.0, handle.0);
+        if self.is(Defect::SwappedReads) && count % 20 == 19 {
+            target = state.another_file(target);
+        }
         let Some(node) = state.nodes.get(&target) else { return reply.error(Errno::ESTALE) };
         let stale = self.is(Defect::StaleRead) && count % 20 == 19;
         let data = if stale { &node.previous } else { &node.data };
@@ -397,6 +434,13 @@ impl Filesystem for Fake {
         if std::mem::take(&mut state.wrong_error) {
             return reply.error(Errno::EIO);
         }
+        if let Some((restarter, attr)) = state.restarting.take() {
+            restarter.entry(&Duration::ZERO, &attr, Generation(0));
+            return state.unanswered_writes.push(reply);
+        }
+        if self.is(Defect::RefuseOne) && state.nodes.get(&ino.0).is_some_and(|node| node.name == "file-0") {
+            return reply.error(Errno::ENOSPC);
+        }
         if offset + bytes.len() as u64 > SIZE_MAX {
             return reply.error(Errno::EFBIG);
         }
@@ -410,7 +454,7 @@ impl Filesystem for Fake {
         if self.is(Defect::AppendOverlaps) && count % 10 == 9 && offset == node.data.len() && offset >= 32 {
             offset -= 32;
         }
-        if self.is(Defect::StaleRead) {
+        if self.is(Defect::StaleRead) || self.is(Defect::SyncOvertakes) {
             node.previous = node.data.clone();
         }
         if self.is(Defect::LostWrite) && count % 25 == 24 {
@@ -427,6 +471,10 @@ impl Filesystem for Fake {
             && let Some(earlier) = earlier.filter(overlaps)
         {
             node.put(earlier.offset, &earlier.bytes);
+        }
+        let late = state.late.extract_if(.., |late| overlaps(late)).collect::<Vec<Last>>();
+        if let Some(node) = state.nodes.get_mut(&target) {
+            late.iter().for_each(|late| _ = node.put(late.offset, &late.bytes));
         }
         if let Some(handle) = state.handles.get_mut(&handle.0) {
             handle.2 = Some(last.clone());
@@ -450,17 +498,25 @@ impl Filesystem for Fake {
         reply: ReplyEmpty,
     ) {
         let mut state = self.state();
-        if let Some((_, _, Some(last))) = state.handles.remove(&handle.0)
-            && self.is(Defect::DropAtClose)
-            && let Some(node) = state.nodes.get_mut(&last.ino)
-        {
-            node.put(last.offset, &last.before);
+        if let Some((parent, name, Some(last))) = state.handles.remove(&handle.0) {
+            // Who closes in peace has the only descriptor.
+            let others = state.handles.values().any(|other| other.0 == parent && other.1 == name);
+            if self.is(Defect::LateAfterKill) && others {
+                state.late.push(last);
+            } else if self.is(Defect::DropAtClose)
+                && let Some(node) = state.nodes.get_mut(&last.ino)
+            {
+                node.put(last.offset, &last.before);
+            }
         }
         reply.ok();
     }
 
     fn fsync(&self, _: &Request, ino: INodeNo, _: FileHandle, _: bool, reply: ReplyEmpty) {
-        let state = self.state();
+        let mut state = self.state();
+        if let Some(node) = state.nodes.get_mut(&ino.0).filter(|_| self.is(Defect::SyncOvertakes)) {
+            node.synced = node.previous.clone();
+        }
         let below = self.below.as_ref().filter(|_| !self.is(Defect::FsyncDoesNotWait));
         let written = below.is_none_or(|below| {
             let path = below.join(state.path(ino.0));

@@ -34,13 +34,24 @@ pub enum Defect {
     Hang,
     /// A restart loses what was flushed.
     LoseAtRestart,
+    /// A request that is in flight when the server stops is never answered.
+    HangAtRestart,
+    /// Writes are refused, except those that clear the export.
+    RefuseWrites,
+    /// Writes of a connection that has broken land once more, over later ones.
+    LateAfterBreak,
+    /// A connection that breaks keeps its place for ever; there are few.
+    LeakAtBreak,
 }
 
 const SIZE: usize = 2 << 20;
 const REQUEST_MAX: u32 = 32 << 20;
 /// HAS_FLAGS, FLUSH, FUA, TRIM, WRITE_ZEROES, MULTI_CONN.
 const FLAGS: u16 = 1 | 4 | 8 | 32 | 64 | 256;
+/// Connections that may break before there is no place for another.
+const PLACES: u64 = 2;
 const EINVAL: u32 = 22;
+const ENOSPC: u32 = 28;
 const EIO: u32 = 5;
 
 struct Shared {
@@ -51,12 +62,15 @@ struct Shared {
     restarted: AtomicBool,
     requests: AtomicU64,
     ended: AtomicBool,
+    leaked: AtomicU64,
 }
 
 struct Store {
     data: Vec<u8>,
     previous: Vec<u8>,
     last: Option<(usize, Vec<u8>)>,
+    /// Writes of connections that have broken, to be made again.
+    late: Vec<(usize, Vec<u8>)>,
 }
 
 pub struct Server {
@@ -70,7 +84,7 @@ impl Server {
         let dir = tempfile::tempdir().unwrap();
         let socket = dir.path().join("nbd.sock");
         let listener = UnixListener::bind(&socket).unwrap();
-        let store = Store { data: vec![0; SIZE], previous: vec![0; SIZE], last: None };
+        let store = Store { data: vec![0; SIZE], previous: vec![0; SIZE], last: None, late: Vec::new() };
         let shared = Arc::new(Shared {
             defect,
             store: Mutex::new(store),
@@ -79,6 +93,7 @@ impl Server {
             restarted: AtomicBool::new(false),
             requests: AtomicU64::new(0),
             ended: AtomicBool::new(false),
+            leaked: AtomicU64::new(0),
         });
         let serving = shared.clone();
         std::thread::spawn(move || {
@@ -99,6 +114,16 @@ impl Server {
 
     pub fn restart_file(&self) -> &Path {
         &self.shared.restart_file
+    }
+
+    /// Whether a restart leaves a request without an answer.
+    pub fn loses_requests(&self) -> bool {
+        self.shared.is(Defect::HangAtRestart)
+    }
+
+    /// Made when that has come to pass.
+    pub fn lost_file(&self) -> PathBuf {
+        self.shared.restart_file.with_extension("lost")
     }
 
     pub fn contents(&self) -> Vec<u8> {
@@ -135,12 +160,14 @@ struct Connection<'a> {
     /// A reply that waits to be swapped with the next.
     held: Option<(u64, Vec<u8>)>,
     zeroes: Option<(usize, usize)>,
+    /// Its writes, where they come again when it has broken.
+    made: Vec<(usize, Vec<u8>)>,
     wrong: bool,
 }
 
 impl Connection<'_> {
     fn new(stream: UnixStream, shared: &Shared) -> Connection<'_> {
-        Connection { stream, shared, pending: Vec::new(), held: None, zeroes: None, wrong: false }
+        Connection { stream, shared, pending: Vec::new(), held: None, zeroes: None, made: Vec::new(), wrong: false }
     }
 
     fn take(&mut self, len: usize) -> io::Result<Vec<u8>> {
@@ -150,8 +177,21 @@ impl Connection<'_> {
     }
 
     fn serve(&mut self) -> io::Result<()> {
+        if self.shared.is(Defect::LeakAtBreak) && self.shared.leaked.load(Ordering::Relaxed) >= PLACES {
+            // Until the client goes.
+            return io::copy(&mut self.stream, &mut io::sink()).map(drop);
+        }
         if self.negotiate()? {
-            while self.request()? {}
+            let served = loop {
+                match self.request() {
+                    Ok(true) => {}
+                    ended => break ended,
+                }
+            };
+            if served.is_err() {
+                self.shared.leaked.fetch_add(1, Ordering::Relaxed);
+                self.shared.store().late.append(&mut self.made);
+            }
         }
         Ok(())
     }
@@ -230,6 +270,14 @@ impl Connection<'_> {
         if self.shared.is(Defect::Hang) && command == 0 && count > 60 {
             return Ok(true);
         }
+        if self.shared.is(Defect::HangAtRestart) && command == 1 && self.shared.restart_file.exists() {
+            std::fs::write(self.shared.restart_file.with_extension("lost"), "")?;
+            return Ok(true);
+        }
+        if self.shared.is(Defect::RefuseWrites) && payload.iter().any(|byte| *byte != 0) {
+            self.reply(cookie, ENOSPC, Vec::new())?;
+            return Ok(true);
+        }
         let (at, len) = (offset as usize, len as usize);
         let late = self.zeroes.take();
         let data = match command {
@@ -283,6 +331,13 @@ impl Connection<'_> {
             store.previous = store.data.clone();
         }
         store.data[at..at + bytes.len()].copy_from_slice(&bytes);
+        if self.shared.is(Defect::LateAfterBreak) {
+            let overlaps = |late: &mut (usize, Vec<u8>)| late.0 < at + bytes.len() && at < late.0 + late.1.len();
+            for (start, late) in store.late.extract_if(.., overlaps).collect::<Vec<_>>() {
+                store.data[start..start + late.len()].copy_from_slice(&late);
+            }
+            self.made.push((at, bytes.clone()));
+        }
         if self.shared.is(Defect::ReorderedWrites)
             && let Some((start, earlier)) = store.last.take()
             && start < at + bytes.len()

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use impresario_testing::{require, skip};
 
-pub use volume::{Mount, Place, Volume, brick_file, figure, statedump, text_of_statedump};
+pub use volume::{Brick, Mount, Place, Volume, brick_file, figure, statedump, text_of_statedump};
 
 /// Longest wait for anything that should happen at once.
 pub const PATIENCE: Duration = Duration::from_secs(40);

@@ -274,18 +274,21 @@ pub(super) fn shutdown(site: &mut Site) -> Checking {
             result
         });
         let synced = teams(&mut crew, 1, |n, team| {
-            let mut waited_for = Some(restart::Ready(&writers));
+            let ready = restart::Ready(&writers);
             let (name, stamps) = &files[n];
             let mut image = Image::new(*stamps);
-            let Ok(slot) = until_error(&mut team[0], |agent| agent.open(name, CREATE))? else { return Ok(image) };
-            for block in 0..BLOCKS_MAX {
+            // The restart waits for the first block: what goes wrong until then is not its doing.
+            let slot = team[0].open(name, CREATE)?;
+            write(&mut team[0], slot, &mut image, 0, BLOCK_BYTES as usize)?;
+            team[0].call(&Op::Sync { slot, data_only: false }, &[])?;
+            drop(ready);
+            for block in 1..BLOCKS_MAX {
                 let (mark, offset) = (next_mark(&team[0]), block * BLOCK_BYTES);
                 let bytes = stamps.bytes(mark, offset, BLOCK_BYTES as usize);
                 let done = team[0].attempt(&Op::Write { slot, offset }, &bytes)? == Ok((BLOCK_BYTES, Vec::new()))
                     && team[0].attempt(&Op::Sync { slot, data_only: false }, &[])?.is_ok();
                 if done {
                     image.set(offset, BLOCK_BYTES as usize, Some(mark));
-                    drop(waited_for.take());
                 }
                 if !done || back.load(Ordering::Relaxed) {
                     break;
@@ -307,7 +310,6 @@ pub(super) fn shutdown(site: &mut Site) -> Checking {
             let op = Op::Open { slot: 1 << 20, name: name.clone(), flags, direct: false };
             match agent.attempt(&op, &[])? {
                 Ok(_) => break 1 << 20,
-                Err(_) if image.len() == 0 => return Ok(()),
                 Err(_) if Instant::now() < deadline => std::thread::sleep(Duration::from_millis(50)),
                 Err(errno) => {
                     return fault(format!(
@@ -323,11 +325,4 @@ pub(super) fn shutdown(site: &mut Site) -> Checking {
         during(&what, image.check(0, image.len() as usize, &bytes))?;
     }
     Ok(())
-}
-
-/// A request that may fail because the server is stopped.
-fn until_error<T>(agent: &mut Remote, f: impl FnOnce(&mut Remote) -> Checking<T>) -> Checking<Result<T, Stop>> {
-    let result = f(agent);
-    // An error is an answer; no answer is not.
-    if agent.is_lost() { result.map(Ok) } else { Ok(result) }
 }
