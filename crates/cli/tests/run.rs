@@ -601,6 +601,21 @@ for lock in flock, posix, of_open:
     assert_eq!((ran.code, ran.out.as_str()), (0, expected), "{ran:?}");
 }
 
+/// Programs that limit how long a call may take leave it so. A connection of which the reply is outstanding is not used again.
+#[test]
+fn calls_that_are_left_by_a_jump_out_of_a_signal_handler_leave_no_others_waiting() {
+    let mut cluster = Cluster::start(1, 0, |_| {});
+    let Some(program) = compiled(&cluster, "jumps.c", "cc") else { return };
+    support::write_file(&support::client(&cluster.config, 1), "f", b"abcdef");
+    let (program, server) = (program.to_str().unwrap().to_owned(), cluster.server("data.0").pid().to_string());
+    for way in ["flat", "deep"] {
+        let ran = under(&cluster, &["timeout", "60", &program, &format!("{AT}/f"), &server, way]);
+        let nested = "nested 3 def in 3 abc\n".repeat(2);
+        let expected = format!("{nested}jumped out of all\nread 3 abc\n");
+        assert_eq!((ran.code, ran.out.as_str()), (0, expected.as_str()), "{way}: {ran:?}");
+    }
+}
+
 #[test]
 fn sqlite_in_two_runs_loses_no_transaction() {
     if !impresario_testing::require("python3") {
