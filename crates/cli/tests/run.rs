@@ -531,6 +531,91 @@ flock(g, LOCK_EX | LOCK_NB)
     assert_eq!((ran.code, ran.out.as_str()), (0, "[0, 0]\nrefused\n"), "{ran:?}");
 }
 
+/// A thread waits for a lock while another one closes the file's last descriptor: what it gets then ends with the call, as in
+/// Linux, and is in nobody's way.
+#[test]
+fn a_lock_that_is_granted_after_the_last_close_is_in_nobodys_way() {
+    if !impresario_testing::require("python3") {
+        return;
+    }
+    let cluster = Cluster::start(1, 0, |_| {});
+    let script = format!(
+        r#"
+import errno, fcntl, os, signal, struct, threading, time
+path = "{AT}/f"
+open(path, "w").close()
+whole = struct.pack("hhqqi4x", fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
+OFD_SETLK, OFD_SETLKW = 37, 38
+def flock(f, waits):
+    fcntl.flock(f, fcntl.LOCK_EX if waits else fcntl.LOCK_EX | fcntl.LOCK_NB)
+def posix(f, waits):
+    fcntl.lockf(f, fcntl.LOCK_EX if waits else fcntl.LOCK_EX | fcntl.LOCK_NB)
+def of_open(f, waits):
+    fcntl.fcntl(f, OFD_SETLKW if waits else OFD_SETLK, whole)
+
+def sequence(lock):
+    to_holder, to_us = os.pipe(), os.pipe()
+    holder = os.fork()
+    if holder == 0:
+        signal.alarm(60)
+        with open(path, "r+b") as f:
+            lock(f, False)
+            os.write(to_us[1], b"x")
+            os.read(to_holder[0], 1)
+        os.read(to_holder[0], 1)
+        # A grant that is undone may be seen for a moment.
+        end = time.monotonic() + 5
+        with open(path, "r+b") as f:
+            while True:
+                try:
+                    lock(f, False)
+                    os._exit(0)
+                except BlockingIOError:
+                    if time.monotonic() > end:
+                        os._exit(1)
+                    time.sleep(0.05)
+    os.read(to_us[0], 1)
+    fd = os.open(path, os.O_RDWR)
+    said = []
+    def waits():
+        try:
+            lock(fd, True)
+            said.append("granted")
+        except OSError as error:
+            said.append(errno.errorcode[error.errno])
+    waiter = threading.Thread(target=waits, daemon=True)
+    waiter.start()
+    time.sleep(0.5)
+    os.close(fd)
+    os.write(to_holder[1], b"x")
+    waiter.join(30)
+    os.write(to_holder[1], b"x")
+    print(lock.__name__, said, os.waitpid(holder, 0)[1], flush=True)
+
+for lock in flock, posix, of_open:
+    sequence(lock)
+"#
+    );
+    let ran = under(&cluster, &["timeout", "100", "python3", "-c", &script]);
+    let expected = "flock ['granted'] 0\nposix ['EBADF'] 0\nof_open ['granted'] 0\n";
+    assert_eq!((ran.code, ran.out.as_str()), (0, expected), "{ran:?}");
+}
+
+/// Programs that limit how long a call may take leave it so. A connection of which the reply is outstanding is not used again.
+#[test]
+fn calls_that_are_left_by_a_jump_out_of_a_signal_handler_leave_no_others_waiting() {
+    let mut cluster = Cluster::start(1, 0, |_| {});
+    let Some(program) = compiled(&cluster, "jumps.c", "cc") else { return };
+    support::write_file(&support::client(&cluster.config, 1), "f", b"abcdef");
+    let (program, server) = (program.to_str().unwrap().to_owned(), cluster.server("data.0").pid().to_string());
+    for way in ["flat", "deep"] {
+        let ran = under(&cluster, &["timeout", "60", &program, &format!("{AT}/f"), &server, way]);
+        let nested = "nested 3 def in 3 abc\n".repeat(2);
+        let expected = format!("{nested}jumped out of all\nread 3 abc\n");
+        assert_eq!((ran.code, ran.out.as_str()), (0, expected.as_str()), "{way}: {ran:?}");
+    }
+}
+
 #[test]
 fn sqlite_in_two_runs_loses_no_transaction() {
     if !impresario_testing::require("python3") {

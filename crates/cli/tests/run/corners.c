@@ -181,6 +181,46 @@ static void names_and_slashes(void)
 	SHOW(chdir(".."));
 }
 
+/* A writable shared map is refused, or what is stored in it reaches the file: 1. */
+static int keeps_stores(int fd, int flags)
+{
+	char byte = 0;
+	char *map = mmap(NULL, 10, PROT_READ | PROT_WRITE, flags, fd, 0);
+	if (map == MAP_FAILED)
+		return errno == ENODEV;
+	map[0] = 's';
+	msync(map, 10, MS_SYNC);
+	pread(fd, &byte, 1, 0);
+	munmap(map, 10);
+	return byte == 's';
+}
+
+/* What kind of map is asked for, and flags that are checked only by the newer kind. */
+static void kinds_of_maps(void)
+{
+	enum { UNKNOWN = 1 << 24 };
+	int fd = open("map", O_RDWR | O_CREAT, 0600);
+	int read_only = open("map", O_RDONLY);
+	write(fd, "0123456789", 10);
+	SHOW(keeps_stores(fd, MAP_SHARED));
+	SHOW(keeps_stores(fd, MAP_SHARED_VALIDATE));
+	pwrite(fd, "0", 1, 0);
+	char *map = mmap(NULL, 10, PROT_READ, MAP_SHARED_VALIDATE | MAP_POPULATE, read_only, 0);
+	SHOW(map != MAP_FAILED ? memcmp(map, "0123456789", 10) : -1);
+	munmap(map, 10);
+	map = mmap(NULL, 10, PROT_READ | PROT_WRITE, MAP_PRIVATE | UNKNOWN, read_only, 0);
+	SHOW(map != MAP_FAILED ? memcmp(map, "0123456789", 10) : -1);
+	munmap(map, 10);
+	SHOW(mmap(NULL, 10, PROT_READ | PROT_WRITE, MAP_SHARED_VALIDATE, read_only, 0));
+	SHOW(mmap(NULL, 10, PROT_READ | PROT_WRITE, MAP_SHARED_VALIDATE | MAP_SYNC, fd, 0));
+	SHOW(mmap(NULL, 10, PROT_READ, MAP_SHARED_VALIDATE | UNKNOWN, read_only, 0));
+	SHOW(mmap(NULL, 10, PROT_READ, 0, read_only, 0));
+	SHOW(mmap(NULL, 10, PROT_READ, 4, read_only, 0));
+	close(read_only);
+	close(fd);
+	SHOW(unlink("map"));
+}
+
 /* Streams that append and read, that are opened anew, and files by the names of descriptors. */
 static void streams_anew(void)
 {
@@ -552,6 +592,7 @@ int main(int argc, char **argv)
 	map[0] = 'X';
 	SHOW(pread(fd, bytes, 1, 0) == 1 ? bytes[0] : -1);
 	SHOW(munmap(map, 100));
+	kinds_of_maps();
 	struct pollfd asked = { fd, POLLIN | POLLOUT, 0 };
 	SHOW(poll(&asked, 1, -1));
 	SHOW(asked.revents == (POLLIN | POLLOUT));

@@ -88,7 +88,8 @@ impl Own {
             let fd = unsafe { BorrowedFd::borrow_raw(number) };
             is_ours(fd).then(|| run(fd))
         };
-        self.users.fetch_sub(1, SeqCst);
+        // Not below 0: whom `forget_users` has forgotten is not counted any more.
+        let _ = self.users.fetch_update(SeqCst, SeqCst, |users| users.checked_sub(1));
         result
     }
 
@@ -149,7 +150,7 @@ impl Own {
         }
     }
 
-    /// In a forked child: the parent's users are not here.
+    /// Those that will not return: in a forked child the parent's, or a call that a signal handler left by a jump.
     pub(crate) fn forget_users(&self) {
         self.users.store(0, SeqCst);
     }

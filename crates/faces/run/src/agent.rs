@@ -1,5 +1,4 @@
-//! The agent's socket and threads: one thread for each connection, of which a program has one for each thread that is
-//! asking.
+//! The agent's socket and what comes by it: a program has one connection for each thread that is asking.
 
 use std::io::{IoSlice, Read, Write};
 use std::os::fd::{AsFd, OwnedFd};
@@ -8,13 +7,11 @@ use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::AtomicUsize;
-use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 
 use impresario_base::machine::random_number;
 use impresario_client::Client;
+use impresario_interpose::served::peer_pid;
 use impresario_interpose::served::protocol::{DIRECTORIES, REQUEST_BYTES, Reply, Request, SOCKET};
-use impresario_interpose::served::{peer_pid, peer_uid};
 use rustix::io::Errno;
 use rustix::net::{
     AddressFamily, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags, SocketType,
@@ -22,11 +19,12 @@ use rustix::net::{
 };
 
 use crate::calls::{Asked, Calls, Done, Stop};
+use crate::connections::{Connection, Connections};
 use crate::left;
 use crate::locks::Peer;
 use crate::mirror::{Mirror, open_all};
 
-/// Connections of all programs at most.
+/// Connections of all programs at most; further ones wait.
 const CONNECTIONS_MAX: usize = 4096;
 const STACK_BYTES: usize = 256 << 10;
 /// What the names of runs' folders begin with.
@@ -47,12 +45,8 @@ pub struct AgentError {
 pub struct Agent {
     folder: tempfile::TempDir,
     token: String,
-    shared: Arc<Shared>,
-}
-
-struct Shared {
-    calls: Calls,
-    connections: AtomicUsize,
+    calls: Arc<Calls>,
+    connections: Arc<Connections>,
 }
 
 impl Agent {
@@ -66,14 +60,20 @@ impl Agent {
         let mirror = Mirror::new(folder.path().join(DIRECTORIES)).map_err(failed("making the run's folder"))?;
         let at = at.as_os_str().as_bytes().to_vec();
         let calls = Calls::new(client, at, mirror, &token).map_err(failed("preparing to serve programs"))?;
+        let (calls, connections) = (Arc::new(calls), Arc::new(Connections::new(CONNECTIONS_MAX)));
         let listener = listen(folder.path()).map_err(failed("listening for programs"))?;
-        let shared = Arc::new(Shared { calls, connections: AtomicUsize::new(0) });
         let thread = |name: &str| std::thread::Builder::new().name(name.into()).stack_size(STACK_BYTES);
-        let watching = shared.clone();
-        thread("closes").spawn(move || watching.calls.opens.watch()).map_err(failed("starting a thread"))?;
-        let serving = shared.clone();
-        thread("programs").spawn(move || accept(&listener, &serving)).map_err(failed("starting a thread"))?;
-        Ok(Agent { folder, token, shared })
+        let watching = calls.clone();
+        thread("closes").spawn(move || watching.opens.watch()).map_err(failed("starting a thread"))?;
+        let (serving, accepting) = (calls.clone(), connections.clone());
+        let serve = Arc::new(move |connections: &Connections, connection: &Connection| {
+            if let Err(error) = serve(connections, connection, |asked, out| serving.call(asked, out)) {
+                tracing::debug!(%error, "a program's connection");
+            }
+        });
+        let accepts = move || accepting.accept(&listener, &serve);
+        thread("programs").spawn(accepts).map_err(failed("starting a thread"))?;
+        Ok(Agent { folder, token, calls, connections })
     }
 
     /// The folder with the socket, for the programs' environment.
@@ -93,7 +93,7 @@ impl Agent {
 
     /// Whether a program is still connected or has a file open.
     pub fn is_used(&self) -> bool {
-        self.shared.connections.load(SeqCst) > 0 || !self.shared.calls.opens.is_empty()
+        !self.connections.is_empty() || !self.calls.opens.is_empty()
     }
 }
 
@@ -140,61 +140,13 @@ fn is_refused(path: &Path) -> bool {
 
 impl Drop for Agent {
     fn drop(&mut self) {
-        self.shared.calls.mirror.open();
+        self.calls.mirror.open();
     }
 }
 
 impl std::fmt::Debug for Agent {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Agent").field("folder", &self.folder).finish_non_exhaustive()
-    }
-}
-
-/// Counts a connection while it lives.
-struct Counted(Arc<Shared>);
-
-impl Counted {
-    fn new(shared: &Arc<Shared>) -> Counted {
-        shared.connections.fetch_add(1, SeqCst);
-        Counted(shared.clone())
-    }
-}
-
-impl Drop for Counted {
-    fn drop(&mut self) {
-        self.0.connections.fetch_sub(1, SeqCst);
-    }
-}
-
-fn accept(listener: &UnixListener, shared: &Arc<Shared>) {
-    let me = rustix::process::geteuid().as_raw();
-    let mut has_told = false;
-    loop {
-        let stream = match listener.accept() {
-            Ok((stream, _)) => stream,
-            Err(error) => {
-                if !std::mem::replace(&mut has_told, true) {
-                    tracing::warn!(%error, "a program could not connect, and has to wait");
-                }
-                // Without descriptors it fails at once and again.
-                std::thread::sleep(std::time::Duration::from_millis(10));
-                continue;
-            }
-        };
-        // A program that became another user must not act as this one, nor one that cannot say who it is.
-        if peer_uid(&stream) != Some(me) || shared.connections.load(Relaxed) >= CONNECTIONS_MAX {
-            continue;
-        }
-        // Moved into the thread, and dropped with what it should have run when there is none.
-        let counted = Counted::new(shared);
-        let serve = move || {
-            if let Err(error) = serve(stream, &counted.0.calls) {
-                tracing::debug!(%error, "a program's connection");
-            }
-        };
-        if let Err(error) = std::thread::Builder::new().name("program".into()).stack_size(STACK_BYTES).spawn(serve) {
-            tracing::warn!(%error, "no thread for a program");
-        }
     }
 }
 
@@ -207,9 +159,15 @@ fn keep_little(buffer: &mut Vec<u8>) {
     buffer.shrink_to(KEPT_BYTES);
 }
 
-fn serve(mut stream: UnixStream, calls: &Calls) -> std::io::Result<()> {
+/// Does what comes by a connection until that ends.
+fn serve(
+    connections: &Connections,
+    connection: &Connection,
+    call: impl Fn(&Asked<'_>, &mut Vec<u8>) -> Result<Done, Stop>,
+) -> std::io::Result<()> {
     let (mut body, mut out) = (Vec::new(), Vec::new());
-    let pid = peer_pid(&stream);
+    let mut stream = &connection.stream;
+    let pid = peer_pid(stream);
     loop {
         let mut head = [0; REQUEST_BYTES];
         match stream.read_exact(&mut head) {
@@ -217,14 +175,16 @@ fn serve(mut stream: UnixStream, calls: &Calls) -> std::io::Result<()> {
             read => read?,
         }
         let numbers = Request::decode(&head).ok_or(std::io::ErrorKind::InvalidData)?;
+        let under_way = connections.begin(connection, numbers.may_wait());
         let lens = [numbers.path_len, numbers.other_len, numbers.data_len].map(|len| len as usize);
         body.resize(lens.iter().sum(), 0);
         stream.read_exact(&mut body)?;
         let (path, rest) = body.split_at(lens[0]);
         let (other, data) = rest.split_at(lens[1]);
         out.clear();
-        let peer = Peer { pid, stream: &stream };
-        let done = calls.call(&Asked { peer: &peer, numbers, path, other, data }, &mut out);
+        let peer = Peer { pid, stream };
+        let asked = Asked { peer: &peer, numbers, path, other, data };
+        let done = if under_way.is_some() { call(&asked, &mut out) } else { Err(libc::ENOLCK.into()) };
         let (result, fd, is_outside) = match done {
             Ok(Done { result, fd }) => (result, fd, false),
             Err(Stop::Errno(errno)) => {
@@ -238,13 +198,14 @@ fn serve(mut stream: UnixStream, calls: &Calls) -> std::io::Result<()> {
                 (if fits { 0 } else { -i64::from(libc::EXDEV) }, None, fits)
             }
         };
-        send(&mut stream, Reply { result, data_len: out.len() as u32, is_outside }, fd, &out)?;
+        send(stream, Reply { result, data_len: out.len() as u32, is_outside }, fd, &out)?;
+        drop(under_way);
         keep_little(&mut body);
         keep_little(&mut out);
     }
 }
 
-fn send(stream: &mut UnixStream, reply: Reply, fd: Option<OwnedFd>, data: &[u8]) -> std::io::Result<()> {
+fn send(mut stream: &UnixStream, reply: Reply, fd: Option<OwnedFd>, data: &[u8]) -> std::io::Result<()> {
     let head = reply.encode();
     let mut space = [std::mem::MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
     let mut control = SendAncillaryBuffer::new(&mut space);
@@ -253,7 +214,7 @@ fn send(stream: &mut UnixStream, reply: Reply, fd: Option<OwnedFd>, data: &[u8])
         control.push(SendAncillaryMessage::ScmRights(fds));
     }
     let parts = [IoSlice::new(&head), IoSlice::new(data)];
-    let sent = rustix::net::sendmsg(&*stream, &parts, &mut control, SendFlags::NOSIGNAL)?;
+    let sent = rustix::net::sendmsg(stream, &parts, &mut control, SendFlags::NOSIGNAL)?;
     if sent < head.len() {
         stream.write_all(&head[sent..])?;
     }
@@ -262,7 +223,87 @@ fn send(stream: &mut UnixStream, reply: Reply, fd: Option<OwnedFd>, data: &[u8])
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
+    use impresario_interpose::served::Served;
+    use impresario_interpose::served::protocol::Op;
+
     use super::*;
+
+    /// An agent of at most `max` connections whose calls take a moment, and answer with what was sent. A lock that is waited for
+    /// comes when the program gives up.
+    fn echoes(max: usize) -> (tempfile::TempDir, Arc<Connections>) {
+        let folder = tempfile::tempdir().unwrap();
+        let (listener, connections) = (listen(folder.path()).unwrap(), Arc::new(Connections::new(max)));
+        let answer = |asked: &Asked<'_>, out: &mut Vec<u8>| {
+            out.extend(asked.data);
+            while asked.numbers.may_wait() && !asked.peer.gives_up(None, Duration::from_secs(60)) {}
+            std::thread::sleep(Duration::from_micros(300));
+            Ok(Done::from(asked.numbers.a))
+        };
+        let answers = Arc::new(move |all: &Connections, one: &Connection| drop(serve(all, one, answer)));
+        let accepting = connections.clone();
+        // It ends with the tests, as an agent does with its process.
+        std::thread::spawn(move || accepting.accept(&listener, &answers));
+        (folder, connections)
+    }
+
+    fn program(folder: &Path) -> Box<Served> {
+        let served = Box::new(Served::new());
+        served.start(folder.as_os_str().as_bytes(), b"/at", b"0123456789abcdef", b"");
+        served
+    }
+
+    /// Asks for `a` with data that only this request has.
+    fn ask(served: &Served, a: u32) -> Result<(), i32> {
+        let data = a.to_ne_bytes().repeat(1 + a as usize % 50_000);
+        let mut into = vec![0; data.len()];
+        let request = Request { a: a.into(), ..Request::new(Op::Write) };
+        let got = served.call(request, b"", b"", &data, &mut into)?;
+        assert!(got.result == i64::from(a) && into == data, "another request's reply");
+        Ok(())
+    }
+
+    #[test]
+    fn more_threads_than_there_may_be_connections_wait_and_are_all_served() {
+        let (folder, connections) = echoes(4);
+        let programs: Vec<_> = (0..3).map(|_| program(folder.path())).collect();
+        std::thread::scope(|scope| {
+            for thread in 0..15 {
+                let served = &programs[thread % 3];
+                scope.spawn(move || {
+                    for turn in 0..40 {
+                        assert_eq!(ask(served, (thread * 1000 + turn * 7919) as u32), Ok(()), "{thread} {turn}");
+                    }
+                });
+            }
+        });
+        // Idle connections of programs that do not ask are in nobody's way.
+        for served in (0..10).map(|_| program(folder.path())).chain(programs) {
+            assert_eq!(ask(&served, 5), Ok(()));
+        }
+        assert!(!connections.is_empty());
+    }
+
+    #[test]
+    fn programs_that_wait_for_locks_leave_connections_for_those_that_give_them_up() {
+        let (folder, connections) = echoes(4);
+        let waits = |_| {
+            let mut stream = UnixStream::connect(folder.path().join(SOCKET)).unwrap();
+            stream.write_all(&Request { a: 2, ..Request::new(Op::Flock) }.encode()).unwrap();
+            stream
+        };
+        let waiting: Vec<_> = (0..3).map(waits).collect();
+        impresario_testing::until("three wait", || connections.locking() == 3);
+        let served = program(folder.path());
+        let refused = served.call(Request { a: 2, ..Request::new(Op::Flock) }, b"", b"", b"", &mut []);
+        assert_eq!(refused.map(|got| got.result), Err(libc::ENOLCK));
+        for turn in 0..20 {
+            assert_eq!(ask(&served, turn), Ok(()));
+        }
+        drop(waiting);
+        impresario_testing::until("they have given up", || connections.locking() == 0);
+    }
 
     #[test]
     fn an_idle_connection_keeps_little() {

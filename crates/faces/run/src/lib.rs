@@ -7,6 +7,7 @@
 
 mod agent;
 mod calls;
+mod connections;
 mod left;
 mod locks;
 mod mirror;

@@ -8,6 +8,8 @@ use std::collections::VecDeque;
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+use std::sync::atomic::Ordering::SeqCst;
 use std::time::Duration;
 
 use impresario_base::lock::{Condvar, Mutex};
@@ -38,7 +40,7 @@ pub(crate) struct Peer<'a> {
 
 impl Peer<'_> {
     /// Waits, and says whether the process has given up its call or ended meanwhile.
-    fn gives_up(&self, process: Option<&OwnedFd>, nap: Duration) -> bool {
+    pub(crate) fn gives_up(&self, process: Option<&OwnedFd>, nap: Duration) -> bool {
         let mut fds = vec![PollFd::new(self.stream, PollFlags::RDHUP)];
         fds.extend(process.map(|process| PollFd::new(process, PollFlags::IN)));
         let nap = Timespec { tv_sec: nap.as_secs() as i64, tv_nsec: nap.subsec_nanos().into() };
@@ -50,7 +52,9 @@ impl Peer<'_> {
 #[derive(Debug)]
 struct Holder {
     process: OwnedFd,
-    /// The open files that it locked through.
+    /// Set before its locks are given up: what it is granted later is undone by the thread that took it.
+    has_ended: AtomicBool,
+    /// The open files through which it took locks of its own.
     opens: Mutex<Vec<u64>>,
 }
 
@@ -73,8 +77,8 @@ struct Flock {
 }
 
 impl Locks {
-    /// A process locks through an open file. `None`: the kernel does not say when it ends, which nothing must depend on.
-    fn holder(&self, pid: u32, open: u64, ends: &OwnedFd) -> Option<Arc<Holder>> {
+    /// A process locks, for itself through `open`. `None`: the kernel does not say when it ends, which nothing must depend on.
+    fn holder(&self, pid: u32, open: Option<u64>, ends: &OwnedFd) -> Option<Arc<Holder>> {
         let mut holders = self.holders.lock();
         let holder = match holders.get(&pid) {
             Some(holder) => holder.clone(),
@@ -82,13 +86,13 @@ impl Locks {
                 let process = pidfd_open(Pid::from_raw(i32::try_from(pid).ok()?)?, PidfdFlags::empty()).ok()?;
                 let event = epoll::EventData::new_u64(OTHER_KIND | u64::from(pid));
                 epoll::add(ends, &process, event, epoll::EventFlags::IN).ok()?;
-                let holder = Arc::new(Holder { process, opens: Mutex::default() });
+                let holder = Arc::new(Holder { process, has_ended: AtomicBool::new(false), opens: Mutex::default() });
                 holders.insert(pid, holder.clone());
                 holder
             }
         };
         let mut opens = holder.opens.lock();
-        if !opens.contains(&open) {
+        if let Some(open) = open.filter(|open| !opens.contains(open)) {
             opens.push(open);
         }
         drop(opens);
@@ -121,11 +125,17 @@ impl Locks {
     pub(crate) fn ended(&self, pid: u32, ends: &OwnedFd) -> Vec<u64> {
         let Some(holder) = self.holders.lock().remove(&pid) else { return Vec::new() };
         let _ = epoll::delete(ends, &holder.process);
+        holder.has_ended.store(true, SeqCst);
         std::mem::take(&mut *holder.opens.lock())
     }
 
-    /// An open file is closed.
+    /// An open file is closed. A call in another thread may still wait for a lock through it: what it is granted from now on, it
+    /// does not keep.
     pub(crate) fn closed(&self, number: u64, open: &Open) {
+        let mut flocks = self.flocks.lock();
+        open.is_closed.store(true, SeqCst);
+        self.give_up(&mut flocks, number, open.ino);
+        drop(flocks);
         for owner in std::mem::take(&mut *open.lockers.lock()) {
             release(open, owner);
             if let Ok(pid) = u32::try_from(owner)
@@ -134,7 +144,6 @@ impl Locks {
                 holder.opens.lock().retain(|open| *open != number);
             }
         }
-        self.unflock(number, open.ino);
     }
 
     fn unflock(&self, number: u64, ino: u64) {
@@ -173,7 +182,13 @@ impl Locks {
             if !flocks.iter().any(excludes) {
                 // What another thread has got through the same open file meanwhile.
                 flocks.retain(|held| held.open != number);
-                flocks.push(wanted);
+                // As in Linux, who waited while another thread closed the last descriptor gets the lock, which ends with the call.
+                if !open.is_closed.load(SeqCst) {
+                    flocks.push(wanted);
+                }
+                if flocks.is_empty() {
+                    all.remove(&open.ino);
+                }
                 self.changed.notify_all();
                 return Ok(0);
             }
@@ -265,24 +280,37 @@ impl Opens {
                 if !may {
                     return Err(libc::EBADF.into());
                 }
-                let holder = self.locks.holder(pid, number, self.epoll()).ok_or(libc::ENOLCK)?;
+                let holder =
+                    self.locks.holder(pid, (!is_of_open).then_some(number), self.epoll()).ok_or(libc::ENOLCK)?;
                 let mut lockers = open.lockers.lock();
                 if !lockers.contains(&owner) {
                     lockers.push(owner);
                 }
                 drop(lockers);
-                take(file, lock, asked, &holder)
+                let taken = take(file, lock, asked, &holder);
+                // The locks of the open file, or of the process, may have been given up before this one was granted.
+                let is_closed = open.is_closed.load(SeqCst);
+                if is_closed {
+                    holder.opens.lock().retain(|open| *open != number);
+                }
+                taken?;
+                let is_orphan = is_closed || !is_of_open && holder.has_ended.load(SeqCst);
+                if is_orphan && file.unlock(owner, start, end).is_err() {
+                    release(&open, owner);
+                }
+                // As in Linux, a process keeps no lock without a descriptor, and one of the open file ends with the call.
+                if is_orphan && !is_of_open { Err(libc::EBADF.into()) } else { Ok(0) }
             }
         }
     }
 }
 
 /// Takes a lock, and waits for it if the program wants that.
-fn take(file: &File, lock: FileLock, asked: &Asked<'_>, holder: &Holder) -> Result<i64, Stop> {
+fn take(file: &File, lock: FileLock, asked: &Asked<'_>, holder: &Holder) -> Result<(), Stop> {
     let mut attempt = LockAttempt::new(lock, asked.numbers.may_wait());
     let stop = loop {
         match attempt.try_once(file, LockAttempt::TRY_MAX) {
-            Tried::Granted { .. } => return Ok(0),
+            Tried::Granted { .. } => return Ok(()),
             Tried::Excluded => return Err(libc::EAGAIN.into()),
             Tried::Failed(error) => break refused(error),
             Tried::Undecided | Tried::Unanswered(_) => {}

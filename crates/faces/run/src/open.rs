@@ -4,8 +4,8 @@ use std::collections::VecDeque;
 use std::collections::hash_map::Entry;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
-use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
+use std::sync::atomic::{AtomicBool, AtomicU64};
 
 use impresario_base::lock::{Condvar, Mutex};
 use impresario_base::machine::random_number;
@@ -49,6 +49,8 @@ pub(crate) struct Open {
     pub(crate) path: Mutex<Vec<u8>>,
     /// Owners that took `fcntl` locks through it.
     pub(crate) lockers: Mutex<Vec<u64>>,
+    /// Its last descriptor is gone: set before its locks are given up.
+    pub(crate) is_closed: AtomicBool,
     /// Not 0: it may have set-user-id or set-group-id, which go when it is changed. Each `chmod` that gives them has its own number.
     pub(crate) set_id: AtomicU64,
     /// Hangs up when no program has a descriptor of it any more.
@@ -127,6 +129,7 @@ impl Opens {
             flags: Mutex::new(flags),
             path: Mutex::new(path),
             lockers: Mutex::default(),
+            is_closed: AtomicBool::new(false),
             hold,
         });
         self.table.lock().insert(number, open.clone());

@@ -441,6 +441,17 @@ pub fn to_statx(meta: &Meta) -> libc::statx {
     statx
 }
 
+/// The flags that `MAP_SHARED_VALIDATE` knows, with those that the C library does not name: Linux's `LEGACY_MAP_MASK`.
+const VALIDATED: c_int = {
+    let kept = libc::MAP_SHARED_VALIDATE | libc::MAP_FIXED | libc::MAP_NORESERVE | libc::MAP_STACK;
+    let uninitialized_and_huge_pages = 0x0400_0000 | libc::MAP_HUGETLB | libc::MAP_HUGE_2MB | libc::MAP_HUGE_1GB;
+    // MAP_32BIT and MAP_ABOVE4G.
+    let low_and_high = if cfg!(target_arch = "x86_64") { 0x40 | 0x80 } else { 0 };
+    let no_effect = libc::MAP_DENYWRITE | libc::MAP_EXECUTABLE | libc::MAP_NONBLOCK;
+    let how = libc::MAP_GROWSDOWN | libc::MAP_LOCKED | libc::MAP_POPULATE | libc::MAP_ANONYMOUS;
+    kept | uninitialized_and_huge_pages | low_and_high | no_effect | how
+};
+
 /// Fills a map of a file: private memory with the file's bytes. Shared maps that are or may become writable are refused.
 ///
 /// # Safety
@@ -465,10 +476,17 @@ pub unsafe fn map(
     if offset < 0 || offset & 4095 != 0 || len == 0 {
         return refused(libc::EINVAL);
     }
+    // The kinds are numbers, not bits: `MAP_SHARED_VALIDATE` has the bit of `MAP_PRIVATE`.
+    let is_shared = match flags & libc::MAP_TYPE {
+        libc::MAP_PRIVATE => false,
+        libc::MAP_SHARED => true,
+        libc::MAP_SHARED_VALIDATE if flags & !VALIDATED != 0 => return refused(libc::EOPNOTSUPP),
+        libc::MAP_SHARED_VALIDATE => true,
+        _ => return refused(libc::EINVAL),
+    };
     if status & libc::O_ACCMODE == libc::O_WRONLY {
         return refused(libc::EACCES);
     }
-    let is_shared = flags & libc::MAP_PRIVATE == 0;
     if is_shared && (protection & libc::PROT_WRITE != 0 || status & libc::O_ACCMODE != libc::O_RDONLY) {
         if status & libc::O_ACCMODE == libc::O_RDONLY {
             return refused(libc::EACCES);

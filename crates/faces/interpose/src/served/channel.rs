@@ -1,14 +1,16 @@
 //! Connections to the agent: one for each thread that is asking just now, kept for the next. They are high numbers of the
 //! process, closed on exec and hidden from the program as far as it goes through the C library.
 //!
-//! Every wait is the agent's, which answers within the cluster's time; when it ends, its connections do.
+//! Every wait is the agent's, which answers within the cluster's time; when it ends, its connections do. A signal handler may
+//! leave a call by a jump (`siglongjmp`), after which its connection is of no use: the thread's next call gives it up.
 
 use std::io::{IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
+use std::ops::Range;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::sync::OnceLock;
-use std::sync::atomic::Ordering::{Acquire, Release};
-use std::sync::atomic::{AtomicBool, AtomicU64};
+use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
+use std::sync::atomic::{AtomicU64, AtomicUsize};
 use std::time::Duration;
 
 use rustix::io::Errno;
@@ -22,6 +24,17 @@ use crate::own::{Own, close_raw};
 
 /// Connections of a process: threads that ask at the same time; further ones wait for a turn.
 const CHANNELS: usize = 32;
+/// How often a call looks for a connection that is free, and between how many of these looks it only yields: about a second.
+const LOOKS: u32 = 5000;
+const YIELDS: u32 = 100;
+const LOOK_EVERY: Duration = Duration::from_micros(200);
+/// How much longer it looks when the process has no number left for one more connection.
+const LAST_LOOKS: u32 = 60 * LOOKS;
+/// Less than what the kernel puts on the stack for a signal handler, bytes.
+const HANDLER_FRAME_MIN: usize = 512;
+/// How much of one stack a call may be above another one at most for that to be said of them, bytes: other stacks are
+/// mostly further away.
+const SAME_STACK_MAX: usize = 1 << 20;
 
 pub(super) struct Channels {
     socket: OnceLock<Vec<u8>>,
@@ -38,7 +51,63 @@ fn who() -> u64 {
 
 struct Channel {
     own: Own,
-    is_busy: AtomicBool,
+    /// Where on its stack the call is that uses this; 0: it is free.
+    frame: AtomicUsize,
+    /// The thread of that call; 0: not known.
+    thread: AtomicUsize,
+}
+
+/// Tells this thread from the others of the process. One that begins when another one has ended may get the number of that.
+fn this_thread() -> usize {
+    // SAFETY: the address of this thread's errno; nothing is read.
+    unsafe { libc::__errno_location() }.addr()
+}
+
+/// The stack for signal handlers on which this thread runs just now.
+fn handler_stack() -> Option<Range<usize>> {
+    let mut stack = libc::stack_t { ss_sp: std::ptr::null_mut(), ss_flags: 0, ss_size: 0 };
+    // SAFETY: changes nothing, and the kernel writes one structure.
+    let result = unsafe { libc::sigaltstack(std::ptr::null(), &raw mut stack) };
+    let begin = stack.ss_sp.addr();
+    (result == 0 && stack.ss_flags & libc::SS_ONSTACK != 0).then(|| begin..begin.saturating_add(stack.ss_size))
+}
+
+/// Whether a call of this thread, at `frame` on its stack, is over though it has not returned: a signal handler has left it by
+/// a jump. Then this one, at `here`, is not below it, as that of a handler is in the middle of a call. Between two stacks
+/// nothing is known.
+fn was_left(frame: usize, here: usize) -> bool {
+    here.saturating_add(HANDLER_FRAME_MIN) >= frame
+        && here.saturating_sub(frame) <= SAME_STACK_MAX
+        && handler_stack().is_none_or(|stack| stack.contains(&frame))
+}
+
+impl Channel {
+    const fn new() -> Channel {
+        Channel { own: Own::new(), frame: AtomicUsize::new(0), thread: AtomicUsize::new(0) }
+    }
+
+    /// Takes it for a call of `thread` at `here`, if it is free or that thread's own from a call that was left. Signal handlers
+    /// may come between any two steps and make calls: such a call is below `here`.
+    fn take(&self, thread: usize, here: usize) -> bool {
+        if self.frame.compare_exchange(0, here, Acquire, Relaxed).is_ok() {
+            self.thread.store(thread, Relaxed);
+            return true;
+        }
+        let frame = self.frame.load(Relaxed);
+        let may_take = self.thread.load(Relaxed) == thread && frame != 0 && was_left(frame, here);
+        if !may_take || self.frame.compare_exchange(frame, here, Acquire, Relaxed).is_err() {
+            return false;
+        }
+        // The reply to that call may be under way yet.
+        self.own.forget_users();
+        self.own.close();
+        true
+    }
+
+    fn free(&self) {
+        self.thread.store(0, Relaxed);
+        self.frame.store(0, Release);
+    }
 }
 
 /// What the agent replied.
@@ -54,9 +123,9 @@ pub struct Got {
     pub fd: Option<OwnedFd>,
 }
 
-/// A connection for one call: of one that waits for other programs, of a process that is not the one that began here: a child of `vfork`, which runs in its
-/// parent's memory, or of a system call that no handler of `fork` saw, which has a copy of it. Or of a process that became
-/// another user, for the agent to refuse.
+/// A connection for one call: one that waits for other programs, or for which none of the others became free. Or one of a
+/// process that is not the one that began here: a child of `vfork`, which runs in its parent's memory, or of a system call that
+/// no handler of `fork` saw, which has a copy of it. Or of a process that became another user, for the agent to refuse.
 struct Stranger(Own);
 
 impl Drop for Stranger {
@@ -66,21 +135,25 @@ impl Drop for Stranger {
 }
 
 /// Frees a connection for the next, also when its user is unwound.
-struct Busy<'a>(&'a AtomicBool);
+struct Busy<'a>(&'a Channel);
 
 impl Drop for Busy<'_> {
     fn drop(&mut self) {
-        self.0.store(false, Release);
+        self.0.free();
     }
+}
+
+/// Why there is no reply.
+enum Lost {
+    /// The agent had given up the connection before it got all of the request, and will not do it.
+    Unasked,
+    /// The call may have been done.
+    Unanswered,
 }
 
 impl Channels {
     pub(super) const fn new() -> Channels {
-        Channels {
-            socket: OnceLock::new(),
-            places: [const { Channel { own: Own::new(), is_busy: AtomicBool::new(false) } }; CHANNELS],
-            owner: AtomicU64::new(0),
-        }
+        Channels { socket: OnceLock::new(), places: [const { Channel::new() }; CHANNELS], owner: AtomicU64::new(0) }
     }
 
     pub(super) fn start(&self, socket: Vec<u8>) {
@@ -104,26 +177,38 @@ impl Channels {
         for place in &self.places {
             place.own.forget_users();
             place.own.close();
-            place.is_busy.store(false, Release);
+            place.free();
         }
         self.owner.store(who(), Release);
     }
 
-    fn free(&self) -> (&Own, Busy<'_>) {
-        let mut turns = 0u32;
-        loop {
-            for place in &self.places {
-                if place.is_busy.compare_exchange(false, true, Acquire, std::sync::atomic::Ordering::Relaxed).is_ok() {
-                    return (&place.own, Busy(&place.is_busy));
-                }
+    /// One that is free, or becomes so within `looks`.
+    fn free(&self, here: usize, looks: u32) -> Option<Busy<'_>> {
+        let thread = this_thread();
+        for look in 0..looks {
+            if let Some(place) = self.places.iter().find(|place| place.take(thread, here)) {
+                return Some(Busy(place));
             }
-            // Each of the others ends within the agent's time.
-            turns += 1;
-            if turns < 100 {
+            // Each of the others ends within the agent's time, but for those that a jump has left.
+            if look < YIELDS {
                 rustix::thread::sched_yield();
             } else {
-                std::thread::sleep(Duration::from_micros(100));
+                std::thread::sleep(LOOK_EVERY);
             }
+        }
+        None
+    }
+
+    /// One of the process's connections for the call at `here`, or `None`, and `stranger` is one for this call.
+    fn channel(&self, here: usize, stranger: &Own) -> Result<Option<Busy<'_>>, i32> {
+        let free = self.free(here, LOOKS);
+        if free.is_some() {
+            return Ok(free);
+        }
+        match self.connect().and_then(|fd| stranger.put(fd).ok_or(libc::EMFILE)) {
+            Ok(()) => Ok(None),
+            Err(libc::EMFILE | libc::ENFILE) => self.free(here, LAST_LOOKS).ok_or(libc::EMFILE).map(Some),
+            Err(errno) => Err(errno),
         }
     }
 
@@ -139,23 +224,23 @@ impl Channels {
         let request =
             Request { path_len: len(path)?, other_len: len(other)?, data_len: len(data)?, room: len(into)?, ..request };
         let head = request.encode();
+        let parts = [&head[..], path, other, data];
         let stranger = Stranger(Own::new());
-        let (own, _busy) = if who() == self.owner.load(Acquire) && !request.may_wait() {
-            let (own, busy) = self.free();
-            (own, Some(busy))
-        } else {
-            (&stranger.0, None)
+        let is_shared = who() == self.owner.load(Acquire) && !request.may_wait();
+        let here = (&raw const stranger).addr();
+        let busy = if is_shared { self.channel(here, &stranger.0)? } else { None };
+        let own = busy.as_ref().map_or(&stranger.0, |busy| &busy.0.own);
+        let mut done = own.with(|fd| exchange(fd, &request, parts, into));
+        // The program may have closed the connection behind the C library's back, or the agent while it was idle: then a new one
+        // is made.
+        if matches!(done, None | Some(Err(Lost::Unasked))) {
+            own.put(self.connect()?).ok_or(libc::EMFILE)?;
+            done = own.with(|fd| exchange(fd, &request, parts, into));
+        }
+        let Some(Ok((reply, fd))) = done else {
+            own.close();
+            return Err(libc::EIO);
         };
-        // The program may have closed the connection behind the C library's back: then a new one is made.
-        let mut parts = [IoSlice::new(&head), IoSlice::new(path), IoSlice::new(other), IoSlice::new(data)];
-        let done = match own.with(|fd| exchange(fd, &request, &mut parts, into)) {
-            Some(done) => done,
-            None => {
-                own.put(self.connect()?).ok_or(libc::EMFILE)?;
-                own.with(|fd| exchange(fd, &request, &mut parts, into)).ok_or(libc::EIO)?
-            }
-        };
-        let (reply, fd) = done.inspect_err(|_| own.close())?;
         if reply.result < 0 {
             return Err(i32::try_from(-reply.result).unwrap_or(libc::EIO));
         }
@@ -211,15 +296,17 @@ fn peer(socket: impl AsFd) -> Option<libc::ucred> {
 fn exchange(
     fd: BorrowedFd<'_>,
     request: &Request,
-    mut parts: &mut [IoSlice<'_>],
+    parts: [&[u8]; 4],
     into: &mut [u8],
-) -> Result<(Reply, Option<OwnedFd>), i32> {
+) -> Result<(Reply, Option<OwnedFd>), Lost> {
+    let mut parts = &mut parts.map(IoSlice::new)[..];
     IoSlice::advance_slices(&mut parts, 0);
     while !parts.is_empty() {
         match rustix::net::sendmsg(fd, parts, &mut SendAncillaryBuffer::default(), SendFlags::NOSIGNAL) {
             Ok(sent) => IoSlice::advance_slices(&mut parts, sent),
             Err(Errno::INTR) => {}
-            Err(_) => return Err(libc::EIO),
+            // It does nothing before it has the whole request.
+            Err(_) => return Err(Lost::Unasked),
         }
     }
     let mut head = [0; REPLY_BYTES];
@@ -241,7 +328,7 @@ fn exchange(
                 }
                 continue;
             }
-            _ => return Err(libc::EIO),
+            _ => return Err(Lost::Unanswered),
         }
         for message in control.drain() {
             if let RecvAncillaryMessage::ScmRights(fds) = message {
@@ -255,7 +342,7 @@ fn exchange(
         if got >= REPLY_BYTES {
             let reply = Reply::decode(&head);
             if reply.data_len as usize > into.len() {
-                return Err(libc::EIO);
+                return Err(Lost::Unanswered);
             }
             len = REPLY_BYTES + reply.data_len as usize;
         }

@@ -1,0 +1,204 @@
+//! The connections of programs, one thread for each, as many as there may be. While there are that many, further ones wait in
+//! the socket's queue, and the one that was idle the longest is given up: its program makes another one when it next asks.
+//!
+//! A connection is given up by ending its direction to the agent. What the program has sent whole before that is done and
+//! answered; what it sends later fails at the program, which knows then that it was not done and asks again.
+
+use std::net::Shutdown;
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
+use std::sync::atomic::Ordering::SeqCst;
+use std::time::{Duration, Instant};
+
+use impresario_base::lock::{Condvar, Mutex, MutexGuard};
+use impresario_interpose::served::peer_uid;
+use rustc_hash::FxHashMap;
+use rustix::event::{PollFd, PollFlags, poll};
+
+/// How long the agent waits for a place, a descriptor or a thread before it looks again.
+const LOOK_EVERY: Duration = Duration::from_millis(20);
+const STACK_BYTES: usize = 256 << 10;
+
+/// It was made just now, and has not asked anything: it is not given up, so each one is of use once.
+const NEW: u64 = 0;
+/// It is asking.
+const ASKING: u64 = 1;
+/// It waits for a lock, and for that alone: it ends with the reply.
+const LOCKING: u64 = 2;
+/// It is given up.
+const ENDING: u64 = 3;
+/// From here on: when it became idle.
+const IDLE: u64 = 4;
+
+/// One of them.
+pub(crate) struct Connection {
+    pub(crate) stream: UnixStream,
+    state: AtomicU64,
+}
+
+/// All of them.
+pub(crate) struct Connections {
+    max: usize,
+    began: Instant,
+    open: Mutex<Open>,
+    changed: Condvar,
+}
+
+#[derive(Default)]
+struct Open {
+    next: u64,
+    connections: FxHashMap<u64, Arc<Connection>>,
+    /// Those that wait for locks.
+    locking: usize,
+}
+
+/// Keeps a connection's place.
+struct Place {
+    connections: Arc<Connections>,
+    connection: Arc<Connection>,
+    number: u64,
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        self.connections.open.lock().connections.remove(&self.number);
+        self.connections.changed.notify_all();
+    }
+}
+
+/// A request under way.
+pub(crate) struct UnderWay<'a> {
+    connections: &'a Connections,
+    connection: &'a Connection,
+    may_wait: bool,
+}
+
+impl Drop for UnderWay<'_> {
+    fn drop(&mut self) {
+        let now = IDLE + self.connections.began.elapsed().as_millis() as u64;
+        let began_as = if self.may_wait { LOCKING } else { ASKING };
+        // Not if it was given up meanwhile.
+        let _ = self.connection.state.compare_exchange(began_as, now, SeqCst, SeqCst);
+        if self.may_wait {
+            self.connections.open.lock().locking -= 1;
+        }
+    }
+}
+
+impl Connections {
+    /// At most `max`, of which a quarter is kept for requests that do not wait for locks: those give locks up.
+    pub(crate) fn new(max: usize) -> Connections {
+        Connections { max, began: Instant::now(), open: Mutex::default(), changed: Condvar::new() }
+    }
+
+    /// Those that wait for locks.
+    #[cfg(test)]
+    pub(crate) fn locking(&self) -> usize {
+        self.open.lock().locking
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.open.lock().connections.is_empty()
+    }
+
+    /// A request begins. `None`: it may wait for a lock, and too many do.
+    pub(crate) fn begin<'a>(&'a self, connection: &'a Connection, may_wait: bool) -> Option<UnderWay<'a>> {
+        if may_wait {
+            let mut open = self.open.lock();
+            if open.locking >= self.max - self.max.div_ceil(4) {
+                return None;
+            }
+            open.locking += 1;
+        }
+        let begins_as = if may_wait { LOCKING } else { ASKING };
+        let begins = |state| (state != ENDING).then_some(begins_as);
+        let _ = connection.state.fetch_update(SeqCst, SeqCst, begins);
+        Some(UnderWay { connections: self, connection, may_wait })
+    }
+
+    /// Gives one up: the one that was idle the longest, or if all are asking, the next that has its reply.
+    fn give_up_one(&self, open: &Open) {
+        let states = || open.connections.values().map(|connection| (connection.state.load(SeqCst), connection));
+        let idle = states().filter(|(state, _)| *state >= IDLE).min_by_key(|(state, _)| *state);
+        let next = || {
+            let is_one_ending = states().any(|(state, _)| state == ENDING);
+            states().find(|(state, _)| *state == ASKING && !is_one_ending)
+        };
+        if let Some((state, connection)) = idle.or_else(next)
+            && connection.state.compare_exchange(state, ENDING, SeqCst, SeqCst).is_ok()
+        {
+            let _ = connection.stream.shutdown(Shutdown::Read);
+        }
+    }
+
+    /// Waits for a moment for one to go.
+    fn wait<'a>(&self, open: MutexGuard<'a, Open>) -> MutexGuard<'a, Open> {
+        self.changed.wait_timeout(open, LOOK_EVERY).0
+    }
+
+    /// Waits while there are as many as there may be.
+    fn await_place(&self) {
+        let mut open = self.open.lock();
+        while open.connections.len() >= self.max {
+            self.give_up_one(&open);
+            open = self.wait(open);
+        }
+    }
+
+    fn add(self: &Arc<Self>, stream: UnixStream) -> Place {
+        let connection = Arc::new(Connection { stream, state: AtomicU64::new(NEW) });
+        let mut open = self.open.lock();
+        open.next += 1;
+        let number = open.next;
+        open.connections.insert(number, connection.clone());
+        Place { connections: self.clone(), connection, number }
+    }
+
+    /// Accepts programs' connections, and has each served by a thread. Never returns.
+    pub(crate) fn accept(
+        self: &Arc<Self>,
+        listener: &UnixListener,
+        serve: &Arc<impl Fn(&Connections, &Connection) + Send + Sync + 'static>,
+    ) {
+        let me = rustix::process::geteuid().as_raw();
+        let mut has_told = false;
+        let mut tell = |error: std::io::Error| {
+            if !std::mem::replace(&mut has_told, true) {
+                tracing::warn!(%error, "a program could not connect, and has to wait");
+            }
+        };
+        loop {
+            // None is given up before another one asks for its place.
+            let _ = poll(&mut [PollFd::new(listener, PollFlags::IN)], None);
+            self.await_place();
+            let stream = match listener.accept() {
+                Ok((stream, _)) => stream,
+                Err(error) => {
+                    tell(error);
+                    let open = self.open.lock();
+                    self.give_up_one(&open);
+                    // Without descriptors it fails at once and again.
+                    drop(self.wait(open));
+                    continue;
+                }
+            };
+            // A program that became another user must not act as this one, nor one that cannot say who it is.
+            if peer_uid(&stream) != Some(me) {
+                continue;
+            }
+            let place = Arc::new(self.add(stream));
+            loop {
+                let (place, serve) = (place.clone(), serve.clone());
+                let run = move || serve(&place.connections, &place.connection);
+                let thread = std::thread::Builder::new().name("program".into()).stack_size(STACK_BYTES);
+                let Err(error) = thread.spawn(run) else { break };
+                // The program waits until there can be a thread.
+                tell(error);
+                let open = self.open.lock();
+                self.give_up_one(&open);
+                drop(self.wait(open));
+            }
+        }
+    }
+}
