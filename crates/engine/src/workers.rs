@@ -75,7 +75,7 @@ struct Shared {
     /// A thread has ended.
     fewer: Condvar,
     /// The system starts none.
-    #[cfg(test)]
+    #[cfg(any(test, feature = "testing"))]
     is_refused: std::sync::atomic::AtomicBool,
 }
 
@@ -197,7 +197,7 @@ impl Workers {
             state,
             wake,
             fewer,
-            #[cfg(test)]
+            #[cfg(any(test, feature = "testing"))]
             is_refused: false.into(),
         };
         Workers { shared: Arc::new(shared) }
@@ -215,6 +215,12 @@ impl Workers {
             return Err(error);
         }
         Ok(self)
+    }
+
+    /// From now on the system starts no thread for it, or does again.
+    #[cfg(any(test, feature = "testing"))]
+    pub fn refuse_threads(&self, refuses: bool) {
+        self.shared.is_refused.store(refuses, std::sync::atomic::Ordering::SeqCst);
     }
 
     /// Has a job done soon, by another thread.
@@ -294,7 +300,7 @@ impl Shared {
 
     fn thread(&self) -> std::thread::Builder {
         let stack_bytes = STACK_BYTES;
-        #[cfg(test)]
+        #[cfg(any(test, feature = "testing"))]
         let stack_bytes = match self.is_refused.load(std::sync::atomic::Ordering::SeqCst) {
             true => usize::MAX / 2,
             false => stack_bytes,
@@ -515,13 +521,13 @@ mod tests {
         put(0..20);
         // All others end.
         std::thread::sleep(4 * LINGER);
-        workers.shared.is_refused.store(true, Ordering::SeqCst);
+        workers.refuse_threads(true);
         put(20..40);
         workers.stop(PATIENCE);
         assert_eq!(workers.shared.state.lock().threads, 0);
 
         let workers = Workers::new("test", 4);
-        workers.shared.is_refused.store(true, Ordering::SeqCst);
+        workers.refuse_threads(true);
         let shared = workers.shared.clone();
         assert!(workers.kept().is_err());
         assert_eq!(shared.state.lock().threads, 0);

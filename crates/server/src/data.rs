@@ -356,6 +356,9 @@ impl Service for DataServer {
             (Op::Read, 0) => reply.send_data(Bulk::None),
             (Op::Write | Op::Truncate, 0) => reply.send(&Answer::Written(0)),
             _ => {
+                if op == Op::Sync {
+                    self.ledger.tidy(self.disk.store());
+                }
                 let payload = payload.map(|buffer| Slice::new(Arc::new(buffer), 0..payload_bytes as usize));
                 let owed = Owed::Whole { reply, len: range.1, reads: op == Op::Read };
                 self.submit(*conn, who, op, range, Item { file, payload, change, owed });

@@ -169,7 +169,8 @@ impl IoNode {
             }
             Below::Tree(tree, identity) => (tree.clone(), identity, Names::Tree(tree)),
         };
-        let forwarder = Forwarder::new(vitals.clone(), storage.clone(), identity, &settings);
+        let forwarder = Forwarder::new(vitals.clone(), storage.clone(), identity, &settings)
+            .map_err(|error| format!("the system starts no thread: {error}"))?;
         let policy = settings.engine.policy.clone();
         let engine = Engine::new(settings.engine, forwarder.clone()).map_err(|e| e.to_string())?;
         forwarder.serve(&engine);

@@ -31,7 +31,24 @@ struct State {
     answering: Answering,
     len: u64,
     fault: Option<Fault>,
-    loss: u32,
+    loss: FirstLoss,
+}
+
+/// The loss that the answer to a write of several parts names: the first that any of them was done under. Of what was lost after
+/// a part was written, its writer has to learn.
+#[derive(Clone, Copy, Default)]
+pub(crate) struct FirstLoss(Option<u32>);
+
+impl FirstLoss {
+    /// A part was done when this was the object's last loss; 0: it had none.
+    pub(crate) fn note(&mut self, loss: u32) {
+        self.0 = Some(self.0.map_or(loss, |first| first.min(loss)));
+    }
+
+    /// 0: none.
+    pub(crate) fn number(self) -> u32 {
+        self.0.unwrap_or(0)
+    }
 }
 
 /// What became of a request or part.
@@ -48,7 +65,7 @@ pub(crate) enum Came {
 impl Shared {
     /// The answer to a request of `len` bytes; `reads`: its parts leave as they come.
     pub(crate) fn new(reply: Reply, len: u64, reads: bool) -> Arc<Shared> {
-        let state = State { answering: Answering::new(len, reads), len, fault: None, loss: 0 };
+        let state = State { answering: Answering::new(len, reads), len, fault: None, loss: FirstLoss::default() };
         Arc::new(Shared { reply, state: Mutex::new(state) })
     }
 
@@ -71,8 +88,7 @@ impl Shared {
             let mut state = self.state.lock();
             let errno = fault.as_ref().map_or(0, |fault| fault.errno.max(1));
             state.fault = state.fault.take().or(fault);
-            // The earliest: what is lost after a part was written, its writer has to learn of.
-            state.loss = if state.loss == 0 { loss } else { state.loss.min(loss) };
+            state.loss.note(loss);
             state.answering.done(len, errno)
         };
         self.end(send);
@@ -82,7 +98,7 @@ impl Shared {
         let Send::End { .. } = send else { return };
         let (fault, len, loss) = {
             let mut state = self.state.lock();
-            (state.fault.take(), state.len, state.loss)
+            (state.fault.take(), state.len, state.loss.number())
         };
         let answer = fault.map_or_else(|| written(len, loss), Answer::Fault);
         self.reply.send_frame(&answer, Bulk::None);
@@ -223,5 +239,23 @@ fn answer(reply: Reply, came: Came) {
         Came::AfterLoss(loss, errno) => reply.send(&Answer::AfterLoss { written: 0, loss, errno }),
         Came::Done => reply.send(&Answer::Done),
         Came::Failed(fault) => reply.send(&Answer::Fault(fault)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_write_in_parts_is_of_before_the_first_loss() {
+        let answered = |parts: &[u32]| {
+            let mut loss = FirstLoss::default();
+            parts.iter().for_each(|part| loss.note(*part));
+            loss.number()
+        };
+        assert_eq!(answered(&[0, 5, 5]), 0, "a sync failed after the first part was written");
+        assert_eq!(answered(&[5, 0]), 0, "parts end in any order");
+        assert_eq!(answered(&[5, 7, 6]), 5);
+        assert_eq!(answered(&[]), 0);
     }
 }

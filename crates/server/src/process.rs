@@ -333,7 +333,8 @@ fn start_data(config: &Config, index: usize, data: &Data) -> Result<Started, Sta
     };
     let modelled = device.map(ModelledDevice::start).transpose();
     let modelled = modelled.map_err(|source| system(&data.name, "starting its modelled device", source))?;
-    let disk = Disk::new(server.vitals(), store, modelled, data.read_ahead_bytes, !data.schedule_cached_reads);
+    let disk = Disk::new(server.vitals(), store, modelled, data.read_ahead_bytes, !data.schedule_cached_reads)
+        .map_err(|source| system(&data.name, "starting a thread", source))?;
     disk.begin_settling().map_err(|source| system(&data.name, "starting a thread", source))?;
     let engine = EngineConfig {
         // A disk does one thing at a time: what it does not have yet, the policy can still order.

@@ -56,27 +56,30 @@ pub(crate) struct Disk {
     /// Held while a piece of an object is scrubbed.
     scrubbing: Mutex<()>,
     /// Objects that are being set aside.
-    setting_aside: AtomicU32,
+    setting_aside: Arc<AtomicU32>,
 }
 
 impl Disk {
     /// `read_ahead_bytes` are read ahead of the clients at most; 0, or from a folder in memory, nothing is. `cached_pass`:
     /// what is in the page cache, or was read ahead from a modelled device, need not be scheduled; from a folder in memory
     /// everything is.
+    ///
+    /// # Errors
+    /// That of the system, which starts no thread.
     pub(crate) fn new(
         vitals: Vitals,
         store: ObjectStore,
         device: Option<Arc<ModelledDevice>>,
         read_ahead_bytes: u64,
         cached_pass: bool,
-    ) -> Arc<Disk> {
-        let threads = Workers::new("device", DEVICE_THREADS);
+    ) -> io::Result<Arc<Disk>> {
+        let threads = Workers::new("device", DEVICE_THREADS).kept()?;
         let waits = device.is_some() || !store.in_memory();
         let ahead = || (ReadAhead::new(read_ahead_bytes), Workers::new("read-ahead", 2 * ALONE_MAX as usize));
         let read_ahead = (read_ahead_bytes > 0 && waits).then(ahead);
         let memory = (read_ahead_bytes > 0 && device.is_some()).then(|| Memory::new(read_ahead_bytes));
         let cached = (cached_pass && waits && (device.is_none() || memory.is_some())).then(CachedReads::default);
-        Arc::new_cyclic(|this| Disk {
+        Ok(Arc::new_cyclic(|this| Disk {
             this: this.clone(),
             vitals,
             store,
@@ -88,8 +91,8 @@ impl Disk {
             memory,
             settling: Mutex::new(None),
             scrubbing: Mutex::new(()),
-            setting_aside: AtomicU32::new(0),
-        })
+            setting_aside: Arc::default(),
+        }))
     }
 
     /// The folder of objects.

@@ -4,10 +4,11 @@
 use std::io;
 use std::sync::Arc;
 
-use impresario_base::lock::{RwLock, RwLockReadGuard};
+use impresario_base::lock::{Mutex, RwLock, RwLockReadGuard};
 use impresario_node::session::{Fence, Passage};
 use impresario_store::{FileSystem, Note, ObjectStore};
 use impresario_wire::{ClientKey, Fault, Who};
+use smallvec::SmallVec;
 
 use super::losses::{LOSS, Losses};
 use crate::listener::before_waiting;
@@ -17,6 +18,9 @@ const RAISED_CLIENTS: usize = 1 << 16;
 /// The notes are replaced by what they come to when there are this many more.
 const NOTES_OVER: usize = 4096;
 
+/// Clients are held up by others only where they share one of these.
+const GATES: usize = 256;
+
 /// The base epoch of the fence.
 const BASE: u32 = 1;
 /// The epoch of a client.
@@ -24,13 +28,18 @@ const EPOCH: u32 = 2;
 
 /// The fence, and its notes in the store.
 pub(super) struct Ledger {
+    /// Never locked while something may wait.
     fence: RwLock<Fence>,
+    /// By client: shared by what passes, taken alone to raise an epoch. Several are locked in their order.
+    gates: Box<[RwLock<()>]>,
+    /// Locked after a gate. Number of notes from which on they are replaced.
+    notes_due: Mutex<usize>,
     losses: Arc<Losses>,
 }
 
-/// While this lives, no client raises its epoch: what was admitted is on its way to the scheduler, and must be there
-/// before what its client sends in a newer epoch.
-pub(super) struct Passing<'a>(#[allow(dead_code, reason = "held for its drop")] RwLockReadGuard<'a, Fence>);
+/// While this lives, the client does not raise its epoch: what was admitted is on its way to the scheduler, and must be there
+/// before what its client sends in a newer epoch. That may take long, so other clients raise theirs meanwhile.
+pub(super) struct Passing<'a>(#[allow(dead_code, reason = "held for its drop")] SmallVec<[RwLockReadGuard<'a, ()>; 1]>);
 
 impl Ledger {
     /// Takes up what earlier runs noted.
@@ -45,7 +54,8 @@ impl Ledger {
             }
         }
         losses.doubt(store.open_doubts()?);
-        Ok(Ledger { fence: RwLock::new(fence), losses })
+        let gates = (0..GATES).map(|_| RwLock::default()).collect();
+        Ok(Ledger { fence: RwLock::new(fence), gates, notes_due: Mutex::new(NOTES_OVER), losses })
     }
 
     /// Lets a request pass, or refuses it; its epoch is noted before it passes.
@@ -61,14 +71,19 @@ impl Ledger {
         others: &[(ClientKey, u32)],
     ) -> Result<Passing<'_>, Fault> {
         let senders = || others.iter().copied().chain([(who.client, who.epoch)]);
+        let mut gates: SmallVec<[usize; 1]> = senders().map(|(client, _)| gate_of(client)).collect();
+        gates.sort_unstable();
+        gates.dedup();
         loop {
+            let passing = Passing(gates.iter().map(|gate| self.gates[*gate].read()).collect());
             let fence = self.fence.read();
             let passages = || senders().map(|(client, epoch)| fence.passage(client.0, epoch));
             if !passages().any(|passage| passage == Passage::Raised) {
                 let is_stale = passages().any(|passage| passage == Passage::Closed);
-                return if is_stale { Err(stale(who)) } else { Ok(Passing(fence)) };
+                return if is_stale { Err(stale(who)) } else { Ok(passing) };
             }
             drop(fence);
+            drop(passing);
             // A note may wait for the device.
             before_waiting();
             senders().try_for_each(|(client, epoch)| self.raise(store, client, epoch))?;
@@ -77,37 +92,53 @@ impl Ledger {
 
     /// Returns when all that was admitted before is with the scheduler.
     pub(super) fn barrier(&self) {
-        drop(self.fence.write());
+        self.gates.iter().for_each(|gate| drop(gate.write()));
     }
 
     fn raise<F: FileSystem>(&self, store: &ObjectStore<F>, client: ClientKey, epoch: u32) -> Result<(), Fault> {
-        let mut fence = self.fence.write();
-        if fence.passage(client.0, epoch) == Passage::Raised {
-            self.note(store, &fence, Note { kind: EPOCH, key: client.0, value: epoch }).map_err(|error| Fault {
+        let _alone = self.gates[gate_of(client)].write();
+        // Until it is remembered: notes that are replaced meanwhile would lack it.
+        let mut due = self.notes_due.lock();
+        if self.fence.read().passage(client.0, epoch) == Passage::Raised {
+            self.replace_notes(store, &mut due);
+            store.note(Note { kind: EPOCH, key: client.0, value: epoch }).map_err(|error| Fault {
                 errno: error.raw_os_error().unwrap_or(libc::EIO),
                 message: format!("the epoch of a client cannot be noted in the data server's folder: {error}"),
             })?;
-            fence.remember(client.0, epoch);
+            self.fence.write().remember(client.0, epoch);
         }
         Ok(())
     }
 
-    fn note<F: FileSystem>(&self, store: &ObjectStore<F>, fence: &Fence, note: Note) -> io::Result<()> {
-        let kept = || {
+    /// Replaces the notes if there are too many: a device that fails every sync has losses noted without end.
+    pub(super) fn tidy<F: FileSystem>(&self, store: &ObjectStore<F>) {
+        if store.notes_len() >= NOTES_OVER
+            && let Some(mut due) = self.notes_due.try_lock()
+        {
+            self.replace_notes(store, &mut due);
+        }
+    }
+
+    fn replace_notes<F: FileSystem>(&self, store: &ObjectStore<F>, due: &mut usize) {
+        if store.notes_len() < *due {
+            return;
+        }
+        let kept: Vec<Note> = {
+            let fence = self.fence.read();
             let base = Note { kind: BASE, key: 0, value: fence.base() };
             let epochs = fence.remembered().map(|(key, value)| Note { kind: EPOCH, key, value });
-            std::iter::once(base).chain(epochs)
+            std::iter::once(base).chain(epochs).collect()
         };
-        // Counting them takes long beside a note; it is done seldom.
-        let len = store.notes_len();
-        if len >= NOTES_OVER && len.is_multiple_of(NOTES_OVER) && len >= NOTES_OVER + kept().count() {
-            // A full device has room for more in the old file.
-            if let Err(error) = self.losses.while_none(|losses| store.replace_notes(kept().chain(losses))) {
-                tracing::warn!(%error, "the notes in the data server's folder cannot be replaced; they grow");
-            }
+        // A full device has room for more in the old file.
+        if let Err(error) = self.losses.while_none(|losses| store.replace_notes(kept.into_iter().chain(losses))) {
+            tracing::warn!(%error, "the notes in the data server's folder cannot be replaced; they grow");
         }
-        store.note(note)
+        *due = store.notes_len() + NOTES_OVER;
     }
+}
+
+fn gate_of(client: ClientKey) -> usize {
+    client.0 as usize % GATES
 }
 
 /// What the fence says of an older epoch.
@@ -183,10 +214,49 @@ mod tests {
             let newer = scope.spawn(|| drop(ledger.admit(&store, who(7, 1)).unwrap()));
             // Were it not held up, it would nearly always have been noted by now.
             std::thread::yield_now();
-            assert_eq!(older.0.passage(7, 1), Passage::Raised);
+            assert_eq!(ledger.fence.read().passage(7, 1), Passage::Raised);
             drop(older);
             newer.join().unwrap();
         });
         assert!(ledger.admit(&store, who(7, 0)).is_err());
+    }
+
+    /// Requests wait for room on their way to the scheduler, for seconds.
+    #[test]
+    fn a_request_that_is_held_up_holds_up_no_other_client() {
+        let dir = made();
+        let store = open(&dir);
+        let ledger = Ledger::open(&store, Arc::default()).unwrap();
+        let held_up = ledger.admit(&store, who(7, 0)).unwrap();
+        std::thread::scope(|scope| {
+            let (tell, told) = std::sync::mpsc::channel();
+            for others in [who(8, 1), who(9, 0), who(8, 1)] {
+                let (tell, ledger, store) = (tell.clone(), &ledger, &store);
+                scope.spawn(move || tell.send(ledger.admit(store, others).is_ok()));
+            }
+            let mut told = (0..3).map(|_| told.recv_timeout(std::time::Duration::from_secs(20)));
+            let all = told.all(|admitted| admitted == Ok(true));
+            // Before a failure is reported, so that the threads end.
+            drop(held_up);
+            assert!(all, "other clients wait");
+        });
+    }
+
+    #[test]
+    fn losses_without_end_do_not_fill_the_notes() {
+        let dir = made();
+        let (store, losses) = (open(&dir), Arc::new(Losses::default()));
+        let ledger = Ledger::open(&store, losses.clone()).unwrap();
+        drop(ledger.admit(&store, who(7, 3)).unwrap());
+        for _ in 0..3 * NOTES_OVER {
+            losses.lost(&store, 5);
+            ledger.tidy(&store);
+        }
+        assert!(store.notes_len() <= 2 * NOTES_OVER, "{}", store.notes_len());
+        drop((ledger, store));
+        let (store, losses) = (open(&dir), Arc::new(Losses::default()));
+        let ledger = Ledger::open(&store, losses.clone()).unwrap();
+        assert_eq!(losses.of(5), 3 * NOTES_OVER as u32);
+        assert!(ledger.admit(&store, who(7, 2)).is_err());
     }
 }

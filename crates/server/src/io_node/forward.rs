@@ -3,6 +3,7 @@
 //! A data server that hangs holds no thread, no place in the dispatch queue and none of the engine's limits (see
 //! [`super::hung`]). While all places are taken, a thread looks every [`WATCH_EVERY`] whether a server hangs.
 
+use std::io;
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
@@ -114,11 +115,13 @@ impl Forwarder {
         storage: Arc<dyn Storage>,
         identity: Arc<Identity>,
         settings: &IoSettings,
-    ) -> Arc<Forwarder> {
+    ) -> io::Result<Arc<Forwarder>> {
         let in_flight = settings.in_flight_requests.max(1);
         let lanes = settings.engine.lanes;
         let queue = DispatchQueue::new(in_flight, settings.merge_requests, settings.merge_bytes);
-        Arc::new_cyclic(|this| Forwarder {
+        // Kept: a job that is dropped leaves its batch in the queue.
+        let threads = Workers::new("forward", in_flight).kept()?;
+        Ok(Arc::new_cyclic(|this| Forwarder {
             this: this.clone(),
             vitals,
             storage,
@@ -131,9 +134,9 @@ impl Forwarder {
             engine: OnceLock::new(),
             dispatch: Mutex::new(Dispatch { queue, hung: Hung::new(lanes), owed: 0, is_watched: false }),
             uncalled: AtomicUsize::new(0),
-            threads: Workers::new("forward", in_flight),
+            threads,
             counts: Counts::default(),
-        })
+        }))
     }
 
     /// The engine that this is the executor of.
@@ -188,7 +191,7 @@ impl Forwarder {
     }
 
     /// Forwards what was taken out of the queue, and waits for the answers.
-    fn forward(&self, load: Joined, key: Key, started: Nanos) {
+    fn forward(&self, load: Joined, begun: Begun) {
         let Joined { tickets, mut parts } = load;
         let mut forwarded = Forwarded::default();
         while !parts.is_empty() {
@@ -198,16 +201,15 @@ impl Forwarder {
             let rest = parts.split_off(same);
             self.forward_group(std::mem::replace(&mut parts, rest), &mut forwarded);
         }
-        complete(tickets, forwarded.errno, started);
+        complete(tickets, forwarded.errno, begun.started);
         forwarded.shorts.into_iter().for_each(|(target, short)| self.resolve(&target, short));
-        self.end(key, forwarded.errno != libc::EIO);
+        begun.end(forwarded.errno != libc::EIO);
     }
 
     /// On a forwarding thread: forwards the oldest waiting batch with its neighbours.
     fn forward_next(&self) {
-        let started = now();
-        if let Some((entries, key)) = self.begin(started) {
-            self.forward(Joined::of(entries), key, started);
+        if let Some((entries, begun)) = self.begin(now()) {
+            self.forward(Joined::of(entries), begun);
         }
     }
 
@@ -228,15 +230,14 @@ impl Forwarder {
             let this = this.clone();
             return self.threads.run(Box::new(move || this.forward_next()));
         }
-        let started = now();
         // Another thread may have taken it, and this one get something else.
-        let Some((entries, key)) = self.begin(started) else { return };
+        let Some((entries, begun)) = self.begin(now()) else { return };
         let load = Joined::of(entries);
         let Some((target, range)) = self.moderate_read(&load) else {
-            return self.forward_later(this, load, key, started);
+            return self.forward_later(this, load, begun);
         };
         let (start, len) = (range.start, (range.end - range.start) as usize);
-        let task: Box<dyn Task> = Box::new(Reading::new(this, load, (key, started), target, range));
+        let task: Box<dyn Task> = Box::new(Reading::new(this, load, begun, target, range));
         match self.storage.read_unattended(&target, start, len, task) {
             Ok(()) => self.counts.out(len as u64),
             Err(task) => task.ended(impresario_client::End::Lost),
@@ -263,13 +264,14 @@ impl Forwarder {
         }
     }
 
-    pub(super) fn forward_later(&self, this: &Arc<Forwarder>, load: Joined, key: Key, started: Nanos) {
+    pub(super) fn forward_later(&self, this: &Arc<Forwarder>, load: Joined, begun: Begun) {
         let this = this.clone();
-        self.threads.run(Box::new(move || this.forward(load, key, started)));
+        self.threads.run(Box::new(move || this.forward(load, begun)));
     }
 
     /// Takes the oldest batch that may go, with its neighbours, out of the queue.
-    fn begin(&self, at: Nanos) -> Option<(Vec<Entry<Load>>, Key)> {
+    fn begin(&self, at: Nanos) -> Option<(Vec<Entry<Load>>, Begun)> {
+        let forwarder = self.this.upgrade()?;
         let mut dispatch = self.dispatch.lock();
         let Dispatch { queue, hung, owed, .. } = &mut *dispatch;
         let entries = match hung.any() {
@@ -288,11 +290,11 @@ impl Forwarder {
         }
         let key = hung.begin(at, needs, batches);
         queue.set_stuck(hung.stuck());
-        Some((entries, key))
+        Some((entries, Begun { forwarder, key, started: at, is_answered: false }))
     }
 
     /// What [`Forwarder::begin`] gave is done.
-    pub(super) fn end(&self, key: Key, answered: bool) {
+    fn end(&self, key: Key, answered: bool) {
         let mut dispatch = self.dispatch.lock();
         let Dispatch { queue, hung, .. } = &mut *dispatch;
         queue.done();
@@ -623,6 +625,28 @@ impl Executor<Item> for Forwarder {
     }
 }
 
+/// A place among what is under way. Dropped it is given back: also when its job panics, or is dropped undone.
+pub(super) struct Begun {
+    forwarder: Arc<Forwarder>,
+    key: Key,
+    /// Since when it is taken.
+    pub(super) started: Nanos,
+    is_answered: bool,
+}
+
+impl Begun {
+    /// Gives it back; `answered`: by the servers, not for want of them.
+    pub(super) fn end(mut self, answered: bool) {
+        self.is_answered = answered;
+    }
+}
+
+impl Drop for Begun {
+    fn drop(&mut self) {
+        self.forwarder.end(self.key, self.is_answered);
+    }
+}
+
 /// The batches of one forwarded request.
 pub(super) struct Joined {
     /// The tickets of the batches, with their lengths.
@@ -712,4 +736,160 @@ pub(super) fn is_of_one(fault: &Fault, began: Nanos, parts: &[(Request, Item)]) 
 pub(super) fn fail_all(parts: Vec<(Request, Item)>, fault: &Fault) -> i32 {
     parts.into_iter().for_each(|(_, item)| item.answer.fail(fault));
     fault.errno
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::net::UnixStream;
+    use std::sync::atomic::AtomicBool;
+    use std::time::Instant;
+
+    use impresario_engine::{EngineConfig, Submission};
+    use impresario_layout::Layout;
+    use impresario_sched::{ConnId, PolicySpec};
+    use impresario_testing::until;
+    use impresario_trace::Space;
+    use impresario_wire::{FileKey, LaneState, ObjectInfo, Role, SeekTo, Sought, SpaceChange};
+
+    use super::super::storage::Striping;
+    use super::*;
+    use crate::connection::{Connection, Reply};
+    use crate::grants::Peers;
+    use crate::listener::{Server, Settings};
+    use crate::outbox::Outbox;
+    use crate::request_trace::TraceSettings;
+
+    /// Writes are answered, or panic; there is nothing else.
+    #[derive(Default)]
+    struct Writes {
+        panic: AtomicBool,
+    }
+
+    fn never<T>() -> Result<T, Fault> {
+        Err(Fault { errno: libc::EOPNOTSUPP, message: "only writes".into() })
+    }
+
+    impl Storage for Writes {
+        fn striping(&self, _: FileKey, layout: Layout) -> Result<Striping, Fault> {
+            Ok(Striping { layout, lanes: None })
+        }
+        fn is_fenced(&self) -> bool {
+            true
+        }
+        fn read(&self, _: &Target, _: u64, _: &mut [u8]) -> Result<usize, Fault> {
+            never()
+        }
+        fn read_file(&self, _: &Target, _: u64, _: &mut [u8]) -> Result<usize, Fault> {
+            never()
+        }
+        fn write(&self, _: &[Who], _: &Target, _: u64, _: &[&[u8]]) -> Result<Vec<LaneState>, Fault> {
+            assert!(!self.panic.load(Ordering::SeqCst), "a deliberate panic");
+            Ok(Vec::new())
+        }
+        fn sync(&self, _: &Target) -> Result<(Vec<LaneState>, i32), Fault> {
+            never()
+        }
+        fn change_space(&self, _: &Target, _: SpaceChange, _: (u64, u64)) -> Result<Vec<LaneState>, Fault> {
+            never()
+        }
+        fn seek(&self, _: FileKey, _: &Layout, _: u64, _: u64, _: SeekTo) -> Result<Sought, Fault> {
+            never()
+        }
+        fn stat(&self, _: FileKey, _: &Layout) -> Result<ObjectInfo, Fault> {
+            never()
+        }
+        fn prefetch(&self, _: &Who, _: FileKey, _: &Layout, _: u64, _: u64) -> Result<u64, Fault> {
+            never()
+        }
+    }
+
+    /// A forwarder that sends two requests at a time, with a client.
+    struct Node {
+        storage: Arc<Writes>,
+        forwarder: Arc<Forwarder>,
+        engine: Arc<Engine<Item>>,
+        client: Arc<Connection>,
+        _front: Server,
+        _theirs: UnixStream,
+    }
+
+    impl Node {
+        fn start() -> Node {
+            let config = impresario_config::Config::default();
+            let settings = Settings::new("io.0", Role::Io, &config.cluster, 1 << 20);
+            let front = Server::bind("127.0.0.1:0", settings).unwrap();
+            let settings = IoSettings {
+                engine: EngineConfig::new(PolicySpec::named("fifo")),
+                in_flight_requests: 2,
+                merge_requests: 1,
+                merge_bytes: 1 << 20,
+                split: false,
+                trace: TraceSettings { folder: None, at_start: false, space: Space::File },
+                earlier_runs: Vec::new(),
+                peers: Peers::io(&config, 0, Arc::default()),
+            };
+            let (storage, identity) = (Arc::new(Writes::default()), Arc::new(Identity::of(Who::default())));
+            let forwarder = Forwarder::new(front.vitals(), storage.clone(), identity, &settings).unwrap();
+            let engine = Engine::new(settings.engine, forwarder.clone()).unwrap();
+            forwarder.serve(&engine);
+            let (ours, theirs) = UnixStream::pair().unwrap();
+            let pool = front.vitals().pool().clone();
+            let outbox = Outbox::new(Arc::new(ours), "unix".into(), pool.clone());
+            let client = Connection::new(ConnId(1), "unix".into(), outbox, pool, 1 << 20, None);
+            Node { storage, forwarder, engine, client, _front: front, _theirs: theirs }
+        }
+
+        fn write(&self, offset: u64) {
+            let slot = self.client.admit(0, true, Duration::from_secs(1)).expect("room");
+            let (who, file, layout) = (Who::default(), FileKey(1), Layout::new(0, 1, 1 << 20, 1).unwrap());
+            let striping = Striping { layout, lanes: None };
+            let answer = Answering::Whole(Reply::new(offset, slot));
+            let payload = Bulk::None;
+            let item = Item { who, file, striping, server: 0, made: 0, change: None, payload, answer };
+            let submission = Submission {
+                op: Op::Write,
+                file: file.0,
+                lane: LaneId(0),
+                file_offset: offset,
+                lane_offset: offset,
+                len: 4096,
+                client: 1,
+                conn: ConnId(1),
+                job: 1,
+                user: 0,
+                speculative: false,
+            };
+            assert!(self.engine.submit(submission, item).is_ok());
+        }
+
+        /// All is answered, and nothing keeps a place.
+        fn settles(&self) {
+            assert!(self.client.settle(Instant::now() + Duration::from_secs(20)), "a write is never answered");
+            let state = || {
+                let dispatch = self.forwarder.dispatch.lock();
+                (dispatch.queue.len(), dispatch.queue.in_flight())
+            };
+            until("all places are given back", || state() == (0, 0));
+        }
+    }
+
+    #[test]
+    fn writes_are_answered_though_no_thread_can_be_started() {
+        let node = Node::start();
+        node.forwarder.threads.refuse_threads(true);
+        node.write(0);
+        node.forwarder.threads.refuse_threads(false);
+        node.settles();
+    }
+
+    #[test]
+    fn requests_that_panic_keep_no_place() {
+        let node = Node::start();
+        node.storage.panic.store(true, Ordering::SeqCst);
+        (0..4).for_each(|n| node.write(n << 20));
+        node.settles();
+        node.storage.panic.store(false, Ordering::SeqCst);
+        node.write(9 << 20);
+        node.settles();
+    }
 }

@@ -4,13 +4,12 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use impresario_base::slab::Key;
 use impresario_client::{End, Job, Task};
-use impresario_sched::{Nanos, Request};
+use impresario_sched::Request;
 use impresario_wire::{Answer, Fault};
 
 use super::family::Short;
-use super::forward::{Forwarded, Forwarder, Joined, complete, fail_all, is_of_one};
+use super::forward::{Begun, Forwarded, Forwarder, Joined, complete, fail_all, is_of_one};
 use super::storage::Target;
 use super::{Answering, Item};
 use crate::owed::{Came, Owed, PART_MAX_BYTES, Run, send_parts};
@@ -19,8 +18,8 @@ use crate::payload::{Buffer, Slice};
 pub(super) struct Reading {
     forwarder: Arc<Forwarder>,
     load: Joined,
-    /// Its key among what is under way, and since when it is.
-    begun: (Key, Nanos),
+    /// Its place among what is under way.
+    begun: Begun,
     target: Target,
     /// What is read.
     range: Range<u64>,
@@ -38,7 +37,7 @@ impl Reading {
     pub(super) fn new(
         forwarder: &Arc<Forwarder>,
         load: Joined,
-        begun: (Key, Nanos),
+        begun: Begun,
         target: Target,
         range: Range<u64>,
     ) -> Reading {
@@ -101,12 +100,12 @@ impl Reading {
     }
 
     fn end(self, forwarded: Forwarded) {
-        let Reading { forwarder, load, begun: (key, started), .. } = self;
-        complete(load.tickets, 0, started);
+        let Reading { forwarder, load, begun, .. } = self;
+        complete(load.tickets, 0, begun.started);
         if !forwarded.shorts.is_empty() {
             forwarder.resolve_later(forwarded.shorts);
         }
-        forwarder.end(key, true);
+        begun.end(true);
     }
 
     /// What is missing may be a hole. To find out takes other servers.
@@ -119,7 +118,7 @@ impl Reading {
         }
         let got = match self.forwarder.read_on(&self.target, self.range.start, &mut whole, got) {
             Ok(got) => got,
-            Err(fault) if is_of_one(&fault, self.begun.1, &self.load.parts) => return self.again(),
+            Err(fault) if is_of_one(&fault, self.begun.started, &self.load.parts) => return self.again(),
             Err(fault) => return self.failed(&fault),
         };
         let mut forwarded = Forwarded::default();
@@ -130,15 +129,15 @@ impl Reading {
 
     /// Has it forwarded by a thread that waits.
     fn again(self) {
-        let Reading { forwarder, load, begun: (key, started), .. } = self;
-        forwarder.forward_later(&forwarder, load, key, started);
+        let Reading { forwarder, load, begun, .. } = self;
+        forwarder.forward_later(&forwarder, load, begun);
     }
 
     fn failed(self, fault: &Fault) {
-        let Reading { forwarder, load, begun: (key, started), .. } = self;
+        let Reading { forwarder, load, begun, .. } = self;
         forwarder.has_failed();
-        complete(load.tickets, fail_all(load.parts, fault), started);
-        forwarder.end(key, fault.errno != libc::EIO);
+        complete(load.tickets, fail_all(load.parts, fault), begun.started);
+        begun.end(fault.errno != libc::EIO);
     }
 }
 

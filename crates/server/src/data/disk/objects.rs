@@ -2,7 +2,8 @@
 //! settling of checksums.
 
 use std::io;
-use std::sync::atomic::Ordering;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
@@ -131,10 +132,11 @@ impl Disk {
 
     /// Moves an object out of the way.
     pub(crate) fn set_aside(&self, file: FileKey, reply: Reply) {
-        self.setting_aside.fetch_add(1, Ordering::SeqCst);
+        let setting_aside = SettingAside::begin(&self.setting_aside);
         self.on_a_thread(move |disk| {
             let done = disk.store.set_aside(file.0);
-            disk.setting_aside.fetch_sub(1, Ordering::SeqCst);
+            // Before the reply: the caller may have the server move next.
+            drop(setting_aside);
             match done {
                 Ok(()) => {
                     tracing::warn!(key = file.0, "an object that belongs to no file was set aside");
@@ -143,6 +145,22 @@ impl Disk {
                 Err(error) => disk.refuse(reply, &error),
             }
         });
+    }
+}
+
+/// An object is being set aside, until this is dropped: also undone.
+struct SettingAside(Arc<AtomicU32>);
+
+impl SettingAside {
+    fn begin(count: &Arc<AtomicU32>) -> SettingAside {
+        count.fetch_add(1, Ordering::SeqCst);
+        SettingAside(count.clone())
+    }
+}
+
+impl Drop for SettingAside {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::SeqCst);
     }
 }
 

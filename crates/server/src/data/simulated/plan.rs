@@ -28,6 +28,9 @@ pub(super) enum Step {
     Write {
         client: usize,
         span: Span,
+        /// A client syncs the object through one of its open files between two parts of the write, as the scheduler may
+        /// have it.
+        between: Option<(usize, usize)>,
     },
     /// The metadata server cuts an object, or extends it, to so many sectors, in the name of a client.
     Cut {
@@ -119,6 +122,16 @@ impl Plan {
         self
     }
 
+    /// The same with every write done at once.
+    pub(super) fn with_whole_writes(mut self) -> Plan {
+        for step in &mut self.steps {
+            if let Step::Write { between, .. } = step {
+                *between = None;
+            }
+        }
+        self
+    }
+
     /// Plans with less in them, those that lack most first.
     pub(super) fn smaller(&self) -> Vec<Plan> {
         let len = self.steps.len();
@@ -132,8 +145,9 @@ impl Plan {
             }
             size /= 2;
         }
-        let prompt = self.clone().with_prompt_answers();
-        found.extend((prompt != *self).then_some(prompt));
+        for plan in [self.clone().with_prompt_answers(), self.clone().with_whole_writes()] {
+            found.extend((plan != *self).then_some(plan));
+        }
         found.extend(self.checksums.then(|| Plan { checksums: false, ..self.clone() }));
         found
     }
@@ -159,7 +173,10 @@ impl Step {
             };
         }
         match draws.below(100) {
-            0..40 => Step::Write { client, span },
+            draw @ 0..40 => {
+                let by = ((client + draw as usize) % CLIENTS, handle);
+                Step::Write { client, span, between: (draw < 8 && span.count > 1).then_some(by) }
+            }
             40..46 => Step::Cut { client, object, sectors: first },
             46..52 => Step::Punch { client, span },
             52..80 => Step::Sync { client, object, handle, late: first.saturating_sub(SECTORS - LATE_MAX - 1) },

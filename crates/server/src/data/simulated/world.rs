@@ -18,6 +18,7 @@ use crate::data::disk::Done;
 use crate::data::durability;
 use crate::data::ledger::Ledger;
 use crate::data::losses::Losses;
+use crate::owed::FirstLoss;
 
 /// What is broken on purpose.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -39,6 +40,8 @@ pub(super) enum Sabotage {
     HidesReboots,
     /// A client takes what is written while it waits for the answers to a sync for synced.
     CoversLaterWrites,
+    /// A write in parts counts as written under the last loss that a part of it met.
+    NamesTheLastLoss,
     /// A client tells only the open file through which it has synced.
     TellsOneFile,
 }
@@ -281,7 +284,7 @@ impl World<'_> {
             self.disk.stop_after(after);
         }
         let done = match step {
-            Step::Write { client, span } => self.write(&server, client, span, killed.is_none()),
+            Step::Write { client, span, between } => self.write(&server, client, span, between, killed.is_none()),
             Step::Cut { client, object, sectors } => self.cut(&server, client, object, sectors, killed.is_none()),
             Step::Punch { client, span } => self.punch(&server, client, span, killed.is_none()),
             Step::Sync { client, object, handle, late } => {
@@ -314,40 +317,79 @@ impl World<'_> {
 
     /// Something was written: `outcome` says so, or that a part of it may have been. Without an answer its client does not know.
     fn note(&mut self, client: Option<usize>, span: Span, value: u64, outcome: Outcome, loss: u32) {
+        let writes = self.put(span, value, outcome);
+        if let (Some(client), Outcome::Done) = (client, outcome) {
+            self.acknowledge(client, span.object, value, writes, loss);
+        }
+    }
+
+    /// Sectors have a new value, or may have; gives which of its values that is of each sector.
+    fn put(&mut self, span: Span, value: u64, outcome: Outcome) -> Vec<(usize, usize)> {
+        let object = &mut self.sectors[span.object];
+        let put = |sector: usize| (sector, object[sector].write(value, outcome == Outcome::Done));
+        (span.first..span.first + span.count).map(put).collect()
+    }
+
+    /// A client has the answer to a change.
+    fn acknowledge(&mut self, client: usize, object: usize, value: u64, writes: Vec<(usize, usize)>, loss: u32) {
         // Nothing but a truncation, or a hole that is punched, writes zeros.
         let is_forgotten = self.sabotage == Sabotage::ForgetsCuts && value == 0;
         let state = LaneState::new(0, self.incarnation(), loss);
         self.changes += 1;
-        for sector in span.first..span.first + span.count {
-            let write = self.sectors[span.object][sector].write(value, outcome == Outcome::Done);
-            if let (Some(client), Outcome::Done) = (client, outcome) {
-                let pending = Pending { change: self.changes, sector, write };
-                self.clients[client].pending[span.object].push(pending);
-            }
-        }
-        if let (Some(client), Outcome::Done, false) = (client, outcome, is_forgotten) {
-            self.clients[client].unsynced.note_write(FileKey(key(span.object)), state);
+        let change = self.changes;
+        let pending = writes.into_iter().map(|(sector, write)| Pending { change, sector, write });
+        self.clients[client].pending[object].extend(pending);
+        if !is_forgotten {
+            self.clients[client].unsynced.note_write(FileKey(key(object)), state);
         }
     }
 
-    fn write(&mut self, server: &Server, client: usize, span: Span, is_answered: bool) -> Result<(), Wrong> {
+    fn write(
+        &mut self,
+        server: &Server,
+        client: usize,
+        span: Span,
+        between: Option<(usize, usize)>,
+        is_answered: bool,
+    ) -> Result<(), Wrong> {
         if !self.admit(server, client) {
             return Ok(());
         }
         self.value += 1;
         let value = self.value;
-        let bytes = value.to_le_bytes().repeat(span.count * SECTOR_BYTES as usize / 8);
-        // As requests that were merged have it, in several pieces.
-        let (front, back) = bytes.split_at(bytes.len() / 2);
-        let pieces = [IoSlice::new(front), IoSlice::new(back)];
-        let at = span.first as u64 * SECTOR_BYTES;
-        let done = durability::write(&server.store, &server.losses, key(span.object), at, &pieces);
-        let Done::Written(written, error, loss) = done else { return Err(Wrong::Read("no answer to a write".into())) };
-        let outcome = if error.is_none() && is_answered { Outcome::Done } else { Outcome::Unknown };
-        if error.is_none() && written != bytes.len() as u64 {
-            return Err(Wrong::Read(format!("{written} bytes written of {}", bytes.len())));
+        let front = if between.is_some() { span.count / 2 } else { span.count };
+        let back = Span { first: span.first + front, count: span.count - front, ..span };
+        let (mut loss, mut writes, mut is_done) = (FirstLoss::default(), Vec::new(), is_answered);
+        for (part, sync) in [(Span { count: front, ..span }, None), (back, between)] {
+            if let Some((client, handle)) = sync {
+                self.sync(server, (client, span.object, handle), 0, is_answered)?;
+            }
+            if part.count == 0 {
+                continue;
+            }
+            let bytes = value.to_le_bytes().repeat(part.count * SECTOR_BYTES as usize / 8);
+            // As requests that were merged have it, in several pieces.
+            let (front, back) = bytes.split_at(bytes.len() / 2);
+            let pieces = [IoSlice::new(front), IoSlice::new(back)];
+            let at = part.first as u64 * SECTOR_BYTES;
+            let done = durability::write(&server.store, &server.losses, key(span.object), at, &pieces);
+            let Done::Written(written, error, last) = done else {
+                return Err(Wrong::Read("no answer to a write".into()));
+            };
+            if error.is_none() && written != bytes.len() as u64 {
+                return Err(Wrong::Read(format!("{written} bytes written of {}", bytes.len())));
+            }
+            let outcome = if error.is_none() && is_answered { Outcome::Done } else { Outcome::Unknown };
+            writes.extend(self.put(part, value, outcome));
+            is_done &= outcome == Outcome::Done;
+            if self.sabotage == Sabotage::NamesTheLastLoss {
+                loss = FirstLoss::default();
+            }
+            loss.note(last);
         }
-        self.note(Some(client), span, value, outcome, loss);
+        if is_done {
+            self.acknowledge(client, span.object, value, writes, loss.number());
+        }
         Ok(())
     }
 
