@@ -62,8 +62,11 @@ cd "$(dirname "$0")/.."
 . scripts/toolchain.sh
 export CARGO_TERM_COLOR=${CARGO_TERM_COLOR:-never} CARGO_INCREMENTAL=${CARGO_INCREMENTAL:-0}
 # Unless RUSTC_WRAPPER names another program, such as one that keeps what it made. What is compiled is taken for the same as
-# without.
-compile() { TEST_COMPILER=1 RUSTC_WRAPPER=${RUSTC_WRAPPER-$PWD/scripts/test.sh} cargo test --workspace --locked --tests --examples "$@" </dev/null; }
+# without. `compile build --lib` makes what `compile test` runs, and the library for other programs as well, which Cargo does not
+# build for tests: on its own it would take features of its own, with which other crates are compiled once more.
+compile() {
+  TEST_COMPILER=1 RUSTC_WRAPPER=${RUSTC_WRAPPER-$PWD/scripts/test.sh} cargo "$1" --workspace --locked --tests --examples "${@:2}" </dev/null
+}
 # The linter is a compiler that says more: where it compiles the tests, all is linted for a third of what a pass of its own takes.
 # It leaves out what only rustc adds to unoptimised code, traps for null and misaligned pointers; a plain `cargo test` has them.
 # Whatever tests build has to be compiled with it too, or crates are compiled twice.
@@ -80,7 +83,7 @@ early=
 if [[ ${1-} == set-up ]]; then
   if choose_compiler && command -v cc >/dev/null; then
     set -m
-    compile --no-run >/dev/null 2>&1 &
+    compile build --lib >/dev/null 2>&1 &
     early=$!
     set +m
     trap 'kill -- "-$early" 2>/dev/null' EXIT
@@ -116,21 +119,28 @@ export IMPRESARIO_SKIPPED=$folder/skipped
 # there are processors, each with twice as many tests.
 export RUST_TEST_THREADS=${RUST_TEST_THREADS:-$((2 * $(nproc)))}
 host=$(rustc -vV | sed -n 's/^host: //p')
-compile --config "target.$host.runner = ['$PWD/scripts/test.sh', '--keep', '$folder']" 2>&1 | tee "$folder/compiled" || exit 1
+compile build --lib 2>&1 | tee "$folder/compiled" || exit 1
 [[ -z $early ]] || wait "$early"
 early=
+compile test --config "target.$host.runner = ['$PWD/scripts/test.sh', '--keep', '$folder']" 2>&1 | tee -a "$folder/compiled" || exit 1
 # What some tests build themselves otherwise.
-cargo build --locked -p impresario-preload 2>&1 </dev/null | tee -a "$folder/compiled" || exit 1
 export IMPRESARIO_TEST_LIBRARY_IS_BUILT=1
-# Tests wait a lot: the checks take what they leave of the processors, and no more. A group of processes (set -m), so that all
-# end if this is ended; not a session, within which alone nice counts where the kernel groups tasks by session.
+# Tests wait a lot: the checks, and then the examples of the documentation, take what they leave of the processors, and no more.
+# A group of processes (set -m), so that all end if this is ended; not a session, within which alone nice counts where the
+# kernel groups tasks by session.
 set -m
-env ${linted:+CHECK_COMPILED="$folder/compiled"} CHECK_PAGES="$folder/pages" nice -n 19 scripts/check.sh >"$folder/check" 2>&1 </dev/null &
+{
+  env ${linted:+CHECK_COMPILED="$folder/compiled"} CHECK_PAGES="$folder/pages" nice -n 19 scripts/check.sh >"$folder/check" 2>&1
+  echo $? >"$folder/check.status"
+  TEST_RUSTDOC=$(rustc --print sysroot)/bin/rustdoc RUSTDOC=$PWD/scripts/test.sh \
+    exec nice -n 19 timeout --kill-after=30 "$TEST_TIMEOUT_S" cargo test --workspace --locked --doc >"$folder/doc.out" 2>&1
+} </dev/null &
 checks=$!
 set +m
 # Long ones first, so that none is left over at the end. Random simulations take what others leave of the processors for a
 # fixed time: they run beside programs that mostly wait.
-first=(cli mounted sim server impresario_server lab names_simulated backend glusterfs impresario_assist assist impresario_foresight preload impresario_sched)
+first=(cli mounted sim server impresario_server lab names_simulated backend glusterfs impresario_assist assist impresario_foresight preload impresario_sched capi
+  library impresario_lab conformance front store impresario_client)
 in_order() {
   local name
   { for name in "${first[@]}"; do grep -lE "/$name-[0-9a-f]+" "$folder"/*.test; done; ls "$folder"/*.test; } | awk '!seen[$0]++'
@@ -138,8 +148,9 @@ in_order() {
 in_order | xargs -d '\n' -n 1 -P "${TEST_JOBS:-$(nproc)}" scripts/test.sh --run
 tests=$?
 wait "$checks"
-check=$? checks=
-cat "$folder/check"
+documents=$? checks=
+check=$(cat "$folder/check.status") || check=1
+cat "$folder/check" "$folder/doc.out"
 # What failed runs once more, alone: a test that fails by chance is told apart from one that always fails. It is reported
 # with its first output kept above, and is a fault to be mended, of the test or of what it tests.
 unsteady=
@@ -159,10 +170,6 @@ if ((tests != 0 && ${TEST_RETRY:-1})); then
     scripts/test.sh --run "$test.again.test" || tests=1
   done
 fi
-
-TEST_RUSTDOC=$(rustc --print sysroot)/bin/rustdoc RUSTDOC=$PWD/scripts/test.sh \
-  timeout --kill-after=30 "$TEST_TIMEOUT_S" cargo test --workspace --locked --doc 2>&1 </dev/null | tee "$folder/doc.out"
-documents=${PIPESTATUS[0]}
 
 # Each suite closes with "test result: ok. 12 passed; 0 failed; 1 ignored; ...". What failed at first was run again.
 shopt -s nullglob
