@@ -86,7 +86,7 @@ fn a_metadata_server_whose_folder_was_replaced_acknowledges_nothing() {
     let mut made = 0;
     until("it is noticed", || {
         made += 1;
-        client.mkdir(&format!("d{made}"), 0o755, 0, 0).is_err()
+        client.mkdir(format!("d{made}"), 0o755, 0, 0).is_err()
     });
     let error = client.mkdir("after", 0o755, 0, 0).unwrap_err();
     assert_eq!(error.errno(), libc::EIO, "{error}");
