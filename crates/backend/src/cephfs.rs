@@ -135,11 +135,6 @@ impl Descriptors for Files {
         let lost = |error: &Errno| is_lost(*error) || *error == Errno(libc::EBADF);
         open.sync().map_err(|error| if lost(&error) { Errno(libc::EIO) } else { error })
     }
-
-    /// Written bytes are with the OSDs, and what the metadata servers do not know yet is the session's, not the descriptor's.
-    fn settle(open: &Descriptor) -> Result<()> {
-        if open.is_lost() { Err(Errno(libc::EIO)) } else { Ok(()) }
-    }
 }
 
 /// What the calls share.

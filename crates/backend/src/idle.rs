@@ -1,5 +1,6 @@
-//! A thread that does now and then what idleness asks for, until its owner goes.
+//! A thread that does now and then what idleness asks for, until its owner goes, and threads that close what may take long.
 
+use std::collections::VecDeque;
 use std::io;
 use std::sync::Arc;
 use std::thread::JoinHandle;
@@ -9,6 +10,52 @@ use impresario_base::lock::{Condvar, Mutex};
 
 /// How long its end waits for work under way.
 const STOP_MAX: Duration = Duration::from_secs(5);
+/// Closes at a time.
+const CLOSERS_MAX: usize = 4;
+
+/// What is closed when it is dropped.
+type Closing = Box<dyn Send>;
+
+/// Closes what waits for a file system in threads of its own, which end when there is nothing more: one that hangs holds up no
+/// other. What waits for its turn is as many as may be open.
+#[derive(Clone, Default)]
+pub(crate) struct Closers(Arc<Mutex<Turns>>);
+
+#[derive(Default)]
+struct Turns {
+    waiting: VecDeque<Closing>,
+    threads: usize,
+}
+
+impl Closers {
+    /// Drops this soon; now, if there is no thread for that.
+    pub(crate) fn close(&self, closing: Closing) {
+        let mut turns = self.0.lock();
+        turns.waiting.push_back(closing);
+        if turns.threads == CLOSERS_MAX {
+            return;
+        }
+        turns.threads += 1;
+        drop(turns);
+        let closers = self.clone();
+        let thread = std::thread::Builder::new().name("tree closes".into());
+        if thread.spawn(move || closers.work()).is_err() {
+            self.work();
+        }
+    }
+
+    fn work(&self) {
+        loop {
+            let mut turns = self.0.lock();
+            let Some(closing) = turns.waiting.pop_front() else {
+                turns.threads -= 1;
+                return;
+            };
+            drop(turns);
+            drop(closing);
+        }
+    }
+}
 
 /// Ends its thread when it is dropped.
 pub(crate) struct IdleThread {

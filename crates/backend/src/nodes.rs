@@ -11,6 +11,7 @@ use impresario_base::Durable;
 use impresario_base::lock::{Mutex, MutexGuard};
 use rustc_hash::FxHashMap;
 
+use crate::idle::Closers;
 use crate::losses::{Losses, is_loss};
 use crate::{Errno, Handle, Kind, Lost, Result, SYNC_ALL_WAIT};
 
@@ -32,7 +33,8 @@ pub(crate) trait Descriptors: 'static {
     /// Puts what was written through a descriptor on stable storage.
     fn sync(open: &Self::Open) -> Result<()>;
 
-    /// Says before a descriptor is closed whether bytes that were written through it are lost, where closing it forgets that.
+    /// Says before a descriptor is closed whether bytes that were written through it are lost, where closing it forgets that. What
+    /// it leaves to be synced a sync of all files must cover in another way.
     fn settle(open: &Self::Open) -> Result<()> {
         Self::sync(open)
     }
@@ -291,17 +293,23 @@ impl<D: Descriptors> Node<D> {
         Some(self.sync_written(losses).map(drop))
     }
 
-    fn close_idle(&self, before_ms: u64) {
-        let (mut closed, mut opens) = (Vec::new(), self.opens.lock());
+    /// Takes out the descriptors that are idle, to be closed.
+    fn take_idle(&self, before_ms: u64) -> Vec<Arc<Open<D>>> {
+        let (mut idle, mut opens) = (Vec::new(), self.opens.lock());
         opens.retain(|open| {
             let keep = open.used_ms.load(Ordering::Relaxed) >= before_ms || Arc::strong_count(open) > 1;
             if !keep {
                 open.leave();
-                closed.push(open.clone());
+                idle.push(open.clone());
             }
             keep
         });
-        drop(opens);
+        idle
+    }
+
+    /// Whether closing it asks first what became of what was written.
+    fn is_written(&self) -> bool {
+        self.opens.lock().iter().any(|open| open.unsynced.load(Ordering::Acquire))
     }
 }
 
@@ -324,6 +332,7 @@ pub(crate) struct Nodes<D: Descriptors> {
     count: Arc<AtomicUsize>,
     max: usize,
     losses: Arc<Losses>,
+    closers: Closers,
 }
 
 struct Shard<D: Descriptors> {
@@ -349,7 +358,15 @@ impl<D: Descriptors> Nodes<D> {
     /// Keeps about `max` descriptors open at most.
     pub(crate) fn new(max: usize, losses: Arc<Losses>) -> Nodes<D> {
         let shards = (0..SHARDS).map(|_| Mutex::default()).collect();
-        Nodes { shards, by_fileid: Mutex::default(), start: Instant::now(), count: Arc::default(), max, losses }
+        Nodes {
+            shards,
+            by_fileid: Mutex::default(),
+            start: Instant::now(),
+            count: Arc::default(),
+            max,
+            losses,
+            closers: Closers::default(),
+        }
     }
 
     /// Milliseconds since the cache was made.
@@ -502,16 +519,23 @@ impl<D: Descriptors> Nodes<D> {
 
     /// Lets go of nodes that were taken out of their shards, none of which is locked: closing may sync.
     fn close(&self, nodes: impl IntoIterator<Item = Arc<Node<D>>>) {
-        for node in nodes {
-            let mut by_fileid = self.by_fileid.lock();
-            if by_fileid.get(&node.fileid) == Some(&node.handle) {
-                by_fileid.remove(&node.fileid);
-            }
-            drop(by_fileid);
+        nodes.into_iter().for_each(|node| self.forget_number(&node));
+    }
+
+    fn forget_number(&self, node: &Node<D>) {
+        let mut by_fileid = self.by_fileid.lock();
+        if by_fileid.get(&node.fileid) == Some(&node.handle) {
+            by_fileid.remove(&node.fileid);
         }
     }
 
-    /// Closes what was not used for that long.
+    /// As [`Nodes::close`], by another thread.
+    fn close_aside(&self, node: Arc<Node<D>>) {
+        self.forget_number(&node);
+        self.closers.close(Box::new(node));
+    }
+
+    /// Closes what was not used for that long; what was written and not synced, soon.
     pub(crate) fn close_idle(&self, idle: Duration) {
         let before_ms = self.now_ms().saturating_sub(idle.as_millis() as u64);
         for shard in &self.shards {
@@ -524,8 +548,14 @@ impl<D: Descriptors> Nodes<D> {
                 if keep { &mut used } else { &mut idle_nodes }.push(node.clone());
                 keep
             });
-            self.close(idle_nodes);
-            used.iter().for_each(|node| node.close_idle(before_ms));
+            let (written, others): (Vec<_>, Vec<_>) = idle_nodes.into_iter().partition(|node| node.is_written());
+            self.close(others);
+            written.into_iter().for_each(|node| self.close_aside(node));
+            for open in used.iter().flat_map(|node| node.take_idle(before_ms)) {
+                if open.unsynced.load(Ordering::Acquire) {
+                    self.closers.close(Box::new(open));
+                }
+            }
         }
     }
 
@@ -670,6 +700,40 @@ mod tests {
         let sync = Arc::new(SlowSync { fails, ..SlowSync::default() });
         drop(nodes.add_open(&node, sync.clone(), 0, (true, true), 0).changing());
         (node, sync)
+    }
+
+    #[test]
+    fn an_idle_file_whose_sync_hangs_holds_up_no_other() {
+        let nodes = Nodes::<Slow>::new(1000, Arc::default());
+        let hanging = |n: u64| {
+            let node = nodes.insert(Handle::new(&n.to_le_bytes()).unwrap(), (), n, Kind::File);
+            let sync = Arc::<SlowSync>::default();
+            drop(nodes.add_open(&node, sync.clone(), 0, (true, true), 0).changing());
+            sync
+        };
+        let held = nodes.insert(Handle::new(b"held").unwrap(), (), 100, Kind::File);
+        nodes.hold(&held);
+        let first = Arc::<SlowSync>::default();
+        drop(nodes.add_open(&held, first.clone(), 0, (true, true), 0).changing());
+        let syncs: Vec<_> = (0..8).map(hanging).chain([first]).collect();
+        std::thread::sleep(Duration::from_millis(2));
+        std::thread::scope(|scope| {
+            let idle = scope.spawn(|| nodes.close_idle(Duration::ZERO));
+            let mut ends = 0;
+            impresario_testing::until("all are closed, of which one does not end", || {
+                let begun = |sync: &&Arc<SlowSync>| sync.begun.load(Ordering::Acquire);
+                let ended = |sync: &&Arc<SlowSync>| sync.ends.load(Ordering::Acquire);
+                for sync in syncs.iter().filter(begun).filter(|sync| !ended(sync)).skip(1) {
+                    sync.ends.store(true, Ordering::Release);
+                    ends += 1;
+                }
+                ends == syncs.len() - 1
+            });
+            impresario_testing::until("the next files have their turn", || idle.is_finished());
+            syncs.iter().for_each(|sync| sync.ends.store(true, Ordering::Release));
+        });
+        drop(held);
+        impresario_testing::until("all are closed", || nodes.count() == 1);
     }
 
     const TIMED_OUT: Result<Lost> = Err(Errno(libc::ETIMEDOUT));

@@ -22,7 +22,7 @@ mod placement;
 mod region;
 mod ring;
 
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -46,6 +46,8 @@ use io::{Io, OpenFile};
 use paging::Paging;
 pub use ring::RingStatus;
 
+const EXT4_MAGIC: u64 = 0xef53;
+const XFS_MAGIC: u64 = 0x5846_5342;
 /// Opens a node without the right to read or write it.
 const NAMING: OFlags = OFlags::PATH.union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);
 
@@ -132,6 +134,25 @@ impl Descriptors for Files {
 
     fn sync(open: &OpenFile) -> Result<()> {
         Ok(rustix::io::retry_on_intr(|| rustix::fs::fsync(open))?)
+    }
+
+    /// What is written back the next sync of the file, or of all, makes durable, and the kernel says here if some of it failed. An
+    /// fsync of every file that was written would cost a flush of the device each, which nobody asked for.
+    fn settle(open: &OpenFile) -> Result<()> {
+        match rustix::fs::fstatfs(open).map(|fs| fs.f_type as u64) {
+            // Others, as btrfs and ZFS, write back in other ways.
+            Ok(EXT4_MAGIC | XFS_MAGIC) => {}
+            _ => return Files::sync(open),
+        }
+        let all = libc::SYNC_FILE_RANGE_WAIT_BEFORE | libc::SYNC_FILE_RANGE_WRITE | libc::SYNC_FILE_RANGE_WAIT_AFTER;
+        // SAFETY: a descriptor that is open, and numbers.
+        match unsafe { libc::sync_file_range(open.as_fd().as_raw_fd(), 0, 0, all) } {
+            0 => Ok(()),
+            _ => match std::io::Error::last_os_error().raw_os_error() {
+                Some(libc::ENOSYS | libc::EPERM | libc::EINTR) => Files::sync(open),
+                error => Err(Errno(error.unwrap_or(libc::EIO))),
+            },
+        }
     }
 
     fn is_removed(open: &OpenFile) -> bool {

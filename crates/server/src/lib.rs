@@ -27,6 +27,7 @@ pub mod payload;
 pub mod process;
 mod readiness;
 mod request_trace;
+mod whereabouts;
 
 use impresario_engine::workers;
 pub use impresario_transport::BindError;

@@ -8,8 +8,8 @@ mod together;
 
 use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use impresario_base::lock::{Condvar, Mutex};
@@ -183,6 +183,8 @@ struct Shared {
     pool: Arc<PayloadPool>,
     complaints: Complaints,
     failures: Failures,
+    /// Why no call is served any more.
+    folder_lost: OnceLock<String>,
     connections: Mutex<FxHashMap<u32, Arc<Connection>>>,
     addresses: Addresses,
     /// Connection threads that run; changes are signalled.
@@ -220,6 +222,11 @@ impl Vitals {
     /// What the file system below the server has failed.
     pub(crate) fn failures(&self) -> &Failures {
         &self.0.failures
+    }
+
+    /// The folder is not where it was: from now on calls are refused, for this reason.
+    pub(crate) fn lose_folder(&self, why: &str) {
+        let _ = self.0.folder_lost.set(why.into()); // the first reason stays
     }
 
     /// Tells this run from others, and the boot of the machine ([`impresario_wire::same_boot`]).
@@ -292,6 +299,7 @@ impl Server {
             pool: PayloadPool::with_headroom(settings.payload_bytes, settings.max_payload_bytes.into()),
             complaints: Complaints::default(),
             failures: Failures::new(&settings.name, &settings.place),
+            folder_lost: OnceLock::new(),
             connections: Mutex::default(),
             addresses: Addresses::new(settings.payload_bytes_per_address),
             threads: Mutex::default(),

@@ -34,8 +34,9 @@ use crate::listener::{Running, Server, Service, Settings};
 use crate::meta::{Answered, MetaOptions, MetaService, Stores};
 use crate::meta_front::MetaFront;
 use crate::request_trace::TraceSettings;
+use crate::whereabouts::{Anchored, Loss, Watch};
 
-/// Why a server does not start; one line with the remedy.
+/// Why a server does not start, or has ended; one line with the remedy.
 #[derive(Debug, thiserror::Error)]
 pub enum StartError {
     /// The configuration has no such server.
@@ -111,6 +112,9 @@ pub enum StartError {
         /// What is wrong, and the remedy.
         source: impresario_metrics::OpenError,
     },
+    /// Its folder was moved or replaced while it ran.
+    #[error("{0}")]
+    FolderLost(String),
     /// The system denies something.
     #[error("{name}: {what}: {source}")]
     System {
@@ -131,6 +135,8 @@ pub struct Started {
     end: Option<Box<dyn FnOnce() + Send>>,
     /// Of a data server.
     departure: Option<Arc<Departure>>,
+    /// Of a server with a folder.
+    folder: Option<Watch>,
 }
 
 impl Started {
@@ -156,9 +162,14 @@ impl Started {
         }
     }
 
+    /// The loss of its folder; `None`: it has none.
+    fn loss(&self) -> Option<Arc<Loss>> {
+        self.folder.as_ref().map(|folder| folder.loss().clone())
+    }
+
     /// Stops: accepts nothing more, finishes what is in flight for a bounded time, closes.
     pub fn stop(&mut self) {
-        self.metrics = None;
+        (self.metrics, self.folder) = (None, None);
         self.front.stop();
         if let Some(end) = self.end.take() {
             end();
@@ -187,24 +198,30 @@ pub fn start(config: &Config, name: &str) -> Result<Started, StartError> {
     }
 }
 
-/// Runs the server of that name until SIGTERM or SIGINT, or until it has moved elsewhere; calls `ready` with its address once it
-/// answers. On SIGHUP it reads its keys again; without any it ends, unless a service manager runs it, or it was started to ignore it.
+/// Runs the server of that name until SIGTERM or SIGINT, or until it has moved elsewhere; an error also when its folder is not where
+/// it was any more ([`StartError::FolderLost`]). Calls `ready` with its address once it answers. On SIGHUP it reads its keys again; without any it ends, unless a service manager runs it, or it was started to ignore it.
 pub fn run(config: &Config, name: &str, ready: impl FnOnce(&str)) -> Result<(), StartError> {
+    let mut loss = None;
     let start = || {
         let server = start(config, name)?;
         tracing::info!(name, address = server.address(), pid = std::process::id(), "serving");
         ready(server.address());
         // As if it was told to stop: it ends in order.
-        server.on_leaving(|| {
+        let end = || {
             let _ = kill_process(getpid(), Signal::TERM); // it has a handler for it
-        });
+        };
+        server.on_leaving(end);
+        loss = server.loss().inspect(|loss| loss.then(end));
         Ok(server)
     };
     let no_signals = |error| system(name, "handling signals", error);
     // `systemctl reload` sends it to servers without keys, too.
     let is_managed = std::env::var_os("NOTIFY_SOCKET").is_some();
     let goes_on = |server: &Started| server.front.refresh_keys() || is_managed;
-    until_signal(name, start, no_signals, goes_on, |mut server| server.stop())
+    until_signal(name, start, no_signals, goes_on, |mut server| server.stop())?;
+    // A service manager starts it again then: from what is in the place of the folder, if that is this server's too.
+    let why = loss.as_ref().and_then(|loss| loss.why());
+    why.map_or(Ok(()), |why| Err(StartError::FolderLost(why.into())))
 }
 
 /// Starts something that serves, runs it until one of the [`ending_signals`], and stops it; a second signal ends the process
@@ -295,8 +312,9 @@ fn start_meta(config: &Config) -> Result<Started, StartError> {
     };
     let service = MetaService::open(options, objects.clone())?;
     objects.greet(&answered).map_err(|source| system(META_NAME, "starting a thread", source))?;
+    let folder = anchored(META_NAME, &meta.dir, crate::meta::LOCK)?;
     let service = MetaFront::new(server.vitals(), service, stores, answered);
-    begin(META_NAME, meta.metrics, server, service, |service| service.stop())
+    begin(META_NAME, meta.metrics, server, Some(folder), service, |service| service.stop())
 }
 
 fn start_data(config: &Config, index: usize, data: &Data) -> Result<Started, StartError> {
@@ -310,6 +328,7 @@ fn start_data(config: &Config, index: usize, data: &Data) -> Result<Started, Sta
     let options = StoreOptions { checksums: Some(data.checksums), open_files, ..StoreOptions::default() };
     let store = ObjectStore::open(&data.dir, &data.name, options);
     let store = store.map_err(|source| StartError::Store { name: data.name.clone(), source })?;
+    let folder = anchored(&data.name, &data.dir, impresario_store::LOCK)?;
     settle_number(config, index, data, &store)?;
     let membership = Arc::new(Membership::of(ClusterId(store.identity().cluster)));
     let settings = Settings {
@@ -354,7 +373,7 @@ fn start_data(config: &Config, index: usize, data: &Data) -> Result<Started, Sta
     let hold_max = Duration::from_millis(config.cluster.request_timeout_ms) / 3;
     let service = DataServer::new(server.vitals(), disk, engine, trace, runs, peers, hold_max).map_err(unsuitable)?;
     let departure = service.departure().clone();
-    let mut started = begin(&data.name, data.metrics, server, service, |service| service.stop())?;
+    let mut started = begin(&data.name, data.metrics, server, Some(folder), service, |service| service.stop())?;
     started.departure = Some(departure);
     Ok(started)
 }
@@ -454,7 +473,10 @@ fn start_io(config: &Config, index: usize, io: &Io) -> Result<Started, StartErro
         peers,
     };
     let service = IoNode::new(server.vitals(), below, io_settings).map_err(unsuitable)?;
-    begin(&io.name, io.metrics, server, service, |service| service.stop())
+    // Of a volume, or a file system of other servers, nothing is kept open here.
+    let folder = config.tree.as_ref().filter(|tree| tree.backend == TreeBackend::Posix);
+    let folder = folder.map(|tree| anchored(&io.name, &tree.folder, "")).transpose()?;
+    begin(&io.name, io.metrics, server, folder, service, |service| service.stop())
 }
 
 /// A file system that is opened, and what `status` says of it.
@@ -640,9 +662,11 @@ fn begin<S: Service>(
     name: &str,
     metrics: Option<SocketAddr>,
     server: Server,
+    folder: Option<Anchored>,
     service: Arc<S>,
     end: impl FnOnce(&S) + Send + 'static,
 ) -> Result<Started, StartError> {
+    let vitals = server.vitals();
     let front = server.start(service.clone()).map_err(|source| system(name, "starting to accept", source))?;
     // Before the metrics: when their address cannot be had, the server that has begun is stopped in order.
     let observed = service.clone();
@@ -652,10 +676,17 @@ fn begin<S: Service>(
         metrics: None,
         end: Some(Box::new(move || end(&service))),
         departure: None,
+        folder: None,
     };
+    let folder = folder.map(|folder| folder.watch(vitals)).transpose();
+    started.folder = folder.map_err(|source| system(name, "starting a thread", source))?;
     let metrics = metrics.map(|address| Endpoint::open(address, name, move || observed.status()));
     started.metrics = metrics.transpose().map_err(|source| StartError::Metrics { name: name.into(), source })?;
     Ok(started)
+}
+
+fn anchored(name: &str, dir: &Path, file: &str) -> Result<Anchored, StartError> {
+    Anchored::new(dir, file).map_err(|source| system(name, "finding its folder", source))
 }
 
 fn system(name: &str, what: &'static str, source: std::io::Error) -> StartError {

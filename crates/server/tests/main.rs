@@ -35,3 +35,4 @@ mod request_trace;
 mod space;
 mod support;
 mod tree;
+mod whereabouts;

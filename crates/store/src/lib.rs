@@ -38,5 +38,5 @@ pub use objects::{ObjectStore, StoreOptions};
 pub use passage::{
     Arrived, Arriving, Departed, abandon_arrival, arrived, arriving, begin_arrival, departed, unmark_over,
 };
-pub use real::{Claim, Real};
+pub use real::{Claim, LOCK, Real};
 pub use verify::Scrubbed;

@@ -38,7 +38,8 @@ pub struct Real {
     _lock: Option<Claim>,
 }
 
-const LOCK: &str = "lock";
+/// The file in a server's directory that it keeps locked.
+pub const LOCK: &str = "lock";
 /// Buffers of one system call: `IOV_MAX` of Linux.
 const SLICES_MAX: usize = 1024;
 

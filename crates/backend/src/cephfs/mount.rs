@@ -586,11 +586,6 @@ impl Descriptor {
         }
     }
 
-    /// Its session is lost.
-    pub(super) fn is_lost(&self) -> bool {
-        self.inode.mount.is_lost()
-    }
-
     /// Reads into all of `into`, less only at the end of the file.
     pub(super) fn read(&self, offset: u64, into: &mut [u8]) -> Result<usize> {
         let got = self.read_plainly(offset, into)?;

@@ -7,6 +7,9 @@
 //! The kernel never has memory of a caller's, so a call may leave a read that does not come back (a mounted file system
 //! whose server is gone): the piece stays taken until it does. A write is never left: it could still change the file
 //! after its caller was told that it failed.
+//!
+//! Entries name files by descriptors. Where the kernel does not take an entry in time, no call ever gives it another one: its
+//! descriptor may be another file's by then.
 
 use std::collections::VecDeque;
 use std::os::fd::{AsRawFd, BorrowedFd};
@@ -15,7 +18,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use impresario_base::lock::{Condvar, Mutex};
+use impresario_base::lock::{Condvar, Mutex, RwLock};
 use io_uring::{IoUring, opcode, squeue, types};
 
 use super::region::Region;
@@ -33,6 +36,9 @@ const AT_ONCE_MAX: usize = 8;
 const STOP: u64 = u64::MAX;
 /// For how long the kernel may refuse to take entries, for want of memory.
 const SUBMIT_MAX: Duration = Duration::from_secs(10);
+const ENTRIES: u32 = PIECES_MAX as u32 * 2;
+/// `IORING_ENTER_GETEVENTS`.
+const GET_EVENTS: u32 = 1;
 const PAUSE: Duration = Duration::from_millis(1);
 
 /// A ring and its memory.
@@ -46,12 +52,16 @@ pub(super) struct Ring {
 struct Shared {
     ring: IoUring,
     region: Region,
+    /// Held for reading while entries are given to the kernel, and before `state`.
+    submitting: RwLock<()>,
     /// Also held while entries are put into the submission queue.
     state: Mutex<State>,
     /// One for each piece.
     ended: Vec<Condvar>,
-    /// The kernel takes no entries any more.
+    /// The kernel is given no entries any more; changed with `state` locked.
     is_broken: AtomicBool,
+    /// For how long the kernel may refuse to take entries.
+    submit_max: Duration,
     transfers: AtomicU64,
     unserved: AtomicU64,
     left: AtomicU64,
@@ -60,6 +70,8 @@ struct Shared {
 struct State {
     pieces: Vec<Piece>,
     free: Vec<usize>,
+    /// The last entries of the submission queue, by what they are called: at least all that the kernel has not taken.
+    queued: VecDeque<u64>,
 }
 
 /// What a piece of the memory is used for.
@@ -110,15 +122,20 @@ impl Ring {
     /// A ring whose reads may take as long as `patience`; why the kernel gives none.
     pub(super) fn start(patience: Duration) -> std::io::Result<Ring> {
         // Room for every piece and for the entry that ends the thread.
-        let ring = IoUring::new((PIECES_MAX * 2) as u32)?;
+        Ring::over(IoUring::new(ENTRIES)?, patience, SUBMIT_MAX)
+    }
+
+    fn over(ring: IoUring, patience: Duration, submit_max: Duration) -> std::io::Result<Ring> {
         let (region, pieces) = register(&ring)?;
-        let state = State { pieces: vec![Piece::Free; pieces], free: (0..pieces).collect() };
+        let state = State { pieces: vec![Piece::Free; pieces], free: (0..pieces).collect(), queued: VecDeque::new() };
         let shared = Arc::new(Shared {
             ring,
             region,
+            submitting: RwLock::new(()),
             state: Mutex::new(state),
             ended: (0..pieces).map(|_| Condvar::new()).collect(),
             is_broken: AtomicBool::new(false),
+            submit_max,
             transfers: AtomicU64::new(0),
             unserved: AtomicU64::new(0),
             left: AtomicU64::new(0),
@@ -171,7 +188,7 @@ impl Ring {
                 begun = true;
             }
             if begun {
-                shared.submit()?;
+                shared.submit();
             }
             let Some(transfer) = under_way.pop_front() else {
                 let is_left = came < wanted_end;
@@ -219,7 +236,7 @@ impl Ring {
                 begun = true;
             }
             if begun {
-                shared.submit()?;
+                shared.submit();
             }
             let Some(mut transfer) = under_way.pop_front() else { break };
             match shared.wait(&transfer, None) {
@@ -229,7 +246,7 @@ impl Ring {
                     transfer.advance(got);
                     shared.begin(file, &transfer, true);
                     under_way.push_front(transfer);
-                    shared.submit()?;
+                    shared.submit();
                 }
                 // Nothing of it happens any more, so its bytes, and those behind it, may be written again.
                 Err(error) if is_cut_short(error) => cut_short = cut_short.or(Some((transfer.at - offset) as usize)),
@@ -245,16 +262,16 @@ impl Ring {
 impl Drop for Ring {
     /// Ends the thread. No call is under way any more; reads that were left end with the ring, or in memory that is theirs.
     fn drop(&mut self) {
-        let stop = opcode::Nop::new().build().user_data(STOP);
-        self.shared.queue(&stop);
-        if self.shared.submit().is_ok() {
+        self.shared.queue(opcode::Nop::new().build(), STOP);
+        self.shared.submit();
+        if !self.shared.is_broken.load(Relaxed) {
             let _ = self.reaper.take().map(JoinHandle::join); // it has ended, whichever way
         }
     }
 }
 
 /// Whether a transfer ended so that its caller goes on by other means: the kernel cancels what a thread has submitted, for itself or
-/// for others, when that thread ends.
+/// for others, when that thread ends. So do we with what the kernel does not take.
 fn is_cut_short(error: Errno) -> bool {
     matches!(error.0, libc::EAGAIN | libc::EINTR | libc::ECANCELED)
 }
@@ -297,42 +314,89 @@ impl Shared {
             true => opcode::WriteFixed::new(file, start, len, 0).offset(transfer.at).build(),
         };
         self.state.lock().pieces[transfer.piece] = Piece::UnderWay { is_awaited: false };
-        self.queue(&entry.user_data(transfer.piece as u64));
+        self.queue(entry, transfer.piece as u64);
     }
 
-    fn queue(&self, entry: &squeue::Entry) {
-        let _state = self.state.lock();
+    fn queue(&self, entry: squeue::Entry, called: u64) {
+        let mut state = self.state.lock();
+        if self.is_broken.load(Relaxed) {
+            return self.cancel(&mut state, called);
+        }
         // SAFETY: who puts entries into the queue holds the lock. What an entry says is valid until its completion: the
         // memory is the region's and the kernel's until then; the descriptor is its caller's until it is submitted, when the
         // kernel takes the file itself.
-        let pushed = unsafe { self.ring.submission_shared().push(entry) };
+        let mut queue = unsafe { self.ring.submission_shared() };
+        // SAFETY: as above.
+        let pushed = unsafe { queue.push(&entry.user_data(called)) };
         // There is room for an entry of every piece, and for the last one.
         assert!(pushed.is_ok(), "the submission queue is full");
+        state.queued.push_back(called);
+        let taken = state.queued.len().saturating_sub(queue.len());
+        state.queued.drain(..taken);
     }
 
-    /// Tells the kernel of new entries; when this returns, it has taken those of the caller.
-    fn submit(&self) -> Result<()> {
-        let until = Instant::now() + SUBMIT_MAX;
+    /// Tells the kernel of new entries; when this returns, it has taken those of the caller, or they are cancelled.
+    fn submit(&self) {
+        let until = Instant::now() + self.submit_max;
         loop {
-            match self.ring.submit() {
-                Ok(_) if self.is_submitted() => return Ok(()),
+            let submitted = {
+                let _submitting = self.submitting.read();
+                if self.is_broken.load(Relaxed) {
+                    return;
+                }
+                self.ring.submit()
+            };
+            match submitted {
+                Ok(_) if self.not_taken(&self.state.lock()) == 0 => return,
                 Ok(_) => {}
                 Err(error) if error.raw_os_error() == Some(libc::EINTR) => {}
-                Err(error) if Instant::now() > until => {
-                    if !self.is_broken.swap(true, Relaxed) {
-                        tracing::error!(%error, "io_uring takes no requests; reads and writes go on by system calls");
-                    }
-                    return Err(Errno(libc::EIO));
-                }
+                Err(error) if Instant::now() > until => return self.give_up(&error),
                 Err(_) => std::thread::sleep(PAUSE),
             }
         }
     }
 
-    fn is_submitted(&self) -> bool {
-        let _state = self.state.lock();
+    /// Gives the kernel nothing any more, and cancels what it has not taken.
+    fn give_up(&self, error: &std::io::Error) {
+        // No other thread's call takes entries from now on.
+        let _alone = self.submitting.write();
+        let mut state = self.state.lock();
+        let count = self.not_taken(&state);
+        if count == 0 || self.is_broken.swap(true, Relaxed) {
+            return;
+        }
+        tracing::error!(%error, "io_uring takes no requests; reads and writes go on by system calls");
+        let first = state.queued.len().saturating_sub(count);
+        for called in state.queued.split_off(first) {
+            self.cancel(&mut state, called);
+        }
+    }
+
+    /// An entry that the kernel never sees ends as one that it has cancelled.
+    fn cancel(&self, state: &mut State, called: u64) {
+        if let Some(piece) = usize::try_from(called).ok().filter(|piece| *piece < state.pieces.len()) {
+            self.end(state, piece, -libc::ECANCELED);
+        }
+    }
+
+    /// Entries that the kernel has not taken.
+    fn not_taken(&self, _state: &State) -> usize {
         // SAFETY: the lock is held, as for every use of this queue.
-        unsafe { self.ring.submission_shared() }.is_empty()
+        unsafe { self.ring.submission_shared() }.len()
+    }
+
+    fn end(&self, state: &mut State, piece: usize, result: i32) {
+        match state.pieces[piece] {
+            Piece::UnderWay { is_awaited } => {
+                state.pieces[piece] = Piece::Ended(result);
+                self.transfers.fetch_add(1, Relaxed);
+                if is_awaited {
+                    self.ended[piece].notify_one();
+                }
+            }
+            Piece::Left => state.release(piece),
+            Piece::Free | Piece::Held | Piece::Ended(_) => {}
+        }
     }
 
     /// Waits for the end of a transfer, at most until the deadline; gives its bytes.
@@ -359,7 +423,9 @@ impl Shared {
     /// The thread that takes completions.
     fn reap(&self) {
         loop {
-            match self.ring.submit_and_wait(1) {
+            // SAFETY: it has no argument and gives the kernel no entries, which is for callers to do: they know whose descriptors are
+            // still open.
+            match unsafe { self.ring.submitter().enter::<libc::sigset_t>(0, 1, GET_EVENTS, None) } {
                 Ok(_) => {}
                 Err(error) if error.raw_os_error() == Some(libc::EINTR) => {}
                 Err(_) => std::thread::sleep(PAUSE),
@@ -369,17 +435,9 @@ impl Shared {
             // SAFETY: this thread alone takes completions.
             for completion in unsafe { self.ring.completion_shared() } {
                 let Ok(piece) = usize::try_from(completion.user_data()) else { continue };
-                match state.pieces.get(piece).copied() {
-                    Some(Piece::UnderWay { is_awaited }) => {
-                        state.pieces[piece] = Piece::Ended(completion.result());
-                        self.transfers.fetch_add(1, Relaxed);
-                        if is_awaited {
-                            self.ended[piece].notify_one();
-                        }
-                    }
-                    Some(Piece::Left) => state.release(piece),
-                    Some(_) => {}
-                    None => stops |= completion.user_data() == STOP,
+                match piece < state.pieces.len() {
+                    true => self.end(&mut state, piece, completion.result()),
+                    false => stops |= completion.user_data() == STOP,
                 }
             }
             drop(state);
@@ -519,9 +577,8 @@ mod tests {
                 let is_under_way = |piece: &Piece| matches!(piece, Piece::UnderWay { .. });
                 let under_way = ring.shared.state.lock().pieces.iter().position(is_under_way);
                 if let Some(piece) = under_way.filter(|_| in_pipe() > 0) {
-                    let cancel = opcode::AsyncCancel::new(piece as u64).build().user_data(STOP - 1);
-                    ring.shared.queue(&cancel);
-                    ring.shared.submit().unwrap();
+                    ring.shared.queue(opcode::AsyncCancel::new(piece as u64).build(), STOP - 1);
+                    ring.shared.submit();
                 }
                 writer.is_finished()
             });
@@ -559,6 +616,30 @@ mod tests {
         assert_eq!(ring.status().unserved, 2);
         // With all of that under way the ring can still be ended.
         drop(ring);
+    }
+
+    /// As where the kernel has no memory for entries, until its caller has given up and closed the file.
+    #[test]
+    fn what_the_kernel_did_not_take_in_time_it_never_does() {
+        let Ok(refusing) = IoUring::builder().setup_r_disabled().build(ENTRIES) else {
+            return impresario_testing::skip("io_uring", "it gives no ring that takes no entries yet");
+        };
+        let Ok(ring) = Ring::over(refusing, Duration::from_secs(60), Duration::from_millis(20)) else {
+            return impresario_testing::skip("io_uring", "it gives no memory");
+        };
+        let folder = tempfile::tempdir().unwrap();
+        let create = |name| std::fs::File::create(folder.path().join(name)).unwrap();
+        let (mut number, another) = (std::os::fd::OwnedFd::from(create("file")), create("another"));
+        let written = ring.write(number.as_fd(), 0, &odd_bytes(2 * PIECE_BYTES));
+        let mut back = [0; 10];
+        let read = ring.read(number.as_fd(), 0, &mut back, 1);
+        // Closed, and its number given to another file.
+        rustix::io::dup2(&another, &mut number).unwrap();
+        ring.shared.ring.submitter().register_enable_rings().unwrap();
+        std::thread::sleep(Duration::from_millis(200));
+        assert_eq!(another.metadata().unwrap().len(), 0, "written by a call that was given up");
+        assert_eq!((written, read), (Ok(0), Ok((0, true))), "callers go on by other means");
+        assert_eq!(ring.status().free_pieces, ring.status().pieces);
     }
 
     #[test]

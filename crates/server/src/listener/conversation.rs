@@ -256,7 +256,8 @@ impl Shared {
         let refuse = |errno, message: String| Farewell::Fault(id, Fault { errno, message });
         self.check_key(connection)?;
         let needs_write = call.needs_write();
-        let permitted = self.check_right(connection, &call).and_then(|()| self.apply_rule(connection, &mut call, pass));
+        let permitted = self.check_right(connection, &call).and_then(|()| self.check_folder(&call));
+        let permitted = permitted.and_then(|()| self.apply_rule(connection, &mut call, pass));
         if let Err(fault) = permitted {
             reader.skip_payload_paced(stream, payload_bytes as usize, &PACE)?;
             return self.refuse(connection, id, &fault);
@@ -368,6 +369,14 @@ impl Shared {
             })?;
         }
         Ok(())
+    }
+
+    /// Whether the server's folder is where it was. What is written to another place nobody would find.
+    fn check_folder(&self, call: &Call) -> Result<(), Fault> {
+        match self.folder_lost.get() {
+            Some(why) if !matches!(call, Call::Status) => Err(Fault { errno: libc::EIO, message: why.clone() }),
+            _ => Ok(()),
+        }
     }
 
     /// Makes of a call what it is under the rule of its client.

@@ -31,7 +31,7 @@ use super::disk::{Disk, PATH_FLAGS, StepHook};
 
 const FORMAT: u32 = 2;
 /// The file that is locked by who makes the directory, or serves it; the first in it.
-const LOCK: &str = "lock";
+pub(crate) const LOCK: &str = "lock";
 /// Keys are reserved on disk in blocks of this many.
 const KEYS_PER_RESERVATION: u64 = 1 << 16;
 /// Keys that files may have had after the last one of which a data server has an object.

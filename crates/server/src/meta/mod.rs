@@ -79,8 +79,8 @@ mod xattrs;
 use impresario_wire::message::Fault;
 
 pub use answered::Answered;
-pub(crate) use directory::KEYS_WITHOUT_OBJECTS;
 pub use directory::{COUNT_BITS, Claimed, FolderState, StartError, adopt, examine, is_begun, key_prefix, make};
+pub(crate) use directory::{KEYS_WITHOUT_OBJECTS, LOCK};
 pub use disk::{Fate, StepHook};
 pub use examine::IdleFolder;
 pub(crate) use fault::{is_local, show};
