@@ -151,6 +151,7 @@ wait "$checks"
 documents=$? checks=
 check=$(cat "$folder/check.status") || check=1
 cat "$folder/check" "$folder/doc.out"
+((documents == 0)) || echo "test: examples of the documentation: exit status $documents (124 or 137: stopped after $TEST_TIMEOUT_S s)"
 # What failed runs once more, alone: a test that fails by chance is told apart from one that always fails. It is reported
 # with its first output kept above, and is a fault to be mended, of the test or of what it tests.
 unsteady=

@@ -592,8 +592,7 @@ fn objects(folder: &std::path::Path) -> usize {
 /// whatever server is lost meanwhile; then its objects go.
 #[test]
 fn a_removed_file_serves_its_openers_through_lost_servers() {
-    // For so long after the last loss the objects stay.
-    let mut cluster = Cluster::start(2, 2, |config| config.meta.grace_ms = Some(15_000));
+    let mut cluster = Cluster::start(2, 2, |_| {});
     let [a, b] = [0, 1].map(|index| client_via(&cluster.config, index as u64, Via::IoNode(index)));
     let opened = a.create("f", new_file(0o644)).unwrap();
     opened.write_at(&pattern(1, 1, 0, 300_000), 0).unwrap();

@@ -90,7 +90,10 @@ struct Shared {
     bytes: AtomicU64,
     not_traced: AtomicU64,
     failure: Mutex<Option<String>>,
+    complain: Mutex<Option<Complain>>,
 }
+
+type Complain = Box<dyn FnOnce(&TraceError) + Send>;
 
 /// A trace being written. As an [`Observer`] it receives completed requests from engines. Dropping it finishes the
 /// trace like [`Recorder::finish`].
@@ -102,7 +105,7 @@ pub struct Recorder {
 
 impl Recorder {
     /// Starts a trace in a new file. `complain` is called once if it ends early, `path_of` at a file's first request;
-    /// both on the writer's thread.
+    /// both on the writer's thread, or `complain` by who ends a trace that its file system does not take.
     pub fn create(
         path: &Path,
         options: &LiveOptions,
@@ -120,14 +123,12 @@ impl Recorder {
             bytes: AtomicU64::new(writer.written_bytes()),
             not_traced: AtomicU64::new(0),
             failure: Mutex::new(None),
+            complain: Mutex::new(Some(Box::new(complain))),
         });
         let thread = std::thread::Builder::new().name("trace".into()).stack_size(256 << 10).spawn({
             let (shared, zero) = (Arc::clone(&shared), options.zero);
             move || {
-                shared.write(
-                    Scribe { writer, zero, path_of, files: FxHashMap::default(), origins: Default::default() },
-                    complain,
-                )
+                shared.write(Scribe { writer, zero, path_of, files: FxHashMap::default(), origins: Default::default() })
             }
         });
         let thread = thread.map_err(|e| TraceError::io(path, e))?;
@@ -162,8 +163,8 @@ impl Recorder {
                 // A panic in it has already been reported.
                 let _ = thread.join();
             } else {
-                let why = format!("its file system had not taken the rest after {:.1} s", patience.as_secs_f64());
-                self.shared.failure.lock().get_or_insert(why);
+                let reason = format!("its file system had not taken the rest after {:.1} s", patience.as_secs_f64());
+                self.shared.failed(&TraceError::File { path: self.path.clone(), reason });
             }
         }
         self.status()
@@ -194,7 +195,7 @@ impl Observer for Recorder {
 
 impl Shared {
     /// The writer's thread.
-    fn write(&self, mut scribe: Scribe, complain: impl FnOnce(&TraceError)) {
+    fn write(&self, mut scribe: Scribe) {
         let mut batch = Vec::with_capacity(self.capacity);
         let (mut flushed, mut flushed_records) = (Instant::now(), 0);
         let failure = loop {
@@ -239,8 +240,14 @@ impl Shared {
         let unwritten = std::mem::take(&mut buffer.ended).len() as u64;
         drop(buffer);
         self.not_traced.fetch_add(unwritten, Ordering::Relaxed);
-        *self.failure.lock() = Some(failure.to_string());
-        complain(&failure);
+        self.failed(&failure);
+    }
+
+    /// Notes why the trace ended early, and says it, once.
+    fn failed(&self, why: &TraceError) {
+        self.failure.lock().get_or_insert_with(|| why.to_string());
+        let complain = self.complain.lock().take();
+        complain.into_iter().for_each(|complain| complain(why));
     }
 }
 
@@ -350,10 +357,16 @@ mod tests {
         let path = folder.path().join("t.imt");
         let (go, gate) = std::sync::mpsc::channel::<()>();
         let path_of: PathOf = Box::new(move |_| gate.recv().ok().and(None));
-        let recorder = Recorder::create(&path, &options(8 << 20), Some(path_of), |_| {}).unwrap();
+        let (complained, heard) = std::sync::mpsc::channel();
+        let complain = move |why: &TraceError| complained.send(why.to_string()).unwrap();
+        let recorder = Recorder::create(&path, &options(8 << 20), Some(path_of), complain).unwrap();
         recorder.ended(&request(1));
         let told = recorder.finish_within(Duration::from_millis(50));
-        assert_eq!(told.failure.as_deref(), Some("its file system had not taken the rest after 0.1 s"));
+        assert!(
+            told.failure.as_ref().is_some_and(|why| why.contains("had not taken the rest after 0.1 s")),
+            "{told:?}"
+        );
+        assert_eq!(heard.try_recv().ok(), told.failure);
         drop(go);
         let deadline = Instant::now() + Duration::from_secs(20);
         while Trace::load(&path).is_ok_and(|trace| trace.ending != Ending::Closed) {

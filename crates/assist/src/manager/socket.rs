@@ -1,15 +1,15 @@
 //! The manager's socket: listening, and messages with descriptors.
 
-use std::fs::{File, Metadata};
+use std::ffi::OsStr;
 use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
-use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
+use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
-use std::time::{Duration, Instant};
 
+use impresario_base::machine::random_bytes;
 use impresario_ring::message::{MESSAGE_BYTES_MAX, Malformed, ToClient, ToManager};
-use rustix::fs::Mode;
+use rustix::fs::{AtFlags, Mode, OFlags, RenameFlags};
 use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer,
     SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags, SocketType, connect, recvmsg, sendmsg, socket_with,
@@ -19,6 +19,9 @@ use super::Access;
 
 /// Programs that may wait to be taken; the kernel bounds it further (`somaxconn`).
 const BACKLOG: i32 = 4096;
+
+/// How often a place is tried that others make and remove at the same time.
+const PLACE_TRIES: usize = 100;
 
 /// Descriptors that one packet can have (`SCM_MAX_FD`).
 const SENT_MAX: usize = 253;
@@ -30,64 +33,34 @@ fn new_socket() -> io::Result<OwnedFd> {
 
 /// Whether a socket is there that a manager left behind and no process listens at.
 pub fn is_abandoned(path: &Path) -> bool {
-    let (Ok(socket), Ok(address)) = (new_socket(), SocketAddrUnix::new(path)) else { return false };
-    connect(socket, &address) == Err(rustix::io::Errno::CONNREFUSED)
+    matches!(ask(path), Ok(There::Abandoned))
 }
 
-/// How long another manager may take to begin to listen at the same path.
-const TURN_PATIENCE: Duration = Duration::from_secs(5);
-
-/// Who may make a socket at a path, or replace one that was left behind there: one process at a time. Between its making and its
-/// listening a socket looks like one that was left behind.
-struct Turn {
-    path: PathBuf,
-    _lock: File,
+/// What is known of a socket that is there.
+enum There {
+    /// A process listens at it, or has as many programs waiting as it may.
+    Listens,
+    /// Nobody listens any more.
+    Abandoned,
+    /// It cannot be asked.
+    Unknown(rustix::io::Errno),
 }
 
-impl Turn {
-    fn of(socket: &Path) -> io::Result<Turn> {
-        let mut name = socket.as_os_str().to_os_string();
-        name.push(".lock");
-        let path = PathBuf::from(name);
-        let deadline = Instant::now() + TURN_PATIENCE;
-        loop {
-            let mut options = File::options();
-            options.write(true).create(true).truncate(false).mode(0o600);
-            let file = options.custom_flags(libc::O_NOFOLLOW | libc::O_CLOEXEC).open(&path)?;
-            match rustix::fs::flock(&file, rustix::fs::FlockOperation::NonBlockingLockExclusive) {
-                // The one before may have removed it meanwhile.
-                Ok(()) if Some(file_of(&file.metadata()?)) == found(&path) => return Ok(Turn { path, _lock: file }),
-                Ok(()) => {}
-                Err(rustix::io::Errno::WOULDBLOCK | rustix::io::Errno::INTR) if Instant::now() < deadline => {
-                    std::thread::sleep(Duration::from_millis(5));
-                }
-                Err(error) => return Err(error.into()),
-            }
-        }
-    }
-}
-
-impl Drop for Turn {
-    fn drop(&mut self) {
-        let _ = std::fs::remove_file(&self.path);
-    }
-}
-
-/// Which file it is: device and inode.
-fn file_of(about: &Metadata) -> (u64, u64) {
-    (about.dev(), about.ino())
-}
-
-/// Which file is there, if any.
-fn found(path: &Path) -> Option<(u64, u64)> {
-    std::fs::symlink_metadata(path).ok().map(|about| file_of(&about))
+fn ask(path: &Path) -> io::Result<There> {
+    let address = SocketAddrUnix::new(path)?;
+    Ok(match connect(new_socket()?, &address) {
+        Ok(()) | Err(rustix::io::Errno::AGAIN) => There::Listens,
+        Err(rustix::io::Errno::CONNREFUSED) => There::Abandoned,
+        Err(errno) => There::Unknown(errno),
+    })
 }
 
 /// The file of a socket, removed when this is dropped.
 #[derive(Debug)]
 pub(super) struct SocketFile {
     path: PathBuf,
-    file: Option<(u64, u64)>,
+    /// Keeps its number from being another file's.
+    file: OwnedFd,
 }
 
 impl SocketFile {
@@ -98,8 +71,10 @@ impl SocketFile {
 
 impl Drop for SocketFile {
     fn drop(&mut self) {
+        let file_of = |stat: rustix::fs::Stat| (stat.st_dev, stat.st_ino);
+        let (there, ours) = (rustix::fs::lstat(&self.path).map(file_of), rustix::fs::fstat(&self.file).map(file_of));
         // Another manager may have its own there by now.
-        if self.file.is_none() || found(&self.path) != self.file {
+        if there.is_err() || there != ours {
             return;
         }
         if let Err(error) = std::fs::remove_file(&self.path)
@@ -110,36 +85,95 @@ impl Drop for SocketFile {
     }
 }
 
-/// Listens at a path, in place of a socket that no process listens at any more.
+/// A socket that listens at a name of its own, removed when this is dropped.
+struct Aside {
+    folder: OwnedFd,
+    name: String,
+}
+
+impl Aside {
+    /// By a way that is short enough for an address, however long the folder's is.
+    fn path(&self) -> PathBuf {
+        format!("/proc/self/fd/{}/{}", self.folder.as_raw_fd(), self.name).into()
+    }
+
+    /// Moves it to `name`, where nothing may be.
+    fn place(&self, name: &OsStr) -> rustix::io::Result<()> {
+        rustix::fs::linkat(&self.folder, &self.name, &self.folder, name, AtFlags::empty())
+    }
+
+    /// Moves it to `name` in place of a socket at which nobody listens; false when somebody does.
+    fn replace(&self, name: &OsStr) -> io::Result<bool> {
+        let exchange =
+            || rustix::fs::renameat_with(&self.folder, &self.name, &self.folder, name, RenameFlags::EXCHANGE);
+        exchange()?;
+        // Another manager may have done the same since the old one was looked at.
+        let is_abandoned = matches!(ask(&self.path()), Ok(There::Abandoned));
+        if !is_abandoned {
+            exchange()?;
+        }
+        Ok(is_abandoned)
+    }
+}
+
+impl Drop for Aside {
+    fn drop(&mut self) {
+        let _ = rustix::fs::unlinkat(&self.folder, &self.name, AtFlags::empty());
+    }
+}
+
+/// Listens at a path, in place of a socket that no process listens at any more. It listens before it is at the path: until then
+/// another manager would take it for one that was left behind.
 pub(super) fn listen(path: &Path, access: Access) -> io::Result<(OwnedFd, SocketFile)> {
     let told = |e: io::Error, what: &str| io::Error::new(e.kind(), format!("{}: {what}: {e}", path.display()));
-    let address =
-        SocketAddrUnix::new(path).map_err(|e| told(e.into(), "is no path for a socket (at most 107 bytes)"))?;
-    let _turn = Turn::of(path).map_err(|e| told(e, "cannot be made, as its lock file cannot be had"))?;
-    if let Ok(meta) = std::fs::symlink_metadata(path) {
-        if !meta.file_type().is_socket() {
-            return Err(told(io::ErrorKind::AlreadyExists.into(), "is there and is no socket; name another path"));
-        }
-        // One that is stopped, or has as many programs waiting as it may, does not answer and is there all the same.
-        if !is_abandoned(path) {
-            return Err(told(
-                io::ErrorKind::AddrInUse.into(),
-                "another manager listens there; stop it or name another path",
-            ));
-        }
-        std::fs::remove_file(path).map_err(|e| told(e, "an old socket cannot be replaced"))?;
+    let taken = || told(io::ErrorKind::AddrInUse.into(), "another manager listens there; stop it or name another path");
+    SocketAddrUnix::new(path).map_err(|e| told(e.into(), "is no path for a socket (at most 107 bytes)"))?;
+    if let Ok(meta) = std::fs::symlink_metadata(path)
+        && !meta.file_type().is_socket()
+    {
+        return Err(told(io::ErrorKind::AlreadyExists.into(), "is there and is no socket; name another path"));
     }
+    let no_name = || told(io::ErrorKind::InvalidInput.into(), "is no path for a socket");
+    let name = path.file_name().ok_or_else(no_name)?;
+    let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    let folder = rustix::fs::open(parent, flags, Mode::empty()).map_err(|e| told(e.into(), "cannot be made"))?;
+    let mine: [u8; 8] = random_bytes()?;
+    let aside = Aside { folder, name: format!(".impresario-{:016x}", u64::from_le_bytes(mine)) };
     let listener = new_socket()?;
+    let address = SocketAddrUnix::new(aside.path())?;
     rustix::net::bind(&listener, &address).map_err(|e| told(e.into(), "cannot be made"))?;
-    let file = SocketFile { path: path.into(), file: found(path) };
     let mode = match access {
         Access::Owner => Mode::from_raw_mode(0o600),
         Access::Everyone => Mode::from_raw_mode(0o666),
     };
-    rustix::fs::chmod(path, mode).map_err(|e| told(e.into(), "its access cannot be set"))?;
-    // No program can connect before this.
+    rustix::fs::chmod(aside.path(), mode).map_err(|e| told(e.into(), "its access cannot be set"))?;
     rustix::net::listen(&listener, BACKLOG).map_err(|e| told(e.into(), "cannot be listened at"))?;
-    Ok((listener, file))
+    let pin = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let file = rustix::fs::openat(&aside.folder, &aside.name, pin, Mode::empty())?;
+    for _ in 0..PLACE_TRIES {
+        match aside.place(name) {
+            Ok(()) => return Ok((listener, SocketFile { path: path.into(), file })),
+            Err(rustix::io::Errno::EXIST) => {}
+            Err(error) => return Err(told(error.into(), "cannot be made")),
+        }
+        let is_replaced = match ask(path)? {
+            There::Listens => return Err(taken()),
+            There::Abandoned => match aside.replace(name) {
+                Ok(is_replaced) => is_replaced,
+                Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
+                Err(error) => return Err(told(error, "an old socket cannot be replaced")),
+            },
+            There::Unknown(rustix::io::Errno::NOENT) => continue,
+            There::Unknown(errno) => {
+                let what =
+                    "a socket is there, and whether anybody listens cannot be asked; remove it or name another path";
+                return Err(told(errno.into(), what));
+            }
+        };
+        return if is_replaced { Ok((listener, SocketFile { path: path.into(), file })) } else { Err(taken()) };
+    }
+    Err(taken())
 }
 
 /// One packet from a client.
@@ -267,6 +301,7 @@ mod tests {
         let said = listen(&dir.path().join("no/s"), Access::Owner).unwrap_err().to_string();
         assert!(said.contains("cannot be made"), "{said}");
     }
+
     /// A manager that is stopped takes no programs; what waits for it is its own.
     #[test]
     fn a_manager_that_takes_nobody_at_the_moment_is_there() {
@@ -302,8 +337,9 @@ mod tests {
     fn the_end_of_a_manager_leaves_the_socket_of_another_alone() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("s");
-        let first = listen(&path, Access::Owner).unwrap();
-        std::fs::remove_file(&path).unwrap();
+        let (listener, first) = listen(&path, Access::Owner).unwrap();
+        // It has ended, but for its file; the number of that is not used again while it may be looked for.
+        drop(listener);
         let second = listen(&path, Access::Owner).unwrap();
         drop(first);
         assert!(path.exists());

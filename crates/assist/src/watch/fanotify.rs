@@ -24,6 +24,7 @@ const FAN_CLOEXEC: u32 = 0x1;
 const FAN_PRE_ACCESS: u64 = 0x0010_0000;
 const FAN_MARK_ADD: u32 = 0x1;
 const FAN_MARK_REMOVE: u32 = 0x2;
+const FAN_MARK_FLUSH: u32 = 0x80;
 const FAN_ALLOW: u32 = 0x1;
 const FAN_EVENT_INFO_TYPE_RANGE: u8 = 6;
 /// Size of `struct fanotify_event_metadata`.
@@ -39,6 +40,7 @@ pub struct Fanotify {
     group: OwnedFd,
     told: Receiver<Seen>,
     lost: Arc<AtomicU64>,
+    disturbed: Arc<AtomicBool>,
     stop: Arc<AtomicBool>,
     thread: Option<JoinHandle<()>>,
 }
@@ -60,9 +62,16 @@ impl Fanotify {
         let group = unsafe { OwnedFd::from_raw_fd(fd) };
         let (tell, told) = sync_channel(TOLD_MAX);
         let (lost, stop) = (Arc::new(AtomicU64::new(0)), Arc::new(AtomicBool::new(false)));
-        let answers = Answers { group: File::from(group.try_clone()?), tell, lost: lost.clone(), stop: stop.clone() };
+        let disturbed = Arc::new(AtomicBool::new(false));
+        let answers = Answers {
+            group: File::from(group.try_clone()?),
+            tell,
+            lost: lost.clone(),
+            disturbed: disturbed.clone(),
+            stop: stop.clone(),
+        };
         let thread = std::thread::Builder::new().name("pre-access".into()).spawn(move || answers.run())?;
-        Ok(Fanotify { group, told, lost, stop, thread: Some(thread) })
+        Ok(Fanotify { group, told, lost, disturbed, stop, thread: Some(thread) })
     }
 
     /// From now on, reads of this open file are announced.
@@ -96,6 +105,11 @@ impl Fanotify {
         n
     }
 
+    /// Whether all marks were removed since the last call, as an access could not be looked at: the files are to be added again.
+    pub fn was_disturbed(&self) -> bool {
+        self.disturbed.swap(false, Ordering::Relaxed)
+    }
+
     /// Accesses that were not reported because the queue was not drained, or because their file could not be opened.
     pub fn lost(&self) -> u64 {
         self.lost.load(Ordering::Relaxed)
@@ -115,6 +129,7 @@ struct Answers {
     group: File,
     tell: SyncSender<Seen>,
     lost: Arc<AtomicU64>,
+    disturbed: Arc<AtomicBool>,
     stop: Arc<AtomicBool>,
 }
 
@@ -130,18 +145,28 @@ impl Answers {
             match self.group.read(&mut buffer) {
                 Ok(n) if n > 0 => self.events(&buffer[..n]),
                 Err(e) if matches!(e.kind(), ErrorKind::Interrupted | ErrorKind::WouldBlock) => {}
-                // The file of the event could not be opened, as we have too many open, and the kernel has answered for us. Every later
-                // access waits for this thread.
+                // The file of the event could not be opened, for lack of descriptors, and the kernel has refused the access. Later ones
+                // wait for this thread, and must not be refused: nothing is announced until the files are marked again.
                 failed => {
-                    if self.lost.fetch_add(1, Ordering::Relaxed) == 0
-                        && let Err(error) = failed
-                    {
-                        tracing::warn!(%error, "an access of a watched file could not be looked at");
+                    self.lost.fetch_add(1, Ordering::Relaxed);
+                    self.flush();
+                    let error = failed.err();
+                    if !self.disturbed.swap(true, Ordering::Relaxed) {
+                        tracing::warn!(
+                            ?error,
+                            "an access of a watched file was refused, as its file could not be opened here"
+                        );
                     }
                     std::thread::sleep(PAUSE);
                 }
             }
         }
+    }
+
+    /// Removes all marks.
+    fn flush(&self) {
+        // SAFETY: a plain system call; no path is looked up.
+        unsafe { libc::fanotify_mark(self.group.as_raw_fd(), FAN_MARK_FLUSH, 0, libc::AT_FDCWD, std::ptr::null()) };
     }
 
     fn events(&mut self, mut bytes: &[u8]) {
@@ -252,7 +277,10 @@ mod tests {
     #[test]
     fn accesses_are_allowed_after_one_that_could_not_be_read() {
         use std::net::UdpSocket;
-        let (ours, theirs) = (UdpSocket::bind("127.0.0.1:0").unwrap(), UdpSocket::bind("127.0.0.1:0").unwrap());
+        // An address that no other test takes a port of.
+        let [_, a, b, c] = (std::process::id() | 1 << 23).to_be_bytes();
+        let mine = format!("127.{a}.{b}.{c}:0");
+        let (ours, theirs) = (UdpSocket::bind("127.0.0.1:0").unwrap(), UdpSocket::bind(mine).unwrap());
         let address = theirs.local_addr().unwrap();
         ours.connect(address).unwrap();
         drop(theirs);
@@ -261,7 +289,8 @@ mod tests {
         let (lost, stop) = (Arc::new(AtomicU64::new(0)), Arc::new(AtomicBool::new(false)));
         let to = ours.local_addr().unwrap();
         let group = File::from(OwnedFd::from(ours));
-        let answers = Answers { group, tell, lost: lost.clone(), stop: stop.clone() };
+        let disturbed = Arc::new(AtomicBool::new(false));
+        let answers = Answers { group, tell, lost: lost.clone(), disturbed: disturbed.clone(), stop: stop.clone() };
         let thread = std::thread::spawn(move || answers.run());
         let deadline = std::time::Instant::now() + Duration::from_secs(20);
         while lost.load(Ordering::Relaxed) == 0 {
@@ -276,6 +305,7 @@ mod tests {
         theirs.recv(&mut answer).unwrap();
         assert_eq!(answer, [fd.to_ne_bytes(), FAN_ALLOW.to_ne_bytes()].concat()[..]);
         assert_eq!(told.recv_timeout(Duration::from_secs(20)).unwrap().offset, 1);
+        assert!(disturbed.load(Ordering::Relaxed));
         stop.store(true, Ordering::Relaxed);
         thread.join().unwrap();
     }

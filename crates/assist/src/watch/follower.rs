@@ -143,6 +143,11 @@ impl Follower {
     fn search(&mut self) -> io::Result<()> {
         self.searched = Some(Instant::now());
         self.ours.clear();
+        if let Source::PreAccess(listener) = &self.source
+            && listener.was_disturbed()
+        {
+            self.files.values().for_each(|(_, open)| _ = self.mark(open));
+        }
         let found: BTreeMap<FileId, PathBuf> = self.named.files(FILES_MAX).collect();
         let gone: Vec<FileId> = self.files.keys().filter(|number| !found.contains_key(number)).copied().collect();
         let mut changed = !gone.is_empty();

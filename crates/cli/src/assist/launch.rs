@@ -146,8 +146,7 @@ impl Programs {
         let preloaded = library.is_for_all() || bears_the_library(&find(&name.to_string_lossy())?);
         // Before the first of them, so that no signal ends us and leaves a program behind.
         let signals = Signals::new(heard_signals()).context("catching signals")?;
-        let mut programs = Programs { children: Vec::new(), signals: None };
-        for _ in 0..instances.max(1) {
+        let mut programs = Programs::start_all(instances.max(1), || {
             let mut command = Command::new(name);
             command.args(arguments).env(SOCKET_VARIABLE, socket).envs(environment.iter().cloned());
             if preloaded {
@@ -156,17 +155,26 @@ impl Programs {
             if purpose == Purpose::Record {
                 command.env(WAIT_VARIABLE, RECORD_WAIT_MS);
             }
-            match command.spawn() {
-                Ok(child) => programs.children.push(child),
-                Err(error) => {
-                    programs.end();
-                    return Err(error).with_context(|| format!("starting {}", name.to_string_lossy()));
-                }
-            }
-        }
+            command.spawn().with_context(|| format!("starting {}", name.to_string_lossy()))
+        })?;
         if let Err(error) = programs.hand_on(signals) {
             programs.end();
             return Err(error);
+        }
+        Ok(programs)
+    }
+
+    /// Starts so many, or none.
+    fn start_all(count: u32, mut start: impl FnMut() -> Result<Child>) -> Result<Programs> {
+        let mut programs = Programs { children: Vec::new(), signals: None };
+        for _ in 0..count {
+            match start() {
+                Ok(child) => programs.children.push(child),
+                Err(error) => {
+                    programs.end();
+                    return Err(error);
+                }
+            }
         }
         Ok(programs)
     }
@@ -348,15 +356,20 @@ fn remove_left_behind(place: &Path) {
 mod tests {
     use super::*;
 
-    /// Nobody waits for programs that were started before one that could not be.
+    /// Nobody would wait for them.
     #[test]
-    fn programs_that_nobody_would_wait_for_end() {
-        let began = Instant::now();
-        let children = (0..2).map(|_| Command::new("sleep").arg("1000").spawn().unwrap()).collect();
-        let mut programs = Programs { children, signals: None };
-        programs.end();
-        let by = |child: &mut Child| child.try_wait().unwrap().and_then(|status| status.signal());
-        assert!(programs.children.iter_mut().all(|child| by(child) == Some(SIGTERM)), "after {:?}", began.elapsed());
+    fn programs_that_were_started_before_one_that_could_not_be_end() {
+        let mut pids = Vec::new();
+        let start = || {
+            anyhow::ensure!(pids.len() < 2, "no more processes");
+            let child = Command::new("sleep").arg("1000").spawn()?;
+            pids.push(i32::try_from(child.id())?);
+            Ok(child)
+        };
+        assert!(Programs::start_all(3, start).is_err_and(|error| error.to_string() == "no more processes"));
+        for pid in pids.into_iter().filter_map(Pid::from_raw) {
+            assert!(rustix::process::test_kill_process(pid).is_err());
+        }
     }
 
     #[test]

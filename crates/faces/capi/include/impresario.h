@@ -230,7 +230,8 @@ impresario_t *impresario_create_from_text(const char *text, const impresario_opt
 impresario_t *impresario_create_from_file(const char *path, const impresario_options_t *options);
 
 /* Ends a scheduler: refuses new requests, passes the tokens of queued ones to dropped(arg, token) unless it is NULL,
- * waits at most patience_ms for batches that are with the program, and stops the threads. It forgets batches that are
+ * waits at most patience_ms for batches that are with the program, then for callbacks (at least 1 s) and a trace (at least 10 s), and
+ * stops the threads. It forgets batches that are
  * not completed by then; completing them later is an error. After it returns 0 no callback runs or will run, so the
  * memory behind `arg` may be freed. -EDEADLK from a callback of this scheduler. -EBUSY if a callback has not returned:
  * the scheduler is closed but still exists; call again. */
@@ -293,7 +294,8 @@ int impresario_ready(impresario_t *scheduler, uint32_t connection, int ready);
  * -EINVAL if one is being written already. */
 int impresario_start_trace(impresario_t *scheduler, const char *folder, const char *name);
 
-/* Ends the trace. -ENOENT if there is none, -EIO if it had ended early, as on a full disk. */
+/* Ends the trace. -ENOENT if there is none, -EIO if it had ended early, as on a full disk, or its file system does not take it
+ * within 10 s. */
 int impresario_stop_trace(impresario_t *scheduler);
 
 /* Predicts requests by recorded runs from now on, replacing earlier ones: for policies that use predictions, and for reading

@@ -25,6 +25,7 @@ use std::time::{Duration, Instant};
 use impresario_base::lock::Mutex;
 use impresario_engine::{Engine, EngineConfig, Executor, Outcome, Refused, Started, Submission, Work, now};
 use impresario_sched::{ConnId, LaneId, Nanos, Op, PolicySpec, RequestId, Status, policy};
+use impresario_trace::live::FINISH_PATIENCE;
 
 pub use batch::{Batch, Delivery, Identity, Member, SPECULATIVE, op_code, op_of};
 use flights::Flights;
@@ -572,7 +573,7 @@ impl Scheduler {
     }
 
     /// Refuses new requests, waits at most `patience` for batches that are with the program, then at most as long (at
-    /// least 1 s) for callbacks to return, and as long for a trace to be written, and ends the threads.
+    /// least 1 s) for callbacks to return, and as long (at least 10 s) for a trace to be written, and ends the threads.
     pub fn shutdown(&self, patience: Duration) -> Result<Left, Misuse> {
         let hands: *const Hands = Arc::as_ptr(&self.hands);
         if Mark::there(hands, Inside::Callback) {
@@ -606,7 +607,7 @@ impl Scheduler {
         self.hands.flights.abandon();
         dropped.append(&mut self.hands.late.lock());
         self.hands.hand_back();
-        self.stop_trace_within(patience.max(Duration::from_secs(1)));
+        self.stop_trace_within(patience.max(FINISH_PATIENCE));
         Ok(Left { dropped, ..left })
     }
 }

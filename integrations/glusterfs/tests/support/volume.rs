@@ -199,7 +199,8 @@ impl Drop for Mount {
 impl Brick {
     fn process(mut command: Command, file: &Path, log: &Path) -> Process {
         command.arg("-N").arg("-f").arg(file).arg("-l").arg(log);
-        Process::start(&mut command)
+        // One that crashes leaves its memory where it was started.
+        Process::start(command.current_dir(log.parent().unwrap()))
     }
 
     /// Starts it again, with a program in front (such as valgrind) or as it was.

@@ -13,7 +13,7 @@ use impresario_base::time::wait_while;
 use impresario_embed::guard;
 use impresario_engine::{Inbox, NotSent, now};
 use impresario_sched::{Core, CoreConfig, CostModel, Ended, LaneId, Nanos, Observer, Op, Table};
-use impresario_trace::live::LiveOptions;
+use impresario_trace::live::{FINISH_PATIENCE, LiveOptions};
 use impresario_trace::{Header, Recorder, TraceError};
 use rustc_hash::FxHashMap;
 
@@ -357,7 +357,7 @@ impl Library {
         let left = || end.saturating_duration_since(Instant::now()).max(LAST_CALLBACK);
         self.foretelling.stop(left());
         if let Some(recorder) = &self.recorder {
-            recorder.finish_within(left());
+            recorder.finish_within(left().max(FINISH_PATIENCE));
         }
         if late {
             return Err("a callback has not returned within 30 s; its thread keeps running".into());
