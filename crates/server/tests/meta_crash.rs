@@ -807,7 +807,7 @@ fn raced(dir: &std::path::Path, mine: &MetaCall, (step, nth): (&str, usize), oth
             }));
             dead.fetch_or(is_served(thread.recv().unwrap(), &served), Ordering::SeqCst);
         }
-        Fate::Done
+        if dead.load(Ordering::SeqCst) { Fate::Fails(libc::EIO) } else { Fate::Done }
     });
     let server = start_with(MetaOptions { before_step: Some(hook), ..options(dir) }, objects.clone());
     server.file("a", 1);

@@ -4,11 +4,12 @@
 //! noted at all. A restarted server thus knows which
 //! changes an earlier run did, and of which it only knows that they had begun: a crash came between the change and
 //! its second note. A client that asks for such a one again gets it done, unless the name space shows that it was: the first
-//! note says which node the name is to get, or had before if the change takes it away. Changes of names
-//! hold them until it is noted how they have ended ([`Undone`]), and a node that did not get its name is there until then. So
-//! nobody has built on a change that is not noted, and what others do shows no node in its place. Directories above are not held:
-//! one that is moved between a change in it and the second note, right before a crash, lets the change fail as if its directory had
-//! not been there. What others have done to the names since the restart could show a wrong node, so the names that they change are remembered as long as such changes are open; a change whose names are among them fails.
+//! note says which node the name is to get, or had before if the change takes it away. Changes of names hold them until it is
+//! noted how they have ended ([`Undone`]), and a node that did not get its name is there until then. So nobody has built on a
+//! change that is not noted, and what others do shows no node in its place. Directories above are not held: one that is moved
+//! between a change in it and the second note, right before a crash, lets the change fail as if its directory had not been there.
+//! What others have done to the names since the restart could show a wrong node, so the names that they change are remembered as
+//! long as such changes are open; a change whose names are among them fails.
 //!
 //! **Truncations.** A client compares the states of the data servers that have cut a file with those at its next sync. The note that a
 //! truncation was done has a digest of them: to a client that asks again, a restarted server says whether they are still so. While
