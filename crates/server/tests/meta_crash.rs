@@ -715,6 +715,32 @@ fn a_change_that_was_interrupted_is_not_judged_after_another_restart() {
     assert!(matches!(answer, Answer::Fault(Fault { errno: libc::EIO, .. })), "{answer:?}");
 }
 
+/// The end of a change that an earlier run had begun panics, which the server outlives: nothing waits for it for ever.
+#[test]
+fn a_change_whose_end_panics_holds_up_no_other() {
+    quiet();
+    let dir = tempfile::tempdir().unwrap();
+    let objects = Arc::new(MemoryObjects::default());
+    start_with(options(dir.path()), objects.clone()).file("a", 1);
+    interrupted(dir.path(), &objects, &unlink("a"), false);
+    let panics = Arc::new(AtomicBool::new(false));
+    let armed = panics.clone();
+    let hook: impresario_server::meta::StepHook = Arc::new(move |step| {
+        assert!(!armed.swap(false, Ordering::SeqCst), "stopped before {step}");
+        Fate::Done
+    });
+    let server = start_with(MetaOptions { before_step: Some(hook), ..options(dir.path()) }, objects);
+    // The new epoch is noted, and no step before the end is made by then.
+    let look = Who { sequence: 3, ..asked(1) };
+    server.service.call_from(server.session, look, MetaCall::GetAttr { target: at("a") });
+    panics.store(true, Ordering::SeqCst);
+    let end = || server.service.call_from(server.session, asked(1), unlink("a"));
+    assert!(catch_unwind(AssertUnwindSafe(end)).is_err());
+    let next = Who { client: ClientKey(7), epoch: 2, since: 2, sequence: 2, ..Who::default() };
+    let answer = server.service.call_from(server.session, next, pipe("p"));
+    assert!(!matches!(answer, Answer::Fault(_)), "{answer:?}");
+}
+
 /// A change was done, its answer is lost, and what it made is gone: it does not fail as if it had not been done.
 #[test]
 fn a_change_that_was_done_does_not_fail_for_what_came_after_it() {
@@ -738,6 +764,20 @@ struct Race {
     left: Server,
 }
 
+/// Waits until a thread is served, which says so, and gives true; or until it waits for what does not come: each look finds it asleep.
+fn is_served(thread: i32, served: &std::sync::mpsc::Receiver<()>) -> bool {
+    let mut asleep = 0;
+    impresario_testing::eventually("it is served or waits", || {
+        if served.recv_timeout(Duration::from_millis(5)).is_ok() {
+            return Some(true);
+        }
+        let stat = std::fs::read_to_string(format!("/proc/self/task/{thread}/stat")).unwrap_or_default();
+        let is_asleep = stat.rsplit_once(") ").is_some_and(|(_, state)| state.starts_with('S'));
+        asleep = if is_asleep { asleep + 1 } else { 0 };
+        (asleep >= 20).then_some(false)
+    })
+}
+
 /// Serves a change of client 7. When it makes `step` for the `nth` time, `other` is served on another thread; where that does not
 /// have to wait for the change, the server is killed when it has been: nothing of it reaches the disk any more.
 fn raced(dir: &std::path::Path, mine: &MetaCall, (step, nth): (&str, usize), other: MetaCall) -> Race {
@@ -758,16 +798,18 @@ fn raced(dir: &std::path::Path, mine: &MetaCall, (step, nth): (&str, usize), oth
         };
         if step == at && count.fetch_add(1, Ordering::SeqCst) + 1 == nth {
             let other = other.clone();
-            let (says, is_served) = std::sync::mpsc::channel();
+            let (tells, thread) = std::sync::mpsc::channel();
+            let (says, served) = std::sync::mpsc::channel();
             *serving.lock().unwrap() = Some(std::thread::spawn(move || {
+                let _ = tells.send(rustix::thread::gettid().as_raw_nonzero().get());
                 let session = service.open_session(Who::default()).unwrap();
                 let answer = service.call(session, other);
                 let _ = says.send(()); // nobody waits for it any more
                 answer
             }));
-            dead.fetch_or(is_served.recv_timeout(Duration::from_millis(500)).is_ok(), Ordering::SeqCst);
+            dead.fetch_or(is_served(thread.recv().unwrap(), &served), Ordering::SeqCst);
         }
-        Fate::Done
+        if dead.load(Ordering::SeqCst) { Fate::Fails(libc::EIO) } else { Fate::Done }
     });
     let server = start_with(MetaOptions { before_step: Some(hook), ..options(dir) }, objects.clone());
     server.file("a", 1);
@@ -799,13 +841,54 @@ fn only_one_of_two_makes_a_name_although_the_server_is_killed() {
         for other in [create("n"), mkdir()] {
             let dir = tempfile::tempdir().unwrap();
             let raced = raced(dir.path(), &mine, (step, 1), other.clone());
-            assert!(!matches!(raced.other, Answer::Fault(_)), "{other:?}: {:?}", raced.other);
-            if !matches!(raced.mine, Answer::Fault(Fault { errno: libc::EEXIST | libc::EIO, .. })) {
-                wrong.push(format!("{mine:?}: {:?}", raced.mine));
+            let fails =
+                |answer: &Answer| matches!(answer, Answer::Fault(Fault { errno: libc::EEXIST | libc::EIO, .. }));
+            if fails(&raced.mine) == fails(&raced.other) {
+                wrong.push(format!("{mine:?}: {:?}; {other:?}: {:?}", raced.mine, raced.other));
             }
             if let Answer::Opened(made) = raced.other {
                 assert_eq!(raced.left.open("n", false).file, made.file, "{mine:?}");
             }
+        }
+    }
+    assert!(wrong.is_empty(), "{wrong:#?}");
+}
+
+/// A change is done, and what another client does to its name then is answered: a kill that comes before it is noted that the first
+/// was done must not have it done again.
+#[test]
+fn no_change_that_others_have_built_on_is_done_again() {
+    let mkdir = |p: &str| MetaCall::Mkdir { path: path(p), mode: 0o755, uid: 0, gid: 0 };
+    let rmdir = |p: &str| MetaCall::Rmdir { path: path(p) };
+    let symlink = || MetaCall::Symlink { path: path("n"), target: b"t".to_vec(), uid: 0, gid: 0 };
+    let pairs = [
+        (mkdir("n"), rmdir("n")),
+        (create("n"), unlink("n")),
+        (symlink(), unlink("n")),
+        (pipe("n"), unlink("n")),
+        (link("a", "n"), unlink("n")),
+        (link("a", "n"), rename("n", "m")),
+        // The file system may give what is made the number of what was removed.
+        (rmdir("d"), mkdir("d")),
+        (rmdir("d"), create("d")),
+        (unlink("a"), create("a")),
+        (rename("a", "n"), create("a")),
+        (rename("a", "n"), unlink("n")),
+    ];
+    let mut wrong = Vec::new();
+    for (mine, other) in pairs {
+        let dir = tempfile::tempdir().unwrap();
+        let raced = raced(dir.path(), &mine, ("append_change", 2), other.clone());
+        assert!(!matches!(raced.other, Answer::Fault(_)), "{mine:?}, {other:?}: {:?}", raced.other);
+        let names = raced.left.names("");
+        let has = |name: &str| names.iter().any(|there| there == name);
+        let is_kept = match &other {
+            MetaCall::Rmdir { path } | MetaCall::Unlink { path } => !has(&String::from_utf8_lossy(path)),
+            MetaCall::Mkdir { path, .. } | MetaCall::Create { path, .. } => has(&String::from_utf8_lossy(path)),
+            _ => has("m") && !has("n"),
+        };
+        if !is_kept {
+            wrong.push(format!("{mine:?} undid {other:?}: {names:?}, {:?}", raced.mine));
         }
     }
     assert!(wrong.is_empty(), "{wrong:#?}");

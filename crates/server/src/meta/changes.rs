@@ -4,10 +4,12 @@
 //! noted at all. A restarted server thus knows which
 //! changes an earlier run did, and of which it only knows that they had begun: a crash came between the change and
 //! its second note. A client that asks for such a one again gets it done, unless the name space shows that it was: the first
-//! note says which node the name is to get, or had before if the change takes it away. A change that takes names away, or gives a
-//! node that is there another, holds them until it is noted how it has ended ([`Undone`]); a node that did not get its name is there
-//! until then. So what others do shows no node in its place. What they have done to the names since the restart could, so
-//! the names that they change are remembered as long as such changes are open; a change whose names are among them fails.
+//! note says which node the name is to get, or had before if the change takes it away. Changes of names hold them until it is
+//! noted how they have ended ([`Undone`]), and a node that did not get its name is there until then. So nobody has built on a
+//! change that is not noted, and what others do shows no node in its place. Directories above are not held: one that is moved
+//! between a change in it and the second note, right before a crash, lets the change fail as if its directory had not been there.
+//! What others have done to the names since the restart could show a wrong node, so the names that they change are remembered as
+//! long as such changes are open; a change whose names are among them fails.
 //!
 //! **Truncations.** A client compares the states of the data servers that have cut a file with those at its next sync. The note that a
 //! truncation was done has a digest of them: to a client that asks again, a restarted server says whether they are still so. While
@@ -158,7 +160,7 @@ impl Touched {
     }
 }
 
-/// Of changes under way, by client and sequence: the kind of their notes, and the node that their first name had.
+/// Of changes under way, by client and sequence: kind and key of their last notes.
 type Noted = FxHashMap<(u64, u64), (u32, u64)>;
 
 struct File {
@@ -565,9 +567,34 @@ pub(super) struct Undone<'a> {
 }
 
 impl Undone<'_> {
-    /// It is done, or the caller says otherwise when it answers.
+    /// It is done, which is noted now: call it before others get the names.
     pub(super) fn done(self) {
+        self.ends_as((DONE, 0));
+    }
+
+    /// The same of one that made this file.
+    pub(super) fn made(self, file: FileKey) {
+        self.ends_as((OPENED, file.0));
+    }
+
+    /// How it ends is noted when it is answered.
+    pub(super) fn goes_on(self) {
         std::mem::forget(self);
+    }
+
+    fn ends_as(self, what: (u32, u64)) {
+        let Undone { changes, directory, by } = self;
+        std::mem::forget(self);
+        let Some(noted) = by.noted else { return };
+        let (who, (kind, key)) = (*by.who, what);
+        let mut file = changes.file.lock();
+        let appended = changes.append(directory, &mut file, Note { kind, who, key: FileKey(key) });
+        // A file written anew has it too, before the reply is remembered.
+        changes.begun.lock().insert((who.client.0, who.sequence), what);
+        noted.set(Some(what));
+        if appended.is_err() {
+            changes.write_anew(directory, &mut file);
+        }
     }
 }
 
@@ -590,7 +617,7 @@ struct UnderWay<'a> {
     service: &'a MetaService,
     who: Who,
     known: Option<Known>,
-    /// As what it is noted that it begins. A change that failed before that has left nothing to be noted.
+    /// What was noted of it last. A change that failed before it was noted that it begins has left nothing to be noted.
     noted: Cell<Option<(u32, u64)>>,
 }
 
@@ -605,15 +632,16 @@ impl Drop for UnderWay<'_> {
     fn drop(&mut self) {
         let changes = &self.service.meta.changes;
         let (kind, key) = match &self.known {
-            None => (FAILED, FileKey(0)),
-            Some(Known::Opened(key)) => (OPENED, *key),
-            Some(known) => (DONE, FileKey(known.digest())),
+            None => (FAILED, 0),
+            Some(Known::Opened(key)) => (OPENED, key.0),
+            Some(known) => (DONE, known.digest()),
         };
         let directory = &self.service.meta.dir;
         let is_noted = self.noted.get().is_some();
+        let is_over = self.noted.get() == Some((kind, key));
         let mut file = changes.file.lock();
-        let noted = match is_noted || self.known.is_some() {
-            true => changes.append(directory, &mut file, Note { kind, who: self.who, key }),
+        let noted = match (is_noted || self.known.is_some()) && !is_over {
+            true => changes.append(directory, &mut file, Note { kind, who: self.who, key: FileKey(key) }),
             false => Ok(()),
         };
         changes.replies.lock().end(self.who.client.0, self.who.sequence, self.known.take());
@@ -624,6 +652,18 @@ impl Drop for UnderWay<'_> {
         if is_noted {
             changes.begun.lock().remove(&(self.who.client.0, self.who.sequence));
         }
+    }
+}
+
+/// A change of an earlier run that is being ended.
+struct Resumed<'a> {
+    replies: &'a Mutex<Replies<Known>>,
+    who: Who,
+}
+
+impl Drop for Resumed<'_> {
+    fn drop(&mut self) {
+        self.replies.lock().leave(self.who.client.0, self.who.sequence);
     }
 }
 
@@ -699,7 +739,7 @@ impl MetaService {
         let by = By { who: &who, noted: Some(&under_way.noted), absent: absent.as_ref() };
         // Others look at their names anyway, and are noted then.
         if deciding_name(&call).is_none() && !matches!(call, MetaCall::Exchange { .. }) {
-            self.meta.changes.begin(&self.meta.dir, by, self.deciding_node(session, &call))?.done();
+            self.meta.changes.begin(&self.meta.dir, by, self.deciding_node(session, &call))?.goes_on();
         }
         self.meta.changes.touch(&call);
         let answer = self.call_as(session, by, call);
@@ -761,9 +801,9 @@ impl MetaService {
         if !replies.lock().resume(who.client.0, who.epoch, who.sequence) {
             return Err(fenced(who));
         }
-        let answer = end();
-        replies.lock().leave(who.client.0, who.sequence);
-        answer
+        // Also when it panics, which the server outlives.
+        let _resumed = Resumed { replies, who };
+        end()
     }
 
     /// Ends a change that an earlier run of the server had begun: does it, unless the name space shows that it was done.

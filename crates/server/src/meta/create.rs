@@ -10,7 +10,7 @@ use std::sync::atomic::Ordering;
 
 use impresario_layout::Layout;
 use impresario_wire::message::{Attr, Device, FileKey, LayoutRequest, NodeKind, Opened};
-use rustix::fs::{FileType, Mode};
+use rustix::fs::{FileType, Mode, Stat};
 use rustix::io::Errno;
 
 use super::changes::By;
@@ -68,7 +68,7 @@ impl Meta {
             let layout = self.layout_for(&entry, request)?;
             // What is opened if it is there may be asked for again.
             if !exclusive {
-                self.changes.begin(&self.dir, by, 0)?.done();
+                self.changes.begin(&self.dir, by, 0)?.goes_on();
             }
             match self.make_file(exclusive.then_some(by), &entry, layout, owned)? {
                 Some(pin) => return self.open_made(session, &pin, path),
@@ -113,15 +113,17 @@ impl Meta {
         let name = key_name(key);
         let fd = disk.make_file(writers, &name).explain(doing, entry.path)?;
         let record = Record { key, layout, seen: Seen::default(), spare: None };
-        let prepared = disk
-            .set_attribute(&fd, FILE_ATTRIBUTE, &record.encode())
-            .and_then(|()| self.set_ownership(&fd, entry, owned, NodeKind::File))
-            .and_then(|()| rustix::fs::fstat(&fd));
+        let prepared = disk.set_attribute(&fd, FILE_ATTRIBUTE, &record.encode()).and_then(|()| {
+            let directory = rustix::fs::fstat(entry.directory())?;
+            self.set_ownership(&fd, entry, &directory, owned, NodeKind::File)?;
+            Ok((rustix::fs::fstat(&fd)?.st_ino, directory.st_ino))
+        });
         let undo = |errno| {
             let _ = disk.unlink(writers, name.as_bytes());
             Err(errno)
         };
-        let ino = prepared.or_else(undo).explain(doing, entry.path)?.st_ino;
+        let (ino, directory) = prepared.or_else(undo).explain(doing, entry.path)?;
+        let _name = self.names.hold_in(directory, entry);
         let undone = by.map(|by| self.changes.begin(&self.dir, by, ino)).transpose();
         let undone = undone.inspect_err(|_| {
             let _ = disk.unlink(writers, name.as_bytes());
@@ -151,21 +153,21 @@ impl Meta {
             return if errno == Errno::EXIST { Ok(None) } else { Err(errno).explain(doing, entry.path) };
         }
         if let Some(undone) = undone {
-            undone.done();
+            undone.made(key);
         }
         Ok(Some(pin))
     }
 
-    /// Gives a new node its owner, mode and access control lists.
+    /// Gives a new node its owner, mode and access control lists. `directory`: the one that it gets its name in.
     fn set_ownership(
         &self,
         node: &OwnedFd,
         entry: &EntryRef<'_>,
+        directory: &Stat,
         owned: [u32; 3],
         kind: NodeKind,
     ) -> rustix::io::Result<()> {
         let [mode, uid, gid] = owned;
-        let directory = rustix::fs::fstat(entry.directory())?;
         let inherits = directory.st_mode & SETGID != 0;
         // Without root, everything belongs to the user that the server runs as.
         if self.dir.disk.root {
@@ -194,7 +196,7 @@ impl Meta {
         by: By<'_>,
         (entry, kind, doing): (&EntryRef<'_>, NodeKind, &str),
         make: impl FnOnce(&OwnedFd, &str) -> rustix::io::Result<()>,
-        prepare: impl FnOnce(&OwnedFd) -> rustix::io::Result<()>,
+        prepare: impl FnOnce(&OwnedFd, &Stat) -> rustix::io::Result<()>,
     ) -> Outcome<Attr> {
         let (disk, staging, name) = (&self.dir.disk, &self.dir.staging, self.staging_name());
         let is_dir = kind == NodeKind::Dir;
@@ -205,8 +207,10 @@ impl Meta {
                 false => rustix::fs::openat(staging, &name, PATH_FLAGS, Mode::empty()),
             };
             let node = node.explain(doing, entry.path)?;
-            prepare(&node).explain(doing, entry.path)?;
+            let directory = rustix::fs::fstat(entry.directory()).explain(doing, entry.path)?;
+            prepare(&node, &directory).explain(doing, entry.path)?;
             let ino = rustix::fs::fstat(&node).explain(doing, entry.path)?.st_ino;
+            let _name = self.names.hold_in(directory.st_ino, entry);
             let undone = self.changes.begin(&self.dir, by, ino)?;
             let _special = (!is_dir && kind != NodeKind::Symlink).then(|| disk.with_specials());
             let placed = disk.rename(staging, name.as_bytes(), entry.directory(), entry.name, true);
@@ -226,11 +230,11 @@ impl Meta {
         let entry = self.absent_at(path, doing)?;
         let request = self.default_layout_of(&entry)?;
         let disk = &self.dir.disk;
-        let prepare = |node: &OwnedFd| {
+        let prepare = |node: &OwnedFd, directory: &Stat| {
             if let Some(request) = request {
                 disk.set_attribute(node, LAYOUT_ATTRIBUTE, &encode_layout_request(&request))?;
             }
-            self.set_ownership(node, &entry, owned, NodeKind::Dir)
+            self.set_ownership(node, &entry, directory, owned, NodeKind::Dir)
         };
         let make = |staging: &OwnedFd, name: &str| disk.make_dir(staging, name);
         self.make_staged(by, (&entry, NodeKind::Dir, doing), make, prepare)
@@ -250,11 +254,10 @@ impl Meta {
         }
         let entry = self.absent_at(path, doing)?;
         let disk = &self.dir.disk;
-        let prepare = |node: &OwnedFd| {
+        let prepare = |node: &OwnedFd, directory: &Stat| {
             if !disk.root {
                 return Ok(());
             }
-            let directory = rustix::fs::fstat(entry.directory())?;
             let gid = if directory.st_mode & SETGID != 0 { directory.st_gid } else { gid };
             disk.set_owner(node, Some(uid), Some(gid))
         };
@@ -268,7 +271,7 @@ impl Meta {
         let node = special_of(kind).explain(doing, path)?;
         let entry = self.absent_at(path, doing)?;
         let make = |staging: &OwnedFd, name: &str| self.dir.disk.make_node(staging, name, node);
-        let prepare = |node: &OwnedFd| self.set_ownership(node, &entry, owned, kind);
+        let prepare = |node: &OwnedFd, directory: &Stat| self.set_ownership(node, &entry, directory, owned, kind);
         self.make_staged(by, (&entry, kind, doing), make, prepare)
     }
 

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use impresario_base::lock::Mutex;
 use impresario_layout::Layout;
-use impresario_node::append::Appends;
+use impresario_node::append::{AllAppends, Appends};
 use impresario_wire::message::{ClientKey, FileKey, MetaCall, Who};
 use rustc_hash::FxHashMap;
 use rustix::io::Errno;
@@ -105,6 +105,8 @@ struct Table {
     /// The files whose marks went last, and how many marks have gone.
     unmarked: VecDeque<u64>,
     unmarkings: u64,
+    /// The ranges assigned lately of marked files: they outlive the connection of the writer that asked for them.
+    appends: AllAppends,
     readers: usize,
     writers: usize,
     /// How often the record of some file came to name other objects.
@@ -155,8 +157,6 @@ struct Mark {
     settle_from: Option<Instant>,
     /// Who asked for a truncation that failed and may still be under way.
     doubt: Option<Who>,
-    /// The ranges assigned lately: they outlive the connection of the writer that asked for them.
-    appends: Appends,
 }
 
 /// The result of claiming a file for its removal.
@@ -454,8 +454,10 @@ impl Opens {
 
     /// Records that a file has, or is about to have, a name in `writers/`. `written`: its local size may be wrong already.
     pub(super) fn set_mark(&self, ino: u64, key: FileKey, written: bool) {
-        let mark = Mark { key, written, settle_from: None, doubt: None, appends: Appends::default() };
-        self.table.lock().marks.insert(ino, mark);
+        let mark = Mark { key, written, settle_from: None, doubt: None };
+        let mut table = self.table.lock();
+        table.marks.insert(ino, mark);
+        table.appends.forget(ino);
     }
 
     /// The objects of a file may be changed from now on, or may have been by a writer that leaves.
@@ -474,8 +476,8 @@ impl Opens {
     pub(super) fn with_appends<T>(&self, file: &OpenFile, change: impl FnOnce(&mut Appends) -> T) -> Option<T> {
         let mut table = self.table.lock();
         let is_written = table.slots.get(&file.ino).is_some_and(|slot| slot.writers > 0);
-        let mark = table.marks.get_mut(&file.ino).filter(|mark| is_written && mark.key == file.key)?;
-        Some(change(&mut mark.appends))
+        table.marks.get(&file.ino).filter(|mark| is_written && mark.key == file.key)?;
+        Some(table.appends.with(file.ino, change))
     }
 
     /// Who asked for a truncation of a marked file that failed and may still be under way.
@@ -505,6 +507,7 @@ impl Opens {
     pub(super) fn clear_mark(&self, ino: u64) {
         let mut table = self.table.lock();
         if table.marks.remove(&ino).is_some() {
+            table.appends.forget(ino);
             table.unmarkings += 1;
             table.unmarked.push_back(ino);
             if table.unmarked.len() > UNMARKED_MAX {

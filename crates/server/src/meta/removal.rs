@@ -35,7 +35,7 @@ use super::tree::{EntryRef, kind_of};
 const STRIPES: usize = 256;
 /// How often an operation restarts because others changed the same name.
 pub(super) const TRIES: usize = 100;
-/// Locks for the removal of names, chosen by directory and name.
+/// Locks for changes of names, chosen by directory and name.
 pub(super) struct NameLocks([Mutex<()>; STRIPES]);
 
 impl Default for NameLocks {
@@ -59,7 +59,12 @@ impl NameLocks {
     }
 
     pub(super) fn hold(&self, entry: &EntryRef<'_>) -> rustix::io::Result<impl Sized> {
-        Ok(self.lock(Self::stripe(number_of(entry.directory())?, entry)))
+        Ok(self.hold_in(number_of(entry.directory())?, entry))
+    }
+
+    /// The same by the number of the entry's directory.
+    pub(super) fn hold_in(&self, directory: u64, entry: &EntryRef<'_>) -> impl Sized {
+        self.lock(Self::stripe(directory, entry))
     }
 
     /// Locks two names, always in the same order.
