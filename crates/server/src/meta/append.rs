@@ -41,6 +41,9 @@ impl Meta {
         // The local size is not the file's from now on.
         self.opens.note_written(pin.ino);
         let objects = self.ask(pin).map_err(|error| data_fault(&error, doing, &path))?;
+        // It may have waited for the gate, and for data servers, while its lease ended: then the lock is another's, who is to find
+        // no range of it behind the end.
+        let _held = if client == 0 { None } else { Some(self.hold_epoch(who)?) };
         let end = objects.size.max(self.assigned_end(pin, objects.size).explain(doing, &path)?);
         let assigned = self.opens.with_appends(pin, |appends| appends.assign(client, sequence, end, len_bytes));
         let offset = assigned.ok_or_else(closed)?.ok_or(Errno::FBIG).explain(doing, &path)?;

@@ -13,9 +13,9 @@ use std::time::{Duration, Instant};
 use rustc_hash::{FxHashMap, FxHashSet};
 
 use impresario_base::lock::{Condvar, Mutex};
-use impresario_layout::Layout;
 use impresario_wire::message::FileKey;
 
+use super::opens::OpenFile;
 use super::service::Meta;
 
 /// Worker threads.
@@ -28,8 +28,9 @@ const PAUSE_MIN: Duration = Duration::from_millis(250);
 const PAUSE_MAX: Duration = Duration::from_secs(10);
 /// The first retry of jobs that are set aside comes after this time.
 const RETRY_AWAY: Duration = Duration::from_secs(1);
-/// Between two searches for jobs that did not fit.
+/// Between two searches for jobs that did not fit; doubled up to the other while nothing gets done of what they find.
 const RESCAN_PAUSE: Duration = Duration::from_secs(5);
+const RESCAN_PAUSE_MAX: Duration = Duration::from_secs(60);
 /// Retry delay of a job that failed for a reason of its own.
 const RETRY: Duration = Duration::from_secs(60);
 /// Largest number of files removed in one batch.
@@ -53,9 +54,14 @@ pub(super) enum Job {
 pub(super) struct Group(Box<[u16]>);
 
 impl Group {
-    pub(super) fn of(layout: &Layout) -> Group {
-        let mut servers: Vec<u16> = (0..layout.pcount).map(|k| layout.server_at(k)).collect();
+    /// Those of its spare objects are among them.
+    pub(super) fn of(file: &OpenFile) -> Group {
+        let spare = file.spare.lock().map(|(_, layout)| layout);
+        let layouts = [file.layout].into_iter().chain(spare);
+        let servers = layouts.flat_map(|layout| (0..layout.pcount).map(move |k| layout.server_at(k)));
+        let mut servers: Vec<u16> = servers.collect();
         servers.sort_unstable();
+        servers.dedup();
         Group(servers.into())
     }
 }
@@ -114,8 +120,11 @@ struct Queue {
     /// A thread tries some of these.
     trying: Option<Group>,
     overflowed: bool,
-    /// No search for jobs that did not fit before this instant.
-    rescan_from: Option<Instant>,
+    /// When the last search for jobs that did not fit began, and how long the next one waits from then.
+    rescanned: Option<Instant>,
+    rescan_pause: Duration,
+    /// Jobs that it found, which are queued or running.
+    found: FxHashSet<Job>,
     /// Names that the next such search passes over: what came before it fitted the last time.
     rescan_after: usize,
     paused_until: Option<Instant>,
@@ -202,18 +211,28 @@ impl BackgroundTasks {
     /// Queues a job to run after `delay`, or sooner if it was requested so: what must not be done before an instant is for the
     /// job to check.
     pub(super) fn push(&self, job: Job, delay: Duration) {
-        self.offer(job, delay);
-    }
-
-    /// The same. False if there is no room: it will be found again.
-    pub(super) fn offer(&self, job: Job, delay: Duration) -> bool {
         let due = Instant::now() + delay;
         let mut queue = self.queue.lock();
         if let Some(again) = queue.running.get_mut(&job) {
             *again = Some(again.map_or(due, |earlier| earlier.min(due)));
+            return;
+        }
+        queue.put(job, due);
+        drop(queue);
+        self.wake.notify_one();
+    }
+
+    /// Queues a job that a search has found to run at once; one that is known stays as it is. False if there is no room: it will
+    /// be found again.
+    pub(super) fn offer(&self, job: Job) -> bool {
+        let mut queue = self.queue.lock();
+        if queue.running.contains_key(&job) || queue.queued.contains_key(&job) || queue.set_aside.contains(&job) {
             return true;
         }
-        let fits = queue.put(job, due);
+        let fits = queue.put(job, Instant::now());
+        if fits {
+            queue.found.insert(job);
+        }
         drop(queue);
         self.wake.notify_one();
         fits
@@ -305,11 +324,13 @@ impl BackgroundTasks {
             if let Some(job) = queue.pop_due(now) {
                 return Some((job, false));
             }
-            let rescan_from = queue.rescan_from.unwrap_or(now);
+            let rescan_from = queue.rescanned.map_or(now, |at| at + queue.rescan_pause);
             let may_rescan = queue.overflowed && !queue.running.contains_key(&Job::Rescan);
             if may_rescan && rescan_from <= now {
                 queue.overflowed = false;
-                queue.rescan_from = Some(now + RESCAN_PAUSE);
+                queue.rescanned = Some(now);
+                queue.rescan_pause = (queue.rescan_pause * 2).clamp(RESCAN_PAUSE, RESCAN_PAUSE_MAX);
+                queue.found.clear();
                 queue.running.insert(Job::Rescan, None);
                 return Some((Job::Rescan, false));
             }
@@ -362,15 +383,19 @@ impl BackgroundTasks {
         self.queue.lock().stopped
     }
 
-    fn done(&self, job: Job, result: Result<(), Stopped>) {
+    /// A job has ended. False: it found nothing to be done yet.
+    fn done(&self, job: Job, result: Result<bool, Stopped>) {
         if let Err(Stopped::Away(_, Some(error))) = &result {
             tracing::warn!(?job, %error, "data servers do not answer; postponed");
         }
         let mut queue = self.queue.lock();
         let again = queue.running.remove(&job).flatten();
         let now = Instant::now();
+        if queue.found.remove(&job) && matches!(result, Ok(true)) {
+            queue.rescan_pause = RESCAN_PAUSE;
+        }
         match result {
-            Ok(()) => {
+            Ok(_) => {
                 if let Some(due) = again {
                     queue.put(job, due);
                 }
@@ -394,7 +419,9 @@ impl Meta {
         while let Some((job, tries)) = self.background.take() {
             let answered = match job {
                 Job::Settle(key) => self.end_job(job, self.settle_by_key(key, tries)),
-                Job::Rescan => self.end_job(job, self.rescan().map_err(|errno| Stopped::Local(errno.to_string()))),
+                Job::Rescan => {
+                    self.end_job(job, self.rescan().map(|()| true).map_err(|errno| Stopped::Local(errno.to_string())))
+                }
                 Job::Reap(_) => self.remove_batch(job, tries),
             };
             if tries {
@@ -404,7 +431,7 @@ impl Meta {
     }
 
     /// False if data servers did not answer.
-    fn end_job(&self, job: Job, result: Result<(), Stopped>) -> bool {
+    fn end_job(&self, job: Job, result: Result<bool, Stopped>) -> bool {
         let answered = !matches!(result, Err(Stopped::Away(..)));
         self.background.done(job, result);
         answered
@@ -444,7 +471,7 @@ mod tests {
         Group(servers.into())
     }
 
-    fn away(servers: &[u16]) -> Result<(), Stopped> {
+    fn away(servers: &[u16]) -> Result<bool, Stopped> {
         Err(Stopped::Away(on(servers), Some(std::io::ErrorKind::TimedOut.into())))
     }
 
@@ -457,9 +484,9 @@ mod tests {
         assert_eq!(next(&tasks), Some(job));
         tasks.push(job, NOW);
         assert_eq!(tasks.state().0, 1, "running, not queued");
-        tasks.done(job, Ok(()));
+        tasks.done(job, Ok(true));
         assert_eq!(next(&tasks), Some(job));
-        tasks.done(job, Ok(()));
+        tasks.done(job, Ok(true));
         assert_eq!(tasks.state(), (0, false, false));
     }
 
@@ -471,13 +498,13 @@ mod tests {
         tasks.push(job, NOW);
         assert_eq!(next(&tasks), Some(job));
         tasks.push(job, later);
-        tasks.done(job, Ok(()));
+        tasks.done(job, Ok(true));
         assert!(tasks.wait_idle(NOW), "it is due");
         assert_eq!(tasks.state().0, 1);
         tasks.push(job, NOW);
         assert_eq!(next(&tasks), Some(job));
         [later, NOW, later].into_iter().for_each(|delay| tasks.push(job, delay));
-        tasks.done(job, Ok(()));
+        tasks.done(job, Ok(true));
         assert_eq!(next(&tasks), Some(job), "the earliest request counts");
     }
 
@@ -488,7 +515,7 @@ mod tests {
         let job = next(&tasks).unwrap();
         tasks.done(job, away(&[0]));
         assert!(tasks.wait_idle(NOW), "nothing is due");
-        assert!(tasks.offer(job, NOW) && tasks.state().0 == 1, "it is known");
+        assert!(tasks.offer(job) && tasks.state().0 == 1, "it is known");
         assert_eq!(tasks.take(), Some((job, true)), "later");
         tasks.done(job, Err(Stopped::Local("broken".into())));
         tasks.tried(true);
@@ -512,11 +539,11 @@ mod tests {
         tasks.push(Job::Settle(FileKey(9)), NOW);
         assert_eq!(next(&tasks), Some(Job::Settle(FileKey(9))));
         assert!(tasks.queue.lock().next_due(Instant::now()).is_none());
-        tasks.done(Job::Settle(FileKey(9)), Ok(()));
-        reaps[..2].iter().for_each(|job| tasks.done(*job, Ok(())));
+        tasks.done(Job::Settle(FileKey(9)), Ok(true));
+        reaps[..2].iter().for_each(|job| tasks.done(*job, Ok(true)));
         tasks.tried(true);
         assert_eq!(tasks.take(), Some((reaps[2], true)), "at once");
-        tasks.done(reaps[2], Ok(()));
+        tasks.done(reaps[2], Ok(true));
         tasks.tried(true);
         assert!(tasks.may_ask(&on(&[7]), false));
         assert_eq!(tasks.state(), (0, false, false));
@@ -537,7 +564,7 @@ mod tests {
             }
         }
         assert_eq!((tasks.state().0, tasks.state().1), (QUEUE_MAX + FAILED_MAX, true));
-        assert!(tasks.offer(Job::Reap(FileKey(u64::MAX)), NOW));
+        assert!(tasks.offer(Job::Reap(FileKey(u64::MAX))));
     }
 
     #[test]
@@ -594,7 +621,7 @@ mod tests {
         assert_eq!((tasks.state().0, tasks.state().1), (QUEUE_MAX, true));
         for _ in 0..QUEUE_MAX {
             let job = next(&tasks).unwrap();
-            tasks.done(job, Ok(()));
+            tasks.done(job, Ok(true));
         }
         assert_eq!(next(&tasks), Some(Job::Rescan));
     }
@@ -608,7 +635,7 @@ mod tests {
         for _ in 0..QUEUE_MAX {
             let job = next(&tasks).unwrap();
             let fails = matches!(job, Job::Reap(FileKey(5 | 6)));
-            tasks.done(job, if fails { Err(Stopped::Local("broken".into())) } else { Ok(()) });
+            tasks.done(job, if fails { Err(Stopped::Local("broken".into())) } else { Ok(true) });
         }
         std::thread::scope(|scope| {
             let next = scope.spawn(|| next(&tasks));
@@ -619,5 +646,51 @@ mod tests {
             tasks.stop();
             assert_eq!(next.join().unwrap(), Some(Job::Rescan));
         });
+    }
+
+    #[test]
+    fn what_a_search_finds_and_is_known_keeps_its_time() {
+        let (tasks, later) = (BackgroundTasks::default(), Duration::from_secs(3600));
+        let (waits, runs) = (Job::Settle(FileKey(1)), Job::Settle(FileKey(2)));
+        tasks.push(waits, later);
+        tasks.push(runs, NOW);
+        assert_eq!(next(&tasks), Some(runs));
+        assert!(tasks.offer(waits) && tasks.offer(runs));
+        tasks.done(runs, Ok(false));
+        assert!(tasks.wait_idle(NOW), "something is due");
+        assert_eq!(tasks.state().0, 1);
+    }
+
+    #[test]
+    fn searches_are_rare_while_nothing_gets_done_of_what_they_find() {
+        let tasks = BackgroundTasks::default();
+        let search = || {
+            let mut queue = tasks.queue.lock();
+            (queue.rescanned, queue.overflowed) = (None, true);
+            drop(queue);
+            assert_eq!(next(&tasks), Some(Job::Rescan));
+            tasks.done(Job::Rescan, Ok(true));
+            tasks.queue.lock().rescan_pause
+        };
+        let run = |job, found, result| {
+            if found {
+                assert!(tasks.offer(job))
+            } else {
+                tasks.push(job, NOW)
+            }
+            assert_eq!(next(&tasks), Some(job));
+            tasks.done(job, result);
+        };
+        let (in_use, other) = (Job::Reap(FileKey(1)), Job::Settle(FileKey(2)));
+        let mut pauses = vec![search()];
+        for key in 10..15 {
+            run(in_use, true, Ok(false));
+            run(Job::Settle(FileKey(key)), true, Err(Stopped::Local("broken".into())));
+            run(other, false, Ok(true));
+            pauses.push(search());
+        }
+        assert_eq!(pauses, [5, 10, 20, 40, 60, 60].map(Duration::from_secs));
+        run(other, true, Ok(true));
+        assert_eq!(tasks.queue.lock().rescan_pause, RESCAN_PAUSE);
     }
 }

@@ -13,7 +13,7 @@ use std::os::fd::OwnedFd;
 use std::time::Duration;
 
 use impresario_base::Nanos;
-use impresario_base::lock::{Condvar, Mutex};
+use impresario_base::lock::{Condvar, Mutex, RwLock, RwLockReadGuard};
 use impresario_base::machine::random_number;
 use impresario_engine::now;
 use impresario_node::locks::{Ended, Holder, Limits, Lock, Locks, Range, Reply, Request};
@@ -39,6 +39,8 @@ pub(super) struct Locking {
     records: OwnedFd,
     /// Held while a client begins a lease.
     beginning: Mutex<()>,
+    /// Shared by those who assign ranges to appends ([`Meta::hold_epoch`]).
+    assigning: RwLock<()>,
 }
 
 struct State {
@@ -72,7 +74,13 @@ impl Locking {
             locks.restore_lease(began, client, number, changes.epoch_of(client));
         }
         let state = Mutex::new(State { locks, is_stopped: false });
-        Ok(Locking { state, wake: Condvar::default(), records, beginning: Mutex::default() })
+        Ok(Locking {
+            state,
+            wake: Condvar::default(),
+            records,
+            beginning: Mutex::default(),
+            assigning: RwLock::default(),
+        })
     }
 
     /// Ends the thread.
@@ -217,6 +225,13 @@ impl Meta {
         Ok(number)
     }
 
+    /// Refuses what its client has given up meanwhile, or was fenced from. Who has been told of that, or has got a lock of that
+    /// client, finds done what others do while they hold this; nothing that may take long is.
+    pub(super) fn hold_epoch(&self, who: &Who) -> Outcome<RwLockReadGuard<'_, ()>> {
+        let held = self.locks.assigning.read();
+        if self.changes.epoch_of(who.client.0) > who.epoch { Err(fenced(*who)) } else { Ok(held) }
+    }
+
     /// Removes the record of a lease under which nothing is locked.
     fn forget_lease(&self, client: u64, number: u64) {
         match self.dir.disk.unlink(&self.locks.records, record_of(client, number).as_bytes()) {
@@ -269,7 +284,11 @@ impl Meta {
             .note_epoch(&self.dir, who)
             .and_then(|_| self.changes.sync(&self.dir))
             .map_err(std::io::Error::from)
-            .and_then(|()| self.objects.fence(&who))
+            .and_then(|()| {
+                // Those who came before it was noted end what they do.
+                drop(self.locks.assigning.write());
+                self.objects.fence(&who)
+            })
             .and_then(|()| match self.changes.is_any_before(client, who.epoch) {
                 true => Err(std::io::Error::other("the metadata server is still doing a change for it")),
                 false => Ok(()),
@@ -334,5 +353,45 @@ mod tests {
         for bad in ["", "-", "7-8", "000000000000000G-0000000000000001", "+000000000000007-0000000000000001"] {
             assert_eq!(lease_of(bad.as_bytes()), None, "{bad}");
         }
+    }
+
+    /// The data servers are slow with an append, and meanwhile the lease of its client ends.
+    #[test]
+    fn no_range_is_assigned_for_a_client_whose_lease_has_ended() {
+        let (dir, objects) = (tempfile::tempdir().unwrap(), Arc::<MemoryObjects>::default());
+        make(dir.path(), ClusterId(1), &BTreeMap::new()).unwrap();
+        let service = MetaService::open(MetaOptions::new(dir.path(), 4), objects.clone()).unwrap();
+        let session = service.open_session(Who::default()).unwrap();
+        let who = |client, sequence| Who { client: ClientKey(client), epoch: 5, since: 5, sequence, ..Who::default() };
+        let path = b"f".to_vec();
+        let create = MetaCall::Create { path, mode: 0o644, uid: 0, gid: 0, exclusive: true, layout: None };
+        let Answer::Opened(opened) = service.call_from(session, who(7, 1), create) else { panic!("not made") };
+        let lock = FileLock { owner: 1, pid: 2, start: 0, end: 9, exclusive: true };
+        let wish = LockWish::Set { file: opened.file, lock, wait: false };
+        let set = MetaCall::Lock(LockCall { lease: 0, wish });
+        let Answer::Lock(locked) = service.call_from(session, who(7, 2), set) else { panic!("not locked") };
+        let ended = Ended { client: 7, number: locked.lease, fence: Some(5) };
+        let meta = service.meta.clone();
+        objects.before_next_answer(move || assert!(meta.end_lease(&ended)));
+        let append = || MetaCall::Append { handle: opened.handle, len_bytes: 100 };
+        match service.call_from(session, who(7, 3), append()) {
+            Answer::Fault(fault) => assert_eq!(fault.errno, Fault::FENCED),
+            other => panic!("{other:?}"),
+        }
+        assert!(objects.has_answered(), "nobody has asked the data servers");
+        let next = service.call_from(session, who(8, 1), append());
+        assert!(matches!(next, Answer::Assigned { offset: 0 }), "{next:?}");
+        // A range that is just being assigned ends before.
+        let held = service.meta.hold_epoch(&who(8, 2)).unwrap();
+        std::thread::scope(|scope| {
+            let ending = scope.spawn(|| service.meta.end_lease(&Ended { client: 8, number: 1, fence: Some(5) }));
+            while service.meta.changes.epoch_of(8) == 5 {
+                std::thread::yield_now();
+            }
+            std::thread::sleep(Duration::from_millis(50));
+            let is_waiting = !ending.is_finished();
+            drop(held);
+            assert!(ending.join().unwrap() && is_waiting);
+        });
     }
 }

@@ -29,8 +29,11 @@ const SESSIONS_MAX: usize = 65_536;
 const SESSION_OPENS_MAX: usize = 65_536;
 /// Largest number of opens of all sessions.
 const OPENS_MAX: usize = 1 << 20;
-/// Files remembered whose openers were lost.
-const LOST_MAX: usize = 65_536;
+/// Files remembered whose openers were lost: of each client as many as one session has open, and as many as may be open.
+const LOST_OF_CLIENT_MAX: u32 = SESSION_OPENS_MAX as u32;
+const LOST_MAX: usize = OPENS_MAX;
+/// While no more find room, those that are over are looked for this often.
+const LOST_LOOK: Duration = Duration::from_secs(1);
 /// How often a record is read again because files come to other objects meanwhile.
 const READS_MAX: usize = 100;
 
@@ -117,32 +120,59 @@ struct Table {
 }
 
 /// Files that clients may have open that are not connected: until when they may come back, and the files must not be removed.
-/// Who comes back ends nothing, as others may have had the file open, too.
+/// Who comes back ends nothing, as others may have had the file open, too. Clients that lose their connections again and again, each
+/// time with other files, keep no space from being freed: beyond their share, files may go early that they come back to.
 #[derive(Default)]
 struct Lost {
-    until: FxHashMap<FileKey, Instant>,
-    /// All files: after a restart nobody knows who had which open, or there were more than are remembered.
+    /// And the client that counts for it.
+    until: FxHashMap<FileKey, (Instant, ClientKey)>,
+    /// How many files count for a client.
+    shares: FxHashMap<ClientKey, u32>,
+    /// Those that are over are not looked for before this instant.
+    look_from: Option<Instant>,
+    /// All files: after a restart nobody knows who had which open.
     all_until: Option<Instant>,
 }
 
 impl Lost {
-    fn add(&mut self, key: FileKey, until: Instant) {
-        if self.until.len() >= LOST_MAX {
-            let now = Instant::now();
-            self.until.retain(|_, until| *until > now);
-            // Or the next ones would look through all again.
-            if self.until.len() > LOST_MAX / 2 {
-                self.all_until = self.until.drain().map(|(_, until)| until).chain(self.all_until).max();
+    fn add(&mut self, key: FileKey, client: ClientKey, until: Instant, now: Instant) {
+        if let Some((known, _)) = self.until.get_mut(&key) {
+            *known = until.max(*known);
+            return;
+        }
+        let is_full = |lost: &Lost| {
+            lost.until.len() >= LOST_MAX || lost.shares.get(&client).is_some_and(|share| *share >= LOST_OF_CLIENT_MAX)
+        };
+        if is_full(self) && self.look_from.is_none_or(|from| from <= now) {
+            self.look_from = Some(now + LOST_LOOK);
+            self.until.retain(|_, (until, _)| *until > now);
+            self.shares.clear();
+            self.until.values().for_each(|(_, client)| *self.shares.entry(*client).or_default() += 1);
+            if is_full(self) {
+                let client = format!("{:016x}", client.0);
+                tracing::warn!(client, "its connection is lost too often; files that it has open may be removed early");
             }
         }
-        let known = self.until.entry(key).or_insert(until);
-        *known = until.max(*known);
+        if !is_full(self) {
+            self.until.insert(key, (until, client));
+            *self.shares.entry(client).or_default() += 1;
+        }
+    }
+
+    fn remove(&mut self, key: FileKey) {
+        let Some((_, client)) = self.until.remove(&key) else { return };
+        if let Some(share) = self.shares.get_mut(&client) {
+            *share -= 1;
+            if *share == 0 {
+                self.shares.remove(&client);
+            }
+        }
     }
 
     /// How long a file must not be removed yet.
-    fn wait(&self, key: FileKey) -> Duration {
-        let until = self.until.get(&key).copied().max(self.all_until);
-        until.map_or(Duration::ZERO, |until| until.saturating_duration_since(Instant::now()))
+    fn wait(&self, key: FileKey, now: Instant) -> Duration {
+        let until = self.until.get(&key).map(|(until, _)| *until).max(self.all_until);
+        until.map_or(Duration::ZERO, |until| until.saturating_duration_since(now))
     }
 }
 
@@ -274,11 +304,11 @@ impl Meta {
         if table.slots.contains_key(&ino) {
             return Claim::InUse;
         }
-        let wait = table.lost.wait(file.key);
+        let wait = table.lost.wait(file.key, Instant::now());
         if !wait.is_zero() {
             return Claim::Lost(wait);
         }
-        table.lost.until.remove(&file.key);
+        table.lost.remove(file.key);
         let slot = Slot {
             file: file.clone(),
             pins: 1,
@@ -315,7 +345,7 @@ impl Meta {
         }
         let Some(slot) = table.slots.remove(&ino) else { return };
         let settle_in = table.marks.get(&ino).map(|mark| (mark.key, mark.wait()));
-        let reap_in = table.lost.wait(slot.file.key);
+        let reap_in = table.lost.wait(slot.file.key, Instant::now());
         drop(table);
         match (slot.removed, settle_in) {
             (true, _) => self.background.push(Job::Reap(slot.file.key), reap_in),
@@ -377,9 +407,10 @@ impl Opens {
         }
     }
 
-    /// For so long a client may come back that has this file open.
-    pub(super) fn note_lost(&self, key: FileKey, grace: Duration) {
-        self.table.lock().lost.add(key, Instant::now() + grace);
+    /// For so long this client may come back, which has this file open.
+    pub(super) fn note_lost(&self, key: FileKey, client: ClientKey, grace: Duration) {
+        let now = Instant::now();
+        self.table.lock().lost.add(key, client, now + grace, now);
     }
 
     /// At a start after an earlier run: for so long clients may come back that have any file open.
@@ -708,25 +739,25 @@ pub(super) enum Left {
     Unwritten,
     /// Its client closed it.
     Written,
-    /// Its client did not close it.
-    Vanished,
+    /// This client did not close it.
+    Vanished(ClientKey),
 }
 
 impl Meta {
     /// Ends an open: counts it out and pins the file for the remaining work.
     pub(super) fn leave(&self, file: Arc<OpenFile>, write: bool, how: Left) -> Option<Pin<'_>> {
         let pin = self.pin_again(file)?;
-        let vanished = how == Left::Vanished;
+        let vanished = if let Left::Vanished(client) = how { Some(client) } else { None };
         if write && how != Left::Unwritten {
             // Before it is counted out: without writers the file may be settled at once.
             self.opens.note_written(pin.ino);
         }
-        if vanished {
+        if let Some(client) = vanished {
             // Before it is counted out, for the same reason.
-            self.opens.note_lost(pin.key, self.options.grace);
+            self.opens.note_lost(pin.key, client, self.options.grace);
         }
         self.opens.leave(pin.ino, write);
-        if vanished && write {
+        if vanished.is_some() && write {
             self.opens.put_off_settling(pin.ino, self.options.grace);
         }
         Some(pin)
@@ -752,20 +783,37 @@ mod tests {
     use super::*;
 
     #[test]
-    fn files_of_lost_clients_are_remembered_in_bounded_number_and_none_goes_early() {
+    fn of_each_client_as_many_lost_files_are_remembered_as_it_may_have_open_and_no_more() {
         let (mut lost, now, hour) = (Lost::default(), Instant::now(), Duration::from_secs(3600));
-        let is_kept = |lost: &Lost, key| !lost.wait(FileKey(key)).is_zero();
-        lost.add(FileKey(0), now + hour);
-        lost.add(FileKey(0), now);
-        assert!(is_kept(&lost, 0), "the later one counts");
-        for key in 1..=2 * LOST_MAX as u64 {
-            lost.add(FileKey(key), now);
+        let is_kept = |lost: &Lost, key, now| !lost.wait(FileKey(key), now).is_zero();
+        let share = u64::from(LOST_OF_CLIENT_MAX);
+        let lose = |lost: &mut Lost, client: u64, keys: std::ops::Range<u64>, now| {
+            keys.for_each(|key| lost.add(FileKey(key), ClientKey(client), now + hour, now));
+        };
+        // Again and again.
+        for client in [1, 2, 1, 2] {
+            lose(&mut lost, client, client * share..(client + 1) * share, now);
         }
-        assert!(lost.until.len() <= LOST_MAX && is_kept(&lost, 0) && !is_kept(&lost, 1), "those that are over go");
-        for key in 1..=LOST_MAX as u64 {
-            lost.add(FileKey(key), now + hour);
+        assert!((share..3 * share).all(|key| is_kept(&lost, key, now)));
+        assert!(!is_kept(&lost, 0, now), "a file of nobody");
+        lose(&mut lost, 1, 10 * share..11 * share, now);
+        assert!(!is_kept(&lost, 10 * share, now), "beyond its share");
+        assert!(lost.until.len() == 2 * LOST_OF_CLIENT_MAX as usize && !is_kept(&lost, 0, now));
+        lose(&mut lost, 3, 0..1, now);
+        assert!(is_kept(&lost, 0, now), "others have theirs");
+        lost.remove(FileKey(share));
+        lose(&mut lost, 1, 10 * share..11 * share, now);
+        assert!(is_kept(&lost, 10 * share, now) && !is_kept(&lost, 10 * share + 1, now), "one has gone");
+        lost.add(FileKey(0), ClientKey(3), now, now);
+        assert!(is_kept(&lost, 0, now), "the later one counts");
+        let later = now + hour;
+        lose(&mut lost, 1, 10 * share..11 * share, later);
+        assert!((10 * share..11 * share).all(|key| is_kept(&lost, key, later)), "those that are over have gone");
+        for client in 100..=100 + (LOST_MAX as u64 / share) {
+            lose(&mut lost, client, client * share..(client + 1) * share, later);
         }
-        assert!(lost.until.len() <= LOST_MAX && (0..=LOST_MAX as u64).all(|key| is_kept(&lost, key)));
+        assert_eq!(lost.until.len(), LOST_MAX);
+        assert_eq!(lost.shares.values().sum::<u32>() as usize, LOST_MAX);
     }
 
     #[test]

@@ -290,8 +290,8 @@ impl Meta {
     }
 
     /// Removes the objects of files without names and openers, then the files. Their removals are durable. A result for
-    /// each; the data servers are asked once for all, and not those that do not answer, unless it `tries` whether they do.
-    pub(super) fn reap(&self, keys: &[FileKey], tries: bool) -> Vec<Result<(), Stopped>> {
+    /// each, false if there was nothing to be removed yet; the data servers are asked once for all, and not those that do not answer, unless it `tries` whether they do.
+    pub(super) fn reap(&self, keys: &[FileKey], tries: bool) -> Vec<Result<bool, Stopped>> {
         let claimed: Vec<_> = keys.iter().map(|key| self.claim_orphan(*key)).collect();
         let is_whole = |file: &Arc<OpenFile>| Ok(links(&rustix::fs::fstat(&file.fd)?) > 1 + self.is_marked(file));
         // A file that still has a name is no orphan: a removal failed half-way and could not be undone.
@@ -299,7 +299,7 @@ impl Meta {
             claimed.iter().map(|claimed| claimed.as_ref().ok()?.as_ref().map(is_whole)).collect();
         let groups: Vec<Group> = claimed
             .iter()
-            .map(|claimed| claimed.as_ref().ok().and_then(Option::as_ref).map(|file| Group::of(&file.layout)))
+            .map(|claimed| claimed.as_ref().ok().and_then(Option::as_ref).map(|file| Group::of(file)))
             .map(Option::unwrap_or_default)
             .collect();
         let is_asked: Vec<bool> = groups.iter().map(|group| self.background.may_ask(group, tries)).collect();
@@ -312,7 +312,7 @@ impl Meta {
         let results = claimed.into_iter().zip(whole).zip(groups.into_iter().zip(is_asked));
         let results = results.map(|((claimed, whole), (group, is_asked))| {
             let claimed = claimed.map_err(|failure| Stopped::by(failure, Group::default()))?;
-            let (Some(file), Some(whole)) = (claimed, whole) else { return Ok(()) };
+            let (Some(file), Some(whole)) = (claimed, whole) else { return Ok(false) };
             if !is_asked && matches!(whole, Ok(false)) {
                 self.forget(file.ino);
                 return Err(Stopped::Away(group, None));
@@ -332,7 +332,7 @@ impl Meta {
                 }
             });
             self.forget(file.ino);
-            result.map_err(|failure| Stopped::by(failure, group))
+            result.map(|()| true).map_err(|failure| Stopped::by(failure, group))
         });
         results.collect()
     }
@@ -533,8 +533,8 @@ impl Meta {
         let writers = names_in(&self.dir.writers)?.map(|name| name.map(|name| key_of(&name).map(Job::Settle)));
         let after = self.background.rescan_after();
         for (n, job) in orphans.chain(writers).enumerate().skip(after) {
-            if job?.is_some_and(|job| !self.background.offer(job, Duration::ZERO)) {
-                // Those that found room may be such that find none when they are done: the others come first then.
+            if job?.is_some_and(|job| !self.background.offer(job)) {
+                // The next search goes on here: those before it may fail, be dropped, and take the room again each time.
                 self.background.rescan_later(n);
                 return Ok(());
             }

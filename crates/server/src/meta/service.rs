@@ -201,12 +201,13 @@ impl MetaService {
     /// A client's connection has ended: closes what it had open.
     pub fn close_session(&self, session: SessionId) {
         let began = Instant::now();
+        let client = self.meta.sessions.get(session).map(|session| session.client()).unwrap_or_default();
         for (handle, file, write) in self.meta.sessions.end(session) {
             if !file.end_relay(handle) {
                 self.meta.note_vanished();
             }
             // The background threads settle the size; closing does not wait for it.
-            drop(self.meta.leave(file, write, Left::Vanished));
+            drop(self.meta.leave(file, write, Left::Vanished(client)));
         }
         self.meta.listings.forget(session);
         self.meta.operations.note(SESSION_END, began.elapsed(), false);

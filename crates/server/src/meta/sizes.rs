@@ -105,7 +105,10 @@ impl Meta {
             Err(error) if error.kind() == io::ErrorKind::FileTooLarge => {}
             // It answered: it has removed the file's object.
             Err(error) if error.raw_os_error() == Some(libc::EIDRM) => {}
-            Ok(_) => self.background.resume(),
+            Ok(_) => {
+                *file.unanswered.lock() = None;
+                self.background.resume();
+            }
             Err(_) => {
                 *file.unanswered.lock() = Some(Instant::now());
                 self.background.pause();
@@ -225,15 +228,17 @@ impl Meta {
         Ok(())
     }
 
-    /// Settles a marked file that may not be in use. `tries`: whether its data servers answer again.
-    pub(super) fn settle_by_key(&self, key: FileKey, tries: bool) -> Result<(), Stopped> {
+    /// Settles a marked file that may not be in use; false if it has to stay marked. `tries`: whether its data servers answer again.
+    pub(super) fn settle_by_key(&self, key: FileKey, tries: bool) -> Result<bool, Stopped> {
         let found = self.pin_marked(key).map_err(|failure| Stopped::by(failure, Group::default()))?;
-        let Some(pin) = found else { return Ok(()) };
-        let group = Group::of(&pin.layout);
-        match self.background.may_ask(&group, tries) {
-            true => self.settle(&pin).map_err(|failure| Stopped::by(failure, group)),
-            false => Err(Stopped::Away(group, None)),
+        let Some(pin) = found else { return Ok(false) };
+        let group = Group::of(&pin);
+        if !self.background.may_ask(&group, tries) {
+            return Err(Stopped::Away(group, None));
         }
+        // By then it may have no spare objects any more.
+        self.settle(&pin).map_err(|failure| Stopped::by(failure, Group::of(&pin)))?;
+        Ok(self.opens.mark_of(pin.ino).is_none())
     }
 
     /// Pins a marked file by its mark; `None` if it has no mark any more or is removed.
@@ -576,7 +581,8 @@ mod tests {
     use std::collections::BTreeMap;
     use std::sync::Arc;
 
-    use impresario_wire::message::{Answer, ClusterId, MetaCall, Opened};
+    use impresario_layout::Layout;
+    use impresario_wire::message::{Answer, ClusterId, LayoutRequest, MetaCall, Opened};
 
     use super::*;
     use crate::meta::{MemoryObjects, MetaOptions, MetaService, Objects, make};
@@ -714,5 +720,79 @@ mod tests {
             assert_eq!(may_wait(MetaCall::Link { from: path(name), to: path("new") }), waits, "{name}");
         }
         assert!(may_wait(MetaCall::Readdir { path: path(""), after: Vec::new(), max: 10 }), "it lists them");
+    }
+
+    /// Who waits at a file's gate for long fails only if the data servers have not answered since.
+    #[test]
+    fn who_waits_for_a_file_goes_on_when_its_data_servers_answer_again() {
+        let bed = Bed::new();
+        let opened = bed.create("f");
+        let meta = &bed.service.meta;
+        let Found::Pinned(pin) = meta.pin(opened.attr.ino, false) else { panic!() };
+        let gate = pin.gate.lock();
+        std::thread::scope(|scope| {
+            let waiter = scope.spawn(|| meta.enter(&pin, "look at", b"f").map(drop));
+            std::thread::sleep(GATE_PATIENCE / 4);
+            let refused = meta.note_answer(&pin, Err::<(), _>(io::ErrorKind::TimedOut.into()));
+            assert!(refused.is_err() && meta.note_answer(&pin, Ok(())).is_ok());
+            std::thread::sleep(GATE_PATIENCE);
+            drop(gate);
+            assert!(waiter.join().unwrap().is_ok());
+        });
+    }
+
+    /// Objects that a file had before, on a server that is away, are of no importance to files that are not on it.
+    #[test]
+    fn a_server_of_spare_objects_that_is_away_holds_up_no_file_of_others() {
+        let bed = Bed::new();
+        let meta = &bed.service.meta;
+        let until = |what: &str, is_so: &dyn Fn() -> bool| {
+            let began = Instant::now();
+            while !is_so() {
+                assert!(began.elapsed() < Duration::from_secs(60), "{what}");
+                std::thread::sleep(Duration::from_millis(1));
+            }
+        };
+        let on_one = |name: &str| {
+            let layout = LayoutRequest { base: Some(1), pcount: Some(1), ssize_bytes: None };
+            let path = name.as_bytes().to_vec();
+            let create = MetaCall::Create { path, mode: 0o644, uid: 0, gid: 0, exclusive: true, layout: Some(layout) };
+            let Answer::Opened(opened) = bed.call(create) else { panic!("not made") };
+            bed.objects.write(opened.file, &opened.layout, 0, 10);
+            opened
+        };
+        let pinned = |opened: &Opened| match meta.pin(opened.attr.ino, false) {
+            Found::Pinned(pin) => pin,
+            _ => panic!("not in use"),
+        };
+        let unlink = |name: &str| {
+            let removed = bed.call(MetaCall::Unlink { path: name.as_bytes().to_vec() });
+            assert!(matches!(removed, Answer::Removed { links: 0 }), "{removed:?}");
+        };
+        let close = |opened: &Opened| {
+            assert!(matches!(bed.call(MetaCall::Close { handle: opened.handle, wrote: true }), Answer::Done));
+        };
+        bed.objects.set_silent(Some(2));
+        for (name, is_removed) in [("settled", false), ("removed", true)] {
+            let (file, other) = (on_one(name), on_one("other"));
+            let (pin, other_pin) = (pinned(&file), pinned(&other));
+            *pin.spare.lock() = Some((FileKey(file.file.0 + 1000), Layout { base: 2, ..file.layout }));
+            let seen = *pin.seen.lock();
+            meta.remember(&pin, seen).unwrap();
+            let (all, one) = (Group::of(&pin), Group::of(&other_pin));
+            drop((pin, other_pin));
+            if is_removed {
+                unlink(name);
+            }
+            close(&file);
+            until("it is not tried", &|| !meta.background.may_ask(&all, false));
+            assert!(meta.background.may_ask(&one, false), "{name}");
+            unlink("other");
+            close(&other);
+            until("the other is not removed", &|| !bed.objects.files().contains(&other.file));
+        }
+        bed.objects.set_silent(None);
+        unlink("settled");
+        until("not all are removed", &|| bed.objects.files().is_empty());
     }
 }
