@@ -914,9 +914,11 @@ fn a_listing_of_what_moves_meanwhile_has_no_older_length() {
     assert_eq!(sizes, [5000, impresario_wire::Entry::UNKNOWN_SIZE]);
 }
 
-/// Directories are exchanged while a file in one of them is made or opened: what was permitted in one is not done in the other.
+/// Directories are exchanged while a node in one of them is made, opened or changed: what was permitted in one is not done in the
+/// other.
 #[test]
-fn nothing_is_made_or_opened_through_a_directory_that_comes_between() {
+fn nothing_is_made_opened_or_changed_through_a_directory_that_comes_between() {
+    const HERS: [(&str, u32); 3] = [("closed", 0o644), ("open", 0o644), ("folder", 0o755)];
     if !require("root") {
         return;
     }
@@ -931,14 +933,46 @@ fn nothing_is_made_or_opened_through_a_directory_that_comes_between() {
         let secret = format!("p/{name}/secret");
         root.file(&secret, 1);
         owner(&secret, id, 0o644);
+        // These are hers everywhere, also where she may not go. One is open meanwhile.
+        for (mine, mode) in HERS {
+            let mine = format!("p/{name}/{mine}");
+            if mode == 0o755 {
+                root.mkdir(&mine);
+            } else {
+                root.file(&mine, 1);
+            }
+            owner(&mine, 1000, mode);
+        }
         owner(&format!("p/{name}"), id, mode);
     }
+    root.quiet();
+    for name in ["hers", "readable", "hidden"] {
+        root.open(&format!("p/{name}/open"), true);
+    }
+    let hidden = || {
+        let attrs = HERS.map(|(mine, _)| root.stat(&format!("p/hidden/{mine}"))).map(|attr| (attr.mode, attr.mtime));
+        (attrs, xattr::list(dir.path().join("names/p/hidden/folder")).unwrap().count())
+    };
+    let before = hidden();
     let secret = root.open("p/hidden/secret", false).file;
     let alice = root.again();
     let squashed = Some(Squashed { all: true, proven: false, uid: 1000, gid: 1000 });
     root.service.restrict(alice.session, Restriction { squashed, proves: false, uids: Vec::new() }).unwrap();
     let (is_over, exchanges) = (AtomicBool::new(false), std::sync::atomic::AtomicU64::new(0));
-    let (mut made, mut opened, mut has_read_hidden) = (0, 0, false);
+    let (mut made, mut opened, mut changed, mut has_read_hidden) = (0, 0, [0; 7], false);
+    let stripe = LayoutRequest { base: None, pcount: None, ssize_bytes: Some(4096) };
+    let times = |p: &str| (at(p), SetAttr { mtime: Some(SetTime::Now), ..SetAttr::default() });
+    let mode = |p: &str, mode| (at(p), SetAttr { mode: Some(mode), ..SetAttr::default() });
+    let sets = [
+        mode("p/hers/closed", 0o600),
+        times("p/hers/closed"),
+        mode("p/hers/open", 0o600),
+        times("p/hers/open"),
+        mode("p/hers/folder", 0o700),
+        times("p/hers/folder"),
+    ];
+    let sets = sets.map(|(target, set)| MetaCall::SetAttr { target, set });
+    let changes = [&sets[..], &[MetaCall::SetLayout { path: path("p/hers/folder"), layout: Some(stripe) }]].concat();
     std::thread::scope(|scope| {
         scope.spawn(|| {
             while !is_over.load(Ordering::SeqCst) {
@@ -961,12 +995,17 @@ fn nothing_is_made_or_opened_through_a_directory_that_comes_between() {
                 alice.close_unwritten(file);
                 opened += 1;
             }
+            for (change, count) in changes.iter().zip(&mut changed) {
+                *count += u32::from(!matches!(alice.call(change.clone()), Answer::Fault(_)));
+            }
         }
         is_over.store(true, Ordering::SeqCst);
     });
     let found = ["p/readable", "p/hidden"].map(|p| root.names(p).len());
-    assert!(made > 0 && opened > 0 && found == [1, 1] && !has_read_hidden, "{found:?}, hidden: {has_read_hidden}");
-    assert_eq!(root.names("p/hers").len(), 1 + made);
+    assert!(made > 0 && opened > 0 && found == [4, 4] && !has_read_hidden, "{found:?}, hidden: {has_read_hidden}");
+    assert_eq!(root.names("p/hers").len(), 4 + made);
+    assert!(!changed.contains(&0), "{changed:?}");
+    assert_eq!(hidden(), before, "of {changed:?} changes some were made there");
 }
 
 /// While one call changes the mode, the owner or the lists of a node, another one waits: its user may have lost the node by then.

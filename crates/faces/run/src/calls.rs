@@ -120,8 +120,11 @@ impl Calls {
             Op::Lock => self.opens.lock(asked, out)?,
             Op::Flock => self.opens.locks.flock(asked, &*self.opens.get(asked.numbers.open)?)?,
             Op::Closed => {
-                self.opens.drop_locks(asked.numbers.open, asked.peer.pid);
-                self.opens.settle(asked.numbers.open)?;
+                let key = self.opens.key_of(asked.numbers.open);
+                let closed = self.opens.settle(asked.numbers.open);
+                // Afterwards: meanwhile it uses open files, and the close of one in use does not say how it went.
+                self.opens.drop_locks(key, asked.peer.pid);
+                closed?;
                 0
             }
             Op::Unlink if a & !i64::from(libc::AT_REMOVEDIR) != 0 => return Err(libc::EINVAL.into()),

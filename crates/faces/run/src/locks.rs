@@ -214,17 +214,20 @@ fn release(open: &Open, owner: u64) {
 }
 
 impl Opens {
+    /// The file of an open file that a process has closed a descriptor of; `None` also of a directory.
+    pub(crate) fn key_of(&self, number: u64) -> Option<FileKey> {
+        let there = self.with(number, |open| open.file().ok().map(File::key));
+        there.unwrap_or_else(|| self.locks.key_of_closed(number))
+    }
+
     /// A process has closed one of its descriptors of a file: its locks of the file end.
-    pub(crate) fn drop_locks(&self, number: u64, pid: Option<u32>) {
+    pub(crate) fn drop_locks(&self, key: Option<FileKey>, pid: Option<u32>) {
         let through = pid.and_then(|pid| Some((pid, self.locks.through(pid)?)));
-        let Some((pid, opens)) = through else { return };
-        let key = |open: &Open| open.file().ok().map(File::key);
-        let closed = match self.get(number) {
-            Ok(open) => key(&open),
-            Err(_) => self.locks.key_of_closed(number),
-        };
-        for open in opens.into_iter().filter_map(|open| self.get(open).ok()) {
-            if closed.is_some() && key(&open) == closed {
+        let (Some(key), Some((pid, opens))) = (key, through) else { return };
+        for number in opens {
+            if self.key_of(number) == Some(key)
+                && let Ok(open) = self.get(number)
+            {
                 release(&open, pid.into());
             }
         }

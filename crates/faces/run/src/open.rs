@@ -159,6 +159,11 @@ impl Opens {
         self.table.lock().get(&number).cloned().ok_or(libc::EBADF)
     }
 
+    /// Looks at an open file, which stays the only reference to it; `None` if it is not in the table.
+    pub(crate) fn with<T>(&self, number: u64, look: impl FnOnce(&Open) -> T) -> Option<T> {
+        self.table.lock().get(&number).map(|open| look(open))
+    }
+
     /// Whether nothing is open.
     pub(crate) fn is_empty(&self) -> bool {
         self.table.lock().is_empty()
@@ -330,6 +335,10 @@ mod tests {
             let number = given_up(&opens);
             let take = || {
                 start.wait();
+                // As often as lets the threads meet.
+                for _ in 0..20 {
+                    opens.key_of(number);
+                }
                 let taken = opens.take_given_up(number);
                 let alone = taken.as_ref().map(|(open, _)| Arc::strong_count(open) == 1);
                 start.wait();

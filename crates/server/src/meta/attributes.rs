@@ -19,14 +19,13 @@ impl Meta {
     /// Changes attributes of the node at a path; gives them.
     pub(super) fn set_attr_at(&self, who: &Who, path: &[u8], set: &SetAttr, user: Option<&User>) -> Outcome<Answer> {
         let doing = "change";
-        let node = self.dir.walk(path, PATH_FLAGS).explain(doing, path)?;
+        let entry = self.entry_for(user, path, doing)?;
+        let node = self.dir.open_at(entry.as_ref(), PATH_FLAGS).explain(doing, path)?;
         let stat = rustix::fs::fstat(&node).explain(doing, path)?;
         let kind = kind_of(&stat).ok_or(Errno::OPNOTSUPP).explain(doing, path)?;
         let through_table = set.size.is_some() || self.opens.mark_of(stat.st_ino).is_some();
         if kind == NodeKind::File && through_table {
-            // Names are held for other changes.
-            let walker = user.filter(|_| set.size.is_some());
-            let entry = self.entry_for(walker, path, doing)?.ok_or(Errno::ISDIR).explain(doing, path)?;
+            let entry = entry.ok_or(Errno::ISDIR).explain(doing, path)?;
             let pin = self.pin_at(&entry, doing)?;
             user.map_or(Ok(()), |user| self.permit_pinned(user, &pin, set, path))?;
             if set.size.is_some() {

@@ -344,7 +344,8 @@ impl Meta {
     /// Sets the default layout of files created in a directory.
     pub(super) fn set_layout(&self, path: &[u8], request: Option<LayoutRequest>, user: Option<&User>) -> Outcome<()> {
         let doing = "set the striping of";
-        let directory = self.dir.open_dir_by_path(path).explain(doing, path)?;
+        let entry = self.entry_for(user, path, doing)?;
+        let directory = self.dir.open_dir_at(entry.as_ref()).explain(doing, path)?;
         if let Some(request) = &request {
             // It may wait for data servers, and nobody for that.
             self.resolve(request, || 0, path)?;

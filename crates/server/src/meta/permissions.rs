@@ -280,9 +280,10 @@ impl Meta {
         }
         match call {
             MetaCall::Rename { .. } | MetaCall::Exchange { .. } => NamesHeld::Moving(self.moves.write()),
-            // What may wait for data servers is checked on the node that was found.
-            MetaCall::Create { .. } | MetaCall::Open { .. } | MetaCall::SetAttr { .. } => NamesHeld::No,
-            MetaCall::SetLayout { .. } | MetaCall::CutBack { .. } => NamesHeld::No,
+            // What may wait for data servers holds names while its path is walked ([`Meta::entry_for`]), and is checked on the
+            // node that was found there.
+            MetaCall::Create { .. } | MetaCall::Open { .. } => NamesHeld::No,
+            MetaCall::SetAttr { .. } | MetaCall::SetLayout { .. } | MetaCall::CutBack { .. } => NamesHeld::No,
             MetaCall::SetXattr { target: Target::Handle(_), .. } => NamesHeld::No,
             // When the data servers have been asked.
             MetaCall::Link { .. } => NamesHeld::No,
@@ -428,7 +429,8 @@ impl Meta {
         Ok(())
     }
 
-    /// The entry of a path that they may take, for a call during which names move ([`Meta::hold_names`]); `None` for the root.
+    /// The entry of a path that they may take, for a call during which names move ([`Meta::hold_names`]), which must hold none
+    /// itself; `None` for the root.
     pub(super) fn entry_for<'a>(
         &'a self,
         user: Option<&User>,

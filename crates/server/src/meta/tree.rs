@@ -95,18 +95,24 @@ impl MetaDirectory {
     pub(super) fn walk(&self, path: &[u8], flags: OFlags) -> Result<OwnedFd> {
         let mut at: Option<OwnedFd> = None;
         let mut rest = path;
+        let names = self.names.as_fd();
         while let Some(slash) =
             rest.get(..WALK_MAX_BYTES).and_then(|piece| piece.iter().rposition(|byte| *byte == b'/'))
         {
             let (piece, beyond) = rest.split_at(slash);
-            at = Some(self.step_into(at.as_ref(), piece, DIRECTORY_FLAGS)?);
+            at = Some(self.step_into(at.as_ref().map_or(names, OwnedFd::as_fd), piece, DIRECTORY_FLAGS)?);
             rest = beyond.get(1..).unwrap_or_default();
         }
-        self.step_into(at.as_ref(), if rest.is_empty() { b"." } else { rest }, flags)
+        self.step_into(at.as_ref().map_or(names, OwnedFd::as_fd), if rest.is_empty() { b"." } else { rest }, flags)
     }
 
-    fn step_into(&self, at: Option<&OwnedFd>, path: &[u8], flags: OFlags) -> Result<OwnedFd> {
-        let at = at.unwrap_or(&self.names);
+    /// Opens the node of an entry, or the root.
+    pub(super) fn open_at(&self, entry: Option<&EntryRef<'_>>, flags: OFlags) -> Result<OwnedFd> {
+        let (directory, name) = entry.map_or((self.names.as_fd(), &b"."[..]), |entry| (entry.directory(), entry.name));
+        self.step_into(directory, name, flags)
+    }
+
+    fn step_into(&self, at: BorrowedFd<'_>, path: &[u8], flags: OFlags) -> Result<OwnedFd> {
         let open = || rustix::fs::openat2(at, path, flags, Mode::empty(), BENEATH);
         for _ in 0..100 {
             match open() {
@@ -148,8 +154,17 @@ impl MetaDirectory {
 
     /// Opens a directory by path for reading, whatever its permission bits say.
     pub(super) fn open_dir_by_path(&self, path: &[u8]) -> Result<OwnedFd> {
-        match self.walk(path, OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC) {
-            Err(Errno::ACCESS) if !self.disk.root => self.disk.open_dir(self.walk(path, DIRECTORY_FLAGS)?),
+        self.open_dir_by(|flags| self.walk(path, flags))
+    }
+
+    /// The same of an entry, or the root.
+    pub(super) fn open_dir_at(&self, entry: Option<&EntryRef<'_>>) -> Result<OwnedFd> {
+        self.open_dir_by(|flags| self.open_at(entry, flags))
+    }
+
+    fn open_dir_by(&self, open: impl Fn(OFlags) -> Result<OwnedFd>) -> Result<OwnedFd> {
+        match open(OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC) {
+            Err(Errno::ACCESS) if !self.disk.root => self.disk.open_dir(open(DIRECTORY_FLAGS)?),
             other => other,
         }
     }
