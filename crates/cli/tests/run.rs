@@ -614,6 +614,8 @@ fn calls_that_are_left_by_a_jump_out_of_a_signal_handler_leave_no_others_waiting
         let expected = format!("{nested}jumped out of all\nread 3 abc\n");
         assert_eq!((ran.code, ran.out.as_str()), (0, expected.as_str()), "{way}: {ran:?}");
     }
+    let ran = under(&cluster, &["timeout", "60", &program, &format!("{AT}/f"), &server, "locks"]);
+    assert_eq!((ran.code, ran.out.as_str()), (0, "jumped out of all\nread 1\nlocked again 0\n"), "{ran:?}");
 }
 
 #[test]

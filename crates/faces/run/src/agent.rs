@@ -59,8 +59,9 @@ impl Agent {
         let token = format!("{:016x}", random_number().map_err(failed("drawing the run's token"))?);
         let mirror = Mirror::new(folder.path().join(DIRECTORIES)).map_err(failed("making the run's folder"))?;
         let at = at.as_os_str().as_bytes().to_vec();
+        let patience = client.timeout();
         let calls = Calls::new(client, at, mirror, &token).map_err(failed("preparing to serve programs"))?;
-        let (calls, connections) = (Arc::new(calls), Arc::new(Connections::new(CONNECTIONS_MAX)));
+        let (calls, connections) = (Arc::new(calls), Arc::new(Connections::new(CONNECTIONS_MAX, patience)));
         let listener = listen(folder.path()).map_err(failed("listening for programs"))?;
         let thread = |name: &str| std::thread::Builder::new().name(name.into()).stack_size(STACK_BYTES);
         let watching = calls.clone();
@@ -230,11 +231,13 @@ mod tests {
 
     use super::*;
 
+    const PATIENCE: Duration = Duration::from_secs(60);
+
     /// An agent of at most `max` connections whose calls take a moment, and answer with what was sent. A lock that is waited for
     /// comes when the program gives up.
     fn echoes(max: usize) -> (tempfile::TempDir, Arc<Connections>) {
         let folder = tempfile::tempdir().unwrap();
-        let (listener, connections) = (listen(folder.path()).unwrap(), Arc::new(Connections::new(max)));
+        let (listener, connections) = (listen(folder.path()).unwrap(), Arc::new(Connections::new(max, PATIENCE)));
         let answer = |asked: &Asked<'_>, out: &mut Vec<u8>| {
             out.extend(asked.data);
             while asked.numbers.may_wait() && !asked.peer.gives_up(None, Duration::from_secs(60)) {}

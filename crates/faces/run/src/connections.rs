@@ -40,6 +40,8 @@ pub(crate) struct Connection {
 /// All of them.
 pub(crate) struct Connections {
     max: usize,
+    /// How long one waits for a thread at most.
+    patience: Duration,
     began: Instant,
     open: Mutex<Open>,
     changed: Condvar,
@@ -88,8 +90,9 @@ impl Drop for UnderWay<'_> {
 
 impl Connections {
     /// At most `max`, of which a quarter is kept for requests that do not wait for locks: those give locks up.
-    pub(crate) fn new(max: usize) -> Connections {
-        Connections { max, began: Instant::now(), open: Mutex::default(), changed: Condvar::new() }
+    /// One for which there is no thread within `patience` is given up.
+    pub(crate) fn new(max: usize, patience: Duration) -> Connections {
+        Connections { max, patience, began: Instant::now(), open: Mutex::default(), changed: Condvar::new() }
     }
 
     /// Those that wait for locks.
@@ -187,18 +190,51 @@ impl Connections {
             if peer_uid(&stream) != Some(me) {
                 continue;
             }
-            let place = Arc::new(self.add(stream));
-            loop {
-                let (place, serve) = (place.clone(), serve.clone());
+            let start = |place: Arc<Place>| {
+                let serve = serve.clone();
                 let run = move || serve(&place.connections, &place.connection);
                 let thread = std::thread::Builder::new().name("program".into()).stack_size(STACK_BYTES);
-                let Err(error) = thread.spawn(run) else { break };
-                // The program waits until there can be a thread.
-                tell(error);
-                let open = self.open.lock();
-                self.give_up_one(&open);
-                drop(self.wait(open));
-            }
+                thread.spawn(run).map(drop)
+            };
+            self.start(stream, start, &mut tell);
         }
+    }
+
+    /// Has `start` begin to serve a connection. While it cannot, the program waits, for the agent's patience at most: others may
+    /// wait behind it whose requests are answered within that time.
+    fn start(
+        self: &Arc<Self>,
+        stream: UnixStream,
+        start: impl Fn(Arc<Place>) -> std::io::Result<()>,
+        mut tell: impl FnMut(std::io::Error),
+    ) {
+        let (place, end) = (Arc::new(self.add(stream)), Instant::now() + self.patience);
+        while let Err(error) = start(place.clone()) {
+            tell(error);
+            if Instant::now() >= end {
+                break;
+            }
+            let open = self.open.lock();
+            self.give_up_one(&open);
+            drop(self.wait(open));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Read;
+
+    use super::*;
+
+    #[test]
+    fn a_connection_that_gets_no_thread_is_given_up() {
+        let connections = Arc::new(Connections::new(4, Duration::from_millis(50)));
+        let (ours, mut theirs) = UnixStream::pair().unwrap();
+        let mut refused = 0;
+        connections.start(ours, |_| Err(std::io::ErrorKind::WouldBlock.into()), |_| refused += 1);
+        assert!(refused > 1, "{refused}");
+        assert!(connections.is_empty());
+        assert_eq!(theirs.read(&mut [0]).unwrap(), 0);
     }
 }

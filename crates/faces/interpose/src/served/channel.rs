@@ -1,8 +1,13 @@
 //! Connections to the agent: one for each thread that is asking just now, kept for the next. They are high numbers of the
 //! process, closed on exec and hidden from the program as far as it goes through the C library.
 //!
-//! Every wait is the agent's, which answers within the cluster's time; when it ends, its connections do. A signal handler may
-//! leave a call by a jump (`siglongjmp`), after which its connection is of no use: the thread's next call gives it up.
+//! Every wait is the agent's, which answers within the cluster's time; when it ends, its connections do.
+//!
+//! A signal handler may leave a call by a jump (`siglongjmp`). Its connection is of no use then: a later call of the thread that
+//! finds no other one free takes it. A lock that was waited for so is not waited for any more when the thread next asks. That
+//! a call was left is told by where it is on the stack, which is wrong of programs that change stacks in a signal handler
+//! (`swapcontext`, `SS_AUTODISARM`) and ask on both, when the other one is near: the call that goes on fails then (EIO), or waits
+//! on for a reply that it does not get if the kernel restarted it.
 
 use std::io::{IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
@@ -22,7 +27,8 @@ use rustix::net::{
 use super::protocol::{Op, REPLY_BYTES, Reply, Request};
 use crate::own::{Own, close_raw};
 
-/// Connections of a process: threads that ask at the same time; further ones wait for a turn.
+/// Connections of a process: threads that ask at the same time; further ones wait for a turn. And those of calls that wait
+/// for locks: further ones are not known to have been left.
 const CHANNELS: usize = 32;
 /// How often a call looks for a connection that is free, and between how many of these looks it only yields: about a second.
 const LOOKS: u32 = 5000;
@@ -35,10 +41,14 @@ const HANDLER_FRAME_MIN: usize = 512;
 /// How much of one stack a call may be above another one at most for that to be said of them, bytes: other stacks are
 /// mostly further away.
 const SAME_STACK_MAX: usize = 1 << 20;
+/// Where no call is: the connection is that of one that was left, and is shut down.
+const LEFT: usize = 1;
 
 pub(super) struct Channels {
     socket: OnceLock<Vec<u8>>,
     places: [Channel; CHANNELS],
+    /// Each made for one call that may wait for a lock, and closed with it.
+    waiting: [Channel; CHANNELS],
     /// The process and user whose connections these are, as [`who`] says it.
     owner: AtomicU64,
 }
@@ -51,7 +61,7 @@ fn who() -> u64 {
 
 struct Channel {
     own: Own,
-    /// Where on its stack the call is that uses this; 0: it is free.
+    /// Where on its stack the call is that uses this, or [`LEFT`]; 0: it is free.
     frame: AtomicUsize,
     /// The thread of that call; 0: not known.
     thread: AtomicUsize,
@@ -86,22 +96,45 @@ impl Channel {
         Channel { own: Own::new(), frame: AtomicUsize::new(0), thread: AtomicUsize::new(0) }
     }
 
-    /// Takes it for a call of `thread` at `here`, if it is free or that thread's own from a call that was left. Signal handlers
-    /// may come between any two steps and make calls: such a call is below `here`.
+    /// Takes it for a call of `thread` at `here`, if it is free. Signal handlers may come between any two steps and make calls:
+    /// such a call is below `here`.
     fn take(&self, thread: usize, here: usize) -> bool {
-        if self.frame.compare_exchange(0, here, Acquire, Relaxed).is_ok() {
+        let is_free = self.frame.compare_exchange(0, here, Acquire, Relaxed).is_ok();
+        if is_free {
             self.thread.store(thread, Relaxed);
-            return true;
         }
+        is_free
+    }
+
+    /// Where the call is that a jump has left, if `thread` is known to have done so when it is at `here`.
+    fn left(&self, thread: usize, here: usize) -> Option<usize> {
         let frame = self.frame.load(Relaxed);
-        let may_take = self.thread.load(Relaxed) == thread && frame != 0 && was_left(frame, here);
-        if !may_take || self.frame.compare_exchange(frame, here, Acquire, Relaxed).is_err() {
+        let is_call = frame != 0 && frame != LEFT;
+        (is_call && self.thread.load(Relaxed) == thread && was_left(frame, here)).then_some(frame)
+    }
+
+    /// Takes it if it is that of a call that was left.
+    fn take_over(&self, thread: usize, here: usize) -> bool {
+        let frame = self.left(thread, here).unwrap_or(LEFT);
+        if self.frame.compare_exchange(frame, here, Acquire, Relaxed).is_err() {
             return false;
         }
+        self.thread.store(thread, Relaxed);
         // The reply to that call may be under way yet.
         self.own.forget_users();
         self.own.close();
         true
+    }
+
+    /// Has the agent end the call here if it was left. The number stays, so that nothing else has it should that call go on
+    /// all the same.
+    fn end_left(&self, thread: usize, here: usize) {
+        let left = self.left(thread, here);
+        if left.is_some_and(|frame| self.frame.compare_exchange(frame, here, Acquire, Relaxed).is_ok()) {
+            let _ = self.own.with(|fd| rustix::net::shutdown(fd, rustix::net::Shutdown::Both));
+            self.thread.store(0, Relaxed);
+            self.frame.store(LEFT, Release);
+        }
     }
 
     fn free(&self) {
@@ -123,9 +156,9 @@ pub struct Got {
     pub fd: Option<OwnedFd>,
 }
 
-/// A connection for one call: one that waits for other programs, or for which none of the others became free. Or one of a
-/// process that is not the one that began here: a child of `vfork`, which runs in its parent's memory, or of a system call that
-/// no handler of `fork` saw, which has a copy of it. Or of a process that became another user, for the agent to refuse.
+/// A connection for one call: one for which none of the others is free, or became so. Or one of a process that is not the one
+/// that began here: a child of `vfork`, which runs in its parent's memory, or of a system call that no handler of `fork` saw,
+/// which has a copy of it. Or of a process that became another user, for the agent to refuse.
 struct Stranger(Own);
 
 impl Drop for Stranger {
@@ -134,12 +167,30 @@ impl Drop for Stranger {
     }
 }
 
-/// Frees a connection for the next, also when its user is unwound.
-struct Busy<'a>(&'a Channel);
+/// A connection in use by the call at `frame`. Frees it for the next, also when its user is unwound.
+struct Busy<'a> {
+    place: &'a Channel,
+    frame: usize,
+    /// Whether the connection is kept.
+    is_kept: bool,
+}
+
+impl Busy<'_> {
+    /// Whether no other call has taken it, or ended this one, as it was thought to have been left.
+    fn is_own(&self) -> bool {
+        self.place.frame.load(Acquire) == self.frame
+    }
+}
 
 impl Drop for Busy<'_> {
     fn drop(&mut self) {
-        self.0.free();
+        if !self.is_own() {
+            return;
+        }
+        if !self.is_kept {
+            self.place.own.close();
+        }
+        self.place.free();
     }
 }
 
@@ -153,7 +204,16 @@ enum Lost {
 
 impl Channels {
     pub(super) const fn new() -> Channels {
-        Channels { socket: OnceLock::new(), places: [const { Channel::new() }; CHANNELS], owner: AtomicU64::new(0) }
+        Channels {
+            socket: OnceLock::new(),
+            places: [const { Channel::new() }; CHANNELS],
+            waiting: [const { Channel::new() }; CHANNELS],
+            owner: AtomicU64::new(0),
+        }
+    }
+
+    fn all(&self) -> impl Iterator<Item = &Channel> {
+        self.places.iter().chain(&self.waiting)
     }
 
     pub(super) fn start(&self, socket: Vec<u8>) {
@@ -162,19 +222,19 @@ impl Channels {
     }
 
     pub(super) fn own(&self, fd: i32) -> bool {
-        self.places.iter().any(|place| place.own.is(fd))
+        self.all().any(|place| place.own.is(fd))
     }
 
     pub(super) fn numbers(&self) -> impl Iterator<Item = i32> {
-        self.places.iter().filter_map(|place| place.own.number())
+        self.all().filter_map(|place| place.own.number())
     }
 
     pub(super) fn step_aside(&self, fd: i32) {
-        self.places.iter().for_each(|place| place.own.step_aside(fd));
+        self.all().for_each(|place| place.own.step_aside(fd));
     }
 
     pub(super) fn forked(&self) {
-        for place in &self.places {
+        for place in self.all() {
             place.own.forget_users();
             place.own.close();
             place.free();
@@ -186,8 +246,8 @@ impl Channels {
     fn free(&self, here: usize, looks: u32) -> Option<Busy<'_>> {
         let thread = this_thread();
         for look in 0..looks {
-            if let Some(place) = self.places.iter().find(|place| place.take(thread, here)) {
-                return Some(Busy(place));
+            if let Some(place) = take(&self.places, thread, here) {
+                return Some(Busy { place, frame: here, is_kept: true });
             }
             // Each of the others ends within the agent's time, but for those that a jump has left.
             if look < YIELDS {
@@ -226,16 +286,33 @@ impl Channels {
         let head = request.encode();
         let parts = [&head[..], path, other, data];
         let stranger = Stranger(Own::new());
-        let is_shared = who() == self.owner.load(Acquire) && !request.may_wait();
         let here = (&raw const stranger).addr();
-        let busy = if is_shared { self.channel(here, &stranger.0)? } else { None };
-        let own = busy.as_ref().map_or(&stranger.0, |busy| &busy.0.own);
-        let mut done = own.with(|fd| exchange(fd, &request, parts, into));
+        let busy = if who() != self.owner.load(Acquire) {
+            None
+        } else {
+            let thread = this_thread();
+            self.waiting.iter().for_each(|place| place.end_left(thread, here));
+            if request.may_wait() {
+                take(&self.waiting, thread, here).map(|place| Busy { place, frame: here, is_kept: false })
+            } else {
+                self.channel(here, &stranger.0)?
+            }
+        };
+        let own = busy.as_ref().map_or(&stranger.0, |busy| &busy.place.own);
+        let is_own = || busy.as_ref().is_none_or(Busy::is_own);
+        let mut done = own.with(|fd| exchange(fd, &request, parts, into, is_own));
         // The program may have closed the connection behind the C library's back, or the agent while it was idle: then a new one
         // is made.
-        if matches!(done, None | Some(Err(Lost::Unasked))) {
+        if matches!(done, None | Some(Err(Lost::Unasked))) && is_own() {
             own.put(self.connect()?).ok_or(libc::EMFILE)?;
-            done = own.with(|fd| exchange(fd, &request, parts, into));
+            done = own.with(|fd| exchange(fd, &request, parts, into, is_own));
+        }
+        if !is_own() {
+            // What came may be another call's.
+            if let Some(Ok((_, Some(fd)))) = done {
+                close_raw(fd);
+            }
+            return Err(libc::EIO);
         }
         let Some(Ok((reply, fd))) = done else {
             own.close();
@@ -292,12 +369,19 @@ fn peer(socket: impl AsFd) -> Option<libc::ucred> {
     (result == 0 && len as usize == size_of::<libc::ucred>() && peer.uid != u32::MAX).then_some(peer)
 }
 
-/// One request and its reply.
+/// One of `places` that is free; if none is, that of a call that was left: it might yet go on, so as late as possible.
+fn take(places: &[Channel], thread: usize, here: usize) -> Option<&Channel> {
+    let free = places.iter().find(|place| place.take(thread, here));
+    free.or_else(|| places.iter().find(|place| place.take_over(thread, here)))
+}
+
+/// One request and its reply, while the connection `is_own`.
 fn exchange(
     fd: BorrowedFd<'_>,
     request: &Request,
     parts: [&[u8]; 4],
     into: &mut [u8],
+    is_own: impl Fn() -> bool,
 ) -> Result<(Reply, Option<OwnedFd>), Lost> {
     let mut parts = &mut parts.map(IoSlice::new)[..];
     IoSlice::advance_slices(&mut parts, 0);
@@ -323,6 +407,9 @@ fn exchange(
             Ok(message) if message.bytes > 0 => got += message.bytes,
             // The kernel goes on by itself where the signal's handler was installed so.
             Err(Errno::INTR) => {
+                if !is_own() {
+                    return Err(Lost::Unanswered);
+                }
                 if std::mem::take(&mut may_end) {
                     let _ = rustix::net::shutdown(fd, rustix::net::Shutdown::Write);
                 }
@@ -361,6 +448,46 @@ mod tests {
         assert_eq!(peer_uid(&ours), Some(rustix::process::geteuid().as_raw()));
         assert_eq!(peer_uid(UnixDatagram::unbound().unwrap()), None, "without a peer");
         assert_eq!(peer_uid(std::fs::File::open("/dev/null").unwrap()), None, "no socket");
+    }
+
+    /// A call that was thought to have been left may go on: what it would get then is another call's.
+    #[test]
+    fn connections_of_calls_that_were_left_are_used_when_no_other_is_free_and_not_by_these_calls_any_more() {
+        let (places, mark) = ([const { Channel::new() }; 2], 0u64);
+        let (thread, here) = (this_thread(), (&raw const mark).addr());
+        let busy = |frame| take(&places, thread, frame).map(|place| Busy { place, frame, is_kept: true });
+        let [left, lower] = [here - 4096, here - 8192].map(|frame| busy(frame).unwrap());
+        assert!(!std::ptr::eq(left.place, lower.place), "one is free");
+        assert!(busy(here - 16384).is_none(), "it may be that of a handler, below both");
+        let (first, _theirs) = std::os::unix::net::UnixStream::pair().unwrap();
+        left.place.own.put(first.into()).unwrap();
+        let next = busy(here).unwrap();
+        assert!(std::ptr::eq(next.place, left.place) && next.place.own.number().is_none());
+        assert!(next.is_own() && lower.is_own() && !left.is_own());
+        drop(left);
+        assert!(next.is_own(), "not freed by a call whose it is not");
+        drop((next, lower));
+        assert!(places.iter().all(|place| place.take(thread, here)), "both are free again");
+    }
+
+    #[test]
+    fn what_a_call_waited_for_is_ended_when_it_was_left() {
+        let (places, mark) = ([const { Channel::new() }; 1], 0u64);
+        let (thread, here) = (this_thread(), (&raw const mark).addr());
+        let place = take(&places, thread, here).unwrap();
+        let (ours, mut theirs) = std::os::unix::net::UnixStream::pair().unwrap();
+        place.own.put(ours.into()).unwrap();
+        theirs.set_nonblocking(true).unwrap();
+        let mut read = || std::io::Read::read(&mut theirs, &mut [0]).map_err(|error| error.kind());
+        for (thread, here) in [(thread + 8, here), (thread, here - 4096)] {
+            place.end_left(thread, here);
+            assert_eq!(read(), Err(std::io::ErrorKind::WouldBlock), "another thread's, or a handler's");
+        }
+        place.end_left(thread, here);
+        assert_eq!(read(), Ok(0));
+        assert!(place.own.number().is_some(), "nothing else gets its number");
+        let next = take(&places, thread + 8, here - 4096).unwrap();
+        assert!(next.own.number().is_none());
     }
 
     /// Only root can be another user.
