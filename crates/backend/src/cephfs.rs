@@ -220,7 +220,7 @@ impl CephTree {
         self.shared.watch.hung(Instant::now())
     }
 
-    /// Lets go of everything that is not in use or held, as idleness would.
+    /// Begins to let go of everything that is not in use or held, as idleness would.
     pub fn close_all(&self) {
         self.shared.nodes.close_all();
     }

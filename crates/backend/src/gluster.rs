@@ -191,7 +191,7 @@ impl GlusterVolume {
         self.shared.losses.count()
     }
 
-    /// Lets go of everything that is not in use or held, as idleness would.
+    /// Begins to let go of everything that is not in use or held, as idleness would.
     pub fn close_all(&self) {
         self.shared.nodes.close_all();
     }

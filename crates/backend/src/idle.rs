@@ -2,6 +2,7 @@
 
 use std::collections::VecDeque;
 use std::io;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -16,8 +17,9 @@ const CLOSERS_MAX: usize = 4;
 /// What is closed when it is dropped.
 type Closing = Box<dyn Send>;
 
-/// Closes what waits for a file system in threads of its own, which end when there is nothing more: one that hangs holds up no
-/// other. What waits for its turn is as many as may be open.
+/// Closes what waits for a file system in threads of its own, which end when there is nothing more: up to three that hang hold up
+/// no other. If four do, what comes waits behind them, and counts as open meanwhile: as it becomes more, so others are evicted
+/// earlier, and it is never more than may be open.
 #[derive(Clone, Default)]
 pub(crate) struct Closers(Arc<Mutex<Turns>>);
 
@@ -52,7 +54,8 @@ impl Closers {
                 return;
             };
             drop(turns);
-            drop(closing);
+            // A panic was reported; the turns of others come nevertheless.
+            let _ = catch_unwind(AssertUnwindSafe(|| drop(closing)));
         }
     }
 }
@@ -99,5 +102,26 @@ impl Drop for IdleThread {
             std::thread::sleep(Duration::from_millis(1));
         }
         let _ = thread.join(); // it does not panic; if it did, that was reported
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn closes_that_panic_hold_up_no_other() {
+        struct Panics;
+        impl Drop for Panics {
+            fn drop(&mut self) {
+                panic!("this close panics, as the test wants it");
+            }
+        }
+        let closers = Closers::default();
+        (0..2 * CLOSERS_MAX).for_each(|_| closers.close(Box::new(Panics)));
+        impresario_testing::until("the panics have ended", || closers.0.lock().threads == 0);
+        let alive = Arc::new(());
+        closers.close(Box::new(alive.clone()));
+        impresario_testing::until("it is closed", || Arc::strong_count(&alive) == 1);
     }
 }

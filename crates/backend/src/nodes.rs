@@ -559,7 +559,7 @@ impl<D: Descriptors> Nodes<D> {
         }
     }
 
-    /// Closes everything that is not held or in use.
+    /// Begins to close everything that is not held or in use; what was written and not synced, in other threads.
     pub(crate) fn close_all(&self) {
         self.close_idle(Duration::ZERO);
         for shard in &self.shards {

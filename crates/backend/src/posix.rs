@@ -24,8 +24,8 @@ mod ring;
 
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::sync::{Arc, LazyLock};
 use std::time::Duration;
 
 use impresario_base::lock::Mutex;
@@ -139,18 +139,22 @@ impl Descriptors for Files {
     /// What is written back the next sync of the file, or of all, makes durable, and the kernel says here if some of it failed. An
     /// fsync of every file that was written would cost a flush of the device each, which nobody asked for.
     fn settle(open: &OpenFile) -> Result<()> {
+        let sync = || {
+            let synced = rustix::io::retry_on_intr(|| rustix::fs::fsync(open));
+            synced.map_err(data::read_only_lost)
+        };
         match rustix::fs::fstatfs(open).map(|fs| fs.f_type as u64) {
             // Others, as btrfs and ZFS, write back in other ways.
-            Ok(EXT4_MAGIC | XFS_MAGIC) => {}
-            _ => return Files::sync(open),
+            Ok(EXT4_MAGIC | XFS_MAGIC) if syncfs_tells_all() => {}
+            _ => return sync(),
         }
         let all = libc::SYNC_FILE_RANGE_WAIT_BEFORE | libc::SYNC_FILE_RANGE_WRITE | libc::SYNC_FILE_RANGE_WAIT_AFTER;
         // SAFETY: a descriptor that is open, and numbers.
         match unsafe { libc::sync_file_range(open.as_fd().as_raw_fd(), 0, 0, all) } {
             0 => Ok(()),
             _ => match std::io::Error::last_os_error().raw_os_error() {
-                Some(libc::ENOSYS | libc::EPERM | libc::EINTR) => Files::sync(open),
-                error => Err(Errno(error.unwrap_or(libc::EIO))),
+                Some(libc::ENOSYS | libc::EPERM | libc::EINTR) => sync(),
+                error => Err(data::read_only_lost(rustix::io::Errno::from_raw_os_error(error.unwrap_or(libc::EIO)))),
             },
         }
     }
@@ -158,6 +162,19 @@ impl Descriptors for Files {
     fn is_removed(open: &OpenFile) -> bool {
         rustix::fs::fstat(open).is_ok_and(|stat| stat.st_nlink == 0)
     }
+}
+
+/// Whether syncfs fails where the file system could not sync: from Linux 5.17 on.
+fn syncfs_tells_all() -> bool {
+    static TELLS: LazyLock<bool> =
+        LazyLock::new(|| is_from(&rustix::system::uname().release().to_string_lossy(), (5, 17)));
+    *TELLS
+}
+
+/// Whether a release of Linux, as `6.1.0-18-amd64`, is this one or newer.
+fn is_from(release: &str, least: (u32, u32)) -> bool {
+    let mut numbers = release.split(|c: char| !c.is_ascii_digit()).map_while(|number| number.parse::<u32>().ok());
+    (numbers.next().unwrap_or(0), numbers.next().unwrap_or(0)) >= least
 }
 
 /// What the calls share.
@@ -227,7 +244,8 @@ impl PosixTree {
         self.shared.io.status()
     }
 
-    /// Closes every descriptor that is not in use or held, as idleness would.
+    /// Begins to close every descriptor that is not in use or held, as idleness would; what was written and not synced, in other
+    /// threads.
     pub fn close_all(&self) {
         self.shared.nodes.close_all();
     }
@@ -429,4 +447,17 @@ fn umask() -> u32 {
 fn descriptors_default() -> usize {
     let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile).current.unwrap_or(65_536);
     (limit as usize / 2).clamp(64, 65_536)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn releases_of_linux_are_told_apart() {
+        let newer = ["5.17", "5.17.0-rc1", "5.100.1", "6.1.0-18-amd64"];
+        assert!(newer.into_iter().all(|release| is_from(release, (5, 17))));
+        let older = ["5.16.20", "5.4.0-216-generic", "4.18.0-553.el8", "3.10", "", "unknown"];
+        assert!(!older.into_iter().any(|release| is_from(release, (5, 17))));
+    }
 }

@@ -707,6 +707,24 @@ impl Drop for ShortDevice {
 }
 
 #[test]
+fn a_file_system_that_became_read_only_has_lost_what_was_not_synced() {
+    let Some(device) = ShortDevice::start() else { return };
+    let (folder, caller) = (device.path("mount"), caller());
+    let tree = PosixTree::open(&folder, Options::default()).unwrap();
+    let (file, _) = tree.make(&caller, &tree.root().unwrap(), b"file", Make::File, &SetAttr::default()).unwrap();
+    assert_eq!(tree.sync_all().unwrap().any, 0);
+    tree.write(&caller, &file, 0, b"bytes", false).unwrap();
+    tree.close_all();
+    impresario_testing::until("the file is closed", || tree.descriptors() == 0);
+    // As a journal that cannot be written any more does.
+    let aborted = std::process::Command::new("mount").args(["-o", "remount,abort"]).arg(&folder).output().unwrap();
+    if std::fs::write(folder.join("other"), "").is_ok() {
+        return impresario_testing::skip("ext4's abort", String::from_utf8_lossy(&aborted.stderr));
+    }
+    assert_ne!(tree.sync_all().unwrap().any, 0);
+}
+
+#[test]
 fn lost_bytes_are_told_by_every_sync_from_then_on() {
     let Some(device) = ShortDevice::start() else { return };
     let tree = PosixTree::open(&device.path("mount"), Options::default()).unwrap();
@@ -731,7 +749,7 @@ fn lost_bytes_are_told_by_every_sync_from_then_on() {
         tree.write(&caller, &closed, n << 20, &bytes, false).unwrap();
     }
     tree.close_all();
-    assert_eq!(tree.losses(), 2);
+    impresario_testing::until("it is noticed", || tree.losses() == 2);
     assert!(tree.sync(&closed).is_err());
 }
 

@@ -1,10 +1,10 @@
 //! Whether a folder that is kept open is still there, and whether its path still leads to it.
 
 use std::io;
-use std::os::fd::AsFd;
-use std::os::unix::fs::MetadataExt;
+use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
 
+use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 
 /// Of one folder, on a file system that counts the names of folders; of another it is taken to be there.
@@ -31,38 +31,51 @@ fn names_of(folder: impl AsFd) -> u64 {
     rustix::fs::fstat(folder).map_or(1, |stat| stat.st_nlink as u64)
 }
 
-/// A file or folder by the path at which it was found.
-#[derive(Clone, Debug)]
+/// A file or folder by the path at which it was found. It is kept open: nothing else gets its number meanwhile.
+#[derive(Debug)]
 pub struct Anchor {
     path: PathBuf,
-    /// Device and inode.
-    number: (u64, u64),
+    held: OwnedFd,
+}
+
+/// What is at a path instead of what was.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Instead {
+    /// In words.
+    pub what: String,
+    /// It cannot be that the file system merely numbers its files anew: there is nothing, or something on another file system.
+    pub is_certain: bool,
 }
 
 impl Anchor {
-    /// Of what is at the path, behind symbolic links. While that is kept open, nothing else gets its number.
+    /// Of what is at the path, behind symbolic links.
     pub fn at(path: &Path) -> io::Result<Anchor> {
         let path = std::path::absolute(path)?;
-        let number = number_of(&path)?;
-        Ok(Anchor { path, number })
+        // As a folder, where it is one: that has what is mounted at its first use mounted.
+        let folder = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        let held = match rustix::fs::open(&path, folder, Mode::empty()) {
+            Err(Errno::NOTDIR) => rustix::fs::open(&path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty())?,
+            opened => opened?,
+        };
+        Ok(Anchor { path, held })
     }
 
-    /// What is at the path instead, once it leads there no more. What cannot be asked is taken to be there.
-    pub fn instead(&self) -> Option<String> {
-        match number_of(&self.path) {
-            Ok(number) => (number != self.number).then(|| format!("another {} is there", self.path.display())),
-            Err(error) => match Errno::from_io_error(&error) {
-                Some(Errno::NOENT | Errno::NOTDIR | Errno::LOOP | Errno::STALE) => {
-                    Some(format!("{}: {error}", self.path.display()))
-                }
-                _ => None,
-            },
+    /// What is at the path instead, if it leads there no more. What cannot be asked is taken to be there.
+    pub fn instead(&self) -> Option<Instead> {
+        let missing = |error: Errno| {
+            let is_missing = matches!(error, Errno::NOENT | Errno::NOTDIR | Errno::LOOP | Errno::STALE);
+            is_missing.then(|| Instead { what: format!("{}: {error}", self.path.display()), is_certain: true })
+        };
+        // Both as they are now: some file systems number what is open anew.
+        match (rustix::fs::stat(&self.path), rustix::fs::fstat(&self.held)) {
+            (Err(error), _) | (Ok(_), Err(error)) => missing(error),
+            (Ok(found), Ok(held)) if (found.st_dev, found.st_ino) == (held.st_dev, held.st_ino) => None,
+            (Ok(found), Ok(held)) => Some(Instead {
+                what: format!("another {} is there", self.path.display()),
+                is_certain: found.st_dev != held.st_dev,
+            }),
         }
     }
-}
-
-fn number_of(path: &Path) -> io::Result<(u64, u64)> {
-    std::fs::metadata(path).map(|found| (found.dev(), found.ino()))
 }
 
 #[cfg(test)]
@@ -94,12 +107,14 @@ mod tests {
             std::fs::write(path.join("lock"), "").unwrap();
         };
         make();
-        let _held = File::open(path.join("lock")).unwrap();
-        let anchor = Anchor::at(&path.join("lock")).unwrap();
+        let [folder, anchor] = [path.clone(), path.join("lock")].map(|path| Anchor::at(&path).unwrap());
+        assert_eq!(folder.instead(), None);
         assert_eq!(anchor.instead(), None);
         std::fs::rename(&path, &elsewhere).unwrap();
-        assert!(anchor.instead().is_some(), "moved away");
+        assert!(anchor.instead().is_some_and(|instead| instead.is_certain), "moved away");
+        assert!(folder.instead().is_some_and(|instead| instead.is_certain), "moved away");
         make();
+        assert!(folder.instead().is_some_and(|instead| !instead.is_certain), "replaced");
         assert!(anchor.instead().is_some(), "replaced");
         std::fs::remove_dir_all(&path).unwrap();
         std::os::unix::fs::symlink(&elsewhere, &path).unwrap();

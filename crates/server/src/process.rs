@@ -199,7 +199,8 @@ pub fn start(config: &Config, name: &str) -> Result<Started, StartError> {
 }
 
 /// Runs the server of that name until SIGTERM or SIGINT, or until it has moved elsewhere; an error also when its folder is not where
-/// it was any more ([`StartError::FolderLost`]). Calls `ready` with its address once it answers. On SIGHUP it reads its keys again; without any it ends, unless a service manager runs it, or it was started to ignore it.
+/// it was any more ([`StartError::FolderLost`]). Calls `ready` with its address once it answers. On SIGHUP it reads its keys again;
+/// without any it ends, unless a service manager runs it, or it was started to ignore it.
 pub fn run(config: &Config, name: &str, ready: impl FnOnce(&str)) -> Result<(), StartError> {
     let mut loss = None;
     let start = || {
@@ -257,6 +258,7 @@ pub fn until_signal<S, E>(
 fn start_meta(config: &Config) -> Result<Started, StartError> {
     let meta = &config.meta;
     // Metadata carry no payload; listings count.
+    let folder = Anchored::before_opening(&meta.dir);
     let stores = Arc::new(Stores::open(&meta.dir)?);
     let membership = Arc::new(Membership::of(stores.cluster()));
     let descriptors = Descriptors::of(config, META_NAME);
@@ -312,9 +314,9 @@ fn start_meta(config: &Config) -> Result<Started, StartError> {
     };
     let service = MetaService::open(options, objects.clone())?;
     objects.greet(&answered).map_err(|source| system(META_NAME, "starting a thread", source))?;
-    let folder = anchored(META_NAME, &meta.dir, crate::meta::LOCK)?;
+    let folder = opened(META_NAME, folder, Some(crate::meta::LOCK))?;
     let service = MetaFront::new(server.vitals(), service, stores, answered);
-    begin(META_NAME, meta.metrics, server, Some(folder), service, |service| service.stop())
+    begin(META_NAME, meta.metrics, server, folder, service, |service| service.stop())
 }
 
 fn start_data(config: &Config, index: usize, data: &Data) -> Result<Started, StartError> {
@@ -326,9 +328,10 @@ fn start_data(config: &Config, index: usize, data: &Data) -> Result<Started, Sta
     // An object may have a file of checksums beside it.
     let open_files = kept.min(descriptors.files / 2);
     let options = StoreOptions { checksums: Some(data.checksums), open_files, ..StoreOptions::default() };
+    let folder = Anchored::before_opening(&data.dir);
     let store = ObjectStore::open(&data.dir, &data.name, options);
     let store = store.map_err(|source| StartError::Store { name: data.name.clone(), source })?;
-    let folder = anchored(&data.name, &data.dir, impresario_store::LOCK)?;
+    let folder = opened(&data.name, folder, Some(impresario_store::LOCK))?;
     settle_number(config, index, data, &store)?;
     let membership = Arc::new(Membership::of(ClusterId(store.identity().cluster)));
     let settings = Settings {
@@ -373,7 +376,7 @@ fn start_data(config: &Config, index: usize, data: &Data) -> Result<Started, Sta
     let hold_max = Duration::from_millis(config.cluster.request_timeout_ms) / 3;
     let service = DataServer::new(server.vitals(), disk, engine, trace, runs, peers, hold_max).map_err(unsuitable)?;
     let departure = service.departure().clone();
-    let mut started = begin(&data.name, data.metrics, server, Some(folder), service, |service| service.stop())?;
+    let mut started = begin(&data.name, data.metrics, server, folder, service, |service| service.stop())?;
     started.departure = Some(departure);
     Ok(started)
 }
@@ -434,6 +437,9 @@ fn start_io(config: &Config, index: usize, io: &Io) -> Result<Started, StartErro
     let peers = Peers::io(config, index, membership.clone());
     let data =
         DataServers::of(config, &io.name, membership.clone(), None, None).map_err(|e| unsuitable(e.to_string()))?;
+    // Of a volume, or a file system of other servers, nothing is kept open here.
+    let folder = config.tree.as_ref().filter(|tree| tree.backend == TreeBackend::Posix);
+    let folder = folder.map(|tree| Anchored::before_opening(&tree.folder));
     let below = match &config.tree {
         Some(tree) => start_tree(&server, config, io, tree, data)?,
         None => {
@@ -473,9 +479,7 @@ fn start_io(config: &Config, index: usize, io: &Io) -> Result<Started, StartErro
         peers,
     };
     let service = IoNode::new(server.vitals(), below, io_settings).map_err(unsuitable)?;
-    // Of a volume, or a file system of other servers, nothing is kept open here.
-    let folder = config.tree.as_ref().filter(|tree| tree.backend == TreeBackend::Posix);
-    let folder = folder.map(|tree| anchored(&io.name, &tree.folder, "")).transpose()?;
+    let folder = folder.map(|folder| opened(&io.name, folder, None)).transpose()?.flatten();
     begin(&io.name, io.metrics, server, folder, service, |service| service.stop())
 }
 
@@ -685,8 +689,9 @@ fn begin<S: Service>(
     Ok(started)
 }
 
-fn anchored(name: &str, dir: &Path, file: &str) -> Result<Anchored, StartError> {
-    Anchored::new(dir, file).map_err(|source| system(name, "finding its folder", source))
+fn opened(name: &str, folder: Anchored, file: Option<&str>) -> Result<Option<Anchored>, StartError> {
+    let opened = folder.opened(name, file).map_err(|source| system(name, "finding its folder", source))?;
+    opened.map_err(|reason| StartError::Unsuitable { name: name.into(), reason })
 }
 
 fn system(name: &str, what: &'static str, source: std::io::Error) -> StartError {

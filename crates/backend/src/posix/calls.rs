@@ -367,7 +367,8 @@ impl Backend for PosixTree {
     }
 
     fn sync_all(&self) -> Result<Lost> {
-        // All at once, and what descriptors that are being closed have written; an older kernel tells of no failure here, but below.
+        // All at once, and what descriptors that were closed have written. Kernels before 5.17 may tell of no failure here: there
+        // each descriptor was synced before it was closed.
         match self.shared.sync_file_system() {
             Err(error) if !is_loss(error) => return Err(error),
             // It is noted.

@@ -299,7 +299,15 @@ impl Shared {
 
     /// Syncs all that the file system has, in one call.
     pub(super) fn sync_file_system(&self) -> Result<()> {
-        self.losses.sync_file_system(|| Ok(rustix::fs::syncfs(&self.folder)?))
+        self.losses.sync_file_system(|| {
+            rustix::fs::syncfs(&self.folder).map_err(read_only_lost)?;
+            // Where a failure made the file system read-only, syncfs may have done nothing, and say that all is well: this does not.
+            match rustix::io::retry_on_intr(|| rustix::fs::fsync(&self.folder)) {
+                // The file system has no such call for folders.
+                Err(rustix::io::Errno::INVAL | rustix::io::Errno::NOSYS | rustix::io::Errno::OPNOTSUPP) => Ok(()),
+                synced => synced.map_err(read_only_lost),
+            }
+        })
     }
 
     fn sync_now(&self, node: &Node) -> Result<()> {
@@ -321,4 +329,9 @@ impl Shared {
             synced => synced,
         }
     }
+}
+
+/// Of a sync of what was written: a file system that has become read-only meanwhile has lost it.
+pub(super) fn read_only_lost(error: rustix::io::Errno) -> Errno {
+    if error == rustix::io::Errno::ROFS { Errno(libc::EIO) } else { error.into() }
 }

@@ -50,6 +50,11 @@ impl Fence {
         }
     }
 
+    /// Whether remembering this client begins a new generation, and so may raise the base: the epoch of every unknown client.
+    pub fn rotates(&self, client: u64) -> bool {
+        self.young.len() >= self.generation_clients && !self.young.contains_key(&client)
+    }
+
     /// Remembers that a client has raised its epoch.
     pub fn remember(&mut self, client: u64, epoch: u32) {
         let older = self.old.remove(&client).unwrap_or(0);
@@ -116,7 +121,10 @@ mod tests {
         (10_000..100_000).for_each(|client| assert!(f.admit(client, 0), "takes no memory"));
         assert_eq!(f.remembered().count(), 1);
         for client in 1000..1150 {
+            let rotates = f.rotates(client);
             f.admit(client, 1);
+            assert_eq!(rotates, f.young.is_empty(), "client {client}");
+            assert!(rotates || !f.rotates(client), "it is young");
         }
         assert!(!f.admit(7, 8), "still known from the old generation");
         for client in 2000..3000 {

@@ -4,7 +4,7 @@
 use std::io;
 use std::sync::Arc;
 
-use impresario_base::lock::{Mutex, RwLock, RwLockReadGuard};
+use impresario_base::lock::{Mutex, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use impresario_node::session::{Fence, Passage};
 use impresario_store::{FileSystem, Note, ObjectStore};
 use impresario_wire::{ClientKey, Fault, Who};
@@ -96,25 +96,44 @@ impl Ledger {
     }
 
     fn raise<F: FileSystem>(&self, store: &ObjectStore<F>, client: ClientKey, epoch: u32) -> Result<(), Fault> {
-        let _alone = self.gates[gate_of(client)].write();
-        // Until it is remembered: notes that are replaced meanwhile would lack it.
-        let mut due = self.notes_due.lock();
-        if self.fence.read().passage(client.0, epoch) == Passage::Raised {
+        let own = gate_of(client);
+        let mut gates = own..own + 1;
+        loop {
+            let alone: Vec<RwLockWriteGuard<'_, ()>> = self.gates[gates.clone()].iter().map(RwLock::write).collect();
+            // Until it is remembered: notes that are replaced meanwhile would lack it.
+            let mut due = self.notes_due.lock();
+            let (passage, rotates) = {
+                let fence = self.fence.read();
+                (fence.passage(client.0, epoch), fence.rotates(client.0))
+            };
+            if passage != Passage::Raised {
+                return Ok(());
+            }
+            if rotates && alone.len() < self.gates.len() {
+                // The base may rise, which is the epoch of clients with any gate: what they have sent must be with the scheduler
+                // first. All wait for that, once in as many raised clients as are remembered. Nothing is held while it begins anew.
+                gates = 0..self.gates.len();
+                continue;
+            }
             self.replace_notes(store, &mut due);
             store.note(Note { kind: EPOCH, key: client.0, value: epoch }).map_err(|error| Fault {
                 errno: error.raw_os_error().unwrap_or(libc::EIO),
                 message: format!("the epoch of a client cannot be noted in the data server's folder: {error}"),
             })?;
             self.fence.write().remember(client.0, epoch);
+            return Ok(());
         }
-        Ok(())
     }
 
     /// Replaces the notes if there are too many: a device that fails every sync has losses noted without end.
     pub(super) fn tidy<F: FileSystem>(&self, store: &ObjectStore<F>) {
-        if store.notes_len() >= NOTES_OVER
-            && let Some(mut due) = self.notes_due.try_lock()
-        {
+        let notes = store.notes_len();
+        if notes < NOTES_OVER || self.notes_due.try_lock().is_none_or(|due| notes < *due) {
+            return;
+        }
+        // It waits for the device.
+        before_waiting();
+        if let Some(mut due) = self.notes_due.try_lock() {
             self.replace_notes(store, &mut due);
         }
     }
@@ -219,6 +238,50 @@ mod tests {
             newer.join().unwrap();
         });
         assert!(ledger.admit(&store, who(7, 0)).is_err());
+    }
+
+    #[test]
+    fn the_base_is_raised_when_what_any_client_sent_before_is_with_the_scheduler() {
+        let dir = made();
+        let store = open(&dir);
+        let ledger = Ledger::open(&store, Arc::default()).unwrap();
+        *ledger.fence.write() = Fence::new(1);
+        let raise = |client| drop(ledger.admit(&store, who(client, 1)).unwrap());
+        // The first two are forgotten when the fourth is remembered.
+        (8..11).for_each(raise);
+        let unknown = ledger.admit(&store, who(7, 0)).unwrap();
+        std::thread::scope(|scope| {
+            let (tell, told) = std::sync::mpsc::channel();
+            scope.spawn(move || {
+                raise(11);
+                let _ = tell.send(()); // nobody may wait for it any more
+            });
+            let early = told.recv_timeout(std::time::Duration::from_millis(100));
+            let base = ledger.fence.read().base();
+            // Before a failure is reported, so that the thread ends.
+            drop(unknown);
+            assert!(early.is_err() && base == 0, "the base is {base}");
+        });
+        assert_eq!(ledger.fence.read().base(), 1);
+        assert!(ledger.admit(&store, who(7, 0)).is_err());
+    }
+
+    #[test]
+    fn many_that_raise_the_base_at_once_do_not_wait_for_each_other() {
+        let dir = made();
+        let store = open(&dir);
+        let ledger = Arc::new(Ledger::open(&store, Arc::default()).unwrap());
+        *ledger.fence.write() = Fence::new(1);
+        let (store, (tell, told)) = (Arc::new(store), std::sync::mpsc::channel());
+        // Not joined: they would wait for ever.
+        for first in (0..4).map(|thread| 1000 * thread) {
+            let (tell, ledger, store) = (tell.clone(), ledger.clone(), store.clone());
+            std::thread::spawn(move || {
+                let raise = |client| ledger.raise(&*store, ClientKey(client), u32::MAX >> 8).is_ok();
+                tell.send((first..first + 50).all(raise))
+            });
+        }
+        (0..4).for_each(|_| assert_eq!(told.recv_timeout(std::time::Duration::from_secs(60)), Ok(true)));
     }
 
     /// Requests wait for room on their way to the scheduler, for seconds.
