@@ -362,7 +362,10 @@ impl World<'_> {
         let (mut loss, mut writes, mut is_done) = (FirstLoss::default(), Vec::new(), is_answered);
         for (part, sync) in [(Span { count: front, ..span }, None), (back, between)] {
             if let Some((client, handle)) = sync {
+                let before = self.all_troubles();
                 self.sync(server, (client, span.object, handle), 0, is_answered)?;
+                // Who is told by this sync is told once more: the write is answered later, and its first part is lost.
+                self.troubles += u64::from(self.all_troubles() > before);
             }
             if part.count == 0 {
                 continue;
