@@ -5,9 +5,10 @@ use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::thread::JoinHandle;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use impresario_base::lock::{Condvar, Mutex};
+use impresario_base::time::wait_while;
 
 /// How long its end waits for work under way.
 const STOP_MAX: Duration = Duration::from_secs(5);
@@ -94,14 +95,9 @@ impl Drop for IdleThread {
         self.stop.1.notify_all();
         let Some(thread) = self.thread.take() else { return };
         // A file system that hangs must not keep the server from ending.
-        let until = Instant::now() + STOP_MAX;
-        while !thread.is_finished() {
-            if Instant::now() > until {
-                return;
-            }
-            std::thread::sleep(Duration::from_millis(1));
+        if wait_while(&|| !thread.is_finished(), STOP_MAX) {
+            let _ = thread.join(); // it does not panic; if it did, that was reported
         }
-        let _ = thread.join(); // it does not panic; if it did, that was reported
     }
 }
 

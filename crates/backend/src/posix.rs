@@ -29,7 +29,7 @@ use std::sync::{Arc, LazyLock};
 use std::time::Duration;
 
 use impresario_base::lock::Mutex;
-use impresario_base::machine::{is_in_memory, path_of};
+use impresario_base::machine::{EXT4_MAGIC, XFS_MAGIC, is_in_memory, path_of};
 use impresario_device::device_limits;
 use impresario_layout::Layout;
 use rustix::fs::{Mode, OFlags, ResolveFlags, Statx, StatxFlags};
@@ -46,8 +46,6 @@ use io::{Io, OpenFile};
 use paging::Paging;
 pub use ring::RingStatus;
 
-const EXT4_MAGIC: u64 = 0xef53;
-const XFS_MAGIC: u64 = 0x5846_5342;
 /// Opens a node without the right to read or write it.
 const NAMING: OFlags = OFlags::PATH.union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);
 

@@ -13,10 +13,17 @@ pub fn path_of(fd: impl AsFd) -> String {
     format!("/proc/self/fd/{}", fd.as_fd().as_raw_fd())
 }
 
+/// The type of ext4 (and of ext2 and ext3), as statfs(2) tells it.
+pub const EXT4_MAGIC: u64 = 0xef53;
+/// The type of XFS.
+pub const XFS_MAGIC: u64 = 0x5846_5342;
+/// The type of tmpfs.
+pub const TMPFS_MAGIC: u64 = 0x0102_1994;
+
 /// Whether a file system of this type, as statfs(2) tells it, is in memory: tmpfs or ramfs.
 pub fn is_in_memory(f_type: u64) -> bool {
     // Where the kernel's word is a signed one, the upper half is its sign.
-    matches!(f_type & 0xffff_ffff, 0x0102_1994 | 0x8584_58f6)
+    matches!(f_type & 0xffff_ffff, TMPFS_MAGIC | 0x8584_58f6)
 }
 
 /// How many files a process may have open; `None`: as many as it likes.

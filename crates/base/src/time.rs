@@ -1,4 +1,4 @@
-//! Instants and spans of the monotonic clock.
+//! Instants and spans of the monotonic clock, and waiting within bounds.
 
 use std::fmt;
 use std::ops::{Add, AddAssign, Sub};

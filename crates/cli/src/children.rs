@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::Context;
 use impresario_base::lock::Mutex;
+use impresario_base::time::wait_while;
 use rustix::process::{Pid, Signal, kill_process};
 
 /// Lines of a server's log that are kept for the report of its death.
@@ -99,10 +100,7 @@ impl Server {
             None => "still runs".into(),
         };
         // The pipes close with the process; wait briefly for its last output.
-        let patience = Instant::now() + Duration::from_millis(500);
-        while !self.readers.iter().all(|reader| reader.is_finished()) && Instant::now() < patience {
-            std::thread::sleep(Duration::from_millis(5));
-        }
+        wait_while(&|| !self.readers.iter().all(|reader| reader.is_finished()), Duration::from_millis(500));
         let tail = self.tail.lock();
         let mut text = format!("server {} {how}", self.name);
         if !tail.is_empty() {

@@ -65,16 +65,14 @@ impl Appends {
     /// What copies of this append got before. `may_have_copies`: its client has sent it before.
     pub fn earlier(&mut self, client: u64, sequence: u64, len_bytes: u64, may_have_copies: bool) -> Earlier {
         let before = self.clients.len();
-        let is_known = self.clients.get(&client).is_some();
+        let is_it = |range: &&Range| (range.sequence, range.len_bytes) == (sequence, len_bytes);
+        let known = self.clients.get(&client).map(|known| (known.lately.iter().find(is_it).copied(), known.forgotten));
         // What is used becomes young again, for which others may be forgotten.
         self.has_forgotten |= self.clients.len() < before;
-        let Some(known) = is_known.then(|| self.clients.get(&client)).flatten() else {
-            return if may_have_copies && self.has_forgotten { Earlier::Forgotten } else { Earlier::None };
-        };
-        let is_it = |range: &&Range| (range.sequence, range.len_bytes) == (sequence, len_bytes);
-        match known.lately.iter().find(is_it) {
+        let may_be_forgotten = known.map_or(self.has_forgotten, |(_, forgotten)| sequence <= forgotten);
+        match known.and_then(|(range, _)| range) {
             Some(range) => Earlier::At(range.offset),
-            None if may_have_copies && sequence <= known.forgotten => Earlier::Forgotten,
+            None if may_have_copies && may_be_forgotten => Earlier::Forgotten,
             None => Earlier::None,
         }
     }

@@ -23,6 +23,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use impresario_base::lock::Mutex;
+use impresario_base::time::wait_while;
 use impresario_engine::{Engine, EngineConfig, Executor, Outcome, Refused, Started, Submission, Work, now};
 use impresario_sched::{ConnId, LaneId, Nanos, Op, PolicySpec, RequestId, Status, policy};
 use impresario_trace::live::FINISH_PATIENCE;
@@ -587,17 +588,13 @@ impl Scheduler {
         dropped.extend(self.hands.without_speculations(parts));
         drop(untaken); // reported as EIO
         // A batch may be between the engine and us; it arrives within microseconds, or was lost with its thread.
-        let arrival = Instant::now() + Duration::from_secs(1);
-        while self.engine.status().in_flight_batches as usize > self.hands.flights.count() && Instant::now() < arrival {
-            std::thread::sleep(Duration::from_micros(200));
-        }
+        let is_between = || self.engine.status().in_flight_batches as usize > self.hands.flights.count();
+        wait_while(&is_between, Duration::from_secs(1));
         let mut threads = std::mem::take(&mut *self.threads());
         // A callback under way gets a second at least: without one, most calls would find one running.
-        let end = Instant::now() + patience.max(Duration::from_secs(1));
         // In inline mode callbacks run on threads of the program, too.
-        while (threads.iter().any(|t| !t.is_finished()) || self.hands.ready.taken() > 0) && Instant::now() < end {
-            std::thread::sleep(Duration::from_micros(200));
-        }
+        let runs = || threads.iter().any(|t| !t.is_finished()) || self.hands.ready.taken() > 0;
+        wait_while(&runs, patience.max(Duration::from_secs(1)));
         let running: Vec<_> = threads.extract_if(.., |t| !t.is_finished()).collect();
         for thread in threads {
             let _ = thread.join();

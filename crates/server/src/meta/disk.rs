@@ -7,7 +7,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::{Arc, RwLockReadGuard, RwLockWriteGuard};
 
 use impresario_base::lock::{Mutex, RwLock};
-use impresario_base::machine::path_of;
+use impresario_base::machine::{EXT4_MAGIC, TMPFS_MAGIC, XFS_MAGIC, path_of};
 use impresario_wire::message::{SetTime, Time};
 use rustix::fs::{
     AtFlags, CWD, FallocateFlags, FileType, Gid, Mode, OFlags, RenameFlags, Stat, Timespec, Timestamps, UTIME_NOW,
@@ -46,10 +46,6 @@ pub(super) struct Disk {
     specials: RwLock<()>,
 }
 
-const EXT4_MAGIC: i64 = 0xef53;
-const XFS_MAGIC: i64 = 0x5846_5342;
-const TMPFS_MAGIC: i64 = 0x0102_1994;
-
 /// Flags for opening the file `changes`.
 const CHANGES_FLAGS: OFlags = OFlags::WRONLY.union(OFlags::APPEND).union(OFlags::CLOEXEC).union(OFlags::NOFOLLOW);
 
@@ -60,7 +56,7 @@ const FILE_FLAGS: OFlags = OFlags::RDWR.union(OFlags::NOFOLLOW).union(OFlags::NO
 impl Disk {
     pub(super) fn new(directory: impl AsFd, hook: Option<StepHook>) -> Result<Disk> {
         #[allow(clippy::unnecessary_cast, reason = "its width differs between architectures")]
-        let magic = rustix::fs::fstatfs(directory)?.f_type as i64;
+        let magic = rustix::fs::fstatfs(directory)?.f_type as u64;
         let ordered = [EXT4_MAGIC, XFS_MAGIC, TMPFS_MAGIC].contains(&magic);
         Ok(Disk {
             hook,

@@ -5,8 +5,8 @@
 //! clients restore their locks, and until they have, or are fenced, nobody gets a lock.
 //!
 //! A client whose lease has ended is fenced at all data servers, and here, and the changes that it had asked for end, before its
-//! record is removed; its record is removed durably before its locks go to others. So a server that is stopped in between fences it again, and one that comes
-//! after knows that the lease is over.
+//! record is removed; its record is removed durably before its locks go to others. So a server that is stopped in between
+//! fences it again, and one that comes after knows that the lease is over.
 
 use std::collections::BTreeMap;
 use std::os::fd::OwnedFd;

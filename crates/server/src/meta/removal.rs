@@ -290,7 +290,8 @@ impl Meta {
     }
 
     /// Removes the objects of files without names and openers, then the files. Their removals are durable. A result for
-    /// each, false if there was nothing to be removed yet; the data servers are asked once for all, and not those that do not answer, unless it `tries` whether they do.
+    /// each, false if there was nothing to be removed yet; the data servers are asked once for all, and not those that do not
+    /// answer, unless it `tries` whether they do.
     pub(super) fn reap(&self, keys: &[FileKey], tries: bool) -> Vec<Result<bool, Stopped>> {
         let claimed: Vec<_> = keys.iter().map(|key| self.claim_orphan(*key)).collect();
         let is_whole = |file: &Arc<OpenFile>| Ok(links(&rustix::fs::fstat(&file.fd)?) > 1 + self.is_marked(file));

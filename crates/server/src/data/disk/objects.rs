@@ -5,8 +5,9 @@ use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::mpsc::{RecvTimeoutError, channel};
-use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
+use impresario_base::time::wait_while;
 use impresario_store::{FileState, ObjectPage};
 use impresario_wire::{Answer, FileKey, ObjectEntry, ObjectInfo, ScrubbedPiece, SeekTo, Sought, Time};
 
@@ -51,10 +52,7 @@ impl Disk {
         let Some((stop, thread)) = self.settling.lock().take() else { return };
         drop(stop);
         // A device that hangs must not keep the server from ending; what is not settled is unchecked.
-        let until = Instant::now() + PATIENCE;
-        while !thread.is_finished() && Instant::now() < until {
-            std::thread::sleep(Duration::from_millis(5));
-        }
+        wait_while(&|| !thread.is_finished(), PATIENCE);
     }
 
     fn refuse(&self, reply: Reply, error: &io::Error) {
