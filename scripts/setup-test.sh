@@ -11,10 +11,10 @@ failures=0
 
 base=(bash sh awk cat chmod cp dirname env grep head mkdir mktemp rm sed sha256sum sort tail uname)
 present=(c++ valgrind strace pkg-config make git fusermount3 fio getfattr mkfs.btrfs glusterfsd glusterfs ceph-mon ceph-mgr ceph-osd ceph-mds ceph openssl ip rsync nfs-cp sqlite3 zstd xrootd xrdcp getfacl musl-gcc
-  mpirun.openmpi mpicc.openmpi mpirun.mpich mpicc.mpich)
-headers=(nfsc/libnfs.h cephfs/libcephfs.h glusterfs/xlator.h multiarch/urcu.h acl/libacl.h uuid/uuid.h liburing.h)
+  mpirun.openmpi mpicc.openmpi mpirun.mpich mpicc.mpich ganesha.nfsd)
+headers=(stdio.h nfsc/libnfs.h cephfs/libcephfs.h glusterfs/xlator.h multiarch/urcu.h acl/libacl.h uuid/uuid.h liburing.h)
 modules=(numpy h5py/_debian_h5py_mpi dask)
-loaders=(lib32/ld-linux.so.2 sbin/diod sbin/munged sbin/setcap lib/multiarch/libmunge.so.2)
+loaders=(lib32/ld-linux.so.2 sbin/diod sbin/rpcbind sbin/munged sbin/setcap lib/multiarch/libmunge.so.2)
 
 # stand_in FILE: a program made of the lines on standard input, which first records its call.
 stand_in() {
@@ -99,12 +99,30 @@ expect "second set-up" not_called "apt-get\|curl\|install\|download"
 
 # What only tests need is missing, too.
 machine
-rm "$folder/bin/ceph-mon" "$folder/bin/valgrind" "$folder/include/acl/libacl.h" 2>/dev/null
+# gcc only recommends the C library's files, without which it links nothing.
+rm "$folder/bin/ceph-mon" "$folder/bin/valgrind" "$folder/bin/strace" "$folder/include/acl/libacl.h" "$folder/include/stdio.h"
 ln -sf "$(type -P true)" "$folder/bin/sha256sum"
 on scripts/setup.sh build
 expect "set-up for building" test "$status" -eq 0
-expect "set-up for building" called "apt-get .* install --no-install-recommends gcc curl$"
-expect "set-up for building" not_called "ceph-mon\|valgrind\|libacl1-dev"
+expect "set-up for building" called "apt-get .* install --no-install-recommends gcc libc6-dev curl$"
+expect "set-up for building" not_called "ceph-mon\|valgrind\|strace\|libacl1-dev"
+
+# A package brings a service, and one was there before.
+machine
+rm "$folder/sbin/rpcbind"
+cp "$folder"/offer/* "$folder/bin/"
+echo stable-x86_64-unknown-linux-gnu >"$folder/home/toolchains"
+stand_in "$folder/bin/systemctl" <<'SYSTEMCTL'
+[[ $1 == list-unit-files ]] && { echo "ssh.service enabled enabled"; ! grep -q "apt-get.* install" "$CALLS" || echo "rpcbind.socket enabled enabled"; }
+SYSTEMCTL
+on scripts/setup.sh
+expect "services" test "$status" -eq 0
+expect "services" called "apt-get .* install --no-install-recommends rpcbind$"
+expect "services" called "^systemctl --quiet disable --now rpcbind.socket$"
+: >"$folder/calls"
+cp "$folder/bin/systemctl" "$folder/sbin/rpcbind"
+on scripts/setup.sh
+expect "services, second set-up" not_called "disable"
 
 machine
 on scripts/setup.sh

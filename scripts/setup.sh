@@ -13,9 +13,10 @@ die() { printf 'setup: %s\n' "$*" >&2; exit 1; }
 below=${SETUP_BELOW:-/usr}
 needs=(
   "cc:gcc:linking"
+  "include/stdio.h:libc6-dev:linking"
   "c++:g++:the tests of the C headers"
   "valgrind:valgrind:the tests of the C libraries"
-  "strace:strace:a test of programs on a cluster"
+  "strace:strace:the tests of programs on a cluster"
   "pkg-config:pkg-config:the tests of the C libraries"
   "make:make:the tests of the C libraries"
   "git:git:the source"
@@ -45,6 +46,8 @@ needs=(
   "nfs-cp:libnfs-utils:the tests of the NFS server"
   "include/nfsc/libnfs.h:libnfs-dev:measuring NFS servers"
   "sbin/diod:diod:the tests of the comparison with other servers"
+  "ganesha.nfsd:nfs-ganesha-vfs:the tests of the comparison with other servers"
+  "sbin/rpcbind:rpcbind:the tests of the comparison with other servers"
   "lib/python3/dist-packages/numpy:python3-numpy:the programs that guided I/O is measured with"
   "lib/python3/dist-packages/h5py:python3-h5py:the programs that guided I/O is measured with"
   "mpirun.openmpi:openmpi-bin:the tests of MPI-IO"
@@ -97,10 +100,20 @@ if ((${#missing[@]})); then
   # An apt-get that runs already holds a lock: wait for it, but not for ever.
   apt=("${as_root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get -o DPkg::Lock::Timeout=120 -q -y)
   say "installing: ${missing[*]}"
+  # Debian starts the services that it installs, now and at every boot. The tests start servers of their own, and a machine that
+  # only runs tests has to serve nobody.
+  enabled() { systemctl list-unit-files --state=enabled --no-legend 2>/dev/null | awk '{ print $1 }'; }
+  before=$(enabled) || before=
   "${apt[@]}" update ||
     die "the package lists could not be fetched; check the network and /etc/apt, or install by hand: ${missing[*]}"
   "${apt[@]}" install --no-install-recommends "${missing[@]}" ||
     die "installing failed; install by hand: ${missing[*]}"
+  mapfile -t services < <(enabled | grep -vxF -e "$before")
+  if ((${#services[@]})); then
+    "${as_root[@]}" systemctl --quiet disable --now "${services[@]}" &&
+      say "not started, now and at boot: ${services[*]} (systemctl enable --now NAME starts one)" ||
+      say "note: these were started by their packages: ${services[*]}"
+  fi
 fi
 
 # rustup's installer, one version with its SHA-256 for each architecture.
