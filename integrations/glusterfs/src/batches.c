@@ -155,10 +155,10 @@ static call_t *call_new(flight_t *flight, uint32_t count) {
 }
 
 /* Calls the child for one request. Without memory the operation is passed on untracked: its reply goes straight up,
- * and for the scheduler it has ended. So is a lock, which the child may keep until another one is released. */
+ * and for the scheduler it has ended. */
 static void call_one(flight_t *flight, sched_request_t *request) {
     call_stub_t *stub = request->stub;
-    call_t *call = stub->fop == GF_FOP_LK ? NULL : call_new(flight, 1);
+    call_t *call = call_new(flight, 1);
     if (call) {
         call->requests[0] = request;
         stub->frame->local = call;

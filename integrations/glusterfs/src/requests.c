@@ -3,8 +3,7 @@
  * Reads and writes are scheduled. The operations that must come after what they cover are barriers: truncate, ftruncate,
  * discard and zerofill wait for everything in their range. fsync, and flush, which is a close, wait for the writes of the file
  * if some of them came through the same descriptor and are not answered; otherwise they pass. What others have outstanding
- * is not promised to them, and as a barrier each would hold back the writes of all processes that share the file. A lock
- * waits by the same rule, so that the writes of its owner are not below as part of another's call when it is granted. All other
+ * is not promised to them, and as a barrier each would hold back the writes of all processes that share the file. All other
  * operations pass. A request that cannot be queued goes straight to the child, which is what happens without the translator. */
 #include "translator.h"
 
@@ -74,7 +73,6 @@ static void answer_error(call_stub_t *stub, int error) {
         case GF_FOP_FTRUNCATE: default_ftruncate_failure_cbk(frame, error); break;
         case GF_FOP_DISCARD: default_discard_failure_cbk(frame, error); break;
         case GF_FOP_ZEROFILL: default_zerofill_failure_cbk(frame, error); break;
-        case GF_FOP_LK: default_lk_failure_cbk(frame, error); break;
         default: GF_ASSERT(!"an operation that is not scheduled"); break;
     }
     call_stub_destroy(stub);
@@ -279,18 +277,7 @@ static void note_lock(xlator_t *this, inode_t *inode) {
     if (inode) inode_ctx_set(inode, this, &locked);
 }
 
-/* Its reply goes straight up: see call_one(). */
-#define sched_lk_resume default_lk_resume
-
 static int32_t sched_lk(call_frame_t *frame, xlator_t *this, fd_t *fd, int32_t cmd, struct gf_flock *lock,
-                        dict_t *xdata) {
-    note_lock(this, fd->inode);
-    if (sched_writes_of(this->private, fd, 0) == 0) return sched_lk_resume(frame, this, fd, cmd, lock, xdata);
-    ENTER(lk, frame, this, IMPRESARIO_SYNC, fd->inode, no_gfid, 0, TO_THE_END, fd, cmd, lock, xdata);
-    return 0;
-}
-
-static int32_t passed_lk(call_frame_t *frame, xlator_t *this, fd_t *fd, int32_t cmd, struct gf_flock *lock,
                          dict_t *xdata) {
     note_lock(this, fd->inode);
     return default_lk_resume(frame, this, fd, cmd, lock, xdata);
@@ -304,7 +291,7 @@ static int32_t sched_setactivelk(call_frame_t *frame, xlator_t *this, loc_t *loc
 }
 
 struct xlator_fops sched_pass_through_fops = {
-    .lk = passed_lk,
+    .lk = sched_lk,
     .setactivelk = sched_setactivelk,
 };
 

@@ -3,7 +3,7 @@
  *
  *   locked VOLUME-FILE FILE LOCK
  *
- * One of them, a lock owner, has written and, before that was answered, locked the whole file first if LOCK is 1. Descriptors are O_NONBLOCK: where locks are
+ * One of them, a lock owner, has locked the whole file first if LOCK is 1. Descriptors are O_NONBLOCK: where locks are
  * mandatory, the other's reads are refused then, and none waits. Prints how many reads of the owner and of the other succeeded.
  */
 #define _GNU_SOURCE
@@ -62,18 +62,8 @@ static void *run(void *arg)
 
 	/* The lock's owner becomes that of this thread's requests. */
 	if (sender->locks) {
-		/* The lock comes while these are under way. */
-		for (int block = sender->first; block < BLOCKS; block += 2) {
-			sender->open++;
-			must(glfs_pwrite_async(sender->fd, sender->bytes + block * BLOCK, BLOCK, (off_t)block * BLOCK, 0, answered,
-					       sender) == 0, "a write");
-		}
 		must(glfs_fd_set_lkowner(sender->fd, "the owner", 9) == 0, "a lock owner");
 		must(glfs_posix_lock(sender->fd, F_SETLK, &whole) == 0, "the lock");
-		while (sender->open > 0)
-			usleep(1000);
-		must(sender->good == BLOCKS / 2, "its writes");
-		sender->good = 0;
 	}
 	for (int n = 0; n < ROUNDS; n++) {
 		pthread_barrier_wait(&round_begins);

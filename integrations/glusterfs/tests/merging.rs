@@ -35,10 +35,8 @@ fn inside_several_descriptors() {
         println!("{name}: merging saved {saved} calls");
         // Neighbours come through different descriptors.
         assert!(saved > 20, "{name}: {saved}");
-        // Nothing is read through the lock, and nothing of its owner is refused. It waited for its owner's writes.
-        let before = volume.sum("ordered_requests");
+        // Nothing is read through the lock, and nothing of its owner is refused.
         assert_eq!(reads("/locked", "1"), "192 0 of 192\n", "{name}");
-        assert!(volume.sum("ordered_requests") > before, "{name}");
         assert_eq!(volume.sum("open_requests"), 0, "{name}");
         volume.bricks.clear();
     }
