@@ -27,7 +27,7 @@ use crate::server_bench::{
 ///
 /// Applications of several processes read and write a shared file each, 256 KiB at a time one behind the other and 16 KiB in
 /// turns, on a volume that is distributed over bricks with a modelled disk each. Systems: GlusterFS as it comes, bricks and clients
-/// without what volumes have beside io-threads, the translator with one request at a time in order of arrival
+/// without what volumes have beside io-threads, the translator without any option (its default), with one request at a time in order of arrival
 /// (throttling alone), with policies, with foresight, and with a run of each load that was recorded before. Caches of the whole machine are dropped before each run; a run counts with at least
 /// 20 % of the CPU idle and disks that are not late; everything read and written is compared. Everything runs in a network of its own. Needs root, /dev/fuse, cc, the
 /// Debian packages glusterfs-server, glusterfs-client and libglusterfs-dev, and the translator, built
@@ -35,7 +35,7 @@ use crate::server_bench::{
 #[derive(clap::Args)]
 #[command(after_long_help = "Examples:
   impresario-lab glusterfs
-  impresario-lab glusterfs --loads 'contiguous read' --systems 'as it comes,auto with foresight' --pairs 6
+  impresario-lab glusterfs --loads 'contiguous read' --systems 'as it comes,default' --pairs 6
   impresario-lab glusterfs --device bare --pairs 6
   impresario-lab glusterfs --bricks 4 --size 64m --json glusterfs.json")]
 pub struct Args {
@@ -67,7 +67,7 @@ enum Device {
     /// A modelled disk below this kernel: ext4, page cache, mq-deadline, read-ahead
     Kernel,
     /// A modelled disk in order of arrival, past page cache, read-ahead and scheduler of the kernel (bricks with o-direct). Nothing keeps
-    /// what would be read ahead, so systems with foresight are left out
+    /// what would be read ahead, so systems with foresight are left out, but for the default
     Bare,
 }
 
@@ -99,6 +99,8 @@ const AS_IT_COMES: &str = "as it comes";
 const SYSTEMS: [System; 13] = [
     System { name: AS_IT_COMES, translator: None, whole: true },
     System { name: "io-threads alone", translator: None, whole: false },
+    // What an administrator gets who inserts the translator and sets nothing.
+    with("default", &[]),
     with("none", &[("policy", "none")]),
     with("one at a time", &[("policy", "fifo"), ("depth", "1"), ("read-ahead", "0")]),
     with("mlf one at a time", &[("policy", "mlf"), ("depth", "1"), ("merge", "file"), ("read-ahead", "0")]),
@@ -107,8 +109,7 @@ const SYSTEMS: [System; 13] = [
     with("auto", &[("policy", "auto"), ("merge", "file"), ("read-ahead", "0")]),
     with("fifo with foresight", &[("policy", "fifo"), ("merge", "file")]),
     with("mlf with foresight", &[("policy", "mlf"), ("depth", "4"), ("merge", "file")]),
-    with("auto with foresight", &[("policy", "auto"), ("merge", "file")]),
-    with("auto with foresight and a recorded run", &[("policy", "auto"), ("merge", "file")]),
+    with("default with foresight by a recorded run", &[]),
     with(
         "agios-causal with a recorded run",
         &[("policy", "agios-causal"), ("depth", "1"), ("merge", "file"), ("read-ahead", "0")],
@@ -526,6 +527,10 @@ mod tests {
         assert!(places.is_sorted(), "{graph}");
         assert!(graph.contains("option o-direct \"on\"") && graph.contains("option prediction \"/t\""), "{graph}");
         assert!(graph.contains("option policy \"mlf\"") && graph.contains("subvolumes scheduler\n"), "{graph}");
+        let default = SYSTEMS.iter().find(|system| system.name == "default").unwrap();
+        let graph =
+            brick_graph(default, Device::Kernel, &Translator { options: Vec::new(), ..translator.clone() }, "/b", 0, 5);
+        assert!(graph.contains("    type user/impresario\n    subvolumes io-threads\n"), "it has no options: {graph}");
         assert!(!brick_graph(&SYSTEMS[1], Device::Kernel, &translator, "/b", 0, 5).contains("scheduler"));
         let client = client_graph(true, &[7, 8]);
         assert!(

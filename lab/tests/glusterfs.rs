@@ -43,7 +43,7 @@ fn mistakes_are_named() {
         (output.status.code(), String::from_utf8_lossy(&output.stderr).into_owned())
     };
     let (code, text) = said(&["--systems", "fast"]);
-    assert!(code == Some(2) && text.contains("auto with foresight"), "{text}");
+    assert!(code == Some(2) && text.contains("mlf with foresight"), "{text}");
     let (code, text) = said(&["--systems", "mlf", "--translator", "/nowhere/impresario.so"]);
     assert!(code == Some(1) && text.contains("make -C integrations/glusterfs"), "{text}");
 }

@@ -315,33 +315,39 @@ static int asks(dict_t *xdata) {
     return xdata->count == 1 && dict_get(xdata, GLUSTERFS_WRITE_UPDATE_ATOMIC) ? 1 : 2;
 }
 
-/* Whether one call can serve both requests; the second begins where the first, or what is merged with it, ends. */
-static gf_boolean_t alike(enum sched_merge merge, sched_request_t *one, sched_request_t *two) {
+/* Whether one call can serve both requests; the second begins where the first, or what is merged with it, ends. What is below
+ * judges a merged call by the descriptor, lock owner, client and user of the first request:
+ * - features/locks goes by lock owner and client where locks are mandatory. That can be switched on at any time, unseen from
+ *   here, but has no effect on a file before a lock of it was requested.
+ * - features/upcall tells all clients of a write but the one that made it, if they cache: hence MERGE_CLIENT and MERGE_FILE.
+ * - features/leases goes by a key in the request's dictionary; requests with one are not merged. */
+static gf_boolean_t alike(const sched_state_t *state, sched_request_t *one, sched_request_t *two) {
     default_args_t *a = &one->stub->args, *b = &two->stub->args;
     call_stack_t *r = one->stub->frame->root, *s = two->stub->frame->root;
-    if (a->fd != b->fd) {
-        if (merge != MERGE_FILE || a->fd->inode != b->fd->inode || a->fd->flags != b->fd->flags) return _gf_false;
-    } else if (!is_same_lkowner(&r->lk_owner, &s->lk_owner)) {
-        return _gf_false;
+    enum sched_merge merge = state->set.merge;
+    if (a->fd != b->fd || !is_same_lkowner(&r->lk_owner, &s->lk_owner)) {
+        if (merge < MERGE_CLIENT || (merge < MERGE_FILE && r->client != s->client)) return _gf_false;
+        if (a->fd->inode != b->fd->inode || a->fd->flags != b->fd->flags) return _gf_false;
+        if (sched_was_locked(state, a->fd->inode)) return _gf_false;
     }
     if (a->flags != b->flags || (a->fd->flags & O_APPEND) || one->internal != two->internal) return _gf_false;
-    if (r->uid != s->uid || r->gid != s->gid) return _gf_false;
+    if (r->uid != s->uid || r->gid != s->gid || (r->pid < 0) != (s->pid < 0)) return _gf_false;
     return asks(a->xdata) < 2 && asks(a->xdata) == asks(b->xdata);
 }
 
 /* The requests from `first` on, of the first `asked`, that one call can serve; `*end` is the offset of its last byte and one. */
-static uint32_t mergeable(enum sched_merge merge, const impresario_batch_t *batch, uint32_t asked, uint32_t first,
+static uint32_t mergeable(const sched_state_t *state, const impresario_batch_t *batch, uint32_t asked, uint32_t first,
                           uint64_t *end) {
     sched_request_t *head = (sched_request_t *)(uintptr_t)batch->requests[first].token;
     uint64_t bytes_max = batch->op == IMPRESARIO_WRITE ? WRITE_BYTES_MAX : CALL_BYTES_MAX;
     uint32_t count = 1;
     *end = end_of(head);
-    if (merge == MERGE_OFF || (batch->op != IMPRESARIO_READ && batch->op != IMPRESARIO_WRITE)) return count;
+    if (state->set.merge == MERGE_OFF || (batch->op != IMPRESARIO_READ && batch->op != IMPRESARIO_WRITE)) return count;
     for (; first + count < asked; count++) {
         sched_request_t *next = (sched_request_t *)(uintptr_t)batch->requests[first + count].token;
         uint64_t at = next->what.offset;
         if (at < head->what.offset || (batch->op == IMPRESARIO_READ ? at > *end : at != *end)) break;
-        if (max(*end, end_of(next)) - head->what.offset > bytes_max || !alike(merge, head, next)) break;
+        if (max(*end, end_of(next)) - head->what.offset > bytes_max || !alike(state, head, next)) break;
         *end = max(*end, end_of(next));
     }
     return count;
@@ -378,7 +384,6 @@ static void call_ahead(flight_t *flight, const impresario_request_t *request) {
 
 void sched_batch(void *arg, impresario_t *scheduler, const impresario_batch_t *batch) {
     sched_state_t *state = arg;
-    enum sched_merge merge = state->set.merge;
     xlator_t *before = THIS;
     THIS = state->this;
     const impresario_request_t *ahead = batch->flags & IMPRESARIO_SPECULATIVE ? &batch->requests[batch->count - 1] : NULL;
@@ -412,7 +417,7 @@ void sched_batch(void *arg, impresario_t *scheduler, const impresario_batch_t *b
     for (uint32_t first = 0, count; first < asked; first += count) {
         uint64_t end = 0;
         call_t *call = NULL;
-        count = mergeable(merge, batch, asked, first, &end);
+        count = mergeable(state, batch, asked, first, &end);
         if (count > 1) call = call_new(flight, count);
         if (call) {
             for (uint32_t i = 0; i < count; i++)

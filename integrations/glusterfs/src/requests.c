@@ -265,6 +265,36 @@ static int32_t sched_zerofill(call_frame_t *frame, xlator_t *this, fd_t *fd, off
     return 0;
 }
 
+/* ---- locks ---- */
+
+gf_boolean_t sched_was_locked(const sched_state_t *state, inode_t *inode) {
+    uint64_t locked = 0;
+    return inode_ctx_get(inode, state->this, &locked) == 0 && locked;
+}
+
+static void note_lock(xlator_t *this, inode_t *inode) {
+    uint64_t locked = 1;
+    if (inode) inode_ctx_set(inode, this, &locked);
+}
+
+static int32_t sched_lk(call_frame_t *frame, xlator_t *this, fd_t *fd, int32_t cmd, struct gf_flock *lock,
+                         dict_t *xdata) {
+    note_lock(this, fd->inode);
+    return default_lk_resume(frame, this, fd, cmd, lock, xdata);
+}
+
+/* Locks of a file that a rebalance brings from another brick. */
+static int32_t sched_setactivelk(call_frame_t *frame, xlator_t *this, loc_t *loc, lock_migration_info_t *locks,
+                                 dict_t *xdata) {
+    note_lock(this, loc->inode);
+    return default_setactivelk_resume(frame, this, loc, locks, xdata);
+}
+
+struct xlator_fops sched_pass_through_fops = {
+    .lk = sched_lk,
+    .setactivelk = sched_setactivelk,
+};
+
 struct xlator_fops sched_fops = {
     .readv = sched_readv,
     .writev = sched_writev,
@@ -274,4 +304,6 @@ struct xlator_fops sched_fops = {
     .ftruncate = sched_ftruncate,
     .discard = sched_discard,
     .zerofill = sched_zerofill,
+    .lk = sched_lk,
+    .setactivelk = sched_setactivelk,
 };

@@ -16,11 +16,12 @@ enum { THREADS_MAX = 256, STOP_S = 10, DESTROY_MS = 2000, SPECULATIONS = 4 };
 static struct volume_options options[] = {
     {.key = {"policy"},
      .type = GF_OPTION_TYPE_STR,
-     .default_value = "none",
+     .default_value = "auto",
      .op_version = {1},
      .flags = OPT_FLAG_SETTABLE | OPT_FLAG_DOC,
      .tags = {"impresario"},
-     .description = "Scheduling policy with its parameters, such as \"mlf quantum_bytes=65536\"."},
+     .description = "Scheduling policy with its parameters, such as \"mlf quantum_bytes=65536\"; none: every request is "
+                    "handed on at once, and nothing is read ahead."},
     {.key = {"rules"},
      .type = GF_OPTION_TYPE_STR,
      .default_value = "",
@@ -48,12 +49,13 @@ static struct volume_options options[] = {
      .description = "Requests of self-heal, rebalance and scrubbing in the scheduler at a time; 0: any number."},
     {.key = {"merge"},
      .type = GF_OPTION_TYPE_STR,
-     .value = {"off", "fd", "file"},
-     .default_value = "fd",
+     .value = {"off", "fd", "client", "file"},
+     .default_value = "client",
      .op_version = {1},
      .flags = OPT_FLAG_SETTABLE | OPT_FLAG_DOC,
      .tags = {"impresario"},
-     .description = "Which contiguous requests of a batch become one: of one open file (fd), of one file, or none."},
+     .description = "Which contiguous requests of a batch become one: of one open file (fd), of one file and client, of one "
+                    "file, or none."},
     {.key = {"job"},
      .type = GF_OPTION_TYPE_STR,
      .value = {"process", "group", "owner"},
@@ -61,7 +63,8 @@ static struct volume_options options[] = {
      .op_version = {1},
      .flags = OPT_FLAG_SETTABLE | OPT_FLAG_DOC,
      .tags = {"impresario"},
-     .description = "What \"job\" means in rules: a process of a client, a group of users, or a lock owner."},
+     .description = "What \"job\" means in rules: a process of a client, a group (the GID of the user, not a process group), "
+                    "or a lock owner."},
     {.key = {"queue-bytes"},
      .type = GF_OPTION_TYPE_SIZET,
      .min = 1024 * 1024,
@@ -133,7 +136,10 @@ static void settings_free(sched_settings_t *set) {
 }
 
 static enum sched_merge merge_of(const char *word) {
-    return strcmp(word, "off") == 0 ? MERGE_OFF : strcmp(word, "file") == 0 ? MERGE_FILE : MERGE_FD;
+    return strcmp(word, "off") == 0      ? MERGE_OFF
+           : strcmp(word, "fd") == 0     ? MERGE_FD
+           : strcmp(word, "client") == 0 ? MERGE_CLIENT
+                                         : MERGE_FILE;
 }
 
 static enum sched_job job_of(const char *word) {
@@ -498,6 +504,7 @@ __attribute__((visibility("default"))) xlator_api_t xlator_api = {
     .op_version = {1},
     .dumpops = &dumpops,
     .fops = &sched_fops,
+    .pass_through_fops = &sched_pass_through_fops,
     .cbks = &callbacks,
     .options = options,
     .identifier = "impresario",

@@ -31,8 +31,8 @@ enum {
     sched_mt_end
 };
 
-/* Which contiguous requests one call of the child may serve. */
-enum sched_merge { MERGE_OFF, MERGE_FD, MERGE_FILE };
+/* Which contiguous requests one call of the child may serve: each value allows what those before it do. */
+enum sched_merge { MERGE_OFF, MERGE_FD, MERGE_CLIENT, MERGE_FILE };
 
 /* What the scheduler takes for an application (the job of a rule). */
 enum sched_job { JOB_PROCESS, JOB_GROUP, JOB_OWNER };
@@ -118,6 +118,10 @@ typedef struct sched_request {
 
 /* ---- requests.c ---- */
 extern struct xlator_fops sched_fops;
+/* The same while the translator is out of the way. */
+extern struct xlator_fops sched_pass_through_fops;
+/* Whether a lock of the file was requested since the brick has it in memory. */
+gf_boolean_t sched_was_locked(const sched_state_t *state, inode_t *inode);
 /* Gives a request to the scheduler, or straight to the child where the scheduler does not take it. */
 void sched_submit(sched_state_t *state, sched_request_t *request);
 /* The child's reply has been passed on, or an error: the request is forgotten. */

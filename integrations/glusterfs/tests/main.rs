@@ -6,6 +6,7 @@ mod content;
 mod failures;
 mod managed;
 mod memory;
+mod merging;
 mod package;
 mod shares;
 mod support;

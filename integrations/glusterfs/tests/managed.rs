@@ -148,7 +148,7 @@ fn inside_running_volume() {
     let file = |mount: usize| mounts[mount].0.join("file");
     fs::write(file(0), vec![b'.'; 16_384]).unwrap();
     fs::write(mounts[4].0.join("other"), "other").unwrap();
-    until("the first policy", || pool.log("plain").contains("policy none, depth 16"));
+    until("the first policy", || pool.log("plain").contains("policy auto, depth 16"));
 
     pool.schedule("plain", &NO_WRITES);
     until("the limit", || statedump(brick).get("policy").is_some_and(|p| p.starts_with("tbf ")));
@@ -296,7 +296,7 @@ fn inside_nonsense_on_a_running_volume() {
     for (key, right, wrong) in [
         ("rules", "\"\"", [b"nonsense".as_slice(), no_text]),
         ("policy", "\"mlf\"", [b"nonsense", &long]),
-        ("merge", "\"fd\"", [b"nonsense", &long]),
+        ("merge", "\"client\"", [b"nonsense", &long]),
         ("job", "\"process\"", [b"-1", no_text]),
         ("trace", "\"off\"", [b"/dev/null/folder", &long]),
         ("prediction", "\"off\"", [b"/none", &long]),
@@ -331,7 +331,7 @@ fn inside_nonsense_on_a_running_volume() {
             "hostile",
             &[
                 ("policy", pick(&["none", "mlf", "sstf", "aioli", "wfq by=user", "auto", "fifo"])),
-                ("merge", pick(&["off", "fd", "file"])),
+                ("merge", pick(&["off", "fd", "client", "file"])),
                 ("job", pick(&["process", "owner"])),
                 ("read-ahead", pick(&["0", "64MB"])),
                 ("depth", pick(&["1", "4096", "3", "16", "2"])),
@@ -656,10 +656,13 @@ fn inside_switched_ahead() {
         pool.schedule("ahead", &[("read-ahead", value)]);
         until("the change", || statedump(brick).get("read-ahead").is_some_and(|bytes| bytes == reported));
     };
-    assert_eq!(predicted(), 0, "no policy, no speculations");
-    pool.schedule("ahead", &[("policy", "fifo")]);
-    until("the policy", || statedump(brick).get("policy").is_some_and(|p| p == "fifo"));
-    assert!(predicted() > 2 << 20);
+    assert!(predicted() > 2 << 20, "nothing is read ahead where the translator has no options");
+    for (policy, predicts) in [("none", false), ("fifo", true)] {
+        pool.schedule("ahead", &[("policy", policy)]);
+        until("the policy", || statedump(brick).get("policy").is_some_and(|p| p == policy));
+        let predicted = predicted();
+        assert!(if predicts { predicted > 2 << 20 } else { predicted == 0 }, "{policy}: {predicted}");
+    }
     set("0", "0");
     assert_eq!(predicted(), 0);
     set("32MB", "33554432");
