@@ -207,6 +207,34 @@ fn sw_orders_by_window_then_application() {
     assert_eq!(order, [(9, 0, 1), (1, 0, 2), (1, 400, 1), (7, 90, 1), (4, 0, 1)]);
 }
 
+/// The same under the public library's rule: an application's requests keep the order in which they arrived.
+#[test]
+fn sw_may_keep_the_order_of_arrival_within_an_application() {
+    let at = |ms, job, request: Request| Request { arrival: Nanos::from_millis(ms), job: JobId(job), ..request };
+    let requests = [
+        at(1, 5, read(1, 8, 8)),
+        at(2, 5, read(7, 90, 8)),
+        at(3, 2, read(9, 0, 8)),
+        at(4, 5, Request { op: Op::Write, ..read(1, 400, 8) }),
+        at(9, 5, read(1, 0, 8)),
+        at(10, 1, read(4, 0, 8)),
+    ];
+    let by_arrival = p("sw").with("window_ms", 10).with("order_within", "arrival");
+    let order = |spec: PolicySpec, cancelled: Option<usize>| {
+        let mut core = core(spec, 1);
+        let ids = push(&mut core, requests);
+        if let Some(at) = cancelled {
+            assert_eq!(core.cancel(Nanos::from_millis(11), ids[at]), Cancelled::Removed);
+        }
+        std::iter::from_fn(|| next(&mut core, Nanos::from_millis(11))).collect::<Vec<_>>()
+    };
+    let alone = by_arrival.clone().with("merge", "off");
+    assert_eq!(order(alone.clone(), None), [(9, 0, 1), (1, 8, 1), (7, 90, 1), (1, 400, 1), (1, 0, 1), (4, 0, 1)]);
+    assert_eq!(order(alone, Some(2)), [(1, 8, 1), (7, 90, 1), (1, 400, 1), (1, 0, 1), (4, 0, 1)]);
+    let together = [(9, 0, 1), (1, 0, 2), (7, 90, 1), (1, 400, 1), (4, 0, 1)];
+    assert_eq!(order(by_arrival, None), together, "the oldest takes along what touches it");
+}
+
 /// Two servers with clocks 7 ms apart and different interned identities for the same jobs agree on the order, since
 /// windows are cut on the shared clock and jobs are ordered by stable key.
 #[test]
@@ -243,15 +271,19 @@ fn sw_servers_agree_without_talking() {
 /// Jobs with lower keys keep arriving within one window; job 9 goes after four batches.
 #[test]
 fn sw_guards_the_oldest_request() {
-    let mut core = core(p("sw").with("guard_batches", 4), 1);
-    push(&mut core, [Request { job: JobId(9), ..read(0, 0, 4) }]);
-    let order: Vec<u32> = (0..6)
-        .map(|i| {
-            push(&mut core, [Request { job: JobId(1), ..read(1, i * 100, 4) }]);
-            next(&mut core, Nanos(1)).unwrap().0
-        })
-        .collect();
-    assert_eq!(order, [1, 1, 1, 1, 0, 1]);
+    for (order_within, guard, expected) in
+        [("offset", 4, [1, 1, 1, 1, 0, 1]), ("arrival", 4, [1, 1, 1, 1, 0, 1]), ("arrival", 0, [1; 6])]
+    {
+        let mut core = core(p("sw").with("guard_batches", guard).with("order_within", order_within), 1);
+        push(&mut core, [Request { job: JobId(9), ..read(0, 0, 4) }]);
+        let order: Vec<u32> = (0..6)
+            .map(|i| {
+                push(&mut core, [Request { job: JobId(1), ..read(1, i * 100, 4) }]);
+                next(&mut core, Nanos(1)).unwrap().0
+            })
+            .collect();
+        assert_eq!(order, expected, "{order_within}, {guard}");
+    }
 }
 
 fn of_job(job: u32, offset: u64, len: u64) -> Request {

@@ -21,6 +21,7 @@ struct Functions {
 
 /// Servers or applications.
 pub const QUEUES: u64 = 4;
+/// Files where a case names no number.
 const FILES: u64 = 64;
 /// Requests are strided: no two touch.
 const STRIDE_BYTES: u64 = 32_768;
@@ -32,6 +33,9 @@ const WINDOW: u64 = 20_000;
 const PAUSE: Duration = Duration::from_micros(500);
 /// A measurement ends after this time with the results so far.
 const PATIENCE: Duration = Duration::from_secs(8);
+/// Between init and the first request, for every library: the public one's thread chooses its algorithm meanwhile, and a
+/// request that comes before it has would spin for ever where the compiler optimises.
+const SETTLING: Duration = Duration::from_millis(200);
 
 static FUNCTIONS: OnceLock<Functions> = OnceLock::new();
 static NAMES: OnceLock<Vec<CString>> = OnceLock::new();
@@ -47,13 +51,38 @@ const BLOCKER: i64 = -1;
 
 /// What is measured.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Case {
+pub struct Case {
+    pub load: Load,
+    /// Requests are of this many files.
+    pub files: u64,
+}
+
+/// What happens to the library.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Load {
     /// This many threads add, the library's thread calls back, callbacks release.
     Producers(u64),
     /// This many are pending; each callback releases its request and adds another.
     Pending(u64),
     /// The library is idle.
     Idle,
+}
+
+impl Case {
+    /// From `producers-N`, `pending-N` or `idle`, each with `-in-FILES` or without.
+    pub fn parse(text: &str) -> Option<Case> {
+        let (load, files) = match text.split_once("-in-") {
+            Some((load, files)) => (load, files.parse().ok().filter(|files| *files > 0)?),
+            None => (text, FILES),
+        };
+        let number = |text: &str| text.parse().ok().filter(|n| *n > 0);
+        let load = match load.split_once('-') {
+            Some(("producers", n)) => Load::Producers(number(n)?),
+            Some(("pending", n)) => Load::Pending(number(n)?),
+            _ => (load == "idle").then_some(Load::Idle)?,
+        };
+        Some(Case { load, files })
+    }
 }
 
 /// A result.
@@ -71,17 +100,17 @@ pub struct Measured {
 pub fn measure(library: &Path, config: &Path, case: Case, requests: u64) -> Result<Measured> {
     let functions = load(library)?;
     FUNCTIONS.set(functions).ok().context("one measurement a process")?;
-    NAMES.get_or_init(|| (0..FILES).map(|n| CString::new(format!("/file/{n:03}")).unwrap_or_default()).collect());
+    NAMES.get_or_init(|| (0..case.files).map(|n| CString::new(format!("/file/{n:03}")).unwrap_or_default()).collect());
     let config = CString::new(config.as_os_str().as_encoded_bytes())?;
     let functions = FUNCTIONS.get().context("loaded")?;
     let memory = allocated_bytes();
     // SAFETY: the function that the header of AGIOS declares, with its arguments.
     ensure!(unsafe { (functions.init)(serve, std::ptr::null(), config.as_ptr(), QUEUES as i32) }, "agios_init failed");
-    match case {
-        Case::Producers(threads) => producers(threads, requests),
-        Case::Pending(depth) => pending(depth, requests, memory),
-        Case::Idle => {
-            std::thread::sleep(Duration::from_millis(200));
+    std::thread::sleep(SETTLING);
+    match case.load {
+        Load::Producers(threads) => producers(threads, requests),
+        Load::Pending(depth) => pending(depth, requests, memory),
+        Load::Idle => {
             let (cpu, begun) = (cpu_us(), Instant::now());
             std::thread::sleep(Duration::from_secs(2));
             let seconds = begun.elapsed().as_secs_f64();
@@ -120,7 +149,8 @@ fn load(library: &Path) -> Result<Functions> {
 /// File, offset and queue of a request.
 fn request(n: u64) -> (*const c_char, i64, i32) {
     let names = NAMES.get().map_or(&[][..], Vec::as_slice);
-    (names[(n % FILES) as usize].as_ptr(), (n / FILES * STRIDE_BYTES) as i64, (n / 7 % QUEUES) as i32)
+    let files = names.len() as u64;
+    (names[(n % files) as usize].as_ptr(), (n / files * STRIDE_BYTES) as i64, (n / 7 % QUEUES) as i32)
 }
 
 fn add(n: u64) {
@@ -227,4 +257,20 @@ fn allocated_bytes() -> u64 {
 #[cfg(not(target_env = "gnu"))]
 fn allocated_bytes() -> u64 {
     0
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn cases_have_a_load_and_files() {
+        let parsed = |text| Case::parse(text).map(|case| (case.load, case.files));
+        assert_eq!(parsed("producers-4"), Some((Load::Producers(4), 64)));
+        assert_eq!(parsed("pending-10000-in-10000"), Some((Load::Pending(10_000), 10_000)));
+        assert_eq!(parsed("idle"), Some((Load::Idle, 64)));
+        for wrong in ["", "producers", "pending-x", "pending-5-in-0", "idle-3", "producers-0"] {
+            assert_eq!(parsed(wrong), None, "{wrong}");
+        }
+    }
 }

@@ -11,7 +11,9 @@
  *
  * Programs that were linked against a public libagios.so run unchanged with the library of their version: put a link
  * libagios.so to libagios.so.1, libagios.so.2 or libagios.so.3 where the loader finds it. Most programs with the wrong one
- * get a message at agios_init, which then fails.
+ * get a message at agios_init, which then fails. Not told are programs of version 3 that give callbacks to agios_init and
+ * find libagios.so.2: it calls those and never the requests' own. And to those that give neither callbacks nor a
+ * configuration libagios.so.1 answers -1, which is true to them, after a message.
  *
  * Common to all versions:
  *   - One scheduler per process: between init and exit. Calls before and after return false (-1), exit does nothing.
@@ -67,7 +69,7 @@ bool agios_load_traces(const char *traces);
  * those of several contiguous ones, of one file and type, in order of offset; the library owns the array, valid until
  * the callback returns, of at most 16 identifiers unless the configuration has another aggregation_max. config_file: see
  * agios.conf(5); NULL or "": /etc/agios.conf if it exists. A missing file is reported and means the defaults; an invalid
- * one is refused. max_queue_id: TWINS and WFQ have so many queues, with ids from 0 (0 counts as 1). In API 3 both callbacks
+ * one is refused. max_queue_id: TWINS and WFQ have so many queues, at most 65535, with ids from 0 (0 counts as 1). In API 3 both callbacks
  * may be NULL. */
 bool agios_init(void *(*process_request)(int64_t identifier),
                 void *(*process_requests)(int64_t *identifiers, int32_t count), char *config_file, int32_t max_queue_id);

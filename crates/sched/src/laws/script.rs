@@ -59,6 +59,8 @@ pub(super) fn specs() -> Vec<(PolicySpec, u16)> {
         (p("srtf").with("merge", "off").with("guard_batches", 3), 3),
         (p("sw").with("window_ms", 1), 1),
         (p("sw").with("guard_batches", 4).with("batch_requests", 3), 3),
+        (p("sw").with("window_ms", 1).with("order_within", "arrival").with("merge", "off").with("guard_batches", 4), 1),
+        (p("sw").with("order_within", "arrival").with("guard_batches", 3).with("batch_requests", 3), 3),
         (p("wfq"), 1),
         (p("wfq").with("quantum_bytes", 1024).with("by", "file").with("merge", "on"), 3),
         (p("wfq").with("by", "client").with("rules", "a: op=read {quantum_bytes=700}; b: * {}"), 2),

@@ -60,6 +60,8 @@ const KEYS: &[(&str, Option<Default>)] = &[
     // Ours.
     ("in_flight_requests", Some(Default::Int(0, 0, 65_536))),
     ("aggregation_max", Some(Default::Int(16, 1, 1024))),
+    ("starvation_guards", Some(Default::Bool(false))),
+    ("SW_order", Some(Default::Text("arrival"))),
     ("predict_traces", None),
     ("policy", None),
 ];
@@ -214,10 +216,11 @@ pub fn read(text: &str, name: &str, max_queue_id: i32) -> Result<(Config, Warnin
 
     let queues =
         u32::try_from(max_queue_id).map_err(|_| format!("max_queue_id = {max_queue_id}: give 0 or more"))?.max(1);
-    if queues > u32::from(u16::MAX) {
-        return Err(format!("max_queue_id = {max_queue_id}: give at most {}", u16::MAX));
-    }
     let policy = keys.policy(queues)?;
+    // Others do not look at queues.
+    if matches!(&*policy.name, "twins" | "wfq") && queues > u32::from(u16::MAX) {
+        return Err(format!("max_queue_id = {max_queue_id}: {} has at most {} queues", policy.name, u16::MAX));
+    }
     let lane_per_queue = policy.name == "twins";
     policy::check(&policy, if lane_per_queue { queues as u16 } else { 1 }).map_err(|e| format!("{name}: {e}"))?;
     let names =
@@ -244,14 +247,20 @@ impl Keys {
         let hold_us = (self.int("waiting_time")? / 1000).min(1_000_000);
         let (foreseeing, error_percent) =
             (self.flag("predict_request_aggregation")?, self.int("prediction_time_error")?);
-        let aggregation_max = self.int("aggregation_max")?;
+        let (aggregation_max, guarded) = (self.int("aggregation_max")?, self.flag("starvation_guards")?);
+        let sw_order = self.sw_order()?;
         if let Some(text) = self.text("policy")? {
             return text.parse().map_err(|e| format!("{}: policy = \"{text}\": {e}", self.name));
         }
         let mut policy = PolicySpec::named(algorithm);
+        let has = |param| policy::info(algorithm).is_some_and(|info| info.params.iter().any(|p| p.name == param));
         // A callback's array may be as small as the public library's largest aggregation.
-        if policy::info(algorithm).is_some_and(|info| info.params.iter().any(|p| p.name == "batch_requests")) {
+        if has("batch_requests") {
             policy = policy.with("batch_requests", aggregation_max);
+        }
+        // The original's rules starve requests.
+        if original && !guarded && has("guard_batches") {
+            policy = policy.with("guard_batches", 0);
         }
         let limit_bytes = |policy: PolicySpec| policy.with("batch_bytes", 1 << 30);
         // The original doubles quanta, has no dedicated windows, and delays a file only by its `waiting_time`.
@@ -272,11 +281,20 @@ impl Keys {
             "mlf" => multilevel(policy, mlf_quantum),
             "aioli" => multilevel(policy, aioli_quantum),
             "sjf" | "srtf" | "to-agg" => limit_bytes(policy),
-            "sw" => policy.with("window_ms", sw_window).with("merge", "off"),
+            "sw" => policy.with("window_ms", sw_window).with("merge", "off").with("order_within", sw_order),
             "twins" => policy.with("window_us", twins_window),
             "wfq" => policy.with("rules", weights(self.text("wfq_conf")?, queues)?),
             _ => policy,
         })
+    }
+
+    /// The order of an application's requests within a window of SW.
+    fn sw_order(&self) -> Result<String, String> {
+        let order = self.text("SW_order")?.unwrap_or_default();
+        match (&*order, self.given.get("SW_order")) {
+            ("arrival" | "offset", _) | (_, None) => Ok(order),
+            (_, Some(setting)) => self.wrong(setting, "SW_order", "\"arrival\" or \"offset\""),
+        }
     }
 
     /// Recorded runs: those named, and traces written by earlier runs with this configuration.
@@ -334,7 +352,7 @@ mod tests {
 
     /// Aggregations are as large as the public library's.
     fn sjf() -> PolicySpec {
-        PolicySpec::named("sjf").with("batch_requests", 16).with("batch_bytes", 1 << 30)
+        PolicySpec::named("sjf").with("batch_requests", 16).with("batch_bytes", 1 << 30).with("guard_batches", 0)
     }
 
     #[test]
@@ -365,6 +383,36 @@ mod tests {
         assert_eq!(policy("default_algorithm = \"TWINS\" twins_window = 8000").params["window_us"], "8000");
         let (one, _) = read("library_options = { default_algorithm = \"TWINS\" }", "", 1).unwrap();
         assert_eq!((one.policy.name.as_str(), one.lane_per_queue), ("to", false), "one server has every window");
+    }
+
+    /// The original's rules starve, and its SW keeps the order of arrival; ours are behind keys.
+    #[test]
+    fn guards_and_order_are_the_originals_unless_asked_for() {
+        for (name, here) in [("SJF", "sjf"), ("SRTF", "srtf"), ("SW", "sw"), ("MLF", "mlf"), ("aIOLi", "aioli")] {
+            let keys = format!("default_algorithm = \"{name}\"");
+            assert_eq!(policy(&keys).params["guard_batches"], "0", "{name}");
+            assert_eq!(policy(&format!("{keys} starvation_guards = true")).params.get("guard_batches"), None, "{name}");
+            assert!(!policy(&format!("default_algorithm = \"{here}\"")).params.contains_key("guard_batches"), "{here}");
+        }
+        let foreseeing = policy("default_algorithm = \"MLF\" predict_request_aggregation = true");
+        assert_eq!((&*foreseeing.name, &*foreseeing.params["guard_batches"]), ("agios", "0"));
+        let order = |keys: &str| policy(&format!("default_algorithm = \"SW\" {keys}")).params["order_within"].clone();
+        assert_eq!((order(""), order("SW_order = \"offset\"")), ("arrival".into(), "offset".into()));
+        let wrong = options("default_algorithm = \"SW\" SW_order = \"file\"").unwrap_err();
+        assert!(wrong.contains("line 3") && wrong.contains("SW_order") && wrong.contains("arrival"), "{wrong}");
+    }
+
+    /// Queues beyond those that TWINS and WFQ can have are no matter to the others, which do not look at them.
+    #[test]
+    fn many_queues_are_refused_only_where_they_count() {
+        let read = |algorithm: &str, queues| {
+            read(&format!("library_options = {{ default_algorithm = \"{algorithm}\" }}"), "f", queues)
+        };
+        for algorithm in ["TO", "SJF", "MLF", "SW", "NOOP"] {
+            assert_eq!(read(algorithm, i32::MAX).unwrap().0.queues, i32::MAX as u32, "{algorithm}");
+        }
+        assert!(read("TWINS", 65_535).is_ok());
+        assert!(read("TWINS", 65_536).unwrap_err().contains("65535"));
     }
 
     #[test]
@@ -484,6 +532,5 @@ mod tests {
             assert!(!message.contains('\n'), "{message}");
         }
         assert!(read("", "f", -1).unwrap_err().contains("max_queue_id"));
-        assert!(read("", "f", 70_000).unwrap_err().contains("65535"));
     }
 }

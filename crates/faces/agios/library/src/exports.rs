@@ -38,8 +38,8 @@ macro_rules! export_version_1 {
             type Text = *const c_char;
 
             $crate::export! {
-                /// Version 1: starts the library.
-                $init(client: *const of::Client, config_file: Text, max_app_id: c_int) -> c_int = of::init;
+                /// Version 1: starts the library. The last argument is an int.
+                $init(client: *const of::Client, config_file: Text, max_app_id: usize) -> c_int = of::init;
                 /// Version 1: adds a request.
                 $add_request(file_id: Text, kind: c_short, offset: c_long, len: c_long, data: i64,
                              client: *const of::Client, app_id: c_int) -> c_int = of::add_request;

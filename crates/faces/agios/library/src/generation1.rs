@@ -25,12 +25,13 @@ unsafe fn sink_of(client: *const Client) -> Option<Sink> {
     Some(Sink::Data(client.process_request, client.process_requests))
 }
 
-/// Starts the library: 0, or -1.
+/// Starts the library: 0, or -1. `max_app_id` is an int, in a register whose other half is looked at where the call fails
+/// anyway.
 ///
 /// # Safety
 /// `client` is NULL or points to a `struct client`, or is a function, as it is in later versions; `config_file` is NULL or
 /// a string.
-pub unsafe fn init(client: *const Client, config_file: *const c_char, max_app_id: c_int) -> c_int {
+pub unsafe fn init(client: *const Client, config_file: *const c_char, max_app_id: usize) -> c_int {
     if !client.is_null() && matches!(points(client as usize), Points::Code | Points::Nowhere) {
         say!(
             "agios_init: the first argument is no struct client: this program was built for version 2 or 3 of AGIOS, and \
@@ -39,17 +40,34 @@ pub unsafe fn init(client: *const Client, config_file: *const c_char, max_app_id
         // Later versions take it for false.
         return 0;
     }
+    if client.is_null() && is_version_3(config_file as usize, max_app_id) {
+        say!(
+            "agios_init: the arguments are those of a program without callbacks in agios_init: it was built for version 3 of \
+             AGIOS, and libagios.so.1 is for version 1; have it find libagios.so.3"
+        );
+        return 0;
+    }
     // SAFETY: as this function's caller promises.
     match unsafe { sink_of(client) }.filter(Sink::is_there) {
         // Ids go up to the largest.
         Some(default) => {
+            let max_app_id = max_app_id as c_int;
             zero_if(calls::init(Starting { default, counts: true }, config_file, max_app_id.saturating_add(1)))
         }
         None => {
-            say!("agios_init: the client has no callback; set process_request");
+            say!(
+                "agios_init: the client has no callback; set process_request. A program built for version 3 of AGIOS, where \
+                 it may be NULL, needs libagios.so.3"
+            );
             -1
         }
     }
+}
+
+/// Of a call without a first argument: in version 3 a function may follow, then the configuration's name. In version 1 that
+/// is the name, then a small number.
+fn is_version_3(second: usize, third: usize) -> bool {
+    points(second) == Points::Code || matches!(points(third), Points::Code | Points::Data)
 }
 
 /// Adds a request: 0, or -1.

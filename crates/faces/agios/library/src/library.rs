@@ -11,7 +11,9 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use impresario_base::lock::{Apart, Mutex};
 use impresario_base::time::wait_while;
 use impresario_embed::guard;
-use impresario_engine::{Inbox, NotSent, now};
+#[cfg(not(test))]
+use impresario_engine::now;
+use impresario_engine::{Inbox, NotSent};
 use impresario_sched::{Core, CoreConfig, CostModel, Ended, LaneId, Nanos, Observer, Op, Table};
 use impresario_trace::live::{FINISH_PATIENCE, LiveOptions};
 use impresario_trace::{Header, Recorder, TraceError};
@@ -25,6 +27,8 @@ use crate::owner::{Desk, Message, NewRequest, Owner};
 use crate::requests::{Delivered, Identity, Named};
 use crate::say;
 use crate::sink::Sink;
+#[cfg(test)]
+use tests::now;
 
 /// Maximum requests queued and with the program.
 const CAPACITY: u32 = Table::CAPACITY_MAX;
@@ -272,7 +276,8 @@ impl Library {
         if self.closed.load(Ordering::SeqCst) {
             return Err("the library is ending".into());
         }
-        let arrival = now();
+        // Only metrics and traces have the time of arrival.
+        let arrival = if self.counts || self.recorder.is_some() { now() } else { Nanos::ZERO };
         if self.counts {
             self.shared.desk.0.lock_spinning().count_arrival(&identity, arrival);
         }
@@ -408,4 +413,56 @@ fn trace(shared: &Arc<Shared>, prefix: &str, suffix: &str, bytes: usize) -> Resu
         }
     }
     Err(format!("there are {TRACES_MAX} traces {prefix}.*.{suffix}; remove some"))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::ffi::c_void;
+
+    use super::*;
+    use crate::config;
+
+    thread_local! {
+        static READ: Cell<u32> = const { Cell::new(0) };
+    }
+
+    /// Counts how often this thread asks for the time.
+    pub(super) fn now() -> Nanos {
+        READ.set(READ.get() + 1);
+        impresario_engine::now()
+    }
+
+    unsafe extern "C" fn served(_: i64) -> *mut c_void {
+        std::ptr::null_mut()
+    }
+
+    /// How often adding and releasing a request reads the clock.
+    fn clocks(keys: &str, counts: bool) -> u32 {
+        let (config, _) = config::read(&format!("library_options = {{ {keys} }}"), "f", 4).unwrap();
+        let library =
+            Library::start(&config, Starting { default: Sink::Identifiers(Some(served), None), counts }).unwrap();
+        let named = Named { file: b"f", write: true, offset: 0, len: 10 };
+        let before = READ.get();
+        library.add(&named, 1, 0, None).unwrap();
+        wait_while(&|| library.release(&named).is_err(), Duration::from_secs(10));
+        let read = READ.get() - before;
+        library.stop().unwrap();
+        read
+    }
+
+    /// The time of an arrival is read where a rule, a metric or a trace needs it.
+    #[test]
+    fn requests_read_no_clock_that_nobody_needs() {
+        let folder = tempfile::tempdir().unwrap();
+        for algorithm in ["NOOP", "TO", "FIFO", "SJF", "TO-agg", "HBRR", "TWINS"] {
+            let keys = format!("default_algorithm = \"{algorithm}\"");
+            assert_eq!((clocks(&keys, false), clocks(&keys, true)), (0, 1), "{algorithm}");
+        }
+        for algorithm in ["SW", "MLF", "aIOLi"] {
+            assert_eq!(clocks(&format!("default_algorithm = \"{algorithm}\""), false), 1, "{algorithm}");
+        }
+        let prefix = folder.path().join("t").display().to_string();
+        let keys = format!("default_algorithm = \"NOOP\" trace = true trace_file_prefix = \"{prefix}\"");
+        assert_eq!(clocks(&keys, false), 2, "arrival and completion");
+    }
 }

@@ -1,18 +1,26 @@
 /* A program as it was written for a public version of AGIOS (-DGENERATION=1, 2, 3, or 30: the development branch before
  * callbacks had an argument), with that version's own declarations: it asks for the plain names, whatever library it finds.
- * Ends with 0 when it was served, with 3 when agios_init failed, with 4 when a request was refused. */
+ * Ends with 0 when it was served, with 3 when agios_init failed, with 4 when a request was refused, with 5 when it was not
+ * served. */
 #include <stdbool.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <time.h>
 
+#ifndef CONFIG
+#define CONFIG "agios.conf"
+#endif
+#ifndef PATIENCE_MS
+#define PATIENCE_MS 10000
+#endif
+
 static volatile int served;
 
 static void wait_for(int count)
 {
     struct timespec t = { 0, 1000000 };
-    for (int i = 0; i < 10000 && served < count; i++) nanosleep(&t, NULL);
+    for (int i = 0; i < PATIENCE_MS && served < count; i++) nanosleep(&t, NULL);
     if (served < count) exit(5);
 }
 
@@ -88,7 +96,7 @@ static void *own(int64_t id, void *argument)
 int main(void)
 {
     int factor = 1;
-    if (!agios_init(NULL, NULL, "agios.conf", 0)) return 3;
+    if (!agios_init(NULL, NULL, CONFIG, 0)) return 3;
     if (!agios_add_request(name, 0, 0, 10, 1, 0, own, &factor)) return 4;
     wait_for(1);
     if (!agios_release_request(name, 0, 10, 0)) return 4;
@@ -108,7 +116,7 @@ static void *own(int64_t id)
 
 int main(void)
 {
-    if (!agios_init(NULL, NULL, "agios.conf", 0)) return 3;
+    if (!agios_init(NULL, NULL, CONFIG, 0)) return 3;
     if (!agios_add_request(name, 0, 0, 10, 1, 0, own)) return 4;
     wait_for(1);
     if (!agios_release_request(name, 0, 10, 0)) return 4;

@@ -2,7 +2,6 @@
 #define _GNU_SOURCE
 #include "check.h"
 
-#include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -361,20 +360,6 @@ static void predictions(void) {
     }
 }
 
-static double cpu_s(void) {
-    struct rusage u;
-    getrusage(RUSAGE_SELF, &u);
-    return (double)(u.ru_utime.tv_sec + u.ru_stime.tv_sec) + 1e-6 * (double)(u.ru_utime.tv_usec + u.ru_stime.tv_usec);
-}
-
-static void idle(void) {
-    CHECK(agios_init(one, NULL, config("default_algorithm = \"TWINS\""), 4));
-    double cpu = cpu_s();
-    sleep_ms(2000);
-    CHECK(cpu_s() - cpu < 0.02);
-    agios_exit();
-}
-
 static void forked(void) {
     start_over();
     CHECK(agios_init(one, NULL, NULL, 0));
@@ -462,15 +447,15 @@ int main(int argc, char **argv) {
                   { "aggregations", aggregations }, { "exit_delivers", exit_delivers }, { "predictions", predictions }, { "in_flight", in_flight }, { "calls_from_callbacks", calls_from_callbacks },
                   { "trace", trace }, { "threads", threads }, { "exit_waits", exit_waits },
                   /* by name only */
-                  { "twins", twins }, { "idle", idle }, { "forked", forked }, { "misused", misused } };
+                  { "twins", twins }, { "forked", forked }, { "misused", misused } };
     size_t count = sizeof cases / sizeof cases[0];
     int ran = 0;
     for (size_t i = 0; i < count; i++) {
-        int wanted = argc == 1 && i < count - 4;
+        int wanted = argc == 1 && i < count - 3;
         for (int n = 1; n < argc; n++) wanted |= !strcmp(argv[n], cases[i].name);
         if (wanted) cases[i].run(), ran++;
     }
-    CHECK(ran == (argc == 1 ? (int)count - 4 : argc - 1));
+    CHECK(ran == (argc == 1 ? (int)count - 3 : argc - 1));
     printf("%d cases\n", ran);
     return 0;
 }
