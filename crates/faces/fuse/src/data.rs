@@ -88,6 +88,9 @@ impl OpenFile {
     }
 }
 
+/// How often an open follows a file that is given other names by this mount all the time.
+const MOVED_TRIES: u32 = 8;
+
 impl OpenFile {
     /// Writes; returns where and how many bytes. `cached`: pages of the kernel, which does not look at the number: all or none.
     fn write(
@@ -138,17 +141,23 @@ impl Face {
     /// may have another size than the kernel believes. ESTALE makes the kernel look the name up again and retry the
     /// open, but only once. So a name that is replaced all the time must be opened as it is on the second attempt.
     pub(crate) fn open_file(&self, number: u64, flags: i32, write: bool, setter: Setter) -> Outcome<(u64, FopenFlags)> {
-        // The kernel does not say which of several names it means: the latest, or the one that it looks up next.
-        let entries = self.inodes.entries(number);
-        let entry = entries.first().ok_or(Errno::ESTALE)?;
-        let spared = self.inodes.is_spared(setter.thread, &entries);
-        self.open_as_found(number, entry, spared, flags, write, setter).map_err(|errno| match errno {
-            Errno::ENOENT | Errno::ENOTDIR | Errno::ESTALE if !spared => {
-                self.inodes.spare(setter.thread, entries.clone());
-                Errno::ESTALE
+        for left in (0..MOVED_TRIES).rev() {
+            // The kernel does not say which of several names it means: the latest, or the one that it looks up next.
+            let entries = self.inodes.entries(number);
+            let entry = entries.first().ok_or(Errno::ESTALE)?;
+            let spared = self.inodes.is_spared(setter.thread, &entries);
+            match self.open_as_found(number, entry, spared, flags, write, setter) {
+                Err(Errno::ENOENT | Errno::ENOTDIR | Errno::ESTALE) if !spared => {
+                    // The kernel need not learn of what moved here meanwhile: the file has another name now.
+                    if left == 0 || !self.inodes.has_moved(number, &entries) {
+                        self.inodes.spare(setter.thread, entries);
+                        break;
+                    }
+                }
+                opened => return opened,
             }
-            other => other,
-        })
+        }
+        Err(Errno::ESTALE)
     }
 
     fn open_as_found(

@@ -15,9 +15,11 @@
 
 use std::collections::VecDeque;
 use std::sync::Arc;
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use impresario_base::lock::Mutex;
+use impresario_base::time::wait_while;
 use impresario_wire::{Attr, Entry, FileKey, NodeKind, Time};
 use rustc_hash::FxHashMap;
 
@@ -34,6 +36,9 @@ const STAND_INS: u64 = 1 << 62;
 
 /// Largest number of opens marked as spared at a time.
 const SPARED_MAX: usize = 64;
+
+/// How long an open waits for moves of names that others make through this mount: they take one call to the server.
+const MOVE_WAIT: Duration = Duration::from_millis(100);
 
 /// Largest number of names known of one file besides the latest.
 const OTHERS_MAX: usize = 15;
@@ -139,13 +144,26 @@ struct Table {
 #[derive(Debug)]
 pub(crate) struct Inodes {
     table: Mutex<Table>,
+    /// Moves of names under way by this mount.
+    moving: AtomicUsize,
+}
+
+/// One of those moves: the server may have made it already, and the table does not know yet.
+#[derive(Debug)]
+pub(crate) struct Moving<'a>(&'a AtomicUsize);
+
+impl Drop for Moving<'_> {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, SeqCst);
+    }
 }
 
 impl Inodes {
     /// Creates a table that holds only the root.
     pub(crate) fn new() -> Inodes {
         let root = Node { lookups: 1, ..Node::new(NodeKind::Dir) };
-        Inodes { table: Mutex::new(Table { nodes: FxHashMap::from_iter([(ROOT, root)]), ..Table::default() }) }
+        let table = Table { nodes: FxHashMap::from_iter([(ROOT, root)]), ..Table::default() };
+        Inodes { table: Mutex::new(table), moving: AtomicUsize::new(0) }
     }
 
     /// The state of the table now, for [`Inodes::enter`] with the answer to a later request.
@@ -355,6 +373,18 @@ impl Inodes {
     /// An open handle of the number.
     pub(crate) fn open_handle(&self, number: u64) -> Option<u64> {
         self.table.lock().nodes.get(&number)?.opens.last().copied()
+    }
+
+    /// This mount begins to move or exchange names. What is returned is dropped when the table knows of it.
+    pub(crate) fn moves(&self) -> Moving<'_> {
+        self.moving.fetch_add(1, SeqCst);
+        Moving(&self.moving)
+    }
+
+    /// Whether this mount has moved the number since it had these names. Waits for moves under way, but not for long.
+    pub(crate) fn has_moved(&self, number: u64, names: &[EntryKey]) -> bool {
+        wait_while(&|| self.moving.load(SeqCst) > 0 && self.entries(number) == names, MOVE_WAIT);
+        self.entries(number) != names
     }
 
     /// The known names of a number, the latest first, or the one that it lost last.

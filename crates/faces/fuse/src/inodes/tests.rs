@@ -580,3 +580,23 @@ fn the_retry_of_an_open_is_that_of_its_thread() {
     }
     assert!(!inodes.is_spared(0, &[name("f")]) && inodes.is_spared(2 * SPARED_MAX as u32 - 1, &[name("f")]));
 }
+
+#[test]
+fn an_open_learns_that_this_mount_moved_its_file() {
+    let inodes = Inodes::new();
+    enter(&inodes, ROOT, "a", 11, NodeKind::File);
+    let names = inodes.entries(11);
+    assert!(!inodes.has_moved(11, &names), "and nothing moves");
+    // The server has made the move, and the table learns of it while the open asks.
+    std::thread::scope(|scope| {
+        let moves = inodes.moves();
+        let asked = scope.spawn(|| inodes.has_moved(11, &names));
+        std::thread::sleep(std::time::Duration::from_millis(5));
+        inodes.renamed((ROOT, b"a"), (ROOT, b"b"), None);
+        drop(moves);
+        assert!(asked.join().unwrap());
+    });
+    assert!(!inodes.has_moved(11, &inodes.entries(11)), "no move is under way any more");
+    let _lasts = inodes.moves();
+    assert!(!inodes.has_moved(11, &inodes.entries(11)), "a move that does not end is not waited for");
+}
