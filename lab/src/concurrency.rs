@@ -16,7 +16,7 @@ use impresario_workload::access::{Identity, Target};
 use impresario_workload::children::Children;
 use impresario_workload::cluster::{self, OwnCluster, Plan};
 use impresario_workload::cpu::process_cpu;
-use impresario_workload::progress::{Progress, catch_signals, write_json};
+use impresario_workload::progress::{Progress, all_written, catch_signals, check_outputs, write_json};
 use impresario_workload::stop::Stop;
 use impresario_workload::storage::Storage;
 use serde::Serialize;
@@ -88,6 +88,7 @@ enum Client {
 }
 
 pub fn run(args: &Args) -> Result<ExitCode> {
+    check_outputs(&[args.json.as_deref()])?;
     let stop = catch_signals()?;
     let dir = cluster::folder(None)?;
     type Start = fn(&Path, &Stop) -> Result<Subject>;
@@ -115,8 +116,11 @@ pub fn run(args: &Args) -> Result<ExitCode> {
         samples.push(measured.with_context(|| format!("{}, {concurrency} at once", subject.name))?);
     }
     line.end();
-    print(table(&samples, args, &missing).as_bytes())?;
-    write_json(args.json.as_deref(), &json!({ "samples": samples, "missing": missing }))?;
+    let told = json!({ "samples": samples, "missing": missing });
+    all_written([
+        print(table(&samples, args, &missing).as_bytes()).map(drop),
+        write_json(args.json.as_deref(), &told),
+    ])?;
     Ok(ExitCode::SUCCESS)
 }
 

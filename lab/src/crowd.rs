@@ -19,7 +19,7 @@ use impresario_workload::cluster::{OwnCluster, Plan};
 use impresario_workload::cpu::process_rss_bytes;
 use impresario_workload::crowd::Crowd;
 use impresario_workload::dataset::DataSet;
-use impresario_workload::progress::{Progress, catch_signals, write_json};
+use impresario_workload::progress::{Progress, all_written, catch_signals, check_outputs, write_json};
 use impresario_workload::runner::{RunOptions, run as run_load};
 use impresario_workload::stop::Stop;
 use impresario_workload::storage::Storage;
@@ -65,6 +65,7 @@ pub struct Args {
 }
 
 pub fn run(args: &Args) -> Result<ExitCode> {
+    check_outputs(&[args.json.as_deref()])?;
     let stop = catch_signals()?;
     // Servers that are started from here have it, too.
     let descriptors = raise_file_limit(4 * (args.silent + args.hostile) as u64 + 4096).now.unwrap_or(u64::MAX);
@@ -138,8 +139,11 @@ pub fn run(args: &Args) -> Result<ExitCode> {
         resident_limit as f64 / 1e6,
         judge(resident_max < resident_limit)
     );
-    write_json(args.json.as_deref(), &json!({ "loads": all, "resident_max_bytes": resident_max }))?;
-    print(out.as_bytes())
+    all_written([
+        write_json(args.json.as_deref(), &json!({ "loads": all, "resident_max_bytes": resident_max })),
+        print(out.as_bytes()).map(drop),
+    ])?;
+    Ok(ExitCode::SUCCESS)
 }
 
 /// A crowd that is all there.

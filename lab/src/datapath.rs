@@ -202,9 +202,12 @@ pub fn table(samples: &[Sample]) -> String {
                 },
                 over(&|s| s.result.bandwidth_mib_s),
                 over(&|s| s.result.requests_per_s),
-                over(&|s| s.result.server_cpu_s / s.result.requests as f64 * 1e6),
+                over(&|s| s.result.server_cpu_s.unwrap_or_default() / s.result.requests as f64 * 1e6),
                 over(&|s| s.result.client_cpu_s / s.result.requests as f64 * 1e6),
-                over(&|s| (s.result.server_cpu_s + s.result.client_cpu_s) / s.result.bytes as f64 * f64::from(1 << 30)),
+                over(&|s| {
+                    let cpu_s = s.result.server_cpu_s.unwrap_or_default() + s.result.client_cpu_s;
+                    cpu_s / s.result.bytes as f64 * f64::from(1 << 30)
+                }),
                 if way == Way::Minimal { "1 ×".into() } else { show_ratio(&ratio) },
             );
         }

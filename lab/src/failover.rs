@@ -17,7 +17,7 @@ use impresario_client::{Access, Client, ClientError, ClientOptions, CreateOption
 use impresario_config::Config;
 use impresario_workload::cluster::{OwnCluster, Plan};
 use impresario_workload::content::Source;
-use impresario_workload::progress::{Progress, catch_signals, write_json};
+use impresario_workload::progress::{Progress, all_written, catch_signals, check_outputs, write_json};
 use impresario_workload::stop::Stop;
 use serde::Serialize;
 use serde_json::json;
@@ -78,6 +78,7 @@ struct Trial {
 }
 
 pub fn run(args: &Args) -> Result<ExitCode> {
+    check_outputs(&[args.json.as_deref()])?;
     ensure!(args.repetitions > 0 && args.clients > 1, "at least one repetition, and two clients");
     let stop = catch_signals()?;
     let plan = Plan {
@@ -89,6 +90,7 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     };
     let mut cluster = OwnCluster::start(&plan, &stop)?;
     let (mut line, mut out, mut all, mut nonce) = (Progress::new(), String::new(), Vec::new(), 0);
+    let mut all_hold = true;
     for case in &CASES {
         let mut trials: Vec<Trial> = Vec::new();
         for repetition in 1..=args.repetitions {
@@ -100,11 +102,11 @@ pub fn run(args: &Args) -> Result<ExitCode> {
         let of = |value: fn(&Trial) -> f64| trials.iter().map(value).collect::<Vec<_>>();
         let longest = of(|trial| trial.longest_s);
         let (interval, max_s) = (Interval::of(&longest), longest.iter().copied().fold(0.0, f64::max));
-        let verdict = match case.has_stand_in {
-            true if max_s <= BOUND_S => format!(", within {BOUND_S} s: holds"),
-            true => format!(", within {BOUND_S} s: does not hold"),
-            false => String::new(),
-        };
+        let holds = case.has_stand_in.then_some(max_s <= BOUND_S);
+        all_hold &= holds != Some(false);
+        let verdict = holds.map_or(String::new(), |holds| {
+            format!(", within {BOUND_S} s: {}", if holds { "holds" } else { "does not hold" })
+        });
         out += &format!(
             "{}: the longest wait of a call {:.2} s [{:.2}, {:.2}], at most {max_s:.2} s{verdict}; n={}; used again after {:.2} s; \
              {} blocks verified\n",
@@ -119,8 +121,8 @@ pub fn run(args: &Args) -> Result<ExitCode> {
         all.push(json!({ "case": case.name, "trials": trials }));
     }
     line.end();
-    write_json(args.json.as_deref(), &json!({ "cases": all }))?;
-    print(out.as_bytes())
+    all_written([write_json(args.json.as_deref(), &json!({ "cases": all })), print(out.as_bytes()).map(drop)])?;
+    Ok(if all_hold { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
 /// What a client has done.

@@ -21,7 +21,7 @@ use impresario_workload::access::Target as _;
 use impresario_workload::cluster::{OwnCluster, Plan};
 use impresario_workload::cpu::process_cpu;
 use impresario_workload::dataset::DataSet;
-use impresario_workload::progress::{Progress, catch_signals, write_json};
+use impresario_workload::progress::{Progress, all_written, catch_signals, check_outputs, write_json};
 use impresario_workload::runner::{RunOptions, run as run_load};
 use impresario_workload::stop::Stop;
 use impresario_workload::storage::Storage;
@@ -63,6 +63,7 @@ const META_LOADS: [(&str, usize, u32); 2] =
     [("create, stat, unlink, 1 thread", 1, 3000), ("create, stat, unlink, 8 threads", 8, 600)];
 
 pub fn run(args: &Args) -> Result<ExitCode> {
+    check_outputs(&[args.json.as_deref()])?;
     let stop = catch_signals()?;
     let certificates = tempfile::tempdir()?;
     make_certificates(certificates.path())?;
@@ -122,7 +123,7 @@ pub fn run(args: &Args) -> Result<ExitCode> {
             let options = RunOptions { verify: false, ..RunOptions::default() };
             let before = own_cpu_s();
             let result = run_load(&targets[mode], &mut sets[mode], &load.workload, &options, &stop)?;
-            let cpu_s = result.server_cpu_s + own_cpu_s() - before;
+            let cpu_s = result.server_cpu_s.unwrap_or_default() + own_cpu_s() - before;
             Ok(Sample { per_s: result.requests_per_s, cpu_us: 1e6 * cpu_s / result.requests as f64 })
         })?;
         table(&load.name, rates);
@@ -137,8 +138,8 @@ pub fn run(args: &Args) -> Result<ExitCode> {
         table(name, rates);
     }
     line.end();
-    write_json(args.json.as_deref(), &json!(all))?;
-    print(out.as_bytes())
+    all_written([write_json(args.json.as_deref(), &json!(all)), print(out.as_bytes()).map(drop)])?;
+    Ok(ExitCode::SUCCESS)
 }
 
 /// Measures every mode once per repetition, in random order. The first repetition warms up.

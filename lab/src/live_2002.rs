@@ -23,7 +23,7 @@ use impresario_sim::model::{Application, FileAt, Pattern, Servers};
 use impresario_workload::access::{FilePlace, Target};
 use impresario_workload::cluster::{OwnCluster, Plan};
 use impresario_workload::cpu::MachineTimes;
-use impresario_workload::progress::{Progress, catch_signals, write_json};
+use impresario_workload::progress::{Progress, all_written, catch_signals, check_outputs, write_json};
 use impresario_workload::result::why_not;
 use impresario_workload::stop::Stop;
 use impresario_workload::storage::Storage;
@@ -167,6 +167,7 @@ struct Row {
 }
 
 pub fn run(args: &Args) -> Result<ExitCode> {
+    check_outputs(&[args.json.as_deref()])?;
     let figures: Vec<Figure> = FIGURES.into_iter().filter(|f| f.name.contains(&args.only)).collect();
     if figures.is_empty() {
         let names = FIGURES.map(|f| f.name).join("; ");
@@ -202,8 +203,8 @@ pub fn run(args: &Args) -> Result<ExitCode> {
         table(&mut text, figure, args, &rows[of..], &left_out)?;
     }
     line.end();
-    write_json(args.json.as_deref(), &rows)?;
-    print(text.as_bytes())
+    all_written([write_json(args.json.as_deref(), &rows), print(text.as_bytes()).map(drop)])?;
+    Ok(ExitCode::SUCCESS)
 }
 
 /// The content of the file: words that encode their position.

@@ -18,6 +18,7 @@ use impresario_sim::outcome::Outcome;
 use impresario_sim::sweep::side_by_side;
 
 use crate::reproduce::papers::figure;
+use crate::usage;
 
 /// Measure in virtual time what waiting for predicted requests is worth over mlf and over no scheduler
 #[derive(clap::Args)]
@@ -119,7 +120,7 @@ pub fn run(args: &Args) -> Result<ExitCode> {
         .chain(args.policies.iter().map(String::as_str))
         .map(|text| Ok((text.trim_start_matches('+').parse::<PolicySpec>()?, text.starts_with('+'))))
         .collect::<Result<_>>()?;
-    let base = 1 + args.policies.iter().position(|p| *p == args.base).unwrap_or(0);
+    let base = base(&args.base, &args.policies)?;
     let mut cases = Vec::new();
     for &depth in &args.depths {
         for &jitter_us in &args.jitters_us {
@@ -227,6 +228,14 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
+/// The column of the policy that gains are over: `none` is the first, before the others.
+fn base(name: &str, policies: &[String]) -> Result<usize> {
+    let mut all = std::iter::once("none").chain(policies.iter().map(String::as_str));
+    all.position(|policy| policy == name).ok_or_else(|| {
+        usage(format!("--base {name}: it is none of the policies that are compared: none; {}", policies.join("; ")))
+    })
+}
+
 /// Gains of runs over others of the same seeds.
 fn gains(runs: &[Run], base: &[Run]) -> Vec<f64> {
     runs.iter().zip(base).map(|(run, base)| 1.0 - run.makespan_s / base.makespan_s).collect()
@@ -241,4 +250,21 @@ fn mean_of_cases<'a>(cases: impl Iterator<Item = &'a Vec<f64>> + Clone) -> Inter
 
 fn percent(gain: &Interval) -> String {
     format!("{:+.1} ± {:.1}", 100.0 * gain.mean, 100.0 * (gain.high - gain.mean))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_base_is_one_of_the_policies_or_a_mistake() {
+        let policies = ["mlf", "+agios"].map(String::from);
+        let base = |name| base(name, &policies);
+        assert_eq!((base("none").unwrap(), base("mlf").unwrap(), base("+agios").unwrap()), (0, 1, 2));
+        let error = base("ml").unwrap_err();
+        assert!(
+            error.is::<impresario_workload::usage::Usage>() && error.to_string().contains("none; mlf; +agios"),
+            "{error}"
+        );
+    }
 }

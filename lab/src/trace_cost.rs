@@ -18,7 +18,7 @@ use impresario_workload::cluster::{OwnCluster, Plan};
 use impresario_workload::dataset::DataSet;
 use impresario_workload::pattern::{Pattern, Shape};
 use impresario_workload::plan::{Operation, Workload};
-use impresario_workload::progress::{Progress, catch_signals, write_json};
+use impresario_workload::progress::{Progress, all_written, catch_signals, check_outputs, write_json};
 use impresario_workload::result::RunResult;
 use impresario_workload::runner::{RunOptions, run as run_load};
 use impresario_workload::storage::Storage;
@@ -58,6 +58,7 @@ const LOADS: [(&str, Shape, u64); 2] = [
 const PROCESS_BYTES: u64 = 4 << 20;
 
 pub fn run(args: &Args) -> Result<ExitCode> {
+    check_outputs(&[args.json.as_deref()])?;
     let stop = catch_signals()?;
     let plan = Plan {
         data_servers: 1,
@@ -126,12 +127,15 @@ pub fn run(args: &Args) -> Result<ExitCode> {
             rate(|r| r.0.requests_per_s),
             rate(|r| r.1.requests_per_s),
             percent(&|r| r.requests_per_s, -1.0),
-            percent(&|r| r.server_cpu_s / r.requests as f64, 1.0),
+            percent(&|r| r.server_cpu_s.unwrap_or_default() / r.requests as f64, 1.0),
             bytes as f64 / traced.max(1) as f64,
         );
         all.push(json!({ "load": name, "pairs": results }));
     }
     line.end();
-    write_json(args.json.as_deref(), &json!({ "policy": args.policy, "loads": all }))?;
-    print(out.as_bytes())
+    all_written([
+        write_json(args.json.as_deref(), &json!({ "policy": args.policy, "loads": all })),
+        print(out.as_bytes()).map(drop),
+    ])?;
+    Ok(ExitCode::SUCCESS)
 }

@@ -15,7 +15,7 @@ use impresario_backend::{Backend, Caller, Errno, Handle, Make, PosixTree, SetAtt
 use impresario_base::Random;
 use impresario_base::statistics::{Interval, mean};
 use impresario_base::units::show_bytes;
-use impresario_workload::progress::{Progress, catch_signals, write_json};
+use impresario_workload::progress::{Progress, all_written, catch_signals, check_outputs, write_json};
 use serde_json::json;
 
 use crate::print;
@@ -59,6 +59,7 @@ struct Way {
 }
 
 pub fn run(args: &Args) -> Result<ExitCode> {
+    check_outputs(&[args.json.as_deref()])?;
     let stop = catch_signals()?;
     let parent = args.dir.clone().unwrap_or_else(std::env::temp_dir);
     let folder = tempfile::Builder::new().prefix("impresario-lab-").tempdir_in(&parent);
@@ -101,8 +102,8 @@ pub fn run(args: &Args) -> Result<ExitCode> {
         all.push(json!({ "load": name, "ways": WAYS.map(|(name, ..)| name), "mib_s": rates }));
     }
     line.end();
-    print(out.as_bytes())?;
-    write_json(args.json.as_deref(), &json!({ "folder": parent, "loads": all }))?;
+    let told = json!({ "folder": parent, "loads": all });
+    all_written([print(out.as_bytes()).map(drop), write_json(args.json.as_deref(), &told)])?;
     Ok(ExitCode::SUCCESS)
 }
 

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Result, bail};
 use clap::Subcommand;
 use impresario_base::units::{parse_duration, show_bytes};
 use impresario_sched::PolicySpec;
@@ -16,7 +16,7 @@ use impresario_workload::compare_page;
 use impresario_workload::comparison::{Comparison, Effort, experiment_of};
 use impresario_workload::cpu::{process_cpu, process_rss_bytes};
 use impresario_workload::dataset::DataSet;
-use impresario_workload::progress::{Progress, catch_signals, write_json};
+use impresario_workload::progress::{Progress, all_written, catch_signals, check_outputs, write_json, write_text};
 use impresario_workload::result::RunResult;
 use impresario_workload::runner::{RunOptions, run as run_once};
 use impresario_workload::stats::Verdict;
@@ -30,7 +30,8 @@ use args::{ClusterArgs, WorkloadArgs};
 ///
 /// Applications of several processes each read or write files in the access patterns of the papers, in one
 /// process with a client of its own for every rank. All data are verified. Without --config a cluster is
-/// started in a folder in memory, on modelled disks where --device disk says so, and taken away afterwards.
+/// started in a folder in memory, on modelled disks where --device disk says so, and taken away afterwards. With --config it
+/// takes the admin key or certificate; files are made in a folder of their own and removed however it ends.
 ///
 /// The measurements are explained in doc/BENCHMARKING.md.
 #[derive(clap::Args)]
@@ -78,7 +79,8 @@ struct RunArgs {
 ///
 /// A system is `NAME[+KEY=VALUE…][@arrival|@elevator][@recorded]`: a policy with parameters, the order in which modelled
 /// disks serve, and whether the data servers go by a run that they recorded before. `control` is fifo that merges neighbours and does nothing else. Gains are shown over each
-/// baseline; verdicts are holds, does not hold, or unresolved, and unresolved is never a pass.
+/// baseline; verdicts are holds, does not hold, or unresolved, and unresolved is never a pass. With --config the policies and orders of
+/// disks that the servers had, and the earlier runs they went by, are set back in the end, also after an error and at Ctrl-C.
 #[derive(clap::Args)]
 #[command(after_long_help = "Examples:
   impresario bench compare none,none@elevator,control,mlf --device disk --baseline none --baseline none@elevator
@@ -138,33 +140,48 @@ pub fn run(args: Args) -> Result<ExitCode> {
 }
 
 fn run_workload(args: RunArgs) -> Result<ExitCode> {
+    check_outputs(&[args.json.as_deref()])?;
     let cases = args.workload.cases()?;
     let stop = catch_signals()?;
     let cluster = args.cluster.open(&stop)?;
     let options = RunOptions { fault: args.inject, verify: !args.no_verify, alone: args.alone, pair: 0 };
     let mut shown = Vec::new();
     let mut wrong = false;
+    let mut all_left = Vec::new();
     for case in cases {
-        let mut set = DataSet::new(&case.workload)?;
-        set.prepare(cluster.storage(), &stop)?;
-        let mut results: Vec<RunResult> = Vec::new();
-        for _ in 0..args.runs.max(1) {
-            let result = run_once(cluster.storage(), &mut set, &case.workload, &options, &stop)?;
-            print(format!("{}\n{}\n", case.workload.describe(), result.show()))?;
-            wrong |= options.verify && !result.verification.passed();
-            results.push(result);
-        }
-        set.remove(cluster.storage())?;
+        let mut set = [DataSet::new(&case.workload)?];
+        let (results, left) = DataSet::measured(cluster.storage(), &mut set, |sets| {
+            let mut results: Vec<RunResult> = Vec::new();
+            for set in sets {
+                set.prepare(cluster.storage(), &stop)?;
+                for _ in 0..args.runs.max(1) {
+                    let result = run_once(cluster.storage(), set, &case.workload, &options, &stop)?;
+                    print(format!("{}\n{}\n", case.workload.describe(), result.show()))?;
+                    wrong |= options.verify && !result.verification.passed();
+                    results.push(result);
+                }
+            }
+            Ok(results)
+        });
+        all_left.extend(left);
+        let results = results.map_err(|error| match all_left.is_empty() {
+            true => error,
+            false => error.context(all_left.join("; ")),
+        })?;
         shown.push(json!({ "name": case.name, "workload": case.workload, "results": results }));
     }
     write_json(args.json.as_deref(), &json!({ "cases": shown }))?;
     if wrong {
         bail!("the data are not what was written");
     }
+    if !all_left.is_empty() {
+        bail!("{}", all_left.join("; "));
+    }
     Ok(ExitCode::SUCCESS)
 }
 
 fn run_compare(args: CompareArgs) -> Result<ExitCode> {
+    check_outputs(&[args.json.as_deref(), args.html.as_deref()])?;
     let cases = args.workload.cases()?;
     let other = match (&args.other, args.on) {
         (Some(text), _) => impresario_workload::system::policy(text).map_err(usage)?,
@@ -185,14 +202,16 @@ fn run_compare(args: CompareArgs) -> Result<ExitCode> {
     let mut line = Progress::new();
     let outcome = compare(cluster.storage(), &experiment, &stop, &mut |p| line.experiment(&p))?;
     line.end();
-    print(outcome.show())?;
-    write_json(args.json.as_deref(), &outcome)?;
-    if let Some(path) = &args.html {
-        let page = compare_page::page("Comparison of schedulers", std::slice::from_ref(&outcome));
-        std::fs::write(path, page).with_context(|| format!("writing {}", path.display()))?;
-    }
-    // 0 when every claim holds; 1 when one does not, or is unresolved.
-    Ok(ExitCode::from(u8::from(outcome.claims.iter().any(|c| c.verdict != Verdict::Holds))))
+    all_written([
+        print(outcome.show()).map(drop),
+        write_json(args.json.as_deref(), &outcome),
+        write_text(args.html.as_deref(), || {
+            Ok(compare_page::page("Comparison of schedulers", std::slice::from_ref(&outcome)))
+        }),
+    ])?;
+    // 0 when every claim holds and all is as before; 1 when a claim does not hold, or is unresolved.
+    let all_hold = outcome.claims.iter().all(|c| c.verdict == Verdict::Holds);
+    Ok(ExitCode::from(u8::from(!all_hold || !outcome.left.is_empty())))
 }
 
 /// An idle cluster may use this share of one core in all.
@@ -201,6 +220,7 @@ const IDLE_CORE_MAX: f64 = 0.01;
 const DATA_SERVER_BYTES_MAX: u64 = 50_000_000;
 
 fn run_idle(args: IdleArgs) -> Result<ExitCode> {
+    check_outputs(&[args.json.as_deref()])?;
     let stop = catch_signals()?;
     let plan = args.cluster.own_plan("only the processes of a cluster that is started here are known")?;
     let cluster = OwnCluster::start(&plan, &stop)?;
@@ -229,7 +249,7 @@ fn run_idle(args: IdleArgs) -> Result<ExitCode> {
         largest as f64 / 1e6,
         verdict(largest < DATA_SERVER_BYTES_MAX)
     );
-    print(&out)?;
-    write_json(args.json.as_deref(), &json!({ "seconds": seconds, "cpu_share": total, "servers": servers }))?;
+    let told = json!({ "seconds": seconds, "cpu_share": total, "servers": servers });
+    all_written([print(&out).map(drop), write_json(args.json.as_deref(), &told)])?;
     Ok(ExitCode::from(u8::from(total >= IDLE_CORE_MAX || largest >= DATA_SERVER_BYTES_MAX)))
 }

@@ -14,7 +14,7 @@ use impresario_workload::calibrate::server::DataServer;
 use impresario_workload::calibrate::{Device, Plan, Step, calibrate, page, show};
 
 use crate::{load, print, usage};
-use impresario_workload::progress::{Progress, catch_signals, write_json};
+use impresario_workload::progress::{Progress, all_written, catch_signals, check_outputs, write_json, write_text};
 
 /// Measure the device under a directory or behind a data server, for the cost model of schedulers
 ///
@@ -79,11 +79,11 @@ pub fn run(args: Args) -> Result<ExitCode> {
         (None, Some(target)) => measure(&args, target)?,
         (None, None) => return Err(usage("name a directory on the device to be measured")),
     };
-    write_json(args.json.as_deref(), &calibration)?;
-    if let Some(path) = &args.html {
-        std::fs::write(path, page::page(&calibration)).with_context(|| format!("writing {}", path.display()))?;
-    }
-    print(show::text(&calibration, terminal_columns()))?;
+    all_written([
+        write_json(args.json.as_deref(), &calibration),
+        write_text(args.html.as_deref(), || Ok(page::page(&calibration))),
+        print(show::text(&calibration, terminal_columns())).map(drop),
+    ])?;
     if args.show.is_none() {
         let shown = args.output.display();
         print(format!("\nWritten to {shown}; a server uses it by: cost = \"{shown}\"\n"))?;
@@ -98,16 +98,7 @@ fn measure(args: &Args, target: &Path) -> Result<Calibration> {
         return Err(usage(format!("{shown} already exists: name another file with --output, or add --overwrite")));
     }
     replaceable(&args.output).map_err(|error| usage(format!("{}: {error}", args.output.display())))?;
-    for file in [Some(&args.output), args.html.as_ref(), args.json.as_ref()].into_iter().flatten() {
-        let folder = file.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
-        if !folder.is_dir() {
-            return Err(usage(format!(
-                "{}: there is no directory {}; create it first",
-                file.display(),
-                folder.display()
-            )));
-        }
-    }
+    check_outputs(&[Some(args.output.as_path()), args.html.as_deref(), args.json.as_deref()])?;
     let mut plan =
         Plan { max: Duration::from_secs(args.max_seconds), spread_goal: args.spread / 100.0, ..Plan::default() };
     if !args.sizes.is_empty() {

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-use anyhow::{Context, Result};
+use anyhow::Result;
 use impresario_workload::cluster::{OwnCluster, Plan};
 use impresario_workload::compare::{Experiment, Outcome, compare};
 use impresario_workload::demonstration as demo;
@@ -11,7 +11,7 @@ use impresario_workload::stop::Stop;
 use impresario_workload::storage::Storage;
 
 use crate::print;
-use impresario_workload::progress::{Progress, catch_signals, write_json};
+use impresario_workload::progress::{Progress, all_written, catch_signals, check_outputs, write_json, write_text};
 
 /// Show in about three minutes what scheduling is for
 ///
@@ -34,6 +34,7 @@ pub struct Args {
 }
 
 pub fn run(args: Args) -> Result<ExitCode> {
+    check_outputs(&[Some(args.html.as_path()), args.json.as_deref()])?;
     let stop = catch_signals()?;
     let plan = Plan {
         data_servers: demo::KERNEL_DATA_SERVERS,
@@ -61,10 +62,12 @@ pub fn run(args: Args) -> Result<ExitCode> {
     };
     let bare = measure(OwnCluster::start(&plan, &stop)?, &demo::experiment(args.quick), &stop)?;
     let shown = demo::Shown { kernel, bare };
-    print(demo::table(&shown))?;
-    std::fs::write(&args.html, demo::page(&shown)).with_context(|| format!("writing {}", args.html.display()))?;
+    all_written([
+        print(demo::table(&shown)).map(drop),
+        write_text(Some(&args.html), || Ok(demo::page(&shown))),
+        write_json(args.json.as_deref(), &demo::runs(&shown)),
+    ])?;
     tell!("The page with plots is {}.", args.html.display());
-    write_json(args.json.as_deref(), &demo::runs(&shown))?;
     Ok(ExitCode::SUCCESS)
 }
 

@@ -19,7 +19,7 @@ use impresario_workload::stop::Stop;
 use toml::Value;
 
 use crate::{print, usage};
-use impresario_workload::progress::{Progress, catch_signals};
+use impresario_workload::progress::{Progress, all_written, catch_signals, check_outputs, write_text};
 
 /// Simulate a cluster: any policy under any load, at any scale, with faults
 ///
@@ -141,6 +141,7 @@ pub fn run(args: Args) -> Result<ExitCode> {
 }
 
 fn run_files(args: &RunArgs) -> Result<ExitCode> {
+    check_outputs(&[args.json.as_deref(), args.csv.as_deref(), args.html.as_deref()])?;
     let overrides = args.changes.overrides()?;
     // All files are read before the first one is run: a mistake in the last is reported at once.
     let studies = args.files.iter().map(|file| Ok((file, read(file, &overrides)?))).collect::<Result<Vec<_>>>()?;
@@ -162,19 +163,16 @@ fn run_files(args: &RunArgs) -> Result<ExitCode> {
             break;
         }
     }
-    if let Some(path) = &args.json {
+    all_written([
         // On one line: curves and pictures are long and for programs only.
-        write(path, &(serde_json::to_string(&all)? + "\n"))?;
-    }
-    if let Some(path) = &args.csv {
+        write_text(args.json.as_deref(), || Ok(serde_json::to_string(&all)? + "\n")),
         // Studies with other swept keys have other columns: each has its own head.
-        let texts = all.iter().map(csv::text).collect::<Result<Vec<_>>>()?;
-        write(path, &texts.join("\n"))?;
-    }
-    if let Some(path) = &args.html {
-        let title = if let [one] = &all[..] { one.title.clone() } else { "Simulations".into() };
-        write(path, &page::page(&title, &all))?;
-    }
+        write_text(args.csv.as_deref(), || Ok(all.iter().map(csv::text).collect::<Result<Vec<_>>>()?.join("\n"))),
+        write_text(args.html.as_deref(), || {
+            let title = if let [one] = &all[..] { one.title.clone() } else { "Simulations".into() };
+            Ok(page::page(&title, &all))
+        }),
+    ])?;
     let broken: Vec<String> = all.iter().flat_map(Results::violations).collect();
     for violation in &broken {
         // The results are out; standard error may be closed.
@@ -222,10 +220,6 @@ fn name_of(file: &Path) -> String {
 fn threads(asked: Option<u32>) -> usize {
     let there = std::thread::available_parallelism().map_or(1, usize::from);
     asked.map_or(there, |n| n as usize)
-}
-
-fn write(path: &Path, text: &str) -> Result<()> {
-    std::fs::write(path, text).with_context(|| format!("writing {}", path.display()))
 }
 
 impl Changes {
@@ -375,7 +369,7 @@ fn tell(found: &fuzz::Found, args: &FuzzArgs, stop: &Stop) -> Result<ExitCode> {
     let mut fails = |s: &Scenario| fuzz::judge_while(s, &in_time).err();
     let shrunk = fuzz::shrink(&scenario, &found.failure, &mut fails, &mut go_on);
     let path = args.keep.join(format!("fuzz-{seed}.toml"));
-    write(&path, &shrunk.text)?;
+    write_text(Some(path.as_path()), || Ok(shrunk.text.clone()))?;
     let cut = if tired.load(Ordering::Relaxed) { ", stopped before it was smallest" } else { "" };
     let text = format!(
         "smallest scenario that fails so, after {} tries{cut}: {}\nto run it: impresario sim run --checks {}\n\n{}",

@@ -1,10 +1,18 @@
 //! `impresario bench` and `impresario demo` as a user starts them: results, exit statuses, nothing left behind.
 
+use std::ffi::OsStr;
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
 use std::time::Duration;
 
+use impresario_client::KeyRole;
+use impresario_config::Security;
+use impresario_sched::PolicySpec;
 use impresario_testing::{eventually, page_cache, require, until};
+use impresario_transport::key_file_name;
+use rustix::process::Signal;
+
+use crate::support::{Cluster, Process, client, run};
 
 const PROGRAM: &str = env!("CARGO_BIN_EXE_impresario");
 
@@ -135,6 +143,17 @@ fn mistakes_are_told_before_anything_starts() {
         (&["bench", "run", "--app", "op=write", "--app", "processes=some"], "no whole number"),
         (&["bench", "run", "--app", "op=write", "--apps", "2"], "cannot be used with"),
         (&["bench", "idle", "--config", "x.toml"], "--config cannot be used"),
+        (&["bench", "run", "--config", "x.toml", "--device", "disk"], "cannot be used with"),
+        (&["bench", "run", "--config", "x.toml", "--data-policy", "mlf"], "cannot be used with"),
+        (&["bench", "compare", "none,mlf", "--config", "x.toml", "--data-servers", "2"], "cannot be used with"),
+        // What is to be written is tried before anything is measured.
+        (&["bench", "run", "--json", "/nowhere/run.json"], "create it first"),
+        (&["bench", "compare", "none,mlf", "--html", "/nowhere/page.html"], "create it first"),
+        (&["bench", "idle", "--json", "/"], "it is a directory"),
+        (&["demo", "--html", "/nowhere/page.html"], "create it first"),
+        (&["sim", "run", "scenario.toml", "--csv", "/nowhere/runs.csv"], "create it first"),
+        (&["assist", "compare", "--json", "/nowhere/a.json", "hints", "--", "true"], "create it first"),
+        (&["trace", "replay", "run.imt", "--folder", "/tmp", "--json", "/nowhere/r.json"], "create it first"),
     ] {
         let output = impresario(words);
         assert_eq!(output.status.code(), Some(2), "{words:?}: {}", told(&output));
@@ -168,6 +187,74 @@ fn ctrl_c_leaves_no_folder_and_no_process() {
         String::from_utf8_lossy(&command).contains(config.to_str().unwrap())
     });
     assert_eq!(servers.count(), 0, "a server is left");
+}
+
+/// The names in the root of a cluster, and what its servers say of their policies.
+fn as_it_is(cluster: &Cluster) -> (usize, String) {
+    let shown = run([OsStr::new("policy"), OsStr::new("show"), cluster.path.as_os_str()]);
+    assert_eq!(shown.code, 0, "{shown:?}");
+    (client(&cluster.config, 1).list("/").unwrap().len(), shown.out)
+}
+
+/// `bench` on a running cluster, with its output in a file.
+fn bench_on(config: &Path, words: &[&str]) -> Process {
+    let words = [&["bench"][..], words, &["--config", config.to_str().unwrap()]].concat();
+    Process::start(words, &config.with_file_name("bench.log"))
+}
+
+#[test]
+fn a_running_cluster_is_as_before_after_a_measurement_and_after_ctrl_c() {
+    let cluster = Cluster::start(2, 1, |config| config.data[1].policy = PolicySpec::named("mlf"));
+    let config = cluster.path.to_str().unwrap();
+    let set = run(["policy", "set", config, "--server", "data.0", "fifo", "merge=on"]);
+    assert_eq!(set.code, 0, "{set:?}");
+    let before = as_it_is(&cluster);
+    assert!(before.0 == 0 && before.1.contains("fifo merge=on") && before.1.contains("mlf"), "{before:?}");
+    let small = ["--apps", "1", "--processes", "2", "--size", "64k", "--op", "read"];
+    let compare = ["compare", "none,sjf", "--pairs", "1"];
+    let mut whole = bench_on(&cluster.path, &[&compare[..], &small].concat());
+    assert!(whole.wait().success(), "{}", whole.log());
+    assert_eq!(as_it_is(&cluster), before);
+
+    let large = ["--apps", "1", "--processes", "1", "--size", "64m", "--request-size", "4k", "--op", "read"];
+    let mut measuring = bench_on(&cluster.path, &[&["compare", "none,sjf", "--pairs", "1000"][..], &large].concat());
+    until("it has switched the policies", || as_it_is(&cluster).1 != before.1);
+    measuring.signal(Signal::INT);
+    measuring.wait();
+    assert_eq!(as_it_is(&cluster), before, "{}", measuring.log());
+
+    let mut preparing = bench_on(&cluster.path, &["run", "--apps", "1", "--processes", "1", "--size", "1g"]);
+    until("it makes files", || as_it_is(&cluster).0 == 1);
+    preparing.signal(Signal::INT);
+    assert_eq!(preparing.wait().code(), Some(1), "{}", preparing.log());
+    assert_eq!(as_it_is(&cluster), before, "{}", preparing.log());
+
+    // Whose processes the servers are is not known.
+    let file = cluster.dir.path().join("run.json");
+    let mut told = bench_on(&cluster.path, &[&["run", "--json", file.to_str().unwrap()][..], &small].concat());
+    assert!(told.wait().success(), "{}", told.log());
+    assert!(json(&file)["cases"][0]["results"][0]["server_cpu_s"].is_null());
+    assert!(!told.log().contains("CPU of servers"), "{}", told.log());
+}
+
+#[test]
+fn who_may_not_reset_statistics_is_refused_before_files_are_made() {
+    let mut cluster = Cluster::describe(1, 0, |config| config.cluster.security = Security::Key);
+    assert_eq!(run(["key", "new", cluster.path.to_str().unwrap()]).code, 0);
+    cluster.begin();
+    // A machine that has the key of clients only.
+    let theirs = cluster.dir.path().join("theirs");
+    std::fs::create_dir_all(theirs.join("keys")).unwrap();
+    let client_key = key_file_name(KeyRole::Client);
+    std::fs::copy(cluster.config.cluster.key_dir.join(&client_key), theirs.join("keys").join(&client_key)).unwrap();
+    let config = theirs.join("impresario.toml");
+    std::fs::copy(&cluster.path, &config).unwrap();
+    for words in [&["run"][..], &["compare", "none,sjf"]] {
+        let mut refused = bench_on(&config, words);
+        assert_eq!(refused.wait().code(), Some(1), "{}", refused.log());
+        assert!(refused.log().contains("admin"), "{}", refused.log());
+        assert_eq!(client(&cluster.config, 1).list("/").unwrap().len(), 0, "files are left: {}", refused.log());
+    }
 }
 
 /// Mounts and loop devices of modelled disks whose folders lie below a folder.

@@ -15,7 +15,7 @@ use crate::dataset::DataSet;
 use crate::plan::Workload;
 use crate::result::{AppResult, RunResult};
 use crate::runner::{RunOptions, run};
-use crate::stats::{Interval, Verdict, at_least, mean, no_worse_than};
+use crate::stats::{Interval, Looks, Verdict, at_least, mean, no_worse_than};
 use crate::stop::Stop;
 use crate::system::{Switch, System};
 use impresario_base::Random;
@@ -80,6 +80,13 @@ pub struct Experiment {
     pub seed: u64,
 }
 
+impl Experiment {
+    /// When its claims are judged, and with which confidence.
+    fn looks(&self) -> Looks {
+        Looks::new(self.pairs, self.pairs_max)
+    }
+}
+
 /// One run of an experiment.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct Trial {
@@ -138,6 +145,9 @@ pub struct Outcome {
     pub modelled: bool,
     /// It was stopped; the unfinished pair is left out.
     pub stopped: bool,
+    /// What could not be removed or set back in the end, and why.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub left: Vec<String>,
 }
 
 /// Progress of an experiment.
@@ -160,20 +170,43 @@ pub struct Progress<'a> {
 }
 
 /// Runs an experiment; `progress` is called before and after every run. The stop flag ends it with the pairs completed
-/// so far; it is an error only before the first is complete.
+/// so far; it is an error only before the first is complete. However it ends, its files are removed, and the servers get back
+/// the policies that they had.
 pub fn compare(
     target: &dyn Switch,
     experiment: &Experiment,
     stop: &Stop,
     progress: &mut dyn FnMut(Progress<'_>),
 ) -> Result<Outcome> {
-    let began = Instant::now();
     let mut sets = Vec::new();
     for case in &experiment.cases {
         case.workload.check().map_err(|e| anyhow::anyhow!("case {}: {e}", case.name))?;
-        let mut set = DataSet::new(&case.workload)?;
+        sets.push(DataSet::new(&case.workload)?);
+    }
+    let before = target.settings().context("asking for the servers' policies")?;
+    let measure = |sets: &mut [DataSet]| measure(target, experiment, sets, stop, progress);
+    let (result, mut left) = DataSet::measured(target, &mut sets, measure);
+    if let Err(error) = target.set_back(&before) {
+        left.push(format!("the servers did not get back all policies that they had: {error:#}"));
+    }
+    match result {
+        Ok(outcome) => Ok(Outcome { left, ..outcome }),
+        Err(error) if left.is_empty() => Err(error),
+        Err(error) => Err(error.context(left.join("; "))),
+    }
+}
+
+/// What the experiment is, between reading the policies and setting them back.
+fn measure(
+    target: &dyn Switch,
+    experiment: &Experiment,
+    sets: &mut [DataSet],
+    stop: &Stop,
+    progress: &mut dyn FnMut(Progress<'_>),
+) -> Result<Outcome> {
+    let began = Instant::now();
+    for (case, set) in experiment.cases.iter().zip(&mut *sets) {
         set.prepare(target, stop).with_context(|| format!("preparing the files of case {}", case.name))?;
-        sets.push(set);
     }
     let mut outcome = Outcome {
         experiment: experiment.clone(),
@@ -184,14 +217,15 @@ pub fn compare(
         pairs: 0,
         modelled: false,
         stopped: false,
+        left: Vec::new(),
     };
-    for set in &sets {
+    for set in &*sets {
         outcome.places.push(set.places(target)?);
     }
     // By case: traces of a run of it.
     let mut traces: Vec<Vec<PathBuf>> = vec![Vec::new(); sets.len()];
     if let Some(system) = experiment.systems.iter().find(|s| s.recorded) {
-        for ((case, set), traces) in experiment.cases.iter().zip(&mut sets).zip(&mut traces) {
+        for ((case, set), traces) in experiment.cases.iter().zip(&mut *sets).zip(&mut traces) {
             *traces = recorded_run(target, system, case, set, stop)?;
         }
     }
@@ -253,9 +287,6 @@ pub fn compare(
         outcome.judge();
     }
     outcome.modelled = outcome.trials.iter().any(|t| t.result.modelled());
-    for set in &sets {
-        set.remove(target)?;
-    }
     Ok(outcome)
 }
 
@@ -302,14 +333,17 @@ fn one_trial(
 }
 
 impl Outcome {
-    /// Whether another pair is needed: the minimum is not reached, or a claim is unresolved and there is time.
+    /// Whether another pair is needed: the minimum is not reached, or there is time, and this is no time to look at claims or one
+    /// is unresolved.
     fn wants_more(&self, spent: Duration) -> bool {
         let e = &self.experiment;
         if self.pairs < e.pairs.max(1) {
             return true;
         }
-        let unresolved = self.claims.iter().any(|c| c.verdict == Verdict::Unresolved);
-        unresolved && self.pairs < e.pairs_max && spent.as_secs_f64() < e.time_max_s
+        let unresolved = || self.claims.iter().any(|c| c.verdict == Verdict::Unresolved);
+        let looks = e.looks();
+        let is_over = spent.as_secs_f64() >= e.time_max_s || looks.next(self.pairs).is_none() || e.claims.is_empty();
+        !is_over && (!looks.is_at(self.pairs) || unresolved())
     }
 
     fn index(&self, system: &str) -> Option<usize> {
@@ -328,16 +362,26 @@ impl Outcome {
         (0..self.pairs).map(gain).collect()
     }
 
-    /// A system's gain over another in one case.
-    pub fn case_gain(&self, case: usize, new: usize, base: usize) -> Interval {
-        Interval::of(&self.pair_gains(case, new, base).into_iter().flatten().collect::<Vec<_>>())
+    /// A system's gain over another in one case, of the pairs that count.
+    fn case_gains(&self, case: usize, new: usize, base: usize) -> Vec<f64> {
+        self.pair_gains(case, new, base).into_iter().flatten().collect()
     }
 
     /// The mean gain over the cases: one value per pair in which all of them count.
-    pub fn average_gain(&self, new: usize, base: usize) -> Interval {
+    fn average_gains(&self, new: usize, base: usize) -> Vec<f64> {
         let by_case: Vec<_> = (0..self.experiment.cases.len()).map(|c| self.pair_gains(c, new, base)).collect();
         let whole = |pair: usize| by_case.iter().map(|gains| gains[pair]).collect::<Option<Vec<f64>>>();
-        Interval::of(&(0..self.pairs as usize).filter_map(|p| whole(p).map(|g| mean(&g))).collect::<Vec<_>>())
+        (0..self.pairs as usize).filter_map(|p| whole(p).map(|g| mean(&g))).collect()
+    }
+
+    /// A system's gain over another in one case.
+    pub fn case_gain(&self, case: usize, new: usize, base: usize) -> Interval {
+        Interval::of(&self.case_gains(case, new, base))
+    }
+
+    /// The mean gain over the cases.
+    pub fn average_gain(&self, new: usize, base: usize) -> Interval {
+        Interval::of(&self.average_gains(new, base))
     }
 
     /// Counting runs of a system on a case.
@@ -372,26 +416,30 @@ impl Outcome {
             return vec![Judged { text, verdict: Verdict::Unresolved }];
         };
         let cases = || self.experiment.cases.iter().enumerate();
-        let judged = |what: &str, gain: Interval, verdict| Judged {
-            text: format!("{} over {}, {what}: {}", claim.new, claim.base, show_gain(&gain)),
-            verdict,
+        let looks = self.experiment.looks();
+        let judged = |what: &str, gains: &[f64], judge: fn(Interval, f64) -> Verdict, limit| {
+            let judged_by = looks.interval(gains);
+            let mut text = format!("{} over {}, {what}: {}", claim.new, claim.base, show_gain(&Interval::of(gains)));
+            if looks.count() > 1 && judged_by.n > 1 {
+                text += &format!("; by {}", looks.show(&judged_by, |gain| format!("{:+.1}", gain * 100.0)));
+            }
+            Judged { text, verdict: judge(judged_by, limit) }
         };
         match claim.bound {
             Bound::AverageAtLeast(limit) => {
-                let gain = self.average_gain(new, base);
-                vec![judged(&format!("at least {} on average", percent(limit)), gain, at_least(gain, limit))]
+                let what = format!("at least {} on average", percent(limit));
+                vec![judged(&what, &self.average_gains(new, base), at_least, limit)]
             }
             Bound::EachAtLeast(limit) => cases()
                 .map(|(c, case)| {
-                    let gain = self.case_gain(c, new, base);
-                    judged(&format!("at least {} in {}", percent(limit), case.name), gain, at_least(gain, limit))
+                    let what = format!("at least {} in {}", percent(limit), case.name);
+                    judged(&what, &self.case_gains(c, new, base), at_least, limit)
                 })
                 .collect(),
             Bound::NoCaseWorseThan(limit) => cases()
                 .map(|(c, case)| {
-                    let gain = self.case_gain(c, new, base);
                     let what = format!("no worse than {} in {}", percent(limit), case.name);
-                    judged(&what, gain, no_worse_than(gain, limit))
+                    judged(&what, &self.case_gains(c, new, base), no_worse_than, limit)
                 })
                 .collect(),
         }
@@ -506,6 +554,7 @@ impl Outcome {
             );
         }
         out += &format!("all data of all {} runs verified\n", self.trials.len());
+        self.left.iter().for_each(|left| out += &format!("NOT AS BEFORE: {left}\n"));
         out
     }
 }
@@ -623,6 +672,38 @@ pub(crate) mod tests {
         assert_eq!((outcome.pairs, outcome.stopped, outcome.trials.len()), (2, true, 8));
         assert!(outcome.show().contains("2 pairs, then stopped") && !outcome.claims.is_empty());
         assert!(compare(&Memory::default(), &experiment(), &stop, &mut |_| {}).is_err(), "nothing to report");
+    }
+
+    /// A full disk, a wrong reply and Ctrl-C end an experiment early; its files go then, too.
+    #[test]
+    fn files_are_removed_however_it_ends() {
+        let full = Memory { write_bytes_max: Some(1000), ..Memory::default() };
+        let error = compare(&full, &experiment(), &Stop::new(), &mut |_| {}).unwrap_err();
+        assert!(format!("{error:#}").contains("only 1000 of"), "{error:#}");
+        assert!(full.files.lock().is_empty());
+        let (memory, stop) = (Memory::default(), Stop::new());
+        compare(&memory, &experiment(), &stop, &mut |_| stop.set()).unwrap_err();
+        assert!(memory.files.lock().is_empty());
+        let memory = Memory::default();
+        assert_eq!(compare(&memory, &experiment(), &Stop::new(), &mut |_| {}).unwrap().left, [] as [String; 0]);
+        assert!(memory.files.lock().is_empty());
+    }
+
+    #[test]
+    fn claims_end_an_experiment_at_looks_only() {
+        let mut outcome = compare(&Memory::default(), &experiment(), &Stop::new(), &mut |_| {}).unwrap();
+        let soon = Duration::from_secs(1);
+        let mut wants = |pairs, verdict, spent| {
+            outcome.pairs = pairs;
+            outcome.claims.iter_mut().for_each(|claim| claim.verdict = verdict);
+            outcome.wants_more(spent)
+        };
+        assert!(wants(2, Verdict::Holds, Duration::MAX), "the pairs that are asked for");
+        assert!(!wants(3, Verdict::Holds, soon) && wants(3, Verdict::Unresolved, soon));
+        assert!(wants(4, Verdict::Holds, soon) && wants(5, Verdict::DoesNotHold, soon), "between 3 and 6");
+        assert!(!wants(4, Verdict::Unresolved, Duration::from_secs(61)) && !wants(6, Verdict::Unresolved, soon));
+        outcome.judge();
+        assert!(outcome.claims[0].text.contains(" at 97.5 % for 2 looks"), "{}", outcome.claims[0].text);
     }
 
     /// A run under bad conditions is repeated; after that its pair is left out.

@@ -12,7 +12,7 @@ pub struct Effort {
     /// Pairs at least
     #[arg(long, default_value_t = 3, value_name = "N")]
     pub pairs: u32,
-    /// Pairs at most, while a claim is unresolved
+    /// Pairs at most, while a claim is unresolved; looked at with --pairs of them, and whenever they have doubled
     #[arg(long = "max-pairs", default_value_t = 12, value_name = "N")]
     pub pairs_max: u32,
     /// No further pair starts after this many minutes

@@ -27,6 +27,8 @@ pub struct DataSet {
     /// Generation of the content of each application's files; 0: not prepared.
     generations: Vec<u32>,
     directory: String,
+    /// The directory was made.
+    is_made: bool,
 }
 
 /// The result of verification.
@@ -75,6 +77,7 @@ impl DataSet {
             patterns: workload.applications.iter().map(|a| a.pattern).collect(),
             generations: vec![0; workload.applications.len()],
             directory: format!("bench-{nonce:016x}"),
+            is_made: false,
         })
     }
 
@@ -104,6 +107,7 @@ impl DataSet {
     pub fn prepare(&mut self, target: &dyn Target, stop: &Stop) -> Result<()> {
         let client = target.connect(worker_identity("prepare"))?;
         client.make_dir(&self.directory)?;
+        self.is_made = true;
         // One client creates one file after the other, so their order on the disks is always the same.
         for (application, file) in self.files() {
             client.create(&self.path(application, file)).with_context(|| format!("making a{application}.f{file}"))?;
@@ -163,13 +167,43 @@ impl DataSet {
         Ok(found.into_inner())
     }
 
-    /// Removes the files.
+    /// Removes what there is of the files, at whatever point making or measuring them ended. An error names the directory.
     pub fn remove(&self, target: &dyn Target) -> Result<()> {
-        let client = target.connect(worker_identity("remove"))?;
-        for (application, file) in self.files() {
-            client.remove(&self.path(application, file))?;
+        if !self.is_made {
+            return Ok(());
         }
-        client.remove_dir(&self.directory)
+        let remove = || -> Result<()> {
+            let client = target.connect(worker_identity("remove"))?;
+            let mut removed = Ok(());
+            for (application, file) in self.files() {
+                let path = self.path(application, file);
+                let Err(error) = client.remove(&path) else { continue };
+                match client.size(&path) {
+                    // It was not made before an early end.
+                    Ok(None) => {}
+                    Ok(Some(_)) => removed = removed.and(Err(error)),
+                    // The storage does not answer: each further file would take its patience.
+                    Err(_) => return Err(error),
+                }
+            }
+            removed.and_then(|()| client.remove_dir(&self.directory))
+        };
+        remove().with_context(|| format!("files are left in {}", self.directory))
+    }
+
+    /// Has files made and measured, and removes them however that ends. Besides the result: what is left, and why.
+    pub fn measured<T>(
+        target: &dyn Target,
+        sets: &mut [DataSet],
+        measure: impl FnOnce(&mut [DataSet]) -> Result<T>,
+    ) -> (Result<T>, Vec<String>) {
+        // Who may not do this cannot measure: better refused before the files are written.
+        let allowed = target.reset().context(
+            "measuring sets the statistics of all servers to zero, which takes the admin key or certificate; nothing was written",
+        );
+        let result = allowed.and_then(|()| measure(sets));
+        let left = sets.iter().filter_map(|set| set.remove(target).err());
+        (result, left.map(|error| format!("{error:#}")).collect())
     }
 
     /// The placement of each application's files, if the storage reports it.

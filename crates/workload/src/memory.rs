@@ -15,7 +15,7 @@ type Files = Arc<Mutex<HashMap<String, Arc<RwLock<Vec<u8>>>>>>;
 /// Files in memory; every request takes a set time.
 #[derive(Clone, Default)]
 pub struct Memory {
-    files: Files,
+    pub(crate) files: Files,
     /// Time of one request.
     pub delay: Arc<Mutex<Duration>>,
     /// What the servers report.
@@ -24,6 +24,10 @@ pub struct Memory {
     pub connected: Arc<AtomicU64>,
     /// Recordings started, as `None`, and traces used.
     pub recordings: Arc<Mutex<Vec<Vec<std::path::PathBuf>>>>,
+    /// One read transfers this many bytes at most.
+    pub read_bytes_max: Option<usize>,
+    /// One write transfers this many bytes at most.
+    pub write_bytes_max: Option<usize>,
 }
 
 struct Client {
@@ -35,6 +39,8 @@ struct Client {
 struct Open {
     data: Arc<RwLock<Vec<u8>>>,
     delay: Duration,
+    read_bytes_max: usize,
+    write_bytes_max: usize,
     requests: Arc<AtomicU64>,
     bytes: Arc<AtomicU64>,
 }
@@ -52,7 +58,14 @@ impl Target for Memory {
 impl Client {
     fn handle(&self, data: Arc<RwLock<Vec<u8>>>) -> Box<dyn FileIo> {
         let delay = *self.memory.delay.lock();
-        Box::new(Open { data, delay, requests: self.requests.clone(), bytes: self.bytes.clone() })
+        Box::new(Open {
+            data,
+            delay,
+            read_bytes_max: self.memory.read_bytes_max.unwrap_or(usize::MAX),
+            write_bytes_max: self.memory.write_bytes_max.unwrap_or(usize::MAX),
+            requests: self.requests.clone(),
+            bytes: self.bytes.clone(),
+        })
     }
 }
 
@@ -95,11 +108,12 @@ impl FileIo for Open {
         self.count(buffer.len());
         let data = self.data.read();
         let from = data.len().min(offset as usize);
-        let n = buffer.len().min(data.len() - from);
+        let n = buffer.len().min(data.len() - from).min(self.read_bytes_max);
         buffer[..n].copy_from_slice(&data[from..from + n]);
         Ok(n)
     }
     fn write_at(&self, bytes: &[u8], offset: u64) -> Result<usize> {
+        let bytes = &bytes[..bytes.len().min(self.write_bytes_max)];
         self.count(bytes.len());
         let mut data = self.data.write();
         let end = offset as usize + bytes.len();

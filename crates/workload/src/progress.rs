@@ -1,15 +1,17 @@
 //! Progress of a long command on standard error, stopping it with Ctrl-C, and its results as JSON.
 
-use std::io::{IsTerminal, Write};
+use std::io::{ErrorKind, IsTerminal, Write};
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
+use rustix::fs::{Access, access};
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 
 use crate::compare;
 use crate::stop::Stop;
+use crate::usage::usage;
 use impresario_base::units::show_seconds;
 
 /// A second signal after this time ends the program at once. An earlier one is a copy of the first: `timeout` and some
@@ -35,11 +37,49 @@ pub fn catch_signals() -> Result<Stop> {
     Ok(stop)
 }
 
+/// Refuses files that cannot be written: a command asks before it measures, so that a mistyped name costs no measurement.
+/// Changes nothing.
+pub fn check_outputs(files: &[Option<&Path>]) -> Result<()> {
+    let mut named = files.iter().copied().flatten();
+    named.try_for_each(|file| writable(file).map_err(|why| usage(format!("{}: {why}", file.display()))))
+}
+
+fn writable(file: &Path) -> Result<(), String> {
+    let may_write =
+        |path: &Path| access(path, Access::WRITE_OK).map_err(|error| format!("it cannot be written: {error}"));
+    match file.metadata() {
+        Ok(there) if there.is_dir() => Err("it is a directory; name a file".into()),
+        Ok(_) => may_write(file),
+        Err(error) if error.kind() == ErrorKind::NotFound => {
+            let folder = file.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
+            if !folder.is_dir() {
+                return Err(format!("there is no directory {}; create it first", folder.display()));
+            }
+            may_write(folder)
+        }
+        Err(error) => Err(error.to_string()),
+    }
+}
+
+/// All that a command writes in the end: each was tried, whatever became of the others.
+pub fn all_written<const N: usize>(results: [Result<()>; N]) -> Result<()> {
+    let mut errors: Vec<_> = results.into_iter().filter_map(Result::err).collect();
+    match errors.len() {
+        0 => Ok(()),
+        1 => Err(errors.remove(0)),
+        _ => bail!("{}", errors.iter().map(|error| format!("{error:#}")).collect::<Vec<_>>().join("; ")),
+    }
+}
+
 /// Writes a value as JSON to the file that the user named, if any.
 pub fn write_json(path: Option<&Path>, value: &impl serde::Serialize) -> Result<()> {
+    write_text(path, || Ok(serde_json::to_string_pretty(value)? + "\n"))
+}
+
+/// Writes a text to the file that the user named, if any.
+pub fn write_text(path: Option<&Path>, text: impl FnOnce() -> Result<String>) -> Result<()> {
     let Some(path) = path else { return Ok(()) };
-    let text = serde_json::to_string_pretty(value)? + "\n";
-    std::fs::write(path, text).with_context(|| format!("writing {}", path.display()))
+    std::fs::write(path, text()?).with_context(|| format!("writing {}", path.display()))
 }
 
 /// One line that is updated on a terminal; a line per step elsewhere.
@@ -114,5 +154,46 @@ impl Progress {
 impl Drop for Progress {
     fn drop(&mut self) {
         self.end();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use anyhow::anyhow;
+
+    use super::*;
+    use crate::usage::Usage;
+
+    #[test]
+    fn files_that_cannot_be_written_are_refused_before_and_none_is_touched() {
+        let folder = tempfile::tempdir().unwrap();
+        let at = |name: &str| folder.path().join(name);
+        std::fs::write(at("there"), "mine").unwrap();
+        let check = |name: &str| check_outputs(&[None, Some(at("there").as_path()), Some(at(name).as_path())]);
+        check("new.json").unwrap();
+        for (name, why) in
+            [("nowhere/new.json", "create it first"), ("", "it is a directory"), ("there/new", "Not a dir")]
+        {
+            let error = check(name).unwrap_err();
+            assert!(error.is::<Usage>() && error.to_string().contains(why), "{error}");
+        }
+        assert_eq!(std::fs::read_to_string(at("there")).unwrap(), "mine");
+        assert!(!at("new.json").exists());
+        check_outputs(&[Some(Path::new("/dev/null")), Some(Path::new("relative.json"))]).unwrap();
+    }
+
+    #[test]
+    fn one_output_that_fails_does_not_keep_the_others() {
+        let folder = tempfile::tempdir().unwrap();
+        let json = folder.path().join("b.json");
+        let written = all_written([
+            write_text(Some(folder.path()), || Ok("page".into())),
+            write_json(Some(&json), &1),
+            Err(anyhow!("a pipe")),
+        ]);
+        let error = written.unwrap_err().to_string();
+        assert!(error.contains("writing ") && error.contains("a pipe"), "{error}");
+        assert_eq!(std::fs::read_to_string(json).unwrap(), "1\n");
+        all_written([write_json(None, &1)]).unwrap();
     }
 }

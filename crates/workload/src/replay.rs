@@ -289,7 +289,7 @@ pub struct Replayed {
     pub syncs: u64,
     /// Bytes read and written.
     pub bytes: u64,
-    /// Requests that failed, and the first error.
+    /// Requests that failed or transferred less than they had to, and the first error.
     pub failed: u64,
     /// The first error.
     pub failure: Option<String>,
@@ -436,7 +436,7 @@ fn run(plan: &Plan, open: &[Files], timing: Timing, stop: &Stop, progress: &mut 
     let (opened, lanes) = std::thread::scope(|scope| -> Result<_> {
         let mut threads = Vec::new();
         for (number, lane) in plan.lanes.iter().enumerate() {
-            let (gate, made, ended, files) = (&gate, &made, &ended, &open[lane.origin]);
+            let (gate, made, ended, files) = (&gate, &made, &ended, (&open[lane.origin], plan.sizes.as_slice()));
             let thread = std::thread::Builder::new().name(format!("replay.{number}")).spawn_scoped(scope, move || {
                 let done = lane.run(files, timing, (gate, stop), made);
                 ended.fetch_add(1, Relaxed);
@@ -492,13 +492,21 @@ fn run(plan: &Plan, open: &[Files], timing: Timing, stop: &Stop, progress: &mut 
 }
 
 impl Lane {
-    fn run(&self, files: &Files, timing: Timing, (gate, stop): (&Gate, &Stop), made: &AtomicU64) -> Result<Done> {
+    fn run(
+        &self,
+        (files, sizes): (&Files, &[u64]),
+        timing: Timing,
+        (gate, stop): (&Gate, &Stop),
+        made: &AtomicU64,
+    ) -> Result<Done> {
         // Microsecond waits need a microsecond timer: the kernel's default slack is 50 µs.
         // SAFETY: PR_SET_TIMERSLACK takes a number and changes only this thread's timers.
         unsafe { libc::prctl(libc::PR_SET_TIMERSLACK, 1_000 as libc::c_ulong) };
         let mut done = Done::default();
         let mut buffer = vec![0u8; self.buffer_bytes as usize];
+        // All threads begin at one instant, whatever the timing: times are counted from there.
         let start = gate.wait(READY_PATIENCE)? + START_MARGIN;
+        stop.sleep_until(start)?;
         let mut free = start;
         for step in &self.steps {
             let due = match timing {
@@ -531,13 +539,22 @@ impl Lane {
                 Op::Write => done.writes += 1,
                 Op::Sync => done.syncs += 1,
             }
-            match outcome {
-                Ok(moved) => done.bytes += moved as u64,
-                Err(ref error) => {
-                    done.failed += 1;
-                    done.failure.get_or_insert_with(|| format!("{error:#}"));
+            let wanted = match step.op {
+                // The recorded read may have ended behind the file's end.
+                Op::Read => u64::from(step.len).min(sizes[step.file as usize].saturating_sub(step.offset)),
+                Op::Write => u64::from(step.len),
+                Op::Sync => 0,
+            };
+            let failure = match &outcome {
+                Ok(moved) => {
+                    done.bytes += *moved as u64;
+                    let (op, offset) = (if matches!(step.op, Op::Read) { "read" } else { "written" }, step.offset);
+                    ((*moved as u64) < wanted).then(|| format!("only {moved} of {wanted} bytes {op} at {offset}"))
                 }
-            }
+                Err(error) => Some(format!("{error:#}")),
+            };
+            done.failed += u64::from(failure.is_some());
+            done.failure = done.failure.or(failure);
             if let (Op::Read, Ok(moved)) = (step.op, &outcome) {
                 let data = &data[..(*moved).min(step.len as usize)];
                 done.verification.record(data.len() as u64, source(step.file).check(step.offset, data));
@@ -629,6 +646,45 @@ mod tests {
         }
         assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 1, "nothing stays");
         assert_eq!(std::fs::read_to_string(folder.path().join("mine")).unwrap(), "untouched");
+    }
+
+    /// A file system that loses the ends of files answers reads with fewer bytes, and no error.
+    #[test]
+    fn requests_that_come_back_short_have_failed() {
+        let plan = Plan::new(&[some()]).unwrap();
+        for (reads, writes, failed, told) in [
+            (Some(0), None, 4, "only 0 of"),
+            (Some(300), None, 3, "only 300 of 4096 bytes read"),
+            (None, Some(5000), 1, "only 5000 of 10000"),
+        ] {
+            let memory = Memory { read_bytes_max: reads, write_bytes_max: writes, ..Memory::default() };
+            let done = replay(&memory, &plan, &options(Timing::Fast), &Stop::new(), |_| {}).unwrap();
+            assert_eq!((done.requests, done.failed), (6, failed), "{reads:?} {writes:?}");
+            assert!(done.failure.as_ref().unwrap().starts_with(told), "{:?}", done.failure);
+        }
+        // What a recorded read did not get either is not missed.
+        let mut behind_the_end = some();
+        behind_the_end.records.iter_mut().filter(|r| r.offset == 50_000).for_each(|r| r.outcome = Outcome::Short(96));
+        let plan = Plan::new(&[behind_the_end]).unwrap();
+        assert_eq!(plan.sizes[0], 50_096);
+        let done = replay(&Memory::default(), &plan, &options(Timing::Fast), &Stop::new(), |_| {}).unwrap();
+        assert_eq!((done.failed, done.bytes), (0, 2 * 4096 + 96 + 300 + 10_000));
+    }
+
+    #[test]
+    fn a_replay_takes_as_long_as_its_requests_do() {
+        let reads: Vec<Row> = (0..3).map(|n| (1, TraceOp::Read, 7, n * 4096, 4096, n, 1)).collect();
+        for (count, delay_ms) in [(1, 2), (3, 10)] {
+            let plan = Plan::new(&[trace(&reads[..count])]).unwrap();
+            let memory = Memory::default();
+            *memory.delay.lock() = Duration::from_millis(delay_ms);
+            let done = replay(&memory, &plan, &options(Timing::Fast), &Stop::new(), |_| {}).unwrap();
+            assert!(
+                done.time_s >= (count as u64 * delay_ms) as f64 / 1e3,
+                "{count} of {delay_ms} ms: {} s",
+                done.time_s
+            );
+        }
     }
 
     /// Other files are not touched, and those of an earlier replay only if requested.

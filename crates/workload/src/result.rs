@@ -93,7 +93,7 @@ pub(crate) struct Measured {
     pub leaving_clients: Moved,
     pub servers: Observation,
     pub idle_cpu: Option<f64>,
-    pub server_cpu_s: f64,
+    pub server_cpu_s: Option<f64>,
     pub client_cpu_s: f64,
     pub verification: Verification,
     pub checked_in_line: bool,
@@ -127,8 +127,8 @@ pub struct RunResult {
     pub servers: Observation,
     /// Share of the machine's CPU that was idle during the timed part.
     pub idle_cpu: Option<f64>,
-    /// CPU time of our cluster's servers in the timed part, s; 0 for other clusters.
-    pub server_cpu_s: f64,
+    /// CPU time of our cluster's servers in the timed part, s; absent for other clusters, whose processes are not known.
+    pub server_cpu_s: Option<f64>,
     /// CPU time of all clients in the timed part, s (including servers in the same process).
     pub client_cpu_s: f64,
     /// The result of comparing the data.
@@ -222,15 +222,13 @@ impl RunResult {
             );
         }
         if let Some(idle) = self.idle_cpu {
-            out += &format!("idle CPU {:.0} %", idle * 100.0);
             let (per_op, per_gib) = (1e6 / self.requests.max(1) as f64, f64::from(1 << 30) / self.bytes.max(1) as f64);
-            out += &format!(
-                " · CPU of servers {:.1} µs a request, {:.2} s a GiB; of clients {:.1} µs, {:.2} s\n",
-                self.server_cpu_s * per_op,
-                self.server_cpu_s * per_gib,
-                self.client_cpu_s * per_op,
-                self.client_cpu_s * per_gib,
-            );
+            let cpu = |whose: &str, s: f64| {
+                format!(" · CPU of {whose} {:.1} µs a request, {:.2} s a GiB", s * per_op, s * per_gib)
+            };
+            out += &format!("idle CPU {:.0} %", idle * 100.0);
+            out += &self.server_cpu_s.map_or(String::new(), |s| cpu("servers", s));
+            out += &(cpu("clients", self.client_cpu_s) + "\n");
         }
         out += &match (&self.verification, self.verification.passed()) {
             (v, true) => format!("verified: {} as they must be\n", show_bytes(v.checked_bytes as f64)),
@@ -241,6 +239,9 @@ impl RunResult {
                 v.first.first().map_or("–".into(), ToString::to_string)
             ),
         };
+        if self.checked_in_line {
+            out += "data were made and compared between the requests, within the timed part: they did not fit into memory\n";
+        }
         for why in &self.does_not_count {
             out += &format!("does not count: {why}\n");
         }
@@ -291,6 +292,33 @@ mod tests {
         assert!(why_not(&on_device(8000.0, 100.0), Some(0.19))[0].contains("idle"));
         assert!(!why_not(&on_device(8000.0, 100.0), None).is_empty());
         assert!(why_not(&Observation::default(), Some(0.0)).is_empty());
+    }
+
+    #[test]
+    fn what_is_not_known_is_not_told_as_nothing() {
+        let measured = |server_cpu_s, checked_in_line| Measured {
+            began_ns: 0,
+            bytes: 1 << 30,
+            requests: 1000,
+            latency_ns: impresario_base::Histogram::<5>::default().summary(),
+            leaving_clients: Moved::default(),
+            servers: Observation::default(),
+            idle_cpu: Some(0.5),
+            server_cpu_s,
+            client_cpu_s: 0.25,
+            verification: Verification::default(),
+            checked_in_line,
+        };
+        let other = RunResult::new(1.0, Vec::new(), measured(None, true));
+        let text = other.show();
+        assert!(text.contains("idle CPU 50 % · CPU of clients 250.0 µs a request, 0.25 s a GiB\n"), "{text}");
+        assert!(!text.contains("of servers") && text.contains("within the timed part"), "{text}");
+        assert!(serde_json::to_value(&other).unwrap()["server_cpu_s"].is_null());
+        let text = RunResult::new(1.0, Vec::new(), measured(Some(0.5), false)).show();
+        assert!(
+            text.contains("CPU of servers 500.0 µs a request") && !text.contains("within the timed part"),
+            "{text}"
+        );
     }
 
     #[test]

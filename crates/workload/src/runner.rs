@@ -96,7 +96,8 @@ impl Gates {
 /// CPU times at one instant.
 struct CpuTimes {
     machine: Option<MachineTimes>,
-    servers: Duration,
+    /// Absent where the servers' processes are not known.
+    servers: Option<Duration>,
     clients: Duration,
 }
 
@@ -104,7 +105,7 @@ impl CpuTimes {
     fn now(servers: &[u32]) -> CpuTimes {
         CpuTimes {
             machine: MachineTimes::now(),
-            servers: servers.iter().filter_map(|pid| process_cpu(*pid)).sum(),
+            servers: (!servers.is_empty()).then(|| servers.iter().filter_map(|pid| process_cpu(*pid)).sum()),
             clients: process_cpu(std::process::id()).unwrap_or_default(),
         }
     }
@@ -236,7 +237,7 @@ fn timed(
         leaving_clients: Moved::default(),
         servers,
         idle_cpu: before.machine.zip(after.machine).and_then(|(b, a)| a.idle_since(&b)),
-        server_cpu_s: after.servers.saturating_sub(before.servers).as_secs_f64(),
+        server_cpu_s: before.servers.zip(after.servers).map(|(b, a)| a.saturating_sub(b).as_secs_f64()),
         client_cpu_s: after.clients.saturating_sub(before.clients).as_secs_f64(),
         verification: Verification::default(),
         checked_in_line: !in_arena,

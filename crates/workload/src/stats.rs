@@ -38,6 +38,64 @@ impl Verdict {
     }
 }
 
+/// When a growing series of pairs is judged, and with which confidence.
+///
+/// Who looks at a 95 % interval after every pair, and stops when it lies on one side of a limit, is wrong far more often than
+/// in 5 % of the cases: each look is another chance to be. So a series is looked at after n, 2n, 4n … pairs and at its end only, and
+/// the error of 5 % is divided by the number of these looks (Bonferroni's inequality). A wrong verdict is then as rare as with
+/// a fixed number of pairs, whichever look is the last.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Looks {
+    first: u32,
+    last: u32,
+}
+
+/// The error of all looks together, both sides.
+const ERROR: f64 = 0.05;
+
+impl Looks {
+    /// The looks of a series of `pairs` at least and `pairs_max` at most.
+    pub fn new(pairs: u32, pairs_max: u32) -> Looks {
+        let first = pairs.max(1);
+        Looks { first, last: pairs_max.max(first) }
+    }
+
+    /// Pairs at the first look after `done` pairs; `None`: the last one was.
+    pub fn next(&self, done: u32) -> Option<u32> {
+        let mut at = self.first;
+        while at <= done && at < self.last {
+            at = at.saturating_mul(2).min(self.last);
+        }
+        (at > done).then_some(at)
+    }
+
+    /// Whether a series of so many pairs is looked at.
+    pub fn is_at(&self, done: u32) -> bool {
+        done > 0 && self.next(done - 1) == Some(done)
+    }
+
+    /// How many looks there are at most.
+    pub fn count(&self) -> u32 {
+        std::iter::successors(self.next(0), |at| self.next(*at)).count() as u32
+    }
+
+    /// Confidence of the interval that each look judges by.
+    pub fn confidence(&self) -> f64 {
+        1.0 - ERROR / f64::from(self.count())
+    }
+
+    /// The interval that a verdict was judged by, for people.
+    pub fn show(&self, interval: &Interval, end: impl Fn(f64) -> String) -> String {
+        let percent = (self.confidence() * 1000.0).round() / 10.0;
+        format!("[{}, {}] at {percent} % for {} looks", end(interval.low), end(interval.high), self.count())
+    }
+
+    /// That interval.
+    pub fn interval(&self, values: &[f64]) -> Interval {
+        Interval::with_confidence(values, self.confidence())
+    }
+}
+
 /// "The gain is at least `limit`".
 pub fn at_least(gain: Interval, limit: f64) -> Verdict {
     Verdict::between(gain, limit, f64::INFINITY)
@@ -55,7 +113,55 @@ pub fn within(difference: Interval, limit: f64) -> Verdict {
 
 #[cfg(test)]
 mod tests {
+    use impresario_base::Random;
+
     use super::*;
+
+    #[test]
+    fn looks_are_doubled_and_share_the_error() {
+        let at = |pairs, most| {
+            let looks = Looks::new(pairs, most);
+            std::iter::successors(looks.next(0), |at| looks.next(*at)).collect::<Vec<_>>()
+        };
+        assert_eq!((at(3, 12), at(10, 80)), (vec![3, 6, 12], vec![10, 20, 40, 80]));
+        assert_eq!((at(3, 9), at(5, 5), at(0, 0), at(4, 3)), (vec![3, 6, 9], vec![5], vec![1], vec![4]));
+        assert_eq!(Looks::new(3, 12).next(7), Some(12), "stopped between two looks");
+        assert_eq!((Looks::new(5, 5).confidence(), Looks::new(10, 80).confidence()), (0.95, 0.9875));
+        assert!(at(1, u32::MAX).len() == 33);
+    }
+
+    /// The share of wrong verdicts, "holds" and "does not hold", of series whose mean is the very limit.
+    fn wrong(pairs: u32, pairs_max: u32, random: &mut Random) -> [f64; 2] {
+        const SERIES: u32 = 2000;
+        let looks = Looks::new(pairs, pairs_max);
+        let mut count = [0u32; 2];
+        for _ in 0..SERIES {
+            let mut gains = Vec::new();
+            while let Some(next) = looks.next(gains.len() as u32) {
+                // Of the normal distribution, after Box and Muller.
+                gains.resize_with(next as usize, || {
+                    (2.0 * random.exponential(1.0)).sqrt() * (std::f64::consts::TAU * random.unit()).cos()
+                });
+                match at_least(looks.interval(&gains), 0.0) {
+                    Verdict::Holds => count[0] += 1,
+                    Verdict::DoesNotHold => count[1] += 1,
+                    Verdict::Unresolved => continue,
+                }
+                break;
+            }
+        }
+        count.map(|n| f64::from(n) / f64::from(SERIES))
+    }
+
+    /// 2.5 % are promised for each side.
+    #[test]
+    fn a_verdict_is_wrong_no_more_often_than_it_says() {
+        let mut random = Random::new(1);
+        for (pairs, most) in [(3, 12), (10, 80), (5, 5)] {
+            let wrong = wrong(pairs, most, &mut random);
+            assert!(wrong.iter().all(|share| *share <= 0.03), "{pairs} to {most} pairs: {wrong:?}");
+        }
+    }
 
     #[test]
     fn verdicts_need_the_whole_interval() {

@@ -19,7 +19,7 @@ use crate::access::{DeviceObservation, FileIo, FilePlace, Identity, Moved, Obser
 use crate::cluster::OwnCluster;
 use crate::kernel_disk::KernelDisk;
 use crate::programs::{BlockDevice, Counts, drop_caches};
-use crate::system::{Switch, System};
+use crate::system::{Settings, Switch, System};
 
 /// Timeout of a server's reply to a control call.
 const PATIENCE: Duration = Duration::from_secs(20);
@@ -176,6 +176,49 @@ impl Target for Storage {
 }
 
 impl Switch for Storage {
+    fn settings(&self) -> Result<Vec<Settings>> {
+        let settings = |(server, state): (String, Value)| {
+            let of = |pointer: &str| state.pointer(pointer).filter(|value| !value.is_null()).cloned();
+            let read = || -> Result<Settings> {
+                let policy = of("/engine/policy").context("it has no policy")?;
+                let order = of("/device/order").map(serde_json::from_value).transpose()?;
+                let runs = of("/earlier_runs/traces").map(serde_json::from_value).transpose()?;
+                Ok(Settings {
+                    server: server.clone(),
+                    policy: serde_json::from_value(policy)?,
+                    disk_order: order,
+                    earlier_runs: runs.unwrap_or_default(),
+                    is_recording: of("/trace/path").is_some(),
+                })
+            };
+            read().with_context(|| format!("server {server}"))
+        };
+        self.status(self.data().chain(self.io()))?.into_iter().map(settings).collect()
+    }
+
+    fn set_back(&self, before: &[Settings]) -> Result<()> {
+        let now = self.settings()?;
+        each(self.data().chain(self.io()), |name, address| {
+            let of = |all: &[Settings]| all.iter().find(|settings| settings.server == name).cloned();
+            let Some((before, now)) = of(before).zip(of(&now)) else { return Ok(()) };
+            if now.is_recording && !before.is_recording {
+                admin::trace(&self.access, address, false, PATIENCE)?;
+            }
+            if now.policy != before.policy {
+                admin::set_policy(&self.access, address, &before.policy, PATIENCE)?;
+            }
+            if let Some(order) = before.disk_order.filter(|_| now.disk_order != before.disk_order) {
+                admin::set_disk_order(&self.access, address, order.name(), PATIENCE)?;
+            }
+            if now.earlier_runs != before.earlier_runs {
+                let runs = Some(before.earlier_runs.as_slice()).filter(|runs| !runs.is_empty());
+                admin::earlier_runs(&self.access, address, runs, PATIENCE)?;
+            }
+            Ok(())
+        })
+        .map(|_| ())
+    }
+
     fn switch(&self, system: &System) -> Result<()> {
         let set = |address: &str, spec: &PolicySpec| Ok(admin::set_policy(&self.access, address, spec, PATIENCE)?);
         if let Some(spec) = &system.data_policy {

@@ -47,8 +47,34 @@ pub struct System {
     pub recorded: bool,
 }
 
+/// What comparing systems changes on a server.
+#[derive(Clone, PartialEq, Debug)]
+pub struct Settings {
+    /// The server's name.
+    pub server: String,
+    /// Its policy.
+    pub policy: PolicySpec,
+    /// The order of its modelled disk, if it has one.
+    pub disk_order: Option<DiskOrder>,
+    /// The traces of earlier runs that it uses.
+    pub earlier_runs: Vec<PathBuf>,
+    /// It records its requests.
+    pub is_recording: bool,
+}
+
 /// A target whose policies can be switched while it runs.
 pub trait Switch: Target {
+    /// What the other calls change, as it is now.
+    fn settings(&self) -> Result<Vec<Settings>> {
+        Ok(Vec::new())
+    }
+
+    /// Sets back what differs from `before`.
+    fn set_back(&self, before: &[Settings]) -> Result<()> {
+        _ = before;
+        Ok(())
+    }
+
     /// Applies a system. Called only while nothing is outstanding.
     fn switch(&self, system: &System) -> Result<()>;
 

@@ -14,7 +14,7 @@ use std::process::ExitCode;
 use anyhow::{Context, Result};
 use evaluate::Told;
 use impresario_sched::PolicySpec;
-use impresario_workload::progress::write_json;
+use impresario_workload::progress::{check_outputs, write_json};
 use tree::Growth;
 
 /// Train the decision table of the policy auto in the simulator, and show what it is worth where it was not trained
@@ -118,6 +118,7 @@ pub fn run(args: &Args) -> Result<ExitCode> {
                 }
             };
             let kept = measured.as_deref().filter(|path| path.exists());
+            check_outputs(&[measured.as_deref().filter(|_| kept.is_none()), out.as_deref()])?;
             let measurements = match kept {
                 Some(path) => {
                     let text = std::fs::read_to_string(path).with_context(|| path.display().to_string())?;
@@ -143,6 +144,7 @@ pub fn run(args: &Args) -> Result<ExitCode> {
             return crate::print(times.situations_text().as_bytes());
         }
         Command::Phases { table, seeds, drawn, seed, changes, losses, json } => {
+            check_outputs(&[json.as_deref()])?;
             let auto = auto(table.as_deref())?;
             let seeds: Vec<u64> = (0..*seeds).map(|seed| OTHER_SEEDS + seed).collect();
             let (told, heading) = match (changes, losses) {

@@ -7,7 +7,7 @@ use std::time::Duration;
 use anyhow::Result;
 use impresario_base::units::parse_duration;
 use impresario_sched::{PolicySpec, policy};
-use impresario_workload::progress::{Progress, catch_signals, write_json};
+use impresario_workload::progress::{Progress, all_written, catch_signals, check_outputs, write_json};
 use serde_json::json;
 
 use crate::{core_bench, print, usage};
@@ -34,6 +34,7 @@ pub struct Args {
 }
 
 pub fn run(args: Args) -> Result<ExitCode> {
+    check_outputs(&[args.json.as_deref()])?;
     let mut policies = Vec::new();
     for text in &args.policies {
         policies.push(impresario_workload::system::policy(text).map_err(usage)?);
@@ -69,7 +70,7 @@ pub fn run(args: Args) -> Result<ExitCode> {
         line.show(&format!("{} {:?} {}: {:.0} ns a request", r.policy, r.mix, r.queued, r.ns_per_request));
     })?;
     line.end();
-    print(core_bench::table(&results).as_bytes())?;
-    write_json(args.json.as_deref(), &json!({ "results": results }))?;
+    let told = json!({ "results": results });
+    all_written([print(core_bench::table(&results).as_bytes()).map(drop), write_json(args.json.as_deref(), &told)])?;
     Ok(ExitCode::SUCCESS)
 }

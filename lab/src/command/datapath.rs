@@ -11,7 +11,7 @@ use impresario_base::unpaced;
 use impresario_sched::PolicySpec;
 use impresario_workload::children::Children;
 use impresario_workload::cluster::{self, OwnCluster, Plan};
-use impresario_workload::progress::{Progress, catch_signals, write_json};
+use impresario_workload::progress::{Progress, all_written, catch_signals, check_outputs, write_json};
 use impresario_workload::stop::Stop;
 use impresario_workload::storage::Storage;
 use serde_json::json;
@@ -54,6 +54,7 @@ pub struct MinimalServerArgs {
 }
 
 pub fn run(args: Args) -> Result<ExitCode> {
+    check_outputs(&[args.json.as_deref()])?;
     let mut loads = datapath::loads(args.scale);
     loads.retain(|l| args.only.as_ref().is_none_or(|text| l.name.contains(text)));
     if loads.is_empty() {
@@ -92,8 +93,8 @@ pub fn run(args: Args) -> Result<ExitCode> {
         samples.extend(datapath::measure(&paths, servers, &loads, args.repetitions.max(1), &stop, show)?);
     }
     line.end();
-    print(datapath::table(&samples).as_bytes())?;
-    write_json(args.json.as_deref(), &json!({ "samples": samples }))?;
+    let told = json!({ "samples": samples });
+    all_written([print(datapath::table(&samples).as_bytes()).map(drop), write_json(args.json.as_deref(), &told)])?;
     Ok(ExitCode::SUCCESS)
 }
 

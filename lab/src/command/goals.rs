@@ -3,12 +3,12 @@
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-use anyhow::{Context, Result};
+use anyhow::Result;
 use impresario_workload::cluster::{OwnCluster, Plan};
 use impresario_workload::compare::{Outcome, compare};
 use impresario_workload::compare_page;
 use impresario_workload::comparison::Effort;
-use impresario_workload::progress::{Progress, catch_signals, write_json};
+use impresario_workload::progress::{Progress, all_written, catch_signals, check_outputs, write_json, write_text};
 use impresario_workload::stats::Verdict;
 use impresario_workload::storage::Storage;
 use serde_json::json;
@@ -40,6 +40,7 @@ pub struct Args {
 }
 
 pub fn run(args: Args) -> Result<ExitCode> {
+    check_outputs(&[args.json.as_deref(), args.html.as_deref()])?;
     let names = if args.goals.is_empty() { goals::NAMES.map(String::from).to_vec() } else { args.goals };
     let mut chosen = Vec::new();
     for name in &names {
@@ -62,14 +63,14 @@ pub fn run(args: Args) -> Result<ExitCode> {
         let mut line = Progress::new();
         let outcome = compare(&Storage::of(&cluster), &goal.experiment, &stop, &mut |p| line.experiment(&p))?;
         line.end();
-        print(format!("{}\n", outcome.show()).as_bytes())?;
+        let shown = format!("{}\n", outcome.show());
         outcomes.push(outcome);
         // Written after every goal, so that an hour of measuring is not lost with the last one.
-        write_json(args.json.as_deref(), &json!({ "goals": outcomes }))?;
-        if let Some(path) = &args.html {
-            std::fs::write(path, compare_page::page("What the schedulers reach", &outcomes))
-                .with_context(|| format!("writing {}", path.display()))?;
-        }
+        all_written([
+            print(shown.as_bytes()).map(drop),
+            write_json(args.json.as_deref(), &json!({ "goals": outcomes })),
+            write_text(args.html.as_deref(), || Ok(compare_page::page("What the schedulers reach", &outcomes))),
+        ])?;
         if stop.is_set() {
             break;
         }

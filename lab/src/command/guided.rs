@@ -9,11 +9,11 @@ use crate::guided::held_out;
 use crate::guided::slow_mount::Slowness;
 use crate::guided::suite::{EXPERIMENTS, Options, PAIRS, run as run_suite};
 use crate::guided::{maps, page, table};
-use anyhow::{Context, Result};
+use anyhow::Result;
 use impresario_workload::stats::Verdict;
 
 use crate::{print, usage};
-use impresario_workload::progress::{catch_signals, write_json};
+use impresario_workload::progress::{all_written, catch_signals, check_outputs, write_json, write_text};
 
 /// Measure guided I/O: unmodified programs with planned hints and without, from a cold cache
 ///
@@ -88,6 +88,7 @@ pub struct Args {
 }
 
 pub fn run(args: Args) -> Result<ExitCode> {
+    check_outputs(&[args.json.as_deref(), args.html.as_deref()])?;
     if args.held_out || args.table {
         return run_programs(args);
     }
@@ -95,8 +96,7 @@ pub fn run(args: Args) -> Result<ExitCode> {
         let pairs = args.pairs.unwrap_or(PAIRS[0]);
         let rows =
             maps::run(&args.dir, pairs, Slowness::default(), &catch_signals()?, &mut |line| eprintln!("{line}"))?;
-        print(maps::table(&rows).as_bytes())?;
-        write_json(args.json.as_deref(), &rows)?;
+        all_written([print(maps::table(&rows).as_bytes()).map(drop), write_json(args.json.as_deref(), &rows)])?;
         return Ok(ExitCode::SUCCESS);
     }
     if args.list {
@@ -106,11 +106,11 @@ pub fn run(args: Args) -> Result<ExitCode> {
     let stop = catch_signals()?;
     let options = Options { only: args.only, pairs: args.pairs, python: args.python, folder: args.dir };
     let (rows, missing) = run_suite(&options, &stop, &mut |line| eprintln!("{line}"))?;
-    print(page::table(&rows).as_bytes())?;
-    if let Some(file) = &args.html {
-        std::fs::write(file, page::page(&rows)).with_context(|| format!("writing {}", file.display()))?;
-    }
-    write_json(args.json.as_deref(), &rows)?;
+    all_written([
+        print(page::table(&rows).as_bytes()).map(drop),
+        write_text(args.html.as_deref(), || Ok(page::page(&rows))),
+        write_json(args.json.as_deref(), &rows),
+    ])?;
     let failed = rows.iter().flat_map(|r| &r.claims).any(|(_, verdict)| *verdict == Verdict::DoesNotHold);
     if missing > 0 {
         eprintln!("{missing} of the rows are missing: their programs did not get through; see above");
@@ -145,8 +145,8 @@ fn run_programs(args: Args) -> Result<ExitCode> {
         let pairs = args.pairs.unwrap_or(PAIRS[0]);
         let options = held_out::Options { only, pairs, folder, python, slowness, devices };
         let (rows, missing) = held_out::run(&options, &stop, say)?;
-        print(held_out::table(&rows, &missing).as_bytes())?;
-        write_json(args.json.as_deref(), &rows)?;
+        let table = held_out::table(&rows, &missing);
+        all_written([print(table.as_bytes()).map(drop), write_json(args.json.as_deref(), &rows)])?;
         (rows.iter().flat_map(|r| &r.claims).map(|(_, verdict)| *verdict).collect(), missing)
     };
     let failed = verdicts.contains(&Verdict::DoesNotHold) || !missing.is_empty();

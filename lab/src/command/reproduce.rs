@@ -1,6 +1,6 @@
 //! `impresario-lab reproduce`: the papers' experiments in the simulator, compared with the papers' results.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::ExitCode;
 
 use crate::reproduce::{Effort, Figure, Report, Step, campaign, map, page, papers, sweep, text, why};
@@ -8,7 +8,7 @@ use anyhow::{Context, Result};
 use impresario_base::units::show_seconds;
 
 use crate::{print, usage};
-use impresario_workload::progress::{Progress, catch_signals, write_json};
+use impresario_workload::progress::{Progress, all_written, catch_signals, check_outputs, write_json, write_text};
 
 /// Repeat the experiments of the papers in the simulator, and say where ours agrees
 ///
@@ -66,6 +66,7 @@ pub struct Args {
 }
 
 pub fn run(args: Args) -> Result<ExitCode> {
+    check_outputs(&[args.json.as_deref(), args.html.as_deref(), args.markdown.as_deref()])?;
     let effort = Effort { divide: args.divide, repetitions: args.repetitions, threads: usize::from(args.threads) };
     match args.what.as_str() {
         "list" => list(),
@@ -98,14 +99,15 @@ fn run_papers(args: &Args, effort: &Effort, what: &str) -> Result<ExitCode> {
     let campaign = campaign::run(&wanted, effort, &stop, &mut |s| show(&mut line, s))?;
     line.end();
     let report = Report::of(&wanted, &campaign, effort);
-    print(text::terminal(&report).as_bytes())?;
+    all_written([
+        print(text::terminal(&report).as_bytes()).map(drop),
+        write_json(args.json.as_deref(), &report),
+        write_text(args.html.as_deref(), || Ok(page::page(&wanted, &campaign, &report))),
+        write_text(args.markdown.as_deref(), || {
+            Ok([text::markdown(&report), text::markdown_measures(&report)].join("\n"))
+        }),
+    ])?;
     eprintln!("{} simulations in {}.", campaign.simulations, show_seconds(campaign.took_s));
-    write_json(args.json.as_deref(), &report)?;
-    if let Some(path) = &args.html {
-        std::fs::write(path, page::page(&wanted, &campaign, &report))
-            .with_context(|| format!("writing {}", path.display()))?;
-    }
-    write_markdown(args.markdown.as_deref(), &[text::markdown(&report), text::markdown_measures(&report)])?;
     Ok(status(&report.complaints))
 }
 
@@ -115,9 +117,11 @@ fn run_sweep(args: &Args, effort: &Effort) -> Result<ExitCode> {
     let result = sweep::run(effort, &stop, &mut |s| show(&mut line, s))?;
     line.end();
     let table = sweep::markdown(&result);
-    print(table.as_bytes())?;
-    write_json(args.json.as_deref(), &result)?;
-    write_markdown(args.markdown.as_deref(), &[table])?;
+    all_written([
+        print(table.as_bytes()).map(drop),
+        write_json(args.json.as_deref(), &result),
+        write_text(args.markdown.as_deref(), || Ok(table.clone())),
+    ])?;
     Ok(status(&result.complaints))
 }
 
@@ -127,9 +131,11 @@ fn run_why(args: &Args, effort: &Effort) -> Result<ExitCode> {
     let result = why::run(effort, &stop, &mut |s| show(&mut line, s))?;
     line.end();
     let table = why::markdown(&result);
-    print(table.as_bytes())?;
-    write_json(args.json.as_deref(), &result)?;
-    write_markdown(args.markdown.as_deref(), &[table])?;
+    all_written([
+        print(table.as_bytes()).map(drop),
+        write_json(args.json.as_deref(), &result),
+        write_text(args.markdown.as_deref(), || Ok(table.clone())),
+    ])?;
     Ok(status(&result.complaints))
 }
 
@@ -151,14 +157,15 @@ fn run_map(args: &Args, effort: &Effort) -> Result<ExitCode> {
         maps.sort_by_key(|m| m.scale);
     }
     let table = map::markdown(&maps);
-    print(table.as_bytes())?;
-    if let Some(path) = &args.json {
-        // A line for each scale: the file is large.
-        let lines: Vec<String> = maps.iter().map(serde_json::to_string).collect::<Result<_, _>>()?;
-        let text = format!("[\n{}\n]\n", lines.join(",\n"));
-        std::fs::write(path, text).with_context(|| format!("writing {}", path.display()))?;
-    }
-    write_markdown(args.markdown.as_deref(), &[table])?;
+    all_written([
+        print(table.as_bytes()).map(drop),
+        write_text(args.json.as_deref(), || {
+            // A line for each scale: the file is large.
+            let lines: Vec<String> = maps.iter().map(serde_json::to_string).collect::<Result<_, _>>()?;
+            Ok(format!("[\n{}\n]\n", lines.join(",\n")))
+        }),
+        write_text(args.markdown.as_deref(), || Ok(table.clone())),
+    ])?;
     Ok(status(&maps.iter().flat_map(|m| m.complaints.clone()).collect::<Vec<_>>()))
 }
 
@@ -176,14 +183,10 @@ pub(super) fn status(complaints: &[String]) -> ExitCode {
     if complaints.is_empty() { ExitCode::SUCCESS } else { ExitCode::from(1) }
 }
 
-/// Writes the tables one after the other.
-fn write_markdown(path: Option<&Path>, tables: &[String]) -> Result<()> {
-    let Some(path) = path else { return Ok(()) };
-    std::fs::write(path, tables.join("\n")).with_context(|| format!("writing {}", path.display()))
-}
-
 #[cfg(test)]
 mod tests {
+    use std::path::Path;
+
     use super::*;
     use crate::reproduce::agreement::Agreement;
 

@@ -3,10 +3,10 @@
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-use anyhow::{Context, Result};
+use anyhow::Result;
 use impresario_base::units::show_seconds;
 use impresario_sim::sweep::value;
-use impresario_workload::progress::{Progress, catch_signals};
+use impresario_workload::progress::{Progress, all_written, catch_signals, check_outputs, write_text};
 
 use super::reproduce::{show, status};
 use crate::reproduce::{Effort, campaign, studies};
@@ -41,6 +41,7 @@ pub struct Args {
 
 /// Runs a study and prints its tables.
 pub fn run(args: Args) -> Result<ExitCode> {
+    check_outputs(&[args.markdown.as_deref()])?;
     let mut study = studies::study(&args.study).map_err(|e| usage(format!("{e:#}")))?;
     for text in &args.set {
         let set = text.split_once('=').filter(|(key, value)| !key.trim().is_empty() && !value.trim().is_empty());
@@ -58,11 +59,8 @@ pub fn run(args: Args) -> Result<ExitCode> {
     let none = Default::default();
     let runs = campaign.figures.get(study.id).unwrap_or(&none);
     let table = studies::markdown(&study, runs, effort.repetitions.unwrap_or(study.metadata.repetitions));
-    print(table.as_bytes())?;
+    all_written([print(table.as_bytes()).map(drop), write_text(args.markdown.as_deref(), || Ok(table.clone()))])?;
     eprintln!("{} simulations in {}.", campaign.simulations, show_seconds(campaign.took_s));
     campaign.complaints.iter().for_each(|complaint| eprintln!("{complaint}"));
-    if let Some(path) = &args.markdown {
-        std::fs::write(path, &table).with_context(|| format!("writing {}", path.display()))?;
-    }
     Ok(status(&campaign.complaints))
 }

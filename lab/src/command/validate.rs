@@ -20,7 +20,7 @@ use impresario_workload::system::Switch;
 use serde::{Deserialize, Serialize};
 
 use crate::{impresario, print, usage};
-use impresario_workload::progress::{Progress, catch_signals, write_json};
+use impresario_workload::progress::{Progress, all_written, catch_signals, check_outputs, write_json};
 
 /// Compare the simulator with the real thing: the demonstration live, and its simulation beside it
 ///
@@ -118,6 +118,7 @@ fn plan() -> Result<Plan> {
 }
 
 pub fn run(args: Args) -> Result<ExitCode> {
+    check_outputs(&[args.json.as_deref()])?;
     let (outcome, waits) = match &args.live {
         Some(file) => {
             let text = std::fs::read(file).with_context(|| format!("reading {}", file.display()))?;
@@ -159,9 +160,9 @@ pub fn run(args: Args) -> Result<ExitCode> {
     if wrong.is_empty() && counted == sides.len() {
         text += &format!("The order of systems that differ by more than {:.0} % is the same.\n", ORDER_SHARE * 100.0);
     }
-    print(text.as_bytes())?;
     let complete = holding == sides.len() && wrong.is_empty();
-    write_json(args.json.as_deref(), &Told { waits, sides, swapped: wrong, live: outcome })?;
+    let told = Told { waits, sides, swapped: wrong, live: outcome };
+    all_written([print(text.as_bytes()).map(drop), write_json(args.json.as_deref(), &told)])?;
     Ok(if complete { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 

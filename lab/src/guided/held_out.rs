@@ -17,7 +17,7 @@ use anyhow::{Context, Result, bail};
 use impresario_trace::{Record, Trace, TraceOp};
 use impresario_workload::kernel_disk::tool;
 use impresario_workload::programs::{Measured, TestBed, Trials, Variant, measure};
-use impresario_workload::stats::{Interval, Verdict, at_least, median, no_worse_than};
+use impresario_workload::stats::{Interval, Looks, Verdict, at_least, median, no_worse_than};
 use impresario_workload::stop::Stop;
 use serde::Serialize;
 
@@ -404,9 +404,10 @@ fn row(program: &str, bed: Device, (warm_s, line_s): (f64, f64), measured: Measu
     let allowed = waits_s.map(|waits_s| 1.0 - (least_s - warm_s) / waits_s);
     let saved = |variant: usize| waits_s.map(|waits_s| share(saved_s(&measured, variant), waits_s));
     let waiting_saved = saved(1).zip(saved(2)).map(|(no_plan, plan)| [no_plan, plan]);
+    let pairs = without.len() as u32;
     let mut claims = Vec::new();
     for variant in [1, 2] {
-        claims.push(not_slower(&measured, variant));
+        claims.push(not_slower(&measured, variant, Looks::new(pairs, pairs)));
         // Where hardly anything is waited for, nothing can be said of it; a plan's gain is told without a claim.
         if let Some((allowed, [saved, _])) = allowed.zip(waiting_saved)
             && let Some((_, share)) = REACH.iter().find(|(allows, _)| allowed >= *allows)
@@ -434,10 +435,15 @@ fn share(of: Interval, whole: f64) -> Interval {
     Interval { mean: of.mean / whole, low: of.low / whole, high: of.high / whole, n: of.n }
 }
 
-/// What a variant saves of the time of the first, in each pair: mean and 95 % interval, s.
+/// What a variant saves of the time of the first: mean and 95 % interval, s.
 pub fn saved_s(measured: &Measured, variant: usize) -> Interval {
+    Interval::of(&all_saved_s(measured, variant))
+}
+
+/// The same in each pair.
+fn all_saved_s(measured: &Measured, variant: usize) -> Vec<f64> {
     let times = [0, variant].map(|v| measured.values(v, |r| r.wall_s));
-    Interval::of(&times[0].iter().zip(&times[1]).map(|(without, guided)| without - guided).collect::<Vec<_>>())
+    times[0].iter().zip(&times[1]).map(|(without, guided)| without - guided).collect()
 }
 
 /// What a variant may lose against the first, s.
@@ -445,10 +451,15 @@ pub fn loss_max_s(measured: &Measured) -> f64 {
     SLOWER_MAX.0 * measured.median_s(0) + SLOWER_MAX.1
 }
 
-/// The claim that a variant is no slower than the first, and whether it holds.
-pub fn not_slower(measured: &Measured, variant: usize) -> (String, Verdict) {
-    let verdict = no_worse_than(saved_s(measured, variant), loss_max_s(measured));
-    (format!("{}: not slower", measured.variants[variant]), verdict)
+/// The claim that a variant is no slower than the first, and whether it holds after so many looks at most.
+pub fn not_slower(measured: &Measured, variant: usize, looks: Looks) -> (String, Verdict) {
+    let judged_by = looks.interval(&all_saved_s(measured, variant));
+    let mut claim = format!("{}: not slower", measured.variants[variant]);
+    if looks.count() > 1 {
+        let lost = Interval { low: -judged_by.high, high: -judged_by.low, ..judged_by };
+        claim += &format!(", by {}", looks.show(&lost, |s| format!("{:+.0} ms", s * 1e3)));
+    }
+    (claim, no_worse_than(judged_by, loss_max_s(measured)))
 }
 
 /// The shortest of three runs with everything in memory, s.

@@ -2,7 +2,7 @@
 //! `impresario-lab guided --table` runs.
 //!
 //! Each program runs without guided I/O, with `assist run --learn` as if for the first time, and with what was learnt of runs
-//! before, in pairs from a cold cache. Where a claim is unresolved, pairs are added up to a limit. Cells are kept in a file as
+//! before, in pairs from a cold cache. Where a claim is unresolved, pairs are added up to a limit ([`Looks`]). Cells are kept in a file as
 //! they are measured, and those in it are not measured again.
 
 use std::fs;
@@ -15,16 +15,13 @@ use anyhow::{Context, Result, bail};
 use impresario_base::replace::replace;
 use impresario_workload::kernel_disk::tool;
 use impresario_workload::programs::{Measured, Run, Trials, Variant, measure};
-use impresario_workload::stats::Verdict;
+use impresario_workload::stats::{Looks, Verdict};
 use impresario_workload::stop::Stop;
 use serde::{Deserialize, Serialize};
 
 use super::beds::{Bed, Device};
 use super::held_out::{Bench, Program, TIMEOUT_S, assist, command, loss_max_s, not_slower, programs, saved_s};
 use super::slow_mount::Slowness;
-
-/// Pairs that are added at a time where a claim is unresolved.
-const MORE_PAIRS: u32 = 3;
 
 /// What to run.
 #[derive(Clone, PartialEq, Debug)]
@@ -69,9 +66,19 @@ pub struct Cell {
     pub took_s: f64,
 }
 
+impl Settings {
+    fn looks(&self) -> Looks {
+        Looks::new(self.pairs, self.pairs_max)
+    }
+}
+
+fn claims(measured: &Measured, looks: Looks) -> Vec<(String, Verdict)> {
+    [1, 2].map(|variant| not_slower(measured, variant, looks)).into()
+}
+
 impl Cell {
-    fn new(program: &str, device: Device, measured: Measured, took_s: f64) -> Cell {
-        let claims = vec![not_slower(&measured, 1), not_slower(&measured, 2)];
+    fn new(program: &str, device: Device, measured: Measured, took_s: f64, looks: Looks) -> Cell {
+        let claims = claims(&measured, looks);
         Cell { program: program.into(), device, measured, claims, took_s }
     }
 
@@ -100,7 +107,7 @@ impl Table {
         let empty = Table { settings: settings.clone(), cells: Vec::new() };
         let Some(path) = kept_in.filter(|path| path.exists()) else { return Ok(empty) };
         let text = fs::read(path).with_context(|| format!("reading {}", path.display()))?;
-        let table: Table = serde_json::from_slice(&text)
+        let mut table: Table = serde_json::from_slice(&text)
             .with_context(|| format!("{} holds no such table; name another file", path.display()))?;
         if table.settings != *settings {
             bail!(
@@ -109,6 +116,8 @@ impl Table {
                 table.settings
             );
         }
+        // Runs are kept, verdicts are of the rule of today.
+        table.cells.iter_mut().for_each(|cell| cell.claims = claims(&cell.measured, settings.looks()));
         Ok(table)
     }
 
@@ -203,9 +212,10 @@ fn cell(bench: &Bench<'_>, program: &Program, device: Device, on: &Bed, settings
         Variant { name: "known".into(), commands: Box::new(|| learns(known.clone())) },
     ];
     let mut all: Option<Measured> = None;
+    let looks = settings.looks();
     loop {
         let done = all.as_ref().map_or(0, pairs_of);
-        let pairs = if done == 0 { settings.pairs } else { MORE_PAIRS.min(settings.pairs_max.saturating_sub(done)) };
+        let pairs = looks.next(done).context("a look at no pairs")? - done;
         let trials = Trials { pairs, bed: &bed, group: on.group(), timeout_s: TIMEOUT_S, seed: 1 + u64::from(done) };
         let more = measure(&trials, &variants, bench.stop, &mut |_, _| learners_end(bench.stop))?;
         bench.stop.check()?;
@@ -213,8 +223,8 @@ fn cell(bench: &Bench<'_>, program: &Program, device: Device, on: &Bed, settings
             Some(before) => added(before, more),
             None => more,
         };
-        let cell = Cell::new(program.name, device, measured, began.elapsed().as_secs_f64());
-        if cell.verdict() != Verdict::Unresolved || pairs_of(&cell.measured) >= settings.pairs_max {
+        let cell = Cell::new(program.name, device, measured, began.elapsed().as_secs_f64(), looks);
+        if cell.verdict() != Verdict::Unresolved || looks.next(pairs_of(&cell.measured)).is_none() {
             return Ok(cell);
         }
         all = Some(cell.measured);
@@ -341,7 +351,8 @@ mod tests {
     }
 
     fn table() -> Table {
-        let cell = |program, device, times: &[[f64; 3]]| Cell::new(program, device, measured(times), 1.0);
+        let cell =
+            |program, device, times: &[[f64; 3]]| Cell::new(program, device, measured(times), 1.0, settings().looks());
         let fast = [[2.0, 0.5, 0.4], [2.1, 0.5, 0.4], [2.0, 0.6, 0.4]];
         let slow = [[0.1, 0.1, 0.15], [0.1, 0.1, 0.151], [0.1, 0.1, 0.152]];
         let wide = [[0.1, 0.1, 0.15], [0.1, 0.2, 0.1], [0.2, 0.1, 0.1]];

@@ -17,7 +17,7 @@ use impresario_workload::access::Observation;
 use impresario_workload::bare_disk::BareDisk;
 use impresario_workload::children::Children;
 use impresario_workload::kernel_disk::{KernelDisk, remove_stale};
-use impresario_workload::progress::catch_signals;
+use impresario_workload::progress::{all_written, catch_signals, check_outputs, write_text};
 
 use crate::client_program::LIBNFS;
 use crate::server_bench::load::Load;
@@ -153,6 +153,7 @@ impl Bed for Disk {
 }
 
 pub fn run(args: &Args) -> Result<ExitCode> {
+    check_outputs(&[args.csv.as_deref(), args.html.as_deref()])?;
     let stop = catch_signals()?;
     let systems = args.choice.systems(&SYSTEMS, |system| system.name)?;
     let all = loads(args.size, args.processes);
@@ -169,8 +170,12 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     let clients = Clients::build(parent.path(), &LIBNFS)?;
     if let Some(seconds) = args.weights {
         let shown = weights::run(&bed, &clients, parent.path(), seconds, &stop)?;
-        shown.write(args.csv.as_deref(), args.html.as_deref())?;
-        return print(shown.text().as_bytes());
+        all_written([
+            write_text(args.csv.as_deref(), || Ok(shown.csv())),
+            write_text(args.html.as_deref(), || Ok(shown.html())),
+            print(shown.text().as_bytes()).map(drop),
+        ])?;
+        return Ok(ExitCode::SUCCESS);
     }
     let mut servers = Vec::new();
     for system in systems {

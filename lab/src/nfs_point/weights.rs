@@ -73,7 +73,7 @@ impl Shown {
     }
 
     /// One row a tenth: the time, the weight of the first, bytes per second of both.
-    fn csv(&self) -> String {
+    pub fn csv(&self) -> String {
         let mut out = String::from("time_s,weight_of_first,first_bytes_per_s,second_bytes_per_s\n");
         let mut tenth = 0;
         for (weight, series) in &self.parts {
@@ -85,7 +85,7 @@ impl Shown {
         out
     }
 
-    fn html(&self) -> String {
+    pub fn html(&self) -> String {
         // A point a half second: requests of 64 KiB are coarse.
         const TOGETHER: usize = 5;
         let series = |application: usize| -> Vec<f64> {
@@ -111,16 +111,6 @@ impl Shown {
         );
         page.note(self.text().trim_end()).lines("Bytes per second of both applications", &curves, &x_marks, &y_marks);
         page.html()
-    }
-
-    /// Writes the files that were asked for.
-    pub fn write(&self, csv: Option<&Path>, html: Option<&Path>) -> Result<()> {
-        let write = |path: Option<&Path>, text: String| match path {
-            Some(path) => std::fs::write(path, text).with_context(|| format!("writing {}", path.display())),
-            None => Ok(()),
-        };
-        write(csv, self.csv())?;
-        write(html, self.html())
     }
 }
 

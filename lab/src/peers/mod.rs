@@ -23,7 +23,7 @@ use impresario_workload::cluster::folder;
 use impresario_workload::dataset::DataSet;
 use impresario_workload::pattern::Shape;
 use impresario_workload::plan::Operation;
-use impresario_workload::progress::{Progress, catch_signals, write_json};
+use impresario_workload::progress::{Progress, all_written, catch_signals, check_outputs, write_json};
 use impresario_workload::runner::{RunOptions, run as run_load};
 use impresario_workload::stop::Stop;
 use serde_json::json;
@@ -105,6 +105,7 @@ fn works(scale: f64) -> Vec<Work> {
 }
 
 pub fn run(args: &Args) -> Result<ExitCode> {
+    check_outputs(&[args.json.as_deref()])?;
     let wanted = |row: &String| args.rows.is_empty() || args.rows.iter().any(|text| row.contains(text.as_str()));
     let mut works = works(args.scale);
     works.retain(|work| work.rows().iter().any(wanted));
@@ -137,14 +138,11 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     line.end();
     let mut report = measurement.report;
     report.retain(|row| wanted(&row.to_string()));
-    write_json(
-        args.json.as_deref(),
-        &json!({ "scale": args.scale, "policy": args.policy, "samples": report.samples, "no_figure": report.lost,
-                 "ratios": report.ratios() }),
-    )?;
-    let printed = print(report.text().as_bytes())?;
+    let told = json!({ "scale": args.scale, "policy": args.policy, "samples": report.samples, "no_figure": report.lost,
+                       "ratios": report.ratios() });
+    all_written([write_json(args.json.as_deref(), &told), print(report.text().as_bytes()).map(drop)])?;
     // What was measured until it was stopped is there all the same.
-    ended.map(|()| printed)
+    ended.map(|()| ExitCode::SUCCESS)
 }
 
 /// What was measured, and what runs.
@@ -274,7 +272,7 @@ impl<'a> Measurement<'a> {
                     repetition,
                     per_s: result.requests_per_s,
                     mib_per_s: Some(result.bandwidth_mib_s),
-                    server_cpu_us: each_us(result.server_cpu_s),
+                    server_cpu_us: each_us(result.server_cpu_s.unwrap_or_default()),
                     client_cpu_us: each_us(result.client_cpu_s),
                     latency: Some(result.latency),
                     operations: result.requests,

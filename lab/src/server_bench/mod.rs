@@ -16,7 +16,7 @@ use impresario_workload::access::Observation;
 use impresario_workload::cpu::MachineTimes;
 use impresario_workload::kernel_disk::{KernelDisk, tool};
 use impresario_workload::programs::drop_caches;
-use impresario_workload::progress::{Progress, write_json};
+use impresario_workload::progress::{Progress, all_written, check_outputs, write_json};
 use impresario_workload::result::why_not;
 use impresario_workload::stop::Stop;
 use impresario_workload::storage::observe_kernel_disks;
@@ -137,8 +137,9 @@ pub struct Choice {
 }
 
 impl Choice {
-    /// The chosen ones of all loads; that there is none is the user's mistake.
+    /// The chosen ones of all loads; that there is none, or that the runs cannot be written, is the user's mistake.
     pub fn loads(&self, all: Vec<Load>) -> Result<Vec<Load>> {
+        check_outputs(&[self.json.as_deref()])?;
         let is_chosen =
             |load: &Load| self.loads.is_empty() || self.loads.iter().any(|only| load.name.contains(only.as_str()));
         let chosen: Vec<Load> = all.into_iter().filter(is_chosen).collect();
@@ -204,7 +205,7 @@ impl Comparison<'_> {
         if runs.is_empty() {
             return ended.map(|()| self.table(&runs));
         }
-        write_json(
+        let written = write_json(
             self.choice.json.as_deref(),
             &json!({
                 "loads": self.loads.iter().map(|load| &load.name).collect::<Vec<_>>(),
@@ -212,11 +213,11 @@ impl Comparison<'_> {
                 "runs": runs,
                 "missing": self.missing,
             }),
-        )?;
+        );
         let table = self.table(&runs);
-        if let Err(error) = ended {
-            print(table.as_bytes())?;
-            return Err(error.context(format!("the table holds {} of {total} runs", runs.len())));
+        let ended = ended.map_err(|error| error.context(format!("the table holds {} of {total} runs", runs.len())));
+        if ended.is_err() || written.is_err() {
+            all_written([print(table.as_bytes()).map(drop), written, ended])?;
         }
         Ok(table)
     }

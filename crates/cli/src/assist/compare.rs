@@ -15,7 +15,7 @@ use serde_json::json;
 use super::launch::{Reach, reach};
 use crate::front::command_file;
 use crate::{print, usage};
-use impresario_workload::progress::{Progress, catch_signals, write_json};
+use impresario_workload::progress::{Progress, all_written, catch_signals, check_outputs, write_json};
 
 /// Compare a program with hints and without: paired runs from a cold cache
 ///
@@ -50,6 +50,7 @@ pub struct Args {
 const FILES_MAX: usize = 4096;
 
 pub fn run(args: Args) -> Result<ExitCode> {
+    check_outputs(&[args.json.as_deref()])?;
     let hints = super::hints(&args.hints)?;
     if let Reach::No(why) = reach(&args.program[0].to_string_lossy())? {
         return Err(usage(why));
@@ -143,8 +144,8 @@ pub fn run(args: Args) -> Result<ExitCode> {
     if device.is_none() {
         text += "The files lie on no block device of this machine: its requests are not counted.\n";
     }
-    print(&text)?;
-    write_json(args.json.as_deref(), &json!({ "measured": measured, "gain": gain, "report": report }))?;
+    let told = json!({ "measured": measured, "gain": gain, "report": report });
+    all_written([print(&text).map(drop), write_json(args.json.as_deref(), &told)])?;
     Ok(ExitCode::SUCCESS)
 }
 

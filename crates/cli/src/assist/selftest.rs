@@ -19,7 +19,7 @@ use impresario_base::mounts::{Mount, mounts};
 use impresario_base::units::{parse_positive_bytes, show_bytes};
 use impresario_gpfs::{Hint, Library};
 use impresario_workload::programs::{BlockDevice, Files, Trials, Variant, cool, measure};
-use impresario_workload::progress::{Progress, catch_signals, write_json};
+use impresario_workload::progress::{Progress, all_written, catch_signals, check_outputs, write_json};
 use impresario_workload::stats::{Interval, no_worse_than};
 use impresario_workload::stop::Stop;
 use serde::Serialize;
@@ -128,6 +128,7 @@ pub fn run(args: Args) -> Result<ExitCode> {
     if args.size < FILE_BYTES_MIN {
         return Err(usage(format!("--size must be at least {}", show_bytes(FILE_BYTES_MIN as f64))));
     }
+    check_outputs(&[args.json.as_deref()])?;
     let stop = catch_signals()?;
     let folder = tempfile::Builder::new().prefix("impresario-selftest-").tempdir_in(&args.mount);
     let folder = folder.map_err(|e| usage(format!("no folder can be made in {}: {e}", args.mount.display())))?;
@@ -162,8 +163,7 @@ pub fn run(args: Args) -> Result<ExitCode> {
     }
     line.end();
     told.left_behind = left_behind(folder.path(), &path)?;
-    print(told.to_string())?;
-    write_json(args.json.as_deref(), &serde_json::to_value(&told)?)?;
+    all_written([print(told.to_string()).map(drop), write_json(args.json.as_deref(), &told)])?;
     let is_well = told.runs.iter().all(|runs| runs.error.is_none()) && told.left_behind.is_empty();
     Ok(if is_well { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }

@@ -165,18 +165,18 @@ impl WorkloadArgs {
 #[derive(clap::Args)]
 #[command(next_help_heading = "Cluster")]
 pub struct ClusterArgs {
-    /// Use the running cluster that this file describes, instead of starting one
+    /// Use the running cluster that this file describes, instead of starting one: with none of the options that describe one
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
     /// Data servers to start
-    #[arg(long, default_value_t = 4, value_name = "N")]
+    #[arg(long, default_value_t = 4, value_name = "N", conflicts_with = "config")]
     data_servers: usize,
     /// I/O nodes to start; 0: clients speak to the data servers
-    #[arg(long, default_value_t = 2, value_name = "N")]
+    #[arg(long, default_value_t = 2, value_name = "N", conflicts_with = "config")]
     io_nodes: usize,
     /// Under every data server: disk (a modelled 7200 rpm disk that serves its requests directly), kernel-disk (such a disk
     /// under this kernel's page cache, read-ahead and I/O scheduler; needs root) or none
-    #[arg(long, default_value = "none", value_name = "MODEL")]
+    #[arg(long, default_value = "none", value_name = "MODEL", conflicts_with = "config")]
     device: String,
     /// The processes of an application share one client, as those of one mount do (with I/O nodes one for each), instead of having
     /// one each
@@ -186,25 +186,25 @@ pub struct ClusterArgs {
     #[arg(long, conflicts_with = "config")]
     cold: bool,
     /// The modelled disk reports writes as done when they are in its memory
-    #[arg(long)]
+    #[arg(long, conflicts_with = "config")]
     disk_write_cache: bool,
     /// Policy of the data servers, such as mlf or fifo+merge=on
-    #[arg(long, default_value = "auto", value_name = "POLICY")]
+    #[arg(long, default_value = "auto", value_name = "POLICY", conflicts_with = "config")]
     data_policy: String,
     /// Policy of the I/O nodes
-    #[arg(long, default_value = "fifo", value_name = "POLICY")]
+    #[arg(long, default_value = "fifo", value_name = "POLICY", conflicts_with = "config")]
     io_policy: String,
     /// Strip size of the files
-    #[arg(long, default_value = "64k", value_parser = parse_bytes, value_name = "SIZE")]
+    #[arg(long, default_value = "64k", value_parser = parse_bytes, value_name = "SIZE", conflicts_with = "config")]
     stripe_size: u64,
     /// Batches that a data server hands to its disk at once; 0: the policy's choice
-    #[arg(long, default_value_t = 0, value_name = "N")]
+    #[arg(long, default_value_t = 0, value_name = "N", conflicts_with = "config")]
     depth: u32,
     /// How far a data server reads ahead of a stream; 0: not at all (see read_ahead_bytes in doc/CONFIGURATION.md)
-    #[arg(long, default_value = "128m", value_parser = parse_bytes, value_name = "SIZE")]
+    #[arg(long, default_value = "128m", value_parser = parse_bytes, value_name = "SIZE", conflicts_with = "config")]
     read_ahead: u64,
     /// Where the started cluster's folder is made [default: in memory, /dev/shm]
-    #[arg(long, value_name = "DIR")]
+    #[arg(long, value_name = "DIR", conflicts_with = "config")]
     dir: Option<PathBuf>,
 }
 

@@ -10,7 +10,7 @@ use impresario_base::units::{parse_bytes, show_bytes, show_seconds};
 use impresario_trace::Trace;
 use impresario_workload::access::Target;
 use impresario_workload::folder::Folder;
-use impresario_workload::progress::{Progress, catch_signals, write_json};
+use impresario_workload::progress::{Progress, all_written, catch_signals, check_outputs, write_json};
 use impresario_workload::replay::{Options, Plan, Replayed, Timing, replay};
 use impresario_workload::result::Latency;
 use impresario_workload::storage::Storage;
@@ -69,6 +69,7 @@ pub struct Args {
 }
 
 pub(super) fn run(args: &Args) -> Result<ExitCode> {
+    check_outputs(&[args.json.as_deref()])?;
     let into = match &args.into {
         Some(name) if name.is_empty() || name.contains('/') || name == "." || name == ".." => {
             return Err(usage(format!("{name:?} is no name of a folder: give one without /, such as --into again")));
@@ -99,8 +100,7 @@ pub(super) fn run(args: &Args) -> Result<ExitCode> {
     let done = replay(target.as_ref(), &plan, &options, &stop, |text| line.show_now_and_then(text));
     line.end();
     let done = done?;
-    write_json(args.json.as_deref(), &done)?;
-    print(show(&done, &options))?;
+    all_written([write_json(args.json.as_deref(), &done), print(show(&done, &options)).map(drop)])?;
     Ok(ExitCode::from(u8::from(done.failed > 0 || done.verification.mismatches > 0)))
 }
 
