@@ -50,7 +50,7 @@ pub struct Args {
 const FILES_MAX: usize = 4096;
 
 pub fn run(args: Args) -> Result<ExitCode> {
-    let hints = super::hints(&args.hints)?;
+    let (hints, _) = super::hints(&args.hints)?;
     if let Reach::No(why) = reach(&args.program[0].to_string_lossy())? {
         return Err(usage(why));
     }
