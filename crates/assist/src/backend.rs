@@ -26,7 +26,7 @@ use std::sync::{Arc, OnceLock};
 use rustc_hash::{FxHashMap, FxHashSet};
 
 use crate::config::{BackendChoice, ReadAhead};
-pub use cachestat::{CachedPages, PAGE_BYTES, cached_pages, is_cached, sees_all_pages};
+pub use cachestat::{CachedPages, cached_pages, is_cached, page_bytes, sees_all_pages};
 use cachestat::{missing_parts, pages_before};
 pub use fadvise::Fadvise;
 pub use forced_read::ForcedRead;
@@ -394,7 +394,7 @@ mod tests {
         }
         let (brought, _) = backends.bring_in(BackendChoice::Auto, hinted, 0..MIB / 2);
         assert!(brought.is_ok());
-        assert_eq!(there(), MIB / 2 / PAGE_BYTES);
+        assert_eq!(there(), MIB / 2 / page_bytes());
     }
 
     #[test]

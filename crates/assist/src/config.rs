@@ -27,6 +27,7 @@ mod load;
 mod lookup;
 mod named;
 mod number;
+mod paths;
 mod region;
 #[cfg(test)]
 mod tests;
@@ -37,5 +38,6 @@ pub use limits::{Budget, DeviceCost, Limits, StandDown};
 pub use load::{ConfigError, Hints};
 pub use lookup::{Lookup, Monitored};
 pub use named::Named;
+pub use paths::Paths;
 pub use region::{Movement, ReadAhead, Region};
 pub use warnings::Warning;

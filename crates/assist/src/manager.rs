@@ -33,7 +33,7 @@ use impresario_ring::SMALL_FILE_BYTES;
 use impresario_ring::patterns::Kind as PatternKind;
 
 use crate::backend::Backends;
-use crate::config::Hints;
+use crate::config::{Hints, Paths};
 use crate::learn::Kind;
 use crate::report::Report;
 pub use sink::{RecordedAccess, RecordedFile, Sink};
@@ -83,6 +83,8 @@ pub type KindsOf = Box<dyn Fn(&str) -> Vec<Kind> + Send>;
 pub struct Options {
     /// The hints, with budgets and limits.
     pub hints: Hints,
+    /// What the file system says of their paths, where it was asked already.
+    pub paths: Option<Paths>,
     /// Whether hints are given at all; without, programs are only recorded.
     pub advise: bool,
     /// Who may connect.
@@ -105,6 +107,7 @@ impl Options {
     pub fn new(hints: Hints) -> Options {
         Options {
             hints,
+            paths: None,
             advise: true,
             access: Access::Owner,
             record: None,

@@ -16,6 +16,7 @@ mod survey;
 use std::process::ExitCode;
 
 use anyhow::Result;
+use impresario_assist::config::{Hints, Paths};
 
 /// Make unmodified programs read faster: record one run, plan hints, run with them
 ///
@@ -80,11 +81,16 @@ pub fn start(command: Start) -> Result<ExitCode> {
     }
 }
 
-/// Reads hints and reports warnings about them.
-fn hints(path: &std::path::Path) -> Result<impresario_assist::config::Hints> {
-    let hints = impresario_assist::config::Hints::load(path)?;
-    for warning in hints.warnings() {
+/// Reads hints, asks the file system for their paths, and reports warnings about them.
+fn hints(path: &std::path::Path) -> Result<(Hints, Paths)> {
+    let hints = Hints::load(path)?;
+    let paths = Paths::of(&hints);
+    warn(path, &hints, &paths);
+    Ok((hints, paths))
+}
+
+fn warn(path: &std::path::Path, hints: &Hints, paths: &Paths) {
+    for warning in hints.warnings(paths) {
         tell!("impresario: {}: {warning}", path.display());
     }
-    Ok(hints)
 }

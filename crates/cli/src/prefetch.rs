@@ -8,7 +8,7 @@ use impresario_base::units::{parse_bytes, show_bytes};
 use impresario_client::{Client, ClientOptions};
 use serde_json::json;
 
-use crate::{load, print};
+use crate::{load, print, usage};
 
 /// Have the data servers read a file, or a range of it, into their memory before it is asked for
 ///
@@ -43,7 +43,11 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
     let Args { config, path, offset, length, json } = args;
     let client = Client::connect(&load(&config)?, ClientOptions::default())?;
     let file = client.open(path.trim_matches('/').as_bytes(), false).with_context(|| format!("cannot open {path}"))?;
-    let asked_bytes = file.attr()?.size.saturating_sub(offset).min(length.unwrap_or(u64::MAX));
+    let file_bytes = file.attr()?.size;
+    if offset >= file_bytes && offset > 0 {
+        return Err(usage(format!("--offset: {path} has {file_bytes} bytes; there is nothing from {offset} on")));
+    }
+    let asked_bytes = file_bytes.saturating_sub(offset).min(length.unwrap_or(u64::MAX));
     let accepted_bytes = file.prefetch(offset, asked_bytes)?.min(asked_bytes);
     let text = if json {
         let all = json!({

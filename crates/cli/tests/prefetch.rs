@@ -87,7 +87,9 @@ fn mistakes_are_named() {
     assert!(missing.code == 1 && missing.err.contains("cannot open /nowhere"), "{missing:?}");
     assert_eq!(run(["prefetch", config, "/input", "--length", "much"]).code, 2);
     let beyond = run(["prefetch", config, "/input", "--offset", "1g"]);
-    assert!(beyond.code == 0 && beyond.out.contains("0 B of 0 B"), "{beyond:?}");
+    assert!(beyond.code == 2 && beyond.err.contains("/input has 8388608 bytes") && beyond.out.is_empty(), "{beyond:?}");
+    write_file(&client(&cluster.config, 2), "empty", &[]);
+    assert_eq!(run(["prefetch", config, "/empty"]).code, 0);
     let much = run(["prefetch", config, "/input"]);
     let in_memory = cluster.state("data.0")["store"]["in_memory"] == true;
     let why = if in_memory { "read nothing ahead" } else { "4 MiB of 8 MiB are, or are going to be" };

@@ -61,6 +61,32 @@ fn each_defect_is_found_by_the_check_that_names_it() {
     }
 }
 
+/// Writers go on for as long as the restart takes, so that it meets one.
+#[test]
+fn a_server_that_takes_a_while_to_stop_is_under_load_until_then() {
+    for defect in [Defect::HangAtRestart, Defect::LoseAtRestart, Defect::None] {
+        let server = Server::start(defect);
+        let mut restart = format!("sleep 1; touch '{}'", server.restart_file().display());
+        if server.loses_requests() {
+            restart += &format!(
+                "; for i in $(seq 500); do [ -e '{}' ] && break; sleep 0.01; done",
+                server.lost_file().display()
+            );
+        }
+        let patience = if server.loses_requests() { Duration::from_secs(3) } else { PATIENCE };
+        let options =
+            Options { only: vec!["shutdown".into()], restart: Some(restart), patience, ..options(server.socket()) };
+        let report = run(&options, &mut |_| {}).unwrap();
+        let word = match (&report.checks[0].outcome, defect) {
+            (Outcome::Pass, Defect::None) => continue,
+            (Outcome::Fail(reason), Defect::HangAtRestart) => reason.contains("no answer within"),
+            (Outcome::Fail(reason), Defect::LoseAtRestart) => reason.contains("after the restart"),
+            _ => false,
+        };
+        assert!(word, "{defect:?}: {}", report.text());
+    }
+}
+
 #[test]
 fn a_request_without_an_answer_is_named() {
     let server = Server::start(Defect::Hang);

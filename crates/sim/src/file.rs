@@ -27,13 +27,13 @@ pub const REPETITIONS_MAX: u32 = 10_000;
 /// Settings from the command line.
 #[derive(Clone, PartialEq, Default, Debug)]
 pub struct Overrides {
-    /// Keys and their values, in this order.
+    /// Keys and their values, in this order. A sweep of the file over one of them, or over what it is a part of, is dropped.
     pub set: Vec<(String, Value)>,
     /// Keys and their lists of values; each replaces a sweep of the file over the same key.
     pub sweep: Vec<(String, Vec<Value>)>,
     /// Replaces the file's value (1 to [`REPETITIONS_MAX`]).
     pub repetitions: Option<u32>,
-    /// Replaces the file's value.
+    /// Replaces the file's value, or a sweep over it.
     pub seed: Option<u64>,
 }
 
@@ -121,9 +121,14 @@ impl Reading<'_> {
         values.remove("metadata");
         let swept = values.remove("sweep");
         let (mut axes, zip) = self.axes(swept);
+        // What the command line sets is not what the file sweeps, nor a part of it.
+        let mut fixed: Vec<KeyPath> = overrides.set.iter().map(|(key, _)| KeyPath::of(key)).collect();
+        fixed.extend(overrides.seed.map(|_| KeyPath::of("seed")));
+        axes.retain(|axis| !fixed.iter().any(|set| is_within(set, &KeyPath::of(&axis.key))));
         for (key, list) in &overrides.sweep {
-            axes.retain(|axis| axis.key != *key);
-            axes.push(Axis { key: key.clone(), values: list.clone(), origin: Origin::CommandLine });
+            let key = KeyPath::of(key);
+            axes.retain(|axis| KeyPath::of(&axis.key) != key);
+            axes.push(Axis { key: sweep::key_of(&key.0), values: list.clone(), origin: Origin::CommandLine });
         }
         // Check the file on its own first: overrides must not hide its errors.
         let traces = self.traces(&values, overrides, &axes, trace);
@@ -298,6 +303,12 @@ impl Applied {
     fn by_hand(key: &str, value: &Value) -> Applied {
         Applied { path: KeyPath::of(key), place: None, said: format!("--set {key}={}", text_of(value)) }
     }
+}
+
+/// Whether a key is another one or lies within it; `*` stands for each entry of an array.
+fn is_within(key: &KeyPath, around: &KeyPath) -> bool {
+    let same = |(a, b): (&String, &String)| a == b || a == "*" || b == "*";
+    key.0.len() >= around.0.len() && key.0.iter().zip(&around.0).all(same)
 }
 
 /// Where an error was written, and its sentence.

@@ -4,8 +4,20 @@ use std::io;
 use std::ops::Range;
 use std::os::fd::{AsRawFd, BorrowedFd};
 
-/// Bytes of a page, as `cachestat` counts them.
-pub const PAGE_BYTES: u64 = 4096;
+/// Bytes of a page, as `cachestat` counts them: the machine's, which is 16 or 64 KiB on some.
+pub fn page_bytes() -> u64 {
+    rustix::param::page_size() as u64
+}
+
+/// Pages of this size that a range touches.
+fn touched(range: &Range<u64>, page_bytes: u64) -> u64 {
+    range.end.div_ceil(page_bytes).saturating_sub(range.start / page_bytes)
+}
+
+/// Where a range of as many pages is halved.
+fn middle(range: &Range<u64>, page_bytes: u64) -> u64 {
+    (range.start / page_bytes + touched(range, page_bytes) / 2) * page_bytes
+}
 
 /// The same number on every architecture.
 const SYS_CACHESTAT: libc::c_long = 451;
@@ -43,7 +55,7 @@ impl CachedPages {
 
     /// The bytes of `range_bytes` that are there, as nearly as pages tell.
     pub fn of_bytes(&self, range_bytes: u64) -> u64 {
-        if self.complete() { range_bytes } else { (self.cached * PAGE_BYTES).min(range_bytes) }
+        if self.complete() { range_bytes } else { (self.cached * page_bytes()).min(range_bytes) }
     }
 }
 
@@ -57,8 +69,7 @@ pub fn cached_pages(fd: BorrowedFd<'_>, range: Range<u64>) -> io::Result<CachedP
     if result != 0 {
         return Err(io::Error::last_os_error());
     }
-    let all = range.end.div_ceil(PAGE_BYTES) - range.start / PAGE_BYTES;
-    Ok(CachedPages { cached: stat.nr_cache, all })
+    Ok(CachedPages { cached: stat.nr_cache, all: touched(&range, page_bytes()) })
 }
 
 /// Whether this process may ask of any file ([`cached_pages`]). Otherwise the kernel asks the file system whether we could
@@ -82,14 +93,14 @@ pub(super) fn pages_before(fd: BorrowedFd<'_>, range: Range<u64>) -> io::Result<
 
 /// By a sample of pages; `None` where the file cannot be read without waiting.
 fn sampled_pages(fd: BorrowedFd<'_>, range: Range<u64>) -> Option<CachedPages> {
-    let (first, end) = (range.start / PAGE_BYTES, range.end.div_ceil(PAGE_BYTES));
-    let all = end.checked_sub(first).filter(|pages| *pages > 0)?;
+    let (page_bytes, first) = (page_bytes(), range.start / page_bytes());
+    let all = Some(touched(&range, page_bytes)).filter(|pages| *pages > 0)?;
     let (mut there, mut looked) = (0, 0);
     // The kernel reads little for a page in the middle; the first one might look like the beginning of a stream.
     for eighth in [3, 5, 7, 1] {
         looked += 1;
         let page = first + all * eighth / 8;
-        if !is_byte_cached(fd, (page * PAGE_BYTES).max(range.start))? {
+        if !is_byte_cached(fd, (page * page_bytes).max(range.start))? {
             break;
         }
         there += 1;
@@ -111,7 +122,7 @@ pub(super) fn missing_parts(fd: BorrowedFd<'_>, range: Range<u64>) -> Vec<Range<
         match pages {
             Some(pages) if pages.complete() => {}
             Some(pages) if pages.cached > 0 => {
-                let half = (part.start / PAGE_BYTES + pages.all / 2) * PAGE_BYTES;
+                let half = middle(&part, page_bytes());
                 left.extend([half..part.end, part.start..half]);
             }
             _ => match missing.last_mut().filter(|last| last.end == part.start) {
@@ -150,6 +161,19 @@ mod tests {
     use super::*;
     use std::io::Write;
     use std::os::fd::AsFd;
+
+    #[test]
+    fn pages_are_as_long_as_the_machine_has_them() {
+        const MIB: u64 = 1 << 20;
+        assert_eq!(page_bytes(), rustix::param::page_size() as u64);
+        for (page, pages) in [(4 << 10, 256), (16 << 10, 64), (64 << 10, 16)] {
+            assert_eq!(
+                [touched(&(0..MIB), page), touched(&(page - 1..page + 1), page), touched(&(5..5), page)],
+                [pages, 2, 1]
+            );
+            assert_eq!((middle(&(0..MIB), page), middle(&(MIB + 5..MIB + 2 * page), page)), (MIB / 2, MIB + page));
+        }
+    }
 
     #[test]
     fn tells_what_is_in_memory() {

@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 use rustc_hash::FxHashMap;
 use rustix::fs::{Advice, AtFlags, StatxFlags};
 
-use super::cachestat::{PAGE_BYTES, cached_pages};
+use super::cachestat::{cached_pages, page_bytes};
 use super::forced_read::overtaken;
 use super::{Brought, HintBackend, HintedFile, pieces};
 use impresario_base::lock::Mutex;
@@ -112,7 +112,7 @@ impl Fadvise {
                 pause = ASK_AGAIN_EVERY.min(pause * 2);
                 continue;
             }
-            brought.missed_bytes = ((wanted.saturating_sub(came)) * PAGE_BYTES).min(bytes);
+            brought.missed_bytes = ((wanted.saturating_sub(came)) * page_bytes()).min(bytes);
             return Ok(brought);
         }
     }
@@ -140,7 +140,7 @@ impl Fadvise {
         hint: &mut Hint,
     ) -> io::Result<Brought> {
         let bytes = piece.end - piece.start;
-        let part_bytes = (bytes / 2).next_multiple_of(PAGE_BYTES).max(SMALLEST_BYTES);
+        let part_bytes = (bytes / 2).next_multiple_of(page_bytes()).max(SMALLEST_BYTES);
         let (mut parts, calls) = (0, brought.calls);
         for part in pieces(piece, part_bytes) {
             let cached = cached_pages(file.fd, part.clone())?;
@@ -199,7 +199,7 @@ impl HintBackend for Fadvise {
 /// What is asked for call by call. The kernel counts pages, also those of which a range has a part: a call that begins within a
 /// page would be cut by its last one, for which the program then waits.
 fn calls(range: &Range<u64>, call_bytes: u64) -> impl Iterator<Item = Range<u64>> {
-    pieces(range.start / PAGE_BYTES * PAGE_BYTES..range.end, call_bytes)
+    pieces(range.start / page_bytes() * page_bytes()..range.end, call_bytes)
 }
 
 #[cfg(test)]
@@ -211,8 +211,8 @@ mod tests {
         let most = 128 << 10;
         for range in [2048..2048 + most, 0..most, 4095..4096 + 2 * most, 100..200, 4096..4096] {
             let calls: Vec<_> = calls(&range, most).collect();
-            let touched = |call: &Range<u64>| call.end.div_ceil(PAGE_BYTES) - call.start / PAGE_BYTES;
-            assert!(calls.iter().all(|call| touched(call) <= most / PAGE_BYTES), "{range:?}: {calls:?}");
+            let touched = |call: &Range<u64>| call.end.div_ceil(page_bytes()) - call.start / page_bytes();
+            assert!(calls.iter().all(|call| touched(call) <= most / page_bytes()), "{range:?}: {calls:?}");
             assert!(calls.iter().map(touched).sum::<u64>() >= touched(&range), "{range:?}: {calls:?}");
             assert!(calls.windows(2).all(|pair| pair[0].end == pair[1].start), "{range:?}: {calls:?}");
         }

@@ -1,7 +1,6 @@
 //! Which entry governs a file, and which paths the interposed library is to tell of.
 
-use std::ffi::OsString;
-use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -11,6 +10,7 @@ use rustc_hash::FxHashMap;
 
 use super::entry::Entry;
 use super::load::Hints;
+use super::paths::{Paths, plain_part};
 use crate::regions::RegionMap;
 
 /// An entry, ready for use.
@@ -35,21 +35,21 @@ pub struct Lookup {
 }
 
 impl Lookup {
-    /// Makes the tables of the hints; asks the file system for the true paths.
-    pub fn new(hints: &Hints) -> Lookup {
+    /// Makes the tables of the hints, of which the file system was asked for the true paths.
+    pub fn new(hints: &Hints, paths: &Paths) -> Lookup {
         let mut lookup = Lookup::default();
         let monitored = |list: &str, i: usize, entry: &Entry| {
             let regions = RegionMap::of(entry);
             Arc::new(Monitored { key: format!("{list}[{i}]"), entry: entry.clone(), regions, learnt: None })
         };
         for (i, entry) in hints.file.iter().enumerate() {
-            lookup.files.entry(canonical(&entry.path)).or_insert_with(|| monitored("File", i, entry));
+            lookup.files.entry(paths.true_path(&entry.path)).or_insert_with(|| monitored("File", i, entry));
         }
         for (i, entry) in hints.directory.iter().enumerate() {
-            lookup.directories.entry(canonical(&entry.path)).or_insert_with(|| monitored("Directory", i, entry));
+            lookup.directories.entry(paths.true_path(&entry.path)).or_insert_with(|| monitored("Directory", i, entry));
         }
         let globs = hints.glob.iter().enumerate();
-        lookup.globs = globs.map(|(i, e)| (canonical_glob(&e.path), monitored("Glob", i, e))).collect();
+        lookup.globs = globs.map(|(i, e)| (true_glob(&e.path, paths), monitored("Glob", i, e))).collect();
         lookup
     }
 
@@ -83,33 +83,18 @@ impl Lookup {
     }
 }
 
-/// The path with links resolved, as far as it exists.
-fn canonical(path: &Path) -> PathBuf {
-    if let Ok(whole) = path.canonicalize() {
-        return whole;
-    }
-    match (path.parent(), path.file_name()) {
-        (Some(parent), Some(name)) => canonical(parent).join(name),
-        _ => path.into(),
-    }
-}
-
 /// A pattern whose directories before the first special character have their links resolved.
-fn canonical_glob(pattern: &Path) -> Vec<u8> {
+fn true_glob(pattern: &Path, paths: &Paths) -> Vec<u8> {
     let bytes = pattern.as_os_str().as_bytes();
-    let special = bytes.iter().position(|b| b"*?[\\".contains(b)).unwrap_or(bytes.len());
-    let Some(slash) = bytes[..special].iter().rposition(|b| *b == b'/') else { return bytes.into() };
-    let plain = PathBuf::from(OsString::from_vec(bytes[..slash].into()));
+    let Some(plain) = plain_part(pattern) else { return bytes.into() };
     let mut out = Vec::with_capacity(bytes.len());
-    if slash > 0 {
-        for &byte in canonical(&plain).as_os_str().as_bytes() {
-            if b"*?[\\".contains(&byte) {
-                out.push(b'\\');
-            }
-            out.push(byte);
+    for &byte in paths.true_path(&plain).as_os_str().as_bytes() {
+        if b"*?[\\".contains(&byte) {
+            out.push(b'\\');
         }
+        out.push(byte);
     }
-    out.extend(&bytes[slash..]);
+    out.extend(&bytes[plain.as_os_str().len()..]);
     out
 }
 
@@ -138,7 +123,7 @@ mod tests {
             glob: vec![entry(&link.join("*.h5")), entry(&link.join("**5"))],
             ..Hints::default()
         };
-        let lookup = Lookup::new(&hints);
+        let lookup = Lookup::new(&hints, &Paths::of(&hints));
         let (bytes, left_out) = lookup.patterns();
         assert_eq!(left_out, 0);
         let patterns = Patterns::parse(&bytes).unwrap();
@@ -164,7 +149,8 @@ mod tests {
     fn a_list_that_is_full_leaves_out_and_counts() {
         let long = "x".repeat(4000);
         let file = (0..400).map(|i| entry(Path::new(&format!("/nowhere/{i}{long}")))).collect();
-        let (bytes, left_out) = Lookup::new(&Hints { file, ..Hints::default() }).patterns();
+        let hints = Hints { file, ..Hints::default() };
+        let (bytes, left_out) = Lookup::new(&hints, &Paths::of(&hints)).patterns();
         assert!(left_out > 100 && Patterns::parse(&bytes).is_some());
     }
 }

@@ -5,7 +5,7 @@ use std::fs;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Component, Path, PathBuf};
 
-use super::{Hints, Lookup};
+use super::{Hints, Lookup, Paths};
 use crate::backend::FileId;
 
 /// Entries of directories that are looked at, at most, in one search.
@@ -21,7 +21,7 @@ pub struct Named {
 impl Named {
     /// Of these hints.
     pub fn new(hints: &Hints) -> Named {
-        Named { lookup: Lookup::new(hints), places: places(hints) }
+        Named { lookup: Lookup::new(hints, &Paths::of(hints)), places: places(hints) }
     }
 
     /// The files that are there now, at most `files_max`, with their true paths; each once.

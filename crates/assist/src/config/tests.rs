@@ -31,6 +31,11 @@ fn parse(text: &str) -> Result<Hints, ConfigError> {
     Hints::parse(text, Path::new("hints.json"))
 }
 
+fn warnings(text: &str) -> Vec<Warning> {
+    let hints = parse(text).unwrap();
+    hints.warnings(&Paths::of(&hints))
+}
+
 #[test]
 fn listing_2_is_taken_as_it_is() {
     let hints = parse(LISTING_2).unwrap();
@@ -123,7 +128,7 @@ fn odd_hints_are_warned_of_by_key() {
                              "Random":[{}],"Sequential":[{"Offset":5,"Length":5}]},
                             {"Path":"/nowhere/f"},{"Path":"/"}],
                    "Directory":[{"Path":"/etc/passwd"}]}"#;
-    let said: Vec<String> = parse(text).unwrap().warnings().iter().map(Warning::to_string).collect();
+    let said: Vec<String> = warnings(text).iter().map(Warning::to_string).collect();
     let expected = [
         ("File[0].Path: ", "No such file"),
         ("File[0].ReadAheadSize: ", "more than CacheSize"),
@@ -138,7 +143,7 @@ fn odd_hints_are_warned_of_by_key() {
     for (said, (key, message)) in said.iter().zip(expected) {
         assert!(said.starts_with(key) && said.contains(message), "{said}");
     }
-    assert!(parse(r#"{"Directory":[{"Path":"/etc","WillNeed":[{}],"Random":[{}]}]}"#).unwrap().warnings().is_empty());
+    assert!(warnings(r#"{"Directory":[{"Path":"/etc","WillNeed":[{}],"Random":[{}]}]}"#).is_empty());
 }
 
 #[test]

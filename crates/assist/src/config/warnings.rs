@@ -4,6 +4,7 @@ use std::fmt;
 
 use super::entry::Entry;
 use super::load::Hints;
+use super::paths::{Paths, plain_part};
 use super::region::Region;
 
 /// One thing worth a look; the hints are used all the same.
@@ -22,8 +23,8 @@ impl fmt::Display for Warning {
 }
 
 impl Hints {
-    /// What is legal and most likely not meant, in the order of the file. Looks whether the files exist.
-    pub fn warnings(&self) -> Vec<Warning> {
+    /// What is legal and most likely not meant, in the order of the file, also by what there is at its paths.
+    pub fn warnings(&self, paths: &Paths) -> Vec<Warning> {
         let mut found = Vec::new();
         for (list, entries) in [("File", &self.file), ("Directory", &self.directory), ("Glob", &self.glob)] {
             for (i, entry) in entries.iter().enumerate() {
@@ -32,9 +33,7 @@ impl Hints {
                 if entries.iter().take(i).any(|earlier| earlier.path == entry.path) {
                     say(".Path", format!("{} is there twice; the first entry counts", entry.path.display()));
                 }
-                if list != "Glob" {
-                    missing(list, entry, &mut say);
-                }
+                missing(list, entry, paths, &mut say);
                 sizes(entry, &mut say);
                 overlaps(entry, &mut say);
             }
@@ -50,20 +49,24 @@ impl Hints {
     }
 }
 
-fn missing(list: &str, entry: &Entry, say: &mut dyn FnMut(&str, String)) {
-    let path = entry.path.display();
-    match std::fs::metadata(&entry.path) {
-        Err(e) => say(".Path", format!("{path}: {e}; the hints apply once it is there")),
-        Ok(meta) if list == "File" && !meta.is_file() => {
+fn missing(list: &str, entry: &Entry, paths: &Paths, say: &mut dyn FnMut(&str, String)) {
+    let asked = if list == "Glob" { plain_part(&entry.path) } else { Some(entry.path.clone()) };
+    let Some(asked) = asked else { return };
+    let path = asked.display();
+    match paths.there(&asked) {
+        None => say(".Path", format!("{path}: its file system does not answer; the path is taken as it is written")),
+        Some(_) if list == "Glob" => {}
+        Some(Err(e)) => say(".Path", format!("{path}: {e}; the hints apply once it is there")),
+        Some(Ok(there)) if list == "File" && !there.is_file() => {
             say(
                 ".Path",
                 format!("{path} is not a regular file and gets no hints; directories belong under `Directory`"),
             );
         }
-        Ok(meta) if list == "Directory" && !meta.is_dir() => {
+        Some(Ok(there)) if list == "Directory" && !there.is_dir() => {
             say(".Path", format!("{path} is not a directory; files belong under `File`"));
         }
-        Ok(_) => {}
+        Some(Ok(_)) => {}
     }
 }
 

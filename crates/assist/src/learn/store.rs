@@ -2,9 +2,9 @@
 //! its administrator fills and no other user writes.
 
 use std::fmt;
-use std::fs::File;
+use std::fs::{File, Permissions};
 use std::io::{self, Read, Write};
-use std::os::unix::fs::OpenOptionsExt;
+use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
@@ -174,12 +174,19 @@ fn failed(path: &Path, what: &str) -> impl Fn(io::Error) -> StoreError {
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Store {
     folder: PathBuf,
+    /// Whether others than its owner are to read it.
+    for_all: bool,
 }
 
 impl Store {
     /// In this folder, which need not be there.
     pub fn at(folder: impl Into<PathBuf>) -> Store {
-        Store { folder: folder.into() }
+        Store { folder: folder.into(), for_all: false }
+    }
+
+    /// In this folder, for all users to read, whatever the umask.
+    pub fn of_machine(folder: impl Into<PathBuf>) -> Store {
+        Store { for_all: true, ..Store::at(folder) }
     }
 
     /// The user's own, by the environment; `None` where that names no home.
@@ -214,16 +221,13 @@ impl Store {
     /// What is known of a program; `None` when nothing was learnt.
     pub fn load(&self, program: &str) -> Result<Option<Learnt>, StoreError> {
         let path = self.path_of(program);
-        match self.read(&path) {
-            Ok(learnt) if learnt.program == program => Ok(Some(learnt)),
-            // Two long names may begin alike.
-            Ok(_) => Ok(None),
-            Err(error) if !path.exists() => match self.folder.exists() && path.symlink_metadata().is_ok() {
-                true => Err(error),
-                false => Ok(None),
-            },
-            Err(error) => Err(error),
+        let is_missing =
+            |error: io::Error| matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory);
+        if path.symlink_metadata().is_err_and(is_missing) {
+            return Ok(None);
         }
+        // Two long names may begin alike.
+        Ok(Some(self.read(&path)?).filter(|learnt| learnt.program == program))
     }
 
     fn read(&self, path: &Path) -> Result<Learnt, StoreError> {
@@ -303,7 +307,27 @@ impl Store {
     /// Makes the folder if it is not there, and finds out whether it can be written to. Nothing else makes it, so that one that is
     /// removed stays removed.
     pub fn prepare(&self) -> Result<(), StoreError> {
+        let missing: Vec<&Path> = self.folder.ancestors().take_while(|folder| !folder.exists()).collect();
         std::fs::create_dir_all(&self.folder).map_err(failed(&self.folder, "cannot be made"))?;
+        if self.for_all {
+            // One of an earlier release may have been made for its owner alone.
+            for folder in missing.into_iter().chain([&*self.folder]) {
+                let opened =
+                    File::open(folder).and_then(|opened| opened.set_permissions(Permissions::from_mode(0o755)));
+                opened.map_err(failed(folder, "cannot be opened to all users"))?;
+            }
+            for above in self.folder.ancestors() {
+                let mode = above.metadata().map_err(failed(above, "cannot be looked at"))?.permissions().mode();
+                if mode & 0o001 == 0 {
+                    let mode = mode & 0o7777;
+                    let message = format!(
+                        "other users cannot reach it: {} has mode {mode:o}; chmod o+x lets them",
+                        above.display()
+                    );
+                    return Err(StoreError { path: self.folder.clone(), message });
+                }
+            }
+        }
         self.lock_file(LOCK).map(drop)
     }
 
@@ -354,6 +378,9 @@ impl Store {
         let temporary = self.folder.join(TEMPORARY);
         let write = || {
             let mut file = File::options().create_new(true).write(true).mode(0o644).open(&temporary)?;
+            if self.for_all {
+                file.set_permissions(Permissions::from_mode(0o644))?;
+            }
             file.write_all(text)?;
             file.sync_all()?;
             std::fs::rename(&temporary, path)
@@ -388,6 +415,49 @@ mod tests {
         let store = Store::at(folder.path().join("share/impresario"));
         store.prepare().unwrap();
         (folder, store)
+    }
+
+    /// As root has it on hardened machines.
+    #[test]
+    fn what_is_shared_is_for_all_whatever_the_umask() {
+        // SAFETY: changes the umask of this thread alone, which no other shares from then on.
+        unsafe {
+            assert_eq!(libc::unshare(libc::CLONE_FS), 0);
+            libc::umask(0o077);
+        }
+        let dir = tempfile::tempdir().unwrap();
+        let mode = |path: &Path| path.metadata().unwrap().permissions().mode() & 0o777;
+        let folder = dir.path().join("lib/impresario/assist");
+        for (store, modes) in [
+            (Store::of_machine(&folder), [0o755, 0o755, 0o644]),
+            (Store::at(folder.join("own")), [0o755, 0o700, 0o600]),
+        ] {
+            // Others may go through it.
+            std::fs::set_permissions(dir.path(), Permissions::from_mode(0o711)).unwrap();
+            store.prepare().unwrap();
+            store.add("a.py", vec![observed("/d/1.h5", 10 * MIB, 3, 1)]).unwrap();
+            let parent = store.folder().parent().unwrap();
+            assert_eq!([parent, store.folder(), &store.path_of("a.py")].map(mode), modes);
+        }
+        // One that was made otherwise is mended, and one that cannot be is told of.
+        std::fs::set_permissions(&folder, Permissions::from_mode(0o700)).unwrap();
+        Store::of_machine(&folder).prepare().unwrap();
+        assert_eq!(mode(&folder), 0o755);
+        std::fs::set_permissions(dir.path(), Permissions::from_mode(0o700)).unwrap();
+        let error = Store::of_machine(&folder).prepare().unwrap_err().to_string();
+        assert!(error.contains(&format!("{} has mode 700", dir.path().display())), "{error}");
+    }
+
+    #[test]
+    fn only_what_is_not_there_is_nothing_learnt() {
+        let (folder, store) = store();
+        assert_eq!(store.load("a.py").unwrap(), None);
+        assert_eq!(Store::at(folder.path().join("none")).load("a.py").unwrap(), None);
+        assert_eq!(Store::at("/dev/null/none").load("a.py").unwrap(), None, "as where HOME is none");
+        // A folder that leads in a circle stands for every other error, which root is spared.
+        std::os::unix::fs::symlink("circle", folder.path().join("circle")).unwrap();
+        let error = Store::at(folder.path().join("circle")).load("a.py").unwrap_err().to_string();
+        assert!(error.contains("cannot be read"), "{error}");
     }
 
     #[test]

@@ -28,7 +28,7 @@ use super::users::Users;
 use super::{Access, Command, Control, Options, Record, memory};
 use crate::advisor::{Read, Reader};
 use crate::backend::sees_all_pages;
-use crate::config::{Lookup, Monitored};
+use crate::config::{Lookup, Monitored, Paths};
 use crate::jobs::Origin;
 use crate::learn::{Facts, Kind, SHORT_BYTES_MAX, find};
 use crate::report::Report;
@@ -111,8 +111,8 @@ pub(super) struct Service {
 
 impl Service {
     pub(super) fn new(options: Options, listener: OwnedFd, control: Control) -> io::Result<Service> {
-        let Options { hints, advise, access, record, workers, backends, program, kinds } = options;
-        let lookup = Lookup::new(&hints);
+        let Options { hints, paths, advise, access, record, workers, backends, program, kinds } = options;
+        let lookup = Lookup::new(&hints, &paths.unwrap_or_else(|| Paths::of(&hints)));
         let (sink, small_bytes, patterns) = match record {
             None => (None, SMALL_FILE_BYTES, lookup.patterns()),
             Some(Record { sink, small_bytes, patterns }) => {

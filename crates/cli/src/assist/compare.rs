@@ -51,7 +51,7 @@ const FILES_MAX: usize = 4096;
 
 pub fn run(args: Args) -> Result<ExitCode> {
     check_outputs(&[args.json.as_deref()])?;
-    let hints = super::hints(&args.hints)?;
+    let (hints, _) = super::hints(&args.hints)?;
     if let Reach::No(why) = reach(&args.program[0].to_string_lossy())? {
         return Err(usage(why));
     }

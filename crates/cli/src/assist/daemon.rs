@@ -7,10 +7,11 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
-use impresario_assist::config::Hints;
+use impresario_assist::config::{ConfigError, Hints, Paths};
 use impresario_assist::manager::{Access, Handle, Manager, Options};
 use impresario_assist::watch::{Follower, Means};
 use impresario_base::machine::raise_file_limit;
@@ -56,42 +57,34 @@ pub struct Args {
 
 pub fn run(args: Args) -> Result<ExitCode> {
     let socket = args.socket.clone().unwrap_or_else(default_socket);
-    let mut hints = super::hints(&args.config)?;
+    let (mut hints, mut paths) = super::hints(&args.config)?;
     let signals = Signals::catch()?;
     raise_file_limit(0);
     let mut first = true;
     loop {
-        let manager = start(&args, &hints, &socket)?;
+        let manager = start(&args, &hints, paths, &socket)?;
         let reports = Reports::listen(&socket)?;
         let mut follower = follow(&args, &hints, &manager)?;
         if std::mem::take(&mut first) {
             tell!("The advice manager listens at {}.", socket.display());
             notify_ready();
         }
-        // An invalid file changes nothing: the same manager continues.
-        let new = loop {
-            match serve(&manager, &reports, &mut follower, &signals)? {
-                Next::Stop => break None,
-                Next::Reload => match Hints::load(&args.config) {
-                    Ok(new) => break Some(new),
-                    Err(error) => tell!("impresario: the hints are unchanged: {error}"),
-                },
-            }
-        };
+        let new = serve(&args.config, &manager, &reports, &mut follower, &signals)?;
         drop(follower);
         drop(reports);
         manager.stop().context("ending the advice manager")?;
         let Some(new) = new else { return Ok(ExitCode::SUCCESS) };
-        new.warnings().iter().for_each(|w| tell!("impresario: {}: {w}", args.config.display()));
+        super::warn(&args.config, &new.0, &new.1);
         tell!("The hints were read again.");
-        hints = new;
+        (hints, paths) = new;
     }
 }
 
-fn start(args: &Args, hints: &Hints, socket: &Path) -> Result<Handle> {
+fn start(args: &Args, hints: &Hints, paths: Paths, socket: &Path) -> Result<Handle> {
     let options = Options {
         access: if args.everyone { Access::Everyone } else { Access::Owner },
         workers: args.workers,
+        paths: Some(paths),
         ..Options::new(hints.clone())
     };
     Manager::start(options, socket).map_err(|error| {
@@ -117,12 +110,53 @@ fn follow(args: &Args, hints: &Hints, manager: &Handle) -> Result<Option<Followe
     Ok(Some(follower))
 }
 
-/// The reason why serving ended.
-enum Next {
-    /// The daemon must end.
-    Stop,
-    /// It must read its hints again.
-    Reload,
+/// New hints, read beside the manager, which goes on: they, or what they name, may be on a file system that hangs.
+struct Reading {
+    thread: JoinHandle<Result<(Hints, Paths), ConfigError>>,
+    began: Instant,
+    is_told: bool,
+}
+
+impl Reading {
+    /// How long it may take before it is told of.
+    const PATIENCE: Duration = Duration::from_secs(30);
+    /// How often it is looked at.
+    const LOOK_EVERY: Duration = Duration::from_millis(50);
+
+    fn begin(config: &Path) -> std::io::Result<Reading> {
+        let config = config.to_path_buf();
+        let read = move || {
+            let hints = Hints::load(&config)?;
+            let paths = Paths::of(&hints);
+            Ok((hints, paths))
+        };
+        let thread = std::thread::Builder::new().name("assist-hints".into()).spawn(read)?;
+        Ok(Reading { thread, began: Instant::now(), is_told: false })
+    }
+
+    /// The new hints, once they are read. Those that cannot be used change nothing.
+    fn turn(reading: &mut Option<Reading>, config: &Path) -> Option<(Hints, Paths)> {
+        let mut now = reading.take()?;
+        if !now.thread.is_finished() {
+            if !now.is_told && now.began.elapsed() > Reading::PATIENCE {
+                now.is_told = true;
+                tell!("impresario: the hints are unchanged so far: reading {} takes long", config.display());
+            }
+            *reading = Some(now);
+            return None;
+        }
+        match now.thread.join() {
+            Ok(Ok((hints, paths))) => match paths.silent().first() {
+                None => return Some((hints, paths)),
+                Some(path) => {
+                    tell!("impresario: the hints are unchanged: {}: its file system does not answer", path.display());
+                }
+            },
+            Ok(Err(error)) => tell!("impresario: the hints are unchanged: {error}"),
+            Err(_) => tell!("impresario: the hints are unchanged: reading {} failed", config.display()),
+        }
+        None
+    }
 }
 
 /// The signals that the daemon minds.
@@ -146,10 +180,11 @@ impl Signals {
         Ok(Signals { stop, reload, arrived })
     }
 
-    /// Waits for one, or for a query.
-    fn or(&self, reports: &Reports) -> Result<()> {
+    /// Waits for one, or for a query, no longer than this.
+    fn or(&self, reports: &Reports, patience: Option<Duration>) -> Result<()> {
         let mut fds = [self.arrived.as_fd(), reports.as_fd()].map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN));
-        match poll(&mut fds, None) {
+        let patience = patience.map(rustix::event::Timespec::try_from).transpose().context("waiting")?;
+        match poll(&mut fds, patience.as_ref()) {
             Ok(_) | Err(rustix::io::Errno::INTR) => {}
             Err(error) => return Err(error).context("waiting for signals and queries"),
         }
@@ -158,19 +193,33 @@ impl Signals {
     }
 }
 
-/// Serves until a signal arrives.
-fn serve(manager: &Handle, reports: &Reports, follower: &mut Option<Follower>, signals: &Signals) -> Result<Next> {
+/// Serves until there are new hints, or, with `None`, until the daemon must end.
+fn serve(
+    config: &Path,
+    manager: &Handle,
+    reports: &Reports,
+    follower: &mut Option<Follower>,
+    signals: &Signals,
+) -> Result<Option<(Hints, Paths)>> {
+    let mut reading = None;
     loop {
         if signals.stop.load(Ordering::Relaxed) {
-            return Ok(Next::Stop);
+            return Ok(None);
         }
-        if signals.reload.swap(false, Ordering::Relaxed) {
-            return Ok(Next::Reload);
+        if let Some(new) = Reading::turn(&mut reading, config) {
+            return Ok(Some(new));
+        }
+        // One that comes meanwhile has its turn when this one has ended.
+        if reading.is_none() && signals.reload.swap(false, Ordering::Relaxed) {
+            match Reading::begin(config) {
+                Ok(begun) => reading = Some(begun),
+                Err(error) => tell!("impresario: the hints are unchanged: no thread can read them: {error}"),
+            }
         }
         reports.answer(|| manager.report());
         match follower {
             Some(follower) => follower.turn(Duration::from_millis(50))?,
-            None => signals.or(reports)?,
+            None => signals.or(reports, reading.is_some().then_some(Reading::LOOK_EVERY))?,
         }
     }
 }

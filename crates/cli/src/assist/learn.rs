@@ -63,7 +63,7 @@ const PATIENCE_MAX: Duration = Duration::from_secs(10);
 pub fn run(args: Args) -> Result<ExitCode> {
     let store = match (&args.folder, args.shared) {
         (Some(folder), _) => Store::at(folder),
-        (None, true) => Store::at(SHARED),
+        (None, true) => Store::of_machine(SHARED),
         (None, false) => Store::of_user(|name| std::env::var_os(name))
             .ok_or_else(|| usage("neither XDG_DATA_HOME nor HOME names a folder; name one with --folder"))?,
     };

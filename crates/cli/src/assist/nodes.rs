@@ -255,16 +255,17 @@ fn recorded(own: &OwnSocket, trace: &Path, job: &Job, program: &[OsString]) -> R
 }
 
 fn guided(own: OwnSocket, node: &str, job: &Job, program: &[OsString]) -> Result<ExitCode> {
-    let hints =
-        job.hints.as_deref().map_or_else(|| Ok(Hints::online()), |path| super::hints(path).map(Hints::and_online));
-    let hints = hints.unwrap_or_else(|error| {
+    let planned = job.hints.as_deref().map(super::hints).transpose().unwrap_or_else(|error| {
         tell!("impresario: {node}: no plan: {error:#}");
-        Hints::online()
+        None
     });
+    let (hints, paths) =
+        planned.map_or_else(|| (Hints::online(), None), |(hints, paths)| (hints.and_online(), Some(paths)));
     let report = job.report.as_deref().map(|report| beside(report, node));
     let guided = Guided {
         name: job.learnt.clone(),
         hints,
+        paths,
         instances: 1,
         told: if job.quiet { None } else { Some(format!("impresario: {node}")) },
         verbose: false,

@@ -2,19 +2,22 @@
 
 use std::ffi::OsString;
 use std::os::unix::ffi::OsStringExt;
+use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
+use impresario_assist::config::Hints;
 use impresario_assist::plan::{Device, Options, plan, probe};
+use impresario_base::replace::{replace, replaceable};
 use impresario_base::units::parse_positive_bytes;
 use impresario_config::calibration::Calibration;
 use impresario_trace::combine::join;
 use impresario_trace::convert::{ImportOptions, import};
 use impresario_trace::{Trace, TraceOp};
 
-use crate::{print, print_json};
+use crate::{print, print_json, usage};
 
 /// Plan hints from a recorded run, and report the reason and the expected gain of each
 ///
@@ -33,6 +36,9 @@ pub struct Args {
     /// Write the hints file
     #[arg(short, long, value_name = "FILE")]
     output: PathBuf,
+    /// Replace an existing file also if it is not a hints file
+    #[arg(short, long)]
+    force: bool,
     /// The device that the next run reads from: auto (measured), disk, flash, or IOPS:MIB_PER_S of a limited volume
     #[arg(long, default_value = "auto", value_name = "DEVICE", conflicts_with = "calibration")]
     device: String,
@@ -54,6 +60,7 @@ pub struct Args {
 }
 
 pub fn run(args: Args) -> Result<ExitCode> {
+    make_room(&args)?;
     let mut traces = Vec::new();
     for path in &args.traces {
         let imported = import(path, &ImportOptions::default())?;
@@ -74,11 +81,30 @@ pub fn run(args: Args) -> Result<ExitCode> {
     };
     let plan = plan(&trace, &options);
     let text = plan.hints.to_json().context("the plan is not a valid hints file")?;
-    std::fs::write(&args.output, text).with_context(|| format!("writing {}", args.output.display()))?;
+    replace(&args.output, 0o666, text.as_bytes()).with_context(|| format!("writing {}", args.output.display()))?;
     if args.json {
         return print_json(&plan);
     }
     print(plan.text())
+}
+
+/// Nothing is lost by mistake, as where the shell puts a trace in the place of the hints' name: hints replace hints.
+fn make_room(args: &Args) -> Result<()> {
+    let shown = args.output.display();
+    // What else is wrong with it is told when it is written.
+    let Ok(there) = args.output.metadata() else { return Ok(()) };
+    let is_it =
+        |trace: &PathBuf| trace.metadata().is_ok_and(|one| (one.dev(), one.ino()) == (there.dev(), there.ino()));
+    if args.traces.iter().any(is_it) {
+        return Err(usage(format!("{shown} is one of the traces; name a file for the hints with -o")));
+    }
+    replaceable(&args.output).map_err(|error| usage(format!("{shown}: {error}")))?;
+    if !args.force && there.len() > 0 && Hints::load(&args.output).is_err() {
+        return Err(usage(format!(
+            "{shown} is there and is not a hints file; name another one with -o, or replace it with --force"
+        )));
+    }
+    Ok(())
 }
 
 fn device(args: &Args, trace: &Trace) -> Result<Device> {
@@ -99,7 +125,7 @@ fn device(args: &Args, trace: &Trace) -> Result<Device> {
             let limits = text.split_once(':').and_then(|(i, m)| Some((i.parse::<u64>().ok()?, m.parse::<u64>().ok()?)));
             match limits {
                 Some((iops, mib_per_s)) if iops > 0 && mib_per_s > 0 => Ok(kernel(Device::limited(iops, mib_per_s))),
-                _ => Err(crate::usage(format!("there is no device {text:?}: auto, disk, flash or IOPS:MIB_PER_S"))),
+                _ => Err(usage(format!("there is no device {text:?}: auto, disk, flash or IOPS:MIB_PER_S"))),
             }
         }
     }

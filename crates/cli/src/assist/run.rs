@@ -13,7 +13,7 @@ use std::time::Instant;
 
 use anyhow::{Context, Result};
 use impresario_assist::backend::FileId;
-use impresario_assist::config::Hints;
+use impresario_assist::config::{Hints, Paths};
 use impresario_assist::learn::{Kind, SHARED, Store, program_of};
 use impresario_assist::manager::{Access, Handle, Manager, Options, Record, RecordedAccess, RecordedFile, Sink};
 use impresario_assist::record::TraceSink;
@@ -81,9 +81,9 @@ pub fn run(args: Args) -> Result<ExitCode> {
         let programs = Programs::start(&args.program, Purpose::Advise, args.instances, &socket, &[])?;
         return Ok(programs.wait()?.0);
     }
-    let hints = match &args.hints {
-        Some(path) => super::hints(path)?.and_online(),
-        None => Hints::online(),
+    let (hints, paths) = match &args.hints {
+        Some(path) => super::hints(path).map(|(hints, paths)| (hints.and_online(), Some(paths)))?,
+        None => (Hints::online(), None),
     };
     let words: Vec<_> = args.program.iter().map(|word| word.to_string_lossy()).collect();
     let name = program_of(words.iter().map(|word| &**word));
@@ -100,6 +100,7 @@ pub fn run(args: Args) -> Result<ExitCode> {
     let guided = Guided {
         name,
         hints,
+        paths,
         instances: args.instances,
         told: (!args.quiet).then(|| "impresario".into()),
         verbose: args.verbose,
@@ -114,6 +115,8 @@ pub struct Guided<'a> {
     /// The program's, as far as it has one.
     pub name: Option<String>,
     pub hints: Hints,
+    /// What the file system says of their paths, where it was asked.
+    pub paths: Option<Paths>,
     pub instances: u32,
     /// What stands before the line that tells how much was seen; `None` for no line.
     pub told: Option<String>,
@@ -231,8 +234,13 @@ impl Guided<'_> {
         let began = Instant::now();
         let programs = Programs::start(program, Purpose::Advise, self.instances, listening.socket(), environment)?;
         raise_file_limit(0);
-        let options =
-            Options { program: self.name.clone(), kinds: Some(Box::new(learnt)), record, ..Options::new(self.hints) };
+        let options = Options {
+            paths: self.paths,
+            program: self.name.clone(),
+            kinds: Some(Box::new(learnt)),
+            record,
+            ..Options::new(self.hints)
+        };
         let started = listening.start(options);
         let started = started.map_err(|e| io::Error::new(e.kind(), format!("the advice manager did not start: {e}")));
         let manager = started.inspect(|manager| {
@@ -284,7 +292,7 @@ fn unguided(program: &[OsString], instances: u32, why: &anyhow::Error) -> Result
 /// costs hints and not the run.
 fn learnt(name: &str) -> Vec<Kind> {
     let own = Store::of_user(|name| std::env::var_os(name));
-    for store in own.into_iter().chain([Store::at(SHARED)]) {
+    for store in own.into_iter().chain([Store::of_machine(SHARED)]) {
         match store.load(name) {
             Ok(None) => {}
             Ok(Some(learnt)) => return learnt.kinds,

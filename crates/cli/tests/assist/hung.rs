@@ -15,7 +15,7 @@ use serde_json::json;
 
 use crate::hung_mount::{Asked, HungMount};
 use crate::support::{Process, run_command};
-use crate::tools::{Daemon, Folder, Nobody, WAIT_MS, forget, plain, reading, try_compile};
+use crate::tools::{Daemon, Folder, Nobody, WAIT_MS, assist, forget, plain, reading, try_compile};
 
 /// Bytes of each file of the users who are well.
 const FILE_BYTES: usize = 512 << 10;
@@ -267,6 +267,83 @@ fn a_manager_without_rights_does_not_wait_for_a_map_on_a_file_system_that_hangs(
     node.daemon.until("everything is let go", |r| r.programs == 0);
 }
 
+/// Hints name files, folders and patterns on a file system that does not answer, also as the daemon starts: the others are served,
+/// and go on being served when it is told to read its hints again.
+#[test]
+fn hints_about_a_file_system_that_hangs_hold_nobody_up() {
+    if !require("root") || !require("fuse") {
+        return;
+    }
+    let folder = Folder::new();
+    let (program, data, hung) = (folder.strided(), folder.data("data"), folder.at("hung"));
+    std::fs::create_dir(&hung).unwrap();
+    let link = folder.at("link");
+    std::os::unix::fs::symlink(folder.path(), &link).unwrap();
+    let write = |cache_blocks: u64, names_hung: bool| {
+        let there =
+            json!({ "Path": link.join("data"), "BlockSize": 1 << 20, "CacheSize": cache_blocks, "WillNeed": [{}] });
+        let files = ["0", "1", "2", "3", "4", "5"].map(|name| json!({ "Path": hung.join(name), "WillNeed": [{}] }));
+        let files = files.into_iter().filter(|_| names_hung).chain([there]).collect::<Vec<_>>();
+        let glob = if names_hung { json!([{ "Path": hung.join("6/*"), "Online": true }]) } else { json!([]) };
+        let hints = json!({ "File": files, "Glob": glob, "StandDown": { "Trial": false } });
+        folder.write("hints.json", hints.to_string())
+    };
+    let read = reading(&program, &data, 0);
+    let alone = plain(&read);
+    let served = |daemon: &Daemon| {
+        // It may be about to take new hints.
+        until("it answers", || daemon.ask(&["--json"]).code == 0);
+        let before = daemon.report().programs_ever;
+        forget(&data);
+        assert_eq!(run_command(&mut daemon.run_told(&read)).out, alone, "{}", daemon.process.log());
+        let report = daemon.report();
+        assert!(report.programs_ever > before, "{report:?}");
+        assert!(crate::tools::of(&report, &data).prefetched_bytes > 0, "{report:?}");
+    };
+    let says = |daemon: &Daemon, times: usize, what: &str| {
+        until(what, || daemon.process.log().matches(what).count() == times);
+    };
+    // First only what is under the names does not answer, then the names do not.
+    for (log, hang) in [("run.0", HungMount::hang as fn(&HungMount)), ("run.1", HungMount::hang_names)] {
+        let (daemon, second, mut run);
+        // Dropped first: what waits for it then ends.
+        let mount = HungMount::new(&hung, Duration::ZERO);
+        daemon = Daemon::start(&folder, &write(8, true), &[]);
+        served(&daemon);
+        hang(&mount);
+        for _ in 0..2 {
+            daemon.process.signal(Signal::HUP);
+            served(&daemon);
+        }
+        says(&daemon, 2, "the hints are unchanged");
+        served(&daemon);
+        // Hints that do not name it are taken.
+        write(4, false);
+        daemon.process.signal(Signal::HUP);
+        says(&daemon, 1, "The hints were read again");
+        served(&daemon);
+        // What waits in the mount keeps its process until it is answered, and nothing else: another one takes its place.
+        daemon.process.signal(Signal::TERM);
+        until("it has let go of its place", || !daemon.socket.exists());
+        let hints = write(8, true);
+        second = Daemon::start(&folder, &hints, &[]);
+        assert!(second.process.log().contains("does not answer"), "{}", second.process.log());
+        served(&second);
+        let mut command = assist(["run"]);
+        run = Process::start_command(command.arg(&hints).arg("--").args(&read), &folder.at(log));
+        until("the program has run to its end", || run.log().contains(&alone));
+        assert!(run.log().contains("does not answer"), "{}", run.log());
+        mount.go_on();
+        assert!(run.wait().success(), "{}", run.log());
+        until("nothing waits for it any more", || !has_thread(second.process.pid(), "assist-paths"));
+        second.process.signal(Signal::HUP);
+        says(&second, 1, "The hints were read again");
+        served(&second);
+        second.end();
+        daemon.end();
+    }
+}
+
 fn send(socket: &OwnedFd, bytes: &[u8], descriptors: &[BorrowedFd<'_>]) {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(8))];
     let mut control = SendAncillaryBuffer::new(&mut space);
@@ -283,6 +360,13 @@ fn lingering(listener: &std::net::TcpListener, peers: &mut Vec<std::net::TcpStre
     slow.set_nonblocking(false).unwrap();
     rustix::net::sockopt::set_socket_linger(&slow, Some(2 * PATIENCE)).unwrap();
     slow.into()
+}
+
+/// Whether a process has a thread of this name.
+fn has_thread(pid: u32, name: &str) -> bool {
+    let tasks = std::fs::read_dir(format!("/proc/{pid}/task")).unwrap().flatten();
+    let mut names = tasks.filter_map(|task| std::fs::read_to_string(task.path().join("comm")).ok());
+    names.any(|comm| comm.trim_end() == name)
 }
 
 /// Whether all threads of a process have stopped.

@@ -26,6 +26,7 @@ pub enum Asked {
     Flush,
     Statfs,
     Getattr,
+    Lookup,
 }
 
 /// Requests without an answer. A reply that is dropped answers with EIO.
@@ -36,11 +37,13 @@ struct Held {
     empty: Vec<ReplyEmpty>,
     statfs: Vec<ReplyStatfs>,
     attr: Vec<ReplyAttr>,
+    entry: Vec<ReplyEntry>,
 }
 
 #[derive(Default)]
 struct State {
     hangs: AtomicBool,
+    hides: AtomicBool,
     held: Mutex<Held>,
 }
 
@@ -69,6 +72,12 @@ impl HungMount {
         self.state.hangs.store(true, SeqCst);
     }
 
+    /// Nor does it answer from now on what it has under a name.
+    pub fn hang_names(&self) {
+        self.state.hides.store(true, SeqCst);
+        self.hang();
+    }
+
     /// How many requests of a kind wait.
     pub fn waiting(&self, of: Asked) -> usize {
         self.state.held.lock().asked.iter().filter(|asked| **asked == of).count()
@@ -77,6 +86,7 @@ impl HungMount {
     /// What waits fails, and what comes is answered.
     pub fn go_on(&self) {
         self.state.hangs.store(false, SeqCst);
+        self.state.hides.store(false, SeqCst);
         let held = std::mem::take(&mut *self.state.held.lock());
         drop(held);
     }
@@ -118,6 +128,8 @@ impl Files {
 
 impl Filesystem for Files {
     fn lookup(&self, _: &Request, _: INodeNo, name: &OsStr, reply: ReplyEntry) {
+        let held = |reply| self.hold(Asked::Lookup, reply, |held, reply| held.entry.push(reply));
+        let Some(reply) = (if self.state.hides.load(SeqCst) { held(reply) } else { Some(reply) }) else { return };
         match name.to_str().and_then(|name| name.parse::<u64>().ok()) {
             Some(n) => reply.entry(&self.known_for, &self.attr(FIRST + n), Generation(0)),
             None => reply.error(Errno::ENOENT),

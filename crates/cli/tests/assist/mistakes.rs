@@ -1,5 +1,9 @@
 //! Hints files with mistakes: one line with the position and the remedy.
 
+use std::path::{Path, PathBuf};
+
+use impresario_assist::config::Hints;
+
 use crate::support::run_command;
 use crate::tools::{Folder, assist, plain, reading};
 
@@ -63,4 +67,42 @@ fn what_is_only_odd_is_told_and_used() {
     assert!(told.len() == 3 && told[2].contains("Saw "), "{}", ran.err);
     assert!(told[0].contains("File[0].Path") && told[0].contains(missing.to_str().unwrap()), "{}", ran.err);
     assert!(told[1].contains("File[1].WillNeed[1]") && told[1].contains("overlaps WillNeed[0]"), "{}", ran.err);
+}
+
+/// `-o` before a trace that the shell found instead of before the name of hints loses nothing.
+#[test]
+fn a_plan_replaces_nothing_but_hints() {
+    let folder = Folder::new();
+    let (program, data) = (folder.strided(), folder.data("data"));
+    let traces = ["trace.0.imt", "trace.1.imt"].map(|name| folder.at(name));
+    for trace in &traces {
+        let ran = run_command(assist(["record", "-o"]).arg(trace).arg("--").args(reading(&program, &data, 0)));
+        assert_eq!(ran.code, 0, "{}", ran.err);
+    }
+    let plan = |output: &Path, inputs: &[PathBuf], more: &[&str]| {
+        let mut command = assist(["plan", "--device", "disk", "--cold"]);
+        run_command(command.args(more).arg("-o").arg(output).args(inputs))
+    };
+    let kept = |path: &Path, inputs: &[PathBuf], more: &[&str], word: &str| {
+        let before = std::fs::read(path).unwrap();
+        let ran = plan(path, inputs, more);
+        assert!(ran.code == 2 && ran.err.contains(word) && ran.err.lines().count() == 1, "{ran:?}");
+        assert!(std::fs::read(path).unwrap() == before, "{} is another", path.display());
+    };
+    kept(&traces[0], &traces[1..], &[], "--force");
+    let link = folder.at("link");
+    std::os::unix::fs::symlink(&traces[1], &link).unwrap();
+    for path in [&traces[1], &link] {
+        kept(path, &traces, &["--force"], "is one of the traces");
+    }
+    let notes = folder.write("notes.txt", "{ not JSON");
+    kept(&notes, &traces, &[], "is there and is not a hints file");
+    let hints = folder.at("hints.json");
+    for (path, more) in [(&hints, &[][..]), (&hints, &[]), (&notes, &["--force"])] {
+        let ran = plan(path, &traces, more);
+        assert_eq!((ran.code, ran.err.as_str()), (0, ""), "{}", ran.out);
+        Hints::load(path).unwrap();
+    }
+    let ran = plan(&folder.at("none/hints.json"), &traces, &[]);
+    assert!(ran.code == 1 && ran.err.contains("none/hints.json"), "{ran:?}");
 }

@@ -68,7 +68,7 @@ fn broken_connections(
     Ok(())
 }
 
-/// Connections write and flush block after block while the server is restarted. What was flushed must be there.
+/// Connections write and flush block after block until the server was restarted. What was flushed must be there.
 pub(super) fn shutdown(site: &mut Site) -> Checking {
     let Some(command) = site.options.restart.clone() else {
         return Err(Stop::Skip("needs --restart COMMAND: what stops the server and starts it again".into()));
@@ -78,13 +78,14 @@ pub(super) fn shutdown(site: &mut Site) -> Checking {
     }
     let stamps = site.stamps();
     let region = site.extent / WRITERS / site.grain * site.grain;
-    let (back, patience) = (AtomicBool::new(false), site.shared.patience);
+    let (begun, back, patience) = (AtomicBool::new(false), AtomicBool::new(false), site.shared.patience);
     let writers = restart::Writers::new(WRITERS as usize);
     let mut links = (0..WRITERS).map(|_| site.link()).collect::<Checking<Vec<Link>>>()?;
     let shared_site: &Site = site;
-    let flushed: Vec<(Image, u64)> = std::thread::scope(|scope| {
+    let written: Vec<Written> = std::thread::scope(|scope| {
         let restarting = scope.spawn(|| {
             writers.wait();
+            begun.store(true, Ordering::Relaxed);
             let result = restart::run(&command, patience);
             back.store(true, Ordering::Relaxed);
             result
@@ -92,37 +93,46 @@ pub(super) fn shutdown(site: &mut Site) -> Checking {
         let running: Vec<_> = (0..WRITERS)
             .zip(links.iter_mut())
             .map(|(n, link)| {
-                let (back, writers) = (&back, &writers);
+                let (begun, back, writers) = (&begun, &back, &writers);
                 scope.spawn(move || {
                     let mut waited_for = Some(restart::Ready(writers));
-                    let mut image = blank(shared_site, stamps);
-                    let mut done = n * region;
-                    let step = region / 64 / shared_site.grain * shared_site.grain;
-                    let len = step.max(shared_site.grain);
-                    while done + len <= (n + 1) * region && !back.load(Ordering::Relaxed) {
+                    let (start, end) = (n * region, (n + 1) * region);
+                    let mut written = Written { image: blank(shared_site, stamps), unknown: None, met: false };
+                    let len = (region / 64 / shared_site.grain * shared_site.grain).max(shared_site.grain);
+                    let mut at = start;
+                    while !back.load(Ordering::Relaxed) {
                         let mark = shared_site.mark(n as u32 + 1);
-                        let bytes = stamps.bytes(mark, done, len as usize);
+                        let bytes = stamps.bytes(mark, at, len as usize);
+                        let request = link.call(WRITE, 0, at, len as u32, &bytes);
+                        let request = request.and_then(|_| shared_site.flush(link));
+                        let under_restart = begun.load(Ordering::Relaxed);
+                        written.met |= under_restart;
                         // An error or the end of the connection is an answer; the silence of a server is not.
-                        let request = link.call(WRITE, 0, done, len as u32, &bytes);
-                        match request.and_then(|_| shared_site.flush(link)) {
-                            Ok(()) => image.set(done, len as usize, Some(mark)),
+                        match request {
+                            Ok(()) => written.image.set(at, len as usize, Some(mark)),
                             Err(Stop::Fail(text)) if text.contains("no answer within") => return fault(text),
-                            // The restart waits for the first one.
-                            Err(stop) if waited_for.is_some() => return Err(stop),
-                            Err(_) => break,
+                            Err(stop) if !under_restart => return Err(stop),
+                            Err(_) => {
+                                written.unknown = Some((at, len));
+                                break;
+                            }
                         }
-                        done += len;
                         drop(waited_for.take());
+                        at += len;
+                        if at + len > end {
+                            // The blocks before are written once, so that a loss of them is not made up for.
+                            at = start + region / 2 / len * len;
+                        }
                     }
-                    Ok((image, done))
+                    Ok(written)
                 })
             })
             .collect();
         let joined: Vec<_> = running.into_iter().map(|one| one.join()).collect();
-        let flushed = joined.into_iter().map(|one| one.unwrap_or_else(|panic| std::panic::resume_unwind(panic)));
-        let flushed = flushed.collect::<Checking<Vec<_>>>();
+        let written = joined.into_iter().map(|one| one.unwrap_or_else(|panic| std::panic::resume_unwind(panic)));
+        let written = written.collect::<Checking<Vec<_>>>();
         restarting.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))?;
-        flushed
+        written
     })?;
     let deadline = Instant::now() + patience;
     let mut link = loop {
@@ -132,12 +142,27 @@ pub(super) fn shutdown(site: &mut Site) -> Checking {
             Err(stop) => return Err(after(stop, "after the restart")),
         }
     };
-    for (n, (image, done)) in (0..).zip(&flushed) {
-        let (start, len) = (n * region, done - n * region);
-        if len > 0 {
-            let checked = verify(&mut link, image, (start, len as u32));
+    for (n, written) in (0..).zip(&written) {
+        let (start, end) = (n * region, (n + 1) * region);
+        let (before, behind) = written.unknown.map_or((end, end), |(at, len)| (at, at + len));
+        for (start, end) in [(start, before), (behind, end)].into_iter().filter(|(start, end)| start < end) {
+            let checked = verify(&mut link, &written.image, (start, (end - start) as u32));
             checked.map_err(|stop| after(stop, "after the restart, flushed before"))?;
         }
     }
+    if !written.iter().any(|written| written.met) {
+        return Err(Stop::Skip(
+            "no request was in flight while the server was restarted: --restart ended at once".into(),
+        ));
+    }
     Ok(())
+}
+
+/// What a connection wrote around a restart.
+struct Written {
+    image: Image,
+    /// Bytes of a write that has not come to a good end: they are old or new.
+    unknown: Option<(u64, u64)>,
+    /// Whether one of its requests ended after the restart had begun.
+    met: bool,
 }

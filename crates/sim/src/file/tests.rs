@@ -382,3 +382,46 @@ fn a_scenario_written_as_text_is_read_back() {
     let study = read(&text).unwrap_or_else(|e| panic!("{e}\n{text}"));
     assert_eq!(study.scenario(0, 0), scenario);
 }
+
+#[test]
+fn the_command_line_replaces_a_sweep_of_the_file_however_the_key_is_written() {
+    let sweep = "[sweep]\n\"application.0.op\" = [\"read\", \"write\"]\nservers.policy = [\"fifo\", \"mlf\"]\n\
+                 \"application.*.requests\" = [1, 2]\n";
+    let text = format!("{GOOD}{sweep}");
+    let set = |key: &str, value: &str| {
+        let set = vec![(key.into(), crate::sweep::value(value))];
+        read_with(&text, &Overrides { set, ..Overrides::default() }).unwrap()
+    };
+    // The key itself, one within it, one around it, and in another spelling.
+    let study = set("servers.policy", "fifo");
+    assert_eq!(
+        (&*study.keys, study.points.len()),
+        (&["application.0.op", "application.*.requests"].map(String::from)[..], 4)
+    );
+    assert!(study.points.iter().all(|point| point.scenario.servers.policy.name == "fifo"));
+    assert_eq!(set("servers.policy.window_us", "5").points.len(), 4);
+    let study = set("application[0].op", "read");
+    assert_eq!((study.points.len(), study.first().application[0].op), (4, Operation::Read));
+    assert!(set("application.1.requests", "7").points.iter().all(|point| point.scenario.application[1].requests == 7));
+    assert_eq!(set("application.*.op", "read").points.len(), 4);
+    assert_eq!(set("servers.count", "2").points.len(), 8, "another key");
+    assert_eq!(
+        set("servers", "{ count = 2, device = \"old\", policy = \"fifo\" }").points.len(),
+        8,
+        "the sweep is over a part of it"
+    );
+    let swept = format!("{GOOD}[sweep]\nseed = [1, 2]\n");
+    assert_eq!(read_with(&swept, &Overrides { seed: Some(9), ..Overrides::default() }).unwrap().points.len(), 1);
+
+    let sweep = |keys: &[&str]| {
+        let sweep = keys.iter().map(|key| (key.to_string(), crate::sweep::values("read,write").unwrap())).collect();
+        read_with(&text, &Overrides { sweep, ..Overrides::default() }).unwrap()
+    };
+    let study = sweep(&["application[0].op"]);
+    assert_eq!((study.keys.last().map(String::as_str), study.points.len()), (Some("application.0.op"), 8));
+    for point in &study.points {
+        let op = ["read", "write"][usize::from(point.scenario.application[0].op == Operation::Write)];
+        assert_eq!(point.values.last().map(String::as_str), Some(op));
+    }
+    assert_eq!(sweep(&["application.0.op", "application[0].op"]).points.len(), 8, "the last one counts");
+}

@@ -1,0 +1,200 @@
+//! What the file system says of the paths in hints. Threads beside ask it, since a file system that hangs answers nobody.
+
+use std::collections::VecDeque;
+use std::ffi::OsString;
+use std::fs::FileType;
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Weak, mpsc};
+use std::time::Duration;
+
+use impresario_base::lock::Mutex;
+use rustc_hash::FxHashMap;
+
+use super::load::Hints;
+
+/// Threads that ask at the same time. With as many paths that hang, those behind them are not asked for.
+const THREADS: usize = 16;
+/// The longest time without an answer.
+const PATIENCE: Duration = Duration::from_secs(5);
+/// Paths that this process may be without an answer for at a time.
+const UNANSWERED_MAX: usize = 64;
+
+/// Paths that threads of this process were left behind with.
+static UNANSWERED: Mutex<Vec<Weak<PathBuf>>> = Mutex::new(Vec::new());
+
+/// The paths of some hints.
+#[derive(Clone, Debug, Default)]
+pub struct Paths {
+    answers: FxHashMap<PathBuf, Answer>,
+    silent: Vec<PathBuf>,
+}
+
+#[derive(Clone, Debug)]
+struct Answer {
+    true_path: PathBuf,
+    there: Result<FileType, String>,
+}
+
+/// What is still to be asked for, and what is being asked for.
+#[derive(Default)]
+struct Questions {
+    left: VecDeque<PathBuf>,
+    asked: Vec<Weak<PathBuf>>,
+}
+
+impl Paths {
+    /// Asks for all paths of these hints, and goes on without what is not answered within five seconds of the last answer. Nothing is
+    /// asked while an earlier question for one of them has no answer.
+    pub fn of(hints: &Hints) -> Paths {
+        Paths::asked(hints, PATIENCE, ask)
+    }
+
+    fn asked(hints: &Hints, patience: Duration, ask: fn(&Path) -> Answer) -> Paths {
+        let named = hints.file.iter().chain(&hints.directory).map(|entry| entry.path.clone());
+        let mut all: Vec<PathBuf> =
+            named.chain(hints.glob.iter().filter_map(|entry| plain_part(&entry.path))).collect();
+        all.sort_unstable();
+        all.dedup();
+        let mut paths = Paths::default();
+        // Hints without a plan have no other, and need no thread.
+        if let Ok(root) = all.binary_search_by(|path| path.as_path().cmp(Path::new("/"))) {
+            let root = all.remove(root);
+            paths.answers.insert(root.clone(), ask(&root));
+        }
+        paths.silent = unanswered(&all);
+        if !paths.silent.is_empty() {
+            return paths;
+        }
+        let questions = Arc::new(Mutex::new(Questions { left: all.iter().cloned().collect(), asked: Vec::new() }));
+        let (answer, answers) = mpsc::channel();
+        for _ in 0..THREADS.min(all.len()) {
+            let (questions, answer) = (questions.clone(), answer.clone());
+            let asking = move || {
+                loop {
+                    let path = {
+                        let mut questions = questions.lock();
+                        let Some(path) = questions.left.pop_front().map(Arc::new) else { return };
+                        questions.asked.retain(|asked| asked.strong_count() > 0);
+                        questions.asked.push(Arc::downgrade(&path));
+                        path
+                    };
+                    let said = ask(&path);
+                    if answer.send((path.to_path_buf(), said)).is_err() {
+                        return;
+                    }
+                }
+            };
+            // Without any, all paths are taken as they are written.
+            if let Err(error) = std::thread::Builder::new().name("assist-paths".into()).spawn(asking) {
+                tracing::warn!(%error, "no thread can ask for the paths of hints");
+            }
+        }
+        drop(answer);
+        while let Ok((path, said)) = answers.recv_timeout(patience) {
+            paths.answers.insert(path, said);
+        }
+        let mut questions = questions.lock();
+        questions.left.clear();
+        UNANSWERED.lock().append(&mut questions.asked);
+        paths.silent = all.into_iter().filter(|path| !paths.answers.contains_key(path)).collect();
+        paths
+    }
+
+    /// The paths that had no answer.
+    pub fn silent(&self) -> &[PathBuf] {
+        &self.silent
+    }
+
+    /// A path with its links resolved as far as it exists; as it is where nothing was answered.
+    pub(super) fn true_path(&self, path: &Path) -> PathBuf {
+        self.answers.get(path).map_or_else(|| path.into(), |answer| answer.true_path.clone())
+    }
+
+    /// What is at a path, or the error; `None` where nothing was answered.
+    pub(super) fn there(&self, path: &Path) -> Option<&Result<FileType, String>> {
+        Some(&self.answers.get(path)?.there)
+    }
+}
+
+/// Which of these paths are without an answer from before. Of too many, the first stands for them all.
+fn unanswered(of: &[PathBuf]) -> Vec<PathBuf> {
+    let mut unanswered = UNANSWERED.lock();
+    unanswered.retain(|path| path.strong_count() > 0);
+    let before: Vec<Arc<PathBuf>> = unanswered.iter().filter_map(Weak::upgrade).collect();
+    if before.len() >= UNANSWERED_MAX {
+        return of.first().into_iter().cloned().collect();
+    }
+    of.iter().filter(|path| before.iter().any(|before| before.as_path() == path.as_path())).cloned().collect()
+}
+
+fn ask(path: &Path) -> Answer {
+    let there = std::fs::metadata(path).map(|meta| meta.file_type()).map_err(|error| error.to_string());
+    Answer { true_path: canonical(path), there }
+}
+
+/// The path with links resolved, as far as it exists.
+fn canonical(path: &Path) -> PathBuf {
+    if let Ok(whole) = path.canonicalize() {
+        return whole;
+    }
+    match (path.parent(), path.file_name()) {
+        (Some(parent), Some(name)) => canonical(parent).join(name),
+        _ => path.into(),
+    }
+}
+
+/// The folder of a pattern that lies before its first special character; `None` where that is the root.
+pub(super) fn plain_part(pattern: &Path) -> Option<PathBuf> {
+    let bytes = pattern.as_os_str().as_bytes();
+    let special = bytes.iter().position(|b| b"*?[\\".contains(b)).unwrap_or(bytes.len());
+    let slash = bytes[..special].iter().rposition(|b| *b == b'/').filter(|slash| *slash > 0)?;
+    Some(PathBuf::from(OsString::from_vec(bytes[..slash].into())))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::{Entry, Lookup};
+
+    #[test]
+    fn what_is_not_answered_is_taken_as_it_is_written_and_not_asked_for_again() {
+        static HANGS: Mutex<bool> = Mutex::new(true);
+        let hanging = |path: &Path| {
+            while path.ends_with("hangs") && *HANGS.lock() {
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            ask(path)
+        };
+        let dir = tempfile::tempdir().unwrap();
+        let real = dir.path().canonicalize().unwrap();
+        std::fs::write(real.join("file"), "").unwrap();
+        let link = real.join("link");
+        std::os::unix::fs::symlink(&real, &link).unwrap();
+        let hangs = link.join("hangs");
+        let hints = Hints {
+            file: vec![Entry::new(&hangs), Entry::new(link.join("file"))],
+            directory: vec![Entry::new("/")],
+            glob: vec![Entry::new(link.join("*.h5")), Entry::new("/*.h5")],
+            ..Hints::default()
+        };
+        let paths = Paths::asked(&hints, Duration::from_secs(1), hanging);
+        assert_eq!(paths.silent(), std::slice::from_ref(&hangs));
+        let said: Vec<String> = hints.warnings(&paths).iter().map(|warning| warning.to_string()).collect();
+        assert!(
+            said.len() == 1 && said[0].starts_with("File[0].Path: ") && said[0].contains("does not answer"),
+            "{said:?}"
+        );
+        let lookup = Lookup::new(&hints, &paths);
+        for (path, key) in [(&hangs, "File[0]"), (&real.join("file"), "File[1]"), (&real.join("a.h5"), "Glob[0]")] {
+            assert_eq!(lookup.find(path).map(|found| found.key.as_str()), Some(key), "{}", path.display());
+        }
+        let again = Paths::asked(&hints, Duration::from_secs(600), hanging);
+        assert_eq!((again.silent(), again.answers.len()), (std::slice::from_ref(&hangs), 1), "at once");
+        let others = Hints { file: hints.file[1..].to_vec(), ..hints.clone() };
+        assert!(Paths::asked(&others, Duration::from_secs(600), hanging).silent().is_empty());
+        *HANGS.lock() = false;
+        impresario_testing::until("it is answered at last", || unanswered(std::slice::from_ref(&hangs)).is_empty());
+        assert!(Paths::of(&hints).silent().is_empty());
+    }
+}
