@@ -131,6 +131,7 @@ impl Core {
             in_flight_requests: 0,
             stuck_requests: 0,
             in_flight_bytes: 0,
+            in_flight_syncs: 0,
             queued: 0,
             hold_until: Nanos::ZERO,
         };
@@ -306,7 +307,7 @@ impl Core {
         }
         let view = self.shared.view(now);
         // Barriers are few; those for lanes without room wait in order.
-        if let Some(at) = self.barriers.iter().position(|s| view.open(view.table.lane(*s)))
+        if let Some(at) = self.barriers.iter().position(|s| self.shared.lets_start(&view, *s))
             && let Some(slot) = self.barriers.remove(at)
         {
             self.selected.clear();
@@ -419,7 +420,7 @@ impl Core {
             extent.len = self.shared.table.end(slot) - extent.lane_offset;
         }
         let bytes = if op.is_data() { extent.len } else { 0 };
-        self.shared.in_flight(extent.lane, true, bytes);
+        self.shared.in_flight(extent.lane, op, true, bytes);
         let read = match op {
             Op::Read if requests > 0 => {
                 self.speculations.read_started(&self.shared.names, extent.lane, extent.file, now)
@@ -465,7 +466,7 @@ impl Core {
         flight.along = Slot::NONE;
         let (extent, op, read) = (flight.extent, flight.op, flight.read);
         let bytes = if op.is_data() { extent.len } else { 0 };
-        self.shared.in_flight(extent.lane, false, bytes);
+        self.shared.in_flight(extent.lane, op, false, bytes);
         self.speculations.read_ended(extent.lane, read);
         self.held.look();
         let mut asked_bytes = bytes;
