@@ -54,17 +54,13 @@ impl SharedState {
     }
 
     /// Batches of this kind have a limit of their own.
-    fn is_apart(&self, op: Op) -> bool {
+    pub(super) fn is_apart(&self, op: Op) -> bool {
         op == Op::Sync && self.config.lane_syncs > 0
     }
 
-    /// The limits let a barrier start.
-    pub(super) fn lets_start(&self, view: &View<'_>, slot: Slot) -> bool {
-        let lane = view.table.lane(slot);
-        if !self.is_apart(view.table.op(slot)) {
-            return view.open(lane);
-        }
-        let lane = &self.lanes[lane.index()];
+    /// The limit of syncs lets one start.
+    pub(super) fn has_room_for_sync(&self, view: &View<'_>, slot: Slot) -> bool {
+        let lane = &self.lanes[view.table.lane(slot).index()];
         lane.in_flight_syncs < self.config.lane_syncs && lane.hold_until <= view.now
     }
 
