@@ -13,7 +13,9 @@
 //! - A name can be replaced but not given only where there is none: [`rename_new`](crate::Backend::rename_new) is `EINVAL`.
 //! - Snapshots are not shown: their name (`.snap`) is `ENOENT`, and `EPERM` to give.
 //! - An OSD that is away is `EIO` after [`Options::timeout`]. Calls that wait for a metadata server that is away go on when
-//!   one is back; while [`HUNG_MAX`] of them have waited for longer than the timeout, further ones are `EIO` at once.
+//!   one is back; while [`HUNG_MAX`] of them have waited for longer than the timeout, further ones are `EIO` at once. Such are all
+//!   calls but reads of open files and writes within them, which go on (unless another client uses the file, too: then they
+//!   may wait for the metadata server, and are not counted).
 //! - When the session is lost (the client was evicted), the file system is mounted anew. Files that were written and not
 //!   synced until then are lost for all that is known: their syncs say so until the server restarts.
 
@@ -52,6 +54,8 @@ const ROOT: u64 = 1;
 pub const HUNG_MAX: usize = 8;
 /// A mount that could not be had is tried again after so long.
 const AGAIN_AFTER: Duration = Duration::from_secs(1);
+/// Tries to find two nodes in the same mount.
+const BOTH_TRIES: u32 = 4;
 
 /// How a file system is served.
 #[derive(Debug, Clone)]
@@ -373,6 +377,12 @@ impl Shared {
         Ok(self.enter(Arc::new(inode), &stat, None)?.0)
     }
 
+    /// As [`Shared::node`], of a call that waits for metadata servers only where the node is not in use.
+    fn node_in_use(&self, handle: &Handle) -> Result<Arc<Node>> {
+        let _watched = if self.nodes.get(handle).is_none() { Some(self.watch.enter(Instant::now())?) } else { None };
+        self.node(handle).map_err(outward)
+    }
+
     /// Looks for the node of a handle in the mount of now.
     fn find(&self, handle: &Handle) -> Result<(Inode, Statx)> {
         let number = number_of(handle, self.root_number)?;
@@ -387,18 +397,35 @@ impl Shared {
         if is_it { Ok((inode, stat)) } else { Err(Errno(libc::ESTALE)) }
     }
 
+    /// A node in the mount of now, if it is known there.
+    fn known_inode(&self, node: &Node) -> Option<Arc<Inode>> {
+        let mount = self.mount.read().clone();
+        let known = node.fd.inode.lock().clone();
+        (!mount.is_lost() && Arc::ptr_eq(known.mount(), &mount)).then_some(known)
+    }
+
     /// A node in the mount of now. What was opened in a mount that is lost is closed.
     fn inode(&self, node: &Node) -> Result<Arc<Inode>> {
-        let mount = self.mount()?;
-        let known = node.fd.inode.lock().clone();
-        if Arc::ptr_eq(known.mount(), &mount) {
+        self.mount()?;
+        if let Some(known) = self.known_inode(node) {
             return Ok(known);
         }
-        node.close_opens();
+        self.nodes.close_opens(node);
         let (found, _) = self.find(&node.handle)?;
         let found = Arc::new(found);
         *node.fd.inode.lock() = found.clone();
         Ok(found)
+    }
+
+    /// Two nodes in the same mount, as the library's calls want them: between two looks at the mount there may be another one.
+    fn both(&self, one: &Node, other: &Node) -> Result<(Arc<Inode>, Arc<Inode>)> {
+        for _ in 0..BOTH_TRIES {
+            let both = (self.inode(one)?, self.inode(other)?);
+            if Arc::ptr_eq(both.0.mount(), both.1.mount()) {
+                return Ok(both);
+            }
+        }
+        Err(Errno(libc::EIO))
     }
 
     fn directory(&self, handle: &Handle) -> Result<(Arc<Node>, Arc<Inode>)> {

@@ -20,7 +20,7 @@ type Closing = Box<dyn Send>;
 
 /// Closes what waits for a file system in threads of its own, which end when there is nothing more: up to three that hang hold up
 /// no other. If four do, what comes waits behind them, and counts as open meanwhile: as it becomes more, so others are evicted
-/// earlier, and it is never more than may be open.
+/// earlier, and where it is more than may be open calls close what they take out themselves.
 #[derive(Clone, Default)]
 pub(crate) struct Closers(Arc<Mutex<Turns>>);
 

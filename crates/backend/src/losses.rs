@@ -4,6 +4,7 @@
 //! reopens descriptors must remember it.
 
 use std::collections::BTreeSet;
+use std::sync::Arc;
 use std::time::Instant;
 
 use impresario_base::lock::{Condvar, Mutex};
@@ -23,7 +24,7 @@ struct State {
     file_system: Option<Errno>,
     /// How often a loss was noted that may be any file's.
     any: u64,
-    /// Files with descriptors that are being synced to be closed.
+    /// Files with descriptors that are being synced to be closed, or wait for that.
     closing: FxHashMap<Handle, usize>,
     /// Descriptors that nobody finds any more and that are not closed yet, by the order in which they left.
     leaving: BTreeSet<u64>,
@@ -37,6 +38,24 @@ pub(crate) struct Losses {
     closed: Condvar,
     /// Held while the whole file system is synced.
     syncing_file_system: Mutex<()>,
+}
+
+/// What is being closed.
+pub(crate) struct Closing<T> {
+    /// Dropped first.
+    _what: T,
+    _end: EndClose,
+}
+
+struct EndClose {
+    losses: Arc<Losses>,
+    file: Handle,
+}
+
+impl Drop for EndClose {
+    fn drop(&mut self) {
+        self.losses.end_close(&self.file);
+    }
 }
 
 impl Losses {
@@ -113,8 +132,22 @@ impl Losses {
 
     /// Syncs a descriptor that is about to be closed.
     pub(crate) fn settle(&self, file: &Handle, sync: impl FnOnce() -> Result<()>) {
-        *self.state.lock().closing.entry(*file).or_default() += 1;
+        self.begin_close(file);
         let _ = self.observe(file, sync()); // remembered
+        self.end_close(file);
+    }
+
+    /// What a file has open and is closed, by dropping it, at some time: from now until then its syncs wait.
+    pub(crate) fn closing<T>(self: &Arc<Losses>, file: Handle, what: T) -> Closing<T> {
+        self.begin_close(&file);
+        Closing { _what: what, _end: EndClose { losses: self.clone(), file } }
+    }
+
+    fn begin_close(&self, file: &Handle) {
+        *self.state.lock().closing.entry(*file).or_default() += 1;
+    }
+
+    fn end_close(&self, file: &Handle) {
         let mut state = self.state.lock();
         if let Some(count) = state.closing.get_mut(file) {
             *count -= 1;

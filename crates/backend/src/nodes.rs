@@ -39,6 +39,10 @@ pub(crate) trait Descriptors: 'static {
         Self::sync(open)
     }
 
+    /// Whether a file that is removed while it is open keeps a name until it is closed, as `.nfs…`: then its removal is over when
+    /// it is closed.
+    const KEEPS_NAMES: bool = false;
+
     /// Whether the file is known to have no name any more, so that nobody can read what was written once it is closed everywhere.
     fn is_removed(_open: &Self::Open) -> bool {
         false
@@ -212,6 +216,14 @@ impl<D: Descriptors> Node<D> {
     /// Syncs the descriptors with writes that were not synced; whether there are any. `syncing` must be held.
     pub(crate) fn sync_written(&self, losses: &Losses) -> Result<bool> {
         losses.check(&self.handle)?;
+        let has_synced = self.sync_opens(losses)?;
+        // A descriptor that was taken out before anybody looked for it may have been told of a loss, and these not.
+        losses.check(&self.handle)?;
+        Ok(has_synced)
+    }
+
+    /// As [`Node::sync_written`], without those that were taken out.
+    fn sync_opens(&self, losses: &Losses) -> Result<bool> {
         let is_unsynced = |open: &&Arc<Open<D>>| open.unsynced.load(Ordering::Acquire);
         let unsynced: Vec<_> = self.opens.lock().iter().filter(is_unsynced).cloned().collect();
         for open in &unsynced {
@@ -223,10 +235,7 @@ impl<D: Descriptors> Node<D> {
             let done = losses.observe(&self.handle, D::sync(&open.fd));
             synced = done.inspect_err(|_| open.unsynced.store(true, Ordering::Release)).and(synced);
         }
-        let has_synced = synced?;
-        // A descriptor that was taken out before anybody looked for it may have been told of a loss, and these not.
-        losses.check(&self.handle)?;
-        Ok(has_synced)
+        synced
     }
 
     /// Syncs what was written through no descriptor that is still there, or by others. `syncing` must be held.
@@ -253,15 +262,12 @@ impl<D: Descriptors> Node<D> {
         })
     }
 
-    /// Closes all descriptors for data once their present users are done, so that rights are checked anew. One that is being opened
-    /// serves whoever opens it, and nobody after that.
-    pub(crate) fn close_opens(&self) {
+    /// Takes out all descriptors for data.
+    fn take_opens(&self) -> Vec<Arc<Open<D>>> {
         let mut opens = self.opens.lock();
         self.rights.fetch_add(1, Ordering::Release);
         opens.iter().for_each(|open| open.leave());
-        let closed = std::mem::take(&mut *opens);
-        drop(opens);
-        drop(closed); // may sync; not under the lock
+        std::mem::take(&mut *opens)
     }
 
     /// It is taken out of the table, which is locked.
@@ -290,7 +296,8 @@ impl<D: Descriptors> Node<D> {
             }
             std::thread::sleep(SYNC_ALL_LOOK_EVERY);
         };
-        Some(self.sync_written(losses).map(drop))
+        // What was taken out is waited for at the end, with that of all files.
+        Some(self.sync_opens(losses).map(drop))
     }
 
     /// Takes out the descriptors that are idle, to be closed.
@@ -453,12 +460,25 @@ impl<D: Descriptors> Nodes<D> {
         }
         opens.push(open.clone());
         drop(opens);
-        drop(closed); // may sync; not under the lock
+        self.retire(node, closed.into_iter().collect());
         if self.count.load(Ordering::Relaxed) > self.max {
             let evicted = self.evict(&mut self.shard(&node.handle), &node.handle);
             self.close(evicted);
         }
         open
+    }
+
+    /// Closes all descriptors for data once their present users are done, so that rights are checked anew. One that is being opened
+    /// serves whoever opens it, and nobody after that.
+    pub(crate) fn close_opens(&self, node: &Node<D>) {
+        self.retire(node, node.take_opens());
+    }
+
+    /// Lets go of descriptors that were taken out.
+    fn retire(&self, node: &Node<D>, opens: Vec<Arc<Open<D>>>) {
+        if opens.iter().any(|open| open.unsynced.load(Ordering::Acquire)) {
+            self.close_soon(node.handle, opens);
+        }
     }
 
     /// Says that the last name of the node with this number is removed, if the node is in use.
@@ -514,7 +534,14 @@ impl<D: Descriptors> Nodes<D> {
                 open.unsynced.store(false, Ordering::Release);
             }
         }
-        self.close(node);
+        if let Some(node) = node {
+            if D::KEEPS_NAMES || !node.is_written() {
+                self.close([node]);
+            } else {
+                self.forget_number(&node);
+                self.close_soon(node.handle, node);
+            }
+        }
     }
 
     /// Lets go of nodes that were taken out of their shards, none of which is locked: closing may sync.
@@ -529,10 +556,17 @@ impl<D: Descriptors> Nodes<D> {
         }
     }
 
-    /// As [`Nodes::close`], by another thread.
-    fn close_aside(&self, node: Arc<Node<D>>) {
-        self.forget_number(&node);
-        self.closers.close(Box::new(node));
+    /// Closes what a file has open by another thread, as that waits for what was written. Where more is open than may be, the one
+    /// who closes waits: there is never much more.
+    fn close_soon(&self, file: Handle, what: impl Send + 'static) {
+        if self.count() <= self.max {
+            self.close_aside(file, what);
+        }
+    }
+
+    /// Closes what a file has open by another thread. Syncs of the file wait for that.
+    fn close_aside(&self, file: Handle, what: impl Send + 'static) {
+        self.closers.close(Box::new(self.losses.closing(file, what)));
     }
 
     /// Closes what was not used for that long; what was written and not synced, soon.
@@ -550,10 +584,13 @@ impl<D: Descriptors> Nodes<D> {
             });
             let (written, others): (Vec<_>, Vec<_>) = idle_nodes.into_iter().partition(|node| node.is_written());
             self.close(others);
-            written.into_iter().for_each(|node| self.close_aside(node));
+            for node in written {
+                self.forget_number(&node);
+                self.close_aside(node.handle, node);
+            }
             for open in used.iter().flat_map(|node| node.take_idle(before_ms)) {
                 if open.unsynced.load(Ordering::Acquire) {
-                    self.closers.close(Box::new(open));
+                    self.close_aside(open.handle, open);
                 }
             }
         }
@@ -759,10 +796,66 @@ mod tests {
     }
 
     #[test]
+    fn what_a_call_takes_out_is_closed_by_others_and_syncs_wait_for_that() {
+        // They give the node that is in use from then on.
+        type TakeOut = fn(&Nodes<Slow>, Arc<Node<Slow>>) -> Arc<Node<Slow>>;
+        let ways: [(&str, TakeOut); 3] = [
+            ("rights are checked anew", |nodes, node| {
+                nodes.close_opens(&node);
+                node
+            }),
+            ("another caller needs its place", |nodes, node| {
+                for caller in 1..=OPENS_MAX as u64 {
+                    nodes.add_open(&node, Arc::default(), caller, (true, true), 0);
+                }
+                node
+            }),
+            ("it is removed", |nodes, node| {
+                let (handle, fileid) = (node.handle, node.fileid);
+                drop(node);
+                nodes.set_gone(fileid);
+                nodes.insert(handle, (), fileid, Kind::File)
+            }),
+        ];
+        for (way, take_out) in ways {
+            for fails in [false, true] {
+                let losses = Arc::<Losses>::default();
+                let nodes = Nodes::<Slow>::new(1000, losses.clone());
+                let (node, sync) = written(&nodes, fails);
+                let node = take_out(&nodes, node);
+                impresario_testing::until("it is being closed", || sync.begun.load(Ordering::Acquire));
+                assert!(!sync.ends.load(Ordering::Acquire), "{way}: the call has waited");
+                assert_eq!(nodes.sync_all_until(Instant::now()), TIMED_OUT, "{way}");
+                std::thread::scope(|scope| {
+                    let synced = scope.spawn(|| {
+                        let _syncing = node.syncing.lock();
+                        node.sync_written(&losses)
+                    });
+                    std::thread::sleep(Duration::from_millis(20));
+                    assert!(!synced.is_finished(), "{way}: a sync of the file has not waited");
+                    sync.ends.store(true, Ordering::Release);
+                    assert_eq!(synced.join().unwrap().is_err(), fails, "{way}");
+                });
+                let lost = fails.then_some(node.handle).into_iter().collect();
+                assert_eq!(nodes.sync_all(), Ok(Lost { files: Some(lost), any: 0 }), "{way}");
+            }
+        }
+    }
+
+    #[test]
+    fn where_more_is_open_than_may_be_who_closes_waits() {
+        let nodes = Nodes::<Slow>::new(1, Arc::default());
+        let (node, sync) = written(&nodes, false);
+        sync.ends.store(true, Ordering::Release);
+        nodes.close_opens(&node);
+        assert!(sync.begun.load(Ordering::Acquire) && nodes.count() == 1);
+    }
+
+    #[test]
     fn a_sync_of_all_waits_for_what_was_taken_out_and_is_not_closed() {
         type TakeOut = fn(&Nodes<Slow>, Arc<Node<Slow>>);
         let ways: [(&str, TakeOut); 6] = [
-            ("rights are checked anew", |_, node| node.close_opens()),
+            ("rights are checked anew", |nodes, node| nodes.close_opens(&node)),
             ("another caller needs its place", |nodes, node| {
                 for caller in 1..=OPENS_MAX as u64 {
                     nodes.add_open(&node, Arc::default(), caller, (true, true), 0);
@@ -836,7 +929,7 @@ mod tests {
         let (node, sync) = written(&nodes, true);
         sync.ends.store(true, Ordering::Release);
         let closing = node.any_open();
-        node.close_opens();
+        nodes.close_opens(&node);
         let _syncing = node.syncing.lock();
         assert_eq!(node.sync_written(&losses), Ok(false), "it has left");
         // The kernel tells the loss to that one, and not to one that is opened after it was told.
@@ -852,7 +945,7 @@ mod tests {
         let nodes = Nodes::<Nothing>::new(16, Arc::default());
         let node = nodes.insert(Handle::new(b"node").unwrap(), (), 0, Kind::File);
         let checked = node.rights();
-        node.close_opens();
+        nodes.close_opens(&node);
         drop(nodes.add_open(&node, (), 3, (true, true), checked));
         assert!(node.open_for(3, Use::Read, 0).is_none());
         drop(nodes.add_open(&node, (), 3, (true, true), node.rights()));
@@ -904,8 +997,10 @@ mod tests {
         drop(nodes.add_open(&node, syncs.clone(), 0, (true, true), 0).changing());
         nodes.hold(&node);
         nodes.set_gone(7);
-        node.close_opens();
-        assert_eq!(syncs.load(Ordering::Relaxed), 1, "it is held: somebody may ask what became of it");
+        nodes.close_opens(&node);
+        // It is held: somebody may ask what became of it.
+        impresario_testing::until("it is synced", || syncs.load(Ordering::Relaxed) == 1);
+        impresario_testing::until("it is closed", || nodes.count() == 1);
         drop(nodes.add_open(&node, syncs.clone(), 0, (true, true), node.rights()).changing());
         nodes.release(&node.handle);
         drop(node);

@@ -130,6 +130,8 @@ impl Descriptors for Files {
     type Name = OwnedFd;
     type Open = OpenFile;
 
+    const KEEPS_NAMES: bool = true;
+
     fn sync(open: &OpenFile) -> Result<()> {
         Ok(rustix::io::retry_on_intr(|| rustix::fs::fsync(open))?)
     }

@@ -39,8 +39,12 @@ fn file(tree: &CephTree, name: &str, bytes: &[u8]) -> Handle {
 }
 
 fn contents(tree: &CephTree, file: &Handle) -> Result<Vec<u8>, Errno> {
+    contents_as(tree, &root(), file)
+}
+
+fn contents_as(tree: &CephTree, caller: &Caller, file: &Handle) -> Result<Vec<u8>, Errno> {
     let mut bytes = vec![0; 1 << 20];
-    let len = tree.read(&root(), file, 0, &mut bytes)?;
+    let len = tree.read(caller, file, 0, &mut bytes)?;
     bytes.truncate(len);
     Ok(bytes)
 }
@@ -258,6 +262,7 @@ fn a_metadata_server_that_hangs_takes_few_threads(cluster: &mut CephCluster) {
     let (caller, root) = (root(), tree.root().unwrap());
     let busy = file(&tree, "busy", b"bytes");
     tree.sync(&busy).unwrap();
+    let unknown = file(&open(cluster, Options::default()), "unknown", b"bytes");
     let idle = open(cluster, Options { idle: Duration::from_millis(200), ..Options::default() });
     cluster.pause("mds", "a", true);
     let (ended, name) = (AtomicUsize::new(0), |n: usize| format!("asked for {n}").into_bytes());
@@ -276,8 +281,19 @@ fn a_metadata_server_that_hangs_takes_few_threads(cluster: &mut CephCluster) {
             let refused = tree.make(&caller, &root, &name(100 + n), Make::File, &SetAttr::default());
             assert_eq!(refused.unwrap_err(), Errno(libc::EIO));
         }
+        // So is what is synced, opened, or not known any more, and a write that makes a file longer.
+        let refused = |answer: Result<(), Errno>| assert_eq!(answer, Err(Errno(libc::EIO)));
+        refused(tree.sync(&busy));
+        refused(tree.sync_all().map(drop));
+        refused(tree.write(&caller, &busy, 0, b"BYTES", true));
+        refused(tree.write(&caller, &busy, 5, b" and more", false));
+        let other = Caller { uid: 1000, gid: 1000, groups: vec![] };
+        refused(contents_as(&tree, &other, &busy).map(drop));
+        refused(contents(&tree, &unknown).map(drop));
         assert!(started.elapsed() < Duration::from_secs(1), "{:?}", started.elapsed());
         // OSDs serve what is open.
+        assert_eq!(contents(&tree, &busy).unwrap(), b"BYTES");
+        tree.write(&caller, &busy, 0, b"bytes", false).unwrap();
         assert_eq!(contents(&tree, &busy).unwrap(), b"bytes");
         assert_eq!(ended.load(Ordering::Relaxed), 0);
         // Nothing waits for it for ever: neither a start nor an end.
@@ -289,7 +305,7 @@ fn a_metadata_server_that_hangs_takes_few_threads(cluster: &mut CephCluster) {
         assert!(started.elapsed() < Duration::from_secs(20), "{:?}", started.elapsed());
         cluster.pause("mds", "a", false);
     });
-    assert_eq!(tree.hung(), 0);
+    assert_eq!((tree.hung(), tree.sync(&busy)), (0, Ok(())));
     assert!(tree.lookup(&caller, &root, &name(0)).is_ok());
     assert_eq!(tree.lookup(&caller, &root, &name(100)).unwrap_err(), Errno(libc::ENOENT));
 }

@@ -141,6 +141,8 @@ pub struct EngineConfig {
     pub lane_bytes: u64,
     /// In-flight limit over all lanes in batches.
     pub total_requests: u32,
+    /// Syncs in flight per lane, see [`CoreConfig::lane_syncs`](impresario_sched::CoreConfig::lane_syncs).
+    pub lane_syncs: u32,
     /// The layer below the lanes sorts; see [`CoreConfig::sorted_below`](impresario_sched::CoreConfig::sorted_below).
     pub sorted_below: bool,
     /// It has an order of its own; see [`CoreConfig::scheduled_below`](impresario_sched::CoreConfig::scheduled_below).
@@ -172,6 +174,7 @@ impl EngineConfig {
             lane_requests: 0,
             lane_bytes: u64::MAX,
             total_requests: u32::MAX,
+            lane_syncs: 0,
             sorted_below: false,
             scheduled_below: false,
             lane_speculations: 0,

@@ -72,6 +72,7 @@ impl<T: Send + 'static> Engine<T> {
             lane_requests: if config.lane_requests == 0 { EngineConfig::LANE_REQUESTS } else { config.lane_requests },
             lane_bytes: config.lane_bytes,
             total_requests: config.total_requests,
+            lane_syncs: config.lane_syncs,
             sorted_below: config.sorted_below,
             scheduled_below: config.scheduled_below,
             lane_speculations: config.lane_speculations,

@@ -218,7 +218,7 @@ impl Conflicts {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{Core, CoreConfig, Extent, Nanos, Next, PolicySpec, Request};
+    use crate::{Completion, Core, CoreConfig, Event, Extent, Nanos, Next, PolicySpec, Request};
 
     #[test]
     fn classes_cover_all_lengths() {
@@ -243,6 +243,36 @@ mod tests {
         }
         started.sort_unstable();
         started
+    }
+
+    #[test]
+    fn syncs_have_a_limit_of_their_own() {
+        let config = CoreConfig { lane_requests: 2, total_requests: 2, lane_syncs: 2, ..CoreConfig::single_lane(16) };
+        let mut core = Core::new(config, &PolicySpec::named("fifo")).unwrap();
+        for (op, files, len) in [(Op::Sync, 0..4, u64::MAX), (Op::Read, 4..8, 10)] {
+            for file in files {
+                let extent = Extent { file: FileId(file), lane: LaneId(0), file_offset: 0, lane_offset: 0, len };
+                core.push(Nanos::ZERO, &Request::new(op, extent)).unwrap();
+            }
+        }
+        let start = |core: &mut Core| {
+            let next = std::iter::from_fn(|| match core.next(Nanos::ZERO) {
+                Next::Dispatch(batch) => Some(batch),
+                Next::Wait { .. } => None,
+            });
+            next.collect::<Vec<_>>()
+        };
+        let started = start(&mut core);
+        let ops: Vec<Op> = started.iter().map(|batch| batch.op).collect();
+        assert_eq!(ops, [Op::Sync, Op::Sync, Op::Read, Op::Read]);
+        assert_eq!(core.status().in_flight_batches, 4);
+        // What ends makes room for its like.
+        for batch in [&started[1], &started[2]] {
+            let (batch, op, at) = (batch.id, batch.op, Nanos::ZERO);
+            let completion = Completion { batch, errno: 0, bytes_done: 0, started: at, finished: at };
+            core.event(at, Event::Completed(completion));
+            assert_eq!(start(&mut core).iter().map(|batch| batch.op).collect::<Vec<_>>(), [op]);
+        }
     }
 
     #[test]

@@ -21,6 +21,9 @@ pub struct CoreConfig {
     pub lane_bytes: u64,
     /// Maximum batches in flight over all lanes.
     pub total_requests: u32,
+    /// Maximum syncs in flight per lane, which count against none of the limits above: a sync may take long, and must not keep
+    /// others from a lane. 0: they count as other batches do.
+    pub lane_syncs: u32,
     /// Rank of this node among nodes of its kind, from 0.
     pub node_rank: u32,
     /// When the node started, on its own clock: where timers begin that follow no shared clock.
@@ -54,6 +57,7 @@ impl CoreConfig {
             lane_requests: 1,
             lane_bytes: u64::MAX,
             total_requests: u32::MAX,
+            lane_syncs: 0,
             node_rank: 0,
             started: Nanos::ZERO,
             capacity,

@@ -21,6 +21,7 @@ mod removal;
 mod shared;
 mod status;
 
+use std::collections::VecDeque;
 use std::sync::Arc;
 
 use impresario_foresight::PredictedQueues;
@@ -84,7 +85,11 @@ pub struct Core {
     /// Requests with at least one piece dispatched; few.
     pieced: FxHashMap<Slot, Pieced>,
     /// Barriers that nothing blocks any more; the policy never sees them.
-    barriers: std::collections::VecDeque<Slot>,
+    barriers: VecDeque<Slot>,
+    /// Of them, syncs with a limit of their own: there may be thousands that wait for a slow device.
+    syncs: VecDeque<Slot>,
+    /// One of those may have room.
+    looks_for_syncs: bool,
     /// Only if several lanes share one space.
     stranded: Option<Stranded>,
     speculations: Speculations,
@@ -131,6 +136,7 @@ impl Core {
             in_flight_requests: 0,
             stuck_requests: 0,
             in_flight_bytes: 0,
+            in_flight_syncs: 0,
             queued: 0,
             hold_until: Nanos::ZERO,
         };
@@ -159,7 +165,9 @@ impl Core {
             policy,
             held: Held::default(),
             pieced: FxHashMap::default(),
-            barriers: Default::default(),
+            barriers: VecDeque::new(),
+            syncs: VecDeque::new(),
+            looks_for_syncs: false,
             flights: Vec::new(),
             free_flights: Vec::new(),
             queued: 0,
@@ -283,6 +291,9 @@ impl Core {
                 stranded.insert(&self.shared.table, slot);
             }
             self.policy.enqueue(&self.shared.view(now), slot);
+        } else if self.shared.is_apart(self.shared.table.op(slot)) {
+            self.syncs.push_back(slot);
+            self.looks_for_syncs = true;
         } else {
             self.barriers.push_back(slot);
         }
@@ -305,10 +316,16 @@ impl Core {
             self.limits_changed();
         }
         let view = self.shared.view(now);
-        // Barriers are few; those for lanes without room wait in order.
-        if let Some(at) = self.barriers.iter().position(|s| view.open(view.table.lane(*s)))
-            && let Some(slot) = self.barriers.remove(at)
-        {
+        // Other barriers are few; those for lanes without room wait in order.
+        let barrier = self.barriers.iter().position(|s| view.open(view.table.lane(*s)));
+        let mut barrier = barrier.and_then(|at| self.barriers.remove(at));
+        if barrier.is_none() && self.looks_for_syncs {
+            let sync = self.syncs.iter().position(|s| self.shared.has_room_for_sync(&view, *s));
+            barrier = sync.and_then(|at| self.syncs.remove(at));
+            // A hold that ends makes room, too.
+            self.looks_for_syncs = barrier.is_some() || self.held_to > now;
+        }
+        if let Some(slot) = barrier {
             self.selected.clear();
             self.selected.push(slot);
             return Next::Dispatch(self.dispatch(now));
@@ -419,7 +436,7 @@ impl Core {
             extent.len = self.shared.table.end(slot) - extent.lane_offset;
         }
         let bytes = if op.is_data() { extent.len } else { 0 };
-        self.shared.in_flight(extent.lane, true, bytes);
+        self.shared.in_flight(extent.lane, op, true, bytes);
         let read = match op {
             Op::Read if requests > 0 => {
                 self.speculations.read_started(&self.shared.names, extent.lane, extent.file, now)
@@ -465,7 +482,8 @@ impl Core {
         flight.along = Slot::NONE;
         let (extent, op, read) = (flight.extent, flight.op, flight.read);
         let bytes = if op.is_data() { extent.len } else { 0 };
-        self.shared.in_flight(extent.lane, false, bytes);
+        self.shared.in_flight(extent.lane, op, false, bytes);
+        self.looks_for_syncs |= op == Op::Sync;
         self.speculations.read_ended(extent.lane, read);
         self.held.look();
         let mut asked_bytes = bytes;

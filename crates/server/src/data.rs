@@ -32,7 +32,7 @@ use crate::readiness::Asked;
 use crate::request_trace::{RequestTrace, TraceSettings};
 use callers::Callers;
 pub(crate) use departure::Departure;
-pub(crate) use disk::Disk;
+pub(crate) use disk::{Disk, SYNCS_MAX};
 use ledger::Ledger;
 pub(crate) use ledger::stale;
 

@@ -36,6 +36,7 @@ use crate::request_trace::{RequestTrace, TraceSettings};
 use crate::workers::{PATIENCE, Workers, waiting_elsewhere};
 use family::Family;
 use forward::Forwarder;
+pub(crate) use forward::SYNCS_MAX;
 use meta_proxy::MetaProxy;
 pub(crate) use meta_proxy::Upstream;
 use storage::{Cluster, Storage, Striping};

@@ -25,7 +25,7 @@ use rustix::process::{Signal, getpid, kill_process};
 use signal_hook::consts::SIGHUP;
 use signal_hook::iterator::Signals;
 
-use crate::data::{DataServer, Departure, Disk};
+use crate::data::{DataServer, Departure, Disk, SYNCS_MAX};
 use crate::data_servers::{DataServers, upstream_timeout};
 use crate::export::Exports;
 use crate::grants::Peers;
@@ -361,6 +361,8 @@ fn start_data(config: &Config, index: usize, data: &Data) -> Result<Started, Sta
     let engine = EngineConfig {
         // A disk does one thing at a time: what it does not have yet, the policy can still order.
         lane_requests: if data.in_flight_requests == 0 && device.is_some() { 1 } else { data.in_flight_requests },
+        // What a modelled device does it does in one queue.
+        lane_syncs: if device.is_some() { 0 } else { SYNCS_MAX },
         // A kernel with a page cache and an I/O scheduler.
         sorted_below: device.is_none(),
         node_rank: index as u32,
@@ -458,6 +460,7 @@ fn start_io(config: &Config, index: usize, io: &Io) -> Result<Started, StartErro
         // What the policy has released waits in the dispatch queue, which is as long as this.
         lane_requests: io.dispatch_requests,
         total_requests: io.dispatch_requests,
+        lane_syncs: crate::io_node::SYNCS_MAX,
         node_rank: index as u32,
         queue_requests: io.queue_requests,
         submit_timeout: Duration::from_millis(config.cluster.request_timeout_ms / 2),

@@ -66,6 +66,8 @@ const KNOWN_FOR: Duration = Duration::from_secs(3600);
 impl Filesystem for Image {
     fn init(&mut self, _: &Request, config: &mut KernelConfig) -> io::Result<()> {
         let lacks = |_| io::Error::new(io::ErrorKind::Unsupported, "no asynchronous direct I/O");
+        // Writes that are held must not keep others from being asked for.
+        let _ = config.set_max_background(512); // the kernel may allow less
         config.add_capabilities(InitFlags::FUSE_ASYNC_DIO).map_err(lacks)
     }
 
@@ -459,4 +461,48 @@ fn a_sync_that_fails_is_told_once_to_each_who_wrote() {
     assert_eq!(is_one_of(&cluster, "file", &[&content]), (0, 0));
     file.close().unwrap();
     theirs.close().unwrap();
+}
+
+/// A read that needs the device does not wait for syncs that do not end, of as many files as they may be.
+#[test]
+fn syncs_that_take_long_hold_up_no_read() {
+    const FILES: usize = 40;
+    let Some(device) = Device::start() else { return };
+    let cluster = Cluster::start(&device);
+    let (writer, reader) = (cluster.client(), cluster.client());
+    let other = writer.create("other", new_file()).unwrap();
+    other.write_at(&[7; 100_000], 0).unwrap();
+    other.sync().unwrap();
+    let files: Vec<_> = (0..FILES).map(|n| writer.create(format!("file {n}"), new_file()).unwrap()).collect();
+    for file in &files {
+        file.write_at(&marked(1, 1), 0).unwrap();
+        file.sync().unwrap();
+        file.write_at(&marked(1, 2), 0).unwrap();
+    }
+    let read = reader.open("other", false).unwrap();
+    // Not from memory.
+    let cache = impresario_testing::page_cache::emptied();
+    std::fs::write("/proc/sys/vm/drop_caches", "1").unwrap();
+    drop(cache);
+    device.set(Fate::Held);
+    std::thread::scope(|scope| {
+        let syncs: Vec<_> = files.iter().map(|file| scope.spawn(|| file.sync())).collect();
+        until("syncs are at the device", || device.held() > 0);
+        until("all are with the server", || {
+            let engine = &cluster.status()["engine"];
+            let count = |what: &str| engine[what].as_u64().unwrap_or(0);
+            count("queued") + count("blocked") + count("in_flight_batches") >= FILES as u64
+        });
+        let mut bytes = vec![0; 100_000];
+        let started = std::time::Instant::now();
+        let got = read.read_at(&mut bytes, 0);
+        let took = started.elapsed();
+        assert!(syncs.iter().all(|sync| !sync.is_finished()), "a sync has ended");
+        device.set(Fate::Done);
+        assert_eq!(got.unwrap(), bytes.len());
+        assert!(bytes.iter().all(|byte| *byte == 7));
+        assert!(took < Duration::from_secs(5), "{took:?}");
+        syncs.into_iter().for_each(|sync| sync.join().unwrap().unwrap());
+    });
+    files.into_iter().for_each(|file| file.close().unwrap());
 }

@@ -582,6 +582,27 @@ impl Filesystem for Syncs {
         reply.attr(&Duration::ZERO, &Full::attr(node.0));
     }
 
+    fn setattr(
+        &self,
+        _: &Request,
+        node: INodeNo,
+        _: Option<u32>,
+        _: Option<u32>,
+        _: Option<u32>,
+        _: Option<u64>,
+        _: Option<fuser::TimeOrNow>,
+        _: Option<fuser::TimeOrNow>,
+        _: Option<std::time::SystemTime>,
+        _: Option<FileHandle>,
+        _: Option<std::time::SystemTime>,
+        _: Option<std::time::SystemTime>,
+        _: Option<std::time::SystemTime>,
+        _: Option<fuser::BsdFileFlags>,
+        reply: ReplyAttr,
+    ) {
+        reply.attr(&Duration::ZERO, &Full::attr(node.0));
+    }
+
     fn write(
         &self,
         _: &Request,
@@ -683,6 +704,20 @@ fn a_client_stays_away_while_syncs_hang_and_nobody_waits_for_them_without_bound(
     assert_eq!(away.syncs.lock().unwrap().held.len(), 1, "one call hangs, however many ask");
     away.release();
     impresario_testing::until("it goes back", || away.client.return_home(&away.bed.config).unwrap_or(false));
+    away.sync("good").unwrap();
+}
+
+#[test]
+fn a_change_of_rights_does_not_wait_for_what_was_written() {
+    if !impresario_testing::require("fuse") || !impresario_testing::require("root") {
+        return;
+    }
+    let away = Away::begin(4000);
+    away.write("good");
+    away.syncs.lock().unwrap().is_held = true;
+    away.client.set_attr("good", SetAttr { mode: Some(0o640), ..SetAttr::default() }).unwrap();
+    impresario_testing::until("the file is closed", || !away.syncs.lock().unwrap().held.is_empty());
+    away.release();
     away.sync("good").unwrap();
 }
 

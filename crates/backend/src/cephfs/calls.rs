@@ -140,7 +140,7 @@ impl Shared {
         }
         if owner != 0 || mode.is_some() {
             // Who has the file open must have the rights that it gives now.
-            node.close_opens();
+            self.nodes.close_opens(node);
         }
         if let Some(size_bytes) = set.size_bytes {
             self.truncate(caller, node, size_bytes)?;
@@ -184,7 +184,9 @@ impl Shared {
     }
 
     fn rename(&self, caller: &Caller, from: (&Handle, &[u8]), to: (&Handle, &[u8])) -> Result<()> {
-        let (from, to) = ((self.directory(from.0)?, from.1), (self.directory(to.0)?, to.1));
+        let ((from_dir, _), (to_dir, _)) = (self.directory(from.0)?, self.directory(to.0)?);
+        let (from_at, to_at) = self.both(&from_dir, &to_dir)?;
+        let (from, to) = (((from_dir, from_at), from.1), ((to_dir, to_at), to.1));
         self.givable(&to.0, to.1, libc::EINVAL)?;
         let (moved, _) = self.named(caller, &from.0, from.1)?;
         let replaced = match self.named(caller, &to.0, to.1) {
@@ -206,12 +208,13 @@ impl Shared {
 
     fn link(&self, caller: &Caller, node: &Handle, dir: &Handle, name: &[u8]) -> Result<Attr> {
         proper(name, libc::EEXIST)?;
-        let (node, dir) = (self.node(node)?, self.directory(dir)?);
+        let (node, (dir, _)) = (self.node(node)?, self.directory(dir)?);
+        let (inode, dir) = self.both(&node, &dir).map(|(inode, at)| (inode, (dir, at)))?;
         self.givable(&dir, name, libc::EEXIST)?;
         if node.kind == Kind::Directory {
             return Err(Errno(libc::EPERM));
         }
-        self.below(&dir, self.inode(&node)?.link(caller, &dir.1, name))?;
+        self.below(&dir, inode.link(caller, &dir.1, name))?;
         self.see(&node)
     }
 
@@ -319,12 +322,12 @@ impl Backend for CephTree {
     }
 
     fn read(&self, caller: &Caller, file: &Handle, offset: u64, into: &mut [u8]) -> Result<usize> {
-        let node = self.shared.node(file).map_err(outward)?;
+        let node = self.shared.node_in_use(file)?;
         self.shared.read(caller, &node, offset, into)
     }
 
     fn write(&self, caller: &Caller, file: &Handle, offset: u64, bytes: &[u8], stable: bool) -> Result<()> {
-        let node = self.shared.node(file).map_err(outward)?;
+        let node = self.shared.node_in_use(file)?;
         self.shared.write(caller, &node, offset, bytes, stable).map_err(outward)
     }
 
@@ -344,12 +347,11 @@ impl Backend for CephTree {
     }
 
     fn sync(&self, file: &Handle) -> Result<()> {
-        let node = self.shared.node(file).map_err(outward)?;
-        self.shared.sync(&node)
+        self.shared.change(|| self.shared.sync(&*self.shared.node(file)?))
     }
 
     fn sync_all(&self) -> Result<Lost> {
-        self.shared.nodes.sync_all().map_err(outward)
+        self.shared.change(|| self.shared.nodes.sync_all())
     }
 
     /// What is held is known to the library, which keeps it at the metadata servers also without a name.

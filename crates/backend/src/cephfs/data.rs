@@ -1,6 +1,7 @@
 //! The bytes of files: opening on a caller's behalf, reading, writing, cutting, syncing.
 
 use std::sync::Arc;
+use std::time::Instant;
 
 use super::mount::{Descriptor, is_lost};
 use super::{Files, Node, Open, Shared, api, outward, stale};
@@ -24,6 +25,14 @@ impl Shared {
             Use::Read | Use::Write => self.open_checked(caller, node, what)?,
         };
         Ok(self.nodes.add_open(node, descriptor, number, rights, checked))
+    }
+
+    /// As [`Shared::open_for`], of a call that waits for metadata servers only where there is no descriptor yet.
+    fn open_in_use(&self, caller: &Caller, node: &Node, what: Use) -> Result<Arc<Open>> {
+        let is_there = self.known_inode(node).is_some()
+            && node.open_for(self.callers.number(caller), what, self.nodes.now_ms()).is_some();
+        let _watched = if is_there { None } else { Some(self.watch.enter(Instant::now())?) };
+        self.open_for(caller, node, what)
     }
 
     fn open_checked(&self, caller: &Caller, node: &Node, what: Use) -> Result<(Descriptor, (bool, bool))> {
@@ -55,8 +64,8 @@ impl Shared {
         let room = usize::try_from((i64::MAX as u64).saturating_sub(offset)).unwrap_or(usize::MAX);
         let len = into.len().min(room);
         let mut read = || {
-            let open = self.open_for(caller, node, Use::Read)?;
-            if len == 0 { Ok(0) } else { observe(node, open.fd.read(offset, &mut into[..len])) }
+            let open = self.open_in_use(caller, node, Use::Read)?;
+            if len == 0 { Ok(0) } else { self.observe(node, open.fd.read(offset, &mut into[..len])) }
         };
         let got = match read() {
             Err(error) if is_lost(error) => read(),
@@ -67,14 +76,18 @@ impl Shared {
 
     pub(super) fn write(&self, caller: &Caller, node: &Node, offset: u64, bytes: &[u8], stable: bool) -> Result<()> {
         check_range(offset, bytes.len() as u64)?;
-        let open = self.open_for(caller, node, Use::Write)?;
+        let open = self.open_in_use(caller, node, Use::Write)?;
         if !bytes.is_empty() {
+            // Within the file it is a matter of the OSDs. How far a file may grow the metadata servers say.
+            let grows = open.fd.known_size()? < offset + bytes.len() as u64;
+            let _watched = if grows { Some(self.watch.enter(Instant::now())?) } else { None };
             let _changing = open.changing();
-            observe(node, open.fd.write(offset, bytes)).map_err(outward)?;
+            self.observe(node, open.fd.write(offset, bytes)).map_err(outward)?;
         }
         if !stable {
             return Ok(());
         }
+        let _watched = self.watch.enter(Instant::now())?;
         node.sync_stable(&open, &self.losses, || Files::sync(&open.fd))
     }
 
@@ -106,15 +119,15 @@ impl Shared {
         };
         synced.map_err(outward)
     }
-}
 
-/// After a descriptor did not survive, the next call opens the file anew.
-fn observe<T>(node: &Node, answer: Result<T>) -> Result<T> {
-    match answer {
-        Err(Errno(libc::EBADF)) => {
-            node.close_opens();
-            Err(Errno(libc::EIO))
+    /// After a descriptor did not survive, the next call opens the file anew.
+    fn observe<T>(&self, node: &Node, answer: Result<T>) -> Result<T> {
+        match answer {
+            Err(Errno(libc::EBADF)) => {
+                self.nodes.close_opens(node);
+                Err(Errno(libc::EIO))
+            }
+            answer => answer,
         }
-        answer => answer,
     }
 }

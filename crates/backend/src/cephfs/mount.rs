@@ -468,7 +468,7 @@ impl Inode {
     pub(super) fn link(&self, caller: &Caller, dir: &Inode, name: &[u8]) -> Result<()> {
         let (mount, api, fs, inode) = self.at();
         let (name, perm) = (c_string(name)?, mount.perm(caller)?);
-        // SAFETY: as above; both nodes are of this mount, which `Inode`s of one call are.
+        // SAFETY: as above; both nodes are of this mount, which `Shared::both` sees to.
         mount.check(unsafe { (api.ll_link)(fs, inode, dir.inode.as_ptr(), name.as_ptr(), perm.as_ptr()) }).map(drop)
     }
 
@@ -477,7 +477,7 @@ impl Inode {
         let (mount, api, fs, from) = self.at();
         let (old, new, perm) = (c_string(old)?, c_string(new)?, mount.perm(caller)?);
         let to = dir.inode.as_ptr();
-        // SAFETY: as above.
+        // SAFETY: as in `link`.
         mount.check(unsafe { (api.ll_rename)(fs, from, old.as_ptr(), to, new.as_ptr(), perm.as_ptr()) }).map(drop)
     }
 
@@ -635,6 +635,16 @@ impl Descriptor {
             }
         }
         Ok(())
+    }
+
+    /// The length of the file as far as it is known here: no metadata server is asked.
+    pub(super) fn known_size(&self) -> Result<u64> {
+        let (mount, api, fs, inode) = self.inode.at();
+        let (perm, mut stat) = (mount.perm(&mount.own)?, zeroed());
+        let (want, how) = (api::STATX_WANT, api::DONT_SYNC);
+        // SAFETY: a place for the attributes.
+        mount.check(unsafe { (api.ll_getattr)(fs, inode, &raw mut stat, want, how, perm.as_ptr()) })?;
+        Ok(stat.size)
     }
 
     /// Puts what was written on stable storage.

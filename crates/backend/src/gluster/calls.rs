@@ -149,7 +149,7 @@ impl Shared {
         }
         if owner != 0 || mode.is_some() {
             // Who has the file open must have the rights that it gives now.
-            node.close_opens();
+            self.nodes.close_opens(node);
         }
         if let Some(size_bytes) = set.size_bytes {
             self.truncate(caller, node, size_bytes)?;

@@ -187,7 +187,7 @@ impl Shared {
         loop {
             match call() {
                 Err(Errno(libc::EBADF)) => {
-                    node.close_opens();
+                    self.nodes.close_opens(node);
                     return Err(Errno(libc::EIO));
                 }
                 Err(Errno(libc::EIO)) => match delays.next() {

@@ -30,6 +30,7 @@ impl Core {
                 self.policy.dequeue(&self.shared.view(now), slot);
             } else {
                 self.barriers.retain(|s| *s != slot);
+                self.syncs.retain(|s| *s != slot);
             }
         }
         if self.pieced.get(&slot).is_some_and(|p| p.in_flight > 0) {

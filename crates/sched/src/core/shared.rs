@@ -6,8 +6,8 @@ use crate::contract::CoreConfig;
 use crate::names::Names;
 use crate::occupied::Occupied;
 use crate::policy::{Lane, Policy, Setup, View};
-use crate::table::Table;
-use crate::types::{ConnId, LaneId, Nanos};
+use crate::table::{Slot, Table};
+use crate::types::{ConnId, LaneId, Nanos, Op};
 
 /// State that policies read through a [`View`]; separate from the policy, which borrows it while it decides.
 pub(super) struct SharedState {
@@ -53,9 +53,25 @@ impl SharedState {
         self.update_startable(at);
     }
 
+    /// Batches of this kind have a limit of their own.
+    pub(super) fn is_apart(&self, op: Op) -> bool {
+        op == Op::Sync && self.config.lane_syncs > 0
+    }
+
+    /// The limit of syncs lets one start.
+    pub(super) fn has_room_for_sync(&self, view: &View<'_>, slot: Slot) -> bool {
+        let lane = &self.lanes[view.table.lane(slot).index()];
+        lane.in_flight_syncs < self.config.lane_syncs && lane.hold_until <= view.now
+    }
+
     /// Counts a batch of `bytes` on a lane as started or ended.
-    pub(super) fn in_flight(&mut self, lane: LaneId, goes: bool, bytes: u64) {
+    pub(super) fn in_flight(&mut self, lane: LaneId, op: Op, goes: bool, bytes: u64) {
+        let is_apart = self.is_apart(op);
         let l = &mut self.lanes[lane.index()];
+        if is_apart {
+            l.in_flight_syncs = if goes { l.in_flight_syncs + 1 } else { l.in_flight_syncs - 1 };
+            return;
+        }
         self.stuck_batches -= l.stuck();
         if goes {
             self.in_flight_batches += 1;

@@ -103,14 +103,15 @@ impl Core {
             capacity: self.shared.table.capacity(),
             queued: self.queued,
             blocked: self.blocked,
-            in_flight_batches: self.shared.in_flight_batches,
+            in_flight_batches: self.shared.in_flight_batches
+                + self.shared.lanes.iter().map(|l| l.in_flight_syncs).sum::<u32>(),
             speculated_bytes: self.speculations.started_bytes(),
             lanes: self
                 .shared
                 .lanes
                 .iter()
                 .map(|l| LaneStatus {
-                    in_flight_batches: l.in_flight_requests,
+                    in_flight_batches: l.in_flight_requests + l.in_flight_syncs,
                     in_flight_bytes: l.in_flight_bytes,
                     limit_batches: (l.limit_requests != u32::MAX).then_some(l.limit_requests),
                 })

@@ -120,6 +120,8 @@ pub struct Lane {
     pub(crate) limit_bytes: u64,
     pub(crate) in_flight_requests: u32,
     pub(crate) in_flight_bytes: u64,
+    /// Syncs in flight that have a limit of their own, and are not among the others.
+    pub(crate) in_flight_syncs: u32,
     /// Batches in flight that wait for a device that hangs; they do not count against the limits.
     pub(crate) stuck_requests: u32,
     /// Requests queued at the policy.

@@ -36,6 +36,8 @@ use crate::workers::{PATIENCE, Workers};
 
 /// Threads for batches that wait for a real device.
 const DEVICE_THREADS: usize = 16;
+/// Syncs at a time, each on a thread of its own: reads need not wait for one of them.
+pub(crate) const SYNCS_MAX: u32 = 16;
 
 /// The folder of objects, and what is in front of it.
 pub(crate) struct Disk {
@@ -45,6 +47,7 @@ pub(crate) struct Disk {
     losses: Arc<Losses>,
     device: Option<Arc<ModelledDevice>>,
     threads: Workers,
+    sync_threads: Workers,
     /// Whether reads that the page cache has are worth looking for before they are scheduled, where they may be.
     cached: Option<CachedReads>,
     /// Reads ahead of the clients, if the configuration says so, and its threads.
@@ -74,6 +77,7 @@ impl Disk {
         cached_pass: bool,
     ) -> io::Result<Arc<Disk>> {
         let threads = Workers::new("device", DEVICE_THREADS).kept()?;
+        let sync_threads = Workers::new("sync", SYNCS_MAX as usize).kept()?;
         let waits = device.is_some() || !store.in_memory();
         let ahead = || (ReadAhead::new(read_ahead_bytes), Workers::new("read-ahead", 2 * ALONE_MAX as usize));
         let read_ahead = (read_ahead_bytes > 0 && waits).then(ahead);
@@ -86,6 +90,7 @@ impl Disk {
             losses: Arc::default(),
             device,
             threads,
+            sync_threads,
             cached,
             read_ahead,
             memory,
@@ -119,6 +124,7 @@ impl Disk {
         self.device.iter().for_each(|device| device.stop());
         self.read_ahead.iter().for_each(|(_, threads)| threads.stop(PATIENCE));
         self.threads.stop(PATIENCE);
+        self.sync_threads.stop(PATIENCE);
         self.stop_settling();
     }
 
@@ -346,7 +352,8 @@ impl Executor<Item> for Disk {
             let file = work.parts.first().map_or(0, |(_, item)| item.file.0);
             read_ahead.waited((file, &self.object(file)), &(extent.lane_offset..extent.end()));
         }
-        self.on_a_thread(move |disk| {
+        let threads = if work.batch.op == Op::Sync { &self.sync_threads } else { &self.threads };
+        self.on_one_of(threads, move |disk| {
             let started = now();
             if let Some((file, extent)) = &along {
                 disk.store.will_read(*file, work.batch.extent.lane_offset..extent.end);
@@ -460,8 +467,12 @@ impl Disk {
     }
 
     fn on_a_thread(&self, job: impl FnOnce(&Disk) + Send + 'static) {
+        self.on_one_of(&self.threads, job);
+    }
+
+    fn on_one_of(&self, threads: &Workers, job: impl FnOnce(&Disk) + Send + 'static) {
         if let Some(this) = self.this.upgrade() {
-            self.threads.run(Box::new(move || job(&this)));
+            threads.run(Box::new(move || job(&this)));
         }
     }
 }

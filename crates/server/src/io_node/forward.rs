@@ -26,13 +26,16 @@ use crate::listener::{Vitals, before_waiting};
 use crate::outbox::{Bulk, STACK_BYTES, hand_over_own_replies};
 use crate::owed::Came;
 use crate::payload::{Buffer, Slice};
-use crate::workers::{PATIENCE, Workers};
+use crate::workers::{PATIENCE, Workers, waiting_elsewhere};
 
 /// How often it is looked for servers that hang, while that matters.
 const WATCH_EVERY: Duration = Duration::from_millis(50);
 /// The polling thread ends after it made no difference this many times.
 const CALM_MAX: u32 = 20;
 
+/// Syncs of files on a lane that are forwarded at a time. Each holds a thread and no place in the dispatch queue, so that reads and
+/// writes need not wait for one of them.
+pub(crate) const SYNCS_MAX: u32 = 16;
 /// Reads up to this length are forwarded without a thread that waits, bytes.
 const UNATTENDED_MAX_BYTES: u64 = 4 << 20;
 
@@ -92,6 +95,7 @@ pub(super) struct Forwarder {
     /// Entries of the queue that no thread was called for yet.
     uncalled: AtomicUsize,
     threads: Workers,
+    sync_threads: Workers,
     counts: Counts,
     /// Whose traffic is what leaves this node.
     identity: Arc<Identity>,
@@ -121,6 +125,7 @@ impl Forwarder {
         let queue = DispatchQueue::new(in_flight, settings.merge_requests, settings.merge_bytes);
         // Kept: a job that is dropped leaves its batch in the queue.
         let threads = Workers::new("forward", in_flight).kept()?;
+        let sync_threads = Workers::new("forward sync", SYNCS_MAX as usize).kept()?;
         Ok(Arc::new_cyclic(|this| Forwarder {
             this: this.clone(),
             vitals,
@@ -135,6 +140,7 @@ impl Forwarder {
             dispatch: Mutex::new(Dispatch { queue, hung: Hung::new(lanes), owed: 0, is_watched: false }),
             uncalled: AtomicUsize::new(0),
             threads,
+            sync_threads,
             counts: Counts::default(),
         }))
     }
@@ -146,6 +152,7 @@ impl Forwarder {
 
     pub(super) fn stop(&self) {
         self.threads.stop(PATIENCE);
+        self.sync_threads.stop(PATIENCE);
         // Dropped unreported, they complete as EIO.
         let left = self.dispatch.lock().queue.drain();
         drop(left);
@@ -543,6 +550,16 @@ impl Forwarder {
         (errno != 0).then_some(errno)
     }
 
+    /// Forwards a sync, whose writes are done. A server that hangs holds no thread of the pool; each lane has few syncs.
+    fn sync_later(&self, parts: Vec<(Request, Item)>, ticket: Ticket<Item>) {
+        let Some(this) = self.this.upgrade() else { return };
+        self.sync_threads.run(Box::new(move || {
+            let (started, mut forwarded) = (now(), Forwarded::default());
+            waiting_elsewhere(|| this.forward_group(parts, &mut forwarded));
+            complete(vec![(ticket, 0)], forwarded.errno, started);
+        }));
+    }
+
     /// Requests are cut at the boundaries of data servers.
     pub(super) fn splits(&self) -> bool {
         self.split
@@ -599,6 +616,10 @@ impl Executor<Item> for Forwarder {
                 Complete::Barrier(reply) => first.answer = Answering::Whole(reply),
                 _ => return Started::Finished(ticket, done(0)),
             }
+        }
+        if batch.op == Op::Sync {
+            self.sync_later(parts, ticket);
+            return Started::Pending;
         }
         self.counts.taken(batch.op, &parts);
         let entry = Entry::of(&batch, file, self.split, Load { parts, ticket });
@@ -759,10 +780,13 @@ mod tests {
     use crate::outbox::Outbox;
     use crate::request_trace::TraceSettings;
 
-    /// Writes are answered, or panic; there is nothing else.
+    /// Writes are answered, or panic, and syncs are when they may; there is nothing else.
     #[derive(Default)]
     struct Writes {
         panic: AtomicBool,
+        written: AtomicUsize,
+        syncs_wait: AtomicBool,
+        syncs: AtomicUsize,
     }
 
     fn never<T>() -> Result<T, Fault> {
@@ -784,10 +808,13 @@ mod tests {
         }
         fn write(&self, _: &[Who], _: &Target, _: u64, _: &[&[u8]]) -> Result<Vec<LaneState>, Fault> {
             assert!(!self.panic.load(Ordering::SeqCst), "a deliberate panic");
+            self.written.fetch_add(1, Ordering::SeqCst);
             Ok(Vec::new())
         }
         fn sync(&self, _: &Target) -> Result<(Vec<LaneState>, i32), Fault> {
-            never()
+            self.syncs.fetch_add(1, Ordering::SeqCst);
+            until("syncs may end", || !self.syncs_wait.load(Ordering::SeqCst));
+            Ok((Vec::new(), 0))
         }
         fn change_space(&self, _: &Target, _: SpaceChange, _: (u64, u64)) -> Result<Vec<LaneState>, Fault> {
             never()
@@ -819,7 +846,7 @@ mod tests {
             let settings = Settings::new("io.0", Role::Io, &config.cluster, 1 << 20);
             let front = Server::bind("127.0.0.1:0", settings).unwrap();
             let settings = IoSettings {
-                engine: EngineConfig::new(PolicySpec::named("fifo")),
+                engine: EngineConfig { lane_syncs: SYNCS_MAX, ..EngineConfig::new(PolicySpec::named("fifo")) },
                 in_flight_requests: 2,
                 merge_requests: 1,
                 merge_bytes: 1 << 20,
@@ -840,19 +867,23 @@ mod tests {
         }
 
         fn write(&self, offset: u64) {
+            self.submit(Op::Write, FileKey(1), (offset, 4096));
+        }
+
+        fn submit(&self, op: Op, file: FileKey, (offset, len): (u64, u64)) {
             let slot = self.client.admit(0, true, Duration::from_secs(1)).expect("room");
-            let (who, file, layout) = (Who::default(), FileKey(1), Layout::new(0, 1, 1 << 20, 1).unwrap());
+            let (who, layout) = (Who::default(), Layout::new(0, 1, 1 << 20, 1).unwrap());
             let striping = Striping { layout, lanes: None };
             let answer = Answering::Whole(Reply::new(offset, slot));
             let payload = Bulk::None;
             let item = Item { who, file, striping, server: 0, made: 0, change: None, payload, answer };
             let submission = Submission {
-                op: Op::Write,
+                op,
                 file: file.0,
                 lane: LaneId(0),
                 file_offset: offset,
                 lane_offset: offset,
-                len: 4096,
+                len,
                 client: 1,
                 conn: ConnId(1),
                 job: 1,
@@ -880,6 +911,20 @@ mod tests {
         node.write(0);
         node.forwarder.threads.refuse_threads(false);
         node.settles();
+    }
+
+    #[test]
+    fn syncs_that_take_long_hold_up_no_write() {
+        let node = Node::start();
+        node.storage.syncs_wait.store(true, Ordering::SeqCst);
+        (0..2 * u64::from(SYNCS_MAX)).for_each(|n| node.submit(Op::Sync, FileKey(100 + n), (0, u64::MAX)));
+        until("syncs are under way", || node.storage.syncs.load(Ordering::SeqCst) > 0);
+        (0..4).for_each(|n| node.write(n << 20));
+        until("writes are done", || node.storage.written.load(Ordering::SeqCst) == 4);
+        until("as many as may", || node.storage.syncs.load(Ordering::SeqCst) == SYNCS_MAX as usize);
+        node.storage.syncs_wait.store(false, Ordering::SeqCst);
+        node.settles();
+        assert_eq!(node.storage.syncs.load(Ordering::SeqCst), 2 * SYNCS_MAX as usize);
     }
 
     #[test]
