@@ -259,7 +259,6 @@ fn tbf_rules_stand_under_others() {
     assert!(bench.explain(1).contains("under rule group: 100 requests/s, "), "{}", bench.explain(1));
 }
 
-/// A changed rate applies at once, but the empty bucket stays empty.
 /// 100 requests a second over all servers: here a quarter of them, then all.
 #[test]
 fn tbf_grants_its_portion_of_a_limit_over_all_servers() {
@@ -291,6 +290,41 @@ fn tbf_grants_its_portion_of_a_limit_over_all_servers() {
     assert_eq!((limited[0].fraction, limited[0].rate, limited[0].granted), (1.0, 200.0, 5 + sent.len() as u64));
 }
 
+/// Each batch is paid for as 18 ms and corrected to 4. What a server reports as granted never falls, since its peers would
+/// take that for a restart; and nothing is counted twice.
+#[test]
+fn tbf_never_takes_back_what_it_reported_as_granted() {
+    let spec = |rate: f64| PolicySpec::named("tbf").with("rules", format!("a: job=1 {{device={rate}, over=all}}"));
+    let mut bench = Bench::new(spec(0.5), ms(4));
+    bench.reads(&[1; 100]);
+    let (mut last, mut served) = (0, 0);
+    while served < 100 {
+        let batch = match bench.core.next(bench.now) {
+            Next::Wait { until, .. } => {
+                bench.now = until;
+                continue;
+            }
+            Next::Dispatch(batch) => batch,
+        };
+        let finished = bench.now + bench.service;
+        for ended in [false, true] {
+            if ended {
+                bench.core.event(finished, Event::Completed(Completion::of(&batch, bench.now, finished)));
+                bench.now = finished;
+            }
+            let granted = bench.core.limited(bench.now).0[0].granted;
+            assert!(granted >= last, "{granted} after {last}, {served} served");
+            last = granted;
+        }
+        served += 1;
+        if served == 50 {
+            bench.core.reconfigure(bench.now, &spec(0.25)).unwrap();
+        }
+        assert!((served * ms(4).0..=served * ms(4).0 + ms(18).0).contains(&last), "{last} for {served} batches");
+    }
+}
+
+/// A changed rate applies at once, but the empty bucket stays empty.
 #[test]
 fn tbf_keeps_tokens_when_rules_change() {
     let spec = |rate: u32| {
