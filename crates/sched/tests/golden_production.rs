@@ -324,6 +324,48 @@ fn tbf_never_takes_back_what_it_reported_as_granted() {
     }
 }
 
+/// Four batches at a time are at a device that serves one after the other. Waiting there is not device time: a quarter of the
+/// device is a quarter.
+#[test]
+fn a_portion_of_the_device_does_not_depend_on_the_depth() {
+    let tbf = PolicySpec::named("tbf").with("rules", "a: job=1 {device=0.25}");
+    let mclock = PolicySpec::named("mclock").with("unit", "device").with("rules", "a: job=1 {limit=0.25}");
+    for spec in [tbf, mclock] {
+        let name = spec.name.clone();
+        let mut bench = Bench::new(spec, ms(4));
+        bench.core.set_depth(4, 0);
+        let mut flying = std::collections::VecDeque::new();
+        let (mut free_at, mut served, mut queued) = (Nanos::ZERO, [0_u32; 3], [0_u32; 3]);
+        while bench.now < ms(10_000) {
+            for job in [1, 2] {
+                while queued[job] < 8 {
+                    bench.reads(&[job as u32]);
+                    queued[job] += 1;
+                }
+            }
+            match bench.core.next(bench.now) {
+                Next::Dispatch(batch) => {
+                    queued[batch.extent.file.0 as usize] -= 1;
+                    free_at = free_at.max(bench.now) + bench.service;
+                    flying.push_back((bench.now, free_at, batch));
+                }
+                Next::Wait { until, .. } => {
+                    if flying.front().is_none_or(|(_, finished, _)| *finished > until) {
+                        bench.now = until;
+                        continue;
+                    }
+                    let (started, finished, batch) = flying.pop_front().unwrap();
+                    bench.now = finished;
+                    served[batch.extent.file.0 as usize] += 1;
+                    bench.core.event(finished, Event::Completed(Completion::of(&batch, started, finished)));
+                }
+            }
+        }
+        let portion = f64::from(served[1]) * bench.service.as_secs_f64() / bench.now.as_secs_f64();
+        assert!((0.225..=0.275).contains(&portion), "{name}: {portion:.3} of the device, {served:?}");
+    }
+}
+
 /// A changed rate applies at once, but the empty bucket stays empty.
 #[test]
 fn tbf_keeps_tokens_when_rules_change() {
@@ -542,8 +584,9 @@ fn virtual_times_do_not_run_out() {
         for job in [1, 2] {
             (0..30).for_each(|_| _ = push_at(&mut core, Nanos::ZERO, 0, job, 1 << 30));
         }
-        // 10^6 s each: with a weight of 0.001 10^18 ns of virtual time.
-        let sent: Vec<u32> = (0..60).map(|i| next_job(&mut core, Nanos(i), ms(1_000_000_000)).unwrap()).collect();
+        // 10^6 s each, one after the other: with a weight of 0.001 10^18 ns of virtual time.
+        let service = ms(1_000_000_000);
+        let sent: Vec<u32> = (0..60).map(|i| next_job(&mut core, Nanos(i * service.0), service).unwrap()).collect();
         assert!(sent[4..].windows(2).all(|w| w[0] != w[1]), "{name}: {sent:?}");
     }
 }

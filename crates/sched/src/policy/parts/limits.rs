@@ -238,15 +238,15 @@ impl Limits {
         classes: &mut Classes<Account>,
         class: u32,
         now: Nanos,
-        (estimate, service): (Nanos, Nanos),
+        (estimate, device_time): (Nanos, Nanos),
     ) -> SmallVec<[u32; 2]> {
         let mut earlier = SmallVec::new();
         for (limit, payer) in self.payers(class, classes).filter(|p| p.0.unit == Unit::Device) {
             let account = &mut classes.get_mut(payer).account;
-            if service >= estimate {
-                account.pay_more(now, &limit, service - estimate);
+            if device_time >= estimate {
+                account.pay_more(now, &limit, device_time - estimate);
             } else {
-                account.give_back(&limit, estimate - service);
+                account.give_back(&limit, estimate - device_time);
                 earlier.push(payer);
             }
         }
