@@ -366,6 +366,33 @@ fn a_portion_of_the_device_does_not_depend_on_the_depth() {
     }
 }
 
+/// What waits for a rule with others under it are their requests. Requests in flight wait for no limit.
+#[test]
+fn tbf_reports_as_waiting_what_a_limit_withholds() {
+    let rules =
+        "one: job=1 {requests_per_s=1000, burst=1, under=group}; group: job=9 {requests_per_s=100, burst=1, over=all}";
+    let waiting = |core: &Core, now, rule: &str| {
+        let (limited, _) = core.limited(now);
+        limited.iter().find(|limit| limit.rule == rule).map(|limit| limit.waiting)
+    };
+    let mut bench = Bench::new(PolicySpec::named("tbf").with("rules", rules), Nanos(1000));
+    bench.reads(&[1; 20]);
+    assert_eq!(times_ms(&bench.run_until(ms(42)), 1), [0, 10, 20, 30, 40]);
+    assert_eq!(waiting(&bench.core, bench.now, "group"), Some(15));
+    let mut bench = Bench::new(PolicySpec::named("tbf").with("rules", "a: job=1 {requests_per_s=100, burst=3}"), ms(1));
+    bench.core.set_depth(8, 0);
+    bench.reads(&[1; 5]);
+    for left in (2..5).rev() {
+        assert!(matches!(bench.core.next(bench.now), Next::Dispatch(_)));
+        assert_eq!(waiting(&bench.core, bench.now, "a"), Some(if left > 2 { 0 } else { 2 }), "{left} left");
+    }
+    for _ in 0..2 {
+        bench.now += ms(10);
+        assert!(matches!(bench.core.next(bench.now), Next::Dispatch(_)));
+    }
+    assert_eq!(waiting(&bench.core, bench.now, "a"), Some(0), "all are in flight");
+}
+
 /// A changed rate applies at once, but the empty bucket stays empty.
 #[test]
 fn tbf_keeps_tokens_when_rules_change() {

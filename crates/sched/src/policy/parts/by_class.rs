@@ -148,9 +148,9 @@ impl<R: ClassRule> ByClass<R> {
         if !view.open(view.table.lane(first)) {
             return Some(Choice::until_event(WaitReason::LanesBusy));
         }
-        let cost = self.queues.take(view, first, batch);
-        let on_account = self.rule.charge(&mut self.queues, view, flow, phase, cost);
         let class = self.queues.flows.key(flow).1;
+        let cost = self.queues.take(view, class, first, batch);
+        let on_account = self.rule.charge(&mut self.queues, view, flow, phase, cost);
         self.queues.flows.depart(batch[0], Flight { class, on_account, estimate: cost.device });
         self.refile(view, flow);
         Some(Choice::Serve)

@@ -283,6 +283,17 @@ impl Limits {
 
     /// The classes in use with hard limits.
     pub fn limited(&self, classes: &Classes<Account>, now: Nanos) -> Vec<Limited> {
+        // A rule also withholds what is queued under it.
+        let mut under: Vec<u32> = vec![0; self.parents.len()];
+        for class in classes.all().filter(|class| class.queued > 0) {
+            if let Some(parent) = self.of(class).and_then(|limit| limit.parent.checked_sub(1)) {
+                under[parent] += class.queued;
+            }
+        }
+        let queued = |class: &Class<Account>| {
+            let parent = class.key.is_none().then(|| self.parents.iter().position(|rule| *rule == class.rule));
+            class.queued + parent.flatten().map_or(0, |parent| under[parent])
+        };
         let used = classes.all().filter(|class| class.held > 0 || !class.account.bucket.is_full(now));
         let limited = used.filter_map(|class| {
             let (limit, account) = (self.of(class).filter(|limit| !limit.borrow)?, &class.account);
@@ -295,7 +306,7 @@ impl Limits {
                 over_all: limit.over_all,
                 fraction: account.portion(limit),
                 granted: account.granted,
-                waiting: if account.ready_at(limit) > now { class.held } else { 0 },
+                waiting: if account.ready_at(limit) > now { queued(class) } else { 0 },
             })
         });
         limited.collect()
