@@ -172,6 +172,15 @@ fn cost_models_are_judged_with_their_place() {
     assert_eq!((config.data[0].correct_cost, config.data[1].correct_cost), (Some(false), None));
 }
 
+/// Relative folders are those of the file, and other machines read it: whatever is in the folder of this process says nothing.
+#[test]
+fn a_folder_for_traces_is_not_looked_for_where_the_program_runs() {
+    let text = GOOD.replace("split = true", "trace = \"Cargo.toml\"");
+    assert!(Path::new("Cargo.toml").is_file(), "the folder of the tests");
+    let config = Config::parse(&text, Path::new("/lab/c.toml")).unwrap();
+    assert_eq!(config.io[0].trace.as_deref(), Some(Path::new("/lab/Cargo.toml")));
+}
+
 #[test]
 fn calibrations_are_read_only_where_asked_and_complaints_name_both_files() {
     let dir = tempfile::tempdir().unwrap();
