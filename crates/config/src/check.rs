@@ -427,6 +427,16 @@ impl Config {
                 let why = format!("{} is already the directory of {}", to.dir.display(), other.name());
                 found.add(&at, "dir", why);
             }
+            let mut earlier = self.data[..i].iter().filter_map(|other| Some((other, other.moves_to.as_ref()?)));
+            if let Some((other, theirs)) =
+                earlier.find(|(_, theirs)| theirs.address == to.address || theirs.dir == to.dir)
+            {
+                let (key, what) = match theirs.dir == to.dir {
+                    true => ("dir", format!("{} moves to {} already", other.name, to.dir.display())),
+                    false => ("address", format!("{} moves to {} already", other.name, to.address)),
+                };
+                found.add(&at, key, format!("{what}; name a place of its own for {}", data.name));
+            }
             if (&to.address, &to.dir) == (&data.address, &data.dir) {
                 found.add(&at, "dir", format!("{} is there already; name another directory or address", data.name));
             }
