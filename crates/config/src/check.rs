@@ -427,6 +427,16 @@ impl Config {
                 let why = format!("{} is already the directory of {}", to.dir.display(), other.name());
                 found.add(&at, "dir", why);
             }
+            let mut earlier = self.data[..i].iter().filter_map(|other| Some((other, other.moves_to.as_ref()?)));
+            if let Some((other, theirs)) =
+                earlier.find(|(_, theirs)| theirs.address == to.address || theirs.dir == to.dir)
+            {
+                let (key, what) = match theirs.dir == to.dir {
+                    true => ("dir", format!("{} moves to {} already", other.name, to.dir.display())),
+                    false => ("address", format!("{} moves to {} already", other.name, to.address)),
+                };
+                found.add(&at, key, format!("{what}; name a place of its own for {}", data.name));
+            }
             if (&to.address, &to.dir) == (&data.address, &data.dir) {
                 found.add(&at, "dir", format!("{} is there already; name another directory or address", data.name));
             }
@@ -495,13 +505,10 @@ pub(crate) fn takes(address: &str, metrics: SocketAddr) -> bool {
     port == metrics.port() && host.is_ok_and(|host| host == metrics.ip() || all(host) || all(metrics.ip()))
 }
 
-/// Only the server's own machine can check the file itself.
+/// Only the server sees whether it can write there; it starts without a trace too.
 fn check_trace(at: &KeyPath, folder: Option<&Path>, found: &mut Findings) {
     if folder.is_some_and(|folder| folder.as_os_str().is_empty()) {
         found.add(at, "trace", "trace is empty; name a folder for the traces, or remove the key");
-    }
-    if let Some(folder) = folder.filter(|f| f.is_file()) {
-        found.add(at, "trace", format!("{} is a file; name a folder for the traces", folder.display()));
     }
 }
 

@@ -172,6 +172,33 @@ fn cost_models_are_judged_with_their_place() {
     assert_eq!((config.data[0].correct_cost, config.data[1].correct_cost), (Some(false), None));
 }
 
+/// Relative folders are those of the file, and other machines read it: whatever is in the folder of this process says nothing.
+#[test]
+fn a_folder_for_traces_is_not_looked_for_where_the_program_runs() {
+    let text = GOOD.replace("split = true", "trace = \"Cargo.toml\"");
+    assert!(Path::new("Cargo.toml").is_file(), "the folder of the tests");
+    let config = Config::parse(&text, Path::new("/lab/c.toml")).unwrap();
+    assert_eq!(config.io[0].trace.as_deref(), Some(Path::new("/lab/Cargo.toml")));
+}
+
+#[test]
+fn no_two_servers_move_to_one_place() {
+    let moving = |to: [(&str, &str); 2]| {
+        let line =
+            |(address, dir): (&str, &str)| format!("\nmoves_to = {{ address = \"{address}\", dir = \"{dir}\" }}");
+        GOOD.replace("dir = \"data.0\"", &format!("dir = \"data.0\"{}", line(to[0])))
+            .replace("dir = \"/disk/1\"", &format!("dir = \"/disk/1\"{}", line(to[1])))
+    };
+    let good = moving([("h:1", "/new/0"), ("h:2", "/new/1")]);
+    assert!(Config::parse(&good, Path::new("/lab/c.toml")).is_ok());
+    for (second, says) in [
+        (("h:2", "/new/0"), "/lab/c.toml:19:37: data.0 moves to /new/0 already; name a place of its own for data.1"),
+        (("h:1", "/new/1"), "/lab/c.toml:19:24: data.0 moves to h:1 already; name a place of its own for data.1"),
+    ] {
+        assert_eq!(complaints(&moving([("h:1", "/new/0"), second])), [says]);
+    }
+}
+
 #[test]
 fn calibrations_are_read_only_where_asked_and_complaints_name_both_files() {
     let dir = tempfile::tempdir().unwrap();

@@ -98,8 +98,7 @@ impl<T: Send + 'static> Engine<T> {
 
     /// The applications and users whose requests took most time recently.
     pub fn who_loads(&self) -> WhoLoads {
-        let state = self.shared.lock();
-        state.core.who_loads(now())
+        self.shared.lock().core.who_loads(now())
     }
 
     /// The classes of requests with limits, as far as they are in use, and whether these are all.

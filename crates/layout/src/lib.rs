@@ -54,6 +54,14 @@ pub enum LayoutError {
         /// The value given.
         base: u16,
     },
+    /// A server is skipped that the ring does not have.
+    #[error("data server {server} is skipped, but there are only {servers}")]
+    Outside {
+        /// The server.
+        server: u16,
+        /// Servers in the cluster.
+        servers: u16,
+    },
     /// `ssize_bytes` is out of range.
     #[error("strip size {ssize_bytes} is not between {min} and {max} bytes", min = Layout::SSIZE_MIN_BYTES, max = Layout::SSIZE_MAX_BYTES)]
     Ssize {
@@ -123,6 +131,10 @@ impl Layout {
     /// Checks a layout that came from outside (a frame, a file).
     pub fn check(&self) -> Result<(), LayoutError> {
         let whole = Layout::new(self.base, self.pcount, self.ssize_bytes, self.servers)?;
+        // Arithmetic counts the skipped servers, so one outside the ring would stand for one of it.
+        if let Some(server) = self.skipped.servers().iter().copied().find(|server| *server >= self.servers) {
+            return Err(LayoutError::Outside { server, servers: self.servers });
+        }
         whole.without(self.skipped).map(|_| ())
     }
 
@@ -258,6 +270,8 @@ mod tests {
         assert!(matches!(whole.without(Skipped::of([0, 1, 2]).unwrap()), Err(LayoutError::Pcount { servers: 3, .. })));
         let everything = Skipped::of(0..6).unwrap();
         assert!(Layout { skipped: everything, ..l }.check().is_err());
+        let outside = Layout { skipped: Skipped::of([1, 9]).unwrap(), ..l };
+        assert_eq!(outside.check(), Err(LayoutError::Outside { server: 9, servers: 6 }));
     }
 
     fn layouts() -> impl Strategy<Value = Layout> {
@@ -274,6 +288,20 @@ mod tests {
     }
 
     proptest! {
+        /// Whatever a client sends: what passes the check has a server of its own at every position.
+        #[test]
+        fn a_checked_layout_names_each_server_once(
+            (base, pcount, servers) in (0u16..6, 0u16..6, 0u16..6),
+            skipped in proptest::collection::vec(0u16..8, 0..6),
+        ) {
+            let l = Layout { base, pcount, ssize_bytes: 512, servers, skipped: Skipped::of(skipped).unwrap() };
+            if l.check().is_ok() {
+                let used: std::collections::BTreeSet<u16> = (0..l.pcount).map(|k| l.server_at(k)).collect();
+                prop_assert_eq!(used.len(), usize::from(l.pcount));
+                prop_assert!(used.iter().all(|server| *server < l.servers && !l.skipped.contains(*server)));
+            }
+        }
+
         #[test]
         fn every_position_has_a_server_of_its_own_and_none_that_is_skipped(l in layouts()) {
             let mut servers: Vec<u16> = (0..l.pcount).map(|k| l.server_at(k)).collect();

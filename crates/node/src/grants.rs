@@ -195,6 +195,10 @@ impl Whole {
 mod tests {
     use impresario_base::Random;
     use impresario_sched::limited::LimitUnit;
+    use impresario_sched::{
+        Batch, Completion, Core, CoreConfig, CostModel, Event, Extent, FileId, JobId, LaneId, LinearCost, Next, Op,
+        PolicySpec, Request,
+    };
 
     use super::*;
 
@@ -392,6 +396,75 @@ mod tests {
             world.run(2_000);
         }
         within(&world.run(10_000), 10.0, 0.95, 1.05, "after restarts");
+    }
+
+    /// A server with a policy, above a device that answers late and takes much less time than estimated.
+    struct Estimating {
+        core: Core,
+        grants: Grants,
+        flying: Option<(Nanos, Batch)>,
+        queued: u32,
+        served: u32,
+    }
+
+    const SERVICE: Nanos = Nanos::from_millis(4);
+
+    impl Estimating {
+        fn new(me: usize, spec: &PolicySpec) -> Estimating {
+            let line = LinearCost { fixed: Nanos::from_millis(18), ps_per_byte: 0 };
+            let config = CoreConfig { cost: CostModel::new(line, line), ..CoreConfig::single_lane(16) };
+            let core = Core::new(config, spec).unwrap();
+            Estimating { core, grants: Grants::new(me, 2), flying: None, queued: 0, served: 0 }
+        }
+
+        fn go(&mut self, now: Nanos) {
+            if let Some((finished, batch)) = self.flying.take_if(|(finished, _)| *finished <= now) {
+                let completion = Completion::of(&batch, finished.since(SERVICE), finished);
+                self.core.event(now, Event::Completed(completion));
+                self.served += 1;
+            }
+            while self.queued < 4 {
+                let lane_offset = now.0 << 8 | u64::from(self.queued) << 13;
+                let extent =
+                    Extent { file: FileId(1), lane: LaneId(0), file_offset: lane_offset, lane_offset, len: 4096 };
+                let request = Request { job: JobId(1), arrival: now, ..Request::new(Op::Read, extent) };
+                self.core.push(now, &request).unwrap();
+                self.queued += 1;
+            }
+            if self.flying.is_none()
+                && let Next::Dispatch(batch) = self.core.next(now)
+            {
+                self.queued -= batch.parts.len() as u32;
+                self.flying = Some((now + Nanos::from_millis(60), batch));
+            }
+        }
+    }
+
+    /// Estimates of device time are corrected when batches end. That is no restart, and the whole limit is granted.
+    #[test]
+    fn corrected_estimates_do_not_cost_a_limit() {
+        const DEVICE: f64 = 0.05;
+        let spec = PolicySpec::named("tbf").with("rules", format!("r: job=1 {{device={DEVICE}, over=all}}"));
+        let mut servers: Vec<Estimating> = (0..2).map(|me| Estimating::new(me, &spec)).collect();
+        let mut before = 0;
+        for ms in 0..40_000 {
+            let now = Nanos::from_millis(ms);
+            servers.iter_mut().for_each(|server| server.go(now));
+            for me in (0..2).filter(|me| ms % STEP_MS == *me as u64 * 37) {
+                let grant = |Limited { rule, key, granted, waiting, .. }| Grant { rule, key, granted, waiting };
+                let others = servers[1 - me].core.limited(now).0.into_iter().map(grant).collect();
+                let server = &mut servers[me];
+                server.grants.heard(now, 1 - me, others, true);
+                let portions = server.grants.step(now, &server.core.limited(now).0);
+                server.core.set_portions(now, portions);
+            }
+            if ms == 10_000 {
+                before = servers.iter().map(|server| server.served).sum();
+            }
+        }
+        let served = servers.iter().map(|server| server.served).sum::<u32>() - before;
+        let rate = f64::from(served) * SERVICE.as_secs_f64() / 30.0 / DEVICE;
+        assert!((0.9..=1.1).contains(&rate), "{rate:.3} of the rate; {served} requests");
     }
 
     #[test]

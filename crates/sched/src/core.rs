@@ -139,6 +139,7 @@ impl Core {
             in_flight_syncs: 0,
             queued: 0,
             hold_until: Nanos::ZERO,
+            ended: Nanos::ZERO,
         };
         let mut shared = SharedState {
             lanes: vec![lane; usize::from(setup.lanes)],
@@ -158,7 +159,7 @@ impl Core {
         let statistics = shared.config.statistics.then(Box::default);
         Ok(Core {
             conflicts: Conflicts::new(shared.config.shared_space),
-            corrector: Corrector::new(shared.config.cost.clone(), shared.lanes.len()),
+            corrector: Corrector::new(shared.config.cost.clone()),
             stranded: (shared.config.shared_space && shared.lanes.len() > 1).then(Stranded::default),
             speculations: Speculations::new(shared.lanes.len(), shared.config.lane_speculations),
             shared,
@@ -484,6 +485,9 @@ impl Core {
         let bytes = if op.is_data() { extent.len } else { 0 };
         self.shared.in_flight(extent.lane, op, false, bytes);
         self.looks_for_syncs |= op == Op::Sync;
+        // Clamp to the present: a driver with inconsistent clocks must not distort the cost model.
+        let (started, finished) = (completion.started, completion.finished.min(now));
+        let device_time = self.shared.lanes[extent.lane.index()].end(started, finished);
         self.speculations.read_ended(extent.lane, read);
         self.held.look();
         let mut asked_bytes = bytes;
@@ -496,8 +500,6 @@ impl Core {
             self.free_flights.push(f);
             return;
         }
-        // Clamp to the present: a driver with inconsistent clocks must not distort the cost model.
-        let (started, finished) = (completion.started, completion.finished.min(now));
         let service = finished.since(started);
         if let Some(statistics) = &mut self.statistics {
             statistics.ended(op, service, completion.bytes_done);
@@ -505,13 +507,14 @@ impl Core {
         if completion.errno == 0
             && completion.bytes_done == bytes
             && along.is_none()
-            && let Some(cost) = self.corrector.observe(extent.lane, op, bytes, (started, finished.max(started)))
+            && service > Nanos::ZERO
+            && let Some(cost) = self.corrector.observe(op, bytes, device_time)
         {
             self.shared.config.cost = cost;
         }
         if op.is_data() {
             let (end, errno) = (extent.lane_offset.saturating_add(asked_bytes), completion.errno);
-            let done = Done { slots: &slots, op, len_bytes: asked_bytes, end, errno, service };
+            let done = Done { slots: &slots, op, len_bytes: asked_bytes, end, errno, service, device_time };
             self.policy.completed(&self.shared.view(now), &done);
         }
         if let Some(watch) = &mut self.watch {

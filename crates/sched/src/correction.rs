@@ -3,9 +3,10 @@
 //! For each operation and size class, a running mean of the ratio of measured to predicted time is kept, in which an
 //! observation weighs 1/128 (more at the start). The corrected TTP is the model's TTP times the ratio.
 //!
-//! - **What is measured** is the time for which a batch had its lane to itself: its end minus its start, or minus the
-//!   previous end reported on the lane if that is later. A batch is thus not charged for waiting below the scheduler,
-//!   and on a device that serves many at once the times add up to its busy time: device time.
+//! - **What is measured** is the time for which a batch had its lane to itself ([`Lane::end`](crate::policy::Lane)): its
+//!   end minus its start, or minus the previous end of any batch on the lane if that is later. A batch is thus not charged
+//!   for waiting below the scheduler, and on a device that serves many at once the times add up to its busy time: device
+//!   time.
 //! - **Outliers**: a measurement counts as at most 8 times the current prediction, so at weight 1/128 a single one
 //!   moves the ratio by less than 6 %, while a device that has become slower is still followed. (A lower limit would be
 //!   wrong for devices that serve many at once: the first completion is charged for all.)
@@ -16,7 +17,7 @@
 //!   stays stable while nothing changes, and costs a table look-up.
 
 use crate::cost::{CostCurve, CostModel, OpCost};
-use crate::types::{LaneId, Nanos, Op};
+use crate::types::{Nanos, Op};
 
 /// Least and greatest ratio.
 const RATIO: (f64, f64) = (1.0 / 8.0, 8.0);
@@ -94,8 +95,6 @@ impl OpRatios {
 pub struct Corrector {
     /// The uncorrected model.
     base: CostModel,
-    /// When the last batch of each lane ended.
-    ended: Vec<Nanos>,
     read: OpRatios,
     write: OpRatios,
     /// The ratios of the published model.
@@ -104,34 +103,18 @@ pub struct Corrector {
 }
 
 impl Corrector {
-    /// Corrects `base` for `lanes` lanes; does nothing if the model is not to be corrected.
-    pub fn new(base: CostModel, lanes: usize) -> Corrector {
+    /// Corrects `base`; does nothing if the model is not to be corrected.
+    pub fn new(base: CostModel) -> Corrector {
         let none = OpRatios::NONE;
-        Corrector {
-            ended: vec![Nanos::ZERO; if base.correct { lanes } else { 0 }],
-            base,
-            read: none,
-            write: none,
-            published: [none.ratios(); 2],
-            since_publish: 0,
-        }
+        Corrector { base, read: none, write: none, published: [none.ratios(); 2], since_publish: 0 }
     }
 
-    /// Records a batch of `len_bytes` that was served in full on a lane. Returns the new model if it changed.
-    pub fn observe(
-        &mut self,
-        lane: LaneId,
-        op: Op,
-        len_bytes: u64,
-        (started, finished): (Nanos, Nanos),
-    ) -> Option<CostModel> {
-        let ended = self.ended.get_mut(lane.index())?;
-        if !op.is_data() || len_bytes == 0 || finished <= started {
+    /// Records a batch of `len_bytes` that was served in full. Returns the new model if it changed.
+    pub fn observe(&mut self, op: Op, len_bytes: u64, device_time: Nanos) -> Option<CostModel> {
+        if !self.base.correct || !op.is_data() || len_bytes == 0 {
             return None;
         }
-        let alone = finished.since(started.max(*ended));
-        *ended = finished.max(*ended);
-        let ratio = alone.0 as f64 / self.base.ttp(op, len_bytes).0 as f64;
+        let ratio = device_time.0 as f64 / self.base.ttp(op, len_bytes).0 as f64;
         let ratios = if op == Op::Read { &mut self.read } else { &mut self.write };
         ratios.observe(class_of(len_bytes), ratio);
         self.since_publish += 1;
@@ -241,35 +224,25 @@ mod tests {
     use super::*;
     use crate::cost::LinearCost;
 
-    const LANE: LaneId = LaneId(0);
-
     fn model() -> CostModel {
         let line = LinearCost { fixed: Nanos::from_millis(10), ps_per_byte: 8_000 };
         CostModel::new(line, line).corrected(true)
     }
 
-    /// Serves batches one after the other, each taking `factor` times the model's time; returns the final model.
-    fn serve(
-        c: &mut Corrector,
-        clock: &mut Nanos,
-        model: CostModel,
-        n: u32,
-        (op, len): (Op, u64),
-        factor: f64,
-    ) -> CostModel {
+    /// Serves batches, each taking `factor` times the model's time; returns the final model.
+    fn serve(c: &mut Corrector, model: CostModel, n: u32, (op, len): (Op, u64), factor: f64) -> CostModel {
         let mut current = model.clone();
         for _ in 0..n {
-            let end = *clock + Nanos((c.base.ttp(op, len).0 as f64 * factor) as u64);
-            current = c.observe(LANE, op, len, (*clock, end)).unwrap_or(current);
-            *clock = end;
+            let device_time = Nanos((c.base.ttp(op, len).0 as f64 * factor) as u64);
+            current = c.observe(op, len, device_time).unwrap_or(current);
         }
         current
     }
 
     #[test]
     fn converges_to_a_device_three_times_slower() {
-        let (mut c, mut clock, m) = (Corrector::new(model(), 1), Nanos(1), model());
-        let now = serve(&mut c, &mut clock, m.clone(), 800, (Op::Read, 65_536), 3.0);
+        let (mut c, m) = (Corrector::new(model()), model());
+        let now = serve(&mut c, m.clone(), 800, (Op::Read, 65_536), 3.0);
         for len in [4096, 65_536, 1 << 20, 64 << 20] {
             let factor = now.ttp(Op::Read, len).0 as f64 / m.ttp(Op::Read, len).0 as f64;
             assert!((factor - 3.0).abs() < 0.1, "{len}: {factor}");
@@ -282,11 +255,11 @@ mod tests {
 
     #[test]
     fn size_classes_have_separate_ratios() {
-        let (mut c, mut clock, m) = (Corrector::new(model(), 1), Nanos(1), model());
+        let (mut c, m) = (Corrector::new(model()), model());
         let mut now = m.clone();
         for _ in 0..800 {
-            now = serve(&mut c, &mut clock, now, 1, (Op::Write, 4096), 0.5);
-            now = serve(&mut c, &mut clock, now, 1, (Op::Write, 4 << 20), 2.0);
+            now = serve(&mut c, now, 1, (Op::Write, 4096), 0.5);
+            now = serve(&mut c, now, 1, (Op::Write, 4 << 20), 2.0);
         }
         let factor = |len| now.ttp(Op::Write, len).0 as f64 / m.ttp(Op::Write, len).0 as f64;
         assert!((factor(4096) - 0.5).abs() < 0.05 && (factor(4 << 20) - 2.0).abs() < 0.1);
@@ -297,63 +270,40 @@ mod tests {
 
     #[test]
     fn one_outlier_moves_the_ratio_by_less_than_six_percent() {
-        let (mut c, mut clock, m) = (Corrector::new(model(), 1), Nanos(1), model());
-        serve(&mut c, &mut clock, m.clone(), 200, (Op::Read, 4096), 1.0);
+        let (mut c, m) = (Corrector::new(model()), model());
+        serve(&mut c, m.clone(), 200, (Op::Read, 4096), 1.0);
         let before = c.status().read.ratio;
-        serve(&mut c, &mut clock, m.clone(), 1, (Op::Read, 4096), 1e6);
+        serve(&mut c, m.clone(), 1, (Op::Read, 4096), 1e6);
         let after = c.status().read.ratio;
         assert!(after / before < 1.06, "{before} {after}");
-        serve(&mut c, &mut clock, m, 1, (Op::Read, 4096), 1e-6);
+        serve(&mut c, m, 1, (Op::Read, 4096), 1e-6);
         assert!(c.status().read.ratio / after > 0.97);
     }
 
     #[test]
     fn ratios_stay_within_bounds() {
-        let (mut c, mut clock, m) = (Corrector::new(model(), 1), Nanos(1), model());
-        let slow = serve(&mut c, &mut clock, m.clone(), 2000, (Op::Read, 4096), 1e6);
+        let (mut c, m) = (Corrector::new(model()), model());
+        let slow = serve(&mut c, m.clone(), 2000, (Op::Read, 4096), 1e6);
         assert_eq!(c.status().read.ratio, 8.0);
         assert!(slow.ttp(Op::Read, 4096).0 <= 8 * m.ttp(Op::Read, 4096).0);
-        let fast = serve(&mut c, &mut clock, m.clone(), 2000, (Op::Read, 4096), 1e-7);
+        let fast = serve(&mut c, m.clone(), 2000, (Op::Read, 4096), 1e-7);
         assert_eq!(c.status().read.ratio, 1.0 / 8.0);
         assert!(fast.ttp(Op::Read, 4096).0 > m.ttp(Op::Read, 4096).0 / 10);
     }
 
     #[test]
-    fn ignores_completions_without_times_and_when_off() {
-        let mut c = Corrector::new(model(), 1);
-        for i in 0..100 {
-            assert_eq!(c.observe(LANE, Op::Read, 4096, (Nanos(i), Nanos(i))), None);
-            assert_eq!(c.observe(LaneId(7), Op::Read, 4096, (Nanos(i), Nanos(i + 1))), None, "no such lane");
-            assert_eq!(c.observe(LANE, Op::Sync, 4096, (Nanos(i), Nanos(i + 1))), None);
+    fn ignores_what_moves_no_data_and_everything_when_off() {
+        let mut c = Corrector::new(model());
+        for _ in 0..100 {
+            assert_eq!(c.observe(Op::Read, 0, Nanos(1)), None);
+            assert_eq!(c.observe(Op::Sync, 4096, Nanos(1)), None);
         }
         assert_eq!(c.status().read.observed, 0);
-        let mut off = Corrector::new(model().corrected(false), 1);
-        for i in 0..100 {
-            assert_eq!(off.observe(LANE, Op::Read, 4096, (Nanos(i), Nanos::from_millis(500))), None);
+        let mut off = Corrector::new(model().corrected(false));
+        for _ in 0..100 {
+            assert_eq!(off.observe(Op::Read, 4096, Nanos::from_millis(500)), None);
         }
         assert_eq!((off.status().read.ratio, off.status().read.observed), (1.0, 0));
-    }
-
-    /// Batches in flight together: each is charged for its own share, so the sum is the time the device was busy.
-    #[test]
-    fn waiting_below_the_scheduler_is_not_service() {
-        let (mut c, m) = (Corrector::new(model(), 1), model());
-        let each = m.ttp(Op::Read, 4096);
-        let mut now = m;
-        for round in 0..200_u64 {
-            let begin = Nanos(1 + round * 32 * each.0);
-            for k in 1..=32 {
-                now = c.observe(LANE, Op::Read, 4096, (begin, begin + Nanos(k * each.0))).unwrap_or(now);
-            }
-        }
-        assert!((c.status().read.ratio - 1.0).abs() < 0.01, "{}", c.status().read.ratio);
-        // A device that serves all of them at once spends a 32nd on each; that is below the bound.
-        let mut c = Corrector::new(model(), 1);
-        for round in 0..200_u64 {
-            let begin = Nanos(1 + round * each.0);
-            (0..4).for_each(|_| _ = c.observe(LANE, Op::Read, 4096, (begin, begin + each)));
-        }
-        assert!((c.status().read.ratio - 0.25).abs() < 0.03, "{}", c.status().read.ratio);
     }
 
     /// `cargo test --release -p impresario-sched -- --ignored observing_costs --nocapture` prints it.
@@ -361,12 +311,11 @@ mod tests {
     #[ignore = "a measurement"]
     fn observing_costs_a_few_nanoseconds() {
         for (name, model) in [("on", model()), ("off", model().corrected(false))] {
-            let mut c = Corrector::new(model, 1);
+            let mut c = Corrector::new(model);
             let (start, mut published) = (std::time::Instant::now(), 0);
             for i in 0..20_000_000_u64 {
-                let begin = Nanos(1 + i * 20_000_000);
-                let end = begin + Nanos(5_000_000 + (i.wrapping_mul(0x9e37_79b9) & 0xff_ffff));
-                published += u32::from(c.observe(LANE, Op::Read, 4096 << (i & 7), (begin, end)).is_some());
+                let device_time = Nanos(5_000_000 + (i.wrapping_mul(0x9e37_79b9) & 0xff_ffff));
+                published += u32::from(c.observe(Op::Read, 4096 << (i & 7), device_time).is_some());
             }
             let ns = start.elapsed().as_secs_f64() * 1e9 / 2e7;
             println!("{name}: {ns:.1} ns, {published} new models");

@@ -102,8 +102,8 @@ impl Statistics {
     }
 
     /// Who loads the scheduler most at `now`.
-    pub fn who_loads(&self, now: Nanos) -> WhoLoads {
-        WhoLoads { jobs: Party::list(&self.jobs, now), users: Party::list(&self.users, now) }
+    pub fn who_loads(&mut self, now: Nanos) -> WhoLoads {
+        WhoLoads { jobs: Party::list(&mut self.jobs, now), users: Party::list(&mut self.users, now) }
     }
 
     /// The statistics for people and programs.

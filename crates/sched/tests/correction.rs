@@ -73,6 +73,42 @@ fn failed_and_short_batches_teach_nothing() {
     assert_eq!(core.status().cost.write.observed, 0);
 }
 
+/// The device serves one batch after the other. A batch is not charged for the time of those before it, whether the
+/// correction learns from them or not: every other one fails, is cut short, or is of another kind.
+#[test]
+fn waiting_behind_any_batch_is_not_service() {
+    for (what, errno, bytes_done, op) in [
+        ("whole", 0, 65_536, Op::Read),
+        ("failed", 5, 65_536, Op::Read),
+        ("short", 0, 7, Op::Read),
+        ("sync", 0, 65_536, Op::Sync),
+    ] {
+        let config = CoreConfig { cost: model().corrected(true), lane_requests: 32, ..CoreConfig::single_lane(64) };
+        let mut core = Core::new(config, &PolicySpec::named("fifo")).unwrap();
+        let (each, mut now) = (model().ttp(Op::Read, 65_536), Nanos(1));
+        for _ in 0..50 {
+            let batches: Vec<_> = (0..32)
+                .map(|i| {
+                    let file = FileId(i as u32);
+                    let extent = Extent { file, lane: LaneId(0), file_offset: 0, lane_offset: 0, len: 65_536 };
+                    core.push(now, &Request::new(if i % 2 == 0 { op } else { Op::Read }, extent)).unwrap();
+                    let Next::Dispatch(batch) = core.next(now) else { panic!("there is room for all") };
+                    batch
+                })
+                .collect();
+            let begin = now;
+            for (i, batch) in batches.iter().enumerate() {
+                now += each;
+                let whole = Completion::of(batch, begin, now);
+                let odd = Completion { errno, bytes_done, ..whole };
+                core.event(now, Event::Completed(if i % 2 == 0 { odd } else { whole }));
+            }
+        }
+        let read = core.status().cost.read;
+        assert!((read.ratio - 1.0).abs() < 0.01 && read.observed >= 800, "{what}: {} of {}", read.ratio, read.observed);
+    }
+}
+
 /// mlf serves the smaller of two requests first when the larger one needs more passes. With a curve in which bytes cost
 /// nothing, both are ready in the first pass and the older one goes first.
 #[test]

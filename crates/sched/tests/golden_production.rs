@@ -259,7 +259,6 @@ fn tbf_rules_stand_under_others() {
     assert!(bench.explain(1).contains("under rule group: 100 requests/s, "), "{}", bench.explain(1));
 }
 
-/// A changed rate applies at once, but the empty bucket stays empty.
 /// 100 requests a second over all servers: here a quarter of them, then all.
 #[test]
 fn tbf_grants_its_portion_of_a_limit_over_all_servers() {
@@ -291,6 +290,110 @@ fn tbf_grants_its_portion_of_a_limit_over_all_servers() {
     assert_eq!((limited[0].fraction, limited[0].rate, limited[0].granted), (1.0, 200.0, 5 + sent.len() as u64));
 }
 
+/// Each batch is paid for as 18 ms and corrected to 4. What a server reports as granted never falls, since its peers would
+/// take that for a restart; and nothing is counted twice.
+#[test]
+fn tbf_never_takes_back_what_it_reported_as_granted() {
+    let spec = |rate: f64| PolicySpec::named("tbf").with("rules", format!("a: job=1 {{device={rate}, over=all}}"));
+    let mut bench = Bench::new(spec(0.5), ms(4));
+    bench.reads(&[1; 100]);
+    let (mut last, mut served) = (0, 0);
+    while served < 100 {
+        let batch = match bench.core.next(bench.now) {
+            Next::Wait { until, .. } => {
+                bench.now = until;
+                continue;
+            }
+            Next::Dispatch(batch) => batch,
+        };
+        let finished = bench.now + bench.service;
+        for ended in [false, true] {
+            if ended {
+                bench.core.event(finished, Event::Completed(Completion::of(&batch, bench.now, finished)));
+                bench.now = finished;
+            }
+            let granted = bench.core.limited(bench.now).0[0].granted;
+            assert!(granted >= last, "{granted} after {last}, {served} served");
+            last = granted;
+        }
+        served += 1;
+        if served == 50 {
+            bench.core.reconfigure(bench.now, &spec(0.25)).unwrap();
+        }
+        assert!((served * ms(4).0..=served * ms(4).0 + ms(18).0).contains(&last), "{last} for {served} batches");
+    }
+}
+
+/// Four batches at a time are at a device that serves one after the other. Waiting there is not device time: a quarter of the
+/// device is a quarter.
+#[test]
+fn a_portion_of_the_device_does_not_depend_on_the_depth() {
+    let tbf = PolicySpec::named("tbf").with("rules", "a: job=1 {device=0.25}");
+    let mclock = PolicySpec::named("mclock").with("unit", "device").with("rules", "a: job=1 {limit=0.25}");
+    for spec in [tbf, mclock] {
+        let name = spec.name.clone();
+        let mut bench = Bench::new(spec, ms(4));
+        bench.core.set_depth(4, 0);
+        let mut flying = std::collections::VecDeque::new();
+        let (mut free_at, mut served, mut queued) = (Nanos::ZERO, [0_u32; 3], [0_u32; 3]);
+        while bench.now < ms(10_000) {
+            for job in [1, 2] {
+                while queued[job] < 8 {
+                    bench.reads(&[job as u32]);
+                    queued[job] += 1;
+                }
+            }
+            match bench.core.next(bench.now) {
+                Next::Dispatch(batch) => {
+                    queued[batch.extent.file.0 as usize] -= 1;
+                    free_at = free_at.max(bench.now) + bench.service;
+                    flying.push_back((bench.now, free_at, batch));
+                }
+                Next::Wait { until, .. } => {
+                    if flying.front().is_none_or(|(_, finished, _)| *finished > until) {
+                        bench.now = until;
+                        continue;
+                    }
+                    let (started, finished, batch) = flying.pop_front().unwrap();
+                    bench.now = finished;
+                    served[batch.extent.file.0 as usize] += 1;
+                    bench.core.event(finished, Event::Completed(Completion::of(&batch, started, finished)));
+                }
+            }
+        }
+        let portion = f64::from(served[1]) * bench.service.as_secs_f64() / bench.now.as_secs_f64();
+        assert!((0.225..=0.275).contains(&portion), "{name}: {portion:.3} of the device, {served:?}");
+    }
+}
+
+/// What waits for a rule with others under it are their requests. Requests in flight wait for no limit.
+#[test]
+fn tbf_reports_as_waiting_what_a_limit_withholds() {
+    let rules =
+        "one: job=1 {requests_per_s=1000, burst=1, under=group}; group: job=9 {requests_per_s=100, burst=1, over=all}";
+    let waiting = |core: &Core, now, rule: &str| {
+        let (limited, _) = core.limited(now);
+        limited.iter().find(|limit| limit.rule == rule).map(|limit| limit.waiting)
+    };
+    let mut bench = Bench::new(PolicySpec::named("tbf").with("rules", rules), Nanos(1000));
+    bench.reads(&[1; 20]);
+    assert_eq!(times_ms(&bench.run_until(ms(42)), 1), [0, 10, 20, 30, 40]);
+    assert_eq!(waiting(&bench.core, bench.now, "group"), Some(15));
+    let mut bench = Bench::new(PolicySpec::named("tbf").with("rules", "a: job=1 {requests_per_s=100, burst=3}"), ms(1));
+    bench.core.set_depth(8, 0);
+    bench.reads(&[1; 5]);
+    for left in (2..5).rev() {
+        assert!(matches!(bench.core.next(bench.now), Next::Dispatch(_)));
+        assert_eq!(waiting(&bench.core, bench.now, "a"), Some(if left > 2 { 0 } else { 2 }), "{left} left");
+    }
+    for _ in 0..2 {
+        bench.now += ms(10);
+        assert!(matches!(bench.core.next(bench.now), Next::Dispatch(_)));
+    }
+    assert_eq!(waiting(&bench.core, bench.now, "a"), Some(0), "all are in flight");
+}
+
+/// A changed rate applies at once, but the empty bucket stays empty.
 #[test]
 fn tbf_keeps_tokens_when_rules_change() {
     let spec = |rate: u32| {
@@ -508,8 +611,9 @@ fn virtual_times_do_not_run_out() {
         for job in [1, 2] {
             (0..30).for_each(|_| _ = push_at(&mut core, Nanos::ZERO, 0, job, 1 << 30));
         }
-        // 10^6 s each: with a weight of 0.001 10^18 ns of virtual time.
-        let sent: Vec<u32> = (0..60).map(|i| next_job(&mut core, Nanos(i), ms(1_000_000_000)).unwrap()).collect();
+        // 10^6 s each, one after the other: with a weight of 0.001 10^18 ns of virtual time.
+        let service = ms(1_000_000_000);
+        let sent: Vec<u32> = (0..60).map(|i| next_job(&mut core, Nanos(i * service.0), service).unwrap()).collect();
         assert!(sent[4..].windows(2).all(|w| w[0] != w[1]), "{name}: {sent:?}");
     }
 }

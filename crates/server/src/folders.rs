@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use impresario_base::machine::random_number;
 use impresario_client::admin;
-use impresario_config::{Config, Data, META_NAME, Server};
+use impresario_config::{Config, Data, META_NAME, MovesTo, Server};
 use impresario_store::{FolderIdentity, StoreError};
 use impresario_transport::Access;
 use impresario_wire::{ClusterId, KeyRole};
@@ -117,13 +117,23 @@ pub fn survey(config: &Config) -> Vec<Folder> {
 
 /// Where a data server runs: where it has moved to, once its objects are there, else where it was.
 pub(crate) fn place_of(data: &Data) -> Result<Data, StoreError> {
-    let Some(to) = &data.moves_to else { return Ok(data.clone()) };
-    match impresario_store::arrived(&to.dir)? {
-        Some(arrived) if arrived.address == to.address => {
+    match &data.moves_to {
+        Some(to) if arrived_of(to)?.as_ref() == Some(&data.name) => {
             Ok(Data { address: to.address.clone(), dir: to.dir.clone(), moves_to: None, ..data.clone() })
         }
         _ => Ok(data.clone()),
     }
+}
+
+/// The server whose objects have arrived at this place, if any have.
+pub(crate) fn arrived_of(to: &MovesTo) -> Result<Option<String>, StoreError> {
+    if impresario_store::arrived(&to.dir)?.is_none_or(|arrived| arrived.address != to.address) {
+        return Ok(None);
+    }
+    Ok(match impresario_store::examine(&to.dir)? {
+        impresario_store::FolderState::Made(made) => Some(made.server),
+        _ => None,
+    })
 }
 
 fn meta_state(dir: &Path) -> Result<State, FolderError> {

@@ -1,6 +1,6 @@
 //! Combines several traces: the mean of several runs of one program, or traces of several servers or nodes.
 
-use impresario_sched::{FileId, Nanos};
+use impresario_sched::{FileId, LaneId, Nanos};
 use rustc_hash::FxHashMap;
 
 use crate::{Builder, Header, Record, Trace, TraceOp};
@@ -21,9 +21,11 @@ pub struct Average {
 struct Same {
     path: Vec<u8>,
     op: TraceOp,
+    /// Offsets in what a server holds of a file say nothing without the server.
+    lane: LaneId,
     offset: u64,
     len: u64,
-    /// Its index among requests with the same file, operation, offset and length.
+    /// Its index among requests with the same file, operation, server, offset and length.
     nth: u32,
 }
 
@@ -44,12 +46,12 @@ pub fn average(traces: &[Trace]) -> Result<Average, String> {
     let mut seen: FxHashMap<Same, Seen> = FxHashMap::default();
     for (number, trace) in traces.iter().enumerate() {
         let start = trace.records.first().map_or(0, |r| r.arrival.0);
-        let mut nth: FxHashMap<(FileId, TraceOp, u64, u64), u32> = FxHashMap::default();
+        let mut nth: FxHashMap<(FileId, TraceOp, LaneId, u64, u64), u32> = FxHashMap::default();
         for r in &trace.records {
-            let count = nth.entry((r.file, r.op, r.offset, r.len)).or_default();
+            let count = nth.entry((r.file, r.op, r.lane, r.offset, r.len)).or_default();
             *count += 1;
             let path = name(trace, r.file);
-            let same = Same { path, op: r.op, offset: r.offset, len: r.len, nth: *count };
+            let same = Same { path, op: r.op, lane: r.lane, offset: r.offset, len: r.len, nth: *count };
             let entry = seen.entry(same).or_insert_with(|| Seen {
                 record: *r,
                 trace: number,
@@ -135,7 +137,7 @@ fn mean(values: &[u64]) -> f64 {
 mod tests {
     use super::*;
     use crate::testing::{read_at, varied};
-    use crate::{Origin, OriginId};
+    use crate::{Origin, OriginId, Space};
 
     fn run(arrivals: &[(u64, u64)], shift: u64, process: u32) -> Trace {
         let mut builder = Builder::new(Header { clock_unix_ns: Some(shift), ..Header::default() });
@@ -160,6 +162,24 @@ mod tests {
         assert_eq!(mean.dropped, 1, "offset 7 is in one of three");
         assert!((mean.deviation_median - (2.0f64 / 3.0).sqrt() * 1000.0 / 2000.0).abs() < 1e-9);
         assert_eq!(average(&[]).unwrap_err(), "there is no trace to take the mean of");
+    }
+
+    /// Two servers hold the same offset of their parts of a file, and answer in another order in the second run.
+    #[test]
+    fn the_mean_keeps_servers_apart() {
+        let run = |order: [u16; 2]| {
+            let mut builder = Builder::new(Header { space: Space::Lane, ..Header::default() });
+            builder.path(b"/f").unwrap();
+            builder.origin(Origin::default()).unwrap();
+            for (lane, at) in order.into_iter().zip([0, 1000]) {
+                builder.push(Record { lane: LaneId(lane), ..read_at(0, 0, 100, at, Some(10)) }).unwrap();
+            }
+            builder.build()
+        };
+        let mean = average(&[run([0, 1]), run([1, 0])]).unwrap();
+        let mut told: Vec<_> = mean.trace.records.iter().map(|r| (r.lane.0, r.arrival.0)).collect();
+        told.sort_unstable();
+        assert_eq!(told, [(0, 500), (1, 500)]);
     }
 
     #[test]

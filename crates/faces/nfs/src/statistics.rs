@@ -72,7 +72,7 @@ pub struct Answered {
 }
 
 /// Those that load the server most now, for its status.
-fn describe<K: Hash + Eq + Copy + Ord + ToString>(loads: &Loads<K>, what: &str) -> Value {
+fn describe<K: Hash + Eq + Copy + Ord + ToString>(loads: &mut Loads<K>, what: &str) -> Value {
     let told = Party::list(loads, now()).into_iter().map(|party| {
         json!({
             what: party.key,
@@ -133,8 +133,8 @@ impl Statistics {
         let rows: serde_json::Map<String, Value> = rows.collect();
         json!({
             "procedures": rows,
-            "clients": describe(&self.clients.lock(), "client"),
-            "users": describe(&self.users.lock(), "user"),
+            "clients": describe(&mut self.clients.lock(), "client"),
+            "users": describe(&mut self.users.lock(), "user"),
         })
     }
 }

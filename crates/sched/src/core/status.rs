@@ -81,8 +81,8 @@ impl Core {
     }
 
     /// The applications and users whose requests took most time recently; empty without statistics.
-    pub fn who_loads(&self, now: Nanos) -> WhoLoads {
-        self.statistics.as_ref().map(|s| s.who_loads(now)).unwrap_or_default()
+    pub fn who_loads(&mut self, now: Nanos) -> WhoLoads {
+        self.statistics.as_mut().map(|s| s.who_loads(now)).unwrap_or_default()
     }
 
     /// The classes of requests with limits, as far as they are in use: at most [`Limited::LISTED_MAX`], those that wait

@@ -2,8 +2,9 @@
 //!
 //! `rules` names classes (job, user, client, file, operation; the first matching rule applies; `each=` as in `tbf`) and
 //! gives each a `reservation` and a `limit` per second (0: none) and a `weight`. Costs count in requests or, with
-//! `unit=device`, in seconds of device time (by the cost model at dispatch, corrected by the service time at
-//! completion). Each class has three tags, each max(now, previous + cost ÷ rate), for its oldest request:
+//! `unit=device`, in seconds of device time (by the cost model at dispatch, corrected at completion by the time for which
+//! the batch had the device to itself). Each class has three tags, each max(now, previous + cost ÷ rate), for its oldest
+//! request:
 //! - *Constraint phase*: among classes whose reservation tag is due, the earliest tag goes first.
 //! - *Weight phase*, when no tag is due: among classes within their limit, the lowest weight tag goes first. This does
 //!   not count against the class's reservation.
@@ -158,12 +159,18 @@ impl ClassRule for Mclock {
         by_reservation
     }
 
-    fn correct(&mut self, queues: &mut Queues<Self>, _: Nanos, flight: Flight, service: Nanos) -> SmallVec<[u32; 2]> {
+    fn correct(
+        &mut self,
+        queues: &mut Queues<Self>,
+        _: Nanos,
+        flight: Flight,
+        device_time: Nanos,
+    ) -> SmallVec<[u32; 2]> {
         if !self.in_device_time {
             return SmallVec::new();
         }
         let class = queues.classes.get_mut(flight.class);
-        let (more, less) = (service - flight.estimate, flight.estimate - service);
+        let (more, less) = (device_time - flight.estimate, flight.estimate - device_time);
         let share = self.share(class);
         class.account.correct(&share, more, less, flight.on_account);
         if less > Nanos::ZERO { smallvec![flight.class] } else { SmallVec::new() }

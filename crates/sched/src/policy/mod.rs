@@ -127,6 +127,8 @@ pub struct Lane {
     /// Requests queued at the policy.
     pub(crate) queued: u32,
     pub(crate) hold_until: Nanos,
+    /// When its last batch ended.
+    pub(crate) ended: Nanos,
 }
 
 impl Lane {
@@ -135,6 +137,14 @@ impl Lane {
         // At most as many as the limit are left out, so that a lane never has more than twice that in flight.
         let counted = self.in_flight_requests - self.stuck().min(self.limit_requests);
         counted < self.limit_requests && self.in_flight_bytes < self.limit_bytes
+    }
+
+    /// A batch ended. Returns the time for which it had the lane to itself: without waiting behind others below the
+    /// scheduler, so that the times of all batches add up to the time for which the lane was busy.
+    pub(crate) fn end(&mut self, started: Nanos, finished: Nanos) -> Nanos {
+        let device_time = finished.since(started.max(self.ended));
+        self.ended = self.ended.max(finished);
+        device_time
     }
 
     /// Batches in flight that are stuck.
@@ -247,8 +257,10 @@ pub struct Done<'a> {
     pub end: u64,
     /// 0, or a Linux errno.
     pub errno: i32,
-    /// Service time of the device.
+    /// From its start to its end below the scheduler, including any wait there.
     pub service: Nanos,
+    /// The part of that for which it had the lane to itself.
+    pub device_time: Nanos,
 }
 
 /// A scheduling policy.

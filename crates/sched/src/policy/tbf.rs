@@ -2,11 +2,11 @@
 //!
 //! `rules` classifies requests (job, user, client, file, operation; the first matching rule applies) and gives each
 //! rule a rate: `requests_per_s`, `bytes_per_s`, or `device` (device time per second: 0.25 is a quarter of one device;
-//! debited by the cost model at dispatch, corrected by the service time at completion). A bucket holds up to `burst`
-//! tokens (in the rate's unit: requests, bytes, seconds of device time). A rule has one bucket or, with
-//! `each=job|user|client|file`, one for each of those. With `under=RULE` a rule's requests also pay from that rule's
-//! bucket (one level: applications under a group's total). Requests without a matching rule are not limited; a final
-//! rule for `*` is the default.
+//! debited by the cost model at dispatch, corrected at completion by the time for which the batch had the device to
+//! itself). A bucket holds up to `burst` tokens (in the rate's unit: requests, bytes, seconds of device time). A rule has
+//! one bucket or, with `each=job|user|client|file`, one for each of those. With `under=RULE` a rule's requests also pay
+//! from that rule's bucket (one level: applications under a group's total). Requests without a matching rule are not
+//! limited; a final rule for `*` is the default.
 //!
 //! Requests of one bucket leave in order of arrival. A request may go when its bucket is not empty (with requests per
 //! second: holds one token); a higher cost becomes debt, so small requests do not starve large ones and the rate is
@@ -155,11 +155,17 @@ impl ClassRule for Tbf {
         pays
     }
 
-    fn correct(&mut self, queues: &mut Queues<Self>, now: Nanos, flight: Flight, service: Nanos) -> SmallVec<[u32; 2]> {
+    fn correct(
+        &mut self,
+        queues: &mut Queues<Self>,
+        now: Nanos,
+        flight: Flight,
+        device_time: Nanos,
+    ) -> SmallVec<[u32; 2]> {
         if !flight.on_account {
             return SmallVec::new();
         }
-        self.limits.correct(&mut queues.classes, flight.class, now, (flight.estimate, service))
+        self.limits.correct(&mut queues.classes, flight.class, now, (flight.estimate, device_time))
     }
 
     fn wait_bound(&self, queues: &Queues<Self>, view: &View<'_>, slot: Slot, class: u32) -> WaitBound {

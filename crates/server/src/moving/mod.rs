@@ -23,12 +23,13 @@ use impresario_client::{ClientError, Identity, Link, LinkOptions, Place, Vet};
 use impresario_config::{Config, Data, MovesTo, Server};
 use impresario_store::{
     Arrived, Arriving, FolderIdentity, FolderState, Note, ObjectStore, StoreError, StoreOptions, abandon_arrival,
-    arrived, arriving, begin_arrival, departed,
+    arriving, begin_arrival, departed,
 };
 use impresario_transport::Access;
 use impresario_wire::frame::ANSWER_BODY_MAX_BYTES;
 use impresario_wire::{Answer, Call, Fault, FileKey, KeyRole, MoveAnswer, MoveCall, Role, Welcome};
 
+use crate::folders::arrived_of;
 use copy::Copier;
 
 /// Objects that are copied between two notes of how far it is.
@@ -144,8 +145,15 @@ pub struct MoveOptions {
 /// moved before.
 pub fn move_server(config: &Config, options: &MoveOptions, watcher: &mut dyn Watcher) -> Result<bool, MoveError> {
     let (data, to) = places(config, &options.name)?;
-    if arrived(&to.dir)?.is_some_and(|arrived| arrived.address == to.address) {
-        return Ok(false);
+    if let Some(server) = arrived_of(to)? {
+        if server == data.name {
+            return Ok(false);
+        }
+        let dir = to.dir.display();
+        return Err(MoveError::Unsuitable(format!(
+            "{server} has moved to the folder {dir}; name another one in moves_to of {}",
+            data.name
+        )));
     }
     let found = arriving(&to.dir)?;
     if let Some(found) = found.as_ref().filter(|found| found.is_complete)
@@ -540,5 +548,52 @@ impl Drop for Held<'_> {
             // It ends by itself, too.
             let _ = self.source.step(MoveCall::Release { number: self.number });
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::folders::place_of;
+
+    struct Silent;
+
+    impl Watcher for Silent {
+        fn tell(&mut self, _: Step) {}
+
+        fn is_stopped(&self) -> bool {
+            false
+        }
+    }
+
+    /// `data.0` has moved, and its line was removed; by mistake `data.1` is to move to the same place.
+    #[test]
+    fn a_place_where_another_server_has_arrived_is_not_taken_for_the_own() {
+        let dir = tempfile::tempdir().unwrap();
+        let to = MovesTo { address: "127.0.0.1:7109".into(), dir: dir.path().join("new") };
+        let identity = FolderIdentity { cluster: 1, store: 2, server: "data.0".into() };
+        let arrived = Arrived { address: to.address.clone(), boot: (5, 6) };
+        let arriving = Arriving { number: 9, next: None, batch: 0, is_complete: true, arrived: arrived.clone() };
+        begin_arrival(&to.dir, &identity, &arriving).unwrap();
+        let here = ObjectStore::open_arriving(&to.dir, "data.0", StoreOptions::default()).unwrap();
+        here.arrive(&arrived).unwrap();
+        drop(here);
+        let text = format!(
+            "[meta]\naddress = \"127.0.0.1:7000\"\ndir = \"meta\"\n[[data]]\nname = \"data.1\"\n\
+             address = \"127.0.0.1:7101\"\ndir = \"data.1\"\nmoves_to = {{ address = \"{}\", dir = \"{}\" }}\n",
+            to.address,
+            to.dir.display()
+        );
+        let mut config = Config::parse(&text, &dir.path().join("c.toml")).unwrap();
+        assert_eq!(place_of(&config.data[0]).unwrap().address, "127.0.0.1:7101");
+        let options = |name: &str| MoveOptions { name: name.into(), rate_bytes: 0, left: None };
+        let refused = move_server(&config, &options("data.1"), &mut Silent).unwrap_err().to_string();
+        assert!(
+            refused.contains("data.0 has moved to the folder") && refused.contains("moves_to of data.1"),
+            "{refused}"
+        );
+        config.data[0].name = "data.0".into();
+        assert_eq!(place_of(&config.data[0]).unwrap().address, to.address);
+        assert!(!move_server(&config, &options("data.0"), &mut Silent).unwrap(), "it has moved before");
     }
 }

@@ -51,7 +51,7 @@ pub struct Decoder {
     closed: bool,
     files: Vec<FileInfo>,
     origins: Vec<Origin>,
-    definitions_bytes: usize,
+    definitions: DefinitionsSize,
     records: u64,
     context: Context,
 }
@@ -267,8 +267,7 @@ impl Decoder {
 
     /// Counts a definition before it uses memory.
     fn defined(&mut self, fields: &[u8], number: usize, max: u32) -> Result<(), &'static str> {
-        self.definitions_bytes += fields.len() + 64;
-        if number >= max as usize || self.definitions_bytes > DEFINITIONS_BYTES_MAX {
+        if number >= max as usize || !self.definitions.add(fields.len()) {
             return Err("more files or origins than any trace has");
         }
         Ok(())

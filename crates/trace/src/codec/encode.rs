@@ -15,6 +15,9 @@ pub enum EncodeError {
     /// More than [`ORIGINS_MAX`] origins.
     #[error("a trace holds at most {ORIGINS_MAX} threads; begin another trace")]
     Origins,
+    /// More names than readers keep.
+    #[error("the names of a trace's files and threads take at most {} MiB; begin another trace", DEFINITIONS_BYTES_MAX >> 20)]
+    Definitions,
     /// Longer than [`PATH_BYTES_MAX`] or [`TEXT_BYTES_MAX`].
     #[error("a name of {0} bytes is too long for a trace")]
     Name(usize),
@@ -40,6 +43,7 @@ pub struct Encoder {
     index: FxHashMap<StreamKey, usize>,
     files: u32,
     origins: u32,
+    definitions: DefinitionsSize,
     records: u64,
     closed: bool,
 }
@@ -66,6 +70,7 @@ impl Encoder {
             index: FxHashMap::default(),
             files: 0,
             origins: 0,
+            definitions: DefinitionsSize::default(),
             records: 0,
             closed: false,
         }
@@ -86,7 +91,7 @@ impl Encoder {
         if let Some(size) = file.size_bytes {
             number_field(&mut fields, 3, size);
         }
-        self.define(tag::FILE, &fields);
+        self.define(tag::FILE, &fields)?;
         self.files += 1;
         Ok(FileId(self.files - 1))
     }
@@ -108,15 +113,19 @@ impl Encoder {
         for (tag, text) in texts {
             text_field(&mut fields, tag, text);
         }
-        self.define(tag::ORIGIN, &fields);
+        self.define(tag::ORIGIN, &fields)?;
         self.origins += 1;
         Ok(OriginId(self.origins - 1))
     }
 
-    fn define(&mut self, tag: u8, fields: &[u8]) {
+    fn define(&mut self, tag: u8, fields: &[u8]) -> Result<(), EncodeError> {
+        if !self.definitions.add(fields.len()) {
+            return Err(EncodeError::Definitions);
+        }
         self.payload.push(tag);
         put_bytes(&mut self.payload, fields);
         self.seal_when_full();
+        Ok(())
     }
 
     /// Appends a request, in any order; the closer to order of arrival, the fewer bytes.

@@ -35,8 +35,23 @@ pub const FILES_MAX: u32 = 1 << 22;
 /// Maximum origins of a trace.
 pub const ORIGINS_MAX: u32 = 1 << 20;
 
-/// Maximum bytes of definitions that a reader keeps.
+/// Maximum bytes of definitions of a trace: readers keep them.
 const DEFINITIONS_BYTES_MAX: usize = 1 << 28;
+
+/// What the definitions of a trace take at a reader.
+#[derive(Default)]
+struct DefinitionsSize {
+    bytes: usize,
+}
+
+impl DefinitionsSize {
+    /// Counts a definition of so many bytes; false if that is too much for any trace.
+    fn add(&mut self, fields_bytes: usize) -> bool {
+        self.bytes += fields_bytes + 64;
+        self.bytes <= DEFINITIONS_BYTES_MAX
+    }
+}
+
 /// A block's payload, bytes: sealed when it reaches this …
 const BLOCK_BYTES: usize = 64 * 1024;
 /// … and refused by readers beyond this.

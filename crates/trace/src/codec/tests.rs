@@ -160,6 +160,28 @@ fn extensions_are_ignored() {
     assert_eq!((got.records.len(), got.ending), (1, Ending::Closed));
 }
 
+/// No trace is written that readers refuse: the encoder counts names as they do.
+#[test]
+fn more_names_than_readers_keep_are_refused() {
+    let mut encoder = Encoder::new(&Header::default());
+    let long = file(&vec![b'x'; PATH_BYTES_MAX]);
+    let mut defined = 0_usize;
+    let refused = loop {
+        match encoder.define_file(&long) {
+            Ok(_) => defined += 1,
+            Err(refused) => break refused,
+        }
+        encoder.written();
+        assert!(defined * PATH_BYTES_MAX < DEFINITIONS_BYTES_MAX, "{defined} names");
+    };
+    assert_eq!(refused, EncodeError::Definitions);
+    assert!((defined + 2) * PATH_BYTES_MAX > DEFINITIONS_BYTES_MAX - defined * 128, "{defined} names");
+    assert_eq!(
+        refused.to_string(),
+        "the names of a trace's files and threads take at most 256 MiB; begin another trace"
+    );
+}
+
 #[test]
 fn unencodable_values_are_refused() {
     let mut encoder = Encoder::new(&Header { command: "ü".repeat(TEXT_BYTES_MAX), ..Header::default() });

@@ -55,8 +55,14 @@ pub(in crate::policy) trait ClassRule: Sized + Send + 'static {
     fn charge(&mut self, queues: &mut Queues<Self>, view: &View<'_>, flow: u32, phase: Self::Phase, cost: Cost)
     -> bool;
 
-    /// A batch ended. Returns the classes whose requests may now go earlier.
-    fn correct(&mut self, queues: &mut Queues<Self>, now: Nanos, flight: Flight, service: Nanos) -> SmallVec<[u32; 2]>;
+    /// A batch ended that had its lane to itself for `device_time`. Returns the classes whose requests may now go earlier.
+    fn correct(
+        &mut self,
+        queues: &mut Queues<Self>,
+        now: Nanos,
+        flight: Flight,
+        device_time: Nanos,
+    ) -> SmallVec<[u32; 2]>;
 
     /// The worst-case wait of a queued request of a class.
     fn wait_bound(&self, queues: &Queues<Self>, view: &View<'_>, slot: Slot, class: u32) -> WaitBound;
@@ -142,9 +148,9 @@ impl<R: ClassRule> ByClass<R> {
         if !view.open(view.table.lane(first)) {
             return Some(Choice::until_event(WaitReason::LanesBusy));
         }
-        let cost = self.queues.take(view, first, batch);
-        let on_account = self.rule.charge(&mut self.queues, view, flow, phase, cost);
         let class = self.queues.flows.key(flow).1;
+        let cost = self.queues.take(view, class, first, batch);
+        let on_account = self.rule.charge(&mut self.queues, view, flow, phase, cost);
         self.queues.flows.depart(batch[0], Flight { class, on_account, estimate: cost.device });
         self.refile(view, flow);
         Some(Choice::Serve)
@@ -197,7 +203,7 @@ impl<R: ClassRule> Policy for ByClass<R> {
 
     fn completed(&mut self, view: &View<'_>, done: &Done<'_>) {
         let Some(flight) = self.queues.returned(done) else { return };
-        let earlier = self.rule.correct(&mut self.queues, view.now, flight, done.service);
+        let earlier = self.rule.correct(&mut self.queues, view.now, flight, done.device_time);
         self.refile_all(view, earlier);
     }
 

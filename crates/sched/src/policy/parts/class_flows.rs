@@ -45,7 +45,8 @@ impl<A: Default, D: Default> ClassFlows<A, D> {
     pub fn class_of(&mut self, view: &View<'_>, slot: Slot, as_new: impl Fn(&Class<A>) -> bool) -> u32 {
         self.longest.1 = self.longest.1.max(view.table.len_bytes(slot));
         let class = self.classes.of(&view.who(slot), as_new);
-        self.classes.get_mut(class).held += 1;
+        let counted = self.classes.get_mut(class);
+        (counted.held, counted.queued) = (counted.held + 1, counted.queued + 1);
         class
     }
 
@@ -60,7 +61,8 @@ impl<A: Default, D: Default> ClassFlows<A, D> {
     /// Removes a cancelled request; returns its flow, which must be refiled.
     pub fn remove(&mut self, view: &View<'_>, slot: Slot) -> Option<u32> {
         let flow = self.flows.remove(view, slot)?;
-        self.classes.get_mut(self.flows.key(flow).1).held -= 1;
+        let class = self.classes.get_mut(self.flows.key(flow).1);
+        (class.held, class.queued) = (class.held - 1, class.queued - 1);
         Some(flow)
     }
 
@@ -74,10 +76,11 @@ impl<A: Default, D: Default> ClassFlows<A, D> {
         self.flows.of(slot).map(|flow| self.flows.key(flow).1)
     }
 
-    /// Moves the batch at the head of a flow into `batch`; its cost, by estimated device time.
+    /// Moves the batch at the head of a flow of a class into `batch`; its cost, by estimated device time.
     #[inline]
-    pub fn take(&mut self, view: &View<'_>, first: Slot, batch: &mut Vec<Slot>) -> Cost {
+    pub fn take(&mut self, view: &View<'_>, class: u32, first: Slot, batch: &mut Vec<Slot>) -> Cost {
         self.flows.take(view, first, batch);
+        self.classes.get_mut(class).queued -= batch.len() as u32;
         Cost {
             requests: batch.len() as u64,
             bytes: batch.iter().map(|s| view.table.len_bytes(*s)).fold(0, u64::saturating_add),

@@ -71,6 +71,8 @@ pub(in crate::policy) struct Class<A> {
     pub key: Option<u64>,
     /// Requests queued or in flight.
     pub held: u32,
+    /// Requests queued.
+    pub queued: u32,
     /// The account.
     pub account: A,
 }
@@ -91,7 +93,7 @@ impl<A: Default> Classes<A> {
         let known: Vec<&str> = known.iter().copied().chain(["each"]).collect();
         rules.iter().try_for_each(|r| r.only(&known))?;
         let each = rules.iter().map(Each::parse).collect::<Result<Vec<Each>, String>>()?;
-        let whole = |rule| Class { rule, key: None, held: 0, account: A::default() };
+        let whole = |rule| Class { rule, key: None, held: 0, queued: 0, account: A::default() };
         let classes = (0..=rules.len()).map(whole).collect();
         Ok(Classes { rules, each, classes, by_key: FxHashMap::default(), since_sweep: 0 })
     }
@@ -143,7 +145,7 @@ impl<A: Default> Classes<A> {
         if self.by_key.len() >= CLASSES_MAX {
             return rule as u32;
         }
-        let fresh = Class { rule, key: Some(key), held: 0, account: A::default() };
+        let fresh = Class { rule, key: Some(key), held: 0, queued: 0, account: A::default() };
         let class = self.classes.insert(fresh);
         self.by_key.insert((rule, key), class);
         class

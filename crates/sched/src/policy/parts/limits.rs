@@ -81,8 +81,10 @@ pub(in crate::policy) struct Account {
     pub bucket: Bucket,
     /// Virtual time up to which it has borrowed, ns; 64 bits would overflow at small rates.
     pub borrowed: u128,
-    /// Paid for so far, in the units of reports.
+    /// Paid for so far, in the units of reports. Never falls: other servers take a smaller number for a new beginning.
     pub granted: u64,
+    /// Of that, what was given back: later payments count towards it first.
+    owed: u64,
     /// The portion of the rate that this server may grant; 0: that of the rule.
     portion: f64,
 }
@@ -114,7 +116,10 @@ impl Account {
     /// Pays.
     pub fn pay(&mut self, now: Nanos, limit: &Limit, cost: Cost) {
         self.bucket.take(now, self.span(limit, cost));
-        self.granted = self.granted.saturating_add(limit.units(cost));
+        let units = limit.units(cost);
+        let from_owed = units.min(self.owed);
+        self.owed -= from_owed;
+        self.granted = self.granted.saturating_add(units - from_owed);
     }
 
     /// Device time proved to be more than estimated.
@@ -125,7 +130,7 @@ impl Account {
     /// Device time proved to be less than estimated.
     pub fn give_back(&mut self, limit: &Limit, device: Nanos) {
         self.bucket.give_back(self.span(limit, Cost { requests: 0, bytes: 0, device }));
-        self.granted = self.granted.saturating_sub(device.0);
+        self.owed = self.owed.saturating_add(device.0);
     }
 
     /// Its tokens; negative is debt.
@@ -233,15 +238,15 @@ impl Limits {
         classes: &mut Classes<Account>,
         class: u32,
         now: Nanos,
-        (estimate, service): (Nanos, Nanos),
+        (estimate, device_time): (Nanos, Nanos),
     ) -> SmallVec<[u32; 2]> {
         let mut earlier = SmallVec::new();
         for (limit, payer) in self.payers(class, classes).filter(|p| p.0.unit == Unit::Device) {
             let account = &mut classes.get_mut(payer).account;
-            if service >= estimate {
-                account.pay_more(now, &limit, service - estimate);
+            if device_time >= estimate {
+                account.pay_more(now, &limit, device_time - estimate);
             } else {
-                account.give_back(&limit, estimate - service);
+                account.give_back(&limit, estimate - device_time);
                 earlier.push(payer);
             }
         }
@@ -278,6 +283,17 @@ impl Limits {
 
     /// The classes in use with hard limits.
     pub fn limited(&self, classes: &Classes<Account>, now: Nanos) -> Vec<Limited> {
+        // A rule also withholds what is queued under it.
+        let mut under: Vec<u32> = vec![0; self.parents.len()];
+        for class in classes.all().filter(|class| class.queued > 0) {
+            if let Some(parent) = self.of(class).and_then(|limit| limit.parent.checked_sub(1)) {
+                under[parent] += class.queued;
+            }
+        }
+        let queued = |class: &Class<Account>| {
+            let parent = class.key.is_none().then(|| self.parents.iter().position(|rule| *rule == class.rule));
+            class.queued + parent.flatten().map_or(0, |parent| under[parent])
+        };
         let used = classes.all().filter(|class| class.held > 0 || !class.account.bucket.is_full(now));
         let limited = used.filter_map(|class| {
             let (limit, account) = (self.of(class).filter(|limit| !limit.borrow)?, &class.account);
@@ -290,7 +306,7 @@ impl Limits {
                 over_all: limit.over_all,
                 fraction: account.portion(limit),
                 granted: account.granted,
-                waiting: if account.ready_at(limit) > now { class.held } else { 0 },
+                waiting: if account.ready_at(limit) > now { queued(class) } else { 0 },
             })
         });
         limited.collect()
@@ -319,7 +335,7 @@ impl Limits {
             let tokens = class.account.bucket.tokens_s(now, limit.depth) * limit.rate;
             let span = Nanos::from_secs_f64(tokens.abs() / new.rate);
             let account = &mut classes.get_mut(mine).account;
-            account.granted = class.account.granted;
+            (account.granted, account.owed) = (class.account.granted, class.account.owed);
             account.bucket = Bucket::holding(if tokens >= 0.0 { span } else { Nanos::ZERO }, new.depth, now);
             if tokens < 0.0 {
                 account.bucket.take(now, span);
