@@ -187,6 +187,22 @@ mod tests {
         }
     }
 
+    /// Both tables of the README: what a command answers, and which chain it belongs to.
+    #[test]
+    fn the_readme_lists_every_command_and_its_chain() {
+        let text = include_str!("../README.md");
+        let (commands, chains) = text.split_once("## Who measures how").expect("a section");
+        let chains = chains.split("\n## ").next().unwrap_or_default();
+        for command in Cli::command().get_subcommands().filter(|command| !command.is_hide_set()) {
+            let name = format!("`{}`", command.get_name());
+            assert!(
+                commands.contains(&format!("| {name}")) || commands.contains(&format!(", {name} |")),
+                "no answer: {name}"
+            );
+            assert!(chains.contains(&name), "no chain: {name}");
+        }
+    }
+
     #[test]
     fn the_documents_name_commands_that_exist() {
         let told = impresario_testing::documents::check_commands(Cli::command());

@@ -86,8 +86,8 @@ fn mode(mode: u32) -> SetAttr {
 /// Whoever makes it, whatever mode they ask for and whatever the mask of the process: as by mkdir(2).
 #[test]
 fn a_directory_inherits_set_group_id() {
-    if !impresario_testing::is_root() {
-        return impresario_testing::skip("set-group-id", "only root acts as others");
+    if !impresario_testing::require("root") {
+        return;
     }
     let folder = tempfile::tempdir().unwrap();
     let tree = PosixTree::open(folder.path(), Options::default()).unwrap();
@@ -168,8 +168,8 @@ fn rights_that_an_owner_takes_stay_taken_when_set_id_goes() {
 /// Nobody but root changes what runs with another's rights: as by write(2) and truncate(2).
 #[test]
 fn set_id_goes_when_others_than_root_change_a_file() {
-    if !impresario_testing::is_root() {
-        return impresario_testing::skip("set-user-id", "only root acts as others");
+    if !impresario_testing::require("root") {
+        return;
     }
     let folder = tempfile::tempdir().unwrap();
     for options in [Options::default()].into_iter().chain(other_ways(folder.path())) {
@@ -203,8 +203,8 @@ fn set_id_goes_when_others_than_root_change_a_file() {
 #[test]
 fn set_id_given_amid_a_write_does_not_outlast_it() {
     const LEN: usize = 8 << 20;
-    if !impresario_testing::is_root() {
-        return impresario_testing::skip("set-user-id", "only root acts as others");
+    if !impresario_testing::require("root") {
+        return;
     }
     let folder = tempfile::tempdir().unwrap();
     // Those that write so much in several pieces.

@@ -86,7 +86,7 @@ Examples:
         config: PathBuf,
         /// The file of bandwidths, in any unit that all jobs share
         curves: PathBuf,
-        /// A job gets another number of nodes only for so much more bandwidth, percent
+        /// Least gain of bandwidth for which the number of nodes of a running job changes, percent
         #[arg(long, value_name = "PERCENT", default_value_t = 0.0)]
         margin: f64,
         /// Write the rules into the configuration; otherwise they are only shown

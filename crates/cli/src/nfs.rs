@@ -67,7 +67,7 @@ pub struct Args {
     /// How far to read ahead of the clients; 0: not at all (see read_ahead_bytes in doc/CONFIGURATION.md) [default: 128m]
     #[arg(long, value_name = "SIZE", value_parser = parse_bytes)]
     read_ahead: Option<u64>,
-    /// Answer so much of unstable writes before they are done, where files have no page cache (see gather_bytes in
+    /// Bytes of unstable writes to acknowledge before they are done, where files have no page cache (see gather_bytes in
     /// doc/CONFIGURATION.md) [default: 0]
     #[arg(long, value_name = "SIZE", value_parser = parse_bytes)]
     gather: Option<u64>,

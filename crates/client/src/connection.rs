@@ -23,7 +23,7 @@ use crate::clock::nanos;
 use crate::error::{ClientError, Peer};
 use crate::identity::Identity;
 use crate::landing::Landing;
-use crate::link::{Place, Vet};
+use crate::link::{ServerPosition, Vet};
 use crate::round;
 use crate::slots::{ABANDONED_MAX, Breakage, Slot, Slots};
 use crate::turn::{Outgoing, Put};
@@ -45,7 +45,7 @@ pub(crate) struct Greeting<'a> {
     pub(crate) poll: Duration,
     pub(crate) patience: Patience,
     pub(crate) vet: Option<&'a Vet>,
-    pub(crate) place: Option<&'a Place>,
+    pub(crate) place: Option<&'a ServerPosition>,
     pub(crate) access: &'a Access,
 }
 

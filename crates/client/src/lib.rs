@@ -51,7 +51,7 @@ pub use error::{ClientError, Errno, Peer};
 pub use fallocate::{seek_to, space_change};
 pub use file::File;
 pub use identity::{Identity, Traffic, TrafficCount, whoami};
-pub use link::{Check, Link, LinkOptions, Place, Vet};
+pub use link::{Check, Link, LinkOptions, ServerPosition, Vet};
 pub use locks::{LockAttempt, Locked, Other, Tried};
 pub use names::CreateOptions;
 pub use pending::{Buffers, Op, Pending, Reply, exchange, verdict};

@@ -42,17 +42,17 @@ impl std::fmt::Debug for Vet {
 
 /// The place of a data server in a configuration: layouts of files name it by that.
 #[derive(Clone, Debug)]
-pub struct Place {
+pub struct ServerPosition {
     number: u16,
     file: PathBuf,
 }
 
-impl Place {
+impl ServerPosition {
     /// Of a server of that name; `None` if it is no data server.
-    pub fn of(config: &Config, name: &str) -> Option<Place> {
+    pub fn of(config: &Config, name: &str) -> Option<ServerPosition> {
         match config.server(name) {
             Ok(Server::Data(number, _)) => {
-                Some(Place { number: number as u16, file: config.cluster.file.path().into() })
+                Some(ServerPosition { number: number as u16, file: config.cluster.file.path().into() })
             }
             _ => None,
         }
@@ -96,7 +96,7 @@ pub struct LinkOptions {
     /// What a server's welcome must pass beside the checks of every client.
     pub vet: Option<Vet>,
     /// Where a data server is in the configuration; `None`: not compared.
-    pub place: Option<Place>,
+    pub place: Option<ServerPosition>,
     /// The keys that it shows to servers that want one.
     pub access: Access,
     /// Where the server of a link is looked up when it is not where it was; `None`: nowhere.
@@ -160,7 +160,7 @@ impl Link {
     pub fn to(config: &Config, name: &str, identity: Arc<Identity>, options: LinkOptions) -> Result<Link, ClientError> {
         let addresses = config.addresses(name);
         let routes: Vec<(&str, &str)> = addresses.iter().map(|address| (name, address.as_str())).collect();
-        Link::new(&routes, identity, LinkOptions { place: Place::of(config, name), ..options })
+        Link::new(&routes, identity, LinkOptions { place: ServerPosition::of(config, name), ..options })
     }
 
     /// For a program that asks a server under its own name, and waits for none that is away.

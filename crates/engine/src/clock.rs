@@ -68,7 +68,7 @@ impl SharedTime {
 
     /// The event that reports it to the core.
     pub(crate) fn event(self) -> Event {
-        Event::SharedClock { offset_ns: self.offset_ns, error_ns: self.error_ns }
+        Event::SharedClock { offset_ns: self.offset_ns }
     }
 
     /// Shared time at an instant of the engine's clock, nanoseconds since 1970.

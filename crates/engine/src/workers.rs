@@ -81,7 +81,7 @@ struct Shared {
 
 /// The jobs of one party.
 #[derive(Default)]
-struct Line {
+struct PartyQueue {
     jobs: VecDeque<Job>,
     running: usize,
     has_turn: bool,
@@ -89,7 +89,7 @@ struct Line {
 
 #[derive(Default)]
 struct State {
-    lines: FxHashMap<u64, Line>,
+    lines: FxHashMap<u64, PartyQueue>,
     /// The parties whose turn it is, in order: they have jobs and less than their share of threads.
     turns: VecDeque<u64>,
     /// Jobs that wait for a thread.
@@ -142,7 +142,7 @@ impl State {
     fn give_up(&mut self) -> Vec<VecDeque<Job>> {
         self.turns.clear();
         self.waiting = 0;
-        let jobs_of = |line: &mut Line| {
+        let jobs_of = |line: &mut PartyQueue| {
             line.has_turn = false;
             std::mem::take(&mut line.jobs)
         };

@@ -21,7 +21,7 @@ use std::ops::Range;
 
 use rustc_hash::FxHashMap;
 
-use reader::{Ahead, Moved, Place, Reader, cut};
+use reader::{Ahead, Cursor, Moved, Reader, cut};
 
 /// Extents of one file at most; what an index lists beyond them is left out.
 pub const EXTENTS_MAX: usize = 1 << 16;
@@ -291,7 +291,7 @@ impl Tracks {
             part = whole.clone();
         }
         let Some(place) = reader.places.get_mut(&track) else {
-            let place = Place::new(&extents, (whole.clone(), part.clone()));
+            let place = Cursor::new(&extents, (whole.clone(), part.clone()));
             reader.places.insert(track, place.clone());
             let is_cut = group == 1 && (part.start > 0 || part.end < whole.end);
             if is_cut || self.unproven >= UNPROVEN_MAX + 2 * self.proven {

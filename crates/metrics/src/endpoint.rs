@@ -51,12 +51,12 @@ struct Shared {
 }
 
 /// A connection's place among those that are served, until this value is dropped.
-struct Place {
+struct ConnectionSlot {
     shared: Arc<Shared>,
     stream: Arc<TcpStream>,
 }
 
-impl Place {
+impl ConnectionSlot {
     fn set_in_hand(&self, is_in_hand: bool) {
         let mut served = self.shared.served.lock();
         let own = served.iter_mut().find(|served| Arc::ptr_eq(&served.stream, &self.stream));
@@ -67,7 +67,7 @@ impl Place {
     }
 }
 
-impl Drop for Place {
+impl Drop for ConnectionSlot {
     fn drop(&mut self) {
         self.shared.served.lock().retain(|served| !Arc::ptr_eq(&served.stream, &self.stream));
         self.shared.fewer.notify_all();
@@ -151,7 +151,7 @@ impl Shared {
     }
 
     /// Takes a place, if need be that of the connection that has kept the server waiting longest.
-    fn take_place(self: &Arc<Self>, stream: Arc<TcpStream>) -> Option<Place> {
+    fn take_place(self: &Arc<Self>, stream: Arc<TcpStream>) -> Option<ConnectionSlot> {
         let until = Instant::now() + PLACE_WAIT_MAX;
         let mut served = self.served.lock();
         while served.len() >= CONNECTIONS_MAX {
@@ -165,7 +165,7 @@ impl Shared {
             served = self.fewer.wait_timeout(served, until - now).0;
         }
         served.push(Served { stream: stream.clone(), is_in_hand: false });
-        Some(Place { shared: self.clone(), stream })
+        Some(ConnectionSlot { shared: self.clone(), stream })
     }
 
     /// Status line, further header lines, body.
@@ -188,7 +188,7 @@ impl Shared {
     }
 }
 
-fn serve_on_a_thread(place: Place, peer: SocketAddr) {
+fn serve_on_a_thread(place: ConnectionSlot, peer: SocketAddr) {
     let thread = std::thread::Builder::new().name("metrics-peer".into());
     let spawned = thread.spawn(move || {
         if let Err(error) = serve(&place) {
@@ -201,7 +201,7 @@ fn serve_on_a_thread(place: Place, peer: SocketAddr) {
 }
 
 /// Answers one request.
-fn serve(place: &Place) -> std::io::Result<()> {
+fn serve(place: &ConnectionSlot) -> std::io::Result<()> {
     let until = Instant::now() + REQUEST_MAX;
     let Some(head) = read_head(&place.stream, until)? else {
         let message = "the request is too long\n";

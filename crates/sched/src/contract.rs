@@ -119,12 +119,11 @@ pub enum Event {
         /// Whether it can take data.
         ready: bool,
     },
-    /// The clock that the nodes share is local time plus `offset_ns`, within `error_ns`.
+    /// The clock that the nodes share is local time plus `offset_ns`. Who reads the clocks decides by the error of a reading whether
+    /// it counts.
     SharedClock {
         /// Nanoseconds to add.
         offset_ns: i64,
-        /// Bound of the error, nanoseconds.
-        error_ns: u64,
     },
 }
 

@@ -460,7 +460,7 @@ impl Core {
     pub fn event(&mut self, now: Nanos, event: Event) {
         match event {
             Event::Completed(completion) => self.completed(now, &completion),
-            Event::SharedClock { offset_ns, .. } => self.shared.shared_offset_ns = offset_ns,
+            Event::SharedClock { offset_ns } => self.shared.shared_offset_ns = offset_ns,
             Event::Ready { connection, ready } => {
                 let shared = &mut self.shared;
                 let changed =

@@ -24,12 +24,12 @@ use crate::table::{Slot, State, Table};
 use crate::types::{FileId, LaneId, Nanos, RequestId};
 
 /// A place in the order of speculations: lane, file, first byte.
-type Place = (LaneId, FileId, u64);
+type Position = (LaneId, FileId, u64);
 
 /// The speculations of a core.
 pub(crate) struct Speculations {
     /// By lane, file and first byte; those of one file do not overlap.
-    queued: BTreeMap<Place, Slot>,
+    queued: BTreeMap<Position, Slot>,
     lanes: Vec<Lane>,
     overtaking: Overtaking,
     /// When one that gives way may start at the latest, as of the last search; `MAX`: none gives way.
@@ -81,7 +81,7 @@ impl Speculations {
 
     /// Whether any queued speculation overlaps `start..end`. Those of a file do not overlap, so only the last one that
     /// begins before the end can.
-    fn overlaps(&self, table: &Table, (lane, file, start): Place, end: u64) -> bool {
+    fn overlaps(&self, table: &Table, (lane, file, start): Position, end: u64) -> bool {
         let last = self.queued.range((lane, file, 0)..(lane, file, end)).next_back();
         last.is_some_and(|(_, slot)| table.end(*slot) > start)
     }
@@ -110,7 +110,7 @@ impl Speculations {
         &mut self,
         table: &mut Table,
         names: &Names,
-        (lane, file, start): Place,
+        (lane, file, start): Position,
         end: u64,
         now: Nanos,
     ) -> Option<Slot> {
@@ -153,7 +153,7 @@ impl Speculations {
     }
 
     /// The first from a place on, before another one on the same lane, whose file does not give way.
-    fn may_start(&mut self, names: &Names, from: Place, to: Place, now: Nanos) -> Option<(Place, Slot)> {
+    fn may_start(&mut self, names: &Names, from: Position, to: Position, now: Nanos) -> Option<(Position, Slot)> {
         let mut at = from;
         while at < to {
             let (&key, &slot) = self.queued.range(at..to).next()?;
@@ -179,7 +179,7 @@ impl Speculations {
         &self,
         table: &Table,
         names: &Names,
-        (lane, file, start): Place,
+        (lane, file, start): Position,
         end: u64,
         now: Nanos,
     ) -> Option<Nanos> {

@@ -186,7 +186,7 @@ fn twins_waits_for_its_windows_server() {
 #[test]
 fn twins_windows_follow_the_shared_clock() {
     let mut core = core(PolicySpec::named("twins").with("window_us", 1000), 2, 0);
-    core.event(Nanos::ZERO, Event::SharedClock { offset_ns: 1_400_000, error_ns: 0 });
+    core.event(Nanos::ZERO, Event::SharedClock { offset_ns: 1_400_000 });
     let extent = Extent { file: FileId(1), lane: LaneId(0), file_offset: 0, lane_offset: 0, len: 1024 };
     core.push(Nanos::ZERO, &Request::new(Op::Read, extent)).unwrap();
     let wait = core.next(Nanos::ZERO);

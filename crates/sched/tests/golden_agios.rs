@@ -243,7 +243,7 @@ fn sw_servers_agree_without_talking() {
     let arrivals = [(8, 300u64), (9, 200), (12, 100), (13, 300), (19, 200)];
     let order = |clock_ms: u64, ids: [u32; 3]| {
         let mut core = core(p("sw").with("window_ms", 10), 1);
-        core.event(Nanos::ZERO, Event::SharedClock { offset_ns: clock_ms as i64 * 1_000_000, error_ns: 0 });
+        core.event(Nanos::ZERO, Event::SharedClock { offset_ns: clock_ms as i64 * 1_000_000 });
         for (id, key) in ids.into_iter().zip([100, 200, 300]) {
             core.names_mut().name_job(JobId(id), key);
         }

@@ -95,7 +95,7 @@ fn as_published(lanes: u16, node_rank: u32, started: Nanos) -> Core {
     let config = CoreConfig { lanes, node_rank, started, ..CoreConfig::single_lane(256) };
     let mut core = Core::new(config, &twins().with("timer", "local").with("order", "permutation")).unwrap();
     // The time of day is of no consequence to it.
-    core.event(started, Event::SharedClock { offset_ns: 7_345_678_901_234, error_ns: 0 });
+    core.event(started, Event::SharedClock { offset_ns: 7_345_678_901_234 });
     core
 }
 
@@ -153,7 +153,7 @@ fn nodes_are_aligned_by_the_shared_clock() {
             let config = CoreConfig { lanes: 2, node_rank, ..CoreConfig::single_lane(256) };
             let mut core = Core::new(config, &twins()).unwrap();
             let offset_ns = offsets_ns[node_rank as usize];
-            core.event(Nanos::ZERO, Event::SharedClock { offset_ns, error_ns: 0 });
+            core.event(Nanos::ZERO, Event::SharedClock { offset_ns });
             core
         })
         .collect();

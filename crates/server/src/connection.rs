@@ -18,7 +18,7 @@ use crate::export::{Asker, Export};
 use crate::listener::{before_waiting, host_of};
 use crate::outbox::{Bulk, Hold, OutFrame, Outbox};
 use crate::payload::{PayloadPool, Reservation};
-use crate::readiness::{Asked, Listener};
+use crate::readiness::{Listener, MindsConnections};
 
 /// Most calls of one connection that are accepted and whose replies have not yet left.
 const CALLS_MAX: u32 = 4096;
@@ -212,7 +212,7 @@ impl Connection {
     }
 
     /// Lets the policies that go by connections know from now on whether this one can take data.
-    pub(crate) fn report_readiness<T: Send + 'static>(&self, engine: &Arc<Engine<T>>, asked: &Arc<Asked>) {
+    pub(crate) fn report_readiness<T: Send + 'static>(&self, engine: &Arc<Engine<T>>, asked: &Arc<MindsConnections>) {
         let listener = Scheduler { engine: Arc::downgrade(engine), conn: self.id };
         self.outbox.readiness.listen(asked.clone(), Box::new(listener));
     }

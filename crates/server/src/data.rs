@@ -28,7 +28,7 @@ use crate::listener::{Incoming, Service, Vitals};
 use crate::outbox::{Bulk, HELD_FRAME_BYTES, let_own_replies_go};
 use crate::owed::{Came, Owed, Run, Shared, send_parts};
 use crate::payload::Slice;
-use crate::readiness::Asked;
+use crate::readiness::MindsConnections;
 use crate::request_trace::{RequestTrace, TraceSettings};
 use callers::Callers;
 pub(crate) use departure::Departure;
@@ -55,7 +55,7 @@ pub struct DataServer {
     disk: Arc<Disk>,
     ledger: Ledger,
     callers: Callers,
-    asked: Arc<Asked>,
+    asked: Arc<MindsConnections>,
     /// The policy lets predicted extents be read ahead.
     foresees: AtomicBool,
     trace: RequestTrace<Item>,
@@ -86,7 +86,7 @@ impl DataServer {
         peers: Peers,
         hold_max: Duration,
     ) -> Result<Arc<DataServer>, String> {
-        let asked = Asked::new(&engine.policy);
+        let asked = MindsConnections::new(&engine.policy);
         let lane_speculations = if disk.reads_ahead() { ALONE_MAX } else { 0 };
         let foresees = AtomicBool::new(policy::speculates(&engine.policy));
         let engine = EngineConfig { pieces: true, lane_speculations, ..engine };
@@ -431,7 +431,7 @@ pub(crate) fn explain<T: Send>(engine: &Engine<T>, call: &Call, reply: Reply) {
 /// Switches an engine's policy, now or at an instant of shared time, and answers; whether it was accepted.
 pub(crate) fn set_policy<T: Send>(
     engine: &Engine<T>,
-    asked: &Asked,
+    asked: &MindsConnections,
     spec: &PolicySpec,
     at_shared_ns: i64,
     reply: Reply,

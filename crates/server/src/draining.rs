@@ -194,16 +194,16 @@ struct Drainer<'a> {
 }
 
 /// A directory that a walk is in.
-struct Place {
+struct DirectoryCursor {
     path: Vec<u8>,
     /// The last name of the page.
     after: Vec<u8>,
     page: std::vec::IntoIter<Examined>,
 }
 
-impl Place {
-    fn at(path: Vec<u8>) -> Place {
-        Place { path, after: Vec::new(), page: Vec::new().into_iter() }
+impl DirectoryCursor {
+    fn at(path: Vec<u8>) -> DirectoryCursor {
+        DirectoryCursor { path, after: Vec::new(), page: Vec::new().into_iter() }
     }
 }
 
@@ -214,7 +214,7 @@ impl Drainer<'_> {
         self.so_far.named.clear();
         let (_, number) = self.examine(Examine::BeginWalk)?;
         // As deep as paths are, and a page of each directory.
-        let mut places = vec![Place::at(Vec::new())];
+        let mut places = vec![DirectoryCursor::at(Vec::new())];
         while let Some(place) = places.last_mut() {
             let Some(entry) = place.page.next() else {
                 let what =
@@ -235,7 +235,7 @@ impl Drainer<'_> {
             path.extend((!path.is_empty()).then_some(b'/'));
             path.extend(&entry.name);
             match (entry.kind, entry.file) {
-                (Some(NodeKind::Dir), _) => places.push(Place::at(path)),
+                (Some(NodeKind::Dir), _) => places.push(DirectoryCursor::at(path)),
                 (_, Some(Ok(record))) if self.is_on_it(&record.layout) => self.file(&path)?,
                 (Some(_), Some(Err(why))) => self.leave(&path, why),
                 _ => {}

@@ -31,7 +31,7 @@ use crate::listener::{Incoming, Service, Vitals, before_waiting};
 use crate::outbox::Bulk;
 use crate::owed::{Came, Owed};
 use crate::payload::{Buffer, Slice};
-use crate::readiness::Asked;
+use crate::readiness::MindsConnections;
 use crate::request_trace::{RequestTrace, TraceSettings};
 use crate::workers::{PATIENCE, Workers, waiting_elsewhere};
 use family::Family;
@@ -125,7 +125,7 @@ pub struct IoNode {
     split: bool,
     names: Names,
     fence: Mutex<Fence>,
-    asked: Arc<Asked>,
+    asked: Arc<MindsConnections>,
     unscheduled: Workers,
     hints: Workers,
     trace: RequestTrace<Item>,
@@ -161,7 +161,7 @@ struct FileRequest {
 
 impl IoNode {
     pub(crate) fn new(vitals: Vitals, below: Below, settings: IoSettings) -> Result<Arc<IoNode>, String> {
-        let asked = Asked::new(&settings.engine.policy);
+        let asked = MindsConnections::new(&settings.engine.policy);
         let (storage, identity, names): (Arc<dyn Storage>, _, _) = match below {
             Below::Cluster(DataServers { striped, identity, .. }, upstream) => {
                 let (name, servers) = (vitals.name().to_string(), settings.engine.lanes);

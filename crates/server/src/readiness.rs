@@ -12,11 +12,11 @@ use impresario_sched::{PolicySpec, policy};
 /// Whether a server's policy asks about connections. Then the kernel holds no more than [`READY_MAX_BYTES`] of
 /// unsent answers for each, so that an answer waits where the scheduler sees it; otherwise it takes what it likes.
 #[derive(Default)]
-pub(crate) struct Asked(AtomicBool);
+pub(crate) struct MindsConnections(AtomicBool);
 
-impl Asked {
-    pub(crate) fn new(policy: &PolicySpec) -> Arc<Asked> {
-        let asked = Asked::default();
+impl MindsConnections {
+    pub(crate) fn new(policy: &PolicySpec) -> Arc<MindsConnections> {
+        let asked = MindsConnections::default();
         asked.follow(policy);
         Arc::new(asked)
     }
@@ -42,7 +42,7 @@ pub(crate) trait Listener: Send + Sync {
 /// One connection's readiness. Several threads may notice changes; the listener's last report is the truth.
 #[derive(Default)]
 pub(crate) struct Readiness {
-    listener: OnceLock<(Box<dyn Listener>, Arc<Asked>)>,
+    listener: OnceLock<(Box<dyn Listener>, Arc<MindsConnections>)>,
     /// The kernel's limit is set.
     limited: AtomicBool,
     rule: Mutex<Rule>,
@@ -50,7 +50,7 @@ pub(crate) struct Readiness {
 
 impl Readiness {
     /// Names the listener, once.
-    pub(crate) fn listen(&self, asked: Arc<Asked>, listener: Box<dyn Listener>) {
+    pub(crate) fn listen(&self, asked: Arc<MindsConnections>, listener: Box<dyn Listener>) {
         let _ = self.listener.set((listener, asked));
     }
 
@@ -126,7 +126,7 @@ mod tests {
     fn the_last_report_is_the_truth() {
         let (truth, told) = (Arc::new(AtomicBool::new(true)), Arc::new(AtomicBool::new(true)));
         let readiness = Arc::new(Readiness::default());
-        readiness.listen(Asked::new(&PolicySpec::named("stream")), Box::new(Heard(told.clone())));
+        readiness.listen(MindsConnections::new(&PolicySpec::named("stream")), Box::new(Heard(told.clone())));
         let under_way = |truth: &AtomicBool| if truth.load(Ordering::SeqCst) { 0 } else { READY_MAX_BYTES + 1 };
         let threads: Vec<_> = (0..4)
             .map(|t| {

@@ -90,7 +90,7 @@ impl Station {
     ) -> Result<Station, PolicyError> {
         let mut core = Core::new(config.clone(), spec)?;
         if clock_offset_ns != 0 {
-            core.event(Nanos::ZERO, Event::SharedClock { offset_ns: clock_offset_ns, error_ns: 0 });
+            core.event(Nanos::ZERO, Event::SharedClock { offset_ns: clock_offset_ns });
         }
         let laws = checked.then(|| Box::new(Laws::new(&config, &core)));
         Ok(Station {

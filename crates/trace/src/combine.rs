@@ -1,5 +1,6 @@
 //! Combines several traces: the mean of several runs of one program, or traces of several servers or nodes.
 
+use impresario_base::statistics::{mean, median};
 use impresario_sched::{FileId, LaneId, Nanos};
 use rustc_hash::FxHashMap;
 
@@ -34,8 +35,8 @@ struct Seen {
     /// From the first trace that has it.
     record: Record,
     trace: usize,
-    arrivals_ns: Vec<u64>,
-    durations_ns: Vec<u64>,
+    arrivals_ns: Vec<f64>,
+    durations_ns: Vec<f64>,
 }
 
 /// The mean of traces of several runs of one program (agios-2013, IV.A): each request's arrival, relative to the
@@ -58,8 +59,8 @@ pub fn average(traces: &[Trace]) -> Result<Average, String> {
                 arrivals_ns: Vec::new(),
                 durations_ns: Vec::new(),
             });
-            entry.arrivals_ns.push(r.arrival.0.saturating_sub(start));
-            entry.durations_ns.extend(r.duration.map(|d| d.0));
+            entry.arrivals_ns.push(r.arrival.0.saturating_sub(start) as f64);
+            entry.durations_ns.extend(r.duration.map(|d| d.0 as f64));
         }
     }
     let source = format!("mean of {} traces", traces.len());
@@ -72,16 +73,14 @@ pub fn average(traces: &[Trace]) -> Result<Average, String> {
         }
         let arrival = mean(&arrivals_ns);
         if arrival > 0.0 {
-            let variance = arrivals_ns.iter().map(|a| (*a as f64 - arrival).powi(2)).sum::<f64>();
+            let variance = arrivals_ns.iter().map(|a| (a - arrival).powi(2)).sum::<f64>();
             deviations.push((variance / arrivals_ns.len() as f64).sqrt() / arrival);
         }
         let duration = (!durations_ns.is_empty()).then(|| Nanos(mean(&durations_ns) as u64));
         let record = Record { arrival: Nanos(arrival as u64), duration, ..record };
         add(&mut builder, &traces[trace], record)?;
     }
-    deviations.sort_by(f64::total_cmp);
-    let deviation_median = deviations.get(deviations.len() / 2).copied().unwrap_or(0.0);
-    Ok(Average { trace: builder.build(), dropped, deviation_median })
+    Ok(Average { trace: builder.build(), dropped, deviation_median: median(&deviations) })
 }
 
 /// Joins traces that several servers or nodes recorded at the same time. Wall clocks relate their times, so each trace
@@ -129,10 +128,6 @@ fn name(trace: &Trace, id: FileId) -> Vec<u8> {
     if file.path.is_empty() { file.key.to_le_bytes().to_vec() } else { file.path.clone() }
 }
 
-fn mean(values: &[u64]) -> f64 {
-    values.iter().map(|v| *v as f64).sum::<f64>() / values.len().max(1) as f64
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -160,7 +155,9 @@ mod tests {
         let told: Vec<_> = mean.trace.records.iter().map(|r| (r.offset, r.arrival.0, r.duration.unwrap().0)).collect();
         assert_eq!(told, vec![(0, 0, 10), (100, 2000, 2010), (0, 3000, 3010)]);
         assert_eq!(mean.dropped, 1, "offset 7 is in one of three");
-        assert!((mean.deviation_median - (2.0f64 / 3.0).sqrt() * 1000.0 / 2000.0).abs() < 1e-9);
+        // Two requests deviate, so the median is the mean of both.
+        let deviation = (2.0f64 / 3.0).sqrt() * 1000.0;
+        assert!((mean.deviation_median - (deviation / 2000.0 + deviation / 3000.0) / 2.0).abs() < 1e-9);
         assert_eq!(average(&[]).unwrap_err(), "there is no trace to take the mean of");
     }
 

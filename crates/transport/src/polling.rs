@@ -152,14 +152,14 @@ impl Crowd {
     }
 
     /// A place among the threads that poll; `None` if there is none, or too much else to do.
-    fn enter(&self, now: Nanos) -> Option<Place<'_>> {
+    fn enter(&self, now: Nanos) -> Option<PollingThread<'_>> {
         let (before, here) = Crowd::counts(self.in_use.load(Ordering::Relaxed), Crowd::span(now));
         let others = self.asking.load(Ordering::Relaxed).max(before.max(here).into());
         if others > self.polling_max {
             return None;
         }
         let more = |polling| (polling < self.polling_max).then(|| polling + 1);
-        self.polling.fetch_update(Ordering::Relaxed, Ordering::Relaxed, more).ok().map(|_| Place(self))
+        self.polling.fetch_update(Ordering::Relaxed, Ordering::Relaxed, more).ok().map(|_| PollingThread(self))
     }
 
     fn tally(&self, end: End) {
@@ -169,9 +169,9 @@ impl Crowd {
 }
 
 /// A thread that polls.
-struct Place<'a>(&'a Crowd);
+struct PollingThread<'a>(&'a Crowd);
 
-impl Drop for Place<'_> {
+impl Drop for PollingThread<'_> {
     fn drop(&mut self) {
         self.0.polling.fetch_sub(1, Ordering::Relaxed);
     }

@@ -324,3 +324,85 @@ fn all_of<T: Send>(count: usize, work: impl Fn(usize) -> Result<T> + Sync) -> Re
     anyhow::ensure!(results.len() == count, "not everything was run");
     results.into_iter().collect::<Result<Vec<T>>>().map_err(|e| anyhow!("{e:#}"))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::auto::OTHER_SEEDS;
+    use crate::auto::situation::phases;
+    use impresario_sched::policy::auto::table::DecisionTable;
+
+    fn document() -> String {
+        let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../doc/WHICH-POLICY.md");
+        std::fs::read_to_string(path).unwrap_or_else(|e| panic!("{path}: {e}"))
+    }
+
+    fn cells(line: &str) -> Vec<&str> {
+        line.trim_matches('|').split('|').map(str::trim).collect()
+    }
+
+    /// What the schedule of phases takes under `auto` is what the document says, to 2 %, and its other columns fit together.
+    #[test]
+    fn the_document_has_the_times_of_the_schedule_under_auto() {
+        let (phases, text) = (phases(), document());
+        let seeds: Vec<u64> = (0..3).map(|seed| OTHER_SEEDS + seed).collect();
+        let times = |nth: usize| -> Result<Vec<f64>> {
+            let outcome = Simulation::new(&schedule(&phases, &PolicySpec::named("auto"), seeds[nth]))?.finish();
+            let first = |phase: usize| phases[..phase].iter().map(|p| p.load.copies as usize).sum();
+            let time = |phase: usize| costs(&outcome, first(phase), phases[phase].load.copies as usize)[0];
+            Ok((0..phases.len()).map(time).collect())
+        };
+        let times = all_of(seeds.len(), times).unwrap();
+        let mut whole_s = 0.0;
+        for (at, phase) in phases.iter().enumerate() {
+            let name = phase.name.replace("fileperprocess", "file per process");
+            let row = text.lines().map(cells).find(|row| row[0] == name);
+            let row = row.unwrap_or_else(|| panic!("no row for {name}"));
+            let number =
+                |cell: &str| cell.trim_end_matches(" %").parse::<f64>().unwrap_or_else(|e| panic!("{row:?}: {e}"));
+            let (told_s, best_s, percent) = (number(row[1]), number(row[3]), number(row[4]));
+            let auto_s = times.iter().map(|times| times[at]).sum::<f64>() / seeds.len() as f64;
+            assert!(
+                (auto_s / told_s - 1.0).abs() < 0.02,
+                "{}: {auto_s:.3} s, and the document says {told_s}",
+                phase.name
+            );
+            // Rounding of both times.
+            let slack = percent * (0.005 / told_s + 0.005 / best_s) + 0.1;
+            assert!(
+                (100.0 * best_s / told_s - percent).abs() < slack,
+                "{row:?}: the ratio does not follow from the times"
+            );
+            let best = row[2].trim_matches('`');
+            assert!(fixed().iter().any(|spec| spec.name == best), "{best} is no fixed policy");
+            whole_s += told_s;
+        }
+        let told = text.split_once("over the whole (").and_then(|(_, rest)| rest.split_once(" s;"));
+        let told_s: f64 = told.expect("the time of the whole").0.parse().unwrap();
+        assert!((whole_s - told_s).abs() < 0.06, "the rows add up to {whole_s:.2} s, and the document says {told_s}");
+    }
+
+    /// The document is a summary, and what it says of the shipped table and of policies is so.
+    #[test]
+    fn the_document_fits_the_shipped_table() {
+        let text = document();
+        assert!(text.lines().count() <= 70, "a summary of a page; what was tried is in lab/README.md");
+        let table = include_str!("../../../crates/sched/src/policy/auto/table.toml");
+        let table = DecisionTable::parse(table).unwrap();
+        let first = |name: &str| {
+            let rule =
+                table.rule.iter().find(|rule| rule.name.contains(name)).unwrap_or_else(|| panic!("no rule {name}"));
+            rule.choice[0].policy.clone()
+        };
+        assert!(text.contains("or as `wscan`") && first("nothing observed yet, or nothing trained") == "wscan");
+        assert!(text.contains("`mlf` with `dwell_us`") && first("distance bytes below").contains("mlf dwell_us="));
+        assert!(text.contains("which acts as `none`") && first("order of its own below") == "none");
+        assert!(text.contains("reads below 20 kB") && first("request bytes below 20000").starts_with("twins "));
+        assert!(text.contains(&format!("under {} policies", DATA.len())), "{} candidates", DATA.len());
+        let names =
+            text.split('`').skip(1).step_by(2).filter(|n| n.chars().all(|c| c.is_ascii_lowercase() || c == '-'));
+        let known = |name: &str| POLICIES.iter().any(|p| p.name == name);
+        let unknown: Vec<&str> = names.filter(|name| !known(name)).collect();
+        assert!(unknown.is_empty(), "no policies: {unknown:?}");
+    }
+}

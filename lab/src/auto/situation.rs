@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use impresario_base::Random;
 use impresario_device::{DeviceParams, Order};
 use impresario_sched::PolicySpec;
-use impresario_sched::policy::auto::table::Place;
+use impresario_sched::policy::auto::table::NodeRole;
 use impresario_sched::policy::orders;
 use impresario_sim::Scenario;
 use impresario_sim::model::{Application, Device, IoNodes, Operation, Pattern, RankPlacement, Servers};
@@ -85,8 +85,8 @@ impl Situation {
     }
 
     /// The place whose policy is examined.
-    pub fn place(&self) -> Place {
-        if self.forwarding.is_some() { Place::IoNode } else { Place::Data }
+    pub fn place(&self) -> NodeRole {
+        if self.forwarding.is_some() { NodeRole::IoNode } else { NodeRole::Data }
     }
 }
 

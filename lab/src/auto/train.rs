@@ -7,7 +7,7 @@ use std::fmt::Write;
 use anyhow::{Result, anyhow};
 use impresario_device::FlashParams;
 use impresario_sched::PolicySpec;
-use impresario_sched::policy::auto::table::{DecisionTable, Place};
+use impresario_sched::policy::auto::table::{DecisionTable, NodeRole};
 use impresario_sched::policy::auto::{FEATURES, Observation};
 use impresario_sim::Scenario;
 use impresario_sim::model::Device;
@@ -109,7 +109,7 @@ pub fn measure(
         let policy = trial::forced(candidate, place);
         let mut scenario = situation.scenario(&policy, seeds[rest % seeds.len()]);
         change(&mut scenario);
-        let is_observed = place == Place::IoNode || OBSERVED.contains(&candidate);
+        let is_observed = place == NodeRole::IoNode || OBSERVED.contains(&candidate);
         Some(trial::run(&scenario, is_observed.then_some(place)))
     };
     let mut trials: Vec<Option<Result<Trial>>> = (0..count).map(|_| None).collect();

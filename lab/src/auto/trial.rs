@@ -3,7 +3,7 @@
 use anyhow::{Context, Result};
 use impresario_sched::PolicySpec;
 use impresario_sched::policy::auto::Observation;
-use impresario_sched::policy::auto::table::Place;
+use impresario_sched::policy::auto::table::NodeRole;
 use impresario_sim::{Budget, Outcome, Scenario, Simulation};
 
 /// The four quantities that an objective may minimise.
@@ -22,8 +22,8 @@ pub struct Trial {
 const SEEN_MAX: usize = 8;
 
 /// An `auto` that always chooses one policy at a place, and observes.
-pub fn forced(policy: &str, place: Place) -> PolicySpec {
-    let place = if place == Place::IoNode { "io-node" } else { "data" };
+pub fn forced(policy: &str, place: NodeRole) -> PolicySpec {
+    let place = if place == NodeRole::IoNode { "io-node" } else { "data" };
     let rule = |name: &str, condition: &str, policy: &str| {
         format!("[[rule]]\nname = \"{name}\"\n{condition}choice = [{{ policy = '''{policy}''' }}]\n")
     };
@@ -45,7 +45,7 @@ pub fn costs(outcome: &Outcome, first: usize, count: usize) -> Costs {
 }
 
 /// Runs a scenario, and reads the observations of the policies at `place` if given.
-pub fn run(scenario: &Scenario, place: Option<Place>) -> Result<Trial> {
+pub fn run(scenario: &Scenario, place: Option<NodeRole>) -> Result<Trial> {
     let mut simulation = Simulation::new(scenario).with_context(|| scenario.title.clone())?;
     let mut seen: Vec<Observation> = Vec::new();
     if let Some(place) = place {

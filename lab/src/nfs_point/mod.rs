@@ -52,7 +52,7 @@ pub struct Args {
     processes: u64,
     #[command(flatten)]
     choice: Choice,
-    /// Instead, show on the bare disk how weights divide it: so many seconds with equal weights, and as many with one doubled
+    /// Instead, show on the bare disk how weights divide it: this many seconds with equal weights, and as many with one doubled
     #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u32).range(4..=300), conflicts_with_all = ["device", "loads", "systems", "pairs", "json", "uncounted"])]
     weights: Option<u32>,
     /// Write the bytes of every tenth of a second to a file

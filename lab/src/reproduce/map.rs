@@ -207,9 +207,6 @@ fn data_systems() -> Vec<(&'static str, PolicySpec)> {
     all
 }
 
-/// Policies that serve jobs in pieces.
-const IN_PIECES: [&str; 4] = ["stream", "scan", "wscan", "sstf"];
-
 /// All systems; without the cascade one of the layers is plain.
 fn systems(cascade: bool, extent: Extent) -> Vec<(IoSystem, (&'static str, PolicySpec))> {
     const DATA: [&str; 8] = ["none", "fifo merge", "hbrr", "mlf", "sjf", "orr", "wscan", "deadline"];
@@ -345,7 +342,8 @@ fn situation(
 fn with(base: &Scenario, io: &IoSystem, data: &(&str, PolicySpec)) -> Scenario {
     let mut s = base.clone();
     s.servers.policy = data.1.clone();
-    s.servers.pieces = IN_PIECES.contains(&data.0);
+    // Policies that mind connections serve jobs in pieces.
+    s.servers.pieces = impresario_sched::policy::minds_connections(&data.1);
     match (&io.1, &mut s.io_nodes) {
         (None, nodes) => *nodes = None,
         (Some((spec, split)), Some(nodes)) => (nodes.policy, nodes.split) = (spec.clone(), *split),

@@ -16,6 +16,7 @@ pub mod page;
 pub mod papers;
 pub mod report;
 pub mod studies;
+pub mod summary;
 pub mod sweep;
 pub mod text;
 pub mod why;

@@ -182,7 +182,7 @@ struct Job {
 
 /// Whose jobs are done one after the other.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-enum Line {
+enum QueueKey {
     Hints(FileId),
     Index(FileId),
     PageTable(FileId),
@@ -194,27 +194,27 @@ enum Line {
     },
 }
 
-impl Line {
-    fn of(target: &Target, work: &Work) -> Line {
+impl QueueKey {
+    fn of(target: &Target, work: &Work) -> QueueKey {
         match work {
-            Work::Index(..) => Line::Index(target.id),
-            Work::PageTable(..) => Line::PageTable(target.id),
-            Work::Try(_) => Line::Tries(target.id),
-            Work::LetGo | Work::HangUp => Line::LetGo { uid: target.uid, dev: target.id.dev },
-            _ => Line::Hints(target.id),
+            Work::Index(..) => QueueKey::Index(target.id),
+            Work::PageTable(..) => QueueKey::PageTable(target.id),
+            Work::Try(_) => QueueKey::Tries(target.id),
+            Work::LetGo | Work::HangUp => QueueKey::LetGo { uid: target.uid, dev: target.id.dev },
+            _ => QueueKey::Hints(target.id),
         }
     }
 
     fn dev(self) -> u64 {
         match self {
-            Line::Hints(id) | Line::Index(id) | Line::PageTable(id) | Line::Tries(id) => id.dev,
-            Line::LetGo { dev, .. } => dev,
+            QueueKey::Hints(id) | QueueKey::Index(id) | QueueKey::PageTable(id) | QueueKey::Tries(id) => id.dev,
+            QueueKey::LetGo { dev, .. } => dev,
         }
     }
 
     /// Jobs of it that run at once.
     fn running_max(self) -> u32 {
-        if matches!(self, Line::Tries(_)) { TRIES_MAX } else { RUNNING_MAX }
+        if matches!(self, QueueKey::Tries(_)) { TRIES_MAX } else { RUNNING_MAX }
     }
 }
 
@@ -249,9 +249,9 @@ struct Queue {
 
 #[derive(Default)]
 struct State {
-    files: FxHashMap<Line, Queue>,
+    files: FxHashMap<QueueKey, Queue>,
     /// Files with a job to begin, in turn.
-    ready: VecDeque<Line>,
+    ready: VecDeque<QueueKey>,
     running_of: FxHashMap<u32, u32>,
     /// The same by device.
     running_on: FxHashMap<u64, u32>,
@@ -285,7 +285,7 @@ impl State {
     }
 
     /// Whether the next job of a line may begin when a user, or a device, may have `share` workers.
-    fn may_begin(&self, line: Line, share: u32) -> bool {
+    fn may_begin(&self, line: QueueKey, share: u32) -> bool {
         let Some(job) = self.files.get(&line).and_then(|queue| queue.jobs.front()) else { return true };
         let dev = line.dev();
         let of_user = self.running_of.get(&job.target.uid).copied().unwrap_or(0);
@@ -295,7 +295,7 @@ impl State {
         let indexes_max = INDEXES_MAX.min(share - 1).max(1);
         of_user < share
             && (on_device < share || dev == NO_DEVICE)
-            && (indexing < indexes_max || !matches!(line, Line::Index(_)))
+            && (indexing < indexes_max || !matches!(line, QueueKey::Index(_)))
     }
 }
 
@@ -369,7 +369,7 @@ impl Pool {
         // Outlives the lock: with the last job of a file its descriptor goes.
         let mut dropped = VecDeque::new();
         let mut state = self.locked();
-        let (line, uid, count) = (Line::of(&target, &work), target.uid, work.count());
+        let (line, uid, count) = (QueueKey::of(&target, &work), target.uid, work.count());
         let is_hint = count == Some(Count::Hint);
         if state.stopping || is_hint && state.waiting_of.get(&uid).is_some_and(|n| *n >= WAITING_OF_USER_MAX) {
             return false;
@@ -503,7 +503,7 @@ impl Pool {
     fn run(&self, replacement: bool) {
         IS_WORKER.set(true);
         while let Some((number, job)) = self.next(replacement) {
-            let (line, uid, count) = (Line::of(&job.target, &job.work), job.target.uid, job.work.count());
+            let (line, uid, count) = (QueueKey::of(&job.target, &job.work), job.target.uid, job.work.count());
             if let Some(report) = self.perform(job)
                 && self.done.send(report).is_ok()
             {
@@ -544,7 +544,7 @@ impl Pool {
                 }
                 *state.running_of.entry(uid).or_default() += 1;
                 *state.running_on.entry(dev).or_default() += 1;
-                if matches!(line, Line::Index(_)) {
+                if matches!(line, QueueKey::Index(_)) {
                     *state.indexing_on.entry(dev).or_default() += 1;
                 }
                 state.idle -= 1;
@@ -567,13 +567,13 @@ impl Pool {
         }
     }
 
-    fn finished(&self, number: u64, line: Line, uid: u32, count: Option<Count>) {
+    fn finished(&self, number: u64, line: QueueKey, uid: u32, count: Option<Count>) {
         let mut state = self.locked();
         state.idle += 1;
         state.since.remove(&number);
         one_less(&mut state.running_of, uid);
         one_less(&mut state.running_on, line.dev());
-        if matches!(line, Line::Index(_)) {
+        if matches!(line, QueueKey::Index(_)) {
             one_less(&mut state.indexing_on, line.dev());
         }
         if let Some(count @ (Count::Close | Count::LetGo)) = count {
@@ -824,7 +824,7 @@ mod tests {
             pool.submit(target.clone(), Work::WillNeed { range: n * 100..n * 100 + 100, fresh: true });
         }
         pool.submit(target.clone(), Work::DontNeed(100..300));
-        let waiting = pool.locked().files[&Line::Hints(target.id)]
+        let waiting = pool.locked().files[&QueueKey::Hints(target.id)]
             .jobs
             .iter()
             .map(|j| format!("{:?}", j.work))
@@ -833,7 +833,7 @@ mod tests {
         for _ in 0..1000 {
             pool.submit(target.clone(), Work::WillNeed { range: 900..901, fresh: false });
         }
-        assert_eq!(pool.locked().files[&Line::Hints(target.id)].jobs.len(), WAITING_MAX);
+        assert_eq!(pool.locked().files[&QueueKey::Hints(target.id)].jobs.len(), WAITING_MAX);
         pool.stop(Duration::from_secs(20));
     }
 

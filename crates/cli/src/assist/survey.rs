@@ -32,7 +32,7 @@ pub struct Args {
     /// A folder of Darshan logs, or one log
     #[arg(value_name = "DIR")]
     folder: PathBuf,
-    /// Tell of so many programs
+    /// Programs to list at most
     #[arg(long, value_name = "N", default_value_t = 20)]
     top: usize,
     /// Print JSON

@@ -52,7 +52,7 @@ pub(crate) struct Face {
     /// `None`: the kernel keeps locks.
     pub(crate) locks: Option<LockService>,
     /// Reads leave threads to other calls.
-    pub(crate) reads: Turns<Asked>,
+    pub(crate) reads: Turns<ReadRequest>,
     pub(crate) arrivals: Arrivals,
     connection: Arc<Connection>,
     /// Tells the kernel what it must ask for again. Set when the mount is served.
@@ -61,7 +61,7 @@ pub(crate) struct Face {
 
 /// A read that the kernel asks for.
 #[derive(Debug)]
-pub(crate) struct Asked {
+pub(crate) struct ReadRequest {
     handle: FileHandle,
     offset: u64,
     len_bytes: u32,
@@ -339,8 +339,8 @@ impl Filesystem for Face {
         _: Option<LockOwner>,
         reply: ReplyData,
     ) {
-        self.reads.take(Asked { handle, offset, len_bytes, reply }, |asked, has_waited| {
-            let Asked { handle, offset, len_bytes, reply } = asked;
+        self.reads.take(ReadRequest { handle, offset, len_bytes, reply }, |asked, has_waited| {
+            let ReadRequest { handle, offset, len_bytes, reply } = asked;
             if has_waited && !self.connection.is_alive() {
                 return reply.error(Errno::ENOTCONN);
             }

@@ -77,7 +77,7 @@ type Name = Arc<[u8]>;
 
 /// What a call is about.
 #[derive(Clone, Copy, Debug)]
-pub(crate) enum Place<'a> {
+pub(crate) enum Target<'a> {
     /// A number, by its latest name.
     Node(u64),
     /// A name in a directory.
@@ -247,19 +247,19 @@ impl Inodes {
 
     /// The paths of these places, and what is on them, all as the table is at one moment; `None` if one is unknown, has no name any
     /// more or too long a path.
-    pub(crate) fn ways<const N: usize>(&self, places: [Place<'_>; N]) -> Option<Ways<N>> {
+    pub(crate) fn ways<const N: usize>(&self, places: [Target<'_>; N]) -> Option<Ways<N>> {
         let table = self.table.lock();
         let mut ways = Ways { paths: [const { Vec::new() }; N], on: Vec::with_capacity(16), moved: Vec::new() };
         for (path, place) in ways.paths.iter_mut().zip(places) {
-            let (Place::Node(number) | Place::Name(number, _) | Place::Moved(number, _)) = place;
+            let (Target::Node(number) | Target::Name(number, _) | Target::Moved(number, _)) = place;
             *path = table.path(number, &mut ways.on)?;
-            if let Place::Name(_, name) | Place::Moved(_, name) = place {
+            if let Target::Name(_, name) | Target::Moved(_, name) = place {
                 if !path.is_empty() {
                     path.push(b'/');
                 }
                 path.extend_from_slice(name);
             }
-            if let Place::Moved(parent, name) = place {
+            if let Target::Moved(parent, name) = place {
                 ways.moved.extend(table.directory_in(parent, name));
             }
         }

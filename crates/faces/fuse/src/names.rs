@@ -14,7 +14,7 @@ use crate::attr::{file_type, special_kind};
 use crate::data::{OpenFile, taken_set_id};
 use crate::directory::Cursor;
 use crate::face::{Face, Outcome, fault};
-use crate::inodes::{Entered, Place, ROOT};
+use crate::inodes::{Entered, ROOT, Target};
 use crate::paths::InUse;
 use crate::striping;
 
@@ -103,13 +103,13 @@ pub(crate) struct Listed<'a> {
 
 impl Face {
     /// The paths of these places, which stay as they are until this is dropped, but for moves by other nodes.
-    fn still<const N: usize>(&self, places: [Place<'_>; N]) -> InUse<'_, N> {
+    fn still<const N: usize>(&self, places: [Target<'_>; N]) -> InUse<'_, N> {
         self.paths.still(&self.inodes, places)
     }
 
     /// Calls with the path of a number.
     pub(crate) fn at_path<T>(&self, number: u64, call: impl FnOnce(&[u8]) -> Result<T, ClientError>) -> Outcome<T> {
-        let still = self.still([Place::Node(number)]);
+        let still = self.still([Target::Node(number)]);
         let [path] = still.paths().ok_or(Errno::ESTALE)?;
         call(path).map_err(|error| stale_or_fault(number, error))
     }
@@ -121,7 +121,7 @@ impl Face {
         name: &[u8],
         call: impl FnOnce(&[u8]) -> Result<T, ClientError>,
     ) -> Outcome<T> {
-        let still = self.still([Place::Name(parent, name)]);
+        let still = self.still([Target::Name(parent, name)]);
         let [path] = still.paths().ok_or(Errno::ESTALE)?;
         call(path).map_err(fault)
     }
@@ -298,7 +298,7 @@ impl Face {
     /// Gives the node `number` the name `name` in `parent` too.
     pub(crate) fn make_link(&self, number: u64, parent: u64, name: &[u8]) -> Outcome<(Entered, Attr)> {
         let asked = self.inodes.changes();
-        let still = self.still([Place::Node(number), Place::Name(parent, name)]);
+        let still = self.still([Target::Node(number), Target::Name(parent, name)]);
         let [from, to] = still.paths().ok_or(Errno::ESTALE)?;
         let attr = self.client.link(from, to).map_err(|error| stale_or_fault(number, error))?;
         drop(still);
@@ -320,7 +320,7 @@ impl Face {
         }
         let no_replace = flags.contains(RenameFlags::RENAME_NOREPLACE);
         let whiteout = flags.contains(RenameFlags::RENAME_WHITEOUT);
-        let moving = self.still([Place::Moved(from.0, from.1), Place::Moved(to.0, to.1)]);
+        let moving = self.still([Target::Moved(from.0, from.1), Target::Moved(to.0, to.1)]);
         let [from_path, to_path] = moving.paths().ok_or(Errno::ESTALE)?;
         let _moves = self.inodes.moves();
         let left = self.client.replace_name(from_path, to_path, no_replace, whiteout).map_err(fault)?;
@@ -329,7 +329,7 @@ impl Face {
     }
 
     fn exchange_names(&self, one: (u64, &[u8]), other: (u64, &[u8])) -> Outcome<()> {
-        let moving = self.still([Place::Moved(one.0, one.1), Place::Moved(other.0, other.1)]);
+        let moving = self.still([Target::Moved(one.0, one.1), Target::Moved(other.0, other.1)]);
         let [one_path, other_path] = moving.paths().ok_or(Errno::ESTALE)?;
         let _moves = self.inodes.moves();
         self.client.exchange(one_path, other_path).map_err(fault)?;

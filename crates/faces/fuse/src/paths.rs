@@ -12,7 +12,7 @@
 
 use impresario_base::lock::{Condvar, Mutex};
 
-use crate::inodes::{Inodes, Place, Ways};
+use crate::inodes::{Inodes, Target, Ways};
 
 /// What a call or a move is about, as numbers of inodes.
 #[derive(Clone, PartialEq, Eq, Default, Debug)]
@@ -94,7 +94,7 @@ impl<const N: usize> InUse<'_, N> {
 impl Paths {
     /// Waits until nothing moves on the paths of these places any more, and has them as they are then. Whoever moves something
     /// changes the table before it drops its own use.
-    pub(crate) fn still<const N: usize>(&self, inodes: &Inodes, places: [Place<'_>; N]) -> InUse<'_, N> {
+    pub(crate) fn still<const N: usize>(&self, inodes: &Inodes, places: [Target<'_>; N]) -> InUse<'_, N> {
         // The path that is used must be the very one whose directories are noted: other names than those of directories change
         // at any moment, and with them the path of a number.
         self.enter(|| match inodes.ways(places) {
@@ -255,7 +255,7 @@ mod tests {
                                 if is_below(to.0, number) {
                                     continue;
                                 }
-                                let places = [Place::Moved(from.0, from.1), Place::Moved(to.0, to.1)];
+                                let places = [Target::Moved(from.0, from.1), Target::Moved(to.0, to.1)];
                                 let moving = paths.still(inodes, places);
                                 // Nor one that is elsewhere by now.
                                 let is_noted = paths.state.lock().of(moving.turn).unwrap().moves.contains(&number);
@@ -268,13 +268,13 @@ mod tests {
                             1 => {
                                 let _one = files.lock();
                                 let (from, name) = inodes.entries(file)[0].clone();
-                                let places = [Place::Moved(from, &name), Place::Moved(to, &name)];
+                                let places = [Target::Moved(from, &name), Target::Moved(to, &name)];
                                 let _moving = paths.still(inodes, places);
                                 inodes.renamed((from, &name), (to, &name), None);
                             }
                             2 => enter(to, &format!("{file}.other"), file, NodeKind::File),
                             _ => {
-                                let still = paths.still(inodes, [Place::Node(file), Place::Name(to, b"x")]);
+                                let still = paths.still(inodes, [Target::Node(file), Target::Name(to, b"x")]);
                                 let used = still.paths().unwrap();
                                 let before = used.each_ref().map(|path| on(inodes, path));
                                 assert!(before.iter().all(Option::is_some), "{used:?}");

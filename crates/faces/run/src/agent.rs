@@ -18,7 +18,7 @@ use rustix::net::{
     connect, socket_with,
 };
 
-use crate::calls::{Asked, Calls, Done, Stop};
+use crate::calls::{Calls, Done, Incoming, Stop};
 use crate::connections::{Connection, Connections};
 use crate::left;
 use crate::locks::Peer;
@@ -164,7 +164,7 @@ fn keep_little(buffer: &mut Vec<u8>) {
 fn serve(
     connections: &Connections,
     connection: &Connection,
-    call: impl Fn(&Asked<'_>, &mut Vec<u8>) -> Result<Done, Stop>,
+    call: impl Fn(&Incoming<'_>, &mut Vec<u8>) -> Result<Done, Stop>,
 ) -> std::io::Result<()> {
     let (mut body, mut out) = (Vec::new(), Vec::new());
     let mut stream = &connection.stream;
@@ -184,7 +184,7 @@ fn serve(
         let (other, data) = rest.split_at(lens[1]);
         out.clear();
         let peer = Peer { pid, stream };
-        let asked = Asked { peer: &peer, numbers, path, other, data };
+        let asked = Incoming { peer: &peer, numbers, path, other, data };
         let done = if under_way.is_some() { call(&asked, &mut out) } else { Err(libc::ENOLCK.into()) };
         let (result, fd, is_outside) = match done {
             Ok(Done { result, fd }) => (result, fd, false),
@@ -238,7 +238,7 @@ mod tests {
     fn echoes(max: usize) -> (tempfile::TempDir, Arc<Connections>) {
         let folder = tempfile::tempdir().unwrap();
         let (listener, connections) = (listen(folder.path()).unwrap(), Arc::new(Connections::new(max, PATIENCE)));
-        let answer = |asked: &Asked<'_>, out: &mut Vec<u8>| {
+        let answer = |asked: &Incoming<'_>, out: &mut Vec<u8>| {
             out.extend(asked.data);
             while asked.numbers.may_wait() && !asked.peer.gives_up(None, Duration::from_secs(60)) {}
             std::thread::sleep(Duration::from_micros(300));

@@ -59,7 +59,7 @@ impl From<i64> for Done {
 }
 
 /// A request with what came with it.
-pub(crate) struct Asked<'a> {
+pub(crate) struct Incoming<'a> {
     pub(crate) peer: &'a Peer<'a>,
     pub(crate) numbers: Request,
     pub(crate) path: &'a [u8],
@@ -94,7 +94,7 @@ impl Calls {
     }
 
     /// Does a call; data of the reply go into `out`, which is empty.
-    pub(crate) fn call(&self, asked: &Asked<'_>, out: &mut Vec<u8>) -> Result<Done, Stop> {
+    pub(crate) fn call(&self, asked: &Incoming<'_>, out: &mut Vec<u8>) -> Result<Done, Stop> {
         let Request { op, a, b, c, room, .. } = asked.numbers;
         let room = room as usize;
         let done = match op {
@@ -284,7 +284,7 @@ impl Calls {
         if named.attr.is_none() && path.ends_with(b"/") { Err(libc::ENOENT.into()) } else { Ok(named) }
     }
 
-    fn target(&self, asked: &Asked<'_>, follow: bool) -> Result<Target, Stop> {
+    fn target(&self, asked: &Incoming<'_>, follow: bool) -> Result<Target, Stop> {
         match asked.numbers.open {
             0 => self.inside(asked.path, follow).map(Target::Named),
             number => Ok(Target::Open(self.opens.get(number)?)),
@@ -425,7 +425,7 @@ impl Calls {
         Ok(Done { result: 0, fd: Some(fd) })
     }
 
-    fn read(&self, asked: &Asked<'_>, room: usize, out: &mut Vec<u8>) -> Result<i64, Stop> {
+    fn read(&self, asked: &Incoming<'_>, room: usize, out: &mut Vec<u8>) -> Result<i64, Stop> {
         let open = self.opens.get(asked.numbers.open)?;
         if !open.may_read() {
             return Err(libc::EBADF.into());
@@ -445,7 +445,7 @@ impl Calls {
         Ok(len as i64)
     }
 
-    fn write(&self, asked: &Asked<'_>) -> Result<i64, Stop> {
+    fn write(&self, asked: &Incoming<'_>) -> Result<i64, Stop> {
         let open = self.opens.get(asked.numbers.open)?;
         if !open.may_write() {
             return Err(libc::EBADF.into());
@@ -488,7 +488,7 @@ impl Calls {
         Ok(len as i64)
     }
 
-    fn seek(&self, asked: &Asked<'_>) -> Result<i64, Stop> {
+    fn seek(&self, asked: &Incoming<'_>) -> Result<i64, Stop> {
         let Request { open, a: offset, b: whence, .. } = asked.numbers;
         let open = self.opens.get(open)?;
         if *open.flags.lock() & libc::O_PATH != 0 {
@@ -516,7 +516,7 @@ impl Calls {
         Ok(now)
     }
 
-    fn change_space(&self, asked: &Asked<'_>) -> Result<i64, Stop> {
+    fn change_space(&self, asked: &Incoming<'_>) -> Result<i64, Stop> {
         let Request { open, a: offset, b: len, c: mode, .. } = asked.numbers;
         let open = self.opens.get(open)?;
         let (Ok(offset), Ok(len @ 1..)) = (u64::try_from(offset), u64::try_from(len)) else {
@@ -534,7 +534,7 @@ impl Calls {
         Ok(0)
     }
 
-    fn truncate(&self, asked: &Asked<'_>, size: u64) -> Result<i64, Stop> {
+    fn truncate(&self, asked: &Incoming<'_>, size: u64) -> Result<i64, Stop> {
         let target = self.target(asked, true)?;
         let mut takes = 0;
         match &target {
@@ -641,7 +641,7 @@ impl Calls {
         Ok(0)
     }
 
-    fn times(&self, asked: &Asked<'_>) -> Result<i64, Stop> {
+    fn times(&self, asked: &Incoming<'_>) -> Result<i64, Stop> {
         let target = self.target(asked, asked.numbers.a as i32 & libc::AT_SYMLINK_NOFOLLOW == 0)?;
         let attr = self.attr(&target)?;
         let word = |at: usize| {
@@ -672,7 +672,7 @@ impl Calls {
     }
 
     /// Makes the folder that stands for a directory.
-    fn enter(&self, asked: &Asked<'_>, out: &mut Vec<u8>) -> Result<i64, Stop> {
+    fn enter(&self, asked: &Incoming<'_>, out: &mut Vec<u8>) -> Result<i64, Stop> {
         let target = self.target(asked, true)?;
         let attr = self.attr(&target)?;
         if attr.kind != NodeKind::Dir {
@@ -689,7 +689,7 @@ impl Calls {
         Ok(0)
     }
 
-    fn xattr(&self, asked: &Asked<'_>, room: usize, out: &mut Vec<u8>) -> Result<i64, Stop> {
+    fn xattr(&self, asked: &Incoming<'_>, room: usize, out: &mut Vec<u8>) -> Result<i64, Stop> {
         let Request { op, a, c, .. } = asked.numbers;
         let name = asked.other;
         let is_change = matches!(op, Op::SetXattr | Op::RemoveXattr);

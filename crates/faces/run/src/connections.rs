@@ -56,13 +56,13 @@ struct Open {
 }
 
 /// Keeps a connection's place.
-struct Place {
+struct ConnectionSlot {
     connections: Arc<Connections>,
     connection: Arc<Connection>,
     number: u64,
 }
 
-impl Drop for Place {
+impl Drop for ConnectionSlot {
     fn drop(&mut self) {
         self.connections.open.lock().connections.remove(&self.number);
         self.connections.changed.notify_all();
@@ -149,13 +149,13 @@ impl Connections {
         }
     }
 
-    fn add(self: &Arc<Self>, stream: UnixStream) -> Place {
+    fn add(self: &Arc<Self>, stream: UnixStream) -> ConnectionSlot {
         let connection = Arc::new(Connection { stream, state: AtomicU64::new(NEW) });
         let mut open = self.open.lock();
         open.next += 1;
         let number = open.next;
         open.connections.insert(number, connection.clone());
-        Place { connections: self.clone(), connection, number }
+        ConnectionSlot { connections: self.clone(), connection, number }
     }
 
     /// Accepts programs' connections, and has each served by a thread. Never returns.
@@ -190,7 +190,7 @@ impl Connections {
             if peer_uid(&stream) != Some(me) {
                 continue;
             }
-            let start = |place: Arc<Place>| {
+            let start = |place: Arc<ConnectionSlot>| {
                 let serve = serve.clone();
                 let run = move || serve(&place.connections, &place.connection);
                 let thread = std::thread::Builder::new().name("program".into()).stack_size(STACK_BYTES);
@@ -205,7 +205,7 @@ impl Connections {
     fn start(
         self: &Arc<Self>,
         stream: UnixStream,
-        start: impl Fn(Arc<Place>) -> std::io::Result<()>,
+        start: impl Fn(Arc<ConnectionSlot>) -> std::io::Result<()>,
         mut tell: impl FnMut(std::io::Error),
     ) {
         let (place, end) = (Arc::new(self.add(stream)), Instant::now() + self.patience);

@@ -19,7 +19,7 @@ use rustc_hash::FxHashMap;
 use rustix::event::{PollFd, PollFlags, Timespec, epoll, poll};
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 
-use crate::calls::{Asked, Stop};
+use crate::calls::{Incoming, Stop};
 use crate::open::{Open, Opens};
 
 /// The last byte that a lock can cover.
@@ -161,7 +161,7 @@ impl Locks {
     }
 
     /// `flock`.
-    pub(crate) fn flock(&self, asked: &Asked<'_>, open: &Open) -> Result<i64, Stop> {
+    pub(crate) fn flock(&self, asked: &Incoming<'_>, open: &Open) -> Result<i64, Stop> {
         let (number, operation) = (asked.numbers.open, asked.numbers.a as i32);
         let wanted = match operation & !libc::LOCK_NB {
             libc::LOCK_UN => {
@@ -247,7 +247,7 @@ impl Opens {
     }
 
     /// What `fcntl` does with locks.
-    pub(crate) fn lock(&self, asked: &Asked<'_>, out: &mut Vec<u8>) -> Result<i64, Stop> {
+    pub(crate) fn lock(&self, asked: &Incoming<'_>, out: &mut Vec<u8>) -> Result<i64, Stop> {
         let number = asked.numbers.open;
         let open = self.get(number)?;
         let file = open.file().map_err(|_| libc::EINVAL)?;
@@ -309,7 +309,7 @@ impl Opens {
 }
 
 /// Takes a lock, and waits for it if the program wants that.
-fn take(file: &File, lock: FileLock, asked: &Asked<'_>, holder: &Holder) -> Result<(), Stop> {
+fn take(file: &File, lock: FileLock, asked: &Incoming<'_>, holder: &Holder) -> Result<(), Stop> {
     let mut attempt = LockAttempt::new(lock, asked.numbers.may_wait());
     let stop = loop {
         match attempt.try_once(file, LockAttempt::TRY_MAX) {
@@ -335,7 +335,7 @@ fn refused(error: impresario_client::ClientError) -> Stop {
 }
 
 /// Kind, first and last byte of what a call is about.
-fn range(asked: &Asked<'_>, open: &Open, file: &File) -> Result<(i32, u64, u64), Stop> {
+fn range(asked: &Incoming<'_>, open: &Open, file: &File) -> Result<(i32, u64, u64), Stop> {
     let word = |at: usize| asked.data.get(at * 8..at * 8 + 8)?.try_into().ok().map(i64::from_ne_bytes);
     let (Some(kind), Some(whence)) = (word(0), word(1)) else { return Err(libc::EINVAL.into()) };
     let kind = i32::try_from(kind).map_err(|_| libc::EINVAL)?;

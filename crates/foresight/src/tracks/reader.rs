@@ -15,7 +15,7 @@ const TOGETHER_MAX: usize = STEPS_MAX as usize;
 
 /// Where a reader is in a track.
 #[derive(Clone, Debug)]
-pub struct Place {
+pub struct Cursor {
     /// The extents that the last read touched.
     pub first: i64,
     pub end: i64,
@@ -53,10 +53,10 @@ struct Run {
     reads: i64,
 }
 
-impl Place {
+impl Cursor {
     /// A reader of a track in which it was not yet.
-    pub fn new(extents: &Range<i64>, (whole, part): (Range<u64>, Range<u64>)) -> Place {
-        Place {
+    pub fn new(extents: &Range<i64>, (whole, part): (Range<u64>, Range<u64>)) -> Cursor {
+        Cursor {
             first: extents.start,
             end: extents.end,
             part,
@@ -134,7 +134,7 @@ impl Place {
 #[derive(Clone, Debug, Default)]
 pub struct Reader {
     /// By track.
-    pub places: FxHashMap<u32, Place>,
+    pub places: FxHashMap<u32, Cursor>,
     /// The tracks that it read in last, the very last one at the end.
     recent: Vec<u32>,
 }
@@ -169,7 +169,7 @@ impl Reader {
 #[derive(Clone, Debug)]
 pub struct Ahead {
     pub track: u32,
-    pub place: Place,
+    pub place: Cursor,
     /// Extents that it takes in one read.
     pub group: i64,
     /// With a part, that of extents of the same length is read, or of all if it goes beyond their ends, as buffers do; else
@@ -179,12 +179,12 @@ pub struct Ahead {
 }
 
 impl Ahead {
-    pub fn new(track: u32, place: &Place, group: i64, part: Option<(u64, Range<u64>)>) -> Ahead {
+    pub fn new(track: u32, place: &Cursor, group: i64, part: Option<(u64, Range<u64>)>) -> Ahead {
         Ahead { track, place: place.clone(), group, part, left_bytes: AHEAD_BYTES_MAX }
     }
 
     /// `None` while its last extent is not known to have been read as far as it will be.
-    pub fn whole(track: u32, place: &Place) -> Option<Ahead> {
+    pub fn whole(track: u32, place: &Cursor) -> Option<Ahead> {
         let group = place.end - place.first;
         let part = cut(group, place.whole.clone(), place.part.clone());
         let is_whole = part.as_ref().is_none_or(|(len, part)| part.end > *len);

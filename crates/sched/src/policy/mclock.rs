@@ -53,6 +53,7 @@ pub(super) const INFO: PolicyInfo = PolicyInfo {
     source: "mClock (Gulati et al., OSDI 2010)",
     conduct: Conduct {
         shares: true,
+        is_chosen_by_hand: true,
         idles: |params| {
             rules::parse(params.text("rules")).is_ok_and(|all| all.iter().any(|r| r.settings.contains_key("limit")))
         },

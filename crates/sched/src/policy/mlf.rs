@@ -36,17 +36,14 @@ use std::sync::Arc;
 use impresario_foresight::PredictedQueues;
 
 pub(super) use params::params;
+use params::{MLF_PARAMS, dwell};
 
-use super::params::Range;
 use super::parts::arrivals::Guards;
 use super::parts::levels::{Levels, key_of};
-use super::parts::readers::Readers;
-use super::parts::tenure::{Foresight, Tenure};
+use super::parts::tenure::{Foresight, Start, Tenure};
 use super::parts::turns::Turns;
 use super::parts::windows::WINDOW_BATCHES;
-use super::{
-    Choice, Conduct, Done, ParamInfo, Params, Policy, PolicyError, PolicyInfo, Setup, View, WaitBound, WaitReason,
-};
+use super::{Choice, Conduct, Done, Params, Policy, PolicyError, PolicyInfo, Setup, View, WaitBound, WaitReason};
 use crate::contract::Linked;
 use crate::spec::PolicySpec;
 use crate::table::Slot;
@@ -56,26 +53,9 @@ pub(super) const INFO: PolicyInfo = PolicyInfo {
     name: "mlf",
     summary: "Multilevel feedback: aggregate in offset order, quanta grow until a request's turn has come.",
     source: "agios-2013, III (algorithm of aioli-2006)",
-    conduct: Conduct { idles: |params| (CONDUCT.idles)(params) || params.integer("dwell_us") > 0, ..CONDUCT },
+    conduct: Conduct { idles: |params| (CONDUCT.idles)(params) || dwell(params) > Nanos::ZERO, ..CONDUCT },
     params: &MLF_PARAMS,
-    build: |params, setup| {
-        let dwell = Nanos::from_micros(params.integer("dwell_us"));
-        let readers = || Foresight::Readers(Readers::new(dwell, setup.lanes.into()));
-        build(params, setup, if dwell > Nanos::ZERO { readers() } else { Foresight::None })
-    },
-};
-
-const MLF_PARAMS: [ParamInfo; 13] = {
-    let [a, b, c, d, e, f, g, h, i, j, k, l] = params("8192", "off", "0");
-    [a, b, c, d, e, f, g, h, i, j, k, l, DWELL]
-};
-
-const DWELL: ParamInfo = ParamInfo {
-    name: "dwell_us",
-    default: "0",
-    range: Range::Integer(0, 1_000_000),
-    doc: "How long a lane that takes one batch at a time dwells where it has read for a process that goes on, so that the \
-          drive reads on, microseconds; 0: not.",
+    build: |params, setup| build(params, setup, Foresight::of_readers(dwell(params), setup)),
 };
 
 pub(super) const CONDUCT: Conduct = Conduct {
@@ -117,34 +97,22 @@ impl Mlf {
             let first = self.levels.head_of(oldest);
             return self.send_if_open(view, q, first, batch);
         }
-        let mut held: Option<Choice> = None;
-        // A stale entry can make a queue look ready; each iteration removes one, so the loop ends.
-        let choice = loop {
+        // A stale entry can make a queue look ready; each iteration removes one or skips a queue, so the loop ends.
+        loop {
             let (q, window) = match self.tenure.next_queue(view, &mut self.levels, lane) {
                 Ok(next) => next,
-                Err(wait) => break wait,
+                Err(wait) => return wait,
             };
-            let Some((head, guarded)) = self.levels.head(view, q, window) else {
+            let Some(head) = self.levels.head(view, q, window) else {
                 self.levels.refile(view, q);
                 continue;
             };
-            let is_open = view.open(view.table.lane(head));
-            let may_hold = !guarded && is_open;
-            let in_step =
-                if is_open { self.tenure.in_step(view, &mut self.levels, q, (head, guarded)) } else { Ok(head) };
-            let (q, head) = match in_step {
-                Ok(head) => (self.levels.find(&key_of(view, head)).unwrap_or(q), head),
-                Err(until) => break Choice::Wait { until, reason: WaitReason::Hold },
-            };
-            let hold = if may_hold { self.tenure.hold(view, &self.levels, q, head) } else { None };
-            match hold {
-                None => break self.send_if_open(view, q, head, batch),
-                Some(hold) if self.tenure.keeps_lane() => break hold,
-                Some(hold) => held = Some(held.map_or(hold, |held| held.sooner(hold))),
+            match self.tenure.start(view, &mut self.levels, q, head) {
+                Start::Now(q, first) => return self.send_if_open(view, q, first, batch),
+                Start::Wait(wait) => return wait,
+                Start::Later => {}
             }
-            self.tenure.put_aside(view, &mut self.levels, q);
-        };
-        held.map_or(choice, |held| held.sooner(choice))
+        }
     }
 
     fn send_if_open(&mut self, view: &View<'_>, q: u32, first: Slot, batch: &mut Vec<Slot>) -> Choice {
@@ -191,8 +159,7 @@ impl Policy for Mlf {
         let mut turns = std::mem::take(&mut self.turns);
         let choice = turns.round_robin(view, |lane| {
             let choice = self.serve(view, lane, batch);
-            self.tenure.take_back(view, &mut self.levels);
-            Some(choice)
+            Some(self.tenure.take_back(view, &mut self.levels, choice))
         });
         self.turns = turns;
         choice

@@ -431,6 +431,8 @@ pub struct Conduct {
     pub in_order: fn(&Params) -> bool,
     /// It shares the device between parties, so it accounts for every request, even one that needs no device.
     pub shares: bool,
+    /// It follows an administrator's rules or observes by itself: a decision table of `auto` may not name it.
+    pub is_chosen_by_hand: bool,
     /// The worst-case wait of a request, in words; [`Policy::wait_bound`] computes it.
     pub wait: &'static str,
 }
@@ -445,6 +447,7 @@ impl Conduct {
             minds_connections: false,
             in_order: |_| false,
             shares: false,
+            is_chosen_by_hand: false,
             wait,
         }
     }

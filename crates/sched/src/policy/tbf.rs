@@ -59,6 +59,7 @@ pub(super) const INFO: PolicyInfo = PolicyInfo {
     source: "Lustre network request scheduler, TBF; Qian et al., SC 2017",
     conduct: Conduct {
         shares: true,
+        is_chosen_by_hand: true,
         idles: |params| rules::parse(params.text("rules")).is_ok_and(|all| all.iter().any(is_hard)),
         ..Conduct::conserving(
             "(older requests + 1) × (guard_batches + 1) batches; with a hard limit, its tokens as well",

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use impresario_client::{ClientError, Identity, Link, LinkOptions, Place, Vet};
+use impresario_client::{ClientError, Identity, Link, LinkOptions, ServerPosition, Vet};
 use impresario_config::{Config, META_NAME};
 use impresario_store::Scrubbed;
 use impresario_wire::frame::ANSWER_BODY_MAX_BYTES;
@@ -30,7 +30,7 @@ pub(super) fn connect(config: &Config, report: &mut Report) -> Sides {
         let options = LinkOptions {
             timeout: Duration::from_millis(config.cluster.request_timeout_ms),
             vet,
-            place: Place::of(config, server),
+            place: ServerPosition::of(config, server),
             access: impresario_transport::Access::of(config, impresario_wire::KeyRole::Admin),
             ..LinkOptions::new(role, ANSWER_BODY_MAX_BYTES)
         };

@@ -19,7 +19,7 @@ use std::time::{Duration, Instant};
 
 use impresario_base::lock::Mutex;
 use impresario_base::machine::random_number;
-use impresario_client::{ClientError, Identity, Link, LinkOptions, Place, Vet};
+use impresario_client::{ClientError, Identity, Link, LinkOptions, ServerPosition, Vet};
 use impresario_config::{Config, Data, MovesTo, Server};
 use impresario_store::{
     Arrived, Arriving, FolderIdentity, FolderState, Note, ObjectStore, StoreError, StoreOptions, abandon_arrival,
@@ -266,7 +266,7 @@ impl Source {
         let options = LinkOptions {
             timeout: Duration::from_millis(config.cluster.request_timeout_ms),
             vet: Some(vet),
-            place: Place::of(config, &data.name),
+            place: ServerPosition::of(config, &data.name),
             access: Access::of(config, KeyRole::Admin),
             ..LinkOptions::new(Role::Data, ANSWER_BODY_MAX_BYTES.max(config.cluster.max_payload_bytes))
         };

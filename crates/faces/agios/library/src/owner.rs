@@ -487,5 +487,5 @@ impl Owner {
 }
 
 fn clock_event(time: &SharedTime) -> Event {
-    Event::SharedClock { offset_ns: time.offset_ns, error_ns: time.error_ns }
+    Event::SharedClock { offset_ns: time.offset_ns }
 }

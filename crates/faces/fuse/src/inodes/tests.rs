@@ -5,11 +5,11 @@ use proptest::prelude::*;
 
 impl Inodes {
     fn path(&self, number: u64) -> Option<Vec<u8>> {
-        self.ways([super::Place::Node(number)]).map(|Ways { paths: [path], .. }| path)
+        self.ways([super::Target::Node(number)]).map(|Ways { paths: [path], .. }| path)
     }
 
     fn path_in(&self, parent: u64, name: &[u8]) -> Option<Vec<u8>> {
-        self.ways([super::Place::Name(parent, name)]).map(|Ways { paths: [path], .. }| path)
+        self.ways([super::Target::Name(parent, name)]).map(|Ways { paths: [path], .. }| path)
     }
 }
 
@@ -356,11 +356,11 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
     proptest::collection::vec(step, 0..120)
 }
 
-type Place = (u64, u8);
+type DirectoryName = (u64, u8);
 
 /// What the server has.
 struct Made {
-    names: Vec<Place>,
+    names: Vec<DirectoryName>,
     dir: bool,
 }
 
@@ -369,7 +369,7 @@ struct Made {
 struct Model {
     made: std::collections::BTreeMap<u64, Made>,
     /// Of what the kernel holds: its look-ups, and the names that it knows and that are there, the latest last.
-    held: std::collections::BTreeMap<u64, (u64, Vec<Place>)>,
+    held: std::collections::BTreeMap<u64, (u64, Vec<DirectoryName>)>,
 }
 
 impl Model {
@@ -386,7 +386,7 @@ impl Model {
         Some(path)
     }
 
-    fn named(&self, place: Place) -> Option<u64> {
+    fn named(&self, place: DirectoryName) -> Option<u64> {
         self.made.iter().find(|(_, made)| made.names.contains(&place)).map(|(number, _)| *number)
     }
 
@@ -410,14 +410,14 @@ impl Model {
     }
 
     /// A node, and one of its names in a directory that the kernel holds.
-    fn pick(&self, number: usize, which: usize) -> Option<(u64, Place)> {
+    fn pick(&self, number: usize, which: usize) -> Option<(u64, DirectoryName)> {
         let (number, made) = self.made.iter().nth(number % self.made.len().max(1))?;
         let place = made.names[which % made.names.len()];
         self.holds(place.0).then_some((*number, place))
     }
 
     /// A node loses a name; how many it has left.
-    fn lose(&mut self, number: u64, place: Place) -> u32 {
+    fn lose(&mut self, number: u64, place: DirectoryName) -> u32 {
         let made = self.made.get_mut(&number).unwrap();
         made.names.retain(|name| *name != place);
         let left = made.names.len() as u32;
@@ -431,7 +431,7 @@ impl Model {
     }
 
     /// The kernel looks a name up.
-    fn tell(&mut self, inodes: &Inodes, number: u64, place: Place) {
+    fn tell(&mut self, inodes: &Inodes, number: u64, place: DirectoryName) {
         let made = &self.made[&number];
         let kind = if made.dir { NodeKind::Dir } else { NodeKind::File };
         let attr = Attr { nlink: made.names.len() as u32, ..attr(number, kind) };

@@ -6,7 +6,7 @@ use std::ffi::{CStr, c_char, c_int, c_long, c_void};
 use impresario_interpose::served::protocol::{
     AT_POSITION, DATA_MAX, META_BYTES, Meta, Op, PATH_MAX, Request, UMASK_SHIFT,
 };
-use impresario_interpose::served::{Got, Place, Room, Served};
+use impresario_interpose::served::{Got, Room, Route, Served};
 use libc::{iovec, off_t, size_t, ssize_t};
 
 use crate::around::set_errno;
@@ -74,25 +74,25 @@ unsafe fn asked(
     let said = unsafe { bytes(path) };
     let mut request = request;
     let place = SERVED.place(dir, said, &mut room).and_then(|place| match open_file_named(said) {
-        Some(open) if place == Place::Foreign && follows(&request) => {
+        Some(open) if place == Route::Foreign && follows(&request) => {
             let by_name = matches!(request.op, Op::Open | Op::Realpath | Op::Enter);
             if request.op == Op::Open {
                 request.a &= i64::from(!libc::O_CREAT);
             }
             if by_name {
-                return SERVED.path_of(open, &mut room).map(|()| Place::Inside);
+                return SERVED.path_of(open, &mut room).map(|()| Route::Inside);
             }
             // That file, whatever has its name by now.
             request.open = open;
-            room.set(b"").map(|()| Place::Inside)
+            room.set(b"").map(|()| Route::Inside)
         }
         _ => Ok(place),
     });
     match place {
         Err(errno) => fail(errno),
-        Ok(Place::Foreign) => real(dir, path),
-        Ok(Place::Outside) => real(libc::AT_FDCWD, room.c_str().as_ptr()),
-        Ok(Place::Inside) => {
+        Ok(Route::Foreign) => real(dir, path),
+        Ok(Route::Outside) => real(libc::AT_FDCWD, room.c_str().as_ptr()),
+        Ok(Route::Inside) => {
             let mut reply = [0; PATH_MAX];
             match SERVED.call(request, room.path(), other, data, &mut reply) {
                 Err(errno) => fail(errno),

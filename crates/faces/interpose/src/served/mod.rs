@@ -17,7 +17,7 @@ use std::sync::atomic::Ordering::Relaxed;
 
 use channel::Channels;
 pub use channel::{Got, peer_pid, peer_uid};
-pub use place::{Place, Room};
+pub use place::{Room, Route};
 use protocol::{NAME, TOKEN_BYTES};
 
 /// Numbers whose kind is remembered; of others the kernel is asked each time.

@@ -102,7 +102,7 @@ impl Room {
 
 /// Where a path leads. The path itself is in the [`Room`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Place {
+pub enum Route {
     /// Elsewhere, as the program said it.
     Foreign,
     /// Elsewhere, by the absolute path in the room: the program's began in the cluster.
@@ -113,10 +113,10 @@ pub enum Place {
 
 impl Served {
     /// Where `path` leads that begins at `dir` (as for `openat`). The error is an errno.
-    pub fn place(&self, dir: i32, mut path: &[u8], room: &mut Room) -> Result<Place, i32> {
-        let Some(run) = self.run() else { return Ok(Place::Foreign) };
+    pub fn place(&self, dir: i32, mut path: &[u8], room: &mut Room) -> Result<Route, i32> {
+        let Some(run) = self.run() else { return Ok(Route::Foreign) };
         if path.is_empty() {
-            return Ok(Place::Foreign);
+            return Ok(Route::Foreign);
         }
         room.cut(0);
         if path.starts_with(b"/") {
@@ -125,14 +125,14 @@ impl Served {
         // Where the path begins: from the root of the cluster, or on the machine above the prefix.
         let mut begin = [0u8; PATH_MAX];
         if dir == libc::AT_FDCWD {
-            let Some(now) = current_or_gone(&mut begin) else { return Ok(Place::Foreign) };
+            let Some(now) = current_or_gone(&mut begin) else { return Ok(Route::Foreign) };
             let Some(below) = below(now, &run.directories) else { return run.beginning_at(now, path, room) };
             room.set(below)?;
             // That path has no links, and what it leads to may be gone.
             path = room.ascend(path);
         } else {
             let Some(open) = self.open_file(dir) else {
-                let Some(now) = of_descriptor(dir, &mut begin) else { return Ok(Place::Foreign) };
+                let Some(now) = of_descriptor(dir, &mut begin) else { return Ok(Route::Foreign) };
                 return run.beginning_at(now, path, room);
             };
             self.path_of(open, room)?;
@@ -203,7 +203,7 @@ fn below<'a>(path: &'a [u8], prefix: &[u8]) -> Option<&'a [u8]> {
 
 impl Run {
     /// An absolute path: inside as soon as its words lead to the prefix.
-    fn absolute(&self, path: &[u8], room: &mut Room) -> Result<Place, i32> {
+    fn absolute(&self, path: &[u8], room: &mut Room) -> Result<Route, i32> {
         let mut rest = path;
         loop {
             if room.path() == &self.at[..] {
@@ -213,28 +213,28 @@ impl Run {
             let from = rest.iter().position(|b| *b != b'/').unwrap_or(rest.len());
             let word = &rest[from..];
             if word.is_empty() {
-                return Ok(Place::Foreign);
+                return Ok(Route::Foreign);
             }
             let end = word.iter().position(|b| *b == b'/').unwrap_or(word.len());
             if room.step(&word[..end]).is_err() {
-                return Ok(Place::Foreign);
+                return Ok(Route::Foreign);
             }
             rest = &word[end..];
         }
     }
 
     /// A path that begins at a directory of the machine, above the prefix perhaps.
-    fn beginning_at(&self, begin: &[u8], path: &[u8], room: &mut Room) -> Result<Place, i32> {
+    fn beginning_at(&self, begin: &[u8], path: &[u8], room: &mut Room) -> Result<Route, i32> {
         let mut whole = Room::new();
         if !begin.starts_with(b"/") || [begin, b"/", path].iter().any(|part| whole.add(part).is_err()) {
-            return Ok(Place::Foreign);
+            return Ok(Route::Foreign);
         }
         // Where it only passes through the prefix, it is the machine's as it is: the prefix is not there.
         self.absolute(whole.path(), room)
     }
 
     /// The room holds a path from the root of the cluster, which may leave it again by `..`.
-    fn inside(&self, room: &mut Room) -> Result<Place, i32> {
+    fn inside(&self, room: &mut Room) -> Result<Route, i32> {
         let mut depth = 0i32;
         let mut leaves = false;
         for word in room.path().split(|b| *b == b'/') {
@@ -246,7 +246,7 @@ impl Run {
             leaves |= depth < 0;
         }
         if !leaves && self.bypass.is_empty() {
-            return Ok(Place::Inside);
+            return Ok(Route::Inside);
         }
         let mut whole = Room::new();
         whole.set(&self.at)?;
@@ -258,11 +258,11 @@ impl Run {
                 if leaves {
                     room.set(rest)?;
                 }
-                Ok(Place::Inside)
+                Ok(Route::Inside)
             }
             _ => {
                 room.set(if whole.path().is_empty() { b"/" } else { whole.path() })?;
-                Ok(Place::Outside)
+                Ok(Route::Outside)
             }
         }
     }
@@ -279,10 +279,10 @@ mod tests {
     }
 
     #[track_caller]
-    fn check(served: &Served, path: &str, place: Place, is: &str) {
+    fn check(served: &Served, path: &str, place: Route, is: &str) {
         let mut room = Room::new();
         assert_eq!(served.place(libc::AT_FDCWD, path.as_bytes(), &mut room), Ok(place), "{path}");
-        if place != Place::Foreign {
+        if place != Route::Foreign {
             assert_eq!(String::from_utf8_lossy(room.path()), is, "{path}");
         }
     }
@@ -290,22 +290,22 @@ mod tests {
     #[test]
     fn paths_below_the_prefix_are_inside() {
         let served = served(b"");
-        check(&served, "/data/x", Place::Inside, "");
-        check(&served, "/data/x/", Place::Inside, "/");
-        check(&served, "//data/./y/../x//a/b", Place::Inside, "//a/b");
-        check(&served, "/data/x/a/../b", Place::Inside, "/a/../b");
-        check(&served, "/data/x/../x/b", Place::Inside, "/b");
+        check(&served, "/data/x", Route::Inside, "");
+        check(&served, "/data/x/", Route::Inside, "/");
+        check(&served, "//data/./y/../x//a/b", Route::Inside, "//a/b");
+        check(&served, "/data/x/a/../b", Route::Inside, "/a/../b");
+        check(&served, "/data/x/../x/b", Route::Inside, "/b");
         for foreign in ["/", "/data", "/data/xy", "/data/y/x", "relative", "", "/../data/y"] {
-            check(&served, foreign, Place::Foreign, "");
+            check(&served, foreign, Route::Foreign, "");
         }
     }
 
     #[test]
     fn a_path_that_leaves_the_prefix_is_outside() {
         let served = served(b"");
-        check(&served, "/data/x/..", Place::Outside, "/data");
-        check(&served, "/data/x/../../etc/passwd", Place::Outside, "/etc/passwd");
-        check(&served, "/data/x/a/../../..", Place::Outside, "/");
+        check(&served, "/data/x/..", Route::Outside, "/data");
+        check(&served, "/data/x/../../etc/passwd", Route::Outside, "/etc/passwd");
+        check(&served, "/data/x/a/../../..", Route::Outside, "/");
     }
 
     #[test]
@@ -317,18 +317,18 @@ mod tests {
         let mut at = |path: &str| {
             served.place(root.as_raw_fd(), path.as_bytes(), &mut room).map(|place| (place, room.path().to_vec()))
         };
-        assert_eq!(at("data/x/a"), Ok((Place::Inside, b"/a".to_vec())));
-        assert_eq!(at("../data//x"), Ok((Place::Inside, b"".to_vec())));
-        assert_eq!(at("data/y").map(|found| found.0), Ok(Place::Foreign));
+        assert_eq!(at("data/x/a"), Ok((Route::Inside, b"/a".to_vec())));
+        assert_eq!(at("../data//x"), Ok((Route::Inside, b"".to_vec())));
+        assert_eq!(at("data/y").map(|found| found.0), Ok(Route::Foreign));
     }
 
     #[test]
     fn bypassed_paths_are_left_to_the_machine() {
         let served = served(b"/data/x/local/*\n/data/x/*.lock");
-        check(&served, "/data/x/local/a", Place::Outside, "/data/x/local/a");
-        check(&served, "/data/x/b/../local/a", Place::Outside, "/data/x/local/a");
-        check(&served, "/data/x/a.lock", Place::Outside, "/data/x/a.lock");
-        check(&served, "/data/x/other", Place::Inside, "/other");
+        check(&served, "/data/x/local/a", Route::Outside, "/data/x/local/a");
+        check(&served, "/data/x/b/../local/a", Route::Outside, "/data/x/local/a");
+        check(&served, "/data/x/a.lock", Route::Outside, "/data/x/a.lock");
+        check(&served, "/data/x/other", Route::Inside, "/other");
     }
 
     #[test]
@@ -355,6 +355,6 @@ mod tests {
         let mut room = Room::new();
         assert_eq!(served.place(libc::AT_FDCWD, path.as_bytes(), &mut room), Err(libc::ENAMETOOLONG));
         let path = format!("/{}", "a/".repeat(PATH_MAX));
-        assert_eq!(served.place(libc::AT_FDCWD, path.as_bytes(), &mut room), Ok(Place::Foreign));
+        assert_eq!(served.place(libc::AT_FDCWD, path.as_bytes(), &mut room), Ok(Route::Foreign));
     }
 }

@@ -40,7 +40,7 @@ use crate::types::{ConnId, Nanos};
 use meter::Meter;
 use observe::Sampler;
 pub use observe::{DeviceClass, FEATURES, Observation};
-use table::{Alternative, DecisionTable, Objective, Place, Situation};
+use table::{Alternative, DecisionTable, NodeRole, Objective, Situation};
 
 /// No switch for less expected relative gain.
 pub const MARGIN: f64 = 0.05;
@@ -60,6 +60,7 @@ pub(super) const INFO: PolicyInfo = PolicyInfo {
     // The laws and drivers ask the acting policy.
     conduct: Conduct {
         idles: |_| true,
+        is_chosen_by_hand: true,
         ..Conduct::conserving("as the policy that acts; a request that a switch moved, as the two that had it")
     },
     params: &[
@@ -89,7 +90,7 @@ pub struct Chosen {
     /// The objective.
     pub objective: Objective,
     /// Data server or I/O node.
-    pub place: Place,
+    pub place: NodeRole,
     /// The layer below sorts.
     pub sorted_below: bool,
     /// The layer below has an order of its own.
@@ -203,7 +204,7 @@ struct Auto {
 
 impl Auto {
     fn new(params: &Params, table: DecisionTable, setup: &Setup) -> Result<Auto, PolicyError> {
-        let place = if setup.lanes > 1 { Place::IoNode } else { Place::Data };
+        let place = if setup.lanes > 1 { NodeRole::IoNode } else { NodeRole::Data };
         let Setup { sorted_below, scheduled_below, .. } = *setup;
         let situation = Situation { place, sorted_below, scheduled_below, device: None };
         let objective = Objective::named(params.text("objective"));

@@ -53,7 +53,7 @@ impl Objective {
 /// Which kind of node the scheduler runs on.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum Place {
+pub enum NodeRole {
     /// In front of one device.
     Data,
     /// In front of several data servers.
@@ -137,7 +137,7 @@ pub struct Rule {
     pub name: String,
     /// Only on this kind of node; absent: any.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub place: Option<Place>,
+    pub place: Option<NodeRole>,
     /// Only above a layer that sorts (true) or does not (false); absent: both.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub sorted_below: Option<bool>,
@@ -158,7 +158,7 @@ pub struct Rule {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Situation {
     /// The kind of node.
-    pub place: Place,
+    pub place: NodeRole,
     /// The layer below sorts.
     pub sorted_below: bool,
     /// The layer below has an order of its own.
@@ -259,11 +259,11 @@ fn check_rule(rule: &Rule) -> Result<(), String> {
             Ok(spec) => spec,
             Err(e) => return refuse(format!("{e}")),
         };
-        if ["auto", "tbf", "mclock"].contains(&spec.name.as_str()) {
+        if policy::info(&spec.name).is_some_and(|info| info.conduct.is_chosen_by_hand) {
             return refuse("it is not for a table: it follows an administrator's rules, not what is observed".into());
         }
         // Policies that need several lanes are for I/O nodes.
-        let lanes = if rule.place == Some(Place::IoNode) { 4 } else { 1 };
+        let lanes = if rule.place == Some(NodeRole::IoNode) { 4 } else { 1 };
         if let Err(e) = policy::check(&spec, lanes) {
             return refuse(e.to_string());
         }

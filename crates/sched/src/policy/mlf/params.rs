@@ -1,7 +1,8 @@
 //! The parameters of `mlf` and of the policies that are `mlf` with more.
 
-use crate::policy::ParamInfo;
 use crate::policy::params::{BATCH_BYTES, BATCH_REQUESTS, Range, SWITCH};
+use crate::policy::{ParamInfo, Params};
+use crate::types::Nanos;
 
 /// The parameters, with the defaults in which `mlf` and `aioli` differ.
 pub(in crate::policy) const fn params(
@@ -70,4 +71,23 @@ pub(in crate::policy) const fn params(
             doc: "A write is ordered as if it had arrived this many requests later.",
         },
     ]
+}
+
+/// Those of `mlf` itself.
+pub(super) const MLF_PARAMS: [ParamInfo; 13] = {
+    let [a, b, c, d, e, f, g, h, i, j, k, l] = params("8192", "off", "0");
+    [a, b, c, d, e, f, g, h, i, j, k, l, DWELL]
+};
+
+const DWELL: ParamInfo = ParamInfo {
+    name: "dwell_us",
+    default: "0",
+    range: Range::Integer(0, 1_000_000),
+    doc: "How long a lane that takes one batch at a time dwells where it has read for a process that goes on, so that the \
+          drive reads on, microseconds; 0: not.",
+};
+
+/// How long a lane dwells; 0: it does not.
+pub(super) fn dwell(params: &Params) -> Nanos {
+    Nanos::from_micros(params.integer(DWELL.name))
 }

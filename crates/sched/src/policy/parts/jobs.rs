@@ -35,13 +35,11 @@ use crate::types::{ConnId, Nanos, Op};
 
 /// The conduct of all four.
 pub(in crate::policy) const CONDUCT: Conduct = Conduct {
-    unlimited: false,
-    speculates: true,
-    shares: false,
-    idles: |_| false,
     minds_connections: true,
     in_order: |params| params.text("job_order") == "byte",
-    wait: "(pieces of older accesses + its own) × (guard_batches + 1) batches while its connection is ready",
+    ..Conduct::conserving(
+        "(pieces of older accesses + its own) × (guard_batches + 1) batches while its connection is ready",
+    )
 };
 
 /// The parameters of all four.

@@ -40,7 +40,7 @@ const MEMORY: u32 = 16;
 const SPREAD: u64 = 0x9e37_79b9_7f4a_7c15;
 
 /// A place in the order of files, and an offset.
-type Place = (u64, u64, u32);
+type Position = (u64, u64, u32);
 
 /// When something happens, and how fast the drive reads.
 #[derive(Clone, Copy)]
@@ -125,7 +125,7 @@ enum Flight {
 
 #[derive(Default)]
 struct Lane {
-    queued: SortedSet<Place>,
+    queued: SortedSet<Position>,
     /// The one used last is the last.
     kept: VecDeque<Kept>,
     reading: Option<Reading>,

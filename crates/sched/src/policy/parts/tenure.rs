@@ -32,6 +32,26 @@ pub(in crate::policy) enum Foresight {
     Due(Due),
 }
 
+impl Foresight {
+    /// That of processes that go on, for which a lane dwells so long; 0: nothing.
+    pub fn of_readers(dwell: Nanos, setup: &Setup) -> Foresight {
+        if dwell == Nanos::ZERO {
+            return Foresight::None;
+        }
+        Foresight::Readers(Readers::new(dwell, setup.lanes.into()))
+    }
+}
+
+/// What becomes of a queue's turn.
+pub(in crate::policy) enum Start {
+    /// It sends the run that begins here, perhaps another queue's, so that processes stay in step.
+    Now(u32, Slot),
+    /// The lane waits.
+    Wait(Choice),
+    /// The queue is skipped for the rest of this decision: its run is held for a longer one.
+    Later,
+}
+
 /// Of all queues.
 pub(in crate::policy) struct Tenure {
     windows: Windows,
@@ -39,6 +59,8 @@ pub(in crate::policy) struct Tenure {
     foresight: Foresight,
     /// Queues that the current decision skips; empty between decisions.
     aside: Vec<u32>,
+    /// The first wait of those that ends.
+    held: Option<Choice>,
 }
 
 impl Tenure {
@@ -52,6 +74,7 @@ impl Tenure {
             holds: Holds::new(micros("hold_us")),
             foresight,
             aside: Vec::new(),
+            held: None,
         }
     }
 
@@ -84,8 +107,31 @@ impl Tenure {
         levels.next(view, lane).map(|q| (q, None))
     }
 
+    /// What becomes of the turn of a queue whose first run is `head`; `guarded`: the guard makes it send this run.
+    pub fn start(&mut self, view: &View<'_>, levels: &mut Levels, q: u32, (head, guarded): (Slot, bool)) -> Start {
+        if !view.open(view.table.lane(head)) {
+            return Start::Now(q, head);
+        }
+        let head = match self.in_step(view, levels, q, (head, guarded)) {
+            Ok(head) => head,
+            Err(until) => return Start::Wait(Choice::Wait { until, reason: WaitReason::Hold }),
+        };
+        let sender = levels.find(&key_of(view, head)).unwrap_or(q);
+        let hold = if guarded { None } else { self.hold(view, levels, sender, head) };
+        match hold {
+            None => Start::Now(sender, head),
+            Some(hold) if self.keeps_lane() => Start::Wait(hold),
+            Some(hold) => {
+                self.held = Some(self.held.map_or(hold, |held| held.sooner(hold)));
+                levels.put_aside(view, sender);
+                self.aside.push(sender);
+                Start::Later
+            }
+        }
+    }
+
     /// The wait of a queue that holds its first run `head` for a longer one.
-    pub fn hold(&mut self, view: &View<'_>, levels: &Levels, q: u32, head: Slot) -> Option<Choice> {
+    fn hold(&mut self, view: &View<'_>, levels: &Levels, q: u32, head: Slot) -> Option<Choice> {
         if self.aside.len() >= ASIDE_MAX {
             return None;
         }
@@ -104,7 +150,7 @@ impl Tenure {
 
     /// What a queue sends in place of its first run so that its processes stay in step, or until when it waits for that.
     /// `guarded`: the guard makes the queue send this run.
-    pub fn in_step(
+    fn in_step(
         &mut self,
         view: &View<'_>,
         levels: &mut Levels,
@@ -120,19 +166,14 @@ impl Tenure {
     }
 
     /// Whether a queue whose run is held keeps its lane: a short wait costs less than a seek to another file and back.
-    pub fn keeps_lane(&self) -> bool {
+    fn keeps_lane(&self) -> bool {
         matches!(self.foresight, Foresight::Due(_) | Foresight::Readers(_))
     }
 
-    /// Skips a queue for the rest of this decision.
-    pub fn put_aside(&mut self, view: &View<'_>, levels: &mut Levels, q: u32) {
-        levels.put_aside(view, q);
-        self.aside.push(q);
-    }
-
-    /// A decision is over: what it skipped takes part again.
-    pub fn take_back(&mut self, view: &View<'_>, levels: &mut Levels) {
+    /// A decision is over: what it skipped takes part again, and its choice lasts no longer than the first hold of those.
+    pub fn take_back(&mut self, view: &View<'_>, levels: &mut Levels, choice: Choice) -> Choice {
         self.aside.drain(..).for_each(|q| levels.refile(view, q));
+        self.held.take().map_or(choice, |held| held.sooner(choice))
     }
 
     /// A request was queued; `new`: its queue was empty.

@@ -3,7 +3,7 @@
 use std::ffi::{c_char, c_int, c_long};
 
 use impresario_interpose::served::protocol::{Op, PATH_MAX, Request};
-use impresario_interpose::served::{Place, Room};
+use impresario_interpose::served::{Room, Route};
 use libc::{gid_t, mode_t, size_t, ssize_t, uid_t};
 
 use crate::real;
@@ -232,7 +232,7 @@ unsafe fn two(
     };
     match places {
         (Err(errno), _) | (_, Err(errno)) => fail(errno) as c_int,
-        (Ok(Place::Inside), Ok(Place::Inside)) => {
+        (Ok(Route::Inside), Ok(Route::Inside)) => {
             let mut outside = [0; PATH_MAX];
             match SERVED.call(request, a.path(), b.path(), b"", &mut outside) {
                 Ok(got) if got.is_outside => fail(libc::EXDEV) as c_int,
@@ -240,14 +240,14 @@ unsafe fn two(
                 Err(errno) => fail(errno) as c_int,
             }
         }
-        (Ok(Place::Inside), _) | (_, Ok(Place::Inside)) => {
+        (Ok(Route::Inside), _) | (_, Ok(Route::Inside)) => {
             // SAFETY: the callers' paths.
             let is_empty = unsafe { served::bytes(from).is_empty() || served::bytes(to).is_empty() };
             fail(if is_empty { libc::ENOENT } else { libc::EXDEV }) as c_int
         }
         (Ok(first), Ok(second)) => {
-            let from = if first == Place::Outside { (HERE, a.c_str().as_ptr()) } else { (from_dir, from) };
-            let to = if second == Place::Outside { (HERE, b.c_str().as_ptr()) } else { (to_dir, to) };
+            let from = if first == Route::Outside { (HERE, a.c_str().as_ptr()) } else { (from_dir, from) };
+            let to = if second == Route::Outside { (HERE, b.c_str().as_ptr()) } else { (to_dir, to) };
             real(from.0, from.1, to.0, to.1)
         }
     }

@@ -161,7 +161,7 @@ pub unsafe fn open(path: *const c_char, mode: *const c_char) -> Option<*mut FILE
     // SAFETY: the caller's path.
     let bytes = unsafe { served::bytes(path) };
     match SERVED.place(libc::AT_FDCWD, bytes, &mut room) {
-        Ok(impresario_interpose::served::Place::Foreign) if served::open_file_named(bytes).is_none() => return None,
+        Ok(impresario_interpose::served::Route::Foreign) if served::open_file_named(bytes).is_none() => return None,
         Ok(_) => {}
         Err(errno) => {
             set_errno(errno);
@@ -241,7 +241,7 @@ pub unsafe fn reopen(path: *const c_char, mode: *const c_char, stream: *mut FILE
     let mut room = impresario_interpose::served::Room::new();
     // SAFETY: the caller's path.
     let place = SERVED.place(libc::AT_FDCWD, unsafe { served::bytes(path) }, &mut room);
-    let is_foreign = path.is_null() || place == Ok(impresario_interpose::served::Place::Foreign);
+    let is_foreign = path.is_null() || place == Ok(impresario_interpose::served::Route::Foreign);
     if ours.is_none() && is_foreign {
         return None;
     }

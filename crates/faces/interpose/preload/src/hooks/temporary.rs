@@ -2,7 +2,7 @@
 
 use std::ffi::{c_char, c_int};
 
-use impresario_interpose::served::{Place, Room};
+use impresario_interpose::served::{Room, Route};
 
 use super::names::mkdir;
 use crate::real;
@@ -54,7 +54,7 @@ pub unsafe fn is_inside(path: *const c_char) -> bool {
         && matches!(
             // SAFETY: as above.
             SERVED.place(HERE, unsafe { served::bytes(path) }, &mut Room::new()),
-            Ok(Place::Inside)
+            Ok(Route::Inside)
         )
 }
 
