@@ -363,7 +363,8 @@ static int32_t ahead_readv_cbk(call_frame_t *frame, void *cookie, xlator_t *this
     sched_state_t *state = flight->state;
     (void)cookie, (void)this, (void)vector, (void)count, (void)stbuf, (void)iobref, (void)xdata;
     if (op_ret > 0) GF_ATOMIC_ADD(flight->ahead_bytes, op_ret);
-    if (op_ret < 0) result(flight, op_ret, op_errno);
+    /* Its failure is that of a batch of its own, and not of the requests before it. */
+    if (op_ret < 0 && flight->asked_len == 0) result(flight, op_ret, op_errno);
     sched_ahead_end(ahead);
     flight_end(flight);
     sched_leave(state);

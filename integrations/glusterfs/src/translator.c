@@ -434,9 +434,16 @@ static void figures(sched_state_t *state, void (*put)(void *to, const char *name
     put(to, "predicted_requests", (double)stats.predicted_requests);
 }
 
+/* In full: readers of counters do not expect exponents. All but the means are whole numbers. */
+static const char *format_of(double value) {
+    return value >= 1e15 || value == (double)(int64_t)value ? "%.0f" : "%.3f";
+}
+
 static void put_statedump(void *to, const char *name, double value) {
+    char text[32];
     (void)to;
-    gf_proc_dump_write((char *)name, "%.10g", value);
+    snprintf(text, sizeof text, format_of(value), value);
+    gf_proc_dump_write((char *)name, "%s", text);
 }
 
 static int32_t statedump(xlator_t *this) {
@@ -472,7 +479,9 @@ struct metrics {
 
 static void put_metric(void *to, const char *name, double value) {
     struct metrics *metrics = to;
-    dprintf(metrics->fd, "%s.impresario.%s %.10g\n", metrics->this->name, name, value);
+    char text[32];
+    snprintf(text, sizeof text, format_of(value), value);
+    dprintf(metrics->fd, "%s.impresario.%s %s\n", metrics->this->name, name, text);
 }
 
 static int32_t dump_metrics(xlator_t *this, int fd) {
