@@ -46,7 +46,8 @@ static struct volume_options options[] = {
      .op_version = {1},
      .flags = OPT_FLAG_SETTABLE | OPT_FLAG_DOC,
      .tags = {"impresario"},
-     .description = "Requests of self-heal, rebalance and scrubbing in the scheduler at a time; 0: any number."},
+     .description = "Requests of self-heal, rebalance, scrubbing and geo-replication in the scheduler at a time while clients "
+                    "are at work; 0: any number."},
     {.key = {"merge"},
      .type = GF_OPTION_TYPE_STR,
      .value = {"off", "fd", "client", "file"},
@@ -226,6 +227,16 @@ static gf_boolean_t has_io_threads(xlator_t *xl) {
     return _gf_false;
 }
 
+/* Whether the locks below can be mandatory. GlusterFS 10 does not put changed options into a translator's dictionary, so this is as
+ * the brick started. */
+static gf_boolean_t locks_hold(xlator_t *xl) {
+    char *mode = NULL;
+    for (; xl; xl = xl->children ? xl->children->xlator : NULL)
+        if (strcmp(xl->type, "features/locks") == 0)
+            return dict_get_str(xl->options, "mandatory-locking", &mode) == 0 && strcmp(mode, "off") != 0;
+    return _gf_false;
+}
+
 /* The number in option threads, or -1 after a line in the log. */
 static int threads_of(xlator_t *this) {
     char *text = NULL, *end = NULL;
@@ -259,6 +270,8 @@ static int32_t start(xlator_t *this) {
     state->threads = (uint32_t)threads;
     state->queue_requests = queue_requests;
     state->folder = sched_storage_folder(FIRST_CHILD(this));
+    state->locks_hold = locks_hold(FIRST_CHILD(this));
+    INIT_LIST_HEAD(&state->flights);
     INIT_LIST_HEAD(&state->clients);
     INIT_LIST_HEAD(&state->internal);
 
