@@ -17,10 +17,12 @@ typedef struct {
     uint64_t id;
     gf_atomic_t calls; /* that have not ended, and 1 while calls are being made */
     gf_atomic_t bytes;
-    gf_atomic_t error; /* the last errno of one that failed */
-    uint64_t asked_len; /* up to the speculation, if it has one */
+    gf_atomic_t error; /* the last errno of a request that failed */
+    uint64_t asked_len; /* bytes of its reads or writes, up to the speculation if it has one */
     gf_atomic_t ahead_bytes; /* that the speculation has read */
     gf_boolean_t ahead;
+    struct list_head list; /* in sched_state.flights; nowhere once the scheduler does not wait for it any more */
+    inode_t *inode; /* of its file, referenced; if `locks_hold` */
 } flight_t;
 
 /* A call of the child, in the `local` of the first request's frame. */
@@ -30,13 +32,44 @@ typedef struct {
     sched_request_t *requests[]; /* in order of offset */
 } call_t;
 
+/* Whether the scheduler still waits for the flight; not again. */
+static gf_boolean_t flight_leave(flight_t *flight) {
+    sched_state_t *state = flight->state;
+    if (!state->locks_hold) return _gf_true;
+    pthread_mutex_lock(&state->lock);
+    gf_boolean_t waits = !list_empty(&flight->list);
+    list_del_init(&flight->list);
+    pthread_mutex_unlock(&state->lock);
+    inode_unref(flight->inode);
+    return waits;
+}
+
 static void flight_end(flight_t *flight) {
     if (GF_ATOMIC_DEC(flight->calls) > 0) return;
     uint64_t bytes = (uint64_t)GF_ATOMIC_GET(flight->bytes), ahead = (uint64_t)GF_ATOMIC_GET(flight->ahead_bytes);
     /* Reads that overlap add up to more than their range; where the speculation ends is what the library goes by. */
     if (flight->ahead) bytes = ahead > 0 ? flight->asked_len + ahead : min(bytes, flight->asked_len);
-    impresario_complete(flight->scheduler, flight->id, (int)GF_ATOMIC_GET(flight->error), bytes);
+    if (flight_leave(flight))
+        impresario_complete(flight->scheduler, flight->id, (int)GF_ATOMIC_GET(flight->error), bytes);
     GF_FREE(flight);
+}
+
+void sched_release_file(sched_state_t *state, inode_t *inode) {
+    flight_t *at, *found;
+    do {
+        uint64_t id = 0, bytes = 0;
+        found = NULL;
+        pthread_mutex_lock(&state->lock);
+        list_for_each_entry(at, &state->flights, list) {
+            if (at->inode != inode) continue;
+            found = at;
+            id = at->id, bytes = at->asked_len;
+            list_del_init(&at->list);
+            break;
+        }
+        pthread_mutex_unlock(&state->lock);
+        if (found) impresario_complete(state->scheduler, id, 0, bytes);
+    } while (found);
 }
 
 static void result(flight_t *flight, int32_t op_ret, int32_t op_errno) {
@@ -363,7 +396,8 @@ static int32_t ahead_readv_cbk(call_frame_t *frame, void *cookie, xlator_t *this
     sched_state_t *state = flight->state;
     (void)cookie, (void)this, (void)vector, (void)count, (void)stbuf, (void)iobref, (void)xdata;
     if (op_ret > 0) GF_ATOMIC_ADD(flight->ahead_bytes, op_ret);
-    if (op_ret < 0) result(flight, op_ret, op_errno);
+    /* Its failure is that of a batch of its own, and not of the requests before it. */
+    if (op_ret < 0 && flight->asked_len == 0) result(flight, op_ret, op_errno);
     sched_ahead_end(ahead);
     flight_end(flight);
     sched_leave(state);
@@ -413,7 +447,17 @@ void sched_batch(void *arg, impresario_t *scheduler, const impresario_batch_t *b
     GF_ATOMIC_INIT(flight->error, 0);
     GF_ATOMIC_INIT(flight->ahead_bytes, 0);
     flight->ahead = ahead != NULL;
-    flight->asked_len = ahead ? ahead->offset - batch->offset : batch->len;
+    flight->asked_len = ahead ? ahead->offset - batch->offset : 0;
+    if (!ahead && (batch->op == IMPRESARIO_READ || batch->op == IMPRESARIO_WRITE)) flight->asked_len = batch->len;
+    INIT_LIST_HEAD(&flight->list);
+    if (state->locks_hold) {
+        flight->inode =
+            inode_ref(asked > 0 ? sched_inode_of(((sched_request_t *)(uintptr_t)batch->requests[0].token)->stub)
+                                : ((sched_ahead_t *)(uintptr_t)ahead->token)->fd->inode);
+        pthread_mutex_lock(&state->lock);
+        list_add_tail(&flight->list, &state->flights);
+        pthread_mutex_unlock(&state->lock);
+    }
     for (uint32_t first = 0, count; first < asked; first += count) {
         uint64_t end = 0;
         call_t *call = NULL;
@@ -441,6 +485,8 @@ void sched_batch(void *arg, impresario_t *scheduler, const impresario_batch_t *b
         }
     }
     if (ahead) call_ahead(flight, ahead);
+    /* The file was locked while this was queued. */
+    if (state->locks_hold && sched_was_locked(state, flight->inode)) sched_release_file(state, flight->inode);
     flight_end(flight);
     THIS = before;
 }

@@ -4,12 +4,17 @@
  * discard and zerofill wait for everything in their range. fsync, and flush, which is a close, wait for the writes of the file
  * if some of them came through the same descriptor and are not answered; otherwise they pass. What others have outstanding
  * is not promised to them, and as a barrier each would hold back the writes of all processes that share the file. All other
- * operations pass. A request that cannot be queued goes straight to the child, which is what happens without the translator. */
+ * operations pass. A request that cannot be queued goes straight to the child, which is what happens without the translator. So
+ * does one of a file that was locked, where locks are mandatory: features/locks has a request that meets a lock wait until that
+ * goes. In the scheduler such a request would hold a place, and others back, those of the lock's owner among them, who then never
+ * unlocks. */
 #include "translator.h"
 
 #include <string.h>
+#include <time.h>
 
 static const uint64_t TO_THE_END = UINT64_MAX;
+enum { CLIENTS_PAUSE_MS = 1000 }; /* clients whose last request is older are not at work */
 
 gf_boolean_t sched_stopping(sched_state_t *state) {
     return __atomic_load_n(&state->stopping, __ATOMIC_SEQ_CST);
@@ -27,14 +32,27 @@ void sched_leave(sched_state_t *state) {
     pthread_mutex_unlock(&state->lock);
 }
 
+static int64_t now_ms(void) {
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC_COARSE, &now);
+    return (int64_t)now.tv_sec * 1000 + now.tv_nsec / 1000000;
+}
+
+/* Whether the internal class may have one more request in the scheduler; with `state->lock` held. It is limited while clients are at work.
+ * Nothing waits unless one is there, and when that ends this is asked again, so no timer has to tell that clients have stopped. */
+static gf_boolean_t internal_may_enter(sched_state_t *state) {
+    uint32_t limit = state->set.internal_depth;
+    return limit == 0 || state->internal_open < limit ||
+           (GF_ATOMIC_GET(state->clients_open) == 0 && now_ms() - GF_ATOMIC_GET(state->client_ms) > CLIENTS_PAUSE_MS);
+}
+
 /* Submits what the internal class may have in the scheduler. A request that cannot be queued ends at once and comes
  * here again: the first call goes on with the list, so that a long list is no deep recursion. */
 void sched_internal_next(sched_state_t *state) {
     pthread_mutex_lock(&state->lock);
     if (!state->internal_busy) {
         state->internal_busy = _gf_true;
-        while (!list_empty(&state->internal) &&
-               (state->set.internal_depth == 0 || state->internal_open < state->set.internal_depth)) {
+        while (!list_empty(&state->internal) && internal_may_enter(state)) {
             sched_request_t *next = list_first_entry(&state->internal, sched_request_t, list);
             list_del_init(&next->list);
             state->internal_open++;
@@ -57,6 +75,8 @@ void sched_request_end(sched_state_t *state, sched_request_t *request) {
         state->internal_open--;
         pthread_mutex_unlock(&state->lock);
         sched_internal_next(state);
+    } else {
+        GF_ATOMIC_DEC(state->clients_open);
     }
     GF_FREE(request);
     sched_leave(state);
@@ -136,8 +156,7 @@ void sched_internal_leave(sched_state_t *state, client_t *client) {
 static gf_boolean_t waits_its_turn(sched_state_t *state, sched_request_t *request) {
     gf_boolean_t waits = _gf_false;
     pthread_mutex_lock(&state->lock);
-    uint32_t limit = state->set.internal_depth;
-    if (!sched_stopping(state) && (!list_empty(&state->internal) || (limit != 0 && state->internal_open >= limit))) {
+    if (!sched_stopping(state) && (!list_empty(&state->internal) || !internal_may_enter(state))) {
         list_add_tail(&request->list, &state->internal);
         waits = _gf_true;
     } else {
@@ -155,7 +174,8 @@ static void enter(sched_state_t *state, call_frame_t *frame, call_stub_t *stub, 
 
     /* Counted before `stopping` is read, so that whoever waits for 0 after setting it sees this request. */
     GF_ATOMIC_INC(state->open);
-    if (!sched_stopping(state) && !(write && GF_ATOMIC_GET(state->held_bytes) + len > state->set.queue_bytes))
+    if (!sched_stopping(state) && !(write && GF_ATOMIC_GET(state->held_bytes) + len > state->set.queue_bytes) &&
+        !(state->locks_hold && sched_was_locked(state, sched_inode_of(stub))))
         request = GF_CALLOC(1, sizeof *request, sched_mt_request);
     if (!request) {
         GF_ATOMIC_INC(state->unscheduled);
@@ -187,6 +207,9 @@ static void enter(sched_state_t *state, call_frame_t *frame, call_stub_t *stub, 
             sched_internal_next(state); /* the last of the others may have ended meanwhile */
             return;
         }
+    } else {
+        GF_ATOMIC_INC(state->clients_open);
+        GF_ATOMIC_INIT(state->client_ms, now_ms());
     }
     sched_submit(state, request);
 }
@@ -272,9 +295,18 @@ gf_boolean_t sched_was_locked(const sched_state_t *state, inode_t *inode) {
     return inode_ctx_get(inode, state->this, &locked) == 0 && locked;
 }
 
+inode_t *sched_inode_of(const call_stub_t *stub) {
+    return stub->fop == GF_FOP_TRUNCATE ? stub->args.loc.inode : stub->args.fd->inode;
+}
+
+/* Before the child has the lock: what is there already may have to wait for it. */
 static void note_lock(xlator_t *this, inode_t *inode) {
+    sched_state_t *state = this->private;
     uint64_t locked = 1;
-    if (inode) inode_ctx_set(inode, this, &locked);
+    if (!inode) return;
+    gf_boolean_t first = !sched_was_locked(state, inode);
+    inode_ctx_set(inode, this, &locked);
+    if (first && state->locks_hold) sched_release_file(state, inode);
 }
 
 static int32_t sched_lk(call_frame_t *frame, xlator_t *this, fd_t *fd, int32_t cmd, struct gf_flock *lock,

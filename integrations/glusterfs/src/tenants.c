@@ -20,6 +20,7 @@ uint64_t sched_file_key(inode_t *inode, uuid_t gfid) {
     return halves[0] ^ halves[1];
 }
 
+/* As io-threads does, which has one thread for these unless configured. */
 gf_boolean_t sched_is_internal(const call_frame_t *frame) {
     return frame->root->pid < GF_CLIENT_PID_MAX && frame->root->pid != GF_CLIENT_PID_NO_ROOT_SQUASH;
 }

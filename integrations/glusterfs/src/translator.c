@@ -46,7 +46,8 @@ static struct volume_options options[] = {
      .op_version = {1},
      .flags = OPT_FLAG_SETTABLE | OPT_FLAG_DOC,
      .tags = {"impresario"},
-     .description = "Requests of self-heal, rebalance and scrubbing in the scheduler at a time; 0: any number."},
+     .description = "Requests of self-heal, rebalance, scrubbing and geo-replication in the scheduler at a time while clients "
+                    "are at work; 0: any number."},
     {.key = {"merge"},
      .type = GF_OPTION_TYPE_STR,
      .value = {"off", "fd", "client", "file"},
@@ -226,6 +227,16 @@ static gf_boolean_t has_io_threads(xlator_t *xl) {
     return _gf_false;
 }
 
+/* Whether the locks below can be mandatory. GlusterFS 10 does not put changed options into a translator's dictionary, so this is as
+ * the brick started. */
+static gf_boolean_t locks_hold(xlator_t *xl) {
+    char *mode = NULL;
+    for (; xl; xl = xl->children ? xl->children->xlator : NULL)
+        if (strcmp(xl->type, "features/locks") == 0)
+            return dict_get_str(xl->options, "mandatory-locking", &mode) == 0 && strcmp(mode, "off") != 0;
+    return _gf_false;
+}
+
 /* The number in option threads, or -1 after a line in the log. */
 static int threads_of(xlator_t *this) {
     char *text = NULL, *end = NULL;
@@ -259,6 +270,8 @@ static int32_t start(xlator_t *this) {
     state->threads = (uint32_t)threads;
     state->queue_requests = queue_requests;
     state->folder = sched_storage_folder(FIRST_CHILD(this));
+    state->locks_hold = locks_hold(FIRST_CHILD(this));
+    INIT_LIST_HEAD(&state->flights);
     INIT_LIST_HEAD(&state->clients);
     INIT_LIST_HEAD(&state->internal);
 
@@ -434,9 +447,16 @@ static void figures(sched_state_t *state, void (*put)(void *to, const char *name
     put(to, "predicted_requests", (double)stats.predicted_requests);
 }
 
+/* In full: readers of counters do not expect exponents. All but the means are whole numbers. */
+static const char *format_of(double value) {
+    return value >= 1e15 || value == (double)(int64_t)value ? "%.0f" : "%.3f";
+}
+
 static void put_statedump(void *to, const char *name, double value) {
+    char text[32];
     (void)to;
-    gf_proc_dump_write((char *)name, "%.10g", value);
+    snprintf(text, sizeof text, format_of(value), value);
+    gf_proc_dump_write((char *)name, "%s", text);
 }
 
 static int32_t statedump(xlator_t *this) {
@@ -472,7 +492,9 @@ struct metrics {
 
 static void put_metric(void *to, const char *name, double value) {
     struct metrics *metrics = to;
-    dprintf(metrics->fd, "%s.impresario.%s %.10g\n", metrics->this->name, name, value);
+    char text[32];
+    snprintf(text, sizeof text, format_of(value), value);
+    dprintf(metrics->fd, "%s.impresario.%s %s\n", metrics->this->name, name, text);
 }
 
 static int32_t dump_metrics(xlator_t *this, int fd) {

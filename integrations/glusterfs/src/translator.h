@@ -76,6 +76,7 @@ typedef struct sched_state {
     uint32_t threads;       /* that call the child; 0: those that submit and complete */
     uint32_t queue_requests;
     const char *folder;     /* of the storage below, NULL if that is not storage/posix; its option's */
+    gf_boolean_t locks_hold; /* features/locks below has requests wait for locks (mandatory-locking) */
 
     pthread_mutex_t lock;   /* of all that follows but the atomics; never held while calling anyone */
     pthread_cond_t idle;    /* `open` is 0 */
@@ -85,11 +86,14 @@ typedef struct sched_state {
     struct list_head internal; /* requests of GlusterFS's own processes that wait for their turn */
     uint32_t internal_open; /* those that are in the scheduler */
     gf_boolean_t internal_busy; /* a thread is submitting what waits */
+    struct list_head flights; /* if `locks_hold`: batches that count as with the child */
     gf_boolean_t stopping;  /* new requests go straight to the child */
     sched_runs_t runs;
 
     gf_atomic_t open;       /* requests that are neither answered nor passed on */
     gf_atomic_t held_bytes; /* payload of writes among them that the child does not have yet */
+    gf_atomic_t clients_open; /* requests of clients among them */
+    gf_atomic_t client_ms;  /* when a client's request came last, CLOCK_MONOTONIC */
     /* Counters since the start. */
     gf_atomic_t requests, internal_requests, unscheduled, merged_requests, merged_calls, alone_again, disconnected, ahead_calls;
 } sched_state_t;
@@ -122,6 +126,8 @@ extern struct xlator_fops sched_fops;
 extern struct xlator_fops sched_pass_through_fops;
 /* Whether a lock of the file was requested since the brick has it in memory. */
 gf_boolean_t sched_was_locked(const sched_state_t *state, inode_t *inode);
+/* The file that an operation changes or reads. */
+inode_t *sched_inode_of(const call_stub_t *stub);
 /* Gives a request to the scheduler, or straight to the child where the scheduler does not take it. */
 void sched_submit(sched_state_t *state, sched_request_t *request);
 /* The child's reply has been passed on, or an error: the request is forgotten. */
@@ -164,6 +170,8 @@ void sched_runs_go_on(sched_state_t *state);
 /* ---- batches.c ---- */
 /* impresario_batch_fn: calls the child for a batch. */
 void sched_batch(void *state, impresario_t *scheduler, const impresario_batch_t *batch);
+/* For the scheduler, the batches of a file that are with the child have ended. */
+void sched_release_file(sched_state_t *state, inode_t *inode);
 /* Calls the child for an operation; `frame->local` is NULL for one that is not scheduled. For call stubs. */
 int32_t sched_readv_resume(call_frame_t *frame, xlator_t *this, fd_t *fd, size_t size, off_t offset, uint32_t flags,
                            dict_t *xdata);

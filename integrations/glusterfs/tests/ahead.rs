@@ -2,6 +2,7 @@
 //! ends where it should.
 
 use std::fs;
+use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
@@ -74,6 +75,34 @@ fn inside_streams() {
         drop(mount);
         volume.bricks.clear();
     }
+}
+
+#[test]
+fn a_speculation_that_fails_fails_no_request() {
+    apart("ahead::inside_failing_speculations");
+}
+
+#[test]
+#[ignore = "run by another test as a process"]
+fn inside_failing_speculations() {
+    let machine = Machine::new();
+    let Some(_disk) = on_disk(&machine, "errors") else { return };
+    let errors = [("errors.failure", "20"), ("errors.error-no", "EIO"), ("errors.enable", "READ")];
+    let options: Vec<_> = OPTIONS.into_iter().chain(errors).collect();
+    let mut volume = Volume::start(&machine, "errors", 1, Place::Above, &options);
+    let mount = volume.mount_uncached();
+    fs::write(mount.path.join("file"), vec![1; 12 << 20]).unwrap();
+    let mut failed = 0;
+    for _ in 0..4 {
+        cool(&machine, "errors");
+        let file = fs::File::open(mount.path.join("file")).unwrap();
+        let mut bytes = vec![0; 64 << 10];
+        failed += (0..192).filter(|block| file.read_at(&mut bytes, block * (64 << 10)).is_err()).count() as u64;
+    }
+    until("the last speculation", || figure(&volume.bricks[0].report(), "open_requests") == 0);
+    let report = volume.bricks[0].report();
+    assert!(figure(&report, "read_ahead_calls") > 4, "{report:?}");
+    assert_eq!(figure(&report, "failed_requests"), failed, "{report:?}");
 }
 
 #[test]

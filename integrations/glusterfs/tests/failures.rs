@@ -2,10 +2,12 @@
 //! nothing that was answered is lost.
 
 use std::fs::{self, File};
+use std::io::{BufRead, BufReader, Write};
 use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt};
 use std::path::Path;
 use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::SeqCst};
+use std::sync::mpsc::Receiver;
 use std::time::{Duration, Instant};
 
 use crate::support::{Machine, PATIENCE, Place, Process, Volume, apart, brick_file, figure, script, succeed, until};
@@ -161,10 +163,10 @@ fn inside_own_processes() {
     assert_eq!(volume.sum("internal_requests"), 0);
     let healer = volume.mount(&["--client-pid=-6"]);
     let mut writers: Vec<Process> = (0..4).map(|n| writer(&healer.path.join(format!("healed{n}")), 50)).collect();
-    // One of them is in the scheduler; the others wait for their turn before it.
+    // In the scheduler, or before it while the user counts as at work.
     until("waiting requests", || {
         let report = volume.bricks[0].report();
-        figure(&report, "open_requests") >= 4 && figure(&report, "queued_requests") == 1
+        figure(&report, "open_requests") >= 4 && figure(&report, "queued_requests") > 0
     });
     script(&user.path, "head -c 300000 /dev/zero >another && cat file1 >/dev/null");
     let mut client = healer;
@@ -176,6 +178,127 @@ fn inside_own_processes() {
         writer.end(PATIENCE).expect("the writer gets an error");
     }
     script(&user.path, "cat another | wc -c | grep -qx 300000");
+}
+
+#[test]
+fn glusterfs_own_processes_go_one_at_a_time_beside_clients_only() {
+    apart("failures::inside_own_processes_beside_clients");
+}
+
+#[test]
+#[ignore = "run by another test as a process"]
+fn inside_own_processes_beside_clients() {
+    let machine = Machine::new();
+    // 50 ms a call.
+    let mut volume = Volume::start(&machine, "beside", 1, Place::Above, &[("delay.delay-duration", "50000")]);
+    let (user, healer) = (volume.mount_uncached(), volume.mount(&["--client-pid=-6"]));
+    let client = writer(&user.path.join("busy"), 1_000_000);
+    until("a client at work", || volume.sum("in_flight_batches") > 0);
+    let _healers: Vec<Process> = (0..4).map(|n| writer(&healer.path.join(format!("healed{n}")), 100_000)).collect();
+    // One in the scheduler, and three before it.
+    until("waiting healers", || volume.sum("open_requests") >= 4);
+    for _ in 0..20 {
+        let report = volume.bricks[0].report();
+        assert!(figure(&report, "in_flight_batches") <= 2, "{report:?}");
+    }
+    drop(client);
+    until("healers at the same time", || volume.sum("in_flight_batches") > 2);
+}
+
+#[test]
+fn requests_that_wait_for_a_mandatory_lock_hold_nobody_else() {
+    if impresario_testing::python("fcntl").is_some() {
+        apart("failures::inside_mandatory_locks");
+    }
+}
+
+#[test]
+#[ignore = "run by another test as a process"]
+fn inside_mandatory_locks() {
+    let machine = Machine::new();
+    let python = impresario_testing::python("fcntl").unwrap();
+    // Opens a file, and does what lines of its input say; prints a line for each.
+    let text = "import fcntl, os, sys\nfile = os.open(sys.argv[1], os.O_RDWR)\nfor line in sys.stdin:\n    \
+                word = line.strip()\n    \
+                if word == 'lock': fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB, 4096)\n    \
+                elif word == 'unlock': fcntl.lockf(file, fcntl.LOCK_UN, 4096)\n    \
+                elif word == 'write': os.pwrite(file, b'w' * 4096, 0)\n    \
+                elif word == 'read': os.pread(file, 4096, 0)\n    \
+                print(word, flush=True)\n";
+    let user = |path: &Path| {
+        let mut command = Command::new(&python);
+        let command = command.args(["-c", text]).arg(path).stdin(Stdio::piped()).stdout(Stdio::piped());
+        let mut child = command.spawn().unwrap();
+        let (input, output) = (child.stdin.take().unwrap(), child.stdout.take().unwrap());
+        let (to, said) = std::sync::mpsc::channel();
+        std::thread::spawn(move || BufReader::new(output).lines().map_while(Result::ok).try_for_each(|l| to.send(l)));
+        (Process(child), input, said)
+    };
+    for (name, place, waits_s) in [("above", Place::Above, 11), ("instead", Place::Instead, 4)] {
+        // A write of user 1 waits in the scheduler for so long; nothing else does.
+        let rules = format!("late: op=write & user=1 {{requests_per_s={}, burst=1}}", 1.0 / waits_s as f64);
+        let options = [("policy", "tbf"), ("rules", &rules), ("depth", "1"), ("locks.mandatory-locking", "forced")];
+        let mut volume = Volume::start(&machine, name, 1, place, &options);
+        let (mount, other) = (volume.mount_uncached(), volume.mount_uncached());
+        for file in ["file", "another"] {
+            fs::write(mount.path.join(file), [1; 8192]).unwrap();
+            fs::set_permissions(mount.path.join(file), fs::Permissions::from_mode(0o666)).unwrap();
+        }
+        let (_owner, mut owner, owner_said) = user(&mount.path.join("file"));
+        let (_waiter, mut waiter, waiter_said) = user(&other.path.join("file"));
+        let (_third, mut third, third_said) = user(&other.path.join("another"));
+        let says = |from: &Receiver<String>, what: &str| {
+            let said = from.recv_timeout(PATIENCE / 4);
+            if said.as_deref() != Ok(what) {
+                // A panic would have to wait for programs that wait for the lock.
+                eprintln!("{name}: {said:?} in the place of {what}: {:?}", volume.bricks[0].report());
+                std::process::exit(1);
+            }
+        };
+        // A lock's owner writes while another waits for that lock, and so does who has nothing to do with it.
+        writeln!(owner, "lock").unwrap();
+        says(&owner_said, "lock");
+        writeln!(waiter, "write").unwrap();
+        std::thread::sleep(Duration::from_millis(500));
+        assert!(waiter_said.try_recv().is_err(), "{name}: a write passes the lock");
+        writeln!(owner, "write").unwrap();
+        says(&owner_said, "write");
+        writeln!(third, "write").unwrap();
+        says(&third_said, "write");
+        writeln!(owner, "unlock").unwrap();
+        says(&owner_said, "unlock");
+        says(&waiter_said, "write");
+        until("the end", || volume.sum("open_requests") == 0);
+        // A write that was queued when the file was locked for the first time.
+        let late = mount.path.join("late");
+        fs::write(&late, [1; 8192]).unwrap();
+        fs::set_permissions(&late, fs::Permissions::from_mode(0o666)).unwrap();
+        let (_owner, mut owner, owner_said) = user(&late);
+        let mut writers: Vec<Process> = (0..2)
+            .map(|_| {
+                let mut dd = Command::new("setpriv");
+                dd.args(["--reuid=1", "--regid=1", "--clear-groups", "dd", "if=/dev/zero", "bs=4k", "count=1"]);
+                Process::start(dd.args(["conv=notrunc", "status=none", "of=late"]).current_dir(&other.path))
+            })
+            .collect();
+        until("a queued write", || volume.sum("queued_requests") == 1);
+        writeln!(owner, "lock").unwrap();
+        says(&owner_said, "lock");
+        until("its delivery", || volume.sum("queued_requests") == 0);
+        assert!(writers.iter_mut().any(|writer| writer.0.try_wait().unwrap().is_none()), "{name}: it passes the lock");
+        writeln!(third, "read").unwrap();
+        says(&third_said, "read");
+        writeln!(owner, "unlock").unwrap();
+        says(&owner_said, "unlock");
+        for writer in &mut writers {
+            assert!(writer.end(PATIENCE).expect("the writer ends").success());
+        }
+        // A large figure is written in full.
+        let waited_ns: u64 = volume.bricks[0].report()["queue_ns_max"].parse().expect("digits");
+        assert!(waited_ns > (waits_s - 2) * 1_000_000_000, "{name}: {waited_ns}");
+        drop((mount, other));
+        volume.bricks.clear();
+    }
 }
 
 #[test]

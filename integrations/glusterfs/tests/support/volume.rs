@@ -41,7 +41,7 @@ pub struct Volume {
 const FIRST_PORT: usize = 24_100;
 
 /// The volume file of a brick. Options that begin with `storage.` are those of its storage, with `locks.` those of its locks, with
-/// `server.` those of what receives requests; with `delay.`, every call of its storage takes time.
+/// `server.` those of what receives requests; with `delay.`, every call of its storage takes time, and with `errors.` some fail.
 pub fn brick_file(folder: &Path, number: usize, place: Place, options: &[(&str, &str)]) -> String {
     let mut text = String::new();
     let mut below = String::new();
@@ -61,14 +61,20 @@ pub fn brick_file(folder: &Path, number: usize, place: Place, options: &[(&str, 
     storage.extend(options.iter().filter_map(|(key, value)| Some((key.strip_prefix("storage.")?, *value))));
     let mut delay: Vec<_> =
         options.iter().filter_map(|(key, value)| Some((key.strip_prefix("delay.")?, *value))).collect();
-    let others = |key: &str| ["storage.", "delay.", "locks.", "server."].iter().any(|prefix| key.starts_with(prefix));
+    let others =
+        |key: &str| ["storage.", "delay.", "errors.", "locks.", "server."].iter().any(|prefix| key.starts_with(prefix));
     let locks: Vec<_> = options.iter().filter_map(|(key, value)| Some((key.strip_prefix("locks.")?, *value))).collect();
+    let errors: Vec<_> =
+        options.iter().filter_map(|(key, value)| Some((key.strip_prefix("errors.")?, *value))).collect();
     let receives = options.iter().filter_map(|(key, value)| Some((key.strip_prefix("server.")?, *value)));
     let options: Vec<_> = options.iter().filter(|(key, _)| !others(key)).copied().collect();
     add("posix", "storage/posix", &storage);
     if !delay.is_empty() {
         delay.push(("delay-percentage", "100"));
         add("delay", "debug/delay-gen", &delay);
+    }
+    if !errors.is_empty() {
+        add("errors", "debug/error-gen", &errors);
     }
     add("locks", "features/locks", &locks);
     if place != Place::Instead {
