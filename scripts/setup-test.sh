@@ -113,7 +113,12 @@ rm "$folder/sbin/rpcbind"
 cp "$folder"/offer/* "$folder/bin/"
 echo stable-x86_64-unknown-linux-gnu >"$folder/home/toolchains"
 stand_in "$folder/bin/systemctl" <<'SYSTEMCTL'
-[[ $1 == list-unit-files ]] && { echo "ssh.service enabled enabled"; ! grep -q "apt-get.* install" "$CALLS" || echo "rpcbind.socket enabled enabled"; }
+[[ $1 == list-unit-files ]] || exit 0
+# $HOME/silent: there is no answer before the packages are there.
+grep -q "apt-get.* install" "$CALLS" && installed=1 || installed=
+[[ -n $installed || ! -e $HOME/silent ]] || exit 1
+echo "ssh.service enabled enabled"
+[[ -z $installed ]] || echo "rpcbind.socket enabled enabled"
 SYSTEMCTL
 on scripts/setup.sh
 expect "services" test "$status" -eq 0
@@ -123,6 +128,12 @@ expect "services" called "^systemctl --quiet disable --now rpcbind.socket$"
 cp "$folder/bin/systemctl" "$folder/sbin/rpcbind"
 on scripts/setup.sh
 expect "services, second set-up" not_called "disable"
+: >"$folder/calls"
+touch "$folder/home/silent"
+rm "$folder/sbin/rpcbind"
+on scripts/setup.sh
+expect "services that were there are not known" called "apt-get .* install --no-install-recommends rpcbind$"
+expect "services that were there are not known" not_called "disable"
 
 machine
 on scripts/setup.sh

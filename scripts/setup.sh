@@ -102,18 +102,22 @@ if ((${#missing[@]})); then
   say "installing: ${missing[*]}"
   # Debian starts the services that it installs, now and at every boot. The tests start servers of their own, and a machine that
   # only runs tests has to serve nobody.
-  enabled() { systemctl list-unit-files --state=enabled --no-legend 2>/dev/null | awk '{ print $1 }'; }
+  enabled() { "${as_root[@]}" systemctl list-unit-files --state=enabled --no-legend 2>/dev/null | awk '{ print $1 }'; }
+  # Unless it is known which were there before, none is touched: the machine's own would be stopped.
   before=$(enabled) || before=
   "${apt[@]}" update ||
     die "the package lists could not be fetched; check the network and /etc/apt, or install by hand: ${missing[*]}"
-  "${apt[@]}" install --no-install-recommends "${missing[@]}" ||
-    die "installing failed; install by hand: ${missing[*]}"
-  mapfile -t services < <(enabled | grep -vxF -e "$before")
-  if ((${#services[@]})); then
-    "${as_root[@]}" systemctl --quiet disable --now "${services[@]}" &&
-      say "not started, now and at boot: ${services[*]} (systemctl enable --now NAME starts one)" ||
-      say "note: these were started by their packages: ${services[*]}"
+  installed=0
+  "${apt[@]}" install --no-install-recommends "${missing[@]}" || installed=$?
+  if [[ -n $before ]]; then
+    mapfile -t services < <(enabled | grep -vxF -e "$before")
+    if ((${#services[@]})); then
+      "${as_root[@]}" systemctl --quiet disable --now "${services[@]}" &&
+        say "not started, now and at boot: ${services[*]} (systemctl enable --now NAME starts one)" ||
+        say "note: these were started by their packages: ${services[*]}"
+    fi
   fi
+  ((installed == 0)) || die "installing failed; install by hand: ${missing[*]}"
 fi
 
 # rustup's installer, one version with its SHA-256 for each architecture.

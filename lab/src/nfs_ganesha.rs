@@ -1,8 +1,11 @@
 //! nfs-ganesha (Debian packages nfs-ganesha and nfs-ganesha-vfs) as a peer: one folder, exported at `/export`.
 
+use std::net::{Ipv4Addr, TcpStream};
 use std::path::Path;
+use std::thread::sleep;
+use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 use impresario_workload::children::Children;
 
 /// The protocol that it speaks, and where.
@@ -18,9 +21,34 @@ pub enum Version {
     },
 }
 
-/// The portmapper that version 3 needs, for the network that this thread is in.
+/// How long a portmapper may take until it answers, those of others included that end before.
+const PORTMAPPER_PATIENCE: Duration = Duration::from_secs(120);
+
+/// The portmapper that version 3 needs, for the network that this thread is in. One runs on a machine at a time, in whatever
+/// network: waits for another measurement's to end.
 pub fn portmapper(children: &mut Children, folder: &Path) -> Result<()> {
-    children.start("rpcbind", Path::new("rpcbind"), &["-f".into()], &folder.join("rpcbind.log"))
+    let deadline = Instant::now() + PORTMAPPER_PATIENCE;
+    let answers = || TcpStream::connect_timeout(&(Ipv4Addr::LOCALHOST, 111).into(), Duration::from_secs(1)).is_ok();
+    loop {
+        children.start("rpcbind", Path::new("rpcbind"), &["-f".into()], &folder.join("rpcbind.log"))?;
+        let ended = loop {
+            if let Err(ended) = children.check() {
+                break ended;
+            }
+            if answers() {
+                return Ok(());
+            }
+            ensure!(Instant::now() < deadline, "rpcbind does not answer");
+            sleep(Duration::from_millis(20));
+        };
+        children.kill("rpcbind")?;
+        if Instant::now() >= deadline {
+            return Err(
+                ended.context("of the portmapper (systemctl stop rpcbind.socket rpcbind, if the machine's own runs)")
+            );
+        }
+        sleep(Duration::from_millis(500));
+    }
 }
 
 /// Starts it with a configuration and logs in `folder`; it may take seconds until it serves.

@@ -70,7 +70,8 @@ fn what_was_prefetched_is_read_from_memory() {
         assert_eq!(sum(&cluster, "/read_ahead/hints/hinted_bytes"), 2 << 20);
         let whole = run(["prefetch", config, "input"]);
         assert!(whole.code == 0 && whole.out.contains("16 MiB of 16 MiB"), "{whole:?}");
-        until("all of it is in memory", || sum(&cluster, "/read_ahead/hints/fetched_bytes") == 16 << 20);
+        // More where the kernel has taken some of the first part out of memory meanwhile.
+        until("all of it is in memory", || sum(&cluster, "/read_ahead/hints/fetched_bytes") >= 16 << 20);
         assert!(read_file(&client(&cluster.config, 2), "input") == bytes);
         assert_eq!(sum(&cluster, "/read_ahead/waited_bytes"), 0, "no read waited for a device");
         assert_eq!(sum(&cluster, "/read_ahead/hints/hit_bytes"), 16 << 20);

@@ -44,7 +44,9 @@ static gf_boolean_t flight_leave(flight_t *flight) {
     return waits;
 }
 
+/* The state may be gone afterwards. */
 static void flight_end(flight_t *flight) {
+    sched_state_t *state = flight->state;
     if (GF_ATOMIC_DEC(flight->calls) > 0) return;
     uint64_t bytes = (uint64_t)GF_ATOMIC_GET(flight->bytes), ahead = (uint64_t)GF_ATOMIC_GET(flight->ahead_bytes);
     /* Reads that overlap add up to more than their range; where the speculation ends is what the library goes by. */
@@ -52,6 +54,7 @@ static void flight_end(flight_t *flight) {
     if (flight_leave(flight))
         impresario_complete(flight->scheduler, flight->id, (int)GF_ATOMIC_GET(flight->error), bytes);
     GF_FREE(flight);
+    GF_ATOMIC_DEC(state->flights_open);
 }
 
 void sched_release_file(sched_state_t *state, inode_t *inode) {
@@ -439,6 +442,7 @@ void sched_batch(void *arg, impresario_t *scheduler, const impresario_batch_t *b
         THIS = before;
         return;
     }
+    GF_ATOMIC_INC(state->flights_open);
     flight->state = state;
     flight->scheduler = scheduler;
     flight->id = batch->id;

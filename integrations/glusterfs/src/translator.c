@@ -353,8 +353,10 @@ static void stop(xlator_t *this) {
     /* Callbacks that hang in the child would use the state after it is freed. */
     for (int tries = 0; ended == -EBUSY && tries < 5; tries++)
         ended = impresario_destroy(state->scheduler, DESTROY_MS, sched_request_dropped, state);
+    /* Their replies have been passed on, so that these end now. */
+    for (int tries = 0; GF_ATOMIC_GET(state->flights_open) > 0 && tries < 200; tries++) gf_nanosleep(5000000);
     this->private = NULL;
-    if (ended != 0 || !idle || GF_ATOMIC_GET(state->open) > 0) {
+    if (ended != 0 || !idle || GF_ATOMIC_GET(state->open) > 0 || GF_ATOMIC_GET(state->flights_open) > 0) {
         gf_log(this->name, GF_LOG_ERROR, "requests are still below; the scheduler's memory is not freed: %s",
                impresario_last_error());
         return;

@@ -92,6 +92,7 @@ typedef struct sched_state {
 
     gf_atomic_t open;       /* requests that are neither answered nor passed on */
     gf_atomic_t held_bytes; /* payload of writes among them that the child does not have yet */
+    gf_atomic_t flights_open; /* batches that are with the child; the last reply of one is passed on before the batch ends */
     gf_atomic_t clients_open; /* requests of clients among them */
     gf_atomic_t client_ms;  /* when a client's request came last, CLOCK_MONOTONIC */
     /* Counters since the start. */

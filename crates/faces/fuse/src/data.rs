@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
-use std::time::SystemTime;
+use std::time::{Duration, SystemTime};
 
 use fuser::{Errno, FopenFlags, INodeNo, WriteFlags};
 use impresario_base::lock::Mutex;
@@ -88,6 +88,9 @@ impl OpenFile {
     }
 }
 
+/// How long an open waits for a move of its file by this mount, which takes one call to the server.
+const MOVE_WAIT: Duration = Duration::from_millis(100);
+
 /// How often an open follows a file that is given other names by this mount all the time.
 const MOVED_TRIES: u32 = 8;
 
@@ -149,7 +152,7 @@ impl Face {
             match self.open_as_found(number, entry, spared, flags, write, setter) {
                 Err(Errno::ENOENT | Errno::ENOTDIR | Errno::ESTALE) if !spared => {
                     // The kernel need not learn of what moved here meanwhile: the file has another name now.
-                    if left == 0 || !self.inodes.has_moved(number, &entries) {
+                    if left == 0 || !self.inodes.has_moved(number, &entries, MOVE_WAIT) {
                         self.inodes.spare(setter.thread, entries);
                         break;
                     }

@@ -15,7 +15,6 @@
 
 use std::collections::VecDeque;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use impresario_base::lock::Mutex;
@@ -36,9 +35,6 @@ const STAND_INS: u64 = 1 << 62;
 
 /// Largest number of opens marked as spared at a time.
 const SPARED_MAX: usize = 64;
-
-/// How long an open waits for moves of names that others make through this mount: they take one call to the server.
-const MOVE_WAIT: Duration = Duration::from_millis(100);
 
 /// Largest number of names known of one file besides the latest.
 const OTHERS_MAX: usize = 15;
@@ -138,23 +134,31 @@ struct Table {
     changes: u64,
     /// Opens that we made the kernel retry: it retries only once.
     spared: VecDeque<Spared>,
+    /// What this mount moves at the moment, once for each move.
+    moving: Vec<u64>,
 }
 
 /// The table of inode numbers.
 #[derive(Debug)]
 pub(crate) struct Inodes {
     table: Mutex<Table>,
-    /// Moves of names under way by this mount.
-    moving: AtomicUsize,
 }
 
-/// One of those moves: the server may have made it already, and the table does not know yet.
+/// A move of names by this mount: the server may have made it already, and the table does not know yet.
 #[derive(Debug)]
-pub(crate) struct Moving<'a>(&'a AtomicUsize);
+pub(crate) struct Moving<'a> {
+    inodes: &'a Inodes,
+    numbers: Vec<u64>,
+}
 
 impl Drop for Moving<'_> {
     fn drop(&mut self) {
-        self.0.fetch_sub(1, SeqCst);
+        let mut table = self.inodes.table.lock();
+        for number in &self.numbers {
+            if let Some(at) = table.moving.iter().position(|moving| moving == number) {
+                table.moving.swap_remove(at);
+            }
+        }
     }
 }
 
@@ -163,7 +167,7 @@ impl Inodes {
     pub(crate) fn new() -> Inodes {
         let root = Node { lookups: 1, ..Node::new(NodeKind::Dir) };
         let table = Table { nodes: FxHashMap::from_iter([(ROOT, root)]), ..Table::default() };
-        Inodes { table: Mutex::new(table), moving: AtomicUsize::new(0) }
+        Inodes { table: Mutex::new(table) }
     }
 
     /// The state of the table now, for [`Inodes::enter`] with the answer to a later request.
@@ -375,15 +379,19 @@ impl Inodes {
         self.table.lock().nodes.get(&number)?.opens.last().copied()
     }
 
-    /// This mount begins to move or exchange names. What is returned is dropped when the table knows of it.
-    pub(crate) fn moves(&self) -> Moving<'_> {
-        self.moving.fetch_add(1, SeqCst);
-        Moving(&self.moving)
+    /// This mount begins to move or exchange these names. What is returned is dropped when the table knows of it.
+    pub(crate) fn moves(&self, names: [(u64, &[u8]); 2]) -> Moving<'_> {
+        let mut table = self.table.lock();
+        let numbers: Vec<_> =
+            names.into_iter().filter_map(|(parent, name)| table.names.get(&(parent, name.into())).copied()).collect();
+        table.moving.extend(&numbers);
+        Moving { inodes: self, numbers }
     }
 
-    /// Whether this mount has moved the number since it had these names. Waits for moves under way, but not for long.
-    pub(crate) fn has_moved(&self, number: u64, names: &[EntryKey]) -> bool {
-        wait_while(&|| self.moving.load(SeqCst) > 0 && self.entries(number) == names, MOVE_WAIT);
+    /// Whether this mount has moved the number since it had these names. Waits for a move of it that is under way, at most so long.
+    pub(crate) fn has_moved(&self, number: u64, names: &[EntryKey], most: Duration) -> bool {
+        let moves = || self.table.lock().moving.contains(&number);
+        wait_while(&|| moves() && self.entries(number) == names, most);
         self.entries(number) != names
     }
 

@@ -322,7 +322,7 @@ impl Face {
         let whiteout = flags.contains(RenameFlags::RENAME_WHITEOUT);
         let moving = self.still([Target::Moved(from.0, from.1), Target::Moved(to.0, to.1)]);
         let [from_path, to_path] = moving.paths().ok_or(Errno::ESTALE)?;
-        let _moves = self.inodes.moves();
+        let _moves = self.inodes.moves([from, to]);
         let left = self.client.replace_name(from_path, to_path, no_replace, whiteout).map_err(fault)?;
         self.inodes.renamed(from, to, left);
         Ok(())
@@ -331,7 +331,7 @@ impl Face {
     fn exchange_names(&self, one: (u64, &[u8]), other: (u64, &[u8])) -> Outcome<()> {
         let moving = self.still([Target::Moved(one.0, one.1), Target::Moved(other.0, other.1)]);
         let [one_path, other_path] = moving.paths().ok_or(Errno::ESTALE)?;
-        let _moves = self.inodes.moves();
+        let _moves = self.inodes.moves([one, other]);
         self.client.exchange(one_path, other_path).map_err(fault)?;
         self.inodes.exchanged(one, other);
         Ok(())

@@ -182,7 +182,10 @@ mod tests {
     fn threads_inherit_that_they_serve_a_disk() {
         let is_flusher = || rustix::process::is_io_flusher().ok();
         let Some(false) = is_flusher() else {
-            return impresario_testing::skip("root", "a thread may not be marked as one that serves a disk");
+            return impresario_testing::skip(
+                "CAP_SYS_RESOURCE",
+                "a thread may not be marked as one that serves a disk",
+            );
         };
         let flusher = Flusher::begin();
         let inherited = std::thread::spawn(is_flusher).join();

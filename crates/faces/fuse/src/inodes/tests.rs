@@ -585,18 +585,20 @@ fn the_retry_of_an_open_is_that_of_its_thread() {
 fn an_open_learns_that_this_mount_moved_its_file() {
     let inodes = Inodes::new();
     enter(&inodes, ROOT, "a", 11, NodeKind::File);
+    enter(&inodes, ROOT, "other", 12, NodeKind::File);
     let names = inodes.entries(11);
-    assert!(!inodes.has_moved(11, &names), "and nothing moves");
+    let (never, long) = (Duration::ZERO, Duration::from_secs(60));
+    assert!(!inodes.has_moved(11, &names, long), "nothing moves");
     // The server has made the move, and the table learns of it while the open asks.
     std::thread::scope(|scope| {
-        let moves = inodes.moves();
-        let asked = scope.spawn(|| inodes.has_moved(11, &names));
-        std::thread::sleep(std::time::Duration::from_millis(5));
+        let moves = inodes.moves([(ROOT, b"a"), (ROOT, b"b")]);
+        let asked = scope.spawn(|| inodes.has_moved(11, &names, long));
         inodes.renamed((ROOT, b"a"), (ROOT, b"b"), None);
         drop(moves);
         assert!(asked.join().unwrap());
     });
-    assert!(!inodes.has_moved(11, &inodes.entries(11)), "no move is under way any more");
-    let _lasts = inodes.moves();
-    assert!(!inodes.has_moved(11, &inodes.entries(11)), "a move that does not end is not waited for");
+    assert!(!inodes.has_moved(11, &inodes.entries(11), long), "no move is under way any more");
+    let _lasts = inodes.moves([(ROOT, b"b"), (ROOT, b"new")]);
+    assert!(!inodes.has_moved(11, &inodes.entries(11), never), "a move that does not end is not waited for");
+    assert!(!inodes.has_moved(12, &inodes.entries(12), long), "nor is another's");
 }
