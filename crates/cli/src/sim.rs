@@ -91,7 +91,8 @@ struct CheckArgs {
 /// What is set beside the files.
 #[derive(clap::Args)]
 struct Changes {
-    /// Set a key by its dotted path, such as servers.in_flight=8; application.* is all of them
+    /// Set a key by its dotted path, such as servers.in_flight=8; application.* is all of them. The file's sweep over it, or over
+    /// keys that it is one of, is dropped
     #[arg(long, value_name = "KEY=VALUE")]
     set: Vec<String>,
     /// Go through values of a key: a,b,c, or 1..64/7log for seven values by equal factors

@@ -34,7 +34,7 @@ const STUCK_AFTER: Duration = Duration::from_millis(20);
 /// How often it is looked for stuck threads at least.
 const WATCH_EVERY: Duration = Duration::from_millis(50);
 /// Stuck threads of a pool that do not count against its limit.
-const STUCK_MAX: usize = 512;
+pub const STUCK_MAX: usize = 512;
 
 thread_local! {
     /// The pool that this thread belongs to.
@@ -55,6 +55,13 @@ pub fn waiting_elsewhere<T>(wait: impl FnOnce() -> T) -> T {
         Waiting(pool, number)
     });
     wait()
+}
+
+/// Stops pools as [`Workers::stop`] does, which together take no longer than `patience`.
+pub fn stop_all<'a>(pools: impl IntoIterator<Item = &'a Workers, IntoIter: Clone>, patience: Duration) {
+    let (pools, deadline) = (pools.into_iter(), Instant::now() + patience);
+    pools.clone().for_each(Workers::give_up);
+    pools.for_each(|pool| pool.stop(deadline.saturating_duration_since(Instant::now())));
 }
 
 /// Something to do; dropped undone when the pool is stopped, or has no thread and cannot start one.
@@ -456,6 +463,25 @@ mod tests {
             std::thread::yield_now();
         }
         assert!(workers.shared.state.lock().waits.is_empty());
+    }
+
+    #[test]
+    fn pools_that_stop_together_share_their_patience() {
+        let hangs = Arc::new(Mutex::new(()));
+        let is_hung = hangs.lock();
+        let pools = ["a", "b", "c"].map(|name| Workers::new(name, 1));
+        for pool in &pools {
+            let (hangs, (tx, rx)) = (hangs.clone(), mpsc::channel());
+            pool.run(Box::new(move || {
+                tx.send(()).unwrap();
+                drop(hangs.lock());
+            }));
+            rx.recv_timeout(Duration::from_secs(30)).unwrap();
+        }
+        let (began, patience) = (Instant::now(), Duration::from_secs(1));
+        stop_all(&pools, patience);
+        assert!((patience..patience * 5 / 2).contains(&began.elapsed()), "{:?}", began.elapsed());
+        drop(is_hung);
     }
 
     #[test]

@@ -31,6 +31,7 @@ use smallvec::{SmallVec, smallvec};
 use crate::conflicts::Conflicts;
 use crate::contract::{Completion, CoreConfig, Event, Full, Next};
 use crate::correction::Corrector;
+use crate::device_time::{DeviceTime, Sharer};
 use crate::ended::{Ended, Watch};
 use crate::limited::Portions;
 use crate::names::Names;
@@ -56,6 +57,7 @@ struct InFlight {
     along: Slot,
     /// Its number among the reads that speculations give way to; 0: none.
     read: u64,
+    sharer: Sharer,
 }
 
 /// A request that is dispatched piece by piece.
@@ -140,6 +142,7 @@ impl Core {
             queued: 0,
             hold_until: Nanos::ZERO,
             ended: Nanos::ZERO,
+            device_time: DeviceTime::default(),
         };
         let mut shared = SharedState {
             lanes: vec![lane; usize::from(setup.lanes)],
@@ -444,13 +447,16 @@ impl Core {
             }
             _ => 0,
         };
+        // Syncs with a limit of their own run beside the rest, which the lane's other batches are charged for.
+        let cost = (!self.shared.is_apart(op)).then(|| self.shared.config.cost.ttp(op, bytes));
+        let sharer = self.shared.lanes[extent.lane.index()].device_time.start(now, cost);
         let f = self.free_flights.pop().unwrap_or_else(|| {
             let slots = SmallVec::new();
-            self.flights.push(InFlight { extent, op, generation: 0, slots, along, read });
+            self.flights.push(InFlight { extent, op, generation: 0, slots, along, read, sharer });
             self.flights.len() as u32 - 1
         });
         let flight = &mut self.flights[f as usize];
-        (flight.extent, flight.op, flight.along, flight.read) = (extent, op, along, read);
+        (flight.extent, flight.op, flight.along, flight.read, flight.sharer) = (extent, op, along, read, sharer);
         flight.generation = flight.generation.wrapping_add(1);
         flight.slots.extend_from_slice(&self.selected);
         Batch { id: BatchId(u64::from(flight.generation) << 32 | u64::from(f)), extent, op, parts }
@@ -481,13 +487,14 @@ impl Core {
         }
         let mut slots = std::mem::take(&mut flight.slots);
         flight.along = Slot::NONE;
-        let (extent, op, read) = (flight.extent, flight.op, flight.read);
+        let (extent, op, read, sharer) = (flight.extent, flight.op, flight.read, flight.sharer);
         let bytes = if op.is_data() { extent.len } else { 0 };
         self.shared.in_flight(extent.lane, op, false, bytes);
         self.looks_for_syncs |= op == Op::Sync;
         // Clamp to the present: a driver with inconsistent clocks must not distort the cost model.
         let (started, finished) = (completion.started, completion.finished.min(now));
-        let device_time = self.shared.lanes[extent.lane.index()].end(started, finished);
+        let lane = &mut self.shared.lanes[extent.lane.index()];
+        let (alone, device_time) = (lane.end(started, finished), lane.device_time.end(sharer, started, finished));
         self.speculations.read_ended(extent.lane, read);
         self.held.look();
         let mut asked_bytes = bytes;
@@ -508,7 +515,7 @@ impl Core {
             && completion.bytes_done == bytes
             && along.is_none()
             && service > Nanos::ZERO
-            && let Some(cost) = self.corrector.observe(op, bytes, device_time)
+            && let Some(cost) = self.corrector.observe(op, bytes, alone)
         {
             self.shared.config.cost = cost;
         }

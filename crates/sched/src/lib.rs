@@ -8,6 +8,7 @@ mod contract;
 pub mod core;
 pub mod correction;
 pub mod cost;
+mod device_time;
 mod ended;
 pub mod laws;
 pub mod limited;

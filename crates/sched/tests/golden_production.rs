@@ -366,6 +366,54 @@ fn a_portion_of_the_device_does_not_depend_on_the_depth() {
     }
 }
 
+/// A disk serves reads of 10 ms one after the other, a cache beside it a read of 0.1 ms each millisecond. The reads of the disk pay
+/// for their time though others end meanwhile: a quarter of the device is a quarter.
+#[test]
+fn a_portion_of_the_device_counts_batches_that_others_overlap() {
+    let tbf = PolicySpec::named("tbf").with("rules", "a: job=1 {device=0.25}");
+    let mclock = PolicySpec::named("mclock").with("unit", "device").with("rules", "a: job=1 {limit=0.25}");
+    for spec in [tbf, mclock] {
+        let name = spec.name.clone();
+        let mut bench = Bench::new(spec, ms(10));
+        bench.core.set_depth(4, 0);
+        let mut flying = std::collections::BTreeMap::new();
+        let (mut free_at, mut next_fast, mut served, mut queued) = (Nanos::ZERO, Nanos::ZERO, 0_u32, 0_u32);
+        while bench.now < ms(10_000) {
+            while queued < 4 {
+                bench.reads(&[1]);
+                queued += 1;
+            }
+            if bench.now >= next_fast {
+                bench.reads(&[2]);
+                next_fast += ms(1);
+            }
+            match bench.core.next(bench.now) {
+                Next::Dispatch(batch) if batch.extent.file.0 == 1 => {
+                    queued -= 1;
+                    free_at = free_at.max(bench.now) + bench.service;
+                    flying.insert((free_at, batch.id.0), (bench.now, batch));
+                }
+                Next::Dispatch(batch) => {
+                    flying.insert((bench.now + Nanos(100_000), batch.id.0), (bench.now, batch));
+                }
+                Next::Wait { until, .. } => {
+                    let until = until.min(next_fast);
+                    if flying.first_key_value().is_none_or(|((finished, _), _)| *finished > until) {
+                        bench.now = until;
+                        continue;
+                    }
+                    let ((finished, _), (started, batch)) = flying.pop_first().unwrap();
+                    bench.now = finished;
+                    served += u32::from(batch.extent.file.0 == 1);
+                    bench.core.event(finished, Event::Completed(Completion::of(&batch, started, finished)));
+                }
+            }
+        }
+        let portion = f64::from(served) * bench.service.as_secs_f64() / bench.now.as_secs_f64();
+        assert!((0.225..=0.275).contains(&portion), "{name}: {portion:.3} of the device");
+    }
+}
+
 /// What waits for a rule with others under it are their requests. Requests in flight wait for no limit.
 #[test]
 fn tbf_reports_as_waiting_what_a_limit_withholds() {

@@ -4,7 +4,7 @@ use impresario_base::statistics::{mean, median};
 use impresario_sched::{FileId, LaneId, Nanos};
 use rustc_hash::FxHashMap;
 
-use crate::{Builder, Header, Record, Trace, TraceOp};
+use crate::{Builder, Header, Record, Space, Trace, TraceOp};
 
 /// The mean of several traces, and how much they agree.
 #[derive(Debug)]
@@ -22,8 +22,8 @@ pub struct Average {
 struct Same {
     path: Vec<u8>,
     op: TraceOp,
-    /// Offsets in what a server holds of a file say nothing without the server.
-    lane: LaneId,
+    /// Where offsets are those in what a server holds of a file: they say nothing without the server.
+    lane: Option<LaneId>,
     offset: u64,
     len: u64,
     /// Its index among requests with the same file, operation, server, offset and length.
@@ -47,12 +47,13 @@ pub fn average(traces: &[Trace]) -> Result<Average, String> {
     let mut seen: FxHashMap<Same, Seen> = FxHashMap::default();
     for (number, trace) in traces.iter().enumerate() {
         let start = trace.records.first().map_or(0, |r| r.arrival.0);
-        let mut nth: FxHashMap<(FileId, TraceOp, LaneId, u64, u64), u32> = FxHashMap::default();
+        let mut nth: FxHashMap<(FileId, TraceOp, Option<LaneId>, u64, u64), u32> = FxHashMap::default();
         for r in &trace.records {
-            let count = nth.entry((r.file, r.op, r.lane, r.offset, r.len)).or_default();
+            let lane = (trace.header.space == Space::Lane).then_some(r.lane);
+            let count = nth.entry((r.file, r.op, lane, r.offset, r.len)).or_default();
             *count += 1;
             let path = name(trace, r.file);
-            let same = Same { path, op: r.op, lane: r.lane, offset: r.offset, len: r.len, nth: *count };
+            let same = Same { path, op: r.op, lane, offset: r.offset, len: r.len, nth: *count };
             let entry = seen.entry(same).or_insert_with(|| Seen {
                 record: *r,
                 trace: number,
@@ -132,7 +133,7 @@ fn name(trace: &Trace, id: FileId) -> Vec<u8> {
 mod tests {
     use super::*;
     use crate::testing::{read_at, varied};
-    use crate::{Origin, OriginId, Space};
+    use crate::{Origin, OriginId};
 
     fn run(arrivals: &[(u64, u64)], shift: u64, process: u32) -> Trace {
         let mut builder = Builder::new(Header { clock_unix_ns: Some(shift), ..Header::default() });
@@ -161,22 +162,25 @@ mod tests {
         assert_eq!(average(&[]).unwrap_err(), "there is no trace to take the mean of");
     }
 
-    /// Two servers hold the same offset of their parts of a file, and answer in another order in the second run.
+    /// Two servers hold the same offset of their parts of a file, and answer in another order in the second run. Where offsets are
+    /// those of the file, one request may go to another server in each run.
     #[test]
-    fn the_mean_keeps_servers_apart() {
-        let run = |order: [u16; 2]| {
-            let mut builder = Builder::new(Header { space: Space::Lane, ..Header::default() });
+    fn the_mean_keeps_servers_apart_where_offsets_are_theirs() {
+        let run = |space, order: &[u16]| {
+            let mut builder = Builder::new(Header { space, ..Header::default() });
             builder.path(b"/f").unwrap();
             builder.origin(Origin::default()).unwrap();
-            for (lane, at) in order.into_iter().zip([0, 1000]) {
+            for (&lane, at) in order.iter().zip([0, 1000]) {
                 builder.push(Record { lane: LaneId(lane), ..read_at(0, 0, 100, at, Some(10)) }).unwrap();
             }
             builder.build()
         };
-        let mean = average(&[run([0, 1]), run([1, 0])]).unwrap();
+        let mean = average(&[run(Space::Lane, &[0, 1]), run(Space::Lane, &[1, 0])]).unwrap();
         let mut told: Vec<_> = mean.trace.records.iter().map(|r| (r.lane.0, r.arrival.0)).collect();
         told.sort_unstable();
         assert_eq!(told, [(0, 500), (1, 500)]);
+        let mean = average(&[run(Space::File, &[0]), run(Space::File, &[1])]).unwrap();
+        assert_eq!((mean.trace.records.len(), mean.dropped), (1, 0));
     }
 
     #[test]

@@ -73,6 +73,8 @@ struct Lane {
     alone: u32,
     /// Barriers in flight.
     barriers: u32,
+    /// Syncs in flight that have a limit of their own and are not among the batches above.
+    syncs: u32,
 }
 
 /// Checks one core.
@@ -80,6 +82,7 @@ pub struct Laws {
     policy: String,
     shared_space: bool,
     total_limit: u32,
+    lane_syncs: u32,
     pieces: bool,
     /// The policy is unlimited: lane limits do not apply.
     unlimited: bool,
@@ -138,6 +141,7 @@ impl Laws {
             policy: String::new(),
             shared_space: config.shared_space,
             total_limit: config.total_requests.max(1),
+            lane_syncs: config.lane_syncs,
             pieces: config.pieces,
             unlimited: false,
             own_switches: 0,
@@ -248,7 +252,21 @@ impl Laws {
     }
 
     fn total_open(&self) -> bool {
-        self.unlimited || (self.flying.len() as u64) < u64::from(self.total_limit)
+        let syncs: u64 = self.lanes.iter().map(|lane| u64::from(lane.syncs)).sum();
+        self.unlimited || (self.flying.len() as u64) - syncs < u64::from(self.total_limit)
+    }
+
+    /// Requests of this kind have a limit of their own.
+    fn is_apart(&self, op: Op) -> bool {
+        op == Op::Sync && self.lane_syncs > 0
+    }
+
+    /// The limits let a batch of this kind start.
+    fn has_room(&self, op: Op, lane: usize) -> bool {
+        match self.is_apart(op) {
+            true => self.lanes[lane].syncs < self.lane_syncs,
+            false => self.total_open() && self.lane_open(lane),
+        }
     }
 
     fn lane_open(&self, lane: usize) -> bool {
@@ -430,7 +448,8 @@ impl Laws {
     fn dispatched(&mut self, now: u64, batch: &Batch) {
         let mut wrong = Vec::new();
         let lane = batch.extent.lane.index();
-        if !(self.unlimited || self.total_open() && self.lane_open(lane)) {
+        let has_no_limit = self.unlimited && !self.is_apart(batch.op);
+        if !has_no_limit && !self.has_room(batch.op, lane) {
             wrong.push(format!("a batch for lane {lane}, which has no room"));
         }
         if self.lanes[lane].hold_until > now {
@@ -488,8 +507,12 @@ impl Laws {
         // The policy does not see barriers and speculations.
         self.lanes[lane].batches += u64::from(batch.op.is_data() && real);
         self.lanes[lane].alone += u32::from(!real);
-        self.lanes[lane].barriers += u32::from(!batch.op.is_data());
-        self.lanes[lane].in_flight += 1;
+        if self.is_apart(batch.op) {
+            self.lanes[lane].syncs += 1;
+        } else {
+            self.lanes[lane].barriers += u32::from(!batch.op.is_data());
+            self.lanes[lane].in_flight += 1;
+        }
         self.flying.insert(batch.id, batch.clone());
         wrong.into_iter().for_each(|what| self.violated(now, what));
     }
@@ -527,14 +550,18 @@ impl Laws {
 
     /// A request that could start now, on one lane or any.
     fn startable(&self, now: u64, of: Option<usize>) -> Option<&Known> {
-        let is_open = |lane: usize| self.lane_open(lane) && self.lanes[lane].hold_until <= now;
-        let open: Vec<bool> = (0..self.lanes.len()).map(is_open).collect();
-        if !self.total_open() || !open.contains(&true) {
+        let is_open = |op: Op| move |lane: usize| self.has_room(op, lane) && self.lanes[lane].hold_until <= now;
+        // Of syncs, and of all else.
+        let open = [Op::Sync, Op::Read].map(|op| (0..self.lanes.len()).map(is_open(op)).collect::<Vec<_>>());
+        if !open.iter().any(|lanes| lanes.contains(&true)) {
             return None;
         }
         let could_go = |k: &Known| {
             let lane = k.request.extent.lane.index();
-            let free = k.waits() && open[lane] && of.is_none_or(|of| of == lane) && self.is_ready(&k.request);
+            let free = k.waits()
+                && open[usize::from(k.request.op != Op::Sync)][lane]
+                && of.is_none_or(|of| of == lane)
+                && self.is_ready(&k.request);
             free && !self.is_blocked(k) && !self.has_older_sibling(k)
         };
         let could_go = |(id, k): &(&RequestId, &Known)| !self.held.contains_key(id) && could_go(k);
@@ -573,11 +600,16 @@ impl Laws {
     pub fn completed(&mut self, now: u64, batch: BatchId) {
         self.pass_time(now);
         let Some(batch) = self.flying.remove(&batch) else { return };
+        let is_apart = self.is_apart(batch.op);
         let lane = &mut self.lanes[batch.extent.lane.index()];
-        lane.in_flight -= 1;
         let real = batch.parts.iter().any(|part| self.known.contains_key(&part.id));
         lane.alone = lane.alone.saturating_sub(u32::from(!real));
-        lane.barriers -= u32::from(!batch.op.is_data());
+        if is_apart {
+            lane.syncs -= 1;
+        } else {
+            lane.in_flight -= 1;
+            lane.barriers -= u32::from(!batch.op.is_data());
+        }
         for part in batch.parts {
             let Some(k) = self.known.get_mut(&part.id) else { continue };
             k.flying -= 1;

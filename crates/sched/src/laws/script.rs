@@ -210,6 +210,8 @@ pub(super) struct Script {
     pub(super) passing: Vec<(RequestId, u64)>,
     /// Speculations are long and of one file.
     pub(super) long_ahead: bool,
+    /// One request of three is a sync.
+    pub(super) syncs: bool,
     pub(super) log: Vec<String>,
     pub(super) pushed: u64,
     /// Requests of each process that reads a part.
@@ -255,9 +257,25 @@ impl Script {
         let laws = Laws::new(config, &core);
         let (lanes, now) = (config.lanes, Nanos(1_000));
         let (flying, passing, log) = Default::default();
-        let (load, lets_pass, long_ahead) = (Load::Mixed, true, false);
+        let (load, lets_pass, long_ahead, syncs) = (Load::Mixed, true, false, false);
         let (steps, pushed, holds) = Default::default();
-        Script { core, laws, rng, now, lanes, load, flying, lets_pass, long_ahead, passing, log, pushed, steps, holds }
+        Script {
+            core,
+            laws,
+            rng,
+            now,
+            lanes,
+            load,
+            flying,
+            lets_pass,
+            long_ahead,
+            syncs,
+            passing,
+            log,
+            pushed,
+            steps,
+            holds,
+        }
     }
 
     pub(super) fn below(&mut self, n: u64) -> u64 {
@@ -288,6 +306,7 @@ impl Script {
             (Op::Read, 3, offset * 1024, 512)
         } else {
             let op = match self.below(20) {
+                0..7 if self.syncs => Op::Sync,
                 0 => Op::Sync,
                 1 => Op::Truncate,
                 2..8 => Op::Write,

@@ -430,3 +430,25 @@ fn a_node_that_sends_one_batch_at_a_time() {
         }
     }
 }
+
+/// Syncs that count against a limit of their own only, beside one or two batches in flight.
+#[test]
+fn syncs_have_a_limit_of_their_own() {
+    for (spec, lanes) in specs() {
+        for seed in 0..4 {
+            let config = CoreConfig {
+                lanes,
+                shared_space: lanes > 1 && seed % 2 == 0,
+                lane_syncs: 1 + seed as u32 / 2,
+                total_requests: 2,
+                ..CoreConfig::single_lane(64)
+            };
+            let core = Core::new(config.clone(), &spec).unwrap();
+            let mut script = Script::on(core, &config, Random::new(seed));
+            script.syncs = true;
+            (0..300).for_each(|_| script.step(&[]));
+            script.finish();
+            script.judge();
+        }
+    }
+}

@@ -8,7 +8,7 @@
 //! applications", INRIA RR-9502 (2023): GreedyYield. There the yield counts an application's whole run, computing
 //! included, against its time alone; a server sees only requests, so ours counts the phase. A phase begins with a
 //! request after `phase_gap_ms` without outstanding ones (`phases.rs`). Device time is debited by the cost model at
-//! dispatch and corrected by the service time at completion, over all lanes of this server. Equal yields: the phase
+//! dispatch and corrected at completion, over all lanes of this server. Equal yields: the phase
 //! that began first. Within an application: order of arrival, aggregated.
 //!
 //! Yields change with time, so the lowest is kept by a kinetic tournament (`tournament.rs`), not by a scan.
@@ -163,7 +163,7 @@ impl Policy for LowestYield {
         let Some(flight) = self.flows.returned(done) else { return };
         if !self.in_bytes {
             let got = &mut self.phases.job_mut(flight.job).got;
-            *got = got.saturating_add(done.service.0).saturating_sub(flight.estimate.0);
+            *got = got.saturating_add(done.device_time.0).saturating_sub(flight.estimate.0);
             self.refile_all(view, flight.job);
         }
         self.phases.left(flight.job, done.slots.len() as u32, view.now);

@@ -38,6 +38,7 @@ use rustc_hash::FxHashSet;
 
 use crate::contract::Linked;
 use crate::cost::CostModel;
+use crate::device_time::DeviceTime;
 use crate::limited::{Limited, Portions};
 use crate::names::{Names, Who};
 use crate::occupied::{Occupied, Round};
@@ -129,6 +130,8 @@ pub struct Lane {
     pub(crate) hold_until: Nanos,
     /// When its last batch ended.
     pub(crate) ended: Nanos,
+    /// What its batches are charged for.
+    pub(crate) device_time: DeviceTime,
 }
 
 impl Lane {
@@ -139,8 +142,8 @@ impl Lane {
         counted < self.limit_requests && self.in_flight_bytes < self.limit_bytes
     }
 
-    /// A batch ended. Returns the time for which it had the lane to itself: without waiting behind others below the
-    /// scheduler, so that the times of all batches add up to the time for which the lane was busy.
+    /// A batch ended. Returns the time for which it had the lane to itself, without waiting behind others below the scheduler: what a
+    /// batch costs a device that serves one after the other. Where batches overlap it says less than they took.
     pub(crate) fn end(&mut self, started: Nanos, finished: Nanos) -> Nanos {
         let device_time = finished.since(started.max(self.ended));
         self.ended = self.ended.max(finished);
@@ -259,7 +262,7 @@ pub struct Done<'a> {
     pub errno: i32,
     /// From its start to its end below the scheduler, including any wait there.
     pub service: Nanos,
-    /// The part of that for which it had the lane to itself.
+    /// Its share of the time for which the lane was busy: the shares of all batches add up to that.
     pub device_time: Nanos,
 }
 

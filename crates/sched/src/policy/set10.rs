@@ -12,7 +12,7 @@
 //!   (`big: job=17 {period_s=900}`).
 //! - Sets range from 10⁻³ s to 10⁶ s; a T outside belongs to the nearest.
 //! - Shares are of device time and per lane: start-time fair queueing, debited by the cost model at dispatch, corrected
-//!   by the service time at completion. A set that was idle starts at the others' virtual time.
+//!   by the device time at completion. A set that was idle starts at the others' virtual time.
 //! - If the application whose turn it is in a set has nothing queued at the moment, the next one by start of phase
 //!   goes. Within an application: order of arrival, aggregated.
 //!
@@ -234,7 +234,8 @@ impl Policy for Set10 {
     fn completed(&mut self, view: &View<'_>, done: &Done<'_>) {
         let Some(flight) = self.flows.returned(done) else { return };
         let used = &mut self.groups[flight.group].used[flight.set];
-        *used = (*used + virtual_ns(flight.set, done.service)).saturating_sub(virtual_ns(flight.set, flight.estimate));
+        *used =
+            (*used + virtual_ns(flight.set, done.device_time)).saturating_sub(virtual_ns(flight.set, flight.estimate));
         self.phases.left(flight.job, done.slots.len() as u32, view.now);
     }
 

@@ -32,7 +32,7 @@ use crate::listener::{Vitals, before_waiting};
 use crate::outbox::{HELD_FRAME_BYTES, hand_over_own_drain, let_own_replies_go};
 use crate::owed::{PART_MAX_BYTES, Run, send_parts};
 use crate::payload::Slice;
-use crate::workers::{PATIENCE, Workers};
+use crate::workers::{PATIENCE, Workers, stop_all};
 
 /// Threads for batches that wait for a real device.
 const DEVICE_THREADS: usize = 16;
@@ -122,9 +122,8 @@ impl Disk {
 
     pub(crate) fn stop(&self) {
         self.device.iter().for_each(|device| device.stop());
-        self.read_ahead.iter().for_each(|(_, threads)| threads.stop(PATIENCE));
-        self.threads.stop(PATIENCE);
-        self.sync_threads.stop(PATIENCE);
+        let ahead: Option<&Workers> = self.read_ahead.as_ref().map(|(_, threads)| threads);
+        stop_all([&self.threads, &self.sync_threads].into_iter().chain(ahead), PATIENCE);
         self.stop_settling();
     }
 

@@ -26,7 +26,7 @@ use crate::listener::{Vitals, before_waiting};
 use crate::outbox::{Bulk, STACK_BYTES, hand_over_own_replies};
 use crate::owed::Came;
 use crate::payload::{Buffer, Slice};
-use crate::workers::{PATIENCE, Workers, waiting_elsewhere};
+use crate::workers::{PATIENCE, STUCK_MAX, Workers, stop_all, waiting_elsewhere};
 
 /// How often it is looked for servers that hang, while that matters.
 const WATCH_EVERY: Duration = Duration::from_millis(50);
@@ -34,8 +34,11 @@ const WATCH_EVERY: Duration = Duration::from_millis(50);
 const CALM_MAX: u32 = 20;
 
 /// Syncs of files on a lane that are forwarded at a time. Each holds a thread and no place in the dispatch queue, so that reads and
-/// writes need not wait for one of them.
-pub(crate) const SYNCS_MAX: u32 = 16;
+/// writes need not wait for one of them. As many as threads may be stuck: a sync is on the lane of its first byte, and the server that
+/// hangs may be another one, which must not hold up syncs that do not need it.
+pub(crate) const SYNCS_MAX: u32 = STUCK_MAX as u32;
+/// Threads for the syncs of a lane that are not stuck, at least.
+const LANE_SYNC_THREADS_MIN: usize = 16;
 /// Reads up to this length are forwarded without a thread that waits, bytes.
 const UNATTENDED_MAX_BYTES: u64 = 4 << 20;
 
@@ -125,7 +128,7 @@ impl Forwarder {
         let queue = DispatchQueue::new(in_flight, settings.merge_requests, settings.merge_bytes);
         // Kept: a job that is dropped leaves its batch in the queue.
         let threads = Workers::new("forward", in_flight).kept()?;
-        let sync_threads = Workers::new("forward sync", SYNCS_MAX as usize).kept()?;
+        let sync_threads = Workers::new("forward sync", sync_threads(in_flight, lanes)).kept()?;
         Ok(Arc::new_cyclic(|this| Forwarder {
             this: this.clone(),
             vitals,
@@ -151,8 +154,7 @@ impl Forwarder {
     }
 
     pub(super) fn stop(&self) {
-        self.threads.stop(PATIENCE);
-        self.sync_threads.stop(PATIENCE);
+        stop_all([&self.threads, &self.sync_threads], PATIENCE);
         // Dropped unreported, they complete as EIO.
         let left = self.dispatch.lock().queue.drain();
         drop(left);
@@ -550,7 +552,7 @@ impl Forwarder {
         (errno != 0).then_some(errno)
     }
 
-    /// Forwards a sync, whose writes are done. A server that hangs holds no thread of the pool; each lane has few syncs.
+    /// Forwards a sync, whose writes are done. A server that hangs holds no thread of the pool.
     fn sync_later(&self, parts: Vec<(Request, Item)>, ticket: Ticket<Item>) {
         let Some(this) = self.this.upgrade() else { return };
         self.sync_threads.run(Box::new(move || {
@@ -689,6 +691,11 @@ impl Joined {
     }
 }
 
+/// Threads for syncs that are not stuck. They are started when they are needed.
+fn sync_threads(in_flight_requests: usize, lanes: u16) -> usize {
+    (in_flight_requests.max(LANE_SYNC_THREADS_MIN) * usize::from(lanes.max(1))).min(SYNCS_MAX as usize)
+}
+
 /// What was taken out of the queue is answered.
 pub(super) fn complete(tickets: Vec<(Ticket<Item>, u64)>, errno: i32, started: Nanos) {
     let finished = now();
@@ -780,14 +787,18 @@ mod tests {
     use crate::outbox::Outbox;
     use crate::request_trace::TraceSettings;
 
-    /// Writes are answered, or panic, and syncs are when they may; there is nothing else.
+    /// Writes are answered, or panic, and syncs are, of files from [`WAITS`] on when they may; there is nothing else.
     #[derive(Default)]
     struct Writes {
         panic: AtomicBool,
         written: AtomicUsize,
         syncs_wait: AtomicBool,
         syncs: AtomicUsize,
+        synced: AtomicUsize,
     }
+
+    /// Syncs of files with at least this key wait.
+    const WAITS: u64 = 100;
 
     fn never<T>() -> Result<T, Fault> {
         Err(Fault { errno: libc::EOPNOTSUPP, message: "only writes".into() })
@@ -811,9 +822,10 @@ mod tests {
             self.written.fetch_add(1, Ordering::SeqCst);
             Ok(Vec::new())
         }
-        fn sync(&self, _: &Target) -> Result<(Vec<LaneState>, i32), Fault> {
+        fn sync(&self, target: &Target) -> Result<(Vec<LaneState>, i32), Fault> {
             self.syncs.fetch_add(1, Ordering::SeqCst);
-            until("syncs may end", || !self.syncs_wait.load(Ordering::SeqCst));
+            until("syncs may end", || target.file.0 < WAITS || !self.syncs_wait.load(Ordering::SeqCst));
+            self.synced.fetch_add(1, Ordering::SeqCst);
             Ok((Vec::new(), 0))
         }
         fn change_space(&self, _: &Target, _: SpaceChange, _: (u64, u64)) -> Result<Vec<LaneState>, Fault> {
@@ -914,17 +926,26 @@ mod tests {
     }
 
     #[test]
-    fn syncs_that_take_long_hold_up_no_write() {
+    fn syncs_that_take_long_hold_up_no_write_and_no_other_sync() {
+        const WAITING: u64 = 64;
         let node = Node::start();
         node.storage.syncs_wait.store(true, Ordering::SeqCst);
-        (0..2 * u64::from(SYNCS_MAX)).for_each(|n| node.submit(Op::Sync, FileKey(100 + n), (0, u64::MAX)));
+        (0..WAITING).for_each(|n| node.submit(Op::Sync, FileKey(WAITS + n), (0, u64::MAX)));
         until("syncs are under way", || node.storage.syncs.load(Ordering::SeqCst) > 0);
         (0..4).for_each(|n| node.write(n << 20));
         until("writes are done", || node.storage.written.load(Ordering::SeqCst) == 4);
-        until("as many as may", || node.storage.syncs.load(Ordering::SeqCst) == SYNCS_MAX as usize);
+        node.submit(Op::Sync, FileKey(1), (0, u64::MAX));
+        until("a sync that has not to wait is done", || node.storage.synced.load(Ordering::SeqCst) == 1);
         node.storage.syncs_wait.store(false, Ordering::SeqCst);
         node.settles();
-        assert_eq!(node.storage.syncs.load(Ordering::SeqCst), 2 * SYNCS_MAX as usize);
+        assert_eq!(node.storage.synced.load(Ordering::SeqCst), WAITING as usize + 1);
+    }
+
+    #[test]
+    fn a_lane_has_as_many_threads_for_syncs_as_requests_in_flight() {
+        let threads = [(2, 1), (2, 3), (64, 1), (64, 4), (256, 1000), (1, 0)]
+            .map(|(in_flight, lanes)| sync_threads(in_flight, lanes));
+        assert_eq!(threads, [16, 48, 64, 256, 512, 16]);
     }
 
     #[test]

@@ -55,7 +55,7 @@ pub(in crate::policy) trait ClassRule: Sized + Send + 'static {
     fn charge(&mut self, queues: &mut Queues<Self>, view: &View<'_>, flow: u32, phase: Self::Phase, cost: Cost)
     -> bool;
 
-    /// A batch ended that had its lane to itself for `device_time`. Returns the classes whose requests may now go earlier.
+    /// A batch ended whose share of its lane is `device_time`. Returns the classes whose requests may now go earlier.
     fn correct(
         &mut self,
         queues: &mut Queues<Self>,
