@@ -6,7 +6,7 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
-use impresario_base::replace::{replace, replaceable};
+use impresario_base::replace::replace;
 use impresario_base::units::{parse_bytes, parse_positive_bytes, show_seconds};
 use impresario_config::{Calibration, Server};
 use impresario_workload::calibrate::folder::Folder;
@@ -14,7 +14,9 @@ use impresario_workload::calibrate::server::DataServer;
 use impresario_workload::calibrate::{Device, Plan, Step, calibrate, page, show};
 
 use crate::{load, print, usage};
-use impresario_workload::progress::{Progress, all_written, catch_signals, check_outputs, write_json, write_text};
+use impresario_workload::progress::{
+    Progress, all_written, catch_signals, check_outputs, check_replaced, write_json, write_text,
+};
 
 /// Measure the device under a directory or behind a data server, for the cost model of schedulers
 ///
@@ -97,8 +99,8 @@ fn measure(args: &Args, target: &Path) -> Result<Calibration> {
         let shown = args.output.display();
         return Err(usage(format!("{shown} already exists: name another file with --output, or add --overwrite")));
     }
-    replaceable(&args.output).map_err(|error| usage(format!("{}: {error}", args.output.display())))?;
-    check_outputs(&[Some(args.output.as_path()), args.html.as_deref(), args.json.as_deref()])?;
+    check_replaced(&args.output)?;
+    check_outputs(&[args.html.as_deref(), args.json.as_deref()])?;
     let mut plan =
         Plan { max: Duration::from_secs(args.max_seconds), spread_goal: args.spread / 100.0, ..Plan::default() };
     if !args.sizes.is_empty() {

@@ -13,6 +13,7 @@ use serde::{Deserialize, Serialize};
 use crate::access::FilePlace;
 use crate::dataset::DataSet;
 use crate::plan::Workload;
+use crate::progress::Progress as Line;
 use crate::result::{AppResult, RunResult};
 use crate::runner::{RunOptions, run};
 use crate::stats::{Interval, Looks, Verdict, at_least, mean, no_worse_than};
@@ -170,8 +171,8 @@ pub struct Progress<'a> {
 }
 
 /// Runs an experiment; `progress` is called before and after every run. The stop flag ends it with the pairs completed
-/// so far; it is an error only before the first is complete. However it ends, its files are removed, and the servers get back
-/// the policies that they had.
+/// so far; it is an error only before the first is complete. However it ends, the servers get back the
+/// policies that they had, and its files are removed.
 pub fn compare(
     target: &dyn Switch,
     experiment: &Experiment,
@@ -184,11 +185,20 @@ pub fn compare(
         sets.push(DataSet::new(&case.workload)?);
     }
     let before = target.settings().context("asking for the servers' policies")?;
-    let measure = |sets: &mut [DataSet]| measure(target, experiment, sets, stop, progress);
+    let mut line = Line::new();
+    let mut not_set_back = None;
+    let measure = |sets: &mut [DataSet]| {
+        let result = measure(target, experiment, sets, stop, progress);
+        if stop.is_set() {
+            line.show("stopping: setting policies back and removing files");
+        }
+        // Before the files are removed: the wrong policies are worse than files, should that be ended early, too.
+        not_set_back = target.set_back(&before).err();
+        result
+    };
     let (result, mut left) = DataSet::measured(target, &mut sets, measure);
-    if let Err(error) = target.set_back(&before) {
-        left.push(format!("the servers did not get back all policies that they had: {error:#}"));
-    }
+    line.end();
+    left.extend(not_set_back.map(|e| format!("the servers did not get back all policies that they had: {e:#}")));
     match result {
         Ok(outcome) => Ok(Outcome { left, ..outcome }),
         Err(error) if left.is_empty() => Err(error),
@@ -578,16 +588,21 @@ pub fn show_gain(gain: &Interval) -> String {
 #[cfg(test)]
 pub(crate) mod tests {
     use std::collections::HashSet;
+    use std::sync::atomic::Ordering;
 
     use super::*;
     use crate::access::{DeviceObservation, Observation};
     use crate::memory::Memory;
     use crate::pattern::{Pattern, Shape};
     use crate::plan::Operation;
-    use crate::system::Layer;
+    use crate::system::{Layer, Settings};
     use impresario_sched::PolicySpec;
 
     impl Switch for Memory {
+        fn set_back(&self, _: &[Settings]) -> Result<()> {
+            self.files_at_set_back.store(self.files.lock().len(), Ordering::Relaxed);
+            Ok(())
+        }
         fn switch(&self, system: &System) -> Result<()> {
             let ms = if system.data_policy.as_ref().is_some_and(|p| p.name == "none") { 15 } else { 1 };
             *self.delay.lock() = Duration::from_millis(ms);
@@ -687,6 +702,18 @@ pub(crate) mod tests {
         let memory = Memory::default();
         assert_eq!(compare(&memory, &experiment(), &Stop::new(), &mut |_| {}).unwrap().left, [] as [String; 0]);
         assert!(memory.files.lock().is_empty());
+        assert!(memory.files_at_set_back.load(Ordering::Relaxed) > 0, "the policies are set back before");
+    }
+
+    /// Each call of a storage that is away takes its patience.
+    #[test]
+    fn of_a_storage_that_does_not_answer_the_directories_are_named_at_once() {
+        let memory = Memory::default();
+        let goes_away = &mut |_: Progress<'_>| memory.is_away.store(true, Ordering::Relaxed);
+        let error = format!("{:#}", compare(&memory, &experiment(), &Stop::new(), goes_away).unwrap_err());
+        assert_eq!(error.matches("files are left in bench-").count(), 2, "{error}");
+        let refused = memory.refused.lock();
+        assert_eq!(refused.iter().filter(|name| name.contains("remove")).count(), 1, "{refused:?}");
     }
 
     #[test]

@@ -12,6 +12,7 @@ use crate::plan::Workload;
 use crate::stop::Stop;
 use impresario_base::lock::Mutex;
 use impresario_base::machine::random_number;
+use impresario_client::ClientError;
 
 /// Size of the requests that prepare and verify: large, because they are not measured.
 const CHUNK_BYTES: u64 = 4 << 20;
@@ -66,6 +67,13 @@ impl Verification {
         self.first.extend(other.first);
         self.first.truncate(TOLD);
     }
+}
+
+/// Why files could not be removed.
+struct Left {
+    error: anyhow::Error,
+    /// The storage does not answer.
+    is_silent: bool,
 }
 
 impl DataSet {
@@ -169,26 +177,47 @@ impl DataSet {
 
     /// Removes what there is of the files, at whatever point making or measuring them ended. An error names the directory.
     pub fn remove(&self, target: &dyn Target) -> Result<()> {
+        self.try_remove(target).map_err(|left| left.error)
+    }
+
+    fn try_remove(&self, target: &dyn Target) -> Result<(), Left> {
         if !self.is_made {
             return Ok(());
         }
-        let remove = || -> Result<()> {
-            let client = target.connect(worker_identity("remove"))?;
-            let mut removed = Ok(());
-            for (application, file) in self.files() {
-                let path = self.path(application, file);
-                let Err(error) = client.remove(&path) else { continue };
-                match client.size(&path) {
-                    // It was not made before an early end.
-                    Ok(None) => {}
-                    Ok(Some(_)) => removed = removed.and(Err(error)),
-                    // The storage does not answer: each further file would take its patience.
-                    Err(_) => return Err(error),
-                }
-            }
-            removed.and_then(|()| client.remove_dir(&self.directory))
+        let left = |error: anyhow::Error, is_silent| Left {
+            error: error.context(format!("files are left in {}", self.directory)),
+            is_silent,
         };
-        remove().with_context(|| format!("files are left in {}", self.directory))
+        let client = target.connect(worker_identity("remove")).map_err(|error| left(error, true))?;
+        let mut removed = Ok(());
+        for (application, file) in self.files() {
+            let path = self.path(application, file);
+            let Err(error) = client.remove(&path) else { continue };
+            match client.size(&path) {
+                // It was not made before an early end.
+                Ok(None) => {}
+                Ok(Some(_)) => removed = removed.and(Err(error)),
+                // The storage does not answer: each further file would take its patience.
+                Err(_) => return Err(left(error, true)),
+            }
+        }
+        removed.and_then(|()| client.remove_dir(&self.directory)).map_err(|error| left(error, false))
+    }
+
+    /// Removes the files of all sets; returns what is left, and why. Once the storage does not answer, the other directories are
+    /// named only: each would take its patience.
+    fn remove_all(sets: &[DataSet], target: &dyn Target) -> Vec<String> {
+        let mut all_left = Vec::new();
+        for (at, set) in sets.iter().enumerate() {
+            let Err(left) = set.try_remove(target) else { continue };
+            all_left.push(format!("{:#}", left.error));
+            if left.is_silent {
+                let others = sets[at + 1..].iter().filter(|set| set.is_made);
+                all_left.extend(others.map(|set| format!("files are left in {}", set.directory)));
+                break;
+            }
+        }
+        all_left
     }
 
     /// Has files made and measured, and removes them however that ends. Besides the result: what is left, and why.
@@ -198,12 +227,16 @@ impl DataSet {
         measure: impl FnOnce(&mut [DataSet]) -> Result<T>,
     ) -> (Result<T>, Vec<String>) {
         // Who may not do this cannot measure: better refused before the files are written.
-        let allowed = target.reset().context(
-            "measuring sets the statistics of all servers to zero, which takes the admin key or certificate; nothing was written",
-        );
+        let allowed = target.reset().map_err(|error| {
+            let remedy = match error.downcast_ref::<ClientError>().map(ClientError::errno) {
+                Some(libc::EACCES | libc::EPERM) => ", which takes the admin key or certificate",
+                _ => "",
+            };
+            error.context(format!("measuring sets the statistics of all servers to zero{remedy}; nothing was written"))
+        });
         let result = allowed.and_then(|()| measure(sets));
-        let left = sets.iter().filter_map(|set| set.remove(target).err());
-        (result, left.map(|error| format!("{error:#}")).collect())
+        let left = DataSet::remove_all(sets, target);
+        (result, left)
     }
 
     /// The placement of each application's files, if the storage reports it.

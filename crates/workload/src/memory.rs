@@ -2,10 +2,10 @@
 
 use std::collections::HashMap;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
 
 use crate::access::{FileIo, Identity, Moved, Observation, Process, Target};
 use impresario_base::lock::{Mutex, RwLock};
@@ -28,6 +28,12 @@ pub struct Memory {
     pub read_bytes_max: Option<usize>,
     /// One write transfers this many bytes at most.
     pub write_bytes_max: Option<usize>,
+    /// No connection is made any more.
+    pub is_away: Arc<AtomicBool>,
+    /// Who wanted one then.
+    pub refused: Arc<Mutex<Vec<String>>>,
+    /// Number of files as the settings were set back.
+    pub files_at_set_back: Arc<AtomicUsize>,
 }
 
 struct Client {
@@ -46,7 +52,11 @@ struct Open {
 }
 
 impl Target for Memory {
-    fn connect(&self, _: Identity) -> Result<Box<dyn Process>> {
+    fn connect(&self, identity: Identity) -> Result<Box<dyn Process>> {
+        if self.is_away.load(Ordering::Relaxed) {
+            self.refused.lock().push(identity.name);
+            bail!("it is away");
+        }
         self.connected.fetch_add(1, Ordering::Relaxed);
         Ok(Box::new(Client { memory: self.clone(), requests: Arc::default(), bytes: Arc::default() }))
     }

@@ -12,6 +12,7 @@ use signal_hook::iterator::Signals;
 use crate::compare;
 use crate::stop::Stop;
 use crate::usage::usage;
+use impresario_base::replace::replaceable;
 use impresario_base::units::show_seconds;
 
 /// A second signal after this time ends the program at once. An earlier one is a copy of the first: `timeout` and some
@@ -44,21 +45,33 @@ pub fn check_outputs(files: &[Option<&Path>]) -> Result<()> {
     named.try_for_each(|file| writable(file).map_err(|why| usage(format!("{}: {why}", file.display()))))
 }
 
+/// The same of a file in whose place a complete one is put in the end: it counts whether its folder can be written to.
+pub fn check_replaced(file: &Path) -> Result<()> {
+    let refuse = |why| usage(format!("{}: {why}", file.display()));
+    let there = replaceable(file).map_err(|error| refuse(error.to_string()))?;
+    folder_writable(&there).map_err(refuse)
+}
+
 fn writable(file: &Path) -> Result<(), String> {
-    let may_write =
-        |path: &Path| access(path, Access::WRITE_OK).map_err(|error| format!("it cannot be written: {error}"));
     match file.metadata() {
         Ok(there) if there.is_dir() => Err("it is a directory; name a file".into()),
         Ok(_) => may_write(file),
-        Err(error) if error.kind() == ErrorKind::NotFound => {
-            let folder = file.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
-            if !folder.is_dir() {
-                return Err(format!("there is no directory {}; create it first", folder.display()));
-            }
-            may_write(folder)
-        }
+        Err(error) if error.kind() == ErrorKind::NotFound => folder_writable(file),
         Err(error) => Err(error.to_string()),
     }
+}
+
+/// Whether files can be made where this one is.
+fn folder_writable(file: &Path) -> Result<(), String> {
+    let folder = file.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    if !folder.is_dir() {
+        return Err(format!("there is no directory {}; create it first", folder.display()));
+    }
+    may_write(folder)
+}
+
+fn may_write(path: &Path) -> Result<(), String> {
+    access(path, Access::WRITE_OK).map_err(|error| format!("it cannot be written: {error}"))
 }
 
 /// All that a command writes in the end: each was tried, whatever became of the others.
@@ -159,6 +172,8 @@ impl Drop for Progress {
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::fs::PermissionsExt;
+
     use anyhow::anyhow;
 
     use super::*;
@@ -180,6 +195,21 @@ mod tests {
         assert_eq!(std::fs::read_to_string(at("there")).unwrap(), "mine");
         assert!(!at("new.json").exists());
         check_outputs(&[Some(Path::new("/dev/null")), Some(Path::new("relative.json"))]).unwrap();
+    }
+
+    #[test]
+    fn what_is_replaced_need_not_be_writable_itself() {
+        let folder = tempfile::tempdir().unwrap();
+        let there = folder.path().join("a.toml");
+        std::fs::write(&there, "mine").unwrap();
+        std::fs::set_permissions(&there, std::fs::Permissions::from_mode(0o444)).unwrap();
+        check_replaced(&there).unwrap();
+        check_replaced(&folder.path().join("new.toml")).unwrap();
+        for (path, why) in [(folder.path().join("none/a.toml"), "create it first"), ("/dev/null".into(), "is no file")]
+        {
+            let error = check_replaced(&path).unwrap_err();
+            assert!(error.is::<Usage>() && error.to_string().contains(why), "{error}");
+        }
     }
 
     #[test]

@@ -85,6 +85,52 @@ impl Storage {
         })
     }
 
+    /// What a comparison changes on a server, as it is now.
+    fn settings_of(&self, name: &str, address: &str) -> Result<Settings> {
+        let text = admin::status(&self.access, address, PATIENCE)?;
+        let state: Value = serde_json::from_str(&text).context("its state is not JSON")?;
+        let of = |pointer: &str| state.pointer(pointer).filter(|value| !value.is_null()).cloned();
+        let policy = of("/engine/policy").context("it has no policy")?;
+        let order = of("/device/order").map(serde_json::from_value).transpose()?;
+        let runs = of("/earlier_runs/traces").map(serde_json::from_value).transpose()?;
+        Ok(Settings {
+            server: name.into(),
+            policy: serde_json::from_value(policy)?,
+            disk_order: order,
+            earlier_runs: runs.unwrap_or_default(),
+            is_recording: of("/trace/path").is_some(),
+        })
+    }
+
+    /// Sets back on a server what differs; returns what failed.
+    fn set_server_back(&self, address: &str, before: &Settings, now: &Settings) -> Vec<anyhow::Error> {
+        let mut errors = Vec::new();
+        let mut note = |what, error| errors.push(anyhow::Error::new(error).context(what));
+        if now.is_recording
+            && !before.is_recording
+            && let Err(error) = admin::trace(&self.access, address, false, PATIENCE)
+        {
+            note("ending its trace", error);
+        }
+        if now.policy != before.policy
+            && let Err(error) = admin::set_policy(&self.access, address, &before.policy, PATIENCE)
+        {
+            note("its policy", error);
+        }
+        if let Some(order) = before.disk_order.filter(|_| now.disk_order != before.disk_order)
+            && let Err(error) = admin::set_disk_order(&self.access, address, order.name(), PATIENCE)
+        {
+            note("the order of its disk", error);
+        }
+        let runs = Some(before.earlier_runs.as_slice()).filter(|runs| !runs.is_empty());
+        if now.earlier_runs != before.earlier_runs
+            && let Err(error) = admin::earlier_runs(&self.access, address, runs, PATIENCE)
+        {
+            note("its earlier runs", error);
+        }
+        errors
+    }
+
     fn data(&self) -> impl Iterator<Item = (&str, &str)> {
         self.config.data.iter().map(|d| (d.name.as_str(), d.address.as_str()))
     }
@@ -177,46 +223,23 @@ impl Target for Storage {
 
 impl Switch for Storage {
     fn settings(&self) -> Result<Vec<Settings>> {
-        let settings = |(server, state): (String, Value)| {
-            let of = |pointer: &str| state.pointer(pointer).filter(|value| !value.is_null()).cloned();
-            let read = || -> Result<Settings> {
-                let policy = of("/engine/policy").context("it has no policy")?;
-                let order = of("/device/order").map(serde_json::from_value).transpose()?;
-                let runs = of("/earlier_runs/traces").map(serde_json::from_value).transpose()?;
-                Ok(Settings {
-                    server: server.clone(),
-                    policy: serde_json::from_value(policy)?,
-                    disk_order: order,
-                    earlier_runs: runs.unwrap_or_default(),
-                    is_recording: of("/trace/path").is_some(),
-                })
-            };
-            read().with_context(|| format!("server {server}"))
-        };
-        self.status(self.data().chain(self.io()))?.into_iter().map(settings).collect()
+        each(self.data().chain(self.io()), |name, address| self.settings_of(name, address))
     }
 
     fn set_back(&self, before: &[Settings]) -> Result<()> {
-        let now = self.settings()?;
-        each(self.data().chain(self.io()), |name, address| {
-            let of = |all: &[Settings]| all.iter().find(|settings| settings.server == name).cloned();
-            let Some((before, now)) = of(before).zip(of(&now)) else { return Ok(()) };
-            if now.is_recording && !before.is_recording {
-                admin::trace(&self.access, address, false, PATIENCE)?;
-            }
-            if now.policy != before.policy {
-                admin::set_policy(&self.access, address, &before.policy, PATIENCE)?;
-            }
-            if let Some(order) = before.disk_order.filter(|_| now.disk_order != before.disk_order) {
-                admin::set_disk_order(&self.access, address, order.name(), PATIENCE)?;
-            }
-            if now.earlier_runs != before.earlier_runs {
-                let runs = Some(before.earlier_runs.as_slice()).filter(|runs| !runs.is_empty());
-                admin::earlier_runs(&self.access, address, runs, PATIENCE)?;
-            }
-            Ok(())
-        })
-        .map(|_| ())
+        // A server that is away keeps none of the others, and nothing on a server keeps the rest of it.
+        let set_back = |(name, address): (&str, &str)| -> Vec<anyhow::Error> {
+            let Some(before) = before.iter().find(|settings| settings.server == name) else { return Vec::new() };
+            let errors = match self.settings_of(name, address) {
+                Ok(now) => self.set_server_back(address, before, &now),
+                Err(error) => vec![error],
+            };
+            errors.into_iter().map(|error| error.context(format!("server {name} at {address}"))).collect()
+        };
+        let errors = at_once::each(self.data().chain(self.io()), set_back).into_iter().flatten();
+        let errors: Vec<String> = errors.map(|error| format!("{error:#}")).collect();
+        anyhow::ensure!(errors.is_empty(), "{}", errors.join("; "));
+        Ok(())
     }
 
     fn switch(&self, system: &System) -> Result<()> {

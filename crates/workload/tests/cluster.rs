@@ -11,7 +11,7 @@ use impresario_workload::plan::{Operation, Placement, Workload};
 use impresario_workload::runner::{RunOptions, run};
 use impresario_workload::stop::Stop;
 use impresario_workload::storage::Storage;
-use impresario_workload::system::{DiskOrder, Switch, System};
+use impresario_workload::system::{DiskOrder, Settings, Switch, System};
 
 fn workload(shape: Shape, operation: Operation) -> Workload {
     let pattern = Pattern { shape, request_bytes: 24_000, process_bytes: 200_000, processes: 3, seed: 5 };
@@ -93,6 +93,33 @@ fn systems_switch_on_running_servers() {
 }
 
 /// Reading the same few bytes again must use the disk again.
+#[test]
+fn a_server_that_is_away_keeps_no_other_from_its_settings() {
+    let plan = Plan { device: Some(Default::default()), data_servers: 3, io_nodes: 1, ..Plan::default() };
+    let cluster = OwnCluster::start_here(&plan).unwrap();
+    let storage = Storage::of(&cluster);
+    let before = storage.settings().unwrap();
+    let system = System {
+        name: "mixed".into(),
+        data_policy: Some(PolicySpec::named("none")),
+        io_policy: Some(PolicySpec::named("twins")),
+        disk_order: Some(DiskOrder::Elevator),
+        recorded: false,
+    };
+    storage.switch(&system).unwrap();
+    let mut away = cluster.config.clone();
+    for server in [0, 2] {
+        away.data[server].address = "nowhere".into();
+    }
+    let error = format!("{:#}", Storage::new(away).set_back(&before).unwrap_err());
+    assert!(error.contains("server data.0 at ") && error.contains("server data.2 at "), "{error}");
+    let now = storage.settings().unwrap();
+    for server in ["data.1", "io.0"] {
+        let of = |all: &[Settings]| all.iter().find(|settings| settings.server == server).cloned().unwrap();
+        assert_eq!(of(&now), of(&before), "{error}");
+    }
+}
+
 #[test]
 fn a_drive_remembers_nothing_of_the_run_before() {
     for write_cache in [false, true] {

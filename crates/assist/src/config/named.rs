@@ -3,8 +3,9 @@
 use std::collections::BTreeMap;
 use std::fs;
 use std::os::unix::fs::MetadataExt;
-use std::path::{Component, Path, PathBuf};
+use std::path::{Path, PathBuf};
 
+use super::paths::plain_part;
 use super::{Hints, Lookup, Paths};
 use crate::backend::FileId;
 
@@ -19,9 +20,11 @@ pub struct Named {
 }
 
 impl Named {
-    /// Of these hints.
-    pub fn new(hints: &Hints) -> Named {
-        Named { lookup: Lookup::new(hints, &Paths::of(hints)), places: places(hints) }
+    /// Of these hints, by what was said of their paths. Where nothing was answered, nothing is looked for.
+    pub fn new(hints: &Hints, paths: &Paths) -> Named {
+        let mut places = places(hints);
+        places.retain(|(place, _)| !paths.silent().contains(place));
+        Named { lookup: Lookup::new(hints, paths), places }
     }
 
     /// The files that are there now, at most `files_max`, with their true paths; each once.
@@ -44,10 +47,7 @@ fn places(hints: &Hints) -> Vec<(PathBuf, bool)> {
     let mut places: Vec<(PathBuf, bool)> = hints.file.iter().map(|e| (e.path.clone(), false)).collect();
     places.extend(hints.directory.iter().map(|e| (e.path.clone(), e.recursive)));
     for entry in &hints.glob {
-        // Everything before the first special character is a folder that can be looked into.
-        let special = |part: &Component| part.as_os_str().as_encoded_bytes().iter().any(|byte| b"*?[\\".contains(byte));
-        let plain: PathBuf = entry.path.components().take_while(|part| !special(part)).collect();
-        places.push((plain, true));
+        places.push((plain_part(&entry.path).unwrap_or_else(|| "/".into()), true));
     }
     places
 }
@@ -101,7 +101,7 @@ mod tests {
             glob: vec![entry("glob/*/hit")],
             ..Hints::default()
         };
-        let named = Named::new(&hints);
+        let named = Named::new(&hints, &Paths::of(&hints));
         let mut found: Vec<PathBuf> = named.files(100).map(|(_, path)| path).collect();
         found.sort();
         let wanted = ["flat/a", "glob/x1/hit", "glob/x2/hit", "one", "tree/a", "tree/deep/b"];

@@ -28,6 +28,8 @@ static UNANSWERED: Mutex<Vec<Weak<PathBuf>>> = Mutex::new(Vec::new());
 pub struct Paths {
     answers: FxHashMap<PathBuf, Answer>,
     silent: Vec<PathBuf>,
+    /// So many other paths are without an answer that none of these was asked for.
+    are_too_many: bool,
 }
 
 #[derive(Clone, Debug)]
@@ -62,7 +64,7 @@ impl Paths {
             let root = all.remove(root);
             paths.answers.insert(root.clone(), ask(&root));
         }
-        paths.silent = unanswered(&all);
+        (paths.silent, paths.are_too_many) = unanswered(&all);
         if !paths.silent.is_empty() {
             return paths;
         }
@@ -106,6 +108,14 @@ impl Paths {
         &self.silent
     }
 
+    /// Why there was none from these.
+    pub fn why_silent(&self) -> &'static str {
+        match self.are_too_many {
+            true => "it is not asked for: too many paths are without an answer",
+            false => "its file system does not answer",
+        }
+    }
+
     /// A path with its links resolved as far as it exists; as it is where nothing was answered.
     pub(super) fn true_path(&self, path: &Path) -> PathBuf {
         self.answers.get(path).map_or_else(|| path.into(), |answer| answer.true_path.clone())
@@ -117,15 +127,19 @@ impl Paths {
     }
 }
 
-/// Which of these paths are without an answer from before. Of too many, the first stands for them all.
-fn unanswered(of: &[PathBuf]) -> Vec<PathBuf> {
+/// Which of these paths are without an answer from before; all of them, and true, where too many others are.
+fn unanswered(of: &[PathBuf]) -> (Vec<PathBuf>, bool) {
     let mut unanswered = UNANSWERED.lock();
     unanswered.retain(|path| path.strong_count() > 0);
     let before: Vec<Arc<PathBuf>> = unanswered.iter().filter_map(Weak::upgrade).collect();
-    if before.len() >= UNANSWERED_MAX {
-        return of.first().into_iter().cloned().collect();
-    }
-    of.iter().filter(|path| before.iter().any(|before| before.as_path() == path.as_path())).cloned().collect()
+    among(of, &before)
+}
+
+fn among(of: &[PathBuf], before: &[Arc<PathBuf>]) -> (Vec<PathBuf>, bool) {
+    let named = of.iter().filter(|path| before.iter().any(|before| before.as_path() == path.as_path()));
+    let named: Vec<PathBuf> = named.cloned().collect();
+    let are_too_many = named.is_empty() && before.len() >= UNANSWERED_MAX;
+    (if are_too_many { of.to_vec() } else { named }, are_too_many)
 }
 
 fn ask(path: &Path) -> Answer {
@@ -194,7 +208,20 @@ mod tests {
         let others = Hints { file: hints.file[1..].to_vec(), ..hints.clone() };
         assert!(Paths::asked(&others, Duration::from_secs(600), hanging).silent().is_empty());
         *HANGS.lock() = false;
-        impresario_testing::until("it is answered at last", || unanswered(std::slice::from_ref(&hangs)).is_empty());
+        impresario_testing::until("it is answered at last", || unanswered(std::slice::from_ref(&hangs)).0.is_empty());
         assert!(Paths::of(&hints).silent().is_empty());
+    }
+
+    #[test]
+    fn paths_that_are_not_asked_for_since_others_hang_are_not_said_to_hang() {
+        let before: Vec<_> = (0..UNANSWERED_MAX).map(|n| Arc::new(PathBuf::from(format!("/{n}")))).collect();
+        let (hangs, other) = (PathBuf::from("/3"), PathBuf::from("/other"));
+        let why = |of: &[PathBuf]| {
+            let (silent, are_too_many) = among(of, &before);
+            (silent.clone(), Paths { silent, are_too_many, ..Paths::default() }.why_silent())
+        };
+        assert_eq!(why(&[hangs.clone(), other.clone()]), (vec![hangs], "its file system does not answer"));
+        let (silent, said) = why(std::slice::from_ref(&other));
+        assert!(silent == [other] && said.contains("too many paths are without an answer"), "{said}");
     }
 }

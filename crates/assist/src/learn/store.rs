@@ -221,8 +221,12 @@ impl Store {
     /// What is known of a program; `None` when nothing was learnt.
     pub fn load(&self, program: &str) -> Result<Option<Learnt>, StoreError> {
         let path = self.path_of(program);
-        let is_missing =
-            |error: io::Error| matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory);
+        let is_missing = |error: io::Error| match error.kind() {
+            io::ErrorKind::NotFound | io::ErrorKind::NotADirectory => true,
+            // A folder above is closed to this user: nothing was shared with it, and no run is to say so.
+            io::ErrorKind::PermissionDenied => self.for_all,
+            _ => false,
+        };
         if path.symlink_metadata().is_err_and(is_missing) {
             return Ok(None);
         }
@@ -315,6 +319,11 @@ impl Store {
                 let opened =
                     File::open(folder).and_then(|opened| opened.set_permissions(Permissions::from_mode(0o755)));
                 opened.map_err(failed(folder, "cannot be opened to all users"))?;
+            }
+            // So may what was learnt.
+            for file in self.files() {
+                let opened = std::fs::set_permissions(&file, Permissions::from_mode(0o644));
+                opened.map_err(failed(&file, "cannot be opened to all users"))?;
             }
             for above in self.folder.ancestors() {
                 let mode = above.metadata().map_err(failed(above, "cannot be looked at"))?.permissions().mode();
@@ -440,9 +449,11 @@ mod tests {
             assert_eq!([parent, store.folder(), &store.path_of("a.py")].map(mode), modes);
         }
         // One that was made otherwise is mended, and one that cannot be is told of.
+        let learnt = Store::of_machine(&folder).path_of("a.py");
+        std::fs::set_permissions(&learnt, Permissions::from_mode(0o600)).unwrap();
         std::fs::set_permissions(&folder, Permissions::from_mode(0o700)).unwrap();
         Store::of_machine(&folder).prepare().unwrap();
-        assert_eq!(mode(&folder), 0o755);
+        assert_eq!([&folder, &learnt].map(|path| mode(path)), [0o755, 0o644]);
         std::fs::set_permissions(dir.path(), Permissions::from_mode(0o700)).unwrap();
         let error = Store::of_machine(&folder).prepare().unwrap_err().to_string();
         assert!(error.contains(&format!("{} has mode 700", dir.path().display())), "{error}");
@@ -458,6 +469,34 @@ mod tests {
         std::os::unix::fs::symlink("circle", folder.path().join("circle")).unwrap();
         let error = Store::at(folder.path().join("circle")).load("a.py").unwrap_err().to_string();
         assert!(error.contains("cannot be read"), "{error}");
+    }
+
+    #[test]
+    fn a_machines_folder_that_a_user_cannot_reach_is_nothing_learnt() {
+        let dir = tempfile::tempdir().unwrap();
+        let above = dir.path().join("impresario");
+        let (shared, own) = (Store::of_machine(above.join("assist")), Store::at(above.join("assist")));
+        std::fs::create_dir_all(shared.folder()).unwrap();
+        std::fs::write(shared.path_of("a.py"), "{}").unwrap();
+        let set = |path: &Path, mode| std::fs::set_permissions(path, Permissions::from_mode(mode)).unwrap();
+        for path in [dir.path(), &above, shared.folder()] {
+            set(path, 0o755);
+        }
+        set(&shared.path_of("a.py"), 0);
+        // As another user than root. SAFETY: this thread alone is it, and takes no pointer.
+        let become_user = |uid: u32| unsafe { libc::syscall(libc::SYS_setfsuid, uid) };
+        let me = become_user(65534) as u32;
+        let seen = shared.load("a.py").unwrap_err().to_string();
+        become_user(me);
+        set(&above, 0);
+        become_user(65534);
+        let loaded = [shared.load("a.py"), own.load("a.py")];
+        become_user(me);
+        set(&above, 0o755);
+        assert!(seen.contains("cannot be read"), "{seen}");
+        let [shared, own] = loaded;
+        assert_eq!(shared.unwrap(), None);
+        own.unwrap_err();
     }
 
     #[test]

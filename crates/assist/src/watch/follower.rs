@@ -4,7 +4,7 @@
 //! the directories, now and every few seconds. They are opened by us, for reading; hints that act on a program's own
 //! open file (Sequential, Random, Normal) do not reach programs that are only watched.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{HashMap, HashSet};
 use std::fs::File;
 use std::io;
 use std::mem::MaybeUninit;
@@ -12,6 +12,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
 use std::time::{Duration, Instant};
 
 use impresario_base::machine::path_of;
@@ -30,13 +31,15 @@ use super::fanotify::Fanotify;
 use super::line::Seen;
 use super::tracefs::Tracefs;
 use crate::backend::FileId;
-use crate::config::{Hints, Named};
+use crate::config::{Hints, Named, Paths};
 
 /// Files that are watched at most.
 pub const FILES_MAX: usize = 4096;
 /// How often directories are looked into anew: at first, and, where nothing changes, at most. Each look asks the metadata
 /// servers for all of them.
 const SEARCH_EVERY: (Duration, Duration) = (Duration::from_secs(5), Duration::from_secs(320));
+/// How long the first search is waited for.
+const SEARCH_PATIENCE: Duration = Duration::from_secs(5);
 /// How long the manager may take to take a message.
 const SEND_PATIENCE: Duration = Duration::from_secs(2);
 /// Reads that are told in one go.
@@ -58,7 +61,7 @@ enum Source {
 
 /// Watches the files of some hints for the manager at a socket.
 pub struct Follower {
-    named: Named,
+    named: Arc<Named>,
     source: Source,
     manager: Client,
     files: HashMap<FileId, (u32, File)>,
@@ -66,28 +69,39 @@ pub struct Follower {
     traced: HashMap<FileId, Option<FileId>>,
     /// Threads that read lately, and whether they are ours: what the manager itself reads is no news.
     ours: HashMap<u32, bool>,
-    searched: Option<Instant>,
+    /// When the last search began.
+    searched: Instant,
     search_every: Duration,
+    /// What a search finds that runs beside: folders may be on a file system that hangs.
+    searching: Option<Receiver<Vec<Found>>>,
 }
 
+/// A file that is there; opened, unless it is known.
+type Found = (FileId, Option<File>);
+
 impl Follower {
-    /// Connects to the manager and begins to watch.
-    pub fn new(hints: &Hints, means: Means, socket: &Path) -> io::Result<Follower> {
+    /// Connects to the manager and begins to watch: not where nothing was answered about `paths`, and without the files as long
+    /// as it takes very long to find them.
+    pub fn new(hints: &Hints, paths: &Paths, means: Means, socket: &Path) -> io::Result<Follower> {
         let source = match means {
             Means::Trace => Source::Trace(Tracefs::new(&[])?),
             Means::PreAccess => Source::PreAccess(Fanotify::new()?),
         };
         let mut follower = Follower {
-            named: Named::new(hints),
+            named: Arc::new(Named::new(hints, paths)),
             source,
             manager: Client::connect(socket)?,
             files: HashMap::new(),
             traced: HashMap::new(),
             ours: HashMap::new(),
-            searched: None,
+            searched: Instant::now(),
             search_every: SEARCH_EVERY.0,
+            searching: None,
         };
-        follower.search()?;
+        follower.search();
+        if !follower.take_found(SEARCH_PATIENCE)? {
+            tracing::warn!("looking for the files of the hints takes long; until they are found none is watched");
+        }
         Ok(follower)
     }
 
@@ -106,8 +120,10 @@ impl Follower {
 
     /// Waits for reads, at most so long, and tells the manager of them.
     pub fn turn(&mut self, patience: Duration) -> io::Result<()> {
-        if self.searched.is_none_or(|at| at.elapsed() > self.search_every) {
-            self.search()?;
+        if self.searching.is_some() {
+            self.take_found(Duration::ZERO)?;
+        } else if self.searched.elapsed() > self.search_every {
+            self.search();
         }
         let (manager, files, traced, ours) = (&self.manager, &self.files, &self.traced, &mut self.ours);
         let mut wake = false;
@@ -139,30 +155,55 @@ impl Follower {
         self.manager.alive()
     }
 
-    /// Finds the files of the hints; new ones are opened and told, those that are gone are let go.
-    fn search(&mut self) -> io::Result<()> {
-        self.searched = Some(Instant::now());
+    /// Begins to look for the files of the hints.
+    fn search(&mut self) {
+        self.searched = Instant::now();
         self.ours.clear();
         if let Source::PreAccess(listener) = &self.source
             && listener.was_disturbed()
         {
             self.files.values().for_each(|(_, open)| _ = self.mark(open));
         }
-        let found: BTreeMap<FileId, PathBuf> = self.named.files(FILES_MAX).collect();
-        let gone: Vec<FileId> = self.files.keys().filter(|number| !found.contains_key(number)).copied().collect();
+        let (named, known) = (self.named.clone(), self.files.keys().copied().collect::<HashSet<FileId>>());
+        let (tell, found) = mpsc::channel();
+        let look = move || {
+            // A file that vanished meanwhile, or that we may not read, is simply not watched.
+            let open = |(number, path): (FileId, PathBuf)| {
+                let new = !known.contains(&number);
+                (number, new.then(|| open_found(&path, number)).flatten())
+            };
+            let _ = tell.send(named.files(FILES_MAX).map(open).collect());
+        };
+        match std::thread::Builder::new().name("assist-search".into()).spawn(look) {
+            Ok(_) => self.searching = Some(found),
+            Err(error) => tracing::warn!(%error, "no thread can look for the files of the hints"),
+        }
+    }
+
+    /// Takes what a search has found, if it ends within this time: new files are told, those that are gone are let go.
+    fn take_found(&mut self, patience: Duration) -> io::Result<bool> {
+        let Some(searching) = &self.searching else { return Ok(false) };
+        let found = match searching.recv_timeout(patience) {
+            Err(RecvTimeoutError::Timeout) => return Ok(false),
+            found => found,
+        };
+        self.searching = None;
+        // The thread has failed: what was known stays.
+        let Ok(found) = found else { return Ok(false) };
+        let there: HashSet<FileId> = found.iter().map(|(number, _)| *number).collect();
+        let gone: Vec<FileId> = self.files.keys().filter(|number| !there.contains(number)).copied().collect();
         let mut changed = !gone.is_empty();
+        let mut closed = Vec::new();
         for number in gone {
             if let Some((file, open)) = self.files.remove(&number) {
                 self.forget(&open);
+                closed.push(open);
                 self.manager.send(ToManager::Unregister { file }, &[])?;
             }
         }
-        for (number, path) in found {
-            if self.files.contains_key(&number) {
-                continue;
-            }
-            // A file that vanished meanwhile, or that we may not read, is simply not watched.
-            let Some(open) = open_found(&path, number).filter(|open| self.mark(open)) else { continue };
+        close(closed);
+        for (number, open) in found {
+            let Some(open) = open.filter(|open| self.mark(open)) else { continue };
             let file = self.manager.register(&open)?;
             self.files.insert(number, (file, open));
             changed = true;
@@ -175,7 +216,7 @@ impl Follower {
             self.traced = by_traced(&numbers);
             trace.watch(&numbers.iter().map(|(traced, _)| *traced).collect::<Vec<_>>())?;
         }
-        Ok(())
+        Ok(true)
     }
 
     fn mark(&self, open: &File) -> bool {
@@ -195,6 +236,21 @@ impl Follower {
         if let Source::PreAccess(listener) = &self.source {
             let _ = listener.remove(open); // its file may be gone, and the mark with it
         }
+    }
+}
+
+impl Drop for Follower {
+    fn drop(&mut self) {
+        close(self.files.drain().map(|(_, (_, open))| open).collect());
+    }
+}
+
+/// Closes files beside: where a file system hangs, that waits for it.
+fn close(files: Vec<File>) {
+    if !files.is_empty()
+        && let Err(error) = std::thread::Builder::new().name("assist-close".into()).spawn(move || drop(files))
+    {
+        tracing::warn!(%error, "no thread can close files");
     }
 }
 

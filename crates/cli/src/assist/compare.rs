@@ -51,11 +51,11 @@ const FILES_MAX: usize = 4096;
 
 pub fn run(args: Args) -> Result<ExitCode> {
     check_outputs(&[args.json.as_deref()])?;
-    let (hints, _) = super::hints(&args.hints)?;
+    let (hints, paths) = super::hints(&args.hints)?;
     if let Reach::No(why) = reach(&args.program[0].to_string_lossy())? {
         return Err(usage(why));
     }
-    let mut files: Vec<PathBuf> = Named::new(&hints).files(FILES_MAX).map(|(_, path)| path).collect();
+    let mut files: Vec<PathBuf> = Named::new(&hints, &paths).files(FILES_MAX).map(|(_, path)| path).collect();
     files.sort();
     let Some(first) = files.first() else {
         bail!(

@@ -62,9 +62,9 @@ pub fn run(args: Args) -> Result<ExitCode> {
     raise_file_limit(0);
     let mut first = true;
     loop {
-        let manager = start(&args, &hints, paths, &socket)?;
+        let manager = start(&args, &hints, paths.clone(), &socket)?;
         let reports = Reports::listen(&socket)?;
-        let mut follower = follow(&args, &hints, &manager)?;
+        let mut follower = follow(&args, &hints, &paths, &manager)?;
         if std::mem::take(&mut first) {
             tell!("The advice manager listens at {}.", socket.display());
             notify_ready();
@@ -98,13 +98,16 @@ fn start(args: &Args, hints: &Hints, paths: Paths, socket: &Path) -> Result<Hand
 }
 
 /// Starts to observe programs without the library, if requested.
-fn follow(args: &Args, hints: &Hints, manager: &Handle) -> Result<Option<Follower>> {
+fn follow(args: &Args, hints: &Hints, paths: &Paths, manager: &Handle) -> Result<Option<Follower>> {
     let means = match (args.watch, args.watch_before) {
         (true, _) => Means::Trace,
         (_, true) => Means::PreAccess,
         _ => return Ok(None),
     };
-    let follower = Follower::new(hints, means, manager.socket())
+    for path in paths.silent() {
+        tell!("impresario: {}: {}; nothing there is watched", path.display(), paths.why_silent());
+    }
+    let follower = Follower::new(hints, paths, means, manager.socket())
         .context("watching programs through the kernel needs root and, for --watch, tracefs at /sys/kernel/tracing")?;
     tell!("Watching {} files.", follower.files());
     Ok(Some(follower))
@@ -149,7 +152,7 @@ impl Reading {
             Ok(Ok((hints, paths))) => match paths.silent().first() {
                 None => return Some((hints, paths)),
                 Some(path) => {
-                    tell!("impresario: the hints are unchanged: {}: its file system does not answer", path.display());
+                    tell!("impresario: the hints are unchanged: {}: {}", path.display(), paths.why_silent());
                 }
             },
             Ok(Err(error)) => tell!("impresario: the hints are unchanged: {error}"),

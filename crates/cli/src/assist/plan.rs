@@ -1,16 +1,17 @@
 //! `impresario assist plan`: hints from a recorded run.
 
 use std::ffi::OsString;
+use std::io::Write;
 use std::os::unix::ffi::OsStringExt;
 use std::os::unix::fs::MetadataExt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
 use impresario_assist::config::Hints;
 use impresario_assist::plan::{Device, Options, plan, probe};
-use impresario_base::replace::{replace, replaceable};
+use impresario_base::replace::replace;
 use impresario_base::units::parse_positive_bytes;
 use impresario_config::calibration::Calibration;
 use impresario_trace::combine::join;
@@ -81,7 +82,7 @@ pub fn run(args: Args) -> Result<ExitCode> {
     };
     let plan = plan(&trace, &options);
     let text = plan.hints.to_json().context("the plan is not a valid hints file")?;
-    replace(&args.output, 0o666, text.as_bytes()).with_context(|| format!("writing {}", args.output.display()))?;
+    write(&args.output, text.as_bytes()).with_context(|| format!("writing {}", args.output.display()))?;
     if args.json {
         return print_json(&plan);
     }
@@ -93,18 +94,32 @@ fn make_room(args: &Args) -> Result<()> {
     let shown = args.output.display();
     // What else is wrong with it is told when it is written.
     let Ok(there) = args.output.metadata() else { return Ok(()) };
+    if there.is_dir() {
+        return Err(usage(format!("{shown} is a directory; name a file for the hints with -o")));
+    }
+    // A pipe or a device has nothing to lose.
+    if !there.is_file() {
+        return Ok(());
+    }
     let is_it =
         |trace: &PathBuf| trace.metadata().is_ok_and(|one| (one.dev(), one.ino()) == (there.dev(), there.ino()));
     if args.traces.iter().any(is_it) {
         return Err(usage(format!("{shown} is one of the traces; name a file for the hints with -o")));
     }
-    replaceable(&args.output).map_err(|error| usage(format!("{shown}: {error}")))?;
     if !args.force && there.len() > 0 && Hints::load(&args.output).is_err() {
         return Err(usage(format!(
             "{shown} is there and is not a hints file; name another one with -o, or replace it with --force"
         )));
     }
     Ok(())
+}
+
+/// Replaces a file; what is no file, such as /dev/stdout, is written to.
+fn write(path: &Path, text: &[u8]) -> std::io::Result<()> {
+    match path.metadata() {
+        Ok(there) if !there.is_file() => std::fs::OpenOptions::new().write(true).open(path)?.write_all(text),
+        _ => replace(path, 0o666, text),
+    }
 }
 
 fn device(args: &Args, trace: &Trace) -> Result<Device> {

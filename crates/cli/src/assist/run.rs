@@ -14,7 +14,7 @@ use std::time::Instant;
 use anyhow::{Context, Result};
 use impresario_assist::backend::FileId;
 use impresario_assist::config::{Hints, Paths};
-use impresario_assist::learn::{Kind, SHARED, Store, program_of};
+use impresario_assist::learn::{Kind, Learnt, SHARED, Store, program_of};
 use impresario_assist::manager::{Access, Handle, Manager, Options, Record, RecordedAccess, RecordedFile, Sink};
 use impresario_assist::record::TraceSink;
 use impresario_base::machine::raise_file_limit;
@@ -292,17 +292,12 @@ fn unguided(program: &[OsString], instances: u32, why: &anyhow::Error) -> Result
 /// costs hints and not the run.
 fn learnt(name: &str) -> Vec<Kind> {
     let own = Store::of_user(|name| std::env::var_os(name));
-    for store in own.into_iter().chain([Store::of_machine(SHARED)]) {
-        match store.load(name) {
-            Ok(None) => {}
-            Ok(Some(learnt)) => return learnt.kinds,
-            Err(error) => {
-                tell!("impresario: {error}");
-                break;
-            }
-        }
-    }
-    Vec::new()
+    let learnt = first_of(own.into_iter().chain([Store::of_machine(SHARED)]), name);
+    learnt.map(|learnt| learnt.kinds).unwrap_or_default()
+}
+
+fn first_of(stores: impl IntoIterator<Item = Store>, name: &str) -> Option<Learnt> {
+    stores.into_iter().find_map(|store| store.load(name).inspect_err(|error| tell!("impresario: {error}")).ok()?)
 }
 
 /// The words of a command that may name files to read: arguments, and the part after the first `=` of one.
@@ -318,6 +313,18 @@ fn files_named(program: &[OsString]) -> Vec<PathBuf> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_cannot_be_read_hides_nothing_behind_it() {
+        let folder = tempfile::tempdir().unwrap();
+        let circle = folder.path().join("circle");
+        std::os::unix::fs::symlink("circle", &circle).unwrap();
+        let shared = Store::at(folder.path().join("shared"));
+        shared.prepare().unwrap();
+        shared.add("a.py", Vec::new()).unwrap();
+        assert!(Store::at(&circle).load("a.py").is_err());
+        assert!(first_of([Store::at(&circle), shared], "a.py").is_some());
+    }
 
     #[test]
     fn what_can_be_learnt_from_is_recorded_and_no_more() {

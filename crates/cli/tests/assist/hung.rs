@@ -8,7 +8,7 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 
 use impresario_ring::message::{ToManager, register};
-use impresario_testing::{PATIENCE, page_cache, require, until};
+use impresario_testing::{PATIENCE, page_cache, require, skip, until};
 use rustix::net::{AddressFamily, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketType};
 use rustix::process::Signal;
 use serde_json::json;
@@ -16,6 +16,7 @@ use serde_json::json;
 use crate::hung_mount::{Asked, HungMount};
 use crate::support::{Process, run_command};
 use crate::tools::{Daemon, Folder, Nobody, WAIT_MS, assist, forget, plain, reading, try_compile};
+use crate::watched::{can_precede, can_trace};
 
 /// Bytes of each file of the users who are well.
 const FILE_BYTES: usize = 512 << 10;
@@ -342,6 +343,47 @@ fn hints_about_a_file_system_that_hangs_hold_nobody_up() {
         second.end();
         daemon.end();
     }
+}
+
+/// The same where the kernel tells of reads: the files are looked for beside, too.
+#[test]
+fn a_watching_manager_waits_for_no_file_system_that_hangs() {
+    if !require("root") || !require("fuse") {
+        return;
+    }
+    let folder = Folder::new();
+    let how = match (can_precede(&folder), can_trace()) {
+        (Ok(()), _) => "--watch-before",
+        (_, Ok(())) => "--watch",
+        (_, Err(why)) => return skip("tracefs", why),
+    };
+    let (program, data, hung) = (folder.strided(), folder.data("data"), folder.at("hung"));
+    std::fs::create_dir(&hung).unwrap();
+    let hints = json!({
+        "File": [
+            { "Path": hung.join("0"), "WillNeed": [{}] },
+            { "Path": data, "BlockSize": 1 << 20, "WillNeed": [{}] },
+        ],
+        "Glob": [{ "Path": hung.join("6/*"), "Online": true }],
+        "StandDown": { "Enabled": false, "Trial": false },
+    });
+    let hints = folder.write("hints.json", hints.to_string());
+    let read = reading(&program, &data, 0);
+    let alone = plain(&read);
+    let daemon;
+    // Dropped first: what waits for it then ends.
+    let mount = HungMount::new(&hung, Duration::ZERO);
+    mount.hang_names();
+    daemon = Daemon::start(&folder, &hints, &[how]);
+    assert!(daemon.process.log().contains("nothing there is watched"), "{}", daemon.process.log());
+    assert!(daemon.process.log().contains("Watching 1 files"), "{}", daemon.process.log());
+    forget(&data);
+    assert_eq!(run_command(Command::new(&read[0]).args(&read[1..])).out, alone);
+    daemon.until("it was told of reads", |report| crate::tools::of(report, &data).reads > 0);
+    daemon.process.signal(Signal::TERM);
+    until("it has let go of its place", || !daemon.socket.exists());
+    mount.go_on();
+    daemon.end();
 }
 
 fn send(socket: &OwnedFd, bytes: &[u8], descriptors: &[BorrowedFd<'_>]) {

@@ -103,6 +103,19 @@ fn a_plan_replaces_nothing_but_hints() {
         assert_eq!((ran.code, ran.err.as_str()), (0, ""), "{}", ran.out);
         Hints::load(path).unwrap();
     }
+    // What is no file is written to.
+    let ran = plan(Path::new("/dev/null"), &traces, &["--json"]);
+    assert!(
+        ran.code == 0 && ran.out.starts_with('{') && Path::new("/dev/null").metadata().unwrap().len() == 0,
+        "{ran:?}"
+    );
+    let command = assist(["plan", "--device", "disk", "--cold", "-o", "/dev/stdout"]);
+    let mut piped = std::process::Command::new("sh");
+    piped.args(["-c", "\"$@\" | cat", "sh"]).arg(command.get_program()).args(command.get_args()).args(&traces);
+    let ran = run_command(&mut piped);
+    assert!(ran.out.starts_with('{') && ran.out.contains("WillNeed"), "{ran:?}");
+    let ran = plan(folder.path(), &traces, &["--force"]);
+    assert!(ran.code == 2 && ran.err.contains("is a directory"), "{ran:?}");
     let ran = plan(&folder.at("none/hints.json"), &traces, &[]);
     assert!(ran.code == 1 && ran.err.contains("none/hints.json"), "{ran:?}");
 }

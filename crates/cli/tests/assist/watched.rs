@@ -67,18 +67,38 @@ fn watched(how: &str) {
     assert!(!instance(pid).exists(), "the trace stays behind");
 }
 
+/// Whether the kernel traces reads here, or why not.
+pub fn can_trace() -> Result<(), String> {
+    if !Path::new(TRACEFS).join("instances").is_dir() {
+        return Err("tracefs is not mounted".into());
+    }
+    if !Path::new(TRACEFS).join("events/filemap/mm_filemap_get_pages").exists() {
+        return Err("this kernel does not trace reads of the page cache (Linux 6.11 does)".into());
+    }
+    Ok(())
+}
+
+/// Whether the kernel tells of accesses to files of this folder before they are made, or why not.
+pub fn can_precede(folder: &Folder) -> Result<(), String> {
+    if kernel() < (6, 14) {
+        return Err("events before each access need Linux 6.14".into());
+    }
+    let kind = run_command(Command::new("stat").args(["-f", "-c", "%T"]).arg(folder.path())).out;
+    if !["ext2/ext3", "xfs", "btrfs"].contains(&kind.trim()) {
+        return Err(format!("the folder for temporary files lies on {}, not on ext4, xfs or btrfs", kind.trim()));
+    }
+    Ok(())
+}
+
 #[test]
 fn through_the_trace_of_the_page_cache() {
     if !require("root") {
         return;
     }
-    if !Path::new(TRACEFS).join("instances").is_dir() {
-        return skip("tracefs", "tracefs is not mounted");
+    match can_trace() {
+        Ok(()) => watched("--watch"),
+        Err(why) => skip("tracefs", why),
     }
-    if !Path::new(TRACEFS).join("events/filemap/mm_filemap_get_pages").exists() {
-        return skip("tracefs", "this kernel does not trace reads of the page cache (Linux 6.11 does)");
-    }
-    watched("--watch");
 }
 
 #[test]
@@ -86,18 +106,10 @@ fn before_each_access() {
     if !require("root") {
         return;
     }
-    if kernel() < (6, 14) {
-        return skip("fanotify", "events before each access need Linux 6.14");
+    match can_precede(&Folder::new()) {
+        Ok(()) => watched("--watch-before"),
+        Err(why) => skip("fanotify", why),
     }
-    let folder = Folder::new();
-    let kind = run_command(Command::new("stat").args(["-f", "-c", "%T"]).arg(folder.path())).out;
-    if !["ext2/ext3", "xfs", "btrfs"].contains(&kind.trim()) {
-        return skip(
-            "fanotify",
-            format!("the folder for temporary files lies on {}, not on ext4, xfs or btrfs", kind.trim()),
-        );
-    }
-    watched("--watch-before");
 }
 
 #[test]
