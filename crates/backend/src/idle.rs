@@ -10,31 +10,34 @@ use std::time::Duration;
 use impresario_base::lock::{Condvar, Mutex};
 use impresario_base::time::wait_while;
 
+use crate::Handle;
+
 /// How long its end waits for work under way.
 const STOP_MAX: Duration = Duration::from_secs(5);
 /// Closes at a time.
-const CLOSERS_MAX: usize = 4;
+pub(crate) const CLOSERS_MAX: usize = 4;
 
 /// What is closed when it is dropped.
-type Closing = Box<dyn Send>;
+pub(crate) type Closing = Box<dyn Send>;
 
 /// Closes what waits for a file system in threads of its own, which end when there is nothing more: up to three that hang hold up
-/// no other. If four do, what comes waits behind them, and counts as open meanwhile: as it becomes more, so others are evicted
-/// earlier, and where it is more than may be open calls close what they take out themselves.
+/// no other. If four do, what comes waits behind them, unless a call that needs it closed takes it, and counts as open meanwhile:
+/// as it becomes more, so others are evicted earlier, and where it is more than may be open calls close what they take out
+/// themselves.
 #[derive(Clone, Default)]
 pub(crate) struct Closers(Arc<Mutex<Turns>>);
 
 #[derive(Default)]
 struct Turns {
-    waiting: VecDeque<Closing>,
+    waiting: VecDeque<(Handle, Closing)>,
     threads: usize,
 }
 
 impl Closers {
-    /// Drops this soon; now, if there is no thread for that.
-    pub(crate) fn close(&self, closing: Closing) {
+    /// Drops this, which the file has open, soon; now, if there is no thread for that.
+    pub(crate) fn close(&self, file: Handle, closing: Closing) {
         let mut turns = self.0.lock();
-        turns.waiting.push_back(closing);
+        turns.waiting.push_back((file, closing));
         if turns.threads == CLOSERS_MAX {
             return;
         }
@@ -47,18 +50,35 @@ impl Closers {
         }
     }
 
+    /// Takes out what of a file has not had its turn, for [`close`].
+    pub(crate) fn take(&self, file: &Handle) -> Vec<Closing> {
+        let (mut taken, mut turns) = (Vec::new(), self.0.lock());
+        for _ in 0..turns.waiting.len() {
+            match turns.waiting.pop_front() {
+                Some((of, closing)) if of == *file => taken.push(closing),
+                // Once round, so that their order stays.
+                others => turns.waiting.extend(others),
+            }
+        }
+        taken
+    }
+
     fn work(&self) {
         loop {
             let mut turns = self.0.lock();
-            let Some(closing) = turns.waiting.pop_front() else {
+            let Some((_, closing)) = turns.waiting.pop_front() else {
                 turns.threads -= 1;
                 return;
             };
             drop(turns);
-            // A panic was reported; the turns of others come nevertheless.
-            let _ = catch_unwind(AssertUnwindSafe(|| drop(closing)));
+            close(closing);
         }
     }
+}
+
+/// Closes this now. A panic was reported; the turns of others come nevertheless.
+pub(crate) fn close(closing: Closing) {
+    let _ = catch_unwind(AssertUnwindSafe(|| drop(closing)));
 }
 
 /// Ends its thread when it is dropped.
@@ -113,11 +133,11 @@ mod tests {
                 panic!("this close panics, as the test wants it");
             }
         }
-        let closers = Closers::default();
-        (0..2 * CLOSERS_MAX).for_each(|_| closers.close(Box::new(Panics)));
+        let (closers, file) = (Closers::default(), Handle::new(b"file").unwrap());
+        (0..2 * CLOSERS_MAX).for_each(|_| closers.close(file, Box::new(Panics)));
         impresario_testing::until("the panics have ended", || closers.0.lock().threads == 0);
         let alive = Arc::new(());
-        closers.close(Box::new(alive.clone()));
+        closers.close(file, Box::new(alive.clone()));
         impresario_testing::until("it is closed", || Arc::strong_count(&alive) == 1);
     }
 }

@@ -4,12 +4,14 @@
 //! reopens descriptors must remember it.
 
 use std::collections::BTreeSet;
+use std::ops::Deref;
 use std::sync::Arc;
 use std::time::Instant;
 
-use impresario_base::lock::{Condvar, Mutex};
+use impresario_base::lock::{Condvar, Mutex, MutexGuard};
 use rustc_hash::FxHashMap;
 
+use crate::idle::{self, Closers};
 use crate::{Errno, Handle, Lost, Result};
 
 /// Files with losses that are remembered one by one; with more of them every file counts as one.
@@ -38,13 +40,22 @@ pub(crate) struct Losses {
     closed: Condvar,
     /// Held while the whole file system is synced.
     syncing_file_system: Mutex<()>,
+    closers: Closers,
 }
 
 /// What is being closed.
 pub(crate) struct Closing<T> {
     /// Dropped first.
-    _what: T,
-    _end: EndClose,
+    what: T,
+    end: EndClose,
+}
+
+impl<T> Deref for Closing<T> {
+    type Target = T;
+
+    fn deref(&self) -> &T {
+        &self.what
+    }
 }
 
 struct EndClose {
@@ -61,11 +72,46 @@ impl Drop for EndClose {
 impl Losses {
     /// The error that a file's sync must tell, after closes of its descriptors that are under way.
     pub(crate) fn check(&self, file: &Handle) -> Result<()> {
-        let state = self.closed.wait_while(self.state.lock(), |state| state.closing.contains_key(file));
+        let state = self.end_closes(file, None);
         match state.all.or_else(|| state.lost.get(file).copied()) {
             None => Ok(()),
             Some(errno) => Err(errno),
         }
+    }
+
+    /// Ends the closes of a file's descriptors that are under way, or waits until then; whether they have ended.
+    pub(crate) fn end_closes_until(&self, file: &Handle, until: Instant) -> bool {
+        !self.end_closes(file, Some(until)).closing.contains_key(file)
+    }
+
+    /// Whether closes of a file's descriptors are under way.
+    pub(crate) fn is_closing(&self, file: &Handle) -> bool {
+        self.state.lock().closing.contains_key(file)
+    }
+
+    /// Closes what of a file waits for its turn, which may be behind other files that hang, and waits for what others close: as long
+    /// as the file's own syncs take, or until then.
+    fn end_closes(&self, file: &Handle, until: Option<Instant>) -> MutexGuard<'_, State> {
+        let mut state = self.state.lock();
+        while state.closing.contains_key(file) {
+            let waiting = self.closers.take(file);
+            if !waiting.is_empty() {
+                drop(state);
+                waiting.into_iter().for_each(idle::close);
+                state = self.state.lock();
+                continue;
+            }
+            let Some(until) = until else {
+                state = self.closed.wait(state);
+                continue;
+            };
+            let wait = until.saturating_duration_since(Instant::now());
+            if wait.is_zero() {
+                break;
+            }
+            state = self.closed.wait_timeout(state, wait).0;
+        }
+        state
     }
 
     /// What a sync of all files must tell, once all descriptors that have left by now are closed. `ETIMEDOUT`: some of them
@@ -140,7 +186,15 @@ impl Losses {
     /// What a file has open and is closed, by dropping it, at some time: from now until then its syncs wait.
     pub(crate) fn closing<T>(self: &Arc<Losses>, file: Handle, what: T) -> Closing<T> {
         self.begin_close(&file);
-        Closing { _what: what, _end: EndClose { losses: self.clone(), file } }
+        Closing { what, end: EndClose { losses: self.clone(), file } }
+    }
+
+    /// Has another thread close it.
+    pub(crate) fn close_aside(&self, closing: Closing<impl Send + 'static>) {
+        self.closers.close(closing.end.file, Box::new(closing));
+        // Who waits for it has not seen it there, or is woken.
+        drop(self.state.lock());
+        self.closed.notify_all();
     }
 
     fn begin_close(&self, file: &Handle) {

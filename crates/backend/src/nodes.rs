@@ -11,8 +11,7 @@ use impresario_base::Durable;
 use impresario_base::lock::{Mutex, MutexGuard};
 use rustc_hash::FxHashMap;
 
-use crate::idle::Closers;
-use crate::losses::{Losses, is_loss};
+use crate::losses::{Closing, Losses, is_loss};
 use crate::{Errno, Handle, Kind, Lost, Result, SYNC_ALL_WAIT};
 
 const SHARDS: usize = 32;
@@ -20,6 +19,8 @@ const SHARDS: usize = 32;
 const OPENS_MAX: usize = 64;
 /// How often it looks at a sync that it waits for.
 const SYNC_ALL_LOOK_EVERY: Duration = Duration::from_millis(2);
+/// How long a removal waits for others that close the file.
+const REMOVAL_WAIT: Duration = Duration::from_secs(30);
 /// [`Open::ticket`] of a descriptor that has not left.
 const STAYS: u64 = u64::MAX;
 
@@ -43,8 +44,8 @@ pub(crate) trait Descriptors: 'static {
     /// it is closed.
     const KEEPS_NAMES: bool = false;
 
-    /// Whether the file is known to have no name any more, so that nobody can read what was written once it is closed everywhere.
-    fn is_removed(_open: &Self::Open) -> bool {
+    /// Whether the node is known to have no name any more, so that nobody can read what was written once it is closed everywhere.
+    fn is_removed(_fd: &Self::Name) -> bool {
         false
     }
 }
@@ -262,12 +263,12 @@ impl<D: Descriptors> Node<D> {
         })
     }
 
-    /// Takes out all descriptors for data.
-    fn take_opens(&self) -> Vec<Arc<Open<D>>> {
+    /// Takes out all descriptors for data. Whoever finds them gone finds that they are being closed.
+    fn take_opens(&self, losses: &Arc<Losses>) -> Closing<Vec<Arc<Open<D>>>> {
         let mut opens = self.opens.lock();
         self.rights.fetch_add(1, Ordering::Release);
         opens.iter().for_each(|open| open.leave());
-        std::mem::take(&mut *opens)
+        losses.closing(self.handle, std::mem::take(&mut *opens))
     }
 
     /// It is taken out of the table, which is locked.
@@ -301,13 +302,13 @@ impl<D: Descriptors> Node<D> {
     }
 
     /// Takes out the descriptors that are idle, to be closed.
-    fn take_idle(&self, before_ms: u64) -> Vec<Arc<Open<D>>> {
+    fn take_idle(&self, losses: &Arc<Losses>, before_ms: u64) -> Vec<Closing<Arc<Open<D>>>> {
         let (mut idle, mut opens) = (Vec::new(), self.opens.lock());
         opens.retain(|open| {
             let keep = open.used_ms.load(Ordering::Relaxed) >= before_ms || Arc::strong_count(open) > 1;
             if !keep {
                 open.leave();
-                idle.push(open.clone());
+                idle.push(losses.closing(self.handle, open.clone()));
             }
             keep
         });
@@ -339,7 +340,6 @@ pub(crate) struct Nodes<D: Descriptors> {
     count: Arc<AtomicUsize>,
     max: usize,
     losses: Arc<Losses>,
-    closers: Closers,
 }
 
 struct Shard<D: Descriptors> {
@@ -365,15 +365,7 @@ impl<D: Descriptors> Nodes<D> {
     /// Keeps about `max` descriptors open at most.
     pub(crate) fn new(max: usize, losses: Arc<Losses>) -> Nodes<D> {
         let shards = (0..SHARDS).map(|_| Mutex::default()).collect();
-        Nodes {
-            shards,
-            by_fileid: Mutex::default(),
-            start: Instant::now(),
-            count: Arc::default(),
-            max,
-            losses,
-            closers: Closers::default(),
-        }
+        Nodes { shards, by_fileid: Mutex::default(), start: Instant::now(), count: Arc::default(), max, losses }
     }
 
     /// Milliseconds since the cache was made.
@@ -453,14 +445,17 @@ impl<D: Descriptors> Nodes<D> {
             return open;
         }
         let idle_longest = || (0..opens.len()).min_by_key(|&n| opens[n].used_ms.load(Ordering::Relaxed));
-        let closed = if opens.len() >= OPENS_MAX { idle_longest() } else { None }.map(|n| opens.swap_remove(n));
-        closed.iter().for_each(|open| open.leave());
+        let closed = if opens.len() >= OPENS_MAX { idle_longest() } else { None }.map(|n| {
+            let open = opens.swap_remove(n);
+            open.leave();
+            self.losses.closing(node.handle, vec![open])
+        });
         if node.is_out.load(Ordering::Relaxed) {
             open.leave();
         }
         opens.push(open.clone());
         drop(opens);
-        self.retire(node, closed.into_iter().collect());
+        closed.into_iter().for_each(|closed| self.retire(closed));
         if self.count.load(Ordering::Relaxed) > self.max {
             let evicted = self.evict(&mut self.shard(&node.handle), &node.handle);
             self.close(evicted);
@@ -471,13 +466,13 @@ impl<D: Descriptors> Nodes<D> {
     /// Closes all descriptors for data once their present users are done, so that rights are checked anew. One that is being opened
     /// serves whoever opens it, and nobody after that.
     pub(crate) fn close_opens(&self, node: &Node<D>) {
-        self.retire(node, node.take_opens());
+        self.retire(node.take_opens(&self.losses));
     }
 
     /// Lets go of descriptors that were taken out.
-    fn retire(&self, node: &Node<D>, opens: Vec<Arc<Open<D>>>) {
+    fn retire(&self, opens: Closing<Vec<Arc<Open<D>>>>) {
         if opens.iter().any(|open| open.unsynced.load(Ordering::Acquire)) {
-            self.close_soon(node.handle, opens);
+            self.close_soon(opens);
         }
     }
 
@@ -528,19 +523,20 @@ impl<D: Descriptors> Nodes<D> {
 
     /// Lets go of a node whose last name is removed.
     fn close_removed(&self, node: Option<Arc<Node<D>>>) {
-        for open in node.iter().flat_map(|node| node.opens.lock().clone()) {
+        let Some(node) = node else { return };
+        let is_closing = D::KEEPS_NAMES && self.losses.is_closing(&node.handle);
+        if (is_closing || node.is_written()) && D::is_removed(&node.fd) {
             // What nobody can read need not reach the device before it is closed.
-            if D::is_removed(&open.fd) {
-                open.unsynced.store(false, Ordering::Release);
-            }
+            node.opens.lock().iter().for_each(|open| open.unsynced.store(false, Ordering::Release));
+        } else if is_closing {
+            // One that hangs may leave a name in the folder; the removal has succeeded nevertheless.
+            let _ = self.losses.end_closes_until(&node.handle, Instant::now() + REMOVAL_WAIT);
         }
-        if let Some(node) = node {
-            if D::KEEPS_NAMES || !node.is_written() {
-                self.close([node]);
-            } else {
-                self.forget_number(&node);
-                self.close_soon(node.handle, node);
-            }
+        if D::KEEPS_NAMES || !node.is_written() {
+            self.close([node]);
+        } else {
+            self.forget_number(&node);
+            self.close_soon(self.losses.closing(node.handle, node));
         }
     }
 
@@ -558,39 +554,38 @@ impl<D: Descriptors> Nodes<D> {
 
     /// Closes what a file has open by another thread, as that waits for what was written. Where more is open than may be, the one
     /// who closes waits: there is never much more.
-    fn close_soon(&self, file: Handle, what: impl Send + 'static) {
+    fn close_soon(&self, closing: Closing<impl Send + 'static>) {
         if self.count() <= self.max {
-            self.close_aside(file, what);
+            self.losses.close_aside(closing);
         }
-    }
-
-    /// Closes what a file has open by another thread. Syncs of the file wait for that.
-    fn close_aside(&self, file: Handle, what: impl Send + 'static) {
-        self.closers.close(Box::new(self.losses.closing(file, what)));
     }
 
     /// Closes what was not used for that long; what was written and not synced, soon.
     pub(crate) fn close_idle(&self, idle: Duration) {
         let before_ms = self.now_ms().saturating_sub(idle.as_millis() as u64);
         for shard in &self.shards {
-            let (mut idle_nodes, mut used) = (Vec::new(), Vec::new());
+            let (mut written, mut others, mut used) = (Vec::new(), Vec::new(), Vec::new());
             shard.lock().by_handle.retain(|_, (node, used_ms)| {
                 let keep = *used_ms >= before_ms || !node.is_idle();
-                if !keep {
-                    node.leave();
+                if keep {
+                    used.push(node.clone());
+                    return true;
                 }
-                if keep { &mut used } else { &mut idle_nodes }.push(node.clone());
-                keep
+                node.leave();
+                match node.is_written() {
+                    true => written.push(self.losses.closing(node.handle, node.clone())),
+                    false => others.push(node.clone()),
+                }
+                false
             });
-            let (written, others): (Vec<_>, Vec<_>) = idle_nodes.into_iter().partition(|node| node.is_written());
-            self.close(others);
             for node in written {
                 self.forget_number(&node);
-                self.close_aside(node.handle, node);
+                self.losses.close_aside(node);
             }
-            for open in used.iter().flat_map(|node| node.take_idle(before_ms)) {
+            self.close(others);
+            for open in used.iter().flat_map(|node| node.take_idle(&self.losses, before_ms)) {
                 if open.unsynced.load(Ordering::Acquire) {
-                    self.close_aside(open.handle, open);
+                    self.losses.close_aside(open);
                 }
             }
         }
@@ -731,12 +726,149 @@ mod tests {
         }
     }
 
+    /// The same where a removed file keeps a name until it is closed.
+    struct SlowNamed;
+
+    impl Descriptors for SlowNamed {
+        type Name = ();
+        type Open = Arc<SlowSync>;
+
+        const KEEPS_NAMES: bool = true;
+
+        fn sync(open: &Arc<SlowSync>) -> Result<()> {
+            Slow::sync(open)
+        }
+    }
+
     /// A file that was written; its sync does not end before it may.
-    fn written(nodes: &Nodes<Slow>, fails: bool) -> (Arc<Node<Slow>>, Arc<SlowSync>) {
-        let node = nodes.insert(Handle::new(b"node").unwrap(), (), 7, Kind::File);
+    fn written<D>(nodes: &Nodes<D>, fails: bool) -> (Arc<Node<D>>, Arc<SlowSync>)
+    where
+        D: Descriptors<Name = (), Open = Arc<SlowSync>>,
+    {
+        written_file(nodes, 7, fails)
+    }
+
+    fn written_file<D>(nodes: &Nodes<D>, fileid: u64, fails: bool) -> (Arc<Node<D>>, Arc<SlowSync>)
+    where
+        D: Descriptors<Name = (), Open = Arc<SlowSync>>,
+    {
+        let node = nodes.insert(Handle::new(&fileid.to_le_bytes()).unwrap(), (), fileid, Kind::File);
         let sync = Arc::new(SlowSync { fails, ..SlowSync::default() });
         drop(nodes.add_open(&node, sync.clone(), 0, (true, true), 0).changing());
         (node, sync)
+    }
+
+    /// Gives every thread that closes files one that hangs until its sync may end.
+    fn hang_closers<D>(nodes: &Nodes<D>) -> Vec<Arc<SlowSync>>
+    where
+        D: Descriptors<Name = (), Open = Arc<SlowSync>>,
+    {
+        let hang = |n| {
+            let (node, sync) = written_file(nodes, 100 + n, false);
+            nodes.close_opens(&node);
+            sync
+        };
+        let syncs: Vec<_> = (0..crate::idle::CLOSERS_MAX as u64).map(hang).collect();
+        let begun = |sync: &Arc<SlowSync>| sync.begun.load(Ordering::Acquire);
+        impresario_testing::until("all closers hang", || syncs.iter().all(begun));
+        syncs
+    }
+
+    /// Whether the thread ends beside files that hang, which may end then.
+    fn ends_beside<T>(hanging: &[Arc<SlowSync>], thread: &std::thread::ScopedJoinHandle<'_, T>) -> bool {
+        let ends = impresario_base::time::wait_while(&|| !thread.is_finished(), Duration::from_secs(10));
+        hanging.iter().for_each(|sync| sync.ends.store(true, Ordering::Release));
+        ends
+    }
+
+    #[test]
+    fn a_sync_closes_what_of_its_file_waits_behind_files_that_hang() {
+        type TakeOut = fn(&Nodes<Slow>, Arc<Node<Slow>>);
+        let ways: [(&str, TakeOut); 2] = [
+            ("rights are checked anew", |nodes, node| nodes.close_opens(&node)),
+            ("the node is idle", |nodes, node| {
+                drop(node);
+                std::thread::sleep(Duration::from_millis(2));
+                nodes.close_idle(Duration::ZERO);
+            }),
+        ];
+        for (way, take_out) in ways {
+            for fails in [false, true] {
+                let losses = Arc::<Losses>::default();
+                let nodes = Nodes::<Slow>::new(1000, losses.clone());
+                let hanging = hang_closers(&nodes);
+                let (node, sync) = written(&nodes, fails);
+                let handle = node.handle;
+                sync.ends.store(true, Ordering::Release);
+                take_out(&nodes, node);
+                assert!(!sync.begun.load(Ordering::Acquire), "{way}: it does not wait for its turn");
+                let node = nodes.insert(handle, (), 7, Kind::File);
+                std::thread::scope(|scope| {
+                    let synced = scope.spawn(|| {
+                        let _syncing = node.syncing.lock();
+                        node.sync_written(&losses)
+                    });
+                    assert!(ends_beside(&hanging, &synced), "{way}: a sync waits for other files");
+                    assert_eq!(synced.join().unwrap().is_err(), fails, "{way}");
+                });
+            }
+        }
+    }
+
+    #[test]
+    fn a_removal_ends_with_the_closes_of_a_file_that_keeps_a_name() {
+        let nodes = Nodes::<SlowNamed>::new(1000, Arc::default());
+        // One that another thread is closing.
+        let (node, sync) = written(&nodes, false);
+        nodes.close_opens(&node);
+        drop(node);
+        impresario_testing::until("it is being closed", || sync.begun.load(Ordering::Acquire));
+        std::thread::scope(|scope| {
+            let removed = scope.spawn(|| nodes.set_gone(7));
+            std::thread::sleep(Duration::from_millis(20));
+            let is_early = removed.is_finished();
+            sync.ends.store(true, Ordering::Release);
+            assert!(ends_beside(&[], &removed) && !is_early);
+        });
+        assert_eq!(Arc::strong_count(&sync), 1, "it is open");
+
+        // One that waits for its turn.
+        let hanging = hang_closers(&nodes);
+        let (node, sync) = written(&nodes, false);
+        sync.ends.store(true, Ordering::Release);
+        nodes.close_opens(&node);
+        drop(node);
+        assert_eq!(Arc::strong_count(&sync), 2, "it does not wait for its turn");
+        std::thread::scope(|scope| {
+            let removed = scope.spawn(|| {
+                nodes.set_gone(7);
+                Arc::strong_count(&sync)
+            });
+            assert!(ends_beside(&hanging, &removed));
+            assert_eq!(removed.join().unwrap(), 1, "it is open");
+        });
+    }
+
+    #[test]
+    fn what_is_taken_out_counts_as_being_closed_at_once() {
+        let losses = Arc::<Losses>::default();
+        let nodes = Nodes::<Slow>::new(1000, losses.clone());
+        let (node, sync) = written(&nodes, true);
+        sync.ends.store(true, Ordering::Release);
+        let taken = node.take_opens(&losses);
+        std::thread::scope(|scope| {
+            let synced = scope.spawn(|| {
+                let _syncing = node.syncing.lock();
+                node.sync_written(&losses)
+            });
+            std::thread::sleep(Duration::from_millis(20));
+            let is_early = synced.is_finished();
+            let hanging = hang_closers(&nodes);
+            // The sync has begun to wait before it has a place among those that wait for their turn.
+            nodes.retire(taken);
+            assert!(ends_beside(&hanging, &synced) && !is_early);
+            assert_eq!(synced.join().unwrap(), Err(Errno(libc::EIO)));
+        });
     }
 
     #[test]
@@ -984,7 +1116,7 @@ mod tests {
             Ok(())
         }
 
-        fn is_removed(_: &Arc<AtomicUsize>) -> bool {
+        fn is_removed((): &()) -> bool {
             true
         }
     }

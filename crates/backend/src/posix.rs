@@ -159,8 +159,8 @@ impl Descriptors for Files {
         }
     }
 
-    fn is_removed(open: &OpenFile) -> bool {
-        rustix::fs::fstat(open).is_ok_and(|stat| stat.st_nlink == 0)
+    fn is_removed(fd: &OwnedFd) -> bool {
+        rustix::fs::fstat(fd).is_ok_and(|stat| stat.st_nlink == 0)
     }
 }
 

@@ -80,7 +80,7 @@ impl Shared {
         if !bytes.is_empty() {
             // Within the file it is a matter of the OSDs. How far a file may grow the metadata servers say.
             let grows = open.fd.known_size()? < offset + bytes.len() as u64;
-            let _watched = if grows { Some(self.watch.enter(Instant::now())?) } else { None };
+            let _watched = if grows { Some(self.watch.enter_with_osds(Instant::now())?) } else { None };
             let _changing = open.changing();
             self.observe(node, open.fd.write(offset, bytes)).map_err(outward)?;
         }

@@ -1,11 +1,14 @@
 //! Calls that wait for metadata servers: a library that waits for ever takes a bounded number of threads.
 
-use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use impresario_base::lock::Mutex;
+use rustc_hash::FxHashMap;
 
 use crate::{Errno, Result};
+
+/// How long after the timeout a call that waits for OSDs, too, may still be told of theirs: the library counts it in whole seconds.
+const OSD_GRACE: Duration = Duration::from_secs(3);
 
 /// Which calls are under way, and since when.
 pub(super) struct Watch {
@@ -16,15 +19,14 @@ pub(super) struct Watch {
 
 #[derive(Default)]
 struct Calls {
-    /// In the order of their beginnings.
-    since: BTreeMap<u64, Instant>,
+    since: FxHashMap<u64, Instant>,
     next: u64,
 }
 
 impl Calls {
     fn hung(&self, now: Instant, timeout: Duration) -> usize {
         let hangs = |since: &Instant| now.saturating_duration_since(*since) > timeout;
-        self.since.values().take_while(|since| hangs(since)).count()
+        self.since.values().filter(|since| hangs(since)).count()
     }
 }
 
@@ -47,15 +49,24 @@ impl Watch {
         Watch { calls: Mutex::default(), timeout, hung_max }
     }
 
+    /// As [`Watch::enter`], of a call that waits for OSDs, too: it hangs when it has outlived the time that it has for them.
+    pub(super) fn enter_with_osds(&self, now: Instant) -> Result<Watched<'_>> {
+        self.enter_since(now, now + OSD_GRACE)
+    }
+
     /// A call begins; `EIO` while too many hang.
     pub(super) fn enter(&self, now: Instant) -> Result<Watched<'_>> {
+        self.enter_since(now, now)
+    }
+
+    fn enter_since(&self, now: Instant, since: Instant) -> Result<Watched<'_>> {
         let mut calls = self.calls.lock();
         if calls.hung(now, self.timeout) >= self.hung_max {
             return Err(Errno(libc::EIO));
         }
         let number = calls.next;
         calls.next += 1;
-        calls.since.insert(number, now);
+        calls.since.insert(number, since);
         Ok(Watched { watch: self, number })
     }
 
@@ -91,5 +102,18 @@ mod tests {
         drop(hung);
         assert_eq!(watch.hung(at(5000)), 0);
         assert!(watch.enter(at(5000)).is_ok());
+    }
+
+    #[test]
+    fn an_osd_that_is_away_makes_no_call_fail_that_asks_the_metadata_server() {
+        let (watch, start) = (Watch::new(Duration::from_secs(1), 2), Instant::now());
+        let at = |ms| start + Duration::from_millis(ms);
+        let writes: Vec<_> = [0, 10, 20].map(|ms| watch.enter_with_osds(at(ms)).unwrap()).into();
+        let look_up = watch.enter(at(30)).unwrap();
+        assert_eq!((watch.hung(at(1020)), watch.hung(at(1900)), watch.hung(at(4015))), (0, 1, 3));
+        assert!(watch.enter(at(1900)).is_ok(), "the writes are about to fail");
+        drop(look_up);
+        assert!(watch.enter(at(4015)).is_err(), "they wait for the metadata server");
+        drop(writes);
     }
 }

@@ -166,6 +166,7 @@ pub fn start(settings: Settings) -> Result<Running, String> {
     let config = EngineConfig {
         lanes,
         lane_requests: in_flight,
+        lane_syncs: in_flight,
         // A file system with a page cache.
         sorted_below: true,
         queue_requests: QUEUE_REQUESTS,

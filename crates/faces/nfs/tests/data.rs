@@ -408,6 +408,40 @@ fn a_commit_holds_up_nobody() {
     assert!(other.read(&file, 4096, 8192).unwrap().bytes == content(2, 4096, 8192));
 }
 
+/// Whatever the policy, reads do not share the room of those that wait for the device.
+#[test]
+fn commits_hold_up_no_read_however_many_they_are() {
+    for policy in ["fifo", "auto"] {
+        let served = serve(&MemoryTree::new(), |settings| {
+            settings.policy = PolicySpec::named(policy);
+            settings.in_flight_requests = 2;
+        });
+        let (mut client, root) = served.mounted();
+        let files: Vec<_> = (0..3).map(|n| filled(&mut client, &root, &format!("f{n}"), 4096)).collect();
+        for file in &files {
+            client.write(file, 0, b"written", Stability::Unstable).unwrap();
+        }
+        served.tree.set_faults(Faults { syncs_hung: true, ..Faults::default() });
+        let commit = |file: &Vec<u8>| {
+            let mut args = handle(file);
+            args.u64(0).u32(0);
+            client.send(COMMIT, args).unwrap()
+        };
+        let commits: Vec<u32> = files.iter().map(commit).collect();
+        served.tree.await_hung(2);
+        let (mut other, (tell, told)) = (served.client(), mpsc::channel());
+        let file = files[0].clone();
+        let reading = std::thread::spawn(move || tell.send(other.read(&file, 0, 7).unwrap().bytes));
+        let read = told.recv_timeout(PATIENCE);
+        served.tree.set_faults(Faults::default());
+        for xid in commits {
+            client.wait(xid).unwrap().good().unwrap();
+        }
+        reading.join().unwrap().unwrap();
+        assert_eq!(read.as_deref(), Ok(b"written".as_slice()), "{policy}");
+    }
+}
+
 #[test]
 fn a_stopping_server_answers_what_it_has_taken() {
     let mut served = Served::new();
