@@ -39,9 +39,8 @@ impl DeviceTime {
     fn share_until(&mut self, now: Nanos) {
         let passed = now.since(self.at);
         self.at = self.at.max(now);
-        if self.weights > 0 {
-            self.per_weight += u128::from((passed.0.min(PASSED_MAX) << FRACTION_BITS) / self.weights);
-        }
+        let share = (passed.0.min(PASSED_MAX) << FRACTION_BITS).checked_div(self.weights);
+        self.per_weight += u128::from(share.unwrap_or(0));
     }
 
     /// A batch of this expected cost goes to the device; `None`: what it takes is charged to others.
