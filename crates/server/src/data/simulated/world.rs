@@ -362,10 +362,13 @@ impl World<'_> {
         let (mut loss, mut writes, mut is_done) = (FirstLoss::default(), Vec::new(), is_answered);
         for (part, sync) in [(Span { count: front, ..span }, None), (back, between)] {
             if let Some((client, handle)) = sync {
-                let before = self.all_troubles();
+                let counts =
+                    |world: &World| (world.all_troubles(), world.clients[client].handles[span.object][handle].times);
+                let before = counts(self);
                 self.sync(server, (client, span.object, handle), 0, is_answered)?;
-                // Who is told by this sync is told once more: the write is answered later, and its first part is lost.
-                self.troubles += u64::from(self.all_troubles() > before);
+                // Who is told by this sync, also of what was lost before the write, is told once more: the write is answered later,
+                // and for all that the server knew at its first part, that part may be lost.
+                self.troubles += u64::from(counts(self) > before);
             }
             if part.count == 0 {
                 continue;
