@@ -448,7 +448,8 @@ impl Core {
             _ => 0,
         };
         // Syncs with a limit of their own run beside the rest, which the lane's other batches are charged for.
-        let cost = (!self.shared.is_apart(op)).then(|| self.shared.config.cost.ttp(op, bytes));
+        let has_share = self.policy.reads_device_time() && !self.shared.is_apart(op);
+        let cost = has_share.then(|| self.shared.config.cost.ttp(op, bytes));
         let sharer = self.shared.lanes[extent.lane.index()].device_time.start(now, cost);
         let f = self.free_flights.pop().unwrap_or_else(|| {
             let slots = SmallVec::new();

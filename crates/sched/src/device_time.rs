@@ -43,16 +43,20 @@ impl DeviceTime {
         self.per_weight += u128::from(share.unwrap_or(0));
     }
 
-    /// A batch of this expected cost goes to the device; `None`: what it takes is charged to others.
+    /// A batch of this expected cost goes to the device; `None`: it has no share, what it takes is charged to others.
     pub(crate) fn start(&mut self, now: Nanos, cost: Option<Nanos>) -> Sharer {
+        let Some(cost) = cost else { return Sharer::default() };
         self.share_until(now);
-        let weight = cost.map_or(0, |cost| (cost.0 >> UNIT_BITS).clamp(WEIGHTS.0, WEIGHTS.1));
+        let weight = (cost.0 >> UNIT_BITS).clamp(WEIGHTS.0, WEIGHTS.1);
         self.weights += weight;
         Sharer { weight, since: self.per_weight }
     }
 
     /// It has ended; returns its share. The device may have begun after the batch was sent: if it had nothing else, it was idle.
     pub(crate) fn end(&mut self, sharer: Sharer, started: Nanos, finished: Nanos) -> Nanos {
+        if sharer.weight == 0 {
+            return Nanos::ZERO;
+        }
         if self.weights == sharer.weight {
             self.at = self.at.max(started.min(finished));
         }

@@ -159,6 +159,10 @@ impl Policy for LowestYield {
         WaitBound::of_batches(self.flows.guarded_wait(view, slot))
     }
 
+    fn reads_device_time(&self) -> bool {
+        true
+    }
+
     fn completed(&mut self, view: &View<'_>, done: &Done<'_>) {
         let Some(flight) = self.flows.returned(done) else { return };
         if !self.in_bytes {

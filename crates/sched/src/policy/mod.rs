@@ -262,7 +262,8 @@ pub struct Done<'a> {
     pub errno: i32,
     /// From its start to its end below the scheduler, including any wait there.
     pub service: Nanos,
-    /// Its share of the time for which the lane was busy: the shares of all batches add up to that.
+    /// Its share of the time for which the lane was busy: the shares of all batches add up to that. Only for policies that
+    /// [read](Policy::reads_device_time) it.
     pub device_time: Nanos,
 }
 
@@ -340,6 +341,11 @@ pub trait Policy: Any + Send {
 
     /// A batch ended.
     fn completed(&mut self, _view: &View<'_>, _done: &Done<'_>) {}
+
+    /// It reads [`Done::device_time`], which costs two divisions a batch and is zero otherwise.
+    fn reads_device_time(&self) -> bool {
+        false
+    }
 
     /// A connection became ready or unready; the view is up to date.
     fn readiness(&mut self, _view: &View<'_>, _conn: ConnId) {}

@@ -231,6 +231,10 @@ impl Policy for Set10 {
         WaitBound::of_batches(self.flows.guarded_wait(view, slot))
     }
 
+    fn reads_device_time(&self) -> bool {
+        true
+    }
+
     fn completed(&mut self, view: &View<'_>, done: &Done<'_>) {
         let Some(flight) = self.flows.returned(done) else { return };
         let used = &mut self.groups[flight.group].used[flight.set];

@@ -480,6 +480,10 @@ impl Policy for Auto {
         self.inner.spec()
     }
 
+    fn reads_device_time(&self) -> bool {
+        self.inner.reads_device_time()
+    }
+
     fn completed(&mut self, view: &View<'_>, done: &Done<'_>) {
         if let Some(sampler) = &mut self.sampler {
             sampler.completed(view, done);

@@ -207,6 +207,10 @@ impl<R: ClassRule> Policy for ByClass<R> {
         self.refile_all(view, earlier);
     }
 
+    fn reads_device_time(&self) -> bool {
+        self.rule.corrects()
+    }
+
     fn explain(&self, who: &Who, now: Nanos) -> Option<String> {
         Some(self.rule.explain(&self.queues.classes, who, now))
     }
