@@ -9,6 +9,7 @@ pub mod loader;
 pub mod lock;
 pub mod machine;
 pub mod mounts;
+pub mod page_cache;
 pub mod prefetch;
 pub mod presence;
 pub mod random;

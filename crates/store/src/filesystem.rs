@@ -17,7 +17,7 @@ pub trait FileSystem: Send + Sync + 'static {
     /// Reads at an offset; 0 at the end of the file.
     fn read(&self, file: &Self::File, offset: u64, bufs: &mut [IoSliceMut<'_>]) -> io::Result<usize>;
 
-    /// Reads like [`FileSystem::read`] from memory only; `None` if that would need the device.
+    /// Reads like [`FileSystem::read`] from memory only; `None` if that would need the device, which then does nothing.
     fn read_cached(&self, file: &Self::File, offset: u64, bufs: &mut [IoSliceMut<'_>]) -> io::Result<Option<usize>>;
 
     /// Begins to read a range into memory, and does not wait for it. A hint: it may do nothing.

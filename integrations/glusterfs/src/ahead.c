@@ -13,10 +13,11 @@
 #include <stdio.h>
 #include <string.h>
 #include <sys/syscall.h>
-#include <sys/uio.h>
 #include <unistd.h>
 
 enum { NOT_TRIED = -1, NOT_THERE = -2 };
+/* After so many parts of which nothing was kept, nothing is read ahead for a while: at first, and at most. */
+enum { UNKEPT_MAX = 2, REST_MS_MIN = 10 * 1000, REST_MS_MAX = 10 * 60 * 1000 };
 
 /* ---- what the translator keeps of an open file ---- */
 
@@ -98,15 +99,32 @@ static int probe_of(sched_state_t *state, fd_t *fd, gf_boolean_t make) {
 }
 
 int sched_in_memory(void *arg, const impresario_request_t *of, uint64_t offset) {
-    char byte;
-    struct iovec one = {&byte, 1};
     fd_t *fd = of->flags & IMPRESARIO_SPECULATIVE ? ((sched_ahead_t *)(uintptr_t)of->token)->fd
                                                   : ((sched_request_t *)(uintptr_t)of->token)->stub->args.fd;
     int probe = probe_of(arg, fd, _gf_false);
-    if (probe < 0) return -1;
-    ssize_t got = preadv2(probe, &one, 1, (off_t)offset, RWF_NOWAIT);
-    /* Beyond the end of the file (0) only a read tells the library where that is. */
-    return got > 0 ? 1 : got < 0 && errno == EAGAIN ? 0 : -1;
+    return probe < 0 ? -1 : impresario_in_page_cache(probe, offset);
+}
+
+/* Where reads go past the page cache (bricks with o-direct), and where memory is so short that it keeps nothing, every byte read ahead
+ * is read twice. What has just been read shows it. */
+void sched_ahead_was_read(sched_state_t *state, const sched_ahead_t *ahead, uint64_t last) {
+    int probe = probe_of(state, ahead->fd, _gf_false);
+    int kept = probe < 0 ? -1 : impresario_in_page_cache(probe, last);
+    if (kept < 0) return;
+    if (kept) {
+        GF_ATOMIC_INIT(state->unkept, 0);
+        GF_ATOMIC_INIT(state->rest_ms, 0);
+        return;
+    }
+    int64_t now = sched_now_ms(), rest = GF_ATOMIC_GET(state->rest_ms);
+    rest = rest < REST_MS_MIN ? REST_MS_MIN : rest;
+    /* What was begun before a rest says nothing new. */
+    if (GF_ATOMIC_INC(state->unkept) < UNKEPT_MAX || now < GF_ATOMIC_GET(state->ahead_from_ms)) return;
+    GF_ATOMIC_INIT(state->ahead_from_ms, now + rest);
+    GF_ATOMIC_INIT(state->rest_ms, rest * 2 < REST_MS_MAX ? rest * 2 : REST_MS_MAX);
+    gf_log(state->this->name, GF_LOG_INFO,
+           "the page cache keeps nothing of what is read ahead (o-direct, or too little memory): nothing is read ahead for %" PRId64 " s",
+           rest / 1000);
 }
 
 /* ---- speculations ---- */
@@ -122,6 +140,7 @@ int sched_may_read_ahead(void *arg, const impresario_submission_t *after, uint64
     /* Such a read goes past the page cache. */
     if ((stub->args.fd->flags | stub->args.flags) & O_DIRECT) return -1;
     if (len > INT32_MAX || offset > INT64_MAX - len) return -1;
+    if (sched_now_ms() < GF_ATOMIC_GET(state->ahead_from_ms)) return -1;
     THIS = state->this;
     ahead = GF_CALLOC(1, sizeof *ahead, sched_mt_ahead);
     /* The same user, process and lock owner, so that what is below judges both alike. */

@@ -398,7 +398,10 @@ static int32_t ahead_readv_cbk(call_frame_t *frame, void *cookie, xlator_t *this
     flight_t *flight = ahead->flight;
     sched_state_t *state = flight->state;
     (void)cookie, (void)this, (void)vector, (void)count, (void)stbuf, (void)iobref, (void)xdata;
-    if (op_ret > 0) GF_ATOMIC_ADD(flight->ahead_bytes, op_ret);
+    if (op_ret > 0) {
+        GF_ATOMIC_ADD(flight->ahead_bytes, op_ret);
+        sched_ahead_was_read(state, ahead, ahead->offset + (uint64_t)op_ret - 1);
+    }
     /* Its failure is that of a batch of its own, and not of the requests before it. */
     if (op_ret < 0 && flight->asked_len == 0) result(flight, op_ret, op_errno);
     sched_ahead_end(ahead);
@@ -411,6 +414,7 @@ static void call_ahead(flight_t *flight, const impresario_request_t *request) {
     sched_ahead_t *ahead = (sched_ahead_t *)(uintptr_t)request->token;
     xlator_t *child = FIRST_CHILD(flight->state->this);
     ahead->flight = flight;
+    ahead->offset = request->offset;
     ahead->frame->local = ahead;
     GF_ATOMIC_INC(flight->state->open);
     GF_ATOMIC_INC(flight->state->ahead_calls);

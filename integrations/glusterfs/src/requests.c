@@ -32,7 +32,7 @@ void sched_leave(sched_state_t *state) {
     pthread_mutex_unlock(&state->lock);
 }
 
-static int64_t now_ms(void) {
+int64_t sched_now_ms(void) {
     struct timespec now;
     clock_gettime(CLOCK_MONOTONIC_COARSE, &now);
     return (int64_t)now.tv_sec * 1000 + now.tv_nsec / 1000000;
@@ -43,7 +43,7 @@ static int64_t now_ms(void) {
 static gf_boolean_t internal_may_enter(sched_state_t *state) {
     uint32_t limit = state->set.internal_depth;
     return limit == 0 || state->internal_open < limit ||
-           (GF_ATOMIC_GET(state->clients_open) == 0 && now_ms() - GF_ATOMIC_GET(state->client_ms) > CLIENTS_PAUSE_MS);
+           (GF_ATOMIC_GET(state->clients_open) == 0 && sched_now_ms() - GF_ATOMIC_GET(state->client_ms) > CLIENTS_PAUSE_MS);
 }
 
 /* Submits what the internal class may have in the scheduler. A request that cannot be queued ends at once and comes
@@ -209,7 +209,7 @@ static void enter(sched_state_t *state, call_frame_t *frame, call_stub_t *stub, 
         }
     } else {
         GF_ATOMIC_INC(state->clients_open);
-        GF_ATOMIC_INIT(state->client_ms, now_ms());
+        GF_ATOMIC_INIT(state->client_ms, sched_now_ms());
     }
     sched_submit(state, request);
 }

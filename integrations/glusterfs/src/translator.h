@@ -95,6 +95,9 @@ typedef struct sched_state {
     gf_atomic_t flights_open; /* batches that are with the child; the last reply of one is passed on before the batch ends */
     gf_atomic_t clients_open; /* requests of clients among them */
     gf_atomic_t client_ms;  /* when a client's request came last, CLOCK_MONOTONIC */
+    gf_atomic_t unkept;     /* parts read ahead one after the other of which the page cache kept nothing */
+    gf_atomic_t rest_ms;    /* how long nothing is read ahead once it keeps nothing */
+    gf_atomic_t ahead_from_ms; /* nothing is read ahead before, CLOCK_MONOTONIC */
     /* Counters since the start. */
     gf_atomic_t requests, internal_requests, unscheduled, merged_requests, merged_calls, alone_again, disconnected, ahead_calls;
 } sched_state_t;
@@ -110,6 +113,7 @@ typedef struct sched_ahead {
     call_frame_t *frame;    /* with a reference of its client */
     fd_t *fd;               /* referenced */
     void *flight;           /* the batch that it is in */
+    uint64_t offset;
 } sched_ahead_t;
 
 /* A file operation between its arrival and its reply. */
@@ -141,6 +145,8 @@ void sched_internal_next(sched_state_t *state);
 void sched_internal_leave(sched_state_t *state, client_t *client);
 
 gf_boolean_t sched_stopping(sched_state_t *state);
+/* Milliseconds of CLOCK_MONOTONIC. */
+int64_t sched_now_ms(void);
 /* One fewer in `state->open`, after which the state may be gone. */
 void sched_leave(sched_state_t *state);
 
@@ -155,6 +161,8 @@ int sched_may_read_ahead(void *state, const impresario_submission_t *after, uint
                          uint64_t *token);
 void sched_ahead_dropped(void *state, uint64_t token);
 int sched_in_memory(void *state, const impresario_request_t *of, uint64_t offset);
+/* The child has read a part ahead, up to the byte `last`. */
+void sched_ahead_was_read(sched_state_t *state, const sched_ahead_t *ahead, uint64_t last);
 /* A speculation is forgotten. */
 void sched_ahead_end(sched_ahead_t *ahead);
 

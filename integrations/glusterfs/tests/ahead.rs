@@ -78,6 +78,32 @@ fn inside_streams() {
 }
 
 #[test]
+fn where_nothing_is_kept_nothing_is_read_ahead() {
+    apart("ahead::inside_unkept");
+}
+
+/// A brick with `o-direct` reads past the page cache whatever the client's descriptor says.
+#[test]
+#[ignore = "run by another test as a process"]
+fn inside_unkept() {
+    let machine = Machine::new();
+    let Some(_disk) = on_disk(&machine, "direct") else { return };
+    let options: Vec<_> = OPTIONS.into_iter().chain([("storage.o-direct", "on")]).collect();
+    let mut volume = Volume::start(&machine, "direct", 1, Place::Above, &options);
+    let mount = volume.mount_uncached();
+    let expected = write(mount.path.join("file"), 12);
+    for _ in 0..3 {
+        cool(&machine, "direct");
+        assert!(sum(&mount.path.join("file"), "") == expected);
+    }
+    until("the last speculation", || figure(&volume.bricks[0].report(), "open_requests") == 0);
+    let report = volume.bricks[0].report();
+    // Two show it, beside what has been started by then.
+    assert!((1..=8).contains(&figure(&report, "read_ahead_calls")), "{report:?}");
+    assert!(figure(&report, "read_ahead_read_bytes") < 12 * MIB, "{report:?}");
+}
+
+#[test]
 fn a_speculation_that_fails_fails_no_request() {
     apart("ahead::inside_failing_speculations");
 }

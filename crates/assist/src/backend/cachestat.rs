@@ -1,75 +1,15 @@
-//! Which pages of a file are in memory: the system call `cachestat` (Linux 6.5).
+//! Which pages of a file are in memory, and which parts of a range are missing.
 
 use std::io;
 use std::ops::Range;
-use std::os::fd::{AsRawFd, BorrowedFd};
+use std::os::fd::BorrowedFd;
 
-/// Bytes of a page, as `cachestat` counts them: the machine's, which is 16 or 64 KiB on some.
-pub fn page_bytes() -> u64 {
-    rustix::param::page_size() as u64
-}
-
-/// Pages of this size that a range touches.
-fn touched(range: &Range<u64>, page_bytes: u64) -> u64 {
-    range.end.div_ceil(page_bytes).saturating_sub(range.start / page_bytes)
-}
+use impresario_base::page_cache::touched;
+pub use impresario_base::page_cache::{CachedPages, cached_pages, page_bytes};
 
 /// Where a range of as many pages is halved.
 fn middle(range: &Range<u64>, page_bytes: u64) -> u64 {
     (range.start / page_bytes + touched(range, page_bytes) / 2) * page_bytes
-}
-
-/// The same number on every architecture.
-const SYS_CACHESTAT: libc::c_long = 451;
-
-#[repr(C)]
-struct CachestatRange {
-    off: u64,
-    len: u64,
-}
-
-#[repr(C)]
-#[derive(Default)]
-struct Cachestat {
-    nr_cache: u64,
-    nr_dirty: u64,
-    nr_writeback: u64,
-    nr_evicted: u64,
-    nr_recently_evicted: u64,
-}
-
-/// How many pages of a range are in memory.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct CachedPages {
-    /// Pages in memory, or on the way into it.
-    pub cached: u64,
-    /// Pages that the range touches.
-    pub all: u64,
-}
-
-impl CachedPages {
-    /// Whether all are there.
-    pub fn complete(&self) -> bool {
-        self.cached >= self.all
-    }
-
-    /// The bytes of `range_bytes` that are there, as nearly as pages tell.
-    pub fn of_bytes(&self, range_bytes: u64) -> u64 {
-        if self.complete() { range_bytes } else { (self.cached * page_bytes()).min(range_bytes) }
-    }
-}
-
-/// Asks for a range that is not empty. Fails with `ENOSYS` on kernels before 6.5, with `EPERM` where the kernel keeps it
-/// from users who could not write to the file, and for files without pages.
-pub fn cached_pages(fd: BorrowedFd<'_>, range: Range<u64>) -> io::Result<CachedPages> {
-    let asked = CachestatRange { off: range.start, len: range.end.saturating_sub(range.start).max(1) };
-    let mut stat = Cachestat::default();
-    // SAFETY: the call reads and writes only the two structures, laid out as the kernel's.
-    let result = unsafe { libc::syscall(SYS_CACHESTAT, fd.as_raw_fd(), &raw const asked, &raw mut stat, 0u32) };
-    if result != 0 {
-        return Err(io::Error::last_os_error());
-    }
-    Ok(CachedPages { cached: stat.nr_cache, all: touched(&range, page_bytes()) })
 }
 
 /// Whether this process may ask of any file ([`cached_pages`]). Otherwise the kernel asks the file system whether we could
@@ -165,12 +105,7 @@ mod tests {
     #[test]
     fn pages_are_as_long_as_the_machine_has_them() {
         const MIB: u64 = 1 << 20;
-        assert_eq!(page_bytes(), rustix::param::page_size() as u64);
-        for (page, pages) in [(4 << 10, 256), (16 << 10, 64), (64 << 10, 16)] {
-            assert_eq!(
-                [touched(&(0..MIB), page), touched(&(page - 1..page + 1), page), touched(&(5..5), page)],
-                [pages, 2, 1]
-            );
+        for page in [4 << 10, 16 << 10, 64 << 10] {
             assert_eq!((middle(&(0..MIB), page), middle(&(MIB + 5..MIB + 2 * page), page)), (MIB / 2, MIB + page));
         }
     }

@@ -8,12 +8,12 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use impresario_base::machine::path_of;
+use impresario_base::page_cache;
 use impresario_base::set_id;
 use rustix::fs::{Advice, AtFlags, FallocateFlags, Mode, OFlags, SeekFrom, StatxFlags};
 use rustix::io::{Errno as Number, ReadWriteFlags};
 
 use super::metadata::{may, take_bits};
-use super::paging::has_page;
 use super::{Files, Node, Open, Shared};
 use crate::nodes::{Descriptors, Use};
 use crate::rules::check_range;
@@ -136,6 +136,9 @@ impl Shared {
         let open = node.open_for(self.callers.number(caller), Use::Read, self.nodes.now_ms())?;
         i64::try_from(offset).ok()?;
         let (wanted, mut slices) = (into.len(), [IoSliceMut::new(into)]);
+        if page_cache::is_missing(open.fd.as_fd(), offset..offset.saturating_add(wanted as u64)) {
+            return None;
+        }
         let read =
             rustix::io::retry_on_intr(|| rustix::io::preadv2(&open.fd, &mut slices, offset, ReadWriteFlags::NOWAIT));
         match read {
@@ -158,13 +161,7 @@ impl Shared {
         let Some(open) = node.open_for(self.callers.number(caller), Use::Read, self.nodes.now_ms()) else {
             return false;
         };
-        let mut byte = [0];
-        match rustix::io::preadv2(&open.fd, &mut [IoSliceMut::new(&mut byte)], at, ReadWriteFlags::NOWAIT) {
-            Ok(count) => count == 1,
-            // Many network file systems read only what they may wait for.
-            Err(Number::OPNOTSUPP) => !self.paging.is_past() && has_page(open.fd.as_fd(), at) == Some(true),
-            Err(_) => false,
-        }
+        !self.paging.is_past() && page_cache::has_byte(open.fd.as_fd(), at) == Some(true)
     }
 
     /// Has the kernel begin to read a range. Which descriptor says so makes no difference to the page cache; a caller without

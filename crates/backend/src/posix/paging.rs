@@ -4,9 +4,10 @@
 //! accepts advice for their files all the same, and fills pages that no read looks at: the device reads twice whatever is
 //! read ahead. No file system reports this, so after a read the page cache is checked for what was just read.
 
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
-use std::ptr::null_mut;
+use std::os::fd::AsFd;
 use std::sync::atomic::{AtomicU8, AtomicU32, Ordering::Relaxed};
+
+use impresario_base::page_cache::mapped_pages;
 
 const UNKNOWN: u8 = 0;
 const KEPT: u8 = 1;
@@ -48,34 +49,14 @@ impl Paging {
         if !self.is_unknown() && !nth.is_multiple_of(LOOK_READS) {
             return;
         }
-        if let Some(is_there) = has_page(open.as_fd(), at) {
-            let (before, now) = (self.state.load(Relaxed), if is_there { KEPT } else { PAST });
+        if let Some(pages) = mapped_pages(open.as_fd(), at..at.saturating_add(1)) {
+            let (before, now) = (self.state.load(Relaxed), if pages.complete() { KEPT } else { PAST });
             self.state.store(now, Relaxed);
             if before == UNKNOWN && now == PAST {
                 tracing::info!("reads of this file system go past the page cache: nothing is read ahead");
             }
         }
     }
-}
-
-/// Whether the page of a byte is in the page cache. Does not wait. `None` where the kernel does not tell. Of files that the process
-/// may not write, the kernel reports every page as cached.
-pub(super) fn has_page(open: BorrowedFd<'_>, at: u64) -> Option<bool> {
-    let page_bytes = rustix::param::page_size();
-    let start = libc::off_t::try_from(at / page_bytes as u64 * page_bytes as u64).ok()?;
-    // SAFETY: a new mapping at an address of the kernel's choice, which no pointer is made to: its bytes are never touched.
-    let mapped =
-        unsafe { libc::mmap(null_mut(), page_bytes, libc::PROT_READ, libc::MAP_SHARED, open.as_raw_fd(), start) };
-    if mapped == libc::MAP_FAILED {
-        // A file that cannot share its pages has none.
-        return (std::io::Error::last_os_error().raw_os_error() == Some(libc::ENODEV)).then_some(false);
-    }
-    let mut resident = 0u8;
-    // SAFETY: the mapping is one page long, so the kernel writes one byte.
-    let asked = unsafe { libc::mincore(mapped, page_bytes, &raw mut resident) };
-    // SAFETY: the mapping made above, which nothing else knows.
-    unsafe { libc::munmap(mapped, page_bytes) };
-    (asked == 0).then_some(resident & 1 == 1)
 }
 
 #[cfg(test)]
@@ -93,10 +74,6 @@ mod tests {
         file.read_exact(&mut [0; 5000]).unwrap();
         paging.read(&file, 4999);
         assert!(paging.is_kept() && !paging.is_past());
-        assert_eq!((has_page(file.as_fd(), 9999), has_page(file.as_fd(), 1 << 40)), (Some(true), Some(false)));
-        // A pipe has neither pages nor places.
-        let (pipe, _writer) = std::io::pipe().unwrap();
-        assert_eq!(has_page(pipe.as_fd(), 0), Some(false));
         // Looked at again only after some reads.
         paging.read(&file, 1 << 40);
         assert!(paging.is_kept());

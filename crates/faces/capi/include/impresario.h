@@ -132,7 +132,7 @@ typedef int (*impresario_ahead_fn)(void *arg, const impresario_submission_t *aft
                                    uint64_t *token);
 
 /* Tells whether a byte of the request's file is in memory: 1 yes, 0 no, negative: not known. May be called with a lock
- * held: it must not wait, nor call the library. */
+ * held: it must not wait, nor call the library, but for impresario_in_page_cache(). */
 typedef int (*impresario_in_memory_fn)(void *arg, const impresario_request_t *of, uint64_t offset);
 
 /* Options of a scheduler. Every zero member means its default. */
@@ -279,6 +279,11 @@ int impresario_set_depth(impresario_t *scheduler, uint32_t lane_requests, uint64
 
 /* Changes read_ahead_bytes of the options, live; 0: nothing more is read ahead. The policy "none" reads nothing ahead. */
 int impresario_set_read_ahead(impresario_t *scheduler, uint64_t bytes);
+
+/* Tells whether a byte of an open file is in the page cache: 1 yes, 0 no, -ENODATA: the kernel does not tell, or the file ends before,
+ * -EBADF: the descriptor is negative. Reads nothing and does not wait, where preadv2() with RWF_NOWAIT begins to read what it misses.
+ * A function of its own for impresario_in_memory_fn: needs no scheduler. */
+int impresario_in_page_cache(int fd, uint64_t offset);
 
 /* Dispatches no batch to a lane for span_us; 0 ends a hold. */
 int impresario_hold(impresario_t *scheduler, uint32_t lane, uint64_t span_us);

@@ -9,11 +9,13 @@ mod structs;
 
 use std::ffi::{c_char, c_int, c_void};
 use std::ops::Range;
+use std::os::fd::BorrowedFd;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicPtr, Ordering};
 use std::time::Duration;
 
+use impresario_base::page_cache::has_byte;
 use impresario_embed::{
     Ahead, Batch, Delivery, Dispatch, Identity, Member, Misuse, Options, Receiver, Scheduler, Submit, TraceError, guard,
 };
@@ -484,6 +486,20 @@ pub extern "C" fn impresario_set_read_ahead(scheduler: *mut Handle, bytes: u64) 
         s.set_read_ahead(bytes)?;
         Ok(0)
     })
+}
+
+/// Whether a byte of a file is in the page cache.
+///
+/// # Safety
+/// `fd` is open, or negative.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn impresario_in_page_cache(fd: c_int, offset: u64) -> c_int {
+    if fd < 0 {
+        return -libc::EBADF;
+    }
+    // SAFETY: open during the call, as the header requires.
+    let fd = unsafe { BorrowedFd::borrow_raw(fd) };
+    has_byte(fd, offset).map_or(-libc::ENODATA, c_int::from)
 }
 
 /// Records requests from now on.
