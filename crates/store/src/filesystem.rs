@@ -17,8 +17,13 @@ pub trait FileSystem: Send + Sync + 'static {
     /// Reads at an offset; 0 at the end of the file.
     fn read(&self, file: &Self::File, offset: u64, bufs: &mut [IoSliceMut<'_>]) -> io::Result<usize>;
 
-    /// Reads like [`FileSystem::read`] from memory only; `None` if that would need the device, which then does nothing.
+    /// Reads like [`FileSystem::read`] from memory only; `None` if that would need the device, which may then begin with what is missing.
     fn read_cached(&self, file: &Self::File, offset: u64, bufs: &mut [IoSliceMut<'_>]) -> io::Result<Option<usize>>;
+
+    /// Whether a read of a range would need the device, as far as that is known. The device does nothing for it.
+    fn is_missing(&self, _file: &Self::File, _range: Range<u64>) -> bool {
+        false
+    }
 
     /// Begins to read a range into memory, and does not wait for it. A hint: it may do nothing.
     fn will_read(&self, _file: &Self::File, _range: Range<u64>) {}

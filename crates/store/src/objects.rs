@@ -235,8 +235,17 @@ impl<F: FileSystem> ObjectStore<F> {
     }
 
     /// Reads like [`ObjectStore::read`] if that needs no device: the object is open and the range is in memory. `None`
-    /// if it might wait.
+    /// if it might wait: the device then does nothing.
     pub fn read_cached(&self, key: u64, offset: u64, buf: &mut [u8]) -> Option<io::Result<usize>> {
+        let file = self.handles.get(key);
+        if file.is_some_and(|file| self.fs.is_missing(&file, offset..offset.saturating_add(buf.len() as u64))) {
+            return None;
+        }
+        self.read_or_begin(key, offset, buf)
+    }
+
+    /// The same, but the device may begin with what is missing: for a read whose turn it is.
+    pub fn read_or_begin(&self, key: u64, offset: u64, buf: &mut [u8]) -> Option<io::Result<usize>> {
         self.read_vectored_cached(key, offset, &mut [IoSliceMut::new(buf)])
     }
 
@@ -287,8 +296,9 @@ impl<F: FileSystem> ObjectStore<F> {
 
     /// Whether a byte of an object is in memory.
     pub fn has_cached(&self, key: u64, at: u64) -> bool {
-        let file = self.handles.get(key);
-        file.is_some_and(|file| matches!(self.fs.read_cached(&file, at, &mut [IoSliceMut::new(&mut [0])]), Ok(Some(1))))
+        let Some(file) = self.handles.get(key) else { return false };
+        !self.fs.is_missing(&file, at..at.saturating_add(1))
+            && matches!(self.fs.read_cached(&file, at, &mut [IoSliceMut::new(&mut [0])]), Ok(Some(1)))
     }
 
     /// Begins to read a range of an object into memory, and does not wait for it. A hint: nothing tells whether it did.

@@ -199,15 +199,15 @@ impl FileSystem for Real {
         if self.in_memory {
             return self.read(file, offset, bufs).map(Some);
         }
-        let len_bytes: usize = bufs.iter().map(|buf| buf.len()).sum();
-        if page_cache::is_missing(file.as_fd(), offset..offset.saturating_add(len_bytes as u64)) {
-            return Ok(None);
-        }
         match retry(|| rustix::io::preadv2(file, cut_mut(bufs), offset, ReadWriteFlags::NOWAIT)) {
             Ok(len) => Ok(Some(len)),
             Err(e) if matches!(Errno::from_io_error(&e), Some(Errno::AGAIN | Errno::OPNOTSUPP)) => Ok(None),
             Err(e) => Err(e),
         }
+    }
+
+    fn is_missing(&self, file: &OwnedFd, range: Range<u64>) -> bool {
+        !self.in_memory && page_cache::is_missing(file.as_fd(), range)
     }
 
     fn will_read(&self, file: &OwnedFd, range: Range<u64>) {
@@ -402,27 +402,6 @@ mod tests {
         real.write(&open, 0, &[IoSlice::new(b"x")]).unwrap();
         assert_eq!(real.sync(&open).err().and_then(errno), Some(libc::EIO));
         assert_eq!(real.sync_data(&open).err().and_then(errno), Some(libc::EIO));
-    }
-
-    /// What a read without waiting misses, the kernel begins to read, before anything is scheduled.
-    #[test]
-    fn what_memory_lacks_is_not_begun() {
-        let dir = tempfile::tempdir_in("/var/tmp").unwrap();
-        let real = Real::make(dir.path()).unwrap();
-        let file = real.open("file", true).unwrap();
-        real.write(&file, 0, &[IoSlice::new(&[1; 1 << 20])]).unwrap();
-        real.sync(&file).unwrap();
-        rustix::fs::fadvise(&file, 0, None, Advice::DontNeed).unwrap();
-        let cached = || page_cache::mapped_pages(file.as_fd(), 0..1 << 20).map(|pages| pages.cached);
-        if cached() != Some(0) {
-            return impresario_testing::skip("page cache", "a file system whose pages stay");
-        }
-        let mut bytes = vec![0; 64 << 10];
-        let mut look =
-            |offset, len| real.read_cached(&file, offset, &mut [IoSliceMut::new(&mut bytes[..len])]).unwrap();
-        assert_eq!([look(0, 1), look(4096, 64 << 10), look((1 << 20) - 1, 2)], [None; 3]);
-        assert_eq!(look(1 << 20, 10), Some(0), "the end is known");
-        assert_eq!(cached(), Some(0));
     }
 
     #[test]

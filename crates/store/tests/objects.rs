@@ -3,12 +3,13 @@
 use std::collections::{HashMap, HashSet};
 use std::fs;
 use std::io::{self, IoSlice, IoSliceMut};
-use std::os::fd::BorrowedFd;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
 
+use impresario_base::page_cache::mapped_pages;
 use impresario_store::testing::Forgetful;
 use impresario_store::{
     FileSystem, FolderIdentity, FolderState, ObjectStore, Real, StoreError, StoreOptions, adopt, examine, make,
@@ -511,6 +512,32 @@ fn what_is_in_the_page_cache_is_read_without_waiting() {
     } else {
         assert!(first.is_none_or(|n| n == 8000) && end.is_none_or(|n| n == 2000) && absent.is_none());
     }
+}
+
+/// What a read without waiting misses, the kernel begins to read, before anything is scheduled.
+#[test]
+fn a_look_into_memory_begins_no_read() {
+    let dir = tempfile::tempdir_in("/var/tmp").unwrap();
+    let store = open(dir.path());
+    write(&store, 1, 0, &[7; 1 << 20]);
+    store.sync(1).unwrap();
+    let is_object = |path: &std::path::PathBuf| {
+        fs::read_link(path).is_ok_and(|of| of.starts_with(dir.path())) && fs::metadata(path).unwrap().len() == 1 << 20
+    };
+    let path = fs::read_dir("/proc/self/fd").unwrap().flatten().map(|open| open.path()).find(is_object).unwrap();
+    let object = fs::File::open(path).unwrap();
+    rustix::fs::fadvise(&object, 0, None, rustix::fs::Advice::DontNeed).unwrap();
+    let cached = || mapped_pages(object.as_fd(), 0..1 << 20).map(|pages| pages.cached);
+    if cached() != Some(0) {
+        return impresario_testing::skip("page cache", "a file system whose pages stay");
+    }
+    let mut buf = vec![0; 64 << 10];
+    for (offset, len) in [(0, 1), (4096, 64 << 10), ((1 << 20) - 1, 2)] {
+        assert!(store.read_cached(1, offset, &mut buf[..len]).is_none());
+        assert!(!store.has_cached(1, offset));
+    }
+    assert_eq!(store.read_cached(1, 1 << 20, &mut buf).map(Result::unwrap), Some(0), "the end is known");
+    assert_eq!(cached(), Some(0));
 }
 
 #[test]

@@ -286,13 +286,18 @@ impl Disk {
         moved_bytes
     }
 
-    /// Does a batch if it need not wait: what is in the page cache, or goes there.
-    fn perform_at_once(&self, work: &Work<Item>) -> Option<io::Result<Done>> {
+    /// Does a batch if it need not wait: what is in the page cache, or goes there. Of a read that must wait, the device begins with what is
+    /// missing if it may.
+    fn perform_at_once(&self, work: &Work<Item>, may_begin: bool) -> Option<io::Result<Done>> {
         match work.batch.op {
             Op::Read => {
                 let (_, first) = work.parts.first()?;
                 let mut buffer = self.vitals.pool().buffer(work.batch.extent.len as usize);
-                let got = self.store.read_cached(first.file.0, work.batch.extent.lane_offset, &mut buffer)?;
+                let (file, offset) = (first.file.0, work.batch.extent.lane_offset);
+                let got = match may_begin {
+                    true => self.store.read_or_begin(file, offset, &mut buffer)?,
+                    false => self.store.read_cached(file, offset, &mut buffer)?,
+                };
                 if got.is_err() && work.parts.len() > 1 {
                     return None;
                 }
@@ -336,7 +341,8 @@ impl Executor<Item> for Disk {
             return Started::Finished(work.ticket, outcome);
         }
         if sent_bytes == 0
-            && let Some(result) = self.perform_at_once(&work)
+            // What is read along goes to the device in one piece with it.
+            && let Some(result) = self.perform_at_once(&work, along.is_none())
         {
             let Work { batch, parts, ticket, .. } = work;
             let bytes = answer(batch.extent.lane_offset, parts, &result);
@@ -426,7 +432,7 @@ impl Disk {
             device.submit(Job { ios, flush: false, run });
         }
         self.read_ahead_modelled(device, along, None);
-        match self.perform_at_once(&work) {
+        match self.perform_at_once(&work, true) {
             Some(result) => {
                 if let Some(((work, result), timing)) = batch.performed((work, result)) {
                     let Work { batch, parts, ticket, .. } = work;
