@@ -88,10 +88,15 @@ fn where_nothing_is_kept_nothing_is_read_ahead() {
 fn inside_unkept() {
     let machine = Machine::new();
     let Some(_disk) = on_disk(&machine, "direct") else { return };
-    let options: Vec<_> = OPTIONS.into_iter().chain([("storage.o-direct", "on")]).collect();
-    let mut volume = Volume::start(&machine, "direct", 1, Place::Above, &options);
+    let mut volume = Volume::start(&machine, "direct", 1, Place::Above, &OPTIONS);
     let mount = volume.mount_uncached();
     let expected = write(mount.path.join("file"), 12);
+    drop(mount);
+    let graph = fs::read_to_string(&volume.bricks[0].file).unwrap();
+    let storage = "type storage/posix\n";
+    fs::write(&volume.bricks[0].file, graph.replace(storage, &format!("{storage}    option o-direct on\n"))).unwrap();
+    volume.bricks[0].restart(&[]);
+    let mount = volume.mount_uncached();
     for _ in 0..3 {
         cool(&machine, "direct");
         assert!(sum(&mount.path.join("file"), "") == expected);

@@ -21,7 +21,7 @@ pub enum Place {
 /// A brick.
 pub struct Brick {
     pub process: Process,
-    file: PathBuf,
+    pub file: PathBuf,
     log: PathBuf,
 }
 
