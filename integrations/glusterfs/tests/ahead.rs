@@ -103,9 +103,8 @@ fn inside_unkept() {
     }
     until("the last speculation", || figure(&volume.bricks[0].report(), "open_requests") == 0);
     let report = volume.bricks[0].report();
-    // Two show it, beside what has been started by then.
-    assert!((1..=8).contains(&figure(&report, "read_ahead_calls")), "{report:?}");
-    assert!(figure(&report, "read_ahead_read_bytes") < 12 * MIB, "{report:?}");
+    // Two show it.
+    assert!((1..=3).contains(&figure(&report, "read_ahead_calls")), "{report:?}");
 }
 
 #[test]
