@@ -304,6 +304,12 @@ pub trait Backend: Send + Sync + 'static {
     /// A node's attributes.
     fn attr(&self, node: &Handle) -> Result<Attr>;
 
+    /// The same as far as this machine knows them; others may have changed them since. Waits for no file system: `None` where one would
+    /// have to be asked.
+    fn known_attr(&self, _node: &Handle) -> Option<Attr> {
+        None
+    }
+
     /// Changes attributes: all of them or, on an error, as few as can be. Gives those after the change.
     fn set_attr(&self, caller: &Caller, node: &Handle, set: &SetAttr) -> Result<Attr>;
 

@@ -137,21 +137,31 @@ fn growth(config: &Config, whereabouts: Whereabouts, identity: Arc<Identity>, op
 }
 
 impl Client {
-    /// Goes the way that the configuration says now; true if that is another one. A client that was given its way
-    /// ([`Via::Direct`], [`Via::IoNode`]) keeps it, and so does one of a folder of a file system: what it has written is
-    /// with its I/O node. When this fails, it goes on as before.
+    /// Goes the way that the configuration says now; true if it goes another one. A client that was given its way
+    /// ([`Via::Direct`], [`Via::IoNode`]) keeps it; one of a folder of a file system goes as by [`Client::return_home`]. When this fails,
+    /// it goes on as before.
     pub fn reallocate(&self, config: &Config) -> Result<bool, ClientError> {
+        Ok(self.allocate(config)? == Change::Done)
+    }
+
+    fn allocate(&self, config: &Config) -> Result<Change, ClientError> {
         if self.is_fixed(config) {
-            return Ok(false);
+            return Ok(Change::Needless);
         }
         let next = Way::new(config, &self.options, &self.identity, &self.unsynced)?;
         if next.is_same(&self.way()) {
-            return Ok(false);
+            return Ok(Change::Needless);
+        }
+        if !self.may_leave(self.unsynced.writes()) {
+            return Ok(Change::NotYet);
         }
         next.meta.session(Instant::now() + next.meta.options().timeout)?;
-        let way = next.nodes.first().map_or("the data servers", |(name, _)| name.as_str());
-        tracing::info!(way, "the allocation of I/O nodes has changed; requests go another way");
-        Ok(self.go(next, self.unsynced.writes()))
+        let way = next.nodes.first().map_or("the data servers".into(), |(name, _)| name.clone());
+        let change = self.leave_for(next)?;
+        if change == Change::Done {
+            tracing::info!(way, "the allocation of I/O nodes has changed; requests go another way");
+        }
+        Ok(change)
     }
 
     /// Whether its requests go through another I/O node than the first of those that it is to use, as that was lost.
@@ -163,29 +173,30 @@ impl Client {
     /// keep it; one of a folder of a file system goes when it has no file open, after the I/O node has synced all that was written. From a
     /// folder none goes to a cluster, nor the other way round.
     pub fn return_home(&self, config: &Config) -> Result<bool, ClientError> {
-        Ok(self.head_home(config)? == Return::Home)
+        Ok(self.head_home(config)? == Change::Done)
     }
 
-    fn head_home(&self, config: &Config) -> Result<Return, ClientError> {
-        let is_elsewhere = config.tree.is_some() != self.is_of_tree;
-        if self.options.via != Via::Auto || is_elsewhere || !self.is_away() {
-            return Ok(Return::NotYet);
-        }
-        if !self.may_leave(self.unsynced.writes()) {
-            return Ok(Return::NotYet);
+    fn head_home(&self, config: &Config) -> Result<Change, ClientError> {
+        if self.is_fixed(config) || !self.is_away() || !self.may_leave(self.unsynced.writes()) {
+            return Ok(Change::NotYet);
         }
         let next = Way::new(config, &self.options, &self.identity, &self.unsynced)?;
         next.meta.session(Instant::now() + next.meta.options().timeout)?;
         if next.is_away() {
-            return Ok(Return::NotYet);
+            return Ok(Change::NotYet);
         }
-        let Some(writes) = self.settle_here()? else { return Ok(Return::Unsettled) };
         let way = next.meta.peer().name;
-        if !self.go(next, writes) {
-            return Ok(Return::NotYet);
+        let change = self.leave_for(next)?;
+        if change == Change::Done {
+            tracing::info!(way, "the I/O node is there again; requests go through it");
         }
-        tracing::info!(way, "the I/O node is there again; requests go through it");
-        Ok(Return::Home)
+        Ok(change)
+    }
+
+    /// Goes another way, which is connected, when all is settled on the present one.
+    fn leave_for(&self, next: Way) -> Result<Change, ClientError> {
+        let Some(writes) = self.settle_here()? else { return Ok(Change::Unsettled) };
+        Ok(if self.go(next, writes) { Change::Done } else { Change::NotYet })
     }
 
     /// Nothing is at its I/O node that another one could not know of: in front of a folder files that are open, as they may have no
@@ -210,8 +221,9 @@ impl Client {
         }
     }
 
+    /// It was given its way, or the configuration is now another's: from a folder none goes to a cluster, nor the other way round.
     fn is_fixed(&self, config: &Config) -> bool {
-        self.options.via != Via::Auto || config.tree.is_some() || self.is_of_tree
+        self.options.via != Via::Auto || config.tree.is_some() != self.is_of_tree
     }
 
     /// Goes another way, which is connected; false if it may not leave the present one: see [`Client::may_leave`].
@@ -235,8 +247,9 @@ impl Client {
     }
 
     /// Follows the file of its configuration: whenever that changes, the client goes the way that it says then, after two seconds
-    /// or so. A file with mistakes changes nothing. A client that had to leave its I/O node for another one goes back
-    /// some ten seconds after that is there again, so that the load does not stay with those that were never restarted.
+    /// or so; one of a folder that has files open then some ten seconds after it has none. A file with mistakes changes nothing. A client
+    /// that had to leave its I/O node for another one goes back some ten seconds after that is there again, so that the load does not
+    /// stay with those that were never restarted.
     pub fn follow(&self, config: &Config) {
         if self.options.via != Via::Auto {
             return;
@@ -252,6 +265,7 @@ impl Client {
 /// Ends with the client.
 fn follow(client: &Weak<Client>, whereabouts: &Whereabouts) {
     let mut followed = whereabouts.config();
+    let mut pending = Pending::of(followed.clone());
     let mut homecoming = Homecoming::default();
     loop {
         let until = Instant::now() + LOOK_EVERY;
@@ -266,29 +280,67 @@ fn follow(client: &Weak<Client>, whereabouts: &Whereabouts) {
         let Some(client) = client.upgrade() else { return };
         if homecoming.is_due(client.is_away(), Instant::now()) {
             match client.head_home(&config) {
-                Ok(Return::Home | Return::NotYet) => {}
-                Ok(Return::Unsettled) => homecoming.back_off(),
+                Ok(Change::Unsettled) => homecoming.back_off(),
+                Ok(_) => {}
                 Err(error) => tracing::debug!(%error, "it goes on through its I/O node"),
             }
         }
         if Arc::ptr_eq(&config, &followed) {
             continue;
         }
-        match client.reallocate(&config) {
-            Ok(_) => followed = config,
-            Err(error) => tracing::warn!(%error, "the I/O nodes that are allocated now cannot be used yet"),
+        if !Arc::ptr_eq(&config, &pending.config) {
+            pending = Pending::of(config.clone());
+        }
+        if !pending.is_due(Instant::now()) {
+            continue;
+        }
+        match client.allocate(&config) {
+            Ok(Change::Done | Change::Needless) => followed = config,
+            Ok(Change::NotYet) => pending.waits = true,
+            Ok(Change::Unsettled) => {
+                pending.waits = true;
+                pending.attempts.back_off();
+            }
+            Err(error) => {
+                if !std::mem::replace(&mut pending.is_told, true) {
+                    tracing::warn!(%error, "the I/O nodes that are allocated now cannot be used yet");
+                }
+                pending.waits = client.is_of_tree;
+            }
         }
     }
 }
 
-/// What came of an attempt to go back to an I/O node.
+/// What came of an attempt to go another way.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Return {
-    Home,
+enum Change {
+    Done,
+    /// The way is the one that it is to go, or the client keeps its own.
+    Needless,
     /// The node is not there, or something is under way here.
     NotYet,
     /// Everything was synced here, and yet not all that the client wrote is known to be stable or lost.
     Unsettled,
+}
+
+/// A configuration whose allocation is not followed yet.
+struct Pending {
+    config: Arc<Config>,
+    /// The log has why.
+    is_told: bool,
+    /// It was tried in front of a folder, where each attempt may have everything synced: from then on it is as often as a return.
+    waits: bool,
+    attempts: Homecoming,
+}
+
+impl Pending {
+    fn of(config: Arc<Config>) -> Pending {
+        Pending { config, is_told: false, waits: false, attempts: Homecoming::default() }
+    }
+
+    fn is_due(&mut self, now: Instant) -> bool {
+        !self.waits || self.attempts.is_due(true, now)
+    }
 }
 
 /// When a client that had to leave its I/O node looks whether that is there again.

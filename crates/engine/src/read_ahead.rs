@@ -21,7 +21,7 @@ use crate::now;
 
 /// A file that is read through a page cache.
 pub trait PagedFile {
-    /// Its length, bytes; 0 if unknown.
+    /// Its length, bytes; 0 if unknown. Does not wait.
     fn len_bytes(&self) -> u64;
 
     /// Whether a byte is in the page cache. Does not wait.

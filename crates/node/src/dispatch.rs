@@ -1,6 +1,6 @@
 //! The dispatch queue of an I/O node (twins-2017, III): batches released by the policy wait here, in order, for one of
-//! a limited number of forwarding threads; waiting neighbours of the same file and operation are merged into one
-//! forwarded request.
+//! a limited number of forwarding threads; waiting neighbours of the same file, operation, job and user are merged into
+//! one forwarded request.
 
 use std::collections::VecDeque;
 
@@ -22,6 +22,8 @@ pub struct Entry<T> {
     pub offset: u64,
     /// Length, bytes.
     pub len: u64,
+    /// For whom: a forwarded request goes under one name, and the data servers charge it to that.
+    pub party: Party,
     /// Identifies what the entry answers.
     pub token: T,
 }
@@ -29,19 +31,20 @@ pub struct Entry<T> {
 impl<T> Entry<T> {
     /// An entry for a batch of an I/O node's core; `file` is the stable key, `split` as for
     /// [`core_requests`](crate::core_requests).
-    pub fn of(batch: &Batch, file: u64, split: bool, token: T) -> Entry<T> {
+    pub fn of(batch: &Batch, file: u64, split: bool, party: Party, token: T) -> Entry<T> {
         let extent = batch.extent;
         let space = if split { extent.lane.0 } else { 0 };
-        Entry { op: batch.op, file, space, offset: extent.lane_offset, len: extent.len, token }
+        Entry { op: batch.op, file, space, offset: extent.lane_offset, len: extent.len, party, token }
     }
 
     /// The same entry with another token.
     pub fn with<U>(self, token: U) -> Entry<U> {
-        Entry { op: self.op, file: self.file, space: self.space, offset: self.offset, len: self.len, token }
+        let Entry { op, file, space, offset, len, party, token: _ } = self;
+        Entry { op, file, space, offset, len, party, token }
     }
 
     fn group(&self) -> Group {
-        (self.file, self.op, self.space)
+        (self.file, self.op, self.space, self.party)
     }
 
     fn end(&self) -> u64 {
@@ -49,8 +52,11 @@ impl<T> Entry<T> {
     }
 }
 
-/// (file, operation, space): only entries of the same group touch.
-type Group = (u64, Op, u16);
+/// Job and user.
+pub type Party = (u64, u32);
+
+/// (file, operation, space, party): only entries of the same group are merged.
+type Group = (u64, Op, u16, Party);
 
 /// Sort key of an entry: (offset, order of arrival, key).
 type OffsetKey = (u64, u64, Key);
@@ -230,7 +236,7 @@ mod tests {
     use super::*;
 
     fn entry(file: u64, offset: u64, token: u32) -> Entry<u32> {
-        Entry { op: Op::Read, file, space: 0, offset, len: 10, token }
+        Entry { op: Op::Read, file, space: 0, offset, len: 10, party: (1, 1), token }
     }
 
     fn tokens(popped: Option<Vec<Entry<u32>>>) -> Vec<u32> {
@@ -292,14 +298,16 @@ mod tests {
     }
 
     #[test]
-    fn never_merges_operations_spaces_or_barriers() {
+    fn never_merges_operations_spaces_parties_or_barriers() {
         let mut q = DispatchQueue::new(9, 16, 1 << 20);
         q.push(entry(1, 0, 0));
         q.push(Entry { op: Op::Write, ..entry(1, 10, 1) });
         q.push(Entry { space: 1, ..entry(1, 10, 2) });
-        q.push(Entry { op: Op::Sync, ..entry(1, 0, 3) });
-        q.push(Entry { op: Op::Sync, ..entry(1, 10, 4) });
-        for i in 0..5 {
+        q.push(Entry { party: (2, 1), ..entry(1, 10, 3) });
+        q.push(Entry { party: (1, 2), ..entry(1, 10, 4) });
+        q.push(Entry { op: Op::Sync, ..entry(1, 0, 5) });
+        q.push(Entry { op: Op::Sync, ..entry(1, 10, 6) });
+        for i in 0..7 {
             assert_eq!(tokens(q.pop()), [i]);
         }
     }

@@ -13,7 +13,7 @@ mod readiness;
 pub mod session;
 mod split;
 
-pub use dispatch::{DispatchQueue, Entry};
+pub use dispatch::{DispatchQueue, Entry, Party};
 pub use parent::Parent;
 pub use readiness::{READY_MAX_BYTES, Readiness};
 pub use split::{core_requests, pieces_of, whole_request};

@@ -583,9 +583,10 @@ impl Core {
     pub fn reconfigure(&mut self, now: Nanos, spec: &PolicySpec) -> Result<(), PolicyError> {
         let policy = policy::build(spec, &self.shared.setup())?;
         let old = std::mem::replace(&mut self.policy, policy);
+        // Before it takes over: what is owed is a span at the portion of the rate.
+        self.policy.set_portions(&self.shared.view(now), &self.portions);
         self.policy.take_over(&self.shared.view(now), old);
         self.policy.foresee(self.foreseen.clone());
-        self.policy.set_portions(&self.shared.view(now), &self.portions);
         self.limits_changed();
         for slot in self.shared.table.in_state(|s| s == State::Queued) {
             if self.shared.table.op(slot).is_data() {

@@ -290,6 +290,27 @@ fn tbf_grants_its_portion_of_a_limit_over_all_servers() {
     assert_eq!((limited[0].fraction, limited[0].rate, limited[0].granted), (1.0, 200.0, 5 + sent.len() as u64));
 }
 
+/// Of 100 requests a second over all servers this one grants a quarter, or half as it is listed. What is owed when the same rules are
+/// set again is paid as if they had not been.
+#[test]
+fn tbf_rules_that_are_set_again_change_nothing_of_what_is_owed() {
+    let spec = |over| {
+        let rules = format!("a: job=1 {{requests_per_s=100, burst=1, over={over}}}");
+        PolicySpec::named("tbf").with("rules", rules)
+    };
+    // Where the limit becomes one of this server alone, all of it is granted here.
+    let cases = [(None, 40, "all", [80, 120]), (Some(0.5), 20, "all", [40, 60]), (Some(0.5), 20, "server", [40, 50])];
+    for (listed, every, over, then) in cases {
+        let mut bench = Bench::new(spec("all"), Nanos(1000));
+        let listed = listed.map(|portion| ("a".to_string(), None, portion));
+        bench.core.set_portions(bench.now, Portions { others: 0.25, listed: listed.into_iter().collect() });
+        bench.reads(&[1; 20]);
+        assert_eq!(times_ms(&bench.run_until(ms(every + every / 2)), 1), [0, every]);
+        (0..3).for_each(|_| bench.core.reconfigure(bench.now, &spec(over)).unwrap());
+        assert_eq!(times_ms(&bench.run_until(ms(130)), 1)[..2], then, "over={over}");
+    }
+}
+
 /// Each batch is paid for as 18 ms and corrected to 4. What a server reports as granted never falls, since its peers would
 /// take that for a restart; and nothing is counted twice.
 #[test]

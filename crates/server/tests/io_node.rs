@@ -445,6 +445,60 @@ fn a_merged_write_is_refused_when_any_of_its_clients_has_left_its_epoch() {
     assert_eq!(peer.read(9, 1, 0, 5), b"again");
 }
 
+/// Data servers schedule, count and charge by the name that a request goes under: neighbours of another job or another user are not
+/// merged with it, whether they met behind the policy or in one of its batches.
+#[test]
+fn neighbours_are_merged_within_a_job_and_a_user_and_each_is_charged_for_its_own() {
+    const LEN: u64 = 64 << 10;
+    const ROUNDS: u64 = 30;
+    let layout = Layout { base: 1, pcount: 1, ssize_bytes: 1 << 20, ..LAYOUT };
+    let server = usize::from(layout.base);
+    let others = [(2, 0), (1, 7), (1, 0)];
+    for (split, policy, (job, user)) in [(false, "fifo"), (true, "mlf")]
+        .into_iter()
+        .flat_map(|(split, policy)| others.map(|other| (split, policy, other)))
+    {
+        let mut cluster = cluster(10_000);
+        let io = cluster.start_io(|io| {
+            io.split = split;
+            io.policy = PolicySpec::named(policy);
+            io.in_flight_requests = 1;
+        });
+        let case = format!("split {split}, {policy}, the other is user {user} of job {job}");
+        let bytes = pattern(1, 8 * LEN as usize);
+        assert_eq!(cluster.peer(server, 9).write(9, 1, 0, &bytes), Answer::Written(8 * LEN as u32));
+        let mut peers = [1, 2].map(|client| Peer::connect(io.address(), Role::Io, client));
+        let whos = [who(1), Who { job, user, ..who(2) }];
+        let mut busy = Peer::connect(io.address(), Role::Io, 3);
+        more_sent(&mut busy);
+        for _ in 0..ROUNDS {
+            // Behind the others' requests all wait together.
+            (0..20).for_each(|i| _ = busy.send(&write(3, 2, i * 8192), &[1; 4096]));
+            for offset in (0..8).map(|n| n * LEN) {
+                let nth = (offset / LEN % 2) as usize;
+                let (who, file, len) = (whos[nth], FileKey(1), LEN as u32);
+                peers[nth].send(&Call::FileRead { who, file, layout, made: 0, offset, len }, &[]);
+            }
+            for peer in &mut peers {
+                (0..4).for_each(|_| assert!(peer.answer().unwrap().1 == Answer::Data, "{case}"));
+            }
+            (0..20).for_each(|_| assert_eq!(busy.answer().unwrap().1, Answer::Written(4096)));
+        }
+        let is_one = (job, user) == (1, 0);
+        let more = more_sent(&mut busy);
+        assert!(if is_one { more < 0.0 } else { more == 0.0 }, "{case}: {more} more were sent");
+        let loads = cluster.peer(server, 9).status()["loads"].clone();
+        let read = |parties: &str, key: u64| {
+            let (all, key) = (loads[parties].as_array().unwrap(), key.to_string());
+            all.iter().find(|party| party["key"] == *key).map_or(0, |party| party["read_bytes"].as_u64().unwrap())
+        };
+        let half = ROUNDS * 4 * LEN;
+        let expected = |theirs: u64, first: u64| if theirs == first { (2 * half, 2 * half) } else { (half, half) };
+        assert_eq!((read("jobs", 1), read("jobs", job)), expected(job, 1), "{case}: {loads}");
+        assert_eq!((read("users", 0), read("users", user.into())), expected(user.into(), 0), "{case}: {loads}");
+    }
+}
+
 /// A block that its device has damaged fails the requests that need it, and not those that were merged with them.
 #[test]
 fn damage_fails_no_request_that_was_merged_with_one_that_meets_it() {

@@ -338,6 +338,55 @@ fn a_client_goes_back_to_its_node_when_it_has_left_nothing_at_the_other() {
     file.sync().unwrap();
 }
 
+/// The rule of its job changes while it runs. Open files may have no name any more, and what is not synced is with its node.
+#[test]
+fn a_client_follows_the_allocation_when_it_has_left_nothing_at_its_node() {
+    let mut bed = Bed::start(2, |_, _| {});
+    let dir = TempDir::new().unwrap();
+    let path = dir.path().join("impresario.toml");
+    let allocate = |node: &str| {
+        let rule = AllocationRule { jobs: vec![7], hosts: Vec::new(), nodes: vec![node.into()] };
+        let allocation = Allocation { rules: vec![rule], ..Allocation::default() };
+        let new = path.with_extension("new");
+        std::fs::write(&new, Config { allocation, ..bed.config.clone() }.to_toml()).unwrap();
+        std::fs::rename(&new, &path).unwrap();
+        Config::load(&path).unwrap()
+    };
+    // Without the one that asks.
+    let addresses: Vec<String> = bed.config.io.iter().map(|io| io.address.clone()).collect();
+    let connections = || -> Vec<u64> {
+        let open = |address: &String| {
+            let mut peer = Peer::connect(address, impresario_wire::Role::Io, 99);
+            peer.status()["connections"]["open"].as_u64().unwrap() - 1
+        };
+        addresses.iter().map(open).collect()
+    };
+    let config = allocate("io.0");
+    let options = ClientOptions { job: 7, placement_seed: 0, ..ClientOptions::default() };
+    let client = Client::connect(&config, options).unwrap();
+    client.follow(&config);
+    let removed = client.create("removed", CreateOptions::default()).unwrap();
+    removed.write_at(b"still here", 0).unwrap();
+    client.unlink("removed").unwrap();
+    let changed = allocate("io.1");
+    // It looks every two seconds, and is not done with it when it could not go.
+    std::thread::sleep(Duration::from_millis(2500));
+    assert!(!client.reallocate(&changed).unwrap(), "it has a file open");
+    assert_eq!(connections(), [1, 0]);
+    let mut back = [0; 10];
+    assert_eq!(removed.read_at(&mut back, 0).unwrap(), 10);
+    assert_eq!(&back, b"still here");
+    removed.close().unwrap();
+    let file = client.create("file", CreateOptions::default()).unwrap();
+    file.write_at(b"stable", 0).unwrap();
+    file.close().unwrap();
+    impresario_testing::until("it goes through the second", || connections() == [0, 1]);
+    bed.nodes[0] = None;
+    let file = client.open("file", true).unwrap();
+    assert_eq!(file.read_at(&mut back, 0).unwrap(), 6);
+    file.sync().unwrap();
+}
+
 /// Only one thread of the I/O node waits for a lease of a file, and not for long; the others' clients ask again.
 #[test]
 fn all_who_open_a_file_that_another_server_has_a_lease_of_get_it_when_that_is_given_up() {

@@ -142,7 +142,8 @@ impl Simulation {
                 Decision::Batch(batch, _) => {
                     let file = u64::from(batch.extent.file.0);
                     let process = batch.parts.first().map_or(0, |part| n.station.waiter(part.id).process);
-                    let entry = Entry::of(&batch, file, split, ());
+                    // A file is of one application.
+                    let entry = Entry::of(&batch, file, split, (0, 0), ());
                     let token = Released { batch: n.released.insert(batch), process };
                     n.dispatch.push(entry.with(token));
                     if handover > 0 {

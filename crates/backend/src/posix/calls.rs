@@ -8,8 +8,9 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use impresario_base::machine::path_of;
-use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags, RawDir, RenameFlags, SeekFrom};
+use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags, RawDir, RenameFlags, SeekFrom, StatxFlags};
 
+use super::metadata::attr_of;
 use super::{NAMING, Node, PosixTree, Shared};
 use crate::losses::is_loss;
 use crate::nodes::Use;
@@ -21,6 +22,13 @@ use crate::{
 
 /// Bytes of names that one system call lists.
 const LISTING_BYTES: usize = 64 * 1024;
+
+/// A node's attributes, unless its last name is gone and nothing holds it.
+fn unless_gone(node: &Node, attr: Attr) -> Result<Attr> {
+    let is_gone = attr.links == 0 && node.holds.load(Ordering::Acquire) == 0;
+    if is_gone { Err(Errno(libc::ESTALE)) } else { Ok(attr) }
+}
+
 impl Shared {
     fn directory(&self, handle: &Handle) -> Result<Arc<Node>> {
         let node = self.node(handle)?;
@@ -264,11 +272,14 @@ impl Backend for PosixTree {
 
     fn attr(&self, node: &Handle) -> Result<Attr> {
         let node = self.shared.node(node)?;
-        let attr = self.shared.see(node.fd.as_fd())?.attr;
-        if attr.links == 0 && node.holds.load(Ordering::Acquire) == 0 {
-            return Err(Errno(libc::ESTALE));
-        }
-        Ok(attr)
+        unless_gone(&node, self.shared.see(node.fd.as_fd())?.attr)
+    }
+
+    fn known_attr(&self, node: &Handle) -> Option<Attr> {
+        let node = self.shared.known(node)?.ok()?;
+        let how = AtFlags::EMPTY_PATH | AtFlags::STATX_DONT_SYNC;
+        let stat = rustix::fs::statx(&node.fd, "", how, StatxFlags::BASIC_STATS).ok()?;
+        unless_gone(&node, attr_of(&stat, self.shared.fsid).ok()?).ok()
     }
 
     fn set_attr(&self, caller: &Caller, node: &Handle, set: &SetAttr) -> Result<Attr> {

@@ -31,6 +31,7 @@ pub(super) fn read_and_written(suite: &Suite<'_>, dir: &Handle) {
     let attr = backend.attr(&file).unwrap();
     assert_eq!(attr.size_bytes, 300_000);
     assert!(attr.used_bytes > 0);
+    assert_eq!(backend.known_attr(&file).map_or(300_000, |known| known.size_bytes), 300_000);
 }
 
 pub(super) fn holes_and_ends(suite: &Suite<'_>, dir: &Handle) {

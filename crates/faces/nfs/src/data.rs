@@ -125,7 +125,7 @@ fn perform_at_once(service: &Arc<Service>, work: Work<Queued>, bytes: Vec<u8>) -
     for (request, queued) in work.parts {
         match queued {
             Queued::Call(item) => {
-                let (attr, asked) = (item.node.attr(), (request.extent.lane_offset, request.extent.len));
+                let (attr, asked) = (item.node.known_attr(), (request.extent.lane_offset, request.extent.len));
                 answer_read(asked, item, attr.as_ref(), &bytes, 0..bytes.len());
             }
             Queued::Ahead(node) => service.continue_reading(request, node, false),
@@ -261,7 +261,7 @@ impl Node {
 
 impl PagedFile for Node {
     fn len_bytes(&self) -> u64 {
-        self.attr().map_or(0, |attr| attr.size_bytes)
+        self.known_attr().map_or(0, |attr| attr.size_bytes)
     }
 
     fn has(&self, at: u64) -> bool {

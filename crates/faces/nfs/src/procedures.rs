@@ -103,6 +103,11 @@ impl Node {
         self.export.backend.attr(&self.handle).ok()
     }
 
+    /// The same where they can be had without waiting for the file system, as a thread must that serves other exports too.
+    pub fn known_attr(&self) -> Option<Attr> {
+        self.export.backend.known_attr(&self.handle)
+    }
+
     /// Its handle as clients get it.
     fn seal(&self, asker: &Asker<'_>, node: &Handle) -> Vec<u8> {
         asker.service.key.seal(self.export.number, node)

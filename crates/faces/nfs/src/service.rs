@@ -408,7 +408,7 @@ impl Service {
         let Some(got) = got else { return Some(item) };
         bytes.truncate(got);
         passing.served(got as u64);
-        let attr = item.node.attr();
+        let attr = item.node.known_attr();
         crate::data::answer_read((read.lane_offset, read.len), item, attr.as_ref(), &Arc::new(bytes), 0..got);
         None
     }

@@ -2,9 +2,10 @@
 //! comes first.
 
 use std::ops::Range;
+use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
-use crate::support::{Served, serve};
+use crate::support::{Served, export, open_rules, serve};
 use impresario_backend::SetAttr;
 use impresario_nfs::Settings;
 use impresario_nfs::protocol::{Stability, procedure, write_set};
@@ -206,6 +207,38 @@ fn reads_that_the_cache_has_wait_for_no_thread() {
     let closed = send_set(&mut client, &file, &SetAttr { mode: Some(0o600), ..SetAttr::default() });
     client.wait(closed).unwrap().good().unwrap();
     assert!(other.read(&file, 0, 100).is_err());
+}
+
+/// What it reads, and what is predicted of that, is no reason to ask it for anything where other exports are served.
+#[test]
+fn a_connection_does_not_wait_for_a_file_system_that_hangs() {
+    let other = MemoryTree::on_another_device();
+    let (served, mut client, file) =
+        cold(8 * MIB, |settings| settings.exports.push(export("/other", &other, open_rules())));
+    let root = client.mount("/other").unwrap();
+    let there = client.create(&root, "f", &SetAttr::default()).unwrap();
+    client.write(&there, 0, &content(0, 100), Stability::File).unwrap();
+    for at in (0..MIB).step_by(BLOCK as usize) {
+        client.read(&file, at, BLOCK as u32).unwrap();
+    }
+    settled(&served);
+    let before = told(&served, "/read_ahead/predicted_bytes");
+    served.tree.set_faults(Faults { data_hung: true, attrs_hung: true, ..Faults::default() });
+    let blocks = (MIB..4 * MIB).step_by(BLOCK as usize);
+    let hung: Vec<u32> = blocks.map(|at| client.send_read(&file, at, BLOCK as u32).unwrap()).collect();
+    let asked = client.send_read(&there, 0, 100).unwrap();
+    let (tell, answered) = mpsc::channel();
+    std::thread::scope(|scope| {
+        scope.spawn(move || {
+            tell.send(read_back(&client.wait(asked).unwrap()).unwrap().bytes).unwrap();
+            hung.into_iter().for_each(|xid| drop(client.wait(xid).unwrap()));
+        });
+        let got = answered.recv_timeout(Duration::from_secs(10));
+        let predicted = told(&served, "/read_ahead/predicted_bytes");
+        served.tree.set_faults(Faults::default());
+        assert_eq!(got, Ok(content(0, 100)));
+        assert!(predicted > before, "nothing was predicted of what hangs");
+    });
 }
 
 /// What is predicted and still queued is dropped when a write or a cut covers it.

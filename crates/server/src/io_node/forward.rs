@@ -13,7 +13,7 @@ use impresario_base::lock::Mutex;
 use impresario_base::slab::Key;
 use impresario_client::{Identity, Task, TrafficCount};
 use impresario_engine::{Engine, Executor, Outcome, Started, Ticket, Work, now};
-use impresario_node::{DispatchQueue, Entry};
+use impresario_node::{DispatchQueue, Entry, Party};
 use impresario_sched::{Extent, LaneId, Nanos, Op, Request};
 use impresario_wire::{Answer, Fault, Who};
 
@@ -203,10 +203,8 @@ impl Forwarder {
     fn forward(&self, load: Joined, begun: Begun) {
         let Joined { tickets, mut parts } = load;
         let mut forwarded = Forwarded::default();
-        while !parts.is_empty() {
-            // All parts are of one file, which has one layout; a client that says otherwise is served apart.
-            let layout = parts.first().map(|(_, item)| item.striping.layout);
-            let same = parts.iter().take_while(|(_, item)| Some(item.striping.layout) == layout).count();
+        while let Some(first) = parts.first() {
+            let same = parts.iter().take_while(|part| goes_with(part, first)).count();
             let rest = parts.split_off(same);
             self.forward_group(std::mem::replace(&mut parts, rest), &mut forwarded);
         }
@@ -253,16 +251,15 @@ impl Forwarder {
         }
     }
 
-    /// What is read, if it is not too much and all for clients that agree on the layout.
+    /// What is read, if it is not too much and goes as one.
     fn moderate_read(&self, load: &Joined) -> Option<(Target, Range<u64>)> {
-        let (request, item) = load.parts.first()?;
-        let layout = item.striping.layout;
-        let is_one = request.op == Op::Read && load.parts.iter().all(|(_, i)| i.striping.layout == layout);
+        let first = load.parts.first()?;
+        let is_one = first.0.op == Op::Read && load.parts.iter().all(|part| goes_with(part, first));
         let range = range_of(&load.parts);
-        (is_one && range.end - range.start <= UNATTENDED_MAX_BYTES).then(|| (self.target(item, &load.parts), range))
+        (is_one && range.end - range.start <= UNATTENDED_MAX_BYTES).then(|| (self.target(&first.1, &load.parts), range))
     }
 
-    /// Where parts of one file and layout go, under the name of the first.
+    /// Where parts that [go together](goes_with) go, under the name of the first.
     fn target(&self, item: &Item, parts: &[(Request, Item)]) -> Target {
         Target {
             who: item.who,
@@ -624,7 +621,8 @@ impl Executor<Item> for Forwarder {
             return Started::Pending;
         }
         self.counts.taken(batch.op, &parts);
-        let entry = Entry::of(&batch, file, self.split, Load { parts, ticket });
+        let party = parts.first().map_or((0, 0), |(_, item)| party(item));
+        let entry = Entry::of(&batch, file, self.split, party, Load { parts, ticket });
         let mut dispatch = self.dispatch.lock();
         dispatch.queue.push(entry);
         let watches = !dispatch.is_watched && self.matters(&dispatch);
@@ -694,6 +692,18 @@ impl Joined {
 /// Threads for syncs that are not stuck. They are started when they are needed.
 fn sync_threads(in_flight_requests: usize, lanes: u16) -> usize {
     (in_flight_requests.max(LANE_SYNC_THREADS_MIN) * usize::from(lanes.max(1))).min(SYNCS_MAX as usize)
+}
+
+/// Whose an item is: the data servers schedule, count and charge by it.
+fn party(item: &Item) -> Party {
+    (item.who.job, item.who.user)
+}
+
+/// Whether a part may be forwarded in one request with another of its file and operation. A file has one layout; a client that says
+/// otherwise is served apart. The request goes under one name, so what it is for is all of one user and one job: another's would be
+/// paid for by the first. A batch of the policy may have parts of several.
+fn goes_with((_, item): &(Request, Item), (_, other): &(Request, Item)) -> bool {
+    item.striping.layout == other.striping.layout && party(item) == party(other)
 }
 
 /// What was taken out of the queue is answered.

@@ -39,6 +39,8 @@ pub struct Faults {
     pub data_hung: bool,
     /// Syncs wait until that is over.
     pub syncs_hung: bool,
+    /// Whoever asks for attributes waits until that is over.
+    pub attrs_hung: bool,
 }
 
 #[derive(Clone)]
@@ -332,9 +334,15 @@ impl Backend for MemoryTree {
     }
 
     fn attr(&self, node: &Handle) -> Result<Attr> {
-        let mut state = self.on(node, false);
+        let mut state = self.unless(|faults| faults.hung == Some(*node) || faults.attrs_hung);
         let id = state.id(node)?;
         Ok(state.node(id)?.attr.clone())
+    }
+
+    fn known_attr(&self, node: &Handle) -> Option<Attr> {
+        let mut state = self.state.lock();
+        let id = state.id(node).ok()?;
+        Some(state.node(id).ok()?.attr.clone())
     }
 
     fn set_attr(&self, caller: &Caller, node: &Handle, set: &SetAttr) -> Result<Attr> {

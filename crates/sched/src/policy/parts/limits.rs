@@ -327,15 +327,18 @@ impl Limits {
         changed
     }
 
-    /// A bucket whose rule keeps its name and unit keeps its tokens.
+    /// A bucket whose rule keeps its name and unit keeps its tokens, and the portion of the rate at which more of them come.
     pub fn take_over(&self, classes: &mut Classes<Account>, old: &Limits, theirs: &Classes<Account>, now: Nanos) {
         for class in theirs.all().filter(|c| !c.account.bucket.is_full(now)) {
             let (Some(limit), Some(mine)) = (old.of(class), classes.counterpart(theirs, class)) else { continue };
             let Some(new) = self.of(classes.get(mine)).filter(|new| new.unit == limit.unit) else { continue };
-            let tokens = class.account.bucket.tokens_s(now, limit.depth) * limit.rate;
-            let span = Nanos::from_secs_f64(tokens.abs() / new.rate);
+            let tokens = class.account.tokens(now, limit);
             let account = &mut classes.get_mut(mine).account;
             (account.granted, account.owed) = (class.account.granted, class.account.owed);
+            if new.over_all && class.account.portion > 0.0 {
+                account.portion = class.account.portion;
+            }
+            let span = Nanos::from_secs_f64(tokens.abs() / (new.rate * account.portion(new)));
             account.bucket = Bucket::holding(if tokens >= 0.0 { span } else { Nanos::ZERO }, new.depth, now);
             if tokens < 0.0 {
                 account.bucket.take(now, span);
