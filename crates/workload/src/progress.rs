@@ -6,12 +6,12 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 use rustix::fs::{Access, access};
-use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 
 use crate::compare;
 use crate::stop::Stop;
 use crate::usage::usage;
+use impresario_base::machine::ending_signals;
 use impresario_base::replace::replaceable;
 use impresario_base::units::show_seconds;
 
@@ -19,11 +19,11 @@ use impresario_base::units::show_seconds;
 /// shells signal both the program and its process group.
 const IMPATIENCE: Duration = Duration::from_secs(1);
 
-/// Sets the returned flag at Ctrl-C and SIGTERM. A second signal, more than a second later, ends the program and its
+/// Sets the returned flag at Ctrl-C, SIGTERM, and, unless `nohup` has it ignored, when the terminal is closed. A second signal, more than a second later, ends the program and its
 /// servers at once and leaves the cluster's folder behind.
 pub fn catch_signals() -> Result<Stop> {
     let stop = Stop::new();
-    let mut signals = Signals::new([SIGINT, SIGTERM]).context("catching signals")?;
+    let mut signals = Signals::new(ending_signals()).context("catching signals")?;
     let flag = stop.clone();
     let listen = move || {
         let mut first: Option<Instant> = None;

@@ -23,6 +23,8 @@ use crate::system::{Settings, Switch, System};
 
 /// Timeout of a server's reply to a control call.
 const PATIENCE: Duration = Duration::from_secs(20);
+/// The same where it loads traces first.
+const LOAD_PATIENCE: Duration = Duration::from_secs(60);
 
 /// Clients by application and I/O node.
 type Shared = HashMap<(u64, Via), Weak<Counted>>;
@@ -92,13 +94,12 @@ impl Storage {
         let of = |pointer: &str| state.pointer(pointer).filter(|value| !value.is_null()).cloned();
         let policy = of("/engine/policy").context("it has no policy")?;
         let order = of("/device/order").map(serde_json::from_value).transpose()?;
-        let runs = of("/earlier_runs/traces").map(serde_json::from_value).transpose()?;
         Ok(Settings {
             server: name.into(),
             policy: serde_json::from_value(policy)?,
             disk_order: order,
-            earlier_runs: runs.unwrap_or_default(),
-            is_recording: of("/trace/path").is_some(),
+            earlier_runs: runs_loaded(&state)?,
+            is_recording: is_recording(&state),
         })
     }
 
@@ -124,20 +125,34 @@ impl Storage {
         }
         let runs = Some(before.earlier_runs.as_slice()).filter(|runs| !runs.is_empty());
         if now.earlier_runs != before.earlier_runs
-            && let Err(error) = admin::earlier_runs(&self.access, address, runs, PATIENCE)
+            && let Err(error) = admin::earlier_runs(&self.access, address, runs, LOAD_PATIENCE)
         {
             note("its earlier runs", error);
         }
         errors
     }
 
+    /// Those that serve: of a retired one only the section is left.
     fn data(&self) -> impl Iterator<Item = (&str, &str)> {
-        self.config.data.iter().map(|d| (d.name.as_str(), d.address.as_str()))
+        let serving = self.config.data.iter().filter(|d| !d.is_retired());
+        serving.map(|d| (d.name.as_str(), d.address.as_str()))
     }
 
     fn io(&self) -> impl Iterator<Item = (&str, &str)> {
         self.config.io.iter().map(|i| (i.name.as_str(), i.address.as_str()))
     }
+}
+
+/// The traces that a server goes by.
+fn runs_loaded(state: &Value) -> Result<Vec<PathBuf>> {
+    let runs = state.pointer("/earlier_runs/traces").filter(|runs| !runs.is_null()).cloned();
+    Ok(runs.map(serde_json::from_value).transpose()?.unwrap_or_default())
+}
+
+/// A trace is being written: of one that ended early the state still tells.
+fn is_recording(state: &Value) -> bool {
+    let has = |pointer| state.pointer(pointer).is_some_and(|value| !value.is_null());
+    has("/trace/path") && !has("/trace/failure")
 }
 
 /// Runs an action on several servers concurrently; errors name the server.
@@ -250,7 +265,7 @@ impl Switch for Storage {
         if let Some(spec) = &system.io_policy {
             each(self.io(), |_, address| set(address, spec))?;
         }
-        let modelled = self.config.data.iter().filter(|d| d.device.is_some());
+        let modelled = self.config.data.iter().filter(|d| d.device.is_some() && !d.is_retired());
         if let Some(order) = system.disk_order {
             let servers = modelled.map(|d| (d.name.as_str(), d.address.as_str()));
             each(servers, |_, address| Ok(admin::set_disk_order(&self.access, address, order.name(), PATIENCE)?))?;
@@ -275,17 +290,26 @@ impl Switch for Storage {
 
     fn foretell(&self, traces: &[PathBuf]) -> Result<()> {
         if traces.is_empty() {
-            let loaded: Vec<_> = self.status(self.data())?;
-            let loaded = loaded.iter().filter(|(_, state)| state.pointer("/earlier_runs/traces").is_some());
-            let loaded: Vec<&str> = loaded.map(|(name, _)| name.as_str()).collect();
-            let servers = self.data().filter(|(name, _)| loaded.contains(name));
-            return each(servers, |_, address| Ok(admin::earlier_runs(&self.access, address, None, PATIENCE)?))
-                .map(|_| ());
+            let states = self.status(self.data())?;
+            let has_runs = |name: &str| -> Result<bool> {
+                let state = states.iter().find(|(other, _)| other == name);
+                state.map_or(Ok(false), |(_, state)| Ok(!runs_loaded(state)?.is_empty()))
+            };
+            let mut servers = Vec::new();
+            for server in self.data() {
+                if has_runs(server.0)? {
+                    servers.push(server);
+                }
+            }
+            return each(servers.into_iter(), |_, address| {
+                Ok(admin::earlier_runs(&self.access, address, None, PATIENCE)?)
+            })
+            .map(|_| ());
         }
         let of = |name: &str| self.data().position(|(other, _)| other == name).and_then(|at| traces.get(at));
         each(self.data(), |name, address| {
             let trace = of(name).context("there is no trace of it")?;
-            Ok(admin::earlier_runs(&self.access, address, Some(std::slice::from_ref(trace)), PATIENCE)?)
+            Ok(admin::earlier_runs(&self.access, address, Some(std::slice::from_ref(trace)), LOAD_PATIENCE)?)
         })
         .map(|_| ())
     }
@@ -476,5 +500,18 @@ mod tests {
         let plain = json!({ "engine": { "statistics": { "batch_bytes": { "count": 2, "mean": 4096.0 } } } });
         let seen = observation(vec![("data.0".into(), plain)], vec![]);
         assert_eq!((seen.at_disk, seen.device), (Moved { requests: 2, bytes: 8192 }, None));
+    }
+
+    #[test]
+    fn a_trace_that_ended_early_and_runs_that_could_not_be_loaded_are_none() {
+        let state = json!({ "trace": { "path": "/t/data.0-1.imt" }, "earlier_runs": { "traces": ["a.imt"] } });
+        assert!(is_recording(&state));
+        assert_eq!(runs_loaded(&state).unwrap(), [PathBuf::from("a.imt")]);
+        let failed = json!({
+            "trace": { "path": "/t/data.0-1.imt", "failure": "No space left on device" },
+            "earlier_runs": { "traces": [], "failure": "none of the traces can be used" },
+        });
+        assert!(!is_recording(&failed) && !is_recording(&json!({ "trace": null })));
+        assert!(runs_loaded(&failed).unwrap().is_empty() && runs_loaded(&json!({})).unwrap().is_empty());
     }
 }

@@ -225,7 +225,7 @@ impl ClusterArgs {
     /// Number of data servers.
     pub fn data_servers(&self) -> Result<usize> {
         match &self.config {
-            Some(path) => Ok(load(path)?.data.len()),
+            Some(path) => Ok(load(path)?.data.iter().filter(|data| !data.is_retired()).count()),
             None => Ok(self.data_servers),
         }
     }
