@@ -241,6 +241,7 @@ impl ReadAhead {
             "predicted_bytes": t.predicted_bytes,
             "hit_bytes": t.hit_bytes,
             "wasted_bytes": t.wasted_bytes,
+            "late_bytes": t.late_bytes,
             "outstanding_bytes": t.outstanding_bytes,
             "withheld_bytes": t.withheld_bytes,
             "gained_s": t.gained_ns as f64 / 1e9,

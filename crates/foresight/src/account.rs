@@ -49,10 +49,22 @@ impl Account {
     pub fn wasted(&mut self, bytes: u64, ns: u64) {
         self.wasted_bytes += bytes;
         self.lost_ns = self.lost_ns.saturating_add(ns);
-        if self.paused_bytes == 0 && self.wasted_bytes > FREE_BYTES.max(self.hit_bytes / HITS_A_WASTED_BYTE) {
+        if self.paused_bytes == 0 && self.is_wasteful() {
             self.paused_bytes = (PAUSE_BYTES.0 << self.in_a_row.min(16)).min(PAUSE_BYTES.1);
             self.stops += 1;
             self.in_a_row += 1;
+        }
+    }
+
+    /// Predicted bytes that were counted as wasted were read after all. An account that was stopped for them goes on.
+    pub fn hit_late(&mut self, bytes: u64, ns: u64) {
+        // Another try may have begun since.
+        self.wasted_bytes = self.wasted_bytes.saturating_sub(bytes);
+        self.lost_ns = self.lost_ns.saturating_sub(ns);
+        self.hit(bytes, ns);
+        if self.paused_bytes > 0 && !self.is_wasteful() {
+            self.paused_bytes = 0;
+            self.in_a_row = self.in_a_row.saturating_sub(1);
         }
     }
 
@@ -96,6 +108,10 @@ impl Account {
         self.paused_bytes = self.paused_bytes.max(other.paused_bytes);
     }
 
+    fn is_wasteful(&self) -> bool {
+        self.wasted_bytes > FREE_BYTES.max(self.hit_bytes / HITS_A_WASTED_BYTE)
+    }
+
     fn fade(&mut self) {
         for n in [&mut self.hit_bytes, &mut self.wasted_bytes, &mut self.gained_ns, &mut self.lost_ns] {
             *n /= 2;
@@ -133,6 +149,25 @@ mod tests {
         account.lost(2 * FREE_BYTES, 20);
         assert_eq!((account.hit_bytes, account.wasted_bytes, account.gained_ns), (FREE_BYTES, 2 * FREE_BYTES, 10));
         assert!(!account.pays());
+    }
+
+    #[test]
+    fn what_is_read_late_was_not_wasted() {
+        let mut account = Account::default();
+        account.hit(2 * FREE_BYTES, 20);
+        account.wasted(2 * FREE_BYTES, 20);
+        assert!(!account.pays());
+        account.hit_late(FREE_BYTES - 1, 10);
+        assert!(!account.pays());
+        account.hit_late(1, 0);
+        let (hit, wasted) = (account.hit_bytes, account.wasted_bytes);
+        assert_eq!((hit, wasted, account.gained_ns, account.lost_ns), (3 * FREE_BYTES, FREE_BYTES, 30, 10));
+        assert!(account.pays() && account.stops == 1);
+        account.wasted(1, 0);
+        account.demanded(PAUSE_BYTES.0);
+        assert!(account.pays(), "the pause that was lifted does not lengthen the next one");
+        account.hit_late(FREE_BYTES, 0);
+        assert_eq!((account.hit_bytes, account.wasted_bytes), (FREE_BYTES, 0), "of a try that is over");
     }
 
     #[test]

@@ -20,8 +20,8 @@ use std::ops::Range;
 use rustc_hash::FxHashMap;
 
 use crate::account::Account;
-use crate::outstanding::Outstanding;
-use crate::phases::{NextPhase, Phases};
+use crate::outstanding::{Outstanding, Taken};
+use crate::phases::Phases;
 use crate::predictor::{Prediction, Shared, Source};
 use following::Following;
 use interleaved::Interleaved;
@@ -94,7 +94,7 @@ impl FileStreams {
         self.requests += 1;
         self.used = true;
         self.may_grow(extent.end);
-        self.phases.observe(extent.start, at_ns);
+        self.phases.observe(at_ns);
         self.account.demanded(extent.end - extent.start);
         self.expire(shared, at_ns);
         self.credit(shared, &extent);
@@ -347,20 +347,18 @@ impl FileStreams {
         self.outstanding.forget_expected(extent);
         for taken in self.outstanding.take(extent) {
             let (stream, bytes) = (taken.stream, taken.bytes());
+            let hit: fn(&mut Account, u64, u64) = if taken.is_late { Account::hit_late } else { Account::hit };
+            self.leaves(shared, &taken);
             self.outstanding.expect(taken);
-            shared.totals.outstanding_bytes -= bytes;
             shared.totals.hit_bytes += bytes;
             let ns = shared.fetch_ns(bytes);
             shared.totals.gained_ns = shared.totals.gained_ns.saturating_add(ns);
-            match stream == self.following.stream {
-                true => shared.followers.hit(bytes, ns),
-                false => self.account.hit(bytes, ns),
-            }
+            let of_all = if stream == self.following.stream { &mut shared.followers } else { &mut self.account };
+            hit(of_all, bytes, ns);
             let Some(ledger) = self.ledgers.get_mut(&stream) else { continue };
-            ledger.outstanding_bytes -= bytes;
-            ledger.account.hit(bytes, ns);
+            hit(&mut ledger.account, bytes, ns);
             if ledger.opening {
-                shared.openings.hit(bytes, ns);
+                hit(&mut shared.openings, bytes, ns);
                 // One window shows it.
                 ledger.opening = ledger.account.hit_bytes < ledger.window_bytes;
             }
@@ -372,29 +370,67 @@ impl FileStreams {
         }
     }
 
-    /// Predictions that are late will not come true.
+    /// Predictions that are late will hardly come true. Accounts are judged at once; but what is in memory is there for a while
+    /// to come, and a program that computes between its reads may go on where it stopped.
     pub(crate) fn expire(&mut self, shared: &mut Shared, at_ns: u64) {
         while let Some((extent, stream)) = self.outstanding.next_late(at_ns) {
-            if !self.is_early(stream, &extent, at_ns) {
-                self.waste(shared, stream, &extent);
+            if self.is_early(stream, &extent, at_ns) {
+                continue;
             }
+            let arrived = extent.start..self.outstanding.arrived_to(extent.start);
+            if arrived.end < extent.end {
+                self.waste(shared, stream, &(arrived.end..extent.end));
+            }
+            if arrived.is_empty() {
+                continue;
+            }
+            let bytes = arrived.end - arrived.start;
+            self.outstanding.stays_late(arrived.start);
+            shared.totals.outstanding_bytes -= bytes;
+            shared.totals.late_bytes += bytes;
+            if let Some(ledger) = self.ledgers.get_mut(&stream) {
+                ledger.outstanding_bytes -= bytes;
+                ledger.late_bytes += bytes;
+            }
+            self.judge(shared, stream, bytes, Account::wasted);
+        }
+        while let Some((extent, stream)) = self.outstanding.next_given_up(at_ns, &self.phases) {
+            self.waste(shared, stream, &extent);
         }
     }
 
     fn waste(&mut self, shared: &mut Shared, stream: u32, extent: &Range<u64>) {
         for taken in self.outstanding.take(extent) {
-            shared.totals.outstanding_bytes -= taken.bytes();
-            if let Some(ledger) = self.ledgers.get_mut(&stream) {
-                ledger.outstanding_bytes -= taken.bytes();
+            self.leaves(shared, &taken);
+            self.count_wasted(shared, stream, taken.bytes());
+            if !taken.is_late {
+                self.judge(shared, stream, taken.bytes(), Account::wasted);
             }
-            self.judge_wasted(shared, stream, taken.bytes(), Account::wasted);
         }
     }
 
-    fn judge_wasted(&mut self, shared: &mut Shared, stream: u32, bytes: u64, judge: fn(&mut Account, u64, u64)) {
+    /// Predicted bytes are neither outstanding nor late any more.
+    fn leaves(&mut self, shared: &mut Shared, taken: &Taken) {
+        let of = |outstanding: &mut u64, late: &mut u64| {
+            let bytes = if taken.is_late { late } else { outstanding };
+            *bytes -= taken.bytes();
+        };
+        of(&mut shared.totals.outstanding_bytes, &mut shared.totals.late_bytes);
+        if let Some(ledger) = self.ledgers.get_mut(&taken.stream) {
+            of(&mut ledger.outstanding_bytes, &mut ledger.late_bytes);
+        }
+    }
+
+    fn count_wasted(&mut self, shared: &mut Shared, stream: u32, bytes: u64) {
         shared.totals.wasted_bytes += bytes;
+        shared.totals.lost_ns = shared.totals.lost_ns.saturating_add(shared.fetch_ns(bytes));
+        if let Some(ledger) = self.ledgers.get_mut(&stream) {
+            ledger.window_bytes = (ledger.window_bytes / 2).max(WINDOW_BYTES_MIN);
+        }
+    }
+
+    fn judge(&mut self, shared: &mut Shared, stream: u32, bytes: u64, judge: fn(&mut Account, u64, u64)) {
         let ns = shared.fetch_ns(bytes);
-        shared.totals.lost_ns = shared.totals.lost_ns.saturating_add(ns);
         let of_all = if stream == self.following.stream { &mut shared.followers } else { &mut self.account };
         let stops = of_all.stops;
         judge(of_all, bytes, ns);
@@ -406,7 +442,6 @@ impl FileStreams {
             judge(&mut shared.openings, bytes, ns);
         }
         shared.totals.stops += u64::from(ledger.account.stops - stops);
-        ledger.window_bytes = (ledger.window_bytes / 2).max(WINDOW_BYTES_MIN);
     }
 
     /// Predicted bytes are in memory.
@@ -422,21 +457,22 @@ impl FileStreams {
             let ns = shared.fetch_ns(bytes);
             shared.totals.hit_bytes = shared.totals.hit_bytes.saturating_sub(bytes);
             shared.totals.gained_ns = shared.totals.gained_ns.saturating_sub(ns);
-            self.judge_wasted(shared, stream, bytes, Account::lost);
+            self.count_wasted(shared, stream, bytes);
+            self.judge(shared, stream, bytes, Account::lost);
             // The kernel reads on from here and would hide that the rest is gone, too.
             let gone = self.outstanding.gone_of(stream, in_memory);
             gone.iter().for_each(|extent| self.waste(shared, stream, extent));
         }
     }
 
-    /// Drops predictions without a judgement.
+    /// Drops predictions without a judgement; late ones are judged already.
     pub(crate) fn drop_predictions(&mut self, shared: &mut Shared, extent: &Range<u64>) {
         self.outstanding.forget_expected(extent);
         for taken in self.outstanding.take(extent) {
-            shared.totals.outstanding_bytes -= taken.bytes();
-            shared.totals.dropped_bytes += taken.bytes();
-            if let Some(ledger) = self.ledgers.get_mut(&taken.stream) {
-                ledger.outstanding_bytes -= taken.bytes();
+            self.leaves(shared, &taken);
+            match taken.is_late {
+                true => self.count_wasted(shared, taken.stream, taken.bytes()),
+                false => shared.totals.dropped_bytes += taken.bytes(),
             }
         }
     }
@@ -447,20 +483,22 @@ impl FileStreams {
         self.next_stream
     }
 
+    /// Bytes that a stream has outstanding or late.
     fn outstanding_of(&self, stream: u32) -> u64 {
-        self.ledgers.get(&stream).map_or(0, |l| l.outstanding_bytes)
+        self.ledgers.get(&stream).map_or(0, |l| l.outstanding_bytes + l.late_bytes)
     }
 
     /// Two streams have met and are one.
     fn join(&mut self, shared: &mut Shared, keep: u32, gone: u32) {
         let Some(other) = self.ledgers.remove(&gone) else { return };
-        if other.outstanding_bytes > 0 {
+        if other.outstanding_bytes + other.late_bytes > 0 {
             self.outstanding.join(keep, gone);
         }
         if let Some(ledger) = self.ledgers.get_mut(&keep) {
             shared.streams_meet(ledger.lives, other.lives);
             ledger.account.join(&other.account);
             ledger.outstanding_bytes += other.outstanding_bytes;
+            ledger.late_bytes += other.late_bytes;
             ledger.window_bytes = ledger.window_bytes.max(other.window_bytes);
             ledger.last_ns = ledger.last_ns.max(other.last_ns);
             ledger.ps_per_byte = if ledger.ps_per_byte == 0 { other.ps_per_byte } else { ledger.ps_per_byte };
@@ -505,19 +543,16 @@ impl FileStreams {
         std::mem::take(&mut self.used)
     }
 
-    pub(crate) fn next_phase(&self) -> Option<NextPhase> {
-        self.phases.next()
-    }
-
     #[cfg(test)]
     pub(crate) fn runs_and_readers(&self) -> (usize, usize) {
         (self.ranges, self.readers.len())
     }
 
     #[cfg(test)]
-    pub(crate) fn check(&self) -> u64 {
-        let outstanding = self.outstanding.check();
-        assert_eq!(outstanding, self.ledgers.values().map(|l| l.outstanding_bytes).sum::<u64>());
+    pub(crate) fn check(&self) -> (u64, u64) {
+        let (outstanding, late) = self.outstanding.check();
+        let of_ledgers = |bytes: fn(&Ledger) -> u64| self.ledgers.values().map(bytes).sum::<u64>();
+        assert_eq!((outstanding, late), (of_ledgers(|l| l.outstanding_bytes), of_ledgers(|l| l.late_bytes)));
         // In one pass: tests check thousands of runs after every read.
         let (mut front, mut ranges, mut growing) = (0, 0, 0);
         for (start, run) in &self.runs {
@@ -533,6 +568,6 @@ impl FileStreams {
             self.ledgers.len()
                 <= self.runs.len() + self.readers.len() * crate::detector::STREAMS_MAX + 1 + self.turns.len()
         );
-        outstanding
+        (outstanding, late)
     }
 }

@@ -5,7 +5,8 @@
 //! clock, socket or file, and no knowledge of who asks. Instants (`_ns`) are on whatever clock the caller keeps.
 //!
 //! - [`Predictor`]: the streams of many files, each read by many clients: what a data server sees. Each stream has an
-//!   [`Account`] of what its predictions gained, which stops it where it does not pay. [`Phases`] of I/O are learnt too.
+//!   [`Account`] of what its predictions gained, which stops it where it does not pay. Phases of I/O are learnt too: what is
+//!   read ahead of a program that pauses is waste only when its next phase has passed.
 //! - [`EarlierReads`]: the reads of an earlier run, which a predictor follows while the present ones agree with them.
 //! - [`Hints`]: what clients themselves say that they will read.
 //! - [`ReadingAhead`]: what a data server makes of its predictions: which it acts on, and when it sleeps.
@@ -45,7 +46,6 @@ pub use earlier::EarlierReads;
 pub use forecast::Forecast;
 pub use hints::{HINT_PIECE_BYTES, HintTotals, Hints};
 pub use pattern::{Kind, Part, Pattern, Phase};
-pub use phases::{NextPhase, Phases};
 pub use predicted::{Aggregations, Group, GroupLimits, PredictedId, PredictedQueues, Recorded, part_key};
 pub use predictor::{Limits, Prediction, Predictor, Source, Totals};
 pub use reading_ahead::{ALONE_MAX, ReadingAhead, is_there};

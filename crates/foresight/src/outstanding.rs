@@ -1,14 +1,19 @@
 //! The predicted bytes of one file that were not requested yet, and those that were requested lately.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::ops::Range;
 
+use crate::phases::Phases;
 use crate::reading_ahead::is_there;
 
 /// Predicted extents of one file.
 const OUTSTANDING_MAX: usize = 4096;
 /// Predicted parts of a file's requests between their arrival and their service.
 const EXPECTED_MAX: usize = 64;
+/// Late extents of one file that may still come true: beyond these, those that were late first are given up, and any after this
+/// time, ns, or later where phases of reading are known to be farther apart.
+const LATE_MAX: usize = 256;
+const LATE_KEPT_NS: u64 = 600_000_000_000;
 
 /// A predicted extent; it begins at its key in the map.
 #[derive(Debug)]
@@ -18,6 +23,8 @@ struct Predicted {
     late_ns: u64,
     /// It is in memory up to here.
     arrived_to: u64,
+    /// It was not read in time, and may be yet.
+    is_late: bool,
 }
 
 /// Bytes of a prediction.
@@ -25,6 +32,7 @@ struct Predicted {
 pub(crate) struct Taken {
     extent: Range<u64>,
     pub(crate) stream: u32,
+    pub(crate) is_late: bool,
     /// They are in memory up to here.
     arrived_to: u64,
 }
@@ -52,6 +60,8 @@ pub(crate) struct Outstanding {
     predicted: BTreeMap<u64, Predicted>,
     /// First bytes of predictions in the order of time; some are gone already.
     order: VecDeque<u64>,
+    /// Predictions that are late, by that instant and first byte.
+    late: BTreeSet<(u64, u64)>,
     /// Predictions that were asked for lately; oldest first.
     expected: VecDeque<Taken>,
 }
@@ -74,7 +84,7 @@ impl Outstanding {
 
     /// A new prediction, of bytes that no other has.
     pub(crate) fn add(&mut self, extent: Range<u64>, stream: u32, late_ns: u64) {
-        let predicted = Predicted { end: extent.end, stream, late_ns, arrived_to: extent.start };
+        let predicted = Predicted { end: extent.end, stream, late_ns, arrived_to: extent.start, is_late: false };
         self.predicted.insert(extent.start, predicted);
         self.order.push_back(extent.start);
     }
@@ -92,7 +102,7 @@ impl Outstanding {
     /// A prediction that is late, in the order in which they were made; it is told once, and stays until it is taken.
     pub(crate) fn next_late(&mut self, at_ns: u64) -> Option<(Range<u64>, u32)> {
         while let Some(&start) = self.order.front() {
-            match self.predicted.get(&start) {
+            match self.predicted.get(&start).filter(|p| !p.is_late) {
                 Some(p) if p.late_ns > at_ns => return None,
                 Some(p) => {
                     let late = (start..p.end, p.stream);
@@ -115,6 +125,28 @@ impl Outstanding {
         }
     }
 
+    /// A prediction that was told as late may still come true: memory has it up to here.
+    pub(crate) fn arrived_to(&self, start: u64) -> u64 {
+        self.predicted.get(&start).map_or(start, |p| p.arrived_to.max(start))
+    }
+
+    /// It stays as a late one.
+    pub(crate) fn stays_late(&mut self, start: u64) {
+        if let Some(p) = self.predicted.get_mut(&start) {
+            p.is_late = true;
+            self.late.insert((p.late_ns, start));
+        }
+    }
+
+    /// A late prediction to be given up; it stays until it is taken.
+    pub(crate) fn next_given_up(&self, at_ns: u64, phases: &Phases) -> Option<(Range<u64>, u32)> {
+        let (late_ns, start) = self.late.first()?;
+        let waited_ns = at_ns.saturating_sub(*late_ns);
+        let is_over = self.late.len() > LATE_MAX
+            || waited_ns >= LATE_KEPT_NS && phases.period_ns().is_none_or(|period_ns| waited_ns >= period_ns);
+        self.predicted.get(start).filter(|_| is_over).map(|p| (*start..p.end, p.stream))
+    }
+
     /// Takes the predicted bytes within an extent out.
     pub(crate) fn take(&mut self, extent: &Range<u64>) -> Vec<Taken> {
         let before = self.predicted.range(..extent.start).next_back().filter(|(_, p)| p.end > extent.start);
@@ -124,13 +156,20 @@ impl Outstanding {
         for start in found {
             let Some(p) = self.predicted.remove(&start) else { continue };
             let inside = start.max(extent.start)..p.end.min(extent.end);
-            taken.push(Taken { extent: inside.clone(), stream: p.stream, arrived_to: p.arrived_to });
+            let Predicted { stream, arrived_to, is_late, late_ns, .. } = p;
+            taken.push(Taken { extent: inside.clone(), stream, arrived_to, is_late });
             if start < inside.start {
-                let arrived_to = p.arrived_to.min(inside.start);
+                let arrived_to = arrived_to.min(inside.start);
                 self.predicted.insert(start, Predicted { end: inside.start, arrived_to, ..p });
+            } else {
+                self.late.remove(&(late_ns, start));
             }
             if inside.end < p.end {
-                self.order.push_back(inside.end);
+                if is_late {
+                    self.late.insert((late_ns, inside.end));
+                } else {
+                    self.order.push_back(inside.end);
+                }
                 self.predicted.insert(inside.end, p);
             }
         }
@@ -185,16 +224,20 @@ impl Outstanding {
         self.predicted.iter().filter(gone).map(|(start, p)| *start..p.end).collect()
     }
 
-    /// Bytes of all predictions.
+    /// Bytes of all predictions, those that are not late and those that are.
     #[cfg(test)]
-    pub(crate) fn check(&self) -> u64 {
+    pub(crate) fn check(&self) -> (u64, u64) {
         let disjoint = |(a, b): ((&u64, u64), (&u64, u64))| a.1 <= *b.0;
         let ranges = || self.predicted.iter().map(|(s, p)| (s, p.end));
         assert!(ranges().zip(ranges().skip(1)).all(disjoint));
         assert!(self.order.len() <= 4 * OUTSTANDING_MAX + OUTSTANDING_MAX);
         assert!(self.expected.len() <= EXPECTED_MAX);
         assert!(self.predicted.iter().all(|(start, p)| (*start..=p.end).contains(&p.arrived_to.max(*start))));
-        assert!(self.predicted.keys().all(|start| self.order.contains(start)));
-        self.predicted.iter().map(|(start, p)| p.end - start).sum()
+        let late = || self.predicted.iter().filter(|(_, p)| p.is_late);
+        assert!(late().map(|(start, p)| (p.late_ns, *start)).collect::<BTreeSet<_>>() == self.late);
+        let in_time = || self.predicted.iter().filter(|(_, p)| !p.is_late);
+        assert!(in_time().all(|(start, _)| self.order.contains(start)));
+        let bytes = |(start, p): (&u64, &Predicted)| p.end - start;
+        (in_time().map(bytes).sum(), late().map(bytes).sum())
     }
 }

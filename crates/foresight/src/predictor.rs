@@ -15,7 +15,6 @@ use crate::PAGE_BYTES;
 use crate::account::Account;
 use crate::earlier::EarlierReads;
 use crate::file::FileStreams;
-use crate::phases::NextPhase;
 
 /// Bytes that may be wasted, or outstanding without any hit yet, before shares of what was demanded count.
 const SLACK_BYTES: u64 = 32 << 20;
@@ -84,8 +83,11 @@ pub struct Totals {
     pub predicted_bytes: u64,
     /// Of these, bytes read afterwards.
     pub hit_bytes: u64,
-    /// Of these, bytes not read in time, or no longer in memory when they were.
+    /// Of these, bytes not read and given up, or no longer in memory when they were read.
     pub wasted_bytes: u64,
+    /// Of these, bytes in memory that were not read in time, and may be yet. Until then they count as wasted for whatever
+    /// is predicted.
+    pub late_bytes: u64,
     /// Of these, bytes that a write or a truncation covered, or that were declined.
     pub dropped_bytes: u64,
     /// Of these, bytes still to come.
@@ -176,9 +178,10 @@ impl Shared {
     }
 
     /// Whether `bytes` more may be outstanding, for a stream that has hit `hit` bytes and has `not_hit`
-    /// outstanding or wasted.
+    /// outstanding, late or wasted.
     pub(crate) fn may_predict(&self, bytes: u64, hit: u64, not_hit: u64) -> bool {
-        let Totals { demand_bytes, wasted_bytes, hit_bytes, outstanding_bytes, .. } = self.totals;
+        let Totals { demand_bytes, wasted_bytes, late_bytes, hit_bytes, outstanding_bytes, .. } = self.totals;
+        let wasted_bytes = wasted_bytes + late_bytes;
         // What is outstanding comes true as often as what was before.
         let doubtful =
             u128::from(outstanding_bytes) * u128::from(wasted_bytes) / u128::from((wasted_bytes + hit_bytes).max(1));
@@ -316,11 +319,6 @@ impl Predictor {
             gone.leave(&mut self.shared);
             self.clock.retain(|other| *other != file);
         }
-    }
-
-    /// When the file's next phase of I/O begins, if its phases are regular.
-    pub fn next_phase(&self, file: u64) -> Option<NextPhase> {
-        self.files.get(&file)?.next_phase()
     }
 
     /// Sums over all streams.

@@ -223,10 +223,16 @@ impl ReadingAhead {
     }
 }
 
-/// Whether a predicted extent, not empty, need not be read: its ends are in memory, and what is between them came with one
-/// of them.
+/// Where it is looked whether memory has an extent: so far apart, bytes, but in a long one at so many places at most.
+const LOOK_BYTES: (u64, u64) = (32 << 10, 128 << 10);
+const LOOKS_MAX: u64 = 64;
+
+/// Whether a predicted extent, not empty, need not be read: its ends are in memory, and so is what is between them, as far as a few
+/// looks tell. Requests bring such pieces along; of a small file, programs often read both ends alone.
 pub fn is_there(extent: &Range<u64>, in_memory: impl Fn(u64) -> bool) -> bool {
-    in_memory(extent.start) && in_memory(extent.end - 1)
+    let bytes = extent.end - extent.start;
+    let step = (bytes / 4).clamp(LOOK_BYTES.0, LOOK_BYTES.1).max(bytes / LOOKS_MAX);
+    in_memory(extent.end - 1) && extent.clone().step_by(step as usize).all(in_memory)
 }
 
 #[cfg(test)]
@@ -439,5 +445,19 @@ mod tests {
     fn an_extent_is_there_when_both_its_ends_are() {
         assert!(is_there(&(10..20), |at| at == 10 || at == 19));
         assert!(!is_there(&(10..20), |at| at < 15) && !is_there(&(10..20), |at| at >= 15));
+    }
+
+    #[test]
+    fn a_file_is_not_there_because_its_ends_are() {
+        const PAGE: u64 = 4096;
+        for pages in [24, 64, 300, 1024, 1 << 20] {
+            let (extent, looks) = (3 * PAGE..(3 + pages) * PAGE, std::cell::Cell::new(0));
+            assert!(!is_there(&extent, |at| at < 4 * PAGE || at >= (2 + pages) * PAGE), "{pages}");
+            assert!(is_there(&extent, |at| {
+                looks.set(looks.get() + 1);
+                extent.contains(&at)
+            }));
+            assert!(looks.get() <= LOOKS_MAX + 2, "{pages}: {}", looks.get());
+        }
     }
 }

@@ -243,13 +243,18 @@ pub const FAMILIES: &[Family] = &[
     ),
     counter(
         "read_ahead_wasted_bytes_total",
-        "Bytes read ahead and not asked for in time, by source.",
+        "Bytes read ahead for nothing, by source.",
         &["read_ahead/wasted_bytes source=prediction", "read_ahead/hints/wasted_bytes source=hint"],
     ),
     gauge(
         "read_ahead_outstanding_bytes",
         "Bytes read ahead that may still be asked for, by source.",
         &["read_ahead/outstanding_bytes source=prediction", "read_ahead/hints/outstanding_bytes source=hint"],
+    ),
+    gauge(
+        "read_ahead_late_bytes",
+        "Predicted bytes that were read ahead and not asked for in time, and may be yet.",
+        &["read_ahead/late_bytes"],
     ),
     counter("read_ahead_hinted_bytes_total", "Bytes that clients gave hints for.", &["read_ahead/hints/hinted_bytes"]),
     counter(

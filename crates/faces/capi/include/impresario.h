@@ -193,7 +193,7 @@ typedef struct impresario_stats {
     uint64_t ahead_predicted_bytes; /* that reads made likely */
     uint64_t ahead_read_bytes;      /* of these, delivered as speculations */
     uint64_t ahead_hit_bytes;       /* predicted, and requested afterwards */
-    uint64_t ahead_wasted_bytes;    /* predicted, and not requested in time, or lost from memory before that */
+    uint64_t ahead_wasted_bytes;    /* predicted, and never requested, or lost from memory before that */
     uint64_t ahead_outstanding_bytes; /* predicted, and still to come */
     uint64_t ahead_withheld_bytes;  /* not predicted because the budget was used up */
     uint64_t ahead_stops;           /* times that a stream's predictions did not pay and were stopped */

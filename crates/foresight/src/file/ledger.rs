@@ -10,6 +10,8 @@ pub(super) const WINDOW_BYTES_MIN: u64 = 1 << 20;
 pub(super) struct Ledger {
     pub(super) account: Account,
     pub(super) outstanding_bytes: u64,
+    /// Not read in time, and not given up.
+    pub(super) late_bytes: u64,
     /// Bytes to be predicted beyond the reader; doubled as they are hit.
     pub(super) window_bytes: u64,
     pub(super) hit_in_window: u64,
