@@ -206,10 +206,15 @@ fn ask(which: &Which, of: impl Fn(&Access, &str, Duration) -> Result<String, Cli
     Ok(ExitCode::from(u8::from(failed)))
 }
 
+/// Servers wait for their file systems before they answer.
+fn switch(which: &Which, on: bool) -> Result<ExitCode> {
+    ask(which, |access, address, timeout| admin::trace(access, address, on, timeout.max(LOAD_PATIENCE)))
+}
+
 pub fn run(command: Command) -> Result<ExitCode> {
     match command {
-        Command::Start(which) => ask(&which, |access, address, timeout| admin::trace(access, address, true, timeout)),
-        Command::Stop(which) => ask(&which, |access, address, timeout| admin::trace(access, address, false, timeout)),
+        Command::Start(which) => switch(&which, true),
+        Command::Stop(which) => switch(&which, false),
         Command::Load(LoadArgs { which, runs }) => {
             let runs = runs.iter().map(std::path::absolute).collect::<std::io::Result<Vec<PathBuf>>>()?;
             ask(&which, |access, address, timeout| {

@@ -84,6 +84,8 @@ impl<T: Send + 'static> Engine<T> {
 
     /// Sets the prediction from a recorded run for policies that use one; `None` clears it.
     pub fn foresee(&self, queues: Option<Arc<PredictedQueues>>) {
+        // Before the lock is held: policies ask for them.
+        queues.iter().for_each(|queues| drop(queues.triggers()));
         let mut state = self.shared.lock();
         // It may be large: drop it after releasing the lock.
         let before = state.core.foresee(queues);

@@ -9,10 +9,12 @@
 //! request of a place is in round n, and only requests of one round are aggregated.
 
 use std::ops::Range;
+use std::sync::{Arc, OnceLock};
 
 use rustc_hash::{FxHashMap, FxHashSet};
 
 use crate::earlier::EarlierRead;
+use crate::triggers::Triggers;
 
 /// A request of a recorded run.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -121,6 +123,7 @@ pub struct PredictedQueues {
     /// The requests of a place, in order of rounds: `places[range]`.
     by_place: FxHashMap<(u64, bool, u64, u64), Range<u32>>,
     places: Vec<u32>,
+    triggers: OnceLock<Arc<Triggers>>,
 }
 
 impl PredictedQueues {
@@ -216,6 +219,11 @@ impl PredictedQueues {
         let nearest = near.min_by_key(|at| when(at).abs_diff(since_first_ns))?;
         let within = bound_ns.saturating_add((when(nearest) as f64 * bound_part) as u64);
         (when(nearest).abs_diff(since_first_ns) <= within).then_some(PredictedId(*nearest))
+    }
+
+    /// What each request followed. Found out once, which takes long.
+    pub fn triggers(&self) -> Arc<Triggers> {
+        self.triggers.get_or_init(|| Arc::new(Triggers::new(self))).clone()
     }
 
     /// The reads of each file, in no particular order.

@@ -197,6 +197,7 @@ mod tests {
         assert_eq!((triggers.next(id(0)), triggers.next(id(4))), (Some(id(1)), None), "40 to 48 KiB is missing");
         assert_eq!((triggers.before(id(2)), triggers.before(id(0))), (Some(id(1)), None));
         assert_eq!(triggers.len(), run.len());
+        assert!(std::sync::Arc::ptr_eq(&queues.triggers(), &queues.triggers()), "found out once");
     }
 
     /// Two processes read a file in strides, and another one in halves.

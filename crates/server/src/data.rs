@@ -58,7 +58,7 @@ pub struct DataServer {
     asked: Arc<MindsConnections>,
     /// The policy lets predicted extents be read ahead.
     foresees: AtomicBool,
-    trace: RequestTrace<Item>,
+    trace: Arc<RequestTrace<Item>>,
     runs: Arc<EarlierRuns>,
     limits: Exchange,
     departure: Arc<Departure>,
@@ -120,7 +120,7 @@ impl DataServer {
     pub(crate) fn stop(&self) {
         self.limits.stop();
         drop(self.engine.shutdown(DRAIN_MAX));
-        let _ = self.trace.stop(); // there may be none
+        self.trace.end();
         self.runs.stop();
         self.disk.stop();
     }

@@ -1,5 +1,5 @@
 //! What earlier runs foretell a server: their traces, loaded at its start or by a call, off the way of
-//! requests. A trace that cannot be used changes nothing; the server serves all the same.
+//! requests, and of the start: a file system that hangs delays nothing. A trace that cannot be used changes nothing; the server serves all the same.
 
 use std::ffi::OsString;
 use std::os::unix::ffi::OsStringExt;
@@ -39,12 +39,12 @@ struct Told {
     traces: Vec<PathBuf>,
     requests: usize,
     files: usize,
-    /// Why those of the configuration were not loaded at the start.
+    /// Why those of the configuration are not loaded.
     failure: Option<String>,
 }
 
 impl EarlierRuns {
-    /// Loads the runs of the configuration. A failure is told to the log and in the status.
+    /// Begins to load the runs of the configuration. A failure is told to the log and in the status.
     pub(crate) fn new(
         name: &str,
         space: Space,
@@ -52,7 +52,7 @@ impl EarlierRuns {
         holds: Holds,
         foretell: Foretell,
     ) -> Arc<EarlierRuns> {
-        let runs = EarlierRuns {
+        let runs = Arc::new(EarlierRuns {
             name: name.into(),
             space,
             configured,
@@ -60,14 +60,18 @@ impl EarlierRuns {
             foretell,
             loader: Workers::new("earlier-runs", 1),
             told: Mutex::default(),
-        };
-        if !runs.configured.is_empty()
-            && let Err(fault) = runs.load(&runs.configured)
-        {
-            tracing::warn!("no requests are foretold: {}", fault.message);
-            runs.told.lock().failure = Some(fault.message);
+        });
+        if !runs.configured.is_empty() {
+            runs.told.lock().failure = Some("they are being loaded".into());
+            let this = runs.clone();
+            runs.loader.run(Box::new(move || {
+                if let Err(fault) = this.load(&this.configured) {
+                    tracing::warn!("no requests are foretold: {}", fault.message);
+                    this.told.lock().failure = Some(fault.message);
+                }
+            }));
         }
-        Arc::new(runs)
+        runs
     }
 
     /// Loads runs, those of the configuration if none is named, or forgets what is loaded; answers when that is done.

@@ -128,7 +128,7 @@ pub struct IoNode {
     asked: Arc<MindsConnections>,
     unscheduled: Workers,
     hints: Workers,
-    trace: RequestTrace<Item>,
+    trace: Arc<RequestTrace<Item>>,
     runs: Arc<EarlierRuns>,
     limits: Exchange,
 }
@@ -205,7 +205,7 @@ impl IoNode {
     pub(crate) fn stop(&self) {
         self.limits.stop();
         drop(self.engine.shutdown(DRAIN_MAX));
-        let _ = self.trace.stop(); // there may be none
+        self.trace.end();
         self.runs.stop();
         self.forwarder.stop();
         if let Names::Tree(tree) = &self.names {

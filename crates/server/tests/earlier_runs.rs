@@ -155,6 +155,7 @@ fn a_recorded_run_foretells_the_next_one() {
     cluster.config.data[0].trace_at_start = true;
     cluster.start_data(0);
     let mut peer = cluster.peer(0, 1);
+    until("they are loaded", || peer.status()["earlier_runs"]["failure"].is_null());
     strided_reads(cluster.address(0), Role::Data, &content, read_of(7));
     let (_, arrived, found) = linked(&mut peer);
     assert!(arrived == 256 && found > 128, "{found} of {arrived} linked");
@@ -230,7 +231,11 @@ fn bad_traces_do_no_harm() {
     });
     let mut peer = cluster.peer(0, 1);
     assert_eq!(peer.write(1, 7, 0, &pattern(1, BLOCK)), Answer::Written(BLOCK as u32));
-    let failure = peer.status()["earlier_runs"]["failure"].as_str().unwrap().to_string();
+    let mut failure = String::new();
+    until("they are not loaded", || {
+        failure = peer.status()["earlier_runs"]["failure"].as_str().unwrap().to_string();
+        failure != "they are being loaded"
+    });
     assert!(failure.contains("/text: at byte 0: it is not a trace"), "{failure}");
     // A trace with this file, as the server writes it, and what may become of one.
     let header = Header { command: name.clone(), space: Space::Lane, ..Header::default() };

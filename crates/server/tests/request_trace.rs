@@ -1,7 +1,13 @@
 //! Traces that servers write: every request once with its completion, switched live, and no harm from a full disk.
 
+use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use fuser::{FileType, Filesystem, INodeNo, ReplyAttr, ReplyEntry, Request};
+use impresario_base::lock::Mutex;
 
 use crate::support::{Cluster, Peer, fault, pattern, who};
 use impresario_testing::{require, until};
@@ -29,6 +35,109 @@ fn switch(peer: &mut Peer, on: bool) -> Answer {
 
 fn in_trace(peer: &mut Peer) -> u64 {
     peer.status()["trace"]["requests"].as_u64().unwrap_or(0)
+}
+
+/// A file system without files. Its calls that make a folder, or look for one named `runs`, hang until it is released.
+#[derive(Clone, Default)]
+struct Hangs(Arc<Mutex<(Vec<ReplyEntry>, bool)>>);
+
+impl Hangs {
+    fn hang(&self, reply: ReplyEntry) {
+        let mut state = self.0.lock();
+        match state.1 {
+            false => state.0.push(reply),
+            true => reply.error(fuser::Errno::EIO),
+        }
+    }
+
+    fn calls(&self) -> usize {
+        self.0.lock().0.len()
+    }
+
+    fn release(&self) {
+        let mut state = self.0.lock();
+        state.1 = true;
+        state.0.drain(..).for_each(|reply| reply.error(fuser::Errno::EIO));
+    }
+}
+
+impl Filesystem for Hangs {
+    fn lookup(&self, _: &Request, _: INodeNo, name: &OsStr, reply: ReplyEntry) {
+        match name.to_str() {
+            Some("runs") => self.hang(reply),
+            _ => reply.error(fuser::Errno::ENOENT),
+        }
+    }
+
+    fn getattr(&self, _: &Request, node: INodeNo, _: Option<fuser::FileHandle>, reply: ReplyAttr) {
+        reply.attr(&Duration::ZERO, &impresario_testing::fuse::attr(node.0, FileType::Directory, 0o755, 0));
+    }
+
+    fn mkdir(&self, _: &Request, _: INodeNo, _: &OsStr, _: u32, _: u32, reply: ReplyEntry) {
+        self.hang(reply);
+    }
+}
+
+/// Where its traces and earlier runs are hangs: a server starts, tells its status, serves, says so, and ends.
+#[test]
+fn a_file_system_that_hangs_delays_no_server() {
+    if !require("fuse") || !require("root") {
+        return;
+    }
+    let hangs = Hangs::default();
+    let mounted = tempfile::tempdir().unwrap();
+    let session = fuser::spawn_mount(hangs.clone(), mounted.path(), &fuser::Config::default()).unwrap();
+    // A server that waits for it fails here, not never.
+    std::thread::spawn({
+        let hangs = hangs.clone();
+        move || {
+            std::thread::sleep(Duration::from_secs(90));
+            hangs.release();
+        }
+    });
+    let folder = mounted.path().join("traces");
+    let mut cluster = Cluster::start(1, |config| {
+        config.data[0].trace = Some(folder.clone());
+        config.data[0].trace_at_start = false;
+    });
+    let (mut peer, mut other) = (cluster.peer(0, 1), cluster.peer(0, 2));
+    let began = Instant::now();
+    let start = peer.send(&Call::Trace { on: true }, &[]);
+    until("it hangs", || hangs.calls() > 0);
+    assert_eq!(other.status()["trace"]["path"], folder.to_str().unwrap());
+    // On the same connection, too.
+    assert_eq!(peer.send(&Call::Status, &[]), start + 1);
+    assert_eq!(peer.answer().unwrap().0, start + 1);
+    assert_eq!(other.write(2, 1, 0, &[1; 100]), Answer::Written(100));
+    assert!(began.elapsed() < Duration::from_secs(8), "{:?}", began.elapsed());
+    let (answered, answer, _) = peer.answer().unwrap();
+    let (errno, message) = fault(answer);
+    assert_eq!((answered, errno), (start, libc::EBUSY));
+    assert!(message.contains(folder.to_str().unwrap()) && message.contains("nothing is traced"), "{message}");
+    assert_eq!(peer.status()["trace"], serde_json::Value::Null);
+    let began = Instant::now();
+    let (errno, message) = fault(switch(&mut peer, true));
+    assert!(errno == libc::EBUSY && message.contains(folder.to_str().unwrap()), "{message}");
+    assert!(fault(switch(&mut peer, false)).1.contains("writes no trace"));
+    assert!(began.elapsed() < Duration::from_secs(5), "one thread hangs, not one for each call");
+
+    cluster.stop_data(0);
+    cluster.config.data[0].trace_at_start = true;
+    cluster.config.data[0].earlier_runs = vec![mounted.path().join("runs")];
+    let began = Instant::now();
+    cluster.start_data(0);
+    let mut peer = cluster.peer(0, 1);
+    assert_eq!(peer.write(1, 1, 0, &[1; 100]), Answer::Written(100));
+    let status = peer.status();
+    assert_eq!(status["trace"]["path"], folder.to_str().unwrap());
+    assert_eq!(status["earlier_runs"]["failure"], "they are being loaded");
+    assert!(began.elapsed() < Duration::from_secs(8), "{:?}", began.elapsed());
+    let began = Instant::now();
+    drop(peer);
+    cluster.stop_data(0);
+    assert!(began.elapsed() < Duration::from_secs(30), "{:?}", began.elapsed());
+    hangs.release();
+    drop(session);
 }
 
 /// Under policies that merge, and that serve by pieces.

@@ -2,7 +2,7 @@
 
 use impresario_base::statistics::{mean, median};
 use impresario_sched::{FileId, LaneId, Nanos};
-use rustc_hash::FxHashMap;
+use rustc_hash::{FxHashMap, FxHashSet};
 
 use crate::{Builder, Header, Record, Space, Trace, TraceOp};
 
@@ -43,6 +43,22 @@ struct Seen {
 /// trace's first, and duration are arithmetic means over the traces that have it. Requests in at most half of the
 /// traces are left out. The origin comes from the first trace that has the request.
 pub fn average(traces: &[Trace]) -> Result<Average, String> {
+    average_among(traces, |_| traces.len())
+}
+
+/// The same of runs of several programs: requests in at most half of the traces with their file are left out.
+pub fn average_by_file(traces: &[Trace]) -> Result<Average, String> {
+    let mut holders: FxHashMap<Vec<u8>, usize> = FxHashMap::default();
+    for trace in traces {
+        let files: FxHashSet<FileId> = trace.records.iter().map(|r| r.file).collect();
+        let names: FxHashSet<Vec<u8>> = files.into_iter().map(|file| name(trace, file)).collect();
+        names.into_iter().for_each(|name| *holders.entry(name).or_default() += 1);
+    }
+    average_among(traces, |file| holders.get(file).copied().unwrap_or_default())
+}
+
+/// `among`: the traces that could have requests of a file of this name.
+fn average_among(traces: &[Trace], among: impl Fn(&[u8]) -> usize) -> Result<Average, String> {
     let Some(first) = traces.first() else { return Err("there is no trace to take the mean of".into()) };
     let mut seen: FxHashMap<Same, Seen> = FxHashMap::default();
     for (number, trace) in traces.iter().enumerate() {
@@ -67,8 +83,8 @@ pub fn average(traces: &[Trace]) -> Result<Average, String> {
     let source = format!("mean of {} traces", traces.len());
     let mut builder = Builder::new(Header { clock_unix_ns: None, source, ..first.header.clone() });
     let (mut dropped, mut deviations) = (0, Vec::new());
-    for Seen { record, trace, arrivals_ns, durations_ns } in seen.into_values() {
-        if arrivals_ns.len() * 2 <= traces.len() {
+    for (same, Seen { record, trace, arrivals_ns, durations_ns }) in seen {
+        if arrivals_ns.len() * 2 <= among(&same.path) {
             dropped += 1;
             continue;
         }

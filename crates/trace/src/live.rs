@@ -3,8 +3,8 @@
 //! trace, and an error (a full disk) ends only the trace.
 
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -22,7 +22,7 @@ const WAKE_REQUESTS: usize = 4096;
 const WAKE_AFTER: Duration = Duration::from_millis(250);
 /// A killed process loses at most the requests that ended within this time, besides the buffer.
 const FLUSH_AFTER: Duration = Duration::from_secs(1);
-/// How long the end of a trace may take.
+/// How long the beginning and the end of a trace may take.
 pub const FINISH_PATIENCE: Duration = Duration::from_secs(10);
 /// Maximum files of one trace, some 100 bytes of memory each; requests to further ones are not traced.
 const FILES_MAX: usize = 1 << 18;
@@ -56,7 +56,7 @@ pub fn key_of_name(name: &[u8]) -> u64 {
 /// The status of a trace being written, as servers and libraries tell it.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize)]
 pub struct LiveStatus {
-    /// Its file.
+    /// Its file; the folder until that is there.
     #[serde(serialize_with = "shown")]
     pub path: PathBuf,
     /// Requests in it.
@@ -81,6 +81,8 @@ struct Buffer {
 }
 
 struct Shared {
+    /// Its file, or why there is none.
+    opened: OnceLock<Result<PathBuf, TraceError>>,
     buffer: Mutex<Buffer>,
     bell: Condvar,
     capacity: usize,
@@ -99,7 +101,7 @@ type Complain = Box<dyn FnOnce(&TraceError) + Send>;
 /// trace like [`Recorder::finish`].
 pub struct Recorder {
     shared: Arc<Shared>,
-    path: PathBuf,
+    place: PathBuf,
     thread: Mutex<Option<JoinHandle<()>>>,
 }
 
@@ -112,39 +114,81 @@ impl Recorder {
         path_of: Option<PathOf>,
         complain: impl FnOnce(&TraceError) + Send + 'static,
     ) -> Result<Arc<Recorder>, TraceError> {
-        let writer = Writer::create(path, &options.header)?.limited(options.limit_bytes);
+        let writer = Writer::create(path, &options.header)?;
+        Recorder::begin(path, || Ok(writer), options, path_of, complain)
+    }
+
+    /// Starts a trace whose file the writer's thread opens: nobody waits for a file system that hangs, and requests that end
+    /// until then are traced, too. `place` names it before. See [`Recorder::opened_within`].
+    pub fn begin(
+        place: &Path,
+        open: impl FnOnce() -> Result<Writer, TraceError> + Send + 'static,
+        options: &LiveOptions,
+        path_of: Option<PathOf>,
+        complain: impl FnOnce(&TraceError) + Send + 'static,
+    ) -> Result<Arc<Recorder>, TraceError> {
         let capacity = (options.buffer_bytes / 2 / size_of::<Ended>()).max(1);
         let shared = Arc::new(Shared {
+            opened: OnceLock::new(),
             buffer: Mutex::new(Buffer { ended: Vec::with_capacity(capacity), closing: false }),
             bell: Condvar::new(),
             capacity,
             over: AtomicBool::new(false),
             requests: AtomicU64::new(0),
-            bytes: AtomicU64::new(writer.written_bytes()),
+            bytes: AtomicU64::new(0),
             not_traced: AtomicU64::new(0),
             failure: Mutex::new(None),
             complain: Mutex::new(Some(Box::new(complain))),
         });
         let thread = std::thread::Builder::new().name("trace".into()).stack_size(256 << 10).spawn({
-            let (shared, zero) = (Arc::clone(&shared), options.zero);
+            let (shared, zero, limit_bytes) = (Arc::clone(&shared), options.zero, options.limit_bytes);
             move || {
+                let Some(writer) = shared.open(open) else { return };
+                let writer = writer.limited(limit_bytes);
                 shared.write(Scribe { writer, zero, path_of, files: FxHashMap::default(), origins: Default::default() })
             }
         });
-        let thread = thread.map_err(|e| TraceError::io(path, e))?;
-        Ok(Arc::new(Recorder { shared, path: path.into(), thread: Mutex::new(Some(thread)) }))
+        let thread = thread.map_err(|e| TraceError::io(place, e))?;
+        Ok(Arc::new(Recorder { shared, place: place.into(), thread: Mutex::new(Some(thread)) }))
+    }
+
+    /// Its file. One that is not there after `patience` is given up for good: nothing is traced, and what the file system makes
+    /// of it later is removed.
+    pub fn opened_within(&self, patience: Duration) -> Result<&Path, &TraceError> {
+        let shared = &self.shared;
+        wait_while(&|| shared.opened.get().is_none(), patience);
+        let opened = shared.opened.get_or_init(|| {
+            let reason =
+                format!("its file system made no trace within {:.1} s; nothing is traced", patience.as_secs_f64());
+            Err(TraceError::file(&self.place, reason))
+        });
+        if let Err(why) = opened {
+            // It ends by itself, or is left behind.
+            drop(self.thread.lock().take());
+            shared.give_up(why);
+        }
+        opened.as_ref().map(PathBuf::as_path)
+    }
+
+    /// Whether its thread runs; after [`Recorder::finish`] or a failed opening only where the file system hangs.
+    pub fn is_running(&self) -> bool {
+        Arc::strong_count(&self.shared) > 1
     }
 
     /// Its current status.
     pub fn status(&self) -> LiveStatus {
         let shared = &self.shared;
         LiveStatus {
-            path: self.path.clone(),
+            path: self.path().into(),
             requests: shared.requests.load(Ordering::Relaxed),
             bytes: shared.bytes.load(Ordering::Relaxed),
             not_traced: shared.not_traced.load(Ordering::Relaxed),
             failure: shared.failure.lock().clone(),
         }
+    }
+
+    fn path(&self) -> &Path {
+        self.shared.opened.get().and_then(|opened| opened.as_deref().ok()).unwrap_or(&self.place)
     }
 
     /// Writes what is in memory, closes the trace, and returns its final status. Waits at most [`FINISH_PATIENCE`].
@@ -164,7 +208,7 @@ impl Recorder {
                 let _ = thread.join();
             } else {
                 let reason = format!("its file system had not taken the rest after {:.1} s", patience.as_secs_f64());
-                self.shared.failed(&TraceError::File { path: self.path.clone(), reason });
+                self.shared.failed(&TraceError::file(self.path(), reason));
             }
         }
         self.status()
@@ -194,6 +238,27 @@ impl Observer for Recorder {
 }
 
 impl Shared {
+    /// Opens the file; `None` if that failed or was given up meanwhile.
+    fn open(&self, open: impl FnOnce() -> Result<Writer, TraceError>) -> Option<Writer> {
+        match open() {
+            Ok(writer) if self.opened.set(Ok(writer.path().into())).is_ok() => {
+                self.bytes.store(writer.written_bytes(), Ordering::Relaxed);
+                Some(writer)
+            }
+            Ok(writer) => {
+                // Who wanted it was told that there is none. It may be gone already.
+                let _ = std::fs::remove_file(writer.path());
+                None
+            }
+            Err(why) => {
+                if let Err(why) = self.opened.get_or_init(|| Err(why)) {
+                    self.give_up(why);
+                }
+                None
+            }
+        }
+    }
+
     /// The writer's thread.
     fn write(&self, mut scribe: Scribe) {
         let mut batch = Vec::with_capacity(self.capacity);
@@ -234,13 +299,18 @@ impl Shared {
                 },
             }
         };
+        self.give_up(&failure);
+    }
+
+    /// Ends the trace early.
+    fn give_up(&self, why: &TraceError) {
         // Under the lock, so that every request is counted either here or by `ended`.
         let mut buffer = self.buffer.lock();
         self.over.store(true, Ordering::Relaxed);
         let unwritten = std::mem::take(&mut buffer.ended).len() as u64;
         drop(buffer);
         self.not_traced.fetch_add(unwritten, Ordering::Relaxed);
-        self.failed(&failure);
+        self.failed(why);
     }
 
     /// Notes why the trace ended early, and says it, once.
@@ -373,6 +443,60 @@ mod tests {
             assert!(Instant::now() < deadline, "it is not written in the end");
             std::thread::sleep(Duration::from_millis(5));
         }
+    }
+
+    /// Opens a trace when something comes, or can come no more.
+    fn opening(
+        path: &Path,
+    ) -> (std::sync::mpsc::Sender<()>, impl FnOnce() -> Result<Writer, TraceError> + Send + 'static) {
+        let ((go, gate), path) = (std::sync::mpsc::channel(), path.to_path_buf());
+        let open = move || {
+            let _ = gate.recv();
+            Writer::create(path, &Header::default())
+        };
+        (go, open)
+    }
+
+    #[test]
+    fn an_opening_that_hangs_is_given_up_for_good() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("t.imt");
+        let ((go, open), (complained, heard)) = (opening(&path), std::sync::mpsc::channel());
+        let complain = move |why: &TraceError| complained.send(why.to_string()).unwrap();
+        let recorder = Recorder::begin(folder.path(), open, &options(8 << 20), None, complain).unwrap();
+        assert_eq!(recorder.status().path, folder.path());
+        recorder.ended(&request(1));
+        let why = recorder.opened_within(Duration::from_millis(50)).unwrap_err().to_string();
+        assert!(why.contains(folder.path().to_str().unwrap()) && why.contains("no trace within 0.1 s"), "{why}");
+        recorder.ended(&request(2));
+        let began = Instant::now();
+        let told = recorder.finish();
+        assert!(began.elapsed() < FINISH_PATIENCE / 2, "nothing is left to wait for");
+        assert_eq!((told.not_traced, told.failure.as_ref()), (2, Some(&why)));
+        assert_eq!(heard.try_recv().ok(), told.failure);
+        assert!(recorder.is_running());
+        drop(go);
+        assert!(wait_while(&|| recorder.is_running(), Duration::from_secs(20)));
+        assert!(!path.exists(), "nobody asked for it");
+    }
+
+    #[test]
+    fn what_ends_before_a_trace_is_opened_is_in_it() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("t.imt");
+        let (go, open) = opening(&path);
+        let recorder = Recorder::begin(folder.path(), open, &options(8 << 20), None, |e| panic!("{e}")).unwrap();
+        (0..10).for_each(|i| recorder.ended(&request(i)));
+        drop(go);
+        assert_eq!(recorder.opened_within(Duration::from_secs(20)).unwrap(), path);
+        let told = recorder.finish();
+        assert_eq!((told.path.as_path(), told.requests, told.not_traced), (path.as_path(), 10, 0));
+        assert_eq!(Trace::load(&path).unwrap().records.len(), 10);
+        // One that fails tells why.
+        let (_, open) = opening(&path);
+        let recorder = Recorder::begin(folder.path(), open, &options(8 << 20), None, |_| {}).unwrap();
+        let why = recorder.opened_within(Duration::from_secs(20)).unwrap_err().to_string();
+        assert!(why.contains("t.imt: File exists") && path.exists(), "{why}");
     }
 
     #[test]

@@ -7,12 +7,14 @@ use std::path::{Path, PathBuf};
 use impresario_foresight::{PredictedQueues, Recorded, part_key};
 
 use crate::codec::EXTENSION;
-use crate::combine::average;
+use crate::combine::average_by_file;
 use crate::live::key_of_name;
 use crate::{Ending, FileInfo, Header, Reader, Space, Trace, TraceError, TraceOp};
 
 /// Maximum runs averaged.
 pub const RUNS_MAX: usize = 16;
+/// Maximum traces of a folder looked at; those that cannot be used count.
+const LOOKED_AT_MAX: usize = 256;
 /// Maximum files of a run looked up on a server before the run counts as one with other files.
 const FILES_LOOKED_FOR: usize = 1 << 16;
 
@@ -36,15 +38,15 @@ pub fn predicted_queues_by(trace: &Trace, key: impl Fn(&FileInfo) -> u64) -> Pre
     }))
 }
 
-/// Combines several runs: arrivals and completions are their means (agios-2013, IV.A). A single run is returned
-/// unchanged.
+/// Combines several runs, perhaps of several programs: arrivals and completions are their means (agios-2013, IV.A). A single
+/// run is returned unchanged.
 pub fn mean_of(mut runs: Vec<Trace>) -> Result<Trace, String> {
     if runs.len() == 1
         && let Some(run) = runs.pop()
     {
         return Ok(run);
     }
-    average(&runs).map(|mean| mean.trace)
+    average_by_file(&runs).map(|mean| mean.trace)
 }
 
 /// A new file name for a server's next trace in a folder: one that [`RunsOf`] finds, with numbers that rise with time.
@@ -83,8 +85,9 @@ pub struct EarlierRuns {
 
 impl RunsOf<'_> {
     /// Loads traces of earlier runs: files, and folders, from which the newest traces of this server are taken.
-    /// Together they have at most [`PredictedQueues::REQUESTS_MAX`] reads and writes. A named trace must be complete
-    /// and of this server; in a folder, others are skipped.
+    /// Of a folder at most 256 are looked at, of all together at most [`RUNS_MAX`] loaded, with at most
+    /// [`PredictedQueues::REQUESTS_MAX`] reads and writes. A named trace must be complete and of this server; in a folder,
+    /// others are skipped.
     pub fn load<P: AsRef<Path>>(&self, paths: &[P]) -> Result<EarlierRuns, TraceError> {
         let (mut runs, mut traces, mut passed_over) = (Vec::new(), Vec::new(), Vec::new());
         let mut room = PredictedQueues::REQUESTS_MAX;
@@ -97,7 +100,10 @@ impl RunsOf<'_> {
                     format!("before it {RUNS_MAX} runs are named, the most; merge some (impresario trace merge)");
                 return Err(TraceError::file(path, reason));
             }
-            for file in files.into_iter().take(RUNS_MAX - before) {
+            for file in files.into_iter().take(LOOKED_AT_MAX) {
+                if runs.len() == RUNS_MAX {
+                    break;
+                }
                 match self.run(&file, room) {
                     Ok(run) => {
                         room -= run.records.len();
@@ -124,7 +130,7 @@ impl RunsOf<'_> {
         let mean = mean_of(runs).map_err(|why| TraceError::file(first, why))?;
         let queues = predicted_queues(&mean);
         if queues.is_empty() {
-            let why = "the runs have too little in common: no request is in more than half of them";
+            let why = "the runs have too little in common: no request is in more than half of those with its file";
             return Err(TraceError::file(first, why));
         }
         Ok(EarlierRuns { queues, traces, passed_over })
@@ -243,6 +249,49 @@ mod tests {
         let runs = of("data.0").load(&[folder.path()]).unwrap();
         assert_eq!((runs.traces.len(), runs.passed_over.len()), (2, 1));
         assert!(runs.passed_over[0].contains("data.0-101.imt: its end is missing"), "{:?}", runs.passed_over);
+    }
+
+    /// The same requests of another file.
+    fn of_file(key: u64, run: Trace) -> Trace {
+        let mut run = run;
+        run.files[0].key = key;
+        run
+    }
+
+    #[test]
+    fn runs_of_several_programs_are_all_foretold() {
+        let folder = tempfile::tempdir().unwrap();
+        let load = || {
+            let of = RunsOf { server: "data.0", space: Space::Lane, holds: &|_| true };
+            let queues = of.load(&[folder.path()]).unwrap().queues;
+            (queues.len(), queues.knows(77, false), queues.knows(78, false))
+        };
+        run(100, 0).save(folder.path().join("data.0-1.imt")).unwrap();
+        of_file(78, run(50, 0)).save(folder.path().join("data.0-2.imt")).unwrap();
+        assert_eq!(load(), (150, true, true));
+        run(100, 500).save(folder.path().join("data.0-3.imt")).unwrap();
+        assert_eq!(load(), (150, true, true));
+        // What only one of three runs with the file has is left out.
+        run(101, 0).save(folder.path().join("data.0-4.imt")).unwrap();
+        assert_eq!(load(), (150, true, true));
+    }
+
+    #[test]
+    fn traces_that_cannot_be_used_hide_none_that_can() {
+        let folder = tempfile::tempdir().unwrap();
+        let save = |number: usize, run: Trace| run.save(folder.path().join(format!("data.0-{number}.imt"))).unwrap();
+        save(0, run(100, 0));
+        (1..=RUNS_MAX + 1).for_each(|number| save(number, run(0, 0)));
+        let runs = of("data.0").load(&[folder.path()]).unwrap();
+        assert_eq!((runs.queues.len(), runs.traces.len(), runs.passed_over.len()), (100, 1, RUNS_MAX + 1));
+        // Not without end.
+        (RUNS_MAX + 2..=LOOKED_AT_MAX).for_each(|number| save(number, run(0, 0)));
+        let told = of("data.0").load(&[folder.path()]).unwrap_err().to_string();
+        assert!(told.contains("none of the traces of data.0"), "{told}");
+        // The newest that can be used are taken.
+        (0..RUNS_MAX).for_each(|number| save(1000 + number, run(100, 0)));
+        let runs = of("data.0").load(&[folder.path()]).unwrap();
+        assert_eq!((runs.traces.len(), runs.passed_over.len()), (RUNS_MAX, 0));
     }
 
     /// Each error names the file, the problem and the remedy.

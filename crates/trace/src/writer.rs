@@ -100,6 +100,11 @@ impl<W: Write> Writer<W> {
         Ok(self.out)
     }
 
+    /// The file, or what errors call it.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
     /// Records pushed so far.
     pub fn records(&self) -> u64 {
         self.encoder.records()

@@ -74,7 +74,7 @@ impl Scheduler {
     }
 
     /// Predicts by recorded runs from now on, instead of earlier ones: traces of this `name`, or folders with such traces, of which
-    /// the newest are used. Reads at most 16 traces and a million requests. An error changes nothing.
+    /// the newest are used. Uses at most 16 traces and a million requests. An error changes nothing.
     pub fn foretell(&self, name: &str, traces: &[PathBuf]) -> Result<Foretold, TraceError> {
         check_name(name)?;
         // Files that the program no longer has are never read: their predictions cost nothing.

@@ -64,7 +64,7 @@ impl Foretelling {
         }
     }
 
-    /// Waits until no load is running: a load reads at most 16 traces and a million requests.
+    /// Waits until no load is running: a load uses at most 16 traces and a million requests.
     pub fn wait(&self) -> Result<(), String> {
         let (progress, ended) = &*self.state;
         let progress = ended.wait_while(progress.lock(), |progress| progress.loading > 0);

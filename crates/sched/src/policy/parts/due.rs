@@ -109,7 +109,7 @@ pub(in crate::policy) struct Due {
     longest: Nanos,
     batch_requests: u64,
     matched: Matched,
-    triggers: Triggers,
+    triggers: Arc<Triggers>,
     /// By predicted request.
     seen: Vec<Seen>,
     /// By slot; absent for requests that never matched.
@@ -133,7 +133,7 @@ impl Due {
             longest,
             batch_requests,
             matched: Matched::new(bound_part),
-            triggers: Triggers::default(),
+            triggers: Arc::default(),
             seen: Vec::new(),
             links: Vec::new(),
             lanes: vec![Lane::default(); lanes],
@@ -153,7 +153,7 @@ impl Due {
     /// Sets or clears the recorded run. Setting the same run again changes nothing.
     pub fn foresee(&mut self, queues: Option<Arc<PredictedQueues>>) {
         if self.matched.set(queues) {
-            self.triggers = self.matched.run().map(Triggers::new).unwrap_or_default();
+            self.triggers = self.matched.run().map(PredictedQueues::triggers).unwrap_or_default();
             self.seen = vec![UNSEEN; self.triggers.len()];
             self.links.clear();
             self.paces.clear();
