@@ -39,6 +39,8 @@ pub struct Faults {
     pub data_hung: bool,
     /// Syncs wait until that is over.
     pub syncs_hung: bool,
+    /// Syncs of this node wait.
+    pub sync_hung: Option<Handle>,
 }
 
 #[derive(Clone)]
@@ -649,7 +651,9 @@ impl Backend for MemoryTree {
     }
 
     fn sync(&self, file: &Handle) -> Result<()> {
-        let hangs = |faults: &Faults| faults.hung == Some(*file) || faults.data_hung || faults.syncs_hung;
+        let hangs = |faults: &Faults| {
+            [faults.hung, faults.sync_hung].contains(&Some(*file)) || faults.data_hung || faults.syncs_hung
+        };
         let mut state = self.unless(hangs);
         let id = state.id(file)?;
         if let Some(errno) = state.faults.sync_errno {
