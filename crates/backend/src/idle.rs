@@ -16,6 +16,8 @@ use crate::Handle;
 const STOP_MAX: Duration = Duration::from_secs(5);
 /// Closes at a time.
 pub(crate) const CLOSERS_MAX: usize = 4;
+/// Further ones of files whose removals wait for them.
+const HURRIED_MAX: usize = 16;
 
 /// What is closed when it is dropped.
 pub(crate) type Closing = Box<dyn Send>;
@@ -38,7 +40,7 @@ impl Closers {
     pub(crate) fn close(&self, file: Handle, closing: Closing) {
         let mut turns = self.0.lock();
         turns.waiting.push_back((file, closing));
-        if turns.threads == CLOSERS_MAX {
+        if turns.threads >= CLOSERS_MAX {
             return;
         }
         turns.threads += 1;
@@ -47,6 +49,24 @@ impl Closers {
         let thread = std::thread::Builder::new().name("tree closes".into());
         if thread.spawn(move || closers.work()).is_err() {
             self.work();
+        }
+    }
+
+    /// Has what of a file has not had its turn closed by a thread of its own, as long as there are not many.
+    pub(crate) fn hurry(&self, file: &Handle) {
+        let mut turns = self.0.lock();
+        if turns.threads >= CLOSERS_MAX + HURRIED_MAX || !turns.waiting.iter().any(|(of, _)| of == file) {
+            return;
+        }
+        turns.threads += 1;
+        drop(turns);
+        let (closers, file) = (self.clone(), *file);
+        let thread = std::thread::Builder::new().name("tree closes".into()).spawn(move || {
+            closers.take(&file).into_iter().for_each(close);
+            closers.work();
+        });
+        if thread.is_err() {
+            self.0.lock().threads -= 1;
         }
     }
 
