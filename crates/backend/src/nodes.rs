@@ -3,8 +3,8 @@
 //! Every node in use has one descriptor that only names it; a file that is read or written has further ones, opened as
 //! the callers on whose behalf they are used, so that the file system itself has checked their rights.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 use impresario_base::Durable;
@@ -67,6 +67,8 @@ pub(crate) struct Node<D: Descriptors> {
     /// Users for whom it stays when its last name is removed.
     pub(crate) holds: AtomicU32,
     opens: Mutex<Vec<Arc<Open<D>>>>,
+    /// Those that were taken out while calls used them: they are closed when these end.
+    left: Mutex<Vec<Weak<Open<D>>>>,
     /// Changes of the rights to it; counted with `opens` locked.
     rights: AtomicU64,
     /// Held over a sync and the record of what it said: the kernel says it only once for each descriptor.
@@ -217,16 +219,18 @@ impl<D: Descriptors> Node<D> {
     /// Syncs the descriptors with writes that were not synced; whether there are any. `syncing` must be held.
     pub(crate) fn sync_written(&self, losses: &Losses) -> Result<bool> {
         losses.check(&self.handle)?;
-        let has_synced = self.sync_opens(losses)?;
+        let left: Vec<_> = self.left.lock().iter().filter_map(Weak::upgrade).collect();
+        let has_synced = self.sync_opens(losses, left)?;
         // A descriptor that was taken out before anybody looked for it may have been told of a loss, and these not.
         losses.check(&self.handle)?;
         Ok(has_synced)
     }
 
-    /// As [`Node::sync_written`], without those that were taken out.
-    fn sync_opens(&self, losses: &Losses) -> Result<bool> {
-        let is_unsynced = |open: &&Arc<Open<D>>| open.unsynced.load(Ordering::Acquire);
-        let unsynced: Vec<_> = self.opens.lock().iter().filter(is_unsynced).cloned().collect();
+    /// As [`Node::sync_written`]; of those that were taken out only these.
+    fn sync_opens(&self, losses: &Losses, left: Vec<Arc<Open<D>>>) -> Result<bool> {
+        let mut unsynced = left;
+        unsynced.extend(self.opens.lock().iter().cloned());
+        unsynced.retain(|open| open.unsynced.load(Ordering::Acquire));
         for open in &unsynced {
             // Before the sync: a write that comes meanwhile needs another.
             open.unsynced.store(false, Ordering::Release);
@@ -267,8 +271,18 @@ impl<D: Descriptors> Node<D> {
     fn take_opens(&self, losses: &Arc<Losses>) -> Closing<Vec<Arc<Open<D>>>> {
         let mut opens = self.opens.lock();
         self.rights.fetch_add(1, Ordering::Release);
-        opens.iter().for_each(|open| open.leave());
+        opens.iter().for_each(|open| self.take(open));
         losses.closing(self.handle, std::mem::take(&mut *opens))
+    }
+
+    /// This is taken out of the descriptors, which are locked.
+    fn take(&self, open: &Arc<Open<D>>) {
+        open.leave();
+        if Arc::strong_count(open) > 1 {
+            let mut left = self.left.lock();
+            left.retain(|open| open.strong_count() > 0);
+            left.push(Arc::downgrade(open));
+        }
     }
 
     /// It is taken out of the table, which is locked.
@@ -298,7 +312,7 @@ impl<D: Descriptors> Node<D> {
             std::thread::sleep(SYNC_ALL_LOOK_EVERY);
         };
         // What was taken out is waited for at the end, with that of all files.
-        Some(self.sync_opens(losses).map(drop))
+        Some(self.sync_opens(losses, Vec::new()).map(drop))
     }
 
     /// Takes out the descriptors that are idle, to be closed.
@@ -398,6 +412,7 @@ impl<D: Descriptors> Nodes<D> {
             is_out: AtomicBool::new(false),
             holds: AtomicU32::new(0),
             opens: Mutex::default(),
+            left: Mutex::default(),
             rights: AtomicU64::new(0),
             syncing: Mutex::default(),
             asked: Durable::default(),
@@ -447,7 +462,7 @@ impl<D: Descriptors> Nodes<D> {
         let idle_longest = || (0..opens.len()).min_by_key(|&n| opens[n].used_ms.load(Ordering::Relaxed));
         let closed = if opens.len() >= OPENS_MAX { idle_longest() } else { None }.map(|n| {
             let open = opens.swap_remove(n);
-            open.leave();
+            node.take(&open);
             self.losses.closing(node.handle, vec![open])
         });
         if node.is_out.load(Ordering::Relaxed) {
@@ -1125,18 +1140,47 @@ mod tests {
     fn a_sync_tells_what_a_descriptor_that_left_before_it_was_told() {
         let losses = Arc::<Losses>::default();
         let nodes = Nodes::<Slow>::new(16, losses.clone());
-        let (node, sync) = written(&nodes, true);
-        sync.ends.store(true, Ordering::Release);
-        let closing = node.any_open();
+        let node = nodes.insert(Handle::new(b"node").unwrap(), (), 7, Kind::File);
+        let sync = Arc::new(SlowSync { ends: true.into(), fails: true, ..SlowSync::default() });
+        let checked = node.rights();
         nodes.close_opens(&node);
+        let closing = nodes.add_open(&node, sync, 0, (true, true), checked);
+        drop(closing.changing());
         let _syncing = node.syncing.lock();
-        assert_eq!(node.sync_written(&losses), Ok(false), "it has left");
+        assert_eq!(node.sync_written(&losses), Ok(false), "it is its caller's only");
         // The kernel tells the loss to that one, and not to one that is opened after it was told.
         let others = || {
             drop(closing);
             Ok(())
         };
         assert_eq!(node.sync_others(&losses, others), Err(Errno(libc::EIO)));
+    }
+
+    #[test]
+    fn a_sync_covers_what_was_taken_out_while_calls_use_it() {
+        type TakeOut = fn(&Nodes<Slow>, &Node<Slow>);
+        let ways: [(&str, TakeOut); 2] = [
+            ("rights are checked anew", |nodes, node| nodes.close_opens(node)),
+            ("another caller needs its place", |nodes, node| {
+                for caller in 1..=OPENS_MAX as u64 {
+                    nodes.add_open(node, Arc::default(), caller, (true, true), 0);
+                }
+            }),
+        ];
+        for (way, take_out) in ways {
+            for synced in [Ok(true), Err(Errno(libc::EIO))] {
+                let losses = Arc::<Losses>::default();
+                let nodes = Nodes::<Slow>::new(1000, losses.clone());
+                let (node, sync) = written(&nodes, synced.is_err());
+                sync.ends.store(true, Ordering::Release);
+                let in_use = node.any_open();
+                take_out(&nodes, &node);
+                impresario_testing::until("nobody else closes it", || !losses.is_closing(&node.handle));
+                let _syncing = node.syncing.lock();
+                assert_eq!(node.sync_written(&losses), synced, "{way}");
+                assert!(in_use.is_some());
+            }
+        }
     }
 
     #[test]
