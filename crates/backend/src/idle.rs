@@ -23,9 +23,9 @@ const HURRIED_MAX: usize = 16;
 pub(crate) type Closing = Box<dyn Send>;
 
 /// Closes what waits for a file system in threads of its own, which end when there is nothing more: up to three that hang hold up
-/// no other. If four do, what comes waits behind them, unless a call that needs it closed takes it, and counts as open meanwhile:
-/// as it becomes more, so others are evicted earlier, and where it is more than may be open calls close what they take out
-/// themselves.
+/// no other. If four do, what comes waits behind them, unless a sync that needs it closed takes it or a removal hurries it, and
+/// counts as open meanwhile: as it becomes more, so others are evicted earlier, and where it is more than may be open calls close
+/// what they take out themselves.
 #[derive(Clone, Default)]
 pub(crate) struct Closers(Arc<Mutex<Turns>>);
 
