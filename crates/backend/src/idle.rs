@@ -16,14 +16,16 @@ use crate::Handle;
 const STOP_MAX: Duration = Duration::from_secs(5);
 /// Closes at a time.
 pub(crate) const CLOSERS_MAX: usize = 4;
+/// Further ones of files whose removals wait for them.
+const HURRIED_MAX: usize = 16;
 
 /// What is closed when it is dropped.
 pub(crate) type Closing = Box<dyn Send>;
 
 /// Closes what waits for a file system in threads of its own, which end when there is nothing more: up to three that hang hold up
-/// no other. If four do, what comes waits behind them, unless a call that needs it closed takes it, and counts as open meanwhile:
-/// as it becomes more, so others are evicted earlier, and where it is more than may be open calls close what they take out
-/// themselves.
+/// no other. If four do, what comes waits behind them, unless a sync that needs it closed takes it or a removal hurries it, and
+/// counts as open meanwhile: as it becomes more, so others are evicted earlier, and where it is more than may be open calls close
+/// what they take out themselves.
 #[derive(Clone, Default)]
 pub(crate) struct Closers(Arc<Mutex<Turns>>);
 
@@ -38,7 +40,7 @@ impl Closers {
     pub(crate) fn close(&self, file: Handle, closing: Closing) {
         let mut turns = self.0.lock();
         turns.waiting.push_back((file, closing));
-        if turns.threads == CLOSERS_MAX {
+        if turns.threads >= CLOSERS_MAX {
             return;
         }
         turns.threads += 1;
@@ -47,6 +49,24 @@ impl Closers {
         let thread = std::thread::Builder::new().name("tree closes".into());
         if thread.spawn(move || closers.work()).is_err() {
             self.work();
+        }
+    }
+
+    /// Has what of a file has not had its turn closed by a thread of its own, as long as there are not many.
+    pub(crate) fn hurry(&self, file: &Handle) {
+        let mut turns = self.0.lock();
+        if turns.threads >= CLOSERS_MAX + HURRIED_MAX || !turns.waiting.iter().any(|(of, _)| of == file) {
+            return;
+        }
+        turns.threads += 1;
+        drop(turns);
+        let (closers, file) = (self.clone(), *file);
+        let thread = std::thread::Builder::new().name("tree closes".into()).spawn(move || {
+            closers.take(&file).into_iter().for_each(close);
+            closers.work();
+        });
+        if thread.is_err() {
+            self.0.lock().threads -= 1;
         }
     }
 

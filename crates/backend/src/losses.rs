@@ -72,16 +72,24 @@ impl Drop for EndClose {
 impl Losses {
     /// The error that a file's sync must tell, after closes of its descriptors that are under way.
     pub(crate) fn check(&self, file: &Handle) -> Result<()> {
-        let state = self.end_closes(file, None);
+        let state = self.end_closes(file);
         match state.all.or_else(|| state.lost.get(file).copied()) {
             None => Ok(()),
             Some(errno) => Err(errno),
         }
     }
 
-    /// Ends the closes of a file's descriptors that are under way, or waits until then; whether they have ended.
-    pub(crate) fn end_closes_until(&self, file: &Handle, until: Instant) -> bool {
-        !self.end_closes(file, Some(until)).closing.contains_key(file)
+    /// Waits until the closes of a file's descriptors that are under way have ended, or until then.
+    pub(crate) fn await_closes(&self, file: &Handle, until: Instant) {
+        let mut state = self.state.lock();
+        while state.closing.contains_key(file) {
+            self.closers.hurry(file);
+            let wait = until.saturating_duration_since(Instant::now());
+            if wait.is_zero() {
+                return;
+            }
+            state = self.closed.wait_timeout(state, wait).0;
+        }
     }
 
     /// Whether closes of a file's descriptors are under way.
@@ -90,26 +98,18 @@ impl Losses {
     }
 
     /// Closes what of a file waits for its turn, which may be behind other files that hang, and waits for what others close: as long
-    /// as the file's own syncs take, or until then.
-    fn end_closes(&self, file: &Handle, until: Option<Instant>) -> MutexGuard<'_, State> {
+    /// as the file's own syncs take.
+    fn end_closes(&self, file: &Handle) -> MutexGuard<'_, State> {
         let mut state = self.state.lock();
         while state.closing.contains_key(file) {
             let waiting = self.closers.take(file);
-            if !waiting.is_empty() {
-                drop(state);
-                waiting.into_iter().for_each(idle::close);
-                state = self.state.lock();
-                continue;
-            }
-            let Some(until) = until else {
+            if waiting.is_empty() {
                 state = self.closed.wait(state);
                 continue;
-            };
-            let wait = until.saturating_duration_since(Instant::now());
-            if wait.is_zero() {
-                break;
             }
-            state = self.closed.wait_timeout(state, wait).0;
+            drop(state);
+            waiting.into_iter().for_each(idle::close);
+            state = self.state.lock();
         }
         state
     }

@@ -3,8 +3,8 @@
 //! Every node in use has one descriptor that only names it; a file that is read or written has further ones, opened as
 //! the callers on whose behalf they are used, so that the file system itself has checked their rights.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 use impresario_base::Durable;
@@ -19,8 +19,8 @@ const SHARDS: usize = 32;
 const OPENS_MAX: usize = 64;
 /// How often it looks at a sync that it waits for.
 const SYNC_ALL_LOOK_EVERY: Duration = Duration::from_millis(2);
-/// How long a removal waits for others that close the file.
-const REMOVAL_WAIT: Duration = Duration::from_secs(30);
+/// How long a removal, which is done, waits for closes of the file: well below the time in which a client must be answered.
+const REMOVAL_WAIT: Duration = Duration::from_secs(3);
 /// [`Open::ticket`] of a descriptor that has not left.
 const STAYS: u64 = u64::MAX;
 
@@ -67,6 +67,8 @@ pub(crate) struct Node<D: Descriptors> {
     /// Users for whom it stays when its last name is removed.
     pub(crate) holds: AtomicU32,
     opens: Mutex<Vec<Arc<Open<D>>>>,
+    /// Those that were taken out while calls used them: they are closed when these end.
+    left: Mutex<Vec<Weak<Open<D>>>>,
     /// Changes of the rights to it; counted with `opens` locked.
     rights: AtomicU64,
     /// Held over a sync and the record of what it said: the kernel says it only once for each descriptor.
@@ -217,16 +219,18 @@ impl<D: Descriptors> Node<D> {
     /// Syncs the descriptors with writes that were not synced; whether there are any. `syncing` must be held.
     pub(crate) fn sync_written(&self, losses: &Losses) -> Result<bool> {
         losses.check(&self.handle)?;
-        let has_synced = self.sync_opens(losses)?;
+        let left: Vec<_> = self.left.lock().iter().filter_map(Weak::upgrade).collect();
+        let has_synced = self.sync_opens(losses, left)?;
         // A descriptor that was taken out before anybody looked for it may have been told of a loss, and these not.
         losses.check(&self.handle)?;
         Ok(has_synced)
     }
 
-    /// As [`Node::sync_written`], without those that were taken out.
-    fn sync_opens(&self, losses: &Losses) -> Result<bool> {
-        let is_unsynced = |open: &&Arc<Open<D>>| open.unsynced.load(Ordering::Acquire);
-        let unsynced: Vec<_> = self.opens.lock().iter().filter(is_unsynced).cloned().collect();
+    /// As [`Node::sync_written`]; of those that were taken out only these.
+    fn sync_opens(&self, losses: &Losses, left: Vec<Arc<Open<D>>>) -> Result<bool> {
+        let mut unsynced = left;
+        unsynced.extend(self.opens.lock().iter().cloned());
+        unsynced.retain(|open| open.unsynced.load(Ordering::Acquire));
         for open in &unsynced {
             // Before the sync: a write that comes meanwhile needs another.
             open.unsynced.store(false, Ordering::Release);
@@ -267,8 +271,18 @@ impl<D: Descriptors> Node<D> {
     fn take_opens(&self, losses: &Arc<Losses>) -> Closing<Vec<Arc<Open<D>>>> {
         let mut opens = self.opens.lock();
         self.rights.fetch_add(1, Ordering::Release);
-        opens.iter().for_each(|open| open.leave());
+        opens.iter().for_each(|open| self.take(open));
         losses.closing(self.handle, std::mem::take(&mut *opens))
+    }
+
+    /// This is taken out of the descriptors, which are locked.
+    fn take(&self, open: &Arc<Open<D>>) {
+        open.leave();
+        if Arc::strong_count(open) > 1 {
+            let mut left = self.left.lock();
+            left.retain(|open| open.strong_count() > 0);
+            left.push(Arc::downgrade(open));
+        }
     }
 
     /// It is taken out of the table, which is locked.
@@ -298,7 +312,7 @@ impl<D: Descriptors> Node<D> {
             std::thread::sleep(SYNC_ALL_LOOK_EVERY);
         };
         // What was taken out is waited for at the end, with that of all files.
-        Some(self.sync_opens(losses).map(drop))
+        Some(self.sync_opens(losses, Vec::new()).map(drop))
     }
 
     /// Takes out the descriptors that are idle, to be closed.
@@ -347,11 +361,11 @@ struct Shard<D: Descriptors> {
 }
 
 impl<D: Descriptors> Shard<D> {
-    /// Takes a node out, to be let go when nothing is locked any more.
-    fn take(&mut self, handle: &Handle) -> Option<Arc<Node<D>>> {
+    /// Takes a node out, to be let go when nothing is locked any more. Whoever finds it gone finds that it is being closed.
+    fn take(&mut self, handle: &Handle, losses: &Arc<Losses>) -> Option<Closing<Arc<Node<D>>>> {
         let (node, _) = self.by_handle.remove(handle)?;
         node.leave();
-        Some(node)
+        Some(losses.closing(*handle, node))
     }
 }
 
@@ -398,6 +412,7 @@ impl<D: Descriptors> Nodes<D> {
             is_out: AtomicBool::new(false),
             holds: AtomicU32::new(0),
             opens: Mutex::default(),
+            left: Mutex::default(),
             rights: AtomicU64::new(0),
             syncing: Mutex::default(),
             asked: Durable::default(),
@@ -447,7 +462,7 @@ impl<D: Descriptors> Nodes<D> {
         let idle_longest = || (0..opens.len()).min_by_key(|&n| opens[n].used_ms.load(Ordering::Relaxed));
         let closed = if opens.len() >= OPENS_MAX { idle_longest() } else { None }.map(|n| {
             let open = opens.swap_remove(n);
-            open.leave();
+            node.take(&open);
             self.losses.closing(node.handle, vec![open])
         });
         if node.is_out.load(Ordering::Relaxed) {
@@ -488,12 +503,10 @@ impl<D: Descriptors> Nodes<D> {
     }
 
     fn set_gone_if(&self, handle: &Handle, is_it: impl Fn(&Arc<Node<D>>) -> bool) {
-        let mut shard = self.shard(handle);
+        let shard = self.shard(handle);
         let Some((node, _)) = shard.by_handle.get(handle).filter(|(node, _)| is_it(node)) else { return };
         node.gone.store(true, Ordering::Release);
-        let node = if node.is_gone() { shard.take(handle) } else { None };
-        drop(shard);
-        self.close_removed(node);
+        self.close_removed(shard, handle);
     }
 
     /// Holds a node and gives the one that is held: it is one in use again, should it just have been taken out.
@@ -512,40 +525,48 @@ impl<D: Descriptors> Nodes<D> {
 
     /// Ends one hold of a node.
     pub(crate) fn release(&self, handle: &Handle) {
-        let mut shard = self.shard(handle);
+        let shard = self.shard(handle);
         let Some((node, _)) = shard.by_handle.get(handle) else { return };
         let fewer = |holds: u32| holds.checked_sub(1);
         let _ = node.holds.fetch_update(Ordering::AcqRel, Ordering::Acquire, fewer); // held by nothing: nothing ends
-        let node = if node.is_gone() { shard.take(handle) } else { None };
-        drop(shard);
-        self.close_removed(node);
+        self.close_removed(shard, handle);
     }
 
-    /// Lets go of a node whose last name is removed.
-    fn close_removed(&self, node: Option<Arc<Node<D>>>) {
-        let Some(node) = node else { return };
-        let is_closing = D::KEEPS_NAMES && self.losses.is_closing(&node.handle);
+    /// Lets go of a node of this shard whose last name is removed, if nothing holds it.
+    fn close_removed(&self, mut shard: MutexGuard<'_, Shard<D>>, handle: &Handle) {
+        let is_closing = D::KEEPS_NAMES && self.losses.is_closing(handle);
+        let is_gone = shard.by_handle.get(handle).is_some_and(|(node, _)| node.is_gone());
+        let Some(node) = (if is_gone { shard.take(handle, &self.losses) } else { None }) else { return };
+        drop(shard);
+        self.forget_number(&node);
+        let mut waits = D::KEEPS_NAMES;
         if (is_closing || node.is_written()) && D::is_removed(&node.fd) {
             // What nobody can read need not reach the device before it is closed.
             node.opens.lock().iter().for_each(|open| open.unsynced.store(false, Ordering::Release));
-        } else if is_closing {
-            // One that hangs may leave a name in the folder; the removal has succeeded nevertheless.
-            let _ = self.losses.end_closes_until(&node.handle, Instant::now() + REMOVAL_WAIT);
+            waits = false;
         }
-        if D::KEEPS_NAMES || !node.is_written() {
-            self.close([node]);
-        } else {
-            self.forget_number(&node);
-            self.close_soon(self.losses.closing(node.handle, node));
+        match node.is_written() {
+            false => drop(node),
+            true if D::KEEPS_NAMES => self.losses.close_aside(node),
+            true => self.close_soon(node),
+        }
+        if waits {
+            // One that hangs may leave a name in the folder; the removal has succeeded nevertheless.
+            self.losses.await_closes(handle, Instant::now() + REMOVAL_WAIT);
         }
     }
 
     /// Lets go of nodes that were taken out of their shards, none of which is locked: closing may sync.
-    fn close(&self, nodes: impl IntoIterator<Item = Arc<Node<D>>>) {
+    fn close(&self, nodes: impl IntoIterator<Item = Closing<Arc<Node<D>>>>) {
         nodes.into_iter().for_each(|node| self.forget_number(&node));
     }
 
+    /// Forgets the number of a node that was taken out, unless it is in use again. No shard may be locked.
     fn forget_number(&self, node: &Node<D>) {
+        let shard = self.shard(&node.handle);
+        if shard.by_handle.contains_key(&node.handle) {
+            return;
+        }
         let mut by_fileid = self.by_fileid.lock();
         if by_fileid.get(&node.fileid) == Some(&node.handle) {
             by_fileid.remove(&node.fileid);
@@ -572,10 +593,8 @@ impl<D: Descriptors> Nodes<D> {
                     return true;
                 }
                 node.leave();
-                match node.is_written() {
-                    true => written.push(self.losses.closing(node.handle, node.clone())),
-                    false => others.push(node.clone()),
-                }
+                let closes = if node.is_written() { &mut written } else { &mut others };
+                closes.push(self.losses.closing(node.handle, node.clone()));
                 false
             });
             for node in written {
@@ -599,7 +618,7 @@ impl<D: Descriptors> Nodes<D> {
                 let mut shard = shard.lock();
                 let closed = shard.by_handle.iter().filter(|(_, (node, _))| node.is_idle());
                 let closed: Vec<Handle> = closed.map(|(handle, _)| *handle).collect();
-                closed.iter().filter_map(|handle| shard.take(handle)).collect()
+                closed.iter().filter_map(|handle| shard.take(handle, &self.losses)).collect()
             };
             self.close(all);
         }
@@ -635,14 +654,14 @@ impl<D: Descriptors> Nodes<D> {
     }
 
     /// Takes nodes out of a shard until the number of descriptors is within its limit, those idle longest first.
-    fn evict(&self, shard: &mut Shard<D>, keep: &Handle) -> Vec<Arc<Node<D>>> {
+    fn evict(&self, shard: &mut Shard<D>, keep: &Handle) -> Vec<Closing<Arc<Node<D>>>> {
         let mut evicted = Vec::new();
         let mut over = self.count.load(Ordering::Relaxed).saturating_sub(self.max);
         while over > 0 {
             let free = |(handle, (node, _)): &(&Handle, &(Arc<Node<D>>, u64))| *handle != keep && node.is_idle();
             let oldest = shard.by_handle.iter().filter(free).min_by_key(|(_, (_, used_ms))| *used_ms);
             let Some(oldest) = oldest.map(|(handle, _)| *handle) else { break };
-            let Some(node) = shard.take(&oldest) else { break };
+            let Some(node) = shard.take(&oldest, &self.losses) else { break };
             over = over.saturating_sub(1 + node.opens.lock().len());
             evicted.push(node);
         }
@@ -847,6 +866,69 @@ mod tests {
             assert!(ends_beside(&hanging, &removed));
             assert_eq!(removed.join().unwrap(), 1, "it is open");
         });
+    }
+
+    #[test]
+    fn a_removal_does_not_wait_long_for_closes_that_hang() {
+        let nodes = Nodes::<SlowNamed>::new(1000, Arc::default());
+        let mut hanging = hang_closers(&nodes);
+        // One that waits for its turn, and one that has not been closed before.
+        let (queued, sync) = written_file(&nodes, 7, false);
+        nodes.close_opens(&queued);
+        drop(queued);
+        hanging.push(sync);
+        hanging.push(written_file(&nodes, 8, false).1);
+        std::thread::scope(|scope| {
+            let removals = [7, 8].map(|fileid| {
+                let nodes = &nodes;
+                scope.spawn(move || nodes.set_gone(fileid))
+            });
+            let last = || removals.iter().any(|removal| !removal.is_finished());
+            let end = impresario_base::time::wait_while(&last, REMOVAL_WAIT + Duration::from_secs(4));
+            let begun = hanging.iter().all(|sync| sync.begun.load(Ordering::Acquire));
+            hanging.iter().for_each(|sync| sync.ends.store(true, Ordering::Release));
+            assert!(end && begun, "{end} {begun}");
+        });
+        impresario_testing::until("all are closed", || nodes.count() == crate::idle::CLOSERS_MAX);
+    }
+
+    /// The file is opened anew while it waits to be closed.
+    #[test]
+    fn what_is_evicted_behind_a_file_that_hangs_is_being_closed() {
+        for fails in [false, true] {
+            let losses = Arc::<Losses>::default();
+            let nodes = Nodes::<Slow>::new(1, losses.clone());
+            let place = |fileid: &u64| {
+                let _locked = nodes.shard(&Handle::new(&fileid.to_le_bytes()).unwrap());
+                nodes.shards.iter().position(|shard| shard.try_lock().is_none())
+            };
+            let together: Vec<u64> = (0..).filter(|fileid| place(fileid) == place(&0)).take(3).collect();
+            let (first, first_sync) = written_file(&nodes, together[0], false);
+            std::thread::sleep(Duration::from_millis(2));
+            let (second, sync) = written_file(&nodes, together[1], fails);
+            let (handle, fileid, nodes) = (second.handle, second.fileid, &nodes);
+            drop((first, second));
+            std::thread::scope(|scope| {
+                let number = together[2];
+                let third = Handle::new(&number.to_le_bytes()).unwrap();
+                let evicting = scope.spawn(move || drop(nodes.insert(third, (), number, Kind::File)));
+                impresario_testing::until("the first is closed", || first_sync.begun.load(Ordering::Acquire));
+                let node = nodes.insert(handle, (), fileid, Kind::File);
+                let (again, losses) = (node.clone(), &losses);
+                let synced = scope.spawn(move || {
+                    let _syncing = again.syncing.lock();
+                    again.sync_written(losses)
+                });
+                std::thread::sleep(Duration::from_millis(20));
+                let is_early = synced.is_finished();
+                [&first_sync, &sync].iter().for_each(|sync| sync.ends.store(true, Ordering::Release));
+                assert_eq!(synced.join().unwrap().is_err(), fails);
+                assert!(!is_early, "a sync does not wait for what is evicted");
+                evicting.join().unwrap();
+                nodes.set_gone(fileid);
+                assert!(node.is_gone(), "the number of a file that is in use again is forgotten");
+            });
+        }
     }
 
     #[test]
@@ -1058,18 +1140,47 @@ mod tests {
     fn a_sync_tells_what_a_descriptor_that_left_before_it_was_told() {
         let losses = Arc::<Losses>::default();
         let nodes = Nodes::<Slow>::new(16, losses.clone());
-        let (node, sync) = written(&nodes, true);
-        sync.ends.store(true, Ordering::Release);
-        let closing = node.any_open();
+        let node = nodes.insert(Handle::new(b"node").unwrap(), (), 7, Kind::File);
+        let sync = Arc::new(SlowSync { ends: true.into(), fails: true, ..SlowSync::default() });
+        let checked = node.rights();
         nodes.close_opens(&node);
+        let closing = nodes.add_open(&node, sync, 0, (true, true), checked);
+        drop(closing.changing());
         let _syncing = node.syncing.lock();
-        assert_eq!(node.sync_written(&losses), Ok(false), "it has left");
+        assert_eq!(node.sync_written(&losses), Ok(false), "it is its caller's only");
         // The kernel tells the loss to that one, and not to one that is opened after it was told.
         let others = || {
             drop(closing);
             Ok(())
         };
         assert_eq!(node.sync_others(&losses, others), Err(Errno(libc::EIO)));
+    }
+
+    #[test]
+    fn a_sync_covers_what_was_taken_out_while_calls_use_it() {
+        type TakeOut = fn(&Nodes<Slow>, &Node<Slow>);
+        let ways: [(&str, TakeOut); 2] = [
+            ("rights are checked anew", |nodes, node| nodes.close_opens(node)),
+            ("another caller needs its place", |nodes, node| {
+                for caller in 1..=OPENS_MAX as u64 {
+                    nodes.add_open(node, Arc::default(), caller, (true, true), 0);
+                }
+            }),
+        ];
+        for (way, take_out) in ways {
+            for synced in [Ok(true), Err(Errno(libc::EIO))] {
+                let losses = Arc::<Losses>::default();
+                let nodes = Nodes::<Slow>::new(1000, losses.clone());
+                let (node, sync) = written(&nodes, synced.is_err());
+                sync.ends.store(true, Ordering::Release);
+                let in_use = node.any_open();
+                take_out(&nodes, &node);
+                impresario_testing::until("nobody else closes it", || !losses.is_closing(&node.handle));
+                let _syncing = node.syncing.lock();
+                assert_eq!(node.sync_written(&losses), synced, "{way}");
+                assert!(in_use.is_some());
+            }
+        }
     }
 
     #[test]

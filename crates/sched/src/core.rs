@@ -494,8 +494,11 @@ impl Core {
         self.looks_for_syncs |= op == Op::Sync;
         // Clamp to the present: a driver with inconsistent clocks must not distort the cost model.
         let (started, finished) = (completion.started, completion.finished.min(now));
+        let is_apart = self.shared.is_apart(op);
         let lane = &mut self.shared.lanes[extent.lane.index()];
-        let (alone, device_time) = (lane.end(started, finished), lane.device_time.end(sharer, started, finished));
+        // What runs beside the lane's other batches takes none of their time.
+        let alone = if is_apart { Nanos::ZERO } else { lane.end(started, finished) };
+        let device_time = lane.device_time.end(sharer, started, finished);
         self.speculations.read_ended(extent.lane, read);
         self.held.look();
         let mut asked_bytes = bytes;

@@ -109,6 +109,32 @@ fn waiting_behind_any_batch_is_not_service() {
     }
 }
 
+/// Syncs with a limit of their own run beside reads, which take as long as they would without them.
+#[test]
+fn syncs_beside_reads_do_not_shorten_them() {
+    let config = CoreConfig { cost: model().corrected(true), lane_syncs: 4, ..CoreConfig::single_lane(64) };
+    let mut core = Core::new(config, &PolicySpec::named("fifo")).unwrap();
+    let (each, mut now) = (model().ttp(Op::Read, 65_536), Nanos(1));
+    let start = |core: &mut Core, now, file, op| {
+        let extent = Extent { file: FileId(file), lane: LaneId(0), file_offset: 0, lane_offset: 0, len: 65_536 };
+        core.push(now, &Request::new(op, extent)).unwrap();
+        let Next::Dispatch(batch) = core.next(now) else { panic!("there is room for it") };
+        batch
+    };
+    for _ in 0..200 {
+        let (read, begin) = (start(&mut core, now, 0, Op::Read), now);
+        for _ in 0..3 {
+            let (sync, begin) = (start(&mut core, now, 1, Op::Sync), now);
+            now += Nanos::from_millis(3);
+            core.event(now, Event::Completed(Completion::of(&sync, begin, now)));
+        }
+        now = begin + each;
+        core.event(now, Event::Completed(Completion::of(&read, begin, now)));
+    }
+    let read = core.status().cost.read;
+    assert!((read.ratio - 1.0).abs() < 0.01 && read.observed == 200, "{} of {}", read.ratio, read.observed);
+}
+
 /// mlf serves the smaller of two requests first when the larger one needs more passes. With a curve in which bytes cost
 /// nothing, both are ready in the first pass and the older one goes first.
 #[test]

@@ -60,6 +60,7 @@ pub fn average_by_file(traces: &[Trace]) -> Result<Average, String> {
 /// `among`: the traces that could have requests of a file of this name.
 fn average_among(traces: &[Trace], among: impl Fn(&[u8]) -> usize) -> Result<Average, String> {
     let Some(first) = traces.first() else { return Err("there is no trace to take the mean of".into()) };
+    have_common_offsets(traces)?;
     let mut seen: FxHashMap<Same, Seen> = FxHashMap::default();
     for (number, trace) in traces.iter().enumerate() {
         let start = trace.records.first().map_or(0, |r| r.arrival.0);
@@ -104,11 +105,7 @@ fn average_among(traces: &[Trace], among: impl Fn(&[u8]) -> usize) -> Result<Ave
 /// must have its own.
 pub fn join(traces: &[Trace]) -> Result<Trace, String> {
     let Some(first) = traces.first() else { return Err("there is no trace to join".into()) };
-    if traces.iter().any(|t| t.header.space != first.header.space) {
-        return Err("some traces tell offsets in files and others in what servers hold of them; they have no common \
-                    offsets"
-            .into());
-    }
+    have_common_offsets(traces)?;
     let clocks: Option<Vec<u64>> = traces.iter().map(|t| t.header.clock_unix_ns).collect();
     let Some(clocks) = clocks else {
         return Err(
@@ -126,6 +123,15 @@ pub fn join(traces: &[Trace]) -> Result<Trace, String> {
         }
     }
     Ok(builder.build())
+}
+
+fn have_common_offsets(traces: &[Trace]) -> Result<(), String> {
+    if traces.windows(2).any(|pair| pair[0].header.space != pair[1].header.space) {
+        return Err("some traces tell offsets in files and others in what servers hold of them; they have no common \
+                    offsets"
+            .into());
+    }
+    Ok(())
 }
 
 /// Adds a record of a trace with its file and origin there.
@@ -197,6 +203,8 @@ mod tests {
         assert_eq!(told, [(0, 500), (1, 500)]);
         let mean = average(&[run(Space::File, &[0]), run(Space::File, &[1])]).unwrap();
         assert_eq!((mean.trace.records.len(), mean.dropped), (1, 0));
+        let of_each = [run(Space::Lane, &[0]), run(Space::File, &[0])];
+        assert!(average(&of_each).unwrap_err().contains("no common offsets"));
     }
 
     #[test]

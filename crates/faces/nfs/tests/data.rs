@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use crate::support::{Served, export, open_rules, serve};
 use impresario_backend::SetAttr;
-use impresario_nfs::protocol::{Stability, Status, procedure::*};
+use impresario_nfs::protocol::{Stability, Status, procedure::*, write_set};
 use impresario_nfs::testing::{Client, ClientError, Faults, MemoryTree, handle, name_in, read_back, skip_change};
 use impresario_sched::PolicySpec;
 
@@ -439,6 +439,38 @@ fn commits_hold_up_no_read_however_many_they_are() {
         }
         reading.join().unwrap().unwrap();
         assert_eq!(read.as_deref(), Ok(b"written".as_slice()), "{policy}");
+    }
+}
+
+/// Nor do they share its threads with what takes a place that reads wait for.
+#[test]
+fn a_commit_holds_up_no_change_of_another_length_and_no_read_behind_it() {
+    for policy in ["fifo", "mlf", "aioli"] {
+        let served = serve(&MemoryTree::new(), |settings| {
+            settings.policy = PolicySpec::named(policy);
+            settings.in_flight_requests = 1;
+        });
+        let (mut client, root) = served.mounted();
+        let [committed, cut] = ["committed", "cut"].map(|name| filled(&mut client, &root, name, 4096));
+        let hung = impresario_backend::Handle::new(&committed[13..]).unwrap();
+        served.tree.set_faults(Faults { sync_hung: Some(hung), ..Faults::default() });
+        let mut args = handle(&committed);
+        args.u64(0).u32(0);
+        let commit = client.send(COMMIT, args).unwrap();
+        served.tree.await_hung(1);
+        let (mut other, (tell, told)) = (served.client(), mpsc::channel());
+        let others = std::thread::spawn(move || {
+            let mut args = handle(&cut);
+            write_set(&mut args, &SetAttr { size_bytes: Some(7), ..none() });
+            args.bool(false);
+            other.call(SETATTR, args).unwrap().good().unwrap();
+            tell.send(other.read(&cut, 0, 4096).unwrap().bytes)
+        });
+        let read = told.recv_timeout(PATIENCE);
+        served.tree.set_faults(Faults::default());
+        client.wait(commit).unwrap().good().unwrap();
+        others.join().unwrap().unwrap();
+        assert_eq!(read, Ok(content(0, 0, 7)), "{policy}");
     }
 }
 

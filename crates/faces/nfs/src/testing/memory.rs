@@ -41,6 +41,8 @@ pub struct Faults {
     pub syncs_hung: bool,
     /// Whoever asks for attributes waits until that is over.
     pub attrs_hung: bool,
+    /// Syncs of this node wait.
+    pub sync_hung: Option<Handle>,
 }
 
 #[derive(Clone)]
@@ -657,7 +659,9 @@ impl Backend for MemoryTree {
     }
 
     fn sync(&self, file: &Handle) -> Result<()> {
-        let hangs = |faults: &Faults| faults.hung == Some(*file) || faults.data_hung || faults.syncs_hung;
+        let hangs = |faults: &Faults| {
+            [faults.hung, faults.sync_hung].contains(&Some(*file)) || faults.data_hung || faults.syncs_hung
+        };
         let mut state = self.unless(hangs);
         let id = state.id(file)?;
         if let Some(errno) = state.faults.sync_errno {
