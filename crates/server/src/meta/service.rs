@@ -378,12 +378,12 @@ impl Meta {
             MetaCall::SetAttr { target, set } if set.takes != 0 && set.mode.is_some() => {
                 return Err(Errno::INVAL).explain("take and set permission bits at once of", path_of(&target));
             }
-            MetaCall::SetAttr { target: Target::Path(path), set } => self.set_attr_at(who, &path, &set, user)?,
+            MetaCall::SetAttr { target: Target::Path(path), set } => self.set_attr_at(by, &path, &set, user)?,
             MetaCall::SetAttr { target: Target::Handle(handle), set } => {
                 let pin = self.pin_handle(session, handle)?;
                 let path = self.opens.path_of(pin.ino);
-                let by = user.map(|user| (user, Some(session.check_writes(handle).is_ok())));
-                self.set_attr_of(who, &pin, &set, &path, by)?
+                let asker = user.map(|user| (user, Some(session.check_writes(handle).is_ok())));
+                self.set_attr_of(by, &pin, &set, &path, asker)?
             }
             MetaCall::Create { path, mode, uid, gid, exclusive, layout } => {
                 Answer::Opened(self.create(session, by, user, &path, ([mode, uid, gid], exclusive, layout))?)
@@ -417,7 +417,7 @@ impl Meta {
             MetaCall::CutBack { handle, len, end } => {
                 session.check_writes(handle)?;
                 let pin = self.pin_handle(session, handle)?;
-                self.cut_back(who, &pin, len, end)?;
+                self.cut_back(by, &pin, len, end)?;
                 Answer::Done
             }
             MetaCall::FsyncDir { path } => {
@@ -455,7 +455,7 @@ impl Meta {
             MetaCall::GetXattr { target, name } => Answer::Xattr(self.get_xattr(session, &target, &name)?),
             MetaCall::ListXattr { target } => Answer::Xattr(self.list_xattr(session, &target)?),
             MetaCall::SetXattr { target, name, value, mode } => {
-                self.set_xattr(session, &target, &name, value.as_deref(), mode, user)?;
+                self.set_xattr((session, by), &target, &name, value.as_deref(), mode, user)?;
                 Answer::Done
             }
             MetaCall::Statfs => Answer::Statfs(self.statfs()?),
