@@ -232,7 +232,7 @@ impl MetaService {
         match call {
             // Under `squashes` who may do it is looked for first, in the same place.
             MetaCall::Create { path, exclusive: false, .. }
-                if who.since == who.epoch && !self.meta.options.squashes =>
+                if who.since == who.epoch && !self.meta.options.squashes && !self.awaits_data_servers() =>
             {
                 self.meta.absent(path)
             }
@@ -246,8 +246,9 @@ impl MetaService {
         match call {
             // What exists is opened for writing; and so may be what an earlier copy of the call has made.
             MetaCall::Create { path, exclusive, .. } => {
-                let waits = self.meta.options.answered.as_ref().is_some_and(|answered| answered.may_wait());
-                waits || who.since != who.epoch || !(*exclusive || self.meta.absent(path).is_some())
+                self.awaits_data_servers()
+                    || who.since != who.epoch
+                    || !(*exclusive || self.meta.absent(path).is_some())
             }
             MetaCall::Close { handle, wrote } => self.meta.close_may_wait(session, *handle, *wrote),
             MetaCall::Open { write: true, .. }
@@ -270,6 +271,12 @@ impl MetaService {
             MetaCall::Reopen { .. } | MetaCall::Readdir { .. } => self.meta.opens.counts().marked > 0,
             _ => false,
         }
+    }
+
+    /// Whether new files may have to wait until data servers have answered.
+    fn awaits_data_servers(&self) -> bool {
+        let options = &self.meta.options;
+        options.answered.as_ref().is_some_and(|answered| answered.may_wait(|| (options.skipped)()))
     }
 
     /// The number that the keys of its files begin with.
