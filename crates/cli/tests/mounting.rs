@@ -1,5 +1,7 @@
 //! The commands of the five-minute tour: up, mount, cp, tar, fio, layout, umount; and a server killed meanwhile.
 
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
@@ -112,6 +114,49 @@ fn cp_tar_and_fio_work_and_umount_leaves_nothing() {
     assert!(!mounted(&mount.dir));
     let ran = run(["umount".as_ref(), mount.dir.as_os_str()]);
     assert!(ran.code == 1 && ran.err.contains("is not a mounted cluster"), "{ran:?}");
+}
+
+/// Where the kernel keeps no pages of what is written, it leaves it to the mount.
+#[test]
+fn synchronous_writes_reach_the_device() {
+    let cluster = Cluster::start(1, 0, |_| {});
+    // Requests that are neither reads nor writes.
+    let syncs =
+        || cluster.state("data.0")["engine"]["histograms"]["request_ns"]["other"]["count"].as_u64().unwrap_or(0);
+    let (append, mut wrong) = (libc::O_APPEND, Vec::new());
+    for more in [&[][..], &["--direct-io"]] {
+        let Some(mount) = Mount::detached(&cluster, more) else { return };
+        for (flags, write_flags, are_synced) in [
+            (libc::O_SYNC, 0, true),
+            (libc::O_DSYNC, 0, true),
+            (0, libc::RWF_DSYNC, true),
+            (append | libc::O_SYNC, 0, true),
+            (append | libc::O_DSYNC, 0, true),
+            (append, libc::RWF_SYNC, true),
+            (libc::O_DIRECT | libc::O_DSYNC, 0, true),
+            (libc::O_DIRECT, libc::RWF_DSYNC, true),
+            (0, 0, false),
+            (append, 0, false),
+            (libc::O_DIRECT, 0, false),
+        ] {
+            let mut open = std::fs::OpenOptions::new();
+            let file = open.write(true).create(true).custom_flags(flags).open(mount.dir.join("f")).unwrap();
+            let before = syncs();
+            for _ in 0..5 {
+                let bytes = [7u8; 512];
+                let part = libc::iovec { iov_base: bytes.as_ptr().cast_mut().cast(), iov_len: bytes.len() };
+                // SAFETY: the descriptor is open, and the one part is the array, which is only read.
+                let written = unsafe { libc::pwritev2(file.as_raw_fd(), &part, 1, 0, write_flags) };
+                assert_eq!(written, 512, "{flags:o} {write_flags:x}: {}", std::io::Error::last_os_error());
+            }
+            let made = syncs() - before;
+            if (made >= 5) != are_synced || (made > 0) != are_synced {
+                wrong.push(format!("{more:?}, flags {flags:o} and {write_flags:x}: {made} syncs"));
+            }
+        }
+        mount.umount();
+    }
+    assert!(wrong.is_empty(), "{wrong:#?}");
 }
 
 #[test]

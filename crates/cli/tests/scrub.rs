@@ -3,6 +3,8 @@
 use std::os::unix::fs::FileExt;
 use std::time::Instant;
 
+use impresario_config::DataState;
+
 use crate::support::{Cluster, Ran, client, pattern, run, write_file};
 
 fn scrub(cluster: &Cluster, words: &[&str]) -> Ran {
@@ -71,4 +73,34 @@ fn scrub_finds_damage_and_names_its_file() {
     );
     rot(&cluster, 1, 65536 + 3 * 4096 + 5);
     assert_eq!(scrub(&cluster, &[]).code, 0, "put right again");
+}
+
+/// Those before it may be left out, or retired: it is still the server of its number.
+#[test]
+fn a_server_is_scrubbed_without_those_before_it() {
+    let mut cluster = Cluster::start(2, 0, |config| config.data[0].state = DataState::Draining);
+    write_file(&client(&cluster.config, 1), "f", &pattern(1, 1, 0, 300_000));
+    let path = cluster.path.to_str().unwrap().to_string();
+    let clean = |cluster: &Cluster, words: &[&str]| {
+        let ran = scrub(cluster, words);
+        assert!(ran.code == 0 && ran.out.contains("1 objects of "), "{words:?}: {ran:?}");
+    };
+    clean(&cluster, &["--online", "--server", "data.1"]);
+    let ran = run(["store", "drain", &path, "--name", "data.0", "--wait", "20s"]);
+    assert_eq!(ran.code, 0, "{ran:?}");
+    cluster.kill("data.0");
+    cluster.config.data[0].state = DataState::Retired;
+    cluster.rewrite();
+    cluster.kill("meta");
+    cluster.restart("meta");
+    for words in [&["--online"][..], &["--online", "--server", "data.1"]] {
+        clean(&cluster, words);
+    }
+    ["data.1", "meta"].iter().for_each(|name| cluster.kill(name));
+    for words in [&[][..], &["--server", "data.1"]] {
+        clean(&cluster, words);
+    }
+    cluster.config.data[0].state = DataState::default();
+    cluster.rewrite();
+    clean(&cluster, &["--server", "data.1"]);
 }

@@ -96,6 +96,33 @@ fn a_repeated_append_gets_the_same_range_however_much_others_have_appended() {
     assert_eq!(ask(8, 1, 1001), Answer::Assigned { offset: 10_010 });
 }
 
+/// Its answer was lost with the server: another range would leave zeros in the place of this one.
+#[test]
+fn a_restarted_server_gives_a_repeated_append_the_same_range() {
+    let dir = tempfile::tempdir().unwrap();
+    let s = start_with(MetaOptions::new(dir.path(), SERVERS), Arc::default());
+    s.file("f", 30);
+    let ask = |s: &Server, epoch, sequence, handle, len_bytes| {
+        let who = Who { client: ClientKey(7), epoch, sequence, ..Who::default() };
+        s.service.call_from(s.session, who, MetaCall::Append { handle, len_bytes })
+    };
+    let opened = s.open("f", true);
+    assert_eq!(ask(&s, 0, 1, opened.handle, 10), Answer::Assigned { offset: 30 });
+    assert_eq!(ask(&s, 0, 2, opened.handle, 5), Answer::Assigned { offset: 40 });
+    let (mut objects, file) = (s.objects.clone(), opened.file);
+    drop(s);
+    // The file of changes is written anew at each start.
+    for epoch in 1..3 {
+        let s = start_with(MetaOptions::new(dir.path(), SERVERS), objects);
+        let handle = s.opened(MetaCall::Reopen { path: path("f"), file, write: true }).handle;
+        let next = 45 + u64::from(epoch - 1);
+        assert_eq!(ask(&s, epoch, 2, handle, 5), Answer::Assigned { offset: 40 });
+        assert_eq!(ask(&s, epoch, 1, handle, 10), Answer::Assigned { offset: 30 });
+        assert_eq!(ask(&s, epoch, 2 + u64::from(epoch), handle, 1), Answer::Assigned { offset: next });
+        objects = s.objects.clone();
+    }
+}
+
 /// A writer has a range and has not written it when the server is restarted.
 #[test]
 fn a_restarted_server_assigns_no_range_twice() {

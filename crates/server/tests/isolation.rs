@@ -85,6 +85,30 @@ fn a_call_that_waits_for_a_hung_server_delays_no_other_of_its_connection() {
     });
 }
 
+/// New files wait after a restart for data servers that have not answered yet.
+#[test]
+fn a_create_that_waits_for_data_servers_delays_no_other_call_of_its_connection() {
+    let mut cluster = Cluster::start(2, |config| config.cluster.request_timeout_ms = 40_000);
+    (0..2).for_each(|index| cluster.stop_data(index));
+    let _meta = impresario_server::start(&cluster.config, "meta").unwrap();
+    let client = connect(&cluster);
+    let ended = AtomicUsize::new(0);
+    std::thread::scope(|scope| {
+        let waits = scope.spawn(|| {
+            let made = client.create("waits", CreateOptions::default());
+            ended.fetch_add(1, Ordering::SeqCst);
+            made
+        });
+        std::thread::sleep(Duration::from_millis(200));
+        let beside = client.mkdir("beside", 0o755, 0, 0);
+        let had_ended = ended.load(Ordering::SeqCst);
+        (0..2).for_each(|index| cluster.start_data(index));
+        beside.unwrap();
+        assert_eq!(had_ended, 0, "the create waits still");
+        waits.join().unwrap().unwrap();
+    });
+}
+
 /// The same through an I/O node, which passes the calls of a client on over one connection.
 #[test]
 fn a_call_that_waits_behind_an_io_node_delays_no_other_and_no_renewal_of_a_lease() {

@@ -621,6 +621,16 @@ fn a_create_whose_connection_ends_meanwhile_is_done_once() {
 
 /// Serves a change of client 7 by a server that is killed before it is done, or before it has noted that it was.
 fn interrupted(dir: &std::path::Path, objects: &Arc<MemoryObjects>, call: &MetaCall, is_done: bool) {
+    interrupted_by(dir, objects, |_| call.clone(), is_done);
+}
+
+/// The same of a change of something that the server was asked for before.
+fn interrupted_by(
+    dir: &std::path::Path,
+    objects: &Arc<MemoryObjects>,
+    call: impl FnOnce(&Server) -> MetaCall,
+    is_done: bool,
+) {
     let (is_armed, notes, is_dead) = (Arc::new(AtomicBool::new(false)), AtomicUsize::new(0), AtomicBool::new(false));
     let armed = is_armed.clone();
     let hook: impresario_server::meta::StepHook = Arc::new(move |step| {
@@ -635,8 +645,9 @@ fn interrupted(dir: &std::path::Path, objects: &Arc<MemoryObjects>, call: &MetaC
         if is_dead.load(Ordering::SeqCst) { Fate::Fails(libc::EIO) } else { Fate::Done }
     });
     let server = start_with(MetaOptions { before_step: Some(hook), ..options(dir) }, objects.clone());
+    let call = call(&server);
     is_armed.store(true, Ordering::SeqCst);
-    server.service.call_from(server.session, asked(0), call.clone());
+    server.service.call_from(server.session, asked(0), call);
 }
 
 fn asked(epoch: u32) -> Who {
@@ -907,6 +918,62 @@ fn a_change_is_over_and_noted_before_another_has_its_name() {
     let failed = raced(dir.path(), &rename("d", "full"), ("append_change", 2), rename("d", "elsewhere"));
     assert!(is_done(&failed.other), "{:?}", failed.other);
     assert!(matches!(failed.mine, Answer::Fault(_)), "{:?}", failed.mine);
+}
+
+/// The same of extended attributes.
+#[test]
+fn only_one_of_two_creates_an_attribute_although_the_server_is_killed() {
+    let set = |value: &str| {
+        let (target, name, value) = (at("a"), path("user.x"), Some(path(value)));
+        MetaCall::SetXattr { target, name, value, mode: XattrMode::Create }
+    };
+    for (step, nth) in [("append_change", 1), ("set_xattr", 1), ("append_change", 2)] {
+        let dir = tempfile::tempdir().unwrap();
+        let raced = raced(dir.path(), &set("mine"), (step, nth), set("other"));
+        let is_done = |answer: &Answer| matches!(answer, Answer::Done);
+        assert!(is_done(&raced.mine) != is_done(&raced.other), "{step} {nth}: {:?}, {:?}", raced.mine, raced.other);
+        let kept = if is_done(&raced.mine) { "mine" } else { "other" };
+        assert_eq!(raced.left.xattr(at("a"), "user.x"), Ok(path(kept)), "{step} {nth}");
+    }
+}
+
+/// An attribute is made, replaced or removed, of an open file too, by a client whose server is killed in the middle or right after it: its
+/// copy succeeds, unless others have touched the file's attributes since.
+#[test]
+fn a_change_of_an_attribute_that_was_interrupted_is_done_once_or_fails() {
+    let changes = [("user.new", Some("v"), XattrMode::Create), ("user.old", Some("v"), XattrMode::Replace)];
+    for (name, value, mode) in changes.into_iter().chain([("user.old", None, XattrMode::Any)]) {
+        for (is_done, by_handle, others) in (0..8).map(|n| (n & 1 > 0, n & 2 > 0, n & 4 > 0)) {
+            let case = format!("{name} {mode:?}, is_done {is_done}, by_handle {by_handle}, others {others}");
+            let dir = tempfile::tempdir().unwrap();
+            let objects = Arc::new(MemoryObjects::default());
+            let call = |server: &Server| {
+                let target = if by_handle { Target::Handle(server.open("a", false).handle) } else { at("a") };
+                MetaCall::SetXattr { target, name: path(name), value: value.map(path), mode }
+            };
+            let server = start_with(options(dir.path()), objects.clone());
+            server.file("a", 1);
+            server.done(set_xattr("a", "user.old", Some("")));
+            drop(server);
+            interrupted_by(dir.path(), &objects, call, is_done);
+            let server = start_with(options(dir.path()), objects);
+            if others {
+                let who = Who { client: ClientKey(8), sequence: 1, ..Who::default() };
+                let target = Target::Handle(server.open("a", false).handle);
+                let (name, value) = (path(name), value.map_or(Some(path("other")), |_| None));
+                let set = MetaCall::SetXattr { target, name, value, mode: XattrMode::Any };
+                server.service.call_from(server.session, who, set);
+            }
+            match server.service.call_from(server.session, asked(1), call(&server)) {
+                Answer::Fault(fault) => assert!(others && fault.errno == libc::EIO, "{case}: {fault}"),
+                answer => {
+                    assert!(answer == Answer::Done && !others, "{case}: {answer:?}");
+                    let now = server.xattr(at("a"), name);
+                    assert_eq!(now, value.map(path).ok_or(libc::ENODATA), "{case}");
+                }
+            }
+        }
+    }
 }
 
 /// Two give the same file the same other name: one waits for the other, and looks again.

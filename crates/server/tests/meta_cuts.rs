@@ -249,6 +249,66 @@ fn a_truncation_that_a_restart_interrupted_is_told_of_and_leaves_no_gap() {
     assert!(wrong.is_empty(), "{} of {cases} cases are wrong: {:#?}", wrong.len(), &wrong[..wrong.len().min(12)]);
 }
 
+/// A client cuts a file; the server is killed before this step, and another client writes and syncs before the first one asks again.
+/// Says whether the objects were cut by then, what was made of the other's bytes, and whether the step is behind the last one.
+fn written_after(len_bytes: u64, step: usize, others: &SetAttr) -> (bool, bool, bool) {
+    const WRITTEN_BYTES: u64 = 123_456;
+    let (dir, machine) = (folder(), Arc::new(Machine::default()));
+    meta::make(dir.path(), ClusterId(1), &BTreeMap::new()).unwrap();
+    let bed = Bed { dir, machine, steps: Arc::default(), last: Arc::new(AtomicUsize::new(usize::MAX)) };
+    let service = bed.start();
+    let session = service.open_session(who(1, 1, 1, 0)).unwrap();
+    let file = opened(service.call_from(session, who(1, 1, 1, 1), create("f")));
+    bed.machine.objects.write(file.file, &file.layout, 0, BEFORE_BYTES);
+    bed.machine.sync(file.file, &file.layout).unwrap();
+    let cut = MetaCall::SetAttr { target: at("f"), set: SetAttr { size: Some(len_bytes), ..others.clone() } };
+    bed.last.store(bed.steps.load(Ordering::SeqCst) + step, Ordering::SeqCst);
+    let first = catch_unwind(AssertUnwindSafe(|| service.call_from(session, who(2, 1, 1, 1), cut.clone())));
+    let was_cut = bed.machine.stat(file.file, &file.layout).unwrap().size == len_bytes;
+    let is_behind = bed.steps.load(Ordering::SeqCst) <= bed.last.load(Ordering::SeqCst);
+    let _ = catch_unwind(AssertUnwindSafe(|| drop(service)));
+    drop(first);
+    bed.last.store(usize::MAX, Ordering::SeqCst);
+
+    let service = bed.start();
+    let session = service.open_session(who(1, 1, 2, 0)).unwrap();
+    opened(service.call_from(session, who(1, 2, 2, 2), MetaCall::Open { path: path("f"), write: true }));
+    bed.machine.objects.write(file.file, &file.layout, 0, WRITTEN_BYTES);
+    bed.machine.sync(file.file, &file.layout).unwrap();
+    let session = service.open_session(who(2, 1, 2, 0)).unwrap();
+    let answer = service.call_from(session, who(2, 1, 2, 1), cut);
+    assert!(matches!(answer, Answer::Attr(_) | Answer::Cut { .. }), "step {step}: {answer:?}");
+    if let Some(mode) = others.mode {
+        let answer = service.call_from(session, who(2, 2, 2, 2), MetaCall::GetAttr { target: at("f") });
+        let Answer::Attr(attr) = answer else { panic!("{answer:?}") };
+        assert_eq!(attr.mode & 0o7777, mode, "step {step}: what else it sets");
+    }
+    let is_there = bed.machine.stat(file.file, &file.layout).unwrap().size == WRITTEN_BYTES.max(len_bytes);
+    (was_cut, is_there, is_behind)
+}
+
+/// Only a server that is killed right between the cut and its note cuts once more.
+#[test]
+fn a_truncation_that_a_restart_interrupted_does_not_cut_what_others_wrote_since() {
+    quiet();
+    for others in [SetAttr::default(), SetAttr { mode: Some(0o604), ..SetAttr::default() }] {
+        for len_bytes in [0, 1, 70_000] {
+            let mut lost = Vec::new();
+            for step in 0..60 {
+                let (was_cut, is_there, is_behind) = written_after(len_bytes, step, &others);
+                if was_cut {
+                    lost.push(!is_there);
+                }
+                if is_behind {
+                    break;
+                }
+            }
+            assert!(lost.len() > 2, "{len_bytes}: {lost:?}");
+            assert!(!lost[1..].contains(&true), "{len_bytes}: {lost:?}");
+        }
+    }
+}
+
 /// Panics are the stops; their reports would hide the tests' own.
 fn quiet() {
     let report = std::panic::take_hook();

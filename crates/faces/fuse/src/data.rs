@@ -52,6 +52,8 @@ pub(crate) struct OpenFile {
     fresh: Arc<Freshness>,
     /// Not the file that the inode number means, but the one that has its name now.
     instead: bool,
+    /// The kernel keeps no pages of what is written through it, and does not sync what is to be synced when a write returns.
+    direct: bool,
     /// It was opened with `O_APPEND`: the kernel keeps no pages of what is written, so it may go elsewhere than the kernel
     /// believes.
     appends: AtomicBool,
@@ -123,6 +125,17 @@ impl OpenFile {
     }
 }
 
+/// What the kernel does with an open.
+fn open_flags(direct: bool, keep_pages: bool) -> FopenFlags {
+    if direct {
+        FopenFlags::FOPEN_DIRECT_IO | FopenFlags::FOPEN_PARALLEL_DIRECT_WRITES
+    } else if keep_pages {
+        FopenFlags::FOPEN_KEEP_CACHE
+    } else {
+        FopenFlags::empty()
+    }
+}
+
 /// Of the flags of an open.
 fn appends(flags: i32) -> AtomicBool {
     AtomicBool::new(flags & libc::O_APPEND != 0)
@@ -186,7 +199,9 @@ impl Face {
             self.inodes.opened_instead(number, handle);
         }
         let (appends, lockers) = (appends(flags), Mutex::default());
-        let open = OpenFile { file: Some(file), number, fresh, instead: !is_meant, appends, lockers };
+        // The kernel's pages belong to another file where it is not the one that is meant.
+        let direct = !is_meant || self.is_direct(flags);
+        let open = OpenFile { file: Some(file), number, fresh, instead: !is_meant, direct, appends, lockers };
         let flags = self
             .begin(&open, flags, &attr, mark, spared, setter)
             .inspect_err(|_| self.inodes.closed(number, handle))?;
@@ -216,12 +231,10 @@ impl Face {
         } else if !open.instead {
             return match open.fresh.judge(file.key(), attr, mark, spared, SystemTime::now()) {
                 Verdict::LookUpAgain => Err(Errno::ESTALE),
-                Verdict::Open { keep_pages } => Ok(self.open_flags(flags, keep_pages)),
+                Verdict::Open { keep_pages } => Ok(open_flags(open.direct, keep_pages)),
             };
         }
-        // The kernel's pages belong to another file.
-        let flags = if open.instead { flags | libc::O_DIRECT } else { flags };
-        Ok(self.open_flags(flags, false))
+        Ok(open_flags(open.direct, false))
     }
 
     /// Creates the file `name` in `parent` and opens it.
@@ -245,12 +258,13 @@ impl Face {
             made => made?,
         };
         let handle = Handles::<OpenFile>::draw();
-        let key = file.key();
+        let (key, direct) = (file.key(), self.is_direct(flags));
         let open = OpenFile {
             file: Some(file),
             number: entered.number,
             fresh: entered.fresh.clone(),
             instead: false,
+            direct,
             appends: appends(flags),
             lockers: Mutex::default(),
         };
@@ -259,18 +273,13 @@ impl Face {
             return Err(Errno::ESTALE);
         }
         self.files.put(handle, open);
-        Ok((entered, attr, handle, self.open_flags(flags, false)))
+        Ok((entered, attr, handle, open_flags(direct, false)))
     }
 
-    fn open_flags(&self, flags: i32, keep_pages: bool) -> FopenFlags {
+    /// Whether the kernel keeps no pages of what is written through an open with these flags.
+    fn is_direct(&self, flags: i32) -> bool {
         let may_append = flags & libc::O_APPEND != 0 && flags & libc::O_ACCMODE != libc::O_RDONLY;
-        if self.options.direct_io || flags & libc::O_DIRECT != 0 || may_append {
-            FopenFlags::FOPEN_DIRECT_IO | FopenFlags::FOPEN_PARALLEL_DIRECT_WRITES
-        } else if keep_pages {
-            FopenFlags::FOPEN_KEEP_CACHE
-        } else {
-            FopenFlags::empty()
-        }
+        self.options.direct_io || flags & libc::O_DIRECT != 0 || may_append
     }
 
     /// The open file with `handle`.
@@ -289,20 +298,20 @@ impl Face {
     }
 
     /// Writes; returns the number of bytes that the data servers hold.
-    /// `append`: behind the end, whatever the kernel believes that to be.
+    /// `flags`: of the open file, and of the write. `O_APPEND`: behind the end, whatever the kernel believes that to be.
     pub(crate) fn write_file(
         &self,
         handle: u64,
         offset: u64,
         bytes: &[u8],
-        flags: WriteFlags,
-        append: bool,
+        (flags, write_flags): (i32, WriteFlags),
         setter: Setter,
     ) -> Outcome<u32> {
         let open = self.open_by(handle)?;
         let file = open.file()?;
         open.fresh.write_begins();
-        let written = open.write(file, offset, bytes, append, flags.contains(WriteFlags::FUSE_WRITE_CACHE));
+        let (append, cached) = (flags & libc::O_APPEND != 0, write_flags.contains(WriteFlags::FUSE_WRITE_CACHE));
+        let written = open.write(file, offset, bytes, append, cached);
         let end = |at: u64, written: usize| at.saturating_add(written as u64);
         match &written {
             Ok((at, written)) if *at == offset => open.fresh.write_ended(Some(end(offset, *written))),
@@ -318,8 +327,12 @@ impl Face {
             }
         }
         // The kernel leaves it to us to clear set-id bits when an unprivileged user writes.
-        if flags.contains(WriteFlags::FUSE_WRITE_KILL_SUIDGID) {
+        if write_flags.contains(WriteFlags::FUSE_WRITE_KILL_SUIDGID) {
             self.take_from_open(&open, set_id::taken(open.fresh.mode(), || setter.is_in(open.fresh.gid())))?;
+        }
+        // As above: O_SYNC, which has this bit, too, O_DSYNC and RWF_DSYNC.
+        if open.direct && written > 0 && flags & libc::O_DSYNC != 0 {
+            file.sync().map_err(fault)?;
         }
         u32::try_from(written).map_err(|_| Errno::EIO)
     }

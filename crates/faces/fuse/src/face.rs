@@ -364,8 +364,7 @@ impl Filesystem for Face {
         reply: ReplyWrite,
     ) {
         let _acting = act_for(request);
-        let append = flags.0 & libc::O_APPEND != 0;
-        match self.write_file(handle.0, offset, bytes, write_flags, append, setter(request)) {
+        match self.write_file(handle.0, offset, bytes, (flags.0, write_flags), setter(request)) {
             Ok(written) => reply.written(written),
             Err(errno) => reply.error(errno),
         }

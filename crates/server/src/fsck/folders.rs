@@ -14,8 +14,8 @@ use crate::meta::{IdleFolder, Stores};
 /// Objects that are looked at together.
 const PAGE_OBJECTS: usize = 4096;
 
-/// Opens the folders of a configuration that are on this machine.
-pub(super) fn open(config: &Config, report: &mut Report) -> Sides {
+/// Opens the folders of a configuration that are on this machine; of data servers, of those that are wanted.
+pub(super) fn open(config: &Config, wants: impl Fn(&Data) -> bool, report: &mut Report) -> Sides {
     let mut folders = survey(config);
     let mut take = |name: &str, dir: &Path| {
         let at = folders.iter().position(|folder| folder.name == name && folder.dir == dir)?;
@@ -66,7 +66,11 @@ pub(super) fn open(config: &Config, report: &mut Report) -> Sides {
     // Of a server that moves there may be two: the one that it serves from counts.
     let serving = |data: &Data| place_of(data).map_or_else(|_| data.dir.clone(), |place| place.dir);
     let objects = config.data.iter().enumerate();
-    let objects = objects.map(|(number, data)| open(number, take(&data.name, &serving(data))?)).collect();
+    let objects = objects.map(|(number, data)| match wants(data) {
+        true => open(number, take(&data.name, &serving(data))?),
+        false => None,
+    });
+    let objects = objects.collect();
     Sides { names, objects }
 }
 

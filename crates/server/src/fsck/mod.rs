@@ -105,7 +105,7 @@ pub(crate) struct Unscrubbed {
 /// The two sides of a cluster, as far as they can be had.
 pub(crate) struct Sides {
     names: Option<Box<dyn Names>>,
-    /// In the order of the configuration.
+    /// In the order of the configuration; `None` of those that are retired, not wanted, or not to be had.
     objects: Vec<Option<Box<dyn Objects>>>,
 }
 
@@ -113,8 +113,8 @@ pub(crate) struct Sides {
 pub fn run(config: &Config, options: &Options, tell: &mut dyn FnMut(&str)) -> Report {
     let mut report = Report::default();
     let sides = match options.online {
-        true => online::connect(config, &mut report),
-        false => folders::open(config, &mut report),
+        true => online::connect(config, |_| true, &mut report),
+        false => folders::open(config, |_| true, &mut report),
     };
     check::run(config, options, sides, &mut report, tell);
     report

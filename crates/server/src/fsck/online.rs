@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use impresario_client::{ClientError, Identity, Link, LinkOptions, ServerPosition, Vet};
-use impresario_config::{Config, META_NAME};
+use impresario_config::{Config, Data, META_NAME};
 use impresario_store::Scrubbed;
 use impresario_wire::frame::ANSWER_BODY_MAX_BYTES;
 use impresario_wire::{Answer, Call, Examine, FileKey, FileRecord, MetaCall, Role, Welcome};
@@ -15,8 +15,8 @@ use super::{Finding, Kind, Known, Looked, Names, Objects, Outcome, Page, Report,
 /// Objects of one page.
 const PAGE_OBJECTS: u32 = 4096;
 
-/// Connects to the servers of a configuration.
-pub(super) fn connect(config: &Config, report: &mut Report) -> Sides {
+/// Connects to the servers of a configuration; of data servers, to those that are wanted.
+pub(super) fn connect(config: &Config, wants: impl Fn(&Data) -> bool, report: &mut Report) -> Sides {
     let nothing = |config: &Config| Sides { names: None, objects: config.data.iter().map(|_| None).collect() };
     let identity = match Identity::of_program() {
         Ok(identity) => Arc::new(identity),
@@ -52,7 +52,7 @@ pub(super) fn connect(config: &Config, report: &mut Report) -> Sides {
     let key_prefix = status.get("key_prefix").and_then(number);
     let names = RunningNames { link: meta, key_prefix };
     let objects = config.data.iter().map(|data| {
-        if data.is_retired() {
+        if data.is_retired() || !wants(data) {
             return None;
         }
         let is_other = Arc::new(AtomicBool::new(false));

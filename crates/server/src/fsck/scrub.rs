@@ -9,7 +9,7 @@ use std::ops::Range;
 use std::time::{Duration, Instant};
 
 use impresario_base::units::show_bytes;
-use impresario_config::Config;
+use impresario_config::{Config, Data};
 use impresario_store::{BLOCK_BYTES, Scrubbed, piece_end};
 use impresario_wire::{Examine, FileRecord, NodeKind};
 use serde_json::json;
@@ -82,17 +82,16 @@ pub fn scrub(config: &Config, options: &ScrubOptions, tell: &mut dyn FnMut(&str)
     if let Some(other) = options.servers.iter().find(|name| !config.data.iter().any(|data| data.name == **name)) {
         return Err(format!("the configuration has no data server {other}"));
     }
-    let mut wanted = config.clone();
-    wanted.data.retain(|data| is_wanted(&data.name) && !data.is_retired());
+    let wants = |data: &Data| is_wanted(&data.name);
     let mut opened = Report::default();
     let mut sides = match options.online {
-        true => online::connect(&wanted, &mut opened),
-        false => folders::open(&wanted, &mut opened),
+        true => online::connect(config, wants, &mut opened),
+        false => folders::open(config, wants, &mut opened),
     };
     let mut report = ScrubReport { unchecked: opened.unchecked, ..ScrubReport::default() };
     report.unchecked.extend(opened.findings.into_iter().map(|finding| finding.what));
     let (pace, mut told) = (Pace::new(options.rate_bytes, 0), Instant::now());
-    for (data, side) in wanted.data.iter().zip(&mut sides.objects) {
+    for (data, side) in config.data.iter().zip(&mut sides.objects) {
         let Some(side) = side else { continue };
         if let Err(error) = all_of(&data.name, side.as_mut(), &mut report, (&pace, &mut told), tell) {
             report.unchecked.push(format!("{}: {error}", data.name));

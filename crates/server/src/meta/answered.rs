@@ -95,9 +95,13 @@ impl Answered {
         self.changed.notify_all();
     }
 
-    /// Whether a new file may have to wait.
-    pub(super) fn may_wait(&self) -> bool {
-        !self.are_all.load(Ordering::Acquire) && self.started.elapsed() < PATIENCE.max(self.wait_max)
+    /// Whether a new file may have to wait, which uses all but those `skipped`.
+    pub(super) fn may_wait(&self, skipped: impl FnOnce() -> Skipped) -> bool {
+        let is_any_there = || {
+            let skipped = skipped();
+            (0..).zip(&self.state.lock().has_answered).any(|(number, has)| *has && !skipped.contains(number))
+        };
+        !self.are_all.load(Ordering::Acquire) && (self.started.elapsed() < PATIENCE || !is_any_there())
     }
 
     /// The least count that the key of a new file may have. To be asked after its data servers were chosen.
@@ -223,7 +227,16 @@ mod tests {
         assert!(answered.awaits(2) && answered.keys_from() == 700, "that cannot be");
         answered.note(&welcome("c", 900));
         assert_eq!((answered.skipped(Skipped::NONE).unwrap(), answered.keys_from()), (Skipped::NONE, 900));
-        assert!(!answered.may_wait());
+        assert!(!answered.may_wait(|| Skipped::NONE));
+    }
+
+    #[test]
+    fn new_files_may_wait_while_none_of_their_servers_has_answered() {
+        let answered = of(&["a", "b"]);
+        let may_wait = |skipped: &[u16]| answered.may_wait(|| Skipped::of(skipped.iter().copied()).unwrap());
+        assert!(may_wait(&[]), "however long ago the start is");
+        answered.note(&welcome("b", 1));
+        assert!(!may_wait(&[]) && may_wait(&[1]));
     }
 
     #[test]

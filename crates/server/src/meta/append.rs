@@ -31,6 +31,11 @@ impl Meta {
         match self.opens.with_appends(pin, earlier).ok_or_else(closed)? {
             // A caller without a key does not repeat itself.
             _ if client == 0 => {}
+            Earlier::None if may_have_copies => {
+                if let Some(offset) = self.changes.range_of(who, len_bytes) {
+                    return Ok(offset);
+                }
+            }
             Earlier::None => {}
             Earlier::At(offset) => return Ok(offset),
             Earlier::Forgotten => {
@@ -51,6 +56,7 @@ impl Meta {
             self.opens.with_appends(pin, |appends| appends.take_back(client, sequence));
             return Err(errno).explain(doing, &path);
         }
+        self.changes.note_range(&self.dir, who, offset, len_bytes);
         Ok(offset)
     }
 

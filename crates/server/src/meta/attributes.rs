@@ -4,10 +4,11 @@
 use std::os::fd::{AsFd, BorrowedFd};
 
 use impresario_base::set_id;
-use impresario_wire::message::{Answer, NodeKind, SetAttr, SetTime, Who};
+use impresario_wire::message::{Answer, NodeKind, SetAttr, SetTime};
 use rustix::fs::Stat;
 use rustix::io::Errno;
 
+use super::changes::By;
 use super::disk::PATH_FLAGS;
 use super::fault::{Explain, Outcome};
 use super::opens::Pin;
@@ -17,7 +18,7 @@ use super::tree::kind_of;
 
 impl Meta {
     /// Changes attributes of the node at a path; gives them.
-    pub(super) fn set_attr_at(&self, who: &Who, path: &[u8], set: &SetAttr, user: Option<&User>) -> Outcome<Answer> {
+    pub(super) fn set_attr_at(&self, by: By<'_>, path: &[u8], set: &SetAttr, user: Option<&User>) -> Outcome<Answer> {
         let doing = "change";
         let entry = self.entry_for(user, path, doing)?;
         let node = self.dir.open_at(entry.as_ref(), PATH_FLAGS).explain(doing, path)?;
@@ -32,7 +33,7 @@ impl Meta {
                 // It is no open, but changes what those who have it open for writing know of its length.
                 self.opens.note_other_writer(pin.ino);
             }
-            return self.set_attr_of(who, &pin, set, path, user.map(|user| (user, None)));
+            return self.set_attr_of(by, &pin, set, path, user.map(|user| (user, None)));
         }
         if set.size.is_some() {
             let errno = match kind {
@@ -48,30 +49,30 @@ impl Meta {
         if kind == NodeKind::Symlink && set.mode.is_some() {
             return Err(Errno::OPNOTSUPP).explain("set the mode of the link", path);
         }
-        let by = user.map(|user| (user, None));
-        by.map_or(Ok(()), |by| self.permit_node(by, &node, set, path))?;
+        let asker = user.map(|user| (user, None));
+        asker.map_or(Ok(()), |asker| self.permit_node(asker, &node, set, path))?;
         if kind == NodeKind::File {
             self.before_plain(&node, set).explain(doing, path)?;
         }
-        self.set_plain(&node, set, path, by)?;
+        self.set_plain(&node, set, path, asker)?;
         self.attr_by(path, || rustix::fs::fstat(&node), |_| self.noted_of(&node)).map(Answer::Attr)
     }
 
     /// Changes attributes of a pinned file; gives them.
     pub(super) fn set_attr_of(
         &self,
-        who: &Who,
+        by: By<'_>,
         pin: &Pin<'_>,
         set: &SetAttr,
         path: &[u8],
-        by: Option<Asker<'_>>,
+        asker: Option<Asker<'_>>,
     ) -> Outcome<Answer> {
         self.before_plain(&pin.fd, set).explain("change", path)?;
-        let lanes = set.size.map_or(Ok(Vec::new()), |len_bytes| self.truncate(who, pin, len_bytes, path))?;
+        let lanes = set.size.map_or(Ok(Vec::new()), |len_bytes| self.truncate(by, pin, len_bytes, path))?;
         if set.mtime.is_some() {
             self.note_before_times(pin, path)?;
         }
-        self.set_plain(&pin.fd, set, path, by)?;
+        self.set_plain(&pin.fd, set, path, asker)?;
         let attr = self.attr_of(pin, path)?;
         Ok(if lanes.is_empty() { Answer::Attr(attr) } else { Answer::Cut { attr, file: pin.key, lanes } })
     }

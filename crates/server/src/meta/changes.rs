@@ -16,6 +16,11 @@
 //! ranges of the file are assigned behind its new end, the truncation itself is noted too: a server that is killed before it has taken
 //! them back does so later.
 //!
+//! Others write to the data servers without a word to this one. That the objects are cut is therefore noted as soon as they are: a copy
+//! that finds a restarted server cuts nothing that was written since.
+//!
+//! **Appends.** Ranges that were assigned are noted, so that an append whose answer was lost with the server gets its own again.
+//!
 //! The epochs of clients are noted, too, so that what they have given up is refused after a restart.
 //!
 //! The file outlives the process. Where a client has begun a new epoch, it is synced before the next fsync of a file or
@@ -28,6 +33,7 @@
 //! **A failed sync** leaves unknown what the device has: the file is written anew before the next one.
 
 use std::cell::Cell;
+use std::collections::VecDeque;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -36,7 +42,7 @@ use impresario_base::Durable;
 use impresario_base::lock::Mutex;
 use impresario_base::random::mix;
 use impresario_node::session::{Admission, Kept, Replies, Stamp};
-use impresario_wire::message::{Answer, ClientKey, Fault, FileKey, LaneState, MetaCall, Target, Who};
+use impresario_wire::message::{Answer, ClientKey, Fault, FileKey, LaneState, MetaCall, SetAttr, Target, Who};
 use rustc_hash::FxHashMap;
 use rustix::io::Errno;
 
@@ -50,6 +56,8 @@ use super::tree::{Absent, check_path};
 /// Clients and changes that are remembered at least.
 const CLIENTS_MAX: usize = 16 << 10;
 const REPLIES_MAX: usize = 16 << 10;
+/// Ranges of appends that are remembered over a restart.
+const RANGES_MAX: usize = 16 << 10;
 /// The file is rewritten when it is longer, bytes.
 const FILE_MAX_BYTES: u64 = 4 * ((REPLIES_MAX + CLIENTS_MAX) * NOTE_BYTES) as u64;
 /// Where it cannot be rewritten, it may become so long.
@@ -78,7 +86,8 @@ enum Known {
 /// A change of which it is not known whether it was done.
 #[derive(Clone, Copy)]
 struct Begun {
-    /// The node that its name is to get if it gives one, or that its first name had before; 0: none.
+    /// The node that its name is to get if it gives one, or that its first name had before; 0: none. Of an extended attribute: 1 where
+    /// there was one before. Of a truncation: 0 until the objects are cut, then the digest of [`Known::Done`].
     node: u64,
     /// It was the last run: what others have done to the name space since is known.
     is_of_last_run: bool,
@@ -129,6 +138,8 @@ pub(super) struct Changes {
     epochs: Durable,
     /// Files that are being cut, or were when an earlier run ended, to which length.
     cuts: Mutex<FxHashMap<FileKey, u64>>,
+    /// Notes of ranges that were assigned to appends, the oldest first.
+    ranges: Mutex<VecDeque<Note>>,
 }
 
 /// Names that were changed since the start.
@@ -207,7 +218,7 @@ impl File {
 struct Note {
     kind: u32,
     who: Who,
-    /// Of [`OPENED`] and [`CUTTING`]; of [`BEGUN`] and [`EXCHANGING`], the number of a node; of [`DONE`], [`Known::Done`].
+    /// Of [`OPENED`] and [`CUTTING`]; of [`BEGUN`] and [`EXCHANGING`], [`Begun::node`]; of [`DONE`], [`Known::Done`].
     key: FileKey,
 }
 
@@ -228,12 +239,21 @@ const EXCHANGING: u32 = 8;
 const CUTTING: u32 = 9;
 /// No change: that has ended.
 const CUT: u32 = 10;
+/// No change: the append with this sequence was assigned the range at the offset that is in the place of the key; its length is in
+/// that of the epoch.
+const ASSIGNED: u32 = 11;
 /// With [`BEGUN`] or [`EXCHANGING`]: not by the run that has written the note, but by one before.
 const BEFORE: u32 = 16;
 
 impl Note {
     fn of_cut(kind: u32, key: FileKey, len_bytes: u64) -> Note {
         Note { kind, who: Who { client: ClientKey(len_bytes), ..Who::default() }, key }
+    }
+
+    /// Nothing if it is longer than a note can say.
+    fn of_range(who: &Who, offset: u64, len_bytes: u64) -> Option<Note> {
+        let who = Who { epoch: u32::try_from(len_bytes).ok()?, ..*who };
+        Some(Note { kind: ASSIGNED, who, key: FileKey(offset) })
     }
 
     fn encode(&self) -> [u8; NOTE_BYTES] {
@@ -258,7 +278,7 @@ impl Note {
         };
         let kind = u32::from_le_bytes([*k0, *k1, *k2, *k3]);
         let key = FileKey(u64::from_le_bytes(*key.first_chunk::<8>()?));
-        let is_known = (BEGUN..=CUT).contains(&kind) || [BEFORE | BEGUN, BEFORE | EXCHANGING].contains(&kind);
+        let is_known = (BEGUN..=ASSIGNED).contains(&kind) || [BEFORE | BEGUN, BEFORE | EXCHANGING].contains(&kind);
         is_known.then_some(Note { kind, who, key })
     }
 }
@@ -267,7 +287,7 @@ impl Changes {
     /// Takes up what earlier runs noted in the directory.
     pub(super) fn open(directory: &MetaDirectory) -> rustix::io::Result<Changes> {
         let mut replies = Replies::new(CLIENTS_MAX, REPLIES_MAX);
-        let mut cuts = FxHashMap::default();
+        let (mut cuts, mut ranges) = (FxHashMap::default(), VecDeque::new());
         let noted = std::fs::read(directory.dir.join("changes")).or_else(|error| match error.kind() {
             std::io::ErrorKind::NotFound => Ok(Vec::new()),
             _ => Err(Errno::from_io_error(&error).unwrap_or(Errno::IO)),
@@ -285,6 +305,10 @@ impl Changes {
                     cuts.remove(&note.key);
                     continue;
                 }
+                ASSIGNED => {
+                    add_range(&mut ranges, note);
+                    continue;
+                }
                 BASE => Kept::Base(epoch),
                 FORGOT => Kept::Forgot(epoch),
                 CLIENT => Kept::Client { client, epoch, forgotten: sequence },
@@ -295,7 +319,7 @@ impl Changes {
                 _ => change(None),
             });
         }
-        let notes = encode_all(&replies, &Noted::default(), &cuts);
+        let notes = encode_all(&replies, &Noted::default(), &cuts, &ranges);
         let open = notes.chunks_exact(NOTE_BYTES).filter_map(Note::decode).filter(|note| note.kind & BEFORE != 0);
         let open: Vec<Note> = open.collect();
         let file = match directory.disk.prepare_changes(&directory.top, &notes, ROOM_BYTES) {
@@ -327,6 +351,7 @@ impl Changes {
             begun: Mutex::default(),
             epochs: Durable::default(),
             cuts: Mutex::new(cuts),
+            ranges: Mutex::new(ranges),
         })
     }
 
@@ -366,16 +391,17 @@ impl Changes {
     }
 
     /// Remembers the names that a change is about to touch, while others depend on who has touched what.
-    fn touch(&self, call: &MetaCall) {
+    fn touch(&self, names: impl FnOnce() -> Vec<Vec<u8>>) {
         if self.open.load(Ordering::Acquire) > 0 {
-            self.touched.lock().add(call.paths().cloned());
+            let names = names();
+            self.touched.lock().add(names.into_iter());
         }
     }
 
-    /// Refuses a change that an earlier run had begun when what the name space shows of it may be the work of others.
-    fn check_hidden(&self, begun: Begun, call: &MetaCall) -> Outcome<()> {
+    /// Refuses a change of these names that an earlier run had begun when what the name space shows of it may be the work of others.
+    fn check_hidden(&self, begun: Begun, names: &[Vec<u8>]) -> Outcome<()> {
         let touched = self.touched.lock();
-        if begun.is_of_last_run && !call.paths().any(|path| touched.has(path)) { Ok(()) } else { Err(hidden()) }
+        if begun.is_of_last_run && !names.iter().any(|path| touched.has(path)) { Ok(()) } else { Err(hidden()) }
     }
 
     /// A change that an earlier run had begun has ended.
@@ -414,7 +440,7 @@ impl Changes {
     fn all_notes(&self) -> Vec<u8> {
         // Not in the call: its lock would be held over it.
         let (begun, cuts) = (self.begun.lock().clone(), self.cuts.lock().clone());
-        encode_all(&self.replies.lock(), &begun, &cuts)
+        encode_all(&self.replies.lock(), &begun, &cuts, &self.ranges.lock())
     }
 
     fn sync_file(&self, directory: &MetaDirectory) -> rustix::io::Result<()> {
@@ -437,6 +463,30 @@ impl Changes {
             self.cuts.lock().insert(file, len_bytes);
         }
         noted
+    }
+
+    /// Notes of a truncation that the objects are cut, to these states. Where that fails it is as if the server had been killed before.
+    pub(super) fn note_was_cut(&self, directory: &MetaDirectory, by: By<'_>, lanes: &[LaneState]) {
+        if let Err(error) = self.note_begin(directory, by, (BEGUN, digest(lanes))) {
+            tracing::warn!(%error, "it could not be noted that a file was cut");
+        }
+    }
+
+    /// Notes the range that an append was assigned. Where that fails it is as if the server had been killed before.
+    pub(super) fn note_range(&self, directory: &MetaDirectory, who: &Who, offset: u64, len_bytes: u64) {
+        let Some(note) = Note::of_range(who, offset, len_bytes).filter(|note| note.who.client.0 != 0) else { return };
+        let mut file = self.file.lock();
+        match self.append(directory, &mut file, note) {
+            Ok(()) => add_range(&mut self.ranges.lock(), note),
+            Err(error) => tracing::warn!(%error, "the range of an append could not be noted"),
+        }
+    }
+
+    /// Where the range of an append is that was noted.
+    pub(super) fn range_of(&self, who: &Who, len_bytes: u64) -> Option<u64> {
+        let of = |note: &Note| (note.who.client, note.who.sequence, note.who.epoch);
+        let wanted = of(&Note::of_range(who, 0, len_bytes)?);
+        self.ranges.lock().iter().rev().find(|note| of(note) == wanted).map(|note| note.key.0)
     }
 
     /// To which length a file was being cut when an earlier run ended.
@@ -498,10 +548,23 @@ fn begun(note: &Note) -> Known {
     if note.kind & !BEFORE == EXCHANGING { Known::Exchanging(begun) } else { Known::Begun(begun) }
 }
 
+/// Remembers one more, and forgets the oldest for it.
+fn add_range(ranges: &mut VecDeque<Note>, note: Note) {
+    if ranges.len() >= RANGES_MAX {
+        ranges.pop_front();
+    }
+    ranges.push_back(note);
+}
+
 /// The remembered changes, as the file has them.
-fn encode_all(replies: &Replies<Known>, begun: &Noted, cuts: &FxHashMap<FileKey, u64>) -> Vec<u8> {
-    let mut bytes: Vec<u8> =
-        cuts.iter().flat_map(|(file, len_bytes)| Note::of_cut(CUTTING, *file, *len_bytes).encode()).collect();
+fn encode_all(
+    replies: &Replies<Known>,
+    begun: &Noted,
+    cuts: &FxHashMap<FileKey, u64>,
+    ranges: &VecDeque<Note>,
+) -> Vec<u8> {
+    let cuts = cuts.iter().map(|(file, len_bytes)| Note::of_cut(CUTTING, *file, *len_bytes));
+    let mut bytes: Vec<u8> = cuts.chain(ranges.iter().copied()).flat_map(|note| note.encode()).collect();
     for kept in replies.kept() {
         let (kind, client, epoch, sequence, key) = match kept {
             Kept::Base(epoch) => (BASE, 0, epoch, 0, 0),
@@ -737,11 +800,16 @@ impl MetaService {
     fn change(&self, session: SessionId, who: Who, call: MetaCall, absent: Option<Absent>) -> Outcome<Answer> {
         let mut under_way = UnderWay { service: self, who, known: None, noted: Cell::new(None) };
         let by = By { who: &who, noted: Some(&under_way.noted), absent: absent.as_ref() };
-        // Others look at their names anyway, and are noted then.
-        if deciding_name(&call).is_none() && !matches!(call, MetaCall::Exchange { .. }) {
-            self.meta.changes.begin(&self.meta.dir, by, self.deciding_node(session, &call))?.goes_on();
+        // Others look at what they are about anyway, and are noted then.
+        let is_noted_later = match &call {
+            MetaCall::Exchange { .. } => true,
+            MetaCall::SetXattr { name, .. } => !is_acl(name),
+            call => deciding_name(call).is_some(),
+        };
+        if !is_noted_later {
+            self.meta.changes.begin(&self.meta.dir, by, 0)?.goes_on();
         }
-        self.meta.changes.touch(&call);
+        self.meta.changes.touch(|| self.names_of(session, &call));
         let answer = self.call_as(session, by, call);
         under_way.known = Known::of(&answer);
         Ok(answer)
@@ -776,19 +844,20 @@ impl MetaService {
         }
     }
 
-    /// The number of the node by which it is seen whether a change was done: that of the name that it takes away, or gives; of
-    /// an attribute, 1. 0 if there is none.
-    fn deciding_node(&self, session: SessionId, call: &MetaCall) -> u64 {
-        if let MetaCall::SetXattr { name, .. } = call
-            && is_acl(name)
+    /// The names that a change is about; of an extended attribute of an open file, that of the file.
+    fn names_of(&self, session: SessionId, call: &MetaCall) -> Vec<Vec<u8>> {
+        let mut names: Vec<Vec<u8>> = call.paths().cloned().collect();
+        if let MetaCall::SetXattr { target: Target::Handle(handle), .. } = call
+            && let Some((file, _)) = self.meta.held_by(session, *handle)
         {
-            // It is done in more than one step, and done again it is the same.
-            return 0;
+            names.push(self.meta.opens.path_of(file.ino));
         }
-        if let MetaCall::SetXattr { target: target @ Target::Path(_), name, .. } = call {
-            let session = self.meta.sessions.get(session);
-            return session.is_ok_and(|session| self.meta.get_xattr(&session, target, name).is_ok()).into();
-        }
+        names
+    }
+
+    /// The number of the node by which it is seen whether a change was done: that of the name that it takes away, or gives. 0 if
+    /// there is none.
+    fn deciding_node(&self, call: &MetaCall) -> u64 {
         let Some(path) = deciding_name(call) else { return 0 };
         let entry = check_path(path).ok().and_then(|()| self.meta.dir.entry(path).ok().flatten());
         entry.and_then(|entry| entry.stat().ok()).map_or(0, |stat| stat.st_ino)
@@ -808,26 +877,44 @@ impl MetaService {
 
     /// Ends a change that an earlier run of the server had begun: does it, unless the name space shows that it was done.
     fn finish(&self, session: SessionId, who: Who, call: MetaCall, begun: Begun) -> Outcome<Answer> {
-        let now = self.deciding_node(session, &call);
+        let now = self.deciding_node(&call);
         let is_done = match &call {
-            MetaCall::Unlink { .. }
-            | MetaCall::Rmdir { .. }
-            | MetaCall::Rename { .. }
-            | MetaCall::SetXattr { value: None, .. } => begun.node != 0 && now != begun.node,
-            MetaCall::SetXattr { .. } => begun.node == 0 && now != 0,
+            MetaCall::Unlink { .. } | MetaCall::Rmdir { .. } | MetaCall::Rename { .. } => {
+                begun.node != 0 && now != begun.node
+            }
+            // A list is set in more than one step, and set again it is the same.
+            MetaCall::SetXattr { target, name, value, .. } if !is_acl(name) => {
+                let is_there =
+                    self.meta.sessions.get(session).and_then(|session| self.meta.get_xattr(&session, target, name));
+                match is_there {
+                    Ok(_) => value.is_some() && begun.node == 0,
+                    Err(fault) => fault.errno == libc::ENODATA && value.is_none() && begun.node != 0,
+                }
+            }
+            MetaCall::SetAttr { .. } | MetaCall::CutBack { .. } => begun.node != 0,
             // An older version did not note which node it was making.
             call if deciding_name(call).is_some() && begun.node == 0 && now != 0 => return Err(hidden()),
             call => deciding_name(call).is_some() && begun.node != 0 && now == begun.node,
         };
         // After the look: who has changed a name before it is known by now.
-        self.meta.changes.check_hidden(begun, &call)?;
+        let names = self.names_of(session, &call);
+        self.meta.changes.check_hidden(begun, &names)?;
         let answer = match call {
             MetaCall::Create { path, .. } if is_done => {
                 self.look(session, &who, MetaCall::Open { path, write: true })?
             }
+            MetaCall::SetAttr { target, set } if is_done => {
+                // It is cut. What else it sets may be missing.
+                let rest = MetaCall::SetAttr { target, set: SetAttr { size: None, ..set } };
+                let states = if begun.node == digest(&[]) { 0 } else { begun.node };
+                match self.call_as(session, By::unnoted(&who), rest.clone()) {
+                    failed @ Answer::Fault(_) => failed,
+                    _ => self.answer_again(session, &who, rest, states)?,
+                }
+            }
             _ if is_done => self.answer_again(session, &who, call, 0)?,
             _ => {
-                self.meta.changes.touch(&call);
+                self.meta.changes.touch(|| names);
                 self.call_as(session, By::unnoted(&who), call)
             }
         };
@@ -851,7 +938,7 @@ impl MetaService {
             }
         };
         let (is_at_first, is_at_second) = (is_at(from)?, is_at(to)?);
-        self.meta.changes.check_hidden(begun, &call)?;
+        self.meta.changes.check_hidden(begun, &[from.clone(), to.clone()])?;
         match (is_at_first, is_at_second) {
             (false, true) => {
                 UnderWay::end(self, who, Known::of(&Answer::Done));
@@ -859,7 +946,7 @@ impl MetaService {
                 Ok(Answer::Done)
             }
             (true, false) => {
-                self.meta.changes.touch(&call);
+                self.meta.changes.touch(|| self.names_of(session, &call));
                 let noted = Cell::new(None);
                 let answer = self.call_as(session, By { who: &who, noted: Some(&noted), absent: None }, call);
                 UnderWay::end(self, who, Known::of(&answer));

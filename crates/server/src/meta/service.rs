@@ -232,7 +232,7 @@ impl MetaService {
         match call {
             // Under `squashes` who may do it is looked for first, in the same place.
             MetaCall::Create { path, exclusive: false, .. }
-                if who.since == who.epoch && !self.meta.options.squashes =>
+                if who.since == who.epoch && !self.meta.options.squashes && !self.awaits_data_servers() =>
             {
                 self.meta.absent(path)
             }
@@ -246,8 +246,9 @@ impl MetaService {
         match call {
             // What exists is opened for writing; and so may be what an earlier copy of the call has made.
             MetaCall::Create { path, exclusive, .. } => {
-                let waits = self.meta.options.answered.as_ref().is_some_and(|answered| answered.may_wait());
-                waits || who.since != who.epoch || !(*exclusive || self.meta.absent(path).is_some())
+                self.awaits_data_servers()
+                    || who.since != who.epoch
+                    || !(*exclusive || self.meta.absent(path).is_some())
             }
             MetaCall::Close { handle, wrote } => self.meta.close_may_wait(session, *handle, *wrote),
             MetaCall::Open { write: true, .. }
@@ -270,6 +271,12 @@ impl MetaService {
             MetaCall::Reopen { .. } | MetaCall::Readdir { .. } => self.meta.opens.counts().marked > 0,
             _ => false,
         }
+    }
+
+    /// Whether new files may have to wait until data servers have answered.
+    fn awaits_data_servers(&self) -> bool {
+        let options = &self.meta.options;
+        options.answered.as_ref().is_some_and(|answered| answered.may_wait(|| (options.skipped)()))
     }
 
     /// The number that the keys of its files begin with.
@@ -378,12 +385,12 @@ impl Meta {
             MetaCall::SetAttr { target, set } if set.takes != 0 && set.mode.is_some() => {
                 return Err(Errno::INVAL).explain("take and set permission bits at once of", path_of(&target));
             }
-            MetaCall::SetAttr { target: Target::Path(path), set } => self.set_attr_at(who, &path, &set, user)?,
+            MetaCall::SetAttr { target: Target::Path(path), set } => self.set_attr_at(by, &path, &set, user)?,
             MetaCall::SetAttr { target: Target::Handle(handle), set } => {
                 let pin = self.pin_handle(session, handle)?;
                 let path = self.opens.path_of(pin.ino);
-                let by = user.map(|user| (user, Some(session.check_writes(handle).is_ok())));
-                self.set_attr_of(who, &pin, &set, &path, by)?
+                let asker = user.map(|user| (user, Some(session.check_writes(handle).is_ok())));
+                self.set_attr_of(by, &pin, &set, &path, asker)?
             }
             MetaCall::Create { path, mode, uid, gid, exclusive, layout } => {
                 Answer::Opened(self.create(session, by, user, &path, ([mode, uid, gid], exclusive, layout))?)
@@ -417,7 +424,7 @@ impl Meta {
             MetaCall::CutBack { handle, len, end } => {
                 session.check_writes(handle)?;
                 let pin = self.pin_handle(session, handle)?;
-                self.cut_back(who, &pin, len, end)?;
+                self.cut_back(by, &pin, len, end)?;
                 Answer::Done
             }
             MetaCall::FsyncDir { path } => {
@@ -455,7 +462,7 @@ impl Meta {
             MetaCall::GetXattr { target, name } => Answer::Xattr(self.get_xattr(session, &target, &name)?),
             MetaCall::ListXattr { target } => Answer::Xattr(self.list_xattr(session, &target)?),
             MetaCall::SetXattr { target, name, value, mode } => {
-                self.set_xattr(session, &target, &name, value.as_deref(), mode, user)?;
+                self.set_xattr((session, by), &target, &name, value.as_deref(), mode, user)?;
                 Answer::Done
             }
             MetaCall::Statfs => Answer::Statfs(self.statfs()?),

@@ -31,11 +31,12 @@ use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
 
 use impresario_base::lock::MutexGuard;
-use impresario_wire::message::{Attr, Fault, FileKey, LaneState, NodeKind, ObjectInfo, SetTime, Target, Who};
+use impresario_wire::message::{Attr, Fault, FileKey, LaneState, NodeKind, ObjectInfo, SetTime, Target};
 use rustix::fs::{AtFlags, Mode, Stat};
 use rustix::io::Errno;
 
 use super::background::{Failure, Group, Stopped};
+use super::changes::By;
 use super::directory::key_name;
 use super::disk::PATH_FLAGS;
 use super::disk::mtime_of;
@@ -400,17 +401,17 @@ impl Meta {
     }
 
     /// Sets the length of a pinned file. Gives the states of the data servers that have done it.
-    pub(super) fn truncate(&self, who: &Who, pin: &Pin<'_>, len_bytes: u64, path: &[u8]) -> Outcome<Vec<LaneState>> {
+    pub(super) fn truncate(&self, by: By<'_>, pin: &Pin<'_>, len_bytes: u64, path: &[u8]) -> Outcome<Vec<LaneState>> {
         let doing = "set the length of";
         if i64::try_from(len_bytes).is_err() {
             return Err(Errno::FBIG).explain(doing, path);
         }
         let gate = self.enter(pin, doing, path)?;
-        self.truncate_held(who, pin, len_bytes, path, &gate)
+        self.truncate_held(by, pin, len_bytes, path, &gate)
     }
 
     /// Cuts off what a failed write up to `end` has added behind `len_bytes`, if the caller's open is the only writer's.
-    pub(super) fn cut_back(&self, who: &Who, pin: &Pin<'_>, len_bytes: u64, end: u64) -> Outcome<()> {
+    pub(super) fn cut_back(&self, by: By<'_>, pin: &Pin<'_>, len_bytes: u64, end: u64) -> Outcome<()> {
         let (doing, path) = ("take back a failed write to", self.opens.path_of(pin.ino));
         let gate = self.enter(pin, doing, &path)?;
         // No writer is admitted while the gate is held.
@@ -420,20 +421,20 @@ impl Meta {
         let objects = self.ask(pin).map_err(|error| data_fault(&error, doing, &path))?;
         match objects.size > len_bytes && objects.size <= end {
             // The write that it takes back has failed as far as its client knows: there is nothing to sync.
-            true => self.truncate_held(who, pin, len_bytes, &path, &gate).map(drop),
+            true => self.truncate_held(by, pin, len_bytes, &path, &gate).map(drop),
             false => Ok(()),
         }
     }
 
     fn truncate_held(
         &self,
-        who: &Who,
+        by: By<'_>,
         pin: &Pin<'_>,
         len_bytes: u64,
         path: &[u8],
         gate: &MutexGuard<'_, ()>,
     ) -> Outcome<Vec<LaneState>> {
-        let doing = "set the length of";
+        let (doing, who) = ("set the length of", by.who);
         self.end_relays(pin).explain(doing, path)?;
         let stat = rustix::fs::fstat(&pin.fd).explain(doing, path)?;
         // Nothing is cut: but a copy of the call may have been done by an earlier run, and cut something.
@@ -460,6 +461,7 @@ impl Meta {
             data_fault(&error, doing, path)
         })?;
         self.opens.set_doubt(pin.ino, None);
+        self.changes.note_was_cut(&self.dir, by, &lanes);
         // Not before: it moves the local time, which from now on is not the file's.
         let noted = self.cut_assigned(pin, len_bytes).and_then(|()| {
             let seen = *pin.seen.lock();
@@ -582,7 +584,7 @@ mod tests {
     use std::sync::Arc;
 
     use impresario_layout::Layout;
-    use impresario_wire::message::{Answer, ClusterId, LayoutRequest, MetaCall, Opened};
+    use impresario_wire::message::{Answer, ClusterId, LayoutRequest, MetaCall, Opened, Who};
 
     use super::*;
     use crate::meta::{MemoryObjects, MetaOptions, MetaService, Objects, make};

@@ -14,6 +14,7 @@ use rustix::fs::XattrFlags;
 use rustix::io::Errno;
 
 use super::attributes::unless_so;
+use super::changes::By;
 use super::disk::PATH_FLAGS;
 use super::fault::{Explain, Outcome, fault, show};
 use super::labels::{SECURITY, is_acl, may_have};
@@ -64,7 +65,7 @@ impl Meta {
     /// Sets an attribute; `None` removes it. `user`: who asks, if a client's own kernel is not believed.
     pub(super) fn set_xattr(
         &self,
-        session: &Session,
+        (session, by): (&Session, By<'_>),
         target: &Target,
         name: &[u8],
         value: Option<&[u8]>,
@@ -113,21 +114,38 @@ impl Meta {
                 }
                 _ => None,
             };
-            let Some(value) = value else { return self.dir.disk.remove_xattr(node, &local) };
-            if name.starts_with(SECURITY) {
-                self.labels.begin(&self.dir)?;
-            }
-            let flags = match mode {
-                XattrMode::Any => XattrFlags::empty(),
-                XattrMode::Create => XattrFlags::CREATE,
-                XattrMode::Replace => XattrFlags::REPLACE,
+            let mut room = [0; XATTRS_MAX_BYTES];
+            let is_there = match self.dir.disk.attribute(node, local.as_slice(), &mut room) {
+                Ok(_) => true,
+                Err(Errno::NODATA) => false,
+                Err(errno) => return Err(errno),
             };
-            let done = self.dir.disk.set_xattr(node, &local, value, flags);
-            unless_so(done, || {
-                let mut room = [0; XATTRS_MAX_BYTES];
-                let len = self.dir.disk.attribute(node, local.as_slice(), &mut room)?;
-                Ok(mode == XattrMode::Any && room.get(..len) == Some(value))
-            })
+            match (value, mode) {
+                (Some(_), XattrMode::Create) if is_there => return Err(Errno::EXIST),
+                (None, _) | (Some(_), XattrMode::Replace) if !is_there => return Err(Errno::NODATA),
+                _ => {}
+            }
+            // Nobody else sets it until it is noted how this ends.
+            let undone = self.changes.begin(&self.dir, by, is_there.into()).map_err(|fault| {
+                let errno = Errno::from_raw_os_error(fault.errno);
+                lost = Some(fault);
+                errno
+            })?;
+            match value {
+                None => self.dir.disk.remove_xattr(node, &local)?,
+                Some(value) => {
+                    if name.starts_with(SECURITY) {
+                        self.labels.begin(&self.dir)?;
+                    }
+                    let done = self.dir.disk.set_xattr(node, &local, value, XattrFlags::empty());
+                    unless_so(done, || {
+                        let len = self.dir.disk.attribute(node, local.as_slice(), &mut room)?;
+                        Ok(room.get(..len) == Some(value))
+                    })?;
+                }
+            }
+            undone.done();
+            Ok(())
         });
         done.map_err(|fault| lost.unwrap_or(fault))
     }
