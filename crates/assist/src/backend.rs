@@ -35,7 +35,7 @@ use impresario_base::lock::Mutex;
 pub use impresario_device::{DeviceLimits, device_limits, device_limits_of};
 pub use inside::Inside;
 pub use lustre::{Advice, Ladvise, Lustre};
-pub use page_table::parts_in_page_table;
+pub use page_table::{are_mapped, parts_in_page_table};
 use program::ByProgram;
 
 /// An open file and which file it is.

@@ -36,6 +36,7 @@ use crate::backend::Backends;
 use crate::config::{Hints, Paths};
 use crate::learn::Kind;
 use crate::report::Report;
+pub(crate) use registration::is_removed;
 pub use sink::{RecordedAccess, RecordedFile, Sink};
 use socket::SocketFile;
 pub use socket::is_abandoned;

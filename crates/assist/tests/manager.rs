@@ -409,6 +409,7 @@ fn what_is_mapped_is_brought_in_as_far_as_there_is_room() {
         let hints = Hints { budget: Budget { per_file: budget, ..Budget::default() }, ..hints(vec![entry]) };
         let manager = start(dir.path(), hints);
         let mut program = Program::start(manager.socket());
+        let map = Map::of(&file, 32 * MIB);
         let number = program.register(&file);
         program.push(access(number, Op::Mmap, 0, 32 * MIB, 1000));
         // As programs do: the map outlives the descriptor.
@@ -417,10 +418,63 @@ fn what_is_mapped_is_brought_in_as_far_as_there_is_room() {
         until("it is in memory", || cached(&file, 0, part) == part / 4096);
         let report = manager.report().unwrap();
         assert_eq!((report.held_bytes, report.total().open), (part, 1), "{report:?}");
-        drop(program);
+        drop((program, map));
         until("it is let go", || manager.report().unwrap().total().open == 0);
         assert_eq!(manager.report().unwrap().held_bytes, 0);
     }
+}
+
+/// A program that runs long unmaps a file that it has closed, or removes it: then its file system can be unmounted, and its space is free.
+#[test]
+fn a_mapped_file_is_let_go_while_its_program_runs() {
+    let dir = folder();
+    let files = ["stays", "removed", "unmapped"].map(|name| cold_file(dir.path(), name, MIB));
+    let manager = start(dir.path(), hints(files.iter().map(|(path, _)| window(path)).collect()));
+    let mut program = Program::start(manager.socket());
+    let maps = files.each_ref().map(|(_, file)| {
+        let map = Map::of(file, MIB);
+        let number = program.register(file);
+        program.push(access(number, Op::Mmap, 0, MIB, 1000));
+        program.push(access(number, Op::Close, 0, 0, 0));
+        map
+    });
+    let open = || files.each_ref().map(|(path, _)| file_report(&manager.report().unwrap(), path).open);
+    until("all are mapped", || manager.report().unwrap().mapped_bytes == 3 * MIB && open() == [1, 1, 1]);
+    std::fs::remove_file(&files[1].0).unwrap();
+    until("the removed one is let go", || open() == [1, 0, 1]);
+    let [stays, removed, unmapped] = maps;
+    drop(unmapped);
+    until("the unmapped one is let go", || open() == [1, 0, 0]);
+    until("its descriptor is closed", || descriptors_of(&files[2].0) == 1);
+    drop((stays, removed));
+    until("none is kept", || open() == [0, 0, 0]);
+    assert_eq!(manager.report().unwrap().programs, 1);
+}
+
+/// Python's shared memory, and the batches of PyTorch: what is removed there would be memory that nobody can use.
+#[test]
+fn files_in_memory_get_no_hints_and_are_not_kept() {
+    let dir = folder();
+    let shared = match tempfile::NamedTempFile::new_in("/dev/shm") {
+        Ok(shared) => shared,
+        Err(error) => return impresario_testing::skip("/dev/shm", error),
+    };
+    shared.as_file().set_len(MIB).unwrap();
+    let nameless = rustix::fs::memfd_create("m", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
+    rustix::fs::ftruncate(&nameless, MIB).unwrap();
+    let manager = start(dir.path(), Hints::online());
+    let mut program = Program::start(manager.socket());
+    for file in [shared.as_file().as_fd(), nameless.as_fd()] {
+        let number = program.register(&file);
+        program.push(access(number, Op::Mmap, 0, MIB, 1000));
+        program.push(access(number, Op::Close, 0, 0, 0));
+    }
+    let (path, file) = cold_file(dir.path(), "f", MIB);
+    let number = program.register(&file);
+    program.tell(number, 0, 10);
+    until("it is heard", || file_report(&manager.report().unwrap(), &path).reads == 1);
+    assert_eq!(manager.report().unwrap().total().programs, 1, "{:?}", manager.report());
+    until("they are not kept", || descriptors_of(shared.path()) == 1);
 }
 
 #[derive(Default)]

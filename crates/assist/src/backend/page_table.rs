@@ -10,7 +10,9 @@ use std::ops::Range;
 use std::os::fd::BorrowedFd;
 use std::os::unix::fs::FileExt;
 
+use impresario_base::machine::path_of;
 use impresario_base::mounts::{mount_of, mounts};
+use rustc_hash::FxHashSet;
 
 use super::FileId;
 
@@ -29,11 +31,41 @@ struct Map {
     bytes: Range<u64>,
 }
 
+/// For each of these files that are open here, whether the process has a part of it mapped; in doubt it has. Fails where the process is
+/// gone or may not be looked into.
+pub fn are_mapped<'a>(pid: u32, files: impl Iterator<Item = (FileId, BorrowedFd<'a>)>) -> io::Result<Vec<bool>> {
+    let list = list_of(pid)?;
+    if list.len() as u64 == LIST_BYTES_MAX {
+        return Err(io::Error::other("too long a list of maps"));
+    }
+    let lines = list.split(|byte| *byte == b'\n').filter_map(inode_and_name);
+    let (inodes, names): (FxHashSet<u64>, FxHashSet<&[u8]>) = lines.unzip();
+    // File systems in layers may name another inode there, or another file: one of both is right.
+    let is_mapped = |(id, open): (FileId, BorrowedFd<'_>)| {
+        let name = rustix::fs::readlink(path_of(open), Vec::new());
+        inodes.contains(&id.ino) || name.map_or(true, |name| names.contains(name.as_bytes()))
+    };
+    Ok(files.map(is_mapped).collect())
+}
+
+/// The list of a process's maps.
+fn list_of(pid: u32) -> io::Result<Vec<u8>> {
+    let mut list = Vec::new();
+    File::open(format!("/proc/{pid}/maps"))?.take(LIST_BYTES_MAX).read_to_end(&mut list)?;
+    Ok(list)
+}
+
+/// Which file a line of the list is of: see [`map_of`].
+fn inode_and_name(line: &[u8]) -> Option<(u64, &[u8])> {
+    let mut words = line.splitn(6, |byte| *byte == b' ');
+    let inode = std::str::from_utf8(words.nth(4)?).ok()?.parse().ok()?;
+    Some((inode, words.next().unwrap_or_default().trim_ascii_start()))
+}
+
 /// For each of these parts of a file that is open here, in order and without overlap, whether the process has a page of it in its
 /// page table. Fails where the process is gone or may not be looked into.
 pub fn parts_in_page_table(pid: u32, id: FileId, open: BorrowedFd<'_>, parts: &[Range<u64>]) -> io::Result<Vec<bool>> {
-    let mut list = Vec::new();
-    File::open(format!("/proc/{pid}/maps"))?.take(LIST_BYTES_MAX).read_to_end(&mut list)?;
+    let list = list_of(pid)?;
     let table = File::open(format!("/proc/{pid}/pagemap"))?;
     let page_bytes = rustix::param::page_size() as u64;
     let mut found = vec![false; parts.len()];
@@ -130,6 +162,9 @@ mod tests {
         ] {
             assert_eq!(map_of(other, id), None, "{}", String::from_utf8_lossy(other));
         }
+        assert_eq!(inode_and_name(line), Some((77, &b"/a file"[..])));
+        assert_eq!(inode_and_name(b"7f00001000-7f00003000 rw-p 00000000 00:00 0 "), Some((0, &b""[..])));
+        assert_eq!(inode_and_name(b"7f00001000-7f00003000 rw-p"), None);
     }
 
     #[test]
@@ -142,12 +177,15 @@ mod tests {
         let parts: Vec<Range<u64>> = (0..32).filter(|i| i % 8 != 7).map(|i| i << 17..(i + 1) << 17).collect();
         let ask_of = |id| parts_in_page_table(std::process::id(), id, file.as_fd(), &parts).unwrap();
         let ask = || ask_of(id);
+        let is_mapped = || are_mapped(std::process::id(), [(id, file.as_fd())].into_iter()).unwrap() == [true];
+        assert!(!is_mapped());
         assert!(ask().iter().all(|touched| !touched), "it is not mapped");
         // SAFETY: a new map of an open file, checked below, and unmapped at the end.
         let map = unsafe {
             libc::mmap(std::ptr::null_mut(), len, libc::PROT_READ, libc::MAP_SHARED, file.as_raw_fd(), 0).cast::<u8>()
         };
         assert!(!map.is_null() && map as isize != -1);
+        assert!(is_mapped());
         if ask().iter().any(|touched| *touched) {
             return impresario_testing::skip("pagemap", "this file system fills page tables at once");
         }
@@ -162,6 +200,7 @@ mod tests {
         assert_eq!(ask_of(made_up), ask(), "as on btrfs");
         // SAFETY: mapped above with this length.
         unsafe { libc::munmap(map.cast(), len) };
+        assert!(!is_mapped());
         if touched != [2, 20] && touched.contains(&2) && touched.contains(&20) {
             return impresario_testing::skip("pagemap", "large pages");
         }

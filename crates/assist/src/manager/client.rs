@@ -50,8 +50,10 @@ pub(super) struct Client {
     /// Both from its Hello on. The event descriptor is only waited for, never read: its owner could make that block.
     pub(super) ring: Option<(Consumer, OwnedFd)>,
     pub(super) files: FxHashMap<u32, Open>,
-    /// Files that it closed and has mapped, most likely: that a map ends is not told.
+    /// Files that it closed and has mapped: that a map ends is not told.
     pub(super) mapped: Vec<Advised>,
+    /// When it is looked which of them it has mapped still; `u64::MAX` until a worker has told.
+    pub(super) look_at_maps_ns: u64,
     /// The program's own thread for hints, if there is one.
     pub(super) inside: Arc<Inside>,
     /// Files that the program closed, but whose last accesses may still be in the ring.
@@ -81,6 +83,7 @@ impl Client {
             ring: None,
             files,
             mapped: Vec::new(),
+            look_at_maps_ns: 0,
             inside: Arc::default(),
             leaving: Vec::new(),
             program: Arc::default(),

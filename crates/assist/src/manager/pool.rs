@@ -21,7 +21,7 @@ use rustc_hash::FxHashMap;
 use rustix::fs::{Mode, OFlags};
 
 use super::registration::device_of_file;
-use crate::backend::{Backends, Brought, FileId, HintedFile, Inside, Progress, parts_in_page_table};
+use crate::backend::{Backends, Brought, FileId, HintedFile, Inside, Progress, are_mapped, parts_in_page_table};
 use crate::config::{BackendChoice, ReadAhead};
 use crate::formats::{self, Format, Index};
 use impresario_base::lock::{Condvar, Mutex, MutexGuard};
@@ -140,6 +140,8 @@ pub(super) enum Work {
     Index(Vec<&'static dyn Format>, Option<u64>),
     /// Which of these parts this process has in its page table.
     PageTable(u32, Vec<Range<u64>>),
+    /// Which of these files this program, of this process, has mapped.
+    Maps(u64, u32, Vec<(FileId, Arc<LentFile>)>),
     /// This descriptor is no longer needed. Closing it may block in its file system, so a worker does.
     LetGo,
     /// The same of a program's connection: descriptors that it sent may be in it.
@@ -172,6 +174,8 @@ pub(super) enum Found {
     Index(Option<Index>),
     /// Whether each part has a page in the page table; `None` where that cannot be seen.
     PageTable(Option<Vec<(Range<u64>, bool)>>),
+    /// What this program has not mapped of files that were asked about.
+    Unmapped(u64, Vec<FileId>),
 }
 
 #[derive(Debug)]
@@ -198,7 +202,7 @@ impl QueueKey {
     fn of(target: &Target, work: &Work) -> QueueKey {
         match work {
             Work::Index(..) => QueueKey::Index(target.id),
-            Work::PageTable(..) => QueueKey::PageTable(target.id),
+            Work::PageTable(..) | Work::Maps(..) => QueueKey::PageTable(target.id),
             Work::Try(_) => QueueKey::Tries(target.id),
             Work::LetGo | Work::HangUp => QueueKey::LetGo { uid: target.uid, dev: target.id.dev },
             _ => QueueKey::Hints(target.id),
@@ -644,6 +648,12 @@ impl Pool {
             Work::PageTable(pid, parts) => {
                 let found = parts_in_page_table(pid, *id, file.fd, &parts).ok();
                 Some(answer(Found::PageTable(found.map(|found| parts.into_iter().zip(found).collect()))))
+            }
+            // Where that cannot be seen it is not asked for again.
+            Work::Maps(program, pid, files) => {
+                let are_mapped = are_mapped(pid, files.iter().map(|(id, fd)| (*id, fd.as_fd()))).ok()?;
+                let gone = files.iter().zip(are_mapped).filter(|(_, is_mapped)| !is_mapped);
+                Some(answer(Found::Unmapped(program, gone.map(|((id, _), _)| *id).collect())))
             }
             Work::Close { last } => {
                 self.backends.closed(file, last);

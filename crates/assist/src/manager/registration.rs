@@ -23,7 +23,7 @@ pub(super) struct Examined {
     pub(super) changed_unix_ns: u64,
     /// As the kernel names it in this process's mount name space; of a file that was removed, its last name.
     pub(super) path: PathBuf,
-    /// Reads go through the page cache.
+    /// Reads go through the page cache, and it is not all that there is of the file, as of one in shared memory.
     pub(super) cached: bool,
     /// Open for reading; not so a mere name of the file (`O_PATH`), of which a record can be kept all the same.
     pub(super) readable: bool,
@@ -48,9 +48,24 @@ pub(super) fn examine(fd: BorrowedFd<'_>) -> Option<Examined> {
         size_bytes,
         changed_unix_ns,
         path: PathBuf::from(OsString::from_vec(path)),
-        cached: !flags.contains(OFlags::DIRECT),
+        cached: !flags.contains(OFlags::DIRECT) && !is_memory(fd),
         readable: !flags.contains(OFlags::PATH) && matches!(flags & OFlags::ACCMODE, OFlags::RDONLY | OFlags::RDWR),
     })
+}
+
+/// Whether a file is nothing but memory (`/dev/shm`, `memfd_create`): only such files have seals. No file system is asked.
+fn is_memory(fd: BorrowedFd<'_>) -> bool {
+    rustix::fs::fcntl_get_seals(fd).is_ok()
+}
+
+/// Whether a file that is open here has been removed, by what is in memory of it: the last descriptor then keeps its space. On NFS it
+/// has another name until that is closed.
+pub(crate) fn is_removed(fd: BorrowedFd<'_>) -> bool {
+    let is_nfs_leftover = || {
+        let name = rustix::fs::readlink(path_of(fd), Vec::new());
+        name.is_ok_and(|name| name.as_bytes().rsplit(|b| *b == b'/').next().is_some_and(|n| n.starts_with(b".nfs")))
+    };
+    stat(fd).is_some_and(|stat| stat.is_removed) || is_nfs_leftover()
 }
 
 /// The first bytes of a file, if they are in memory: a file system is not waited for.
@@ -144,7 +159,15 @@ mod tests {
         {
             assert_eq!(examine(other), None);
         }
+        let memory = rustix::fs::memfd_create("m", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
+        assert!(examine(memory.as_fd()).is_some_and(|memory| memory.readable && !memory.cached));
+        let leftover = dir.path().join(".nfs000000000001");
+        std::fs::rename(&path, &leftover).unwrap();
+        assert!(is_removed(file.as_fd()), "as NFS names it");
+        std::fs::rename(&leftover, &path).unwrap();
+        assert!(!is_removed(file.as_fd()));
         std::fs::remove_file(&path).unwrap();
+        assert!(is_removed(file.as_fd()));
         let removed = examine(file.as_fd()).map(|removed| Examined { changed_unix_ns, ..removed });
         assert_eq!(removed, Some(expected), "a removed file keeps its last name");
         let misleading = dir.path().canonicalize().unwrap().join("f (deleted)");

@@ -18,9 +18,9 @@ use rustix::event::epoll::{self, Event, EventData, EventFlags};
 
 use super::client::Client;
 use super::files::{Acting, Files};
-use super::pool::{Done, LentFile, Pool};
+use super::pool::{Done, Found, LentFile, Pool};
 use super::programs::Programs;
-use super::registration::{Examined, examine, first_bytes_in_memory};
+use super::registration::{Examined, examine, first_bytes_in_memory, is_removed};
 use super::siblings::Siblings;
 use super::sink::{RecordedAccess, Recorder};
 use super::socket::{self, Peer};
@@ -235,7 +235,10 @@ impl Service {
         }
         let now = now_ns();
         while let Ok(done) = self.done.try_recv() {
-            self.files.done(done, now);
+            match done.found {
+                Some(Found::Unmapped(id, files)) => self.unmapped(id, &files, now),
+                _ => self.files.done(done, now),
+            }
         }
         self.maps_looked_at_ns = self.files.look_at_maps(&self.pool, &mut self.users, now);
         self.pool.begin_closing(self.active.is_empty());
@@ -250,7 +253,7 @@ impl Service {
     fn patience(&self) -> Option<Duration> {
         let house = self.accept_paused_until_ns.is_some()
             || self.files.expects()
-            || self.clients.values().any(|client| client.ring.is_none())
+            || self.clients.values().any(|client| client.ring.is_none() || !client.mapped.is_empty())
             || self.pool.has_jobs();
         let usual = match self.active.is_empty() {
             false => Some(LOOK_EVERY),
@@ -277,7 +280,7 @@ impl Service {
     /// A program is about to read this file.
     fn expect(&mut self, fd: OwnedFd) {
         let uid = rustix::process::geteuid().as_raw();
-        let examined = examine(fd.as_fd()).filter(|_| self.advise);
+        let examined = examine(fd.as_fd()).filter(|examined| self.advise && examined.cached);
         let kinds = {
             let started = self.programs.started();
             self.programs.kinds_of(&started)
@@ -527,7 +530,7 @@ impl Service {
     fn remove(&mut self, id: u64) {
         let numbers: Vec<u32> = self.clients.get(&id).map(|c| c.files.keys().copied().collect()).unwrap_or_default();
         numbers.into_iter().for_each(|number| self.unregister(id, number));
-        self.unmapped(id);
+        self.let_maps_go(id, |_| true);
         self.files.left(&self.pool, id, &mut self.users);
         self.active.remove(&id);
         let Some(client) = self.clients.remove(&id) else { return };
@@ -554,6 +557,11 @@ impl Service {
         let late = |c: &&Client| c.ring.is_none() && now.saturating_sub(c.since_ns) > HELLO_WITHIN_NS;
         let late: Vec<u64> = self.clients.values().filter(late).map(|c| c.id).collect();
         late.into_iter().for_each(|id| self.cut(id, "it did not say Hello"));
+        let with_maps = self.clients.values().filter(|client| !client.mapped.is_empty()).map(|client| client.id);
+        for id in with_maps.collect::<Vec<_>>() {
+            self.let_maps_go(id, |mapped| is_removed(mapped.fd.as_fd()));
+            self.ask_for_maps(id, now);
+        }
     }
 
     fn report(&self) -> Report {

@@ -11,7 +11,7 @@ use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
 use std::time::{Duration, Instant};
 
@@ -32,12 +32,16 @@ use super::line::Seen;
 use super::tracefs::Tracefs;
 use crate::backend::FileId;
 use crate::config::{Hints, Named, Paths};
+use crate::manager::is_removed;
 
 /// Files that are watched at most.
 pub const FILES_MAX: usize = 4096;
 /// How often directories are looked into anew: at first, and, where nothing changes, at most. Each look asks the metadata
 /// servers for all of them.
 const SEARCH_EVERY: (Duration, Duration) = (Duration::from_secs(5), Duration::from_secs(320));
+/// Searches of this process at a time, those of earlier followers included: on a file system that hangs they do not end.
+const SEARCHES_MAX: u32 = 4;
+static SEARCHES: AtomicU32 = AtomicU32::new(0);
 /// How long the first search is waited for.
 const SEARCH_PATIENCE: Duration = Duration::from_secs(5);
 /// How long the manager may take to take a message.
@@ -72,8 +76,27 @@ pub struct Follower {
     /// When the last search began.
     searched: Instant,
     search_every: Duration,
+    /// When it was last looked which files were removed.
+    looked: Instant,
     /// What a search finds that runs beside: folders may be on a file system that hangs.
     searching: Option<Receiver<Vec<Found>>>,
+}
+
+/// One of the searches that run.
+struct Search(&'static AtomicU32);
+
+impl Search {
+    /// `None` where as many run as may.
+    fn begin(running: &'static AtomicU32) -> Option<Search> {
+        let one_more = |running| (running < SEARCHES_MAX).then_some(running + 1);
+        running.fetch_update(Ordering::Relaxed, Ordering::Relaxed, one_more).ok().map(|_| Search(running))
+    }
+}
+
+impl Drop for Search {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::Relaxed);
+    }
 }
 
 /// A file that is there; opened, unless it is known.
@@ -96,6 +119,7 @@ impl Follower {
             ours: HashMap::new(),
             searched: Instant::now(),
             search_every: SEARCH_EVERY.0,
+            looked: Instant::now(),
             searching: None,
         };
         follower.search();
@@ -124,6 +148,9 @@ impl Follower {
             self.take_found(Duration::ZERO)?;
         } else if self.searched.elapsed() > self.search_every {
             self.search();
+        }
+        if self.looked.elapsed() > SEARCH_EVERY.0 {
+            self.let_removed_go()?;
         }
         let (manager, files, traced, ours) = (&self.manager, &self.files, &self.traced, &mut self.ours);
         let mut wake = false;
@@ -164,9 +191,14 @@ impl Follower {
         {
             self.files.values().for_each(|(_, open)| _ = self.mark(open));
         }
+        let Some(search) = Search::begin(&SEARCHES) else {
+            tracing::warn!("the files of the hints are not looked for: earlier searches wait for a file system");
+            return;
+        };
         let (named, known) = (self.named.clone(), self.files.keys().copied().collect::<HashSet<FileId>>());
         let (tell, found) = mpsc::channel();
         let look = move || {
+            let _search = search;
             // A file that vanished meanwhile, or that we may not read, is simply not watched.
             let open = |(number, path): (FileId, PathBuf)| {
                 let new = !known.contains(&number);
@@ -193,15 +225,7 @@ impl Follower {
         let there: HashSet<FileId> = found.iter().map(|(number, _)| *number).collect();
         let gone: Vec<FileId> = self.files.keys().filter(|number| !there.contains(number)).copied().collect();
         let mut changed = !gone.is_empty();
-        let mut closed = Vec::new();
-        for number in gone {
-            if let Some((file, open)) = self.files.remove(&number) {
-                self.forget(&open);
-                closed.push(open);
-                self.manager.send(ToManager::Unregister { file }, &[])?;
-            }
-        }
-        close(closed);
+        self.let_go(gone)?;
         for (number, open) in found {
             let Some(open) = open.filter(|open| self.mark(open)) else { continue };
             let file = self.manager.register(&open)?;
@@ -217,6 +241,27 @@ impl Follower {
             trace.watch(&numbers.iter().map(|(traced, _)| *traced).collect::<Vec<_>>())?;
         }
         Ok(true)
+    }
+
+    /// Lets files go that were removed, long before a search may miss them: as long as one is open, its space is not free.
+    fn let_removed_go(&mut self) -> io::Result<()> {
+        self.looked = Instant::now();
+        let removed = self.files.iter().filter(|(_, (_, open))| is_removed(open.as_fd()));
+        let removed = removed.map(|(number, _)| *number).collect();
+        self.let_go(removed)
+    }
+
+    fn let_go(&mut self, files: Vec<FileId>) -> io::Result<()> {
+        let mut closed = Vec::new();
+        for number in files {
+            if let Some((file, open)) = self.files.remove(&number) {
+                self.forget(&open);
+                closed.push(open);
+                self.manager.send(ToManager::Unregister { file }, &[])?;
+            }
+        }
+        close(closed);
+        Ok(())
     }
 
     fn mark(&self, open: &File) -> bool {
@@ -389,6 +434,18 @@ mod tests {
         assert!(looks.count() <= 20, "every 5 s that would be 720");
         assert_eq!(search_again_in(SEARCH_EVERY.1, false), SEARCH_EVERY.1);
         assert_eq!(search_again_in(SEARCH_EVERY.1, true), SEARCH_EVERY.0);
+    }
+
+    /// Each time the hints are read again there is a new follower, whose search may hang as the one before.
+    #[test]
+    fn searches_that_hang_do_not_add_up() {
+        static RUNNING: AtomicU32 = AtomicU32::new(0);
+        let mut hung: Vec<Search> = std::iter::from_fn(|| Search::begin(&RUNNING)).take(100).collect();
+        assert_eq!(hung.len(), 4);
+        hung.pop();
+        assert!(Search::begin(&RUNNING).is_some_and(|_last| Search::begin(&RUNNING).is_none()));
+        drop(hung);
+        assert_eq!(RUNNING.load(Ordering::Relaxed), 0);
     }
 
     #[test]

@@ -3,7 +3,7 @@
 use std::fs::File;
 use std::io::{self, IoSlice, IoSliceMut, Write};
 use std::mem::MaybeUninit;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
@@ -161,6 +161,29 @@ pub fn window(path: &Path) -> Entry {
 
 pub fn hints(file: Vec<Entry>) -> Hints {
     Hints { file, stand_down: StandDown { trial: false, ..StandDown::default() }, ..Hints::default() }
+}
+
+/// A map of the beginning of a file, which nobody touches.
+pub struct Map {
+    place: *mut libc::c_void,
+    len: usize,
+}
+
+impl Map {
+    pub fn of(file: &File, len: u64) -> Map {
+        let (len, fd) = (len as usize, file.as_raw_fd());
+        // SAFETY: a new map of an open file at a place that the kernel chooses.
+        let place = unsafe { libc::mmap(std::ptr::null_mut(), len, libc::PROT_READ, libc::MAP_SHARED, fd, 0) };
+        assert_ne!(place, libc::MAP_FAILED);
+        Map { place, len }
+    }
+}
+
+impl Drop for Map {
+    fn drop(&mut self) {
+        // SAFETY: mapped above with this length.
+        unsafe { libc::munmap(self.place, self.len) };
+    }
 }
 
 /// Descriptors of this process that are open on a file.

@@ -5,6 +5,7 @@ use std::fs::File;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode, Stdio};
+use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
@@ -59,6 +60,8 @@ pub struct Args {
 const LOWEST_PRIORITY: i32 = 19;
 /// It is waited for no longer than this.
 const PATIENCE_MAX: Duration = Duration::from_secs(10);
+/// And so long the file system on which it is kept.
+const PREPARED_WITHIN: Duration = Duration::from_secs(5);
 
 pub fn run(args: Args) -> Result<ExitCode> {
     let store = match (&args.folder, args.shared) {
@@ -132,7 +135,12 @@ const STDIN: &str = "/proc/self/fd/0";
 /// process group of its own, so that keys typed at the terminal do not end it, and nothing that was open here but the trace, which may
 /// be removed. Waits for it as long as `patience`.
 pub fn hand_over(trace: &Path, patience: Duration) -> Result<()> {
-    own_store()?.prepare()?;
+    let store = own_store()?;
+    let folder = store.folder().to_path_buf();
+    match within(PREPARED_WITHIN, move || store.prepare()) {
+        Some(prepared) => prepared?,
+        None => anyhow::bail!("{}: its file system does not answer", folder.display()),
+    }
     leave_to_no_child()?;
     // Also where another release has replaced the file.
     let mut command = Command::new("/proc/self/exe");
@@ -148,6 +156,14 @@ pub fn hand_over(trace: &Path, patience: Duration) -> Result<()> {
         std::thread::sleep(Duration::from_millis(1));
     }
     Ok(())
+}
+
+/// Does what waits for a file system in a thread beside. `None` where it takes longer than this; the thread ends with the process.
+pub fn within<T: Send + 'static>(patience: Duration, ask: impl FnOnce() -> T + Send + 'static) -> Option<T> {
+    let (tell, answer) = mpsc::channel();
+    let asking = move || drop(tell.send(ask()));
+    std::thread::Builder::new().name("assist-learnt".into()).spawn(asking).ok()?;
+    answer.recv_timeout(patience).ok()
 }
 
 /// What this process has open is closed in those that it starts from now on: also pipes and locks of whoever started it, who may wait for

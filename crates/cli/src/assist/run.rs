@@ -9,7 +9,7 @@ use std::process::ExitCode;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::Relaxed;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 use impresario_assist::backend::FileId;
@@ -17,10 +17,12 @@ use impresario_assist::config::{Hints, Paths};
 use impresario_assist::learn::{Kind, Learnt, SHARED, Store, program_of};
 use impresario_assist::manager::{Access, Handle, Manager, Options, Record, RecordedAccess, RecordedFile, Sink};
 use impresario_assist::record::TraceSink;
+use impresario_base::lock::Mutex;
 use impresario_base::machine::raise_file_limit;
 use impresario_ring::{Op, SMALL_FILE_BYTES};
 
 use super::launch::{OwnSocket, Programs, Purpose, Reach, own_socket, reach};
+use super::learn::within;
 use super::nodes::{self, Job};
 use crate::usage;
 
@@ -288,6 +290,9 @@ fn unguided(program: &[OsString], instances: u32, why: &anyhow::Error) -> Result
     Ok(Programs::start(program, Purpose::Advise, instances, Path::new("/nowhere"), &[])?.wait()?.0)
 }
 
+/// The manager's thread waits so long for what was learnt of a program.
+const LOADED_WITHIN: Duration = Duration::from_secs(1);
+
 /// What was learnt of a program: by this user, or where that is nothing, for all users of the machine. What cannot be read
 /// costs hints and not the run.
 fn learnt(name: &str) -> Vec<Kind> {
@@ -297,7 +302,23 @@ fn learnt(name: &str) -> Vec<Kind> {
 }
 
 fn first_of(stores: impl IntoIterator<Item = Store>, name: &str) -> Option<Learnt> {
-    stores.into_iter().find_map(|store| store.load(name).inspect_err(|error| tell!("impresario: {error}")).ok()?)
+    stores.into_iter().find_map(|store| load(store, name))
+}
+
+/// What a store says of a program. One whose file system did not answer is not asked again.
+fn load(store: Store, name: &str) -> Option<Learnt> {
+    static SILENT: Mutex<Vec<Store>> = Mutex::new(Vec::new());
+    if SILENT.lock().contains(&store) {
+        return None;
+    }
+    let (asked, name) = (store.clone(), name.to_string());
+    let Some(loaded) = within(LOADED_WITHIN, move || asked.load(&name)) else {
+        let folder = store.folder().display();
+        tell!("impresario: nothing that was learnt in {folder} is used: its file system does not answer");
+        SILENT.lock().push(store);
+        return None;
+    };
+    loaded.inspect_err(|error| tell!("impresario: {error}")).ok()?
 }
 
 /// The words of a command that may name files to read: arguments, and the part after the first `=` of one.

@@ -1,5 +1,7 @@
 //! A manager of all users while one user's file system hangs: the others are served as before.
 
+use std::fs::File;
+use std::io::Write;
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::process::CommandExt;
@@ -7,6 +9,7 @@ use std::path::PathBuf;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
+use impresario_assist::report::Report;
 use impresario_ring::message::{ToManager, register};
 use impresario_testing::{PATIENCE, page_cache, require, skip, until};
 use rustix::net::{AddressFamily, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketType};
@@ -386,6 +389,51 @@ fn a_watching_manager_waits_for_no_file_system_that_hangs() {
     daemon.end();
 }
 
+/// What was learnt lies in a home that does not answer, from the start or when the program ends: it has its hints from the plan, and its
+/// user its result.
+#[test]
+fn a_home_that_hangs_holds_no_run_up() {
+    if !require("root") || !require("fuse") {
+        return;
+    }
+    let folder = Folder::new();
+    let (program, data, home, go) = (folder.strided(), folder.data("data"), folder.at("home"), folder.at("go"));
+    std::fs::create_dir(&home).unwrap();
+    rustix::fs::mknodat(rustix::fs::CWD, &go, rustix::fs::FileType::Fifo, 0o600.into(), 0).unwrap();
+    let mut go_on = File::options().read(true).write(true).open(&go).unwrap();
+    let hints = folder.hints("hints.json", &[&data]);
+    let read = reading(&program, &data, 0);
+    let alone = plain(&read);
+    for (case, learns, from_the_start) in [("plain", false, true), ("learns", true, true), ("late", true, false)] {
+        let mut run;
+        // Dropped first: what waits for it then ends.
+        let mount = HungMount::new(&home, Duration::ZERO);
+        if from_the_start {
+            mount.hang_names();
+        }
+        forget(&data);
+        let report = folder.at(&format!("{case}.json"));
+        let mut command = assist(["run", "--report"]);
+        command.arg(&report).args(learns.then_some("--learn")).arg(&hints).arg("--");
+        command.args(["sh", "-c", "\"$@\"; read go < \"$0\""]).arg(&go).args(&read);
+        command.env("XDG_DATA_HOME", &home).env("IMPRESARIO_ASSIST_WAIT_MS", WAIT_MS);
+        run = Process::start_command(&mut command, &folder.at(case));
+        until("the program has read", || run.log().contains(&alone));
+        mount.hang_names();
+        go_on.write_all(b"\n").unwrap();
+        until("its main thread has ended", || has_ended(run.pid()));
+        let says = run.log();
+        let report: Report = serde_json::from_slice(&std::fs::read(&report).expect(&says)).unwrap();
+        assert!(crate::tools::of(&report, &data).prefetched_bytes > 0, "{report:?}");
+        assert_eq!(says.contains("nothing that was learnt in"), from_the_start, "{says}");
+        assert_eq!(says.contains("nothing is learnt from this run"), learns, "{says}");
+        assert!(says.contains("does not answer"), "{says}");
+        // What waits in the mount keeps the rest of the process until it is answered.
+        mount.go_on();
+        assert!(run.wait().success(), "{says}");
+    }
+}
+
 fn send(socket: &OwnedFd, bytes: &[u8], descriptors: &[BorrowedFd<'_>]) {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(8))];
     let mut control = SendAncillaryBuffer::new(&mut space);
@@ -416,6 +464,12 @@ fn stopped(pid: u32) -> bool {
     let states = std::fs::read_dir(format!("/proc/{pid}/task")).unwrap().flatten();
     let mut states = states.filter_map(|task| std::fs::read_to_string(task.path().join("stat")).ok());
     states.all(|stat| stat.rsplit_once(')').is_some_and(|(_, rest)| rest.trim_start().starts_with('T')))
+}
+
+/// Whether nothing is left of a process's main thread.
+fn has_ended(pid: u32) -> bool {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap();
+    stat.rsplit_once(')').is_some_and(|(_, rest)| rest.trim_start().starts_with('Z'))
 }
 
 /// Descriptors that come where none are expected, and those that are not even taken, are closed beside the service, too.

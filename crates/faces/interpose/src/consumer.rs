@@ -68,6 +68,11 @@ pub trait Consumer: Sync {
     /// Whether this descriptor, of which the kernel says `stat`, is of interest.
     fn claim(&self, fd: i32, stat: &Stat, occasion: Occasion) -> Claim;
 
+    /// Whether it has claimed this file so that its open file is not shared with anybody.
+    fn is_apart(&self, _file: u32) -> bool {
+        false
+    }
+
     /// Whether it is still of interest when its open file must not be shared with anybody, as when it carries a lock.
     fn claim_apart(&self, _fd: i32) -> Claim {
         Claim::Ignore

@@ -4,7 +4,7 @@
 //! Locks that were taken by system calls past the C library, or before the program was executed, are not known here.
 
 use std::mem;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 use std::sync::atomic::{AtomicBool, AtomicU32};
 
@@ -13,6 +13,8 @@ use rustix::fs::OFlags;
 use crate::own;
 
 static USED: AtomicBool = AtomicBool::new(false);
+/// The program takes locks of open files, which last as long as the manager has one of them.
+static OF_OPEN_FILES: AtomicBool = AtomicBool::new(false);
 /// Threads that are about to close a descriptor because no lock was used.
 static CLOSING: AtomicU32 = AtomicU32::new(0);
 /// How often the first lock yields to such a thread; it has nothing but the close left to do.
@@ -29,6 +31,23 @@ pub(crate) fn begin() {
         }
         rustix::thread::sched_yield();
     }
+}
+
+/// The program takes a lock of an open file, and may do so with others.
+pub(crate) fn begin_of_open_files() {
+    OF_OPEN_FILES.store(true, Relaxed);
+}
+
+/// Whether it has.
+pub(crate) fn are_of_open_files() -> bool {
+    OF_OPEN_FILES.load(Relaxed)
+}
+
+/// Whether this open file has a lease of the program that ends when the file is opened once more, by whomever.
+pub(crate) fn has_write_lease(fd: BorrowedFd<'_>) -> bool {
+    // SAFETY: looks at an open file. Past our own hook.
+    let lease = unsafe { libc::syscall(libc::SYS_fcntl, fd.as_raw_fd(), libc::F_GETLEASE) };
+    lease == libc::F_WRLCK.into()
 }
 
 /// How a file is to be opened a second time: closing a mere name of it takes no lock away.
@@ -50,7 +69,6 @@ pub(crate) fn close_again(fd: OwnedFd, how: OFlags) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::os::fd::AsRawFd;
 
     #[test]
     fn nothing_is_closed_under_a_lock() {

@@ -75,6 +75,9 @@ static AWAITED_MS: AtomicU64 = AtomicU64::new(0);
 /// Never the same twice in a process or its forked children.
 static GENERATIONS: AtomicU32 = AtomicU32::new(0);
 static NEXT_FILE: AtomicU32 = AtomicU32::new(Claim::FIRST);
+/// Numbers are even; this makes one that of a file that the manager has opened apart.
+const APART: u32 = 1;
+const _: () = assert!(Claim::FIRST & APART == 0);
 
 /// Written with the session's lock held.
 struct Locked<T>(UnsafeCell<T>);
@@ -229,6 +232,11 @@ impl Assist {
     /// To be called before the program locks a part of a file for itself as a process.
     pub fn locking(&self) {
         locks::begin();
+    }
+
+    /// To be called before the program locks an open file of interest.
+    pub fn locking_open_file(&self) {
+        locks::begin_of_open_files();
     }
 
     /// Frees a number that the program wants for itself.
@@ -563,16 +571,20 @@ fn send(message: ToManager, file: Option<BorrowedFd<'_>>) -> Result<(), Trouble>
 ///
 /// What is open for reading only is shared with the manager, so that it can advise on the program's own open file. What
 /// can be written is opened once more for reading: a manager that held the writable file a moment longer than the
-/// program would keep it from being executed, and keep locks. In a program that locks files, the manager gets no more than
-/// a name of it, for the record.
+/// program would keep it from being executed, and keep locks. So it is with any file of a program that locks open files. In one that
+/// locks files as a process, the manager gets no more than a name of it, for the record. A file with a lease is left alone.
 fn register(fd: BorrowedFd<'_>, number: i32, access: OFlags, opened: bool, apart: bool) -> Claim {
-    let file = NEXT_FILE.fetch_add(1, Relaxed);
     let writes = access != OFlags::RDONLY;
+    let is_apart = writes || apart || locks::are_of_open_files();
+    let file = NEXT_FILE.fetch_add(2, Relaxed) | if is_apart { APART } else { 0 };
     let mut flags = if opened { 0 } else { register::FOUND };
     flags |= if access == OFlags::WRONLY { 0 } else { register::READ };
     flags |= if writes { register::WRITE } else { 0 };
-    let sent = if writes || apart {
+    let sent = if is_apart {
         flags |= register::REOPENED;
+        if locks::has_write_lease(fd) {
+            return Claim::Ignore;
+        }
         let again = locks::how_to_open_again();
         let name = ProcName::new(number);
         let Ok(other) = rustix::fs::open(name.as_c_str(), again, rustix::fs::Mode::empty()) else {
@@ -663,6 +675,10 @@ impl Consumer for Assist {
             Ok(false) | Err(NoPath::Unknown) => Claim::Ignore,
             Err(NoPath::Busy) => Claim::Later,
         }
+    }
+
+    fn is_apart(&self, file: u32) -> bool {
+        file & APART != 0
     }
 
     fn claim_apart(&self, fd: i32) -> Claim {

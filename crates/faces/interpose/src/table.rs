@@ -199,15 +199,29 @@ impl<C: Consumer> Table<C> {
     #[inline(never)]
     fn forget_known(&self, entry: &Entry) {
         quietly(|| {
-            if !self.consumer.here() {
-                return;
-            }
-            let word = entry.word.swap(0, AcqRel);
-            let (generation, value) = ((word >> 32) as u32, word as u32);
-            if Self::is_number(value) && generation == self.consumer.generation() {
-                self.consumer.release(generation, value);
+            if self.consumer.here() {
+                self.replace(entry, 0);
             }
         });
+    }
+
+    /// What was known is void.
+    fn replace(&self, entry: &Entry, by: u64) {
+        let word = entry.word.swap(by, AcqRel);
+        let (generation, value) = ((word >> 32) as u32, word as u32);
+        if Self::is_number(value) && generation == self.consumer.generation() {
+            self.consumer.release(generation, value);
+        }
+    }
+
+    /// The consumer is to have nothing more of this descriptor's open file, nor ask for it.
+    pub fn leave(&self, fd: i32) {
+        let generation = self.consumer.generation();
+        let Some(entry) = self.entries.get(fd as usize).filter(|_| generation != 0) else { return };
+        if self.consumer.here() {
+            self.highest.fetch_max(fd as u64, Relaxed);
+            self.replace(entry, u64::from(generation) << 32 | u64::from(IGNORED));
+        }
     }
 
     /// [`forget`](Table::forget) for every descriptor from `first` to `last`.
@@ -221,7 +235,8 @@ impl<C: Consumer> Table<C> {
     /// The open file of this descriptor must not be shared from now on: the consumer claims it apart, or wants nothing
     /// more of it.
     pub fn set_apart(&self, watched: Watched) {
-        if !self.consumer.here() {
+        let is_apart = Self::is_number(watched.file) && self.consumer.is_apart(watched.file);
+        if is_apart || !self.consumer.here() {
             return;
         }
         let Some(entry) = self.entries.get(watched.fd as usize) else { return };
@@ -634,9 +649,14 @@ mod tests {
         notes.ignore.store(true, Relaxed);
         TABLE.set_apart(watched);
         assert_eq!((TABLE.watch(file.as_raw_fd()), TABLE.watch(file.as_raw_fd())), (None, None));
+        let other = tempfile::tempfile().unwrap();
+        TABLE.leave(other.as_raw_fd());
+        assert_eq!(TABLE.watch(other.as_raw_fd()), None, "it was not even asked about");
         notes.ignore.store(false, Relaxed);
         TABLE.forget(file.as_raw_fd());
         assert!(TABLE.watch(file.as_raw_fd()).is_some());
+        TABLE.leave(file.as_raw_fd());
+        assert_eq!(TABLE.watch(file.as_raw_fd()), None);
         notes.ignore.store(true, Relaxed);
         TABLE.opened(file.as_raw_fd());
         assert_eq!(TABLE.watch(file.as_raw_fd()), None);

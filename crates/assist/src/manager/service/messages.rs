@@ -10,15 +10,19 @@ use rustix::event::epoll::{self, EventData, EventFlags};
 
 use super::{CutOff, MESSAGES_A_TURN, Messages, Service};
 use crate::advice::OpenFile;
+use crate::backend::FileId;
+use crate::config::BackendChoice;
 use crate::manager::client::{Advised, Open};
 use crate::manager::files::Acting;
-use crate::manager::pool::LentFile;
+use crate::manager::pool::{LentFile, Target, Work};
 use crate::manager::registration::{examine, is_eventfd};
 use crate::manager::sink::RecordedFile;
 use crate::manager::socket::{self, Received};
 
 /// Mapped files of one program that are looked after when it has closed them, at most.
 const MAPPED_MAX: usize = 256;
+/// How often it is looked whether they are mapped still.
+const LOOK_AT_MAPS_EVERY_NS: u64 = 5_000_000_000;
 
 impl Service {
     /// Takes a turn of messages.
@@ -209,14 +213,34 @@ impl Service {
         }
     }
 
-    /// A program is gone, and its maps are.
-    pub(super) fn unmapped(&mut self, id: u64) {
+    /// Files that a program mapped and closed are not looked after any more.
+    pub(super) fn let_maps_go(&mut self, id: u64, is_over: impl Fn(&Advised) -> bool) {
         let Some(client) = self.clients.get_mut(&id) else { return };
-        for Advised { id: file, fd, .. } in std::mem::take(&mut client.mapped) {
+        for Advised { id: file, fd, .. } in client.mapped.extract_if(.., |mapped| is_over(mapped)) {
             self.users.close(client.uid);
             let inside = Some(&client.inside);
             let acting = Acting { id: file, fd: &fd, uid: client.uid, inside, pool: &self.pool };
             self.files.closed(&acting, id, &mut self.users, now_ns());
         }
+    }
+
+    /// Now and then, has a worker look which of these a program has mapped still.
+    pub(super) fn ask_for_maps(&mut self, id: u64, now: u64) {
+        let Some(client) = self.clients.get_mut(&id).filter(|client| now >= client.look_at_maps_ns) else { return };
+        let files: Vec<_> = client.mapped.iter().map(|Advised { id, fd, .. }| (*id, fd.clone())).collect();
+        let Some((file, fd)) = files.first().cloned() else { return };
+        let (backend, progress) = (BackendChoice::Auto, Arc::default());
+        let target = Target { id: file, fd, backend, uid: client.uid, progress, inside: None };
+        if self.pool.submit(target, Work::Maps(id, client.pid, files)) {
+            client.look_at_maps_ns = u64::MAX;
+        }
+    }
+
+    /// A worker has looked.
+    pub(super) fn unmapped(&mut self, id: u64, files: &[FileId], now: u64) {
+        if let Some(client) = self.clients.get_mut(&id) {
+            client.look_at_maps_ns = now + LOOK_AT_MAPS_EVERY_NS;
+        }
+        self.let_maps_go(id, |mapped| files.contains(&mapped.id));
     }
 }

@@ -60,10 +60,13 @@ pub unsafe extern "C-unwind" fn dup3(from: c_int, to: c_int, flags: c_int) -> c_
 }
 
 /// A lock of the open file lasts until its last descriptor is closed: the manager must not have one, and gets an open
-/// file of its own. (HDF5 locks every file that it opens.)
+/// file of its own, of those that are opened later from the first. (HDF5 locks every file that it opens.)
 fn locked(fd: c_int) {
     if let Some(watched) = TABLE.watch(fd) {
-        quietly(|| TABLE.set_apart(watched));
+        quietly(|| {
+            TABLE.consumer().locking_open_file();
+            TABLE.set_apart(watched);
+        });
     }
 }
 
@@ -75,7 +78,7 @@ fn locking() {
 fn noted(fd: c_int, command: c_int, result: c_int) -> c_int {
     if matches!(command, libc::F_DUPFD | libc::F_DUPFD_CLOEXEC) {
         fresh(result);
-    } else if matches!(command, libc::F_OFD_SETLK | libc::F_OFD_SETLKW | libc::F_SETLEASE) {
+    } else if matches!(command, libc::F_OFD_SETLK | libc::F_OFD_SETLKW) {
         locked(fd);
     }
     result
@@ -143,8 +146,11 @@ macro_rules! fcntls {
             if let Some(result) = of_cluster(fd, command, argument) {
                 return result;
             }
-            if matches!(command, libc::F_SETLK | libc::F_SETLKW) {
-                locking();
+            match command {
+                libc::F_SETLK | libc::F_SETLKW => locking(),
+                // It is refused while the manager has the file open, and ends when the file is opened.
+                libc::F_SETLEASE if argument as c_int != libc::F_UNLCK => quietly(|| TABLE.leave(fd)),
+                _ => {}
             }
             // SAFETY: the caller's arguments; one that the caller did not pass is any number, which is not looked at.
             noted(fd, command, unsafe { real(fd, command, argument) })

@@ -478,6 +478,18 @@ static void urings(void) {
     with_flags = IOSQE_FIXED_FILE;
     entry(IORING_OP_READ, 1, buf, 8, 800);
     CHECK(done(1) == 8 && right(buf, 800, 8));
+    /* Another file in a place, by the ring's own place in a table (Linux 6.3), else by a call that is not understood either. */
+    int lines = open(other, O_RDONLY);
+    struct io_uring_rsrc_update by_place = {.offset = -1U, .data = ring_fd};
+    struct io_uring_rsrc_update2 not_understood = {.data = (unsigned long)&lines, .nr = 1};
+    again = (struct io_uring_files_update){.fds = (unsigned long)&lines};
+    if (syscall(SYS_io_uring_register, ring_fd, 20, &by_place, 1) != 1 ||
+        syscall(SYS_io_uring_register, by_place.offset, IORING_REGISTER_FILES_UPDATE | 1U << 31, &again, 1) != 1)
+        CHECK(syscall(SYS_io_uring_register, ring_fd, IORING_REGISTER_FILES_UPDATE2, &not_understood,
+                      sizeof not_understood) == 1);
+    with_flags = IOSQE_FIXED_FILE;
+    entry(IORING_OP_READ, 0, buf, 7, 0);
+    CHECK(done(1) == 7 && !memcmp(buf, "line 0\n", 7) && close(lines) == 0);
     /* Mistakes are the kernel's to tell, with memory that is gone, too. */
     CHECK(syscall(SYS_io_uring_enter, fd, 1, 0, 0, NULL, 0) == -1 && errno == EOPNOTSUPP);
     CHECK(syscall(SYS_io_uring_enter, 999, 1, 0, 0, NULL, 0) == -1 && errno == EBADF);
@@ -675,6 +687,42 @@ static void locks(void) {
     }
 }
 
+/* A lock of an open file lasts as long as anybody has it open. */
+static void locks_open_files(void) {
+    int first = open(path, O_RDONLY), second;
+    CHECK(pread(first, buf, 4, 0) == 4 && flock(first, LOCK_EX | LOCK_NB) == 0 && pread(first, buf, 4, 4) == 4);
+    second = open(other, O_RDONLY);
+    CHECK(pread(second, buf, 4, 0) == 4 && flock(second, LOCK_EX | LOCK_NB) == 0 && pread(second, buf, 4, 4) == 4);
+    CHECK(close(second) == 0 && close(first) == 0);
+}
+
+static volatile int broken;
+
+static void is_broken(int signal) {
+    broken = signal;
+}
+
+/* A write lease ends when its file is opened, by whomever. Prints "no lease" where there are none. */
+static void leases(void) {
+    char made[4096];
+    snprintf(made, sizeof made, "%s.lease", path);
+    int fd = open(made, O_RDWR | O_CREAT | O_TRUNC, 0644), twin, taken = -1;
+    CHECK(fd >= 0 && write(fd, "0123456789", 10) == 10 && pread(fd, buf, 4, 0) == 4);
+    CHECK(signal(SIGIO, is_broken) != SIG_ERR);
+    /* The manager has it open for a moment. */
+    for (int i = 0; i < 10000 && (taken = fcntl(fd, F_SETLEASE, F_WRLCK)) != 0 && errno == EAGAIN; i++)
+        usleep(1000);
+    if (taken != 0 && errno == EINVAL) {
+        puts("no lease");
+        exit(0);
+    }
+    CHECK(taken == 0 && pread(fd, buf, 4, 2) == 4);
+    twin = dup(fd); /* is met for the first time by this read */
+    CHECK(twin >= 0 && pread(twin, buf, 4, 0) == 4 && !memcmp(buf, "0123", 4));
+    CHECK(!broken && fcntl(fd, F_GETLEASE) == F_WRLCK && fcntl(fd, F_SETLEASE, F_UNLCK) == 0);
+    CHECK(close(twin) == 0 && close(fd) == 0 && unlink(made) == 0);
+}
+
 static void sandboxed(void) {
     int fd = open(path, O_RDONLY), next = open(other, O_RDONLY);
     CHECK(read(fd, buf, 10) == 10);
@@ -795,6 +843,8 @@ int main(int argc, char **argv) {
     CASE("cancels", cancels());
     CASE("executes", executes());
     CASE("locks", locks());
+    CASE("locks_open_files", locks_open_files());
+    CASE("leases", leases());
     CASE("sandboxed", sandboxed());
     CASE("restricted_child", restricted_child());
     CASE("lull", lull());

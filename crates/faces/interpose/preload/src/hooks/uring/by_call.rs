@@ -19,6 +19,8 @@ const NO_MAP: u32 = 1 << 14;
 const FILES: c_long = 2;
 const FILES_UPDATE: c_long = 6;
 const OTHER_FILES: [c_long; 3] = [3, 13, 14];
+/// `IORING_REGISTER_USE_REGISTERED_RING`: the number is not a descriptor.
+const REGISTERS_BY_PLACE: c_long = 1 << 31;
 /// Places of a ring's table that are known. More are not.
 const PLACES: usize = 64;
 
@@ -229,7 +231,19 @@ pub fn unmapping(place: *mut c_void, len: usize) {
 
 /// The program has registered something with a ring.
 fn registered(fd: c_int, what: c_long, argument: u64, count: usize) {
-    let Some(ring) = known(fd).filter(|_| !TABLE.consumer().is_retired()) else { return };
+    if TABLE.consumer().is_retired() {
+        return;
+    }
+    if what & REGISTERS_BY_PLACE != 0 {
+        let what = what & (REGISTERS_BY_PLACE - 1);
+        if matches!(what, FILES | FILES_UPDATE) || OTHER_FILES.contains(&what) {
+            // Which ring it is, is not known.
+            let of_us = |ring: &&Known| ring.owner.load(Relaxed) == std::process::id() as i32;
+            RINGS.iter().filter(of_us).for_each(Known::forget_files);
+        }
+        return;
+    }
+    let Some(ring) = known(fd) else { return };
     match what {
         FILES => {
             ring.forget_files();
