@@ -39,5 +39,6 @@ pub use load::{ConfigError, Hints};
 pub use lookup::{Lookup, Monitored};
 pub use named::Named;
 pub use paths::Paths;
+pub(crate) use paths::Questions;
 pub use region::{Movement, ReadAhead, Region};
 pub use warnings::Warning;

@@ -12,6 +12,7 @@ use std::path::{Path, PathBuf};
 
 use impresario_foresight::{EXTENTS_MAX, Tracks};
 use serde::Deserialize;
+use serde::de::{Deserializer, IgnoredAny, MapAccess, SeqAccess, Visitor};
 
 /// Arrays that are followed at once, and folders that are known not to be one.
 const ARRAYS_MAX: usize = 8;
@@ -59,7 +60,7 @@ struct Version3 {
     chunk_grid: Part,
     chunk_key_encoding: Part,
     #[serde(default)]
-    codecs: serde_json::Value,
+    codecs: Codecs,
 }
 
 #[derive(Deserialize)]
@@ -74,6 +75,53 @@ struct Configuration {
     #[serde(default)]
     chunk_shape: Vec<u64>,
     separator: Option<char>,
+}
+
+/// What is known of codecs: whether one of them makes shards. What else is said of them is passed over: kept in memory it would be many
+/// times as long.
+#[derive(Default)]
+struct Codecs {
+    make_shards: bool,
+}
+
+impl<'de> Deserialize<'de> for Codecs {
+    fn deserialize<D: Deserializer<'de>>(codecs: D) -> Result<Codecs, D::Error> {
+        codecs.deserialize_any(Codecs::default())
+    }
+}
+
+/// Of a list, and of each codec in it: an object, or only a name.
+impl<'de> Visitor<'de> for Codecs {
+    type Value = Codecs;
+
+    fn expecting(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("codecs")
+    }
+
+    fn visit_unit<E>(self) -> Result<Codecs, E> {
+        Ok(self)
+    }
+
+    fn visit_str<E>(self, _: &str) -> Result<Codecs, E> {
+        Ok(self)
+    }
+
+    fn visit_map<A: MapAccess<'de>>(mut self, mut map: A) -> Result<Codecs, A::Error> {
+        while let Some(key) = map.next_key::<String>()? {
+            match key == "name" {
+                true => self.make_shards |= map.next_value::<String>()? == "sharding_indexed",
+                false => _ = map.next_value::<IgnoredAny>()?,
+            }
+        }
+        Ok(self)
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(mut self, mut list: A) -> Result<Codecs, A::Error> {
+        while let Some(codec) = list.next_element::<Codecs>()? {
+            self.make_shards |= codec.make_shards;
+        }
+        Ok(self)
+    }
 }
 
 fn dot() -> char {
@@ -99,8 +147,7 @@ impl Grid {
         };
         let is_known = array.zarr_format == 3 && array.node_type == "array" && array.chunk_grid.name == "regular";
         let grid = is_known.then(|| Grid::new(&array.shape, &array.chunk_grid.configuration.chunk_shape, names))??;
-        let mut codecs = array.codecs.as_array().into_iter().flatten();
-        Some(Grid { is_of_shards: codecs.any(|codec| codec["name"] == "sharding_indexed"), ..grid })
+        Some(Grid { is_of_shards: array.codecs.make_shards, ..grid })
     }
 
     /// `None` for a grid of more chunks than are followed, or one that nobody could have made.

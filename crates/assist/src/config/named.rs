@@ -9,35 +9,42 @@ use super::paths::plain_part;
 use super::{Hints, Lookup, Paths};
 use crate::backend::FileId;
 
-/// Entries of directories that are looked at, at most, in one search.
+/// Entries of directories that are looked at, at most, in one search of a place.
 const ENTRIES_MAX: usize = 100_000;
 
 /// Looks for the files of some hints.
 #[derive(Debug)]
 pub struct Named {
     lookup: Lookup,
-    places: Vec<(PathBuf, bool)>,
+    /// Each once, with whether to look below it.
+    places: BTreeMap<PathBuf, bool>,
 }
 
 impl Named {
     /// Of these hints, by what was said of their paths. Where nothing was answered, nothing is looked for.
     pub fn new(hints: &Hints, paths: &Paths) -> Named {
-        let mut places = places(hints);
-        places.retain(|(place, _)| !paths.silent().contains(place));
-        Named { lookup: Lookup::new(hints, paths), places }
+        let mut merged = BTreeMap::new();
+        for (place, whole_tree) in places(hints) {
+            *merged.entry(place).or_insert(false) |= whole_tree;
+        }
+        paths.silent().iter().for_each(|silent| _ = merged.remove(silent));
+        Named { lookup: Lookup::new(hints, paths), places: merged }
     }
 
-    /// The files that are there now, at most `files_max`, with their true paths; each once.
-    pub fn files(&self, files_max: usize) -> impl Iterator<Item = (FileId, PathBuf)> + use<> {
+    /// Where the files can be. Each place may lie on a file system of its own, which may hang.
+    pub fn places(&self) -> impl Iterator<Item = &Path> {
+        self.places.keys().map(PathBuf::as_path)
+    }
+
+    /// The files that are at a place now, at most `files_max`, with their true paths; each once.
+    pub fn files(&self, place: &Path, files_max: usize) -> impl Iterator<Item = (FileId, PathBuf)> + use<> {
         let mut found = BTreeMap::new();
-        let mut left = ENTRIES_MAX;
-        for (place, whole_tree) in &self.places {
-            find(place, *whole_tree, &mut left, &mut |path, id| {
-                if found.len() < files_max && self.lookup.find(path).is_some() {
-                    found.insert(id, path.to_path_buf());
-                }
-            });
-        }
+        let whole_tree = self.places.get(place).copied().unwrap_or(false);
+        find(place, whole_tree, &mut |path, id| {
+            if found.len() < files_max && self.lookup.find(path).is_some() {
+                found.insert(id, path.to_path_buf());
+            }
+        });
         found.into_iter()
     }
 }
@@ -53,7 +60,8 @@ fn places(hints: &Hints) -> Vec<(PathBuf, bool)> {
 }
 
 /// Tells of the regular files at or in a place.
-fn find(place: &Path, whole_tree: bool, left: &mut usize, tell: &mut dyn FnMut(&Path, FileId)) {
+fn find(place: &Path, whole_tree: bool, tell: &mut dyn FnMut(&Path, FileId)) {
+    let mut left = ENTRIES_MAX;
     let Ok(place) = place.canonicalize() else { return };
     let Ok(meta) = fs::metadata(&place) else { return };
     if meta.is_file() {
@@ -63,11 +71,11 @@ fn find(place: &Path, whole_tree: bool, left: &mut usize, tell: &mut dyn FnMut(&
     while let Some(folder) = folders.pop() {
         let Ok(entries) = fs::read_dir(&folder) else { continue };
         for entry in entries.flatten() {
-            if *left == 0 {
-                tracing::warn!(entries = ENTRIES_MAX, "the folders of the hints hold more; the rest is not looked at");
+            if left == 0 {
+                tracing::warn!(entries = ENTRIES_MAX, "a folder of the hints holds more; the rest is not looked at");
                 return;
             }
-            *left -= 1;
+            left -= 1;
             let Ok(meta) = entry.metadata() else { continue };
             if meta.is_file() {
                 tell(&entry.path(), FileId { dev: meta.dev(), ino: meta.ino() });
@@ -102,10 +110,12 @@ mod tests {
             ..Hints::default()
         };
         let named = Named::new(&hints, &Paths::of(&hints));
-        let mut found: Vec<PathBuf> = named.files(100).map(|(_, path)| path).collect();
+        let in_place = |place| named.files(place, 100).map(|(_, path)| path);
+        let mut found: Vec<PathBuf> = named.places().flat_map(in_place).collect();
         found.sort();
+        found.dedup();
         let wanted = ["flat/a", "glob/x1/hit", "glob/x2/hit", "one", "tree/a", "tree/deep/b"];
         assert_eq!(found, wanted.map(|file| root.join(file)));
-        assert_eq!(named.files(2).count(), 2);
+        assert_eq!(named.files(&root.join("tree"), 1).count(), 1);
     }
 }

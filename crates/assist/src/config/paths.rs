@@ -1,6 +1,6 @@
 //! What the file system says of the paths in hints. Threads beside ask it, since a file system that hangs answers nobody.
 
-use std::collections::VecDeque;
+use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::fs::FileType;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
@@ -9,11 +9,11 @@ use std::sync::{Arc, Weak, mpsc};
 use std::time::Duration;
 
 use impresario_base::lock::Mutex;
-use rustc_hash::FxHashMap;
+use rustc_hash::{FxHashMap, FxHashSet};
 
 use super::load::Hints;
 
-/// Threads that ask at the same time. With as many paths that hang, those behind them are not asked for.
+/// Threads that ask at the same time. With as many paths that hang in different folders, those behind them are not asked for.
 const THREADS: usize = 16;
 /// The longest time without an answer.
 const PATIENCE: Duration = Duration::from_secs(5);
@@ -28,8 +28,8 @@ static UNANSWERED: Mutex<Vec<Weak<PathBuf>>> = Mutex::new(Vec::new());
 pub struct Paths {
     answers: FxHashMap<PathBuf, Answer>,
     silent: Vec<PathBuf>,
-    /// So many other paths are without an answer that none of these was asked for.
-    are_too_many: bool,
+    /// Those of them that were not asked for: so many others are without an answer.
+    unasked: FxHashSet<PathBuf>,
 }
 
 #[derive(Clone, Debug)]
@@ -38,11 +38,42 @@ struct Answer {
     there: Result<FileType, String>,
 }
 
-/// What is still to be asked for, and what is being asked for.
-#[derive(Default)]
-struct Questions {
-    left: VecDeque<PathBuf>,
+/// What is still to be asked for, by its folder, and what is being asked for. Several threads take from it.
+pub(crate) struct Questions {
+    left: BTreeMap<PathBuf, Vec<PathBuf>>,
     asked: Vec<Weak<PathBuf>>,
+}
+
+impl Questions {
+    /// Of these paths, while others are asked for already.
+    pub(crate) fn new(paths: impl IntoIterator<Item = PathBuf>, asked: Vec<Weak<PathBuf>>) -> Questions {
+        let mut questions = Questions { left: BTreeMap::new(), asked };
+        for path in paths {
+            questions.left.entry(folder_of(&path).into()).or_default().push(path);
+        }
+        questions
+    }
+
+    /// What is asked for next: as long as there is another, nothing in a folder that is asked about already. What hangs there would take
+    /// one thread after the other.
+    pub(crate) fn next(&mut self) -> Option<Arc<PathBuf>> {
+        self.asked.retain(|asked| asked.strong_count() > 0);
+        let asked: Vec<Arc<PathBuf>> = self.asked.iter().filter_map(Weak::upgrade).collect();
+        let mut folders = self.left.keys();
+        let free = folders.find(|folder| asked.iter().all(|path| folder_of(path) != folder.as_path()));
+        let folder = free.or_else(|| self.left.keys().next())?.clone();
+        let inside = self.left.get_mut(&folder)?;
+        let path = inside.pop().map(Arc::new);
+        if inside.is_empty() {
+            self.left.remove(&folder);
+        }
+        self.asked.extend(path.as_ref().map(Arc::downgrade));
+        path
+    }
+}
+
+fn folder_of(path: &Path) -> &Path {
+    path.parent().unwrap_or(path)
 }
 
 impl Paths {
@@ -64,23 +95,19 @@ impl Paths {
             let root = all.remove(root);
             paths.answers.insert(root.clone(), ask(&root));
         }
-        (paths.silent, paths.are_too_many) = unanswered(&all);
+        let are_too_many;
+        (paths.silent, are_too_many) = unanswered(&all);
         if !paths.silent.is_empty() {
+            paths.unasked.extend(paths.silent.iter().filter(|_| are_too_many).cloned());
             return paths;
         }
-        let questions = Arc::new(Mutex::new(Questions { left: all.iter().cloned().collect(), asked: Vec::new() }));
+        let questions = Arc::new(Mutex::new(Questions::new(all.iter().cloned(), Vec::new())));
         let (answer, answers) = mpsc::channel();
         for _ in 0..THREADS.min(all.len()) {
             let (questions, answer) = (questions.clone(), answer.clone());
             let asking = move || {
                 loop {
-                    let path = {
-                        let mut questions = questions.lock();
-                        let Some(path) = questions.left.pop_front().map(Arc::new) else { return };
-                        questions.asked.retain(|asked| asked.strong_count() > 0);
-                        questions.asked.push(Arc::downgrade(&path));
-                        path
-                    };
+                    let Some(path) = questions.lock().next() else { return };
                     let said = ask(&path);
                     if answer.send((path.to_path_buf(), said)).is_err() {
                         return;
@@ -97,7 +124,7 @@ impl Paths {
             paths.answers.insert(path, said);
         }
         let mut questions = questions.lock();
-        questions.left.clear();
+        paths.unasked.extend(std::mem::take(&mut questions.left).into_values().flatten());
         UNANSWERED.lock().append(&mut questions.asked);
         paths.silent = all.into_iter().filter(|path| !paths.answers.contains_key(path)).collect();
         paths
@@ -108,9 +135,9 @@ impl Paths {
         &self.silent
     }
 
-    /// Why there was none from these.
-    pub fn why_silent(&self) -> &'static str {
-        match self.are_too_many {
+    /// Why there was none from one of these.
+    pub fn why_silent(&self, path: &Path) -> &'static str {
+        match self.unasked.contains(path) {
             true => "it is not asked for: too many paths are without an answer",
             false => "its file system does not answer",
         }
@@ -216,12 +243,31 @@ mod tests {
     fn paths_that_are_not_asked_for_since_others_hang_are_not_said_to_hang() {
         let before: Vec<_> = (0..UNANSWERED_MAX).map(|n| Arc::new(PathBuf::from(format!("/{n}")))).collect();
         let (hangs, other) = (PathBuf::from("/3"), PathBuf::from("/other"));
-        let why = |of: &[PathBuf]| {
-            let (silent, are_too_many) = among(of, &before);
-            (silent.clone(), Paths { silent, are_too_many, ..Paths::default() }.why_silent())
+        let why = |of: &[PathBuf]| among(of, &before);
+        assert_eq!(why(&[hangs.clone(), other.clone()]), (vec![hangs], false));
+        assert_eq!(why(std::slice::from_ref(&other)), (vec![other], true));
+    }
+
+    /// More files of a folder hang than there are threads: what is elsewhere is asked for all the same.
+    #[test]
+    fn a_folder_that_hangs_takes_no_other_ones_turn() {
+        static HANGS: Mutex<bool> = Mutex::new(true);
+        let hanging = |path: &Path| {
+            while path.starts_with("/of-a-folder-that-hangs") && *HANGS.lock() {
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            ask(path)
         };
-        assert_eq!(why(&[hangs.clone(), other.clone()]), (vec![hangs], "its file system does not answer"));
-        let (silent, said) = why(std::slice::from_ref(&other));
-        assert!(silent == [other] && said.contains("too many paths are without an answer"), "{said}");
+        let dir = tempfile::tempdir().unwrap();
+        let good = dir.path().canonicalize().unwrap().join("zlocal");
+        std::fs::write(&good, "").unwrap();
+        let hung = (0..=THREADS).map(|n| Entry::new(format!("/of-a-folder-that-hangs/{n}")));
+        let hints = Hints { file: hung.chain([Entry::new(&good)]).collect(), ..Hints::default() };
+        let paths = Paths::asked(&hints, Duration::from_secs(1), hanging);
+        *HANGS.lock() = false;
+        assert!(paths.there(&good).is_some_and(|there| there.is_ok()), "{paths:?}");
+        let (unasked, hang): (Vec<_>, Vec<_>) =
+            paths.silent().iter().partition(|path| paths.why_silent(path).contains("too many paths"));
+        assert_eq!((unasked.len(), hang.len()), (1, THREADS), "{paths:?}");
     }
 }

@@ -54,7 +54,7 @@ fn missing(list: &str, entry: &Entry, paths: &Paths, say: &mut dyn FnMut(&str, S
     let Some(asked) = asked else { return };
     let path = asked.display();
     match paths.there(&asked) {
-        None => say(".Path", format!("{path}: {}; the path is taken as it is written", paths.why_silent())),
+        None => say(".Path", format!("{path}: {}; the path is taken as it is written", paths.why_silent(&asked))),
         Some(_) if list == "Glob" => {}
         Some(Err(e)) => say(".Path", format!("{path}: {e}; the hints apply once it is there")),
         Some(Ok(there)) if list == "File" && !there.is_file() => {

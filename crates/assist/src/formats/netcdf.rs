@@ -37,7 +37,9 @@ impl Format for NetCdf {
 
 struct Variable {
     begin: u64,
+    /// All that it has, or what it has in a record. The length that the file says is none where it takes more than 4 GiB.
     bytes: u64,
+    item_bytes: u64,
     /// Along the first dimension; `None` where that is the unlimited one.
     slices: Option<u64>,
 }
@@ -67,25 +69,32 @@ fn header(bytes: &[u8], version: u8) -> Option<Header> {
     for _ in 0..list(&mut fields, &widths, 11)? {
         name(&mut fields, &widths)?;
         let sides = fields.big(widths.count).filter(|n| *n <= ITEMS_MAX)?;
-        let mut first = None;
+        let (mut slices, mut items) = (Some(1), 1u64);
         for side in 0..sides {
             let length = *dimensions.get(usize::try_from(fields.big(widths.count)?).ok()?)?;
             if side == 0 {
-                first = Some(length);
+                slices = (length > 0).then_some(length);
+            }
+            if side > 0 || length > 0 {
+                items = items.checked_mul(length)?;
             }
         }
         attributes(&mut fields, &widths)?;
-        fields.big(4)?;
-        let (bytes, begin) = (fields.big(widths.count)?, fields.big(widths.offset)?);
-        variables.push(Variable { begin, bytes, slices: first.map_or(Some(1), |n| (n > 0).then_some(n)) });
+        let item_bytes = item_bytes(fields.big(4)?)?;
+        let (_said, begin) = (fields.big(widths.count)?, fields.big(widths.offset)?);
+        variables.push(Variable { begin, bytes: items.checked_mul(item_bytes)?, item_bytes, slices });
     }
     Some(Header { records, variables })
 }
 
 impl Header {
     fn tracks(&self, file: &mut Source<'_>) -> Vec<Track> {
-        let record_bytes = self.variables.iter().filter(|v| v.slices.is_none()).map(|v| v.bytes);
-        let record_bytes = record_bytes.fold(0u64, u64::saturating_add);
+        let in_records: Vec<&Variable> = self.variables.iter().filter(|v| v.slices.is_none()).collect();
+        let record_bytes = match in_records[..] {
+            // Short items of the only variable in the records stand without a gap.
+            [only] if only.item_bytes < 4 => only.bytes,
+            _ => in_records.iter().map(|v| v.bytes.saturating_add(3) & !3).fold(0, u64::saturating_add),
+        };
         self.variables.iter().map(|variable| variable.track(record_bytes, self.records, file)).collect()
     }
 }
@@ -117,15 +126,20 @@ fn name(fields: &mut Fields<'_>, widths: &Widths) -> Option<()> {
 fn attributes(fields: &mut Fields<'_>, widths: &Widths) -> Option<()> {
     for _ in 0..list(fields, widths, 12)? {
         name(fields, widths)?;
-        let item_bytes = match fields.big(4)? {
-            1 | 2 | 7 => 1,
-            3 | 8 => 2,
-            4 | 5 | 9 => 4,
-            6 | 10 | 11 => 8,
-            _ => return None,
-        };
+        let item_bytes = item_bytes(fields.big(4)?)?;
         let bytes = fields.big(widths.count)?.checked_mul(item_bytes)?;
         fields.take(bytes.checked_next_multiple_of(4)?)?;
     }
     Some(())
+}
+
+/// The length of an item of a type.
+fn item_bytes(of: u64) -> Option<u64> {
+    match of {
+        1 | 2 | 7 => Some(1),
+        3 | 8 => Some(2),
+        4 | 5 | 9 => Some(4),
+        6 | 10 | 11 => Some(8),
+        _ => None,
+    }
 }

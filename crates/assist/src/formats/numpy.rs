@@ -11,6 +11,8 @@ pub struct Numpy;
 const END_BYTES: u64 = 22;
 /// Rows that are shorter share pages, and come with the kernel's read-ahead.
 const ROW_BYTES_MIN: u64 = 4096;
+/// NumPy itself refuses to parse headers beyond 10,000 bytes.
+const HEADER_BYTES_MAX: u64 = 64 << 10;
 
 impl Format for Numpy {
     fn name(&self) -> &'static str {
@@ -95,7 +97,7 @@ fn rows(file: &mut Source<'_>) -> Option<Vec<Track>> {
     let mut fields = Fields::new(&start);
     let (major, _) = (fields.little(1)?, fields.little(1)?);
     let (at, len) = if major == 1 { (10, fields.little(2)?) } else { (12, fields.little(4)?) };
-    let header = String::from_utf8(file.bytes(at, len)?).ok()?;
+    let header = String::from_utf8(file.bytes(at, Some(len).filter(|len| *len <= HEADER_BYTES_MAX)?)?).ok()?;
     if !header.contains("'fortran_order': False") {
         return None;
     }

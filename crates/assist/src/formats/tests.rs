@@ -76,6 +76,17 @@ fn safetensors() -> (Vec<u8>, Vec<Track>) {
 
 /// Two record variables of three records and a fixed one of two rows.
 fn netcdf(version: u8) -> (Vec<u8>, Vec<Track>) {
+    let said = if version == 5 { u64::MAX } else { 0xffff_ffff };
+    let variables: [(&[u64], u32, u64); 3] = [(&[0], 5, 1024), (&[0, 2], 5, 1028), (&[1, 2], 5, 30_000)];
+    let mut bytes = netcdf_header(version, said, &variables);
+    bytes.resize(60_000, 9);
+    let records = |begin: u64, len: u64| (0..3).map(|r| begin + r * 8196..begin + r * 8196 + len).collect::<Track>();
+    (bytes, vec![records(1024, 4), records(1028, 8192), vec![30_000..38_192, 38_192..46_384]])
+}
+
+/// A header with three records, sides without a bound, of 2 and of 2048, and variables: their sides, type, and first byte. All of
+/// them are `said` to be so long, as variables of more than 4 GiB are.
+fn netcdf_header(version: u8, said: u64, variables: &[(&[u64], u32, u64)]) -> Vec<u8> {
     let count = |n: u64| if version == 5 { n.to_be_bytes().to_vec() } else { (n as u32).to_be_bytes().to_vec() };
     let offset = |n: u64| if version == 1 { (n as u32).to_be_bytes().to_vec() } else { n.to_be_bytes().to_vec() };
     let tag = |n: u32| n.to_be_bytes().to_vec();
@@ -83,19 +94,14 @@ fn netcdf(version: u8) -> (Vec<u8>, Vec<Track>) {
         [count(name.len() as u64), name.to_vec(), vec![0; name.len().next_multiple_of(4) - name.len()]].concat()
     };
     let mut bytes = [b"CDF".to_vec(), vec![version], count(3)].concat();
-    bytes.extend([tag(10), count(2), name(b"time"), count(0), name(b"x"), count(2)].concat());
+    bytes.extend([tag(10), count(3), name(b"time"), count(0), name(b"x"), count(2), name(b"y"), count(2048)].concat());
     bytes.extend([tag(12), count(1), name(b"title"), tag(2), count(5), b"abcde\0\0\0".to_vec()].concat());
-    let variable = |n: &[u8], dims: &[u64], bytes: u64, begin: u64| {
-        let dims = [count(dims.len() as u64), dims.iter().flat_map(|d| count(*d)).collect()].concat();
-        [name(n), dims, tag(0), count(0), tag(5), count(bytes), offset(begin)].concat()
-    };
-    bytes.extend([tag(11), count(3)].concat());
-    bytes.extend(variable(b"t", &[0], 4, 1024));
-    bytes.extend(variable(b"field", &[0, 1], 8192, 1028));
-    bytes.extend(variable(b"grid", &[1, 1], 16384, 30000));
-    bytes.resize(60_000, 9);
-    let records = |begin: u64, len: u64| (0..3).map(|r| begin + r * 8196..begin + r * 8196 + len).collect::<Track>();
-    (bytes, vec![records(1024, 4), records(1028, 8192), vec![30_000..38_192, 38_192..46_384]])
+    bytes.extend([tag(11), count(variables.len() as u64)].concat());
+    for (sides, of, begin) in variables {
+        let sides = [count(sides.len() as u64), sides.iter().flat_map(|d| count(*d)).collect()].concat();
+        bytes.extend([name(b"field"), sides, tag(0), count(0), tag(*of), count(said), offset(*begin)].concat());
+    }
+    bytes
 }
 
 /// Runs a script; whether there is a Python with all of these modules.
@@ -117,6 +123,41 @@ fn each_format_lists_its_extents() {
         let (bytes, expected) = netcdf(version);
         assert_eq!(tracks(&netcdf::NetCdf, &bytes), Some(expected), "version {version}");
     }
+}
+
+#[test]
+fn what_a_netcdf_file_says_of_lengths_is_not_believed() {
+    let tracks_of = |variables: &[(&[u64], u32, u64)]| {
+        let mut bytes = netcdf_header(2, 4, variables);
+        bytes.resize(90_000, 9);
+        tracks(&netcdf::NetCdf, &bytes).unwrap()
+    };
+    let records =
+        |begin: u64, step: u64, len: u64| (0..3).map(|r| begin + r * step..begin + r * step + len).collect::<Track>();
+    let (bytes, shorts): ((&[u64], u32, u64), _) = ((&[0], 1, 1024), (&[0, 1][..], 3, 2048));
+    // Alone, short items stand without a gap; beside others each variable begins at a multiple of four.
+    assert_eq!(tracks_of(&[bytes]), [records(1024, 1, 1)]);
+    assert_eq!(tracks_of(&[(&[0], 3, 1024)]), [records(1024, 2, 2)]);
+    assert_eq!(tracks_of(&[bytes, shorts]), [records(1024, 8, 1), records(2048, 8, 4)]);
+    // Two rows of 2048 doubles, and one of as many shorts.
+    assert_eq!(tracks_of(&[(&[1, 2], 6, 4096), (&[2], 3, 1000)]), [vec![4096..20_480, 20_480..36_864], vec![]]);
+    let most = netcdf_header(5, 4, &[(&[2; 6], 6, 1024)]);
+    assert_eq!(tracks(&netcdf::NetCdf, &most), None, "no file is so long");
+}
+
+/// A user's files must not fill the memory of a manager that serves others, too.
+#[test]
+fn a_header_takes_no_more_memory_than_it_is_long() {
+    let of = |header: String| {
+        let bytes = [&(header.len() as u64).to_le_bytes()[..], header.as_bytes(), &[1; 32]].concat();
+        tracks(&safetensors::Safetensors, &bytes)
+    };
+    let zeros = |count: usize| format!(r#"{{"a":{{"shape":[0{}],"data_offsets":[0,16]}}}}"#, ",0".repeat(count));
+    assert_eq!(of(zeros(2 << 20)), None, "longer than 4 MiB");
+    let in_the_way = of(zeros(2000)).unwrap();
+    assert_eq!(in_the_way[0].len(), 1);
+    assert_eq!(of(format!(r#"{{"a":[0{}]}}"#, ",0".repeat(4_000_000))), None);
+    assert_eq!(of(format!(r#"{{"a":[0{}]}}"#, ",0".repeat(1_000_000))), None, "that is no tensor");
 }
 
 /// What reading the index of a file took.

@@ -315,13 +315,21 @@ impl Store {
         std::fs::create_dir_all(&self.folder).map_err(failed(&self.folder, "cannot be made"))?;
         if self.for_all {
             // One of an earlier release may have been made for its owner alone.
-            for folder in missing.into_iter().chain([&*self.folder]) {
-                let opened =
-                    File::open(folder).and_then(|opened| opened.set_permissions(Permissions::from_mode(0o755)));
-                opened.map_err(failed(folder, "cannot be opened to all users"))?;
+            for folder in missing.iter().copied().chain([&*self.folder]) {
+                let open = || {
+                    let opened = File::open(folder)?;
+                    let is_open = missing.is_empty() && opened.metadata()?.permissions().mode() & 0o055 == 0o055;
+                    if is_open { Ok(()) } else { opened.set_permissions(Permissions::from_mode(0o755)) }
+                };
+                open().map_err(failed(folder, "cannot be opened to all users"))?;
             }
-            // So may what was learnt.
+            // So may what was learnt. What another user has learnt here cannot be changed, and need not be.
             for file in self.files() {
+                match file.metadata() {
+                    Ok(meta) if meta.permissions().mode() & 0o444 == 0o444 => continue,
+                    Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
+                    _ => {}
+                }
                 let opened = std::fs::set_permissions(&file, Permissions::from_mode(0o644));
                 opened.map_err(failed(&file, "cannot be opened to all users"))?;
             }
@@ -457,6 +465,28 @@ mod tests {
         std::fs::set_permissions(dir.path(), Permissions::from_mode(0o700)).unwrap();
         let error = Store::of_machine(&folder).prepare().unwrap_err().to_string();
         assert!(error.contains(&format!("{} has mode 700", dir.path().display())), "{error}");
+    }
+
+    /// Several administrators may learn for all users.
+    #[test]
+    fn what_another_user_has_learnt_for_all_is_left_as_it_is() {
+        let dir = tempfile::tempdir().unwrap();
+        let store = Store::of_machine(dir.path().join("assist"));
+        store.prepare().unwrap();
+        store.add("a.py", vec![observed("/d/1.h5", 10 * MIB, 3, 1)]).unwrap();
+        // Removed a moment after it was listed.
+        std::os::unix::fs::symlink("nowhere", store.path_of("b.py")).unwrap();
+        let set = |path: &Path, mode| std::fs::set_permissions(path, Permissions::from_mode(mode)).unwrap();
+        set(dir.path(), 0o711);
+        set(store.folder(), 0o777);
+        set(&store.folder().join(LOCK), 0o666);
+        // As another user than root. SAFETY: this thread alone is it, and takes no pointer.
+        let become_user = |uid: u32| unsafe { libc::syscall(libc::SYS_setfsuid, uid) };
+        let me = become_user(65534) as u32;
+        let prepared = store.prepare();
+        become_user(me);
+        prepared.unwrap();
+        assert_eq!(store.folder().metadata().unwrap().permissions().mode() & 0o777, 0o777);
     }
 
     #[test]

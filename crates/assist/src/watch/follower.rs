@@ -4,17 +4,18 @@
 //! the directories, now and every few seconds. They are opened by us, for reading; hints that act on a program's own
 //! open file (Sequential, Random, Normal) do not reach programs that are only watched.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::fs::File;
 use std::io;
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
+use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
+use impresario_base::lock::Mutex;
 use impresario_base::machine::path_of;
 use impresario_base::mounts::{Mount, mount_of, mounts};
 use impresario_ring::message::{Packet, ToManager, register};
@@ -31,7 +32,7 @@ use super::fanotify::Fanotify;
 use super::line::Seen;
 use super::tracefs::Tracefs;
 use crate::backend::FileId;
-use crate::config::{Hints, Named, Paths};
+use crate::config::{Hints, Named, Paths, Questions};
 use crate::manager::is_removed;
 
 /// Files that are watched at most.
@@ -39,11 +40,13 @@ pub const FILES_MAX: usize = 4096;
 /// How often directories are looked into anew: at first, and, where nothing changes, at most. Each look asks the metadata
 /// servers for all of them.
 const SEARCH_EVERY: (Duration, Duration) = (Duration::from_secs(5), Duration::from_secs(320));
-/// Searches of this process at a time, those of earlier followers included: on a file system that hangs they do not end.
-const SEARCHES_MAX: u32 = 4;
-static SEARCHES: AtomicU32 = AtomicU32::new(0);
 /// How long the first search is waited for.
 const SEARCH_PATIENCE: Duration = Duration::from_secs(5);
+/// How long one place may take before it is told of.
+const PLACE_PATIENCE: Duration = Duration::from_secs(30);
+/// Threads that search at the same time, and those of all searches of this process: where file systems hang, some are left behind.
+const THREADS: usize = 16;
+const THREADS_MAX: usize = 64;
 /// How long the manager may take to take a message.
 const SEND_PATIENCE: Duration = Duration::from_secs(2);
 /// Reads that are told in one go.
@@ -63,6 +66,15 @@ enum Source {
     PreAccess(Fanotify),
 }
 
+/// A place that a thread of this process looks into, be it of a follower that is gone: it is not looked into by another one.
+struct Searched {
+    place: Weak<PathBuf>,
+    began: Instant,
+    is_told: bool,
+}
+
+static SEARCHED: Mutex<Vec<Searched>> = Mutex::new(Vec::new());
+
 /// Watches the files of some hints for the manager at a socket.
 pub struct Follower {
     named: Arc<Named>,
@@ -78,29 +90,17 @@ pub struct Follower {
     search_every: Duration,
     /// When it was last looked which files were removed.
     looked: Instant,
-    /// What a search finds that runs beside: folders may be on a file system that hangs.
-    searching: Option<Receiver<Vec<Found>>>,
+    /// What searches find that run beside: places may be on a file system that hangs.
+    searches: Vec<Receiver<Answer>>,
+    /// The files that were there as a place was looked into last.
+    places: BTreeMap<PathBuf, HashSet<FileId>>,
 }
 
-/// One of the searches that run.
-struct Search(&'static AtomicU32);
-
-impl Search {
-    /// `None` where as many run as may.
-    fn begin(running: &'static AtomicU32) -> Option<Search> {
-        let one_more = |running| (running < SEARCHES_MAX).then_some(running + 1);
-        running.fetch_update(Ordering::Relaxed, Ordering::Relaxed, one_more).ok().map(|_| Search(running))
-    }
+/// The files that are at a place; opened, unless they are known.
+struct Answer {
+    place: PathBuf,
+    files: Vec<(FileId, Option<File>)>,
 }
-
-impl Drop for Search {
-    fn drop(&mut self) {
-        self.0.fetch_sub(1, Ordering::Relaxed);
-    }
-}
-
-/// A file that is there; opened, unless it is known.
-type Found = (FileId, Option<File>);
 
 impl Follower {
     /// Connects to the manager and begins to watch: not where nothing was answered about `paths`, and without the files as long
@@ -120,11 +120,14 @@ impl Follower {
             searched: Instant::now(),
             search_every: SEARCH_EVERY.0,
             looked: Instant::now(),
-            searching: None,
+            searches: Vec::new(),
+            places: BTreeMap::new(),
         };
         follower.search();
         if !follower.take_found(SEARCH_PATIENCE)? {
-            tracing::warn!("looking for the files of the hints takes long; until they are found none is watched");
+            tracing::warn!(
+                "looking for the files of the hints takes long; those that are not found yet are not watched"
+            );
         }
         Ok(follower)
     }
@@ -144,9 +147,9 @@ impl Follower {
 
     /// Waits for reads, at most so long, and tells the manager of them.
     pub fn turn(&mut self, patience: Duration) -> io::Result<()> {
-        if self.searching.is_some() {
-            self.take_found(Duration::ZERO)?;
-        } else if self.searched.elapsed() > self.search_every {
+        self.take_found(Duration::ZERO)?;
+        tell_of_slow_places();
+        if self.searched.elapsed() > self.search_every {
             self.search();
         }
         if self.looked.elapsed() > SEARCH_EVERY.0 {
@@ -182,86 +185,140 @@ impl Follower {
         self.manager.alive()
     }
 
-    /// Begins to look for the files of the hints.
+    /// Begins to look for the files of the hints, in all places that no thread looks into already.
     fn search(&mut self) {
         self.searched = Instant::now();
+        self.search_every = search_again_in(self.search_every, false);
         self.ours.clear();
         if let Source::PreAccess(listener) = &self.source
             && listener.was_disturbed()
         {
             self.files.values().for_each(|(_, open)| _ = self.mark(open));
         }
-        let Some(search) = Search::begin(&SEARCHES) else {
-            tracing::warn!("the files of the hints are not looked for: earlier searches wait for a file system");
-            return;
-        };
-        let (named, known) = (self.named.clone(), self.files.keys().copied().collect::<HashSet<FileId>>());
+        let asked: Vec<Arc<PathBuf>> = SEARCHED.lock().iter().filter_map(|one| one.place.upgrade()).collect();
+        let is_free = |place: &&Path| asked.iter().all(|asked| asked.as_path() != *place);
+        let left: Vec<PathBuf> = self.named.places().filter(is_free).map(Path::to_path_buf).collect();
+        let threads = THREADS.min(left.len()).min(THREADS_MAX.saturating_sub(asked.len()));
+        let questions = Questions::new(left, asked.iter().map(Arc::downgrade).collect());
+        let questions = Arc::new(Mutex::new(questions));
+        let known = Arc::new(self.files.keys().copied().collect::<HashSet<FileId>>());
+        let room = Arc::new(AtomicUsize::new(FILES_MAX.saturating_sub(known.len())));
         let (tell, found) = mpsc::channel();
-        let look = move || {
-            let _search = search;
-            // A file that vanished meanwhile, or that we may not read, is simply not watched.
-            let open = |(number, path): (FileId, PathBuf)| {
-                let new = !known.contains(&number);
-                (number, new.then(|| open_found(&path, number)).flatten())
+        for _ in 0..threads {
+            let (named, questions, tell) = (self.named.clone(), questions.clone(), tell.clone());
+            let (known, room) = (known.clone(), room.clone());
+            let look = move || {
+                // A file that vanished meanwhile, or that we may not read, is simply not watched.
+                let open = |(number, path): (FileId, PathBuf)| {
+                    let take = |room: usize| room.checked_sub(1);
+                    let is_new = !known.contains(&number)
+                        && room.fetch_update(Ordering::Relaxed, Ordering::Relaxed, take).is_ok();
+                    (number, is_new.then(|| open_found(&path, number)).flatten())
+                };
+                while let Some(place) = next_place(&questions) {
+                    let files = named.files(&place, FILES_MAX).map(open).collect();
+                    if tell.send(Answer { place: place.to_path_buf(), files }).is_err() {
+                        return;
+                    }
+                }
             };
-            let _ = tell.send(named.files(FILES_MAX).map(open).collect());
-        };
-        match std::thread::Builder::new().name("assist-search".into()).spawn(look) {
-            Ok(_) => self.searching = Some(found),
-            Err(error) => tracing::warn!(%error, "no thread can look for the files of the hints"),
+            if let Err(error) = std::thread::Builder::new().name("assist-search".into()).spawn(look) {
+                tracing::warn!(%error, "no thread can look for the files of the hints");
+            }
         }
+        self.searches.push(found);
     }
 
-    /// Takes what a search has found, if it ends within this time: new files are told, those that are gone are let go.
+    /// Takes what searches have found, waiting so long for them to end; whether they did.
     fn take_found(&mut self, patience: Duration) -> io::Result<bool> {
-        let Some(searching) = &self.searching else { return Ok(false) };
-        let found = match searching.recv_timeout(patience) {
-            Err(RecvTimeoutError::Timeout) => return Ok(false),
-            found => found,
-        };
-        self.searching = None;
-        // The thread has failed: what was known stays.
-        let Ok(found) = found else { return Ok(false) };
-        let there: HashSet<FileId> = found.iter().map(|(number, _)| *number).collect();
-        let gone: Vec<FileId> = self.files.keys().filter(|number| !there.contains(number)).copied().collect();
-        let mut changed = !gone.is_empty();
-        self.let_go(gone)?;
-        for (number, open) in found {
-            let Some(open) = open.filter(|open| self.mark(open)) else { continue };
-            let file = self.manager.register(&open)?;
-            self.files.insert(number, (file, open));
-            changed = true;
+        let end = Instant::now() + patience;
+        let mut answers = Vec::new();
+        self.searches.retain(|search| {
+            loop {
+                match search.recv_timeout(end.saturating_duration_since(Instant::now())) {
+                    Ok(answer) => answers.push(answer),
+                    Err(RecvTimeoutError::Timeout) => return true,
+                    Err(RecvTimeoutError::Disconnected) => return false,
+                }
+            }
+        });
+        self.merge(answers)?;
+        Ok(self.searches.is_empty())
+    }
+
+    /// New files are told, those that are gone are let go. Of places that do not answer all is left as it was.
+    fn merge(&mut self, answers: Vec<Answer>) -> io::Result<()> {
+        let (mut changed, mut closed, mut told) = (false, Vec::new(), Ok(()));
+        for Answer { place, files } in answers {
+            let there: HashSet<FileId> = files.iter().map(|(number, _)| *number).collect();
+            let before = self.places.get(&place);
+            let gone: Vec<FileId> =
+                before.map(|before| before.difference(&there).copied().collect()).unwrap_or_default();
+            self.places.insert(place, there);
+            for number in gone {
+                if self.places.values().any(|there| there.contains(&number)) {
+                    continue;
+                }
+                changed |= self.files.contains_key(&number);
+                told = told.and(self.let_go(number, &mut closed));
+            }
+            for (number, open) in files {
+                let Some(open) = open else { continue };
+                // It may have been found in two places.
+                let is_wanted = told.is_ok()
+                    && self.files.len() < FILES_MAX
+                    && !self.files.contains_key(&number)
+                    && self.mark(&open);
+                match is_wanted.then(|| self.manager.register(&open)) {
+                    Some(Ok(file)) => {
+                        self.files.insert(number, (file, open));
+                        changed = true;
+                        continue;
+                    }
+                    Some(Err(error)) => told = Err(error),
+                    None => {}
+                }
+                closed.push(open);
+            }
         }
-        self.search_every = search_again_in(self.search_every, changed);
-        if let (true, Source::Trace(trace)) = (changed, &self.source) {
+        if !closed.is_empty() {
+            close(closed);
+        }
+        told?;
+        if !changed {
+            return Ok(());
+        }
+        self.search_every = search_again_in(self.search_every, true);
+        if let Source::Trace(trace) = &self.source {
             let mounts = mounts();
             let as_traced = |(number, (_, open)): (&FileId, &(u32, File))| (traced_as(open, *number, &mounts), *number);
             let numbers: Vec<(FileId, FileId)> = self.files.iter().map(as_traced).collect();
             self.traced = by_traced(&numbers);
             trace.watch(&numbers.iter().map(|(traced, _)| *traced).collect::<Vec<_>>())?;
         }
-        Ok(true)
+        Ok(())
     }
 
     /// Lets files go that were removed, long before a search may miss them: as long as one is open, its space is not free.
     fn let_removed_go(&mut self) -> io::Result<()> {
         self.looked = Instant::now();
         let removed = self.files.iter().filter(|(_, (_, open))| is_removed(open.as_fd()));
-        let removed = removed.map(|(number, _)| *number).collect();
-        self.let_go(removed)
+        let removed: Vec<FileId> = removed.map(|(number, _)| *number).collect();
+        let (mut closed, mut told) = (Vec::new(), Ok(()));
+        for number in removed {
+            told = told.and(self.let_go(number, &mut closed));
+        }
+        if !closed.is_empty() {
+            close(closed);
+        }
+        told
     }
 
-    fn let_go(&mut self, files: Vec<FileId>) -> io::Result<()> {
-        let mut closed = Vec::new();
-        for number in files {
-            if let Some((file, open)) = self.files.remove(&number) {
-                self.forget(&open);
-                closed.push(open);
-                self.manager.send(ToManager::Unregister { file }, &[])?;
-            }
-        }
-        close(closed);
-        Ok(())
+    fn let_go(&mut self, number: FileId, closed: &mut Vec<File>) -> io::Result<()> {
+        let Some((file, open)) = self.files.remove(&number) else { return Ok(()) };
+        self.forget(&open);
+        closed.push(open);
+        self.manager.send(ToManager::Unregister { file }, &[])
     }
 
     fn mark(&self, open: &File) -> bool {
@@ -286,16 +343,39 @@ impl Follower {
 
 impl Drop for Follower {
     fn drop(&mut self) {
-        close(self.files.drain().map(|(_, (_, open))| open).collect());
+        let files: Vec<File> = self.files.drain().map(|(_, (_, open))| open).collect();
+        // Files that were found and not taken are in there.
+        close((files, std::mem::take(&mut self.searches)));
     }
 }
 
 /// Closes files beside: where a file system hangs, that waits for it.
-fn close(files: Vec<File>) {
-    if !files.is_empty()
-        && let Err(error) = std::thread::Builder::new().name("assist-close".into()).spawn(move || drop(files))
-    {
+fn close(files: impl Send + 'static) {
+    if let Err(error) = std::thread::Builder::new().name("assist-close".into()).spawn(move || drop(files)) {
         tracing::warn!(%error, "no thread can close files");
+    }
+}
+
+/// The next place to look into, which no other thread looks into as long as it is kept.
+fn next_place(questions: &Mutex<Questions>) -> Option<Arc<PathBuf>> {
+    loop {
+        let place = questions.lock().next()?;
+        let mut searched = SEARCHED.lock();
+        searched.retain(|one| one.place.strong_count() > 0);
+        if !searched.iter().any(|one| one.place.upgrade().is_some_and(|other| other == place)) {
+            searched.push(Searched { place: Arc::downgrade(&place), began: Instant::now(), is_told: false });
+            return Some(place);
+        }
+    }
+}
+
+/// Once each.
+fn tell_of_slow_places() {
+    for one in SEARCHED.lock().iter_mut().filter(|one| !one.is_told && one.began.elapsed() > PLACE_PATIENCE) {
+        if let Some(place) = one.place.upgrade() {
+            one.is_told = true;
+            tracing::warn!(place = %place.display(), "looking for files takes long here; until it ends no new ones are watched");
+        }
     }
 }
 
@@ -434,18 +514,6 @@ mod tests {
         assert!(looks.count() <= 20, "every 5 s that would be 720");
         assert_eq!(search_again_in(SEARCH_EVERY.1, false), SEARCH_EVERY.1);
         assert_eq!(search_again_in(SEARCH_EVERY.1, true), SEARCH_EVERY.0);
-    }
-
-    /// Each time the hints are read again there is a new follower, whose search may hang as the one before.
-    #[test]
-    fn searches_that_hang_do_not_add_up() {
-        static RUNNING: AtomicU32 = AtomicU32::new(0);
-        let mut hung: Vec<Search> = std::iter::from_fn(|| Search::begin(&RUNNING)).take(100).collect();
-        assert_eq!(hung.len(), 4);
-        hung.pop();
-        assert!(Search::begin(&RUNNING).is_some_and(|_last| Search::begin(&RUNNING).is_none()));
-        drop(hung);
-        assert_eq!(RUNNING.load(Ordering::Relaxed), 0);
     }
 
     #[test]

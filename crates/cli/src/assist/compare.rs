@@ -12,7 +12,7 @@ use impresario_workload::programs::{BlockDevice, Files, Machine, TestBed, Trials
 use impresario_workload::stats::{Verdict, at_least, no_worse_than};
 use serde_json::json;
 
-use super::launch::{Reach, reach};
+use super::launch::{Reach, by_shell, reach};
 use crate::front::command_file;
 use crate::{print, usage};
 use impresario_workload::progress::{Progress, all_written, catch_signals, check_outputs, write_json};
@@ -55,8 +55,12 @@ pub fn run(args: Args) -> Result<ExitCode> {
     if let Reach::No(why) = reach(&args.program[0].to_string_lossy())? {
         return Err(usage(why));
     }
-    let mut files: Vec<PathBuf> = Named::new(&hints, &paths).files(FILES_MAX).map(|(_, path)| path).collect();
+    let named = Named::new(&hints, &paths);
+    let mut files: Vec<PathBuf> =
+        named.places().flat_map(|place| named.files(place, FILES_MAX)).map(|(_, path)| path).collect();
     files.sort();
+    files.dedup();
+    files.truncate(FILES_MAX);
     let Some(first) = files.first() else {
         bail!(
             "{} names no existing file: there is nothing to compare (a plan without gain has no entries)",
@@ -72,7 +76,7 @@ pub fn run(args: Args) -> Result<ExitCode> {
     let program = |words: &[OsString]| {
         let mut command = Command::new(&words[0]);
         command.args(&words[1..]);
-        command
+        by_shell(&command).unwrap_or(command)
     };
     let own_program = command_file().context("finding this program's own file")?;
     let guided = || {

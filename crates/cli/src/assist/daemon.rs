@@ -105,7 +105,7 @@ fn follow(args: &Args, hints: &Hints, paths: &Paths, manager: &Handle) -> Result
         _ => return Ok(None),
     };
     for path in paths.silent() {
-        tell!("impresario: {}: {}; nothing there is watched", path.display(), paths.why_silent());
+        tell!("impresario: {}: {}; nothing there is watched", path.display(), paths.why_silent(path));
     }
     let follower = Follower::new(hints, paths, means, manager.socket())
         .context("watching programs through the kernel needs root and, for --watch, tracefs at /sys/kernel/tracing")?;
@@ -152,7 +152,7 @@ impl Reading {
             Ok(Ok((hints, paths))) => match paths.silent().first() {
                 None => return Some((hints, paths)),
                 Some(path) => {
-                    tell!("impresario: the hints are unchanged: {}: {}", path.display(), paths.why_silent());
+                    tell!("impresario: the hints are unchanged: {}: {}", path.display(), paths.why_silent(path));
                 }
             },
             Ok(Err(error)) => tell!("impresario: the hints are unchanged: {error}"),

@@ -2,6 +2,8 @@
 
 use std::ffi::OsString;
 use std::fs::File;
+use std::io::{self, Read};
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::{Path, PathBuf};
@@ -32,52 +34,90 @@ pub enum Reach {
     No(String),
 }
 
-/// Whether a program starts with the library named in its environment. A static one ignores it, and programs that it
-/// starts may be reached; another loader may refuse to start at all.
-fn bears_the_library(program: &Path) -> bool {
+/// What runs texts that do not name an interpreter.
+const SHELL: &str = "/bin/sh";
+
+/// The file that the kernel loads for a program, or a shell where the kernel does not know what it is, and whether the library can be
+/// preloaded into it. `None` for a script of a script of a script: the kernel goes a few steps.
+fn loaded(program: &Path) -> Option<(PathBuf, Verdict)> {
     let mut looked_at = program.to_path_buf();
     for _ in 0..5 {
         match check_program(&looked_at) {
-            Verdict::Ok | Verdict::Static => return true,
             Verdict::Script(interpreter) => looked_at = interpreter,
-            _ => return false,
+            Verdict::NotElf if is_text(&looked_at) => looked_at = SHELL.into(),
+            verdict => return Some((looked_at, verdict)),
         }
     }
-    false
+    None
+}
+
+/// Whether a shell would take a file for a script.
+fn is_text(file: &Path) -> bool {
+    let mut start = Vec::new();
+    let is_read = file.is_file() && File::open(file).is_ok_and(|file| file.take(256).read_to_end(&mut start).is_ok());
+    is_read && !start.contains(&0)
+}
+
+/// Whether a program starts with the library named in its environment. A static one ignores it, and programs that it
+/// starts may be reached; another loader may refuse to start at all.
+fn bears_the_library(program: &Path) -> bool {
+    matches!(loaded(program), Some((_, Verdict::Ok | Verdict::Static)))
 }
 
 /// Whether the library can be preloaded into a program, given by its name as typed.
 pub fn reach(name: &str) -> Result<Reach> {
     let path = find(name)?;
-    let mut looked_at = path.clone();
-    // Follows a script to its interpreter; scripts of scripts end after a few steps, as in the kernel.
-    for _ in 0..5 {
-        let why = match check_program(&looked_at) {
-            Verdict::Ok => return Ok(Reach::Yes),
-            Verdict::Script(interpreter) => {
-                looked_at = interpreter;
-                continue;
-            }
-            Verdict::SetUserId => {
-                "gains rights when it starts, and no library may be put into such programs; run it as the user whose rights \
-                 it gains, or watch it with `impresario assist daemon --watch`"
-                    .into()
-            }
-            Verdict::Static => {
-                "is statically linked, so no library can be preloaded (programs that it starts may have it); observe it with \
-                 `impresario assist daemon --watch`"
-                    .into()
-            }
-            Verdict::OtherMachine => "is built for another architecture than the library".into(),
-            Verdict::OtherLoader(loader) => {
-                format!("is loaded by {}, which does not preload libraries", loader.display())
-            }
-            Verdict::NotElf => "is neither a program nor a script with an interpreter".into(),
-            Verdict::Unreadable(why) => format!("cannot be read: {why}"),
-        };
-        return Ok(Reach::No(format!("{} {why}", looked_at.display())));
+    let Some((file, verdict)) = loaded(&path) else {
+        return Ok(Reach::No(format!("{} is a script of a script of a script", path.display())));
+    };
+    let why = match verdict {
+        Verdict::Ok => return Ok(Reach::Yes),
+        Verdict::SetUserId => {
+            "gains rights when it starts, and no library may be put into such programs; run it as the user whose rights \
+             it gains, or watch it with `impresario assist daemon --watch`"
+                .into()
+        }
+        Verdict::Static => {
+            "is statically linked, so no library can be preloaded (programs that it starts may have it); observe it with \
+             `impresario assist daemon --watch`"
+                .into()
+        }
+        Verdict::OtherMachine => "is built for another architecture than the library".into(),
+        Verdict::OtherLoader(loader) => format!("is loaded by {}, which does not preload libraries", loader.display()),
+        Verdict::Script(_) | Verdict::NotElf => "is neither a program nor a script".into(),
+        Verdict::Unreadable(why) => format!("cannot be read: {why}"),
+    };
+    Ok(Reach::No(format!("{} {why}", file.display())))
+}
+
+/// Starts a command. A text that does not name an interpreter is run by a shell, as shells and `execvp` do; `posix_spawnp` does not.
+fn spawn(command: &mut Command, files_limit: Option<u64>) -> io::Result<Child> {
+    limit_files(command, files_limit);
+    let error = match command.spawn() {
+        Err(error) if error.raw_os_error() == Some(libc::ENOEXEC) => error,
+        done => return done,
+    };
+    let Some(mut by_shell) = by_shell(command) else { return Err(error) };
+    limit_files(&mut by_shell, files_limit);
+    by_shell.spawn()
+}
+
+/// A command whose program a shell has to run; `None` where that is none.
+pub fn by_shell(command: &Command) -> Option<Command> {
+    let name = command.get_program();
+    let path = if name.as_bytes().contains(&b'/') { name.into() } else { find(&name.to_string_lossy()).ok()? };
+    if !matches!(check_program(&path), Verdict::NotElf) || !is_text(&path) {
+        return None;
     }
-    Ok(Reach::No(format!("{} is a script of a script of a script", path.display())))
+    let mut shell = Command::new(SHELL);
+    shell.arg(path).args(command.get_args());
+    for (name, value) in command.get_envs() {
+        match value {
+            Some(value) => shell.env(name, value),
+            None => shell.env_remove(name),
+        };
+    }
+    Some(shell)
 }
 
 /// Finds the file of a program as a shell does.
@@ -155,7 +195,7 @@ impl Programs {
             if purpose == Purpose::Record {
                 command.env(WAIT_VARIABLE, RECORD_WAIT_MS);
             }
-            command.spawn().with_context(|| format!("starting {}", name.to_string_lossy()))
+            spawn(&mut command, None).with_context(|| format!("starting {}", name.to_string_lossy()))
         })?;
         if let Err(error) = programs.hand_on(signals) {
             programs.end();
@@ -251,9 +291,9 @@ fn limit_files(command: &mut Command, files_limit: Option<u64>) {
 
 /// Runs one program as it is and returns its exit status, as a shell would report it.
 pub fn run_one(mut command: Command, files_limit: Option<u64>) -> Result<ExitCode> {
-    limit_files(&mut command, files_limit);
     let signals = Signals::new(heard_signals()).context("catching signals")?;
-    let child = command.spawn().with_context(|| format!("starting {}", command.get_program().to_string_lossy()))?;
+    let child = spawn(&mut command, files_limit)
+        .with_context(|| format!("starting {}", command.get_program().to_string_lossy()))?;
     let mut programs = Programs { children: vec![child], signals: None };
     programs.hand_on(signals)?;
     Ok(programs.wait()?.0)
@@ -269,9 +309,9 @@ pub fn told_to_end() -> Result<Arc<AtomicBool>> {
 }
 
 /// Waits until a child has ended and leaves it to be waited for.
-fn ended(pid: u32) -> std::io::Result<()> {
+fn ended(pid: u32) -> io::Result<()> {
     use rustix::process::{WaitId, WaitIdOptions, waitid};
-    let pid = i32::try_from(pid).ok().and_then(Pid::from_raw).ok_or(std::io::ErrorKind::InvalidInput)?;
+    let pid = i32::try_from(pid).ok().and_then(Pid::from_raw).ok_or(io::ErrorKind::InvalidInput)?;
     loop {
         match waitid(WaitId::Pid(pid), WaitIdOptions::EXITED | WaitIdOptions::NOWAIT) {
             Ok(_) => return Ok(()),
@@ -312,15 +352,15 @@ pub fn own_socket() -> Result<OwnSocket> {
         let only_ours = std::fs::Permissions::from_mode(0o700);
         let folder = tempfile::Builder::new().prefix(FOLDER).permissions(only_ours).tempdir_in(&place)?;
         let lock = locked(folder.path())?;
-        Ok::<_, std::io::Error>(OwnSocket { folder, _lock: lock })
+        Ok::<_, io::Error>(OwnSocket { folder, _lock: lock })
     };
     create().context("creating a directory for the manager's socket")
 }
 
 /// The same at a path that is given; an error where something is there already.
-pub fn own_socket_at(folder: &Path) -> std::io::Result<OwnSocket> {
+pub fn own_socket_at(folder: &Path) -> io::Result<OwnSocket> {
     let (Some(place), Some(name)) = (folder.parent(), folder.file_name()) else {
-        return Err(std::io::ErrorKind::InvalidInput.into());
+        return Err(io::ErrorKind::InvalidInput.into());
     };
     let only_ours = std::fs::Permissions::from_mode(0o700);
     let folder = tempfile::Builder::new().prefix(name).rand_bytes(0).permissions(only_ours).tempdir_in(place)?;
@@ -329,7 +369,7 @@ pub fn own_socket_at(folder: &Path) -> std::io::Result<OwnSocket> {
 }
 
 /// The lock of a manager's directory, which is its own as long as it lives.
-fn locked(folder: &Path) -> std::io::Result<File> {
+fn locked(folder: &Path) -> io::Result<File> {
     let file = File::open(folder)?;
     rustix::fs::flock(&file, rustix::fs::FlockOperation::NonBlockingLockExclusive)?;
     Ok(file)

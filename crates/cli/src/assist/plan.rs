@@ -1,9 +1,11 @@
 //! `impresario assist plan`: hints from a recorded run.
 
 use std::ffi::OsString;
-use std::io::Write;
+use std::fs::{File, Metadata};
+use std::io::{self, Write};
+use std::os::fd::{BorrowedFd, RawFd};
 use std::os::unix::ffi::OsStringExt;
-use std::os::unix::fs::MetadataExt;
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
@@ -18,7 +20,7 @@ use impresario_trace::combine::join;
 use impresario_trace::convert::{ImportOptions, import};
 use impresario_trace::{Trace, TraceOp};
 
-use crate::{print, print_json, usage};
+use crate::{print, usage};
 
 /// Plan hints from a recorded run, and report the reason and the expected gain of each
 ///
@@ -34,7 +36,7 @@ pub struct Args {
     /// The trace: from `assist record`, or Darshan DXT as text, strace, CSV or fio; several are those of one run's ranks
     #[arg(required = true, value_name = "TRACE")]
     traces: Vec<PathBuf>,
-    /// Write the hints file
+    /// Write the hints file; where it is standard output, the plan is printed on standard error
     #[arg(short, long, value_name = "FILE")]
     output: PathBuf,
     /// Replace an existing file also if it is not a hints file
@@ -82,11 +84,15 @@ pub fn run(args: Args) -> Result<ExitCode> {
     };
     let plan = plan(&trace, &options);
     let text = plan.hints.to_json().context("the plan is not a valid hints file")?;
-    write(&args.output, text.as_bytes()).with_context(|| format!("writing {}", args.output.display()))?;
-    if args.json {
-        return print_json(&plan);
+    let output = Output::of(&args.output);
+    output.write(text.as_bytes()).with_context(|| format!("writing {}", args.output.display()))?;
+    let told = if args.json { serde_json::to_string_pretty(&plan)? + "\n" } else { plan.text() };
+    if output.is_standard_output() {
+        // Who reads the hints there reads nothing else.
+        tell!("{}", told.trim_end());
+        return Ok(ExitCode::SUCCESS);
     }
-    print(plan.text())
+    print(told)
 }
 
 /// Nothing is lost by mistake, as where the shell puts a trace in the place of the hints' name: hints replace hints.
@@ -106,7 +112,8 @@ fn make_room(args: &Args) -> Result<()> {
     if args.traces.iter().any(is_it) {
         return Err(usage(format!("{shown} is one of the traces; name a file for the hints with -o")));
     }
-    if !args.force && there.len() > 0 && Hints::load(&args.output).is_err() {
+    let is_replaced = matches!(Output::of(&args.output), Output::File(_));
+    if is_replaced && !args.force && there.len() > 0 && Hints::load(&args.output).is_err() {
         return Err(usage(format!(
             "{shown} is there and is not a hints file; name another one with -o, or replace it with --force"
         )));
@@ -114,12 +121,61 @@ fn make_room(args: &Args) -> Result<()> {
     Ok(())
 }
 
-/// Replaces a file; what is no file, such as /dev/stdout, is written to.
-fn write(path: &Path, text: &[u8]) -> std::io::Result<()> {
-    match path.metadata() {
-        Ok(there) if !there.is_file() => std::fs::OpenOptions::new().write(true).open(path)?.write_all(text),
-        _ => replace(path, 0o666, text),
+/// Where the hints go.
+enum Output<'a> {
+    /// A file, which is replaced, or a pipe or device, which is written to.
+    File(&'a Path),
+    /// What this process has open under a number. Opened anew, a file would be written from its beginning on, and a socket not at all.
+    Open(RawFd),
+}
+
+impl Output<'_> {
+    fn of(path: &Path) -> Output<'_> {
+        let number = |folder| path.strip_prefix(folder).ok()?.to_str()?.parse().ok();
+        let named = match path.to_str() {
+            Some("/dev/stdout") => Some(1),
+            Some("/dev/stderr") => Some(2),
+            _ => ["/dev/fd", "/proc/self/fd"].iter().find_map(number).filter(|number: &RawFd| *number >= 0),
+        };
+        // The shell may have put a file there, by the same name. A device has no place for what is written next.
+        let is_standard_output =
+            || path.metadata().is_ok_and(|meta| !meta.file_type().is_char_device() && is_open_as(&meta, 1));
+        match named.or_else(|| is_standard_output().then_some(1)) {
+            Some(number) => Output::Open(number),
+            None => Output::File(path),
+        }
     }
+
+    fn write(&self, text: &[u8]) -> io::Result<()> {
+        match self {
+            Output::Open(number) => opened(*number)?.write_all(text),
+            Output::File(path) => match path.metadata() {
+                Ok(there) if !there.is_file() => File::options().write(true).open(path)?.write_all(text),
+                _ => replace(path, 0o666, text),
+            },
+        }
+    }
+
+    fn is_standard_output(&self) -> bool {
+        match self {
+            Output::Open(number) => {
+                *number == 1 || opened(*number).and_then(|file| file.metadata()).is_ok_and(|meta| is_open_as(&meta, 1))
+            }
+            Output::File(_) => false,
+        }
+    }
+}
+
+/// What this process has open under a number, once more.
+fn opened(number: RawFd) -> io::Result<File> {
+    // SAFETY: only for this call, which fails where nothing is open under it.
+    let borrowed = unsafe { BorrowedFd::borrow_raw(number) };
+    Ok(File::from(rustix::io::fcntl_dupfd_cloexec(borrowed, 3)?))
+}
+
+fn is_open_as(meta: &Metadata, number: RawFd) -> bool {
+    let other = opened(number).and_then(|file| file.metadata());
+    other.is_ok_and(|other| (other.dev(), other.ino()) == (meta.dev(), meta.ino()))
 }
 
 fn device(args: &Args, trace: &Trace) -> Result<Device> {

@@ -34,7 +34,7 @@ use crate::usage;
 /// `impresario assist daemon`). The exit status is that of the program. A program into which the library cannot be
 /// preloaded runs without hints, and a message says so. Processes that mpirun or srun starts on other nodes have a manager on each
 /// node, whose report stands beside the first (report.NODE.json). The last line on standard error tells how much of what the program
-/// read was seen: reads of files without hints, memory maps and statically linked children are not.
+/// read was seen, without --node: reads of files without hints, memory maps and statically linked children are not.
 #[derive(clap::Args)]
 #[command(after_long_help = "Examples:
   impresario assist run -- tar -cf archive.tar data
@@ -54,7 +54,7 @@ pub struct Args {
     /// Report the effect of the hints on standard error
     #[arg(short, long)]
     verbose: bool,
-    /// Do not report how much of what the program read was seen
+    /// Report neither how much of what the program read was seen, nor that it runs without hints
     #[arg(short, long, conflicts_with = "verbose")]
     pub quiet: bool,
     /// Learn from this run what the program does with kinds of files, for the next one, as `impresario assist learn` does
@@ -69,7 +69,9 @@ pub struct Args {
 }
 
 pub fn run(args: Args) -> Result<ExitCode> {
-    if let Reach::No(why) = reach(&args.program[0].to_string_lossy())? {
+    if let Reach::No(why) = reach(&args.program[0].to_string_lossy())?
+        && !args.quiet
+    {
         tell!("impresario: it runs without hints: {why}");
     }
     if args.node {
