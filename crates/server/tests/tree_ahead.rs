@@ -105,8 +105,9 @@ fn streams_are_read_ahead() {
         }
         assert!(read(&two, 8 * MIB, BLOCK).is_empty());
         let status = node.status();
-        assert!(status["engine"]["speculated_bytes"].as_u64().unwrap() > 4 * MIB, "{status:#}");
-        assert!(node.told("/read_ahead/hit_bytes") > 4 * MIB, "{status:#}");
+        // What the kernel's own reading ahead has brought in before counts as neither.
+        assert!(status["engine"]["speculated_bytes"].as_u64().unwrap() > 2 * MIB, "{status:#}");
+        assert!(node.told("/read_ahead/hit_bytes") > 2 * MIB, "{status:#}");
         assert_eq!((node.told("/read_ahead/wasted_bytes"), node.told("/read_ahead/stopped")), (0, 0), "{status:#}");
         assert!(node.told("/read_ahead/outstanding_bytes") <= 16 * MIB, "{status:#}");
         assert!(node.told("/read_ahead/waited_bytes") < 4 * MIB, "{status:#}");
