@@ -16,6 +16,7 @@ pub mod posix;
 mod rules;
 pub mod suite;
 
+use std::ops::Range;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
@@ -404,6 +405,18 @@ pub trait Backend: Send + Sync + 'static {
 
     /// Says that these bytes will be read soon, and does not wait for them. Without effect where that is not known to help.
     fn will_read(&self, _file: &Handle, _offset: u64, _len_bytes: u64) {}
+
+    /// Waits until what [`Backend::will_read`] has begun with is in memory, as far as the file reaches.
+    fn wait_for(&self, caller: &Caller, file: &Handle, range: Range<u64>) -> Result<()> {
+        const STEP_BYTES: u64 = 512 << 10;
+        // A byte is there when its page is; pages of one request of the device come together.
+        let mut at = range.start;
+        while at < range.end {
+            at = at.saturating_add(STEP_BYTES).min(range.end);
+            self.read(caller, file, at - 1, &mut [0])?;
+        }
+        Ok(())
+    }
 
     /// Whether files are known to be read from a device through a cache of this machine, which [`Backend::will_read`] fills
     /// and [`Backend::read_cached`] looks into. A file system may be known only after a first read.

@@ -1,4 +1,4 @@
-//! `impresario prefetch`: what a job will read is brought into the data servers' memory before it starts.
+//! `impresario prefetch`: what a job will read is brought into the servers' memory before it starts.
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -10,14 +10,16 @@ use serde_json::json;
 
 use crate::{load, print, usage};
 
-/// Have the data servers read a file, or a range of it, into their memory before it is asked for
+/// Have the servers read a file, or a range of it, into their memory before it is asked for
 ///
 /// For a job that is about to start, or that will soon come to another file. Nothing is sent here: each data server
-/// reads its part of the file, after the requests that clients wait for. The command tells how much they will read, and
-/// does not wait for it; a job that starts meanwhile finds what is there. A data server has at most read_ahead_bytes of
+/// reads its part of the file, after the requests that clients wait for; in front of a mounted folder ([tree]) the I/O
+/// node does, into its page cache. The command tells how much they will read, and
+/// does not wait for it; a job that starts meanwhile finds what is there. A server has at most read_ahead_bytes of
 /// its configuration read ahead and not yet asked for, so of a large file it takes the beginning; raise
 /// read_ahead_bytes for more. What was not read after a minute is no longer counted, but stays in memory while there is
-/// room. Nothing is read ahead under the policy none, or where the folder is in memory anyway.
+/// room. Nothing is read ahead under the policy none, where the folder is in memory anyway, or where reads go past the
+/// page cache.
 #[derive(clap::Args)]
 #[command(after_long_help = "Examples:
   impresario prefetch cluster/impresario.toml /in/mesh.h5
@@ -41,7 +43,8 @@ pub struct Args {
 
 pub fn run(args: Args) -> anyhow::Result<ExitCode> {
     let Args { config, path, offset, length, json } = args;
-    let client = Client::connect(&load(&config)?, ClientOptions::default())?;
+    let config = load(&config)?;
+    let client = Client::connect(&config, ClientOptions::default())?;
     let file = client.open(path.trim_matches('/').as_bytes(), false).with_context(|| format!("cannot open {path}"))?;
     let file_bytes = file.attr()?.size;
     if offset >= file_bytes && offset > 0 {
@@ -56,14 +59,24 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
         serde_json::to_string_pretty(&all)?
     } else {
         let (accepted, asked) = (show_bytes(accepted_bytes as f64), show_bytes(asked_bytes as f64));
-        let why = match accepted_bytes {
-            all if all == asked_bytes => "",
-            0 => {
-                "; the data servers read nothing ahead (policy none, a device model, a folder in memory) or have no room"
-            }
-            _ => "; the data servers have no room for more (read_ahead_bytes)",
+        let (servers, why_nothing, why_less) = match config.tree {
+            None => (
+                "data servers",
+                "they read nothing ahead (policy none, a device model, a folder in memory) or have no room",
+                "they have no room for more (read_ahead_bytes)",
+            ),
+            Some(_) => (
+                "I/O node",
+                "it reads nothing ahead (policy none, reads past the page cache, a folder in memory) or has no room",
+                "it has no room for more (read_ahead_bytes)",
+            ),
         };
-        format!("{path}: {accepted} of {asked} are, or are going to be, in the memory of the data servers{why}")
+        let why = match accepted_bytes {
+            all if all == asked_bytes => String::new(),
+            0 => format!("; {why_nothing}"),
+            _ => format!("; {why_less}"),
+        };
+        format!("{path}: {accepted} of {asked} are, or are going to be, in the memory of the {servers}{why}")
     };
     print(format!("{text}\n"))
 }

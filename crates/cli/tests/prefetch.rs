@@ -4,6 +4,7 @@ use std::fs::File;
 use std::os::fd::AsRawFd;
 
 use crate::support::{Cluster, client, pattern, read_file, run, write_file};
+use impresario_config::{Meta, Tree};
 use impresario_testing::until;
 use serde_json::Value;
 
@@ -32,18 +33,22 @@ fn resident_pages(file: &File) -> usize {
     pages.iter().filter(|page| **page & 1 == 1).count()
 }
 
-/// Takes the data servers' objects out of memory. The kernel leaves pages there that it is busy with, so this repeats.
-fn forget(cluster: &Cluster) {
+/// Takes a file out of memory. The kernel leaves pages there that it is busy with, so this repeats.
+fn forget(file: &File) {
+    until("a file is out of memory", || {
+        file.sync_all().unwrap();
+        rustix::fs::fadvise(file, 0, None, rustix::fs::Advice::DontNeed).unwrap();
+        resident_pages(file) == 0
+    });
+}
+
+/// The same of the data servers' objects.
+fn forget_objects(cluster: &Cluster) {
     for data in &cluster.config.data {
         let folders = std::fs::read_dir(data.dir.join("objects")).unwrap();
         for folder in folders.map(|folder| folder.unwrap().path()).filter(|path| path.is_dir()) {
             for object in std::fs::read_dir(folder).unwrap() {
-                let object = File::open(object.unwrap().path()).unwrap();
-                until("an object is out of memory", || {
-                    object.sync_all().unwrap();
-                    rustix::fs::fadvise(&object, 0, None, rustix::fs::Advice::DontNeed).unwrap();
-                    resident_pages(&object) == 0
-                });
+                forget(&File::open(object.unwrap().path()).unwrap());
             }
         }
     }
@@ -63,7 +68,7 @@ fn what_was_prefetched_is_read_from_memory() {
             assert!(told.code == 0 && told.out.contains("read nothing ahead"), "{told:?}");
             continue;
         }
-        forget(&cluster);
+        forget_objects(&cluster);
         let part = run(["prefetch", config, "/input", "--offset", "1m", "--length", "2m", "--json"]);
         let told: Value = serde_json::from_str(&part.out).unwrap_or_else(|e| panic!("{e}: {part:?}"));
         assert_eq!((told["asked_bytes"].as_u64(), told["accepted_bytes"].as_u64()), (Some(2 << 20), Some(2 << 20)));
@@ -76,6 +81,47 @@ fn what_was_prefetched_is_read_from_memory() {
         assert_eq!(sum(&cluster, "/read_ahead/waited_bytes"), 0, "no read waited for a device");
         assert_eq!(sum(&cluster, "/read_ahead/hints/hit_bytes"), 16 << 20);
         assert_eq!(sum(&cluster, "/read_ahead/hints/outstanding_bytes"), 0);
+    }
+}
+
+/// An I/O node in front of a mounted folder brings into its page cache what it has room for, and says so.
+#[test]
+fn a_hint_in_front_of_a_folder_has_a_budget() {
+    const ROOM: u64 = 4 << 20;
+    const TMPFS: i64 = 0x0102_1994;
+    let _cache = impresario_testing::page_cache::watched();
+    // Of a file on one lane what comes of a hint is scheduled.
+    for data_servers in [1, 4] {
+        let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+        let cluster = Cluster::start(0, 1, |config| {
+            let tree = Tree { folder: folder.path().into(), data_servers, ..Tree::default() };
+            config.tree = Some(Tree { stripe_bytes: Some(64 << 10), ..tree });
+            config.meta = Meta::default();
+            config.io[0].read_ahead_bytes = Some(ROOM);
+        });
+        let bytes = pattern(1, 1, 0, 16 << 20);
+        std::fs::write(folder.path().join("input"), &bytes).unwrap();
+        let (file, config) = (File::open(folder.path().join("input")).unwrap(), cluster.path.to_str().unwrap());
+        if rustix::fs::statfs(folder.path()).unwrap().f_type == TMPFS {
+            let told = run(["prefetch", config, "/input"]);
+            assert!(told.code == 0 && told.out.contains("reads nothing ahead"), "{told:?}");
+            continue;
+        }
+        forget(&file);
+        let told = run(["prefetch", config, "/input"]);
+        let says = "4 MiB of 16 MiB are, or are going to be, in the memory of the I/O node; it has no room for more";
+        assert!(told.code == 0 && told.out.contains(says), "{told:?}");
+        let hints = |what: &str| {
+            let state = cluster.state("io.0");
+            state["read_ahead"]["hints"][what].as_u64().unwrap_or_else(|| panic!("{what}: {state:#}"))
+        };
+        until("all of that is in memory", || hints("fetched_bytes") == ROOM);
+        let resident_bytes = resident_pages(&file) as u64 * 4096;
+        // The kernel may read a little around what it is asked for.
+        assert!((ROOM..2 * ROOM).contains(&resident_bytes), "{resident_bytes}");
+        assert!(read_file(&client(&cluster.config, 2), "input") == bytes);
+        assert_eq!((hints("hinted_bytes"), hints("hit_bytes"), hints("outstanding_bytes")), (ROOM, ROOM, 0));
+        assert!(hints("refused_bytes") >= 12 << 20);
     }
 }
 

@@ -315,10 +315,7 @@ impl Config {
             );
             found.range(&at, "queue_requests", data.queue_requests.into(), (1, QUEUE_MAX), " requests");
             self.check_payload(&at, data.payload_bytes, found);
-            if data.read_ahead_bytes != 0 {
-                let range = (READ_AHEAD_MIN_BYTES, PAYLOAD_MAX_BYTES);
-                found.range(&at, "read_ahead_bytes", data.read_ahead_bytes, range, " bytes (0: not at all)");
-            }
+            check_read_ahead(&at, data.read_ahead_bytes, found);
             check_cost(&at, data.cost.as_deref(), found);
             check_trace(&at, data.trace.as_deref(), found);
             check_runs(&at, &data.earlier_runs, found);
@@ -349,6 +346,13 @@ impl Config {
             found.range(&at, "dispatch_requests", io.dispatch_requests.into(), (1, 100_000), " requests");
             found.range(&at, "queue_requests", io.queue_requests.into(), (1, QUEUE_MAX), " requests");
             self.check_payload(&at, io.payload_bytes, found);
+            let read_ahead_bytes = io.read_ahead_bytes.unwrap_or(0);
+            check_read_ahead(&at, read_ahead_bytes, found);
+            if read_ahead_bytes != 0 && !self.reads_through_page_cache() {
+                let where_not = "only in front of a mounted folder ([tree] with backend = \"posix\" and not direct) is \
+                                 there memory to read ahead into; remove read_ahead_bytes";
+                found.add(&at, "read_ahead_bytes", where_not);
+            }
             check_cost(&at, io.cost.as_deref(), found);
             check_trace(&at, io.trace.as_deref(), found);
             check_runs(&at, &io.earlier_runs, found);
@@ -524,6 +528,13 @@ fn check_runs(at: &KeyPath, runs: &[PathBuf], found: &mut Findings) {
     }
 }
 
+fn check_read_ahead(at: &KeyPath, bytes: u64, found: &mut Findings) {
+    if bytes != 0 {
+        let range = (READ_AHEAD_MIN_BYTES, PAYLOAD_MAX_BYTES);
+        found.range(at, "read_ahead_bytes", bytes, range, " bytes (0: not at all)");
+    }
+}
+
 fn check_cost(at: &KeyPath, cost: Option<&Path>, found: &mut Findings) {
     if cost.is_some_and(|cost| cost.as_os_str().is_empty()) {
         found.add(at, "cost", "cost is empty; name a file that `impresario calibrate` wrote, or remove the key");
@@ -671,6 +682,7 @@ mod tests {
         refused(|c| c.data[1].payload_bytes = 1 << 40, "data[1].payload_bytes", "at most");
         refused(|c| c.data[1].read_ahead_bytes = 4096, "data[1].read_ahead_bytes", "0: not at all");
         refused(|c| c.data[0].read_ahead_bytes = 1 << 40, "data[0].read_ahead_bytes", "between");
+        refused(|c| c.io[1].read_ahead_bytes = Some(4 << 20), "io[1].read_ahead_bytes", "remove read_ahead_bytes");
         refused(|c| c.io[1].in_flight_requests = 0, "io[1].in_flight_requests", "between 1 and 256");
         refused(|c| c.io[1].merge_requests = 1025, "io[1].merge_requests", "between 1 and 1024");
         refused(|c| c.io[1].dispatch_requests = 0, "io[1].dispatch_requests", "between 1 and 100000");
@@ -700,7 +712,11 @@ mod tests {
         };
         let mut config = good();
         alone(&mut config);
+        config.io[1].read_ahead_bytes = Some(0);
         assert_eq!(config.check(), []);
+        let ahead = |config: &Config| [0, 1].map(|node| config.read_ahead_bytes(&config.io[node]));
+        assert_eq!((ahead(&config), ahead(&good())), ([Data::READ_AHEAD_BYTES, 0], [0, 0]));
+        assert_eq!(config.clone().with_defaults().io[0].read_ahead_bytes, Some(Data::READ_AHEAD_BYTES));
         assert_eq!(config.servers().map(|server| server.name()).collect::<Vec<_>>(), ["io.0", "io.1"]);
         let with = |change: fn(&mut Config)| {
             move |c: &mut Config| {
@@ -717,6 +733,12 @@ mod tests {
             c.tree = Some(Tree { backend: TreeBackend::Cephfs, direct: Some(true), ..Tree::default() });
         };
         refused(with(ceph), "tree.direct", "posix");
+        let past = |c: &mut Config| {
+            c.tree.as_mut().unwrap().direct = Some(true);
+            c.io[0].read_ahead_bytes = Some(8 << 20);
+        };
+        refused(with(past), "io[0].read_ahead_bytes", "not direct");
+        refused(with(|c| c.io[0].read_ahead_bytes = Some(4096)), "io[0].read_ahead_bytes", "0: not at all");
         let none = |c: &mut Config| {
             let tree = c.tree.as_mut().unwrap();
             (tree.data_servers, tree.stripe_count) = (0, None);

@@ -470,6 +470,10 @@ pub struct Io {
     /// Limit of the memory for payloads, bytes (at least `max_payload_bytes`, at most 64 GiB).
     #[serde(default = "default_payload")]
     pub payload_bytes: u64,
+    /// Maximum bytes that the node reads ahead of its clients from a mounted folder (4 MiB to 64 GiB; 0: off). Absent: as
+    /// a data server there, and nothing elsewhere. See [`Config::read_ahead_bytes`].
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub read_ahead_bytes: Option<u64>,
     /// The calibration that the cost model comes from, a file of `impresario calibrate`; relative to the
     /// configuration file. Absent: a 7200 rpm disk's.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -615,6 +619,11 @@ impl Config {
             self.meta.grace_ms = Some(self.meta.grace_ms());
             self.cluster.stripe_count = Some(self.stripe_count());
         }
+        if self.reads_through_page_cache() {
+            for io in &mut self.io {
+                io.read_ahead_bytes.get_or_insert(Data::READ_AHEAD_BYTES);
+            }
+        }
         if let Some(tree) = &mut self.tree {
             if tree.backend == TreeBackend::Posix {
                 tree.io.get_or_insert_default();
@@ -631,6 +640,18 @@ impl Config {
             }
         }
         self
+    }
+
+    /// The I/O nodes read through the page cache of their machine, into which something can be read ahead.
+    pub(crate) fn reads_through_page_cache(&self) -> bool {
+        let is_cached = |tree: &Tree| tree.backend == TreeBackend::Posix && tree.direct != Some(true);
+        self.tree.as_ref().is_some_and(is_cached)
+    }
+
+    /// Maximum bytes that an I/O node reads ahead of its clients; 0: nothing.
+    pub fn read_ahead_bytes(&self, io: &Io) -> u64 {
+        let default = if self.reads_through_page_cache() { Data::READ_AHEAD_BYTES } else { 0 };
+        io.read_ahead_bytes.unwrap_or(default)
     }
 
     /// Number of data servers that a file is striped over by default.
@@ -722,6 +743,7 @@ impl Io {
             split: false,
             queue_requests: default_queue(),
             payload_bytes: default_payload(),
+            read_ahead_bytes: None,
             cost: None,
             correct_cost: None,
             trace: None,

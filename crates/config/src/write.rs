@@ -48,6 +48,7 @@ const IO: &Notes = &[
     ("split", "split requests at data servers before scheduling"),
     ("queue_requests", "capacity of the queue"),
     ("payload_bytes", "limit of the memory for payloads, bytes"),
+    ("read_ahead_bytes", "read ahead of the clients, bytes at most; 0: not at all"),
 ];
 /// Keys that are written with their default too.
 const ALWAYS: &[&str] = &[
@@ -218,7 +219,8 @@ mod tests {
         };
         let file = Tree { server: None, volfile: Some("/etc/scratch.vol".into()), ..volume.clone() };
         let (meta, data) = (Meta::default(), Vec::new());
-        let alone = Config { tree: Some(tree), meta, data, ..config.clone() };
+        let mut alone = Config { tree: Some(tree), meta, data, ..config.clone() };
+        alone.io[1].read_ahead_bytes = Some(0);
         assert_eq!(Config::parse(&alone.to_toml(), Path::new("/c.toml")).unwrap(), alone);
         let ceph = Tree {
             backend: TreeBackend::Cephfs,

@@ -7,6 +7,7 @@
 //! stops it where it does not pay. Predicted extents pass through the server's core as speculations: along with the
 //! request that they continue, or alone while little else is in flight.
 
+use std::cell::RefCell;
 use std::io;
 use std::ops::Range;
 use std::sync::Arc;
@@ -15,6 +16,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use impresario_base::lock::Mutex;
 use impresario_foresight::{EarlierReads, Hints, Prediction, ReadingAhead, Source, Totals, is_there};
 use impresario_sched::{Op, PredictedQueues};
+use rustc_hash::FxHashMap;
 use serde_json::{Value, json};
 
 use crate::now;
@@ -24,7 +26,7 @@ pub trait PagedFile {
     /// Its length, bytes; 0 if unknown. Does not wait.
     fn len_bytes(&self) -> u64;
 
-    /// Whether a byte is in the page cache. Does not wait.
+    /// Whether a byte is in the page cache. Does not wait for the device, though a file system may take its time.
     fn has(&self, at: u64) -> bool;
 
     /// Starts reading a range into the page cache, without waiting. A hint: it may do nothing.
@@ -101,8 +103,12 @@ impl ReadAhead {
         changed
     }
 
-    /// A request arrived: updates the hints of these bytes.
-    fn observe_hints(&self, op: Op, file: u64, extent: Range<u64>) {
+    /// A request arrived: updates the hints of these bytes. For a file of which nothing is predicted;
+    /// [`observe`](ReadAhead::observe) does it as well.
+    pub fn observe_hints(&self, op: Op, file: u64, extent: Range<u64>) {
+        if !self.is_hinted.load(Relaxed) {
+            return;
+        }
         match op {
             Op::Read => self.with_hints(|hints| hints.read(file, extent, now().0)),
             Op::Write => self.with_hints(|hints| hints.changed(file, extent)),
@@ -113,10 +119,29 @@ impl ReadAhead {
 
     /// A read of these bytes waits for the device.
     pub fn waited(&self, (key, file): (u64, &dyn PagedFile), extent: &Range<u64>) {
+        /// Looks until what is looked for is known; beyond, bytes that nobody has looked at count as there.
+        const LOOKS_MAX: usize = 4;
         self.waited_bytes.fetch_add(extent.end - extent.start, Relaxed);
-        let mut rule = self.rule.lock();
-        rule.device_read(key, extent, |at| file.has(at));
-        self.sleeps.store(rule.sleeps(), Relaxed);
+        let (mut seen, unseen) = (FxHashMap::default(), RefCell::new(Vec::new()));
+        for looks in 0.. {
+            let mut rule = self.rule.lock();
+            if looks < LOOKS_MAX {
+                rule.look_for_missed(key, extent, |at| {
+                    seen.get(&at).copied().unwrap_or_else(|| {
+                        unseen.borrow_mut().push(at);
+                        true
+                    })
+                });
+            }
+            if unseen.borrow().is_empty() {
+                rule.device_read(key, extent, |at| seen.get(&at).copied().unwrap_or(true));
+                self.sleeps.store(rule.sleeps(), Relaxed);
+                return;
+            }
+            drop(rule);
+            // Without the lock: a file system that hangs must not keep it.
+            seen.extend(unseen.take().into_iter().map(|at| (at, file.has(at))));
+        }
     }
 
     /// A request of a client arrived. Returns what to read ahead now, within the file's end.
@@ -127,9 +152,7 @@ impl ReadAhead {
         extent: Range<u64>,
         client: u64,
     ) -> Vec<Prediction> {
-        if self.is_hinted.load(Relaxed) {
-            self.observe_hints(op, file, extent.clone());
-        }
+        self.observe_hints(op, file, extent.clone());
         if self.sleeps.load(Relaxed) {
             return Vec::new();
         }
@@ -258,5 +281,52 @@ impl ReadAhead {
                 "stopped": h.stops,
             },
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::AtomicUsize;
+
+    use super::*;
+
+    /// A file that memory has lost; each look finds the lock free.
+    struct Lost<'a> {
+        ahead: &'a ReadAhead,
+        looks: AtomicUsize,
+    }
+
+    impl PagedFile for Lost<'_> {
+        fn len_bytes(&self) -> u64 {
+            u64::MAX
+        }
+
+        fn has(&self, _: u64) -> bool {
+            assert!(self.ahead.rule.try_lock().is_some(), "whoever observes a request would wait for the file system");
+            self.looks.fetch_add(1, Relaxed);
+            false
+        }
+
+        fn will_read(&self, _: Range<u64>) {}
+
+        fn wait_for(&self, _: Range<u64>) -> io::Result<()> {
+            Ok(())
+        }
+    }
+
+    #[test]
+    fn no_look_at_memory_holds_the_lock() {
+        const BLOCK: u64 = 256 << 10;
+        let ahead = ReadAhead::new(64 << 20);
+        let file = Lost { ahead: &ahead, looks: AtomicUsize::new(0) };
+        for i in 0..64 {
+            let extent = i * BLOCK..(i + 1) * BLOCK;
+            for prediction in ahead.observe(Op::Read, (1, &file), extent.clone(), 1) {
+                ahead.fetched(1, prediction.extent, 10_000_000);
+            }
+            ahead.waited((1, &file), &extent);
+        }
+        assert!(file.looks.load(Relaxed) > 0);
+        assert!(ahead.totals().wasted_bytes > 0, "what is lost is found all the same: {:?}", ahead.totals());
     }
 }

@@ -465,6 +465,11 @@ impl FileStreams {
         }
     }
 
+    /// Looks at memory where [`missed`](Self::missed) would; changes nothing.
+    pub(crate) fn look_for_missed(&self, extent: &Range<u64>, in_memory: &dyn Fn(u64) -> bool) {
+        self.outstanding.look_for_lost(extent, in_memory);
+    }
+
     /// Drops predictions without a judgement; late ones are judged already.
     pub(crate) fn drop_predictions(&mut self, shared: &mut Shared, extent: &Range<u64>) {
         self.outstanding.forget_expected(extent);

@@ -46,6 +46,12 @@ impl Taken {
     fn arrived_of(&self, range: &Range<u64>) -> Range<u64> {
         range.start.max(self.extent.start)..range.end.min(self.extent.end).min(self.arrived_to)
     }
+
+    /// What has arrived of a range is not in memory.
+    fn is_lost(&self, range: &Range<u64>, in_memory: &dyn Fn(u64) -> bool) -> bool {
+        let arrived = self.arrived_of(range);
+        !arrived.is_empty() && !is_there(&arrived, in_memory)
+    }
 }
 
 /// How far a prediction that begins at `start` has arrived when an extent of it has, too.
@@ -206,13 +212,16 @@ impl Outstanding {
 
     /// Takes out what was asked for of an extent, had arrived and is not in memory.
     pub(crate) fn take_lost(&mut self, extent: &Range<u64>, in_memory: &dyn Fn(u64) -> bool) -> VecDeque<Taken> {
-        let is_lost = |e: &Taken| {
-            let arrived = e.arrived_of(extent);
-            !arrived.is_empty() && !is_there(&arrived, in_memory)
-        };
-        let (lost, kept) = self.expected.drain(..).partition(is_lost);
+        let (lost, kept) = self.expected.drain(..).partition(|e| e.is_lost(extent, in_memory));
         self.expected = kept;
         lost
+    }
+
+    /// Looks at memory where [`Outstanding::take_lost`] would, and then [`Outstanding::gone_of`]; changes nothing.
+    pub(crate) fn look_for_lost(&self, extent: &Range<u64>, in_memory: &dyn Fn(u64) -> bool) {
+        for lost in self.expected.iter().filter(|e| e.is_lost(extent, in_memory)) {
+            drop(self.gone_of(lost.stream, in_memory));
+        }
     }
 
     /// The predictions of a stream that had arrived and are not in memory.

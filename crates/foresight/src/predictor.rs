@@ -295,6 +295,13 @@ impl Predictor {
         }
     }
 
+    /// Looks at memory where [`missed`](Predictor::missed) would; changes nothing.
+    pub fn look_for_missed(&self, file: u64, extent: &Range<u64>, in_memory: &dyn Fn(u64) -> bool) {
+        if let Some(file) = self.files.get(&file) {
+            file.look_for_missed(extent, in_memory);
+        }
+    }
+
     /// Reads of an earlier run that will probably be made again, instead of those given before. While the reads of a file agree
     /// with them, what they foretell is predicted in the place of streams.
     pub fn foretell(&mut self, earlier: Option<Arc<EarlierReads>>) {

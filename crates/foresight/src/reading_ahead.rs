@@ -129,6 +129,14 @@ impl ReadingAhead {
         self.predictor.missed(file, extent, &in_memory);
     }
 
+    /// Looks at memory where [`device_read`](ReadingAhead::device_read) would; changes nothing. For those who must not wait
+    /// for a look at memory meanwhile.
+    pub fn look_for_missed(&self, file: u64, extent: &Range<u64>, in_memory: impl Fn(u64) -> bool) {
+        if self.speed.pause_bytes == 0 {
+            self.predictor.look_for_missed(file, extent, &in_memory);
+        }
+    }
+
     /// A read of `extent`, not empty, came at `at_ns`. What should be read before it is asked for, as far as the file
     /// [reaches](ReadingAhead::within).
     pub fn read(&mut self, source: Source, extent: Range<u64>, at_ns: u64) -> Vec<Prediction> {

@@ -16,10 +16,11 @@ use std::time::Duration;
 use impresario_base::lock::Mutex;
 use impresario_client::Identity;
 use impresario_engine::{Engine, EngineConfig, Refused, Submission};
+use impresario_foresight::ALONE_MAX;
 use impresario_layout::Piece;
 use impresario_node::session::Fence;
 use impresario_node::{core_requests, whole_request};
-use impresario_sched::{ConnId, LaneId, Op, PolicySpec};
+use impresario_sched::{ConnId, LaneId, Op, PolicySpec, PredictedQueues};
 use impresario_wire::{Answer, Call, Fault, FileKey, SpaceChange, Who};
 
 use crate::connection::{Connection, Reply};
@@ -40,7 +41,7 @@ pub(crate) use forward::SYNCS_MAX;
 use meta_proxy::MetaProxy;
 pub(crate) use meta_proxy::Upstream;
 use storage::{Cluster, Storage, Striping};
-use tree::TreeSession;
+use tree::{Foreseen, OpenFile, TreeSession};
 pub(crate) use tree::{Tree, TreeSettings};
 
 /// How long the engine's last batches may take when the node stops.
@@ -80,6 +81,8 @@ enum Answering {
     Whole(Reply),
     /// The request that this is the part number `.1` of.
     Part(Arc<Family>, usize),
+    /// Nobody: no client has requested this read of the file yet.
+    Nobody(Arc<OpenFile>),
 }
 
 /// How an I/O node is made.
@@ -173,13 +176,19 @@ impl IoNode {
         let forwarder = Forwarder::new(vitals.clone(), storage.clone(), identity, &settings)
             .map_err(|error| format!("the system starts no thread: {error}"))?;
         let policy = settings.engine.policy.clone();
-        let engine = Engine::new(settings.engine, forwarder.clone()).map_err(|e| e.to_string())?;
+        storage.ahead().into_iter().for_each(|ahead| ahead.follow_policy(&policy));
+        let lane_speculations = if storage.ahead().is_some() { ALONE_MAX } else { 0 };
+        let engine = EngineConfig { lane_speculations, ..settings.engine };
+        let engine = Engine::new(engine, forwarder.clone()).map_err(|e| e.to_string())?;
         forwarder.serve(&engine);
         // What the data servers hold of a file is not known here.
         let (space, holds) = (settings.trace.space, Box::new(|_| true));
         let foretell = Box::new({
-            let engine = engine.clone();
-            move |queues| engine.foresee(queues)
+            let (engine, storage) = (engine.clone(), storage.clone());
+            move |queues: Option<Arc<PredictedQueues>>| {
+                storage.ahead().into_iter().for_each(|ahead| ahead.foretell(queues.as_deref()));
+                engine.foresee(queues);
+            }
         });
         let runs = EarlierRuns::new(vitals.name(), space, settings.earlier_runs, holds, foretell);
         let trace = RequestTrace::new(vitals.name(), settings.trace, engine.clone());
@@ -227,11 +236,22 @@ impl IoNode {
             }
             (_, false) => self.submit_whole(&request, payload, reply),
             (Op::Read | Op::Write, true) => self.submit_pieces(&request, payload, reply),
-            (_, true) => self.submit_barriers(&request, reply),
+            (_, true) => {
+                drop(self.foresee(&request));
+                self.submit_barriers(&request, reply);
+            }
         }
     }
 
-    /// Passes a hint on to the data servers, past the scheduler: it carries no data, and they order what comes of it.
+    /// A request came. What should be read before it is asked for.
+    fn foresee(&self, request: &FileRequest) -> Vec<Foreseen> {
+        let Some(ahead) = self.storage.ahead() else { return Vec::new() };
+        let FileRequest { op, file, ref striping, offset, len, who, .. } = *request;
+        ahead.observe(op, (file, &striping.layout), offset..offset.saturating_add(len), who.client.0)
+    }
+
+    /// Passes a hint on to the data servers, past the scheduler: it carries no data, and they order what comes of it. What comes
+    /// of it here is scheduled.
     fn pass_hint(&self, request: FileRequest, reply: Reply) {
         if let Err(fault) = self.check(&request) {
             return reply.send(&Answer::Fault(fault));
@@ -239,13 +259,22 @@ impl IoNode {
         if self.hints.waiting() >= HINTS_MAX {
             return reply.send(&Answer::Accepted(0));
         }
-        let storage = self.storage.clone();
-        let FileRequest { who, file, striping, offset, len, .. } = request;
+        let (storage, engine) = (self.storage.clone(), self.engine.clone());
         self.hints.run(Box::new(move || {
-            match waiting_elsewhere(|| storage.prefetch(&who, file, &striping.layout, offset, len)) {
-                Ok(bytes) => reply.send(&Answer::Accepted(bytes)),
-                Err(fault) => reply.send(&Answer::Fault(fault)),
-            }
+            let FileRequest { who, file, ref striping, offset, len, .. } = request;
+            let taken = waiting_elsewhere(|| match storage.ahead() {
+                Some(ahead) => Ok(ahead.hinted(file, offset..offset.saturating_add(len), who.client.0)),
+                None => storage.prefetch(&who, file, &striping.layout, offset, len).map(|bytes| (bytes, Vec::new())),
+            });
+            let (bytes, fresh) = match taken {
+                Ok(taken) => taken,
+                Err(fault) => return reply.send(&Answer::Fault(fault)),
+            };
+            reply.send(&Answer::Accepted(bytes));
+            let extent = whole_request(&striping.layout, offset, len);
+            let hint = submission(&request, &extent);
+            // Speculations are not refused, they are dropped.
+            drop(engine.submit_all(fresh.into_iter().map(|of| speculation(&request, &hint, extent.server, of))));
         }));
     }
 
@@ -270,20 +299,20 @@ impl IoNode {
             Op::Read => Answering::Read(Owed::read(reply, request.len)),
             _ => Answering::Whole(reply),
         };
-        self.submit(request, extent, payload, answer);
+        self.submit(request, extent, payload, answer, self.foresee(request));
     }
 
     /// Cut into one request per data server; answered when all are done.
     fn submit_pieces(&self, request: &FileRequest, payload: Option<Buffer>, reply: Reply) {
-        let payload = payload.map(Arc::new);
+        let (payload, ahead) = (payload.map(Arc::new), self.foresee(request));
         let ranges: Vec<Piece> = core_requests(&request.striping.layout, request.offset, request.len, true).collect();
         if let ([range], Op::Read) = (&ranges[..], request.op) {
-            return self.submit(request, *range, Bulk::None, Answering::Read(Owed::read(reply, request.len)));
+            return self.submit(request, *range, Bulk::None, Answering::Read(Owed::read(reply, request.len)), ahead);
         }
         let family = Family::of_data(request.striping.layout, request.offset, request.len, ranges.clone(), reply);
         for (index, range) in ranges.iter().enumerate() {
             let part = payload.as_ref().map_or(Bulk::None, |buffer| family.payload_of(range, buffer));
-            self.submit(request, *range, part, Answering::Part(family.clone(), index));
+            self.submit(request, *range, part, Answering::Part(family.clone(), index), Vec::new());
         }
     }
 
@@ -293,29 +322,18 @@ impl IoNode {
         let layout = request.striping.layout;
         for k in 0..layout.pcount {
             let extent = Piece { server: layout.server_at(k), file_offset: 0, lane_offset: 0, len: u64::MAX };
-            self.submit(request, extent, Bulk::None, Answering::Part(family.clone(), usize::from(k)));
+            self.submit(request, extent, Bulk::None, Answering::Part(family.clone(), usize::from(k)), Vec::new());
         }
     }
 
-    fn submit(&self, request: &FileRequest, extent: Piece, payload: Bulk, answer: Answering) {
-        let submission = Submission {
-            op: request.op,
-            file: request.file.0,
-            lane: LaneId(request.striping.lane(extent.server)),
-            file_offset: extent.file_offset,
-            lane_offset: extent.lane_offset,
-            len: extent.len,
-            client: request.who.client.0,
-            conn: request.conn,
-            job: request.who.job,
-            user: request.who.user,
-            speculative: false,
-        };
+    fn submit(&self, request: &FileRequest, extent: Piece, payload: Bulk, answer: Answering, ahead: Vec<Foreseen>) {
+        let submission = submission(request, &extent);
+        let ahead = ahead.into_iter().map(|of| speculation(request, &submission, extent.server, of));
         let FileRequest { who, file, ref striping, made, .. } = *request;
         let (striping, server) = (striping.clone(), extent.server);
         let change = request.change.map(|change| (change, (request.offset, request.len)));
         let item = Item { who, file, striping, server, made, change, payload, answer };
-        let (item, errno, why) = match self.engine.submit(submission, item) {
+        let (item, errno, why) = match self.engine.submit_ahead(submission, item, ahead) {
             Ok(_) => return,
             Err(Refused::Busy(item)) => (item, libc::EBUSY, "has a queue that stayed full; raise queue_requests"),
             Err(Refused::Closed(item)) => (item, libc::ESHUTDOWN, "is stopping"),
@@ -347,6 +365,7 @@ impl IoNode {
             Call::SetPolicy { name, params, at_shared_ns } => {
                 let spec = PolicySpec { name, params: params.into_iter().collect() };
                 if crate::data::set_policy(&self.engine, &self.asked, &spec, at_shared_ns, reply) {
+                    self.storage.ahead().into_iter().for_each(|ahead| ahead.follow_policy(&spec));
                     self.limits.follow(&spec);
                 }
             }
@@ -375,11 +394,36 @@ impl IoNode {
     }
 }
 
+/// A request, or its part `extent`, as the scheduler gets it.
+fn submission(request: &FileRequest, extent: &Piece) -> Submission {
+    Submission {
+        op: request.op,
+        file: request.file.0,
+        lane: LaneId(request.striping.lane(extent.server)),
+        file_offset: extent.file_offset,
+        lane_offset: extent.lane_offset,
+        len: extent.len,
+        client: request.who.client.0,
+        conn: request.conn,
+        job: request.who.job,
+        user: request.who.user,
+        speculative: false,
+    }
+}
+
+/// The read of what a request or hint makes likely.
+fn speculation(request: &FileRequest, after: &Submission, server: u16, of: Foreseen) -> (Submission, Item) {
+    let FileRequest { who, file, ref striping, .. } = *request;
+    let (striping, answer) = (striping.clone(), Answering::Nobody(of.file));
+    let item = Item { who, file, striping, server, made: 0, change: None, payload: Bulk::None, answer };
+    (after.ahead(of.extent), item)
+}
+
 impl Answering {
     /// Of anything but a read: the client has closed the connection, as far as this machine knows.
     fn client_is_gone(&self) -> bool {
         match self {
-            Answering::Read(_) => false,
+            Answering::Read(_) | Answering::Nobody(_) => false,
             Answering::Whole(reply) => reply.client_is_gone(),
             Answering::Part(family, _) => family.client_is_gone(),
         }
@@ -391,6 +435,7 @@ impl Answering {
             Answering::Read(owed) => owed.fulfil(Came::Failed(fault.clone())),
             Answering::Whole(reply) => reply.send(&Answer::Fault(fault.clone())),
             Answering::Part(family, _) => family.part_failed(fault),
+            Answering::Nobody(_) => {}
         }
     }
 }
@@ -481,6 +526,9 @@ impl Service for IoNode {
         status.insert("limits".into(), self.limits.status());
         status.insert("forward".into(), self.forwarder.status());
         status.insert("split".into(), self.split.into());
+        if let Some(ahead) = self.storage.ahead() {
+            status.insert("read_ahead".into(), ahead.describe());
+        }
         status.insert("trace".into(), self.trace.status());
         status.insert("earlier_runs".into(), self.runs.status());
         serde_json::Value::Object(status)

@@ -513,6 +513,7 @@ fn start_tree(
         caller: Caller { uid, gid, groups: groups.collect() },
         lanes: tree.data_servers,
         split: io.split,
+        read_ahead_bytes: config.read_ahead_bytes(io),
         vitals: server.vitals(),
         identity: identity.clone(),
         describe,

@@ -35,4 +35,5 @@ mod request_trace;
 mod space;
 mod support;
 mod tree;
+mod tree_ahead;
 mod whereabouts;

@@ -275,15 +275,8 @@ impl PagedFile for Node {
     }
 
     fn wait_for(&self, range: Range<u64>) -> io::Result<()> {
-        const STEP_BYTES: u64 = 512 << 10;
-        // A byte is there when its page is; pages of one request of the device come together.
-        let mut at = range.start;
-        while at < range.end {
-            at = (at + STEP_BYTES).min(range.end);
-            let read = self.export.backend.read(&self.caller, &self.handle, at - 1, &mut [0]);
-            read.map_err(|error| io::Error::from_raw_os_error(error.0))?;
-        }
-        Ok(())
+        let waited = self.export.backend.wait_for(&self.caller, &self.handle, range);
+        waited.map_err(|error| io::Error::from_raw_os_error(error.0))
     }
 }
 

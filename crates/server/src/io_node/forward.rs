@@ -10,7 +10,7 @@ use std::sync::{Arc, OnceLock, Weak};
 use std::time::Duration;
 
 use impresario_base::lock::Mutex;
-use impresario_base::slab::Key;
+use impresario_base::slab::{Key, Slab};
 use impresario_client::{Identity, Task, TrafficCount};
 use impresario_engine::{Engine, Executor, Outcome, Started, Ticket, Work, now};
 use impresario_node::{DispatchQueue, Entry, Party};
@@ -18,9 +18,10 @@ use impresario_sched::{Extent, LaneId, Nanos, Op, Request};
 use impresario_wire::{Answer, Fault, Who};
 
 use super::family::{Complete, Short};
-use super::hung::{Hung, Lanes, add_lanes};
+use super::hung::{Hung, Lanes, SILENCE, add_lanes};
 use super::reading::Reading;
 use super::storage::{Storage, Target};
+use super::tree::Foreseen;
 use super::{Answering, IoSettings, Item};
 use crate::listener::{Vitals, before_waiting};
 use crate::outbox::{Bulk, STACK_BYTES, hand_over_own_replies};
@@ -49,6 +50,8 @@ const ANSWERED_IN: Nanos = Nanos::from_millis(1000);
 pub(super) struct Load {
     parts: Vec<(Request, Item)>,
     ticket: Ticket<Item>,
+    /// What continues it and nobody has asked for.
+    along: Option<Foreseen>,
 }
 
 impl Load {
@@ -69,6 +72,8 @@ impl Load {
 struct Dispatch {
     queue: DispatchQueue<Load>,
     hung: Hung,
+    /// What is read ahead by itself, past the queue: its lanes, and since when.
+    alone: Slab<(LaneId, Nanos)>,
     /// Threads that were called and found nothing that could go.
     owed: usize,
     is_watched: bool,
@@ -140,7 +145,13 @@ impl Forwarder {
             dispatch_max: settings.engine.total_requests as usize,
             lanes,
             engine: OnceLock::new(),
-            dispatch: Mutex::new(Dispatch { queue, hung: Hung::new(lanes), owed: 0, is_watched: false }),
+            dispatch: Mutex::new(Dispatch {
+                queue,
+                hung: Hung::new(lanes),
+                alone: Slab::default(),
+                owed: 0,
+                is_watched: false,
+            }),
             uncalled: AtomicUsize::new(0),
             threads,
             sync_threads,
@@ -201,7 +212,8 @@ impl Forwarder {
 
     /// Forwards what was taken out of the queue, and waits for the answers.
     fn forward(&self, load: Joined, begun: Begun) {
-        let Joined { tickets, mut parts } = load;
+        let Joined { tickets, mut parts, along } = load;
+        let has_begun = self.begin_ahead(&parts, &along);
         let mut forwarded = Forwarded::default();
         while let Some(first) = parts.first() {
             let same = parts.iter().take_while(|part| goes_with(part, first)).count();
@@ -211,6 +223,42 @@ impl Forwarder {
         complete(tickets, forwarded.errno, begun.started);
         forwarded.shorts.into_iter().for_each(|(target, short)| self.resolve(&target, short));
         begun.end(forwarded.errno != libc::EIO);
+        if let Some(ahead) = self.storage.ahead() {
+            ahead.go_on(along, has_begun);
+        }
+    }
+
+    /// Reads are about to be forwarded, and `along` continues them: see [`Ahead::begin`](super::tree::Ahead::begin).
+    fn begin_ahead(&self, parts: &[(Request, Item)], along: &[Foreseen]) -> bool {
+        match (self.storage.ahead(), parts.first()) {
+            (Some(ahead), Some((Request { op: Op::Read, .. }, item))) => {
+                ahead.begin(item.file, &range_of(parts), along)
+            }
+            _ => false,
+        }
+    }
+
+    /// Reads ahead by itself, past the queue. What hangs there takes nothing of the engine's limits.
+    fn read_alone(&self, of: Foreseen, lane: LaneId, ticket: Ticket<Item>) -> Started<Item> {
+        let (Some(ahead), Some(this)) = (self.storage.ahead(), self.this.upgrade()) else {
+            return Started::Finished(ticket, done(0));
+        };
+        let mut dispatch = self.dispatch.lock();
+        let key = dispatch.alone.insert((lane, now()));
+        let watches = self.must_watch(&mut dispatch);
+        drop(dispatch);
+        if watches {
+            self.watch();
+        }
+        ahead.read_alone(of, ticket, Alone { forwarder: this, key });
+        Started::Pending
+    }
+
+    /// It matters whether a server hangs, and no thread looks yet: one is to be started.
+    fn must_watch(&self, dispatch: &mut Dispatch) -> bool {
+        let watches = !dispatch.is_watched && self.matters(dispatch);
+        dispatch.is_watched |= watches;
+        watches
     }
 
     /// On a forwarding thread: forwards the oldest waiting batch with its neighbours.
@@ -342,10 +390,10 @@ impl Forwarder {
 
     /// It matters whether a server hangs: requests wait for places, or for a server that does.
     fn matters(&self, dispatch: &Dispatch) -> bool {
-        let Dispatch { queue, hung, .. } = dispatch;
+        let Dispatch { queue, hung, alone, .. } = dispatch;
         let (taken, waiting) = (queue.in_flight() - hung.stuck().min(queue.in_flight()), queue.len());
         (waiting > 0 && taken >= self.in_flight_max)
-            || waiting + taken >= self.dispatch_max
+            || waiting + taken + alone.len() >= self.dispatch_max
             || (hung.any() && (waiting > 0 || queue.in_flight() > 0))
     }
 
@@ -360,8 +408,9 @@ impl Forwarder {
     fn look_for_hung(&self) -> bool {
         let mut dispatch = self.dispatch.lock();
         let matters = self.matters(&dispatch);
-        let Dispatch { queue, hung, .. } = &mut *dispatch;
-        let more = hung.look(now());
+        let Dispatch { queue, hung, alone, .. } = &mut *dispatch;
+        let at = now();
+        let more = hung.look(at);
         if more {
             let lanes: Vec<u16> = hung.lanes().collect();
             tracing::warn!(?lanes, "data servers do not answer; requests for others go on");
@@ -369,6 +418,11 @@ impl Forwarder {
         queue.set_stuck(hung.stuck());
         let mut batches = vec![0; self.lanes.into()];
         hung.count_batches(&mut batches);
+        for (_, (lane, since)) in alone.iter() {
+            if let Some(count) = batches.get_mut(lane.index()) {
+                *count += u32::from(at.since(*since) >= SILENCE);
+            }
+        }
         if hung.any() {
             for entry in queue.waiting().filter(|entry| hung.hangs(&entry.token.needs(self.split))) {
                 if let Some(count) = batches.get_mut(usize::from(entry.token.lane())) {
@@ -470,6 +524,7 @@ impl Forwarder {
                 Answering::Read(owed) => owed.fulfil(Came::Read(slice)),
                 // Of no read.
                 Answering::Whole(reply) => reply.send_data(Bulk::One(slice)),
+                Answering::Nobody(_) => {}
                 Answering::Part(ref family, index) => {
                     if let Complete::Short(short) = family.part_read(index, slice) {
                         let target = Target { who: item.who, made: item.made, ..*target };
@@ -512,7 +567,7 @@ impl Forwarder {
                 }
                 Answering::Part(family, _) => drop(family.part_written(request.extent.len, &lanes)),
                 // Of no write.
-                Answering::Read(_) => {}
+                Answering::Read(_) | Answering::Nobody(_) => {}
             }
         }
         None
@@ -526,7 +581,7 @@ impl Forwarder {
             match (self.storage.change_space(target, change, range), item.answer) {
                 (Ok(lanes), Answering::Whole(reply)) => reply.send(&Answer::FileWritten { bytes: 0, lanes }),
                 // Before, the barrier has made a whole of the last part.
-                (Ok(_), Answering::Part(..) | Answering::Read(_)) => {}
+                (Ok(_), Answering::Part(..) | Answering::Read(_) | Answering::Nobody(_)) => {}
                 (Err(fault), answer) => {
                     answer.fail(&fault);
                     failed = Some(fault.errno);
@@ -602,10 +657,16 @@ impl Forwarder {
 }
 
 impl Executor<Item> for Forwarder {
-    fn start(&self, work: Work<Item>) -> Started<Item> {
+    fn start(&self, mut work: Work<Item>) -> Started<Item> {
         hand_over_own_replies();
+        let along = take_ahead(&mut work);
         let Work { batch, mut parts, ticket, .. } = work;
-        let Some((_, first)) = parts.first_mut() else { return Started::Finished(ticket, done(0)) };
+        let Some((_, first)) = parts.first_mut() else {
+            return match along {
+                Some(of) => self.read_alone(of, batch.extent.lane, ticket),
+                None => Started::Finished(ticket, done(0)),
+            };
+        };
         let file = first.file.0;
         if !batch.op.is_data()
             && let Answering::Part(family, _) = &first.answer
@@ -622,11 +683,10 @@ impl Executor<Item> for Forwarder {
         }
         self.counts.taken(batch.op, &parts);
         let party = parts.first().map_or((0, 0), |(_, item)| party(item));
-        let entry = Entry::of(&batch, file, self.split, party, Load { parts, ticket });
+        let entry = Entry::of(&batch, file, self.split, party, Load { parts, ticket, along });
         let mut dispatch = self.dispatch.lock();
         dispatch.queue.push(entry);
-        let watches = !dispatch.is_watched && self.matters(&dispatch);
-        dispatch.is_watched |= watches;
+        let watches = self.must_watch(&mut dispatch);
         drop(dispatch);
         if watches {
             self.watch();
@@ -668,24 +728,49 @@ impl Drop for Begun {
     }
 }
 
+/// What is read ahead by itself: noted until this is dropped, also with a job that is dropped undone.
+struct Alone {
+    forwarder: Arc<Forwarder>,
+    key: Key,
+}
+
+impl Drop for Alone {
+    fn drop(&mut self) {
+        self.forwarder.dispatch.lock().alone.remove(self.key);
+    }
+}
+
 /// The batches of one forwarded request.
 pub(super) struct Joined {
     /// The tickets of the batches, with their lengths.
     pub(super) tickets: Vec<(Ticket<Item>, u64)>,
     pub(super) parts: Vec<(Request, Item)>,
+    along: Vec<Foreseen>,
 }
 
 impl Joined {
     fn of(entries: Vec<Entry<Load>>) -> Joined {
-        let (mut tickets, mut parts) = (Vec::with_capacity(entries.len()), Vec::new());
+        let (mut tickets, mut parts, mut along) = (Vec::with_capacity(entries.len()), Vec::new(), Vec::new());
         for entry in entries {
             tickets.push((entry.token.ticket, entry.len));
+            along.extend(entry.token.along);
             match parts.is_empty() {
                 true => parts = entry.token.parts,
                 false => parts.extend(entry.token.parts),
             }
         }
-        Joined { tickets, parts }
+        Joined { tickets, parts, along }
+    }
+}
+
+/// Takes what no client has requested out of a batch; it is the last part.
+fn take_ahead(work: &mut Work<Item>) -> Option<Foreseen> {
+    let (request, item) = work.parts.pop_if(|(_, item)| matches!(item.answer, Answering::Nobody(_)))?;
+    let extent = request.extent.lane_offset..request.extent.end();
+    work.batch.extent.len = extent.start.saturating_sub(work.batch.extent.lane_offset);
+    match item.answer {
+        Answering::Nobody(file) => Some(Foreseen { file, extent }),
+        _ => None,
     }
 }
 
@@ -845,9 +930,6 @@ mod tests {
             never()
         }
         fn stat(&self, _: FileKey, _: &Layout) -> Result<ObjectInfo, Fault> {
-            never()
-        }
-        fn prefetch(&self, _: &Who, _: FileKey, _: &Layout, _: u64, _: u64) -> Result<u64, Fault> {
             never()
         }
     }

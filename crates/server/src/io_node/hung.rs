@@ -12,7 +12,7 @@ use smallvec::SmallVec;
 use super::Item;
 
 /// A server that has said nothing for so long while requests waited hangs.
-const SILENCE: Nanos = Nanos(100_000_000);
+pub(super) const SILENCE: Nanos = Nanos(100_000_000);
 
 /// The lanes of the data servers that something needs, each once or more.
 pub(super) type Lanes = SmallVec<[u16; 4]>;

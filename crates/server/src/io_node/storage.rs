@@ -7,6 +7,7 @@ use impresario_client::{Striped, Task};
 use impresario_layout::Layout;
 use impresario_wire::{Fault, FileKey, LaneState, ObjectInfo, SeekTo, Sought, SpaceChange, Who};
 
+use super::tree::Ahead;
 use crate::payload::{Buffer, PayloadPool};
 
 /// Where a forwarded request goes.
@@ -84,8 +85,16 @@ pub(crate) trait Storage: Send + Sync + 'static {
     /// Length and times of a file.
     fn stat(&self, file: FileKey, layout: &Layout) -> Result<ObjectInfo, Fault>;
 
-    /// Passes a hint on; gives the bytes that are, or are going to be, in memory.
-    fn prefetch(&self, who: &Who, file: FileKey, layout: &Layout, offset: u64, len: u64) -> Result<u64, Fault>;
+    /// Reads ahead of the clients here, not on other servers.
+    fn ahead(&self) -> Option<&Arc<Ahead>> {
+        None
+    }
+
+    /// Passes a hint on, where that is not [read ahead here](Storage::ahead); gives the bytes that are, or are going to be, in
+    /// memory.
+    fn prefetch(&self, _: &Who, _: FileKey, _: &Layout, _offset: u64, _len: u64) -> Result<u64, Fault> {
+        Ok(0)
+    }
 }
 
 /// Pieces of a write back to back.

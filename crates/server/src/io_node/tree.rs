@@ -7,6 +7,7 @@
 //! An open file is known by a key that every node over the folder computes alike, so that a client goes on through
 //! another node: it opens its files there again by their paths.
 
+mod ahead;
 mod files;
 mod listing;
 mod names;
@@ -26,8 +27,11 @@ use rustc_hash::FxHashMap;
 use super::storage::{Storage, Striping, Target, joined};
 use crate::connection::Reply;
 use crate::listener::Vitals;
-use crate::workers::{PATIENCE, Workers, waiting_elsewhere};
-use files::{Files, OpenFile};
+use crate::workers::{PATIENCE, Workers, stop_all, waiting_elsewhere};
+pub(super) use ahead::{Ahead, Foreseen};
+pub(super) use files::OpenFile;
+
+use files::Files;
 use listing::Snapshot;
 use once::Once;
 
@@ -54,6 +58,8 @@ pub(crate) struct TreeSettings {
     pub(crate) lanes: u16,
     /// Requests are split: lanes of one file must differ.
     pub(crate) split: bool,
+    /// What is read ahead of the clients at most, bytes; 0: nothing is.
+    pub(crate) read_ahead_bytes: u64,
     /// The node's run, for what may have been lost with it, its memory for merged writes, and what the file system has failed.
     pub(crate) vitals: Vitals,
     /// Counts what goes to the file system.
@@ -65,7 +71,8 @@ pub(crate) struct TreeSettings {
 /// A folder, as a storage and a name space.
 pub(crate) struct Tree {
     settings: TreeSettings,
-    files: Files,
+    files: Arc<Files>,
+    ahead: Option<Arc<Ahead>>,
     once: Once,
     next_handle: AtomicU64,
     threads: Workers,
@@ -88,13 +95,16 @@ struct SessionState {
 
 impl Tree {
     pub(crate) fn new(settings: TreeSettings) -> Arc<Tree> {
-        let (files, once, next_handle) = (Files::default(), Once::default(), AtomicU64::new(1));
+        let (files, once, next_handle) = (Arc::<Files>::default(), Once::default(), AtomicU64::new(1));
+        let TreeSettings { backend, caller, read_ahead_bytes, .. } = &settings;
+        let ahead = || Ahead::new(*read_ahead_bytes, backend.clone(), caller.clone(), files.clone());
+        let ahead = (*read_ahead_bytes > 0).then(ahead);
         let threads = Workers::new("metadata", THREADS).patient(STUCK_AFTER);
-        Arc::new(Tree { settings, files, once, next_handle, threads, syncing_all: Arc::default() })
+        Arc::new(Tree { settings, files, ahead, once, next_handle, threads, syncing_all: Arc::default() })
     }
 
     pub(super) fn stop(&self) {
-        self.threads.stop(PATIENCE);
+        stop_all(std::iter::once(&self.threads).chain(self.ahead.iter().map(|ahead| ahead.threads())), PATIENCE);
     }
 
     pub(super) fn status(&self) -> serde_json::Value {
@@ -304,9 +314,8 @@ impl Storage for Tree {
         Ok(ObjectInfo { size: attr.size_bytes, mtime: time(attr.mtime), used_bytes: attr.used_bytes, made: 1 })
     }
 
-    fn prefetch(&self, _: &Who, file: FileKey, _: &Layout, offset: u64, len: u64) -> Result<u64, Fault> {
-        self.backend().will_read(&self.file(file)?.handle, offset, len);
-        Ok(0)
+    fn ahead(&self) -> Option<&Arc<Ahead>> {
+        self.ahead.as_ref()
     }
 }
 

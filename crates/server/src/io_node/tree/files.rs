@@ -11,7 +11,7 @@ use rustc_hash::FxHashMap;
 use super::super::storage::Striping;
 
 /// A file that a client has open.
-pub(super) struct OpenFile {
+pub(crate) struct OpenFile {
     pub(super) key: FileKey,
     pub(super) handle: Handle,
     pub(super) striping: Striping,

@@ -4,11 +4,12 @@ use std::sync::Arc;
 use std::time::{Duration, UNIX_EPOCH};
 
 use impresario_backend::{Attr as Node, Errno, Handle, Kind, Make, SetAttr as Change, SetTime as When};
+use impresario_sched::Op;
 use impresario_wire::{
     Answer, Attr, Device, Entry, Fault, MetaCall, NodeKind, Opened, SetAttr, SetTime, Statfs, Target, masked_mode,
 };
 
-use super::files::{anywhere, striping};
+use super::files::{anywhere, key_of, striping};
 use super::listing::{Snapshot, fits};
 use super::{Tree, TreeSession, outward, time};
 
@@ -118,12 +119,12 @@ impl Tree {
                 Answer::Attr(attr_of(&node))
             }
             MetaCall::SetAttr { target: Target::Path(path), set } => {
-                let node = self.find(&path).and_then(|(handle, _)| backend.set_attr(caller, &handle, &change_of(&set)));
+                let node = self.find(&path).and_then(|(handle, _)| self.set_attr(&handle, &set));
                 Answer::Attr(node.map(|node| attr_of(&node)).explain("change the attributes of", &path)?)
             }
             MetaCall::SetAttr { target: Target::Handle(handle), set } => {
                 let file = session.opened(handle)?;
-                let node = backend.set_attr(caller, &file.handle, &change_of(&set));
+                let node = self.set_attr(&file.handle, &set);
                 let node = node.map_err(|error| self.failed(error, "changing an open file"))?;
                 Answer::Attr(attr_of(&node))
             }
@@ -145,7 +146,7 @@ impl Tree {
             }
             MetaCall::Reopen { path, file, write: _ } => {
                 let found = self.find(&path).and_then(|(handle, node)| openable(&node).map(|()| handle));
-                let found = found.and_then(|handle| match super::files::key_of(&handle) == file {
+                let found = found.and_then(|handle| match key_of(&handle) == file {
                     true => Ok(handle),
                     // Another file has its name by now.
                     false => Err(Errno(libc::ENOENT)),
@@ -320,13 +321,24 @@ impl Tree {
         Ok(Opened { handle, file: key, layout, made: 0, attr })
     }
 
+    fn set_attr(&self, node: &Handle, set: &SetAttr) -> impresario_backend::Result<Node> {
+        if let (Some(ahead), Some(size)) = (&self.ahead, set.size) {
+            ahead.changed(Op::Truncate, key_of(node), size);
+        }
+        self.backend().set_attr(&self.settings.caller, node, &change_of(set))
+    }
+
     /// What is left of a node that lost a name.
     fn removed(&self, node: &Handle) -> Answer {
-        match self.backend().attr(node) {
-            Ok(attr) => Answer::Removed { links: attr.links },
-            Err(Errno(libc::ESTALE)) => Answer::Removed { links: 0 },
-            Err(_) => Answer::Done,
+        let links = match self.backend().attr(node) {
+            Ok(attr) => attr.links,
+            Err(Errno(libc::ESTALE)) => 0,
+            Err(_) => return Answer::Done,
+        };
+        if let (Some(ahead), 0) = (&self.ahead, links) {
+            ahead.changed(Op::Unlink, key_of(node), 0);
         }
+        Answer::Removed { links }
     }
 
     /// The node of a path.
