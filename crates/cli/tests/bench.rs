@@ -116,7 +116,7 @@ fn different_applications_run_side_by_side() {
         "--app",
         "op=write,request-size=32k,loops=2",
         "--app",
-        "op=read,pattern=random,request-size=4k,processes=1",
+        "op=read,pattern=random,request-size=4k,processes=1,pause=200ms",
     ]);
     assert!(output.status.success(), "{}", told(&output));
     let text = told(&output);
@@ -124,6 +124,7 @@ fn different_applications_run_side_by_side() {
         text.contains("2 processes, contiguous write of 32 KiB, 128 KiB each; 1 processes, random read of 4 KiB"),
         "{text}"
     );
+    assert!(text.contains("64 KiB each, pauses of 0.20 s"), "{text}");
     assert!(text.contains("verified: ") && !text.contains("WRONG"), "{text}");
 }
 

@@ -1,5 +1,6 @@
 //! A benchmark run: applications, their processes, when they start and how they issue requests.
 
+use std::ops::Range;
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
@@ -130,9 +131,23 @@ pub struct Application {
     pub think: Think,
     /// How often every process goes through its requests.
     pub loops: u32,
+    /// How long every process computes after each quarter of its requests but the last, µs.
+    #[serde(default)]
+    pub pause_us: u64,
 }
 
+/// Of a process's requests, with pauses between them.
+const PARTS: u64 = 4;
+
 impl Application {
+    /// The parts of a process's requests, in all its loops, between which it pauses.
+    pub fn parts(&self) -> impl Iterator<Item = Range<u64>> {
+        let requests = self.pattern.requests() * u64::from(self.loops);
+        let parts = if self.pause_us > 0 { PARTS } else { 1 };
+        let begins = move |part| requests / parts * part + requests % parts * part / parts;
+        (0..parts).map(move |part| begins(part)..begins(part + 1))
+    }
+
     /// Bytes that it moves in the timed part.
     pub fn bytes(&self) -> u64 {
         self.pattern.total_bytes() * u64::from(self.loops)
@@ -156,6 +171,9 @@ impl Application {
         );
         if self.queue_depth > 1 {
             text += &format!(", queue depth {}", self.queue_depth);
+        }
+        if self.pause_us > 0 {
+            text += &format!(", pauses of {}", show_seconds(self.pause_us as f64 / 1e6));
         }
         text
     }
@@ -186,7 +204,8 @@ pub struct Workload {
 impl Workload {
     /// Equal applications that start together, synchronous, with a barrier.
     pub fn uniform(applications: u32, pattern: Pattern, operation: Operation) -> Workload {
-        let one = Application { pattern, operation, start_us: 0, queue_depth: 1, think: Think::None, loops: 1 };
+        let (queue_depth, loops) = (1, 1);
+        let one = Application { pattern, operation, start_us: 0, queue_depth, think: Think::None, loops, pause_us: 0 };
         let applications = (0..applications)
             .map(|i| Application {
                 pattern: Pattern { seed: pattern.seed.wrapping_add(u64::from(i)), ..pattern },
@@ -266,7 +285,8 @@ impl Workload {
 
     /// The applications do not all do the same.
     pub fn is_mixed(&self) -> bool {
-        let does = |a: &Application| (Pattern { seed: 0, ..a.pattern }, a.operation, a.queue_depth, a.loops);
+        let does =
+            |a: &Application| (Pattern { seed: 0, ..a.pattern }, a.operation, a.queue_depth, a.loops, a.pause_us);
         self.applications.windows(2).any(|two| does(&two[0]) != does(&two[1]))
     }
 
@@ -317,6 +337,18 @@ mod tests {
         (mixed.applications[1].operation, mixed.applications[1].queue_depth) = (Operation::Write, 4);
         let text = "8 processes, strided read of 16 KiB, 2 MiB each; 8 processes, strided write of 16 KiB, 2 MiB each, queue depth 4";
         assert_eq!((mixed.describe().as_str(), mixed.is_mixed(), mixed.check()), (text, true, Ok(())));
+    }
+
+    #[test]
+    fn pauses_are_between_quarters() {
+        let mut app = Workload::uniform(1, pattern(), Operation::Read).applications.remove(0);
+        let ends = |app: &Application| app.parts().map(|part| part.end).collect::<Vec<_>>();
+        assert_eq!(ends(&app), [128]);
+        (app.pause_us, app.loops) = (2_500_000, 3);
+        assert_eq!(ends(&app), [96, 192, 288, 384]);
+        assert!(app.describe().ends_with("6 MiB each, pauses of 2.50 s"), "{}", app.describe());
+        (app.pattern.process_bytes, app.loops) = (3 * 16384, 1);
+        assert_eq!(ends(&app), [0, 1, 2, 3], "fewer requests than parts");
     }
 
     #[test]

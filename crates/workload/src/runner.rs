@@ -315,22 +315,26 @@ impl Job<'_> {
         self.stop.sleep_until(started + self.start_delay)?;
         let came = Instant::now();
 
-        let next = AtomicU64::new(0);
-        let worker = |lane: u32| self.requests(lane, file.as_ref(), &slots, &next, source);
-        let outcome = if self.application.queue_depth == 1 {
-            worker(0)
-        } else {
+        let outcome = self.application.parts().try_fold(Verification::default(), |mut sum, part| {
+            if part.start > 0 {
+                self.stop.sleep_until(Instant::now() + Duration::from_micros(self.application.pause_us))?;
+            }
+            let next = AtomicU64::new(part.start);
+            let worker = |lane: u32| self.requests(lane, file.as_ref(), &slots, (&next, part.end), source);
+            if self.application.queue_depth == 1 {
+                sum.merge(worker(0)?);
+                return Ok(sum);
+            }
             std::thread::scope(|scope| {
                 let lanes: Vec<_> =
                     (0..self.application.queue_depth).map(|lane| scope.spawn(move || worker(lane))).collect();
-                let mut sum = Verification::default();
                 for lane in lanes {
                     let Ok(result) = lane.join() else { bail!("a thread of {path} panicked") };
                     sum.merge(result?);
                 }
                 Ok(sum)
             })
-        };
+        });
         let outcome = outcome.and_then(|o| if write && self.workload.sync { file.sync().map(|()| o) } else { Ok(o) });
         let ended = Instant::now();
         let mut verification =
@@ -348,19 +352,18 @@ impl Job<'_> {
         Ok(Finished { rank: self.rank, started, came, ended, sent, verification })
     }
 
-    /// Issues requests until none are left; several lanes of one process share the list.
+    /// Issues requests up to the `end`th; several lanes of one process share the list.
     fn requests(
         &self,
         lane: u32,
         file: &dyn FileIo,
         slots: &[Mutex<&mut [u8]>],
-        next: &AtomicU64,
+        (next, end): (&AtomicU64, u64),
         source: crate::content::Source,
     ) -> Result<Verification> {
         let pattern = &self.application.pattern;
         let write = self.application.operation == Operation::Write;
         let per_loop = pattern.requests();
-        let total = per_loop * u64::from(self.application.loops);
         let chance = (self.index as u64) << 48 ^ u64::from(self.rank) << 16 ^ u64::from(lane);
         let mut random = Random::new(self.workload.seed ^ impresario_base::random::mix(chance + 1));
         let mut own = if slots.is_empty() { vec![0; pattern.request_bytes as usize] } else { Vec::new() };
@@ -369,11 +372,11 @@ impl Job<'_> {
         let mut verification = Verification::default();
         loop {
             let index = next.fetch_add(1, Ordering::Relaxed);
-            if index >= total || recent_ns.len() == recent_ns.capacity() {
+            if index >= end || recent_ns.len() == recent_ns.capacity() {
                 let mut histogram = self.latency_ns.lock();
                 recent_ns.drain(..).for_each(|ns| histogram.record(ns));
             }
-            if index >= total {
+            if index >= end {
                 return Ok(verification);
             }
             self.stop.check()?;
@@ -514,6 +517,23 @@ mod tests {
         assert!(result.makespan_s >= 0.04);
         assert!(result.applications.iter().all(|a| a.interference.is_some_and(|i| i > 0.1)));
         assert!(result.latency.mean_us >= 2000.0);
+    }
+
+    #[test]
+    fn processes_pause_between_the_quarters_of_their_requests() {
+        for queue_depth in [1, 3] {
+            let memory = Memory::default();
+            let mut w = workload(Shape::Contiguous, Operation::Read);
+            w.applications.iter_mut().for_each(|a| (a.queue_depth, a.loops) = (queue_depth, 2));
+            w.applications[1].pause_us = 100_000;
+            let mut set = DataSet::new(&w).unwrap();
+            set.prepare(&memory, &Stop::new()).unwrap();
+            let result = run(&memory, &mut set, &w, &checked(), &Stop::new()).unwrap();
+            assert!(result.verification.passed(), "{:?}", result.verification);
+            assert_eq!((result.requests, result.verification.checked_bytes), (2 * 2 * 3 * 5, 2 * 3 * 4500));
+            let [without, with] = [0, 1].map(|app| result.applications[app].time_s);
+            assert!(with >= 0.3 && without < with, "{without} {with}");
+        }
     }
 
     #[test]

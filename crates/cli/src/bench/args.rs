@@ -52,6 +52,9 @@ pub struct WorkloadArgs {
     /// Waiting time before every request: none, uniform:100us, exponential:100us
     #[arg(long, default_value = "none", value_name = "JITTER")]
     jitter: Think,
+    /// Every process computes for so long after each quarter of its requests but the last; these times count
+    #[arg(long, default_value = "0s", value_parser = parse_duration, value_name = "TIME")]
+    pause: std::time::Duration,
     /// The client's largest request on the wire; larger ones are cut and sent at once [default: no limit]
     #[arg(long, value_parser = parse_positive_bytes, value_name = "SIZE")]
     wire_max: Option<u64>,
@@ -71,7 +74,7 @@ pub struct WorkloadArgs {
     #[arg(long, default_value_t = 1, value_name = "N")]
     seed: u64,
     /// One application of a single case of different ones, given once for each, as KEY=VALUE,...; keys: pattern, op, request-size,
-    /// size, processes, queue-depth, loops, jitter, start; what is left out is as the options above say
+    /// size, processes, queue-depth, loops, jitter, pause, start; what is left out is as the options above say
     #[arg(long = "app", value_name = "KEYS", conflicts_with_all = ["patterns", "operations", "apps", "start_every", "start_at"])]
     mixed: Vec<String>,
 }
@@ -89,6 +92,7 @@ impl WorkloadArgs {
         let mut workload = Workload::uniform(self.mixed.len() as u32, pattern, Operation::Read);
         for (app, text) in workload.applications.iter_mut().zip(&self.mixed) {
             (app.queue_depth, app.loops, app.think) = (self.queue_depth, self.loops, self.jitter);
+            app.pause_us = self.pause.as_micros() as u64;
             for pair in text.split(',') {
                 let mistake = |why: String| usage(format!("--app {text}: {why}"));
                 let Some((key, value)) = pair.split_once('=') else {
@@ -105,9 +109,10 @@ impl WorkloadArgs {
                     "queue-depth" => number().map(|n| app.queue_depth = n),
                     "loops" => number().map(|n| app.loops = n),
                     "jitter" => value.parse().map(|think| app.think = think),
+                    "pause" => parse_duration(value).map(|time| app.pause_us = time.as_micros() as u64),
                     "start" => parse_duration(value).map(|after| app.start_us = after.as_micros() as u64),
                     _ => Err(format!(
-                        "there is no key {key}: pattern, op, request-size, size, processes, queue-depth, loops, jitter or start"
+                        "there is no key {key}: pattern, op, request-size, size, processes, queue-depth, loops, jitter, pause or start"
                     )),
                 };
                 set.map_err(mistake)?;
@@ -152,6 +157,7 @@ impl WorkloadArgs {
                     app.queue_depth = self.queue_depth;
                     app.loops = self.loops;
                     app.think = self.jitter;
+                    app.pause_us = self.pause.as_micros() as u64;
                 }
                 let name = format!("{} {shape} {operation}", show_bytes(request_bytes as f64));
                 cases.push(Case { name, workload: finish(workload)? });
