@@ -3,11 +3,13 @@
 use std::ffi::OsStr;
 use std::fs::File;
 use std::io;
+use std::os::fd::AsFd;
 use std::path::Path;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use fuser::{FileHandle, FileType, Filesystem, Generation, INodeNo, KernelConfig, ReplyAttr, ReplyEntry, Request};
+use impresario_base::page_cache::mapped_pages;
 use impresario_client::{Client, ClientOptions, Via};
 use impresario_config::{Config, Io, Tree};
 use impresario_sched::PolicySpec;
@@ -67,10 +69,14 @@ fn cold() -> Option<(tempfile::TempDir, Vec<u8>)> {
     Some((folder, bytes))
 }
 
+/// Takes it out of memory. The kernel leaves pages there that it is busy with, so this repeats.
 fn cool(folder: &Path) {
     let file = File::open(folder.join("file")).unwrap();
-    file.sync_all().unwrap();
-    rustix::fs::fadvise(&file, 0, None, rustix::fs::Advice::DontNeed).unwrap();
+    until("the file is out of memory", || {
+        file.sync_all().unwrap();
+        rustix::fs::fadvise(&file, 0, None, rustix::fs::Advice::DontNeed).unwrap();
+        mapped_pages(file.as_fd(), 0..8 * MIB).is_some_and(|pages| pages.cached == 0)
+    });
 }
 
 fn read(file: &impresario_client::File, at: u64, len: u64) -> Vec<u8> {
