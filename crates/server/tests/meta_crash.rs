@@ -920,21 +920,45 @@ fn a_change_is_over_and_noted_before_another_has_its_name() {
     assert!(matches!(failed.mine, Answer::Fault(_)), "{:?}", failed.mine);
 }
 
-/// The same of extended attributes.
+/// The same of extended attributes: one waits for the other, and finds what that one has made.
 #[test]
 fn only_one_of_two_creates_an_attribute_although_the_server_is_killed() {
+    let (dir, objects) = (tempfile::tempdir().unwrap(), Arc::new(MemoryObjects::default()));
+    let (sets, is_dead) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicBool::new(false)));
+    let (setting, dead) = (sets.clone(), is_dead.clone());
+    let hook: impresario_server::meta::StepHook = Arc::new(move |step| {
+        if dead.load(Ordering::SeqCst) {
+            return Fate::Fails(libc::EIO);
+        }
+        match (step == "set_xattr").then(|| setting.fetch_add(1, Ordering::SeqCst)) {
+            // Time for the second to begin.
+            Some(0) => std::thread::sleep(Duration::from_millis(500)),
+            Some(1) => {
+                dead.store(true, Ordering::SeqCst);
+                return Fate::Fails(libc::EIO);
+            }
+            _ => {}
+        }
+        Fate::Done
+    });
+    let server = start_with(MetaOptions { before_step: Some(hook), ..options(dir.path()) }, objects.clone());
+    server.file("a", 1);
     let set = |value: &str| {
         let (target, name, value) = (at("a"), path("user.x"), Some(path(value)));
         MetaCall::SetXattr { target, name, value, mode: XattrMode::Create }
     };
-    for (step, nth) in [("append_change", 1), ("set_xattr", 1), ("append_change", 2)] {
-        let dir = tempfile::tempdir().unwrap();
-        let raced = raced(dir.path(), &set("mine"), (step, nth), set("other"));
-        let is_done = |answer: &Answer| matches!(answer, Answer::Done);
-        assert!(is_done(&raced.mine) != is_done(&raced.other), "{step} {nth}: {:?}, {:?}", raced.mine, raced.other);
-        let kept = if is_done(&raced.mine) { "mine" } else { "other" };
-        assert_eq!(raced.left.xattr(at("a"), "user.x"), Ok(path(kept)), "{step} {nth}");
-    }
+    std::thread::scope(|scope| {
+        let first = scope.spawn(|| server.call(set("first")));
+        impresario_testing::until("the first is about to set it", || sets.load(Ordering::SeqCst) > 0);
+        server.service.call_from(server.session, asked(0), set("second"));
+        assert_eq!(first.join().unwrap(), Answer::Done);
+    });
+    is_dead.store(true, Ordering::SeqCst);
+    drop(server);
+    let server = start_with(options(dir.path()), objects);
+    let second = server.service.call_from(server.session, asked(1), set("second"));
+    assert!(matches!(second, Answer::Fault(Fault { errno: libc::EEXIST, .. })), "{second:?}");
+    assert_eq!(server.xattr(at("a"), "user.x"), Ok(path("first")));
 }
 
 /// An attribute is made, replaced or removed, of an open file too, by a client whose server is killed in the middle or right after it: its
