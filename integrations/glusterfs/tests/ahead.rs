@@ -58,7 +58,8 @@ fn inside_streams() {
         let now = volume.bricks[0].report();
         let more = |name: &str| figure(&now, name) - before(name);
         assert!(more("read_ahead_calls") > 0 && more("read_ahead_read_bytes") > 4 * MIB, "{name}: {now:?}");
-        assert!(more("read_ahead_hit_bytes") > 4 * MIB, "{name}: {now:?}");
+        // What the kernel's own reading ahead has brought in before counts as neither.
+        assert!(more("read_ahead_hit_bytes") > 2 * MIB, "{name}: {now:?}");
         assert_eq!((more("read_ahead_wasted_bytes"), more("failed_requests")), (0, 0), "{name}: {now:?}");
         // Nothing beyond the end of the file stays expected, and what clients read is counted without it.
         assert_eq!(figure(&now, "read_ahead_outstanding_bytes"), 0, "{name}: {now:?}");
