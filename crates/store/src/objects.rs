@@ -237,11 +237,8 @@ impl<F: FileSystem> ObjectStore<F> {
     /// Reads like [`ObjectStore::read`] if that needs no device: the object is open and the range is in memory. `None`
     /// if it might wait: the device then does nothing.
     pub fn read_cached(&self, key: u64, offset: u64, buf: &mut [u8]) -> Option<io::Result<usize>> {
-        let file = self.handles.get(key);
-        if file.is_some_and(|file| self.fs.is_missing(&file, offset..offset.saturating_add(buf.len() as u64))) {
-            return None;
-        }
-        self.read_or_begin(key, offset, buf)
+        let range = offset..offset.saturating_add(buf.len() as u64);
+        self.read_if(key, offset, &mut [IoSliceMut::new(buf)], |file| !self.fs.is_missing(file, range))
     }
 
     /// The same, but the device may begin with what is missing: for a read whose turn it is.
@@ -256,8 +253,20 @@ impl<F: FileSystem> ObjectStore<F> {
         offset: u64,
         bufs: &mut [IoSliceMut<'_>],
     ) -> Option<io::Result<usize>> {
+        self.read_if(key, offset, bufs, |_| true)
+    }
+
+    /// The same, unless `may_try` says no of the open object.
+    fn read_if(
+        &self,
+        key: u64,
+        offset: u64,
+        bufs: &mut [IoSliceMut<'_>],
+        may_try: impl FnOnce(&F::File) -> bool,
+    ) -> Option<io::Result<usize>> {
         let file = match self.handles.get(key) {
-            Some(file) => file,
+            Some(file) if may_try(&file) => file,
+            Some(_) => return None,
             None if !self.fs.in_memory() => return None,
             None => match self.unless_removed(key) {
                 Ok(Some(file)) => file,

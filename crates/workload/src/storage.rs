@@ -291,13 +291,9 @@ impl Switch for Storage {
     fn foretell(&self, traces: &[PathBuf]) -> Result<()> {
         if traces.is_empty() {
             let states = self.status(self.data())?;
-            let has_runs = |name: &str| -> Result<bool> {
-                let state = states.iter().find(|(other, _)| other == name);
-                state.map_or(Ok(false), |(_, state)| Ok(!runs_loaded(state)?.is_empty()))
-            };
             let mut servers = Vec::new();
-            for server in self.data() {
-                if has_runs(server.0)? {
+            for (server, (_, state)) in self.data().zip(&states) {
+                if !runs_loaded(state)?.is_empty() {
                     servers.push(server);
                 }
             }
