@@ -210,6 +210,8 @@ fn a_mount_moves_directories_beside_a_call_that_waits_for_a_stopped_server() {
     let at = |name: &str| mount.dir.join(name);
     std::fs::create_dir_all(at("x/below")).unwrap();
     std::fs::write(at("x/below/f"), "f").unwrap();
+    // A mount hears of a close later: as long as a file is open for writing, its data servers are asked for its size.
+    impresario_testing::until("one file is open for writing", || cluster.state("meta")["meta"]["opens_write"] == 1);
     std::fs::metadata(at("d")).unwrap();
     let stuck = || assert!(std::fs::metadata(at("d/written")).is_ok());
     let moves = || std::fs::rename(at("x"), at("y")).unwrap();
