@@ -15,6 +15,8 @@ pub struct Library {
     packages: &'static str,
 }
 
+/// None: plain calls on mounted files.
+pub const POSIX: Library = Library { define: "POSIX", name: "", packages: "" };
 /// libnfs, a client of NFS.
 pub const LIBNFS: Library = Library { define: "NFS", name: "nfs", packages: "libnfs-dev" };
 /// libgfapi, a client of GlusterFS.
@@ -26,10 +28,10 @@ pub fn build(folder: &Path, name: &str, source: &str, library: &Library) -> Resu
     std::fs::write(folder.join("program.h"), SHARED)?;
     std::fs::write(&path, source)?;
     let mut cc = Command::new("cc");
-    cc.args(["-O2", "-pthread", "-D", library.define, "-o"])
-        .arg(&program)
-        .arg(&path)
-        .arg(format!("-l{}", library.name));
-    tool(&mut cc).with_context(|| format!("building the program {name} (packages gcc and {})", library.packages))?;
+    cc.args(["-O2", "-pthread", "-D", library.define, "-o"]).arg(&program).arg(&path);
+    if !library.name.is_empty() {
+        cc.arg(format!("-l{}", library.name));
+    }
+    tool(&mut cc).with_context(|| format!("building the program {name} (packages gcc {})", library.packages))?;
     Ok(program)
 }

@@ -18,7 +18,7 @@ use impresario_workload::stop::Stop;
 
 use crate::client_program::LIBGFAPI;
 use crate::print;
-use crate::server_bench::load::{Application, Load};
+use crate::server_bench::load::Load;
 use crate::server_bench::{
     Bed, Choice, Clients, Comparison, Subject, observe_disks, own_network, reset_disks, serve_once,
 };
@@ -122,22 +122,6 @@ const FIRST_PORT: u16 = 24_100;
 const START_PATIENCE: Duration = Duration::from_secs(30);
 /// Names that are tried for a file until it falls to its brick.
 const NAMES_MAX: u32 = 64;
-
-/// The loads: applications that each have a file of `bytes`.
-fn loads(args: &Args) -> Vec<Load> {
-    let kinds = [("256 KiB contiguous", 256 << 10, true), ("16 KiB strided", 16 << 10, false)];
-    let mut loads = Vec::new();
-    for (kind, request_bytes, apart) in kinds {
-        for (verb, writes) in [("read", false), ("write", true)] {
-            let one = Application {
-                apart,
-                ..Application::new("application", args.processes, writes, request_bytes, args.size)
-            };
-            loads.push(Load { name: format!("{kind} {verb}"), applications: vec![one; args.applications as usize] });
-        }
-    }
-    loads
-}
 
 /// A volume file under construction: each translator stands above the one before it.
 #[derive(Default)]
@@ -426,7 +410,7 @@ fn kind_of(translator: &Path) -> Result<String> {
 
 pub fn run(args: &Args) -> Result<ExitCode> {
     let stop = catch_signals()?;
-    let mut loads = args.choice.loads(loads(args))?;
+    let mut loads = args.choice.loads(Load::contiguous_and_strided(args.applications, args.processes, args.size))?;
     let mut systems = args.choice.systems(&SYSTEMS, |system| system.name)?;
     systems.retain(|system| args.device == Device::Kernel || !system.reads_ahead());
     let parent = impresario_workload::cluster::folder(None)?;
@@ -474,6 +458,7 @@ pub fn run(args: &Args) -> Result<ExitCode> {
             Device::Kernel => "GlusterFS on modelled disks below this kernel, one to a brick",
             Device::Bare => "GlusterFS on modelled disks in order of arrival, one to a brick",
         },
+        modelled: true,
         loads,
         subjects: volumes.iter().map(|volume| Subject { name: volume.name, address: &volume.client }).collect(),
         choice: &args.choice,
@@ -538,19 +523,5 @@ mod tests {
             "{client}"
         );
         assert!(!client_graph(false, &[7]).contains("performance"));
-    }
-
-    #[test]
-    fn every_process_has_its_part() {
-        use clap::Parser;
-        #[derive(Parser)]
-        struct Line {
-            #[command(flatten)]
-            args: Args,
-        }
-        let line = Line::parse_from(["x", "--applications", "3", "--processes", "4", "--size", "8m"]);
-        let loads = loads(&line.args);
-        assert_eq!(loads.len(), 4);
-        loads.iter().for_each(crate::server_bench::load::covers);
     }
 }

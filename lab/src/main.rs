@@ -28,6 +28,7 @@ mod core_bench;
 mod crowd;
 mod datapath;
 mod failover;
+mod forwarding;
 mod glusterfs;
 mod goals;
 mod guided;
@@ -76,6 +77,7 @@ enum Command {
     Concurrency(concurrency::Args),
     Nfs(nfs_point::Args),
     Glusterfs(glusterfs::Args),
+    Forwarding(forwarding::Args),
     Link(link::Args),
     #[command(name = "live-2002")]
     Live2002(live_2002::Args),
@@ -151,6 +153,7 @@ fn run(command: Command) -> Result<ExitCode> {
         Command::Concurrency(args) => concurrency::run(&args),
         Command::Nfs(args) => nfs_point::run(&args),
         Command::Glusterfs(args) => glusterfs::run(&args),
+        Command::Forwarding(args) => forwarding::run(&args),
         Command::Link(args) => link::run(&args),
         Command::Live2002(args) => live_2002::run(&args),
         Command::Codec => codec::run(),

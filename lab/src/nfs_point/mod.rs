@@ -193,6 +193,7 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     };
     let mut comparison = Comparison {
         title,
+        modelled: true,
         loads,
         subjects: servers.iter().map(|server| Subject { name: &server.name, address: &server.url }).collect(),
         choice: &args.choice,

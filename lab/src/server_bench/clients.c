@@ -1,6 +1,7 @@
 /* Applications at a file server: a thread for each process. Build with -DNFS (libnfs, version 3; a connection for each
- * process) or -DGLUSTER (libgfapi; a client for each application, as of a machine that it runs on).
- * Arguments: WHERE SECONDS. WHERE is an NFS URL of the export, or a volume file. Standard input has a line for each process:
+ * process), -DGLUSTER (libgfapi; a client for each application, as of a machine that it runs on) or -DPOSIX (plain calls).
+ * Arguments: WHERE SECONDS. WHERE is an NFS URL of the export, a volume file, or a folder with one for each application, by
+ * its number, as if that were mounted there. Standard input has a line for each process:
  *
  *   APPLICATION USER OP FILE KEY DELAY_MS START STRIDE BYTES COUNT COLLECTIVE
  *
@@ -109,6 +110,37 @@ static int file_sync(struct handle *h)
 static void file_close(struct handle *h)
 {
 	glfs_close(h->file);
+}
+#endif
+
+#ifdef POSIX
+#include <fcntl.h>
+
+struct handle {
+	int file;
+};
+
+static void file_open(struct handle *h, struct process *p)
+{
+	char path[1024];
+	snprintf(path, sizeof path, "%s/%d%s", where, p->application, p->file);
+	if ((h->file = open(path, p->op == 'w' ? O_RDWR : O_RDONLY)) < 0)
+		fail(path, "cannot be opened");
+}
+
+static long transfer(struct handle *h, char op, void *at, uint64_t bytes, uint64_t offset)
+{
+	return op == 'w' ? pwrite(h->file, at, bytes, offset) : pread(h->file, at, bytes, offset);
+}
+
+static int file_sync(struct handle *h)
+{
+	return fsync(h->file);
+}
+
+static void file_close(struct handle *h)
+{
+	close(h->file);
 }
 #endif
 

@@ -55,6 +55,20 @@ impl Application {
 }
 
 impl Load {
+    /// Applications that each have a file of `bytes`: 256 KiB at a time one behind the other, and 16 KiB in turns, reading and writing.
+    pub fn contiguous_and_strided(applications: u64, processes: u64, bytes: u64) -> Vec<Load> {
+        let kinds = [("256 KiB contiguous", 256 << 10, true), ("16 KiB strided", 16 << 10, false)];
+        let mut loads = Vec::new();
+        for (kind, request_bytes, apart) in kinds {
+            for (verb, writes) in [("read", false), ("write", true)] {
+                let one =
+                    Application { apart, ..Application::new("application", processes, writes, request_bytes, bytes) };
+                loads.push(Load { name: format!("{kind} {verb}"), applications: vec![one; applications as usize] });
+            }
+        }
+        loads
+    }
+
     /// The name of an application's file.
     pub fn file(&self, nth: usize) -> String {
         let plain = |c: char| if c.is_ascii_alphanumeric() { c } else { '-' };
@@ -138,7 +152,7 @@ fn piece(offset: u64, end: u64, key: u64) -> Vec<u8> {
 
 /// The processes of each application touch every byte of its file once.
 #[cfg(test)]
-pub fn covers(load: &Load) {
+fn covers(load: &Load) {
     let mut covered = vec![Vec::new(); load.applications.len()];
     for line in load.lines(3).lines() {
         let words: Vec<&str> = line.split(' ').collect();
@@ -163,6 +177,9 @@ mod tests {
         let in_turns = Application::new("turns", 8, false, 16 << 10, 4 << 20);
         let apart = Application { apart: true, ..Application::new("apart", 8, true, 256 << 10, 4 << 20) };
         covers(&Load { name: "l".into(), applications: vec![in_turns, apart] });
+        let loads = Load::contiguous_and_strided(3, 4, 8 << 20);
+        assert_eq!(loads.len(), 4);
+        loads.iter().for_each(covers);
     }
 
     #[test]

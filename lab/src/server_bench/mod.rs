@@ -185,6 +185,8 @@ pub struct Subject<'a> {
 pub struct Comparison<'a> {
     /// First line of the table.
     pub title: &'a str,
+    /// Times are of a modelled disk.
+    pub modelled: bool,
     pub loads: Vec<Load>,
     pub subjects: Vec<Subject<'a>>,
     /// How often, and where the runs go.
@@ -260,8 +262,9 @@ impl Comparison<'_> {
     fn table(&self, runs: &[Run]) -> String {
         let counts = |run: &&Run| self.choice.uncounted || run.does_not_count.is_empty();
         let mut out = format!(
-            "{}\ntimes on the MODELLED disk; × is the baseline's time over the system's, pair by pair, with its 95 % interval\n",
-            self.title
+            "{}\n{}× is the baseline's time over the system's, pair by pair, with its 95 % interval\n",
+            self.title,
+            if self.modelled { "times on the MODELLED disk; " } else { "" },
         );
         let measured = |nth: usize| runs.iter().any(|run| run.load == nth);
         for (nth, load) in self.loads.iter().enumerate().filter(|(nth, _)| measured(*nth)) {
@@ -402,6 +405,7 @@ mod tests {
         let (counted, all) = (choice(false), choice(true));
         let mut comparison = Comparison {
             title: "a title",
+            modelled: true,
             loads: ["a load", "one not reached"]
                 .map(|name| Load { name: name.into(), applications: applications.clone() })
                 .into(),
@@ -411,7 +415,12 @@ mod tests {
             missing: vec!["x is not there".into()],
         };
         let text = comparison.table(&runs);
-        assert!(text.contains("2.00 [2.00, 2.00] n=2") && text.contains("runs that do not count: 1 of 5\n"), "{text}");
+        assert!(
+            text.contains("MODELLED")
+                && text.contains("2.00 [2.00, 2.00] n=2")
+                && text.contains("runs that do not count: 1 of 5\n"),
+            "{text}"
+        );
         assert!(text.contains("x is not there") && !text.contains("TRIAL"), "{text}");
         assert!(!text.contains("one not reached"), "{text}");
         comparison.choice = &all;
