@@ -31,6 +31,11 @@ impl Durable {
         self.made.load(Ordering::Acquire)
     }
 
+    /// The first `made` changes are durable: by a sync that began after them.
+    pub fn synced(&self, made: u64) {
+        self.durable.fetch_max(made, Ordering::AcqRel);
+    }
+
     /// Makes the changes made so far durable.
     pub fn sync<E>(&self, sync: impl FnOnce() -> Result<(), E>) -> Result<(), E> {
         self.sync_to(self.made(), sync)
@@ -49,7 +54,7 @@ impl Durable {
         // Changes made while this thread waited for another's sync become durable with this one.
         let made = self.made().max(made);
         sync()?;
-        self.durable.fetch_max(made, Ordering::AcqRel);
+        self.synced(made);
         Ok(())
     }
 }
@@ -75,6 +80,8 @@ mod tests {
         durable.changed();
         assert!(durable.sync_to(before, || Err(())).is_ok(), "durable already");
         assert!(sync(Err(())).is_err());
+        durable.synced(before);
+        assert!(sync(Err(())).is_err(), "a change came after what that sync covered");
         std::thread::scope(|scope| {
             (0..8).for_each(|_| drop(scope.spawn(|| sync(Ok(())).unwrap())));
         });

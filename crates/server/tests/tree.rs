@@ -613,6 +613,8 @@ struct SyncState {
     is_held: bool,
     /// The next one of the file `bad` fails.
     fails: bool,
+    /// All that were asked for.
+    syncs: usize,
 }
 
 /// A file system with the files `good` and `bad`, whose syncs are held or fail.
@@ -669,6 +671,7 @@ impl Filesystem for Syncs {
 
     fn fsync(&self, _: &Request, node: INodeNo, _: FileHandle, _: bool, reply: fuser::ReplyEmpty) {
         let mut state = self.0.lock().unwrap();
+        state.syncs += 1;
         if state.is_held {
             state.held.push(reply);
         } else if node.0 == 2 && std::mem::take(&mut state.fails) {
@@ -768,6 +771,29 @@ fn a_change_of_rights_does_not_wait_for_what_was_written() {
     impresario_testing::until("the file is closed", || !away.syncs.lock().unwrap().held.is_empty());
     away.release();
     away.sync("good").unwrap();
+}
+
+/// A sync of a file asks for its bytes and then for the rest, which the first has made durable.
+#[test]
+fn a_sync_reaches_the_file_system_once() {
+    if !impresario_testing::require("fuse") || !impresario_testing::require("root") {
+        return;
+    }
+    let syncs = Arc::<Mutex<SyncState>>::default();
+    let (mounted, session) = mounted(Syncs(syncs.clone()));
+    let bed = Bed::start(1, |tree, _| tree.folder = mounted.path().into());
+    let file = bed.client(0).open("good", true).unwrap();
+    let synced = || {
+        file.sync().unwrap();
+        std::mem::take(&mut syncs.lock().unwrap().syncs)
+    };
+    file.write_at(b"bytes", 0).unwrap();
+    assert_eq!(synced(), 1);
+    bed.client(0).set_attr("good", SetAttr { mode: Some(0o640), ..SetAttr::default() }).unwrap();
+    assert!(synced() > 0, "attributes that others have changed");
+    assert_eq!(synced(), 1);
+    drop((file, bed));
+    drop(session);
 }
 
 #[test]

@@ -274,8 +274,12 @@ impl Storage for Tree {
 
     fn sync(&self, target: &Target) -> Result<(Vec<LaneState>, i32), Fault> {
         let file = self.file(target.file)?;
+        let made = file.attributes.made();
         match self.backend().sync(&file.handle) {
-            Ok(()) => Ok((self.state(), 0)),
+            Ok(()) => {
+                file.attributes.synced(made);
+                Ok((self.state(), 0))
+            }
             Err(error @ Errno(libc::ESTALE | libc::EBADF)) => Err(self.storage_failed(error, "syncing")),
             Err(error @ Errno(errno)) => {
                 self.settings.vitals.failures().note(errno, &error);

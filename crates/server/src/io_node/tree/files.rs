@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use impresario_backend::{Backend, Handle, Placement};
+use impresario_base::durable::Durable;
 use impresario_base::lock::Mutex;
 use impresario_layout::Layout;
 use impresario_wire::FileKey;
@@ -17,6 +18,8 @@ pub(crate) struct OpenFile {
     pub(super) striping: Striping,
     /// The directory that a sync must make durable too: the file was made in it and not synced since.
     pub(super) made_in: Mutex<Option<Handle>>,
+    /// What was changed here beside its bytes. A client syncs the bytes before the rest of a file, which is mostly durable by that.
+    pub(super) attributes: Durable,
 }
 
 /// All of them, each with the number of its opens.
@@ -47,7 +50,13 @@ impl Files {
             *opens += 1;
             return Ok(file.clone());
         }
-        let file = Arc::new(OpenFile { key, handle, striping: striping(), made_in: Mutex::default() });
+        let file = Arc::new(OpenFile {
+            key,
+            handle,
+            striping: striping(),
+            made_in: Mutex::default(),
+            attributes: Durable::default(),
+        });
         let mut by_key = self.by_key.lock();
         let (file, opens) = by_key.entry(key).or_insert((file, 0));
         *opens += 1;

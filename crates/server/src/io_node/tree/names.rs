@@ -160,7 +160,7 @@ impl Tree {
             MetaCall::Fsync { handle } => {
                 let file = session.opened(handle)?;
                 let sync = |node: &Handle| backend.sync(node).map_err(|error| self.failed(error, "syncing"));
-                sync(&file.handle)?;
+                file.attributes.sync(|| sync(&file.handle))?;
                 let made_in = *file.made_in.lock();
                 if let Some(dir) = made_in {
                     match backend.sync(&dir) {
@@ -325,7 +325,11 @@ impl Tree {
         if let (Some(ahead), Some(size)) = (&self.ahead, set.size) {
             ahead.changed(Op::Truncate, key_of(node), size);
         }
-        self.backend().set_attr(&self.settings.caller, node, &change_of(set))
+        let set = self.backend().set_attr(&self.settings.caller, node, &change_of(set));
+        if let Some(file) = self.files.get(key_of(node)) {
+            file.attributes.changed();
+        }
+        set
     }
 
     /// What is left of a node that lost a name.
