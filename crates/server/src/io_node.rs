@@ -66,7 +66,8 @@ pub(crate) struct Item {
     server: u16,
     /// The objects that the file is known to have.
     made: u64,
-    /// Of an [`Op::Truncate`], which is all that an I/O node has of these: what is done to the space of (offset, length).
+    /// Of an [`Op::Truncate`], which is all that an I/O node has of these: what is done to the space of (offset, length) of the
+    /// file; of a part, to what of that is on its data server.
     change: Option<(SpaceChange, (u64, u64))>,
     /// Of a write: the bytes, in the order of the lane.
     payload: Bulk,
@@ -238,6 +239,11 @@ impl IoNode {
             (Op::Read | Op::Write, true) => self.submit_pieces(&request, payload, reply),
             (_, true) => {
                 drop(self.foresee(&request));
+                if let Some(change) = request.change.filter(|_| self.storage.splits_changes())
+                    && change.changes_bytes()
+                {
+                    return self.submit_change(&request, change, reply);
+                }
                 self.submit_barriers(&request, reply);
             }
         }
@@ -313,6 +319,16 @@ impl IoNode {
         for (index, range) in ranges.iter().enumerate() {
             let part = payload.as_ref().map_or(Bulk::None, |buffer| family.payload_of(range, buffer));
             self.submit(request, *range, part, Answering::Part(family.clone(), index), Vec::new());
+        }
+    }
+
+    /// A change of bytes is cut as a write is: each data server does its part in the order in which that came.
+    fn submit_change(&self, request: &FileRequest, change: SpaceChange, reply: Reply) {
+        let layout = request.striping.layout;
+        let ranges: Vec<Piece> = core_requests(&layout, request.offset, request.len, true).collect();
+        let family = Family::of_change(layout, ranges.clone(), change.extends(), reply);
+        for (index, range) in ranges.iter().enumerate() {
+            self.submit(request, *range, Bulk::None, Answering::Part(family.clone(), index), Vec::new());
         }
     }
 

@@ -429,9 +429,13 @@ impl Outbox {
     }
 
     /// Waits until the kernel has sent enough for the connection to be ready. False when the connection has ended, or
-    /// its client sends something and `yield_to_requests` is set.
+    /// its client sends something and `yield_to_requests` is set. It does not wait forever: a policy holds the client's reads back
+    /// meanwhile, and with them what others want to change there.
     fn wait_until_ready(&self, yield_to_requests: bool) -> bool {
         let wanted = if yield_to_requests { PollFlags::OUT | PollFlags::IN } else { PollFlags::OUT };
+        let began = Instant::now();
+        let mut progress = Progress::new(0, Duration::ZERO);
+        let (mut taken_bytes, mut held_bytes) = (0, unsent_bytes(&self.socket));
         loop {
             self.report();
             if self.readiness.is_ready() || !self.readiness.is_asked(&self.socket) {
@@ -449,6 +453,12 @@ impl Outbox {
             }
             if !self.queue.lock().frames.is_empty() {
                 return true;
+            }
+            let now_bytes = unsent_bytes(&self.socket);
+            taken_bytes += held_bytes.saturating_sub(now_bytes);
+            held_bytes = now_bytes;
+            if self.is_given_up(&mut progress, taken_bytes, began.elapsed()) {
+                return false;
             }
             if signs.contains(PollFlags::OUT) {
                 // A socket may be writable long before enough has left it, and says nothing when that is so.
@@ -617,13 +627,7 @@ impl Outbox {
                     return None;
                 }
             }
-            if progress.is_too_slow(frame.sent as u64, began.elapsed(), self.pool.is_short()) {
-                let others_wait = self.pool.is_short();
-                let meanwhile = if others_wait { " while others wait for memory" } else { "" };
-                let peer = &self.peer;
-                tracing::warn!(peer, "a client reads its replies too slowly{meanwhile}; its connection is closed");
-                self.unread.store(others_wait, Ordering::Release);
-                self.close();
+            if self.is_given_up(&mut progress, frame.sent as u64, began.elapsed()) {
                 return None;
             }
             let wanted = if yield_to_requests { PollFlags::OUT | PollFlags::IN } else { PollFlags::OUT };
@@ -634,6 +638,20 @@ impl Outbox {
                 return Some(frame);
             }
         }
+    }
+
+    /// Ends the connection if its client, of which this many bytes have been taken so far, reads too slowly.
+    fn is_given_up(&self, progress: &mut Progress, taken_bytes: u64, waited: Duration) -> bool {
+        let others_wait = self.pool.is_short();
+        if !progress.is_too_slow(taken_bytes, waited, others_wait) {
+            return false;
+        }
+        let meanwhile = if others_wait { " while others wait for memory" } else { "" };
+        let peer = &self.peer;
+        tracing::warn!(peer, "a client reads its replies too slowly{meanwhile}; its connection is closed");
+        self.unread.store(others_wait, Ordering::Release);
+        self.close();
+        true
     }
 }
 
@@ -896,6 +914,36 @@ mod tests {
             std::thread::sleep(Duration::from_millis(400));
             held.load(Ordering::SeqCst) == 0
         });
+        drop(all);
+        assert!(waiter.join().unwrap());
+    }
+
+    struct Deaf;
+    impl crate::readiness::Listener for Deaf {
+        fn changed(&self, _: bool) {}
+        fn go_on(&self) {}
+    }
+
+    /// As long as it is not ready a policy holds its reads back, so that is bounded where nothing waits here, too.
+    #[test]
+    fn a_reader_that_takes_nothing_of_what_the_kernel_holds_is_given_up() {
+        let (ours, _theirs) = UnixStream::pair().unwrap();
+        rustix::net::sockopt::set_socket_send_buffer_size(&ours, 1 << 20).unwrap();
+        let pool = PayloadPool::new(1 << 20);
+        let outbox = Outbox::new(Arc::new(ours), "unix".into(), pool.clone());
+        let asked = crate::readiness::MindsConnections::new(&impresario_sched::PolicySpec::named("stream"));
+        outbox.readiness.listen(asked, Box::new(Deaf));
+        let held = Arc::new(AtomicUsize::new(0));
+        while outbox.readiness.is_ready() {
+            outbox.send(frame(1, 20_000, &pool, &held));
+        }
+        assert_eq!(held.load(Ordering::SeqCst), 0, "the kernel has it all");
+        let all = pool.reserve(1 << 20, Duration::ZERO).unwrap();
+        let waiter = std::thread::spawn({
+            let pool = pool.clone();
+            move || pool.reserve(10, Duration::from_secs(60)).is_some()
+        });
+        wait_for(|| outbox.queue.lock().closed);
         drop(all);
         assert!(waiter.join().unwrap());
     }

@@ -542,6 +542,42 @@ fn sstf_waits_for_a_connection_that_takes_no_data() {
     assert!(slow.answer().unwrap().2 == bytes);
 }
 
+/// A sync waits for the writes before it, and these neither for a client that reads no answers nor behind its reads; nor does it
+/// wait for a write of which the bytes are still to come.
+#[test]
+fn a_slow_client_holds_up_no_sync_of_others() {
+    for policy in ["fifo", "stream", "scan", "wscan", "sstf"] {
+        let cluster = Cluster::start(1, |config| {
+            config.data[0].policy = PolicySpec::named(policy);
+            config.data[0].in_flight_requests = 1;
+        });
+        let [mut slow, mut half, mut other] = [1, 2, 3].map(|client| cluster.peer(0, client));
+        let bytes = pattern(3, 4 << 20);
+        assert_eq!(slow.write(1, 1, 0, &bytes), Answer::Written(4 << 20));
+        // More than the network takes.
+        slow.send(&Call::Read { who: who(1), file: FileKey(1), lane_offset: 0, len: 4 << 20 }, &[]);
+        slow.send(&Call::Read { who: who(1), file: FileKey(1), lane_offset: 0, len: 4 << 20 }, &[]);
+        let late = Call::Write { who: who(1), file: FileKey(1), lane_offset: 8 << 20 };
+        let written = slow.send(&late, &bytes[..100_000]);
+        let begun = Call::Write { who: who(2), file: FileKey(1), lane_offset: 12 << 20 };
+        let begun = encode(Kind::Call, 7, &begun, 100_000);
+        half.pipe.write_all(&[&begun[..], &bytes[..50_000]].concat()).unwrap();
+        until("all are there", || {
+            let statistics = other.status()["engine"]["statistics"].clone();
+            ["accepted", "passed"].iter().map(|key| statistics[key].as_u64().unwrap()).sum::<u64>() >= 4
+        });
+        assert_eq!(other.call(&Call::Sync { who: who(3), file: FileKey(1) }, &[]).0, Answer::Done, "{policy}");
+        assert!(other.read(3, 1, 8 << 20, 100_000) == bytes[..100_000], "{policy}: synced, but not written");
+        half.pipe.write_all(&bytes[50_000..100_000]).unwrap();
+        assert_eq!(half.answer().unwrap().1, Answer::Written(100_000), "{policy}");
+        let answers: Vec<_> = (0..3).map(|_| slow.answer().unwrap()).collect();
+        for (id, answer, read) in answers {
+            let expected = if id == written { Answer::Written(100_000) } else { Answer::Data };
+            assert!(answer == expected && (id == written || read == bytes), "{policy}: {answer:?}");
+        }
+    }
+}
+
 /// A list is one request on the wire, several to the scheduler, and one answer in pieces.
 #[test]
 fn a_list_is_answered_in_pieces() {

@@ -301,6 +301,58 @@ fn what_only_root_may_do_a_client_with_root_squashed_cannot_do() {
     }
 }
 
+/// Two directories change places again and again: what is in the one that the users may not search they never see, though its path
+/// led through the other a moment before.
+#[test]
+fn what_users_may_not_search_they_do_not_see_while_directories_move() {
+    if !require("root") {
+        return;
+    }
+    let cell = cell(Export::default());
+    let admin = cell.admin();
+    for (path, mode, bytes) in [("here", 0o755, &b"1"[..]), ("there", 0o700, b"22")] {
+        admin.mkdir(path, mode, 0, 0).unwrap();
+        put(&admin, &format!("{path}/f"), 0o644, 0, bytes);
+        admin.symlink(format!("{path}/l"), path, 0, 0).unwrap();
+        put(&admin, &format!("{path}/only-{path}"), 0o644, 0, b"");
+        let set =
+            |name: &str| admin.set_xattr(format!("{path}/{name}"), "user.x", Some(bytes), XattrMode::Any).unwrap();
+        set("f");
+    }
+    let client = connect(&cell.cluster.config, Via::Direct).unwrap();
+    let is_over = std::sync::atomic::AtomicBool::new(false);
+    let over = || is_over.load(std::sync::atomic::Ordering::Relaxed);
+    let mut seen = [0; 4];
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            while !over() {
+                admin.exchange("here", "there").unwrap();
+            }
+        });
+        let began = std::time::Instant::now();
+        let mut wrong = Vec::new();
+        while began.elapsed() < std::time::Duration::from_secs(8) && wrong.is_empty() {
+            let found = [
+                client.stat("here/f").map(|attr| attr.size == 1),
+                client.readlink("here/l").map(|target| target == b"here"),
+                client.list("here").map(|all| all.iter().all(|entry| entry.name != b"only-there")),
+                client.xattr("here/f", "user.x").map(|value| value == b"1"),
+            ];
+            for (n, found) in found.into_iter().enumerate() {
+                match found {
+                    Ok(true) => seen[n] += 1,
+                    Ok(false) => wrong.push(n),
+                    Err(error) if error.errno() == libc::EACCES => {}
+                    Err(error) => wrong.push(100 * n + error.errno() as usize),
+                }
+            }
+        }
+        is_over.store(true, std::sync::atomic::Ordering::Relaxed);
+        assert_eq!(wrong, [0; 0], "after {seen:?}");
+    });
+    assert!(seen.iter().all(|seen| *seen > 0), "{seen:?}");
+}
+
 #[test]
 fn all_users_of_a_client_are_one_where_all_are_squashed() {
     if !require("root") {

@@ -5,8 +5,9 @@ use std::time::Duration;
 use crate::support::{self, Cluster, Peer, SmallDisk, fault, pattern, who};
 use impresario_layout::{Layout, Skipped};
 use impresario_sched::PolicySpec;
+use impresario_testing::link::Link;
 use impresario_testing::until;
-use impresario_wire::{Answer, Call, ClientKey, Fault, FileKey, MetaCall, Role, Target, Who};
+use impresario_wire::{Answer, Call, ClientKey, Fault, FileKey, MetaCall, Role, SpaceChange, Target, Who};
 
 const LAYOUT: Layout = Layout { base: 1, pcount: 3, ssize_bytes: 4096, servers: 4, skipped: Skipped::NONE };
 
@@ -81,6 +82,87 @@ fn files_are_striped_and_come_back_whole_or_split() {
         assert_eq!((&status["role"], &status["split"]), (&"io".into(), &split.into()));
         assert_eq!(status["engine"]["lanes"].as_array().unwrap().len(), 4);
         until("all memory is given back", || peer.status()["memory"]["payload_bytes"] == 0);
+    }
+}
+
+fn change(change: SpaceChange, offset: u64, len: u64) -> Call {
+    Call::FileChangeSpace { who: who(1), file: FileKey(1), layout: LAYOUT, change, offset, len }
+}
+
+/// A write to the second of two servers hangs, so a hole over both waits there; a write to the first one that comes after the hole
+/// stays.
+#[test]
+fn changes_of_space_keep_the_order_on_each_server() {
+    for split in [false, true] {
+        for how in [SpaceChange::Punch, SpaceChange::Zero { keep_size: true }, SpaceChange::Zero { keep_size: false }] {
+            let mut cluster = cluster(10_000);
+            let second = Link::to(cluster.address(2)).unwrap();
+            cluster.config.data[2].address = second.address().into();
+            let io = cluster.start_io(|io| io.split = split);
+            let mut peer = Peer::connect(io.address(), Role::Io, 1);
+            assert_eq!(peer.call(&write(1, 1, 0), &[1; 12_288]).0, Answer::Written(12_288));
+            second.hold();
+            peer.send(&write(1, 1, 4096), &[2; 4096]);
+            peer.send(&change(how, 1000, 6000), &[]);
+            let newer = peer.send(&write(1, 1, 2000), &[3; 100]);
+            let mut answers = 3;
+            if split {
+                let (id, answer, _) = peer.answer().unwrap();
+                assert_eq!((id, answer), (newer, Answer::Written(100)), "the first server does not hang");
+                answers -= 1;
+            }
+            second.go_on();
+            for _ in 0..answers {
+                let answer = peer.answer().unwrap().1;
+                assert!(matches!(answer, Answer::Written(_)), "{answer:?}");
+            }
+            let mut wanted = [vec![1; 1000], vec![0; 6000], vec![2; 1192], vec![1; 4096]].concat();
+            wanted[2000..2100].fill(3);
+            assert!(data(peer.call(&read(1, 1, 0, 20_000), &[])) == wanted, "split {split}: {how:?}");
+        }
+    }
+}
+
+#[test]
+fn changes_of_space_give_what_memory_holds() {
+    for split in [false, true] {
+        let mut cluster = cluster(10_000);
+        let io = cluster.start_io(|io| io.split = split);
+        let mut peer = Peer::connect(io.address(), Role::Io, 1);
+        let (mut memory, mut random) = (Vec::new(), 1_u64);
+        let mut below = |limit: u64| {
+            random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+            (random >> 33) % limit
+        };
+        for step in 0..300 {
+            let (offset, len) = (below(60_000), 1 + below(30_000));
+            let range = offset as usize..(offset + len) as usize;
+            let end = memory.len().max(range.end);
+            let (how, extends) = match below(7) {
+                0 => (Some(SpaceChange::Punch), false),
+                1 => (Some(SpaceChange::Zero { keep_size: true }), false),
+                2 => (Some(SpaceChange::Zero { keep_size: false }), true),
+                3 => (Some(SpaceChange::Allocate { keep_size: true }), false),
+                4 => (Some(SpaceChange::Allocate { keep_size: false }), true),
+                _ => (None, true),
+            };
+            let before = memory.len();
+            memory.resize(if extends { end } else { before }, 0);
+            match how {
+                None => memory[range].fill(step as u8),
+                Some(how) if how.changes_bytes() => {
+                    let end = range.end.min(memory.len());
+                    memory[range.start.min(end)..end].fill(0);
+                }
+                Some(_) => {}
+            }
+            let answer = match how {
+                None => peer.call(&write(1, 1, offset), &vec![step as u8; len as usize]).0,
+                Some(how) => peer.call(&change(how, offset, len), &[]).0,
+            };
+            assert_eq!(answer, Answer::Written(if how.is_none() { len as u32 } else { 0 }), "{how:?}");
+            assert!(data(peer.call(&read(1, 1, 0, 100_000), &[])) == memory, "split {split}, step {step}: {how:?}");
+        }
     }
 }
 

@@ -62,6 +62,30 @@ pub enum TraceError {
 }
 
 impl TraceError {
+    /// The same error for another who hears of it.
+    pub fn again(&self) -> TraceError {
+        match self {
+            TraceError::Io { path, source } => TraceError::Io {
+                path: path.clone(),
+                source: match source.raw_os_error() {
+                    Some(errno) => std::io::Error::from_raw_os_error(errno),
+                    None => std::io::Error::new(source.kind(), source.to_string()),
+                },
+            },
+            TraceError::File { path, reason } => TraceError::File { path: path.clone(), reason: reason.clone() },
+            TraceError::Encode { path, source } => TraceError::File { path: path.clone(), reason: source.to_string() },
+            TraceError::Damaged { path, at_byte, source } => {
+                TraceError::File { path: path.clone(), reason: format!("at byte {at_byte}: {source}") }
+            }
+            TraceError::Line { path, line, reason } => {
+                TraceError::Line { path: path.clone(), line: *line, reason: reason.clone() }
+            }
+            TraceError::Full { path, limit_bytes } => {
+                TraceError::Full { path: path.clone(), limit_bytes: *limit_bytes }
+            }
+        }
+    }
+
     pub(crate) fn io(path: &Path, source: std::io::Error) -> TraceError {
         TraceError::Io { path: path.into(), source }
     }

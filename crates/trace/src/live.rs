@@ -114,8 +114,32 @@ impl Recorder {
         path_of: Option<PathOf>,
         complain: impl FnOnce(&TraceError) + Send + 'static,
     ) -> Result<Arc<Recorder>, TraceError> {
-        let writer = Writer::create(path, &options.header)?;
-        Recorder::begin(path, || Ok(writer), options, path_of, complain)
+        let (file, header) = (path.to_path_buf(), options.header.clone());
+        Recorder::create_by(path, move || Writer::create(file, &header), options, path_of, complain)
+    }
+
+    /// The same in a file that `open` opens, and for which nobody waits longer than [`FINISH_PATIENCE`]. Why there is none
+    /// the error says, not `complain`.
+    pub fn create_by(
+        place: &Path,
+        open: impl FnOnce() -> Result<Writer, TraceError> + Send + 'static,
+        options: &LiveOptions,
+        path_of: Option<PathOf>,
+        complain: impl FnOnce(&TraceError) + Send + 'static,
+    ) -> Result<Arc<Recorder>, TraceError> {
+        let is_open = Arc::new(AtomicBool::new(false));
+        let opened = is_open.clone();
+        let open = move || open().inspect(|_| opened.store(true, Ordering::Relaxed));
+        let complain = move |why: &TraceError| {
+            if is_open.load(Ordering::Relaxed) {
+                complain(why);
+            }
+        };
+        let recorder = Recorder::begin(place, open, options, path_of, complain)?;
+        match recorder.opened_within(FINISH_PATIENCE).err().map(TraceError::again) {
+            None => Ok(recorder),
+            Some(why) => Err(why),
+        }
     }
 
     /// Starts a trace whose file the writer's thread opens: nobody waits for a file system that hangs, and requests that end

@@ -31,6 +31,11 @@ impl SpaceChange {
         }
     }
 
+    /// Bytes that were there before the end may become zeros.
+    pub fn changes_bytes(self) -> bool {
+        !matches!(self, SpaceChange::Allocate { .. })
+    }
+
     /// The same without moving the end.
     pub fn keeping_size(self) -> SpaceChange {
         match self {

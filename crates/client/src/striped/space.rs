@@ -34,6 +34,20 @@ impl Striped {
         Ok(lanes)
     }
 
+    /// Changes the space of one server's object within its range (offset, length), without moving its end.
+    pub fn lane_change_space(
+        &self,
+        who: &Who,
+        server: u16,
+        file: FileKey,
+        change: SpaceChange,
+        (lane_offset, len): (u64, u64),
+    ) -> Result<Vec<LaneState>, ClientError> {
+        let call = Call::ChangeSpace { who: *who, file, change: change.keeping_size(), lane_offset, len };
+        let lane = self.written(server, self.server(server)?.call(call, &[], None, self.deadline()), 0)?;
+        Ok(vec![lane])
+    }
+
     fn change_lanes(
         &self,
         who: &Who,

@@ -295,8 +295,8 @@ int impresario_ready(impresario_t *scheduler, uint32_t connection, int ready);
 /* ---- recorded runs: man 3 impresario_set_prediction ---- */
 
 /* Records every request that ends from now on in a new file of `folder`, NAME-NUMBER.imt, which the program `impresario
- * trace` reads, too. `name` tells servers that share the folder apart; it has no slash. Serving never waits for the trace.
- * -EINVAL if one is being written already. */
+ * trace` reads, too. `name` tells servers that share the folder apart; it has no slash. Serving never waits for the trace;
+ * the call waits for its file system 10 s at most. -EINVAL if that has not answered by then, or a trace is being written already. */
 int impresario_start_trace(impresario_t *scheduler, const char *folder, const char *name);
 
 /* Ends the trace. -ENOENT if there is none, -EIO if it had ended early, as on a full disk, or its file system does not take it

@@ -312,6 +312,8 @@ pub struct Scheduler {
     threads: Mutex<Vec<JoinHandle<()>>>,
     /// The trace that is being written.
     trace: Mutex<Option<Arc<impresario_trace::Recorder>>>,
+    /// One that its file system may keep, as it did not answer; held while a trace is started.
+    started: Mutex<Option<Arc<impresario_trace::Recorder>>>,
     /// The recorded runs that predict.
     foretold: Mutex<Option<Foretold>>,
     /// Held during shutdown: a second caller waits for the outcome instead of returning early.
@@ -378,6 +380,7 @@ impl Scheduler {
             hands,
             threads: Mutex::default(),
             trace: Mutex::default(),
+            started: Mutex::default(),
             foretold: Mutex::default(),
             closing: Mutex::default(),
             lanes,

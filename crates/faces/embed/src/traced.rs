@@ -8,7 +8,7 @@ use impresario_engine::now;
 use impresario_foresight::PredictedQueues;
 use impresario_trace::live::{FINISH_PATIENCE, LiveOptions, LiveStatus, PathOf};
 use impresario_trace::predict::{RunsOf, next_trace};
-use impresario_trace::{Header, Recorder, Space, TraceError};
+use impresario_trace::{Header, Recorder, Space, TraceError, Writer};
 
 use crate::{Scheduler, guard};
 
@@ -22,7 +22,7 @@ pub struct Traces {
     pub limit_bytes: u64,
     /// Returns the path of a file's key.
     pub path_of: Option<PathOf>,
-    /// Called once if the trace ends early: a full disk, the limit.
+    /// Called once if the trace ends early, or has no file: a full disk, the limit.
     pub complain: Box<dyn FnOnce(&TraceError) + Send>,
 }
 
@@ -51,6 +51,10 @@ pub struct Foretold {
     pub passed_over: Vec<String>,
 }
 
+fn since_1970() -> Duration {
+    SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or(Duration::ZERO)
+}
+
 /// Refuses a name that cannot be part of a file name.
 fn check_name(name: &str) -> Result<(), TraceError> {
     const BYTES_MAX: usize = 200;
@@ -66,11 +70,13 @@ impl Scheduler {
     /// [`foretell`](Scheduler::foretell) finds it. Returns its file.
     pub fn start_trace_in(&self, folder: &Path, name: &str) -> Result<PathBuf, TraceError> {
         check_name(name)?;
-        std::fs::create_dir_all(folder).map_err(|source| TraceError::Io { path: folder.into(), source })?;
-        let unix = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or(Duration::ZERO);
-        let path = next_trace(folder, name, unix.as_millis());
-        self.start_trace(&path, Traces { command: name.into(), ..Traces::default() })?;
-        Ok(path)
+        let (place, name) = (folder.to_path_buf(), name.to_string());
+        let traces = Traces { command: name.clone(), ..Traces::default() };
+        let open = move |header: &Header| {
+            std::fs::create_dir_all(&place).map_err(|source| TraceError::Io { path: place.clone(), source })?;
+            Writer::create(next_trace(&place, &name, since_1970().as_millis()), header)
+        };
+        self.start_trace_by(folder, open, traces, FINISH_PATIENCE)
     }
 
     /// Predicts by recorded runs from now on, instead of earlier ones: traces of this `name`, or folders with such traces, of which
@@ -112,18 +118,35 @@ impl Scheduler {
     }
 
     /// Starts a trace in a new file; an existing file is an error. It contains every request that ends from now on,
-    /// with its completion. Serving never waits for it.
+    /// with its completion. Serving never waits for it, and the caller at most [`FINISH_PATIENCE`] for the file.
     pub fn start_trace(&self, path: &Path, traces: Traces) -> Result<(), TraceError> {
+        let file = path.to_path_buf();
+        self.start_trace_by(path, move |header| Writer::create(file, header), traces, FINISH_PATIENCE).map(drop)
+    }
+
+    /// The same in a file that `open` opens, on another thread. Returns its path.
+    fn start_trace_by(
+        &self,
+        place: &Path,
+        open: impl FnOnce(&Header) -> Result<Writer, TraceError> + Send + 'static,
+        traces: Traces,
+        patience: Duration,
+    ) -> Result<PathBuf, TraceError> {
+        let mut started = self.started.lock();
+        if let Some(left) = started.as_ref().filter(|left| left.is_running()) {
+            let path = left.status().path;
+            let reason = "its file system has not answered since the last trace; it hangs".into();
+            return Err(TraceError::File { path, reason });
+        }
         let mut current = self.trace.lock();
         if let Some(status) = current.as_ref().map(|r| r.status()).filter(|s| s.failure.is_none()) {
             let reason = "a trace is being written already: stop it first".into();
             return Err(TraceError::File { path: status.path, reason });
         }
         let _quiet = guard::Quiet::new(); // the writer's thread inherits it
-        let unix = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or(Duration::ZERO);
         let options = LiveOptions {
             header: Header {
-                clock_unix_ns: u64::try_from(unix.as_nanos()).ok(),
+                clock_unix_ns: u64::try_from(since_1970().as_nanos()).ok(),
                 source: concat!("impresario ", env!("CARGO_PKG_VERSION"), ", embedded").into(),
                 command: traces.command,
                 ..Header::default()
@@ -132,10 +155,23 @@ impl Scheduler {
             buffer_bytes: traces.buffer_bytes,
             limit_bytes: traces.limit_bytes,
         };
-        let recorder = Recorder::create(path, &options, traces.path_of, traces.complain)?;
+        let header = options.header.clone();
+        let recorder = Recorder::begin(place, move || open(&header), &options, traces.path_of, traces.complain)?;
         drop(self.engine.observe(Some(recorder.clone())));
-        *current = Some(recorder);
-        Ok(())
+        let before = current.replace(recorder.clone());
+        // Nobody who asks for its state, or ends it, waits for the file system.
+        drop(current);
+        drop(before);
+        let opened = recorder.opened_within(patience).map(Path::to_path_buf).map_err(TraceError::again);
+        if opened.is_err() {
+            let mut current = self.trace.lock();
+            if current.take_if(|current| Arc::ptr_eq(current, &recorder)).is_some() {
+                drop(self.engine.observe(None));
+            }
+            drop(current);
+            *started = Some(recorder);
+        }
+        opened
     }
 
     /// Ends the trace and returns its status; `None` if there is none. A shutdown also ends it.
@@ -191,6 +227,41 @@ mod tests {
         scheduler.start_trace(&second, Traces::default()).unwrap();
         scheduler.shutdown(Duration::ZERO).unwrap();
         assert_eq!(Trace::load(&second).unwrap().ending, Ending::Closed);
+    }
+
+    #[test]
+    fn a_file_system_that_hangs_delays_nobody_but_who_starts_a_trace() {
+        let scheduler = Scheduler::new(Options::default(), Receiver::Poll).unwrap();
+        let (answer, hangs) = std::sync::mpsc::channel::<()>();
+        let (begins, begun) = std::sync::mpsc::channel();
+        let open = move |header: &Header| {
+            begins.send(()).unwrap();
+            let _ = hangs.recv_timeout(Duration::from_secs(60));
+            Writer::create("/nowhere/t.imt", header)
+        };
+        let patience = Duration::from_secs(3);
+        std::thread::scope(|scope| {
+            let starter = scope.spawn(|| {
+                scheduler.start_trace_by("/nowhere".as_ref(), open, Traces::default(), patience).unwrap_err()
+            });
+            begun.recv().unwrap();
+            let began = std::time::Instant::now();
+            assert_eq!(scheduler.trace_status().unwrap().path, Path::new("/nowhere"));
+            scheduler.submit(&Submit { file: 5, offset: 0, len: 7, token: 1, ..Submit::default() }).unwrap();
+            let delivery = scheduler.next(Duration::from_secs(5)).unwrap().unwrap();
+            scheduler.complete(delivery.batch().id, 0, delivery.batch().len).unwrap();
+            assert!(began.elapsed() < patience, "{:?}", began.elapsed());
+            assert!(starter.join().unwrap().to_string().contains("nothing is traced"));
+        });
+        assert_eq!(scheduler.trace_status(), None);
+        let again = scheduler.start_trace_in("/nowhere".as_ref(), "t").unwrap_err().to_string();
+        assert!(again.contains("hangs"), "one thread is left behind, not one for each call: {again}");
+        drop(answer);
+        let ended = || scheduler.started.lock().as_ref().is_some_and(|left| left.is_running());
+        assert!(impresario_base::time::wait_while(&ended, Duration::from_secs(20)));
+        let folder = tempfile::tempdir().unwrap();
+        scheduler.start_trace_in(folder.path(), "t").unwrap();
+        scheduler.shutdown(Duration::ZERO).unwrap();
     }
 
     /// Accepts what may be read ahead and counts its bytes.

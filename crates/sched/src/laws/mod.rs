@@ -197,7 +197,8 @@ impl Laws {
             let lane = &self.lanes[k.request.extent.lane.index()];
             // Blocked requests and pieces in flight are not the policy's.
             let Some(bound) = core.wait_bound(Nanos(now), *id) else { continue };
-            let ready = !self.conduct.minds_connections || !self.not_ready.contains(&k.request.conn.0);
+            let minds = self.conduct.minds_connections && k.request.op == Op::Read;
+            let ready = !minds || !self.not_ready.contains(&k.request.conn.0);
             k.bound = ready.then_some(bound);
             (k.batches_before, k.idle_before, k.own, k.withheld) = (lane.batches, lane.idle, 0, 0);
             if std::mem::replace(&mut k.moved, true) {
@@ -241,13 +242,15 @@ impl Laws {
         (request.extent.file, lane, request.extent.lane_offset, id)
     }
 
+    /// Only reads send data.
     fn is_ready(&self, request: &Request) -> bool {
-        !self.conduct.minds_connections || !request.op.is_data() || !self.not_ready.contains(&request.conn.0)
+        !self.conduct.minds_connections || request.op != Op::Read || !self.not_ready.contains(&request.conn.0)
     }
 
-    /// An older access of the same connection must go first, even on another lane.
+    /// An older access of the same connection and kind must go first, even on another lane.
     fn has_older_sibling(&self, k: &Known) -> bool {
-        let mut all = self.known.values().filter(|o| o.request.conn == k.request.conn && o.request.op.is_data());
+        let of = |k: &Known| (k.request.conn, k.request.op);
+        let mut all = self.known.values().filter(|o| of(o) == of(k));
         self.in_order && self.shared_space && all.any(|o| o.waits() && o.order < k.order && !self.is_blocked(o))
     }
 
@@ -647,7 +650,10 @@ impl Laws {
         self.pass_time(now);
         let changed = if ready { self.not_ready.remove(&conn) } else { self.not_ready.insert(conn) };
         if changed && self.conduct.minds_connections {
-            self.known.values_mut().filter(|k| k.request.conn.0 == conn).for_each(|k| k.bound = None);
+            self.known
+                .values_mut()
+                .filter(|k| k.request.conn.0 == conn && k.request.op == Op::Read)
+                .for_each(|k| k.bound = None);
         }
     }
 

@@ -434,9 +434,9 @@ pub struct Conduct {
     pub speculates: bool,
     /// With these parameters it may idle a lane that has queued requests; it says until when.
     pub idles: fn(&Params) -> bool,
-    /// It serves only connections that can take data (2002: `select()`).
+    /// It serves reads only of connections that can take data (2002: `select()`).
     pub minds_connections: bool,
-    /// With these parameters only a connection's first access, by arrival, may be served.
+    /// With these parameters only a connection's first read and its first write, by arrival, may be served.
     pub in_order: fn(&Params) -> bool,
     /// It shares the device between parties, so it accounts for every request, even one that needs no device.
     pub shares: bool,

@@ -17,8 +17,10 @@ pub(super) struct Family {
     layout: Layout,
     offset: u64,
     len: u64,
-    /// One per part.
+    /// One per part; none of a barrier.
     ranges: Vec<Piece>,
+    /// Of a change of space that may move the end, which is done last.
+    extends: bool,
     state: Mutex<State>,
 }
 
@@ -40,6 +42,8 @@ pub(super) enum Complete {
     Short(Short),
     /// The last barrier was reached.
     Barrier(Reply),
+    /// The space is changed on these data servers; the end is to be moved.
+    Extend(Reply, Vec<LaneState>),
 }
 
 /// A read of `len` bytes of a file that met the end of an object.
@@ -64,7 +68,19 @@ impl Family {
             read: ranges.iter().map(|_| None).collect(),
             lanes: Vec::new(),
         };
-        Arc::new(Family { layout, offset, len, ranges, state: Mutex::new(state) })
+        Arc::new(Family { layout, offset, len, ranges, extends: false, state: Mutex::new(state) })
+    }
+
+    /// Of a change of space, cut into `ranges`.
+    pub(super) fn of_change(layout: Layout, ranges: Vec<Piece>, extends: bool, reply: Reply) -> Arc<Family> {
+        let parent = Parent::new(ranges.len() as u32);
+        let state = State { parent, reply: Some(reply), fault: None, read: Vec::new(), lanes: Vec::new() };
+        Arc::new(Family { layout, offset: 0, len: 0, ranges, extends, state: Mutex::new(state) })
+    }
+
+    /// Its parts are barriers, with nothing to do but for the last one.
+    pub(super) fn is_barrier(&self) -> bool {
+        self.ranges.is_empty()
     }
 
     /// Of a barrier on `parts` data servers.
@@ -76,7 +92,7 @@ impl Family {
             read: Vec::new(),
             lanes: Vec::new(),
         };
-        Arc::new(Family { layout, offset: 0, len: 0, ranges: Vec::new(), state: Mutex::new(state) })
+        Arc::new(Family { layout, offset: 0, len: 0, ranges: Vec::new(), extends: false, state: Mutex::new(state) })
     }
 
     /// The bytes of a write that go to the data server of `range`, in the order of its object.
@@ -100,7 +116,7 @@ impl Family {
         self.part_done(&mut state, 0, len)
     }
 
-    /// A part was written, and these data servers hold it.
+    /// A part was written, or its space changed, and these data servers hold it.
     pub(super) fn part_written(self: &Arc<Self>, bytes: u64, lanes: &[LaneState]) -> Complete {
         let mut state = self.state.lock();
         state.lanes.extend_from_slice(lanes);
@@ -126,8 +142,11 @@ impl Family {
             reply.send(&Answer::Fault(fault));
             return Complete::Answered;
         }
-        if self.ranges.is_empty() {
+        if self.is_barrier() {
             return Complete::Barrier(reply);
+        }
+        if self.extends {
+            return Complete::Extend(reply, std::mem::take(&mut state.lanes));
         }
         if state.read.iter().all(Option::is_none) {
             reply.send(&Answer::FileWritten { bytes: bytes as u32, lanes: std::mem::take(&mut state.lanes) });

@@ -15,7 +15,7 @@ use impresario_client::{Identity, Task, TrafficCount};
 use impresario_engine::{Engine, Executor, Outcome, Started, Ticket, Work, now};
 use impresario_node::{DispatchQueue, Entry, Party};
 use impresario_sched::{Extent, LaneId, Nanos, Op, Request};
-use impresario_wire::{Answer, Fault, Who};
+use impresario_wire::{Answer, Fault, LaneState, SpaceChange, Who};
 
 use super::family::{Complete, Short};
 use super::hung::{Hung, Lanes, SILENCE, add_lanes};
@@ -23,6 +23,7 @@ use super::reading::Reading;
 use super::storage::{Storage, Target};
 use super::tree::Foreseen;
 use super::{Answering, IoSettings, Item};
+use crate::connection::Reply;
 use crate::listener::{Vitals, before_waiting};
 use crate::outbox::{Bulk, STACK_BYTES, hand_over_own_replies};
 use crate::owed::Came;
@@ -576,17 +577,32 @@ impl Forwarder {
     /// What moves no data is never merged: there is one part.
     fn change_space(&self, target: &Target, parts: Vec<(Request, Item)>) -> Option<i32> {
         let mut failed = None;
-        for (_, item) in parts {
+        let whole = Target { server: None, ..*target };
+        for (request, item) in parts {
             let Some((change, range)) = item.change else { continue };
-            match (self.storage.change_space(target, change, range), item.answer) {
-                (Ok(lanes), Answering::Whole(reply)) => reply.send(&Answer::FileWritten { bytes: 0, lanes }),
-                // Before, the barrier has made a whole of the last part.
-                (Ok(_), Answering::Part(..) | Answering::Read(_) | Answering::Nobody(_)) => {}
-                (Err(fault), answer) => {
-                    answer.fail(&fault);
-                    failed = Some(fault.errno);
+            let of_object = (request.extent.lane_offset, request.extent.len);
+            let answered = match item.answer {
+                Answering::Part(family, _) => match self.storage.change_space(target, change, of_object) {
+                    Ok(lanes) => match family.part_written(0, &lanes) {
+                        Complete::Extend(reply, lanes) => {
+                            // The zeros are there; what others have written since stays.
+                            let change = SpaceChange::Allocate { keep_size: false };
+                            answer_change(reply, lanes, self.storage.change_space(&whole, change, range))
+                        }
+                        _ => 0,
+                    },
+                    Err(fault) => {
+                        family.part_failed(&fault);
+                        fault.errno
+                    }
+                },
+                Answering::Whole(reply) => {
+                    answer_change(reply, Vec::new(), self.storage.change_space(&whole, change, range))
                 }
-            }
+                // Of no change.
+                Answering::Read(_) | Answering::Nobody(_) => 0,
+            };
+            failed = failed.or((answered != 0).then_some(answered));
         }
         failed
     }
@@ -670,6 +686,7 @@ impl Executor<Item> for Forwarder {
         let file = first.file.0;
         if !batch.op.is_data()
             && let Answering::Part(family, _) = &first.answer
+            && family.is_barrier()
         {
             // A barrier on one of several data servers is reached; with the last one all are.
             match family.part_completed(0) {
@@ -791,6 +808,21 @@ fn goes_with((_, item): &(Request, Item), (_, other): &(Request, Item)) -> bool 
     item.striping.layout == other.striping.layout && party(item) == party(other)
 }
 
+/// Answers a change of space, which `lanes` have a part of; gives its errno, or 0.
+fn answer_change(reply: Reply, mut lanes: Vec<LaneState>, changed: Result<Vec<LaneState>, Fault>) -> i32 {
+    match changed {
+        Ok(more) => {
+            lanes.extend(more);
+            reply.send(&Answer::FileWritten { bytes: 0, lanes });
+            0
+        }
+        Err(fault) => {
+            reply.send(&Answer::Fault(fault.clone()));
+            fault.errno
+        }
+    }
+}
+
 /// What was taken out of the queue is answered.
 pub(super) fn complete(tickets: Vec<(Ticket<Item>, u64)>, errno: i32, started: Nanos) {
     let finished = now();
@@ -872,11 +904,11 @@ mod tests {
     use impresario_sched::{ConnId, PolicySpec};
     use impresario_testing::until;
     use impresario_trace::Space;
-    use impresario_wire::{FileKey, LaneState, ObjectInfo, Role, SeekTo, Sought, SpaceChange};
+    use impresario_wire::{FileKey, ObjectInfo, Role, SeekTo, Sought};
 
     use super::super::storage::Striping;
     use super::*;
-    use crate::connection::{Connection, Reply};
+    use crate::connection::Connection;
     use crate::grants::Peers;
     use crate::listener::{Server, Settings};
     use crate::outbox::Outbox;

@@ -9,7 +9,7 @@ use impresario_base::slab::{Key, Slab};
 use impresario_sched::{Nanos, Request};
 use smallvec::SmallVec;
 
-use super::Item;
+use super::{Answering, Item};
 
 /// A server that has said nothing for so long while requests waited hangs.
 pub(super) const SILENCE: Nanos = Nanos(100_000_000);
@@ -20,7 +20,8 @@ pub(super) type Lanes = SmallVec<[u16; 4]>;
 /// Adds the lanes that a request needs.
 pub(super) fn add_lanes(lanes: &mut Lanes, request: &Request, item: &Item, split: bool) {
     let (striping, layout) = (&item.striping, &item.striping.layout);
-    if !request.op.is_data() {
+    // Of a change that was cut each part needs one, of a barrier the last part all.
+    if !request.op.is_data() && !matches!(item.answer, Answering::Part(..)) {
         return lanes.extend((0..layout.pcount).map(|k| striping.lane(layout.server_at(k))));
     }
     if split {

@@ -76,7 +76,13 @@ pub(crate) trait Storage: Send + Sync + 'static {
     /// Makes a file's data durable. Gives what tells whether they may have been lost, and how the sync failed, or 0.
     fn sync(&self, target: &Target) -> Result<(Vec<LaneState>, i32), Fault>;
 
-    /// Changes the space of a range (offset, length) of a file. Gives what a write does.
+    /// Changes of bytes are made of one object at a time, where requests are split.
+    fn splits_changes(&self) -> bool {
+        false
+    }
+
+    /// Changes the space of a range (offset, length) of a file; of an object if the target has a server, and then without moving
+    /// its end. Gives what a write does.
     fn change_space(&self, target: &Target, change: SpaceChange, range: (u64, u64)) -> Result<Vec<LaneState>, Fault>;
 
     /// Looks for data or a hole of a file that is known to have the objects `made`.
@@ -198,9 +204,17 @@ impl Storage for Cluster {
         self.striped.sync_lanes(&target.who, target.file, &target.layout).map_err(|error| error.to_fault())
     }
 
+    fn splits_changes(&self) -> bool {
+        true
+    }
+
     fn change_space(&self, target: &Target, change: SpaceChange, range: (u64, u64)) -> Result<Vec<LaneState>, Fault> {
-        let Target { who, file, layout, .. } = target;
-        self.striped.change_space(who, *file, layout, change, range).map_err(|error| error.to_fault())
+        let Target { who, file, layout, server, .. } = target;
+        let changed = match server {
+            Some(server) => self.striped.lane_change_space(who, *server, *file, change, range),
+            None => self.striped.change_space(who, *file, layout, change, range),
+        };
+        changed.map_err(|error| error.to_fault())
     }
 
     fn seek(&self, file: FileKey, layout: &Layout, made: u64, from: u64, to: SeekTo) -> Result<Sought, Fault> {

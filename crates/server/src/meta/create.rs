@@ -17,7 +17,7 @@ use super::changes::By;
 use super::directory::key_name;
 use super::disk::PATH_FLAGS;
 use super::fault::{Explain, Outcome, fault, show};
-use super::opens::{Found, OpenFile, Pin, Session};
+use super::opens::{Found, OpenFile, Pin, Room, Session};
 use super::permissions::{LAYOUT_CHANGE, User, not_owned};
 use super::record::{
     FILE_ATTRIBUTE, LAYOUT_ATTRIBUTE, LAYOUT_REQUEST_BYTES, Record, Seen, decode_layout_request, encode_layout_request,
@@ -44,7 +44,7 @@ impl Meta {
         path: &[u8],
         (owned, exclusive, request): ([u32; 3], bool, Option<LayoutRequest>),
     ) -> Outcome<Opened> {
-        session.check_room()?;
+        let room = session.take_room()?;
         let doing = "create";
         let root = if exclusive { Errno::EXIST } else { Errno::ISDIR };
         let known = by.absent.and_then(|absent| self.dir.entry_in(absent, path));
@@ -57,7 +57,7 @@ impl Meta {
                 Ok(_) if exclusive => return Err(Errno::EXIST).explain(doing, path),
                 Ok(_) => match self.pin_at(&entry, "open") {
                     Err(gone) if gone.errno == Errno::NOENT.raw_os_error() => continue,
-                    pin => return self.open_pinned(session, pin?, true, path),
+                    pin => return self.open_pinned(room, pin?, true, path),
                 },
                 Err(Errno::NOENT) => {}
                 Err(errno) => return Err(errno).explain(doing, path),
@@ -71,7 +71,7 @@ impl Meta {
                 self.changes.begin(&self.dir, by, 0)?.goes_on();
             }
             match self.make_file(exclusive.then_some(by), &entry, layout, owned)? {
-                Some(pin) => return self.open_made(session, &pin, path),
+                Some(pin) => return self.open_made(room, &pin, path),
                 None if exclusive => return Err(Errno::EXIST).explain(doing, path),
                 None => {}
             }
@@ -89,8 +89,8 @@ impl Meta {
 
     /// Opens a file that was just made. Its session may have ended meanwhile, but the file is there, and a copy of the call must
     /// learn of it: so this is no failure. Nobody hears the answer, and its handle is none.
-    fn open_made(&self, session: &Session, pin: &Pin<'_>, path: &[u8]) -> Outcome<Opened> {
-        match self.grant_handle(session, pin, true, true, path) {
+    fn open_made(&self, room: Room<'_>, pin: &Pin<'_>, path: &[u8]) -> Outcome<Opened> {
+        match self.grant_handle(room, pin, true, true, path) {
             Err(ended) if ended.errno == Errno::NOTCONN.raw_os_error() => {
                 let attr = self.local_attr_of(pin, path)?;
                 Ok(Opened { handle: 0, file: pin.key, layout: pin.layout, made: 0, attr })

@@ -132,7 +132,8 @@ impl Meta {
         match what {
             Examine::Directory { path, after, max } => {
                 let max = (max as usize).clamp(1, ENTRIES_MAX);
-                self.names_after(session, &path, &after, |directory, name| {
+                let directory = self.dir.open_dir_by_path(&path).explain(doing, &path)?;
+                self.names_after(session, directory, &after, |directory, name| {
                     entries.extend(self.dir.examine(directory, name)?);
                     Ok(entries.len() < max)
                 })

@@ -18,6 +18,7 @@ use rustix::io::Errno;
 
 use super::fault::{Explain, Outcome};
 use super::opens::SessionId;
+use super::permissions::User;
 use super::service::Meta;
 use super::sizes::with_used_bytes;
 use super::tree::local_attr;
@@ -156,11 +157,19 @@ impl Listings {
 
 impl Meta {
     /// A slice of a directory after a name; empty at the end.
-    pub(super) fn readdir(&self, session: SessionId, path: &[u8], after: &[u8], max: u32) -> Outcome<Vec<Entry>> {
+    /// `user`: for whom it has to be permitted.
+    pub(super) fn readdir(
+        &self,
+        (session, user): (SessionId, Option<&User>),
+        path: &[u8],
+        after: &[u8],
+        max: u32,
+    ) -> Outcome<Vec<Entry>> {
         let max = usize::try_from(max).unwrap_or(usize::MAX).max(1);
         let mut slice = Slice::default();
         let before = self.opens.unmarkings();
-        let listed = self.names_after(session, path, after, |directory, name| {
+        let directory = self.directory_for(user, path)?;
+        let listed = self.names_after(session, directory, after, |directory, name| {
             slice.add(self, directory, name)?;
             Ok(!slice.is_full(max))
         });
@@ -173,11 +182,10 @@ impl Meta {
     pub(super) fn names_after(
         &self,
         session: SessionId,
-        path: &[u8],
+        directory: OwnedFd,
         after: &[u8],
         mut take: impl FnMut(&OwnedFd, &[u8]) -> rustix::io::Result<bool>,
     ) -> rustix::io::Result<()> {
-        let directory = self.dir.open_dir_by_path(path)?;
         let ino = rustix::fs::fstat(&directory)?.st_ino;
         let kept = if after.is_empty() { None } else { self.listings.take(session, ino, after) };
         let mut listing = match kept {

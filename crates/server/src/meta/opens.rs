@@ -626,7 +626,19 @@ pub(super) struct Session {
 #[derive(Default)]
 struct Handles {
     open: FxHashMap<u64, Held>,
+    /// Further ones that calls under way may open.
+    rooms: usize,
     ended: bool,
+}
+
+/// Room for one more open file of a session. Taken before a call does anything: a file that is made is open then, too, whatever
+/// other calls have opened meanwhile.
+pub(super) struct Room<'s>(&'s Session);
+
+impl Drop for Room<'_> {
+    fn drop(&mut self) {
+        self.0.handles.lock().rooms -= 1;
+    }
 }
 
 struct Held {
@@ -674,13 +686,12 @@ impl Sessions {
     }
 
     /// Gives a session a handle for an admitted file.
-    pub(super) fn register(&self, session: &Session, pin: &Pin<'_>, write: bool) -> Outcome<u64> {
+    pub(super) fn register(&self, room: Room<'_>, pin: &Pin<'_>, write: bool) -> Outcome<u64> {
+        // Given back after the lock.
+        let session = room.0;
         let mut handles = session.handles.lock();
         if handles.ended {
             return Err(fault(Errno::NOTCONN, "the session has ended; reconnect"));
-        }
-        if handles.open.len() >= SESSION_OPENS_MAX {
-            return Err(full());
         }
         let handle = self.next_handle.fetch_add(1, Ordering::Relaxed) + 1;
         handles.open.insert(handle, Held { file: pin.file.clone(), write });
@@ -703,9 +714,14 @@ impl Session {
         self.users.get().map_or(Ok(None), |users| users.of(who.user, call))
     }
 
-    /// Refuses early what [`Sessions::register`] would refuse late.
-    pub(super) fn check_room(&self) -> Outcome<()> {
-        if self.handles.lock().open.len() >= SESSION_OPENS_MAX { Err(full()) } else { Ok(()) }
+    /// Takes room for a file that is to be opened.
+    pub(super) fn take_room(&self) -> Outcome<Room<'_>> {
+        let mut handles = self.handles.lock();
+        if handles.open.len() + handles.rooms >= SESSION_OPENS_MAX {
+            return Err(full());
+        }
+        handles.rooms += 1;
+        Ok(Room(self))
     }
 
     /// Checks that a handle is open for writing.
@@ -814,6 +830,18 @@ mod tests {
         }
         assert_eq!(lost.until.len(), LOST_MAX);
         assert_eq!(lost.shares.values().sum::<u32>() as usize, LOST_MAX);
+    }
+
+    #[test]
+    fn calls_under_way_have_room_for_what_they_open() {
+        let sessions = Sessions::default();
+        let session = sessions.get(sessions.start(Who::default()).unwrap()).unwrap();
+        let mut rooms: Vec<_> = (0..SESSION_OPENS_MAX).map(|_| session.take_room().unwrap()).collect();
+        assert_eq!(session.take_room().err().map(|full| full.errno), Some(Errno::MFILE.raw_os_error()));
+        rooms.pop();
+        drop(session.take_room().unwrap());
+        drop(rooms);
+        assert_eq!(session.handles.lock().rooms, 0);
     }
 
     #[test]

@@ -9,12 +9,12 @@
 //!
 //! Permissions are checked on the nodes that a path leads to. So that the same nodes are changed, no name is moved between the
 //! check and the change ([`Meta::hold_names`]). Nobody waits for data servers meanwhile: moves would wait for that, and all changes
-//! for the moves. So what is opened, made or cut, or whose attributes or striping change, holds names at most while its path is walked
+//! for the moves. So what is opened, made, cut, listed or looked at, or whose attributes or striping change, holds names at most while its path is walked
 //! ([`Meta::entry_for`]): the file is checked itself when it is found, and the directory of a new one where it is made. What is asked
 //! for by a handle needs no hold.
 
 use std::ffi::{CStr, CString};
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -287,6 +287,9 @@ impl Meta {
             MetaCall::SetXattr { target: Target::Handle(_), .. } => NamesHeld::No,
             // When the data servers have been asked.
             MetaCall::Link { .. } => NamesHeld::No,
+            MetaCall::GetXattr { target: Target::Path(_), .. } | MetaCall::ListXattr { target: Target::Path(_) } => {
+                self.hold_names_still(user)
+            }
             call if call.is_change() => self.hold_names_still(user),
             _ => NamesHeld::No,
         }
@@ -359,19 +362,14 @@ impl Meta {
             | MetaCall::ListXattr { target: target @ Target::Path(_) } => {
                 self.check_node(user, session, target, READ, "read an extended attribute of")?;
             }
-            MetaCall::Readdir { path, .. } => {
-                let node = self.node_at(path, "list")?;
-                if !may(user, &node, READ) {
-                    return Err(denied(user, "list", path));
-                }
-            }
             MetaCall::SetLayout { path, .. } => {
                 let node = self.node_at(path, LAYOUT_CHANGE)?;
                 if !owns(user, &node) {
                     return Err(not_owned(user, LAYOUT_CHANGE, path));
                 }
             }
-            // Those that open are checked by what they opened; the others act on what is open, or show attributes.
+            // Those that open are checked by what they opened, and what is listed where it is; the others act on what is open, or
+            // show attributes.
             _ => {}
         }
         Ok(())
@@ -442,6 +440,21 @@ impl Meta {
             self.check_search(user, path)?;
         }
         self.dir.entry(path).explain(doing, path)
+    }
+
+    /// The same of a directory that is to be listed.
+    pub(super) fn directory_for(&self, user: Option<&User>, path: &[u8]) -> Outcome<OwnedFd> {
+        let _still = user.map(|user| (self.moves.read(), user));
+        if let Some((_, user)) = &_still {
+            self.check_search(user, path)?;
+        }
+        let directory = self.dir.open_dir_by_path(path).explain("list", path)?;
+        if let Some(user) = user
+            && !may(user, &self.owned(&directory).explain("list", path)?, READ)
+        {
+            return Err(denied(user, "list", path));
+        }
+        Ok(directory)
     }
 
     /// Refuses a new name in a directory that they may not change: this one, wherever it is by now.

@@ -85,7 +85,7 @@ impl Meta {
     }
 
     fn begin_relay(&self, session: &Session, path: &[u8]) -> Outcome<Relaid> {
-        session.check_room()?;
+        let room = session.take_room()?;
         let entry = self.dir.entry(path).and_then(|entry| entry.ok_or(Errno::ISDIR)).explain(DOING, path)?;
         if kind_of(&entry.stat().explain(DOING, path)?) != Some(NodeKind::File) {
             return Ok(Relaid::Done);
@@ -115,7 +115,7 @@ impl Meta {
         *pin.spare.lock() = Some((file, layout));
         self.confirm(&pin).explain(DOING, path)?;
         self.opens.admit(pin.ino, false)?;
-        let handle = self.sessions.register(session, &pin, false).inspect_err(|_| {
+        let handle = self.sessions.register(room, &pin, false).inspect_err(|_| {
             self.opens.leave(pin.ino, false);
         })?;
         pin.relay.store(handle, Ordering::SeqCst);

@@ -25,7 +25,7 @@ use super::labels::Labels;
 use super::listing::Listings;
 use super::locks::Locking;
 use super::objects::Objects;
-use super::opens::{Left, OpenFile, Opens, Pin, Session, SessionId, Sessions};
+use super::opens::{Left, OpenFile, Opens, Pin, Room, Session, SessionId, Sessions};
 use super::permissions::{User, path_of};
 use super::removal::NameLocks;
 use super::status::{Operations, SESSION_END, SESSION_START, kind_of};
@@ -373,11 +373,12 @@ impl Meta {
     fn serve_unlabelled(&self, session: &Session, by: By<'_>, user: Option<&User>, call: MetaCall) -> Outcome<Answer> {
         let who = by.who;
         Ok(match call {
-            MetaCall::GetAttr { target: Target::Path(path) } => Answer::Attr(match self.dir.entry(&path) {
-                Ok(Some(place)) => self.attr_at(&place)?,
-                Ok(None) => self.attr_by(&path, || rustix::fs::fstat(&self.dir.names), |_| None)?,
-                Err(errno) => return Err(errno).explain("get the attributes of", &path),
-            }),
+            MetaCall::GetAttr { target: Target::Path(path) } => {
+                Answer::Attr(match self.entry_for(user, &path, "get the attributes of")? {
+                    Some(place) => self.attr_at(&place)?,
+                    None => self.attr_by(&path, || rustix::fs::fstat(&self.dir.names), |_| None)?,
+                })
+            }
             MetaCall::GetAttr { target: Target::Handle(handle) } => {
                 let pin = self.pin_handle(session, handle)?;
                 Answer::Attr(self.attr_of(&pin, &self.opens.path_of(pin.ino))?)
@@ -396,14 +397,14 @@ impl Meta {
                 Answer::Opened(self.create(session, by, user, &path, ([mode, uid, gid], exclusive, layout))?)
             }
             MetaCall::Open { path, write } => {
-                session.check_room()?;
+                let room = session.take_room()?;
                 let place = self.entry_for(user, &path, "open")?.ok_or(Errno::ISDIR).explain("open", &path)?;
-                self.open_pinned(session, self.pin_at(&place, "open")?, write, &path).map(Answer::Opened)?
+                self.open_pinned(room, self.pin_at(&place, "open")?, write, &path).map(Answer::Opened)?
             }
             MetaCall::Reopen { path, file, write } => {
-                session.check_room()?;
+                let room = session.take_room()?;
                 let pin = self.pin_for_reopen(&path, file)?;
-                Answer::Opened(self.open_pinned(session, pin, write, &path)?)
+                Answer::Opened(self.open_pinned(room, pin, write, &path)?)
             }
             MetaCall::Close { handle, wrote } => {
                 let (file, write) = session.take(handle)?;
@@ -454,11 +455,14 @@ impl Meta {
                 Answer::Attr(self.make_special(by, &path, kind, [mode, uid, gid])?)
             }
             MetaCall::Readlink { path } => {
-                let place = self.dir.entry(&path).and_then(|place| place.ok_or(Errno::INVAL));
-                let said = place.and_then(|place| rustix::fs::readlinkat(place.directory(), place.name, Vec::new()));
-                Answer::Link(said.explain("read the link", &path)?.into_bytes())
+                let doing = "read the link";
+                let place = self.entry_for(user, &path, doing)?.ok_or(Errno::INVAL).explain(doing, &path)?;
+                let said = rustix::fs::readlinkat(place.directory(), place.name, Vec::new());
+                Answer::Link(said.explain(doing, &path)?.into_bytes())
             }
-            MetaCall::Readdir { path, after, max } => Answer::Entries(self.readdir(session.id, &path, &after, max)?),
+            MetaCall::Readdir { path, after, max } => {
+                Answer::Entries(self.readdir((session.id, user), &path, &after, max)?)
+            }
             MetaCall::GetXattr { target, name } => Answer::Xattr(self.get_xattr(session, &target, &name)?),
             MetaCall::ListXattr { target } => Answer::Xattr(self.list_xattr(session, &target)?),
             MetaCall::SetXattr { target, name, value, mode } => {
@@ -503,15 +507,15 @@ impl Meta {
     }
 
     /// Gives a session a handle to a pinned file.
-    pub(super) fn open_pinned(&self, session: &Session, pin: Pin<'_>, write: bool, path: &[u8]) -> Outcome<Opened> {
+    pub(super) fn open_pinned(&self, room: Room<'_>, pin: Pin<'_>, write: bool, path: &[u8]) -> Outcome<Opened> {
         let fresh = self.admit(&pin, write, path)?;
-        self.grant_handle(session, &pin, write, fresh, path)
+        self.grant_handle(room, &pin, write, fresh, path)
     }
 
     /// The same, for an open that is already counted. `local`: the local size is still right.
     pub(super) fn grant_handle(
         &self,
-        session: &Session,
+        room: Room<'_>,
         pin: &Pin<'_>,
         write: bool,
         local: bool,
@@ -519,7 +523,7 @@ impl Meta {
     ) -> Outcome<Opened> {
         let attr = if local { self.local_attr_of(pin, path) } else { self.attr_of(pin, path) };
         let opened = attr.and_then(|attr| {
-            let handle = self.sessions.register(session, pin, write)?;
+            let handle = self.sessions.register(room, pin, write)?;
             let made = pin.seen.lock().made;
             Ok(Opened { handle, file: pin.key, layout: pin.layout, made, attr })
         });

@@ -16,7 +16,7 @@ use impresario_engine::now;
 use impresario_engine::{Inbox, NotSent};
 use impresario_sched::{Core, CoreConfig, CostModel, Ended, LaneId, Nanos, Observer, Op, Table};
 use impresario_trace::live::{FINISH_PATIENCE, LiveOptions};
-use impresario_trace::{Header, Recorder, TraceError};
+use impresario_trace::{Header, Recorder, TraceError, Writer};
 use rustc_hash::FxHashMap;
 
 use crate::config::Config;
@@ -384,35 +384,42 @@ impl Drop for Running<'_> {
 
 /// Starts a trace in the first of `prefix.1.suffix`, `prefix.2.suffix`, … that does not exist.
 fn trace(shared: &Arc<Shared>, prefix: &str, suffix: &str, bytes: usize) -> Result<Arc<Recorder>, String> {
-    for n in 1..=TRACES_MAX {
-        let path = format!("{prefix}.{n}.{suffix}");
-        let (ours, theirs) = (Arc::downgrade(shared), Arc::downgrade(shared));
-        let unix = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or(Duration::ZERO);
-        let options = LiveOptions {
-            header: Header {
-                clock_unix_ns: u64::try_from(unix.as_nanos()).ok(),
-                source: concat!("impresario ", env!("CARGO_PKG_VERSION"), ", libagios").into(),
-                command: crate::foretold::TRACED_BY.into(),
-                ..Header::default()
-            },
-            zero: now(),
-            buffer_bytes: bytes,
-            limit_bytes: u64::MAX,
-        };
-        let _quiet = guard::Quiet::new(); // the writer's thread inherits it
-        let path_of = Box::new(move |key| ours.upgrade()?.name_of(key));
-        let complain = move |error: &TraceError| {
-            if let Some(shared) = theirs.upgrade() {
-                shared.complain(&format!("the trace ends here, the library continues: {error}"));
-            }
-        };
-        match Recorder::create(path.as_ref(), &options, Some(path_of), complain) {
-            Ok(recorder) => return Ok(recorder),
-            Err(TraceError::Io { source, .. }) if source.kind() == ErrorKind::AlreadyExists => {}
-            Err(e) => return Err(format!("the trace cannot be created: {e}; see trace_file_prefix")),
+    let (ours, theirs) = (Arc::downgrade(shared), Arc::downgrade(shared));
+    let unix = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or(Duration::ZERO);
+    let options = LiveOptions {
+        header: Header {
+            clock_unix_ns: u64::try_from(unix.as_nanos()).ok(),
+            source: concat!("impresario ", env!("CARGO_PKG_VERSION"), ", libagios").into(),
+            command: crate::foretold::TRACED_BY.into(),
+            ..Header::default()
+        },
+        zero: now(),
+        buffer_bytes: bytes,
+        limit_bytes: u64::MAX,
+    };
+    let _quiet = guard::Quiet::new(); // the writer's thread inherits it
+    let path_of = Box::new(move |key| ours.upgrade()?.name_of(key));
+    let complain = move |error: &TraceError| {
+        if let Some(shared) = theirs.upgrade() {
+            shared.complain(&format!("the trace ends here, the library continues: {error}"));
         }
-    }
-    Err(format!("there are {TRACES_MAX} traces {prefix}.*.{suffix}; remove some"))
+    };
+    let place = PathBuf::from(format!("{prefix}.*.{suffix}"));
+    let open = {
+        let (prefix, suffix, header) = (prefix.to_string(), suffix.to_string(), options.header.clone());
+        let place = place.clone();
+        move || {
+            for n in 1..=TRACES_MAX {
+                match Writer::create(format!("{prefix}.{n}.{suffix}"), &header) {
+                    Err(TraceError::Io { source, .. }) if source.kind() == ErrorKind::AlreadyExists => {}
+                    opened => return opened,
+                }
+            }
+            Err(TraceError::File { path: place, reason: format!("there are {TRACES_MAX} traces; remove some") })
+        }
+    };
+    let recorder = Recorder::create_by(&place, open, &options, Some(path_of), complain);
+    recorder.map_err(|e| format!("the trace cannot be created: {e}; see trace_file_prefix"))
 }
 
 #[cfg(test)]

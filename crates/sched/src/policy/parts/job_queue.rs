@@ -9,7 +9,15 @@ use rustc_hash::FxHashMap;
 use crate::policy::{Setup, View};
 use crate::sorted::SortedSet;
 use crate::table::{Slot, Table};
-use crate::types::{ConnId, FileId, LaneId};
+use crate::types::{ConnId, FileId, LaneId, Op};
+
+/// What a job is of: a connection's reads, or its writes (true). A write sends nothing, so it waits neither for its connection to
+/// take data nor for reads that do: syncs of other clients may wait for it.
+pub(super) type Origin = (ConnId, bool);
+
+pub(super) fn origin(table: &Table, slot: Slot) -> Origin {
+    (table.conn(slot), table.op(slot) == Op::Write)
+}
 
 /// Where a job continues.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Default)]
@@ -26,7 +34,7 @@ pub(in crate::policy) struct JobId {
 }
 
 pub(super) struct Job {
-    conn: ConnId,
+    origin: Origin,
     pub accesses: VecDeque<Slot>,
     id: JobId,
     pub head: Position,
@@ -37,7 +45,7 @@ pub(super) struct Job {
     pub ready: bool,
     /// The wait for it timed out; not considered until its connection is ready.
     pub given_up: bool,
-    /// Its index among the jobs of its connection.
+    /// Its index among the jobs of its origin.
     sibling: usize,
 }
 
@@ -68,7 +76,7 @@ impl Job {
 /// The jobs of one lane group.
 pub(in crate::policy) struct JobQueue {
     pub(super) jobs: Slab<Job>,
-    pub(super) by_conn: FxHashMap<ConnId, Vec<u32>>,
+    pub(super) by_origin: FxHashMap<Origin, Vec<u32>>,
     /// Jobs that a rule may choose, by position, then arrival.
     positions: SortedSet<(Position, JobId)>,
     /// The ready jobs by arrival, and by the arrival of their first access.
@@ -85,7 +93,7 @@ impl JobQueue {
         let shared = if setup.shared_space { setup.lanes } else { 0 };
         JobQueue {
             jobs: Slab::default(),
-            by_conn: FxHashMap::default(),
+            by_origin: FxHashMap::default(),
             positions: SortedSet::default(),
             arrivals: SortedSet::default(),
             ages: SortedSet::default(),
@@ -147,17 +155,17 @@ impl JobQueue {
 
     /// Creates a job with one access.
     pub(super) fn begin(&mut self, view: &View<'_>, slot: Slot, waits: bool) {
-        let (conn, seq) = (view.table.conn(slot), view.table.seq(slot));
-        let siblings = self.by_conn.entry(conn).or_default();
+        let (origin, seq) = (origin(view.table, slot), view.table.seq(slot));
+        let siblings = self.by_origin.entry(origin).or_default();
         let sibling = siblings.len();
         let key = self.jobs.insert_with(|key| Job {
-            conn,
+            origin,
             accesses: VecDeque::from([slot]),
             id: JobId { arrival: seq, index: key.index },
             head: position(view.table, slot),
             lane: view.table.lane(slot),
             head_seq: seq,
-            ready: view.ready(conn),
+            ready: origin.1 || view.ready(origin.0),
             given_up: false,
             sibling,
         });
@@ -168,14 +176,14 @@ impl JobQueue {
     /// Removes a job without accesses.
     fn end(&mut self, index: u32) {
         let Some(job) = self.jobs.remove_at(index) else { return };
-        if let Some(siblings) = self.by_conn.get_mut(&job.conn) {
+        if let Some(siblings) = self.by_origin.get_mut(&job.origin) {
             siblings.swap_remove(job.sibling);
             if let Some(moved) = siblings.get(job.sibling).copied() {
                 if let Some(moved) = self.jobs.at_mut(moved) {
                     moved.sibling = job.sibling;
                 }
             } else if siblings.is_empty() {
-                self.by_conn.remove(&job.conn);
+                self.by_origin.remove(&job.origin);
             }
         }
     }

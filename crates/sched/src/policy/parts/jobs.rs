@@ -1,12 +1,14 @@
 //! Jobs: connections with lists of accesses, served in rounds while they can take data.
 //!
 //! Shared by `stream`, `scan`, `wscan` and `sstf` (server-side-scheduling-2002, 3.3 and 4). A *job* is a connection and
-//! the accesses queued on it; the stream protocol of the paper's system keeps them in order, in pieces of at most 128
+//! the reads, or the writes, queued on it; the stream protocol of the paper's system keeps them in order, in pieces of at most 128
 //! KiB (`job_order=free` makes each access a job, for protocols that may answer in any order). The four policies differ
 //! in which jobs form a *round*, in which order, and in whether they wait for a job that cannot take data; that is a
 //! [`JobRule`]. A round is fixed when it begins.
 //!
 //! Choices where the paper is silent, for all four:
+//! - Writes send nothing, so a job of writes is always ready; the paper had only reads. A connection that takes no data holds
+//!   up no sync, which waits for older writes.
 //! - The offset of an access or piece is that of its first byte in the lane's space; the last offset is that of the
 //!   last one served. Files are ordered by first use: positions are (file, offset), so a scan goes through one file,
 //!   then the next, and wraps. The paper had a single file.
@@ -23,7 +25,7 @@
 
 use std::collections::VecDeque;
 
-use super::job_queue::Job;
+use super::job_queue::{Job, origin};
 pub(in crate::policy) use super::job_queue::{JobId, JobQueue, Position};
 use super::turns::Turns;
 use crate::policy::params::{ParamInfo, Range, SWITCH};
@@ -65,7 +67,7 @@ pub(in crate::policy) const JOB_ORDER: ParamInfo = ParamInfo {
     name: "job_order",
     default: "byte",
     range: Range::Choice(&["byte", "free"]),
-    doc: "Accesses of a connection in the order in which they came, or in any.",
+    doc: "Reads, and writes, of a connection in the order in which they came, or in any.",
 };
 pub(in crate::policy) const SIEVE: ParamInfo = ParamInfo {
     name: "sieve",
@@ -259,9 +261,10 @@ impl<R: JobRule + 'static> Policy for Jobs<R> {
     }
 
     fn enqueue(&mut self, view: &View<'_>, slot: Slot) {
-        let (conn, seq) = (view.table.conn(slot), view.table.seq(slot));
+        let (origin, seq) = (origin(view.table, slot), view.table.seq(slot));
         let queue = &mut self.groups[view.group(slot)].queue;
-        let job = if self.free_order { None } else { queue.by_conn.get(&conn).and_then(|jobs| jobs.first()).copied() };
+        let jobs = queue.by_origin.get(&origin).filter(|_| !self.free_order);
+        let job = jobs.and_then(|jobs| jobs.first()).copied();
         let Some(index) = job else { return queue.begin(view, slot, R::WAITS) };
         // A request delayed by a conflict is inserted by arrival.
         let place = |job: &Job| job.accesses.iter().rposition(|s| view.table.seq(*s) < seq).map_or(0, |p| p + 1);
@@ -276,7 +279,7 @@ impl<R: JobRule + 'static> Policy for Jobs<R> {
 
     fn dequeue(&mut self, view: &View<'_>, slot: Slot) {
         let queue = &mut self.groups[view.group(slot)].queue;
-        let Some(siblings) = queue.by_conn.get(&view.table.conn(slot)) else { return };
+        let Some(siblings) = queue.by_origin.get(&origin(view.table, slot)) else { return };
         // When a connection closes, its youngest requests are cancelled first.
         let holds = |i: &&u32| queue.jobs.at(**i).is_some_and(|j| j.accesses.iter().rev().any(|s| *s == slot));
         let Some(index) = siblings.iter().rev().find(holds).copied() else { return };
@@ -305,7 +308,7 @@ impl<R: JobRule + 'static> Policy for Jobs<R> {
     fn readiness(&mut self, view: &View<'_>, conn: ConnId) {
         let ready = view.ready(conn);
         for group in &mut self.groups {
-            for index in group.queue.by_conn.get(&conn).cloned().unwrap_or_default() {
+            for index in group.queue.by_origin.get(&(conn, false)).cloned().unwrap_or_default() {
                 group.queue.change(index, R::WAITS, |job| (job.ready, job.given_up) = (ready, false));
                 // A turn lasts until the connection takes no more.
                 group.turn = group.turn.filter(|(id, _)| ready || id.index != index);
