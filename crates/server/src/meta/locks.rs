@@ -294,7 +294,10 @@ impl Meta {
             return Ok(());
         };
         let shown = format!("{client:016x}");
-        tracing::warn!(client = shown, "a client did not renew its locks in time; fencing it");
+        let complaints = &self.background.complaints;
+        complaints.about(&shown, || {
+            tracing::warn!(client = shown, "a client did not renew its locks in time; fencing it");
+        });
         let who = Who { client: ClientKey(client), epoch: epoch.saturating_add(1), ..Who::default() };
         // What it asked the metadata server for, and what the data servers were to do for it. A change that was admitted before may
         // still be done: then it is fenced again later, and meanwhile holds up no other.
@@ -324,7 +327,10 @@ impl Meta {
                 Ok(())
             }
             Err(error) => {
-                tracing::warn!(client = shown, %error, "its locks stay until nothing that it has sent can be done any more");
+                complaints.counted("locks", |tries| {
+                    let what = "its locks stay until nothing that it has sent can be done any more";
+                    tracing::warn!(client = shown, tries, %error, "{what}");
+                });
                 Err(why)
             }
         }
