@@ -1,6 +1,7 @@
 //! The basics that every crate shares. Knows nothing of requests, files or servers.
 
 pub mod at_once;
+pub mod complaints;
 pub mod durable;
 pub mod generations;
 pub mod glob;

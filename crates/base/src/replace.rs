@@ -1,8 +1,8 @@
 //! Replacing a file as a whole or not at all.
 
-use std::fs::{File, OpenOptions};
+use std::fs::{File, Metadata, OpenOptions};
 use std::io::{self, Write};
-use std::os::unix::fs::OpenOptionsExt;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
 /// The path at which a file can be replaced or made: where a symbolic link leads. What is there and is no file, such as a device
@@ -16,8 +16,18 @@ pub fn replaceable(path: &Path) -> io::Result<PathBuf> {
     }
 }
 
-/// Replaces a file, or makes it with this mode, by one that is complete and durable before it has the name. See [`replaceable`].
+/// Replaces a file, or makes it, by one with this mode that is complete and durable before it has the name. It belongs to whom it
+/// belonged before: a program of another user, which reads it, is to be able to go on doing so. See [`replaceable`].
 pub fn replace(path: &Path, mode: u32, content: &[u8]) -> io::Result<()> {
+    put(path, mode, false, content)
+}
+
+/// The same of a file that is there, which keeps its mode, too.
+pub fn replace_content(path: &Path, content: &[u8]) -> io::Result<()> {
+    put(path, 0o600, true, content)
+}
+
+fn put(path: &Path, mode: u32, keeps_mode: bool, content: &[u8]) -> io::Result<()> {
     let path = &*replaceable(path)?;
     let name = path.file_name().ok_or_else(|| io::Error::other("it must name a file"))?;
     let beside = path.with_file_name(format!(".{}.{}", name.to_string_lossy(), std::process::id()));
@@ -25,6 +35,12 @@ pub fn replace(path: &Path, mode: u32, content: &[u8]) -> io::Result<()> {
         // What a run with this number left must not give it its mode.
         let _ = std::fs::remove_file(&beside);
         let mut file: File = OpenOptions::new().write(true).create_new(true).mode(mode).open(&beside)?;
+        if let Ok(before) = std::fs::metadata(path) {
+            keep_owner(&file, &before)?;
+            if keeps_mode {
+                file.set_permissions(before.permissions())?;
+            }
+        }
         file.write_all(content)?;
         file.sync_all()?;
         std::fs::rename(&beside, path)?;
@@ -33,6 +49,18 @@ pub fn replace(path: &Path, mode: u32, content: &[u8]) -> io::Result<()> {
         File::open(folder)?.sync_all()
     };
     put().inspect_err(|_| _ = std::fs::remove_file(&beside))
+}
+
+fn keep_owner(file: &File, before: &Metadata) -> io::Result<()> {
+    let ours = file.metadata()?;
+    let uid = Some(before.uid()).filter(|uid| *uid != ours.uid());
+    let gid = Some(before.gid()).filter(|gid| *gid != ours.gid());
+    if uid.is_none() && gid.is_none() {
+        return Ok(());
+    }
+    std::os::unix::fs::fchown(file, uid, gid).map_err(|error| {
+        io::Error::new(error.kind(), format!("its owner cannot be kept ({error}); replace it as its owner or root"))
+    })
 }
 
 #[cfg(test)]
@@ -75,5 +103,25 @@ mod tests {
         replace(&at("to-none"), 0o644, b"new").unwrap();
         assert!(at("to-file").is_symlink() && std::fs::read(at("file")).unwrap() == b"after");
         assert_eq!(std::fs::read(at("to-none")).unwrap(), b"new");
+    }
+
+    /// A server that runs as another user than who rotates its keys reads them after that, too.
+    #[test]
+    fn a_file_keeps_its_owner() {
+        // Only root can give files away.
+        if !impresario_testing::require("root") {
+            return;
+        }
+        let dir = tempfile::tempdir().unwrap();
+        let file = dir.path().join("server.key");
+        std::fs::write(&file, "before").unwrap();
+        std::fs::set_permissions(&file, std::fs::Permissions::from_mode(0o640)).unwrap();
+        std::os::unix::fs::chown(&file, Some(4711), Some(4712)).unwrap();
+        let is = || file.metadata().map(|is| (is.uid(), is.gid(), is.mode() & 0o777)).unwrap();
+        replace_content(&file, b"changed").unwrap();
+        assert_eq!(is(), (4711, 4712, 0o640));
+        replace(&file, 0o600, b"after").unwrap();
+        assert_eq!(is(), (4711, 4712, 0o600));
+        assert_eq!(std::fs::read(&file).unwrap(), b"after");
     }
 }

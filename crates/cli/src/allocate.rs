@@ -3,13 +3,13 @@
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::fs::File;
-use std::io::Write as _;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
 use clap::Subcommand;
+use impresario_base::replace::replace_content;
 use impresario_config::{AllocationRule, Config, Placed};
 use impresario_node::allocation::{Choice, Job, allocate};
 use impresario_toml::{FileErrors, text_of};
@@ -166,23 +166,7 @@ fn change(path: &Path, edit: impl FnOnce(&str) -> Result<String, String>) -> any
     let text = std::fs::read_to_string(&path).with_context(|| format!("{}: cannot be read", path.display()))?;
     let changed = edit(&text).map_err(|why| usage(format!("{}: {why}", path.display())))?;
     Config::parse(&changed, &path)?;
-    let refused = || format!("cannot write into {}", folder.display());
-    let meta = std::fs::metadata(&path)?;
-    let mut file = tempfile::NamedTempFile::new_in(folder).with_context(refused)?;
-    file.write_all(changed.as_bytes()).with_context(refused)?;
-    file.as_file().set_permissions(meta.permissions()).with_context(refused)?;
-    {
-        use std::os::unix::fs::MetadataExt;
-        let ours = file.as_file().metadata()?;
-        if (ours.uid(), ours.gid()) != (meta.uid(), meta.gid()) {
-            std::os::unix::fs::fchown(file.as_file(), Some(meta.uid()), Some(meta.gid())).with_context(|| {
-                format!("cannot keep the owner of {}; change it as its owner or root", path.display())
-            })?;
-        }
-    }
-    file.as_file().sync_all().with_context(refused)?;
-    file.persist(&path).map_err(|error| error.error).with_context(refused)?;
-    Ok(())
+    replace_content(&path, changed.as_bytes()).with_context(|| format!("cannot write {}", path.display()))
 }
 
 /// Locks a folder against other commands that change its files.

@@ -387,10 +387,32 @@ fn folders_of_the_version_before_are_adopted() {
     assert!(ran.code == 1 && ran.err.contains("objects of another cluster"), "{ran:?}");
 }
 
+fn unit(name: &str) -> String {
+    let path = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../packaging").join(name);
+    fs::read_to_string(path).unwrap()
+}
+
+/// A folder on a disk that comes late, or a crash of a large server, is nothing that a person has to see to.
+#[test]
+fn units_start_their_servers_as_often_and_as_long_as_it_takes() {
+    let document = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../doc/DEPLOYING.md");
+    let document = fs::read_to_string(document).unwrap();
+    let described = document.split("```ini\n").nth(1).and_then(|rest| rest.split("```").next()).unwrap();
+    for text in [unit("impresario@.service"), unit("impresario@meta.service"), described.to_string()] {
+        let section = |name: &str| text.split(&format!("[{name}]\n")).nth(1).unwrap().split("\n[").next().unwrap();
+        let says = |name: &str, line: &str| assert!(section(name).lines().any(|is| is == line), "{line}: {text}");
+        says("Unit", "StartLimitIntervalSec=0");
+        says("Service", "Restart=on-failure");
+        says("Service", "RestartSec=5");
+        says("Service", "TimeoutStartSec=infinity");
+        let after = section("Unit").lines().find_map(|line| line.strip_prefix("After=")).unwrap();
+        assert!(after.split(' ').any(|target| target == "time-sync.target"), "{text}");
+    }
+}
+
 /// The rights of root that a unit leaves its server, as setpriv(1) writes them.
-fn rights_in(unit: &str) -> String {
-    let path = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../packaging").join(unit);
-    let text = fs::read_to_string(path).unwrap();
+fn rights_in(name: &str) -> String {
+    let text = unit(name);
     let rights = text.lines().find_map(|line| line.strip_prefix("CapabilityBoundingSet=")).unwrap();
     let rights = rights.split_whitespace().map(|right| right.strip_prefix("CAP_").unwrap().to_lowercase());
     std::iter::once("-all".to_string()).chain(rights.map(|right| format!("+{right}"))).collect::<Vec<_>>().join(",")

@@ -9,7 +9,7 @@ use impresario_sched::{LaneId, Nanos, Observer, PolicyError, PolicySpec, Predict
 use crate::{Engine, now};
 
 /// How far ahead a change may be planned. An instant further off means that the clocks of two machines differ.
-const AGREED_MAX: Nanos = Nanos(60_000_000_000);
+pub(crate) const AGREED_MAX: Nanos = Nanos(60_000_000_000);
 
 impl<T: Send + 'static> Engine<T> {
     /// How the policy treats such requests, in words; `None` if it does not depend on the requester.

@@ -8,6 +8,7 @@ use impresario_base::lock::{Condvar, Mutex, MutexGuard};
 use impresario_sched::{BatchId, Completion, Event, Nanos, Next};
 
 use crate::clock::{Clocks, SharedTime};
+use crate::control::AGREED_MAX;
 use crate::interface::{Executor, Outcome, Started, Work};
 use crate::now;
 use crate::state::{Names, State};
@@ -116,10 +117,13 @@ impl<T: Send + 'static> Shared<T> {
         }
         state.clock_due = at + CLOCK_REFRESH;
         let Some((spec, shared_ns)) = state.planned.take() else { return };
-        if state.shared_time.at(at) >= shared_ns {
+        let ahead_ns = shared_ns.saturating_sub(state.shared_time.at(at));
+        // A clock that was set back after it was planned would delay it for as long.
+        if ahead_ns <= 0 || ahead_ns > AGREED_MAX.0 as i64 {
             // Validated when it was planned.
             match state.core.reconfigure(at, &spec) {
-                Ok(()) => tracing::info!(policy = %spec, "switched at the agreed instant"),
+                Ok(()) if ahead_ns <= 0 => tracing::info!(policy = %spec, "switched at the agreed instant"),
+                Ok(()) => tracing::warn!(policy = %spec, "switched at once: the shared clock was set back"),
                 Err(refusal) => tracing::error!(policy = %spec, %refusal, "the planned change was refused"),
             }
             return;

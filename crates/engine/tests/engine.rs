@@ -373,6 +373,11 @@ fn nodes_change_their_policy_at_an_agreed_instant() {
     nodes[1].set_policy_at(&fifo, walls[1].wall_ns() + 3_600 * SECOND_NS).unwrap_err();
     assert_eq!(nodes[1].status().policy.name, "mlf");
 
+    // A clock that is set back delays a planned change by no hours.
+    nodes[1].set_policy_at(&fifo, walls[1].wall_ns() + 30 * SECOND_NS).unwrap();
+    walls[1].step(-3_600 * SECOND_NS);
+    until("the change", || nodes[1].status().policy.name == "fifo");
+
     // Invalid changes are refused when requested.
     let error = nodes[0].set_policy_at(&PolicySpec::named("twins").with("window_us", 1), i64::MAX).unwrap_err();
     assert!(error.to_string().contains("window_us"), "{error}");

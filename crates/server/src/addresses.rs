@@ -2,7 +2,7 @@
 //! sockets are one address.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use impresario_base::lock::{Condvar, Mutex};
@@ -35,6 +35,8 @@ pub(crate) struct Account {
     suspect_until_ms: AtomicU64,
     bytes: AtomicU64,
     connections: AtomicU32,
+    /// Of these, servers.
+    servers: AtomicU32,
     /// Threads that wait for bytes.
     waiting: AtomicU32,
     lock: Mutex<()>,
@@ -46,7 +48,7 @@ pub(crate) struct Account {
 pub(crate) struct AddressId(usize);
 
 /// A connection's entry; counts as long as it lives.
-pub(crate) struct Tenancy(Arc<Account>);
+pub(crate) struct Tenancy(Arc<Account>, AtomicBool);
 
 /// Bytes that a call has of its address's share; given back when dropped.
 pub(crate) struct Share {
@@ -60,7 +62,8 @@ impl Addresses {
         Addresses { bytes_max, accounts: Mutex::default() }
     }
 
-    /// An entry for a connection from this host. The error is how many it has, which are `connections_max` or more.
+    /// An entry for a connection from this host. The error is how many it has beside those of servers, which are
+    /// `connections_max` or more.
     pub(crate) fn enter(&self, host: &str, connections_max: u32) -> Result<Tenancy, u32> {
         let mut accounts = self.accounts.lock();
         if accounts.by_host.len() >= accounts.prune_at.max(IDLE_ADDRESSES) {
@@ -81,19 +84,30 @@ impl Addresses {
             }
         };
         // Under the lock, so that an account with a connection is never forgotten.
-        let has = account.connections.load(Ordering::Acquire);
+        let servers = account.servers.load(Ordering::Acquire);
+        let has = account.connections.load(Ordering::Acquire).saturating_sub(servers);
         if has >= connections_max {
             return Err(has);
         }
         account.connections.fetch_add(1, Ordering::AcqRel);
-        Ok(Tenancy(account))
+        Ok(Tenancy(account, AtomicBool::default()))
     }
 }
 
 impl Account {
     fn new(bytes_max: u64) -> Account {
-        let (suspect_until_ms, bytes, connections, waiting, lock, freed) = Default::default();
-        Account { bytes_max, began: Instant::now(), suspect_until_ms, bytes, connections, waiting, lock, freed }
+        let (suspect_until_ms, bytes, connections, servers, waiting, lock, freed) = Default::default();
+        Account {
+            bytes_max,
+            began: Instant::now(),
+            suspect_until_ms,
+            bytes,
+            connections,
+            servers,
+            waiting,
+            lock,
+            freed,
+        }
     }
 
     fn is_suspect(&self) -> bool {
@@ -117,6 +131,14 @@ impl Tenancy {
     /// Of which address it is.
     pub(crate) fn address(&self) -> AddressId {
         AddressId(Arc::as_ptr(&self.0) as usize)
+    }
+
+    /// It is the connection of a server, which has proved that: it takes none of those that its address may have. An I/O node
+    /// brings the connections of all its clients.
+    pub(crate) fn is_of_a_server(&self) {
+        if !self.1.swap(true, Ordering::AcqRel) {
+            self.0.servers.fetch_add(1, Ordering::AcqRel);
+        }
     }
 
     /// The address has held memory without progress while others waited for it.
@@ -176,6 +198,9 @@ impl Share {
 impl Drop for Tenancy {
     fn drop(&mut self) {
         self.0.connections.fetch_sub(1, Ordering::AcqRel);
+        if *self.1.get_mut() {
+            self.0.servers.fetch_sub(1, Ordering::AcqRel);
+        }
     }
 }
 
@@ -217,7 +242,15 @@ mod tests {
         drop(large);
         assert_eq!((here.0.bytes.load(Ordering::SeqCst), there.0.bytes.load(Ordering::SeqCst)), (0, 0));
         drop((here, also_here));
-        addresses.enter("a", 1).expect("its connections have ended");
+        let server = addresses.enter("a", 1).expect("its connections have ended");
+        server.is_of_a_server();
+        server.is_of_a_server();
+        let client = addresses.enter("a", 1).expect("a server's connection is beside them");
+        assert_eq!(addresses.enter("a", 1).err(), Some(1));
+        drop(server);
+        assert_eq!(addresses.enter("a", 1).err(), Some(1));
+        drop(client);
+        addresses.enter("a", 1).expect("all have ended");
     }
 
     #[test]

@@ -10,7 +10,7 @@ use impresario_node::credits::Standing;
 use impresario_node::session::SIGN_EVERY;
 use impresario_sched::ConnId;
 use impresario_transport::{Guest, Keyring, Proven, Stream};
-use impresario_wire::{Answer, Fault, FrameError, Kind, Restriction, Who, frame};
+use impresario_wire::{Answer, Fault, FrameError, KeyRole, Kind, Restriction, Who, frame};
 use rustix::net::Shutdown;
 
 use crate::addresses::{AddressId, Share, Tenancy};
@@ -192,6 +192,9 @@ impl Connection {
     pub(crate) fn introduce(&self, name: String, who: Who, guest: Guest, under: Option<Under>) {
         if let Some(under) = under {
             let _ = self.under.set(under);
+        }
+        if guest.role == Some(KeyRole::Server) && guest.is_proven() {
+            self.tenancy.iter().for_each(Tenancy::is_of_a_server);
         }
         let _ = self.hello.set((name, who, guest));
     }

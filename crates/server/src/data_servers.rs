@@ -245,11 +245,18 @@ impl Objects for DataServers {
     fn unlink(&self, files: &[(FileKey, Layout)]) -> Vec<io::Result<()>> {
         let lanes_max = files.iter().map(|(_, layout)| usize::from(layout.pcount)).max().unwrap_or(1).max(1);
         let chunks = files.chunks((UNLINKS_AT_ONCE / lanes_max).max(1));
-        let removed = chunks.flat_map(|files| {
+        let mut removed = Vec::with_capacity(files.len());
+        for files in chunks {
             let calls: Vec<_> = files.iter().map(|(file, layout)| (self.identity.who(), *file, *layout)).collect();
-            waiting_elsewhere(|| self.striped.unlink_all(&calls))
-        });
-        removed.map(|removed| removed.map_err(failed)).collect()
+            let answers = waiting_elsewhere(|| self.striped.unlink_all(&calls));
+            let is_away = |answer: &Result<(), ClientError>| !matches!(answer, Ok(()) | Err(ClientError::Fault { .. }));
+            let any_is_away = answers.iter().any(is_away);
+            removed.extend(answers.into_iter().map(|removed| removed.map_err(failed)));
+            if any_is_away {
+                break;
+            }
+        }
+        removed
     }
 
     fn statfs(&self) -> io::Result<Statfs> {
@@ -428,6 +435,28 @@ mod tests {
         for _ in 0..2 {
             assert!(never.statfs().is_err(), "nobody has told anything");
         }
+    }
+
+    #[test]
+    fn removals_do_not_wait_again_and_again_for_a_server_that_is_away() {
+        let folder = tempfile::tempdir().unwrap();
+        let mut config = Config::default();
+        config.meta.dir = folder.path().join("meta");
+        let data = |n| {
+            let dir = folder.path().join(format!("data.{n}"));
+            impresario_config::Data::new(format!("data.{n}"), impresario_testing::free_address(), dir)
+        };
+        config.data = (0..2).map(data).collect();
+        config.cluster.request_timeout_ms = 1000;
+        crate::folders::make_all(&config).unwrap();
+        let _started = crate::process::start(&config, "data.0").unwrap();
+        let servers = DataServers::of(&config, "meta", Arc::default(), None, None).unwrap();
+        let layout = |base, pcount| Layout { base, pcount, ssize_bytes: 65_536, servers: 2, skipped: Skipped::NONE };
+        let files = |layout| (1..=2000).map(|key| (FileKey(key), layout)).collect::<Vec<_>>();
+        let removed = servers.unlink(&files(layout(0, 2)));
+        assert!(removed.len() == UNLINKS_AT_ONCE / 2 && removed.iter().all(Result::is_err), "{}", removed.len());
+        let removed = servers.unlink(&files(layout(0, 1)));
+        assert!(removed.len() == 2000 && removed.iter().all(Result::is_ok), "the other server answers");
     }
 
     /// What a client has given up it revokes with whatever it does next: that others see to it too must not fail then.

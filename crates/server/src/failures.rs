@@ -5,10 +5,9 @@ use std::collections::BTreeMap;
 use std::fmt::Display;
 use std::time::Instant;
 
+use impresario_base::complaints::Complaints;
 use impresario_base::lock::Mutex;
 use serde_json::{Value, json};
-
-use crate::complaints::Complaints;
 
 /// The failures that are the file system's or its device's, not the caller's.
 const KINDS: [(i32, &str); 12] = [
@@ -93,7 +92,7 @@ impl Failures {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::complaints::QUIET;
+    use impresario_base::complaints::QUIET;
 
     #[test]
     fn each_kind_is_told_once_a_minute_and_counted() {

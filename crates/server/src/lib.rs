@@ -4,7 +4,6 @@
 //! it; [`process`] starts one of them as a configuration says.
 
 mod addresses;
-mod complaints;
 pub mod connection;
 pub mod data;
 mod data_servers;

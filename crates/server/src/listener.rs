@@ -12,6 +12,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
+use impresario_base::complaints::Complaints;
 use impresario_base::lock::{Condvar, Mutex};
 use impresario_config::Protect;
 use impresario_sched::ConnId;
@@ -28,7 +29,6 @@ use together::Together;
 pub use together::before_waiting;
 
 use crate::addresses::Addresses;
-use crate::complaints::Complaints;
 use crate::connection::{Connection, Reply};
 use crate::export::Exports;
 use crate::failures::Failures;

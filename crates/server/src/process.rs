@@ -262,7 +262,7 @@ fn start_meta(config: &Config) -> Result<Started, StartError> {
     let stores = Arc::new(Stores::open(&meta.dir)?);
     let membership = Arc::new(Membership::of(stores.cluster()));
     let descriptors = Descriptors::of(config, META_NAME);
-    let settings = Settings {
+    let mut settings = Settings {
         membership: membership.clone(),
         keys: keys(config, META_NAME, &meta.address)?,
         certificates: certificates(config, META_NAME, &meta.address)?,
@@ -271,6 +271,10 @@ fn start_meta(config: &Config) -> Result<Started, StartError> {
         place: meta.dir.display().to_string(),
         ..Settings::new(META_NAME, Role::Meta, &config.cluster, 32 << 20)
     };
+    if !config.io.is_empty() && settings.keys.is_none() && settings.certificates.is_none() {
+        // An I/O node has a connection for each of its clients, and without keys nothing tells which one it is.
+        settings.max_connections_per_address = settings.max_connections;
+    }
     let squashes = settings.exports.as_ref().is_some_and(|exports| exports.squash());
     if squashes && !rustix::process::geteuid().is_root() {
         let reason = "an [[export]] squashes users, and a metadata server that does not run as root keeps no owners; run it as \

@@ -4,9 +4,10 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use impresario_client::{Access, ClientError, Identity, Link, LinkOptions};
-use impresario_config::{Cluster, Config, Data, Meta, Security};
+use impresario_client::{Access, Client, ClientError, ClientOptions, CreateOptions, Identity, Link, LinkOptions, Via};
+use impresario_config::{Cluster, Config, Data, Io, Meta, Security};
 use impresario_server::process::{Started, start};
+use impresario_testing::free_address;
 use impresario_transport::{Keys, key_file_name};
 use impresario_wire::{Answer, Call, ClientKey, Fault, FileKey, KeyRole, Role, Who};
 
@@ -145,4 +146,33 @@ fn a_rotation_ends_the_old_key_when_its_time_is_over_and_nobody_with_the_new_one
     });
     let error = ended.take(1000).find_map(Result::err).expect("the old key is refused in the end").to_string();
     assert!(error.contains("no longer accepted"), "{error}");
+}
+
+/// After another node was lost, all clients come through one: the metadata server sees one address.
+#[test]
+fn an_io_node_brings_more_clients_than_an_address_may_have() {
+    for security in [Security::Key, Security::None] {
+        let dir = tempfile::tempdir().unwrap();
+        let key_dir = dir.path().join("keys");
+        write_keys(&key_dir, &Keys::draw().unwrap());
+        let cluster = Cluster { security, key_dir, request_timeout_ms: 3000, ..Cluster::default() };
+        let meta = Meta { address: free_address(), dir: dir.path().join("meta"), ..Meta::default() };
+        let data = vec![Data::new("data.0", free_address(), dir.path().join("data.0"))];
+        let io = vec![Io::new("io.0", free_address())];
+        let config = Config { cluster, meta, data, io, ..Config::default() };
+        impresario_server::folders::make_all(&config).unwrap();
+        let mut narrow = config.clone();
+        narrow.cluster.max_connections_per_address = 4;
+        let _meta = start(&narrow, "meta").unwrap();
+        // The clients are all of one address, too.
+        let _others = ["data.0", "io.0"].map(|name| start(&config, name).unwrap());
+        let connect = |seed| {
+            let options = ClientOptions { via: Via::IoNode(0), placement_seed: seed, ..ClientOptions::default() };
+            let client = Client::connect(&config, options).unwrap();
+            let new = CreateOptions { mode: 0o644, uid: 0, gid: 0, exclusive: true, layout: None };
+            client.create(format!("f.{seed}").as_bytes(), new).unwrap_or_else(|error| panic!("{security:?}: {error}"));
+            client
+        };
+        let _clients: Vec<Arc<Client>> = (0..6).map(connect).collect();
+    }
 }

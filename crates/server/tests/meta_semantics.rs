@@ -163,8 +163,19 @@ fn who_queues_for_a_file_does_not_wait_for_dead_data_servers_again_and_again() {
 
 #[test]
 fn files_on_other_servers_are_removed_while_many_wait_for_one_that_is_silent() {
+    others_are_removed(0);
+}
+
+/// As where files have so many objects that a batch of removals is sent in parts.
+#[test]
+fn removals_that_were_not_tried_are_tried_again() {
+    others_are_removed(64);
+}
+
+fn others_are_removed(unlinks_at_once: usize) {
     let dir = tempfile::tempdir().unwrap();
     let s = start(dir.path());
+    s.objects.set_unlinks_at_once(unlinks_at_once);
     let on = |server: u16, name: &str| {
         let layout = LayoutRequest { base: Some(server), pcount: Some(1), ssize_bytes: None };
         let made =

@@ -713,7 +713,9 @@ impl<F: FileSystem> ObjectStore<F> {
         checked.iter().for_each(|checked| checks.with(checked, |state| state.is_gone = true));
         match checks.files.remove(key, || self.fs.unlink(&self.sums_path(key))) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => {
-                tracing::warn!(key, %error, "the checksums of a removed object cannot be removed");
+                self.complaints.counted("sums", |removals| {
+                    tracing::warn!(key, removals, %error, "the checksums of a removed object cannot be removed");
+                });
             }
             _ => self.names_changed(key),
         }

@@ -33,6 +33,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use impresario_base::Durable;
+use impresario_base::complaints::Complaints;
 use impresario_base::lock::{Mutex, RwLock};
 
 use crate::changes::Changes;
@@ -89,6 +90,8 @@ pub struct ObjectStore<F: FileSystem = Real> {
     directories: Vec<Directory>,
     /// See [`ObjectStore::sync_noting`].
     syncing: Vec<RwLock<()>>,
+    /// A device that fails every call must not fill the log.
+    pub(crate) complaints: Complaints,
 }
 
 /// A directory of objects.
@@ -141,6 +144,7 @@ impl<F: FileSystem> ObjectStore<F> {
             handles: Handles::new(options.open_files),
             directories: (0..FOLDERS).map(directory).collect(),
             syncing: (0..SYNC_GROUPS).map(|_| RwLock::default()).collect(),
+            complaints: Complaints::default(),
         };
         store.remove_again().map_err(failed)?;
         store.read_marks().map_err(failed)?;
@@ -435,7 +439,9 @@ impl<F: FileSystem> ObjectStore<F> {
     pub fn unlink(&self, key: u64) -> io::Result<()> {
         // Nothing can be written under it any more, so no other file may get it.
         if let Err(error) = self.mark_key(key) {
-            tracing::warn!(%error, "the key of a removed object could not be noted in the store's folder");
+            self.complaints.counted("keys", |removals| {
+                tracing::warn!(removals, %error, "the key of a removed object could not be noted in the store's folder");
+            });
         }
         let noted = self.remember_removed(key)?;
         match self.handles.remove(key, || self.fs.unlink(&self.path(key))) {

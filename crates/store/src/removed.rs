@@ -140,7 +140,10 @@ impl<F: FileSystem> ObjectStore<F> {
         }
         if !file.unnoted.is_empty() {
             if let Err(error) = self.append(&mut file) {
-                tracing::warn!(%error, "a removal could not be noted in the store's folder; it is made durable itself");
+                self.complaints.counted("removals", |removals| {
+                    let how = "a removal could not be noted in the store's folder; it is made durable itself";
+                    tracing::warn!(removals, %error, "{how}");
+                });
                 return Ok(None);
             }
             removed.durable.changed();

@@ -546,6 +546,11 @@ fn a_write_into_a_damaged_block_does_not_hide_the_damage_and_a_whole_block_mends
     assert!(store.truncate(1, 6000).is_err());
     assert_eq!(store.read(1, 0, &mut [0; 4096]).unwrap(), 4096, "other blocks are read as ever");
     assert_eq!(store.checks().unwrap().corrupt_blocks, 2);
+    let lines = impresario_testing::logged(|| {
+        (0..1000).for_each(|_| assert!(store.read(1, 4096, &mut [0; 4096]).is_err()));
+    });
+    assert!(lines.is_empty(), "it was said before; {} lines: {:?}", lines.len(), lines.first());
+    assert_eq!(store.checks().unwrap().corrupt_blocks, 1002);
     write(&store, 1, 4096, &pattern(4096, 3));
     assert_eq!(content(&store, 1).unwrap().len(), 3 * 4096);
 }

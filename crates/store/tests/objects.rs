@@ -940,3 +940,14 @@ fn a_full_device_still_removes() {
     fs.crash();
     assert!(over(&fs).write_vectored(2, 0, &[IoSlice::new(b"late")]).is_err(), "noted when there was room again");
 }
+
+#[test]
+fn a_device_that_fails_every_removal_does_not_fill_the_log() {
+    let fs = Forgetful::default();
+    let store = over(&fs);
+    fs.fail_after(0, libc::EIO, true);
+    let lines = impresario_testing::logged(|| {
+        (1..=1000).for_each(|key| assert!(store.unlink(key << 24).is_err(), "{key}"));
+    });
+    assert!((1..=3).contains(&lines.len()), "{} lines: {:?}", lines.len(), lines.first());
+}

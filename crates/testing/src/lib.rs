@@ -26,6 +26,7 @@ pub mod fuse;
 pub mod gluster;
 pub mod linear;
 pub mod link;
+mod log;
 pub mod munge;
 pub mod page_cache;
 mod ports;
@@ -39,6 +40,7 @@ use std::io::Write;
 use std::path::PathBuf;
 use std::process::Command;
 
+pub use log::logged;
 pub use ports::{free_address, free_ports};
 pub use waiting::{PATIENCE, eventually, until, within};
 

@@ -10,7 +10,7 @@ use impresario_base::set_id;
 use impresario_client::{ClientError, File};
 use impresario_wire::{Attr, FileLock, SetAttr, XattrMode};
 
-use crate::face::{Face, Outcome, fault};
+use crate::face::{COMPLAINTS, Face, Outcome, fault};
 use crate::freshness::{Freshness, Mark, Verdict};
 use crate::handles::Handles;
 use crate::inodes::{Entered, EntryKey};
@@ -145,7 +145,8 @@ impl Drop for OpenFile {
     fn drop(&mut self) {
         if let Some(Err(error)) = self.file.take().map(File::close) {
             // No data is lost: every write was acknowledged, and the server ends the open when the connection ends.
-            tracing::warn!(%error, "closing a file");
+            let about = format!("close {}", error.errno());
+            COMPLAINTS.counted(&about, |files| tracing::warn!(files, %error, "closing a file"));
         }
     }
 }

@@ -7,7 +7,7 @@ use std::ffi::OsStr;
 use std::io;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, LazyLock, OnceLock};
 use std::time::{Duration, SystemTime};
 
 use fuser::{
@@ -17,6 +17,7 @@ use fuser::{
     ReplyIoctl, ReplyLock, ReplyLseek, ReplyOpen, ReplyPoll, ReplyStatfs, ReplyWrite, ReplyXattr, Request, TimeOrNow,
     WriteFlags,
 };
+use impresario_base::complaints::Complaints;
 use impresario_client::{Acting, Caller, Client, ClientError};
 use impresario_wire::{Attr, FileLock, SetAttr, XattrMode};
 
@@ -94,8 +95,11 @@ impl Face {
     }
 }
 
+/// Where a call fails, the calls of many programs do.
+pub(crate) static COMPLAINTS: LazyLock<Complaints> = LazyLock::new(Complaints::default);
+
 /// The error number for the kernel. The kernel passes on a number only, so uncommon errors go to the log with their
-/// full text.
+/// full text, of each number one a minute.
 pub(crate) fn fault(error: ClientError) -> Errno {
     let errno = error.errno();
     match errno {
@@ -105,7 +109,7 @@ pub(crate) fn fault(error: ClientError) -> Errno {
         // Programs that copy files try what there may be.
         libc::ENODATA | libc::EOPNOTSUPP => tracing::trace!(%error),
         libc::EACCES | libc::EPERM | libc::EINVAL | libc::ELOOP | libc::ESTALE => tracing::debug!(%error),
-        _ => tracing::warn!(%error),
+        _ => COMPLAINTS.counted(&errno.to_string(), |calls| tracing::warn!(calls, %error)),
     }
     Errno::from_i32(errno)
 }
@@ -609,5 +613,31 @@ impl Filesystem for Face {
         reply: ReplyWrite,
     ) {
         reply.error(Errno::ENOSYS);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use impresario_client::Peer;
+    use impresario_testing::logged;
+    use impresario_wire::Fault;
+
+    use super::*;
+
+    #[test]
+    fn calls_that_fail_alike_do_not_fill_the_log() {
+        let failed = |errno| {
+            let peer = Peer { name: "data.0".into(), address: "here:1".into() };
+            fault(ClientError::Fault { peer, fault: Fault { errno, message: "is ill".into() } })
+        };
+        let lines = logged(|| {
+            for _ in 0..1000 {
+                assert_eq!(failed(libc::EL2HLT).code(), libc::EL2HLT);
+                assert_eq!(failed(libc::ENOENT).code(), libc::ENOENT);
+            }
+            failed(libc::EL3HLT);
+        });
+        assert_eq!(lines.len(), 2, "{:?}", lines.first());
+        assert!(lines[0].contains("is ill") && lines[0].contains("calls=1"), "{lines:?}");
     }
 }

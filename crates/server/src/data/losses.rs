@@ -6,11 +6,10 @@
 use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use impresario_base::complaints::Complaints;
 use impresario_base::lock::{Mutex, RwLock};
 use impresario_store::{FileSystem, Note, ObjectStore};
 use rustc_hash::{FxHashMap, FxHashSet};
-
-use crate::complaints::Complaints;
 
 /// Objects remembered; beyond it all are taken for objects that have lost data anew.
 const OBJECTS_MAX: usize = 1 << 16;
@@ -54,9 +53,9 @@ impl Losses {
         let loss = state.last + 1;
         match store.note(Note { kind: LOSS, key, value: loss }) {
             Ok(()) => store.no_doubt(key),
-            Err(error) => {
-                tracing::error!(key, %error, "a loss of data could not be noted; a restart has to find it again")
-            }
+            Err(error) => self.complaints.counted("notes", |losses| {
+                tracing::error!(key, losses, %error, "a loss of data could not be noted; a restart has to find it again");
+            }),
         }
         state.restore(key, loss);
         self.any.store(true, Ordering::Release);
@@ -125,5 +124,31 @@ impl State {
             0 => self.forgotten = self.forgotten.max(loss),
             _ => drop(self.objects.insert(key, loss)),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::IoSlice;
+    use std::path::Path;
+
+    use impresario_store::testing::Forgetful;
+    use impresario_store::{FolderIdentity, StoreOptions, make_over};
+
+    use super::*;
+    use crate::data::durability;
+
+    #[test]
+    fn a_device_that_fails_every_sync_does_not_fill_the_log() {
+        let (fs, dir) = (Forgetful::default(), Path::new("forgetful"));
+        make_over(&fs, dir, &FolderIdentity { cluster: 1, store: 2, server: "data.0".into() }).unwrap();
+        let store = ObjectStore::over(fs.clone(), dir, "data.0", StoreOptions::default()).unwrap();
+        let losses = Losses::default();
+        store.write_vectored(5, 0, &[IoSlice::new(b"bytes")]).unwrap();
+        fs.fail_syncs(true);
+        fs.fail_after(0, libc::EIO, true);
+        let lines = impresario_testing::logged(|| (0..1000).for_each(|_| drop(durability::sync(&store, &losses, 5))));
+        assert!((1..=3).contains(&lines.len()), "{} lines: {:?}", lines.len(), lines.first());
+        assert_eq!(losses.of(5), 1000, "each is a loss");
     }
 }

@@ -12,6 +12,7 @@ use std::time::{Duration, Instant};
 
 use rustc_hash::{FxHashMap, FxHashSet};
 
+use impresario_base::complaints::Complaints;
 use impresario_base::lock::{Condvar, Mutex};
 use impresario_wire::message::FileKey;
 
@@ -105,6 +106,8 @@ impl From<rustix::io::Errno> for Failure {
 pub(super) struct BackgroundTasks {
     queue: Mutex<Queue>,
     wake: Condvar,
+    /// What fails for one file fails for many.
+    pub(super) complaints: Complaints,
 }
 
 #[derive(Default)]
@@ -386,7 +389,9 @@ impl BackgroundTasks {
     /// A job has ended. False: it found nothing to be done yet.
     fn done(&self, job: Job, result: Result<bool, Stopped>) {
         if let Err(Stopped::Away(_, Some(error))) = &result {
-            tracing::warn!(?job, %error, "data servers do not answer; postponed");
+            self.complaints.counted("away", |jobs| {
+                tracing::warn!(?job, jobs, %error, "data servers do not answer; postponed");
+            });
         }
         let mut queue = self.queue.lock();
         let again = queue.running.remove(&job).flatten();
@@ -402,7 +407,9 @@ impl BackgroundTasks {
             }
             Err(Stopped::Away(group, _)) => queue.put_aside(job, group, now),
             Err(Stopped::Local(error)) => {
-                tracing::error!(?job, error, "failed; retried in a minute");
+                self.complaints.counted("failed", |jobs| {
+                    tracing::error!(?job, jobs, error, "failed; retried in a minute");
+                });
                 // However many fail, there is room for others.
                 let fits = queue.due.len() < FAILED_MAX && queue.put(job, now + RETRY);
                 queue.overflowed |= !fits;
@@ -457,7 +464,12 @@ impl Meta {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
+    use impresario_wire::message::{Answer, ClusterId, MetaCall, Who};
+
     use super::*;
+    use crate::meta::{MemoryObjects, MetaOptions, MetaService, make};
 
     const NOW: Duration = Duration::ZERO;
 
@@ -692,5 +704,44 @@ mod tests {
         assert_eq!(pauses, [5, 10, 20, 40, 60, 60].map(Duration::from_secs));
         run(other, true, Ok(true));
         assert_eq!(tasks.queue.lock().rescan_pause, RESCAN_PAUSE);
+    }
+
+    #[test]
+    fn a_data_server_that_is_away_does_not_fill_the_log() {
+        const FILES: usize = 300;
+        let (dir, objects) = (tempfile::tempdir().unwrap(), Arc::<MemoryObjects>::default());
+        make(dir.path(), ClusterId(1), &BTreeMap::new()).unwrap();
+        let options = MetaOptions { grace: NOW, ..MetaOptions::new(dir.path(), 4) };
+        let service = MetaService::open(options, objects.clone()).unwrap();
+        let session = service.open_session(Who::default()).unwrap();
+        let path = |n: usize| format!("f.{n}").into_bytes();
+        let made = |n| {
+            let layout = None;
+            let create = MetaCall::Create { path: path(n), mode: 0o644, uid: 0, gid: 0, exclusive: true, layout };
+            let Answer::Opened(opened) = service.call(session, create) else { panic!("not made") };
+            let close = MetaCall::Close { handle: opened.handle, wrote: true };
+            assert!(matches!(service.call(session, close), Answer::Done));
+            opened.file
+        };
+        let keys: Vec<FileKey> = (0..FILES).map(made).collect();
+        assert!(service.wait_idle(Duration::from_secs(60)));
+        objects.set_away(true);
+        for n in 0..FILES {
+            assert!(matches!(service.call(session, MetaCall::Unlink { path: path(n) }), Answer::Removed { links: 0 }));
+        }
+        let meta = service.meta.clone();
+        drop(service);
+        // As its threads do.
+        let lines = impresario_testing::logged(|| {
+            for keys in keys.chunks(BATCH_MAX) {
+                let results = meta.reap(keys, true);
+                for (key, result) in keys.iter().zip(results) {
+                    assert!(matches!(result, Err(Stopped::Away(_, Some(_)))), "{result:?}");
+                    meta.end_job(Job::Reap(*key), result);
+                }
+            }
+        });
+        assert!(lines.len() <= 1, "{} lines: {:?}", lines.len(), lines.first());
+        assert!(meta.background.complaints.count() >= FILES as u64);
     }
 }

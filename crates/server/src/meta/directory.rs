@@ -385,13 +385,14 @@ pub(super) fn write_durably(top: &OwnedFd, name: &str, text: &str) -> rustix::io
     Disk::new(top, None)?.write_durably(top, name, text)
 }
 
-/// A directory without `format` must be empty, or left by an interrupted first start.
+/// A directory without `format` must be empty, or left by an interrupted first start. It may be the root of a file system.
 fn refuse_foreign(dir: &Path, top: &OwnedFd) -> Result<(), StartError> {
     let unusable =
         |errno: Errno| StartError::Unusable { dir: dir.into(), what: "it cannot be listed", source: errno.into() };
     for name in names_in(top).map_err(unusable)? {
         let name = name.map_err(unusable)?;
-        let ours = MEMBERS.iter().any(|member| member.as_bytes() == name) || name == b"format.new";
+        let ours = MEMBERS.iter().any(|member| member.as_bytes() == name)
+            || matches!(&name[..], b"format.new" | b"lost+found");
         let fresh = name != b"names"
             || open_dir_at(top, "names").and_then(|names| Ok(names_in(names)?.next().is_none())).map_err(unusable)?;
         if !ours || !fresh {
@@ -705,6 +706,15 @@ mod tests {
         let refused = start(dir.path()).err().unwrap().to_string();
         assert!(refused.contains("thesis.tex") && refused.contains("give [meta] dir an empty one"), "{refused}");
         assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 1);
+    }
+
+    #[test]
+    fn the_root_of_a_file_system_of_its_own_is_taken() {
+        let dir = tempfile::tempdir().unwrap();
+        std::fs::create_dir(dir.path().join("lost+found")).unwrap();
+        drop(start(dir.path()).unwrap());
+        assert!(dir.path().join("lost+found").exists());
+        drop(start(dir.path()).unwrap());
     }
 
     #[test]

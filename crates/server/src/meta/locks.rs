@@ -243,12 +243,14 @@ impl Meta {
 
     /// The body of the thread that ends leases.
     pub(super) fn keep_leases(&self) {
+        // The client that could not be fenced last; others come first.
+        let mut last = 0;
         loop {
             let mut state = self.locks.state.lock();
             if state.is_stopped {
                 return;
             }
-            let ended = state.locks.take_ended(now());
+            let mut ended = state.locks.take_ended(now());
             let nap = state.locks.next_end().map(|end| Duration::from_nanos(end.0.saturating_sub(now().0)));
             if ended.is_empty() {
                 drop(
@@ -259,26 +261,47 @@ impl Meta {
                 continue;
             }
             drop(state);
-            // Not short-circuited: one that cannot be fenced holds up no other.
-            let failed = ended.iter().filter(|ended| !self.end_lease(ended)).count();
+            // Those that need no fence have ended, and are not told of again.
+            ended.sort_unstable_by_key(|ended| (ended.fence.is_some(), ended.client <= last, ended.client));
+            let mut failed = false;
+            for ended in &ended {
+                if ended.fence.is_some() && self.locks.state.lock().is_stopped {
+                    return;
+                }
+                match self.end_lease(ended) {
+                    Ok(()) => {}
+                    // Whoever cannot be fenced holds up no other.
+                    Err(Unended::ByItself) => failed = true,
+                    // Of the others a try would take as long, and a stop waits for all of them. They come first the next time.
+                    Err(Unended::DataServers) => {
+                        (failed, last) = (true, ended.client);
+                        break;
+                    }
+                }
+            }
             let state = self.locks.state.lock();
-            if failed > 0 && !state.is_stopped {
+            if failed && !state.is_stopped {
                 drop(self.locks.wake.wait_timeout(state, FENCE_AGAIN));
             }
         }
     }
 
-    /// Fences a client whose lease has ended, and gives its locks to others; false if that has to be tried again.
-    fn end_lease(&self, ended: &Ended) -> bool {
+    /// Fences a client whose lease has ended, and gives its locks to others; an error if that has to be tried again.
+    fn end_lease(&self, ended: &Ended) -> Result<(), Unended> {
         let Ended { client, number, fence } = *ended;
         let Some(epoch) = fence else {
             self.forget_lease(client, number);
-            return true;
+            return Ok(());
         };
-        tracing::warn!(client = format!("{client:016x}"), "a client did not renew its locks in time; fencing it");
+        let shown = format!("{client:016x}");
+        let complaints = &self.background.complaints;
+        complaints.about(&shown, || {
+            tracing::warn!(client = shown, "a client did not renew its locks in time; fencing it");
+        });
         let who = Who { client: ClientKey(client), epoch: epoch.saturating_add(1), ..Who::default() };
         // What it asked the metadata server for, and what the data servers were to do for it. A change that was admitted before may
         // still be done: then it is fenced again later, and meanwhile holds up no other.
+        let mut why = Unended::ByItself;
         let fenced = self
             .changes
             .note_epoch(&self.dir, who)
@@ -287,7 +310,7 @@ impl Meta {
             .and_then(|()| {
                 // Those who came before it was noted end what they do.
                 drop(self.locks.assigning.write());
-                self.objects.fence(&who)
+                self.objects.fence(&who).inspect_err(|_| why = Unended::DataServers)
             })
             .and_then(|()| match self.changes.is_any_before(client, who.epoch) {
                 true => Err(std::io::Error::other("the metadata server is still doing a change for it")),
@@ -299,15 +322,28 @@ impl Meta {
                 Ok(self.dir.disk.sync("sync_end_of_lease", &self.locks.records)?)
             });
         match fenced {
-            Ok(()) => self.locks.state.lock().locks.fenced(client),
+            Ok(()) => {
+                self.locks.state.lock().locks.fenced(client);
+                Ok(())
+            }
             Err(error) => {
-                let client = format!("{client:016x}");
-                tracing::warn!(client, %error, "its locks stay until nothing that it has sent can be done any more");
-                return false;
+                complaints.counted("locks", |tries| {
+                    let what = "its locks stay until nothing that it has sent can be done any more";
+                    tracing::warn!(client = shown, tries, %error, "{what}");
+                });
+                Err(why)
             }
         }
-        true
     }
+}
+
+/// Why a lease has not ended yet.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Unended {
+    /// Something here.
+    ByItself,
+    /// Data servers did not do it, perhaps after a long time.
+    DataServers,
 }
 
 /// No file: data servers order what concerns it, and have no object of it.
@@ -372,7 +408,7 @@ mod tests {
         let Answer::Lock(locked) = service.call_from(session, who(7, 2), set) else { panic!("not locked") };
         let ended = Ended { client: 7, number: locked.lease, fence: Some(5) };
         let meta = service.meta.clone();
-        objects.before_next_answer(move || assert!(meta.end_lease(&ended)));
+        objects.before_next_answer(move || assert_eq!(meta.end_lease(&ended), Ok(())));
         let append = || MetaCall::Append { handle: opened.handle, len_bytes: 100 };
         match service.call_from(session, who(7, 3), append()) {
             Answer::Fault(fault) => assert_eq!(fault.errno, Fault::FENCED),
@@ -391,7 +427,52 @@ mod tests {
             std::thread::sleep(Duration::from_millis(50));
             let is_waiting = !ending.is_finished();
             drop(held);
-            assert!(ending.join().unwrap() && is_waiting);
+            assert!(ending.join().unwrap().is_ok() && is_waiting);
         });
+    }
+
+    /// A data server is away, and many clients have gone: a stop waits for one attempt, not for one of each client.
+    #[test]
+    fn a_stop_waits_for_no_more_than_one_data_server_that_is_away() {
+        let (dir, objects) = (tempfile::tempdir().unwrap(), Arc::<MemoryObjects>::default());
+        make(dir.path(), ClusterId(1), &BTreeMap::new()).unwrap();
+        let lock_lease = Duration::from_millis(200);
+        let options = MetaOptions { lock_lease, ..MetaOptions::new(dir.path(), 4) };
+        let service = MetaService::open(options, objects.clone()).unwrap();
+        let session = service.open_session(Who::default()).unwrap();
+        objects.set_away(true);
+        objects.set_delay(Duration::from_secs(1));
+        for client in 1..=20 {
+            let who = Who { client: ClientKey(client), epoch: 5, since: 5, sequence: 1, ..Who::default() };
+            let lock = FileLock { owner: 1, pid: 2, start: client, end: client, exclusive: true };
+            let wish = LockWish::Set { file: FileKey(77), lock, wait: false };
+            let answer = service.call_from(session, who, MetaCall::Lock(LockCall { lease: 0, wish }));
+            assert!(matches!(&answer, Answer::Lock(of) if matches!(of.said, LockSaid::Granted { .. })), "{answer:?}");
+        }
+        let until = std::time::Instant::now() + Duration::from_secs(20);
+        while objects.calls() == 0 && std::time::Instant::now() < until {
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        // All of them have ended by then.
+        std::thread::sleep(Duration::from_millis(2500));
+        let began = std::time::Instant::now();
+        let (before, meta) = (objects.calls(), service.meta.clone());
+        drop(service);
+        assert!(began.elapsed() < Duration::from_secs(8), "{:?}", began.elapsed());
+        assert!(objects.calls() <= before + 2, "{} after {before}", objects.calls());
+        assert_eq!(meta.locks.counts().0.2, 20, "the next run fences them");
+        // Once it is back, all are fenced, and none of them in vain holds up the others.
+        objects.set_away(false);
+        objects.set_delay(Duration::ZERO);
+        meta.locks.state.lock().is_stopped = false;
+        std::thread::scope(|scope| {
+            scope.spawn(|| meta.keep_leases());
+            let until = std::time::Instant::now() + Duration::from_secs(20);
+            while meta.locks.counts().0.2 > 0 && std::time::Instant::now() < until {
+                std::thread::sleep(Duration::from_millis(5));
+            }
+            meta.locks.stop();
+        });
+        assert_eq!(meta.locks.counts().0.2, 0);
     }
 }

@@ -1,7 +1,7 @@
 //! The metadata server's view of the data servers, and a stand-in that keeps objects in memory.
 
 use std::io;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use impresario_base::lock::{Condvar, Mutex};
@@ -24,7 +24,8 @@ pub trait Objects: Send + Sync {
     fn revoke(&self, who: &Who, file: FileKey, layout: &Layout) -> io::Result<()>;
     /// When this returns, no data server takes anything any more that a client sends under an older epoch than this.
     fn fence(&self, who: &Who) -> io::Result<()>;
-    /// Removes the objects of files for ever; a result for each, which is good if there are none.
+    /// Removes the objects of files for ever; a result for each, which is good if there are none. Once a data server did not
+    /// answer, the rest need not be tried: they have no result.
     fn unlink(&self, files: &[(FileKey, Layout)]) -> Vec<io::Result<()>>;
     /// Totals over the data servers; `files` and `files_free` are ignored.
     fn statfs(&self) -> io::Result<Statfs>;
@@ -44,6 +45,7 @@ pub struct MemoryObjects {
     away: AtomicBool,
     silent: Mutex<Option<u16>>,
     silences: AtomicU64,
+    unlinks_at_once: AtomicUsize,
     delay_us: AtomicU64,
     held: Mutex<bool>,
     released: Condvar,
@@ -92,6 +94,11 @@ impl MemoryObjects {
     /// Removals so far that had to wait for the silent server in vain; those that were asked for together count once.
     pub fn silences(&self) -> u64 {
         self.silences.load(Ordering::SeqCst)
+    }
+
+    /// Asks for so many removals at once, and for no more of a call once some of them failed.
+    pub fn set_unlinks_at_once(&self, most: usize) {
+        self.unlinks_at_once.store(most, Ordering::SeqCst);
     }
 
     /// Makes every call take this long.
@@ -214,7 +221,14 @@ impl Objects for MemoryObjects {
             self.removed.lock().insert(*file);
             Ok(())
         };
-        let removed: Vec<_> = files.iter().map(unlink).collect();
+        let most = self.unlinks_at_once.load(Ordering::SeqCst);
+        let mut removed: Vec<io::Result<()>> = Vec::new();
+        for files in files.chunks(if most == 0 { usize::MAX } else { most }) {
+            removed.extend(files.iter().map(unlink));
+            if removed.iter().any(Result::is_err) {
+                break;
+            }
+        }
         if silent.is_some() && removed.iter().any(Result::is_err) {
             self.silences.fetch_add(1, Ordering::SeqCst);
             std::thread::sleep(SILENCE);

@@ -11,7 +11,6 @@
 //! removed.
 
 use std::hash::{BuildHasher, BuildHasherDefault};
-use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::time::Duration;
@@ -319,21 +318,27 @@ impl Meta {
                 return Err(Stopped::Away(group, None));
             }
             let result = whole.map_err(Failure::from).and_then(|is_whole| match is_whole {
-                true => Ok(self.dir.disk.unlink(&self.dir.orphans, key_name(file.key).as_bytes())?),
+                true => {
+                    self.dir.disk.unlink(&self.dir.orphans, key_name(file.key).as_bytes())?;
+                    Ok(true)
+                }
                 false => {
                     let of_file = 1 + usize::from(file.spare.lock().is_some());
                     let removed: Vec<_> = removed.by_ref().take(of_file).collect();
                     if removed.len() < of_file {
-                        return Err(Failure::DataServers(io::ErrorKind::Other.into()));
+                        // Others have found out that data servers do not answer, perhaps none of its own.
+                        self.background.push(Job::Reap(file.key), Duration::ZERO);
+                        return Ok(false);
                     }
                     removed
                         .into_iter()
                         .try_for_each(|one| self.note_answer(&file, one).map_err(Failure::DataServers))?;
-                    self.finish_removal(&file)
+                    self.finish_removal(&file)?;
+                    Ok(true)
                 }
             });
             self.forget(file.ino);
-            result.map(|()| true).map_err(|failure| Stopped::by(failure, group))
+            result.map_err(|failure| Stopped::by(failure, group))
         });
         results.collect()
     }

@@ -502,7 +502,9 @@ impl Meta {
         }
         // Where another one has its gate, which may be for long, the background threads settle the file.
         if let Err(failure) = self.settle(&pin) {
-            tracing::warn!(key = pin.key.0, ?failure, "the size will be settled later");
+            self.background.complaints.counted("close", |files| {
+                tracing::warn!(key = pin.key.0, files, ?failure, "the size will be settled later");
+            });
         }
     }
 

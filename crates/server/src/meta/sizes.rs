@@ -373,7 +373,9 @@ impl Meta {
     fn unless_local(&self, failure: Failure, path: &[u8]) -> Outcome<()> {
         match failure {
             Failure::Local(error) => {
-                tracing::error!(path = show(path), error, "the size cannot be settled");
+                self.background.complaints.counted("size", |times| {
+                    tracing::error!(path = show(path), times, error, "the size cannot be settled");
+                });
                 Ok(())
             }
             Failure::DataServers(_) => Err(failed(failure, path)),
