@@ -152,7 +152,7 @@ fn piece(offset: u64, end: u64, key: u64) -> Vec<u8> {
 
 /// The processes of each application touch every byte of its file once.
 #[cfg(test)]
-fn covers(load: &Load) {
+pub fn covers(load: &Load) {
     let mut covered = vec![Vec::new(); load.applications.len()];
     for line in load.lines(3).lines() {
         let words: Vec<&str> = line.split(' ').collect();
