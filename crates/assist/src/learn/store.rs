@@ -4,11 +4,12 @@
 use std::fmt;
 use std::fs::{File, Permissions};
 use std::io::{self, Read, Write};
-use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use rustix::fs::{FlockOperation, flock};
+use impresario_base::machine::path_of;
+use rustix::fs::{FlockOperation, Mode, OFlags, flock};
 use serde::{Deserialize, Serialize};
 
 use super::kinds::{KIND_FILES_MAX, Kind, Observation, kinds_of};
@@ -170,6 +171,22 @@ fn failed(path: &Path, what: &str) -> impl Fn(io::Error) -> StoreError {
     move |error| StoreError { path: path.clone(), message: format!("{what}: {error}") }
 }
 
+/// Lets all users read a file of the folder. Others may write to it: a link that one of them has put there, of either kind, leads to a
+/// file that is not theirs to open.
+fn open_to_all(file: &Path) -> io::Result<()> {
+    let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let named = match rustix::fs::open(file, flags, Mode::empty()) {
+        Err(rustix::io::Errno::NOENT) => return Ok(()),
+        named => File::from(named?),
+    };
+    let meta = named.metadata()?;
+    if !meta.is_file() || meta.nlink() > 1 || meta.permissions().mode() & 0o444 == 0o444 {
+        return Ok(());
+    }
+    // Through what is held, in whose place nothing else can be put.
+    std::fs::set_permissions(path_of(&named), Permissions::from_mode(0o644))
+}
+
 /// One folder of what was learnt.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Store {
@@ -325,13 +342,7 @@ impl Store {
             }
             // So may what was learnt. What another user has learnt here cannot be changed, and need not be.
             for file in self.files() {
-                match file.metadata() {
-                    Ok(meta) if meta.permissions().mode() & 0o444 == 0o444 => continue,
-                    Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
-                    _ => {}
-                }
-                let opened = std::fs::set_permissions(&file, Permissions::from_mode(0o644));
-                opened.map_err(failed(&file, "cannot be opened to all users"))?;
+                open_to_all(&file).map_err(failed(&file, "cannot be opened to all users"))?;
             }
             for above in self.folder.ancestors() {
                 let mode = above.metadata().map_err(failed(above, "cannot be looked at"))?.permissions().mode();
@@ -465,6 +476,26 @@ mod tests {
         std::fs::set_permissions(dir.path(), Permissions::from_mode(0o700)).unwrap();
         let error = Store::of_machine(&folder).prepare().unwrap_err().to_string();
         assert!(error.contains(&format!("{} has mode 700", dir.path().display())), "{error}");
+    }
+
+    /// Whoever may write to the folder would have the administrator open any file to all users.
+    #[test]
+    fn no_link_in_a_shared_folder_opens_what_it_leads_to() {
+        let dir = tempfile::tempdir().unwrap();
+        let store = Store::of_machine(dir.path().join("assist"));
+        store.prepare().unwrap();
+        let set = |path: &Path, mode| std::fs::set_permissions(path, Permissions::from_mode(mode)).unwrap();
+        set(dir.path(), 0o711);
+        let secrets = ["linked", "hard"].map(|name| dir.path().join(name));
+        for secret in &secrets {
+            std::fs::write(secret, "secret").unwrap();
+            set(secret, 0o600);
+        }
+        std::os::unix::fs::symlink(&secrets[0], store.path_of("a.py")).unwrap();
+        std::fs::hard_link(&secrets[1], store.path_of("b.py")).unwrap();
+        store.prepare().unwrap();
+        let mode = |path: &PathBuf| path.metadata().unwrap().permissions().mode() & 0o777;
+        assert_eq!(secrets.each_ref().map(mode), [0o600; 2]);
     }
 
     /// Several administrators may learn for all users.
