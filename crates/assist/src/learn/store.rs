@@ -2,14 +2,14 @@
 //! its administrator fills and no other user writes.
 
 use std::fmt;
-use std::fs::{File, Permissions};
+use std::fs::{File, OpenOptions, Permissions};
 use std::io::{self, Read, Write};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use impresario_base::machine::path_of;
-use rustix::fs::{FlockOperation, Mode, OFlags, flock};
+use rustix::fs::{Access, FlockOperation, Mode, OFlags, access, flock};
 use serde::{Deserialize, Serialize};
 
 use super::kinds::{KIND_FILES_MAX, Kind, Observation, kinds_of};
@@ -356,7 +356,12 @@ impl Store {
                 }
             }
         }
-        self.lock_file(LOCK).map(drop)
+        drop(self.lock_file(LOCK)?);
+        if self.for_all {
+            // Whatever the umask, other administrators are to lock it, too. One of theirs could be opened just now.
+            let _ = open_to_all(&self.folder.join(LOCK));
+        }
+        Ok(())
     }
 
     /// The turn to learn from a run behind its user's back, until what is returned is dropped. One has it at a time, so that many
@@ -367,7 +372,16 @@ impl Store {
 
     fn lock_file(&self, name: &str) -> Result<File, StoreError> {
         let path = self.folder.join(name);
-        let file = File::options().create(true).write(true).truncate(false).mode(0o644).open(&path);
+        // No link that another user has put there makes a file elsewhere, and no pipe is waited for.
+        let open = |how: &mut OpenOptions| how.custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK).open(&path);
+        let file = open(File::options().create(true).write(true).truncate(false).mode(0o644));
+        // Another administrator's may be locked by all who may write to the folder: a lock takes no right to write to its file.
+        let file = file.or_else(|error| match error.kind() {
+            io::ErrorKind::PermissionDenied if access(&self.folder, Access::WRITE_OK).is_ok() => {
+                open(File::options().read(true))
+            }
+            _ => Err(error),
+        });
         file.map_err(failed(&path, "cannot be written"))
     }
 
@@ -466,6 +480,7 @@ mod tests {
             store.add("a.py", vec![observed("/d/1.h5", 10 * MIB, 3, 1)]).unwrap();
             let parent = store.folder().parent().unwrap();
             assert_eq!([parent, store.folder(), &store.path_of("a.py")].map(mode), modes);
+            assert_eq!(mode(&store.folder().join(LOCK)), modes[2]);
         }
         // One that was made otherwise is mended, and one that cannot be is told of.
         let learnt = Store::of_machine(&folder).path_of("a.py");
@@ -510,14 +525,34 @@ mod tests {
         let set = |path: &Path, mode| std::fs::set_permissions(path, Permissions::from_mode(mode)).unwrap();
         set(dir.path(), 0o711);
         set(store.folder(), 0o777);
-        set(&store.folder().join(LOCK), 0o666);
         // As another user than root. SAFETY: this thread alone is it, and takes no pointer.
-        let become_user = |uid: u32| unsafe { libc::syscall(libc::SYS_setfsuid, uid) };
-        let me = become_user(65534) as u32;
-        let prepared = store.prepare();
-        become_user(me);
-        prepared.unwrap();
+        let become_user = |uid: u32| unsafe { libc::syscall(libc::SYS_setresuid, uid, uid, -1) };
+        let is_another = become_user(65534) == 0;
+        let done = store.prepare().and_then(|()| store.add("c.py", Vec::new()));
+        become_user(0);
+        done.unwrap();
         assert_eq!(store.folder().metadata().unwrap().permissions().mode() & 0o777, 0o777);
+        if !is_another {
+            return impresario_testing::skip("root", "only root becomes another user");
+        }
+        // Who may not write to the folder hears of it before anything is learnt.
+        set(store.folder(), 0o755);
+        become_user(65534);
+        let prepared = store.prepare();
+        become_user(0);
+        let error = prepared.unwrap_err().to_string();
+        assert!(error.contains(LOCK) && error.contains("cannot be written"), "{error}");
+    }
+
+    /// Whoever may write to the folder would have the administrator make any file.
+    #[test]
+    fn the_lock_of_a_shared_folder_makes_no_file_elsewhere() {
+        let (folder, store) = store();
+        let elsewhere = folder.path().join("elsewhere");
+        std::fs::remove_file(store.folder().join(LOCK)).unwrap();
+        std::os::unix::fs::symlink(&elsewhere, store.folder().join(LOCK)).unwrap();
+        assert!(store.prepare().is_err() && store.add("a.py", Vec::new()).is_err());
+        assert!(!elsewhere.exists());
     }
 
     #[test]
