@@ -12,6 +12,7 @@ use serde::{Deserialize, Serialize};
 use impresario_base::Random;
 use impresario_base::statistics::Interval;
 use impresario_foresight::{PredictedQueues, Recorded};
+use impresario_workload::stats::Verdict;
 use impresario_workload::stop::Stop;
 
 /// Largest cost of a request with 10,000 queued, ns.
@@ -256,8 +257,8 @@ pub fn table(results: &[CoreResult]) -> String {
         {
             bad.push(format!("{b:.0} bytes a request are more than {BYTES_MAX:.0}"));
         }
-        let verdict = if bad.is_empty() { "holds".into() } else { format!("does not hold: {}", bad.join("; ")) };
-        out += &format!("{} {:?}: at most 1 µs, ×2, 160 bytes: {verdict}\n", r.policy, r.mix);
+        let (verdict, colon) = (Verdict::of(bad.is_empty()), if bad.is_empty() { "" } else { ": " });
+        out += &format!("{} {:?}: at most 1 µs, ×2, 160 bytes: {verdict}{colon}{}\n", r.policy, r.mix, bad.join("; "));
     }
     out
 }

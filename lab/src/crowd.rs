@@ -21,6 +21,7 @@ use impresario_workload::crowd::Crowd;
 use impresario_workload::dataset::DataSet;
 use impresario_workload::progress::{Progress, all_written, catch_signals, check_outputs, write_json};
 use impresario_workload::runner::{RunOptions, run as run_load};
+use impresario_workload::stats::{Verdict, at_least};
 use impresario_workload::stop::Stop;
 use impresario_workload::storage::Storage;
 use serde_json::json;
@@ -87,7 +88,7 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     let address: SocketAddrV4 = cluster.config.data.first().context("a data server")?.address.parse()?;
     let target = Storage::of(&cluster).direct();
     let (mut random, mut line, mut all) = (Random::new(1), Progress::new(), Vec::new());
-    let (mut out, mut resident_max, mut least) = (String::new(), 0, f64::INFINITY);
+    let (mut out, mut resident_max, mut verdicts) = (String::new(), 0, Vec::new());
     for load in datapath::loads(args.scale).iter().filter(|load| load.name.contains(&args.load)) {
         let mut set = DataSet::new(&load.workload)?;
         set.prepare(&target, &stop)?;
@@ -121,7 +122,7 @@ pub fn run(args: &Args) -> Result<ExitCode> {
         set.remove(&target)?;
         let kept = Interval::of(&pairs.iter().map(|[without, with]| 100.0 * with / without).collect::<Vec<_>>());
         let without = mean(&pairs.iter().map(|[without, _]| *without).collect::<Vec<_>>());
-        least = least.min(kept.low);
+        verdicts.push(at_least(kept, TARGET.0));
         out += &format!(
             "{:<40} {without:>10.0}/s without, with the crowd {:.1} % [{:.1}, {:.1}] of that, n={}\n",
             load.name, kept.mean, kept.low, kept.high, kept.n
@@ -131,13 +132,12 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     line.end();
     ensure!(!all.is_empty(), "no load's name contains {:?}", args.load);
     let (kept_min, resident_limit) = TARGET;
-    let judge = |holds: bool| if holds { "holds" } else { "not shown" };
     out += &format!(
         "honest clients keep at least {kept_min} %: {}; the server had at most {:.1} MB resident, less than {:.0} MB: {}\n",
-        judge(least >= kept_min),
+        Verdict::of_all(verdicts),
         resident_max as f64 / 1e6,
         resident_limit as f64 / 1e6,
-        judge(resident_max < resident_limit)
+        Verdict::of(resident_max < resident_limit)
     );
     all_written([
         write_json(args.json.as_deref(), &json!({ "loads": all, "resident_max_bytes": resident_max })),

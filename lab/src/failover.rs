@@ -18,6 +18,7 @@ use impresario_config::Config;
 use impresario_workload::cluster::{OwnCluster, Plan};
 use impresario_workload::content::Source;
 use impresario_workload::progress::{Progress, all_written, catch_signals, check_outputs, write_json};
+use impresario_workload::stats::Verdict;
 use impresario_workload::stop::Stop;
 use serde::Serialize;
 use serde_json::json;
@@ -90,7 +91,7 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     };
     let mut cluster = OwnCluster::start(&plan, &stop)?;
     let (mut line, mut out, mut all, mut nonce) = (Progress::new(), String::new(), Vec::new(), 0);
-    let mut all_hold = true;
+    let mut verdicts = Vec::new();
     for case in &CASES {
         let mut trials: Vec<Trial> = Vec::new();
         for repetition in 1..=args.repetitions {
@@ -102,11 +103,9 @@ pub fn run(args: &Args) -> Result<ExitCode> {
         let of = |value: fn(&Trial) -> f64| trials.iter().map(value).collect::<Vec<_>>();
         let longest = of(|trial| trial.longest_s);
         let (interval, max_s) = (Interval::of(&longest), longest.iter().copied().fold(0.0, f64::max));
-        let holds = case.has_stand_in.then_some(max_s <= BOUND_S);
-        all_hold &= holds != Some(false);
-        let verdict = holds.map_or(String::new(), |holds| {
-            format!(", within {BOUND_S} s: {}", if holds { "holds" } else { "does not hold" })
-        });
+        let verdict = case.has_stand_in.then(|| Verdict::of(max_s <= BOUND_S));
+        verdicts.extend(verdict);
+        let verdict = verdict.map_or(String::new(), |verdict| format!(", within {BOUND_S} s: {verdict}"));
         out += &format!(
             "{}: the longest wait of a call {:.2} s [{:.2}, {:.2}], at most {max_s:.2} s{verdict}; n={}; used again after {:.2} s; \
              {} blocks verified\n",
@@ -122,7 +121,7 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     }
     line.end();
     all_written([write_json(args.json.as_deref(), &json!({ "cases": all })), print(out.as_bytes()).map(drop)])?;
-    Ok(if all_hold { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+    Ok(if Verdict::of_all(verdicts) == Verdict::Holds { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
 /// What a client has done.

@@ -30,6 +30,7 @@ use impresario_workload::storage::Storage;
 use impresario_workload::system::{Switch, System};
 use serde::Serialize;
 
+use crate::reproduce::agreement::Agreement;
 use crate::reproduce::figure::policy;
 use crate::{impresario, print};
 
@@ -362,12 +363,12 @@ fn rows_of(figure: &'static str, live: &[Four], simulated: &[Four]) -> Vec<Row> 
 }
 
 /// Whether both gains are resolved and have the same sign.
-fn agreement(live: &Interval, simulated: &Interval) -> &'static str {
+fn agreement(live: &Interval, simulated: &Interval) -> Agreement {
     let sign = |gain: &Interval| i32::from(gain.low > 0.0) - i32::from(gain.high < 0.0);
     match (sign(live), sign(simulated)) {
-        (0, _) | (_, 0) => "unresolved",
-        (live, simulated) if live == simulated => "same sign",
-        _ => "opposite sign",
+        (0, _) | (_, 0) => Agreement::Unresolved,
+        (live, simulated) if live == simulated => Agreement::SameSign,
+        _ => Agreement::OppositeSign,
     }
 }
 
@@ -386,11 +387,13 @@ fn table(text: &mut String, figure: Figure, args: &Args, rows: &[Row], left_out:
         };
         let seconds = |of: &Interval| if of.n == 0 { "–".into() } else { format!("{:.3}", of.mean) };
         let (live_gain, sim_gain, verdict) = match row.opt {
-            _ if row.counted == 0 => ("–".into(), percent(&row.simulated_gain), ""),
-            "opt1" => (String::new(), String::new(), ""),
-            _ => {
-                (percent(&row.live_gain), percent(&row.simulated_gain), agreement(&row.live_gain, &row.simulated_gain))
-            }
+            _ if row.counted == 0 => ("–".into(), percent(&row.simulated_gain), String::new()),
+            "opt1" => Default::default(),
+            _ => (
+                percent(&row.live_gain),
+                percent(&row.simulated_gain),
+                agreement(&row.live_gain, &row.simulated_gain).to_string(),
+            ),
         };
         writeln!(
             text,
@@ -438,9 +441,9 @@ mod tests {
     #[test]
     fn signs_are_compared_only_where_both_have_one() {
         let gain = |low, high| Interval { mean: (low + high) / 2.0, low, high, n: 3 };
-        assert_eq!(agreement(&gain(0.1, 0.2), &gain(0.3, 0.4)), "same sign");
-        assert_eq!(agreement(&gain(-0.2, -0.1), &gain(0.3, 0.4)), "opposite sign");
-        assert_eq!(agreement(&gain(-0.1, 0.2), &gain(0.3, 0.4)), "unresolved");
+        assert_eq!(agreement(&gain(0.1, 0.2), &gain(0.3, 0.4)), Agreement::SameSign);
+        assert_eq!(agreement(&gain(-0.2, -0.1), &gain(0.3, 0.4)), Agreement::OppositeSign);
+        assert_eq!(agreement(&gain(-0.1, 0.2), &gain(0.3, 0.4)), Agreement::Unresolved);
     }
 
     #[test]

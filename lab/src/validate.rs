@@ -135,9 +135,7 @@ impl Side {
 
     /// Whether both are within their limits.
     pub fn verdict(&self) -> Verdict {
-        let both = [within(self.makespan_error, MAKESPAN_SHARE_MAX), within(self.batch_error, BATCH_SHARE_MAX)];
-        let of = |wanted: Verdict| both.contains(&wanted).then_some(wanted);
-        of(Verdict::DoesNotHold).or(of(Verdict::Unresolved)).unwrap_or(Verdict::Holds)
+        Verdict::of_all([within(self.makespan_error, MAKESPAN_SHARE_MAX), within(self.batch_error, BATCH_SHARE_MAX)])
     }
 }
 

@@ -243,14 +243,10 @@ fn run_idle(args: IdleArgs) -> Result<ExitCode> {
         out += &format!("{name:<10} {:>16.3} {:>12}\n", share * 100.0, show_bytes(rss as f64));
         servers.push(json!({ "server": name, "cpu_share": share, "rss_bytes": rss }));
     }
-    let verdict = |holds| if holds { "holds" } else { "does not hold" };
-    out += &format!("idle cluster below 1 % of a core: {:.3} % — {}\n", total * 100.0, verdict(total < IDLE_CORE_MAX));
-    out += &format!(
-        "data server below 50 MB of memory: {:.1} MB — {}\n",
-        largest as f64 / 1e6,
-        verdict(largest < DATA_SERVER_BYTES_MAX)
-    );
+    let (cpu, memory) = (Verdict::of(total < IDLE_CORE_MAX), Verdict::of(largest < DATA_SERVER_BYTES_MAX));
+    out += &format!("idle cluster below 1 % of a core: {:.3} % — {cpu}\n", total * 100.0);
+    out += &format!("data server below 50 MB of memory: {:.1} MB — {memory}\n", largest as f64 / 1e6);
     let told = json!({ "seconds": seconds, "cpu_share": total, "servers": servers });
     all_written([print(&out).map(drop), write_json(args.json.as_deref(), &told)])?;
-    Ok(ExitCode::from(u8::from(total >= IDLE_CORE_MAX || largest >= DATA_SERVER_BYTES_MAX)))
+    Ok(ExitCode::from(u8::from(Verdict::of_all([cpu, memory]) != Verdict::Holds)))
 }

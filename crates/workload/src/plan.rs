@@ -140,12 +140,12 @@ pub struct Application {
 const PARTS: u64 = 4;
 
 impl Application {
-    /// The parts of a process's requests, in all its loops, between which it pauses.
+    /// The parts of a process's requests, in all its loops, between which it pauses; none is empty.
     pub fn parts(&self) -> impl Iterator<Item = Range<u64>> {
         let requests = self.pattern.requests() * u64::from(self.loops);
         let parts = if self.pause_us > 0 { PARTS } else { 1 };
         let begins = move |part| requests / parts * part + requests % parts * part / parts;
-        (0..parts).map(move |part| begins(part)..begins(part + 1))
+        (0..parts).map(move |part| begins(part)..begins(part + 1)).filter(|part| !part.is_empty())
     }
 
     /// Bytes that it moves in the timed part.
@@ -348,7 +348,7 @@ mod tests {
         assert_eq!(ends(&app), [96, 192, 288, 384]);
         assert!(app.describe().ends_with("6 MiB each, pauses of 2.50 s"), "{}", app.describe());
         (app.pattern.process_bytes, app.loops) = (3 * 16384, 1);
-        assert_eq!(ends(&app), [0, 1, 2, 3], "fewer requests than parts");
+        assert_eq!(ends(&app), [1, 2, 3], "fewer requests than parts");
     }
 
     #[test]

@@ -15,7 +15,7 @@ use crate::gate::{Broken, Gate};
 use crate::plan::{Application, Operation, Workload};
 use crate::result::{AppResult, Measured, RunResult};
 use crate::stop::Stop;
-use impresario_base::Random;
+use impresario_base::random::{Random, mix};
 
 /// Up to this many bytes over all processes, content is generated before and checked after the timed part; beyond it,
 /// between the requests of the timed part.
@@ -320,7 +320,10 @@ impl Job<'_> {
                 self.stop.sleep_until(Instant::now() + Duration::from_micros(self.application.pause_us))?;
             }
             let next = AtomicU64::new(part.start);
-            let worker = |lane: u32| self.requests(lane, file.as_ref(), &slots, (&next, part.end), source);
+            let worker = |lane: u32| {
+                let random = chance(self.workload.seed, [self.index as u64, self.rank.into(), lane.into(), part.start]);
+                self.requests(random, file.as_ref(), &slots, (&next, part.end), source)
+            };
             if self.application.queue_depth == 1 {
                 sum.merge(worker(0)?);
                 return Ok(sum);
@@ -355,7 +358,7 @@ impl Job<'_> {
     /// Issues requests up to the `end`th; several lanes of one process share the list.
     fn requests(
         &self,
-        lane: u32,
+        mut random: Random,
         file: &dyn FileIo,
         slots: &[Mutex<&mut [u8]>],
         (next, end): (&AtomicU64, u64),
@@ -364,8 +367,6 @@ impl Job<'_> {
         let pattern = &self.application.pattern;
         let write = self.application.operation == Operation::Write;
         let per_loop = pattern.requests();
-        let chance = (self.index as u64) << 48 ^ u64::from(self.rank) << 16 ^ u64::from(lane);
-        let mut random = Random::new(self.workload.seed ^ impresario_base::random::mix(chance + 1));
         let mut own = if slots.is_empty() { vec![0; pattern.request_bytes as usize] } else { Vec::new() };
         // Add latencies to the shared histogram by the thousand: a lock per latency would cost more than counting it.
         let mut recent_ns: Vec<u64> = Vec::with_capacity(1024);
@@ -409,6 +410,11 @@ impl Job<'_> {
             }
         }
     }
+}
+
+/// Chance in the waiting times of one application, rank, lane and part of its requests: different for each.
+fn chance(seed: u64, of: [u64; 4]) -> Random {
+    Random::new(of.into_iter().fold(seed, |sum, number| mix(sum.wrapping_add(number))))
 }
 
 /// The initial content of a buffer: the data of a write; for a read, something that must be overwritten.
@@ -517,6 +523,14 @@ mod tests {
         assert!(result.makespan_s >= 0.04);
         assert!(result.applications.iter().all(|a| a.interference.is_some_and(|i| i > 0.1)));
         assert!(result.latency.mean_us >= 2000.0);
+    }
+
+    #[test]
+    fn chance_repeats_in_no_part_lane_rank_or_application() {
+        // Each of these three ways: the parts begin with the 1st, 97th and 193rd request.
+        let of = |n: u64| [n / 27, n / 9 % 3, n / 3 % 3, n % 3 * 96];
+        let drawn: std::collections::BTreeSet<u64> = (0..81).map(|n| chance(5, of(n)).next_u64()).collect();
+        assert_eq!(drawn.len(), 81);
     }
 
     #[test]

@@ -3,8 +3,8 @@
 pub use impresario_base::statistics::{Interval, jain, mean, median, variance};
 use serde::{Deserialize, Serialize};
 
-/// What a comparison says about a claim.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+/// What a comparison says about a claim; of several the worst is the greatest.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Verdict {
     /// The whole interval is on the claim's side.
@@ -26,6 +26,16 @@ impl std::fmt::Display for Verdict {
 }
 
 impl Verdict {
+    /// Of what is known exactly.
+    pub fn of(holds: bool) -> Verdict {
+        if holds { Verdict::Holds } else { Verdict::DoesNotHold }
+    }
+
+    /// That all of these claims hold.
+    pub fn of_all(verdicts: impl IntoIterator<Item = Verdict>) -> Verdict {
+        verdicts.into_iter().max().unwrap_or(Verdict::Holds)
+    }
+
     /// Whether a quantity with this interval lies between two limits, both included.
     pub fn between(interval: Interval, low: f64, high: f64) -> Verdict {
         if interval.low >= low && interval.high <= high {
@@ -116,6 +126,14 @@ mod tests {
     use impresario_base::Random;
 
     use super::*;
+
+    #[test]
+    fn several_claims_hold_together_as_the_worst_of_them() {
+        use Verdict::{DoesNotHold, Holds, Unresolved};
+        assert_eq!(Verdict::of_all([Holds, Unresolved, Holds]), Unresolved);
+        assert_eq!(Verdict::of_all([DoesNotHold, Unresolved]), DoesNotHold);
+        assert_eq!([true, false].map(Verdict::of), [Holds, DoesNotHold]);
+    }
 
     #[test]
     fn looks_are_doubled_and_share_the_error() {

@@ -10,7 +10,7 @@ use impresario_base::at_once;
 use impresario_base::lock::Mutex;
 use impresario_client::{Access, Client, ClientOptions, CreateOptions, File, KeyRole, Via, admin};
 use impresario_config::Config;
-use impresario_layout::Layout;
+use impresario_layout::{Layout, Skipped};
 use impresario_sched::PolicySpec;
 use impresario_wire::FileKey;
 use serde_json::Value;
@@ -143,6 +143,16 @@ impl Storage {
     }
 }
 
+/// The layout of a file that all data servers hold, but the retired ones.
+fn over_serving(config: &Config) -> Result<Layout> {
+    let (serving, retired): (Vec<u16>, Vec<u16>) =
+        (0..config.data.len() as u16).partition(|server| !config.data[usize::from(*server)].is_retired());
+    let retired = Skipped::of(retired).context("more data servers are retired than a layout can leave out")?;
+    let base = *serving.first().context("no data server is left")?;
+    let whole = Layout::new(base, serving.len() as u16, Layout::SSIZE_DEFAULT_BYTES, config.data.len() as u16)?;
+    Ok(whole.without(retired)?)
+}
+
 /// The traces that a server goes by.
 fn runs_loaded(state: &Value) -> Result<Vec<PathBuf>> {
     let runs = state.pointer("/earlier_runs/traces").filter(|runs| !runs.is_null()).cloned();
@@ -205,12 +215,13 @@ impl Target for Storage {
         if !self.kernel_disks.is_empty() || self.cold_device.is_some() {
             drop_caches()?;
         }
-        let model = |name: &Option<String>| name.as_ref().and_then(|n| self.config.device.get(n));
-        if !self.config.data.iter().filter_map(|d| model(&d.device)).any(|params| params.write_cache) {
+        let serving = self.config.data.iter().filter(|data| !data.is_retired());
+        let mut models = serving.filter_map(|data| self.config.device.get(data.device.as_ref()?));
+        if !models.any(|params| params.write_cache) {
             return Ok(());
         }
         let options = ClientOptions { name: "bench cool".into(), via: Via::Direct, ..ClientOptions::default() };
-        let everywhere = Layout::over_all(self.config.data.len() as u16)?;
+        let everywhere = over_serving(&self.config)?;
         Ok(Client::connect(&self.config, options)?
             .sync_data(FileKey(impresario_base::machine::random_number()?), &everywhere)?)
     }

@@ -1,5 +1,6 @@
 //! A complete small cluster in this process: patterns, verification, injected faults, switching, the demonstration.
 
+use impresario_config::DataState;
 use impresario_sched::PolicySpec;
 use impresario_workload::access::{Fault, Identity, Target};
 use impresario_workload::cluster::{OwnCluster, Plan};
@@ -92,7 +93,16 @@ fn systems_switch_on_running_servers() {
     assert!(format!("{:#}", storage.switch(&bad).unwrap_err()).contains("best"));
 }
 
-/// Reading the same few bytes again must use the disk again.
+#[test]
+fn a_retired_server_is_not_asked_to_write_its_cache() {
+    let device = Some(impresario_device::DeviceParams { write_cache: true, ..Default::default() });
+    let cluster = OwnCluster::start_here(&Plan { data_servers: 3, io_nodes: 0, device, ..Plan::default() }).unwrap();
+    let mut config = cluster.config.clone();
+    config.cluster.request_timeout_ms = 300;
+    (config.data[0].state, config.data[0].address) = (DataState::Retired, "127.0.0.1:1".into());
+    Storage::new(config).cool().unwrap();
+}
+
 #[test]
 fn a_server_that_is_away_keeps_no_other_from_its_settings() {
     let plan = Plan { device: Some(Default::default()), data_servers: 3, io_nodes: 1, ..Plan::default() };
@@ -120,6 +130,7 @@ fn a_server_that_is_away_keeps_no_other_from_its_settings() {
     }
 }
 
+/// Reading the same few bytes again must use the disk again.
 #[test]
 fn a_drive_remembers_nothing_of_the_run_before() {
     for write_cache in [false, true] {

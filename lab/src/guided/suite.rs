@@ -502,8 +502,8 @@ impl Suite<'_> {
                     claims.push((format!("{name}: {text}"), verdict));
                     // What is read twice was let go too early.
                     let times = measured.median_bytes(variant) / len_bytes as f64;
-                    let once = if times <= 1.05 { Verdict::Holds } else { Verdict::DoesNotHold };
-                    claims.push((format!("{name}: no byte is read twice ({times:.2} × the file were read)"), once));
+                    let text = format!("{name}: no byte is read twice ({times:.2} × the file were read)");
+                    claims.push((text, Verdict::of(times <= 1.05)));
                 }
                 claims
             };
@@ -529,7 +529,6 @@ fn line(name: &str, run: &Run) -> String {
 }
 
 fn judge(claim: Claim, measured: &Measured, gain: Interval, first_bytes: Option<f64>) -> (String, Verdict) {
-    let exact = |holds: bool| if holds { Verdict::Holds } else { Verdict::DoesNotHold };
     match claim {
         Claim::FasterBy(0.0) => ("faster".into(), at_least(gain, 0.0)),
         Claim::FasterBy(by) => (format!("time at least {:.0} % less", by * 100.0), at_least(gain, by)),
@@ -538,13 +537,13 @@ fn judge(claim: Claim, measured: &Measured, gain: Interval, first_bytes: Option<
             let now = measured.median_reads(1) / measured.median_reads(0).max(1.0);
             (
                 format!("device reads at most {:.0} % (they are {:.0} %)", share * 100.0, now * 100.0),
-                exact(now <= share),
+                Verdict::of(now <= share),
             )
         }
         Claim::BytesAtMost(times) => {
             let now = first_bytes.map_or(1.0, |first| measured.median_bytes(1) / first.max(1.0));
             let text = format!("bytes read at most {times} × those of one program (they are {now:.2} ×)");
-            (text, exact(now <= times))
+            (text, Verdict::of(now <= times))
         }
     }
 }

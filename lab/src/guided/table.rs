@@ -84,8 +84,7 @@ impl Cell {
 
     /// The worst of its verdicts.
     pub fn verdict(&self) -> Verdict {
-        let has = |verdict| self.claims.iter().any(|(_, v)| *v == verdict);
-        [Verdict::DoesNotHold, Verdict::Unresolved].into_iter().find(|v| has(*v)).unwrap_or(Verdict::Holds)
+        Verdict::of_all(self.claims.iter().map(|(_, verdict)| *verdict))
     }
 }
 

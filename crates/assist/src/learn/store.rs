@@ -2,13 +2,14 @@
 //! its administrator fills and no other user writes.
 
 use std::fmt;
-use std::fs::{File, Permissions};
+use std::fs::{File, OpenOptions, Permissions};
 use std::io::{self, Read, Write};
-use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use rustix::fs::{FlockOperation, flock};
+use impresario_base::machine::path_of;
+use rustix::fs::{Access, FlockOperation, Mode, OFlags, access, flock};
 use serde::{Deserialize, Serialize};
 
 use super::kinds::{KIND_FILES_MAX, Kind, Observation, kinds_of};
@@ -170,6 +171,22 @@ fn failed(path: &Path, what: &str) -> impl Fn(io::Error) -> StoreError {
     move |error| StoreError { path: path.clone(), message: format!("{what}: {error}") }
 }
 
+/// Lets all users read a file of the folder. Others may write to it: a link that one of them has put there, of either kind, leads to a
+/// file that is not theirs to open.
+fn open_to_all(file: &Path) -> io::Result<()> {
+    let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let named = match rustix::fs::open(file, flags, Mode::empty()) {
+        Err(rustix::io::Errno::NOENT) => return Ok(()),
+        named => File::from(named?),
+    };
+    let meta = named.metadata()?;
+    if !meta.is_file() || meta.nlink() > 1 || meta.permissions().mode() & 0o444 == 0o444 {
+        return Ok(());
+    }
+    // Through what is held, in whose place nothing else can be put.
+    std::fs::set_permissions(path_of(&named), Permissions::from_mode(0o644))
+}
+
 /// One folder of what was learnt.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Store {
@@ -325,13 +342,7 @@ impl Store {
             }
             // So may what was learnt. What another user has learnt here cannot be changed, and need not be.
             for file in self.files() {
-                match file.metadata() {
-                    Ok(meta) if meta.permissions().mode() & 0o444 == 0o444 => continue,
-                    Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
-                    _ => {}
-                }
-                let opened = std::fs::set_permissions(&file, Permissions::from_mode(0o644));
-                opened.map_err(failed(&file, "cannot be opened to all users"))?;
+                open_to_all(&file).map_err(failed(&file, "cannot be opened to all users"))?;
             }
             for above in self.folder.ancestors() {
                 let mode = above.metadata().map_err(failed(above, "cannot be looked at"))?.permissions().mode();
@@ -345,7 +356,12 @@ impl Store {
                 }
             }
         }
-        self.lock_file(LOCK).map(drop)
+        drop(self.lock_file(LOCK)?);
+        if self.for_all {
+            // Whatever the umask, other administrators are to lock it, too. One of theirs could be opened just now.
+            let _ = open_to_all(&self.folder.join(LOCK));
+        }
+        Ok(())
     }
 
     /// The turn to learn from a run behind its user's back, until what is returned is dropped. One has it at a time, so that many
@@ -356,7 +372,16 @@ impl Store {
 
     fn lock_file(&self, name: &str) -> Result<File, StoreError> {
         let path = self.folder.join(name);
-        let file = File::options().create(true).write(true).truncate(false).mode(0o644).open(&path);
+        // No link that another user has put there makes a file elsewhere, and no pipe is waited for.
+        let open = |how: &mut OpenOptions| how.custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK).open(&path);
+        let file = open(File::options().create(true).write(true).truncate(false).mode(0o644));
+        // Another administrator's may be locked by all who may write to the folder: a lock takes no right to write to its file.
+        let file = file.or_else(|error| match error.kind() {
+            io::ErrorKind::PermissionDenied if access(&self.folder, Access::WRITE_OK).is_ok() => {
+                open(File::options().read(true))
+            }
+            _ => Err(error),
+        });
         file.map_err(failed(&path, "cannot be written"))
     }
 
@@ -455,6 +480,7 @@ mod tests {
             store.add("a.py", vec![observed("/d/1.h5", 10 * MIB, 3, 1)]).unwrap();
             let parent = store.folder().parent().unwrap();
             assert_eq!([parent, store.folder(), &store.path_of("a.py")].map(mode), modes);
+            assert_eq!(mode(&store.folder().join(LOCK)), modes[2]);
         }
         // One that was made otherwise is mended, and one that cannot be is told of.
         let learnt = Store::of_machine(&folder).path_of("a.py");
@@ -465,6 +491,26 @@ mod tests {
         std::fs::set_permissions(dir.path(), Permissions::from_mode(0o700)).unwrap();
         let error = Store::of_machine(&folder).prepare().unwrap_err().to_string();
         assert!(error.contains(&format!("{} has mode 700", dir.path().display())), "{error}");
+    }
+
+    /// Whoever may write to the folder would have the administrator open any file to all users.
+    #[test]
+    fn no_link_in_a_shared_folder_opens_what_it_leads_to() {
+        let dir = tempfile::tempdir().unwrap();
+        let store = Store::of_machine(dir.path().join("assist"));
+        store.prepare().unwrap();
+        let set = |path: &Path, mode| std::fs::set_permissions(path, Permissions::from_mode(mode)).unwrap();
+        set(dir.path(), 0o711);
+        let secrets = ["linked", "hard"].map(|name| dir.path().join(name));
+        for secret in &secrets {
+            std::fs::write(secret, "secret").unwrap();
+            set(secret, 0o600);
+        }
+        std::os::unix::fs::symlink(&secrets[0], store.path_of("a.py")).unwrap();
+        std::fs::hard_link(&secrets[1], store.path_of("b.py")).unwrap();
+        store.prepare().unwrap();
+        let mode = |path: &PathBuf| path.metadata().unwrap().permissions().mode() & 0o777;
+        assert_eq!(secrets.each_ref().map(mode), [0o600; 2]);
     }
 
     /// Several administrators may learn for all users.
@@ -479,14 +525,34 @@ mod tests {
         let set = |path: &Path, mode| std::fs::set_permissions(path, Permissions::from_mode(mode)).unwrap();
         set(dir.path(), 0o711);
         set(store.folder(), 0o777);
-        set(&store.folder().join(LOCK), 0o666);
         // As another user than root. SAFETY: this thread alone is it, and takes no pointer.
-        let become_user = |uid: u32| unsafe { libc::syscall(libc::SYS_setfsuid, uid) };
-        let me = become_user(65534) as u32;
-        let prepared = store.prepare();
-        become_user(me);
-        prepared.unwrap();
+        let become_user = |uid: u32| unsafe { libc::syscall(libc::SYS_setresuid, uid, uid, -1) };
+        let is_another = become_user(65534) == 0;
+        let done = store.prepare().and_then(|()| store.add("c.py", Vec::new()));
+        become_user(0);
+        done.unwrap();
         assert_eq!(store.folder().metadata().unwrap().permissions().mode() & 0o777, 0o777);
+        if !is_another {
+            return impresario_testing::skip("root", "only root becomes another user");
+        }
+        // Who may not write to the folder hears of it before anything is learnt.
+        set(store.folder(), 0o755);
+        become_user(65534);
+        let prepared = store.prepare();
+        become_user(0);
+        let error = prepared.unwrap_err().to_string();
+        assert!(error.contains(LOCK) && error.contains("cannot be written"), "{error}");
+    }
+
+    /// Whoever may write to the folder would have the administrator make any file.
+    #[test]
+    fn the_lock_of_a_shared_folder_makes_no_file_elsewhere() {
+        let (folder, store) = store();
+        let elsewhere = folder.path().join("elsewhere");
+        std::fs::remove_file(store.folder().join(LOCK)).unwrap();
+        std::os::unix::fs::symlink(&elsewhere, store.folder().join(LOCK)).unwrap();
+        assert!(store.prepare().is_err() && store.add("a.py", Vec::new()).is_err());
+        assert!(!elsewhere.exists());
     }
 
     #[test]

@@ -174,8 +174,8 @@ pub(super) enum Found {
     Index(Option<Index>),
     /// Whether each part has a page in the page table; `None` where that cannot be seen.
     PageTable(Option<Vec<(Range<u64>, bool)>>),
-    /// What this program has not mapped of files that were asked about.
-    Unmapped(u64, Vec<FileId>),
+    /// What this program has not mapped of files that were asked about. It may have mapped one anew since, and closed it.
+    Unmapped(u64, Vec<Arc<LentFile>>),
 }
 
 #[derive(Debug)]
@@ -652,8 +652,8 @@ impl Pool {
             // Where that cannot be seen it is not asked for again.
             Work::Maps(program, pid, files) => {
                 let are_mapped = are_mapped(pid, files.iter().map(|(id, fd)| (*id, fd.as_fd()))).ok()?;
-                let gone = files.iter().zip(are_mapped).filter(|(_, is_mapped)| !is_mapped);
-                Some(answer(Found::Unmapped(program, gone.map(|((id, _), _)| *id).collect())))
+                let gone = files.into_iter().zip(are_mapped).filter(|(_, is_mapped)| !is_mapped);
+                Some(answer(Found::Unmapped(program, gone.map(|((_, fd), _)| fd).collect())))
             }
             Work::Close { last } => {
                 self.backends.closed(file, last);

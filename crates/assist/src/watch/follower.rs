@@ -47,6 +47,9 @@ const PLACE_PATIENCE: Duration = Duration::from_secs(30);
 /// Threads that search at the same time, and those of all searches of this process: where file systems hang, some are left behind.
 const THREADS: usize = 16;
 const THREADS_MAX: usize = 64;
+/// As long as so many places in a folder do not answer, nothing more is looked for there: each search would lose all its threads to a
+/// folder with many files that hangs. Fewer may be mounts of their own, side by side.
+const SILENT_IN_FOLDER_MAX: usize = 4;
 /// How long the manager may take to take a message.
 const SEND_PATIENCE: Duration = Duration::from_secs(2);
 /// Reads that are told in one go.
@@ -90,6 +93,8 @@ pub struct Follower {
     search_every: Duration,
     /// When it was last looked which files were removed.
     looked: Instant,
+    /// That nothing can be looked for, since so many places do not answer, was told of in the log.
+    told_of_silence: bool,
     /// What searches find that run beside: places may be on a file system that hangs.
     searches: Vec<Receiver<Answer>>,
     /// The files that were there as a place was looked into last.
@@ -120,6 +125,7 @@ impl Follower {
             searched: Instant::now(),
             search_every: SEARCH_EVERY.0,
             looked: Instant::now(),
+            told_of_silence: false,
             searches: Vec::new(),
             places: BTreeMap::new(),
         };
@@ -196,9 +202,17 @@ impl Follower {
             self.files.values().for_each(|(_, open)| _ = self.mark(open));
         }
         let asked: Vec<Arc<PathBuf>> = SEARCHED.lock().iter().filter_map(|one| one.place.upgrade()).collect();
-        let is_free = |place: &&Path| asked.iter().all(|asked| asked.as_path() != *place);
+        let is_free = |place: &&Path| {
+            let beside = asked.iter().filter(|asked| asked.parent() == place.parent()).count();
+            beside < SILENT_IN_FOLDER_MAX && asked.iter().all(|asked| asked.as_path() != *place)
+        };
         let left: Vec<PathBuf> = self.named.places().filter(is_free).map(Path::to_path_buf).collect();
         let threads = THREADS.min(left.len()).min(THREADS_MAX.saturating_sub(asked.len()));
+        if threads == 0 && !left.is_empty() && !std::mem::replace(&mut self.told_of_silence, true) {
+            tracing::warn!(
+                "too many places of the hints do not answer; until some do no new files are watched anywhere"
+            );
+        }
         let questions = Questions::new(left, asked.iter().map(Arc::downgrade).collect());
         let questions = Arc::new(Mutex::new(questions));
         let known = Arc::new(self.files.keys().copied().collect::<HashSet<FileId>>());

@@ -99,7 +99,7 @@ pub fn run(args: Args) -> Result<ExitCode> {
     };
     let (folder, environment) = match prepare() {
         Ok(prepared) => prepared,
-        Err(why) => return unguided(&args.program, args.instances, &why),
+        Err(why) => return unguided(&args.program, args.instances, (!args.quiet).then_some(&why)),
     };
     let guided = Guided {
         name,
@@ -232,7 +232,7 @@ impl Guided<'_> {
         };
         let (record, listening) = match prepare() {
             Ok(prepared) => prepared,
-            Err(why) => return unguided(program, self.instances, &why),
+            Err(why) => return unguided(program, self.instances, self.told.is_some().then_some(&why)),
         };
         // The program loads while its manager is made.
         let began = Instant::now();
@@ -286,9 +286,11 @@ impl Guided<'_> {
     }
 }
 
-/// Runs programs for which no manager can be had. Theirs is not there, and the library does without.
-fn unguided(program: &[OsString], instances: u32, why: &anyhow::Error) -> Result<ExitCode> {
-    tell!("impresario: it runs without hints: {}", crate::one_line(why));
+/// Runs programs for which no manager can be had, and tells why where that is wanted. Theirs is not there, and the library does without.
+fn unguided(program: &[OsString], instances: u32, why: Option<&anyhow::Error>) -> Result<ExitCode> {
+    if let Some(why) = why {
+        tell!("impresario: it runs without hints: {}", crate::one_line(why));
+    }
     Ok(Programs::start(program, Purpose::Advise, instances, Path::new("/nowhere"), &[])?.wait()?.0)
 }
 

@@ -454,22 +454,26 @@ fn a_folder_that_hangs_stops_no_search_for_the_others() {
         std::fs::create_dir(dir).unwrap();
     }
     std::fs::write(local.join("first"), "1").unwrap();
-    let files: Vec<_> = (0..20).map(|n| json!({ "Path": hung.join(n.to_string()), "Online": true })).collect();
+    // More than all searches together may have threads.
+    let files: Vec<_> = (0..100).map(|n| json!({ "Path": hung.join(n.to_string()), "Online": true })).collect();
     let hints = json!({ "File": files, "Directory": [{ "Path": local, "Online": true }] });
     let hints = folder.write("hints.json", hints.to_string());
     let daemon;
     // Dropped first: what waits for it then ends.
     let mount = HungMount::new(&hung, Duration::ZERO);
     daemon = Daemon::start(&folder, &hints, &[how]);
-    assert!(daemon.process.log().contains("Watching 21 files"), "{}", daemon.process.log());
+    assert!(daemon.process.log().contains("Watching 101 files"), "{}", daemon.process.log());
     let has_open = |path: &std::path::Path| {
         let open = std::fs::read_dir(format!("/proc/{}/fd", daemon.process.pid())).unwrap().flatten();
         open.filter_map(|fd| std::fs::read_link(fd.path()).ok()).any(|open| open.starts_with(path))
     };
     assert!(has_open(&local.join("first")) && has_open(&hung));
     mount.hang_names();
-    std::fs::write(local.join("second"), "2").unwrap();
-    until("a new file is watched", || has_open(&local.join("second")));
+    // Each is found by another search.
+    for new in ["second", "third", "fourth", "fifth", "sixth"] {
+        std::fs::write(local.join(new), new).unwrap();
+        until("a new file is watched", || has_open(&local.join(new)));
+    }
     assert!(has_open(&local.join("first")) && has_open(&hung), "what was watched is watched as before");
     assert!(mount.waiting(Asked::Lookup) > 0, "the search waits in the mount");
     let stuck = threads_named(daemon.process.pid(), "assist-search");

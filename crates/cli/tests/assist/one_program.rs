@@ -201,6 +201,11 @@ fn a_program_runs_to_its_own_end_where_we_can_write_nothing() {
         assert_eq!((ran.code, ran.out.lines().next()), (7, Some("said")), "{place:?} {more:?}: {}", ran.err);
         assert!(ran.err.contains(told) && !ran.err.contains("panicked"), "{place:?} {more:?}: {}", ran.err);
     }
+    // Neither where its manager's folder cannot be made nor where its socket has too long a name.
+    for place in [none, &*long] {
+        let ran = run_command(assist(["run", "-q", "--"]).args(&program).env("TMPDIR", place));
+        assert_eq!((ran.code, ran.err.as_str()), (7, ""), "{place:?}");
+    }
     // On a disk that is full.
     for command in [assist(["run", "-v"]), assist(["record", "-o", "t.imt"])] {
         let mut all = std::process::Command::new("sh");

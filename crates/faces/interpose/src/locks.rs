@@ -15,6 +15,8 @@ use crate::own;
 static USED: AtomicBool = AtomicBool::new(false);
 /// The program takes locks of open files, which last as long as the manager has one of them.
 static OF_OPEN_FILES: AtomicBool = AtomicBool::new(false);
+/// The program takes leases.
+static LEASES: AtomicBool = AtomicBool::new(false);
 /// Threads that are about to close a descriptor because no lock was used.
 static CLOSING: AtomicU32 = AtomicU32::new(0);
 /// How often the first lock yields to such a thread; it has nothing but the close left to do.
@@ -41,6 +43,16 @@ pub(crate) fn begin_of_open_files() {
 /// Whether it has.
 pub(crate) fn are_of_open_files() -> bool {
     OF_OPEN_FILES.load(Relaxed)
+}
+
+/// The program takes a lease.
+pub(crate) fn begin_of_leases() {
+    LEASES.store(true, Relaxed);
+}
+
+/// Whether it has.
+pub(crate) fn are_leases_used() -> bool {
+    LEASES.load(Relaxed)
 }
 
 /// Whether this open file has a lease of the program that ends when the file is opened once more, by whomever.

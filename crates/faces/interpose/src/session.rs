@@ -239,6 +239,11 @@ impl Assist {
         locks::begin_of_open_files();
     }
 
+    /// To be called before the program takes a lease of an open file.
+    pub fn leasing(&self) {
+        locks::begin_of_leases();
+    }
+
     /// Frees a number that the program wants for itself.
     pub fn step_aside(&self, fd: i32) {
         if self.owns(fd) && self.here() {
@@ -576,15 +581,16 @@ fn send(message: ToManager, file: Option<BorrowedFd<'_>>) -> Result<(), Trouble>
 fn register(fd: BorrowedFd<'_>, number: i32, access: OFlags, opened: bool, apart: bool) -> Claim {
     let writes = access != OFlags::RDONLY;
     let is_apart = writes || apart || locks::are_of_open_files();
+    // The manager may open what is shared with it once more, too. There it is asked only where the program takes leases.
+    if (is_apart || locks::are_leases_used()) && locks::has_write_lease(fd) {
+        return Claim::Ignore;
+    }
     let file = NEXT_FILE.fetch_add(2, Relaxed) | if is_apart { APART } else { 0 };
     let mut flags = if opened { 0 } else { register::FOUND };
     flags |= if access == OFlags::WRONLY { 0 } else { register::READ };
     flags |= if writes { register::WRITE } else { 0 };
     let sent = if is_apart {
         flags |= register::REOPENED;
-        if locks::has_write_lease(fd) {
-            return Claim::Ignore;
-        }
         let again = locks::how_to_open_again();
         let name = ProcName::new(number);
         let Ok(other) = rustix::fs::open(name.as_c_str(), again, rustix::fs::Mode::empty()) else {

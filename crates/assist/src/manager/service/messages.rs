@@ -10,7 +10,6 @@ use rustix::event::epoll::{self, EventData, EventFlags};
 
 use super::{CutOff, MESSAGES_A_TURN, Messages, Service};
 use crate::advice::OpenFile;
-use crate::backend::FileId;
 use crate::config::BackendChoice;
 use crate::manager::client::{Advised, Open};
 use crate::manager::files::Acting;
@@ -237,10 +236,56 @@ impl Service {
     }
 
     /// A worker has looked.
-    pub(super) fn unmapped(&mut self, id: u64, files: &[FileId], now: u64) {
+    pub(super) fn unmapped(&mut self, id: u64, files: &[Arc<LentFile>], now: u64) {
         if let Some(client) = self.clients.get_mut(&id) {
             client.look_at_maps_ns = now + LOOK_AT_MAPS_EVERY_NS;
         }
-        self.let_maps_go(id, |mapped| files.contains(&mapped.id));
+        self.let_maps_go(id, |mapped| files.iter().any(|fd| Arc::ptr_eq(fd, &mapped.fd)));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::net::{UnixListener, UnixStream};
+    use std::sync::mpsc;
+    use std::time::Duration;
+
+    use rustix::event::{EventfdFlags, eventfd};
+
+    use super::*;
+    use crate::config::Hints;
+    use crate::manager::client::Client;
+    use crate::manager::pool::Found;
+    use crate::manager::{Control, Options};
+
+    #[test]
+    fn a_file_that_is_mapped_anew_while_a_worker_looks_is_kept() {
+        let dir = tempfile::tempdir().unwrap();
+        let listener = UnixListener::bind(dir.path().join("socket")).unwrap();
+        let control = Control {
+            commands: mpsc::channel().1,
+            event: Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).unwrap()),
+        };
+        let mut service = Service::new(Options::new(Hints::default()), listener.into(), control).unwrap();
+        let (socket, _program) = UnixStream::pair().unwrap();
+        service.clients.insert(1, Client::new(1, socket.into(), 7, std::process::id(), 0));
+        let path = dir.path().canonicalize().unwrap().join("file");
+        std::fs::write(&path, "data").unwrap();
+        let map_and_close = |service: &mut Service| {
+            let fd = OwnedFd::from(std::fs::File::open(&path).unwrap());
+            let id = examine(fd.as_fd()).unwrap().id;
+            assert!(service.users.open(7, 0, 0));
+            let advised = Advised { id, fd: Arc::new(fd.into()), mode: OpenFile::default(), is_mapped: true };
+            service.clients.get_mut(&1).unwrap().mapped.push(advised);
+        };
+        map_and_close(&mut service);
+        service.ask_for_maps(1, 0);
+        let done = service.done.recv_timeout(Duration::from_secs(60)).unwrap();
+        let Some(Found::Unmapped(1, files)) = done.found else { panic!("{done:?}") };
+        map_and_close(&mut service);
+        service.unmapped(1, &files, 0);
+        let mapped = &service.clients[&1].mapped;
+        assert!(mapped.len() == 1 && !Arc::ptr_eq(&mapped[0].fd, &files[0]), "{mapped:?}");
+        service.pool.stop(Duration::from_secs(20));
     }
 }

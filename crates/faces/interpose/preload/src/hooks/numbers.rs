@@ -149,7 +149,10 @@ macro_rules! fcntls {
             match command {
                 libc::F_SETLK | libc::F_SETLKW => locking(),
                 // It is refused while the manager has the file open, and ends when the file is opened.
-                libc::F_SETLEASE if argument as c_int != libc::F_UNLCK => quietly(|| TABLE.leave(fd)),
+                libc::F_SETLEASE if argument as c_int != libc::F_UNLCK => {
+                    TABLE.consumer().leasing();
+                    quietly(|| TABLE.leave(fd));
+                }
                 _ => {}
             }
             // SAFETY: the caller's arguments; one that the caller did not pass is any number, which is not looked at.
