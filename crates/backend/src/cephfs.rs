@@ -11,6 +11,7 @@
 //! - A file that a caller has opened stays open for that caller until it is idle for [`Options::idle`]; rights that are
 //!   withdrawn through this backend count at once, others' changes by then.
 //! - A name can be replaced but not given only where there is none: [`rename_new`](crate::Backend::rename_new) is `EINVAL`.
+//! - Set-user-id and set-group-id of a file go when it is opened for a user to write; others' changes of them while it is open stay.
 //! - Snapshots are not shown: their name (`.snap`) is `ENOENT`, and `EPERM` to give.
 //! - An OSD that is away is `EIO` after [`Options::timeout`]. Calls that wait for a metadata server that is away go on when
 //!   one is back; while [`HUNG_MAX`] of them have waited for longer than the timeout, further ones are `EIO` at once. Such are all

@@ -13,6 +13,7 @@
 //! - A name can be replaced but not given only where there is none: [`rename_new`](crate::Backend::rename_new) is `EINVAL`.
 //! - Of a file in shards GlusterFS shows a client the latest modification time that this client has seen: one that is set to
 //!   an earlier time is on the brick, and shown once the client has forgotten the file.
+//! - Set-user-id and set-group-id of a file go when it is opened for a user to write; others' changes of them while it is open stay.
 //! - The library has no call that makes the names of a directory durable; they are as durable as the bricks' file systems
 //!   make them.
 //! - A brick that is away is `EIO`, at the latest after the volume's `network.ping-timeout` or, where it hangs but answers

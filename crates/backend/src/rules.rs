@@ -113,6 +113,13 @@ pub(crate) fn mode_after(set: &SetAttr, attr: impl FnOnce() -> Result<Attr>) -> 
     Ok(set_id::without(attr.mode, set.takes))
 }
 
+/// The mode that a file has before this caller changes its bytes, where it loses set-user-id or set-group-id by that.
+pub(crate) fn mode_for_writer(caller: &Caller, attr: &Attr) -> Option<u32> {
+    let by_member = || caller.gid == attr.gid || caller.groups.contains(&attr.gid);
+    let taken = if caller.uid == 0 { 0 } else { set_id::taken(attr.mode, by_member) };
+    set_id::without(attr.mode, taken)
+}
+
 /// What of `set` the making of a node with `mode` did not give it; the default if nothing.
 pub(crate) fn lacking(attr: &Attr, mode: u32, set: &SetAttr) -> SetAttr {
     let (uid, gid) = (set.uid.filter(|uid| *uid != attr.uid), set.gid.filter(|gid| *gid != attr.gid));

@@ -1,4 +1,4 @@
-//! `impresario nfs`: folders of this machine, offered over NFS version 3 with scheduling.
+//! `impresario nfs`: folders and file systems, offered over NFS version 3 with scheduling.
 
 use std::io::{Read, Write as _};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
@@ -6,27 +6,27 @@ use std::os::unix::fs::FileTypeExt;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use anyhow::{Context, bail};
-use impresario_backend::{Backend, PosixTree};
 use impresario_base::machine::path_of;
 use impresario_base::units::{parse_bytes, parse_positive_bytes, show_bytes};
-use impresario_config::{Nfs, NfsExport, Squash, read_table};
+use impresario_config::{Nfs, NfsExport, Squash, Tree, TreeBackend, read_table};
 use impresario_metrics::Endpoint;
 use impresario_nfs::{ExportSettings, HandleKey, Reopen, Rules, Running, Settings};
 use impresario_sched::PolicySpec;
+use impresario_server::file_system::{self, FileSystem};
 use rustix::fs::{CWD, Mode, OFlags, ResolveFlags, openat2};
 use serde_json::Value;
 
 use crate::{notify_ready, print, usage};
 
-/// Offer folders of this machine over NFS version 3, with request scheduling
+/// Offer folders and file systems over NFS version 3, with request scheduling
 ///
 /// Any client of NFSv3 mounts it: that of a kernel, or libnfs. Reads and writes of all clients go through one scheduler. The
-/// exports come from --export, or from the section [nfs] of a configuration file; options of the command line go before
-/// the file's. Prints one line when it serves, and logs to standard error. SIGTERM or Ctrl-C stops it after it has answered the calls
+/// exports come from --export, or from the section [nfs] of a configuration file, which may also name GlusterFS volumes and
+/// CephFS; options of the command line go before the file's. Prints one line when it serves, and logs to standard error. SIGTERM or Ctrl-C stops it after it has answered the calls
 /// that it has taken. doc/NFS.md has the promises, the limits and how clients mount.
 #[derive(clap::Args)]
 #[command(after_long_help = "Examples:
@@ -106,19 +106,22 @@ fn parse_squash(text: &str) -> Result<Squash, String> {
 pub fn run(args: Args) -> anyhow::Result<ExitCode> {
     let nfs = settle(args)?;
     let start = || {
-        let running = start(&nfs)?;
-        let socket = nfs.status.as_deref().map(|path| StatusSocket::open(path, &running)).transpose()?;
+        let (running, opened) = start(&nfs)?;
+        let observe = with_file_systems(running.observer(), &opened);
+        let socket = nfs.status.as_deref().map(|path| StatusSocket::open(path, observe)).transpose()?;
         let metrics = nfs.metrics.map(|address| Endpoint::open(address, "nfs", running.observer())).transpose()?;
         let addresses: Vec<String> = running.addresses().iter().map(ToString::to_string).collect();
         tracing::info!(addresses = addresses.join(" "), pid = std::process::id(), "serving");
         // The reader of our output may have closed its end; the server keeps running.
         drop(print(format!("nfs serves on {}\n", addresses.join(" "))));
         notify_ready();
-        Ok((running, socket, metrics))
+        Ok((running, opened, socket, metrics))
     };
-    let stop = |(mut running, socket, metrics): (Running, Option<StatusSocket>, Option<Endpoint>)| {
+    let stop = |(running, opened, socket, metrics): (Running, Vec<Opened>, Option<StatusSocket>, Option<Endpoint>)| {
         drop((socket, metrics));
-        running.stop();
+        drop(running);
+        // Last: a file system that is left without a word keeps what this server had of it for a while.
+        drop(opened);
     };
     let no_signals = |e| anyhow::Error::new(e).context("handling signals");
     impresario_server::until_signal("nfs", start, no_signals, |_| false, stop)?;
@@ -179,42 +182,93 @@ fn settle(args: Args) -> anyhow::Result<Nfs> {
 }
 
 /// Serves the folder anew that was made in the place of this one. Never what a symbolic link leads to that was made there since.
-fn reopening(dir: &Path) -> Reopen {
-    let dir = dir.canonicalize().unwrap_or_else(|_| dir.into());
+fn reopening(tree: Tree) -> Reopen {
+    let dir = tree.folder.canonicalize().unwrap_or_else(|_| tree.folder.clone());
     Box::new(move || {
         let failed = |error: &dyn std::fmt::Display| format!("its folder {}: {error}", dir.display());
         let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
         let opened = openat2(CWD, &dir, flags, Mode::empty(), ResolveFlags::NO_SYMLINKS);
         let opened = opened.map_err(|error| failed(&error))?;
-        let tree = PosixTree::open(Path::new(&path_of(&opened)), Default::default()).map_err(|error| failed(&error))?;
-        Ok(Arc::new(tree) as Arc<dyn Backend>)
+        let now = Tree { folder: path_of(&opened).into(), ..tree.clone() };
+        let now = FileSystem::open(&now, Default::default()).map_err(|error| failed(&error))?;
+        Ok(now.backend)
     })
 }
 
-fn start(nfs: &Nfs) -> anyhow::Result<Running> {
-    let key_file = nfs.key_file.clone().map_or_else(default_key_file, Ok)?;
-    let key = HandleKey::load(&key_file)?;
-    let exports = nfs.export.iter().map(|export| {
-        let tree = PosixTree::open(&export.dir, Default::default()).with_context(|| {
-            format!("the export {}: its folder {} cannot be served", export.name, export.dir.display())
-        })?;
-        if !tree.has_permanent_handles() {
+/// A file system of which several exports may be, and what `status` says of it.
+#[derive(Clone)]
+struct Opened {
+    tree: Tree,
+    system: Arc<FileSystem>,
+}
+
+/// Opens the file systems of all exports. Those of one volume share it: its rules of writing hold among those who use the same
+/// client of it.
+fn open_all(nfs: &Nfs) -> anyhow::Result<Vec<Opened>> {
+    let mut all: Vec<Opened> = Vec::new();
+    for export in &nfs.export {
+        let tree = export.file_system();
+        let shared = |other: &&Opened| tree.backend != TreeBackend::Posix && other.tree == tree;
+        let known = all.iter().find(shared).cloned();
+        if let Some(known) = known {
+            all.push(known);
+            continue;
+        }
+        // With port 0 nothing tells this server from another one of the machine.
+        let is_known = !nfs.listen.iter().any(|address| address.ends_with(":0"));
+        let identity = is_known.then(|| format!("nfs {} {}", nfs.listen.join(" "), export.name));
+        let settings = file_system::Settings { patience: None, identity };
+        let opened = FileSystem::open(&tree, settings).map_err(|error| anyhow::anyhow!("{error}"));
+        let system = opened.with_context(|| format!("the export {}: {tree} cannot be served", export.name))?;
+        if (system.describe)()["permanent_handles"] == false {
             tracing::warn!(
                 export = export.name,
                 "its file system gives no permanent handles, or this process lacks the right to use them: clients see \
                  stale handles when the server restarts"
             );
         }
+        all.push(Opened { tree, system: Arc::new(system) });
+    }
+    Ok(all)
+}
+
+/// The state, with what there is to say of file systems that are no folders of this machine.
+fn with_file_systems(
+    observe: impl Fn() -> Value + Send + 'static,
+    opened: &[Opened],
+) -> impl Fn() -> Value + Send + 'static {
+    let systems: Vec<Option<Weak<FileSystem>>> = opened
+        .iter()
+        .map(|Opened { tree, system }| (tree.backend != TreeBackend::Posix).then(|| Arc::downgrade(system)))
+        .collect();
+    move || {
+        let mut state = observe();
+        let exports = state["exports"].as_array_mut().into_iter().flatten();
+        for (export, system) in exports.zip(&systems) {
+            if let Some(system) = system.as_ref().and_then(Weak::upgrade) {
+                export["file_system"] = (system.describe)();
+            }
+        }
+        state
+    }
+}
+
+fn start(nfs: &Nfs) -> anyhow::Result<(Running, Vec<Opened>)> {
+    let key_file = nfs.key_file.clone().map_or_else(default_key_file, Ok)?;
+    let key = HandleKey::load(&key_file)?;
+    let opened = open_all(nfs)?;
+    let exports = nfs.export.iter().zip(&opened).map(|(export, Opened { tree, system })| {
         Ok(ExportSettings {
             name: export.name.clone(),
-            backend: Arc::new(tree),
+            backend: system.backend.clone(),
             folder: export.folder.clone(),
             rules: Rules {
                 access: export.rules().map_err(anyhow::Error::msg)?,
                 privileged_ports: export.privileged_ports,
                 stable_names: export.stable_names,
             },
-            reopen: Some(reopening(&export.dir)),
+            // The root of a volume is never another one.
+            reopen: (tree.backend == TreeBackend::Posix).then(|| reopening(tree.clone())),
         })
     });
     let settings = Settings {
@@ -232,7 +286,7 @@ fn start(nfs: &Nfs) -> anyhow::Result<Running> {
         idle_max: Duration::from_secs(nfs.idle_s),
         portmapper: nfs.register.then_some(PORTMAPPER),
     };
-    impresario_nfs::start(settings).map_err(anyhow::Error::msg)
+    Ok((impresario_nfs::start(settings).map_err(anyhow::Error::msg)?, opened))
 }
 
 /// Where the secret of handles lies unless configured: in the system's state folder for root, else in the user's.
@@ -256,7 +310,7 @@ const TELL_MAX: Duration = Duration::from_secs(2);
 const STATE_MAX_BYTES: u64 = 16 << 20;
 
 impl StatusSocket {
-    fn open(path: &Path, running: &Running) -> anyhow::Result<StatusSocket> {
+    fn open(path: &Path, observe: impl Fn() -> Value + Send + 'static) -> anyhow::Result<StatusSocket> {
         let context = || format!("the status socket {}", path.display());
         // One that a server left behind; never one of a server that answers, and nothing but a socket.
         if is_socket(path) {
@@ -266,7 +320,6 @@ impl StatusSocket {
             std::fs::remove_file(path).with_context(context)?;
         }
         let listener = UnixListener::bind(path).with_context(context)?;
-        let observe = running.observer();
         let tell = move || {
             for stream in listener.incoming() {
                 let Ok(mut stream) = stream else {

@@ -11,13 +11,13 @@ use impresario_testing::until;
 use rustix::process::Signal;
 
 /// A mount in the background that is gone when the test ends.
-struct Mount {
-    dir: PathBuf,
+pub struct Mount {
+    pub dir: PathBuf,
 }
 
 impl Mount {
     /// `None` where this machine cannot mount; the test is then skipped.
-    fn detached(cluster: &Cluster, more: &[&str]) -> Option<Mount> {
+    pub fn detached(cluster: &Cluster, more: &[&str]) -> Option<Mount> {
         if !impresario_testing::require("fuse") {
             return None;
         }
@@ -31,7 +31,7 @@ impl Mount {
     }
 
     #[track_caller]
-    fn umount(&self) {
+    pub fn umount(&self) {
         let ran = run(["umount".as_ref(), self.dir.as_os_str()]);
         assert_eq!((ran.code, ran.err.as_str()), (0, ""), "{ran:?}");
         assert!(!mounted(&self.dir));

@@ -10,8 +10,11 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use crate::support::{Process, run, run_command};
+use impresario_backend::SetAttr;
 use impresario_nfs::protocol::{Stability, Status};
 use impresario_nfs::testing::{Client, ClientError};
+use impresario_testing::ceph::CephCluster;
+use impresario_testing::gluster::GlusterBricks;
 use impresario_testing::{PATIENCE, eventually, free_address, free_ports, require, skip, until};
 
 /// A folder and the server that exports it as `/data`.
@@ -38,6 +41,35 @@ fn start(all: &Arc<tempfile::TempDir>, port: u16, more: &[&str]) -> Served {
 fn served(more: &[&str]) -> Served {
     let all = Arc::new(tempfile::tempdir().unwrap());
     start(&all, free_ports(1)[0], more)
+}
+
+/// A server over a file system that is no folder of this machine, `tree` of the configuration, as `/data`; `more` are further
+/// exports. `None` where the file system's library is missing: the test is then skipped.
+#[track_caller]
+fn start_over(all: &Arc<tempfile::TempDir>, port: u16, tree: &str, more: &str) -> Option<Served> {
+    let (file, log) = (all.path().join("nfs.toml"), all.path().join("log"));
+    let text = format!(
+        "[nfs]\nlisten = [\"127.0.0.1:{port}\"]\nkey_file = \"key\"\nstatus = \"nfs.sock\"\n[[nfs.export]]\nname = \"/data\"\n\
+         privileged_ports = false\nsquash = \"none\"\ntree = {tree}\n{more}"
+    );
+    std::fs::write(&file, text).unwrap();
+    let process = Process::start(["nfs".as_ref(), file.as_os_str()], &log);
+    let mut served = Served { folder: all.path().into(), port, process, _all: all.clone() };
+    let ended = eventually("the server answers, or ends", || match served.process.child.try_wait().unwrap() {
+        Some(_) => Some(true),
+        None => served.mounted().map(|_| false),
+    });
+    if !ended {
+        return Some(served);
+    }
+    let said = served.process.log();
+    for library in ["libgfapi.so.0", "libcephfs.so.2"] {
+        if said.contains(&format!("{library}: cannot open")) {
+            skip(library, said);
+            return None;
+        }
+    }
+    panic!("{said}")
 }
 
 impl Served {
@@ -109,10 +141,6 @@ fn an_export_that_was_removed_and_made_again_is_mounted_again() {
     let elsewhere = served.folder.with_file_name("elsewhere");
     std::fs::rename(&served.folder, &elsewhere).unwrap();
     std::fs::remove_dir_all(&elsewhere).unwrap();
-    let status = |error: ClientError| match error {
-        ClientError::Failed(status) => status,
-        other => panic!("{other:?}"),
-    };
     assert_eq!(status(client.mount("/data").unwrap_err()), Status::NOENT);
     std::fs::create_dir(&elsewhere).unwrap();
     std::os::unix::fs::symlink(&elsewhere, &served.folder).unwrap();
@@ -141,12 +169,17 @@ fn random_calls_of_libnfs_give_what_memory_holds() {
     if !std::path::Path::new("/usr/include/nfsc/libnfs.h").exists() {
         return skip("libnfs-dev", "/usr/include/nfsc/libnfs.h is missing");
     }
-    let served = served(&AS_WE_ARE);
-    let program = served.folder.with_file_name("exercise");
+    exercise(&served(&AS_WE_ARE), 4);
+}
+
+/// Random calls of libnfs against what memory holds, of so many clients at once.
+fn exercise(served: &Served, clients: usize) {
+    let folder = tempfile::tempdir().unwrap();
+    let program = folder.path().join("exercise");
     let source = concat!(env!("CARGO_MANIFEST_DIR"), "/../testing/c/exercise.c");
     tool("cc", &["-O1", "-w", "-DNFS", "-o", program.to_str().unwrap(), source, "-lnfs"]);
     std::thread::scope(|scope| {
-        for seed in ["1", "2", "3", "4"] {
+        for seed in &["1", "2", "3", "4"][..clients] {
             let (program, url) = (program.to_str().unwrap(), served.url(""));
             scope.spawn(move || assert_eq!(tool(program, &[&url, "500", seed]), "good\n"));
         }
@@ -157,13 +190,17 @@ fn random_calls_of_libnfs_give_what_memory_holds() {
 /// under way. What a client believes to be committed is there, byte by byte.
 #[test]
 fn nothing_committed_is_lost_when_the_server_is_killed_under_load() {
-    const CLIENTS: usize = 32;
-    const BLOCK: usize = 16 << 10;
     let all = Arc::new(tempfile::tempdir().unwrap());
-    let mut server = start(&all, free_ports(1)[0], &AS_WE_ARE);
+    let server = start(&all, free_ports(1)[0], &AS_WE_ARE);
     if !permanent(&server) {
         return skip("handles", "the kernel gives this process no permanent handles");
     }
+    kill_under_load(server, |port| start(&all, port, &AS_WE_ARE));
+}
+
+fn kill_under_load(mut server: Served, restart: impl Fn(u16) -> Served) {
+    const CLIENTS: usize = 32;
+    const BLOCK: usize = 16 << 10;
     let address = server.address();
     let (mut client, root) = server.mounted().unwrap();
     let file = client.create(&root, "shared", &Default::default()).unwrap();
@@ -192,7 +229,7 @@ fn nothing_committed_is_lost_when_the_server_is_killed_under_load() {
         let at_least = rounds.iter().map(|n| n.load(Ordering::Relaxed)).sum::<usize>() + 2 * CLIENTS;
         until("clients commit", || rounds.iter().map(|n| n.load(Ordering::Relaxed)).sum::<usize>() >= at_least);
         server.process.kill();
-        server = start(&all, server.port, &AS_WE_ARE);
+        server = restart(server.port);
     }
     stop.store(true, Ordering::Relaxed);
     let committed: Vec<usize> = threads.into_iter().map(|thread| thread.join().unwrap()).collect();
@@ -378,4 +415,155 @@ fn a_server_without_descriptors_says_so_once_and_serves_again_with_some() {
     drop(silent);
     let path = all.path().to_str().unwrap();
     eventually("it serves again", || Client::connect(address).ok()?.mount(path).ok());
+}
+
+fn volume(bricks: &GlusterBricks) -> String {
+    format!("{{ backend = \"glusterfs\", volume = \"test\", volfile = {:?} }}", bricks.volume_file())
+}
+
+fn status(error: ClientError) -> Status {
+    match error {
+        ClientError::Failed(status) => status,
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn a_glusterfs_volume_is_exported_without_a_mount() {
+    let Some(bricks) = GlusterBricks::start(2, None) else { return };
+    if exported_without_a_mount(&volume(&bricks)) {
+        assert!((0..2).any(|n| bricks.brick(n).join("sub/of-0").is_file()));
+    }
+}
+
+#[test]
+fn cephfs_is_exported_without_a_mount() {
+    let Some(cluster) = CephCluster::start(2) else { return };
+    exported_without_a_mount(&format!("{{ backend = \"cephfs\", ceph_config = {:?} }}", cluster.config()));
+}
+
+/// libnfs's programs; handles and committed bytes over `kill -9`; each caller's own rights; a second export of a folder. Whether
+/// the library is there.
+fn exported_without_a_mount(tree: &str) -> bool {
+    let all = Arc::new(tempfile::tempdir().unwrap());
+    let Some(mut served) = start_over(&all, free_ports(1)[0], tree, "") else { return false };
+    if require("nfs-cp") {
+        let bytes: Vec<u8> = (0..5_000_001u32).map(|n| (n.wrapping_mul(2_654_435_761) >> 13) as u8).collect();
+        let (local, back) = (all.path().join("local"), all.path().join("back"));
+        std::fs::write(&local, &bytes).unwrap();
+        tool("nfs-cp", &[local.to_str().unwrap(), &served.url("/copy")]);
+        tool("nfs-cp", &[&served.url("/copy"), back.to_str().unwrap()]);
+        assert!(std::fs::read(&back).unwrap() == bytes);
+        assert!(tool("nfs-ls", &[&served.url("")]).contains("copy"));
+    }
+    let (mut client, root) = served.mounted().unwrap();
+    let sub = client.make_dir(&root, "sub", 0o777).unwrap();
+    client.be(1234, 567, &[]);
+    let set = SetAttr { mode: Some(0o600), ..SetAttr::default() };
+    let file = client.create(&sub, "of-1234", &set).unwrap();
+    assert_eq!(client.write(&file, 0, b"mine", Stability::File).unwrap().0, Stability::File);
+    let (how, verifier) = client.write(&file, 4, b" too", Stability::Unstable).unwrap();
+    assert_eq!((how, client.commit(&file).unwrap()), (Stability::Unstable, verifier));
+    let attr = client.attr(&file).unwrap();
+    assert_eq!((attr.uid, attr.gid, attr.size_bytes), (1234, 567, 8));
+
+    let other = "[[nfs.export]]\nname = \"/sub\"\nfolder = \"sub\"\nprivileged_ports = false\n";
+    served.process.kill();
+    let mut served = start_over(&all, served.port, tree, &format!("{other}tree = {tree}\n")).unwrap();
+    let (mut client, _) = served.mounted().unwrap();
+    client.be(99, 99, &[]);
+    assert_eq!(status(client.read(&file, 0, 4).unwrap_err()), Status::ACCES);
+    assert_eq!(status(client.write(&file, 0, b"not", Stability::File).unwrap_err()), Status::ACCES);
+    client.be(1234, 567, &[]);
+    assert_eq!(client.read(&file, 0, 100).unwrap().bytes, b"mine too");
+    assert_ne!(client.write(&file, 0, b"", Stability::Unstable).unwrap().1, verifier);
+    // Root is nobody in the other export, which is the folder and no more.
+    client.be(0, 0, &[]);
+    let folder = client.mount("/sub").unwrap();
+    let made = client.create(&folder, "of-0", &SetAttr::default()).unwrap();
+    let attr = client.attr(&made).unwrap();
+    assert_eq!((attr.uid, attr.gid), (65534, 65534));
+    let inner = client.lookup(&folder, "of-1234").unwrap();
+    assert_eq!(status(client.read(&inner, 0, 4).unwrap_err()), Status::ACCES);
+    let above = client.lookup(&folder, "..").unwrap();
+    assert_eq!(client.attr(&above).unwrap().fileid, client.attr(&folder).unwrap().fileid);
+    // What is gone is stale.
+    client.be(1234, 567, &[]);
+    client.remove(&sub, "of-1234").unwrap();
+    assert_eq!(status(client.read(&file, 0, 4).unwrap_err()), Status::STALE);
+
+    let ran = run(["status".as_ref(), all.path().join("nfs.sock").as_os_str(), "--json".as_ref()]);
+    assert!(ran.code == 0 && ran.out.contains("\"files_with_losses\": 0"), "{ran:?}");
+    served.process.signal(rustix::process::Signal::TERM);
+    assert!(served.process.wait().success(), "{}", served.process.log());
+    true
+}
+
+#[test]
+fn nothing_committed_to_a_glusterfs_volume_is_lost_when_the_server_is_killed_under_load() {
+    let Some(bricks) = GlusterBricks::start(2, Some("4MB")) else { return };
+    let all = Arc::new(tempfile::tempdir().unwrap());
+    let start = |port| start_over(&all, port, &volume(&bricks), "");
+    let Some(server) = start(free_ports(1)[0]) else { return };
+    if require("cc") && std::path::Path::new("/usr/include/nfsc/libnfs.h").exists() {
+        exercise(&server, 2);
+    }
+    kill_under_load(server, |port| start(port).unwrap());
+}
+
+/// Of a brick that went while it had bytes that are not committed, clients learn by the verifier.
+#[test]
+fn clients_write_again_what_a_brick_may_have_lost() {
+    let Some(mut bricks) = GlusterBricks::start(1, None) else { return };
+    let all = Arc::new(tempfile::tempdir().unwrap());
+    let Some(served) = start_over(&all, free_ports(1)[0], &volume(&bricks), "") else { return };
+    let (mut client, root) = served.mounted().unwrap();
+    let [a, b] = ["a", "b"].map(|name| client.create(&root, name, &SetAttr::default()).unwrap());
+    let (_, written) = client.write(&a, 0, b"bytes", Stability::Unstable).unwrap();
+    assert_eq!(client.write(&b, 0, b"bytes", Stability::Unstable).unwrap().1, written);
+    bricks.kill(0);
+    assert_eq!(status(client.commit(&a).unwrap_err()), Status::IO);
+    bricks.restart(0);
+    until("the brick is used again", || client.read(&b, 0, 5).is_ok_and(|read| read.bytes == b"bytes"));
+    // The other file's bytes were written under another verifier than they are committed under, or are not committed.
+    assert!(!matches!(client.commit(&b), Ok(verifier) if verifier == written));
+    let (_, again) = client.write(&b, 0, b"again", Stability::Unstable).unwrap();
+    assert_ne!(again, written);
+    // A file that nobody had open then commits.
+    let c = client.create(&root, "c", &SetAttr::default()).unwrap();
+    let (_, written) = client.write(&c, 0, b"bytes", Stability::Unstable).unwrap();
+    assert_eq!(client.commit(&c).unwrap(), written);
+}
+
+/// Through a mount of the striped store: the way for clients that have nothing but NFS.
+#[test]
+fn a_mount_of_the_striped_store_is_exported() {
+    if !(require("root") && require("fuse") && require("nfs-cp")) {
+        return;
+    }
+    let cluster = crate::support::Cluster::start(2, 0, |_| {});
+    let mounted = crate::mounting::Mount::detached(&cluster, &["--allow-other"]).unwrap();
+    let mount = &mounted.dir;
+    let all = Arc::new(tempfile::tempdir().unwrap());
+    std::os::unix::fs::symlink(mount, all.path().join("data")).unwrap();
+    let served = start(&all, free_ports(1)[0], &AS_WE_ARE);
+    let bytes: Vec<u8> = (0..5_000_001u32).map(|n| (n.wrapping_mul(2_654_435_761) >> 13) as u8).collect();
+    let (local, back) = (all.path().join("local"), all.path().join("back"));
+    std::fs::write(&local, &bytes).unwrap();
+    tool("nfs-cp", &[local.to_str().unwrap(), &served.url("/copy")]);
+    tool("nfs-cp", &[&served.url("/copy"), back.to_str().unwrap()]);
+    assert!(std::fs::read(&back).unwrap() == bytes && std::fs::read(mount.join("copy")).unwrap() == bytes);
+    let (mut client, root) = served.mounted().unwrap();
+    let sub = client.make_dir(&root, "sub", 0o777).unwrap();
+    client.be(1234, 567, &[]);
+    let set = SetAttr { mode: Some(0o600), ..SetAttr::default() };
+    let file = client.create(&sub, "of-1234", &set).unwrap();
+    let (_, verifier) = client.write(&file, 0, b"mine", Stability::Unstable).unwrap();
+    assert_eq!(client.commit(&file).unwrap(), verifier);
+    let state = std::fs::metadata(mount.join("sub/of-1234")).unwrap();
+    assert_eq!((state.uid(), state.gid()), (1234, 567));
+    client.be(99, 99, &[]);
+    assert_eq!(status(client.read(&file, 0, 4).unwrap_err()), Status::ACCES);
+    drop(served);
+    mounted.umount();
 }

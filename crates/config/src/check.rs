@@ -27,14 +27,14 @@ pub(crate) const READ_AHEAD_MIN_BYTES: u64 = 4 << 20;
 
 /// The findings of the checks, each with its key.
 #[derive(Default)]
-struct Findings {
-    found: Vec<(KeyPath, String)>,
+pub(crate) struct Findings {
+    pub(crate) found: Vec<(KeyPath, String)>,
     /// The last policy that is one, for so many lanes.
     passed: Option<(PolicySpec, u16)>,
 }
 
 impl Findings {
-    fn add(&mut self, path: &KeyPath, key: &str, message: impl Into<String>) {
+    pub(crate) fn add(&mut self, path: &KeyPath, key: &str, message: impl Into<String>) {
         self.found.push((path.key(key), message.into()));
     }
 
@@ -82,6 +82,107 @@ pub fn policy_complaint(error: &PolicyError) -> String {
         _ => None,
     };
     near.map_or_else(|| error.to_string(), |near| format!("{error}; did you mean {near}?"))
+}
+
+/// How a file system that is there already is described.
+pub(crate) fn check_file_system(tree: &Tree, at: &KeyPath, found: &mut Findings) {
+    match tree.backend {
+        TreeBackend::Posix => check_folder(tree, at, found),
+        TreeBackend::Glusterfs => check_volume(tree, at, found),
+        TreeBackend::Cephfs => check_cephfs(tree, at, found),
+    }
+    let most = SERVERS_MAX as u64;
+    found.range(at, "data_servers", tree.data_servers.into(), (1, most), "");
+    let ssize = (u64::from(Layout::SSIZE_MIN_BYTES), u64::from(Layout::SSIZE_MAX_BYTES));
+    match (tree.stripe_bytes, tree.stripe_count) {
+        (Some(bytes), _) => found.range(at, "stripe_bytes", bytes.into(), ssize, " bytes"),
+        (None, Some(_)) => found.add(at, "stripe_count", "stripe_count needs stripe_bytes; add it"),
+        (None, None) => {}
+    }
+    if let Some(count) = tree.stripe_count {
+        let most = u64::from(tree.data_servers);
+        found.range(at, "stripe_count", count.into(), (1, most), ", the number of data servers");
+    }
+}
+
+fn check_folder(tree: &Tree, at: &KeyPath, found: &mut Findings) {
+    if tree.folder.as_os_str().is_empty() {
+        found.add(at, "folder", "folder is missing or empty; name a folder of the file system");
+    }
+    check_others(tree, at, found);
+}
+
+/// Keys of other backends than the tree's.
+fn check_others(tree: &Tree, at: &KeyPath, found: &mut Findings) {
+    let gluster = [("volume", tree.volume.is_some()), ("server", tree.server.is_some())];
+    let gluster = gluster.into_iter().chain([("volfile", tree.volfile.is_some())]);
+    let ceph = [("ceph_config", tree.ceph_config.is_some()), ("user", tree.user.is_some())];
+    let ceph = ceph
+        .into_iter()
+        .chain([("filesystem", tree.filesystem.is_some()), ("object_bytes", tree.object_bytes.is_some())]);
+    let posix = [("io", tree.io.is_some()), ("direct", tree.direct.is_some())].into_iter();
+    let keys = gluster
+        .map(|key| (key, TreeBackend::Glusterfs, "glusterfs"))
+        .chain(posix.map(|key| (key, TreeBackend::Posix, "posix")))
+        .chain(ceph.map(|key| (key, TreeBackend::Cephfs, "cephfs")));
+    for ((key, given), backend, called) in keys {
+        if given && tree.backend != backend {
+            found.add(at, key, format!("{key} is for backend = \"{called}\"; set that, or remove the key"));
+        }
+    }
+}
+
+fn check_cephfs(tree: &Tree, at: &KeyPath, found: &mut Findings) {
+    check_others(tree, at, found);
+    for (key, value) in [("user", &tree.user), ("filesystem", &tree.filesystem)] {
+        if value.as_ref().is_some_and(|value| value.is_empty()) {
+            found.add(at, key, format!("{key} is empty; name it, or remove the key"));
+        }
+    }
+    if tree.user.as_ref().is_some_and(|user| user.starts_with("client.")) {
+        found.add(at, "user", "user is given without \"client.\"");
+    }
+    const UNIT_BYTES: u32 = 64 << 10;
+    let Some(unit) = tree.stripe_bytes.filter(|unit| *unit > 0) else {
+        if tree.object_bytes.is_some() {
+            found.add(at, "object_bytes", "object_bytes needs stripe_bytes; add it");
+        }
+        return;
+    };
+    if !unit.is_multiple_of(UNIT_BYTES) {
+        found.add(at, "stripe_bytes", format!("Ceph wants a multiple of {UNIT_BYTES} for stripe_bytes, not {unit}"));
+    }
+    let object = tree.object_bytes.unwrap_or(Tree::OBJECT_DEFAULT_BYTES);
+    if object == 0 || !object.is_multiple_of(unit) {
+        let message = format!("object_bytes, {object}, is not a multiple of stripe_bytes, {unit}");
+        found.add(at, "object_bytes", message);
+    }
+}
+
+fn check_volume(tree: &Tree, at: &KeyPath, found: &mut Findings) {
+    if tree.volume.as_deref().unwrap_or_default().is_empty() {
+        found.add(at, "volume", "volume is missing or empty; name the volume, as `gluster volume list` does");
+    }
+    match (&tree.server, &tree.volfile) {
+        (None, None) => {
+            found.add(at, "server", "there is no server; name a host that runs glusterd, or a volfile on this machine")
+        }
+        (Some(_), Some(_)) => found.add(at, "volfile", "there is a server, too; remove one of them"),
+        (Some(server), None) if tree.volume_server().is_none() => {
+            found.add(at, "server", format!("server {server:?} is not a host or host:port"));
+        }
+        (None, Some(file)) if file.as_os_str().is_empty() => {
+            found.add(at, "volfile", "volfile is empty; name a volume file");
+        }
+        _ => {}
+    }
+    check_others(tree, at, found);
+    if !tree.folder.as_os_str().is_empty() {
+        found.add(at, "folder", "folder is for backend = \"posix\"; a volume is served as a whole: remove the key");
+    }
+    if tree.stripe_bytes.is_some() {
+        found.add(at, "stripe_bytes", "a volume tells itself where files are; remove stripe_bytes");
+    }
 }
 
 impl Config {
@@ -176,109 +277,7 @@ impl Config {
         if self.io.is_empty() {
             found.add(&at, "backend", "there is no section [[io]]; add one for each I/O node: they serve it");
         }
-        match tree.backend {
-            TreeBackend::Posix => Self::check_folder(tree, &at, found),
-            TreeBackend::Glusterfs => Self::check_volume(tree, &at, found),
-            TreeBackend::Cephfs => Self::check_cephfs(tree, &at, found),
-        }
-        let most = SERVERS_MAX as u64;
-        found.range(&at, "data_servers", tree.data_servers.into(), (1, most), "");
-        let ssize = (u64::from(Layout::SSIZE_MIN_BYTES), u64::from(Layout::SSIZE_MAX_BYTES));
-        match (tree.stripe_bytes, tree.stripe_count) {
-            (Some(bytes), _) => found.range(&at, "stripe_bytes", bytes.into(), ssize, " bytes"),
-            (None, Some(_)) => found.add(&at, "stripe_count", "stripe_count needs stripe_bytes; add it"),
-            (None, None) => {}
-        }
-        if let Some(count) = tree.stripe_count {
-            let most = u64::from(tree.data_servers);
-            found.range(&at, "stripe_count", count.into(), (1, most), ", the number of data servers");
-        }
-    }
-
-    fn check_folder(tree: &Tree, at: &KeyPath, found: &mut Findings) {
-        if tree.folder.as_os_str().is_empty() {
-            found.add(at, "folder", "folder is missing or empty; name a folder of the file system");
-        }
-        Self::check_others(tree, at, found);
-    }
-
-    /// Keys of other backends than the tree's.
-    fn check_others(tree: &Tree, at: &KeyPath, found: &mut Findings) {
-        let gluster = [("volume", tree.volume.is_some()), ("server", tree.server.is_some())];
-        let gluster = gluster.into_iter().chain([("volfile", tree.volfile.is_some())]);
-        let ceph = [("ceph_config", tree.ceph_config.is_some()), ("user", tree.user.is_some())];
-        let ceph = ceph
-            .into_iter()
-            .chain([("filesystem", tree.filesystem.is_some()), ("object_bytes", tree.object_bytes.is_some())]);
-        let posix = [("io", tree.io.is_some()), ("direct", tree.direct.is_some())].into_iter();
-        let keys = gluster
-            .map(|key| (key, TreeBackend::Glusterfs, "glusterfs"))
-            .chain(posix.map(|key| (key, TreeBackend::Posix, "posix")))
-            .chain(ceph.map(|key| (key, TreeBackend::Cephfs, "cephfs")));
-        for ((key, given), backend, called) in keys {
-            if given && tree.backend != backend {
-                found.add(at, key, format!("{key} is for backend = \"{called}\"; set that, or remove the key"));
-            }
-        }
-    }
-
-    fn check_cephfs(tree: &Tree, at: &KeyPath, found: &mut Findings) {
-        Self::check_others(tree, at, found);
-        for (key, value) in [("user", &tree.user), ("filesystem", &tree.filesystem)] {
-            if value.as_ref().is_some_and(|value| value.is_empty()) {
-                found.add(at, key, format!("{key} is empty; name it, or remove the key"));
-            }
-        }
-        if tree.user.as_ref().is_some_and(|user| user.starts_with("client.")) {
-            found.add(at, "user", "user is given without \"client.\"");
-        }
-        const UNIT_BYTES: u32 = 64 << 10;
-        let Some(unit) = tree.stripe_bytes.filter(|unit| *unit > 0) else {
-            if tree.object_bytes.is_some() {
-                found.add(at, "object_bytes", "object_bytes needs stripe_bytes; add it");
-            }
-            return;
-        };
-        if !unit.is_multiple_of(UNIT_BYTES) {
-            found.add(
-                at,
-                "stripe_bytes",
-                format!("Ceph wants a multiple of {UNIT_BYTES} for stripe_bytes, not {unit}"),
-            );
-        }
-        let object = tree.object_bytes.unwrap_or(Tree::OBJECT_DEFAULT_BYTES);
-        if object == 0 || !object.is_multiple_of(unit) {
-            let message = format!("object_bytes, {object}, is not a multiple of stripe_bytes, {unit}");
-            found.add(at, "object_bytes", message);
-        }
-    }
-
-    fn check_volume(tree: &Tree, at: &KeyPath, found: &mut Findings) {
-        if tree.volume.as_deref().unwrap_or_default().is_empty() {
-            found.add(at, "volume", "volume is missing or empty; name the volume, as `gluster volume list` does");
-        }
-        match (&tree.server, &tree.volfile) {
-            (None, None) => found.add(
-                at,
-                "server",
-                "there is no server; name a host that runs glusterd, or a volfile on this machine",
-            ),
-            (Some(_), Some(_)) => found.add(at, "volfile", "there is a server, too; remove one of them"),
-            (Some(server), None) if tree.volume_server().is_none() => {
-                found.add(at, "server", format!("server {server:?} is not a host or host:port"));
-            }
-            (None, Some(file)) if file.as_os_str().is_empty() => {
-                found.add(at, "volfile", "volfile is empty; name a volume file");
-            }
-            _ => {}
-        }
-        Self::check_others(tree, at, found);
-        if !tree.folder.as_os_str().is_empty() {
-            found.add(at, "folder", "folder is for backend = \"posix\"; a volume is served as a whole: remove the key");
-        }
-        if tree.stripe_bytes.is_some() {
-            found.add(at, "stripe_bytes", "a volume tells itself where files are; remove stripe_bytes");
-        }
+        check_file_system(tree, &at, found);
     }
 
     fn check_data(&self, found: &mut Findings) {

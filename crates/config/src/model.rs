@@ -261,7 +261,7 @@ impl std::fmt::Display for Tree {
     }
 }
 
-fn is_empty(path: &std::path::Path) -> bool {
+pub(crate) fn is_empty(path: &std::path::Path) -> bool {
     path.as_os_str().is_empty()
 }
 
@@ -294,6 +294,36 @@ pub enum TreeIo {
 impl Tree {
     /// Length of the objects of new files of `cephfs` where `stripe_bytes` is given and `object_bytes` is not: Ceph's own.
     pub const OBJECT_DEFAULT_BYTES: u32 = 4 << 20;
+
+    /// A folder that this machine has mounted.
+    pub fn of_folder(folder: impl Into<PathBuf>) -> Tree {
+        Tree { folder: folder.into(), ..Tree::default() }
+    }
+
+    /// The files and folders of this machine.
+    pub(crate) fn paths_mut(&mut self) -> impl Iterator<Item = &mut PathBuf> {
+        // A folder of CephFS is no folder of this machine.
+        let is_here = self.backend != TreeBackend::Cephfs && !is_empty(&self.folder);
+        let folder = is_here.then_some(&mut self.folder);
+        folder.into_iter().chain(&mut self.volfile).chain(&mut self.ceph_config)
+    }
+
+    /// Gives every key a value whose absence stands for one.
+    pub(crate) fn fill(&mut self) {
+        if self.backend == TreeBackend::Posix {
+            self.io.get_or_insert_default();
+            self.direct.get_or_insert(false);
+        }
+        if self.stripe_bytes.is_some() {
+            self.stripe_count.get_or_insert(self.data_servers);
+        }
+        if self.backend == TreeBackend::Cephfs {
+            self.user.get_or_insert("admin".into());
+            if self.stripe_bytes.is_some() {
+                self.object_bytes.get_or_insert(Tree::OBJECT_DEFAULT_BYTES);
+            }
+        }
+    }
 
     /// The management daemon of a volume: host, and port or 0.
     pub fn volume_server(&self) -> Option<(&str, u16)> {
@@ -595,12 +625,7 @@ impl Config {
             std::iter::once(&mut data.dir).chain(to).chain(files)
         });
         let io = self.io.iter_mut().flat_map(|io| io.cost.iter_mut().chain(&mut io.trace).chain(&mut io.earlier_runs));
-        let folder = self.tree.as_mut().into_iter().flat_map(|tree| {
-            // A folder of CephFS is no folder of this machine.
-            let is_here = tree.backend != TreeBackend::Cephfs && !is_empty(&tree.folder);
-            let folder = is_here.then_some(&mut tree.folder);
-            folder.into_iter().chain(&mut tree.volfile).chain(&mut tree.ceph_config)
-        });
+        let folder = self.tree.as_mut().into_iter().flat_map(Tree::paths_mut);
         let tls = self.tls.iter_mut().flat_map(|tls| {
             [&mut tls.ca, &mut tls.certificate, &mut tls.private_key].into_iter().chain(&mut tls.revoked)
         });
@@ -624,21 +649,7 @@ impl Config {
                 io.read_ahead_bytes.get_or_insert(Data::READ_AHEAD_BYTES);
             }
         }
-        if let Some(tree) = &mut self.tree {
-            if tree.backend == TreeBackend::Posix {
-                tree.io.get_or_insert_default();
-                tree.direct.get_or_insert(false);
-            }
-            if tree.stripe_bytes.is_some() {
-                tree.stripe_count.get_or_insert(tree.data_servers);
-            }
-            if tree.backend == TreeBackend::Cephfs {
-                tree.user.get_or_insert("admin".into());
-                if tree.stripe_bytes.is_some() {
-                    tree.object_bytes.get_or_insert(Tree::OBJECT_DEFAULT_BYTES);
-                }
-            }
-        }
+        self.tree.iter_mut().for_each(Tree::fill);
         self
     }
 

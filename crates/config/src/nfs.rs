@@ -5,14 +5,14 @@ use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 
 use impresario_sched::{PolicySpec, policy};
-use impresario_toml::{FileErrors, KeyPath, Mistakes, Tree, read, text_of};
+use impresario_toml::{FileErrors, KeyPath, Mistakes, read, text_of};
 use serde::{Deserialize, Serialize};
 use toml::{Table, Value};
 
-use crate::check::{READ_AHEAD_MIN_BYTES, policy_complaint, takes};
+use crate::check::{Findings, READ_AHEAD_MIN_BYTES, check_file_system, policy_complaint, takes};
 use crate::export::{AccessRules, EXPORTS_MAX, Export, NOBODY, Squash, check_networks, loopback};
 use crate::load::FILE_MAX_BYTES;
-use crate::model::Data;
+use crate::model::{Data, Tree, TreeBackend, is_empty};
 use crate::policies::policies;
 use crate::table::{set_base, without_table_file};
 
@@ -64,9 +64,13 @@ pub struct Nfs {
 pub struct NfsExport {
     /// The path that clients mount, e.g. `/data`.
     pub name: String,
-    /// The folder; relative to the configuration file.
+    /// The folder; relative to the configuration file. Empty: `tree` is exported.
+    #[serde(default, skip_serializing_if = "is_empty")]
     pub dir: PathBuf,
-    /// The folder below `dir` that clients see as the root; empty: `dir` itself.
+    /// In the place of `dir`: a file system with the keys of the section `[tree]`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub tree: Option<Tree>,
+    /// The folder below that clients see as the root; empty: all of it.
     #[serde(default)]
     pub folder: String,
     /// Networks of clients that may use it; other clients do not see it.
@@ -128,11 +132,17 @@ impl NfsExport {
         Export { networks, read_only, squash, anonymous_uid, anonymous_gid, ..Export::default() }.rules()
     }
 
+    /// The file system that is exported.
+    pub fn file_system(&self) -> Tree {
+        self.tree.clone().unwrap_or_else(|| Tree::of_folder(&self.dir))
+    }
+
     /// A folder under a name, with the default of every other key.
     pub fn new(name: impl Into<String>, dir: impl Into<PathBuf>) -> NfsExport {
         NfsExport {
             name: name.into(),
             dir: dir.into(),
+            tree: None,
             folder: String::new(),
             networks: loopback(),
             read_only: false,
@@ -152,7 +162,7 @@ impl Nfs {
         let remedy = "doc/NFS.md has an example";
         let text = text_of(file, FILE_MAX_BYTES, "a configuration", remedy)?;
         let full = std::path::absolute(file).map_err(|e| FileErrors::whole(file, format!("cannot be found: {e}")))?;
-        let tree = Tree::parse(&text, file)?;
+        let tree = impresario_toml::Tree::parse(&text, file)?;
         let (mut values, mut mistakes) = (tree.values.clone(), Mistakes::default());
         policies(&mut values, &KeyPath::default(), &mut mistakes);
         let Some(section) = take_section(&mut values) else {
@@ -167,21 +177,27 @@ impl Nfs {
     /// Whether a file has this section and nothing else, so that it describes no cluster.
     pub fn stands_alone(file: &Path) -> bool {
         let text = text_of(file, FILE_MAX_BYTES, "a configuration", "");
-        let tree = text.ok().and_then(|text| Tree::parse(&text, file).ok());
+        let tree = text.ok().and_then(|text| impresario_toml::Tree::parse(&text, file).ok());
         tree.is_some_and(|tree| tree.values.len() == 1 && tree.values.contains_key("nfs"))
     }
 
     /// The section as a file, with every default filled in.
     pub fn to_toml(&self) -> String {
+        let mut full = self.clone();
+        full.export.iter_mut().filter_map(|export| export.tree.as_mut()).for_each(Tree::fill);
         let section =
-            Table::from_iter([("nfs".to_string(), Value::try_from(self).unwrap_or(Value::Table(Table::new())))]);
+            Table::from_iter([("nfs".to_string(), Value::try_from(full).unwrap_or(Value::Table(Table::new())))]);
         toml::to_string(&section).unwrap_or_default()
     }
 
     fn resolve(&mut self, base: &Path) {
         set_base(&mut self.policy, base);
         let own = self.key_file.iter_mut().chain(&mut self.status);
-        own.chain(self.export.iter_mut().map(|export| &mut export.dir)).for_each(|path| *path = base.join(&*path));
+        let exported = self.export.iter_mut().flat_map(|export| {
+            let dir = Some(&mut export.dir).filter(|dir| !is_empty(dir));
+            dir.into_iter().chain(export.tree.iter_mut().flat_map(Tree::paths_mut))
+        });
+        own.chain(exported).for_each(|path| *path = base.join(&*path));
     }
 
     /// All invalid values, each with its key; empty if the section is valid.
@@ -238,12 +254,47 @@ impl Nfs {
                 found.push((at.key("name"), format!("{name:?} is exported twice; give each export its own name")));
             }
             if export.folder.split('/').any(|name| name == ".." || name == ".") {
-                found.push((at.key("folder"), "folder may not contain . or ..; name a folder below dir".into()));
+                found.push((
+                    at.key("folder"),
+                    "folder may not contain . or ..; name a folder below the export's".into(),
+                ));
+            }
+            match (&export.tree, is_empty(&export.dir)) {
+                (None, true) => {
+                    let why =
+                        "there is neither a dir nor a tree; add dir = \"/srv/data\", or a tree with the keys of [tree]";
+                    found.push((at.key("dir"), why.into()));
+                }
+                (None, false) => {}
+                (Some(_), false) => {
+                    found.push((at.key("tree"), "there is a dir, too; remove one of them".into()));
+                }
+                (Some(tree), true) => found.extend(check_tree(tree, &at.key("tree"))),
             }
             found.extend(check_networks(&export.networks, &at));
         }
         found
     }
+}
+
+/// A file system in the place of a folder.
+fn check_tree(tree: &Tree, at: &KeyPath) -> Vec<(KeyPath, String)> {
+    let mut found = Findings::default();
+    check_file_system(tree, at, &mut found);
+    // Where the bytes of files lie is of no matter here; of CephFS these keys say how new files are striped.
+    let given = [
+        ("data_servers", tree.data_servers != Tree::default().data_servers),
+        ("stripe_bytes", tree.stripe_bytes.is_some()),
+        ("stripe_count", tree.stripe_count.is_some()),
+    ];
+    for (key, given) in given {
+        if given && (tree.backend != TreeBackend::Cephfs || tree.stripe_bytes.is_none()) {
+            let why = "an NFS server schedules a file system as a whole; remove it";
+            found.found.retain(|(path, _)| *path != at.key(key));
+            found.add(at, key, format!("{key} is for I/O nodes, and for new files of cephfs with stripe_bytes: {why}"));
+        }
+    }
+    found.found
 }
 
 /// Takes the section out of a file's values.
@@ -263,10 +314,9 @@ pub(crate) fn read_section(section: Table, mistakes: &mut Mistakes) -> Option<Nf
     Some(nfs)
 }
 
-/// The keys without default.
-fn missing(path: &KeyPath) -> Option<(&'static str, Value)> {
-    let example = if path.0.last()? == "name" { "\"/data\"" } else { "\"/srv/data\"" };
-    Some((example, Value::String("/".into())))
+/// The one key without default.
+fn missing(_: &KeyPath) -> Option<(&'static str, Value)> {
+    Some(("\"/data\"", Value::String("/".into())))
 }
 
 #[cfg(test)]
@@ -310,6 +360,28 @@ mod tests {
         }
         assert!(load("[nfs]\n[[nfs.export]]\ndir = \"d\"\n").unwrap_err().contains("no name"));
         assert!(load("nfs = 3\n").is_err());
+    }
+
+    #[test]
+    fn a_file_system_may_stand_in_the_place_of_a_folder() {
+        let with = |tree: &str| GOOD.replace("dir = \"d\"", &format!("tree = {{ {tree} }}"));
+        let nfs = load(&with("backend = \"glusterfs\", volume = \"v\", volfile = \"v.vol\"")).unwrap();
+        let tree = nfs.export[0].file_system();
+        assert!(tree.backend == TreeBackend::Glusterfs && tree.volfile.is_some_and(|file| file.is_absolute()));
+        // A folder of CephFS is none of this machine.
+        let ceph = "backend = \"cephfs\", folder = \"/a\", stripe_bytes = 65536, data_servers = 4, stripe_count = 2";
+        let nfs = load(&with(ceph)).unwrap();
+        assert_eq!(nfs.export[0].file_system().folder, Path::new("/a"));
+        assert!(nfs.to_toml().contains("user = \"admin\"") && !nfs.to_toml().contains("dir = "), "{}", nfs.to_toml());
+        assert_eq!(load(GOOD).unwrap().export[0].file_system().folder.file_name(), Some("d".as_ref()));
+        assert!(load(&with("folder = \"d\", direct = true")).unwrap().export[0].file_system().folder.is_absolute());
+        let refused = |text: &str, line: u32, what: &str| {
+            let errors = load(text).unwrap_err();
+            assert!(errors.starts_with(&format!("n.toml:{line}:")) && errors.contains(what), "{what}: {errors}");
+            assert_eq!(errors.lines().count(), 1, "{errors}");
+        };
+        refused(&with("backend = \"glusterfs\", volume = \"v\""), 6, "there is no server");
+        refused(&with("backend = \"glusterfs\", server = \"h\""), 6, "name the volume");
     }
 
     /// In the file of a cluster it is checked with the rest, and hides nothing.

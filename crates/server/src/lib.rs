@@ -11,6 +11,7 @@ pub mod draining;
 pub mod earlier_runs;
 pub mod export;
 mod failures;
+pub mod file_system;
 pub mod folders;
 pub mod fsck;
 mod grants;

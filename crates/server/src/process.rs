@@ -5,13 +5,11 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use impresario_backend::gluster::Source;
-use impresario_backend::posix::Calls;
-use impresario_backend::{Backend, Caller, CephTree, GlusterVolume, Layout, PosixTree, SYNC_ALL_WAIT, cephfs};
+use impresario_backend::{Caller, SYNC_ALL_WAIT};
 use impresario_base::machine::{ending_signals, raise_file_limit, survive_file_size_limit};
 use impresario_client::Vet;
 use impresario_config::{
-    Calibration, Config, Data, Io, META_NAME, Security, Server as Configured, TreeBackend, TreeIo, read_table,
+    Calibration, Config, Data, Io, META_NAME, Security, Server as Configured, TreeBackend, read_table,
 };
 use impresario_engine::EngineConfig;
 use impresario_metrics::Endpoint;
@@ -28,6 +26,7 @@ use signal_hook::iterator::Signals;
 use crate::data::{DataServer, Departure, Disk, SYNCS_MAX};
 use crate::data_servers::{DataServers, upstream_timeout};
 use crate::export::Exports;
+use crate::file_system::{self, FileSystem};
 use crate::grants::Peers;
 use crate::io_node::{Below, IoNode, IoSettings, Tree, TreeSettings, Upstream};
 use crate::listener::{Running, Server, Service, Settings};
@@ -490,9 +489,6 @@ fn start_io(config: &Config, index: usize, io: &Io) -> Result<Started, StartErro
     begin(&io.name, io.metrics, server, folder, service, |service| service.stop())
 }
 
-/// A file system that is opened, and what `status` says of it.
-type OpenedTree = (Arc<dyn Backend>, Box<dyn Fn() -> serde_json::Value + Send + Sync>);
-
 /// The file system that an I/O node serves.
 fn start_tree(
     server: &Server,
@@ -502,11 +498,13 @@ fn start_tree(
     data: DataServers,
 ) -> Result<Below, StartError> {
     let name = io.name.clone();
-    let (backend, describe) = match tree.backend {
-        TreeBackend::Posix => open_folder(&name, config, tree)?,
-        TreeBackend::Glusterfs => open_volume(&name, tree)?,
-        TreeBackend::Cephfs => open_cephfs(config, io, tree)?,
+    let settings = file_system::Settings {
+        // What takes longer is of no use to the client, which has given it up.
+        patience: Some(Duration::from_millis(config.cluster.request_timeout_ms)),
+        identity: Some(format!("{} {} {}", config.cluster.name, io.name, io.address)),
     };
+    let FileSystem { backend, describe } =
+        FileSystem::open(tree, settings).map_err(|source| StartError::Tree { name: name.clone(), source })?;
     let groups = rustix::process::getgroups().unwrap_or_default().into_iter().map(rustix::process::Gid::as_raw);
     let (uid, gid) = (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw());
     let identity = data.identity;
@@ -523,122 +521,6 @@ fn start_tree(
         describe,
     };
     Ok(Below::Tree(Tree::new(settings), identity))
-}
-
-fn open_folder(name: &str, config: &Config, tree: &impresario_config::Tree) -> Result<OpenedTree, StartError> {
-    let striping = tree.stripe_bytes.map(|bytes| {
-        let count = tree.stripe_count.unwrap_or(tree.data_servers);
-        Layout::new(0, count, bytes, tree.data_servers)
-    });
-    let striping = striping.transpose();
-    let striping = striping.map_err(|e| StartError::Unsuitable { name: name.into(), reason: e.to_string() })?;
-    let options = impresario_backend::posix::Options {
-        striping,
-        data_servers: tree.data_servers,
-        calls: match tree.io.unwrap_or_default() {
-            TreeIo::Auto => Calls::Auto,
-            TreeIo::Uring => Calls::Uring,
-            TreeIo::Threads => Calls::Threads,
-        },
-        direct: tree.direct.unwrap_or(false),
-        // As for CephFS: what takes longer is of no use to the client.
-        patience: Duration::from_millis(config.cluster.request_timeout_ms),
-        ..Default::default()
-    };
-    let posix = PosixTree::open(&tree.folder, options)
-        .map_err(|error| StartError::Tree { name: name.into(), source: error.into() })?;
-    let (posix, folder) = (Arc::new(posix), tree.folder.display().to_string());
-    let described = posix.clone();
-    let describe = Box::new(move || {
-        let io = described.io();
-        serde_json::json!({
-            "backend": "posix",
-            "folder": folder,
-            "direct": io.direct,
-            "ring": io.ring.map(|ring| serde_json::json!({
-                "pieces": ring.pieces,
-                "free_pieces": ring.free_pieces,
-                "piece_bytes": ring.piece_bytes,
-                "transfers": ring.transfers,
-                "unserved_calls": ring.unserved,
-                "reads_left": ring.left,
-            })),
-            "no_ring": io.no_ring,
-            "permanent_handles": described.has_permanent_handles(),
-            "descriptors": described.descriptors(),
-            "files_with_losses": described.losses(),
-        })
-    });
-    Ok((posix, describe))
-}
-
-fn open_volume(name: &str, tree: &impresario_config::Tree) -> Result<OpenedTree, StartError> {
-    let called = tree.volume.clone().unwrap_or_default();
-    let source = match (tree.volume_server(), &tree.volfile) {
-        (Some((host, port)), _) => Source::Server { host: host.into(), port },
-        (None, Some(file)) => Source::File(file.clone()),
-        (None, None) => {
-            let reason = "the configuration names neither a server nor a volfile of the volume".into();
-            return Err(StartError::Unsuitable { name: name.into(), reason });
-        }
-    };
-    let volume = GlusterVolume::open(&called, &source, Default::default())
-        .map_err(|error| StartError::Tree { name: name.into(), source: error.into() })?;
-    let volume = Arc::new(volume);
-    let described = volume.clone();
-    let describe = Box::new(move || {
-        serde_json::json!({
-            "backend": "glusterfs",
-            "volume": called,
-            "bricks": described.bricks(),
-            "permanent_handles": true,
-            "descriptors": described.descriptors(),
-            "files_with_losses": described.losses(),
-        })
-    });
-    Ok((volume, describe))
-}
-
-fn open_cephfs(config: &Config, io: &Io, tree: &impresario_config::Tree) -> Result<OpenedTree, StartError> {
-    let source = cephfs::Source {
-        config: tree.ceph_config.clone(),
-        user: tree.user.clone(),
-        filesystem: tree.filesystem.clone(),
-        folder: tree.folder.clone(),
-    };
-    let striping = tree.stripe_bytes.map(|unit_bytes| cephfs::Striping {
-        unit_bytes,
-        count: tree.stripe_count.unwrap_or(tree.data_servers),
-        object_bytes: tree.object_bytes.unwrap_or(impresario_config::Tree::OBJECT_DEFAULT_BYTES),
-    });
-    // Nothing else has this name and address, and after a restart it is the same.
-    let host = rustix::system::uname();
-    let identity =
-        format!("impresario {} {} {} {}", host.nodename().to_string_lossy(), config.cluster.name, io.name, io.address);
-    let options = cephfs::Options {
-        // A call that takes longer is of no use to the client, which has given it up.
-        timeout: Duration::from_millis(config.cluster.request_timeout_ms),
-        striping,
-        identity: Some(identity),
-        ..Default::default()
-    };
-    let ceph = CephTree::open(&source, options)
-        .map_err(|error| StartError::Tree { name: io.name.clone(), source: error.into() })?;
-    let ceph = Arc::new(ceph);
-    let (described, filesystem, folder) = (ceph.clone(), tree.filesystem.clone(), tree.folder.display().to_string());
-    let describe = Box::new(move || {
-        serde_json::json!({
-            "backend": "cephfs",
-            "filesystem": filesystem,
-            "folder": folder,
-            "permanent_handles": true,
-            "descriptors": described.descriptors(),
-            "files_with_losses": described.losses(),
-            "hung_calls": described.hung(),
-            "mounts": described.mounts(),
-        })
-    });
-    Ok((ceph, describe))
 }
 
 /// The keys that a server's peers must prove, or that passes are signed with; `None` where they need none.

@@ -7,7 +7,7 @@ use super::{CephTree, Node, Shared, api, outward, stale};
 use crate::nodes::Use;
 use crate::rules::{
     bears, check_range, check_removal, check_replacement, checked, goes_with_a_name, lacking, make_or_find,
-    may_by_mode, mode_after, new_node, proper, seconds_of, space_of, wanted,
+    may_by_mode, mode_after, mode_for_writer, new_node, proper, seconds_of, space_of, wanted,
 };
 use crate::{
     Attr, Backend, Caller, DirEntry, Errno, Found, Handle, Kind, Lost, Make, Placement, Result, SetAttr, SetTime,
@@ -87,7 +87,8 @@ impl Shared {
                 self.unmake(&at, name, &node);
                 return Err(error);
             }
-            if let Some(open) = open {
+            // Of a file that loses set-user-id with the first write, that is for who opens it.
+            if let Some(open) = open.filter(|_| mode_for_writer(caller, &attr).is_none()) {
                 self.nodes.add_open(&node, open, self.callers.number(caller), (true, true), 0);
             }
             self.finish(caller, (&at, name), &node, attr, mode, &set)

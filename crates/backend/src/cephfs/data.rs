@@ -3,10 +3,10 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use super::mount::{Descriptor, is_lost};
+use super::mount::{Descriptor, Inode, is_lost};
 use super::{Files, Node, Open, Shared, api, outward, stale};
 use crate::nodes::{Descriptors, Use};
-use crate::rules::{check_range, may_by_mode};
+use crate::rules::{check_range, may_by_mode, mode_for_writer};
 use crate::{Caller, Errno, Result};
 
 impl Shared {
@@ -24,7 +24,18 @@ impl Shared {
             Use::List => (inode.open_directory(caller).map_err(stale)?, (true, false)),
             Use::Read | Use::Write => self.open_checked(caller, node, what)?,
         };
+        if what == Use::Write && caller.uid != 0 {
+            self.take_set_id(caller, node, &inode)?;
+        }
         Ok(self.nodes.add_open(node, descriptor, number, rights, checked))
+    }
+
+    /// Set-user-id and set-group-id go when a user changes the bytes: the library does not see to it. It is looked at when a
+    /// file is opened, which is again after each change of its mode through this backend.
+    fn take_set_id(&self, caller: &Caller, node: &Node, inode: &Inode) -> Result<()> {
+        let Some(mode) = mode_for_writer(caller, &self.see(node)?) else { return Ok(()) };
+        let own = inode.mount().own();
+        inode.set_stat(own, api::SET_MODE, |stat| stat.mode = mode as u16).map_err(stale)
     }
 
     /// As [`Shared::open_for`], of a call that waits for metadata servers only where there is no descriptor yet.

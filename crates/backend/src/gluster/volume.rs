@@ -1,12 +1,13 @@
 //! A volume that is open, and its calls as safe functions. Each call says on whose behalf it is made: the library keeps
 //! that for each thread, so it is set before every call and never assumed.
 
-use std::ffi::{CStr, CString, c_char, c_int};
+use std::ffi::{CStr, CString, c_char, c_int, c_void};
 use std::mem::MaybeUninit;
 use std::path::Path;
 use std::ptr::{self, NonNull};
 use std::sync::Arc;
 
+use impresario_base::loader::Library;
 use impresario_base::lock::{Condvar, Mutex};
 
 use super::api::{self, Api, GFID_BYTES};
@@ -21,6 +22,8 @@ const LOG_LEVEL: c_int = 3;
 /// Larger reads and writes are made as several of this length at once, so that a brick reads one while another is on the
 /// network.
 const PIECE_BYTES: usize = 1 << 20;
+/// The process for which bricks take process 1; any number that no service of GlusterFS has.
+const OTHER_PROCESS: libc::pid_t = 2;
 /// Longest answer about an extended attribute.
 const VALUE_MAX_BYTES: usize = 64 << 10;
 
@@ -48,6 +51,9 @@ pub(super) struct Volume {
     source: Source,
     /// Who this process is.
     own: Caller,
+    /// Where this process has the number 1, as in a container: sets another one. Bricks take process 1 (`NFS_PID`) for
+    /// GlusterFS's own NFS server, whose questions for rights they all answer with yes.
+    set_process: Option<SetProcess>,
 }
 
 // SAFETY: the library's functions on a volume may be called by any thread at once (glfs.h); what is each thread's own is
@@ -114,6 +120,16 @@ fn zeroed_stat() -> libc::stat {
     unsafe { MaybeUninit::<libc::stat>::zeroed().assume_init() }
 }
 
+/// `glfs_setfspid`: the process that bricks take this thread's calls for.
+type SetProcess = unsafe extern "C" fn(*mut api::Fs, libc::pid_t) -> c_int;
+
+/// Loads it: it is not in the public headers, and in the library since version 6.1.
+fn set_process() -> std::result::Result<SetProcess, String> {
+    let found = Library::load(api::LIBRARY)?.symbol(c"glfs_setfspid", Some(c"GFAPI_PRIVATE_6.1"))?;
+    // SAFETY: the function of that name and version has this signature (`api/src/glfs.c` of GlusterFS).
+    Ok(unsafe { std::mem::transmute::<*mut c_void, SetProcess>(found) })
+}
+
 impl Volume {
     /// Opens a volume. The error names the input and the remedy.
     pub(super) fn open(
@@ -126,11 +142,18 @@ impl Volume {
         let api = Api::load(api::LIBRARY).map_err(|why| {
             format!("{why}; install GlusterFS's client library of version 6 or later (Debian: libgfapi0)")
         })?;
+        let set_process = (std::process::id() == 1).then(set_process).transpose();
+        let set_process = set_process.map_err(|why| {
+            format!(
+                "{why}; bricks check no rights for a process with the number 1: run the server below an init \
+                 (docker run --init), or install GlusterFS's client library of version 6.1 or later"
+            )
+        })?;
         let called = text(name)?;
         // SAFETY: a terminated string, as below.
         let fs = NonNull::new(unsafe { (api.new)(called.as_ptr()) }).ok_or_else(|| last_error().to_string())?;
         // From here on the volume is closed whatever fails, but for its start.
-        let volume = Volume { api, fs, source: source.clone(), own };
+        let volume = Volume { api, fs, source: source.clone(), own, set_process };
         let refused = |what: &str| format!("libgfapi refuses {what}: {}", last_error());
         // SAFETY: the volume is not opened yet, which is when its options are set.
         let log = unsafe { (volume.api.set_logging)(fs.as_ptr(), c"-".as_ptr(), LOG_LEVEL_OPENING) };
@@ -209,8 +232,10 @@ impl Volume {
                 (self.api.setfsgroups)(caller.groups.len(), caller.groups.as_ptr()),
             ]
         };
+        // SAFETY: as above.
+        let process = self.set_process.map_or(0, |set| unsafe { set(self.fs.as_ptr(), OTHER_PROCESS) });
         // A call that went on as somebody else would give that user's rights.
-        if set.iter().all(|answer| *answer == 0) { Ok(()) } else { Err(Errno(libc::EACCES)) }
+        if process == 0 && set.iter().all(|answer| *answer == 0) { Ok(()) } else { Err(Errno(libc::EACCES)) }
     }
 
     fn found(self: &Arc<Self>, object: *mut api::Object, stat: libc::stat) -> Result<(Object, libc::stat)> {

@@ -3,12 +3,13 @@
 use super::{Check, Suite, refuses};
 use crate::{Caller, Handle, Make, SetAttr};
 
-pub(super) fn checks() -> [(&'static str, Check); 5] {
+pub(super) fn checks() -> [(&'static str, Check); 6] {
     [
         ("owners", files_belong_to_their_makers),
         ("rights", rights_are_the_callers),
         ("groups", groups_count),
         ("overrides", owners_go_on),
+        ("set-id", users_take_set_id_with_what_they_change),
         ("threads", threads_keep_apart),
     ]
 }
@@ -138,6 +139,33 @@ fn owners_go_on(suite: &Suite<'_>, dir: &Handle) {
     backend.set_attr(&ann, &file, &mode(0o711)).unwrap();
     assert_eq!(backend.read(&bob, &file, 0, &mut bytes), Ok(1));
     refuses(backend.write(&bob, &file, 0, b"x", false), libc::EACCES);
+}
+
+/// Else who may write a program of another user has it run as that user with other bytes.
+fn users_take_set_id_with_what_they_change(suite: &Suite<'_>, dir: &Handle) {
+    let backend = suite.backend;
+    let (ann, bob) = (user(7001), user(7002));
+    let (file, _) = backend.make(&ann, dir, b"program", Make::File, &mode(0o6777)).unwrap();
+    let has = |wanted| assert_eq!(backend.attr(&file).unwrap().mode, wanted);
+    has(0o6777);
+    backend.write(&suite.caller, &file, 0, b"root may", false).unwrap();
+    assert_eq!(backend.read(&bob, &file, 0, &mut [0; 4]), Ok(4));
+    has(0o6777);
+    backend.write(&bob, &file, 0, b"bob", false).unwrap();
+    has(0o777);
+    // Also who has it open since, and its owner.
+    backend.set_attr(&ann, &file, &mode(0o4777)).unwrap();
+    backend.write(&bob, &file, 0, b"bob", false).unwrap();
+    has(0o777);
+    backend.set_attr(&ann, &file, &mode(0o4777)).unwrap();
+    backend.set_attr(&bob, &file, &SetAttr { size_bytes: Some(1), ..SetAttr::default() }).unwrap();
+    has(0o777);
+    backend.set_attr(&ann, &file, &mode(0o4777)).unwrap();
+    backend.write(&ann, &file, 0, b"ann", false).unwrap();
+    has(0o777);
+    let (own, _) = backend.make(&ann, dir, b"own", Make::File, &mode(0o4755)).unwrap();
+    backend.write(&ann, &own, 0, b"ann", false).unwrap();
+    assert_eq!(backend.attr(&own).unwrap().mode, 0o755);
 }
 
 /// Many threads that serve many users get nothing mixed up.

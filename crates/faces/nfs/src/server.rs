@@ -328,10 +328,10 @@ impl Running {
         status(&self.shared)
     }
 
-    /// For other threads that report the state.
+    /// For other threads that report the state; nothing once the server is gone.
     pub fn observer(&self) -> impl Fn() -> Value + Send + Sync + 'static {
-        let shared = self.shared.clone();
-        move || status(&shared)
+        let shared = Arc::downgrade(&self.shared);
+        move || shared.upgrade().map_or(Value::Null, |shared| status(&shared))
     }
 
     /// Stops: takes no more connections and calls, answers those that were taken, for at most ten seconds, and closes.
