@@ -2,6 +2,7 @@
 
 mod compare;
 mod daemon;
+mod known;
 pub mod launch;
 mod learn;
 pub mod library;
@@ -42,6 +43,8 @@ pub enum Command {
     Survey(survey::Args),
     Selftest(selftest::Args),
     Library(library::Args),
+    #[command(hide = true)]
+    TellLearnt(known::Tell),
 }
 
 /// What starts a program that is to run faster, and so should itself start fast
@@ -69,6 +72,7 @@ pub fn run(command: Command) -> Result<ExitCode> {
         Command::Survey(args) => survey::run(args),
         Command::Selftest(args) => selftest::run(args),
         Command::Library(args) => library::run(args),
+        Command::TellLearnt(args) => known::tell_learnt(args),
     }
 }
 

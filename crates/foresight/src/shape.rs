@@ -25,6 +25,8 @@ use crate::pages;
 pub const PREDICTED_MAX: usize = 1 << 14;
 /// Steps of a shape at most.
 const STEPS_MAX: usize = 1024;
+/// Pieces of a group that repeats, at most. What a user keeps may say anything, and must not take long to read.
+const GROUP_MAX: usize = 8;
 /// How often a group without a stride is repeated, at most.
 const TIMES_MAX: u64 = 64;
 /// A header or a footer may be so much longer in one file than in another.
@@ -188,8 +190,12 @@ impl ShapeStep {
     fn predict(&self, size_bytes: u64, pieces: &mut Vec<Range<u64>>) {
         let (start, stride) = (self.start.at(size_bytes), self.stride.at(size_bytes));
         let size = i64::try_from(size_bytes).unwrap_or(i64::MAX);
-        let group: Vec<(i64, i64)> =
-            self.group.iter().map(|piece| (piece.at.at(size_bytes), piece.len.at(size_bytes))).collect();
+        let group: Vec<(i64, i64)> = self
+            .group
+            .iter()
+            .take(GROUP_MAX)
+            .map(|piece| (piece.at.at(size_bytes), piece.len.at(size_bytes)))
+            .collect();
         let (times, until) = match self.repeat {
             Repeat::Times(times) => (times.min(TIMES_MAX), None),
             Repeat::Until(_) if stride == 0 => (1, None),

@@ -2,9 +2,11 @@
 //! of one that was held out.
 
 use std::collections::BTreeMap;
+use std::mem::size_of;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
-use impresario_foresight::{Sample, Score, Shape, held_out};
+use impresario_foresight::{Sample, Score, Shape, ShapePiece, ShapeStep, held_out};
 use serde::{Deserialize, Serialize};
 
 use super::facts::{Facts, Files, Split, common_magic, hex, kind_of, unhex};
@@ -71,8 +73,9 @@ impl Observation {
 pub struct Kind {
     /// Which files.
     pub files: Files,
-    /// What it reads of them.
-    pub shape: Shape,
+    /// What it reads of them. Open files share it.
+    #[serde(serialize_with = "shared::serialize", deserialize_with = "shared::deserialize")]
+    pub shape: Arc<Shape>,
     /// From how many files this was learnt.
     pub learnt_from: u64,
     /// What the others predicted of each of them; `None` where there was one only.
@@ -80,7 +83,32 @@ pub struct Kind {
     pub held_out: Option<Score>,
 }
 
+/// A shape behind a reference, as text.
+mod shared {
+    use std::sync::Arc;
+
+    use impresario_foresight::Shape;
+    use serde::{Deserialize, Deserializer, Serialize, Serializer};
+
+    pub(super) fn serialize<S: Serializer>(shape: &Arc<Shape>, to: S) -> Result<S::Ok, S::Error> {
+        Shape::serialize(shape, to)
+    }
+
+    pub(super) fn deserialize<'a, D: Deserializer<'a>>(from: D) -> Result<Arc<Shape>, D::Error> {
+        Shape::deserialize(from).map(Arc::new)
+    }
+}
+
 impl Kind {
+    /// The memory that it takes, about.
+    pub(crate) fn bytes(&self) -> usize {
+        let of = |step: &ShapeStep| size_of::<ShapeStep>() + step.group.len() * size_of::<ShapePiece>();
+        let texts =
+            [Some(&self.files.suffix), self.files.magic.as_ref(), self.files.name.as_ref(), self.files.folder.as_ref()];
+        let texts: usize = texts.into_iter().flatten().map(String::len).sum();
+        size_of::<Kind>() + texts + self.shape.steps.iter().map(of).sum::<usize>()
+    }
+
     /// Why no hints come of it; `None` when they do.
     pub fn why_unused(&self) -> Option<String> {
         let Some(score) = self.held_out else {
@@ -151,7 +179,7 @@ fn kind(files: Files, of: &[&Observation]) -> Kind {
     let magic = files.magic.clone().or_else(|| common_magic(facts.iter()));
     Kind {
         files: Files { magic, ..files },
-        shape: Shape::learn(&samples),
+        shape: Shape::learn(&samples).into(),
         learnt_from: samples.len() as u64,
         held_out: held_out(&samples),
     }

@@ -159,7 +159,7 @@ pub fn hand_over(trace: &Path, patience: Duration) -> Result<()> {
 }
 
 /// Does what waits for a file system in a thread beside. `None` where it takes longer than this; the thread ends with the process.
-pub fn within<T: Send + 'static>(patience: Duration, ask: impl FnOnce() -> T + Send + 'static) -> Option<T> {
+fn within<T: Send + 'static>(patience: Duration, ask: impl FnOnce() -> T + Send + 'static) -> Option<T> {
     let (tell, answer) = mpsc::channel();
     let asking = move || drop(tell.send(ask()));
     std::thread::Builder::new().name("assist-learnt".into()).spawn(asking).ok()?;
