@@ -2,7 +2,6 @@
 //! of one that was held out.
 
 use std::collections::BTreeMap;
-use std::mem::size_of;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -63,7 +62,19 @@ impl Observation {
 
     /// Whether both are of one file: a second run of the same file shows nothing of others.
     pub fn is_same_file(&self, other: &Observation) -> bool {
-        (&self.path, self.sample.size_bytes) == (&other.path, other.sample.size_bytes)
+        self.file() == other.file()
+    }
+
+    /// What tells it from other files.
+    pub(super) fn file(&self) -> (&Path, u64) {
+        (&self.path, self.sample.size_bytes)
+    }
+
+    /// Whether both runs read the same of the file, as far as both tell.
+    pub(super) fn agrees(&self, other: &Observation) -> bool {
+        let (one, other_lines) = (&self.sample.series, &other.sample.series);
+        let lines = if self.is_cut || other.is_cut { one.len().min(other_lines.len()) } else { usize::MAX };
+        one.iter().take(lines).eq(other_lines.iter().take(lines))
     }
 }
 
@@ -74,9 +85,9 @@ pub struct Kind {
     /// Which files.
     pub files: Files,
     /// What it reads of them. Open files share it.
-    #[serde(serialize_with = "shared::serialize", deserialize_with = "shared::deserialize")]
+    #[serde(with = "shared")]
     pub shape: Arc<Shape>,
-    /// From how many files this was learnt.
+    /// From how many files this was learnt, whatever the number of runs.
     pub learnt_from: u64,
     /// What the others predicted of each of them; `None` where there was one only.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -173,13 +184,20 @@ fn told_apart(files: Files, of: &[&Observation], splits: u32) -> Vec<Kind> {
 fn kind(files: Files, of: &[&Observation]) -> Kind {
     let mut newest = of.to_vec();
     newest.sort_by_key(|one| std::cmp::Reverse(one.seen_unix_s));
-    newest.truncate(KIND_FILES_MAX);
-    let facts: Vec<Facts> = newest.iter().map(|one| one.facts()).collect();
-    let samples: Vec<&Sample> = newest.iter().map(|one| &one.sample).collect();
+    let mut by_file: Vec<Vec<&Observation>> = Vec::new();
+    for one in newest {
+        match by_file.iter().position(|runs| runs[0].is_same_file(one)) {
+            Some(file) => by_file[file].push(one),
+            None if by_file.len() < KIND_FILES_MAX => by_file.push(vec![one]),
+            None => {}
+        }
+    }
+    let facts: Vec<Facts> = by_file.iter().map(|runs| runs[0].facts()).collect();
+    let samples: Vec<Vec<&Sample>> = by_file.iter().map(|runs| runs.iter().map(|one| &one.sample).collect()).collect();
     let magic = files.magic.clone().or_else(|| common_magic(facts.iter()));
     Kind {
         files: Files { magic, ..files },
-        shape: Shape::learn(&samples).into(),
+        shape: Shape::learn(&samples.concat()).into(),
         learnt_from: samples.len() as u64,
         held_out: held_out(&samples),
     }
