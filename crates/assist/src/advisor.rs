@@ -246,6 +246,11 @@ impl Advisor {
         self.indexed.extents()
     }
 
+    /// How many pieces its kind predicts of it.
+    pub fn learnt_pieces(&self) -> usize {
+        self.learnt.as_ref().map_or(0, Learnt::pieces)
+    }
+
     /// Whether the file's index is followed, or waited for.
     pub fn goes_by_index(&self) -> bool {
         self.indexed.is_followed()

@@ -5,6 +5,7 @@
 //! predicted from the others, and a kind that was wrong too often, or was seen in one file only, is kept and not used.
 
 mod facts;
+mod gain;
 mod kinds;
 mod program;
 mod store;
@@ -21,6 +22,7 @@ use impresario_trace::{Record, Trace, TraceOp};
 use rustc_hash::{FxHashMap, FxHashSet};
 
 pub use facts::{Facts, Files, MAGIC_BYTES};
+pub use gain::{Saving, savings};
 pub use kinds::{KIND_FILES_MAX, Kind, Observation, PRECISION_MIN, find, kinds_of};
 pub use program::{program_of, program_of_process};
 pub use store::{Learnt, SHARED, Store, StoreError};

@@ -77,8 +77,19 @@ impl Record {
     }
 }
 
+/// The program of which it is asked what is known.
+#[derive(Clone, Copy, Debug)]
+pub struct Asked<'a> {
+    /// Whose it is.
+    pub uid: u32,
+    /// The process that reads.
+    pub pid: u32,
+    /// The program's name.
+    pub program: &'a str,
+}
+
 /// What is known of a program's kinds of files.
-pub type KindsOf = Box<dyn Fn(&str) -> Vec<Kind> + Send>;
+pub type KindsOf = Arc<dyn Fn(&Asked<'_>) -> Vec<Kind> + Send + Sync>;
 
 /// What a manager is to do.
 pub struct Options {
@@ -98,8 +109,8 @@ pub struct Options {
     pub backends: Backends,
     /// The name of the program that is started, where it cannot be asked of the process that reads.
     pub program: Option<String>,
-    /// What a program, by its name, reads of kinds of files, for files without a plan. Called by the manager's thread, once for
-    /// each name.
+    /// What a program reads of kinds of files, for files without a plan. Called beside the manager's thread, for one user one
+    /// call after the other: one that takes long delays that user's programs, by two seconds at most.
     pub kinds: Option<KindsOf>,
 }
 

@@ -15,7 +15,6 @@ use impresario_assist::manager::{
     Access, Handle, KindsOf, Manager, Options, Record, RecordedAccess, RecordedFile, Sink,
 };
 use impresario_base::lock::Mutex;
-use impresario_foresight::Shape;
 use impresario_ring::message::{ToClient, register};
 use impresario_ring::{Op, SMALL_FILE_BYTES};
 use impresario_testing::page_cache;
@@ -299,7 +298,7 @@ fn small_files_are_passed_over_in_lulls() {
     // A program whose files are in memory tells of none, whether or not it is learnt from or known.
     let known = Kind {
         files: Files { suffix: "h5".into(), ..Files::default() },
-        shape: Shape::default(),
+        shape: Arc::default(),
         learnt_from: 2,
         held_out: None,
     };
@@ -312,7 +311,7 @@ fn small_files_are_passed_over_in_lulls() {
     ] {
         let hints = Hints { directory: vec![online.clone()], ..hints(planned) };
         let record = learns.then(|| Record::to_learn_from(Box::new(Into(Arc::default()))));
-        let kinds: Option<KindsOf> = Some(Box::new(move |_| kinds.clone()));
+        let kinds: Option<KindsOf> = Some(Arc::new(move |_| kinds.clone()));
         let options = Options { record, kinds, ..Options::new(hints) };
         let manager = Manager::start(options, &dir.path().join("socket")).unwrap();
         let mut program = Program::start(manager.socket());

@@ -2,6 +2,7 @@
 
 mod compare;
 mod daemon;
+mod known;
 pub mod launch;
 mod learn;
 pub mod library;
@@ -12,6 +13,7 @@ mod report;
 mod run;
 mod selftest;
 mod survey;
+mod switch;
 
 use std::process::ExitCode;
 
@@ -42,6 +44,11 @@ pub enum Command {
     Survey(survey::Args),
     Selftest(selftest::Args),
     Library(library::Args),
+    On(switch::On),
+    Off(switch::Off),
+    Status(switch::Status),
+    #[command(hide = true)]
+    TellLearnt(known::Tell),
 }
 
 /// What starts a program that is to run faster, and so should itself start fast
@@ -69,6 +76,10 @@ pub fn run(command: Command) -> Result<ExitCode> {
         Command::Survey(args) => survey::run(args),
         Command::Selftest(args) => selftest::run(args),
         Command::Library(args) => library::run(args),
+        Command::On(args) => switch::on(args),
+        Command::Off(args) => switch::off(args),
+        Command::Status(args) => switch::status(args),
+        Command::TellLearnt(args) => known::tell_learnt(args),
     }
 }
 

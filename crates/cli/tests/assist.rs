@@ -40,6 +40,8 @@ mod selftest;
 mod start;
 #[path = "assist/survey.rs"]
 mod survey;
+#[path = "assist/switch.rs"]
+mod switch;
 #[path = "assist/tools.rs"]
 mod tools;
 #[path = "assist/trouble.rs"]

@@ -52,7 +52,9 @@ pub use reading_ahead::{ALONE_MAX, ReadingAhead, is_there};
 pub use reading_order::ReadingOrder;
 pub use replay::{Elapsed, ReadEnd, Storage, replay};
 pub use run::{Access, Reader, RecordedRead, Run, Thread};
-pub use shape::{Anchor, PREDICTED_MAX, Repeat, Sample, Score, Series, Shape, ShapePiece, ShapeStep, held_out};
+pub use shape::{
+    Anchor, PREDICTED_MAX, Repeat, Sample, Score, Series, Shape, ShapePiece, ShapeStep, held_out, of_others,
+};
 pub use tracks::{EXTENTS_MAX, NextOnTrack, Tracks};
 pub use triggers::{Trigger, Triggers};
 

@@ -52,6 +52,11 @@ impl ReadingOrder {
         self.bytes
     }
 
+    /// How many pieces it has.
+    pub fn pieces(&self) -> usize {
+        self.pieces.len()
+    }
+
     /// Where the piece of this number begins in the sequence; its end where there are fewer.
     pub fn beginning_of(&self, piece: usize) -> u64 {
         self.pieces.get(piece).map_or(self.bytes, |piece| piece.at)

@@ -25,6 +25,8 @@ use crate::pages;
 pub const PREDICTED_MAX: usize = 1 << 14;
 /// Steps of a shape at most.
 const STEPS_MAX: usize = 1024;
+/// Pieces of a group that repeats, at most. What a user keeps may say anything, and must not take long to read.
+const GROUP_MAX: usize = 8;
 /// How often a group without a stride is repeated, at most.
 const TIMES_MAX: u64 = 64;
 /// A header or a footer may be so much longer in one file than in another.
@@ -81,7 +83,7 @@ pub struct Shape {
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Score {
-    /// Files that were predicted.
+    /// Files that were predicted; one of which there are several runs counts as often.
     pub files: u64,
     /// Bytes predicted.
     pub predicted_bytes: u64,
@@ -166,17 +168,23 @@ impl Shape {
     }
 }
 
-/// How much of each file the shape of the others predicts; `None` when there is no other.
-pub fn held_out(samples: &[&Sample]) -> Option<Score> {
-    if samples.len() < 2 {
+/// How much of each run the shape of the other files predicts; `None` when there is no other file. Of a file may be several runs: what
+/// another one did with the same file says nothing of new ones.
+pub fn held_out(files: &[Vec<&Sample>]) -> Option<Score> {
+    if files.len() < 2 {
         return None;
     }
-    let each = (0..samples.len()).map(|out| {
-        let others: Vec<&Sample> = samples.iter().enumerate().filter(|(i, _)| *i != out).map(|(_, s)| *s).collect();
-        // A single size is all that a shape of one file knows; here it must stand for other sizes.
-        Shape { only_size_bytes: None, ..Shape::learn(&others) }.score(samples[out])
+    let each = files.iter().enumerate().map(|(out, runs)| {
+        let others = files.iter().enumerate().filter(|(i, _)| *i != out).flat_map(|(_, runs)| runs.iter().copied());
+        of_others(&others.collect::<Vec<_>>()).score_all(runs)
     });
     Some(each.fold(Score::default(), Score::and))
+}
+
+/// What these have in common, for a file that is none of them: a single size is all that a shape of one file knows, and it must stand
+/// for other sizes.
+pub fn of_others(others: &[&Sample]) -> Shape {
+    Shape { only_size_bytes: None, ..Shape::learn(others) }
 }
 
 impl ShapeStep {
@@ -188,8 +196,12 @@ impl ShapeStep {
     fn predict(&self, size_bytes: u64, pieces: &mut Vec<Range<u64>>) {
         let (start, stride) = (self.start.at(size_bytes), self.stride.at(size_bytes));
         let size = i64::try_from(size_bytes).unwrap_or(i64::MAX);
-        let group: Vec<(i64, i64)> =
-            self.group.iter().map(|piece| (piece.at.at(size_bytes), piece.len.at(size_bytes))).collect();
+        let group: Vec<(i64, i64)> = self
+            .group
+            .iter()
+            .take(GROUP_MAX)
+            .map(|piece| (piece.at.at(size_bytes), piece.len.at(size_bytes)))
+            .collect();
         let (times, until) = match self.repeat {
             Repeat::Times(times) => (times.min(TIMES_MAX), None),
             Repeat::Until(_) if stride == 0 => (1, None),

@@ -101,6 +101,11 @@ impl Learnt {
         })
     }
 
+    /// How many pieces are predicted.
+    pub(super) fn pieces(&self) -> usize {
+        self.line.pieces()
+    }
+
     /// The file's length changed.
     pub(super) fn set_size(&mut self, size_bytes: u64) {
         self.line = predicted(&self.shape, size_bytes);

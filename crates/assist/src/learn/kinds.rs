@@ -3,8 +3,9 @@
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
-use impresario_foresight::{Sample, Score, Shape, held_out};
+use impresario_foresight::{Sample, Score, Shape, ShapePiece, ShapeStep, held_out};
 use serde::{Deserialize, Serialize};
 
 use super::facts::{Facts, Files, Split, common_magic, hex, kind_of, unhex};
@@ -61,7 +62,19 @@ impl Observation {
 
     /// Whether both are of one file: a second run of the same file shows nothing of others.
     pub fn is_same_file(&self, other: &Observation) -> bool {
-        (&self.path, self.sample.size_bytes) == (&other.path, other.sample.size_bytes)
+        self.file() == other.file()
+    }
+
+    /// What tells it from other files.
+    pub(super) fn file(&self) -> (&Path, u64) {
+        (&self.path, self.sample.size_bytes)
+    }
+
+    /// Whether both runs read the same of the file, as far as both tell.
+    pub(super) fn agrees(&self, other: &Observation) -> bool {
+        let (one, other_lines) = (&self.sample.series, &other.sample.series);
+        let lines = if self.is_cut || other.is_cut { one.len().min(other_lines.len()) } else { usize::MAX };
+        one.iter().take(lines).eq(other_lines.iter().take(lines))
     }
 }
 
@@ -71,16 +84,42 @@ impl Observation {
 pub struct Kind {
     /// Which files.
     pub files: Files,
-    /// What it reads of them.
-    pub shape: Shape,
-    /// From how many files this was learnt.
+    /// What it reads of them. Open files share it.
+    #[serde(with = "shared")]
+    pub shape: Arc<Shape>,
+    /// From how many files this was learnt, whatever the number of runs.
     pub learnt_from: u64,
     /// What the others predicted of each of them; `None` where there was one only.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub held_out: Option<Score>,
 }
 
+/// A shape behind a reference, as text.
+mod shared {
+    use std::sync::Arc;
+
+    use impresario_foresight::Shape;
+    use serde::{Deserialize, Deserializer, Serialize, Serializer};
+
+    pub(super) fn serialize<S: Serializer>(shape: &Arc<Shape>, to: S) -> Result<S::Ok, S::Error> {
+        Shape::serialize(shape, to)
+    }
+
+    pub(super) fn deserialize<'a, D: Deserializer<'a>>(from: D) -> Result<Arc<Shape>, D::Error> {
+        Shape::deserialize(from).map(Arc::new)
+    }
+}
+
 impl Kind {
+    /// The memory that it takes, about.
+    pub(crate) fn bytes(&self) -> usize {
+        let of = |step: &ShapeStep| size_of::<ShapeStep>() + step.group.len() * size_of::<ShapePiece>();
+        let texts =
+            [Some(&self.files.suffix), self.files.magic.as_ref(), self.files.name.as_ref(), self.files.folder.as_ref()];
+        let texts: usize = texts.into_iter().flatten().map(String::len).sum();
+        size_of::<Kind>() + texts + self.shape.steps.iter().map(of).sum::<usize>()
+    }
+
     /// Why no hints come of it; `None` when they do.
     pub fn why_unused(&self) -> Option<String> {
         let Some(score) = self.held_out else {
@@ -145,13 +184,20 @@ fn told_apart(files: Files, of: &[&Observation], splits: u32) -> Vec<Kind> {
 fn kind(files: Files, of: &[&Observation]) -> Kind {
     let mut newest = of.to_vec();
     newest.sort_by_key(|one| std::cmp::Reverse(one.seen_unix_s));
-    newest.truncate(KIND_FILES_MAX);
-    let facts: Vec<Facts> = newest.iter().map(|one| one.facts()).collect();
-    let samples: Vec<&Sample> = newest.iter().map(|one| &one.sample).collect();
+    let mut by_file: Vec<Vec<&Observation>> = Vec::new();
+    for one in newest {
+        match by_file.iter().position(|runs| runs[0].is_same_file(one)) {
+            Some(file) => by_file[file].push(one),
+            None if by_file.len() < KIND_FILES_MAX => by_file.push(vec![one]),
+            None => {}
+        }
+    }
+    let facts: Vec<Facts> = by_file.iter().map(|runs| runs[0].facts()).collect();
+    let samples: Vec<Vec<&Sample>> = by_file.iter().map(|runs| runs.iter().map(|one| &one.sample).collect()).collect();
     let magic = files.magic.clone().or_else(|| common_magic(facts.iter()));
     Kind {
         files: Files { magic, ..files },
-        shape: Shape::learn(&samples),
+        shape: Shape::learn(&samples.concat()).into(),
         learnt_from: samples.len() as u64,
         held_out: held_out(&samples),
     }

@@ -1,6 +1,7 @@
 //! Where what was learnt is kept: one file for each program, in a folder of the user's, behind it one of the machine's that
 //! its administrator fills and no other user writes.
 
+use std::collections::BTreeSet;
 use std::fmt;
 use std::fs::{File, OpenOptions, Permissions};
 use std::io::{self, Read, Write};
@@ -56,12 +57,17 @@ impl Learnt {
         Learnt { version: VERSION, program: program.into(), runs: 0, kinds: Vec::new(), observed: Vec::new() }
     }
 
-    /// Adds the files of a run and learns anew. A file that was observed before counts as it was read last.
+    /// Adds the files of a run and learns anew. A file that was observed before counts as it was read last, and where that was
+    /// otherwise than before, also as it was read then: an order that two runs did not agree on is no order. Once two runs in
+    /// succession agree, what was before is forgotten: the program has changed.
     pub fn add(&mut self, run: Vec<Observation>) {
         self.runs = self.runs.saturating_add(1);
         for new in run {
+            let before = self.observed.iter().position(|old| old.is_same_file(&new));
+            let before = before.map(|at| self.observed.remove(at)).filter(|before| !before.agrees(&new));
             self.observed.retain(|old| !old.is_same_file(&new));
-            self.observed.push(new);
+            // In front of those of the same second.
+            drop(self.observed.splice(0..0, [new].into_iter().chain(before)));
         }
         // The newest first; of a run with very many files the rest would be dropped one by one.
         self.observed.sort_by_key(|one| std::cmp::Reverse(one.seen_unix_s));
@@ -79,7 +85,10 @@ impl Learnt {
     fn lose_some(&mut self) {
         let kinds: Vec<Vec<usize>> = self.observed.iter().map(|one| self.kinds_that_hold(one)).collect();
         // The newest are first.
-        let newer = |i: usize| kinds[..i].iter().filter(|of| **of == kinds[i]).count();
+        let newer = |i: usize| {
+            let same = self.observed[..i].iter().zip(&kinds).filter(|(_, of)| **of == kinds[i]);
+            same.map(|(one, _)| one.file()).collect::<BTreeSet<_>>().len()
+        };
         if let Some(oldest) = (0..kinds.len()).rev().find(|i| newer(*i) >= ENOUGH_FILES) {
             self.observed.remove(oldest);
             return;
@@ -120,19 +129,21 @@ impl Learnt {
             self.kinds = kinds_of(&self.observed);
         }
         // Of a kind the newest files count; older ones are of no use to it.
-        let mut newest: Vec<(Vec<usize>, u64)> = Vec::new();
+        type OfKinds<'a> = (Vec<usize>, BTreeSet<(&'a Path, u64)>);
+        let mut newest: Vec<OfKinds<'_>> = Vec::new();
         let mut order: Vec<usize> = (0..self.observed.len()).collect();
         order.sort_by_key(|i| std::cmp::Reverse(self.observed[*i].seen_unix_s));
         let mut keep = vec![false; self.observed.len()];
         for i in order {
             let kinds = self.kinds_that_hold(&self.observed[i]);
             let place = newest.iter().position(|(of, _)| *of == kinds).unwrap_or_else(|| {
-                newest.push((kinds, 0));
+                newest.push((kinds, BTreeSet::new()));
                 newest.len() - 1
             });
-            newest[place].1 += 1;
-            keep[i] = newest[place].1 <= KIND_FILES_MAX as u64;
+            let (files, file) = (&mut newest[place].1, self.observed[i].file());
+            keep[i] = files.contains(&file) || files.len() < KIND_FILES_MAX && files.insert(file);
         }
+        drop(newest);
         let mut keep = keep.into_iter();
         self.observed.retain(|_| keep.next().unwrap_or(true));
     }
@@ -637,6 +648,31 @@ mod tests {
             assert!(store.load(program).unwrap().is_some(), "{program}");
         }
         assert_ne!(store.path_of("%41"), store.path_of("A"));
+    }
+
+    /// Of one file a run showed an order, which counted although an earlier run had shown another.
+    #[test]
+    fn an_order_that_runs_of_one_file_do_not_share_is_none() {
+        let read = |path: &str, seen, from: u64| {
+            let reads = (0..40).map(|i| (from + i * 37 % 40) * MIB..(from + i * 37 % 40) * MIB + 5000);
+            Observation::new(Path::new(path), None, seen, Sample::of(90 * MIB, reads).unwrap())
+        };
+        let is_used = |learnt: &Learnt| learnt.kinds.iter().any(Kind::is_used);
+        let mut learnt = Learnt::new("a");
+        // Files have the same length, so that an order can be one of absolute places.
+        learnt.add(vec![read("/d/1.h5", 1, 45)]);
+        learnt.add(vec![read("/d/1.h5", 2, 0), read("/d/2.h5", 2, 0)]);
+        assert!(!is_used(&learnt) && learnt.observed.len() == 3, "{:?}", learnt.kinds);
+        assert_eq!((learnt.kinds[0].learnt_from, learnt.kinds[0].held_out.map(|score| score.files)), (2, Some(3)));
+        // The program reads so from now on.
+        learnt.add(vec![read("/d/1.h5", 3, 0)]);
+        assert!(is_used(&learnt) && learnt.observed.len() == 2, "{:?}", learnt.kinds);
+        assert_eq!(learnt.kinds[0].held_out.map(|score| score.files), Some(2));
+        // And both runs of one file are no two files.
+        let mut learnt = Learnt::new("b");
+        [45, 0, 45].into_iter().zip(1..).for_each(|(from, seen)| learnt.add(vec![read("/d/1.h5", seen, from)]));
+        assert_eq!((learnt.observed.len(), learnt.kinds[0].learnt_from), (2, 1));
+        assert!(learnt.kinds[0].why_unused().unwrap().contains("one file only"));
     }
 
     #[test]

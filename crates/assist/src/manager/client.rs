@@ -58,6 +58,8 @@ pub(super) struct Client {
     pub(super) inside: Arc<Inside>,
     /// Files that the program closed, but whose last accesses may still be in the ring.
     pub(super) leaving: Vec<u32>,
+    /// It is asked what is known of it: until this instant nothing that it says is taken, and its socket is not waited for.
+    pub(super) asked_until_ns: Option<u64>,
     /// Its name; empty when it is not known.
     pub(super) program: Arc<str>,
     /// What is known of it.
@@ -86,6 +88,7 @@ impl Client {
             look_at_maps_ns: 0,
             inside: Arc::default(),
             leaving: Vec::new(),
+            asked_until_ns: None,
             program: Arc::default(),
             kinds: Arc::default(),
             lull: Lull::first(),

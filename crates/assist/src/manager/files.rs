@@ -8,6 +8,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
+use impresario_foresight::PREDICTED_MAX;
 use rustc_hash::FxHashMap;
 
 use super::pool::{Done, Found, LentFile, Pool, Target, Work};
@@ -31,7 +32,7 @@ const WATCHED_MAX: usize = 64;
 /// again for each read. And how many are kept at once.
 const KEPT_FOR_NS: u64 = 2_000_000_000;
 const KEPT_MAX: usize = 64;
-/// Extents of the indexes of all files, and of those on one user's account, at most: 28 bytes each.
+/// Extents of the indexes of all files, and of those on one user's account, at most: 28 bytes each. As many pieces that kinds predict.
 const INDEXED_MAX: (usize, usize) = (1 << 22, 1 << 21);
 /// Where others lack room, a file that nobody has read for so long holds nothing.
 const IDLE_NS: u64 = 5_000_000_000;
@@ -103,6 +104,13 @@ impl Files {
         (path, size_bytes): (&Path, u64),
         users: &Users,
     ) -> &mut SharedFile {
+        let monitored = match &monitored.learnt {
+            Some(_) if !self.open.contains_key(&acting.id) && !self.has_room_for_kind(acting.uid) => {
+                tracing::debug!(uid = acting.uid, "no memory for what one more file's kind predicts");
+                &Arc::new(Monitored { learnt: None, ..Monitored::clone(monitored) })
+            }
+            _ => monitored,
+        };
         self.open.entry(acting.id).or_insert_with(|| {
             let budget = Budget { per_file: users.per_file_bytes(), ..Budget::default() };
             let report = FileReport {
@@ -116,6 +124,15 @@ impl Files {
             let (expected, mapped_by, progress) = (None, None, Arc::default());
             SharedFile { advisor, programs, expected, mapped_by, payer, heard_of_ns: 0, progress, report }
         })
+    }
+
+    /// Whether there is memory for what the kind of one more file of this user's predicts.
+    fn has_room_for_kind(&self, uid: u32) -> bool {
+        let of = |files: &mut dyn Iterator<Item = &SharedFile>| -> usize {
+            files.map(|file| file.advisor.learnt_pieces()).sum::<usize>() + PREDICTED_MAX
+        };
+        let of_user = of(&mut self.open.values().filter(|file| file.payer == uid));
+        of_user <= INDEXED_MAX.1 && of(&mut self.open.values()) <= INDEXED_MAX.0
     }
 
     /// A program is about to open a file; its beginning is brought in already. Nothing is done for a file that is open.
@@ -759,6 +776,24 @@ mod tests {
             setting.act(ino, |files, acting, _, users| files.closed(acting, 1, users, 0));
         }
         assert_eq!(setting.files.open.len(), 1 + KEPT_MAX);
+    }
+
+    /// A user with many files open of a kind of which much is predicted.
+    #[test]
+    fn predictions_beyond_the_memory_for_them_are_left_out() {
+        use impresario_foresight::{Sample, Shape};
+        let mut setting = Setting::new();
+        let size_bytes = 1024 * MIB;
+        let scattered = |size: u64| Sample::of(size, (0..size / 65_536).map(|i| i * 65_536..i * 65_536 + 100)).unwrap();
+        let shape = Arc::new(Shape::learn(&[&scattered(size_bytes), &scattered(2 * size_bytes)]));
+        assert_eq!(shape.predict(size_bytes).len(), PREDICTED_MAX);
+        setting.monitored = Arc::new(Monitored { learnt: Some(shape), ..Monitored::clone(&setting.monitored) });
+        let most = (INDEXED_MAX.1 / PREDICTED_MAX) as u64;
+        for ino in 0..most + 1 {
+            setting.open(ino, size_bytes);
+            let pieces = setting.files.open[&FileId { dev: 1, ino }].advisor.learnt_pieces();
+            assert_eq!(pieces > 0, ino < most, "file {ino}");
+        }
     }
 
     #[test]

@@ -19,7 +19,7 @@ use rustix::event::epoll::{self, Event, EventData, EventFlags};
 use super::client::Client;
 use super::files::{Acting, Files};
 use super::pool::{Done, Found, LentFile, Pool};
-use super::programs::Programs;
+use super::programs::{Answer, PATIENCE_NS, Programs};
 use super::registration::{Examined, examine, first_bytes_in_memory, is_removed};
 use super::siblings::Siblings;
 use super::sink::{RecordedAccess, Recorder};
@@ -51,6 +51,8 @@ const ACCESSES_A_TURN: u32 = 4096;
 const MESSAGES_A_TURN: u32 = 256;
 /// Turns of messages taken at once when an access names a file whose registration was not taken yet.
 const TURNS_FOR_ACCESSES: u32 = 256;
+/// Files that a program is expected to read, and that wait for what is known of it; others are brought in without.
+const EXPECTED_MAX: usize = 1024;
 /// Accepting pauses so long when there is no descriptor left.
 const ACCEPT_PAUSE_NS: u64 = 100_000_000;
 /// Workers are given so long to end.
@@ -70,6 +72,14 @@ enum Messages {
     End,
 }
 
+/// What is known of the program that is started, for the files that it will read.
+enum Started {
+    Unasked,
+    /// Until this instant its files wait.
+    Asked(u64, Vec<OwnedFd>),
+    Known(Arc<[Kind]>),
+}
+
 /// The manager.
 pub(super) struct Service {
     epoll: OwnedFd,
@@ -80,6 +90,7 @@ pub(super) struct Service {
     advise: bool,
     lookup: Lookup,
     programs: Programs,
+    started: Started,
     mode: Mode,
     patterns: (OwnedFd, u32),
     recorder: Recorder,
@@ -130,7 +141,7 @@ impl Service {
         epoll::add(&epoll, &listener, EventData::new_u64(LISTENER), EventFlags::IN)?;
         epoll::add(&epoll, &*control.event, EventData::new_u64(CONTROL), EventFlags::IN)?;
         let (send, done) = mpsc::channel();
-        let event = control.event.clone();
+        let (event, wake_by) = (control.event.clone(), control.event.clone());
         let wake = move || {
             // Full means that a wake-up is waiting already.
             let _ = rustix::io::write(&*event, &1u64.to_ne_bytes());
@@ -154,7 +165,8 @@ impl Service {
             done,
             advise,
             lookup,
-            programs: Programs::new(program, kinds, mode),
+            programs: Programs::new(program, kinds, mode, wake_by),
+            started: Started::Unasked,
             mode,
             patterns,
             recorder: Recorder::new(sink),
@@ -190,6 +202,7 @@ impl Service {
                 }
             }
         };
+        self.await_answers();
         for id in self.clients.keys().copied().collect::<Vec<_>>() {
             self.drain_ended(id);
         }
@@ -230,6 +243,10 @@ impl Service {
                 token => self.socket_event(token / 2, flags),
             }
         }
+        while let Some(answer) = self.programs.answer() {
+            self.answered(answer);
+        }
+        self.ask_no_longer(now_ns());
         for id in self.active.iter().copied().collect::<Vec<_>>() {
             self.serve(id);
         }
@@ -259,8 +276,79 @@ impl Service {
             false => Some(LOOK_EVERY),
             true => house.then_some(Duration::from_nanos(KEEP_HOUSE_EVERY_NS)),
         };
-        let maps = self.maps_looked_at_ns.map(|at| Duration::from_nanos(at.saturating_sub(now_ns())));
-        usual.into_iter().chain(maps).min()
+        let at = self.maps_looked_at_ns.into_iter().chain(self.asked_until_ns()).min();
+        let at = at.map(|at| Duration::from_nanos(at.saturating_sub(now_ns())));
+        usual.into_iter().chain(at).min()
+    }
+
+    /// When what is known of a program is waited for no longer.
+    fn asked_until_ns(&self) -> Option<u64> {
+        let started = match self.started {
+            Started::Asked(until, _) => Some(until),
+            _ => None,
+        };
+        self.clients.values().filter_map(|client| client.asked_until_ns).chain(started).min()
+    }
+
+    /// Asks what is known of a program. Until then what it says waits, so that its first file has the hints of its kind.
+    fn ask(&mut self, id: u64) {
+        let Some(client) = self.clients.get_mut(&id) else { return };
+        client.program = self.programs.started();
+        if self.programs.ask(id, client.pid, client.uid) {
+            client.asked_until_ns = Some(now_ns() + PATIENCE_NS);
+            // Its end, too, would wake the manager again and again.
+            let _ = epoll::delete(&self.epoll, &client.socket);
+            return;
+        }
+        self.activate(id);
+    }
+
+    fn answered(&mut self, Answer { client, name, kinds }: Answer) {
+        let Some(id) = client else { return self.started_is_known(kinds) };
+        if let Some(client) = self.clients.get_mut(&id).filter(|client| client.asked_until_ns.is_some()) {
+            (client.program, client.kinds) = (name, kinds);
+            self.hear_again(id);
+        }
+    }
+
+    /// Takes what a program says from now on.
+    fn hear_again(&mut self, id: u64) {
+        let Some(client) = self.clients.get_mut(&id) else { return };
+        client.asked_until_ns = None;
+        if let Err(e) = epoll::add(&self.epoll, &client.socket, EventData::new_u64(id * 2), EventFlags::IN) {
+            return self.cut(id, &format!("it cannot be waited for: {e}"));
+        }
+        self.activate(id);
+    }
+
+    /// Programs of which no answer has come in time are served without.
+    fn ask_no_longer(&mut self, now: u64) {
+        if self.asked_until_ns().is_none_or(|until| now < until) {
+            return;
+        }
+        let is_late = |client: &&Client| client.asked_until_ns.is_some_and(|until| now >= until);
+        let late: Vec<u64> = self.clients.values().filter(is_late).map(|client| client.id).collect();
+        late.into_iter().for_each(|id| self.hear_again(id));
+        if matches!(self.started, Started::Asked(until, _) if now >= until) {
+            self.started_is_known(Arc::default());
+        }
+    }
+
+    /// Before the end: what programs have said that are asked about still counts.
+    fn await_answers(&mut self) {
+        while let Some(until) = self.asked_until_ns() {
+            let patience = Duration::from_nanos(until.saturating_sub(now_ns()));
+            match self.programs.answer_within(patience) {
+                Some(answer) => self.answered(answer),
+                None => self.ask_no_longer(until),
+            }
+        }
+    }
+
+    fn started_is_known(&mut self, kinds: Arc<[Kind]>) {
+        if let Started::Asked(_, files) = std::mem::replace(&mut self.started, Started::Known(kinds.clone())) {
+            files.into_iter().for_each(|fd| self.expect_by(fd, &kinds));
+        }
     }
 
     fn commands(&mut self) -> Option<Option<Sender<Report>>> {
@@ -280,12 +368,26 @@ impl Service {
     /// A program is about to read this file.
     fn expect(&mut self, fd: OwnedFd) {
         let uid = rustix::process::geteuid().as_raw();
+        if matches!(self.started, Started::Unasked) {
+            self.started = match self.programs.ask_of_started(uid) {
+                true => Started::Asked(now_ns() + PATIENCE_NS, Vec::new()),
+                false => Started::Known(Arc::default()),
+            };
+        }
+        match &mut self.started {
+            Started::Asked(_, files) if files.len() < EXPECTED_MAX => files.push(fd),
+            Started::Known(kinds) => {
+                let kinds = kinds.clone();
+                self.expect_by(fd, &kinds);
+            }
+            _ => self.expect_by(fd, &[]),
+        }
+    }
+
+    fn expect_by(&mut self, fd: OwnedFd, kinds: &[Kind]) {
+        let uid = rustix::process::geteuid().as_raw();
         let examined = examine(fd.as_fd()).filter(|examined| self.advise && examined.cached);
-        let kinds = {
-            let started = self.programs.started();
-            self.programs.kinds_of(&started)
-        };
-        let found = examined.and_then(|examined| Some((self.monitored(&examined, fd.as_fd(), &kinds)?, examined)));
+        let found = examined.and_then(|examined| Some((self.monitored(&examined, fd.as_fd(), kinds)?, examined)));
         // What is only followed online is found out when it is read, also by which program.
         let found = found.filter(|(monitored, _)| !monitored.entry.online || monitored.learnt.is_some());
         let Some((monitored, examined)) = found else { return self.pool.let_go(fd, uid) };
@@ -311,7 +413,7 @@ impl Service {
         }
         let facts = Facts::of(&examined.path, examined.size_bytes, first_bytes_in_memory(fd).as_deref());
         let Some(kind) = find(kinds, &facts) else { return Some(found.clone()) };
-        let (key, learnt) = (format!("learnt of {}", kind.files.words()), Some(Arc::new(kind.shape.clone())));
+        let (key, learnt) = (format!("learnt of {}", kind.files.words()), Some(kind.shape.clone()));
         Some(Arc::new(Monitored { key, learnt, ..Monitored::clone(found) }))
     }
 
@@ -418,7 +520,9 @@ impl Service {
 
     /// Takes what is in a client's ring; whether there was anything.
     fn drain(&mut self, id: u64) -> Result<bool, CutOff> {
-        let Some(client) = self.clients.get_mut(&id) else { return Ok(false) };
+        let Some(client) = self.clients.get_mut(&id).filter(|client| client.asked_until_ns.is_none()) else {
+            return Ok(false);
+        };
         let Some((ring, _)) = &mut client.ring else { return Ok(false) };
         if client.inside.is_wanted() {
             ring.want_helper(NonZeroU64::new(id));

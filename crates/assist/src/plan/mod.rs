@@ -32,8 +32,10 @@ use crate::formats::Index;
 use crate::judge::PLAIN_GAIN_PERCENT;
 use candidates::{Candidate, Way, candidates};
 use index::Indexes;
-use recorded::{bound_ns, run_of};
-use replay::{Entries, Hinted, Outcome, replay};
+use recorded::bound_ns;
+pub(crate) use recorded::run_of;
+pub(crate) use replay::{Entries, Hinted, replay_judged};
+use replay::{Outcome, replay};
 
 /// Reads of one file that are looked at, at most; the first ones stand for the rest.
 const FILE_READS_MAX: usize = 200_000;

@@ -26,7 +26,8 @@ use crate::{notify_ready, stop_at, usage};
 /// Programs with the preloaded library connect to it: by `impresario assist run --node`, or for all users by LD_PRELOAD
 /// in the batch system's prologue. With --watch it also observes programs without the library, through the kernel.
 /// Stays in the foreground until Ctrl-C or SIGTERM; SIGHUP reads the hints again (an invalid file changes nothing).
-/// Programs never wait for it: without the daemon they run as usual, and when it comes back they reconnect by
+/// For files without hints it follows what each program's user has learnt of their kind (`impresario assist learn`), read with that user's
+/// rights, or what was learnt for all users. Programs never wait for it: without the daemon they run as usual, and when it comes back they reconnect by
 /// themselves.
 #[derive(clap::Args)]
 #[command(after_long_help = "Examples:
@@ -85,6 +86,7 @@ fn start(args: &Args, hints: &Hints, paths: Paths, socket: &Path) -> Result<Hand
         access: if args.everyone { Access::Everyone } else { Access::Owner },
         workers: args.workers,
         paths: Some(paths),
+        kinds: Some(Arc::new(super::known::of_anyone)),
         ..Options::new(hints.clone())
     };
     Manager::start(options, socket).map_err(|error| {

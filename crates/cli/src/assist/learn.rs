@@ -9,18 +9,21 @@ use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
-use impresario_assist::learn::{Learnt, Observed, SHARED, Store, observe, programs_in};
+use impresario_assist::learn::{Learnt, Observed, SHARED, Saving, Store, observe, programs_in, savings};
+use impresario_assist::plan::Device;
 use impresario_trace::Trace;
 use impresario_trace::convert::{ImportOptions, import};
 use rustix::process::{Pid, setpriority_process};
 
+use super::plan::{device_named, files_used};
 use crate::{print, print_json, usage};
 
 /// Learn from recorded runs how a program reads kinds of files, for files that it has never read
 ///
 /// A plan names files; what is learnt here names kinds of files (by suffix, first bytes, name, folder and size) and what the
 /// program reads of them whatever their size. `impresario assist run` uses it for files without hints. Each file of a
-/// kind is predicted from the others, and the report tells how much of that was right: a kind that was wrong too often, or
+/// kind is predicted from the others, and the report tells how much of that was right, and by replay on a model of the device how much of
+/// the time waited for these files hints would save that come from the others: a kind that was wrong too often, or
 /// was seen in one file only, is kept and not used. What was learnt is one file for each program in
 /// $XDG_DATA_HOME/impresario/assist (~/.local/share/impresario/assist); where that has none, run looks into
 /// /var/lib/impresario/assist.
@@ -45,6 +48,9 @@ pub struct Args {
     /// Keep it in another folder
     #[arg(long, value_name = "DIR")]
     folder: Option<PathBuf>,
+    /// The device for which the saving is told: auto (measured for half a second), disk, flash, or IOPS:MIB_PER_S of a limited volume
+    #[arg(long, default_value = "auto", value_name = "DEVICE", conflicts_with_all = ["list", "forget"])]
+    device: String,
     /// List what was learnt
     #[arg(long, conflicts_with = "forget")]
     list: bool,
@@ -56,6 +62,8 @@ pub struct Args {
     json: bool,
 }
 
+/// A device is measured for so long.
+const MEASURED_FOR: Duration = Duration::from_millis(500);
 /// The niceness of a process that learns.
 const LOWEST_PRIORITY: i32 = 19;
 /// It is waited for no longer than this.
@@ -100,21 +108,78 @@ pub fn run(args: Args) -> Result<ExitCode> {
             }
         }
     }
+    let expected = expected(&args, learnt.iter().map(|(learnt, _)| learnt))?;
     if args.json {
-        let learnt: Vec<&Learnt> = learnt.iter().map(|(learnt, _)| learnt).collect();
-        return print_json(&learnt);
+        let told =
+            learnt.iter().zip(&expected.savings).map(|((learnt, _), savings)| Told { learnt, expected: savings });
+        return print_json(&told.collect::<Vec<_>>());
     }
-    let text: String = learnt.iter().map(|(learnt, notes)| words(learnt) + notes).collect();
-    print(&text)
+    let text = learnt.iter().zip(&expected.savings).map(|((learnt, notes), savings)| words(learnt, savings) + notes);
+    print(text.collect::<String>() + &expected.device)
+}
+
+/// As JSON.
+#[derive(serde::Serialize)]
+struct Told<'a> {
+    #[serde(flatten)]
+    learnt: &'a Learnt,
+    /// For each kind, what hints would save of the files of these runs.
+    expected: &'a [Saving],
+}
+
+/// What hints by kind would save in these runs.
+struct Expected {
+    /// Of each program and kind; empty where it is not known.
+    savings: Vec<Vec<Saving>>,
+    /// A line on the device.
+    device: String,
+}
+
+/// Replays the runs, one after the other: all of them at once may need much memory.
+fn expected<'a>(args: &Args, learnt: impl Iterator<Item = &'a Learnt>) -> Result<Expected> {
+    let learnt: Vec<&Learnt> = learnt.collect();
+    let mut all = vec![Vec::new(); learnt.len()];
+    let mut device: Option<Device> = None;
+    if !learnt.iter().any(|learnt| learnt.kinds.iter().any(|kind| kind.is_used())) {
+        return Ok(Expected { savings: all, device: String::new() });
+    }
+    for path in &args.traces {
+        let trace = import(path, &ImportOptions::default())?.trace;
+        let device = match &device {
+            Some(device) => device,
+            None => match device_named(&args.device, &files_used(&trace), MEASURED_FOR) {
+                Ok(found) => &*device.insert(found),
+                Err(error) if args.device == "auto" => {
+                    let line = format!("What hints save is not known: {error:#}\n");
+                    return Ok(Expected { savings: vec![Vec::new(); learnt.len()], device: line });
+                }
+                Err(error) => return Err(error),
+            },
+        };
+        for (name, label) in labels(&trace, args.program.as_deref()) {
+            let Some(at) = learnt.iter().position(|learnt| Some(&learnt.program) == name.as_ref()) else { continue };
+            let more = savings(learnt[at], &trace, label, device);
+            all[at] = match all[at].is_empty() {
+                true => more,
+                false => all[at].iter().zip(more).map(|(one, other): (&Saving, _)| one.and(other)).collect(),
+            };
+        }
+    }
+    let device =
+        device.map(|device| format!("Savings are those of a replay on a model of the device: {}.\n", device.source));
+    Ok(Expected { savings: all, device: device.unwrap_or_default() })
+}
+
+/// The programs of a run with the labels of their accesses, or all that it read under one name.
+fn labels<'a>(trace: &'a Trace, program: Option<&str>) -> Vec<(Option<String>, Option<&'a str>)> {
+    program.map_or_else(|| programs_in(trace), |program| vec![(Some(program.into()), None)])
 }
 
 /// What is observed of each program of a run, or of all that it read, under one name. Programs of which nothing is are left out
 /// beside others: shells and launchers.
 fn observations(trace: &Trace, program: Option<&str>) -> Vec<(Option<String>, Observed)> {
-    if let Some(program) = program {
-        return vec![(Some(program.into()), observe(trace, None))];
-    }
-    let mut all: Vec<_> = programs_in(trace).into_iter().map(|(name, label)| (name, observe(trace, label))).collect();
+    let mut all: Vec<_> =
+        labels(trace, program).into_iter().map(|(name, label)| (name, observe(trace, label))).collect();
     if all.iter().any(|(_, observed)| !observed.files.is_empty()) {
         all.retain(|(_, observed)| !observed.files.is_empty());
     } else {
@@ -159,7 +224,7 @@ pub fn hand_over(trace: &Path, patience: Duration) -> Result<()> {
 }
 
 /// Does what waits for a file system in a thread beside. `None` where it takes longer than this; the thread ends with the process.
-pub fn within<T: Send + 'static>(patience: Duration, ask: impl FnOnce() -> T + Send + 'static) -> Option<T> {
+fn within<T: Send + 'static>(patience: Duration, ask: impl FnOnce() -> T + Send + 'static) -> Option<T> {
     let (tell, answer) = mpsc::channel();
     let asking = move || drop(tell.send(ask()));
     std::thread::Builder::new().name("assist-learnt".into()).spawn(asking).ok()?;
@@ -200,32 +265,47 @@ fn list(store: &Store, json: bool) -> Result<ExitCode> {
     } else if learnt.is_empty() && errors.is_empty() {
         print(format!("Nothing was learnt yet in {}.\n", store.folder().display()))?;
     } else {
-        print(learnt.iter().map(words).collect::<String>())?;
+        print(learnt.iter().map(|learnt| words(learnt, &[])).collect::<String>())?;
     }
     Ok(if errors.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-/// What is known of a program, for people.
-fn words(learnt: &Learnt) -> String {
+/// What is known of a program, for people, and what hints by each kind save.
+fn words(learnt: &Learnt, savings: &[Saving]) -> String {
     let mut text = format!("{}, {}:\n", learnt.program, count(learnt.runs, "recorded run"));
     if learnt.kinds.is_empty() {
         text += "  nothing could be learnt\n";
     }
-    for kind in &learnt.kinds {
+    for (at, kind) in learnt.kinds.iter().enumerate() {
         let _ = writeln!(text, "  {}: {}", kind.files.words(), kind.shape);
         let percent = |part: f64| (1000.0 * part).floor() / 10.0;
         if let Some(score) = kind.held_out {
+            let files = match score.files > kind.learnt_from {
+                true => format!("{} that were read in different ways", count(kind.learnt_from, "file")),
+                false => count(kind.learnt_from, "file"),
+            };
             let _ = writeln!(
                 text,
-                "    {}, each held out once: {:.1} % of what the others predicted was read, {:.1} % of what was read was predicted",
-                count(kind.learnt_from, "file"),
+                "    {files}, each held out once: {:.1} % of what the others predicted was read, {:.1} % of what was read was predicted",
                 percent(score.precision()),
                 percent(score.recall()),
             );
         }
         if let Some(why) = kind.why_unused() {
             let _ = writeln!(text, "    not used: {why}");
-        } else if let Some(size) = kind.shape.only_size_bytes {
+            continue;
+        }
+        if let Some(saving) = savings.get(at).filter(|saving| saving.files > 0) {
+            let _ = writeln!(
+                text,
+                "    expected of {} held out: {:.2} s of {:.2} s waiting saved ({:.0} %)",
+                count(saving.files, "file"),
+                saving.without_s - saving.with_s,
+                saving.without_s,
+                100.0 * saving.part(),
+            );
+        }
+        if let Some(size) = kind.shape.only_size_bytes {
             let _ = writeln!(text, "    used for files of {size} bytes only: no other size was recorded");
         }
     }

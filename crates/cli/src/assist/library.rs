@@ -100,7 +100,7 @@ impl Library {
     }
 
     /// The file of the library itself.
-    fn file(&self) -> PathBuf {
+    pub fn file(&self) -> PathBuf {
         match self {
             Library::File(file) => file.clone(),
             Library::Folder(folder) => folder.join(PLATFORMS[0]).join(LIBRARY),

@@ -53,7 +53,7 @@ impl Job {
     pub fn guided(socket: &Path, args: &run::Args, learnt: Option<String>) -> Result<Job> {
         let absolute = |path: &Option<PathBuf>| path.as_deref().map(std::path::absolute).transpose();
         let (hints, report) = (absolute(&args.hints)?, absolute(&args.report)?);
-        Ok(Job { socket: socket.into(), hints, learnt, report, quiet: args.quiet, ..Job::default() })
+        Ok(Job { socket: socket.into(), hints, learnt, report, quiet: args.quiet > 0, ..Job::default() })
     }
 
     /// One that is recorded.
@@ -271,6 +271,7 @@ fn guided(own: OwnSocket, node: &str, job: &Job, program: &[OsString]) -> Result
         verbose: false,
         report: report.as_deref(),
         learns: false,
+        is_silent: job.quiet,
     };
     guided.run(own, program, &[])
 }

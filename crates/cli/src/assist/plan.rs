@@ -179,18 +179,25 @@ fn is_open_as(meta: &Metadata, number: RawFd) -> bool {
 }
 
 fn device(args: &Args, trace: &Trace) -> Result<Device> {
-    if let Some(file) = &args.calibration {
-        let calibration = Calibration::load(file)?;
-        return Device::calibrated(&calibration, &file.display().to_string()).map_err(anyhow::Error::msg);
+    match &args.calibration {
+        Some(file) => {
+            let calibration = Calibration::load(file)?;
+            Device::calibrated(&calibration, &file.display().to_string()).map_err(anyhow::Error::msg)
+        }
+        None => device_named(&args.device, &files_used(trace), Duration::from_secs(2)),
     }
-    let kernel = |device: Device| match most_read(trace) {
-        Some(path) => device.with_kernel(&path),
+}
+
+/// The device of this name, or the one that these files are on, measured for about so long.
+pub fn device_named(name: &str, files: &[PathBuf], time: Duration) -> Result<Device> {
+    let kernel = |device: Device| match files.first() {
+        Some(path) => device.with_kernel(path),
         None => device,
     };
-    match args.device.as_str() {
+    match name {
         "disk" => Ok(kernel(Device::disk())),
         "flash" => Ok(kernel(Device::flash())),
-        "auto" => probe(&files_used(trace), Duration::from_secs(2))
+        "auto" => probe(files, time)
             .context("the device cannot be measured on the files of the trace; give it with --device or --calibration"),
         text => {
             let limits = text.split_once(':').and_then(|(i, m)| Some((i.parse::<u64>().ok()?, m.parse::<u64>().ok()?)));
@@ -202,14 +209,9 @@ fn device(args: &Args, trace: &Trace) -> Result<Device> {
     }
 }
 
-/// The file of the trace that most was read of, or the largest mapped one, that is still here.
-fn most_read(trace: &Trace) -> Option<PathBuf> {
-    files_used(trace).into_iter().next()
-}
-
 /// The files of the trace that are still here: those that most was read of first, then those that were only mapped,
 /// the largest first.
-fn files_used(trace: &Trace) -> Vec<PathBuf> {
+pub fn files_used(trace: &Trace) -> Vec<PathBuf> {
     let mut bytes = vec![(0u64, 0u64); trace.files.len()];
     for r in &trace.records {
         let file = r.file.0 as usize;

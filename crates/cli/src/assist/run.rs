@@ -9,20 +9,19 @@ use std::process::ExitCode;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::Relaxed;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use anyhow::{Context, Result};
 use impresario_assist::backend::FileId;
 use impresario_assist::config::{Hints, Paths};
-use impresario_assist::learn::{Kind, Learnt, SHARED, Store, program_of};
+use impresario_assist::learn::program_of;
 use impresario_assist::manager::{Access, Handle, Manager, Options, Record, RecordedAccess, RecordedFile, Sink};
 use impresario_assist::record::TraceSink;
-use impresario_base::lock::Mutex;
 use impresario_base::machine::raise_file_limit;
 use impresario_ring::{Op, SMALL_FILE_BYTES};
 
+use super::known;
 use super::launch::{OwnSocket, Programs, Purpose, Reach, own_socket, reach};
-use super::learn::within;
 use super::nodes::{self, Job};
 use crate::usage;
 
@@ -54,9 +53,10 @@ pub struct Args {
     /// Report the effect of the hints on standard error
     #[arg(short, long)]
     verbose: bool,
-    /// Report neither how much of what the program read was seen, nor that it runs without hints
-    #[arg(short, long, conflicts_with = "verbose")]
-    pub quiet: bool,
+    /// Report neither how much of what the program read was seen, nor that it runs without hints; given twice, nor that nothing
+    /// can be learnt
+    #[arg(short, long, conflicts_with = "verbose", action = clap::ArgAction::Count)]
+    pub quiet: u8,
     /// Learn from this run what the program does with kinds of files, for the next one, as `impresario assist learn` does
     #[arg(long, conflicts_with = "node")]
     learn: bool,
@@ -70,7 +70,7 @@ pub struct Args {
 
 pub fn run(args: Args) -> Result<ExitCode> {
     if let Reach::No(why) = reach(&args.program[0].to_string_lossy())?
-        && !args.quiet
+        && args.quiet == 0
     {
         tell!("impresario: it runs without hints: {why}");
     }
@@ -106,10 +106,11 @@ pub fn run(args: Args) -> Result<ExitCode> {
         hints,
         paths,
         instances: args.instances,
-        told: (!args.quiet).then(|| "impresario".into()),
+        told: (args.quiet == 0).then(|| "impresario".into()),
         verbose: args.verbose,
         report: args.report.as_deref(),
         learns: args.learn,
+        is_silent: args.quiet > 1,
     };
     guided.run(folder, &args.program, &environment)
 }
@@ -128,6 +129,8 @@ pub struct Guided<'a> {
     pub report: Option<&'a Path>,
     /// Whether its next run is to know what this one did.
     pub learns: bool,
+    /// Not even that nothing can be learnt is told.
+    pub is_silent: bool,
 }
 
 /// Accesses of a run that is learnt from, and files that it opens; of a longer one nothing is learnt.
@@ -241,7 +244,7 @@ impl Guided<'_> {
         let options = Options {
             paths: self.paths,
             program: self.name.clone(),
-            kinds: Some(Box::new(learnt)),
+            kinds: Some(Arc::new(known::of_own)),
             record,
             ..Options::new(self.hints)
         };
@@ -279,6 +282,7 @@ impl Guided<'_> {
         }
         if is_worthwhile.load(Relaxed)
             && let Err(error) = super::learn::hand_over(&trace, ran_for / LEARNING_SHARE)
+            && !self.is_silent
         {
             tell!("impresario: nothing is learnt from this run: {error:#}");
         }
@@ -294,37 +298,6 @@ fn unguided(program: &[OsString], instances: u32, why: Option<&anyhow::Error>) -
     Ok(Programs::start(program, Purpose::Advise, instances, Path::new("/nowhere"), &[])?.wait()?.0)
 }
 
-/// The manager's thread waits so long for what was learnt of a program.
-const LOADED_WITHIN: Duration = Duration::from_secs(1);
-
-/// What was learnt of a program: by this user, or where that is nothing, for all users of the machine. What cannot be read
-/// costs hints and not the run.
-fn learnt(name: &str) -> Vec<Kind> {
-    let own = Store::of_user(|name| std::env::var_os(name));
-    let learnt = first_of(own.into_iter().chain([Store::of_machine(SHARED)]), name);
-    learnt.map(|learnt| learnt.kinds).unwrap_or_default()
-}
-
-fn first_of(stores: impl IntoIterator<Item = Store>, name: &str) -> Option<Learnt> {
-    stores.into_iter().find_map(|store| load(store, name))
-}
-
-/// What a store says of a program. One whose file system did not answer is not asked again.
-fn load(store: Store, name: &str) -> Option<Learnt> {
-    static SILENT: Mutex<Vec<Store>> = Mutex::new(Vec::new());
-    if SILENT.lock().contains(&store) {
-        return None;
-    }
-    let (asked, name) = (store.clone(), name.to_string());
-    let Some(loaded) = within(LOADED_WITHIN, move || asked.load(&name)) else {
-        let folder = store.folder().display();
-        tell!("impresario: nothing that was learnt in {folder} is used: its file system does not answer");
-        SILENT.lock().push(store);
-        return None;
-    };
-    loaded.inspect_err(|error| tell!("impresario: {error}")).ok()?
-}
-
 /// The words of a command that may name files to read: arguments, and the part after the first `=` of one.
 fn files_named(program: &[OsString]) -> Vec<PathBuf> {
     let words = program.iter().skip(1).map(|word| word.as_bytes());
@@ -338,18 +311,6 @@ fn files_named(program: &[OsString]) -> Vec<PathBuf> {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn what_cannot_be_read_hides_nothing_behind_it() {
-        let folder = tempfile::tempdir().unwrap();
-        let circle = folder.path().join("circle");
-        std::os::unix::fs::symlink("circle", &circle).unwrap();
-        let shared = Store::at(folder.path().join("shared"));
-        shared.prepare().unwrap();
-        shared.add("a.py", Vec::new()).unwrap();
-        assert!(Store::at(&circle).load("a.py").is_err());
-        assert!(first_of([Store::at(&circle), shared], "a.py").is_some());
-    }
 
     #[test]
     fn what_can_be_learnt_from_is_recorded_and_no_more() {

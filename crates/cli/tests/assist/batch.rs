@@ -112,7 +112,8 @@ fn htcondor_s_wrapper_serves_a_job_and_keeps_its_status() {
             .args(words)
             .env("IMPRESARIO_PREFIX", &prefix)
             .env("_CONDOR_SCRATCH_DIR", "/execute/dir_7")
-            .env("IMPRESARIO_ASSIST_REPORTS", folder.path());
+            .env("IMPRESARIO_ASSIST_REPORTS", folder.path())
+            .env("XDG_DATA_HOME", folder.at("share"));
         wrapper.env("IMPRESARIO_ASSIST_LIBRARY", library()).env("IMPRESARIO_ASSIST_WAIT_MS", WAIT_MS);
         wrapper
     };
@@ -125,6 +126,16 @@ fn htcondor_s_wrapper_serves_a_job_and_keeps_its_status() {
     let report = std::fs::read(kept.find(is_report).unwrap()).unwrap();
     let report: Report = serde_json::from_slice(&report).unwrap();
     assert!(of(&report, &data).reads > 0);
+    let known = folder.at("share").join("impresario/assist/strided.json");
+    until("the run is learnt from", || known.exists());
+    let mut homeless = wrapper(&words);
+    homeless.env("XDG_DATA_HOME", folder.write("file", ""));
+    let ran = run_command(&mut homeless);
+    assert_eq!(
+        (ran.code, ran.out.as_str(), ran.err.as_str()),
+        (0, alone.as_str(), ""),
+        "nothing is said where it cannot be"
+    );
     let fails = ["sh", "-c", "exit 7"].map(String::from);
     assert_eq!(run_command(&mut wrapper(&fails)).code, 7);
     assert_eq!(run_command(wrapper(&fails).env("IMPRESARIO_ASSIST", "off")).code, 7);

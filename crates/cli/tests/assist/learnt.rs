@@ -10,7 +10,7 @@ use impresario_assist::report::{FileReport, Report};
 use impresario_testing::until;
 
 use crate::support::{Ran, run_command};
-use crate::tools::{Folder, WAIT_MS, assist, forget, of, plain, try_compile};
+use crate::tools::{Daemon, Folder, Nobody, WAIT_MS, assist, forget, of, plain, try_compile};
 
 const MIB: u64 = 1 << 20;
 
@@ -55,7 +55,7 @@ impl Tables {
     }
 
     fn learn(&self, traces: &[&Path]) -> Ran {
-        run_command(self.command(&["learn"]).args(traces))
+        run_command(self.command(&["learn", "--device", "200:200"]).args(traces))
     }
 
     /// Two tables of different sizes, recorded and learnt.
@@ -90,6 +90,12 @@ impl Tables {
         let list = || run_command(&mut self.command(&["learn", "--list"]));
         until("the run is learnt from", || list().out.starts_with(&format!("table, {runs}:\n")));
         list()
+    }
+
+    /// Hints of a node's manager: whatever programs read is followed, however fast this machine is.
+    fn online(&self) -> PathBuf {
+        let hints = r#"{ "Directory": [{ "Path": "/", "Recursive": true, "Online": true }], "StandDown": { "Enabled": false } }"#;
+        self.folder.write("online.json", hints)
     }
 
     /// Hints that say nothing of any file, but that those learnt are not stopped by how fast this machine is.
@@ -194,6 +200,8 @@ fn a_file_that_was_never_read_gets_the_hints_of_its_kind() {
         "8 bytes at the end -8",
         "65536 bytes of every 262144 from 4096 to the end",
         "100.0 % of what the others predicted was read",
+        "expected of 2 files held out: ",
+        "a model of the device: ",
     ] {
         assert!(ran.out.contains(told), "{told} is missing:\n{}", ran.out);
     }
@@ -207,6 +215,90 @@ fn a_file_that_was_never_read_gets_the_hints_of_its_kind() {
     // The same without any hints file.
     let (file, _) = tables.run(None, &new, &[]);
     assert!(file.entry.starts_with("learnt of *.tbl") && file.hints > 0, "{file:?}");
+}
+
+/// By count, whatever this machine is like: of the second new file of a kind at least 90 % of the bytes that were brought in and used of
+/// a recorded one, under the plan of its own run, are brought in and used, too.
+#[test]
+fn a_new_file_of_a_kind_is_hinted_as_one_that_was_recorded() {
+    let tables = Tables::new();
+    tables.learnt();
+    let (recorded, plan) = (tables.folder.at("b.tbl"), tables.folder.at("plan.json"));
+    let mut command = tables.command(&["plan", "--device", "200:200", "--cold", "-o"]);
+    let ran = run_command(command.arg(&plan).arg(tables.folder.at("b.imt")));
+    assert_eq!(ran.code, 0, "{}", ran.err);
+    let mut hints: serde_json::Value = serde_json::from_slice(&std::fs::read(&plan).unwrap()).unwrap();
+    hints["StandDown"] = serde_json::json!({ "Enabled": false });
+    std::fs::write(&plan, hints.to_string()).unwrap();
+    let (of_plan, _) = tables.run(Some(&plan), &recorded, &[]);
+    assert_eq!(of_plan.entry, "File[0]", "{}", ran.out);
+    for (name, size) in [("first.tbl", 20 * MIB), ("second.tbl", 20 * MIB), ("longer.tbl", 37 * MIB + 5)] {
+        let (new, _) = tables.run(Some(&tables.never_down()), &tables.table(name, size), &[]);
+        assert_eq!(new.entry, "learnt of *.tbl");
+        let [new_share, planned_share] = [&new, &of_plan].map(|file| file.used_bytes as f64 / file.read_bytes as f64);
+        assert!(new_share >= 0.9 * planned_share, "{name}: {new_share} of {planned_share}: {new:?}\n{of_plan:?}");
+    }
+}
+
+/// The manager of a node follows what a program's user has learnt, as one that serves it alone does, also what is learnt meanwhile.
+#[test]
+fn the_node_s_manager_uses_what_a_program_s_user_has_learnt() {
+    let tables = Tables::new();
+    let daemon = Daemon::start(&tables.folder, &tables.online(), &[]);
+    let run = |file: &Path| {
+        let words = tables.words(file, &[]);
+        let mut command = daemon.run_told(&words);
+        let ran = run_command(command.env("XDG_DATA_HOME", tables.folder.at("share")));
+        assert_eq!((ran.code, ran.out), (0, plain(&words)), "{}", ran.err);
+        let path = |report: &Report| report.files.iter().find(|f| Path::new(&f.path) == file).cloned();
+        let report = daemon.until("it is reported", |r| path(r).is_some_and(|f| f.reads > 0 && f.open == 0));
+        path(&report).unwrap()
+    };
+    let before = run(&tables.table("before.tbl", 8 * MIB));
+    assert_eq!(before.entry, "Directory[0]");
+    tables.learnt();
+    // What was known counts for some seconds.
+    let (new, mut number) = (|n: u32| format!("new{n}.tbl"), 0);
+    until("what was learnt is used", || {
+        number += 1;
+        let file = run(&tables.table(&new(number), 30 * MIB));
+        file.entry.starts_with("learnt of *.tbl") && file.hits * 10 >= file.reads * 9 && !file.strayed
+    });
+    daemon.end();
+}
+
+/// A daemon of root's serves everyone, and reads what a user has learnt as that user: root's rights reach nothing that the user's do not.
+#[test]
+fn what_a_user_has_learnt_is_read_with_that_user_s_rights() {
+    let tables = Tables::new();
+    let Some(nobody) = Nobody::new(&tables.folder) else { return };
+    tables.learnt();
+    let share = tables.folder.at("share");
+    let own = |path: &Path| std::os::unix::fs::chown(path, Some(65534), Some(65534)).unwrap();
+    let folder = share.join("impresario/assist");
+    std::fs::set_permissions(&folder, std::os::unix::fs::PermissionsExt::from_mode(0o700)).unwrap();
+    let kept = folder.join("table.json");
+    std::fs::set_permissions(&kept, std::os::unix::fs::PermissionsExt::from_mode(0o600)).unwrap();
+    let daemon = Daemon::start(&tables.folder, &tables.online(), &["--everyone"]);
+    let run = |name: &str| {
+        let file = tables.table(name, 30 * MIB);
+        let words = tables.words(&file, &[]);
+        let mut command = nobody.command(["run", "--node", "--"]);
+        command.args(&words).env("IMPRESARIO_ASSIST_SOCKET", &daemon.socket).env("XDG_DATA_HOME", &share);
+        let ran = run_command(command.env("IMPRESARIO_ASSIST_WAIT_MS", WAIT_MS).current_dir("/"));
+        assert_eq!((ran.code, ran.out), (0, plain(&words)), "{}", ran.err);
+        let path = |report: &Report| report.files.iter().find(|f| Path::new(&f.path) == file).cloned();
+        let report = daemon.until("it is reported", |r| path(r).is_some_and(|f| f.reads > 0 && f.open == 0));
+        path(&report).unwrap().entry
+    };
+    assert_eq!(run("closed.tbl"), "Directory[0]", "root may read it, and this user may not");
+    [&*folder, &kept].into_iter().for_each(own);
+    let mut number = 0;
+    until("what the user has learnt is used", || {
+        number += 1;
+        run(&format!("own{number}.tbl")).starts_with("learnt of *.tbl")
+    });
+    daemon.end();
 }
 
 #[test]
@@ -249,7 +341,16 @@ fn what_was_learnt_is_listed_and_forgotten() {
     let list = |more: &[&str]| run_command(tables.command(&["learn", "--list"]).args(more));
     assert!(list(&[]).out.starts_with("Nothing was learnt yet in "), "{:?}", list(&[]));
     let learnt = tables.learnt();
-    assert_eq!((list(&[]).code, list(&[]).out), (0, learnt.out));
+    // What hints save is told with the runs from which that can be known.
+    let (kept, replayed): (Vec<&str>, Vec<&str>) =
+        learnt.out.lines().partition(|line| !line.contains("expected of") && !line.contains("a model of the device"));
+    assert_eq!((list(&[]).code, list(&[]).out), (0, kept.join("\n") + "\n"));
+    let saved = replayed[0].split_once(" waiting saved (").and_then(|(_, part)| part.split_once(" %)"));
+    let percent: i64 = saved.unwrap_or_else(|| panic!("{replayed:?}")).0.parse().unwrap();
+    assert!((0..=100).contains(&percent), "{replayed:?}");
+    let again = run_command(tables.command(&["learn", "--json", "--device", "disk"]).arg(tables.folder.at("a.imt")));
+    let again: serde_json::Value = serde_json::from_str(&again.out).unwrap();
+    assert_eq!(again[0]["expected"][0]["files"], 1, "{again}");
     let json: serde_json::Value = serde_json::from_str(&list(&["--json"]).out).unwrap();
     assert_eq!((json[0]["program"].as_str(), json[0]["kinds"].as_array().map(Vec::len)), (Some("table"), Some(1)));
     let forget = || run_command(tables.command(&["learn", "--forget", "table"]).current_dir("/"));

@@ -4,12 +4,12 @@ use std::ops::Range;
 
 use serde::{Deserialize, Serialize};
 
+use super::GROUP_MAX;
+
 /// Lines of a sample at most. A file that takes more is read in no order that could be learnt.
 const LINES_MAX: usize = 1024;
 /// Pieces of a file that are looked at, at most.
 const PIECES_MAX: usize = 1 << 20;
-/// Pieces of a group that repeats, at most.
-const GROUP_MAX: usize = 8;
 /// Repetitions that make a series; fewer are separate pieces.
 const REPEATS_MIN: usize = 3;
 /// Reads of what was read just before need no prefetch and are left out: in this much of the current piece, or in one of

@@ -114,14 +114,19 @@ fn one_size_says_nothing_of_others_unless_the_ends_do() {
 #[test]
 fn files_are_held_out_one_after_the_other() {
     let good: Vec<Sample> = [16, 20, 31].map(|m| sample(m * MIB, strided(0, 65_536, 262_144, m * MIB))).into();
-    let all: Vec<&Sample> = good.iter().collect();
+    let all: Vec<Vec<&Sample>> = good.iter().map(|one| vec![one]).collect();
     let score = held_out(&all).unwrap();
     assert_eq!((score.files, score.precision(), score.recall()), (3, 1.0, 1.0));
     assert_eq!(held_out(&all[..1]), None);
     // One that is read otherwise shows.
     let odd = sample(24 * MIB, strided(100_000, 4096, 1_000_000, 24 * MIB));
-    let mixed = [all.clone(), vec![&odd]].concat();
+    let mixed = [all.clone(), vec![vec![&odd]]].concat();
     assert!(held_out(&mixed).unwrap().both() < 0.5, "{:?}", held_out(&mixed));
+    // Runs of one file predict no other file, and another run of it that read otherwise shows, too.
+    assert_eq!(held_out(&[vec![&good[0], &good[0]]]), None);
+    let other_run = sample(16 * MIB, strided(100_000, 4096, 1_000_000, 16 * MIB));
+    let differ = held_out(&[vec![&good[0], &other_run], vec![&good[1]]]).unwrap();
+    assert_eq!((differ.files, differ.precision() < 0.9), (3, true), "{differ:?}");
 }
 
 fn anchors() -> impl Strategy<Value = Anchor> {
@@ -166,6 +171,6 @@ proptest! {
         prop_assert!(shape.steps.is_empty() || score.precision() >= 0.9, "{} {:?}", shape, score);
         prop_assert!(score.right_bytes <= score.predicted_bytes.min(score.read_bytes));
         prop_assert!(within(&shape.predict(size), size));
-        held_out(&samples);
+        held_out(&samples.iter().map(|one| vec![*one]).collect::<Vec<_>>());
     }
 }

@@ -28,6 +28,9 @@ impl Service {
     pub(super) fn messages(&mut self, id: u64) -> Result<Messages, CutOff> {
         for _ in 0..MESSAGES_A_TURN {
             let Some(client) = self.clients.get_mut(&id) else { return Ok(Messages::End) };
+            if client.asked_until_ns.is_some() {
+                return Ok(Messages::All);
+            }
             match socket::receive(client.socket.as_fd()) {
                 Received::Nothing => return Ok(Messages::All),
                 Received::End => return Ok(Messages::End),
@@ -76,8 +79,6 @@ impl Service {
                     return Err("the rings of its user's programs take as much memory as allowed".into());
                 }
                 let Some(event) = event.take() else { return Ok(()) };
-                client.program = self.programs.name_of(client.pid);
-                client.kinds = self.programs.kinds_of(&client.program);
                 if self.small_bytes > 0 {
                     ring.set_small(self.small_bytes);
                     ring.set_lull(client.lull.until_waited_ns());
@@ -95,7 +96,7 @@ impl Service {
                     }
                     _ => {}
                 }
-                self.activate(id);
+                self.ask(id);
             }
             (ToManager::Helper { client: of }, _) if client.ring.is_none() => return self.helper(id, of),
             _ if client.ring.is_none() => return Err("its first message is not Hello".into()),
