@@ -219,17 +219,19 @@ impl<D: Descriptors> Node<D> {
     /// Syncs the descriptors with writes that were not synced; whether there are any. `syncing` must be held.
     pub(crate) fn sync_written(&self, losses: &Losses) -> Result<bool> {
         losses.check(&self.handle)?;
-        let left: Vec<_> = self.left.lock().iter().filter_map(Weak::upgrade).collect();
-        let has_synced = self.sync_opens(losses, left)?;
+        let has_synced = self.sync_opens(losses, true)?;
         // A descriptor that was taken out before anybody looked for it may have been told of a loss, and these not.
         losses.check(&self.handle)?;
         Ok(has_synced)
     }
 
-    /// As [`Node::sync_written`]; of those that were taken out only these.
-    fn sync_opens(&self, losses: &Losses, left: Vec<Arc<Open<D>>>) -> Result<bool> {
-        let mut unsynced = left;
-        unsynced.extend(self.opens.lock().iter().cloned());
+    /// As [`Node::sync_written`]; those that were taken out only if they are to be.
+    fn sync_opens(&self, losses: &Losses, with_left: bool) -> Result<bool> {
+        let mut unsynced = self.opens.lock().clone();
+        if with_left {
+            // Last: what is taken out meanwhile is among them.
+            unsynced.extend(self.left.lock().iter().filter_map(Weak::upgrade));
+        }
         unsynced.retain(|open| open.unsynced.load(Ordering::Acquire));
         for open in &unsynced {
             // Before the sync: a write that comes meanwhile needs another.
@@ -312,7 +314,7 @@ impl<D: Descriptors> Node<D> {
             std::thread::sleep(SYNC_ALL_LOOK_EVERY);
         };
         // What was taken out is waited for at the end, with that of all files.
-        Some(self.sync_opens(losses, Vec::new()).map(drop))
+        Some(self.sync_opens(losses, false).map(drop))
     }
 
     /// Takes out the descriptors that are idle, to be closed.
@@ -1188,6 +1190,30 @@ mod tests {
                 assert!(in_use.is_some());
             }
         }
+    }
+
+    #[test]
+    fn a_sync_covers_what_is_taken_out_while_it_looks() {
+        let losses = Arc::<Losses>::default();
+        let nodes = Nodes::<Slow>::new(1000, losses.clone());
+        let (node, sync) = written(&nodes, false);
+        sync.ends.store(true, Ordering::Release);
+        let in_use = node.any_open();
+        std::thread::scope(|scope| {
+            let mut opens = node.opens.lock();
+            let synced = scope.spawn(|| {
+                let _syncing = node.syncing.lock();
+                node.sync_written(&losses)
+            });
+            std::thread::sleep(Duration::from_millis(20));
+            // As `take_opens`, before the sync has seen what is open.
+            opens.iter().for_each(|open| node.take(open));
+            let taken = losses.closing(node.handle, std::mem::take(&mut *opens));
+            drop(opens);
+            drop(taken);
+            assert_eq!(synced.join().unwrap(), Ok(true));
+        });
+        assert!(in_use.is_some());
     }
 
     #[test]
