@@ -353,17 +353,25 @@ fn looking_into_memory_asks_no_file_system() {
     drop(session);
 }
 
-/// Reading ahead in a file that hangs keeps neither its own first part nor other files waiting, even where the node has one
-/// request under way at a time.
+/// Reading ahead in a file that hangs keeps neither its own first part nor other files waiting, even where the node, or the policy for
+/// each lane, has one request under way at a time.
 #[test]
 fn what_hangs_ahead_hangs_nothing_else() {
     if !impresario_testing::require("fuse") || !impresario_testing::require("root") {
         return;
     }
+    what_hangs_ahead_hangs_nothing_else_where(|_, io| io.dispatch_requests = 1);
+    what_hangs_ahead_hangs_nothing_else_where(|tree, io| {
+        tree.data_servers = 2;
+        io.policy = PolicySpec::named("twins").with("in_flight_per_server", 1);
+    });
+}
+
+fn what_hangs_ahead_hangs_nothing_else_where(adjust: impl FnOnce(&mut Tree, &mut Io)) {
     let halves = Arc::<Halves>::default();
     let (folder, session) = mounted(&halves);
     let release = Release(halves.clone());
-    let node = Node::start(folder.path(), |_, io| io.dispatch_requests = 1);
+    let node = Node::start(folder.path(), adjust);
     let client = node.client();
     let hangs = client.open("hangs", false).unwrap();
     // The kernel's own reading ahead stays before what hangs.

@@ -388,12 +388,14 @@ impl Forwarder {
         }
     }
 
-    /// It matters whether a server hangs: requests wait for places, or for a server that does.
+    /// It matters whether a server hangs: requests wait for places, or for a server that does, or something is read ahead by itself,
+    /// which takes a place of its lane, of which the policy may allow a single one.
     fn matters(&self, dispatch: &Dispatch) -> bool {
         let Dispatch { queue, hung, alone, .. } = dispatch;
         let (taken, waiting) = (queue.in_flight() - hung.stuck().min(queue.in_flight()), queue.len());
         (waiting > 0 && taken >= self.in_flight_max)
-            || waiting + taken + alone.len() >= self.dispatch_max
+            || waiting + taken >= self.dispatch_max
+            || !alone.is_empty()
             || (hung.any() && (waiting > 0 || queue.in_flight() > 0))
     }
 
