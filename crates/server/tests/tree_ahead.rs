@@ -138,6 +138,25 @@ fn strides_are_read_ahead() {
     assert!(node.told("/read_ahead/predicted_bytes") < 2 * MIB, "not what is between them: {status:#}");
 }
 
+/// Clients ask for more than a file has, up to its end: that is no wait for the device.
+#[test]
+fn the_end_of_a_file_in_memory_is_not_waited_for() {
+    let _cache = impresario_testing::page_cache::watched();
+    let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    std::fs::write(folder.path().join("file"), vec![1; 10_000]).unwrap();
+    let node = Node::start(folder.path(), |_, _| {});
+    let client = node.client();
+    let file = client.open("file", false).unwrap();
+    // The first shows that reads go through the page cache.
+    assert_eq!(read(&file, 0, BLOCK).len(), 10_000);
+    let before = node.told("/read_ahead/waited_bytes");
+    for _ in 0..10 {
+        assert_eq!(read(&file, 0, BLOCK).len(), 10_000);
+        assert_eq!(read(&file, 10_000, BLOCK).len(), 0);
+    }
+    assert_eq!(node.told("/read_ahead/waited_bytes"), before);
+}
+
 /// What is about to be changed is no longer expected, foreseen or hinted: by a write, and by calls that the scheduler does not see.
 #[test]
 fn changes_take_predictions_back() {
@@ -245,6 +264,20 @@ impl Halves {
 /// A process with a thread that hangs in its own file system would not end.
 struct Release(Arc<Halves>);
 
+impl Release {
+    /// Nor would a test that waits for what hangs: it is let go after a while, and the test fails.
+    fn of(halves: &Arc<Halves>) -> Release {
+        let late = Arc::downgrade(halves);
+        std::thread::spawn(move || {
+            std::thread::sleep(Duration::from_secs(60));
+            if let Some(halves) = late.upgrade() {
+                halves.release();
+            }
+        });
+        Release(halves.clone())
+    }
+}
+
 impl Drop for Release {
     fn drop(&mut self) {
         self.0.release();
@@ -313,7 +346,7 @@ fn looking_into_memory_asks_no_file_system() {
     }
     let halves = Arc::new(Halves { others_change: true, ..Halves::default() });
     let (folder, session) = mounted(&halves);
-    let release = Release(halves.clone());
+    let release = Release::of(&halves);
     let asked = || halves.attrs_asked.load(SeqCst);
 
     let node = Node::start(folder.path(), |_, _| {});
@@ -370,7 +403,7 @@ fn what_hangs_ahead_hangs_nothing_else() {
 fn what_hangs_ahead_hangs_nothing_else_where(adjust: impl FnOnce(&mut Tree, &mut Io)) {
     let halves = Arc::<Halves>::default();
     let (folder, session) = mounted(&halves);
-    let release = Release(halves.clone());
+    let release = Release::of(&halves);
     let node = Node::start(folder.path(), adjust);
     let client = node.client();
     let hangs = client.open("hangs", false).unwrap();
