@@ -23,6 +23,7 @@ use super::reading::Reading;
 use super::storage::{Storage, Target};
 use super::tree::Foreseen;
 use super::{Answering, IoSettings, Item};
+use crate::complaints::Complaints;
 use crate::listener::{Vitals, before_waiting};
 use crate::outbox::{Bulk, STACK_BYTES, hand_over_own_replies};
 use crate::owed::Came;
@@ -105,6 +106,8 @@ pub(super) struct Forwarder {
     threads: Workers,
     sync_threads: Workers,
     counts: Counts,
+    /// About lanes that hang.
+    complaints: Complaints,
     /// Whose traffic is what leaves this node.
     identity: Arc<Identity>,
     /// That traffic at the last reset.
@@ -156,6 +159,7 @@ impl Forwarder {
             threads,
             sync_threads,
             counts: Counts::default(),
+            complaints: Complaints::default(),
         }))
     }
 
@@ -412,11 +416,7 @@ impl Forwarder {
         let matters = self.matters(&dispatch);
         let Dispatch { queue, hung, alone, .. } = &mut *dispatch;
         let at = now();
-        let more = hung.look(at);
-        if more {
-            let lanes: Vec<u16> = hung.lanes().collect();
-            tracing::warn!(?lanes, "data servers do not answer; requests for others go on");
-        }
+        let told = hung.look(at);
         queue.set_stuck(hung.stuck());
         let mut batches = vec![0; self.lanes.into()];
         hung.count_batches(&mut batches);
@@ -434,6 +434,11 @@ impl Forwarder {
         }
         let (stuck, calls) = (hung.stuck(), dispatch.calls());
         drop(dispatch);
+        for lane in told {
+            self.complaints.about(&lane.to_string(), || {
+                tracing::warn!(lane, "a data server does not answer; requests for others go on")
+            });
+        }
         self.threads.allow(stuck);
         self.call(calls);
         if let Some(engine) = self.engine.get().and_then(Weak::upgrade) {
