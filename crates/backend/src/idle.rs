@@ -31,15 +31,23 @@ pub(crate) struct Closers(Arc<Mutex<Turns>>);
 
 #[derive(Default)]
 struct Turns {
-    waiting: VecDeque<(Handle, Closing)>,
+    waiting: VecDeque<Waiting>,
     threads: usize,
+    next_batch: u64,
+}
+
+struct Waiting {
+    of: Handle,
+    closing: Closing,
+    /// Number of [`Closers::enqueue`]; 0: of none.
+    batch: u64,
 }
 
 impl Closers {
     /// Drops this, which the file has open, soon; now, if there is no thread for that.
     pub(crate) fn close(&self, file: Handle, closing: Closing) {
         let mut turns = self.0.lock();
-        turns.waiting.push_back((file, closing));
+        turns.waiting.push_back(Waiting { of: file, closing, batch: 0 });
         if turns.threads >= CLOSERS_MAX {
             return;
         }
@@ -52,10 +60,31 @@ impl Closers {
         }
     }
 
+    /// Has these wait for their turn, and gives their number for [`Closers::work_off`].
+    pub(crate) fn enqueue(&self, closings: impl Iterator<Item = (Handle, Closing)>) -> u64 {
+        let mut turns = self.0.lock();
+        turns.next_batch += 1;
+        let batch = turns.next_batch;
+        turns.waiting.extend(closings.map(|(of, closing)| Waiting { of, closing, batch }));
+        batch
+    }
+
+    /// Drops those of a number, one after the other, that have not had their turn by others.
+    pub(crate) fn work_off(&self, batch: u64) {
+        let next = || {
+            let mut turns = self.0.lock();
+            let at = turns.waiting.iter().position(|waiting| waiting.batch == batch)?;
+            turns.waiting.remove(at)
+        };
+        while let Some(Waiting { closing, .. }) = next() {
+            close(closing);
+        }
+    }
+
     /// Has what of a file has not had its turn closed by a thread of its own, as long as there are not many.
     pub(crate) fn hurry(&self, file: &Handle) {
         let mut turns = self.0.lock();
-        if turns.threads >= CLOSERS_MAX + HURRIED_MAX || !turns.waiting.iter().any(|(of, _)| of == file) {
+        if turns.threads >= CLOSERS_MAX + HURRIED_MAX || !turns.waiting.iter().any(|waiting| waiting.of == *file) {
             return;
         }
         turns.threads += 1;
@@ -75,7 +104,7 @@ impl Closers {
         let (mut taken, mut turns) = (Vec::new(), self.0.lock());
         for _ in 0..turns.waiting.len() {
             match turns.waiting.pop_front() {
-                Some((of, closing)) if of == *file => taken.push(closing),
+                Some(Waiting { of, closing, .. }) if of == *file => taken.push(closing),
                 // Once round, so that their order stays.
                 others => turns.waiting.extend(others),
             }
@@ -86,7 +115,7 @@ impl Closers {
     fn work(&self) {
         loop {
             let mut turns = self.0.lock();
-            let Some((_, closing)) = turns.waiting.pop_front() else {
+            let Some(Waiting { closing, .. }) = turns.waiting.pop_front() else {
                 turns.threads -= 1;
                 return;
             };

@@ -192,6 +192,18 @@ impl Losses {
     /// Has another thread close it.
     pub(crate) fn close_aside(&self, closing: Closing<impl Send + 'static>) {
         self.closers.close(closing.end.file, Box::new(closing));
+        self.queued();
+    }
+
+    /// Closes these one after the other. One that hangs keeps from none of the others who needs it closed.
+    pub(crate) fn close_here(&self, closing: Vec<Closing<impl Send + 'static>>) {
+        let batch = self.closers.enqueue(closing.into_iter().map(|one| (one.end.file, Box::new(one) as idle::Closing)));
+        self.queued();
+        self.closers.work_off(batch);
+    }
+
+    /// There is more among what waits to be closed.
+    fn queued(&self) {
         // Who waits for it has not seen it there, or is woken.
         drop(self.state.lock());
         self.closed.notify_all();

@@ -29,7 +29,7 @@ use std::sync::{Arc, LazyLock};
 use std::time::Duration;
 
 use impresario_base::lock::Mutex;
-use impresario_base::machine::{EXT4_MAGIC, XFS_MAGIC, is_in_memory, path_of};
+use impresario_base::machine::{EXT4_MAGIC, OVERLAY_MAGIC, XFS_MAGIC, is_in_memory, path_of};
 use impresario_device::device_limits;
 use impresario_layout::Layout;
 use rustix::fs::{Mode, OFlags, ResolveFlags, Statx, StatxFlags};
@@ -197,6 +197,8 @@ struct Shared {
     placements: placement::Source,
     /// Files live in memory alone: there is nothing to read them ahead from.
     in_memory: bool,
+    /// Its files have the pages of others.
+    is_overlay: bool,
     io: Io,
     paging: Paging,
     /// Numbers of the files that threads wait for others to give up their leases of.
@@ -290,6 +292,7 @@ impl Shared {
             umask: umask(),
             placements: placement::Source::new(statfs.f_type as u64, options.data_servers),
             in_memory: is_in_memory(statfs.f_type as u64),
+            is_overlay: statfs.f_type as u64 & 0xffff_ffff == OVERLAY_MAGIC,
             io: Io::new(options.calls, options.direct, options.patience),
             paging: if options.direct { Paging::past() } else { Paging::default() },
             lease_waits: Mutex::default(),

@@ -113,7 +113,7 @@ fn handles_outlive_a_restart_and_renames(cluster: &mut CephCluster) {
     assert_eq!(contents(&tree, &file).unwrap(), b"BYTES of another");
     tree.release(&file);
     tree.close_all();
-    assert_eq!(tree.attr(&file), Err(Errno(libc::ESTALE)));
+    impresario_testing::until("it is closed", || tree.attr(&file) == Err(Errno(libc::ESTALE)));
     // Snapshots are not shown, and nothing can have their name.
     assert_eq!(tree.lookup(&caller, &dir, b".snap").unwrap_err(), Errno(libc::ENOENT));
     let made = tree.make(&caller, &dir, b".snap", Make::Directory, &SetAttr::default());

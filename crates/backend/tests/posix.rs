@@ -17,6 +17,12 @@ fn caller() -> Caller {
     }
 }
 
+/// Others close what was open.
+fn close_all(tree: &PosixTree) {
+    tree.close_all();
+    impresario_testing::until("all is closed", || tree.descriptors() == 0);
+}
+
 fn suite(folder: &Path, options: Options, entries: usize) {
     let tree = PosixTree::open(folder, options).unwrap();
     Suite { backend: &tree, caller: caller(), others: impresario_testing::is_root(), earlier_times: true, entries }
@@ -426,7 +432,7 @@ fn handles_outlive_a_restart_and_renames() {
     for n in 0..100 {
         std::fs::write(folder.path().join(format!("new {n}")), "x").unwrap();
     }
-    tree.close_all();
+    close_all(&tree);
     assert_eq!(tree.attr(&file), Err(Errno(libc::ESTALE)));
 }
 
@@ -466,7 +472,7 @@ fn what_is_moved_out_of_the_folder_or_planted_in_it_leads_nowhere() {
     std::fs::rename(folder.join("dir"), above.path().join("dir")).unwrap();
     // Going up does not leave the folder, even while descriptors are open.
     assert_eq!(find(&dir, ".."), Err(Errno(libc::ESTALE)));
-    tree.close_all();
+    close_all(&tree);
     assert_eq!(tree.attr(&dir), Err(Errno(libc::ESTALE)));
     assert_eq!(tree.attr(&inner), Err(Errno(libc::ESTALE)));
     // A folder whose name begins alike is another one.
@@ -543,7 +549,7 @@ fn a_file_that_another_server_has_a_lease_of_is_opened_when_that_has_given_it_up
                 assert_eq!(tree.read(&caller, file, 0, &mut [0; 6]), Ok(6));
             }
         });
-        tree.close_all();
+        close_all(tree);
     }
     assert_eq!(std::fs::read(path).unwrap(), b"LEASED");
 }
@@ -714,8 +720,7 @@ fn a_file_system_that_became_read_only_has_lost_what_was_not_synced() {
     let (file, _) = tree.make(&caller, &tree.root().unwrap(), b"file", Make::File, &SetAttr::default()).unwrap();
     assert_eq!(tree.sync_all().unwrap().any, 0);
     tree.write(&caller, &file, 0, b"bytes", false).unwrap();
-    tree.close_all();
-    impresario_testing::until("the file is closed", || tree.descriptors() == 0);
+    close_all(&tree);
     // As a journal that cannot be written any more does.
     let aborted = std::process::Command::new("mount").args(["-o", "remount,abort"]).arg(&folder).output().unwrap();
     if std::fs::write(folder.join("other"), "").is_ok() {

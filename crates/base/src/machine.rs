@@ -17,6 +17,8 @@ pub fn path_of(fd: impl AsFd) -> String {
 pub const EXT4_MAGIC: u64 = 0xef53;
 /// The type of XFS.
 pub const XFS_MAGIC: u64 = 0x5846_5342;
+/// The type of overlayfs.
+pub const OVERLAY_MAGIC: u64 = 0x794c_7630;
 /// The type of tmpfs.
 pub const TMPFS_MAGIC: u64 = 0x0102_1994;
 

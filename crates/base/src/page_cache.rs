@@ -8,6 +8,7 @@ use std::ops::Range;
 use std::os::fd::{AsRawFd, BorrowedFd};
 use std::ptr::null_mut;
 
+use rustix::fs::{AtFlags, StatxFlags};
 use rustix::io::{Errno, ReadWriteFlags};
 
 /// Bytes of a page, as the kernel counts them: the machine's, which is 16 or 64 KiB on some.
@@ -76,8 +77,8 @@ pub fn cached_pages(fd: BorrowedFd<'_>, range: Range<u64>) -> io::Result<CachedP
     Ok(CachedPages { cached: stat.nr_cache, all: touched(&range, page_bytes()) })
 }
 
-/// The same by a mapping (`mincore`), on any kernel and file system; takes some µs. `None` where the kernel does not tell, and for more
-/// than 64 MiB. Of files that this process may not write, the kernel reports every page as cached.
+/// The same by a mapping (`mincore`), on any kernel and file system; takes some µs, and NFS may ask its server before. `None` where the
+/// kernel does not tell, and for more than 64 MiB. Of files that this process may not write, the kernel reports every page as cached.
 pub fn mapped_pages(fd: BorrowedFd<'_>, range: Range<u64>) -> Option<CachedPages> {
     let (page_bytes, all) = (page_bytes(), touched(&range, page_bytes()));
     let start = libc::off_t::try_from(range.start / page_bytes * page_bytes).ok()?;
@@ -98,33 +99,62 @@ pub fn mapped_pages(fd: BorrowedFd<'_>, range: Range<u64>) -> Option<CachedPages
     (asked == 0).then(|| CachedPages { cached: resident.iter().filter(|page| **page & 1 == 1).count() as u64, all })
 }
 
-/// Whether a read of a range, as far as the file reaches, has to wait for the device. Reads nothing, and does not wait. False where the
-/// kernel does not tell.
+/// A file's length as far as this machine knows it; the file system is not asked.
+pub fn known_len_bytes(fd: BorrowedFd<'_>) -> Option<u64> {
+    let how = AtFlags::EMPTY_PATH | AtFlags::STATX_DONT_SYNC;
+    rustix::fs::statx(fd, "", how, StatxFlags::SIZE).ok().map(|stat| stat.stx_size)
+}
+
+fn read_at_once(fd: BorrowedFd<'_>, at: u64) -> Result<usize, Errno> {
+    rustix::io::preadv2(fd, &mut [io::IoSliceMut::new(&mut [0])], at, ReadWriteFlags::NOWAIT)
+}
+
+/// Whether a file may be read with `RWF_NOWAIT`. Not on network file systems and FUSE, whose page cache none but [`cached_pages`] tells
+/// of without asking them; nor on overlayfs, ZFS and tmpfs, whose files are in memory elsewhere.
+pub fn reads_at_once(fd: BorrowedFd<'_>) -> bool {
+    // No file reaches so far, so there is nothing to begin with.
+    read_at_once(fd, i64::MAX as u64 - 1) != Err(Errno::OPNOTSUPP)
+}
+
+/// Whether a read of a range, as far as the file reaches, has to wait for the device. Reads nothing, asks no file system, and does not
+/// wait. False where the kernel does not tell, and where no read with `RWF_NOWAIT` is possible.
 pub fn is_missing(fd: BorrowedFd<'_>, range: Range<u64>) -> bool {
-    if range.is_empty() || cached_pages(fd, range.clone()).is_ok_and(|pages| pages.complete()) {
+    if range.is_empty() {
+        return false;
+    }
+    let told = cached_pages(fd, range.clone());
+    if told.as_ref().is_ok_and(CachedPages::complete) || !reads_at_once(fd) {
         return false;
     }
     // The file may end within the range.
-    let size = rustix::fs::fstat(fd).map_or(u64::MAX, |stat| stat.st_size.max(0) as u64);
-    let range = range.start..range.end.min(size);
-    // Where cachestat tells nothing, and where what it tells is not so.
-    !range.is_empty() && mapped_pages(fd, range).is_some_and(|pages| !pages.complete())
+    let range = range.start..range.end.min(known_len_bytes(fd).unwrap_or(u64::MAX));
+    if range.is_empty() {
+        return false;
+    }
+    let pages = match told {
+        Ok(told) => Some(CachedPages { all: touched(&range, page_bytes()), ..told }),
+        Err(_) => mapped_pages(fd, range),
+    };
+    pages.is_some_and(|pages| !pages.complete())
 }
 
-/// Whether a byte can be read without waiting. Reads nothing from the device. `None` where the kernel does not tell, and beyond the
-/// file's end.
+/// Whether a byte can be read without waiting. Reads nothing from the device, asks no file system, and does not wait. `None` where the
+/// kernel does not tell, and beyond the file's end. Where no read with `RWF_NOWAIT` is possible it never says that a byte is not there,
+/// and that it is while it is on its way.
 pub fn has_byte(fd: BorrowedFd<'_>, at: u64) -> Option<bool> {
     let range = at..at.checked_add(1)?;
     if is_missing(fd, range.clone()) {
         return Some(false);
     }
-    let mut byte = [0];
-    match rustix::io::preadv2(fd, &mut [io::IoSliceMut::new(&mut byte)], at, ReadWriteFlags::NOWAIT) {
+    match read_at_once(fd, at) {
         Ok(1) => Some(true),
         // On its way.
         Err(Errno::AGAIN) => Some(false),
-        // Many network file systems read only what they may wait for.
-        Err(Errno::OPNOTSUPP) => mapped_pages(fd, range).map(|pages| pages.complete()),
+        // The bytes may be elsewhere in memory; what is there is there.
+        Err(Errno::OPNOTSUPP) => {
+            let is_there = cached_pages(fd, range).is_ok_and(|pages| pages.complete());
+            (is_there && known_len_bytes(fd).is_some_and(|len_bytes| at < len_bytes)).then_some(true)
+        }
         Ok(_) | Err(_) => None,
     }
 }
@@ -161,7 +191,9 @@ mod tests {
         for range in [0..10_000, 9_000..1 << 20, 10_000..20_000, 1 << 30..1 << 31, 0..0] {
             assert!(!is_missing(file.as_fd(), range.clone()), "nothing of {range:?} is on the device alone");
         }
-        assert_eq!([0, 9_999, 10_000].map(|at| has_byte(file.as_fd(), at)), [Some(true), Some(true), None]);
+        let has = [0, 9_999, 10_000].map(|at| has_byte(file.as_fd(), at));
+        let is_told = reads_at_once(file.as_fd());
+        assert!(has == [Some(true), Some(true), None] || !is_told && !has.contains(&Some(false)), "{has:?}");
         // A pipe has neither pages nor places.
         let (pipe, _writer) = io::pipe().unwrap();
         assert_eq!(mapped_pages(pipe.as_fd(), 0..1), Some(CachedPages { cached: 0, all: 1 }));
@@ -176,8 +208,8 @@ mod tests {
         file.sync_all().unwrap();
         rustix::fs::fadvise(&file, 0, None, rustix::fs::Advice::DontNeed).unwrap();
         let cached = || mapped_pages(file.as_fd(), 0..4 << 20).map(|pages| pages.cached);
-        if cached() != Some(0) {
-            return impresario_testing::skip("page cache", "a file system whose pages stay");
+        if cached() != Some(0) || !reads_at_once(file.as_fd()) {
+            return impresario_testing::skip("page cache", "a file system whose pages stay, or are not told of");
         }
         assert!(is_missing(file.as_fd(), 1 << 20..2 << 20) && is_missing(file.as_fd(), (4 << 20) - 1..5 << 20));
         assert_eq!([0, 4 << 20].map(|at| has_byte(file.as_fd(), at)), [Some(false), None]);

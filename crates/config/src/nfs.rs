@@ -382,6 +382,13 @@ mod tests {
         };
         refused(&with("backend = \"glusterfs\", volume = \"v\""), 6, "there is no server");
         refused(&with("backend = \"glusterfs\", server = \"h\""), 6, "name the volume");
+        refused(&with("backend = \"gluster\", folder = \"/f\""), 6, "glusterfs");
+        refused(&with("folder = \"/f\", volum = \"v\""), 6, "volume");
+        refused(&with("folder = \"/f\", data_servers = 2"), 6, "data_servers is for I/O nodes");
+        refused(&with("folder = \"/f\", stripe_bytes = 65536"), 6, "stripe_bytes is for I/O nodes");
+        refused(&with("backend = \"cephfs\", stripe_count = 1"), 6, "stripe_count is for I/O nodes");
+        refused(&GOOD.replace("dir = \"d\"", "dir = \"d\"\ntree = { folder = \"/f\" }"), 7, "remove one of them");
+        refused(&GOOD.replace("dir = \"d\"\n", ""), 4, "neither a dir nor a tree");
     }
 
     /// In the file of a cluster it is checked with the rest, and hides nothing.

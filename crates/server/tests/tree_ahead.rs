@@ -5,10 +5,13 @@ use std::fs::File;
 use std::io;
 use std::os::fd::AsFd;
 use std::path::Path;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use fuser::{FileHandle, FileType, Filesystem, Generation, INodeNo, KernelConfig, ReplyAttr, ReplyEntry, Request};
+use impresario_backend::posix::Options;
+use impresario_backend::{Backend, Caller, PosixTree};
 use impresario_base::page_cache::mapped_pages;
 use impresario_client::{Client, ClientOptions, Via};
 use impresario_config::{Config, Io, Tree};
@@ -135,6 +138,25 @@ fn strides_are_read_ahead() {
     assert!(node.told("/read_ahead/predicted_bytes") < 2 * MIB, "not what is between them: {status:#}");
 }
 
+/// Clients ask for more than a file has, up to its end: that is no wait for the device.
+#[test]
+fn the_end_of_a_file_in_memory_is_not_waited_for() {
+    let _cache = impresario_testing::page_cache::watched();
+    let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    std::fs::write(folder.path().join("file"), vec![1; 10_000]).unwrap();
+    let node = Node::start(folder.path(), |_, _| {});
+    let client = node.client();
+    let file = client.open("file", false).unwrap();
+    // The first shows that reads go through the page cache.
+    assert_eq!(read(&file, 0, BLOCK).len(), 10_000);
+    let before = node.told("/read_ahead/waited_bytes");
+    for _ in 0..10 {
+        assert_eq!(read(&file, 0, BLOCK).len(), 10_000);
+        assert_eq!(read(&file, 10_000, BLOCK).len(), 0);
+    }
+    assert_eq!(node.told("/read_ahead/waited_bytes"), before);
+}
+
 /// What is about to be changed is no longer expected, foreseen or hinted: by a write, and by calls that the scheduler does not see.
 #[test]
 fn changes_take_predictions_back() {
@@ -208,12 +230,21 @@ fn nothing_is_read_ahead_elsewhere() {
 #[derive(Default)]
 struct Halves {
     held: Mutex<(bool, Vec<(fuser::ReplyData, usize)>)>,
+    /// The kernel may trust no attributes that it was told.
+    others_change: bool,
+    attrs_asked: AtomicU64,
+    attrs_hang: AtomicBool,
+    held_attrs: Mutex<Vec<(ReplyAttr, u64)>>,
 }
 
 impl Halves {
     fn attr(node: u64) -> fuser::FileAttr {
         let (kind, perm) = if node == 1 { (FileType::Directory, 0o755) } else { (FileType::RegularFile, 0o644) };
         impresario_testing::fuse::attr(node, kind, perm, if node == 1 { 0 } else { 8 * MIB })
+    }
+
+    fn lifetime(&self) -> Duration {
+        Duration::from_secs(if self.others_change { 0 } else { 60 })
     }
 
     fn is_held(&self) -> bool {
@@ -224,11 +255,28 @@ impl Halves {
         let (lets_go, held) = &mut *self.held.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
         *lets_go = true;
         held.drain(..).for_each(|(reply, len)| reply.data(&vec![0; len]));
+        self.attrs_hang.store(false, SeqCst);
+        let held = &mut *self.held_attrs.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        held.drain(..).for_each(|(reply, node)| reply.attr(&self.lifetime(), &Halves::attr(node)));
     }
 }
 
 /// A process with a thread that hangs in its own file system would not end.
 struct Release(Arc<Halves>);
+
+impl Release {
+    /// Nor would a test that waits for what hangs: it is let go after a while, and the test fails.
+    fn of(halves: &Arc<Halves>) -> Release {
+        let late = Arc::downgrade(halves);
+        std::thread::spawn(move || {
+            std::thread::sleep(Duration::from_secs(60));
+            if let Some(halves) = late.upgrade() {
+                halves.release();
+            }
+        });
+        Release(halves.clone())
+    }
+}
 
 impl Drop for Release {
     fn drop(&mut self) {
@@ -247,14 +295,19 @@ impl Filesystem for HalfHangs {
 
     fn lookup(&self, _: &Request, _: INodeNo, name: &OsStr, reply: ReplyEntry) {
         match name.to_str() {
-            Some("hangs") => reply.entry(&Duration::from_secs(60), &Halves::attr(2), Generation(0)),
-            Some("good") => reply.entry(&Duration::from_secs(60), &Halves::attr(3), Generation(0)),
+            Some("hangs") => reply.entry(&self.0.lifetime(), &Halves::attr(2), Generation(0)),
+            Some("good") => reply.entry(&self.0.lifetime(), &Halves::attr(3), Generation(0)),
             _ => reply.error(fuser::Errno::ENOENT),
         }
     }
 
     fn getattr(&self, _: &Request, node: INodeNo, _: Option<FileHandle>, reply: ReplyAttr) {
-        reply.attr(&Duration::from_secs(60), &Halves::attr(node.0));
+        self.0.attrs_asked.fetch_add(1, SeqCst);
+        let held = &mut *self.0.held_attrs.lock().unwrap();
+        match self.0.attrs_hang.load(SeqCst) {
+            true => held.push((reply, node.0)),
+            false => reply.attr(&self.0.lifetime(), &Halves::attr(node.0)),
+        }
     }
 
     fn read(
@@ -277,20 +330,81 @@ impl Filesystem for HalfHangs {
     }
 }
 
-/// Reading ahead in a file that hangs keeps neither its own first part nor other files waiting, even where the node has one
-/// request under way at a time.
+fn mounted(halves: &Arc<Halves>) -> (tempfile::TempDir, fuser::BackgroundSession) {
+    let folder = tempfile::tempdir().unwrap();
+    let mut options = fuser::Config::default();
+    options.mount_options = vec![fuser::MountOption::FSName("impresario-test".into())];
+    let session = fuser::spawn_mount(HalfHangs(halves.clone()), folder.path(), &options).unwrap();
+    (folder, session)
+}
+
+/// Whoever asks what memory has may hold a connection up for all: no file system is asked, however old what is known of a file is.
+#[test]
+fn looking_into_memory_asks_no_file_system() {
+    if !impresario_testing::require("fuse") || !impresario_testing::require("root") {
+        return;
+    }
+    let halves = Arc::new(Halves { others_change: true, ..Halves::default() });
+    let (folder, session) = mounted(&halves);
+    let release = Release::of(&halves);
+    let asked = || halves.attrs_asked.load(SeqCst);
+
+    let node = Node::start(folder.path(), |_, _| {});
+    let client = node.client();
+    let good = client.open("good", false).unwrap();
+    read(&good, 0, BLOCK);
+    let before = asked();
+    for at in (BLOCK..4 * MIB).step_by(BLOCK as usize) {
+        assert_eq!(read(&good, at, BLOCK).len() as u64, BLOCK, "{at}");
+    }
+    assert_eq!(asked() - before, 0, "reads ask for attributes: {:#}", node.status());
+    drop((good, client, node));
+
+    let tree = PosixTree::open(folder.path(), Options::default()).unwrap();
+    let caller = Caller { uid: 0, gid: 0, groups: Vec::new() };
+    let (file, _) = tree.lookup(&caller, &tree.root().unwrap(), b"hangs").unwrap();
+    let mut bytes = vec![0; BLOCK as usize];
+    assert_eq!(tree.read(&caller, &file, 0, &mut bytes), Ok(BLOCK as usize));
+    assert!(tree.has_page_cache() && tree.is_in_memory(&caller, &file, 0));
+    halves.attrs_hang.store(true, SeqCst);
+    let before = asked();
+    let (tell, told) = std::sync::mpsc::channel();
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let looks = [7 * MIB, 8 * MIB - 1].map(|at| {
+                let got = tree.read_cached(&caller, &file, at, &mut bytes);
+                (got.is_some(), tree.is_in_memory(&caller, &file, at), tree.known_attr(&file).is_some())
+            });
+            tell.send(looks).unwrap();
+        });
+        let looks = told.recv_timeout(Duration::from_secs(10));
+        let after = asked();
+        halves.release();
+        assert_eq!((looks, after - before), (Ok([(false, false, true); 2]), 0));
+    });
+    drop((release, tree));
+    drop(session);
+}
+
+/// Reading ahead in a file that hangs keeps neither its own first part nor other files waiting, even where the node, or the policy for
+/// each lane, has one request under way at a time.
 #[test]
 fn what_hangs_ahead_hangs_nothing_else() {
     if !impresario_testing::require("fuse") || !impresario_testing::require("root") {
         return;
     }
+    what_hangs_ahead_hangs_nothing_else_where(|_, io| io.dispatch_requests = 1);
+    what_hangs_ahead_hangs_nothing_else_where(|tree, io| {
+        tree.data_servers = 2;
+        io.policy = PolicySpec::named("twins").with("in_flight_per_server", 1);
+    });
+}
+
+fn what_hangs_ahead_hangs_nothing_else_where(adjust: impl FnOnce(&mut Tree, &mut Io)) {
     let halves = Arc::<Halves>::default();
-    let folder = tempfile::tempdir().unwrap();
-    let mut options = fuser::Config::default();
-    options.mount_options = vec![fuser::MountOption::FSName("impresario-test".into())];
-    let session = fuser::spawn_mount(HalfHangs(halves.clone()), folder.path(), &options).unwrap();
-    let release = Release(halves.clone());
-    let node = Node::start(folder.path(), |_, io| io.dispatch_requests = 1);
+    let (folder, session) = mounted(&halves);
+    let release = Release::of(&halves);
+    let node = Node::start(folder.path(), adjust);
     let client = node.client();
     let hangs = client.open("hangs", false).unwrap();
     // The kernel's own reading ahead stays before what hangs.
@@ -298,6 +412,9 @@ fn what_hangs_ahead_hangs_nothing_else() {
         assert_eq!(read(&hangs, at, 32 * KIB).len(), 32 << 10, "{at}");
     }
     until("reading ahead hangs", || halves.is_held());
+    // With a request of a client, perhaps; what a client announces is read by itself.
+    assert_eq!(hangs.prefetch(6 * MIB, MIB).unwrap(), MIB);
+    until("it takes a place", || node.told("/engine/in_flight_batches") > 0);
     let good = client.open("good", false).unwrap();
     for at in (0..4 * MIB).step_by(BLOCK as usize) {
         assert_eq!(read(&good, at, BLOCK).len() as u64, BLOCK, "{at}");

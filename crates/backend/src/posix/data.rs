@@ -130,7 +130,7 @@ impl Shared {
         offset: u64,
         into: &mut [u8],
     ) -> Option<Result<usize>> {
-        if self.io.is_direct() {
+        if self.io.is_direct() || self.paging.never_at_once() {
             return None;
         }
         let open = node.open_for(self.callers.number(caller), Use::Read, self.nodes.now_ms())?;
@@ -145,23 +145,38 @@ impl Shared {
             Ok(count) if count == wanted => Some(Ok(count)),
             // Short: because the file ends there, or because the rest is not in memory.
             Ok(count) => {
-                let size = rustix::fs::fstat(&open.fd).ok()?.st_size as u64;
+                let size = page_cache::known_len_bytes(open.fd.as_fd())?;
                 (size <= offset.saturating_add(count as u64)).then_some(Ok(count))
+            }
+            // Nor does any other file of this file system.
+            Err(Number::OPNOTSUPP) => {
+                self.paging.reads_wait();
+                None
             }
             // Not in memory, or not to be told; an error is the business of a read that may wait.
             Err(_) => None,
         }
     }
 
-    /// Whether memory has a byte, as far as the caller's descriptor tells.
+    /// Whether memory has a byte, as far as the caller's descriptor tells; the file system may be asked, as by a read.
     pub(super) fn is_in_memory(&self, caller: &Caller, node: &Node, at: u64) -> bool {
-        if self.io.is_direct() {
+        if self.io.is_direct() || self.paging.is_past() {
             return false;
         }
         let Some(open) = node.open_for(self.callers.number(caller), Use::Read, self.nodes.now_ms()) else {
             return false;
         };
-        !self.paging.is_past() && page_cache::has_byte(open.fd.as_fd(), at) == Some(true)
+        let (fd, range) = (open.fd.as_fd(), at..at.saturating_add(1));
+        if page_cache::reads_at_once(fd) {
+            return page_cache::has_byte(fd, at) == Some(true);
+        }
+        // Elsewhere only a mapping tells what has come; NFS may ask its server for it, as for the read of what is there. That nothing is
+        // there the kernel knows, but of overlayfs.
+        let is_missing =
+            !self.is_overlay && page_cache::cached_pages(fd, range.clone()).is_ok_and(|pages| !pages.complete());
+        !is_missing
+            && page_cache::known_len_bytes(fd).is_some_and(|len_bytes| at < len_bytes)
+            && page_cache::mapped_pages(fd, range).is_some_and(|pages| pages.complete())
     }
 
     /// Has the kernel begin to read a range. Which descriptor says so makes no difference to the page cache; a caller without
@@ -185,9 +200,9 @@ impl Shared {
         }
         let mut range = range;
         if range.end.saturating_sub(range.start) > self.advice_max_bytes {
-            // The rest of a hint that goes beyond the end is none. A short one is not worth a question to another server.
-            let Ok(stat) = rustix::fs::fstat(&open.fd) else { return };
-            range.end = range.end.min(u64::try_from(stat.st_size).unwrap_or(0));
+            // The rest of a hint that goes beyond the end is none.
+            let Some(len_bytes) = page_cache::known_len_bytes(open.fd.as_fd()) else { return };
+            range.end = range.end.min(len_bytes);
         }
         for at in range.clone().step_by(self.advice_max_bytes as usize) {
             let len = NonZeroU64::new((range.end - at).min(self.advice_max_bytes));

@@ -5,7 +5,7 @@
 //! read ahead. No file system reports this, so after a read the page cache is checked for what was just read.
 
 use std::os::fd::AsFd;
-use std::sync::atomic::{AtomicU8, AtomicU32, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, Ordering::Relaxed};
 
 use impresario_base::page_cache::mapped_pages;
 
@@ -20,6 +20,8 @@ const LOOK_READS: u32 = 256;
 pub(super) struct Paging {
     state: AtomicU8,
     reads: AtomicU32,
+    /// Reads cannot be told not to wait.
+    never_at_once: AtomicBool,
 }
 
 impl Paging {
@@ -41,6 +43,16 @@ impl Paging {
     /// No read has shown it yet.
     pub(super) fn is_unknown(&self) -> bool {
         self.state.load(Relaxed) == UNKNOWN
+    }
+
+    /// No read with `RWF_NOWAIT` is possible.
+    pub(super) fn never_at_once(&self) -> bool {
+        self.never_at_once.load(Relaxed)
+    }
+
+    /// Such a read was refused.
+    pub(super) fn reads_wait(&self) {
+        self.never_at_once.store(true, Relaxed);
     }
 
     /// A read has just given the byte at `at`.

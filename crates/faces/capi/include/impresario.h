@@ -282,6 +282,7 @@ int impresario_set_read_ahead(impresario_t *scheduler, uint64_t bytes);
 
 /* Tells whether a byte of an open file is in the page cache: 1 yes, 0 no, -ENODATA: the kernel does not tell, or the file ends before,
  * -EBADF: the descriptor is negative. Reads nothing and does not wait, where preadv2() with RWF_NOWAIT begins to read what it misses.
+ * Asks no file system, so it never tells 0 on those whose reads cannot be told not to wait: network file systems, FUSE, overlayfs, ZFS.
  * A function of its own for impresario_in_memory_fn: needs no scheduler. */
 int impresario_in_page_cache(int fd, uint64_t offset);
 

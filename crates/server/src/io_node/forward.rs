@@ -9,6 +9,7 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
 use std::time::Duration;
 
+use impresario_base::complaints::Complaints;
 use impresario_base::lock::Mutex;
 use impresario_base::slab::{Key, Slab};
 use impresario_client::{Identity, Task, TrafficCount};
@@ -106,6 +107,8 @@ pub(super) struct Forwarder {
     threads: Workers,
     sync_threads: Workers,
     counts: Counts,
+    /// About lanes that hang.
+    complaints: Complaints,
     /// Whose traffic is what leaves this node.
     identity: Arc<Identity>,
     /// That traffic at the last reset.
@@ -157,6 +160,7 @@ impl Forwarder {
             threads,
             sync_threads,
             counts: Counts::default(),
+            complaints: Complaints::default(),
         }))
     }
 
@@ -389,12 +393,14 @@ impl Forwarder {
         }
     }
 
-    /// It matters whether a server hangs: requests wait for places, or for a server that does.
+    /// It matters whether a server hangs: requests wait for places, or for a server that does, or something is read ahead by itself,
+    /// which takes a place of its lane, of which the policy may allow a single one.
     fn matters(&self, dispatch: &Dispatch) -> bool {
         let Dispatch { queue, hung, alone, .. } = dispatch;
         let (taken, waiting) = (queue.in_flight() - hung.stuck().min(queue.in_flight()), queue.len());
         (waiting > 0 && taken >= self.in_flight_max)
-            || waiting + taken + alone.len() >= self.dispatch_max
+            || waiting + taken >= self.dispatch_max
+            || !alone.is_empty()
             || (hung.any() && (waiting > 0 || queue.in_flight() > 0))
     }
 
@@ -411,11 +417,7 @@ impl Forwarder {
         let matters = self.matters(&dispatch);
         let Dispatch { queue, hung, alone, .. } = &mut *dispatch;
         let at = now();
-        let more = hung.look(at);
-        if more {
-            let lanes: Vec<u16> = hung.lanes().collect();
-            tracing::warn!(?lanes, "data servers do not answer; requests for others go on");
-        }
+        let told = hung.look(at);
         queue.set_stuck(hung.stuck());
         let mut batches = vec![0; self.lanes.into()];
         hung.count_batches(&mut batches);
@@ -433,6 +435,11 @@ impl Forwarder {
         }
         let (stuck, calls) = (hung.stuck(), dispatch.calls());
         drop(dispatch);
+        for lane in told {
+            self.complaints.about(&lane.to_string(), || {
+                tracing::warn!(lane, "a data server does not answer; requests for others go on")
+            });
+        }
         self.threads.allow(stuck);
         self.call(calls);
         if let Some(engine) = self.engine.get().and_then(Weak::upgrade) {
@@ -1063,6 +1070,18 @@ mod tests {
         node.storage.syncs_wait.store(false, Ordering::SeqCst);
         node.settles();
         assert_eq!(node.storage.synced.load(Ordering::SeqCst), WAITING as usize + 1);
+    }
+
+    /// It may be all that its lane may have in flight, however much the node may.
+    #[test]
+    fn what_is_read_ahead_by_itself_is_watched() {
+        let node = Node::start();
+        let mut dispatch = node.forwarder.dispatch.lock();
+        assert!(!node.forwarder.matters(&dispatch));
+        let key = dispatch.alone.insert((LaneId(0), now()));
+        assert!(node.forwarder.matters(&dispatch), "it would hang unnoticed");
+        dispatch.alone.remove(key);
+        assert!(!node.forwarder.matters(&dispatch));
     }
 
     #[test]

@@ -14,6 +14,9 @@ use super::{Answering, Item};
 /// A server that has said nothing for so long while requests waited hangs.
 pub(super) const SILENCE: Nanos = Nanos(100_000_000);
 
+/// A server that has said nothing for so long is worth a word: slow ones hang now and then, until their next answer.
+const TOLD_AFTER: Nanos = Nanos(1_000_000_000);
+
 /// The lanes of the data servers that something needs, each once or more.
 pub(super) type Lanes = SmallVec<[u16; 4]>;
 
@@ -47,6 +50,8 @@ struct Server {
     /// When it last answered.
     answered: Nanos,
     hangs: bool,
+    /// That it hangs was told.
+    is_told: bool,
 }
 
 /// What is under way, and which servers hang.
@@ -109,7 +114,7 @@ impl Hung {
         let mut healed = false;
         for lane in ended.needs.iter().filter(|_| answered) {
             let Some(server) = self.servers.get_mut(usize::from(*lane)) else { continue };
-            server.answered = at;
+            (server.answered, server.is_told) = (at, false);
             healed |= std::mem::take(&mut server.hangs);
         }
         if healed {
@@ -118,21 +123,26 @@ impl Hung {
         healed || ended.is_stuck
     }
 
-    /// Finds the servers that hang. True when there are more than before.
-    pub(super) fn look(&mut self, at: Nanos) -> bool {
-        let mut more = false;
+    /// Finds the servers that hang. The lanes of those that have for so long that it is to be told, each once.
+    pub(super) fn look(&mut self, at: Nanos) -> Lanes {
+        let (mut more, mut told) = (false, Lanes::new());
         for request in self.under_way.iter().map(|(_, request)| request) {
             for lane in &request.needs {
                 let Some(server) = self.servers.get_mut(usize::from(*lane)) else { continue };
-                if !server.hangs && at.since(request.since.max(server.answered)) >= SILENCE {
+                let silent = at.since(request.since.max(server.answered));
+                if !server.hangs && silent >= SILENCE {
                     (server.hangs, more) = (true, true);
+                }
+                if !server.is_told && silent >= TOLD_AFTER {
+                    server.is_told = true;
+                    told.push(*lane);
                 }
             }
         }
         if more {
             self.mark();
         }
-        more
+        told
     }
 
     /// Which servers hang has changed.
@@ -174,9 +184,9 @@ mod tests {
         let slow: Vec<_> = (0..3).map(|_| hung.begin(at(1000), smallvec![0], smallvec![0])).collect();
         let silent = hung.begin(at(1000), smallvec![1], smallvec![1]);
         let both = hung.begin(at(1000), smallvec![0, 1], smallvec![0, 0]);
-        assert!(!hung.look(at(1090)) && !hung.any());
+        assert!(hung.look(at(1090)).is_empty() && !hung.any());
         assert!(!hung.end(at(1090), slow[0], true));
-        assert!(hung.look(at(1110)), "server 1 has said nothing for 110 ms");
+        assert!(hung.look(at(1110)).is_empty() && hung.any(), "server 1 has said nothing for 110 ms");
         assert_eq!((hung.lanes().collect::<Vec<_>>(), hung.stuck()), (vec![1], 2));
         let mut counts = [0; 3];
         hung.count_batches(&mut counts);
@@ -187,14 +197,37 @@ mod tests {
         assert!(hung.end(at(1130), later, false) && hung.any(), "given up, which is no answer");
         assert!(hung.end(at(1150), silent, true), "it goes on");
         assert_eq!((hung.any(), hung.stuck()), (false, 0));
-        assert!(!hung.look(at(1180)));
-        assert!(hung.look(at(1200)), "server 0 is silent since 1090");
+        assert!(hung.look(at(1180)).is_empty() && !hung.any());
+        assert!(hung.look(at(1200)).is_empty() && hung.any(), "server 0 is silent since 1090");
         let either = hung.begin(at(1210), smallvec![0, 2], smallvec![0]);
-        assert!(hung.look(at(1400)) && hung.lanes().eq([0, 1, 2]), "for all that is known");
+        assert!(hung.look(at(1400)).is_empty() && hung.lanes().eq([0, 1, 2]), "for all that is known");
         assert!(!hung.is_hopeless(&smallvec![2]), "it may be server 0 alone");
         for key in [slow[1], slow[2], both, either] {
             hung.end(at(1500), key, true);
         }
-        assert!(!hung.any() && !hung.look(at(9000)), "where nothing waits nothing hangs");
+        assert!(hung.look(at(9000)).is_empty() && !hung.any(), "where nothing waits nothing hangs");
+    }
+
+    #[test]
+    fn of_servers_that_hang_those_are_told_that_do_for_long() {
+        let mut hung = Hung::new(2);
+        let at = |ms: u64| Nanos(ms * MS);
+        // One answers every 150 ms, and hangs in between.
+        let (mut hangs, mut slow) = (0, hung.begin(at(0), smallvec![0], smallvec![0]));
+        for ms in (50..=60_000).step_by(50) {
+            assert!(hung.look(at(ms)).is_empty(), "{ms}");
+            hangs += usize::from(hung.any());
+            if ms % 150 == 0 {
+                assert!(hung.end(at(ms), slow, true));
+                slow = hung.begin(at(ms), smallvec![0], smallvec![0]);
+            }
+        }
+        assert!(hangs >= 400, "{hangs}");
+        assert!(hung.look(at(60_990)).is_empty());
+        assert_eq!(hung.look(at(61_010))[..], [0]);
+        assert!(hung.look(at(70_000)).is_empty() && hung.any(), "once");
+        hung.end(at(70_000), slow, true);
+        hung.begin(at(70_000), smallvec![0, 1], smallvec![0]);
+        assert_eq!(hung.look(at(71_000))[..], [0, 1], "and again when it has answered meanwhile");
     }
 }

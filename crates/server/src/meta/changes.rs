@@ -908,7 +908,8 @@ impl MetaService {
                 let rest = MetaCall::SetAttr { target, set: SetAttr { size: None, ..set } };
                 let states = if begun.node == digest(&[]) { 0 } else { begun.node };
                 match self.call_as(session, By::unnoted(&who), rest.clone()) {
-                    failed @ Answer::Fault(_) => failed,
+                    // What was noted stays: its client may ask again, and others have written to the file since it was cut.
+                    Answer::Fault(why) => return Err(why),
                     _ => self.answer_again(session, &who, rest, states)?,
                 }
             }

@@ -45,7 +45,9 @@ struct Paged<'a> {
 
 impl PagedFile for Paged<'_> {
     fn len_bytes(&self) -> u64 {
-        self.backend.attr(self.handle).map_or(0, |attr| attr.size_bytes)
+        // Each prediction would be a question to another machine; a length of a moment ago only makes it shorter.
+        let known = self.backend.known_attr(self.handle);
+        known.or_else(|| self.backend.attr(self.handle).ok()).map_or(0, |attr| attr.size_bytes)
     }
 
     fn has(&self, at: u64) -> bool {
@@ -179,11 +181,16 @@ impl Ahead {
     /// it in one piece, unless memory has what is asked for. Whether it was begun so.
     pub(in crate::io_node) fn begin(&self, key: FileKey, extent: &Range<u64>, along: &[Foreseen]) -> bool {
         let Some(file) = self.files.get(key).filter(|file| has_one_lane(&file.striping.layout)) else { return false };
-        let paged = self.paged(&file);
-        if !self.is_on() || extent.is_empty() || is_there(extent, |at| paged.has(at)) {
+        if !self.is_on() {
             return false;
         }
-        self.reading.waited((key.0, &paged), extent);
+        // Beyond its end a file has nothing that could be in memory, or be waited for.
+        let known_bytes = self.backend.known_attr(&file.handle).map_or(u64::MAX, |attr| attr.size_bytes);
+        let (paged, extent) = (self.paged(&file), extent.start..extent.end.min(known_bytes));
+        if extent.is_empty() || is_there(&extent, |at| paged.has(at)) {
+            return false;
+        }
+        self.reading.waited((key.0, &paged), &extent);
         let Some(end) = along.iter().map(|of| of.extent.end).max() else { return false };
         paged.will_read(extent.start..end.max(extent.end));
         true
