@@ -126,6 +126,9 @@ pub struct Observation {
     pub at_disk: Moved,
     /// The modelled devices, if there are any.
     pub device: Option<DeviceObservation>,
+    /// The data servers' memory, where it is limited.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub memory: Option<MemoryObservation>,
     /// Each server's own report, by name.
     #[serde(skip)]
     pub status: Vec<(String, serde_json::Value)>,
@@ -140,6 +143,15 @@ pub struct DeviceObservation {
     pub mean_service_us: f64,
     /// The largest 99th percentile of the lateness over the devices, microseconds.
     pub lateness_p99_us: f64,
+}
+
+/// Data servers whose memory is limited.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug, serde::Serialize, serde::Deserialize)]
+pub struct MemoryObservation {
+    /// What each may use with its page cache, bytes.
+    pub limit_bytes: u64,
+    /// How often memory was reclaimed because one of them had as much.
+    pub reclaims: u64,
 }
 
 /// A fault injected into the writer to show that verification finds it.

@@ -563,6 +563,14 @@ impl Outcome {
                 late * 100.0
             );
         }
+        let memory: Vec<_> = self.trials.iter().filter_map(|t| t.result.servers.memory).collect();
+        if let Some(limit) = memory.first().map(|memory| show_bytes(memory.limit_bytes as f64)) {
+            let short = memory.iter().filter(|memory| memory.reclaims > 0).count();
+            out += &format!(
+                "memory of each data server: {limit}, which was too little for all pages in {short} of {} runs\n",
+                memory.len()
+            );
+        }
         out += &format!("all data of all {} runs verified\n", self.trials.len());
         self.left.iter().for_each(|left| out += &format!("NOT AS BEFORE: {left}\n"));
         out

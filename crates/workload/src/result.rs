@@ -221,6 +221,10 @@ impl RunResult {
                 100.0 * device.lateness_p99_us / device.mean_service_us.max(1e-9),
             );
         }
+        if let Some(memory) = &self.servers.memory {
+            let limit = show_bytes(memory.limit_bytes as f64);
+            out += &format!("memory of each data server: {limit}; reclaimed {} times\n", memory.reclaims);
+        }
         if let Some(idle) = self.idle_cpu {
             let (per_op, per_gib) = (1e6 / self.requests.max(1) as f64, f64::from(1 << 30) / self.bytes.max(1) as f64);
             let cpu = |whose: &str, s: f64| {
@@ -278,7 +282,7 @@ pub fn why_not(servers: &Observation, idle_cpu: Option<f64>) -> Vec<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::access::DeviceObservation;
+    use crate::access::{DeviceObservation, MemoryObservation};
 
     fn on_device(service: f64, late: f64) -> Observation {
         let device = DeviceObservation { requests: 10, mean_service_us: service, lateness_p99_us: late };
@@ -319,6 +323,11 @@ mod tests {
             text.contains("CPU of servers 500.0 µs a request") && !text.contains("within the timed part"),
             "{text}"
         );
+        assert!(!text.contains("memory of"), "{text}");
+        let memory = Some(MemoryObservation { limit_bytes: 96 << 20, reclaims: 7 });
+        let limited = Measured { servers: Observation { memory, ..Observation::default() }, ..measured(None, false) };
+        let text = RunResult::new(1.0, Vec::new(), limited).show();
+        assert!(text.contains("memory of each data server: 96 MiB; reclaimed 7 times\n"), "{text}");
     }
 
     #[test]
