@@ -164,7 +164,7 @@ fn run_workload(args: RunArgs) -> Result<ExitCode> {
             Ok(results)
         });
         all_left.extend(left);
-        let results = results.map_err(|error| match all_left.is_empty() {
+        let results = cluster.told(results).map_err(|error| match all_left.is_empty() {
             true => error,
             false => error.context(all_left.join("; ")),
         })?;
@@ -201,7 +201,7 @@ fn run_compare(args: CompareArgs) -> Result<ExitCode> {
     let experiment = experiment_of(&asked, cases, args.cluster.data_servers()?, &args.effort).map_err(usage)?;
     let cluster = args.cluster.open(&stop)?;
     let mut line = Progress::new();
-    let outcome = compare(cluster.storage(), &experiment, &stop, &mut |p| line.experiment(&p))?;
+    let outcome = cluster.told(compare(cluster.storage(), &experiment, &stop, &mut |p| line.experiment(&p)))?;
     line.end();
     all_written([
         print(outcome.show()).map(drop),

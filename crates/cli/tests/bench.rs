@@ -301,6 +301,67 @@ fn a_modelled_disk_below_the_kernel_is_measured_and_removed_even_after_a_kill() 
     assert_eq!(disks.count(), 0, "the folder of a disk is left");
 }
 
+/// Control groups of a benchmark's servers.
+fn groups_of(pid: u32) -> Vec<std::path::PathBuf> {
+    let parents = ["/sys/fs/cgroup", "/sys/fs/cgroup/memory"];
+    let entries = parents.iter().flat_map(|parent| std::fs::read_dir(parent).into_iter().flatten().flatten());
+    let name = format!("impresario-bench-{pid}-");
+    entries.map(|entry| entry.path()).filter(|path| path.to_string_lossy().contains(&name)).collect()
+}
+
+#[test]
+fn servers_with_little_memory_make_room_and_leave_no_groups_behind() {
+    if !require("root") {
+        return;
+    }
+    let _cache = page_cache::emptied();
+    let dir = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let bed = ["bench", "run", "--data-servers", "1", "--io-nodes", "0", "--pattern", "contiguous", "--apps", "1"];
+    let load = ["--processes", "2", "--request-size", "256k", "--server-memory", "64m"];
+    let place = ["--dir", dir.path().to_str().unwrap()];
+    let words = |more: &[&str]| -> Vec<String> {
+        [&bed[..], &load, &place, more].concat().into_iter().map(str::to_string).collect()
+    };
+    let bench = |more: &[&str]| Command::new(PROGRAM).args(words(more)).stdin(Stdio::null()).output().unwrap();
+
+    let file = dir.path().join("run.json");
+    let output = bench(&["--size", "96m", "--op", "read", "--json", file.to_str().unwrap()]);
+    if told(&output).contains("this machine has no such control groups") {
+        return impresario_testing::skip("cgroups", told(&output));
+    }
+    assert!(output.status.success(), "{}", told(&output));
+    assert!(told(&output).contains("memory of each data server: 64 MiB; reclaimed "), "{}", told(&output));
+    let memory = json(&file)["cases"][0]["results"][0]["servers"]["memory"].clone();
+    assert_eq!(memory["limit_bytes"], 64 << 20, "{memory}");
+    assert!(memory["reclaims"].as_u64().unwrap() > 0, "192 MiB were read with 64 MiB of memory: {memory}");
+
+    // Ctrl-C, and what no program can clean up after: the next one does.
+    for signal in [Signal::INT, Signal::KILL] {
+        let long = Command::new(PROGRAM)
+            .args(words(&["--size", "8g", "--op", "write"]))
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .spawn();
+        let mut long = long.unwrap();
+        let pid = long.id();
+        until("the servers' group is made", || {
+            assert!(long.try_wait().unwrap().is_none(), "it ended before");
+            !groups_of(pid).is_empty()
+        });
+        rustix::process::kill_process(rustix::process::Pid::from_child(&long), signal).unwrap();
+        long.wait().unwrap();
+        if signal == Signal::KILL {
+            // Its servers end with it, a moment later.
+            until("the group of a killed benchmark is removed by the next one", || {
+                let next = bench(&["--size", "256k", "--op", "write"]);
+                assert!(next.status.success(), "{}", told(&next));
+                groups_of(pid).is_empty()
+            });
+        }
+        assert_eq!(groups_of(pid), [] as [std::path::PathBuf; 0]);
+    }
+}
+
 #[test]
 fn a_cold_run_reads_from_the_device_of_its_folder() {
     if !require("root") {

@@ -5,9 +5,9 @@ use std::process::Command;
 
 use crate::support::{Cluster, IMPRESARIO, Process, Ran, client, run, run_command, write_file};
 use impresario_config::Calibration;
-use impresario_config::calibration::{Pattern, PointOp, Scope};
+use impresario_config::calibration::{self, Described, Method, Pattern, Point, PointOp, Raw, Scope};
 use impresario_device::{DeviceParams, LinearCost, Op};
-use impresario_sched::{Nanos, Op as SchedOp};
+use impresario_sched::{Nanos, Op as SchedOp, PolicySpec};
 use impresario_testing::eventually;
 use impresario_workload::cpu::MachineTimes;
 
@@ -248,6 +248,67 @@ fn a_modelled_data_server_is_measured_and_its_calibration_changes_ttp() {
     assert_eq!(started.code, 1, "{started:?}");
     let line = started.err.lines().find(|l| l.starts_with("impresario: ")).unwrap_or_default();
     assert!(line.contains("data.0: its cost model: ") && line.contains("c.toml:"), "{}", started.err);
+}
+
+/// A disk that serves up to 16 requests at once.
+fn deep_disk() -> Calibration {
+    let point = |(op, streams, size_bytes): (PointOp, u32, u64)| Point {
+        op,
+        pattern: Pattern::Random,
+        streams,
+        size_bytes,
+        median_ns: 1_000_000,
+        mean_ns: 1_000_000 * u64::from(streams.max(16)) / 16,
+        spread_percent: 1.0,
+        samples: 100,
+    };
+    let curves = [PointOp::Read, PointOp::Write].map(|op| [4096, 1 << 20].map(|size| point((op, 1, size))));
+    let deep = [2, 4, 8, 16, 32, 64].map(|streams| point((PointOp::Read, streams, 4096)));
+    let notes = Vec::new();
+    Calibration {
+        format: calibration::FORMAT.into(),
+        version: calibration::VERSION,
+        device: Described {
+            what: "a disk".into(),
+            scope: Scope::Device,
+            file_system: None,
+            block_device: None,
+            model: None,
+            rotational: None,
+            host: "here".into(),
+            measured_at: "2026-11-28T23:00:00Z".into(),
+        },
+        method: Method {
+            region_bytes: 1 << 30,
+            synchronous_writes: false,
+            spread_goal_percent: 5.0,
+            max_s: 60.0,
+            took_s: 41.5,
+            notes,
+        },
+        fit: Vec::new(),
+        raw: Raw { points: curves.into_iter().flatten().chain(deep).collect() },
+    }
+}
+
+/// Of what was configured, or is modelled, a measurement changes nothing.
+#[test]
+fn a_server_hands_over_as_many_requests_as_its_device_profits_from() {
+    let dir = tempfile::tempdir().unwrap();
+    let cal = dir.path().join("c.toml");
+    std::fs::write(&cal, deep_disk().to_toml()).unwrap();
+    let cluster = Cluster::start(4, 0, |config| {
+        config.device.insert("disk".into(), disk());
+        config.data.iter_mut().for_each(|data| data.policy = PolicySpec::named("fifo"));
+        config.data[1..].iter_mut().for_each(|data| data.cost = Some(cal.clone()));
+        config.data[2].in_flight_requests = 5;
+        config.data[3].device = Some("disk".into());
+    });
+    let depths = [0, 1, 2, 3].map(|n| {
+        let state = cluster.state(&format!("data.{n}"));
+        state["engine"]["lanes"][0]["limit_batches"].as_u64().unwrap()
+    });
+    assert_eq!(depths, [32, 16, 5, 1]);
 }
 
 #[test]

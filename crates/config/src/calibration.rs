@@ -20,6 +20,12 @@ pub const VERSION: u32 = 1;
 const FILE_MAX_BYTES: u64 = 1 << 20;
 const POINTS_MAX: usize = 1000;
 const SIZE_MAX_BYTES: u64 = 1 << 40;
+/// The largest depth that a calibration tells, requests.
+pub const DEPTH_MAX: u32 = 64;
+/// Points of fewer streams do not tell where a device's queue ends.
+const DEPTH_SEEN_MIN: u32 = 8;
+/// A depth is enough if the device then serves this share of the requests a second that it serves at its best.
+const DEPTH_SHARE: f64 = 0.95;
 /// An hour: no request takes longer.
 const TIME_MAX_NS: u64 = 3_600_000_000_000;
 
@@ -252,6 +258,23 @@ impl Calibration {
         Ok(model.from_source(format!("calibration {source} of {}{label}", self.device.what)).corrected(true))
     }
 
+    /// How many requests the device profits from having at once (1 to [`DEPTH_MAX`]): the fewest streams of random reads
+    /// at which it serves nearly as many a second as at its best. `None` if the device itself was not measured, or not with
+    /// enough streams.
+    pub fn depth(&self) -> Option<u32> {
+        if self.device.scope != Scope::Device {
+            return None;
+        }
+        let reads = self.raw.points.iter().filter(|p| (p.op, p.pattern) == (PointOp::Read, Pattern::Random));
+        let deepest = reads.clone().max_by_key(|p| (p.streams, std::cmp::Reverse(p.size_bytes)))?;
+        let curve = reads.filter(|p| p.size_bytes == deepest.size_bytes && p.streams <= DEPTH_MAX);
+        // Each stream has one request at a time, so these are the requests in a nanosecond.
+        let rate = |p: &Point| f64::from(p.streams) / p.mean_ns as f64;
+        let enough = DEPTH_SHARE * curve.clone().map(rate).fold(0.0, f64::max);
+        let depth = curve.filter(|p| rate(p) >= enough).map(|p| p.streams).min()?;
+        (deepest.streams >= DEPTH_SEEN_MIN).then_some(depth)
+    }
+
     /// The file: every table explained, one point a line.
     pub fn to_toml(&self) -> String {
         let mut out = String::new();
@@ -455,6 +478,32 @@ mod tests {
         assert_eq!(model.ttp(Op::Read, 65_536), Nanos(12_000_000 + 65_536 * 8));
         assert_eq!(model.ttp(Op::Write, 1 << 20), Nanos(14_000_000 + (8 << 20)));
         assert!(model.correct && model.source.contains("c.toml") && model.source.contains("/data"));
+    }
+
+    #[test]
+    fn the_depth_is_where_more_at_once_gains_little() {
+        let with = |rates: &[(u32, u64)]| {
+            let mut c = calibration();
+            let point = c.raw.points[0];
+            c.raw.points.retain(|p| p.size_bytes != point.size_bytes || p.pattern != Pattern::Random);
+            // `rate` requests in 12 s.
+            let points = rates.iter().map(|(streams, rate)| {
+                let mean_ns = u64::from(*streams) * 12_000_000_000 / rate;
+                Point { streams: *streams, mean_ns, ..point }
+            });
+            c.raw.points.extend(points);
+            c
+        };
+        let ncq = with(&[(1, 1000), (2, 1100), (4, 1400), (8, 1700), (16, 1960), (32, 2000), (64, 2020)]);
+        assert_eq!(ncq.depth(), Some(16));
+        assert_eq!(with(&[(1, 1000), (2, 1001), (8, 980), (64, 1010)]).depth(), Some(1), "it has no queue");
+        assert_eq!(with(&[(1, 100), (8, 800), (64, 6400)]).depth(), Some(64), "no end of it was seen");
+        assert_eq!(with(&[(1, 100), (64, 200), (256, 400)]).depth(), Some(64), "no more than the most");
+        assert_eq!(with(&[(1, 1000), (2, 1900)]).depth(), None, "what earlier versions measured");
+        let mut cached = ncq;
+        cached.device.scope = Scope::PageCache;
+        assert_eq!(cached.depth(), None, "of the device itself nothing is known");
+        assert_eq!(calibration().depth(), None);
     }
 
     /// Changes one part of a valid file and expects one complaint at a line and column that says `what`.

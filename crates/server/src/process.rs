@@ -358,12 +358,20 @@ fn start_data(config: &Config, index: usize, data: &Data) -> Result<Started, Sta
     };
     let modelled = device.map(ModelledDevice::start).transpose();
     let modelled = modelled.map_err(|source| system(&data.name, "starting its modelled device", source))?;
-    let disk = Disk::new(server.vitals(), store, modelled, data.read_ahead_bytes, !data.schedule_cached_reads)
+    let (cost, depth) = cost_model(data.cost.as_deref(), data.correct_cost, device).map_err(unsuitable)?;
+    let lane_requests = match (data.in_flight_requests, device) {
+        // A disk does one thing at a time: what it does not have yet, the policy can still order.
+        (0, Some(_)) => 1,
+        // As many as a measured device profits from.
+        (0, None) => depth.unwrap_or(0),
+        (configured, _) => configured,
+    };
+    let passes = !data.schedule_cached_reads;
+    let disk = Disk::new(server.vitals(), store, modelled, lane_requests, data.read_ahead_bytes, passes)
         .map_err(|source| system(&data.name, "starting a thread", source))?;
     disk.begin_settling().map_err(|source| system(&data.name, "starting a thread", source))?;
     let engine = EngineConfig {
-        // A disk does one thing at a time: what it does not have yet, the policy can still order.
-        lane_requests: if data.in_flight_requests == 0 && device.is_some() { 1 } else { data.in_flight_requests },
+        lane_requests,
         // What a modelled device does it does in one queue.
         lane_syncs: if device.is_some() { 0 } else { SYNCS_MAX },
         // A kernel with a page cache and an I/O scheduler.
@@ -371,7 +379,7 @@ fn start_data(config: &Config, index: usize, data: &Data) -> Result<Started, Sta
         node_rank: index as u32,
         queue_requests: data.queue_requests,
         submit_timeout: Duration::from_millis(config.cluster.request_timeout_ms / 2),
-        cost: cost_model(data.cost.as_deref(), data.correct_cost, device).map_err(unsuitable)?,
+        cost,
         ..EngineConfig::new(read_table(&data.policy).map_err(unsuitable)?)
     };
     let trace = TraceSettings { folder: data.trace.clone(), at_start: data.trace_at_start, space: Space::Lane };
@@ -467,7 +475,7 @@ fn start_io(config: &Config, index: usize, io: &Io) -> Result<Started, StartErro
         node_rank: index as u32,
         queue_requests: io.queue_requests,
         submit_timeout: Duration::from_millis(config.cluster.request_timeout_ms / 2),
-        cost: cost_model(io.cost.as_deref(), io.correct_cost, None).map_err(unsuitable)?,
+        cost: cost_model(io.cost.as_deref(), io.correct_cost, None).map_err(unsuitable)?.0,
         ..EngineConfig::new(read_table(&io.policy).map_err(unsuitable)?)
     };
     let io_settings = IoSettings {
@@ -588,21 +596,22 @@ fn system(name: &str, what: &'static str, source: std::io::Error) -> StartError 
     StartError::System { name: name.into(), what, source }
 }
 
-/// What the scheduler is to assume of a server's device: a calibration, else the model in front of it, else a disk.
+/// What the scheduler is to assume of a server's device: a calibration, else the model in front of it, else a disk; and how
+/// many requests the device profits from at once, where that was measured.
 fn cost_model(
     calibration: Option<&Path>,
     correct: Option<bool>,
     device: Option<&impresario_device::DeviceParams>,
-) -> Result<CostModel, String> {
-    let model = match calibration {
+) -> Result<(CostModel, Option<u32>), String> {
+    let (model, depth) = match calibration {
         Some(file) => {
             let read = Calibration::load(file).map_err(|errors| format!("its cost model: {errors}"))?;
-            read.cost_model(&file.display().to_string())?
+            (read.cost_model(&file.display().to_string())?, read.depth())
         }
-        None => device.map_or_else(CostModel::default, cost_of),
+        None => (device.map_or_else(CostModel::default, cost_of), None),
     };
     let correct = correct.unwrap_or(model.correct);
-    Ok(model.corrected(correct))
+    Ok((model.corrected(correct), depth))
 }
 
 /// What the scheduler assumes of a modelled device before it has measured it.

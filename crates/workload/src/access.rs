@@ -6,6 +6,7 @@ use anyhow::Result;
 
 use crate::content::Source;
 use impresario_base::lock::Mutex;
+use impresario_base::units::show_bytes;
 
 /// Identifies a connecting client.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -113,6 +114,23 @@ impl Moved {
     pub fn plus(self, other: Moved) -> Moved {
         Moved { requests: self.requests + other.requests, bytes: self.bytes + other.bytes }
     }
+
+    /// The mean of runs.
+    pub fn mean(runs: &[Moved]) -> Moved {
+        let sum = runs.iter().fold(Moved::default(), |sum, run| sum.plus(*run));
+        let n = runs.len().max(1) as u64;
+        Moved { requests: sum.requests.div_ceil(n), bytes: sum.bytes.div_ceil(n) }
+    }
+}
+
+/// How many, and how long they are on average.
+impl std::fmt::Display for Moved {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self.mean_bytes() {
+            Some(bytes) => f.pad(&format!("{} × {}", self.requests, show_bytes(bytes))),
+            None => f.pad("–"),
+        }
+    }
 }
 
 /// What the servers of a cluster counted during a run.
@@ -126,6 +144,9 @@ pub struct Observation {
     pub at_disk: Moved,
     /// The modelled devices, if there are any.
     pub device: Option<DeviceObservation>,
+    /// The data servers' memory, where it is limited.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub memory: Option<MemoryObservation>,
     /// Each server's own report, by name.
     #[serde(skip)]
     pub status: Vec<(String, serde_json::Value)>,
@@ -140,6 +161,15 @@ pub struct DeviceObservation {
     pub mean_service_us: f64,
     /// The largest 99th percentile of the lateness over the devices, microseconds.
     pub lateness_p99_us: f64,
+}
+
+/// Data servers whose memory is limited.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug, serde::Serialize, serde::Deserialize)]
+pub struct MemoryObservation {
+    /// What each may use with its page cache, bytes.
+    pub limit_bytes: u64,
+    /// How often memory was reclaimed because one of them had as much.
+    pub reclaims: u64,
 }
 
 /// A fault injected into the writer to show that verification finds it.

@@ -19,7 +19,9 @@ use anyhow::{Result, bail};
 use impresario_base::machine::{host_name, random_number};
 use impresario_base::units::show_utc;
 use impresario_config::Calibration;
-use impresario_config::calibration::{Described, FORMAT, Method, Pattern, Point, PointOp, Raw, VERSION};
+use impresario_config::calibration::{
+    DEPTH_MAX, Described, FORMAT, Method, Pattern, Point, PointOp, Raw, Scope, VERSION,
+};
 
 use crate::stats::median;
 use crate::stop::Stop;
@@ -40,6 +42,8 @@ const PASSES: (usize, usize) = (3, 20);
 const PREPARE_SHARE: f64 = 0.25;
 /// The sizes near which mixed points and points of two streams are measured.
 const MIXED_SIZES: [u64; 3] = [4 << 10, 64 << 10, 1 << 20];
+/// The numbers of streams, besides one and two, with which a device shows how many requests it profits from at once.
+const DEPTHS: [u32; 5] = [4, 8, 16, 32, DEPTH_MAX];
 
 /// What to measure, and for how long.
 #[derive(Clone, PartialEq, Debug)]
@@ -82,8 +86,8 @@ impl Plan {
         self.sizes.last().copied().unwrap_or(BLOCK_BYTES)
     }
 
-    /// All kinds of requests that are measured.
-    fn kinds(&self) -> Vec<Kind> {
+    /// All kinds of requests that are measured, of a device itself with many at once, too.
+    fn kinds(&self, scope: Scope) -> Vec<Kind> {
         use {Pattern::*, PointOp::*};
         let kind = |op, pattern, streams, size_bytes| Kind { op, pattern, streams, size_bytes };
         let alone = [(Read, Random), (Write, Random), (Read, Sequential), (Write, Sequential)];
@@ -100,6 +104,9 @@ impl Plan {
         for size in mixed {
             let several = [(Mixed, Random, 1), (Read, Random, 2), (Write, Random, 2), (Read, Sequential, 2)];
             kinds.extend(several.map(|(op, pattern, streams)| kind(op, pattern, streams, size)));
+        }
+        if let (Scope::Device, Some(size)) = (scope, nearest(&MIXED_SIZES[0])) {
+            kinds.extend(DEPTHS.map(|streams| kind(Read, Random, streams, size)));
         }
         kinds
     }
@@ -253,7 +260,7 @@ fn measure_all(
 ) -> Result<Vec<Measured>> {
     let mut random = Random::new(random_number()?);
     let idle_flush_ns = idle_flush_ns(device)?;
-    let mut series: Vec<Series> = plan.kinds().into_iter().map(Series::new).collect();
+    let mut series: Vec<Series> = plan.kinds(device.described().scope).into_iter().map(Series::new).collect();
     for pass in 0..PASSES.1 {
         let mut order: Vec<usize> = (0..series.len()).filter(|i| !series[*i].is_done(plan.spread_goal)).collect();
         random.shuffle(&mut order);
@@ -362,10 +369,11 @@ mod tests {
 
     #[test]
     fn every_curve_has_every_size_and_mixed_points_are_few() {
-        let kinds = Plan::default().kinds();
+        let kinds = Plan::default().kinds(Scope::Server);
         assert_eq!(kinds.len(), 4 * 13 + 3 * 4);
         let few = Plan { sizes: vec![4096, 8192], ..Plan::default() };
-        assert_eq!(few.kinds().len(), 4 * 2 + 2 * 4);
+        assert_eq!(few.kinds(Scope::Memory).len(), 4 * 2 + 2 * 4);
+        assert_eq!(few.kinds(Scope::Device).len(), 4 * 2 + 2 * 4 + DEPTHS.len());
     }
 
     #[test]

@@ -28,9 +28,15 @@ impl Children {
     ///
     /// The process is killed when the *thread* that starts it ends: start it from one that lives long enough.
     pub fn start(&mut self, name: &str, program: &Path, arguments: &[String], log: &Path) -> Result<()> {
-        let out = File::create(log).with_context(|| format!("making the log {}", log.display()))?;
         let mut command = Command::new(program);
-        command.args(arguments).stdin(Stdio::null()).stdout(out.try_clone()?).stderr(out);
+        command.args(arguments);
+        self.start_command(name, command, log)
+    }
+
+    /// The same of a command.
+    pub fn start_command(&mut self, name: &str, mut command: Command, log: &Path) -> Result<()> {
+        let out = File::create(log).with_context(|| format!("making the log {}", log.display()))?;
+        command.stdin(Stdio::null()).stdout(out.try_clone()?).stderr(out);
         // A separate process group: Ctrl-C in the terminal goes to us, and we stop the children in order.
         command.process_group(0);
         // SAFETY: between fork and exec only prctl is called, which is a plain system call.
@@ -40,7 +46,9 @@ impl Children {
                 _ => Err(std::io::Error::last_os_error()),
             });
         }
-        let child = command.spawn().with_context(|| format!("starting {name} ({})", program.display()))?;
+        let child = command
+            .spawn()
+            .with_context(|| format!("starting {name} ({})", Path::new(command.get_program()).display()))?;
         self.started.push(Started { name: name.into(), child, log: log.into() });
         Ok(())
     }

@@ -2,10 +2,13 @@
 
 use std::net::TcpListener;
 use std::path::{Path, PathBuf};
+use std::process::Command;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
+use impresario_base::machine::is_in_memory;
+use impresario_base::units::show_bytes;
 use impresario_client::{Access, KeyRole, admin};
 use impresario_config::{Cluster, Config, Data, Io, Meta, Protect, Security, Tls};
 use impresario_device::DeviceParams;
@@ -14,13 +17,15 @@ use impresario_transport::{Keys, key_file_name};
 
 use crate::children::Children;
 use crate::kernel_disk::{self, KernelDisk};
-use crate::programs::{BlockDevice, drop_caches};
+use crate::programs::{BlockDevice, Group, Limits, drop_caches};
 use crate::stop::Stop;
 
 /// How long the servers may take until all respond.
 const START_PATIENCE: Duration = Duration::from_secs(30);
 /// Another program may take a free port before its server starts: then all are chosen again.
 const START_TRIES: u32 = 3;
+/// Name prefix of the control groups of servers; the process number and the server's name follow.
+const GROUP_PREFIX: &str = "impresario-bench-";
 
 /// The cluster to start.
 #[derive(Clone, PartialEq, Debug)]
@@ -40,6 +45,8 @@ pub struct Plan {
     /// Whether each run begins with an empty page cache (of the whole machine; needs root), so that reads come from the
     /// block device of `parent`, whose requests are counted.
     pub cold: bool,
+    /// Memory of each data server with its page cache, bytes (needs root and control groups); 0: without limit.
+    pub server_memory_bytes: u64,
     /// Strip size of new files, bytes.
     pub stripe_bytes: u32,
     /// How far data servers read ahead of a stream, bytes; 0: not at all.
@@ -75,6 +82,7 @@ impl Default for Plan {
             device: None,
             kernel_disk: None,
             cold: false,
+            server_memory_bytes: 0,
             stripe_bytes: 64 << 10,
             read_ahead_bytes: impresario_config::Data::READ_AHEAD_BYTES,
             in_flight_requests: 0,
@@ -106,9 +114,38 @@ pub struct OwnCluster {
     /// What its servers run; empty where they run in this process.
     program: PathBuf,
     here: Vec<impresario_server::process::Started>,
+    groups: Arc<[ServerMemory]>,
     kernel_disks: Arc<[KernelDisk]>,
     cold_device: Option<BlockDevice>,
     dir: tempfile::TempDir,
+}
+
+/// The control group of a data server whose memory is limited.
+#[derive(Debug)]
+pub struct ServerMemory {
+    server: String,
+    limit_bytes: u64,
+    group: Group,
+}
+
+impl ServerMemory {
+    fn new(server: &str, limit_bytes: u64) -> Result<ServerMemory> {
+        let name = format!("{GROUP_PREFIX}{}-{server}", std::process::id());
+        let limits = Limits { memory_bytes: limit_bytes, ..Limits::default() };
+        let group = Group::new(&name, None, limits);
+        let group = group.with_context(|| format!("limiting the memory of {server}"))?;
+        Ok(ServerMemory { server: server.into(), limit_bytes, group })
+    }
+
+    /// Its limit, bytes.
+    pub fn limit_bytes(&self) -> u64 {
+        self.limit_bytes
+    }
+
+    /// How often memory was reclaimed because it had as much as it may have.
+    pub fn reclaims(&self) -> u64 {
+        self.group.reclaims()
+    }
 }
 
 impl OwnCluster {
@@ -129,6 +166,9 @@ impl OwnCluster {
 
     fn start_once(plan: &Plan, stop: &Stop) -> Result<OwnCluster> {
         let mut cluster = OwnCluster::prepare(plan)?;
+        if plan.server_memory_bytes > 0 {
+            cluster.groups = cluster.limit_memory(plan.server_memory_bytes)?;
+        }
         impresario_server::folders::make_all(&cluster.config)?;
         let path = cluster.dir().join("impresario.toml");
         std::fs::write(&path, cluster.config.to_toml()).with_context(|| format!("writing {}", path.display()))?;
@@ -152,6 +192,37 @@ impl OwnCluster {
             }
         }
         Ok(cluster)
+    }
+
+    /// A group for each data server. The page cache counts; what lies in a folder in memory could never leave it.
+    fn limit_memory(&self, limit_bytes: u64) -> Result<Arc<[ServerMemory]>> {
+        if !rustix::process::geteuid().is_root() {
+            bail!("limiting the memory of data servers needs root (control groups)");
+        }
+        let parent = self.config.data.first().and_then(|data| data.dir.parent()).context("a data server's folder")?;
+        let kind = rustix::fs::statfs(parent).with_context(|| format!("looking at {}", parent.display()))?.f_type;
+        if is_in_memory(kind as u64) {
+            bail!(
+                "{} is in memory, and files there could not make room: with a limit of the servers' memory, name a folder on a \
+                 disk, or let them have one",
+                parent.display()
+            );
+        }
+        Group::remove_stale(GROUP_PREFIX);
+        self.config.data.iter().map(|data| ServerMemory::new(&data.name, limit_bytes)).collect()
+    }
+
+    /// The groups of the data servers whose memory is limited.
+    pub fn server_memory(&self) -> &Arc<[ServerMemory]> {
+        &self.groups
+    }
+
+    /// What to know of servers after a run has failed: those that the kernel has ended for want of memory.
+    pub fn lost_for_memory(&self) -> Option<String> {
+        let lost = self.groups.iter().filter(|memory| memory.group.killed_for_memory() > 0);
+        let lost: Vec<&str> = lost.map(|memory| memory.server.as_str()).collect();
+        let limit = show_bytes(self.groups.first()?.limit_bytes as f64);
+        (!lost.is_empty()).then(|| format!("{limit} of memory were not enough for {}: allow more", lost.join(", ")))
     }
 
     /// The configuration and the disks, without servers.
@@ -181,7 +252,7 @@ impl OwnCluster {
         }
         let kernel_disks = disks.into();
         let (children, program, here) = Default::default();
-        Ok(OwnCluster { config, children, program, here, kernel_disks, cold_device, dir })
+        Ok(OwnCluster { config, children, program, here, groups: Arc::default(), kernel_disks, cold_device, dir })
     }
 
     /// The modelled disks below the kernel's storage stack, in the order of the data servers; empty without.
@@ -196,6 +267,9 @@ impl OwnCluster {
 
     /// Starts a cluster on threads of this process: for tests, where this program is not `impresario`.
     pub fn start_here(plan: &Plan) -> Result<OwnCluster> {
+        if plan.server_memory_bytes > 0 {
+            bail!("the memory of servers in this process cannot be limited");
+        }
         let mut cluster = OwnCluster::prepare(plan)?;
         impresario_server::folders::make_all(&cluster.config)?;
         for server in cluster.config.servers() {
@@ -228,8 +302,14 @@ impl OwnCluster {
     pub fn launch(&mut self, server: &str) -> Result<()> {
         let dir = self.dir.path();
         let description = dir.join("impresario.toml").display().to_string();
-        let arguments = ["serve".into(), description, "--name".into(), server.into()];
-        self.children.start(server, &self.program, &arguments, &dir.join(format!("{server}.log")))
+        let mut command = Command::new(&self.program);
+        command.args(["serve", &description, "--name", server]);
+        let memory = self.groups.iter().find(|memory| memory.server == server);
+        let command = match memory {
+            Some(memory) => memory.group.enter(&command),
+            None => command,
+        };
+        self.children.start_command(server, command, &dir.join(format!("{server}.log")))
     }
 
     /// The folder that holds everything of it.
@@ -263,14 +343,21 @@ impl Plan {
         let mut data = Vec::new();
         for i in 0..self.data_servers {
             let name = format!("data.{i}");
+            let all = Data::new(&name, address()?, dir.join(&name));
+            // Payloads are memory of the server, of which nothing can be reclaimed.
+            let payload_bytes = match self.server_memory_bytes {
+                0 => all.payload_bytes,
+                limit => all.payload_bytes.min(limit / 4).max(Cluster::default().max_payload_bytes.into()),
+            };
             data.push(Data {
+                payload_bytes,
                 policy: self.data_policy.clone(),
                 in_flight_requests: self.in_flight_requests,
                 read_ahead_bytes: self.read_ahead_bytes,
                 device: self.device.as_ref().map(|_| "disk".into()),
                 trace: Some(dir.join("traces")),
                 trace_at_start: false,
-                ..Data::new(&name, address()?, dir.join(&name))
+                ..all
             });
         }
         let mut io = Vec::new();
@@ -320,6 +407,9 @@ mod tests {
         assert_eq!((config.data.len(), config.io.len(), config.device.len()), (4, 2, 1));
         assert!(config.data.iter().all(|d| d.device.as_deref() == Some("disk")));
         assert_eq!(Config::parse(&config.to_toml(), Path::new("/c/impresario.toml")).unwrap(), config);
+        assert_eq!(config.data[0].payload_bytes, Data::new("data.0", "", "/c").payload_bytes);
+        let small = Plan { server_memory_bytes: 128 << 20, ..plan.clone() }.configure(Path::new("/c")).unwrap();
+        assert!(small.data.iter().all(|d| d.payload_bytes == 32 << 20), "they have to keep within their memory");
         let bad = Plan { data_policy: PolicySpec::named("twins"), ..plan };
         assert!(bad.configure(Path::new("/c")).is_err());
     }

@@ -178,7 +178,6 @@ impl RunResult {
     /// Several lines for people.
     pub fn show(&self) -> String {
         let disk = if self.modelled() { "modelled disk" } else { "folder" };
-        let size = |m: &Moved| m.mean_bytes().map_or("–".into(), show_bytes);
         let mut out = format!(
             "time {} · {:.1} MiB/s · {:.0} requests/s{}\n",
             show_seconds(self.makespan_s),
@@ -191,11 +190,8 @@ impl RunResult {
             self.latency.mean_us, self.latency.p50_us, self.latency.p99_us, self.latency.max_us
         );
         out += &format!(
-            "mean request: leaving clients {}, leaving I/O nodes {}, arriving at servers {}, at the {disk} {}\n",
-            size(&self.leaving_clients),
-            size(&self.servers.leaving_io_nodes),
-            size(&self.servers.arriving_at_servers),
-            size(&self.servers.at_disk),
+            "requests: leaving clients {}, leaving I/O nodes {}, arriving at servers {}, at the {disk} {}\n",
+            self.leaving_clients, self.servers.leaving_io_nodes, self.servers.arriving_at_servers, self.servers.at_disk,
         );
         for a in &self.applications {
             out += &format!(
@@ -220,6 +216,10 @@ impl RunResult {
                 device.lateness_p99_us,
                 100.0 * device.lateness_p99_us / device.mean_service_us.max(1e-9),
             );
+        }
+        if let Some(memory) = &self.servers.memory {
+            let limit = show_bytes(memory.limit_bytes as f64);
+            out += &format!("memory of each data server: {limit}; reclaimed {} times\n", memory.reclaims);
         }
         if let Some(idle) = self.idle_cpu {
             let (per_op, per_gib) = (1e6 / self.requests.max(1) as f64, f64::from(1 << 30) / self.bytes.max(1) as f64);
@@ -278,7 +278,7 @@ pub fn why_not(servers: &Observation, idle_cpu: Option<f64>) -> Vec<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::access::DeviceObservation;
+    use crate::access::{DeviceObservation, MemoryObservation};
 
     fn on_device(service: f64, late: f64) -> Observation {
         let device = DeviceObservation { requests: 10, mean_service_us: service, lateness_p99_us: late };
@@ -292,6 +292,15 @@ mod tests {
         assert!(why_not(&on_device(8000.0, 100.0), Some(0.19))[0].contains("idle"));
         assert!(!why_not(&on_device(8000.0, 100.0), None).is_empty());
         assert!(why_not(&Observation::default(), Some(0.0)).is_empty());
+    }
+
+    #[test]
+    fn requests_are_told_with_their_number_and_size() {
+        let moved = |requests, bytes| Moved { requests, bytes };
+        assert_eq!(moved(412, 412 << 18).to_string(), "412 × 256 KiB");
+        assert_eq!(format!("{:>6}", moved(0, 0)), "     –");
+        assert_eq!(Moved::mean(&[moved(100, 4000), moved(300, 4000)]), moved(200, 4000));
+        assert_eq!(Moved::mean(&[]), moved(0, 0));
     }
 
     #[test]
@@ -319,6 +328,11 @@ mod tests {
             text.contains("CPU of servers 500.0 µs a request") && !text.contains("within the timed part"),
             "{text}"
         );
+        assert!(!text.contains("memory of"), "{text}");
+        let memory = Some(MemoryObservation { limit_bytes: 96 << 20, reclaims: 7 });
+        let limited = Measured { servers: Observation { memory, ..Observation::default() }, ..measured(None, false) };
+        let text = RunResult::new(1.0, Vec::new(), limited).show();
+        assert!(text.contains("memory of each data server: 96 MiB; reclaimed 7 times\n"), "{text}");
     }
 
     #[test]

@@ -15,8 +15,10 @@ use impresario_sched::PolicySpec;
 use impresario_wire::FileKey;
 use serde_json::Value;
 
-use crate::access::{DeviceObservation, FileIo, FilePlace, Identity, Moved, Observation, Process, Target};
-use crate::cluster::OwnCluster;
+use crate::access::{
+    DeviceObservation, FileIo, FilePlace, Identity, MemoryObservation, Moved, Observation, Process, Target,
+};
+use crate::cluster::{OwnCluster, ServerMemory};
 use crate::kernel_disk::KernelDisk;
 use crate::programs::{BlockDevice, Counts, drop_caches};
 use crate::system::{Settings, Switch, System};
@@ -41,6 +43,8 @@ pub struct Storage {
     kernel_disks: Arc<[KernelDisk]>,
     /// The machine's own device below the servers' folders and what it had counted before the run, where runs are cold.
     cold_device: Option<(BlockDevice, Mutex<Counts>)>,
+    /// The limits of the data servers' memory, and what they had counted before the run.
+    memory: (Arc<[ServerMemory]>, Mutex<u64>),
 }
 
 impl Storage {
@@ -55,6 +59,7 @@ impl Storage {
             pids: Vec::new(),
             kernel_disks: Arc::default(),
             cold_device: None,
+            memory: Default::default(),
         }
     }
 
@@ -63,7 +68,8 @@ impl Storage {
         let pids = cluster.pids().into_iter().map(|(_, pid)| pid).collect();
         let kernel_disks = Arc::clone(cluster.kernel_disks());
         let cold_device = cluster.cold_device().map(|device| (device.clone(), Mutex::default()));
-        Storage { pids, kernel_disks, cold_device, ..Storage::new(cluster.config.clone()) }
+        let memory = (Arc::clone(cluster.server_memory()), Mutex::default());
+        Storage { pids, kernel_disks, cold_device, memory, ..Storage::new(cluster.config.clone()) }
     }
 
     /// The same, bypassing its I/O nodes.
@@ -130,6 +136,11 @@ impl Storage {
             note("its earlier runs", error);
         }
         errors
+    }
+
+    /// How often the memory of a data server was as much as it may be.
+    fn reclaims(&self) -> u64 {
+        self.memory.0.iter().map(ServerMemory::reclaims).sum()
     }
 
     /// Those that serve: of a retired one only the section is left.
@@ -231,6 +242,7 @@ impl Target for Storage {
         if let Some((device, began)) = &self.cold_device {
             *began.lock() = device.counts()?;
         }
+        *self.memory.1.lock() = self.reclaims();
         each(self.data().chain(self.io()), |_, address| Ok(admin::reset_statistics(&self.access, address, PATIENCE)?))
             .map(|_| ())
     }
@@ -243,6 +255,10 @@ impl Target for Storage {
         } else if let Some((device, began)) = &self.cold_device {
             seen.at_disk = of_device(device.counts()?.since(*began.lock()));
         }
+        seen.memory = self.memory.0.first().map(|memory| MemoryObservation {
+            limit_bytes: memory.limit_bytes(),
+            reclaims: self.reclaims().saturating_sub(*self.memory.1.lock()),
+        });
         Ok(seen)
     }
 }

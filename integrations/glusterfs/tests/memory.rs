@@ -1,12 +1,12 @@
 //! A brick with little memory: what clients write and read exceeds its page cache and fills the translator's queue.
 
-use std::fs::{self, File};
+use std::fs::File;
 use std::os::unix::fs::FileExt;
-use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
 use std::time::{Duration, Instant};
 
 use impresario_testing::skip;
+use impresario_workload::programs::{Group, Limits};
 
 use crate::support::{Brick, Machine, PATIENCE, Place, Volume, apart, figure, on_disk, statedump, until};
 
@@ -26,66 +26,11 @@ const ROUNDS: u64 = 3;
 /// How much memory that cannot be reclaimed may grow from one brick to the next that does as much.
 const GROWTH_BYTES: u64 = 8 * MIB;
 
-/// A group of processes that share a limit of memory; it goes with the value.
-struct Group(PathBuf);
-
-impl Group {
-    /// Needs the controller of memory, version 1, or version 2 where folders may be made.
-    fn new() -> Option<Group> {
-        let name = format!("impresario-brick-{}", std::process::id());
-        let first = Path::new("/sys/fs/cgroup/memory");
-        let folder = if first.exists() { first.join(&name) } else { Path::new("/sys/fs/cgroup").join(&name) };
-        let limit = || {
-            fs::create_dir(&folder)?;
-            let limit = if first.exists() { "memory.limit_in_bytes" } else { "memory.max" };
-            fs::write(folder.join(limit), LIMIT_BYTES.to_string())
-        };
-        match limit() {
-            Ok(()) => Some(Group(folder)),
-            Err(error) => {
-                let _ = fs::remove_dir(&folder);
-                skip("cgroup-memory", format!("{}: {error}", folder.display()));
-                None
-            }
-        }
-    }
-
-    /// What starts a program in the group.
-    fn front(&self) -> [String; 3] {
-        let script = format!("echo $$ >'{}' && exec \"$0\" \"$@\"", self.0.join("cgroup.procs").display());
-        ["sh".into(), "-c".into(), script]
-    }
-
-    /// A figure of one of its files that has a name in each line.
-    fn figure(&self, file: &str, names: [&str; 2]) -> u64 {
-        let text = fs::read_to_string(self.0.join(file)).unwrap_or_default();
-        let value =
-            |line: &str| Some(line.split_once(' ')?).filter(|(name, _)| names.contains(name)).map(|(_, v)| v.parse());
-        text.lines().filter_map(value).map(|v: Result<u64, _>| v.unwrap()).sum()
-    }
-
-    /// Memory of its processes themselves.
-    fn anonymous(&self) -> u64 {
-        self.figure("memory.stat", ["rss", "anon"])
-    }
-
-    /// How often memory had to be reclaimed because of the limit.
-    fn reclaims(&self) -> u64 {
-        match fs::read_to_string(self.0.join("memory.failcnt")) {
-            Ok(count) => count.trim().parse().unwrap(),
-            Err(_) => self.figure("memory.events", ["max", ""]),
-        }
-    }
-}
-
-impl Drop for Group {
-    fn drop(&mut self) {
-        // The brick has been killed; the kernel lets go of the last of it a moment later.
-        let end = Instant::now() + Duration::from_secs(5);
-        while fs::remove_dir(&self.0).is_err() && self.0.exists() && Instant::now() < end {
-            std::thread::sleep(Duration::from_millis(20));
-        }
-    }
+/// A group of processes that share a limit of memory.
+fn group() -> Option<Group> {
+    let name = format!("impresario-brick-{}", std::process::id());
+    let made = Group::new(&name, None, Limits { memory_bytes: LIMIT_BYTES, ..Limits::default() });
+    made.inspect_err(|error| skip("cgroup-memory", format!("{error:#}"))).ok()
 }
 
 /// Tells the writers that nobody waits for them any more.
@@ -125,7 +70,7 @@ fn content(writer: u64, n: u64) -> Vec<u8> {
 fn inside_little_memory() {
     let machine = Machine::new();
     let Some(_disk) = on_disk(&machine, "memory") else { return };
-    let Some(group) = Group::new() else { return };
+    let Some(group) = group() else { return };
     let (bytes, requests) = (QUEUE_BYTES.to_string(), QUEUE_REQUESTS.to_string());
     let options = [
         ("policy", "mlf"),
@@ -198,7 +143,7 @@ fn inside_little_memory() {
             let (reclaims, from, mut peak) = (group.reclaims(), answered.load(SeqCst), 0);
             let (mut queued, mut unscheduled, mut merged) = (0, 0, 0);
             until("the brick's part", || {
-                peak = peak.max(group.anonymous());
+                peak = peak.max(group.anonymous_bytes());
                 assert!(volume.bricks[0].process.0.try_wait().unwrap().is_none(), "no memory for the brick");
                 let report = statedump(volume.bricks[0].process.0.id());
                 queued = queued.max(figure(&report, "queued_write_bytes"));
@@ -224,7 +169,7 @@ fn inside_little_memory() {
         ended.store(true, SeqCst);
         let written = writers.into_iter().map(|w| w.join().unwrap()).collect();
         // The last one has gone on to the end: what it took for as much again is no more.
-        peaks.push(group.anonymous());
+        peaks.push(group.anonymous_bytes());
         let first = peaks[0];
         assert!(peaks.iter().all(|peak| *peak < first + GROWTH_BYTES), "{peaks:?}");
         written

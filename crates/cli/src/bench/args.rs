@@ -191,6 +191,10 @@ pub struct ClusterArgs {
     /// Empty this machine's page cache before each run, so that reads come from the device of --dir; needs root
     #[arg(long, conflicts_with = "config")]
     cold: bool,
+    /// Memory of each data server with its page cache, so that what the applications use does not fit in (at least 64m); needs
+    /// root, control groups, and a disk: --device kernel-disk or --dir
+    #[arg(long, value_name = "SIZE", value_parser = parse_positive_bytes, conflicts_with = "config")]
+    server_memory: Option<u64>,
     /// The modelled disk reports writes as done when they are in its memory
     #[arg(long, conflicts_with = "config")]
     disk_write_cache: bool,
@@ -214,16 +218,28 @@ pub struct ClusterArgs {
     dir: Option<PathBuf>,
 }
 
+/// With less than this a data server that is asked much may find no memory for itself.
+const SERVER_MEMORY_MIN: u64 = 64 << 20;
+
 /// A cluster to measure: a running one, or one that is started for it.
 pub struct Opened {
     storage: Storage,
-    _own: Option<OwnCluster>,
+    own: Option<OwnCluster>,
 }
 
 impl Opened {
     /// Its storage.
     pub fn storage(&self) -> &Storage {
         &self.storage
+    }
+
+    /// What became of a run; where it failed because servers lost their memory, that is said.
+    pub fn told<T>(&self, result: Result<T>) -> Result<T> {
+        let why = || self.own.as_ref().and_then(OwnCluster::lost_for_memory);
+        result.map_err(|error| match why() {
+            Some(why) => error.context(why),
+            None => error,
+        })
     }
 }
 
@@ -261,6 +277,19 @@ impl ClusterArgs {
         if self.cold && self.device != "none" {
             return Err(usage(format!("--cold is for the machine's own disk, and --device is {}", self.device)));
         }
+        match self.server_memory {
+            Some(size) if size < SERVER_MEMORY_MIN => {
+                return Err(usage(format!(
+                    "--server-memory {size} is less than a data server needs: allow 64m or more"
+                )));
+            }
+            Some(_) if kernel_disk.is_none() && self.dir.is_none() => {
+                return Err(usage(
+                    "--server-memory needs --device kernel-disk, or --dir, a folder on a disk: by default files lie in memory",
+                ));
+            }
+            _ => {}
+        }
         let stripe_bytes =
             u32::try_from(self.stripe_size).map_err(|_| usage("--stripe-size must be less than 4 GiB"))?;
         Ok(Plan {
@@ -271,6 +300,7 @@ impl ClusterArgs {
             device,
             kernel_disk,
             cold: self.cold,
+            server_memory_bytes: self.server_memory.unwrap_or(0),
             stripe_bytes,
             read_ahead_bytes: self.read_ahead,
             in_flight_requests: self.depth,
@@ -289,7 +319,7 @@ impl ClusterArgs {
             }
         };
         let storage = if self.one_mount { storage.with_shared_clients() } else { storage };
-        Ok(Opened { storage, _own: own })
+        Ok(Opened { storage, own })
     }
 }
 
@@ -303,6 +333,19 @@ mod tests {
     struct Line {
         #[command(flatten)]
         cluster: ClusterArgs,
+    }
+
+    #[test]
+    fn memory_is_limited_where_there_is_a_disk() {
+        let plan = |words: &[&str]| Line::parse_from([&["bench"], words].concat()).cluster.plan();
+        let why = |words: &[&str]| plan(words).unwrap_err().to_string();
+        assert!(why(&["--server-memory", "1g"]).contains("--device kernel-disk"));
+        assert!(why(&["--server-memory", "1g", "--device", "disk"]).contains("--device kernel-disk"));
+        assert!(why(&["--server-memory", "63m", "--dir", "/x"]).contains("64m"));
+        assert_eq!(plan(&["--server-memory", "64m", "--dir", "/x"]).unwrap().server_memory_bytes, 64 << 20);
+        let below_the_kernel = plan(&["--server-memory", "64m", "--device", "kernel-disk"]).unwrap();
+        assert_eq!(below_the_kernel.server_memory_bytes, 64 << 20);
+        assert_eq!(plan(&[]).unwrap().server_memory_bytes, 0);
     }
 
     #[test]

@@ -34,8 +34,8 @@ use crate::owed::{PART_MAX_BYTES, Run, send_parts};
 use crate::payload::Slice;
 use crate::workers::{PATIENCE, Workers, stop_all};
 
-/// Threads for batches that wait for a real device.
-const DEVICE_THREADS: usize = 16;
+/// Threads for batches that wait for a real device, unless the hand-off depth asks for more, up to the second number.
+const DEVICE_THREADS: (usize, usize) = (16, impresario_config::calibration::DEPTH_MAX as usize);
 /// Syncs at a time, each on a thread of its own: reads need not wait for one of them.
 pub(crate) const SYNCS_MAX: u32 = 16;
 
@@ -63,9 +63,9 @@ pub(crate) struct Disk {
 }
 
 impl Disk {
-    /// `read_ahead_bytes` are read ahead of the clients at most; 0, or from a folder in memory, nothing is. `cached_pass`:
-    /// what is in the page cache, or was read ahead from a modelled device, need not be scheduled; from a folder in memory
-    /// everything is.
+    /// Up to `depth` batches are handed over at once; 0: no more than usual. `read_ahead_bytes` are read ahead of the clients
+    /// at most; 0, or from a folder in memory, nothing is. `cached_pass`: what is in the page cache, or was read ahead from a
+    /// modelled device, need not be scheduled; from a folder in memory everything is.
     ///
     /// # Errors
     /// That of the system, which starts no thread.
@@ -73,10 +73,12 @@ impl Disk {
         vitals: Vitals,
         store: ObjectStore,
         device: Option<Arc<ModelledDevice>>,
+        depth: u32,
         read_ahead_bytes: u64,
         cached_pass: bool,
     ) -> io::Result<Arc<Disk>> {
-        let threads = Workers::new("device", DEVICE_THREADS).kept()?;
+        let at_once = (depth as usize).clamp(DEVICE_THREADS.0, DEVICE_THREADS.1);
+        let threads = Workers::new("device", at_once).kept()?;
         let sync_threads = Workers::new("sync", SYNCS_MAX as usize).kept()?;
         let waits = device.is_some() || !store.in_memory();
         let ahead = || (ReadAhead::new(read_ahead_bytes), Workers::new("read-ahead", 2 * ALONE_MAX as usize));

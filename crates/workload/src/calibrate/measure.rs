@@ -1,6 +1,7 @@
 //! One point: requests of one kind, timed one by one, until their median is known.
 
 use std::fmt;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::Instant;
 
 use anyhow::{Context, Result};
@@ -66,12 +67,15 @@ impl Series {
     /// Measures until the median is known to within `goal.1`, or until about `goal.0`.
     pub fn visit(&mut self, device: &dyn Device, goal: (Instant, f64), stop: &Stop, seed: u64) -> Result<()> {
         let kind = self.kind;
+        let ended = AtomicBool::new(false);
         let timed: Vec<Timed> = if kind.streams == 1 {
-            vec![run(device, kind, 0, goal, stop, seed)?]
+            vec![run(device, kind, 0, goal, (stop, &ended), seed)?]
         } else {
             std::thread::scope(|scope| {
+                let ended = &ended;
                 let start = |number| {
-                    let body = move || run(device, kind, number, goal, stop, seed ^ (u64::from(number) << 32));
+                    let seed = seed ^ (u64::from(number) << 32);
+                    let body = move || run(device, kind, number, goal, (stop, ended), seed);
                     std::thread::Builder::new().spawn_scoped(scope, body).context("starting a stream's thread")
                 };
                 let threads = (0..kind.streams).map(start).collect::<Result<Vec<_>>>()?;
@@ -112,13 +116,13 @@ struct Timed {
     written_ns: f64,
 }
 
-/// One stream of a visit.
+/// One stream of a visit. All end with the first one: what the others measured alone would be of fewer streams.
 fn run(
     device: &dyn Device,
     kind: Kind,
     number: u32,
     (until, spread_goal): (Instant, f64),
-    stop: &Stop,
+    (stop, ended): (&Stop, &AtomicBool),
     seed: u64,
 ) -> Result<Timed> {
     let mut stream = device.stream(kind.size_bytes)?;
@@ -140,7 +144,7 @@ fn run(
             timed.times_ns.push(ns);
         }
         // At least one counts, however slow the device is.
-        if end >= until && !timed.times_ns.is_empty() {
+        if (end >= until || ended.load(Relaxed)) && !timed.times_ns.is_empty() {
             break;
         }
         if timed.times_ns.len() >= look_at {
@@ -150,6 +154,7 @@ fn run(
             look_at += look_at / 2;
         }
     }
+    ended.store(true, Relaxed);
     Ok(timed)
 }
 

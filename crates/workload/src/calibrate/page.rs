@@ -24,6 +24,7 @@ pub fn page(calibration: &Calibration) -> String {
         show_seconds(method.max_s),
         method.spread_goal_percent
     ));
+    facts.extend(calibration.depth().map(|depth| format!("Requests that it profits from at once: {depth}")));
     page.list(&facts);
     method.notes.iter().for_each(|note| _ = page.note(note));
 

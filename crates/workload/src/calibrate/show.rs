@@ -45,6 +45,9 @@ pub fn text(calibration: &Calibration, width: usize) -> String {
     out += &table(calibration);
     out += "\n";
     out += &several(calibration);
+    if let Some(depth) = calibration.depth() {
+        out += &format!("Requests that the device profits from at once: {depth}\n");
+    }
     out += "\nFit: time = fixed + size / speed\n";
     for f in &calibration.fit {
         let mb_s = 1e6 / f.ps_per_byte.max(1) as f64;
@@ -273,6 +276,17 @@ pub(super) mod tests {
         ] {
             assert!(text.contains(wanted), "{wanted} is missing:\n{text}");
         }
+    }
+
+    #[test]
+    fn of_a_device_it_says_how_many_requests_it_profits_from() {
+        let mut disk = disk();
+        let point = disk.raw.points[0];
+        let deep = |streams: u32| Point { streams, mean_ns: point.mean_ns * u64::from(streams.max(16)) / 16, ..point };
+        disk.raw.points.extend([4, 8, 16, 32, 64].map(deep));
+        assert!(!text(&disk, 80).contains("profits from"), "the times are a model's");
+        disk.device.scope = Scope::Device;
+        assert!(text(&disk, 80).contains("profits from at once: 16\n"), "{}", text(&disk, 80));
     }
 
     #[test]
