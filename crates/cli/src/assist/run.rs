@@ -99,7 +99,7 @@ pub fn run(args: Args) -> Result<ExitCode> {
     };
     let (folder, environment) = match prepare() {
         Ok(prepared) => prepared,
-        Err(why) => return unguided(&args.program, args.instances, (!args.quiet).then_some(&why)),
+        Err(why) => return unguided(&args.program, args.instances, (args.quiet == 0).then_some(&why)),
     };
     let guided = Guided {
         name,
