@@ -81,15 +81,30 @@ fn first_of(own: Option<Place>, program: &str) -> Vec<Kind> {
     own.into_iter().chain([shared]).find_map(|place| load(place, program)).unwrap_or_default()
 }
 
-/// What is said there of a program. A place that did not answer is not asked again until it has.
+/// Places that have not answered. Each has a thread, and mostly a process, of ours: a program names its place, so a user could have any
+/// number of them.
+#[derive(Default)]
+struct Silent(Vec<(Place, Receiver<Loaded>)>);
+
+impl Silent {
+    const ALL_MAX: usize = 32;
+    const OF_USER_MAX: usize = 4;
+
+    /// A place that did not answer is not asked again until it has, nor more places than may be silent.
+    fn may_ask(&mut self, place: &Place) -> bool {
+        self.0.retain(|(_, answer)| matches!(answer.try_recv(), Err(TryRecvError::Empty)));
+        let of_user = self.0.iter().filter(|(other, _)| other.reader == place.reader).count();
+        of_user < Silent::OF_USER_MAX
+            && self.0.len() < Silent::ALL_MAX
+            && self.0.iter().all(|(other, _)| other != place)
+    }
+}
+
+/// What is said there of a program.
 fn load(place: Place, program: &str) -> Option<Vec<Kind>> {
-    static SILENT: Mutex<Vec<(Place, Receiver<Loaded>)>> = Mutex::new(Vec::new());
-    {
-        let mut silent = SILENT.lock();
-        silent.retain(|(_, answer)| matches!(answer.try_recv(), Err(TryRecvError::Empty)));
-        if silent.iter().any(|(other, _)| *other == place) {
-            return None;
-        }
+    static SILENT: Mutex<Silent> = Mutex::new(Silent(Vec::new()));
+    if !SILENT.lock().may_ask(&place) {
+        return None;
     }
     let (tell, answer) = mpsc::channel();
     let asking = {
@@ -110,7 +125,7 @@ fn load(place: Place, program: &str) -> Option<Vec<Kind>> {
                     folder.display()
                 ),
             }
-            SILENT.lock().push((place, answer));
+            SILENT.lock().0.push((place, answer));
             None
         }
     }
@@ -183,6 +198,27 @@ mod tests {
         assert!(Store::at(&circle).load("a.py").is_err());
         let found = [of(Store::at(&circle)), of(good)].into_iter().find_map(|place| load(place, "a.py"));
         assert_eq!(found, Some(Vec::new()));
+    }
+
+    #[test]
+    fn no_user_leaves_more_behind_than_a_few_places_that_hang() {
+        let place = |uid, n| Place { store: Store::at(format!("/{uid}/{n}")), reader: Some(User { uid, gid: 1 }) };
+        let (mut silent, mut tells) = (Silent::default(), Vec::new());
+        let mut hang = |silent: &mut Silent, uid, n| {
+            let may = silent.may_ask(&place(uid, n));
+            if may {
+                let (tell, answer) = mpsc::channel();
+                tells.push(tell);
+                silent.0.push((place(uid, n), answer));
+            }
+            may
+        };
+        assert!(hang(&mut silent, 1, 0) && !hang(&mut silent, 1, 0), "it is silent");
+        assert_eq!((1..100).filter(|n| hang(&mut silent, 1, *n)).count(), Silent::OF_USER_MAX - 1);
+        assert!(hang(&mut silent, 2, 0), "another user's");
+        assert_eq!((3..100).filter(|uid| hang(&mut silent, *uid, 0)).count(), Silent::ALL_MAX - 5);
+        tells.clear();
+        assert!(silent.may_ask(&place(1, 0)), "they have answered, or ended");
     }
 
     #[test]
