@@ -168,8 +168,10 @@ impl Place {
 /// Tell what was learnt of a program in a folder
 #[derive(clap::Args)]
 pub struct Tell {
+    /// The folder
     #[arg(long)]
     folder: std::path::PathBuf,
+    /// The program
     #[arg(last = true, required = true)]
     program: String,
 }
