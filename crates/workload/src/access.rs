@@ -6,6 +6,7 @@ use anyhow::Result;
 
 use crate::content::Source;
 use impresario_base::lock::Mutex;
+use impresario_base::units::show_bytes;
 
 /// Identifies a connecting client.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -112,6 +113,23 @@ impl Moved {
     /// The sum.
     pub fn plus(self, other: Moved) -> Moved {
         Moved { requests: self.requests + other.requests, bytes: self.bytes + other.bytes }
+    }
+
+    /// The mean of runs.
+    pub fn mean(runs: &[Moved]) -> Moved {
+        let sum = runs.iter().fold(Moved::default(), |sum, run| sum.plus(*run));
+        let n = runs.len().max(1) as u64;
+        Moved { requests: sum.requests.div_ceil(n), bytes: sum.bytes.div_ceil(n) }
+    }
+}
+
+/// How many, and how long they are on average.
+impl std::fmt::Display for Moved {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self.mean_bytes() {
+            Some(bytes) => f.pad(&format!("{} × {}", self.requests, show_bytes(bytes))),
+            None => f.pad("–"),
+        }
     }
 }
 

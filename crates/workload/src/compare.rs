@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result};
 use serde::{Deserialize, Serialize};
 
-use crate::access::FilePlace;
+use crate::access::{FilePlace, Moved};
 use crate::dataset::DataSet;
 use crate::plan::Workload;
 use crate::progress::Progress as Line;
@@ -513,7 +513,7 @@ impl Outcome {
         let mut out = format!("{}: {} pairs{stopped}{place}\n", e.title, self.pairs);
         for (c, case) in e.cases.iter().enumerate() {
             out += &format!("\n{} — {}\n", case.name, case.workload.describe());
-            out += &format!("  {:<26} {:>9} {:>9} {:>13}", "", "time", "MiB/s", "at the disk");
+            out += &format!("  {:<26} {:>9} {:>9} {:>18}", "", "time", "MiB/s", "at the disk");
             e.baselines.iter().for_each(|b| out += &format!("  {:>26}", format!("gain over {b}")));
             out.push('\n');
             for (s, system) in e.systems.iter().enumerate() {
@@ -523,11 +523,11 @@ impl Outcome {
                     if values.is_empty() { "–".into() } else { show(mean(&values)) }
                 };
                 out += &format!(
-                    "  {:<26} {:>9} {:>9} {:>13}",
+                    "  {:<26} {:>9} {:>9} {:>18}",
                     system.name,
                     over(&|r| Some(r.makespan_s), &|s| format!("{s:.2} s")),
                     over(&|r| Some(r.bandwidth_mib_s), &|b| format!("{b:.1}")),
-                    over(&|r| r.servers.at_disk.mean_bytes(), &show_bytes),
+                    Moved::mean(&runs.iter().map(|t| t.result.servers.at_disk).collect::<Vec<_>>()),
                 );
                 for base in e.baselines.iter().filter_map(|b| self.index(b)) {
                     let text = if base == s { "–".into() } else { show_gain(&self.case_gain(c, s, base)) };

@@ -1,9 +1,9 @@
 //! The page that shows comparisons: times with their spread, gains with their intervals, verdicts.
 
+use crate::access::Moved;
 use crate::compare::{Outcome, show_gain};
 use crate::report::{Bar, Page};
 use crate::stats::{Interval, mean};
-use impresario_base::units::show_bytes;
 
 /// A page of several experiments.
 pub fn page(title: &str, outcomes: &[Outcome]) -> String {
@@ -47,7 +47,7 @@ fn add(page: &mut Page, outcome: &Outcome) {
             let trials = outcome.counted(c, s);
             let times: Vec<f64> = trials.iter().map(|t| t.result.makespan_s).collect();
             let bandwidth = mean(&trials.iter().map(|t| t.result.bandwidth_mib_s).collect::<Vec<_>>());
-            let batches: Vec<f64> = trials.iter().filter_map(|t| t.result.servers.at_disk.mean_bytes()).collect();
+            let at_disk: Vec<Moved> = trials.iter().map(|t| t.result.servers.at_disk).collect();
             let interval = Interval::of(&times);
             let text = match times.len() {
                 0 => "no run counts".into(),
@@ -55,8 +55,8 @@ fn add(page: &mut Page, outcome: &Outcome) {
             };
             let baseline = e.baselines.contains(&system.name);
             bars.push(Bar { baseline, ..Bar::of(&system.name, &interval, text) });
-            let batch = if batches.is_empty() { "–".into() } else { show_bytes(mean(&batches)) };
-            let mut row = vec![system.name.clone(), format!("{:.2} s", interval.mean), batch];
+            let at_disk = Moved::mean(&at_disk).to_string();
+            let mut row = vec![system.name.clone(), format!("{:.2} s", interval.mean), at_disk];
             for base in &e.baselines {
                 let found = e.systems.iter().position(|b| b.name == *base);
                 row.push(match found {
@@ -66,7 +66,7 @@ fn add(page: &mut Page, outcome: &Outcome) {
             }
             rows.push(row);
         }
-        let mut head = vec!["system".to_string(), "time".into(), "request at disk".into()];
+        let mut head = vec!["system".to_string(), "time".into(), "requests at the disk".into()];
         head.extend(e.baselines.iter().map(|b| format!("gain over {b}")));
         page.bars(&format!("Mean time, {}", case.name), &bars);
         page.table(&head, &rows);

@@ -198,7 +198,7 @@ fn runs_of(outcome: &Outcome, device: &str) -> Vec<Run> {
 /// A row of the table: cells in the order of [`HEAD`].
 type Row = [String; 6];
 
-const HEAD: [&str; 6] = ["scheduling", "time", "bandwidth", "request at disk", "gain over none", "gain over elevator"];
+const HEAD: [&str; 6] = ["scheduling", "time", "bandwidth", "at the disk", "gain over none", "gain over elevator"];
 
 /// How many cells of a row are shown: gains only over existing baselines.
 fn columns(outcome: &Outcome) -> usize {
@@ -219,7 +219,7 @@ fn rows(outcome: &Outcome, case: usize) -> Vec<(Row, &Trial)> {
             outcome.experiment.systems[t.system].name.clone(),
             format!("{:.2} s{doubt}", t.result.makespan_s),
             format!("{:.1} MiB/s", t.result.bandwidth_mib_s),
-            t.result.servers.at_disk.mean_bytes().map_or("–".into(), show_bytes),
+            t.result.servers.at_disk.to_string(),
             gain(t, 0),
             gain(t, 1),
         ]

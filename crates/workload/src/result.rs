@@ -178,7 +178,6 @@ impl RunResult {
     /// Several lines for people.
     pub fn show(&self) -> String {
         let disk = if self.modelled() { "modelled disk" } else { "folder" };
-        let size = |m: &Moved| m.mean_bytes().map_or("–".into(), show_bytes);
         let mut out = format!(
             "time {} · {:.1} MiB/s · {:.0} requests/s{}\n",
             show_seconds(self.makespan_s),
@@ -191,11 +190,8 @@ impl RunResult {
             self.latency.mean_us, self.latency.p50_us, self.latency.p99_us, self.latency.max_us
         );
         out += &format!(
-            "mean request: leaving clients {}, leaving I/O nodes {}, arriving at servers {}, at the {disk} {}\n",
-            size(&self.leaving_clients),
-            size(&self.servers.leaving_io_nodes),
-            size(&self.servers.arriving_at_servers),
-            size(&self.servers.at_disk),
+            "requests: leaving clients {}, leaving I/O nodes {}, arriving at servers {}, at the {disk} {}\n",
+            self.leaving_clients, self.servers.leaving_io_nodes, self.servers.arriving_at_servers, self.servers.at_disk,
         );
         for a in &self.applications {
             out += &format!(
@@ -296,6 +292,15 @@ mod tests {
         assert!(why_not(&on_device(8000.0, 100.0), Some(0.19))[0].contains("idle"));
         assert!(!why_not(&on_device(8000.0, 100.0), None).is_empty());
         assert!(why_not(&Observation::default(), Some(0.0)).is_empty());
+    }
+
+    #[test]
+    fn requests_are_told_with_their_number_and_size() {
+        let moved = |requests, bytes| Moved { requests, bytes };
+        assert_eq!(moved(412, 412 << 18).to_string(), "412 × 256 KiB");
+        assert_eq!(format!("{:>6}", moved(0, 0)), "     –");
+        assert_eq!(Moved::mean(&[moved(100, 4000), moved(300, 4000)]), moved(200, 4000));
+        assert_eq!(Moved::mean(&[]), moved(0, 0));
     }
 
     #[test]
