@@ -202,9 +202,9 @@ impl Face {
         let (appends, lockers) = (appends(flags), Mutex::default());
         // The kernel's pages belong to another file where it is not the one that is meant.
         let direct = !is_meant || self.is_direct(flags);
-        let open = OpenFile { file: Some(file), number, fresh, instead: !is_meant, direct, appends, lockers };
+        let mut open = OpenFile { file: Some(file), number, fresh, instead: !is_meant, direct, appends, lockers };
         let flags = self
-            .begin(&open, flags, &attr, mark, spared, setter)
+            .begin(&mut open, flags, &attr, mark, spared, setter)
             .inspect_err(|_| self.inodes.closed(number, handle))?;
         self.files.put(handle, open);
         Ok((handle, flags))
@@ -213,7 +213,7 @@ impl Face {
     /// Decides what an open that found `attr` does, and what the kernel may keep.
     fn begin(
         &self,
-        open: &OpenFile,
+        open: &mut OpenFile,
         flags: i32,
         attr: &Attr,
         mark: Mark,
@@ -233,6 +233,11 @@ impl Face {
             return match open.fresh.judge(file.key(), attr, mark, spared, SystemTime::now()) {
                 Verdict::LookUpAgain => Err(Errno::ESTALE),
                 Verdict::Open { keep_pages } => Ok(open_flags(open.direct, keep_pages)),
+                Verdict::OpenPastTheKernel => {
+                    open.direct = true;
+                    self.show_attributes_anew(open.number);
+                    Ok(open_flags(true, false))
+                }
             };
         }
         Ok(open_flags(open.direct, false))
