@@ -20,7 +20,7 @@ use impresario_workload::stop::Stop;
 
 use crate::client_program::POSIX;
 use crate::server_bench::load::Load;
-use crate::server_bench::{Bed, Choice, Clients, Comparison, Subject, observe_disks, reset_disks};
+use crate::server_bench::{Bed, Choice, Clients, Comparison, Subject, accepts, observe_disks, reset_disks};
 use crate::{free_port, impresario, print};
 
 /// Measure what I/O nodes in front of a mounted file system gain, beside that file system itself
@@ -122,8 +122,8 @@ struct Nodes {
     /// Below it the mounts are numbered as the applications are.
     mounts: PathBuf,
     /// Dropped in this order, after what is mounted.
-    _mounting: Children,
-    _serving: Children,
+    mounting: Children,
+    serving: Children,
     mounted: Vec<PathBuf>,
 }
 
@@ -147,15 +147,18 @@ impl Nodes {
         let folder = folder.join(name.replace(' ', "-"));
         let mounts = folder.join("mounts");
         std::fs::create_dir_all(&mounts)?;
+        let mut ports = Vec::new();
         let mut config = Config {
             cluster: Cluster { name: "forwarding".into(), request_timeout_ms: 60_000, ..Cluster::default() },
             tree: Some(Tree { folder: served.into(), ..Tree::default() }),
             ..Config::default()
         };
         for i in 0..args.io_nodes {
-            let mut io = Io::new(format!("io.{i}"), format!("127.0.0.1:{}", free_port()?));
+            let port = free_port()?;
+            let mut io = Io::new(format!("io.{i}"), format!("127.0.0.1:{port}"));
             set(&mut io);
             config.io.push(io);
+            ports.push(port);
         }
         if let Some((_, complaint)) = config.check().first() {
             bail!("the I/O nodes cannot be: {complaint}");
@@ -163,19 +166,14 @@ impl Nodes {
         let description = folder.join("impresario.toml");
         std::fs::write(&description, config.to_toml())?;
         let description = description.display().to_string();
-        let (program, mut serving, mut mounting) = (impresario()?, Children::default(), Children::default());
-        for io in &config.io {
+        let program = impresario()?;
+        let (mounting, serving, mounted) = Default::default();
+        let mut nodes = Nodes { name, mounts, mounting, serving, mounted };
+        for (io, port) in config.io.iter().zip(ports) {
             let arguments = ["serve".into(), description.clone(), "--name".into(), io.name.clone()];
-            serving.start(&io.name, &program, &arguments, &folder.join(format!("{}.log", io.name)))?;
-            let until = Instant::now() + START_PATIENCE;
-            while std::net::TcpStream::connect(&io.address).is_err() {
-                serving.check()?;
-                stop.check()?;
-                ensure!(Instant::now() < until, "{} accepts no connection at {}", io.name, io.address);
-                std::thread::sleep(Duration::from_millis(20));
-            }
+            nodes.serving.start(&io.name, &program, &arguments, &folder.join(format!("{}.log", io.name)))?;
+            accepts(&mut nodes.serving, &io.name, port, START_PATIENCE, stop)?;
         }
-        let mut nodes = Nodes { name, mounts, _mounting: Children::default(), _serving: serving, mounted: Vec::new() };
         for nth in 0..args.applications {
             let (path, name) = (nodes.mounts.join(nth.to_string()), format!("mount.{nth}"));
             std::fs::create_dir(&path)?;
@@ -186,18 +184,17 @@ impl Nodes {
                 description.clone(),
                 path.display().to_string(),
             ];
-            mounting.start(&name, &program, &arguments, &folder.join(format!("{name}.log")))?;
+            nodes.mounting.start(&name, &program, &arguments, &folder.join(format!("{name}.log")))?;
             nodes.mounted.push(path.clone());
             let until = Instant::now() + START_PATIENCE;
             let at = format!(" {} fuse", path.display());
             while !std::fs::read_to_string("/proc/mounts").is_ok_and(|mounts| mounts.contains(&at)) {
-                mounting.check()?;
+                nodes.mounting.check()?;
                 stop.check()?;
                 ensure!(Instant::now() < until, "{} was not mounted", path.display());
                 std::thread::sleep(Duration::from_millis(20));
             }
         }
-        nodes._mounting = mounting;
         Ok(nodes)
     }
 }

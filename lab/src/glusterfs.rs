@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, bail};
 use impresario_base::units::parse_positive_bytes;
 use impresario_device::DeviceParams;
 use impresario_workload::access::Observation;
@@ -20,7 +20,7 @@ use crate::client_program::LIBGFAPI;
 use crate::print;
 use crate::server_bench::load::Load;
 use crate::server_bench::{
-    Bed, Choice, Clients, Comparison, Subject, observe_disks, own_network, reset_disks, serve_once,
+    Bed, Choice, Clients, Comparison, Subject, accepts, observe_disks, own_network, reset_disks, serve_once,
 };
 
 /// Measure what the GlusterFS translator gains on modelled disks below the real kernel
@@ -231,8 +231,7 @@ impl Translator {
 struct Volume {
     name: &'static str,
     client: String,
-    children: Children,
-    ports: Vec<u16>,
+    _children: Children,
 }
 
 impl Volume {
@@ -259,27 +258,17 @@ impl Volume {
         }
         let client = folder.join("client.vol");
         std::fs::write(&client, client_graph(system.whole, &ports))?;
-        let mut volume = Volume { name: system.name, client: client.display().to_string(), children, ports };
-        let waited = volume.wait(stop);
+        // All have so long together.
+        let until = Instant::now() + START_PATIENCE;
+        let what = format!("a brick of {}", system.name);
+        let waited = ports.iter().try_for_each(|port| {
+            accepts(&mut children, &what, *port, until.saturating_duration_since(Instant::now()), stop)
+        });
         waited.with_context(|| {
             let logs = (0..bed.disks.len()).map(|number| errors_in(&folder.join(format!("brick{number}.log"))));
             logs.collect::<Vec<_>>().join(" | ")
         })?;
-        Ok(volume)
-    }
-
-    /// Waits until all bricks accept connections.
-    fn wait(&mut self, stop: &Stop) -> Result<()> {
-        let until = Instant::now() + START_PATIENCE;
-        for port in &self.ports {
-            while std::net::TcpStream::connect(("127.0.0.1", *port)).is_err() {
-                self.children.check()?;
-                stop.check()?;
-                ensure!(Instant::now() < until, "a brick of {} accepts no connection on port {port}", self.name);
-                std::thread::sleep(Duration::from_millis(20));
-            }
-        }
-        Ok(())
+        Ok(Volume { name: system.name, client: client.display().to_string(), _children: children })
     }
 }
 

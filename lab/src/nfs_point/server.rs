@@ -1,12 +1,13 @@
 //! The servers that are compared.
 
 use std::path::Path;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use anyhow::{Result, bail};
+use anyhow::Result;
 use impresario_workload::children::Children;
 use impresario_workload::stop::Stop;
 
+use crate::server_bench::accepts;
 use crate::{free_port, impresario, nfs_ganesha};
 
 /// A way to serve the folder.
@@ -74,15 +75,7 @@ impl Server {
             }
         }
         let url = format!("nfs://127.0.0.1/export?version=3&nfsport={port}&mountport={mount_port}");
-        let until = Instant::now() + START_PATIENCE;
-        while std::net::TcpStream::connect(("127.0.0.1", port)).is_err() {
-            children.check()?;
-            stop.check()?;
-            if Instant::now() > until {
-                bail!("it accepts no connection on port {port}");
-            }
-            std::thread::sleep(Duration::from_millis(20));
-        }
+        accepts(&mut children, "it", port, START_PATIENCE, stop)?;
         Ok(Server { name: name.into(), url, _children: children })
     }
 }

@@ -13,6 +13,7 @@ use impresario_base::Random;
 use impresario_base::statistics::{Interval, median};
 use impresario_base::units::{show_bytes, show_seconds};
 use impresario_workload::access::Observation;
+use impresario_workload::children::Children;
 use impresario_workload::cpu::MachineTimes;
 use impresario_workload::kernel_disk::{KernelDisk, tool};
 use impresario_workload::programs::drop_caches;
@@ -40,6 +41,18 @@ pub fn own_network() -> Result<()> {
     let unshared = unsafe { rustix::thread::unshare_unsafe(rustix::thread::UnshareFlags::NEWNET) };
     unshared.context("making a network namespace (needs root)")?;
     tool(Command::new("ip").args(["link", "set", "lo", "up"])).map(drop)
+}
+
+/// Waits until a server among the children accepts connections on a port of loopback.
+pub fn accepts(children: &mut Children, what: &str, port: u16, patience: Duration, stop: &Stop) -> Result<()> {
+    let until = Instant::now() + patience;
+    while std::net::TcpStream::connect(("127.0.0.1", port)).is_err() {
+        children.check()?;
+        stop.check()?;
+        ensure!(Instant::now() < until, "{what} accepts no connection on port {port}");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    Ok(())
 }
 
 /// The modelled disks below the servers, and the files on them.
